@@ -1,0 +1,204 @@
+/* kvstrata: the C ABI of the client library.
+ *
+ * Two libraries implement this header: libkvstrata.so (linked road: the daemon's memory is mapped
+ * into this process and the ops run here, no crossing per step) and libkvstrata_remote.so (every
+ * call goes to the daemon over gRPC; for tools and tests). Both give the same bits.
+ *
+ * Conventions
+ *   - Functions return a kvs_code; 0 is success. kvs_error_message() and kvs_error_reason() describe
+ *     the calling thread's last failure: the field, its value, what to do. A failed call changes
+ *     nothing.
+ *   - Structs whose first member is `size` are extensible: set it to sizeof the struct.
+ *   - Strings are UTF-8 and NUL-terminated. Tensors are host memory; nothing is kept after a call.
+ *   - Threads: a session may be used from many threads; one sequence, and one step, from one thread
+ *     at a time. A child of fork() is refused with KVS_FAILED_PRECONDITION (FORKED): attach anew.
+ *   - Every wait has a deadline (kvs_attach_options.timeout_ms). When the daemon dies, calls return
+ *     KVS_UNAVAILABLE; memory that is mapped stays readable until kvs_detach.
+ */
+#ifndef KVSTRATA_H_
+#define KVSTRATA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVS_API __attribute__((visibility("default")))
+#define KVS_ABI_VERSION 1
+
+typedef enum kvs_code { /* gRPC's numbers */
+  KVS_OK = 0,
+  KVS_INVALID_ARGUMENT = 3,
+  KVS_DEADLINE_EXCEEDED = 4,
+  KVS_NOT_FOUND = 5,
+  KVS_ALREADY_EXISTS = 6,
+  KVS_PERMISSION_DENIED = 7,
+  KVS_RESOURCE_EXHAUSTED = 8,
+  KVS_FAILED_PRECONDITION = 9,
+  KVS_ABORTED = 10,
+  KVS_OUT_OF_RANGE = 11,
+  KVS_UNIMPLEMENTED = 12,
+  KVS_INTERNAL = 13,
+  KVS_UNAVAILABLE = 14,
+  KVS_DATA_LOSS = 15,
+  KVS_UNAUTHENTICATED = 16
+} kvs_code;
+
+typedef enum kvs_dtype { KVS_F32 = 1, KVS_F16 = 2, KVS_BF16 = 3 } kvs_dtype;
+
+typedef struct kvs_session kvs_session;
+typedef struct kvs_step kvs_step;
+typedef uint64_t kvs_model;    /* never 0 */
+typedef uint64_t kvs_sequence; /* never 0; unique in the daemon's life */
+
+/* ---- library ---- */
+KVS_API int kvs_abi_version(void);
+KVS_API const char* kvs_version(void);           /* "0.1.0" */
+KVS_API const char* kvs_road(void);              /* "linked" or "remote" */
+KVS_API const char* kvs_code_name(int code);     /* "INVALID_ARGUMENT" */
+KVS_API const char* kvs_error_message(void);     /* of this thread's last failure; "" if none */
+KVS_API const char* kvs_error_reason(void);      /* stable, for programs: "PLAN_UNKNOWN" */
+
+/* ---- session ---- */
+typedef struct kvs_attach_options {
+  size_t size;
+  const char* device_uuid; /* NULL: any device pool */
+  const char* client_name; /* shown by `kvstrata session ls`; NULL: the program's name */
+  const char* backend;     /* "ref", "simd"; NULL: KVSTRATA_BACKEND, else the daemon's */
+  uint32_t threads;        /* of the process's pool for ops; 0: all cores. The first session decides */
+  uint32_t timeout_ms;     /* of every wait; 0: 5000 */
+} kvs_attach_options;
+
+/* socket: the daemon's PATH; NULL: KVSTRATA_SOCKET, else the default path. The linked road dials
+ * PATH.attach beside it. options may be NULL. */
+KVS_API int kvs_attach(const char* socket, const kvs_attach_options* options, kvs_session** out);
+/* Closes all sequences, unmaps everything. Open steps end first. NULL is allowed. */
+KVS_API void kvs_detach(kvs_session* session);
+/* OK while the daemon lives and knows this session. */
+KVS_API int kvs_ping(kvs_session* session);
+
+/* ---- model ---- */
+typedef struct kvs_model_desc {
+  size_t size;
+  const char* name;
+  const char* digest;       /* of the weights; equal digests share prefixes */
+  const char* adapter;      /* NULL: none */
+  int32_t layers;           /* that kvstrata serves */
+  int32_t query_heads, kv_heads;
+  int32_t head_dim;         /* 64, 128 or 256 */
+  int32_t page_tokens;      /* 16, 32 or 64 */
+  int32_t dtype;            /* kvs_dtype of the stored keys and values */
+  int32_t keys_pre_rope;    /* 0; 1 is refused until it exists */
+  int32_t rank, ranks;      /* tensor parallel; 0, 1 */
+  const int32_t* boundary_tokens; /* token ids that end a sentence; may be NULL */
+  size_t boundary_count;
+} kvs_model_desc;
+
+/* Registering the same description again gives the same handle. */
+KVS_API int kvs_model_register(kvs_session* session, const kvs_model_desc* desc, kvs_model* out);
+
+/* ---- sequences ---- */
+/* plan: "quest", "quest{budget = 1024}", "{selector = \"cascade\", ...}" (see docs), or a named plan
+ * of the daemon's configuration. tokens [n]: the prompt, for prefix look-up and admission; may be
+ * none. *held: leading tokens whose pages and index are there already, at most n - 1; the engine
+ * continues from there. Errors: PLAN_*, MODEL_UNKNOWN, RESOURCE_EXHAUSTED (pool; nothing taken). */
+KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
+                              const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held);
+/* A second sequence with the same content and plan; pages are shared, copied when written. */
+KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
+KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
+/* Tokens committed. */
+KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
+/* "ok", or which input the plan lacks and what it does instead. Copies at most `capacity` bytes,
+ * always NUL-terminated. */
+KVS_API int kvs_sequence_status(kvs_session* session, kvs_sequence sequence, char* text,
+                                size_t capacity);
+/* The plan with every option, in text form. */
+KVS_API int kvs_sequence_plan(kvs_session* session, kvs_sequence sequence, char* text,
+                              size_t capacity);
+/* The prompt is complete: the plan selects, segments, compresses as it does after prefill. */
+KVS_API int kvs_prefill_done(kvs_session* session, kvs_sequence sequence);
+/* Series of positions [first, first + n), in order, in parts; any array may be NULL. Nats. */
+KVS_API int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
+                       const float* surprisal, const float* entropy, const uint8_t* boundary);
+/* Waits until everything committed and reported so far is in force and published. */
+KVS_API int kvs_settle(kvs_session* session, kvs_sequence sequence);
+
+/* ---- a step ---- */
+/* A strided tensor [tokens][heads][head_dim]; the last dimension is contiguous. */
+typedef struct kvs_tensor {
+  const void* data;
+  int32_t dtype;         /* kvs_dtype */
+  int32_t heads;         /* checked against the model */
+  int32_t head_dim;      /* checked against the model */
+  int32_t tokens;        /* checked against the step */
+  int64_t token_stride;  /* bytes; 0: contiguous */
+  int64_t head_stride;   /* bytes; 0: contiguous */
+} kvs_tensor;
+
+typedef struct kvs_step_member {
+  kvs_sequence sequence;
+  const int32_t* tokens; /* ids of the new tokens */
+  uint32_t n;            /* >= 1 */
+} kvs_step_member;
+
+/* One forward pass over a batch; prefill chunks and decode are the same call. Tables are fixed until
+ * kvs_step_end. `stream` is the engine's CUDA stream; NULL on the CPU. All members must be of one
+ * model. codes (may be NULL) [n]: per member, why it cannot run; if any cannot, the call fails with
+ * the first such code and nothing has begun. */
+KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
+                           void* stream, kvs_step** out, int32_t* codes);
+/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. */
+KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
+/* Fixes the layer's selection; kvs_attend does it when this was not called. */
+KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
+/* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log of
+ * the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
+KVS_API int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_tensor* out,
+                       float* lse);
+/* Commits the new tokens; frees the step, also on error. Every layer must have been appended. */
+KVS_API int kvs_step_end(kvs_step* step, void* stream);
+/* Ends a step without committing. NULL is allowed. */
+KVS_API void kvs_step_abort(kvs_step* step);
+
+/* ---- what was selected (after kvs_select or kvs_attend of a layer, until the next) ---- */
+enum { KVS_TOKENS = 0, KVS_UNITS = 1 };
+/* Groups of heads that share a list: 1 or kv_heads. */
+KVS_API int kvs_selection_groups(kvs_step* step, uint32_t member, uint32_t* groups);
+/* Ascending positions (KVS_TOKENS, always-on included) or ids of chosen units (KVS_UNITS).
+ * *n: how many there are; at most `capacity` are written. */
+KVS_API int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int what, int32_t* out,
+                          size_t capacity, size_t* n);
+
+/* ---- page tables and intermediate arrays ---- */
+/* Where a sequence's pages are: for tools and engines that attend themselves. Linked road only
+ * (remote: UNIMPLEMENTED). The address is valid until the sequence is closed or its table changes. */
+typedef struct kvs_page {
+  const void* address;
+  uint32_t tier;  /* 0 device, 1 host */
+  uint32_t flags; /* 1 shared, 2 sealed */
+} kvs_page;
+KVS_API int kvs_page_table(kvs_session* session, kvs_sequence sequence, kvs_page* out,
+                           size_t capacity, size_t* n, uint64_t* version);
+
+enum { KVS_ARRAY_F32 = 1, KVS_ARRAY_U16 = 2, KVS_ARRAY_I32 = 3, KVS_ARRAY_U8 = 4 };
+typedef struct kvs_array {
+  int32_t type;
+  int32_t dims;
+  int64_t shape[4];
+  void* data; /* free with kvs_array_free */
+  size_t bytes;
+} kvs_array;
+/* Intermediate arrays by the names of golden/README.md without the plan's prefix, such as
+ * "page_vectors_bf16" or "selections". NOT_FOUND lists the names there are. */
+KVS_API int kvs_inspect(kvs_session* session, kvs_sequence sequence, const char* name,
+                        kvs_array* out);
+KVS_API void kvs_array_free(kvs_array* array);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVSTRATA_H_ */

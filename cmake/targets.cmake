@@ -1,0 +1,42 @@
+# What every target of kvstrata shares: warnings, sanitizers, ccache, and the shapes of our targets.
+
+find_program(KVS_CCACHE ccache)
+if(KVS_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVS_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${KVS_CCACHE})
+endif()
+
+add_library(kvs_flags INTERFACE)
+target_include_directories(kvs_flags INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_options(kvs_flags INTERFACE
+  -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
+  # -ffp-contract: whether a*b+c is one rounding or two must not depend on the compiler's mood.
+  -ffp-contract=off)
+if(KVS_SANITIZE)
+  target_compile_options(kvs_flags INTERFACE -fsanitize=${KVS_SANITIZE} -fno-omit-frame-pointer -g1
+    -fno-sanitize-recover=all)
+  target_link_options(kvs_flags INTERFACE -fsanitize=${KVS_SANITIZE})
+endif()
+
+# kvs_library(NAME SOURCES... [LIBS ...]): a static, position-independent library.
+function(kvs_library name)
+  cmake_parse_arguments(A "" "" "LIBS" ${ARGN})
+  add_library(${name} STATIC ${A_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PUBLIC kvs_flags ${A_LIBS})
+endfunction()
+
+# kvs_test(NAME SOURCES... [LIBS ...] [LABELS ...]): a GoogleTest program, one ctest.
+function(kvs_test name)
+  cmake_parse_arguments(A "" "" "LIBS;LABELS" ${ARGN})
+  add_executable(${name} ${A_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE kvs_flags ${A_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "unit;${A_LABELS}" TIMEOUT 300)
+endfunction()
+
+# kvs_bench(NAME SOURCES... [LIBS ...]): a Google Benchmark program in bin/.
+function(kvs_bench name)
+  cmake_parse_arguments(A "" "" "LIBS" ${ARGN})
+  add_executable(${name} ${A_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE kvs_flags ${A_LIBS} benchmark::benchmark)
+endfunction()

@@ -1,0 +1,41 @@
+// Backend: the ops of one implementation in one table. `ref` accumulates in double and is the
+// truth; `simd` is Highway with run-time dispatch. `cuda` joins as a third column.
+//
+// Any backend can be forced: KVSTRATA_BACKEND in the environment, `backend` in the daemon's
+// configuration, kvs_attach_options.backend in a client. Tables live for the process; thread-safe.
+#ifndef KVSTRATA_KERNELS_BACKEND_H_
+#define KVSTRATA_KERNELS_BACKEND_H_
+
+#include <span>
+#include <string_view>
+
+#include "base/status.h"
+#include "kernels/ops/append/append.h"
+#include "kernels/ops/attend_raw/attend_raw.h"
+#include "kernels/ops/merge/merge.h"
+#include "kernels/ops/pick/pick.h"
+#include "kernels/ops/score/score.h"
+#include "kernels/ops/summarize/summarize.h"
+
+namespace kvstrata {
+
+struct Backend {
+  std::string_view name;
+  void (*append)(const AppendWork*, int64_t, Executor&);
+  void (*summarize)(const SummarizeWork*, int64_t, Executor&);
+  void (*score)(const ScoreWork*, int64_t, Executor&);
+  void (*top_k)(const PickWork&);
+  void (*attend_raw)(const AttendWork*, int64_t, Executor&);
+  void (*merge)(const MergeWork*, int64_t, Executor&);
+};
+
+// All of this build, best first.
+std::span<const Backend> Backends();
+
+// The backend of that name; "" is KVSTRATA_BACKEND, or else the best one.
+// INVALID_ARGUMENT BACKEND_UNKNOWN names what there is.
+Result<const Backend*> FindBackend(std::string_view name);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_BACKEND_H_

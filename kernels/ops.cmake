@@ -1,0 +1,1 @@
+set(KVS_OPS_SOURCES)

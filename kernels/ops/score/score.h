@@ -1,0 +1,36 @@
+// Op score: queries against the summary rows of units.
+//
+//   kMinMax  out[u] = max over the g queries of sum_c max(q_c * min_c[u], q_c * max_c[u])   (Quest)
+//   kDot     out[u] (+)= max over the g queries of sum_c q_c * row_c[u]
+//            `accumulate` adds into out[u]: CHESS's dot product over all layers and heads is a
+//            sequence of calls with one query, in order of (layer, head) (spec/chess.md 3)
+//
+// Plain dot products, unscaled (spec/common.md). Sums in fp32 (ref: double). Rows of one (layer,
+// head) are `count` runs: blocks[first/per_block] + offset + (u % per_block) * row_stride.
+// Work items are independent. Cost: reads each row once. No allocation.
+#ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
+#define KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
+
+#include "kernels/executor.h"
+#include "kernels/page_view.h"
+
+namespace kvstrata {
+
+struct ScoreWork {
+  enum class Kind : uint8_t { kMinMax, kDot };
+  Kind kind = Kind::kDot;
+  const float* q = nullptr;  // [queries][dim]
+  int32_t queries = 1;       // the G heads that share these rows
+  PagedRows rows;            // unit rows dressed as pages: kDot the means, kMinMax the minima
+  int64_t max_offset = 0;    // kMinMax: bytes from a minimum to its maximum
+  Run units;                 // which units
+  float* out = nullptr;      // [units.end - units.begin]
+  bool accumulate = false;   // kDot only
+};
+
+void ScoreRef(const ScoreWork* work, int64_t n, Executor& executor);
+void ScoreSimd(const ScoreWork* work, int64_t n, Executor& executor);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_

@@ -1,0 +1,1 @@
+set(KVS_PLAN_SOURCES)

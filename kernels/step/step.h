@@ -1,0 +1,139 @@
+// A step: one forward pass over a batch of sequences (API.md, "A step"). Both roads run this code,
+// the client library on mapped pages and the daemon for remote callers, so both give the same bits.
+//
+//   SequenceState  what a sequence keeps between steps, in the process that runs its steps: plan,
+//                  selector, reported series. Owned by a client's or a remote session's sequence.
+//   Step           begin (constructor) -> per layer Append, [Select,] Attend -> End.
+//
+// Batches are packed and ragged: q, k, v hold the new tokens of member 0, then of member 1, ...
+// Members may have different plans but share one geometry.
+// Threads: one call at a time for a Step and for the states in it; different Steps are independent.
+#ifndef KVSTRATA_KERNELS_STEP_STEP_H_
+#define KVSTRATA_KERNELS_STEP_STEP_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "kernels/plan.h"
+#include "kernels/segment/segmenter.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+// Rows of a packed batch: [tokens][heads][head_dim], head_dim contiguous.
+struct Rows {
+  const std::byte* data = nullptr;
+  int64_t token_stride = 0;  // bytes
+  int64_t head_stride = 0;   // bytes
+  DType dtype = DType::kF32;
+};
+struct MutableRows {
+  std::byte* data = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+  DType dtype = DType::kF32;
+};
+
+class SequenceState {
+ public:
+  // `tokens` are already held (a prefix hit) and their index is valid up to `indexed_tokens`.
+  SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens);
+
+  std::unique_ptr<SequenceState> Clone() const;
+
+  // Summarises complete units below view.tokens and lets the selector act on what was committed and
+  // reported since; Begin of a step and settle do this. REQUIRES: view.tokens == tokens().
+  void CatchUp(const SequenceView& view, const Backend& backend, Executor& executor);
+
+  // The prompt is complete at tokens(); runs the plan's end-of-prefill work.
+  // FAILED_PRECONDITION when it was already, or when the sequence is empty.
+  Status PrefillDone(const SequenceView& view, const Backend& backend, Executor& executor);
+
+  // Entropy, surprisal in nats and sentence boundaries of positions [first, first + n); any of the
+  // arrays may be null. In order, in parts. INVALID_ARGUMENT on a gap, a negative or non-finite
+  // value, or positions that do not exist.
+  Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
+                const uint8_t* boundary);
+
+  Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
+                               std::string_view name) const;
+
+  // "ok", or which input the plan misses and what it does instead (DECISIONS 3).
+  std::string StatusText() const;
+
+  const Geometry& geometry() const { return geometry_; }
+  const Plan& plan() const { return plan_; }
+  const IndexLayout& index() const { return index_; }
+  int32_t tokens() const { return tokens_; }
+  int32_t indexed_tokens() const { return indexed_tokens_; }
+  int32_t prompt_tokens() const { return prompt_tokens_; }
+
+ private:
+  friend class Step;
+  SequenceState() = default;
+  SelectContext Context(const SequenceView& view, const Backend& backend, Executor& executor) const;
+
+  Geometry geometry_;
+  Plan plan_;
+  IndexLayout index_;
+  std::unique_ptr<Selector> selector_;
+  std::vector<float> entropy_, surprisal_;
+  std::vector<uint8_t> boundary_;
+  int32_t tokens_ = 0;
+  int32_t indexed_tokens_ = 0;
+  int32_t prompt_tokens_ = -1;
+};
+
+struct StepMember {
+  SequenceState* state = nullptr;
+  SequenceView view;       // view.tokens == state->tokens(); pages cover tokens + new_tokens
+  int32_t new_tokens = 0;  // >= 1
+};
+
+class Step {
+ public:
+  // Catches every member up. REQUIRES: members not empty, one geometry.
+  Step(std::vector<StepMember> members, const Backend& backend, Executor& executor);
+
+  // k, v [sum of new tokens][kv_heads][head_dim].
+  void Append(int layer, const Rows& k, const Rows& v);
+
+  // Fixes the selection of `layer` from q [sum of new tokens][query_heads][head_dim].
+  void Select(int layer, const Rows& q);
+
+  // Attention of the new tokens over what Select chose (it selects first if Select was not called
+  // for this layer): the history as selected for the first new token, the new tokens causally.
+  // out like q; lse (may be null) [sum of new tokens][query_heads], natural log of the sum of exp of
+  // the scaled scores.
+  void Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
+
+  // All layers hold the new tokens: the states advance. The Step is over.
+  void End();
+
+  // The selection of the last layer selected or attended.
+  const Selection& selection(int member) const { return selections_[member]; }
+  int members() const { return static_cast<int>(members_.size()); }
+  const StepMember& member(int i) const { return members_[i]; }
+  int32_t tokens() const { return tokens_; }  // sum of new tokens
+
+ private:
+  std::vector<StepMember> members_;
+  std::vector<int32_t> first_row_;  // of each member in the packed batch
+  std::vector<Selection> selections_;
+  std::vector<int> selected_layer_;
+  std::vector<float> q_, out_;                     // fp32 copies, packed
+  std::vector<float> partial_m_, partial_l_, partial_o_;
+  int32_t tokens_ = 0;
+  const Backend& backend_;
+  Executor& executor_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_STEP_H_

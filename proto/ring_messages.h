@@ -1,0 +1,160 @@
+// What travels through a session's rings and its attach socket (docs/shm_layout.md).
+//
+// Requests go client to daemon; a request with an id gets exactly one reply with that id, an event
+// (id 0) gets none. All structs are PODs; arrays follow their struct without padding. Strings are
+// UTF-8, NUL-terminated inside their array.
+#ifndef KVSTRATA_PROTO_RING_MESSAGES_H_
+#define KVSTRATA_PROTO_RING_MESSAGES_H_
+
+#include <cstdint>
+
+namespace kvstrata::shm {
+
+enum MessageType : uint32_t {
+  kPad = 0,
+  // Requests with a reply.
+  kPing = 1,
+  kRegisterModel = 2,   // RegisterModel -> ModelReply
+  kOpenSequence = 3,    // OpenSequence, plan text, token ids -> SequenceReply, canonical plan text
+  kForkSequence = 4,    // SequenceRef -> SequenceReply
+  kCloseSequence = 5,   // SequenceRef -> ErrorReply
+  kGrow = 6,            // Grow -> ErrorReply; the new table is published before the reply
+  kSettle = 7,          // SequenceRef -> ErrorReply, after all earlier events were handled
+  kLookup = 8,          // Lookup, token ids -> LookupReply
+  kDetach = 9,          // none -> ErrorReply; the client has unmapped the arenas
+  // Events.
+  kCommit = 32,         // Commit, token ids
+  kReport = 33,         // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
+  kPrefillDone = 34,    // SequenceRef
+  // Replies.
+  kReply = 64,          // ErrorReply, then the payload if code is 0
+};
+
+struct RegisterModel {
+  char name[64];
+  char digest[80];       // of the weights; identity, compared byte by byte
+  char layout[32];       // free text of the engine that is part of the page's identity
+  char adapter[64];      // LoRA and the like; "" none
+  int32_t layers, query_heads, kv_heads, head_dim, page_tokens;
+  int32_t dtype;         // DType
+  int32_t keys_pre_rope; // 0 post_rope, 1 pre_rope
+  int32_t rank, ranks;   // tensor parallel
+  int32_t boundary_count;        // token ids that follow, int32
+  int32_t reserved[2];
+};
+static_assert(sizeof(RegisterModel) == 240 + 48);
+
+struct ModelReply {
+  uint64_t model;
+};
+
+struct OpenSequence {
+  uint64_t model;
+  uint32_t plan_bytes;  // of the plan text, padded with NULs to 4
+  uint32_t tokens;      // token ids that follow it, int32; the known prompt, may be 0
+};
+
+struct SequenceRef {
+  uint64_t sequence;
+};
+
+struct SequenceReply {
+  uint64_t sequence;
+  uint32_t slot;            // in TableHeader::slots
+  uint32_t held_tokens;     // leading tokens already held, pages and index
+  uint32_t indexed_tokens;  // up to here the index blocks are valid
+  uint32_t plan_bytes;      // of the canonical plan text that follows
+};
+
+struct Grow {
+  uint64_t sequence;
+  uint32_t tokens;    // the table must cover this many ...
+  uint32_t writable;  // ... and pages and index blocks must be private from this position on
+  uint32_t index_writable;
+  uint32_t reserved;
+};
+
+struct Commit {
+  uint64_t sequence;
+  uint32_t first;           // position of the first new token
+  uint32_t tokens;          // token ids that follow, int32
+  uint32_t indexed_tokens;  // index rows valid up to here
+  uint32_t reserved;
+};
+
+struct Report {
+  enum Flags : uint32_t { kSurprisal = 1, kEntropy = 2, kBoundary = 4 };
+  uint64_t sequence;
+  uint32_t first;
+  uint32_t n;
+  uint32_t flags;
+  uint32_t reserved;
+};
+
+struct Lookup {
+  uint64_t model;
+  uint32_t tokens;
+  uint32_t reserved;
+};
+
+struct LookupReply {
+  uint32_t held_tokens;
+  uint32_t reserved;
+};
+
+struct ErrorReply {
+  int32_t code;  // kvstrata::Code
+  uint32_t payload_bytes;
+  char reason[48];
+  char message[456];
+};
+static_assert(sizeof(ErrorReply) == 512);
+
+// --- attach socket: SOCK_SEQPACKET, one struct a packet ------------------------------------------
+
+enum AttachType : uint32_t {
+  kHello = 1,      // client, first packet
+  kWelcome = 2,    // daemon, descriptors: session segment, table segment, doorbell (eventfd)
+  kRefused = 3,    // daemon, then it closes
+  kArena = 4,      // daemon, descriptor: the arena
+};
+
+struct Hello {
+  uint32_t type;  // kHello
+  uint32_t magic;
+  uint32_t version;
+  uint32_t reserved;
+  char device_uuid[64];  // "" any
+  char client_name[64];  // for `session ls`
+};
+
+struct Welcome {
+  uint32_t type;
+  uint32_t version;
+  uint64_t session_id;
+  uint64_t daemon_epoch;
+  uint64_t session_bytes;
+  uint64_t table_bytes;
+  char backend[16];      // the daemon's, so that both roads answer alike unless told otherwise
+  char device_uuid[64];
+};
+
+struct Refused {
+  uint32_t type;
+  int32_t code;
+  char reason[48];
+  char message[456];
+};
+
+struct Arena {
+  uint32_t type;
+  uint32_t arena;
+  uint64_t bytes;
+  uint16_t tier;      // 0 device, 1 host
+  uint16_t writable;  // 1: this session writes it; else the descriptor is read-only
+  uint32_t reserved;
+};
+
+}  // namespace kvstrata::shm
+
+#endif  // KVSTRATA_PROTO_RING_MESSAGES_H_

@@ -1,0 +1,138 @@
+// Shared memory between the daemon and one attached client: byte-exact, fixed here, described in
+// docs/shm_layout.md. PODs and checked offsets only; no lock ever lives here (DESIGN, "Attaching").
+//
+// Two sealed memfds per session:
+//   session segment  written by both sides: SessionHeader, request ring (client to daemon), reply
+//                    ring (daemon to client), reader slots, heat counters
+//   table segment    written by the daemon only, mapped read-only by clients: TableHeader, one
+//                    SequenceSlot per sequence of the session, SequenceTables
+// Both start at a 4096-byte boundary; offsets count bytes from the segment's start.
+#ifndef KVSTRATA_PROTO_SHM_LAYOUT_H_
+#define KVSTRATA_PROTO_SHM_LAYOUT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace kvstrata::shm {
+
+inline constexpr uint32_t kMagic = 0x4B565331;  // "KVS1"
+inline constexpr uint32_t kVersion = 1;         // a client of another version is refused at attach
+
+inline constexpr int kMaxReaders = 64;       // steps of one session open at the same time
+inline constexpr int kMaxSequences = 4096;   // of one session
+
+inline constexpr uint64_t kRequestRingBytes = uint64_t{16} << 20;
+inline constexpr uint64_t kReplyRingBytes = uint64_t{1} << 20;
+inline constexpr uint64_t kHeatEntries = uint64_t{1} << 20;
+inline constexpr uint64_t kTableSegmentBytes = uint64_t{64} << 20;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+// --- rings --------------------------------------------------------------------------------------
+// A ring carries frames of 8-byte aligned size through `capacity` bytes (a power of two); head and
+// tail count bytes since the beginning and never wrap. One producer, one consumer. A frame that
+// would cross the end is preceded by a kPad frame that fills it. The consumer copies a frame to
+// private memory before it looks at it, and disconnects a producer whose frame is malformed.
+struct alignas(64) RingControl {
+  alignas(64) std::atomic<uint64_t> tail;      // written by the producer
+  alignas(64) std::atomic<uint64_t> head;      // written by the consumer
+  alignas(64) std::atomic<uint32_t> sleeping;  // consumer: 1 before it blocks; futex word
+  uint32_t reserved[15];
+};
+static_assert(sizeof(RingControl) == 192);
+static_assert(offsetof(RingControl, head) == 64);
+static_assert(offsetof(RingControl, sleeping) == 128);
+
+struct FrameHeader {
+  uint32_t bytes;  // of the whole frame, header included, before padding to 8
+  uint32_t type;   // a MessageType
+  uint64_t id;     // of a request, repeated in its reply; 0 for an event
+};
+static_assert(sizeof(FrameHeader) == 16);
+
+// --- session segment ----------------------------------------------------------------------------
+// A reader slot holds 0 when free or quiescent, else the epoch its step entered at.
+struct alignas(64) ReaderSlot {
+  std::atomic<uint64_t> epoch;
+  uint64_t reserved[7];
+};
+static_assert(sizeof(ReaderSlot) == 64);
+
+struct alignas(4096) SessionHeader {
+  uint32_t magic;
+  uint32_t version;
+  uint64_t session_id;
+  uint64_t daemon_epoch;  // of this daemon process; differs after a restart
+  uint64_t request_ring_offset;
+  uint64_t reply_ring_offset;
+  uint64_t heat_offset;  // uint32 counters: how often a page was selected
+  uint64_t segment_bytes;
+  alignas(64) RingControl request;
+  RingControl reply;
+  ReaderSlot readers[kMaxReaders];
+};
+static_assert(offsetof(SessionHeader, request) == 64);
+static_assert(offsetof(SessionHeader, reply) == 256);
+static_assert(offsetof(SessionHeader, readers) == 448);
+static_assert(sizeof(SessionHeader) == 8192);
+
+// --- table segment ------------------------------------------------------------------------------
+enum PageFlags : uint16_t {
+  kPageShared = 1,  // do not write: ask for a private copy first (kGrow)
+  kPageSealed = 2,  // full and immutable
+};
+
+// Where a page or an index block lies.
+struct PageEntry {
+  uint32_t arena;  // id of an arena whose descriptor the client was passed
+  uint16_t flags;  // PageFlags
+  uint16_t tier;   // 0 device, 1 host
+  uint64_t offset; // bytes from the arena's start
+};
+static_assert(sizeof(PageEntry) == 16);
+
+// One version of a sequence's table. Immutable once published, but for entries beyond the counts:
+// those are filled first and the count is stored after them (release).
+struct SequenceTable {
+  uint64_t version;
+  uint64_t sequence_id;
+  uint64_t bytes;            // of the whole table
+  uint32_t page_capacity;    // entries of `entries` that are pages
+  uint32_t index_capacity;   // entries after them that are index blocks
+  std::atomic<uint32_t> pages;         // published pages
+  std::atomic<uint32_t> index_blocks;  // published index blocks
+  uint64_t heat_first;       // first heat counter of this sequence
+  uint32_t heat_count;       // its counters, one per page; 0: none
+  uint32_t reserved;
+  // PageEntry entries[page_capacity + index_capacity] follows.
+};
+static_assert(sizeof(SequenceTable) == 56);
+
+struct alignas(64) SequenceSlot {
+  std::atomic<uint64_t> table_offset;  // 0: no sequence here
+  std::atomic<uint64_t> sequence_id;
+  uint64_t reserved[6];
+};
+static_assert(sizeof(SequenceSlot) == 64);
+
+struct alignas(4096) TableHeader {
+  uint32_t magic;
+  uint32_t version;
+  uint64_t segment_bytes;
+  alignas(64) std::atomic<uint64_t> global_epoch;  // starts at 1, only grows
+  uint8_t pad[4096 - 72];
+  SequenceSlot slots[kMaxSequences];
+};
+static_assert(offsetof(TableHeader, global_epoch) == 64);
+static_assert(offsetof(TableHeader, slots) == 4096);
+
+inline const PageEntry* Entries(const SequenceTable* t) {
+  return reinterpret_cast<const PageEntry*>(t + 1);
+}
+inline PageEntry* Entries(SequenceTable* t) { return reinterpret_cast<PageEntry*>(t + 1); }
+
+}  // namespace kvstrata::shm
+
+#endif  // KVSTRATA_PROTO_SHM_LAYOUT_H_

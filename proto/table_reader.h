@@ -1,0 +1,75 @@
+// Reading published tables (shm_layout.h, "table segment"), by the client and by the daemon for its
+// remote sessions: enter an epoch, read a table whose bytes stay until the epoch is left.
+//
+// Thread-safety: Enter and Leave from any thread; a reader slot belongs to one step.
+#ifndef KVSTRATA_PROTO_TABLE_READER_H_
+#define KVSTRATA_PROTO_TABLE_READER_H_
+
+#include "proto/shm_layout.h"
+
+namespace kvstrata::shm {
+
+// One version of a sequence's table, bounds already checked against the segment.
+struct TableView {
+  const SequenceTable* table = nullptr;  // null: no such sequence, or a table that breaks bounds
+  uint32_t pages = 0;
+  uint32_t index_blocks = 0;
+  const PageEntry* page(uint32_t i) const { return Entries(table) + i; }
+  const PageEntry* index_block(uint32_t i) const { return Entries(table) + table->page_capacity + i; }
+};
+
+class TableReader {
+ public:
+  TableReader() = default;
+  TableReader(SessionHeader* session, const TableHeader* tables, uint64_t table_bytes)
+      : session_(session), tables_(tables), table_bytes_(table_bytes) {}
+
+  // Pins the current epoch in a free reader slot; -1 when kMaxReaders steps are open.
+  int Enter() {
+    for (int i = 0; i < kMaxReaders; ++i) {
+      std::atomic<uint64_t>& slot = session_->readers[i].epoch;
+      uint64_t epoch = tables_->global_epoch.load(std::memory_order_seq_cst);
+      uint64_t free_slot = 0;
+      if (!slot.compare_exchange_strong(free_slot, epoch, std::memory_order_seq_cst)) continue;
+      // The daemon may have moved on between the load and the store: pin what holds now.
+      for (uint64_t now; (now = tables_->global_epoch.load(std::memory_order_seq_cst)) != epoch;) {
+        epoch = now;
+        slot.store(epoch, std::memory_order_seq_cst);
+      }
+      return i;
+    }
+    return -1;
+  }
+  void Leave(int slot) { session_->readers[slot].epoch.store(0, std::memory_order_seq_cst); }
+
+  // The current table of a slot. REQUIRES: the caller is inside Enter/Leave.
+  TableView Read(uint32_t slot, uint64_t sequence) const {
+    if (slot >= static_cast<uint32_t>(kMaxSequences)) return {};
+    const SequenceSlot& s = tables_->slots[slot];
+    const uint64_t offset = s.table_offset.load(std::memory_order_acquire);
+    if (offset < sizeof(TableHeader) || offset % 8 != 0 ||
+        offset > table_bytes_ - sizeof(SequenceTable)) {
+      return {};
+    }
+    const auto* t = reinterpret_cast<const SequenceTable*>(
+        reinterpret_cast<const std::byte*>(tables_) + offset);
+    const uint64_t entries = uint64_t{t->page_capacity} + t->index_capacity;
+    if (t->sequence_id != sequence ||
+        entries > (table_bytes_ - offset - sizeof(SequenceTable)) / sizeof(PageEntry)) {
+      return {};
+    }
+    TableView view{t, t->pages.load(std::memory_order_acquire),
+                   t->index_blocks.load(std::memory_order_acquire)};
+    if (view.pages > t->page_capacity || view.index_blocks > t->index_capacity) return {};
+    return view;
+  }
+
+ private:
+  SessionHeader* session_ = nullptr;
+  const TableHeader* tables_ = nullptr;
+  uint64_t table_bytes_ = 0;
+};
+
+}  // namespace kvstrata::shm
+
+#endif  // KVSTRATA_PROTO_TABLE_READER_H_

@@ -1,0 +1,211 @@
+// Store: the catalog of one daemon. Sessions, models, sequences, pages, the prefix index, published
+// tables; everything that the ring server and the gRPC services act on.
+//
+// Ownership: the store owns all pages and segments; sessions own sequences; sequences and the prefix
+// index hold references to pages. A page goes back to its pool when nothing refers to it and every
+// reader that may see it has left its epoch (epochs.h).
+// Thread-safety: every method may be called from any thread; one lock inside, held for microseconds
+// (Move copies outside of it).
+// Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, SEQUENCE_UNKNOWN (also a sequence of another session),
+// POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan.h, and those
+// that a method names.
+#ifndef KVSTRATA_SERVER_STORE_STORE_H_
+#define KVSTRATA_SERVER_STORE_STORE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/page_view.h"
+#include "kernels/plan.h"
+#include "proto/shm_layout.h"
+
+namespace kvstrata {
+
+enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
+std::string_view NameOf(Tier tier);
+
+struct StoreOptions {
+  uint64_t device_bytes = uint64_t{4} << 30;  // pool capacities; memory is touched when used
+  uint64_t host_bytes = uint64_t{4} << 30;
+  uint64_t arena_bytes = 0;                   // 0: capacity / 64 within 16 MiB .. 256 MiB
+  uint32_t max_sessions = 1024;
+  uint32_t headroom_tokens = 64;              // pages kept ahead of what is committed
+  std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
+};
+
+// Who is at the other end; from the kernel, never from a request.
+struct PeerIdentity {
+  uint32_t uid = 0, gid = 0, pid = 0;
+  std::string tenant;  // "uid:1000"
+};
+
+enum class Road : uint8_t { kLinked, kRemote };
+
+// An arena that a session may map. Descriptors stay owned by the store.
+struct ArenaGrant {
+  uint32_t arena = 0;
+  uint64_t bytes = 0;
+  Tier tier = Tier::kDevice;
+  bool writable = false;
+  int fd = -1;  // read-only or writable descriptor, as `writable` says
+};
+// Called, under the store's lock, before a table that names the arena is published.
+using ArenaSink = std::function<void(const ArenaGrant&)>;
+
+struct SessionSegments {
+  uint64_t session = 0;
+  uint64_t daemon_epoch = 0;
+  int session_fd = -1;  // writable by both
+  int table_fd = -1;    // read-only for the client
+  shm::SessionHeader* header = nullptr;        // the daemon's mappings
+  const shm::TableHeader* tables = nullptr;
+  uint64_t session_bytes = 0, table_bytes = 0;
+};
+
+struct ModelDesc {
+  std::string name, digest, layout, adapter;
+  Geometry geometry;
+  bool keys_pre_rope = false;
+  int32_t rank = 0, ranks = 1;
+  std::vector<int32_t> boundary_tokens;
+  bool operator==(const ModelDesc&) const = default;
+};
+
+struct OpenedSequence {
+  uint64_t sequence = 0;
+  uint32_t slot = 0;
+  uint32_t held_tokens = 0;
+  uint32_t indexed_tokens = 0;
+  Plan plan;
+  Geometry geometry;
+};
+
+enum class SessionEnd : uint8_t {
+  kDetached,  // the client said that it unmapped everything: memory may be reused at once
+  kEof,       // the connection is gone, the process may live: sequences close, its arenas are fenced
+  kDied,      // the process is dead: the fence falls
+};
+
+// Snapshots for the admin service: plain values, ordered by id.
+struct PoolInfo {
+  Tier tier = Tier::kDevice;
+  uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0,
+           retired_bytes;
+  uint32_t arenas = 0;
+};
+struct SessionInfo {
+  uint64_t session = 0;
+  std::string client_name;
+  PeerIdentity peer;
+  Road road = Road::kLinked;
+  uint32_t sequences = 0, open_steps = 0;
+  uint64_t used_bytes = 0, age_us = 0;
+};
+struct ModelInfo {
+  uint64_t model = 0;
+  ModelDesc desc;
+  uint64_t sequences = 0, cached_pages = 0;
+};
+struct SequenceInfo {
+  uint64_t sequence = 0, session = 0, model = 0;
+  std::string model_name;
+  Plan plan;
+  uint32_t tokens = 0, capacity_tokens = 0, pages = 0, shared_pages = 0, index_blocks = 0;
+  uint64_t version = 0, device_bytes = 0, host_bytes = 0, age_us = 0;
+  uint32_t prompt_tokens = 0, held_tokens = 0;
+};
+struct PageInfo {
+  uint32_t arena = 0;
+  uint64_t offset = 0;
+  Tier tier = Tier::kDevice;
+  bool sealed = false, shared = false;
+  uint32_t references = 0, selected = 0;
+};
+struct SequenceDetail {
+  SequenceInfo info;
+  std::vector<PageInfo> pages, index_blocks;
+};
+struct AuditReport {
+  std::vector<std::string> findings;  // empty: clean
+  uint64_t pages = 0, bytes = 0, sequences = 0, sessions = 0;
+};
+struct StoreCounters {
+  uint64_t publications = 0, retired_bytes = 0, prefix_pages = 0;
+  uint64_t lookup_tokens = 0, lookup_hit_tokens = 0;
+};
+struct MoveResult {
+  uint64_t pages = 0, bytes = 0, version = 0;
+};
+
+class Store {
+ public:
+  static Result<std::unique_ptr<Store>> Create(const StoreOptions& options);
+  ~Store();
+
+  // --- sessions ---
+  Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
+                                              std::string_view client_name, ArenaSink sink);
+  // Idempotent; kEof may be followed by kDied.
+  void EndSession(uint64_t session, SessionEnd how);
+
+  // --- models and sequences ---
+  Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc);
+  // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest, publishes
+  // the first table.
+  Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model,
+                                              std::string_view plan,
+                                              std::span<const int32_t> tokens);
+  Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
+  Status CloseSequence(uint64_t session, uint64_t sequence);
+  // Makes the table cover `tokens`, with private pages from position `writable` on and private
+  // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG.
+  Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
+                      uint32_t index_writable);
+  // New tokens are in the pages of all layers. Seals full pages, keys them, extends the table ahead
+  // of need. COMMIT_OUT_OF_ORDER when `first` is not the sequence's length.
+  Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
+                        std::span<const int32_t> tokens, uint32_t indexed_tokens);
+  Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
+                        const float* surprisal, const float* entropy, const uint8_t* boundary);
+  Status PrefillDone(uint64_t session, uint64_t sequence);
+  Result<uint32_t> Lookup(uint64_t session, uint64_t model,
+                                  std::span<const int32_t> tokens);
+
+  // --- memory ---
+  // The daemon's own mapping of an arena; null if there is none of that id.
+  std::byte* ArenaBase(uint32_t arena) const;
+  // Copies a sequence's sealed pages to another pool, publishes a table that names the copies, and
+  // retires the originals nobody else refers to. Readers inside a step keep what they see.
+  Result<MoveResult> Move(uint64_t sequence, Tier to);
+  // Drops cached pages that no sequence uses; with `dry_run` only counts them.
+  MoveResult Evict(bool dry_run);
+  // Frees what every reader has passed; called by the daemon's housekeeping and by allocation.
+  void Reclaim();
+
+  // --- inspection ---
+  std::vector<PoolInfo> Pools() const;
+  std::vector<SessionInfo> Sessions() const;
+  std::vector<ModelInfo> Models() const;
+  std::vector<SequenceInfo> Sequences(uint64_t session) const;  // 0: all
+  Result<SequenceDetail> Show(uint64_t sequence) const;
+  AuditReport Audit() const;
+  StoreCounters Counters() const;
+  // Named plans of the configuration, then presets.
+  Result<Plan> ResolvePlan(std::string_view text) const;
+  uint64_t daemon_epoch() const;
+
+ private:
+  class Impl;
+  explicit Store(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_STORE_H_
