@@ -18,6 +18,9 @@ if(KVS_SANITIZE)
   target_link_options(kvs_flags INTERFACE -fsanitize=${KVS_SANITIZE})
 endif()
 
+# All GoogleTest programs: what the sanitizer runs build.
+add_custom_target(unit_tests)
+
 # kvs_library(NAME SOURCES... [LIBS ...]): a static, position-independent library.
 function(kvs_library name)
   cmake_parse_arguments(A "" "" "LIBS" ${ARGN})
@@ -30,6 +33,7 @@ function(kvs_test name)
   cmake_parse_arguments(A "" "" "LIBS;LABELS" ${ARGN})
   add_executable(${name} ${A_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE kvs_flags ${A_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
+  add_dependencies(unit_tests ${name})
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "unit;${A_LABELS}" TIMEOUT 300)
 endfunction()

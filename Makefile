@@ -1,0 +1,59 @@
+# make demo   a language model decodes from the daemon's memory
+# make test   everything CI runs
+# make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
+# Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
+
+BUILD  := build
+PYTHON := /usr/bin/python3
+VENV   := $(BUILD)/venv
+JOBS   := $(shell nproc)
+
+.PHONY: demo test build bench asan tsan golden tidy format format-check clean
+
+demo: build
+	@$(VENV)/bin/python integrations/demo.py
+
+test: build asan
+	cd $(BUILD) && ctest --output-on-failure --no-tests=error
+
+build: $(BUILD)/build.ninja $(VENV)/.installed
+	cmake --build $(BUILD) --parallel $(JOBS)
+
+# ASan + UBSan over the unit tests.
+asan: $(BUILD)/.packages
+	cmake --preset asan
+	cmake --build $(BUILD)/asan --parallel $(JOBS) --target unit_tests
+	cd $(BUILD)/asan && ctest -L unit --output-on-failure --no-tests=error
+
+# TSan over the unit tests; gRPC of Debian is not instrumented (docs/testing.md).
+tsan: $(BUILD)/.packages
+	cmake --preset tsan
+	cmake --build $(BUILD)/tsan --parallel $(JOBS) --target unit_tests
+	cd $(BUILD)/tsan && TSAN_OPTIONS=ignore_noninstrumented_modules=1 ctest -L unit --output-on-failure --no-tests=error
+
+bench: build
+	$(VENV)/bin/python bench/run.py --out bench/results
+
+tidy:
+	cmake --preset tidy && cmake --build $(BUILD)/tidy --parallel $(JOBS)
+	git ls-files '*.cc' | grep -v ^tests/ | xargs -P $(JOBS) -n 4 clang-tidy -p $(BUILD)/tidy --quiet
+
+format:
+	git ls-files '*.cc' '*.h' | xargs clang-format -i
+format-check:
+	git ls-files '*.cc' '*.h' | xargs clang-format --dry-run -Werror
+
+clean:
+	rm -rf $(BUILD)
+
+$(BUILD)/.packages: docker/packages.apt
+	docker/install_packages.sh
+	mkdir -p $(BUILD) && touch $@
+
+$(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
+	cmake --preset cpu -DKVS_PYTHON=$(abspath $(VENV))/bin/python
+
+$(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements.txt
+	touch $@

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Proves the direction of the tree: who may include whom (TREE rules; docs/design.md, "Layers").
+
+    base <- {proto, kernels} <- {client, server} ; inside kernels ops <- {segment, select} <- step
+    inside server memory <- store <- {attach, rpc} <- daemon <- main
+
+Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
+"""
+import pathlib
+import re
+import sys
+
+# folder -> folders it may include from (itself always). The longest matching folder counts.
+ALLOWED = {
+    "base": [],
+    "proto": ["base"],
+    "kernels/ops": ["base", "kernels"],
+    "kernels": ["base"],
+    "client/cli": ["base", "client/include", "client", "proto"],
+    "client": ["base", "kernels", "proto"],
+    "server/memory": ["base", "kernels"],
+    "server/telemetry": ["base"],
+    "server/store": ["base", "kernels", "proto", "server/memory"],
+    "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],
+    "server/rpc": ["base", "kernels", "proto", "server/store", "server/telemetry", "server/attach"],
+    "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
+               "server/rpc", "server/telemetry"],
+    "tests": ["*"],
+    "bench": ["*"],
+}
+# Headers of a kernel folder that the folders below it must not know.
+FORBIDDEN = [
+    (r"^kernels/ops/", r"^kernels/(segment|select|step|plan)"),
+    (r"^kernels/(segment|select)/", r"^kernels/step/"),
+    (r"^(base|kernels|proto)/", r"^(client|server)/"),
+    (r"^client/", r"^server/"),
+    (r"^server/", r"^client/"),
+    # Tools reach kernels through kvs_* alone.
+    (r"^client/cli/", r"^kernels/"),
+    (r"^(tests/(e2e|cli|python)|bench/(plans|ring))", r"^kernels/"),
+]
+SYSTEM_FORBIDDEN = [
+    (r"^(client/(?!cli|remote)|kernels|base)", r"^(grpc|google/protobuf|spdlog|jemalloc|torch)"),
+    (r"^(?!.*\.(cu|cuh)$)(?!kernels/cuda_).*", r"^(cuda|cuda_runtime|cublas)"),
+]
+INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
+
+
+def folder_rule(path):
+    matches = [f for f in ALLOWED if path == f or path.startswith(f + "/")]
+    return max(matches, key=len) if matches else None
+
+
+def violations(path, text):
+    rule = folder_rule(path)
+    for kind, target in INCLUDE.findall(text):
+        if kind == "<":
+            for where, what in SYSTEM_FORBIDDEN:
+                if re.search(where, path) and re.search(what, target):
+                    yield f"{path} includes <{target}>"
+            continue
+        for where, what in FORBIDDEN:
+            if re.search(where, path) and re.search(what, target):
+                yield f"{path} includes \"{target}\""
+        allowed = ALLOWED.get(rule, ["*"])
+        inside = target.split("/")[0] in {f.split("/")[0] for f in ALLOWED}
+        if inside and "*" not in allowed:
+            own = target == rule or target.startswith(rule + "/")
+            if not own and not any(target.startswith(a + "/") for a in allowed):
+                yield f"{path} includes \"{target}\", not in {allowed}"
+
+
+def main(root):
+    root = pathlib.Path(root)
+    files = [p for folder in ("base", "proto", "kernels", "client", "server", "tests", "bench")
+             for p in sorted((root / folder).rglob("*")) if p.suffix in (".h", ".cc", ".cu", ".cuh", ".c")]
+    failed = 0
+    for file in files:
+        found = list(violations(str(file.relative_to(root)), file.read_text()))
+        failed += bool(found)
+        print("\n".join(found), end="\n" if found else "")
+    print(f"{len(files) - failed} passed, {failed} failed")
+    return 1 if failed or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
