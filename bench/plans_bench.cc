@@ -1,0 +1,213 @@
+// Whole decode steps (begin, append, attend, end) through kvs_* on a running daemon, plan by plan:
+// one layer of Llama-3.1-8B's shape (32 query heads, 8 KV heads x 128, bf16), 32K tokens.
+//
+// Inputs rotate over kPrompts prompts of 134 MB each, more than any last-level cache; every plan runs
+// over the same shared pages. CHESS re-selects every 320 tokens and is measured over 320 steps, so
+// its share of selections is in the figure. Ratios are against plan `full` of the same run.
+// Usage: plans_bench [--json-out FILE] [--commit HASH] [--date DATE] [--tokens N]
+#include <kvstrata/kvstrata.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/fakes/daemon_process.h"
+
+namespace {
+
+constexpr int kQueryHeads = 32, kKvHeads = 8, kDim = 128, kPrompts = 4, kChunk = 512;
+
+void Must(int code, const char* what) {
+  if (code == KVS_OK) return;
+  std::fprintf(stderr, "%s: %s %s: %s\n", what, kvs_code_name(code), kvs_error_reason(),
+               kvs_error_message());
+  std::exit(1);
+}
+
+double NowUs() {
+  return std::chrono::duration<double, std::micro>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// bf16 bits of normal deviates: a pool of random values read at random places, because drawing
+// gigabytes of them would take longer than the benchmark.
+class Noise {
+ public:
+  explicit Noise(uint32_t seed) : rng_(seed), pool_(size_t{1} << 20) {
+    std::normal_distribution<float> normal;
+    for (uint16_t& x : pool_) {
+      const float f = normal(rng_);
+      uint32_t bits;
+      std::memcpy(&bits, &f, 4);
+      x = static_cast<uint16_t>(bits >> 16);
+    }
+  }
+  void Fill(std::vector<uint16_t>& out) {
+    for (size_t done = 0; done < out.size();) {
+      const size_t from = rng_() % (pool_.size() - 4096);
+      const size_t n = std::min<size_t>(4096, out.size() - done);
+      std::memcpy(out.data() + done, pool_.data() + from, n * 2);
+      done += n;
+    }
+  }
+
+ private:
+  std::mt19937 rng_;
+  std::vector<uint16_t> pool_;
+};
+
+kvs_tensor Tensor(const void* data, int heads, int tokens, int dtype = KVS_BF16) {
+  return {data, dtype, heads, kDim, tokens, 0, 0};
+}
+
+struct Run {
+  kvs_session* session;
+  kvs_model model;
+  Noise noise{1};
+  std::vector<std::vector<int32_t>> prompts;
+
+  // A sequence of `plan` over prompt p, its tokens filled in as far as no prefix is held.
+  kvs_sequence Open(const char* plan, int p) {
+    kvs_sequence s = 0;
+    uint32_t held = 0;
+    Must(kvs_sequence_open(session, model, plan, prompts[p].data(), prompts[p].size(), &s, &held),
+         "open");
+    std::vector<uint16_t> k(size_t{kChunk} * kKvHeads * kDim), v(k.size());
+    while (held < prompts[p].size()) {
+      const auto n = static_cast<uint32_t>(std::min<size_t>(kChunk, prompts[p].size() - held));
+      noise.Fill(k);
+      noise.Fill(v);
+      kvs_step_member member{s, prompts[p].data() + held, n};
+      kvs_step* step = nullptr;
+      Must(kvs_step_begin(session, &member, 1, nullptr, &step, nullptr), "begin");
+      const kvs_tensor tk = Tensor(k.data(), kKvHeads, n), tv = Tensor(v.data(), kKvHeads, n);
+      Must(kvs_append(step, 0, &tk, &tv), "append");
+      Must(kvs_step_end(step, nullptr), "end");
+      held += n;
+    }
+    Must(kvs_prefill_done(session, s), "prefill_done");
+    return s;
+  }
+
+  // Microseconds of one decode step.
+  double Step(kvs_sequence s) {
+    static std::vector<uint16_t> k(kKvHeads * kDim), v(k.size()), q(kQueryHeads * kDim);
+    static std::vector<float> out(kQueryHeads * kDim);
+    noise.Fill(k);
+    noise.Fill(v);
+    noise.Fill(q);
+    const int32_t token = 7;
+    const kvs_step_member member{s, &token, 1};
+    const kvs_tensor tk = Tensor(k.data(), kKvHeads, 1), tv = Tensor(v.data(), kKvHeads, 1);
+    const kvs_tensor tq = Tensor(q.data(), kQueryHeads, 1);
+    const kvs_tensor to = Tensor(out.data(), kQueryHeads, 1, KVS_F32);
+    kvs_step* step = nullptr;
+    const double begin = NowUs();
+    Must(kvs_step_begin(session, &member, 1, nullptr, &step, nullptr), "begin");
+    Must(kvs_append(step, 0, &tk, &tv), "append");
+    Must(kvs_attend(step, 0, &tq, &to, nullptr), "attend");
+    Must(kvs_step_end(step, nullptr), "end");
+    return NowUs() - begin;
+  }
+};
+
+struct Timing {
+  double median, mean, p10, p90;
+  size_t n;
+};
+
+Timing Measure(Run& run, const char* plan, int steps) {
+  std::vector<kvs_sequence> sequences;
+  for (int p = 0; p < kPrompts; ++p) sequences.push_back(run.Open(plan, p));
+  for (kvs_sequence s : sequences) run.Step(s);
+  std::vector<double> us;
+  for (int i = 0; i < steps; ++i) us.push_back(run.Step(sequences[i % kPrompts]));
+  for (kvs_sequence s : sequences) Must(kvs_sequence_close(run.session, s), "close");
+  double sum = 0;
+  for (double x : us) sum += x;
+  std::sort(us.begin(), us.end());
+  const auto at = [&](double q) { return us[static_cast<size_t>(q * (us.size() - 1))]; };
+  return {at(0.5), sum / us.size(), at(0.1), at(0.9), us.size()};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string json_out, commit = "uncommitted", date;
+  int tokens = 32768;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    if (!std::strcmp(argv[i], "--json-out")) json_out = argv[i + 1];
+    if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
+    if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
+    if (!std::strcmp(argv[i], "--tokens")) tokens = std::atoi(argv[i + 1]);
+  }
+  kvstrata::testing::DaemonProcess daemon;
+  Run run{};
+  Must(kvs_attach(daemon.socket().c_str(), nullptr, &run.session), "attach");
+  kvs_model_desc desc{};
+  desc.size = sizeof(desc);
+  desc.name = desc.digest = "plans-bench";
+  desc.layers = 1;
+  desc.query_heads = kQueryHeads;
+  desc.kv_heads = kKvHeads;
+  desc.head_dim = kDim;
+  desc.page_tokens = 16;
+  desc.dtype = KVS_BF16;
+  desc.ranks = 1;
+  Must(kvs_model_register(run.session, &desc, &run.model), "register");
+  std::mt19937 rng(2);
+  for (int p = 0; p < kPrompts; ++p) {
+    run.prompts.emplace_back(tokens);
+    for (int32_t& t : run.prompts.back()) t = static_cast<int32_t>(rng() % 50000);
+  }
+  struct Row {
+    const char *id, *plan, *label;
+    int steps;
+    double must;
+  };
+  const Row rows[] = {
+      {"full/32K/b1", "full", "full", 60, 0},
+      {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
+      {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
+       320 * kPrompts, 20},
+  };
+  nlohmann::json out_rows = nlohmann::json::array();
+  double full = 0;
+  for (const Row& row : rows) {
+    const Timing t = Measure(run, row.plan, row.steps);
+    // Amortised rows are a mean: a median would leave the re-selections out.
+    const double value = row.must == 20 ? t.mean : t.median;
+    if (full == 0) full = value;
+    std::printf("%-30s %9.1f us   %6.2fx full\n", row.id, value, full / value);
+    nlohmann::json r = {{"id", row.id},   {"plan", row.label}, {"tokens", tokens},
+                        {"batch", 1},     {"value", value},    {"unit", "us"},
+                        {"p10", t.p10},   {"p90", t.p90},      {"n", t.n}};
+    if (row.must > 0) {
+      r["baseline"] = {{"name", "plan full"}, {"value", full}};
+      r["ratio"] = full / value;
+      r["must"] = row.must;
+    }
+    out_rows.push_back(r);
+  }
+  kvs_detach(run.session);
+  if (!json_out.empty()) {
+    std::ofstream(json_out) << nlohmann::json{{"suite", "plans"},
+                                              {"device", "2-core CPU"},
+                                              {"commit", commit},
+                                              {"date", date},
+                                              {"command", "make bench"},
+                                              {"context", nlohmann::json::object()},
+                                              {"rows", out_rows}}
+                                   .dump(1)
+                            << "\n";
+  }
+  return 0;
+}

@@ -1,0 +1,69 @@
+// Operator: the daemon's admin service as the end-to-end tests use it. Not in a program that loads
+// libkvstrata_remote.so: two copies of the services' descriptors abort protobuf.
+#ifndef KVSTRATA_TESTS_E2E_OPERATOR_H_
+#define KVSTRATA_TESTS_E2E_OPERATOR_H_
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "kvstrata/v1/admin.grpc.pb.h"
+
+namespace kvstrata::testing {
+
+// The daemon's admin service.
+class Operator {
+ public:
+  explicit Operator(const std::string& socket)
+      : stub_(v1::Admin::NewStub(
+            grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()))) {}
+
+  v1::GetStatusResponse Status() {
+    return Call<v1::GetStatusResponse>(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  }
+  // "" when the books balance, else the findings.
+  std::string Audit() {
+    const auto r = Call<v1::AuditResponse>(&v1::Admin::Stub::Audit, v1::AuditRequest());
+    std::string text;
+    for (const std::string& f : r.findings()) text += f + "\n";
+    return text;
+  }
+  uint64_t UsedBytes() {  // that something other than the prefix index refers to
+    uint64_t bytes = 0;
+    for (const auto& p : Status().pools()) bytes += p.used_bytes() - p.cached_bytes();
+    return bytes;
+  }
+  uint64_t RetiredBytes() { return Status().retired_bytes(); }
+  v1::MoveResponse Demote(uint64_t s) { return Move(&v1::Admin::Stub::Demote, s); }
+  v1::MoveResponse Prefetch(uint64_t s) { return Move(&v1::Admin::Stub::Prefetch, s); }
+
+ private:
+  template <typename Response, typename Request>
+  Response Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                        Response*),
+                const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    Response response;
+    const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  v1::MoveResponse Move(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
+                                                                const v1::MoveRequest&,
+                                                                v1::MoveResponse*),
+                        uint64_t s) {
+    v1::MoveRequest request;
+    request.set_sequence(s);
+    return Call<v1::MoveResponse>(method, request);
+  }
+
+  std::unique_ptr<v1::Admin::Stub> stub_;
+};
+
+}  // namespace kvstrata::testing
+
+#endif  // KVSTRATA_TESTS_E2E_OPERATOR_H_

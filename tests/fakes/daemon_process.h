@@ -1,0 +1,90 @@
+// DaemonProcess: a kvstratad of one's own on a temporary socket, for tests and benchmarks. Stops it with
+// SIGTERM and removes the folder at the end. Not thread-safe.
+#ifndef KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
+#define KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace kvstrata::testing {
+
+class DaemonProcess {
+ public:
+  // Starts bin/kvstratad beside this program with `extra` flags; waits at most 10 s for its readiness.
+  // Exits the program with a message when it does not come up.
+  explicit DaemonProcess(const std::vector<std::string>& extra = {}) {
+    char folder[] = "/tmp/kvstrata-daemon.XXXXXX";
+    if (mkdtemp(folder) == nullptr) Fail("mkdtemp");
+    folder_ = folder;
+    int ready[2];
+    if (pipe(ready) != 0) Fail("pipe");
+    const auto begin = std::chrono::steady_clock::now();
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(ready[0]);
+      Exec(ready[1], extra);
+    }
+    close(ready[1]);
+    pollfd p{ready[0], POLLIN, 0};
+    char byte = 0;
+    if (poll(&p, 1, 10000) != 1 || read(ready[0], &byte, 1) != 1) Fail("kvstratad did not get ready");
+    close(ready[0]);
+    ready_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+                    .count();
+  }
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+  ~DaemonProcess() {
+    if (pid_ > 0) Stop(SIGTERM);
+    std::filesystem::remove_all(folder_);
+  }
+
+  // Sends the signal and waits for its end; its exit status as of waitpid.
+  int Stop(int signal) {
+    int status = 0;
+    kill(pid_, signal);
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return status;
+  }
+
+  std::string socket() const { return folder_ + "/k.sock"; }
+  pid_t pid() const { return pid_; }
+  double ready_us() const { return ready_us_; }  // from fork to its readiness
+
+ private:
+  [[noreturn]] static void Fail(const char* what) {
+    std::perror(what);
+    std::exit(1);
+  }
+  void Exec(int ready_fd, const std::vector<std::string>& extra) {
+    const std::string binary =
+        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "kvstratad").string();
+    std::vector<std::string> args = {binary, "--socket", socket(), "--ready-fd",
+                                     std::to_string(ready_fd), "--log-level", "warn"};
+    args.insert(args.end(), extra.begin(), extra.end());
+    std::vector<char*> argv;
+    for (std::string& a : args) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    execv(binary.c_str(), argv.data());
+    std::perror(binary.c_str());
+    _exit(127);
+  }
+
+  std::string folder_;
+  pid_t pid_ = -1;
+  double ready_us_ = 0;
+};
+
+}  // namespace kvstrata::testing
+
+#endif  // KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
