@@ -29,7 +29,7 @@ struct Backend {
   void (*merge)(const MergeWork*, int64_t, Executor&);
 };
 
-// All of this build, best first.
+// All that this build has and this CPU runs, best first.
 std::span<const Backend> Backends();
 
 // The backend of that name; "" is KVSTRATA_BACKEND, or else the best one.

@@ -1,0 +1,411 @@
+// The ops on the CPU, without a daemon: how close to the memory's bandwidth, how many GFLOP/s.
+//
+//   ops_bench [--json-out FILE] [Google Benchmark's flags]
+//
+// All cases of one run use the same arrays: 4 layers of 32K tokens, 8 KV heads x 128, bf16, 512 MiB
+// together, rotated by layer so that no case finds its input in the L3. "read" reads a layer
+// plainly with the same threads; a ratio to it is the fraction of the bandwidth reached.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/simd_target.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int kThreads = 2;
+constexpr int kTokens = 32768;
+constexpr Geometry kGeometry{4, 32, 8, 128, 16, DType::kBF16};
+constexpr int kGroup = 4;
+constexpr int kDim = kGeometry.head_dim;
+
+// What all cases read. Random, never zeros: pages of zeros may share one physical page.
+struct Arrays {
+  std::vector<std::byte> memory;
+  std::vector<std::byte*> pages;
+  std::vector<float> q;
+  PageLayout layout = PageLayout::Of(kGeometry);
+  std::unique_ptr<Executor> pool = NewThreadPool(kThreads);
+  int next_layer = 0;
+
+  Arrays() : memory(kTokens / kGeometry.page_tokens * kGeometry.page_bytes() + 4096) {
+    uint64_t x = std::random_device()() | 1;
+    auto* words = reinterpret_cast<uint64_t*>(memory.data());
+    for (size_t i = 0; i < memory.size() / 8; ++i) {
+      x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+      words[i] = (x & 0x807F807F807F807Full) | 0x3F003F003F003F00ull;  // bf16 in +-[0.5, 1)
+    }
+    auto base = reinterpret_cast<uintptr_t>(memory.data());
+    base = (base + 4095) / 4096 * 4096;
+    for (int i = 0; i < kTokens / kGeometry.page_tokens; ++i) {
+      pages.push_back(reinterpret_cast<std::byte*>(base) + i * kGeometry.page_bytes());
+    }
+    std::shuffle(pages.begin(), pages.end(), std::mt19937(static_cast<uint32_t>(x)));
+    std::mt19937 engine(static_cast<uint32_t>(x >> 32));
+    std::normal_distribution<float> normal;
+    q.resize(64 * kGeometry.query_heads * kDim);
+    for (float& value : q) value = normal(engine);
+  }
+  int NextLayer() { return next_layer++ % kGeometry.layers; }
+  PagedRows Keys(int layer, int head) const { return KeysOf(pages.data(), layout, layer, head); }
+  PagedRows Values(int layer, int head) const { return ValuesOf(pages.data(), layout, layer, head); }
+};
+
+Arrays& Shared() {
+  static Arrays arrays;
+  return arrays;
+}
+
+const Backend& Simd() { return *FindBackend("simd").value(); }
+
+using Wide = uint64_t __attribute__((vector_size(64), may_alias));
+
+// Reads a layer's keys and values plainly; what attend_raw is measured against.
+void Read(benchmark::State& state) {
+  Arrays& a = Shared();
+  constexpr int kPagesAtOnce = 64;
+  const int64_t bytes = a.layout.layer_stride;
+  for (auto _ : state) {
+    const int layer = a.NextLayer();
+    a.pool->ParallelFor(static_cast<int64_t>(a.pages.size()) / kPagesAtOnce, [&](int64_t item) {
+      Wide sum0{}, sum1{};
+      for (int64_t p = item * kPagesAtOnce; p < (item + 1) * kPagesAtOnce; ++p) {
+        const std::byte* from = a.pages[static_cast<size_t>(p)] + layer * bytes;
+        for (int64_t at = 0; at < bytes; at += 128) {
+          sum0 ^= *reinterpret_cast<const Wide*>(from + at);
+          sum1 ^= *reinterpret_cast<const Wide*>(from + at + 64);
+        }
+      }
+      sum0 ^= sum1;
+      benchmark::DoNotOptimize(sum0);
+    });
+  }
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(a.pages.size()) * bytes);
+}
+
+// attend_raw and merge of one decode step and layer; every head attends `runs`.
+class Step {
+ public:
+  Step(std::vector<std::vector<Run>> slices, int queries, int position)
+      : slices_(std::move(slices)), queries_(queries), position_(position) {
+    const size_t rows = kGeometry.kv_heads * slices_.size() * queries * kGroup;
+    m_.resize(rows), l_.resize(rows), o_.resize(rows * kDim);
+    out_.resize(static_cast<size_t>(queries) * kGeometry.query_heads * kDim);
+  }
+
+  void RunLayer(const Backend& backend, int layer, Executor& executor) {
+    const Arrays& a = Shared();
+    const auto parts = static_cast<int32_t>(slices_.size());
+    const int rows = queries_ * kGroup;
+    attend_.clear(), merge_.clear();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      const size_t first = static_cast<size_t>(h) * parts * rows;
+      for (int s = 0; s < parts; ++s) {
+        const size_t at = first + static_cast<size_t>(s) * rows;
+        attend_.push_back({a.Keys(layer, h), a.Values(layer, h), a.q.data() + h * kGroup * kDim,
+                           kGeometry.query_heads * kDim, queries_, kGroup, position_,
+                           slices_[s].data(), static_cast<int32_t>(slices_[s].size()), 0.0884f,
+                           &m_[at], &l_[at], &o_[at * kDim]});
+      }
+      merge_.push_back({&m_[first], &l_[first], &o_[first * kDim], parts, rows, kGroup, kDim,
+                        &out_[h * kGroup * kDim], kGeometry.query_heads * kDim, nullptr, 0});
+    }
+    backend.attend_raw(attend_.data(), static_cast<int64_t>(attend_.size()), executor);
+    backend.merge(merge_.data(), static_cast<int64_t>(merge_.size()), executor);
+    benchmark::DoNotOptimize(out_.data());
+  }
+
+ private:
+  std::vector<std::vector<Run>> slices_;
+  int queries_, position_;
+  std::vector<AttendWork> attend_;
+  std::vector<MergeWork> merge_;
+  std::vector<float> m_, l_, o_, out_;
+};
+
+// [begin, end) in slices.
+std::vector<std::vector<Run>> Slices(int begin, int end) {
+  std::vector<std::vector<Run>> slices;
+  for (int t = begin; t < end; t += kAttendSliceRows) {
+    slices.push_back({{t, std::min(t + kAttendSliceRows, end)}});
+  }
+  return slices;
+}
+
+// `count` random units of `size` tokens, in slices.
+std::vector<std::vector<Run>> RandomUnits(int count, int size) {
+  std::vector<int> units(kTokens / size);
+  for (size_t i = 0; i < units.size(); ++i) units[i] = static_cast<int>(i);
+  std::shuffle(units.begin(), units.end(), std::mt19937(std::random_device()()));
+  std::sort(units.begin(), units.begin() + count);
+  std::vector<std::vector<Run>> slices;
+  const int per_slice = kAttendSliceRows / size;
+  for (int i = 0; i < count; ++i) {
+    if (i % per_slice == 0) slices.emplace_back();
+    slices.back().push_back({units[i] * size, (units[i] + 1) * size});
+  }
+  return slices;
+}
+
+void Decode(benchmark::State& state, std::vector<std::vector<Run>> slices) {
+  Arrays& a = Shared();
+  int64_t rows = 0;
+  for (const auto& slice : slices) {
+    for (const Run& run : slice) rows += run.end - run.begin;
+  }
+  Step step(std::move(slices), 1, kTokens - 1);
+  for (auto _ : state) step.RunLayer(Simd(), a.NextLayer(), *a.pool);
+  state.SetBytesProcessed(state.iterations() * rows * kGeometry.kv_heads * 2 *
+                          kGeometry.row_bytes());
+}
+
+void DecodeFull(benchmark::State& state) { Decode(state, Slices(0, kTokens)); }
+void DecodeQuest(benchmark::State& state) { Decode(state, RandomUnits(128, 16)); }
+// 1 % of 32K, and the 16 + 1 pages that CHESS always keeps.
+void DecodeChess(benchmark::State& state) { Decode(state, RandomUnits(27, 32)); }
+
+// 64 query tokens against 4096 rows, all heads; GFLOP/s of the two products.
+void Prefill(benchmark::State& state) {
+  Arrays& a = Shared();
+  Step step(Slices(0, 4096), kAttendQueryTile, 4096 - kAttendQueryTile);
+  Executor& executor = state.range(0) == 1 ? InlineExecutor() : *a.pool;
+  for (auto _ : state) step.RunLayer(Simd(), a.NextLayer(), executor);
+  const double flops =
+      4.0 * kAttendQueryTile * (4096 - kAttendQueryTile / 2) * kGeometry.query_heads * kDim;
+  state.counters["GFLOP/s"] = benchmark::Counter(
+      flops * 1e-9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+// Scores of 2048 units for all heads. Keys stand in for the minima, values for the maxima.
+void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
+  Arrays& a = Shared();
+  constexpr int kUnits = 2048;
+  std::vector<float> out(kGeometry.kv_heads * kUnits);
+  std::vector<ScoreWork> work(kGeometry.kv_heads);
+  int turn = 0;
+  for (auto _ : state) {
+    const int begin = turn++ * kUnits % kTokens, layer = a.NextLayer();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      work[h] = {kind, a.q.data() + h * kGroup * kDim, queries, a.Keys(layer, h),
+                 a.layout.value_offset, {begin, begin + kUnits}, &out[h * kUnits], false};
+    }
+    Simd().score(work.data(), kGeometry.kv_heads, *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  const int fields = kind == ScoreWork::Kind::kMinMax ? 2 : 1;
+  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kUnits * fields *
+                          kGeometry.row_bytes());
+}
+void ScoreMinMax(benchmark::State& state) { ScoreUnits(state, ScoreWork::Kind::kMinMax, kGroup); }
+void ScoreDot(benchmark::State& state) { ScoreUnits(state, ScoreWork::Kind::kDot, 1); }
+
+// Summaries of 512 new tokens in units of 16, all heads of a layer.
+void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
+  Arrays& a = Shared();
+  constexpr int kNew = 512, kUnit = 16, kUnits = kNew / kUnit;
+  std::vector<std::byte> out(kGeometry.kv_heads * kUnits * 2 * kGeometry.row_bytes());
+  std::vector<SummarizeWork> work;
+  int turn = 0;
+  for (auto _ : state) {
+    const int begin = turn++ * kNew % kTokens, layer = a.NextLayer();
+    work.clear();
+    std::byte* to = out.data();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      for (int u = 0; u < kUnits; ++u, to += 2 * kGeometry.row_bytes()) {
+        const int t = begin + u * kUnit;
+        work.push_back({kind, a.Keys(layer, h), {t, t + kUnit}, to, to + kGeometry.row_bytes(),
+                        DType::kBF16});
+      }
+    }
+    Simd().summarize(work.data(), static_cast<int64_t>(work.size()), *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kNew * kGeometry.row_bytes());
+}
+void SummarizeMinMax(benchmark::State& state) { Summarize(state, SummarizeWork::Kind::kMinMax); }
+void SummarizeMean(benchmark::State& state) { Summarize(state, SummarizeWork::Kind::kMean); }
+
+void TopK(benchmark::State& state) {
+  const auto n = static_cast<int32_t>(state.range(0)), k = static_cast<int32_t>(state.range(1));
+  const Arrays& a = Shared();
+  std::vector<int32_t> out(k);
+  int turn = 0;
+  for (auto _ : state) {
+    Simd().top_k({a.q.data() + turn++ % 64 * kDim, n, k, out.data()});
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetItemsProcessed(state.iterations() * n);
+}
+
+// One case of the results file. `ratio_to` names another case whose time is divided by this one's.
+struct Case {
+  const char* id;
+  void (*function)(benchmark::State&);
+  std::vector<int64_t> arguments;
+  const char* ratio_to = nullptr;
+  double must = 0;
+  double bytes_over = 1;  // this case's bytes over those of ratio_to
+};
+
+const std::vector<Case>& Cases() {
+  static const std::vector<Case> cases = {
+      {"read/32K", Read, {}},
+      {"attend_raw/full/32K", DecodeFull, {}, "read/32K", 0.6},
+      {"attend_raw/2048of32K/pages16", DecodeQuest, {}, "attend_raw/full/32K"},
+      {"attend_raw/864of32K/pages32", DecodeChess, {}, "attend_raw/full/32K"},
+      {"attend_raw/prefill64x4096/1thread", Prefill, {1}},
+      {"attend_raw/prefill64x4096/2threads", Prefill, {2}},
+      {"score/minmax/2048units", ScoreMinMax, {}, "read/32K", 0, 1.0 / 16},
+      {"score/dot/2048units", ScoreDot, {}, "read/32K", 0, 1.0 / 32},
+      {"summarize/minmax/512tokens", SummarizeMinMax, {}},
+      {"summarize/mean/512tokens", SummarizeMean, {}},
+      {"pick/128of2048", TopK, {2048, 128}},
+      {"pick/2048of32768", TopK, {32768, 2048}},
+  };
+  return cases;
+}
+
+// Keeps what each repetition measured, beside printing it.
+class Collector final : public benchmark::ConsoleReporter {
+ public:
+  struct Samples {
+    std::vector<double> microseconds;
+    std::map<std::string, double> counters;  // of the last repetition
+  };
+
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      if (run.run_type != Run::RT_Iteration || run.error_occurred) continue;
+      Samples& samples = samples_[run.run_name.function_name];
+      samples.microseconds.push_back(run.real_accumulated_time * 1e6 /
+                                     static_cast<double>(run.iterations));
+      for (const auto& [name, counter] : run.counters) samples.counters[name] = counter.value;
+    }
+    ConsoleReporter::ReportRuns(runs);
+  }
+
+  // Microseconds; 0 for a case that was not run.
+  double Quantile(const std::string& id, double q) const {
+    const auto found = samples_.find(id);
+    if (found == samples_.end()) return 0;
+    const auto& us = found->second.microseconds;
+    return kvstrata::Quantile({us.begin(), us.end()}, q);
+  }
+  const Samples* Find(const std::string& id) const {
+    const auto found = samples_.find(id);
+    return found == samples_.end() ? nullptr : &found->second;
+  }
+
+ private:
+  std::map<std::string, Samples> samples_;
+};
+
+std::string FirstLine(const char* command) {
+  std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command, "r"), pclose);
+  char line[256] = "";
+  if (pipe == nullptr || fgets(line, sizeof line, pipe.get()) == nullptr) return "unknown";
+  line[std::strcspn(line, "\n")] = '\0';
+  return line;
+}
+
+double Rounded(double x) { return std::stod(std::to_string(x)); }
+
+nlohmann::ordered_json RowOf(const Case& c, const Collector& collected) {
+  nlohmann::ordered_json row = {{"id", c.id}, {"tokens", kTokens}, {"batch", 1}};
+  const Collector::Samples& samples = *collected.Find(c.id);
+  row["value"] = Rounded(collected.Quantile(c.id, 0.5));
+  row["unit"] = "us";
+  row["p10"] = Rounded(collected.Quantile(c.id, 0.1));
+  row["p90"] = Rounded(collected.Quantile(c.id, 0.9));
+  row["n"] = samples.microseconds.size();
+  for (const auto& [name, value] : samples.counters) {
+    if (name == "bytes_per_second") row["gbps"] = Rounded(value * 1e-9);
+    if (name == "GFLOP/s") row["gflops"] = Rounded(value);
+  }
+  if (c.ratio_to != nullptr && collected.Find(c.ratio_to) != nullptr) {
+    const double base = collected.Quantile(c.ratio_to, 0.5) * c.bytes_over;
+    row["baseline"] = {{"name", c.ratio_to}, {"value", Rounded(base)}};
+    row["ratio"] = Rounded(base / collected.Quantile(c.id, 0.5));
+    if (c.must > 0) row["must"] = c.must;
+  }
+  return row;
+}
+
+void WriteResults(const std::string& file, const Collector& collected) {
+  char date[16];
+  const std::time_t now = std::time(nullptr);
+  std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
+  const std::string cpu = FirstLine("sed -n 's/^model name.*: //p' /proc/cpuinfo 2>/dev/null");
+  nlohmann::ordered_json results = {
+      {"suite", "ops-cpu"},
+      {"device", cpu},
+      {"commit", FirstLine("git rev-parse HEAD 2>/dev/null")},
+      {"date", date},
+      {"command", "build/bin/ops_bench --json-out bench/results/ops-cpu-<device>.json"},
+      {"context",
+       {{"cpu", cpu},
+        {"threads", kThreads},
+        {"simd", NameOf(CurrentSimdTarget())},
+        {"notes", "4 layers x 32K tokens x 8 KV heads x 128 bf16, 512 MiB, rotated by layer"}}},
+      {"ceilings", nlohmann::ordered_json::object()},
+      {"rows", nlohmann::ordered_json::array()}};
+  for (const Case& c : Cases()) {
+    if (collected.Find(c.id) != nullptr) results["rows"].push_back(RowOf(c, collected));
+  }
+  if (const double us = collected.Quantile("read/32K", 0.5); us > 0) {
+    const double bytes = 2.0 * kTokens * kGeometry.kv_heads * kDim * 2;
+    results["ceilings"]["read_gbps"] = Rounded(bytes / us * 1e-3);
+  }
+  std::ofstream(file) << results.dump(2) << "\n";
+}
+
+// Takes --json-out FILE out of the arguments; Google Benchmark gets the rest.
+std::string TakeJsonOut(std::vector<char*>& arguments) {
+  for (size_t i = 1; i + 1 < arguments.size(); ++i) {
+    if (std::strcmp(arguments[i], "--json-out") != 0) continue;
+    const std::string file = arguments[i + 1];
+    arguments.erase(arguments.begin() + static_cast<ptrdiff_t>(i),
+                    arguments.begin() + static_cast<ptrdiff_t>(i) + 2);
+    return file;
+  }
+  return "";
+}
+
+int Main(int argc, char** argv) {
+  // Interleaved, so that a slow minute of the machine hits all cases of a ratio.
+  char interleave[] = "--benchmark_enable_random_interleaving=true";
+  char repeat[] = "--benchmark_repetitions=9", time[] = "--benchmark_min_time=0.1";
+  std::vector<char*> arguments(argv, argv + argc);
+  const std::string json_out = TakeJsonOut(arguments);
+  arguments.insert(arguments.begin() + 1, {interleave, repeat, time});
+  int count = static_cast<int>(arguments.size());
+  benchmark::Initialize(&count, arguments.data());
+  if (benchmark::ReportUnrecognizedArguments(count, arguments.data())) return 2;
+  for (const Case& c : Cases()) {
+    auto* registered = benchmark::RegisterBenchmark(c.id, c.function);
+    registered->UseRealTime()->Unit(benchmark::kMicrosecond);
+    if (!c.arguments.empty()) registered->Args(c.arguments);
+  }
+  Collector collector;
+  benchmark::RunSpecifiedBenchmarks(&collector);
+  if (!json_out.empty()) WriteResults(json_out, collector);
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvstrata
+
+int main(int argc, char** argv) { return kvstrata::Main(argc, argv); }

@@ -1,0 +1,49 @@
+#include "kernels/simd_target.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/ops/attend_raw/attend_raw_simd.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/ops/attend_raw/decode-inl.h"
+#include "kernels/ops/attend_raw/prefill-inl.h"
+
+#include "base/check.h"
+#include "kernels/ops/attend_raw/attend_raw.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvstrata {
+namespace HWY_NAMESPACE {
+
+template <typename T>
+void AttendTyped(const AttendWork& w) {
+  // Few queries: memory is the limit. Many: the multipliers are.
+  return w.queries * w.group <= kDecodeQueriesMax ? AttendFew<T>(w) : AttendMany<T>(w);
+}
+
+void AttendItem(const AttendWork& w) {
+  switch (w.k.dtype) {
+    case DType::kF32: return AttendTyped<float>(w);
+    case DType::kF16: return AttendTyped<F16>(w);
+    case DType::kBF16: return AttendTyped<BF16>(w);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvstrata
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvstrata {
+
+KVS_SIMD_TABLE(AttendItem);
+
+void AttendRawSimd(const AttendWork* work, int64_t n, Executor& executor) {
+  executor.ParallelFor(n, [work](int64_t i) {
+    KVS_CHECK(work[i].k.dtype == work[i].v.dtype && work[i].k.dim == work[i].v.dim);
+    KVS_CHECK(work[i].k.dim % 64 == 0 && work[i].k.dim <= 256);
+    KVS_SIMD_CALL(AttendItem)(work[i]);
+  });
+}
+
+}  // namespace kvstrata
+#endif  // HWY_ONCE

@@ -1,0 +1,45 @@
+#include <algorithm>
+#include <limits>
+
+#include "kernels/ops/score/score.h"
+
+namespace kvstrata {
+namespace {
+
+template <typename T>
+double ScoreQuery(const ScoreWork& w, const float* q, const std::byte* row) {
+  const T* a = reinterpret_cast<const T*>(row);
+  const T* b = reinterpret_cast<const T*>(row + w.max_offset);
+  double sum = 0;
+  for (int c = 0; c < w.rows.dim; ++c) {
+    const double x = static_cast<double>(q[c]) * ToFloat(a[c]);
+    sum += w.kind == ScoreWork::Kind::kDot ? x : std::max(x, static_cast<double>(q[c]) * ToFloat(b[c]));
+  }
+  return sum;
+}
+
+template <typename T>
+void ScoreOne(const ScoreWork& w) {
+  for (int32_t u = w.units.begin; u < w.units.end; ++u) {
+    double best = -std::numeric_limits<double>::infinity();
+    for (int32_t i = 0; i < w.queries; ++i) {
+      best = std::max(best, ScoreQuery<T>(w, w.q + int64_t{i} * w.rows.dim, w.rows.Row(u)));
+    }
+    float& out = w.out[u - w.units.begin];
+    out = static_cast<float>(w.accumulate ? out + best : best);
+  }
+}
+
+}  // namespace
+
+void ScoreRef(const ScoreWork* work, int64_t n, Executor& executor) {
+  executor.ParallelFor(n, [work](int64_t i) {
+    switch (work[i].rows.dtype) {
+      case DType::kF32: return ScoreOne<float>(work[i]);
+      case DType::kF16: return ScoreOne<F16>(work[i]);
+      case DType::kBF16: return ScoreOne<BF16>(work[i]);
+    }
+  });
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,57 @@
+#include <cmath>
+#include <vector>
+
+#include "kernels/ops/summarize/summarize.h"
+
+namespace kvstrata {
+namespace {
+
+template <typename T>
+void MinMax(const SummarizeWork& w) {
+  T* low = reinterpret_cast<T*>(w.out);
+  T* high = reinterpret_cast<T*>(w.out2);
+  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+    const T* k = reinterpret_cast<const T*>(w.keys.Row(t));
+    for (int c = 0; c < w.keys.dim; ++c) {
+      if (t == w.rows.begin || ToFloat(k[c]) < ToFloat(low[c])) low[c] = k[c];
+      if (t == w.rows.begin || ToFloat(k[c]) > ToFloat(high[c])) high[c] = k[c];
+    }
+  }
+}
+
+template <typename T>
+void Mean(const SummarizeWork& w) {
+  std::vector<float> sum(w.keys.dim, 0.0f);  // fp32 and in order: part of the contract
+  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+    const T* k = reinterpret_cast<const T*>(w.keys.Row(t));
+    for (int c = 0; c < w.keys.dim; ++c) sum[c] += ToFloat(k[c]);
+  }
+  const auto count = static_cast<float>(w.rows.end - w.rows.begin);
+  for (int c = 0; c < w.keys.dim; ++c) {
+    const float mean = sum[c] / count;
+    if (w.out_dtype == DType::kF32) {
+      reinterpret_cast<float*>(w.out)[c] = mean;
+    } else {
+      reinterpret_cast<BF16*>(w.out)[c] = FromFloat<BF16>(mean);
+    }
+  }
+}
+
+template <typename T>
+void Summarize(const SummarizeWork& w) {
+  return w.kind == SummarizeWork::Kind::kMean ? Mean<T>(w) : MinMax<T>(w);
+}
+
+}  // namespace
+
+void SummarizeRef(const SummarizeWork* work, int64_t n, Executor& executor) {
+  executor.ParallelFor(n, [work](int64_t i) {
+    switch (work[i].keys.dtype) {
+      case DType::kF32: return Summarize<float>(work[i]);
+      case DType::kF16: return Summarize<F16>(work[i]);
+      case DType::kBF16: return Summarize<BF16>(work[i]);
+    }
+  });
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,112 @@
+#include "kernels/simd_target.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/ops/summarize/summarize_simd.cc"
+#include "hwy/foreach_target.h"
+
+#include <bit>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/ops/simd_rows-inl.h"
+#include "kernels/ops/summarize/summarize.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvstrata {
+namespace HWY_NAMESPACE {
+
+inline constexpr int kVectors = 4;  // channels at a time: kVectors * N, a divisor of 64
+
+// A float that came from a T, back to that T; exact, unlike FromFloat also for a NaN's bits.
+HWY_INLINE float Back(float x, float*) { return x; }
+HWY_INLINE F16 Back(float x, F16*) { return FromFloat<F16>(x); }
+HWY_INLINE BF16 Back(float x, BF16*) {
+  return {static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16)};
+}
+
+template <typename T>
+HWY_INLINE void MinMaxChannels(const SummarizeWork& w, int c) {
+  const DF d;
+  VF low[kVectors], high[kVectors];
+  for (int j = 0; j < kVectors; ++j) {
+    low[j] = high[j] =
+        LoadFloats(reinterpret_cast<const T*>(w.keys.Row(w.rows.begin)) + c + j * kN);
+  }
+  for (int32_t t = w.rows.begin + 1; t < w.rows.end; ++t) {
+    const T* row = reinterpret_cast<const T*>(w.keys.Row(t)) + c;
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) {
+      // Compare and choose: what Min and Max do with a NaN or a -0 depends on the target.
+      const VF x = LoadFloats(row + j * kN);
+      low[j] = hn::IfThenElse(hn::Lt(x, low[j]), x, low[j]);
+      high[j] = hn::IfThenElse(hn::Gt(x, high[j]), x, high[j]);
+    }
+  }
+  float lows[kVectors * kN], highs[kVectors * kN];
+  for (int j = 0; j < kVectors; ++j) {
+    hn::StoreU(low[j], d, lows + j * kN);
+    hn::StoreU(high[j], d, highs + j * kN);
+  }
+  T* out = reinterpret_cast<T*>(w.out) + c;
+  T* out2 = reinterpret_cast<T*>(w.out2) + c;
+  for (size_t i = 0; i < kVectors * kN; ++i) {
+    out[i] = Back(lows[i], out);
+    out2[i] = Back(highs[i], out2);
+  }
+}
+
+template <typename T>
+HWY_INLINE void MeanChannels(const SummarizeWork& w, int c) {
+  const DF d;
+  VF sum[kVectors];
+  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Zero(d);
+  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+    const T* row = reinterpret_cast<const T*>(w.keys.Row(t)) + c;
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sum[j] = hn::Add(sum[j], LoadFloats(row + j * kN));
+  }
+  const VF count = hn::Set(d, static_cast<float>(w.rows.end - w.rows.begin));
+  float means[kVectors * kN];
+  for (int j = 0; j < kVectors; ++j) hn::StoreU(hn::Div(sum[j], count), d, means + j * kN);
+  if (w.out_dtype == DType::kF32) {
+    std::memcpy(reinterpret_cast<float*>(w.out) + c, means, sizeof means);
+    return;
+  }
+  BF16* out = reinterpret_cast<BF16*>(w.out) + c;
+  for (size_t i = 0; i < kVectors * kN; ++i) out[i] = FromFloat<BF16>(means[i]);
+}
+
+template <typename T>
+HWY_INLINE void SummarizeTyped(const SummarizeWork& w) {
+  for (int c = 0; c < w.keys.dim; c += kVectors * static_cast<int>(kN)) {
+    if (w.kind == SummarizeWork::Kind::kMean) {
+      MeanChannels<T>(w, c);
+    } else {
+      MinMaxChannels<T>(w, c);
+    }
+  }
+}
+
+void SummarizeItem(const SummarizeWork& w) {
+  switch (w.keys.dtype) {
+    case DType::kF32: return SummarizeTyped<float>(w);
+    case DType::kF16: return SummarizeTyped<F16>(w);
+    case DType::kBF16: return SummarizeTyped<BF16>(w);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvstrata
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvstrata {
+
+KVS_SIMD_TABLE(SummarizeItem);
+
+void SummarizeSimd(const SummarizeWork* work, int64_t n, Executor& executor) {
+  executor.ParallelFor(n, [work](int64_t i) { KVS_SIMD_CALL(SummarizeItem)(work[i]); });
+}
+
+}  // namespace kvstrata
+#endif  // HWY_ONCE

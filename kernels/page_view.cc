@@ -1,0 +1,88 @@
+#include "kernels/page_view.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+
+namespace kvstrata {
+namespace {
+
+// Tokens an index block covers when its coarsest unit is smaller than that.
+constexpr int32_t kIndexBlockTokens = 512;
+
+Status BadField(std::string_view field, int64_t value, std::string_view allowed) {
+  return InvalidArgument("GEOMETRY_INVALID", std::string(field) + " is " + std::to_string(value) +
+                                                 "; allowed: " + std::string(allowed));
+}
+
+}  // namespace
+
+Status Validate(const Geometry& g) {
+  if (g.layers < 1 || g.layers > 512) return BadField("layers", g.layers, "1..512");
+  if (g.kv_heads < 1 || g.kv_heads > 256) return BadField("kv_heads", g.kv_heads, "1..256");
+  if (g.query_heads < 1 || g.query_heads > 4096 || g.query_heads % g.kv_heads != 0) {
+    return BadField("query_heads", g.query_heads,
+                    "a multiple of kv_heads (" + std::to_string(g.kv_heads) + "), at most 4096");
+  }
+  if (g.head_dim != 64 && g.head_dim != 128 && g.head_dim != 256) {
+    return BadField("head_dim", g.head_dim, "64, 128, 256");
+  }
+  if (g.page_tokens != 16 && g.page_tokens != 32 && g.page_tokens != 64) {
+    return BadField("page_tokens", g.page_tokens, "16, 32, 64");
+  }
+  if (!IsDType(static_cast<int>(g.dtype))) {
+    return BadField("dtype", static_cast<int>(g.dtype), "1 (f32), 2 (f16), 3 (bf16)");
+  }
+  return OkStatus();
+}
+
+bool IndexLayout::operator==(const IndexLayout& o) const {
+  if (kind != o.kind || dtype != o.dtype || layers != o.layers || kv_heads != o.kv_heads ||
+      head_dim != o.head_dim || fields != o.fields || block_tokens != o.block_tokens ||
+      block_bytes != o.block_bytes || level_count != o.level_count) {
+    return false;
+  }
+  return std::equal(levels.begin(), levels.begin() + level_count, o.levels.begin(),
+                    [](const IndexLevel& a, const IndexLevel& b) {
+                      return a.unit_tokens == b.unit_tokens &&
+                             a.units_per_block == b.units_per_block && a.offset == b.offset;
+                    });
+}
+
+IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
+                            int level_count) {
+  IndexLayout index;
+  index.kind = kind;
+  if (kind == IndexLayout::Kind::kNone) return index;
+  KVS_CHECK(level_count >= 1 && level_count <= static_cast<int>(index.levels.size()));
+  index.dtype = kind == IndexLayout::Kind::kMinMax ? g.dtype : DType::kBF16;
+  index.layers = g.layers;
+  index.kv_heads = g.kv_heads;
+  index.head_dim = g.head_dim;
+  index.fields = kind == IndexLayout::Kind::kMinMax ? 2 : 1;
+  index.level_count = level_count;
+
+  int64_t tokens = 1;
+  for (int i = 0; i < level_count; ++i) {
+    KVS_CHECK(unit_tokens[i] >= 1);
+    tokens *= unit_tokens[i];
+    KVS_CHECK(tokens <= (int64_t{1} << 30));
+    index.levels[i].unit_tokens = static_cast<int32_t>(tokens);
+  }
+  const int64_t coarsest = tokens;
+  index.block_tokens = static_cast<int32_t>(std::max<int64_t>(
+      coarsest, (kIndexBlockTokens + coarsest - 1) / coarsest * coarsest));
+
+  for (int i = 0; i < level_count; ++i) {
+    IndexLevel& level = index.levels[i];
+    level.units_per_block = index.block_tokens / level.unit_tokens;
+    level.offset = index.block_bytes;
+    index.block_bytes += int64_t{index.layers} * index.fields * index.kv_heads *
+                         level.units_per_block * index.head_dim * SizeOf(index.dtype);
+  }
+  index.block_bytes = (index.block_bytes + 63) / 64 * 64;
+  return index;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,229 @@
+#include <algorithm>
+
+#include "kernels/ops/attend_raw/attend_raw.h"
+#include "tests/kernels/ops_fixture.h"
+
+namespace kvstrata {
+namespace {
+
+using Attend = void (*)(const AttendWork*, int64_t, Executor&);
+
+struct Case {
+  DType dtype = DType::kBF16;
+  int dim = 128, group = 4, queries = 1, position = 0, page_tokens = 16, padding = 0;
+  std::vector<kvstrata::Run> runs;
+  float scale = 0.125f;
+};
+
+struct Partial {
+  std::vector<float> m, l, o;
+};
+
+std::string Describe(const Case& c) {
+  std::string text = std::string(NameOf(c.dtype)) + " dim " + std::to_string(c.dim) + " group " +
+                     std::to_string(c.group) + " queries " + std::to_string(c.queries) +
+                     " position " + std::to_string(c.position) + " runs";
+  for (const kvstrata::Run& run : c.runs) {
+    text += " [" + std::to_string(run.begin) + "," + std::to_string(run.end) + ")";
+  }
+  return text;
+}
+
+// The inputs of a case: the queries of a token are followed by a NaN, so a wrong stride shows.
+struct Inputs {
+  PagedFixture k, v;
+  std::vector<float> q;
+  int64_t q_token;
+
+  Inputs(Random& random, const Case& c)
+      : k(random, c.dtype, Tokens(c), c.page_tokens, c.dim, c.padding),
+        v(random, c.dtype, Tokens(c), c.page_tokens, c.dim, 2 * c.padding),
+        q_token(int64_t{c.group} * c.dim + 1) {
+    q = NormalFloats(random, static_cast<size_t>(c.queries * q_token));
+    for (int i = 0; i < c.queries; ++i) q[(i + 1) * q_token - 1] = kNaN;
+  }
+  static int Tokens(const Case& c) {
+    int tokens = 1;
+    for (const kvstrata::Run& run : c.runs) tokens = std::max(tokens, run.end);
+    return tokens;
+  }
+};
+
+Partial RunCase(Attend attend, const Case& c, const Inputs& in) {
+  const auto rows = static_cast<size_t>(c.queries * c.group);
+  Partial p{std::vector<float>(rows, kNaN), std::vector<float>(rows, kNaN),
+            std::vector<float>(rows * c.dim, kNaN)};
+  const AttendWork work{in.k.rows,     in.v.rows,  in.q.data(),  in.q_token,
+                        c.queries,     c.group,    c.position,   c.runs.data(),
+                        static_cast<int32_t>(c.runs.size()),     c.scale,
+                        p.m.data(),    p.l.data(), p.o.data()};
+  attend(&work, 1, InlineExecutor());
+  return p;
+}
+
+class AttendRaw : public SimdTest {
+ protected:
+  void ExpectLikeRef(const Case& c) {
+    SCOPED_TRACE(random_.Trace());
+    SCOPED_TRACE(Describe(c));
+    const Inputs in(random_, c);
+    const Partial ref = RunCase(AttendRawRef, c, in), simd = RunCase(AttendRawSimd, c, in);
+    EXPECT_LE(RelativeL2(simd.m, ref.m), 1e-5);
+    EXPECT_LE(RelativeL2(simd.l, ref.l), 1e-5);
+    EXPECT_LE(RelativeL2(simd.o, ref.o), 1e-5);
+  }
+  // Ascending disjoint runs below `tokens`.
+  std::vector<kvstrata::Run> RandomRuns(int tokens) {
+    std::vector<kvstrata::Run> runs;
+    for (int at = random_.Below(20); at < tokens; at += 1 + random_.Below(60)) {
+      const int end = std::min(tokens, at + 1 + random_.Below(100));
+      runs.push_back({at, end});
+      at = end;
+    }
+    return runs;
+  }
+};
+
+TEST_P(AttendRaw, DecodeOfEveryTypeDimAndGroup) {
+  for (DType dtype : kDTypes) {
+    for (int dim : kDims) {
+      for (int group : {1, 2, 3, 4, 5, 7, 8, 9, 16}) {
+        ExpectLikeRef({dtype, dim, group, 1, 300, 16, 0, {{3, 200}, {233, 301}}});
+      }
+    }
+  }
+}
+
+TEST_P(AttendRaw, PrefillOfEveryTypeDimAndGroup) {
+  for (DType dtype : kDTypes) {
+    for (int dim : kDims) {
+      for (int group : {1, 3, 4, 7, 8}) {
+        ExpectLikeRef({dtype, dim, group, 21, 100, 32, 0, {{0, 90}, {95, 121}}});
+      }
+    }
+  }
+}
+
+TEST_P(AttendRaw, RandomShapesRunsAndPages) {
+  for (int i = 0; i < 40; ++i) {
+    Case c;
+    c.dtype = kDTypes[random_.Below(3)];
+    c.dim = kDims[random_.Below(3)];
+    c.group = 1 + random_.Below(8);
+    c.queries = 1 + random_.Below(i % 2 == 0 ? 4 : 64);
+    c.position = random_.Below(300);
+    c.page_tokens = 16 << random_.Below(3);
+    c.padding = 8 * random_.Below(3);
+    c.runs = RandomRuns(c.position + c.queries);
+    ExpectLikeRef(c);
+  }
+}
+
+TEST_P(AttendRaw, RowsOnlyAfterTheQueriesAreEmptyPartials) {
+  for (int queries : {1, 2, 64}) {
+    const Case c{DType::kBF16, 64, 3, queries, 10, 16, 0, {{200, 240}}};
+    const Inputs in(random_, c);
+    const Partial p = RunCase(AttendRawSimd, c, in);
+    for (float m : p.m) EXPECT_EQ(m, -kInf);
+    for (float l : p.l) EXPECT_EQ(l, 0.0f);
+    for (float o : p.o) EXPECT_EQ(o, 0.0f);
+  }
+}
+
+TEST_P(AttendRaw, NoRunsAreEmptyPartials) {
+  const Case c{DType::kF32, 64, 4, 1, 10, 16, 0, {}};
+  const Partial p = RunCase(AttendRawSimd, c, Inputs(random_, c));
+  EXPECT_EQ(p.m, std::vector<float>(4, -kInf));
+  EXPECT_EQ(p.l, std::vector<float>(4, 0.0f));
+  EXPECT_EQ(p.o, std::vector<float>(256, 0.0f));
+}
+
+TEST_P(AttendRaw, LargeScoresDoNotOverflow) {
+  for (int queries : {1, 16}) {
+    Case c{DType::kF32, 128, 4, queries, 200, 16, 0, {{0, 201}}};
+    c.scale = 40.0f;
+    SCOPED_TRACE(random_.Trace());
+    const Inputs in(random_, c);
+    const Partial p = RunCase(AttendRawSimd, c, in), ref = RunCase(AttendRawRef, c, in);
+    EXPECT_LE(RelativeL2(p.m, ref.m), 1e-5);
+    for (float l : p.l) EXPECT_TRUE(l >= 0.99f && l < 300.0f) << l;
+  }
+}
+
+// A later token's NaN must not reach an earlier token of the same chunk.
+TEST_P(AttendRaw, NaNIsSeenByNobodyBeforeIt) {
+  for (int group : {1, 3, 4}) {
+    for (int queries : {2, 64}) {
+      SCOPED_TRACE(std::to_string(group) + " " + std::to_string(queries) + random_.Trace());
+      const Case c{DType::kBF16, 64, group, queries, 100, 16, 0, {{0, 100 + queries}}};
+      Inputs in(random_, c);
+      const int bad = queries / 2;
+      for (int channel = 0; channel < 64; ++channel) {
+        in.k.Set(100 + bad, channel, kNaN);
+        in.v.Set(100 + bad, channel, kNaN);
+      }
+      const Partial p = RunCase(AttendRawSimd, c, in), ref = RunCase(AttendRawRef, c, in);
+      const auto clean = static_cast<ptrdiff_t>(bad * group);
+      EXPECT_LE(RelativeL2({p.o.begin(), p.o.begin() + clean * 64},
+                           {ref.o.begin(), ref.o.begin() + clean * 64}), 1e-5);
+      for (size_t i = static_cast<size_t>(clean); i < p.l.size(); ++i) {
+        EXPECT_TRUE(std::isnan(p.l[i])) << i;
+      }
+    }
+  }
+}
+
+TEST_P(AttendRaw, InfiniteKeysAndValuesDoNotCrash) {
+  for (DType dtype : kDTypes) {
+    for (int queries : {1, 64}) {
+      const Case c{dtype, 128, 4, queries, 200, 16, 0, {{0, 200 + queries}}};
+      Inputs in(random_, c);
+      for (int t = 0; t < 200; t += 7) in.k.Set(t, t % 128, t % 2 == 0 ? kInf : -kInf);
+      for (int t = 0; t < 200; t += 5) in.v.Set(t, t % 128, kInf);
+      RunCase(AttendRawSimd, c, in);
+    }
+  }
+}
+
+TEST_P(AttendRaw, ThePoolGivesTheSameBitsAsOneThread) {
+  constexpr int kItems = 40;
+  const Case c{DType::kBF16, 64, 3, 4, 500, 16, 0, {{0, 504}}};
+  const Inputs in(random_, c);
+  const auto run = [&](Executor& executor) {
+    std::vector<float> m(kItems * 12), l(kItems * 12), o(kItems * 12 * 64);
+    std::vector<kvstrata::Run> slices;
+    std::vector<AttendWork> work;
+    for (int i = 0; i < kItems; ++i) slices.push_back({i * 12, i * 12 + 12});
+    for (int i = 0; i < kItems; ++i) {
+      work.push_back({in.k.rows, in.v.rows, in.q.data(), in.q_token, 4, 3, 500, &slices[i], 1,
+                      0.125f, &m[i * 12], &l[i * 12], &o[i * 12 * 64]});
+    }
+    AttendRawSimd(work.data(), kItems, executor);
+    return o;
+  };
+  EXPECT_EQ(run(InlineExecutor()), run(*NewThreadPool(4)));
+}
+
+KVS_INSTANTIATE_SIMD(AttendRaw);
+
+TEST(AttendRawRef, AttendsByHand) {
+  // Two rows with scores 0 and ln 3: weights 1/3 and 1 relative to the maximum.
+  Random random;
+  PagedFixture k(random, DType::kF32, 2, 16, 64), v(random, DType::kF32, 2, 16, 64);
+  for (int c = 0; c < 64; ++c) {
+    k.Set(0, c, 0), k.Set(1, c, c == 0 ? std::log(3.0f) : 0);
+    v.Set(0, c, 3), v.Set(1, c, 6);
+  }
+  std::vector<float> q(64, 0.0f), m(1), l(1), o(64);
+  q[0] = 1;
+  const kvstrata::Run run{0, 2};
+  const AttendWork work{k.rows, v.rows, q.data(), 64, 1, 1, 1, &run, 1, 1.0f, m.data(), l.data(),
+                        o.data()};
+  AttendRawRef(&work, 1, InlineExecutor());
+  EXPECT_FLOAT_EQ(m[0], std::log(3.0f));
+  EXPECT_FLOAT_EQ(l[0], 4.0f / 3);
+  EXPECT_FLOAT_EQ(o[5], 7.0f);
+}
+
+}  // namespace
+}  // namespace kvstrata
