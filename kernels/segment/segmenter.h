@@ -21,7 +21,8 @@ class Segmenter {
   virtual IndexLayout Layout(const Plan& plan, const Geometry& geometry) const = 0;
 
   // Writes the rows of every level's units that are complete at `to` tokens and were not at `from`.
-  // REQUIRES: index blocks up to `to` are writable. Cost: reads (to - from) keys of all layers once.
+  // REQUIRES: index blocks up to `to` are writable. Cost: reads (to - from) keys of all layers
+  // once.
   virtual void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,
                       int32_t from, int32_t to, const Backend& backend,
                       Executor& executor) const = 0;

@@ -26,12 +26,17 @@ struct Selection {
   // Positions, ascending disjoint runs, always-on sets included: one list for all heads, or one per
   // KV head.
   std::vector<std::vector<Run>> runs;
-  // Ids of the chosen units, ascending, grouped like `runs` (golden/README "units"): quest the pages
-  // chosen beside the always-on ones; cascade the whole page table; empty for full and window.
+  // Ids of the chosen units, ascending, grouped like `runs` (golden/README "units"): quest the
+  // pages chosen beside the always-on ones; cascade the whole page table; empty for full and
+  // window.
   std::vector<std::vector<int32_t>> units;
 
   int groups() const { return static_cast<int>(runs.size()); }
   static Selection Full(int32_t n);
+  // The same, reusing the memory of what was there: a decode step selects once a layer.
+  void SetFull(int32_t n);
+  // `group_count` empty lists over n tokens, not full; reuses memory.
+  void Reset(int32_t n, int group_count);
   // Rows attended, summed over groups and divided by their number, rounded up.
   int64_t RowsPerHead() const;
 };
@@ -56,7 +61,8 @@ struct SelectContext {
   int32_t prompt_tokens = -1;  // length of the prompt; -1 until prefill_done
 };
 
-// An intermediate array, for kvs_inspect and the vectors. Names are golden/README's without "PLAN.".
+// An intermediate array, for kvs_inspect and the vectors. Names are golden/README's without
+// "PLAN.".
 struct InspectArray {
   enum class Type : uint8_t { kF32 = 1, kU16 = 2, kI32 = 3, kU8 = 4 };
   Type type = Type::kF32;
@@ -83,7 +89,8 @@ class Selector {
   virtual std::unique_ptr<Selector> Clone() const = 0;
 
   // NOT_FOUND INSPECT_UNKNOWN lists the names there are.
-  virtual Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const = 0;
+  virtual Result<InspectArray> Inspect(const SelectContext& context,
+                                       std::string_view name) const = 0;
 };
 
 // REQUIRES: plan came from ParsePlan.
@@ -91,6 +98,16 @@ std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry
 
 // Union of runs given in any order: ascending, disjoint, adjacent ones joined, empty ones gone.
 std::vector<Run> Normalize(std::vector<Run> runs);
+
+// Adds a run that begins at or after the last one's begin; joins it where they touch.
+inline void AppendRun(Run run, std::vector<Run>* runs) {
+  if (run.begin >= run.end) return;
+  if (runs->empty() || run.begin > runs->back().end) {
+    runs->push_back(run);
+  } else if (run.end > runs->back().end) {
+    runs->back().end = run.end;
+  }
+}
 
 // Whether a common rule asks for full attention (spec/common.md).
 inline bool AttendsInFull(int32_t n, int32_t always_on, int32_t budget, int32_t min_tokens) {

@@ -52,15 +52,20 @@ class SequenceState {
   void CatchUp(const SequenceView& view, const Backend& backend, Executor& executor);
 
   // The prompt is complete at tokens(); runs the plan's end-of-prefill work.
-  // FAILED_PRECONDITION when it was already, or when the sequence is empty.
+  // FAILED_PRECONDITION PREFILL_REPEATED when it was already, SEQUENCE_EMPTY without tokens.
   Status PrefillDone(const SequenceView& view, const Backend& backend, Executor& executor);
 
   // Entropy, surprisal in nats and sentence boundaries of positions [first, first + n); any of the
-  // arrays may be null. In order, in parts. INVALID_ARGUMENT on a gap, a negative or non-finite
-  // value, or positions that do not exist.
+  // arrays may be null. Each series comes in order, in parts. Entropy may skip positions, which
+  // then have none (prompt and forced tokens are not sampled); surprisal and boundaries may skip
+  // only the prefix that was held from the start. All or nothing. INVALID_ARGUMENT: REPORT_RANGE
+  // (positions that do not exist), REPORT_ORDER (reported before, or a gap), REPORT_VALUE (negative
+  // or not finite; boundary other than 0 and 1).
   Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
                 const uint8_t* boundary);
 
+  // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
+  // "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
   Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
                                std::string_view name) const;
 
@@ -83,8 +88,9 @@ class SequenceState {
   Plan plan_;
   IndexLayout index_;
   std::unique_ptr<Selector> selector_;
-  std::vector<float> entropy_, surprisal_;
+  std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
+  int32_t held_tokens_ = 0;  // at the start
   int32_t tokens_ = 0;
   int32_t indexed_tokens_ = 0;
   int32_t prompt_tokens_ = -1;
@@ -98,7 +104,8 @@ struct StepMember {
 
 class Step {
  public:
-  // Catches every member up. REQUIRES: members not empty, one geometry.
+  // Catches every member up: its index, for all layers, and its selector.
+  // REQUIRES: members not empty, one geometry; states and views outlive the Step.
   Step(std::vector<StepMember> members, const Backend& backend, Executor& executor);
 
   // k, v [sum of new tokens][kv_heads][head_dim].
@@ -109,11 +116,12 @@ class Step {
 
   // Attention of the new tokens over what Select chose (it selects first if Select was not called
   // for this layer): the history as selected for the first new token, the new tokens causally.
-  // out like q; lse (may be null) [sum of new tokens][query_heads], natural log of the sum of exp of
-  // the scaled scores.
+  // out like q; lse (may be null) [sum of new tokens][query_heads], natural log of the sum of exp
+  // of the scaled scores.
   void Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
 
-  // All layers hold the new tokens: the states advance. The Step is over.
+  // All layers hold the new tokens: the states advance. The Step is over. A Step that is destroyed
+  // without End leaves its states as they were.
   void End();
 
   // The selection of the last layer selected or attended.
@@ -123,15 +131,46 @@ class Step {
   int32_t tokens() const { return tokens_; }  // sum of new tokens
 
  private:
+  // A part of the positions that a group of heads attends, at most kAttendSliceRows of them.
+  struct Slice {
+    size_t first_run = 0, run_count = 0;  // in runs_
+    int32_t begin = 0, end = 0;           // first position, and one past the last
+  };
+  // The queries of some new tokens of one member for one KV head; merged from its partials.
+  struct Tile {
+    int member = 0, head = 0;
+    int32_t begin = 0, queries = 0;      // of the member's new tokens
+    size_t first_slice = 0, slices = 0;  // in slices_: those that some query sees
+  };
+
+  const Geometry& geometry() const { return members_[0].state->geometry(); }
+  int32_t VisibleEnd(const Tile& tile) const;
+  int64_t PartialRows(const Tile& tile) const;
+  Rows DenseQueries(const Rows& q, int32_t first, int32_t count);
+  void StoreOutput(const MutableRows& out);
+  void CutRuns(const std::vector<Run>& selected, int32_t history, int32_t end);
+  void PlanMember(int member);
+  void AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_row);
+  void RunTiles(int layer, const Rows& q, const MutableRows& out, float* lse,
+                std::span<const Tile> tiles);
+
   std::vector<StepMember> members_;
   std::vector<int32_t> first_row_;  // of each member in the packed batch
   std::vector<Selection> selections_;
-  std::vector<int> selected_layer_;
-  std::vector<float> q_, out_;                     // fp32 copies, packed
-  std::vector<float> partial_m_, partial_l_, partial_o_;
+  int selected_layer_ = -1;
   int32_t tokens_ = 0;
   const Backend& backend_;
   Executor& executor_;
+
+  // Scratch, kept from layer to layer.
+  std::vector<float> q_, out_;  // fp32 copies, packed
+  std::vector<Run> runs_;       // of all slices; behind them those cut at a tile's last query
+  std::vector<Slice> slices_;
+  std::vector<Tile> tiles_;
+  std::vector<AttendWork> attend_;
+  std::vector<size_t> first_run_;  // of each item of attend_, in runs_
+  std::vector<MergeWork> merge_;
+  std::vector<float> partial_m_, partial_l_, partial_o_;  // [rows], [rows], [rows][head_dim]
 };
 
 }  // namespace kvstrata

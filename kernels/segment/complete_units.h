@@ -1,0 +1,22 @@
+// The one loop behind every segmenter whose summaries are one row a unit: writes the rows of the
+// units that became complete, level by level. Private to kernels/segment.
+//
+// One (layer, KV head) depends on nothing but itself, at every level: the loop is parallel over
+// them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once; nothing
+// when no unit completes.
+#ifndef KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
+#define KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
+
+#include "kernels/backend.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+// REQUIRES: index.kind is not kNone; index blocks up to `to` are writable.
+void SummarizeCompleteUnits(const Geometry& geometry, const IndexLayout& index,
+                            const SequenceView& view, int32_t from, int32_t to,
+                            const Backend& backend, Executor& executor);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_

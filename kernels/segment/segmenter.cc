@@ -1,0 +1,31 @@
+#include "kernels/segment/segmenter.h"
+
+namespace kvstrata {
+
+const Segmenter& PageSegmenterInstance();
+const Segmenter& HierarchySegmenterInstance();
+
+namespace {
+
+// `none`: no index, nothing to keep up to date.
+class NoSegmenter final : public Segmenter {
+ public:
+  IndexLayout Layout(const Plan&, const Geometry&) const override { return {}; }
+  void Update(const Geometry&, const IndexLayout&, const SequenceView&, int32_t, int32_t,
+              const Backend&, Executor&) const override {}
+};
+
+const Segmenter& NoSegmenterInstance() {
+  static const NoSegmenter segmenter;
+  return segmenter;
+}
+
+}  // namespace
+
+const Segmenter& SegmenterOf(SegmenterKind kind) {
+  static constexpr const Segmenter& (*kInstances[])() = {
+      NoSegmenterInstance, PageSegmenterInstance, HierarchySegmenterInstance};  // by SegmenterKind
+  return kInstances[static_cast<size_t>(kind)]();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,238 @@
+// Selector `cascade`: one page list for all layers and heads, from key-key affinity (CHESS;
+// spec/chess.md). Selects at the end of the prompt and then when a trigger fires; in between a step
+// costs nothing. The window's start stays where the last selection put it, so the list grows.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/select/affinity.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+namespace {
+
+using Units = std::vector<int32_t>;  // ascending
+
+// The best ceil(share * n) of `units` by scores[unit], ascending.
+Units Best(const Units& units, const std::vector<float>& scores, double share,
+           const Backend& backend) {
+  const auto n = static_cast<int32_t>(units.size());
+  std::vector<float> own(n);
+  std::ranges::transform(units, own.begin(), [&](int32_t u) { return scores[u]; });
+  Units best(CeilShare(share, n));
+  backend.top_k({own.data(), n, static_cast<int32_t>(best.size()), best.data()});
+  std::ranges::transform(best, best.begin(), [&](int32_t i) { return units[i]; });
+  return best;
+}
+
+// Units of [begin, end) whose parent (unit / size) is in `parents`.
+Units ChildrenOf(const Units& parents, int32_t size, int32_t begin, int32_t end) {
+  Units children;
+  for (const int32_t p : parents) {
+    for (int32_t u = std::max(begin, p * size); u < std::min(end, (p + 1) * size); ++u) {
+      children.push_back(u);
+    }
+  }
+  return children;
+}
+
+// Levels in the order of AffinityScores: 0 pages, 1 chunks, 2 grids.
+struct CascadeInput {
+  const AffinityScores& scores;
+  int32_t pages_per_chunk, chunks_per_grid;
+  std::array<double, 3> rho;  // of grids, chunks, pages
+  Run candidates;             // pages
+};
+
+// Pages that survive section 3.2; a chunk or grid competes if it holds a candidate.
+Units CascadeTop(const CascadeInput& in, const Backend& backend) {
+  const Run& pages = in.candidates;
+  if (pages.begin >= pages.end) return {};
+  const Run chunks = {pages.begin / in.pages_per_chunk, (pages.end - 1) / in.pages_per_chunk + 1};
+  const Run grids = {chunks.begin / in.chunks_per_grid, (chunks.end - 1) / in.chunks_per_grid + 1};
+  Units kept;
+  for (int32_t g = grids.begin; g < grids.end; ++g) kept.push_back(g);
+  kept = Best(kept, in.scores[2], in.rho[0], backend);
+  kept = ChildrenOf(kept, in.chunks_per_grid, chunks.begin, chunks.end);
+  kept = Best(kept, in.scores[1], in.rho[1], backend);
+  kept = ChildrenOf(kept, in.pages_per_chunk, pages.begin, pages.end);
+  return Best(kept, in.scores[0], in.rho[2], backend);
+}
+
+// Algorithm 1 as printed: pruned scores become 0 and the quantiles run over the whole level.
+Units CascadeLiteral(const CascadeInput& in) {
+  std::vector<bool> parent;
+  for (int step = 0; step < 3; ++step) {
+    const std::vector<float>& scores = in.scores[2 - step];
+    const int32_t size = step == 1 ? in.chunks_per_grid : in.pages_per_chunk;
+    std::vector<bool> active(scores.size(), true);
+    std::vector<double> shown(scores.begin(), scores.end());
+    for (size_t u = 0; step > 0 && u < scores.size(); ++u) {
+      active[u] = parent[u / size];
+      if (!active[u]) shown[u] = 0;
+    }
+    const double threshold = Quantile(shown, 1 - in.rho[step]);
+    for (size_t u = 0; u < scores.size(); ++u) {
+      active[u] = active[u] && double{scores[u]} >= threshold;
+    }
+    parent = std::move(active);
+  }
+  Units kept;
+  for (int32_t p = in.candidates.begin; p < in.candidates.end; ++p) {
+    if (parent[p]) kept.push_back(p);
+  }
+  return kept;
+}
+
+template <typename T>
+InspectArray ArrayOf(InspectArray::Type type, const std::vector<T>& values) {
+  InspectArray array;
+  array.type = type;
+  array.shape = {static_cast<int64_t>(values.size())};
+  array.bytes.resize(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
+  return array;
+}
+
+class CascadeSelector final : public Selector {
+ public:
+  explicit CascadeSelector(const Plan& plan) : plan_(plan) {}
+
+  void Begin(const SelectContext& context) override {
+    if (context.prompt_tokens < 0) return;
+    // Many tokens at once select at each page boundary inside, as one at a time would; of the
+    // selections only the last one's pages can be seen, so only that one is computed.
+    int32_t select_at = -1;
+    const int32_t now = context.view.tokens;
+    for (int32_t page = seen_ / plan_.page; page < now / plan_.page; ++page) {
+      ++pages_since_;
+      if (plan_.trigger == Plan::Trigger::kAlways || !IsDue(context, page)) continue;
+      select_at = (page + 1) * plan_.page;
+      pages_since_ = 0;
+      ++selections_;
+    }
+    if (plan_.trigger == Plan::Trigger::kAlways && now > seen_) {
+      select_at = now;
+      selections_ += now - seen_;
+    }
+    seen_ = now;
+    if (select_at >= 0) SelectPages(context, select_at);
+  }
+
+  void PrefillDone(const SelectContext& context) override {
+    seen_ = context.view.tokens;
+    pages_since_ = 0;
+    ++selections_;
+    SelectPages(context, seen_);
+  }
+
+  void Select(const SelectContext& context, int, const float*, Selection* out) override {
+    const int32_t n = context.view.tokens + 1;
+    if (n < plan_.min_tokens) return out->SetFull(n);
+    out->Reset(n, 1);
+    const int32_t pages = (n + plan_.page - 1) / plan_.page;
+    const int32_t sinks = std::min(plan_.sinks, pages);
+    // Selected pages lie between sinks and window; the union is their concatenation.
+    const int32_t window = std::max(window_start_, sinks);
+    Units& table = out->units[0];
+    for (int32_t p = 0; p < sinks; ++p) table.push_back(p);
+    table.insert(table.end(), selected_.begin(), selected_.end());
+    for (int32_t p = window; p < pages; ++p) table.push_back(p);
+    std::vector<Run>& runs = out->runs[0];
+    AppendRun({0, std::min(sinks * plan_.page, n)}, &runs);
+    for (const int32_t p : selected_) AppendRun({p * plan_.page, (p + 1) * plan_.page}, &runs);
+    AppendRun({window * plan_.page, n}, &runs);
+  }
+
+  std::unique_ptr<Selector> Clone() const override {
+    return std::make_unique<CascadeSelector>(*this);
+  }
+
+  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
+    if (name == "selections") return ArrayOf(InspectArray::Type::kI32, Units{selections_});
+    if (name == "page_vectors_bf16") return PageVectors(context);
+    static constexpr std::string_view kScores[] = {"page_scores", "chunk_scores", "grid_scores"};
+    for (size_t level = 0; level < scores_.size(); ++level) {
+      if (name == kScores[level]) return ArrayOf(InspectArray::Type::kF32, scores_[level]);
+    }
+    return NotFound("INSPECT_UNKNOWN",
+                    "array '" + std::string(name) +
+                        "': selector 'cascade' keeps selections, page_vectors_bf16, grid_scores, "
+                        "chunk_scores, page_scores");
+  }
+
+ private:
+  // Whether the completed page asks for a re-selection (section 3.3).
+  bool IsDue(const SelectContext& context, int32_t page) const {
+    // Prompt tokens have no entropy, whatever was reported for them (spec/chess.md 6).
+    const auto reported = static_cast<int32_t>(context.entropy.size());
+    const int32_t begin = std::max(page * plan_.page, context.prompt_tokens);
+    const int32_t end = std::min((page + 1) * plan_.page, reported);
+    double sum = 0, squares = 0;
+    int32_t given = 0;
+    for (int32_t t = begin; t < end; ++t) {
+      if (std::isnan(context.entropy[t])) continue;
+      sum += context.entropy[t];
+      ++given;
+    }
+    if (plan_.trigger == Plan::Trigger::kEvery || given == 0) return pages_since_ >= plan_.every;
+    const double mean = sum / given;
+    for (int32_t t = begin; t < end; ++t) {
+      if (std::isnan(context.entropy[t])) continue;
+      squares += (context.entropy[t] - mean) * (context.entropy[t] - mean);
+    }
+    const bool mean_over = mean > plan_.thresholds[0];
+    const bool variance_over = squares / given > plan_.thresholds[1];
+    return plan_.trigger_or ? mean_over || variance_over : mean_over && variance_over;
+  }
+
+  // Chooses pages anew as of `tokens`, whatever came after.
+  void SelectPages(const SelectContext& context, int32_t tokens) {
+    const int32_t pages = (tokens + plan_.page - 1) / plan_.page;
+    window_start_ = std::max(0, pages - plan_.window);
+    if (tokens < plan_.page) return;  // no complete page yet: everything is in the window
+    scores_ = ScoreAffinity(context, tokens, window_start_);
+    const CascadeInput input{scores_,
+                             plan_.pages_per_chunk,
+                             plan_.chunks_per_grid,
+                             plan_.rho,
+                             {std::min(plan_.sinks, window_start_), window_start_}};
+    selected_ = plan_.cascade == Plan::Cascade::kTop ? CascadeTop(input, *context.backend)
+                                                     : CascadeLiteral(input);
+  }
+
+  InspectArray PageVectors(const SelectContext& context) const {
+    const IndexLayout& index = *context.index;
+    const int32_t pages = index.UnitsFor(0, context.view.tokens);
+    const size_t row = static_cast<size_t>(index.head_dim) * sizeof(BF16);
+    InspectArray array;
+    array.type = InspectArray::Type::kU16;
+    array.shape = {pages, int64_t{index.layers} * index.kv_heads * index.head_dim};
+    array.bytes.resize(static_cast<size_t>(pages) * index.layers * index.kv_heads * row);
+    std::byte* out = array.bytes.data();
+    for (int32_t page = 0; page < pages; ++page) {
+      for (int layer = 0; layer < index.layers; ++layer) {
+        for (int head = 0; head < index.kv_heads; ++head, out += row) {
+          std::memcpy(out, index.Row(context.view.index_blocks, 0, layer, 0, head, page), row);
+        }
+      }
+    }
+    return array;
+  }
+
+  Plan plan_;
+  int32_t seen_ = 0;         // tokens that the trigger has seen
+  int32_t pages_since_ = 0;  // pages completed since the last selection
+  int32_t selections_ = 0;
+  int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
+  Units selected_;            // pages of the last selection
+  AffinityScores scores_;     // of the last selection, for Inspect
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry&) {
+  return std::make_unique<CascadeSelector>(plan);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,57 @@
+#include "kernels/select/selector.h"
+
+#include <algorithm>
+
+namespace kvstrata {
+
+std::unique_ptr<Selector> NewFullSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewWindowSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry);
+
+std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry) {
+  static constexpr std::unique_ptr<Selector> (*kFactories[])(const Plan&, const Geometry&) = {
+      NewFullSelector, NewWindowSelector, NewMinMaxSelector,
+      NewCascadeSelector};  // by SelectorKind
+  return kFactories[static_cast<size_t>(plan.selector)](plan, geometry);
+}
+
+Selection Selection::Full(int32_t n) {
+  Selection selection;
+  selection.SetFull(n);
+  return selection;
+}
+
+void Selection::SetFull(int32_t n) {
+  Reset(n, 1);
+  full = true;
+  if (n > 0) runs[0].push_back({0, n});
+}
+
+void Selection::Reset(int32_t n, int group_count) {
+  tokens = n;
+  full = false;
+  runs.resize(group_count);
+  units.resize(group_count);
+  for (auto& list : runs) list.clear();
+  for (auto& list : units) list.clear();
+}
+
+int64_t Selection::RowsPerHead() const {
+  if (runs.empty()) return 0;
+  int64_t rows = 0;
+  for (const auto& list : runs) {
+    for (const Run& run : list) rows += run.end - run.begin;
+  }
+  return (rows + groups() - 1) / groups();
+}
+
+std::vector<Run> Normalize(std::vector<Run> runs) {
+  std::erase_if(runs, [](const Run& r) { return r.begin >= r.end; });
+  std::ranges::sort(runs, {}, &Run::begin);
+  std::vector<Run> out;
+  for (const Run& run : runs) AppendRun(run, &out);
+  return out;
+}
+
+}  // namespace kvstrata

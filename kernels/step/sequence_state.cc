@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/step/step.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+
+std::string Range(int32_t first, int32_t n) {
+  return "[" + std::to_string(first) + ", " + std::to_string(int64_t{first} + n) + ")";
+}
+
+// Where a series may go on: at its end, or, if `skip_to` is beyond, anywhere up to there.
+Status CheckOrder(std::string_view series, size_t length, int32_t first, int32_t skip_to) {
+  const auto next = static_cast<int32_t>(length);
+  if (first >= next && first <= std::max(next, skip_to)) return OkStatus();
+  return InvalidArgument("REPORT_ORDER", std::string(series) + " from position " +
+                                             std::to_string(first) +
+                                             (first < next ? ": already reported" : ": a gap") +
+                                             "; go on at position " + std::to_string(next));
+}
+
+Status CheckValues(std::string_view series, const float* values, int32_t first, int32_t n) {
+  for (int32_t i = 0; i < n; ++i) {
+    if (std::isfinite(values[i]) && values[i] >= 0) continue;
+    return InvalidArgument(
+        "REPORT_VALUE", std::string(series) + " of position " + std::to_string(first + i) + " is " +
+                            std::to_string(values[i]) + "; allowed are finite nats >= 0");
+  }
+  return OkStatus();
+}
+
+Status CheckBoundaries(const uint8_t* values, int32_t first, int32_t n) {
+  for (int32_t i = 0; i < n; ++i) {
+    if (values[i] <= 1) continue;
+    return InvalidArgument("REPORT_VALUE", "boundary of position " + std::to_string(first + i) +
+                                               " is " + std::to_string(values[i]) +
+                                               "; allowed are 0 and 1");
+  }
+  return OkStatus();
+}
+
+template <typename T>
+void Extend(const T* values, int32_t first, int32_t n, T none, std::vector<T>* series) {
+  if (values == nullptr || n == 0) return;
+  series->resize(first, none);
+  series->insert(series->end(), values, values + n);
+}
+
+template <typename T>
+InspectArray SeriesArray(InspectArray::Type type, const std::vector<T>& series) {
+  InspectArray array;
+  array.type = type;
+  array.shape = {static_cast<int64_t>(series.size())};
+  array.bytes.resize(series.size() * sizeof(T));
+  if (!series.empty()) std::memcpy(array.bytes.data(), series.data(), array.bytes.size());
+  return array;
+}
+
+}  // namespace
+
+SequenceState::SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens,
+                             int32_t indexed_tokens)
+    : geometry_(geometry),
+      plan_(plan),
+      index_(IndexOf(plan, geometry)),
+      selector_(NewSelector(plan, geometry)),
+      held_tokens_(tokens),
+      tokens_(tokens),
+      indexed_tokens_(indexed_tokens) {
+  KVS_CHECK(0 <= indexed_tokens && indexed_tokens <= tokens);
+}
+
+std::unique_ptr<SequenceState> SequenceState::Clone() const {
+  std::unique_ptr<SequenceState> copy(new SequenceState);
+  copy->geometry_ = geometry_;
+  copy->plan_ = plan_;
+  copy->index_ = index_;
+  copy->selector_ = selector_->Clone();
+  copy->entropy_ = entropy_;
+  copy->surprisal_ = surprisal_;
+  copy->boundary_ = boundary_;
+  copy->held_tokens_ = held_tokens_;
+  copy->tokens_ = tokens_;
+  copy->indexed_tokens_ = indexed_tokens_;
+  copy->prompt_tokens_ = prompt_tokens_;
+  return copy;
+}
+
+SelectContext SequenceState::Context(const SequenceView& view, const Backend& backend,
+                                     Executor& executor) const {
+  SelectContext context;
+  context.geometry = &geometry_;
+  context.layout = PageLayout::Of(geometry_);
+  context.index = &index_;
+  context.view = view;
+  context.backend = &backend;
+  context.executor = &executor;
+  context.entropy = entropy_;
+  context.prompt_tokens = prompt_tokens_;
+  return context;
+}
+
+void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Executor& executor) {
+  KVS_CHECK(view.tokens == tokens_);
+  if (indexed_tokens_ < tokens_) {
+    SegmenterOf(plan_.segmenter)
+        .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
+    indexed_tokens_ = tokens_;
+  }
+  selector_->Begin(Context(view, backend, executor));
+}
+
+Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backend,
+                                  Executor& executor) {
+  if (prompt_tokens_ >= 0) {
+    return FailedPrecondition("PREFILL_REPEATED", "the prompt was complete already, at token " +
+                                                      std::to_string(prompt_tokens_));
+  }
+  if (tokens_ == 0) {
+    return FailedPrecondition("SEQUENCE_EMPTY", "the sequence has no tokens; append the prompt");
+  }
+  CatchUp(view, backend, executor);
+  prompt_tokens_ = tokens_;
+  selector_->PrefillDone(Context(view, backend, executor));
+  return OkStatus();
+}
+
+Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
+                             const uint8_t* boundary) {
+  if (first < 0 || n < 0 || int64_t{first} + n > tokens_) {
+    return InvalidArgument("REPORT_RANGE", "positions " + Range(first, n) + " of a sequence of " +
+                                               std::to_string(tokens_) +
+                                               " tokens: report tokens that a step has committed");
+  }
+  if (surprisal != nullptr) {
+    KVS_RETURN_IF_ERROR(CheckOrder("surprisal", surprisal_.size(), first, held_tokens_));
+    KVS_RETURN_IF_ERROR(CheckValues("surprisal", surprisal, first, n));
+  }
+  if (entropy != nullptr) {
+    KVS_RETURN_IF_ERROR(CheckOrder("entropy", entropy_.size(), first, tokens_));
+    KVS_RETURN_IF_ERROR(CheckValues("entropy", entropy, first, n));
+  }
+  if (boundary != nullptr) {
+    KVS_RETURN_IF_ERROR(CheckOrder("boundary", boundary_.size(), first, held_tokens_));
+    KVS_RETURN_IF_ERROR(CheckBoundaries(boundary, first, n));
+  }
+  Extend(surprisal, first, n, kNone, &surprisal_);
+  Extend(entropy, first, n, kNone, &entropy_);
+  Extend(boundary, first, n, uint8_t{0}, &boundary_);
+  return OkStatus();
+}
+
+Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,
+                                            Executor& executor, std::string_view name) const {
+  if (name == "entropy") return SeriesArray(InspectArray::Type::kF32, entropy_);
+  if (name == "surprisal") return SeriesArray(InspectArray::Type::kF32, surprisal_);
+  if (name == "boundary") return SeriesArray(InspectArray::Type::kU8, boundary_);
+  SequenceView indexed = view;
+  indexed.tokens = std::min(view.tokens, indexed_tokens_);  // later rows are not written yet
+  Result<InspectArray> array = selector_->Inspect(Context(indexed, backend, executor), name);
+  if (array.ok() || array.status().reason() != "INSPECT_UNKNOWN") return array;
+  return NotFound("INSPECT_UNKNOWN",
+                  array.status().message() + "; every plan has entropy, surprisal, boundary");
+}
+
+std::string SequenceState::StatusText() const {
+  if (plan_.selector == SelectorKind::kFull) return "ok";
+  if (prompt_tokens_ < 0) {
+    if (tokens_ < plan_.min_tokens) return "ok";
+    return "the prompt is not marked complete: attends in full until prefill_done";
+  }
+  if (plan_.selector != SelectorKind::kCascade || plan_.trigger != Plan::Trigger::kEntropy) {
+    return "ok";
+  }
+  const std::string every = "every " + std::to_string(plan_.every) + " pages";
+  if (tokens_ > prompt_tokens_ && static_cast<int32_t>(entropy_.size()) <= prompt_tokens_) {
+    return "no entropy was reported: selects anew " + every;
+  }
+  const auto infinite = [](double x) { return std::isinf(x); };
+  const bool never = plan_.trigger_or ? std::ranges::all_of(plan_.thresholds, infinite)
+                                      : std::ranges::any_of(plan_.thresholds, infinite);
+  if (never && !entropy_.empty()) {
+    return "thresholds are not set: reported entropies never cause a new selection; set "
+           "thresholds, "
+           "report none (" +
+           every + "), or use trigger = \"every\"";
+  }
+  return "ok";
+}
+
+}  // namespace kvstrata

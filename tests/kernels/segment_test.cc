@@ -1,0 +1,169 @@
+#include <algorithm>
+
+#include "kernels/segment/segmenter.h"
+#include "tests/kernels/held_sequence.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint64_t kSeed = 21;
+
+Geometry SmallGeometry(DType dtype = DType::kBF16) {
+  return {.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .dtype = dtype};
+}
+
+// Writes the inputs' tokens into the pages and updates the index every `chunk` tokens.
+std::vector<std::vector<std::byte>> IndexedInChunks(const Inputs& in, const std::string& plan,
+                                                    int32_t chunk, const Backend& backend) {
+  HeldSequence sequence(in.g, plan);
+  while (sequence.state->tokens() < in.n) {
+    RunTo(sequence, in, std::min(sequence.state->tokens() + chunk, in.n), chunk, backend);
+    Settle(sequence, backend);
+  }
+  return sequence.blocks();
+}
+
+using Row = std::vector<float>;
+
+Row StoredRow(HeldSequence& sequence, int level, int layer, int field, int head, int32_t unit) {
+  const IndexLayout& index = sequence.state->index();
+  const std::byte* row = index.Row(sequence.View().index_blocks, level, layer, field, head, unit);
+  Row values(index.head_dim);
+  for (int c = 0; c < index.head_dim; ++c) {
+    if (index.dtype == DType::kF32) {
+      values[c] = reinterpret_cast<const float*>(row)[c];
+    } else if (index.dtype == DType::kF16) {
+      values[c] = ToFloat(reinterpret_cast<const F16*>(row)[c]);
+    } else {
+      values[c] = ToFloat(reinterpret_cast<const BF16*>(row)[c]);
+    }
+  }
+  return values;
+}
+
+// fp32 sum in order, divided once, rounded to bf16 (spec/chess.md 1).
+Row MeanOf(const std::vector<Row>& rows) {
+  Row mean(rows[0].size(), 0.0f);
+  for (const Row& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) mean[c] += row[c];
+  }
+  for (float& x : mean) x = ToFloat(FromFloat<BF16>(x / static_cast<float>(rows.size())));
+  return mean;
+}
+
+Row KeyOf(const Inputs& in, int32_t t, int layer, int head) {
+  return {in.Key(t, layer, head), in.Key(t, layer, head) + in.g.head_dim};
+}
+
+class Segment : public EachBackend {};
+
+TEST_P(Segment, PageRowsAreTheExtremesOfTheirKeys) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Inputs in(SmallGeometry(dtype), 70, kSeed);
+    HeldSequence sequence(in.g, "quest{page = 8}");
+    RunTo(sequence, in, in.n, 70, backend());
+    Settle(sequence, backend());
+    for (int layer = 0; layer < 2; ++layer) {
+      for (int head = 0; head < 2; ++head) {
+        for (int32_t unit = 0; unit < 70 / 8; ++unit) {
+          Row low = KeyOf(in, unit * 8, layer, head), high = low;
+          for (int32_t t = unit * 8; t < (unit + 1) * 8; ++t) {
+            for (int c = 0; c < 64; ++c) {
+              low[c] = std::min(low[c], in.Key(t, layer, head)[c]);
+              high[c] = std::max(high[c], in.Key(t, layer, head)[c]);
+            }
+          }
+          ASSERT_EQ(StoredRow(sequence, 0, layer, 0, head, unit), low) << "seed " << kSeed;
+          ASSERT_EQ(StoredRow(sequence, 0, layer, 1, head, unit), high) << "seed " << kSeed;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Segment, HierarchyRowsAreMeansOfTheFinerLevel) {
+  // 700 tokens: 87 pages of 8, 29 chunks, 7 grids of 72 tokens complete in more than one block.
+  const Inputs in(SmallGeometry(), 700, kSeed);
+  HeldSequence sequence(in.g, "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3}");
+  RunTo(sequence, in, in.n, 512, backend());
+  Settle(sequence, backend());
+  ASSERT_GT(sequence.blocks().size(), 1u);
+  const int32_t sizes[] = {8, 3, 3};
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int head = 0; head < 2; ++head) {
+      std::vector<Row> finer;
+      for (int32_t t = 0; t < in.n; ++t) finer.push_back(KeyOf(in, t, layer, head));
+      for (int level = 0; level < 3; ++level) {
+        std::vector<Row> means;
+        for (size_t i = 0; i + sizes[level] <= finer.size(); i += sizes[level]) {
+          means.push_back(MeanOf({finer.begin() + i, finer.begin() + i + sizes[level]}));
+          ASSERT_EQ(
+              StoredRow(sequence, level, layer, 0, head, static_cast<int32_t>(i) / sizes[level]),
+              means.back())
+              << "seed " << kSeed << " level " << level << " unit " << i / sizes[level];
+        }
+        finer = means;
+      }
+    }
+  }
+}
+
+TEST_P(Segment, TokenByTokenInChunksAndAtOnceAreTheSameBytes) {
+  const Inputs in(SmallGeometry(), 333, kSeed);
+  for (const std::string plan : {"quest{page = 16}", "quest{page = 5}",
+                                 "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}"}) {
+    const auto at_once = IndexedInChunks(in, plan, in.n, backend());
+    ASSERT_FALSE(at_once.empty());
+    EXPECT_EQ(IndexedInChunks(in, plan, 1, backend()), at_once) << plan;
+    EXPECT_EQ(IndexedInChunks(in, plan, 37, backend()), at_once) << plan;
+  }
+}
+
+TEST_P(Segment, RowsOfFillingUnitsAreNotWritten) {
+  const Inputs in(SmallGeometry(), 100, kSeed);
+  HeldSequence sequence(in.g, "quest{page = 64}");
+  RunTo(sequence, in, in.n, 100, backend());
+  Settle(sequence, backend());
+  const IndexLayout& index = sequence.state->index();
+  const auto* row =
+      reinterpret_cast<const uint8_t*>(index.Row(sequence.View().index_blocks, 0, 0, 0, 0, 1));
+  EXPECT_TRUE(std::all_of(row, row + 128, [](uint8_t b) { return b == 0xFF; }));
+  EXPECT_EQ(sequence.state->indexed_tokens(), 100);
+}
+
+TEST_P(Segment, HeldTokensAreIndexedFromWhereTheirIndexEnds) {
+  const Inputs in(SmallGeometry(), 128, kSeed);
+  HeldSequence built(in.g, "quest");
+  RunTo(built, in, in.n, 128, backend());
+  Settle(built, backend());
+  const auto complete = built.blocks();
+  // A prefix hit whose index reaches token 64 only.
+  built.state = std::make_unique<SequenceState>(in.g, PlanOf("quest"), 128, 64);
+  const SequenceView view = built.View();
+  const IndexLayout& index = built.state->index();
+  for (int layer = 0; layer < 2; ++layer) {
+    for (int32_t unit = 0; unit < 8; ++unit) {
+      for (int field = 0; field < 2; ++field) {
+        for (int head = 0; head < 2; ++head) {
+          if (unit >= 4) {
+            std::memset(index.Row(view.index_blocks, 0, layer, field, head, unit), 0xFF, 128);
+          }
+        }
+      }
+    }
+  }
+  ASSERT_NE(built.blocks(), complete);
+  Settle(built, backend());
+  EXPECT_EQ(built.blocks(), complete);
+}
+
+KVS_FOR_EACH_BACKEND(Segment);
+
+TEST(SegmenterNone, HasNoIndex) {
+  const IndexLayout index = SegmenterOf(SegmenterKind::kNone).Layout(Plan(), SmallGeometry());
+  EXPECT_EQ(index.kind, IndexLayout::Kind::kNone);
+  EXPECT_EQ(index.BlocksFor(100000), 0);
+}
+
+}  // namespace
+}  // namespace kvstrata
