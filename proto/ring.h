@@ -94,10 +94,8 @@ class RingConsumer {
   RingConsumer(RingControl* control, const std::byte* data, uint64_t capacity)
       : control_(control), data_(data), capacity_(capacity) {}
 
-  bool Empty() const {
-    return control_->tail.load(std::memory_order_acquire) ==
-           control_->head.load(std::memory_order_relaxed);
-  }
+  // Judged by the private counter: a producer that rewrites head cannot keep this side awake.
+  bool Empty() const { return control_->tail.load(std::memory_order_acquire) == head_; }
 
   // Copies the next frame's payload to `payload` (resized) and removes the frame. Own counters are
   // private, so a producer that rewrites shared memory meanwhile changes nothing already checked.
