@@ -1,1 +1,29 @@
-# sources of core
+# The store: memory resources, pages, sessions, tables. Needs no gRPC.
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(Boost 1.81 REQUIRED)
+
+kvs_library(kvs_memory
+  memory/emulated_device.cc
+  memory/extent_allocator.cc
+  memory/failing_resource.cc
+  memory/host_pinned.cc
+  memory/limiting_resource.cc
+  memory/sealed_memfd.cc
+  LIBS kvs_base)
+
+kvs_library(kvs_store
+  store/allocate.cc
+  store/audit.cc
+  store/epochs.cc
+  store/inspect.cc
+  store/move.cc
+  store/open_sequence.cc
+  store/page.cc
+  store/prefix_index.cc
+  store/prefix_key.cc
+  store/publish.cc
+  store/segments.cc
+  store/step_events.cc
+  store/store.cc
+  LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)
+target_link_libraries(kvs_store PRIVATE OpenSSL::Crypto)

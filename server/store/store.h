@@ -96,7 +96,7 @@ enum class SessionEnd : uint8_t {
 struct PoolInfo {
   Tier tier = Tier::kDevice;
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0,
-           retired_bytes;
+           retired_bytes = 0;
   uint32_t arenas = 0;
 };
 struct SessionInfo {
@@ -143,34 +143,47 @@ struct MoveResult {
   uint64_t pages = 0, bytes = 0, version = 0;
 };
 
+class MemoryResource;
+
 class Store {
  public:
+  // PLAN_NAMED_INVALID when a named plan does not parse; POOL_SIZE when both pools are empty.
   static Result<std::unique_ptr<Store>> Create(const StoreOptions& options);
+  // With memory of the caller's choosing (a device backend; tests that inject failures).
+  static Result<std::unique_ptr<Store>> Create(const StoreOptions& options,
+                                               std::unique_ptr<MemoryResource> device,
+                                               std::unique_ptr<MemoryResource> host);
   ~Store();
 
   // --- sessions ---
   Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
                                               std::string_view client_name, ArenaSink sink);
-  // Idempotent; kEof may be followed by kDied.
+  // Idempotent; kEof may be followed by kDied. kDetached and kDied unmap the segments and close their
+  // descriptors: SessionSegments is void after them. kEof keeps them, because readers that are inside
+  // a step still hold back memory.
   void EndSession(uint64_t session, SessionEnd how);
 
   // --- models and sequences ---
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc);
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest, publishes
-  // the first table.
+  // the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG.
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model,
                                               std::string_view plan,
                                               std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
   Status CloseSequence(uint64_t session, uint64_t sequence);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
-  // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG.
+  // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG;
+  // GROW_SEALED when `writable` lies in a page that is full.
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
                       uint32_t index_writable);
   // New tokens are in the pages of all layers. Seals full pages, keys them, extends the table ahead
-  // of need. COMMIT_OUT_OF_ORDER when `first` is not the sequence's length.
+  // of need (without pages left it does not: the next Grow says POOL_EXHAUSTED).
+  // COMMIT_OUT_OF_ORDER when `first` is not the sequence's length; COMMIT_BEYOND_TABLE,
+  // COMMIT_TO_SHARED, COMMIT_INDEX when the client wrote, or says it wrote, where it may not.
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
                         std::span<const int32_t> tokens, uint32_t indexed_tokens);
+  // Any array may be null. REPORT_POSITION, REPORT_VALUE.
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                         const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
@@ -178,7 +191,8 @@ class Store {
                                   std::span<const int32_t> tokens);
 
   // --- memory ---
-  // The daemon's own mapping of an arena; null if there is none of that id.
+  // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
+  // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const;
   // Copies a sequence's sealed pages to another pool, publishes a table that names the copies, and
   // retires the originals nobody else refers to. Readers inside a step keep what they see.
@@ -200,8 +214,10 @@ class Store {
   Result<Plan> ResolvePlan(std::string_view text) const;
   uint64_t daemon_epoch() const;
 
+  class Impl;  // store_impl.h
+
  private:
-  class Impl;
+  friend struct AuditTestPeer;
   explicit Store(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,45 @@
+#include <string>
+
+#include "server/memory/memory_resource.h"
+
+namespace kvstrata {
+namespace {
+
+class LimitedResource final : public MemoryResource {
+ public:
+  LimitedResource(std::unique_ptr<MemoryResource> upstream, uint64_t capacity)
+      : upstream_(std::move(upstream)), capacity_(capacity) {}
+
+  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+    if (bytes > capacity_ - used_) {
+      return ResourceExhausted("POOL_EXHAUSTED",
+                               "pool '" + std::string(name()) + "' has " +
+                                   std::to_string(capacity_ - used_) + " of " +
+                                   std::to_string(capacity_) + " bytes left, " +
+                                   std::to_string(bytes) + " are needed");
+    }
+    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
+    used_ += block.bytes;
+    return block;
+  }
+  void Free(MemoryBlock block) override {
+    KVS_CHECK(block.bytes <= used_);
+    used_ -= block.bytes;
+    upstream_->Free(std::move(block));
+  }
+  std::string_view name() const override { return upstream_->name(); }
+
+ private:
+  const std::unique_ptr<MemoryResource> upstream_;
+  const uint64_t capacity_;
+  uint64_t used_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
+                                                   uint64_t capacity) {
+  return std::make_unique<LimitedResource>(std::move(upstream), capacity);
+}
+
+}  // namespace kvstrata

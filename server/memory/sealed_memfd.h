@@ -1,0 +1,19 @@
+// A sealed, mapped memfd: what arenas and session segments are made of. Nothing is named in
+// /dev/shm; size is fixed by seals, so no peer can make an access fault; the bytes stay out of core
+// dumps and of children.
+#ifndef KVSTRATA_SERVER_MEMORY_SEALED_MEMFD_H_
+#define KVSTRATA_SERVER_MEMORY_SEALED_MEMFD_H_
+
+#include "server/memory/memory_resource.h"
+
+namespace kvstrata {
+
+// `name` is what /proc shows. Errors as MemoryResource::Allocate.
+Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes);
+
+// Unmaps, and punches the memory out, so that it returns whoever else still maps it.
+void UnmapSealedMemfd(MemoryBlock block);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_MEMORY_SEALED_MEMFD_H_

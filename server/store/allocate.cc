@@ -1,0 +1,184 @@
+// Pages in and out. On a shortage, in this order: what is retired and passed by all readers, orphan
+// arenas, new arenas, cached prefix pages nobody uses (oldest first), the next pool; else
+// POOL_EXHAUSTED, with nothing taken.
+#include <algorithm>
+#include <set>
+
+#include "base/check.h"
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+
+Store::Impl::Taker Store::Impl::TakerOf(const Session& session, const Sequence& s) const {
+  const bool host_first = s.plan.tier == TierKind::kHost;
+  return {session.tenant, session.id, &session, s.model->id,
+          host_first ? std::vector<Tier>{Tier::kHost, Tier::kDevice}
+                     : std::vector<Tier>{Tier::kDevice, Tier::kHost}};
+}
+
+Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
+                             std::vector<Page*>* out) {
+  const size_t before = out->size();
+  uint32_t got = 0;
+  for (const Tier tier : taker.tiers) {
+    if (got < n) got += AllocateIn(taker, tier, bytes, n - got, out);
+  }
+  Model& model = *models_.at(taker.model);
+  for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = model.id;
+  model.pages += got;
+  if (got == n) return OkStatus();
+  while (out->size() > before) {
+    FreePage(out->back());
+    out->pop_back();
+  }
+  std::string state;
+  for (const Tier tier : taker.tiers) {
+    state += "; pool '" + std::string(NameOf(tier)) + "' has " +
+             std::to_string(pools_.taken(tier)) + " of " + std::to_string(pools_.capacity(tier)) +
+             " bytes in arenas";
+  }
+  return ResourceExhausted("POOL_EXHAUSTED", std::to_string(n) + " pages of " +
+                                                 std::to_string(bytes) + " bytes are needed, " +
+                                                 std::to_string(got) + " could be had" + state +
+                                                 "; close sequences or enlarge the pools");
+}
+
+uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
+                                 std::vector<Page*>* out) {
+  uint32_t got = 0;
+  const auto take = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    got += pools_.Take(tier, taker.tenant->id, taker.writer, bytes, n - got, out);
+  };
+  take();
+  if (got == n) return got;
+  ReclaimLocked();
+  take();
+  // A client that mapped an arena read-only keeps that mapping: it is never made its writer.
+  const auto may_adopt = [&](const Arena& arena) {
+    return taker.session != nullptr && !taker.session->granted.contains(arena.id);
+  };
+  while (got < n && pools_.Adopt(tier, taker.tenant->id, taker.writer, bytes, may_adopt)) take();
+  const auto may_drop = [this](const Arena& arena)
+                            KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
+  while (got < n) {
+    if (!pools_.AddArena(tier, taker.tenant->id, taker.writer, bytes) &&
+        !pools_.DropEmpty(tier, may_drop) && !EvictFor(taker, tier, bytes * (n - got))) {
+      break;
+    }
+    take();
+  }
+  return got;
+}
+
+bool Store::Impl::Fenced(const Arena& arena) const {
+  const auto it = sessions_.find(arena.writer);
+  return it != sessions_.end() && it->second->fenced;
+}
+
+// Only pages whose space the taker can use are worth dropping: those in its own arenas, and those of
+// arenas that go back to the pool because nothing else is in them.
+bool Store::Impl::EvictFor(const Taker& taker, Tier tier, uint64_t bytes) {
+  uint64_t expected = 0;
+  std::vector<Page*> victims;
+  std::set<const Arena*> emptied;
+  for (Page* page = prefix_.oldest(); page != nullptr && expected < bytes; page = page->newer) {
+    const Arena& arena = *page->arena;
+    if (arena.tier != tier) continue;
+    if (arena.writer == taker.writer && arena.tenant == taker.tenant->id) {
+      victims.push_back(page);
+      expected += page->bytes;
+    } else if (arena.live == 0 && !Fenced(arena) && emptied.insert(&arena).second) {
+      expected += arena.block.bytes;
+    }
+  }
+  if (!emptied.empty()) {
+    for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
+      if (emptied.contains(page->arena)) victims.push_back(page);
+    }
+  }
+  std::set<Tenant*> tenants;
+  uint64_t used = 0;
+  for (const auto& [id, arena] : pools_.arenas()) used += arena->extents.used();
+  for (Page* page : victims) {
+    tenants.insert(tenants_by_id_[page->arena->tenant]);
+    EvictPage(page);
+  }
+  for (Tenant* tenant : tenants) Advance(tenant);
+  ReclaimLocked();
+  uint64_t left = 0;
+  for (const auto& [id, arena] : pools_.arenas()) left += arena->extents.used();
+  return left < used;  // else readers hold what was dropped: dropping more helps nobody
+}
+
+void Store::Impl::EvictPage(Page* page) {
+  prefix_.Erase(page);
+  Retire(page);
+}
+
+void Store::Impl::RefPage(Page* page) {
+  if (page->refs == 0 && page->indexed) prefix_.MarkUsed(page);
+  pools_.Ref(page);
+}
+
+void Store::Impl::Release(Page* page) {
+  pools_.Unref(page);
+  if (page->refs > 0) return;
+  if (page->indexed) {
+    prefix_.MarkCached(page);
+  } else {
+    Retire(page);
+  }
+}
+
+// From the last to the first, so that of a prefix the end is evicted before its beginning.
+void Store::Impl::ReleaseAll(std::vector<Page*>* pages) {
+  for (; !pages->empty(); pages->pop_back()) Release(pages->back());
+}
+
+void Store::Impl::Retire(Page* page) {
+  KVS_CHECK(page->refs == 0 && !page->indexed && !page->retired);
+  page->retired = true;
+  Tenant* tenant = tenants_by_id_[page->arena->tenant];
+  tenant->retired.Push(tenant->epoch, page);
+}
+
+void Store::Impl::FreePage(Page* page) {
+  --models_.at(page->model)->pages;
+  pools_.Free(page);
+}
+
+// What was retired so far stays until every reader that is inside a step now has left it.
+void Store::Impl::Advance(Tenant* tenant) {
+  ++tenant->epoch;
+  for (Session* session : tenant->sessions) {
+    session->memory->tables()->global_epoch.store(tenant->epoch, std::memory_order_seq_cst);
+  }
+}
+
+void Store::Impl::ReclaimLocked() {
+  for (Tenant* tenant : tenants_by_id_) {
+    uint64_t oldest = kNoReader;
+    for (Session* session : tenant->sessions) {
+      const uint64_t own = OldestReader(*session->memory->header());
+      oldest = std::min(oldest, own);
+      SessionMemory* memory = session->memory.get();
+      session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
+      session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
+    }
+    tenant->retired.Reclaim(
+        oldest, [this](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS { FreePage(page); });
+  }
+}
+
+void Store::Impl::Reclaim() {
+  MutexLock lock(mu_);
+  ReclaimLocked();
+}
+
+std::byte* Store::Impl::ArenaBase(uint32_t id) const {
+  MutexLock lock(mu_);
+  const Arena* arena = pools_.Find(id);
+  return arena == nullptr ? nullptr : arena->block.base;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,239 @@
+// The proof of the books. Everything is counted again from the sequences, the prefix index and the
+// retired lists, and compared with what the allocators, the counters and the clients' tables say.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+
+class Auditor {
+ public:
+  explicit Auditor(const Store::Impl& store) : store_(store) {}
+
+  AuditReport Run() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    CountReferences();
+    CheckPages();
+    CheckArenas();
+    CheckCached();
+    CheckSessions();
+    return std::move(report_);
+  }
+
+ private:
+  void Find(std::string finding) { report_.findings.push_back(std::move(finding)); }
+
+  static std::string NameOfPage(const Page& page) {
+    if (page.arena == nullptr) return "freed page record";
+    return "page " + std::to_string(page.arena->id) + ":" + std::to_string(page.offset);
+  }
+
+  void CountReferences() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    for (const auto& [id, s] : store_.sequences_) {
+      ++report_.sequences;
+      for (const Page* page : s->pages) ++references_[page];
+      for (const Page* block : s->index_blocks) ++references_[block];
+    }
+    for (const Page* page : store_.pins_) ++references_[page];
+    for (const Tenant* tenant : store_.tenants_by_id_) {
+      for (const auto& [epoch, page] : tenant->retired.items()) {
+        if (!retired_.insert(page).second) Find(NameOfPage(*page) + " is retired twice");
+        if (epoch > tenant->epoch) Find(NameOfPage(*page) + " is retired in the future");
+        if (page->arena != nullptr && page->arena->tenant != tenant->id) {
+          Find(NameOfPage(*page) + " is retired for a tenant that is not its own");
+        }
+      }
+    }
+  }
+
+  void CheckPages() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    std::map<uint64_t, uint64_t> by_model;
+    for (const Page& page : store_.pools_.records()) {
+      const uint32_t found = references_.contains(&page) ? references_[&page] : 0;
+      if (page.arena == nullptr) {
+        if (found != 0) Find("a freed page record is referred to " + std::to_string(found) + "x");
+        if (retired_.contains(&page)) Find("a freed page record is retired");
+        continue;
+      }
+      ++report_.pages;
+      report_.bytes += page.bytes;
+      ++by_model[page.model];
+      const std::string name = NameOfPage(page);
+      if (page.refs != found) {
+        Find(name + " counts " + std::to_string(page.refs) + " references, " +
+             std::to_string(found) + " were found");
+      }
+      if (page.retired != retired_.contains(&page)) Find(name + ": retired flag is wrong");
+      if (page.retired && (found != 0 || page.indexed)) Find(name + " is retired but reachable");
+      if (!page.retired && found == 0 && !page.indexed) Find(name + " is reachable from nowhere");
+      if (page.indexed && store_.prefix_.Find(page.key) != &page) {
+        Find(name + " says it is in the prefix index and is not");
+      }
+      if (page.indexed && !page.sealed) Find(name + " is in the prefix index and not sealed");
+    }
+    uint64_t indexed = 0;
+    for (const Page& page : store_.pools_.records()) indexed += page.arena != nullptr && page.indexed;
+    if (indexed != store_.prefix_.size()) {
+      Find("the prefix index has " + std::to_string(store_.prefix_.size()) + " entries, " +
+           std::to_string(indexed) + " pages say so");
+    }
+    for (const auto& [id, model] : store_.models_) {
+      if (model->pages != by_model[id]) {
+        Find("model " + std::to_string(id) + " counts " + std::to_string(model->pages) +
+             " pages, has " + std::to_string(by_model[id]));
+      }
+    }
+  }
+
+  // Pages and free extents tile each arena; arenas fill each pool.
+  void CheckArenas() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    std::map<const Arena*, std::map<uint64_t, uint64_t>> extents;
+    std::map<const Arena*, uint32_t> live;
+    for (const Page& page : store_.pools_.records()) {
+      if (page.arena == nullptr) continue;
+      if (!extents[page.arena].emplace(page.offset, page.bytes).second) {
+        Find(NameOfPage(page) + " exists twice");
+      }
+      live[page.arena] += page.refs > 0;
+    }
+    uint64_t taken[kTiers] = {};
+    for (const auto& [id, arena] : store_.pools_.arenas()) {
+      taken[static_cast<int>(arena->tier)] += arena->block.bytes;
+      auto& tiles = extents[arena.get()];
+      for (const auto& [offset, bytes] : arena->extents.free_extents()) {
+        if (!tiles.emplace(offset, bytes).second) {
+          Find("arena " + std::to_string(id) + ": free and taken at " + std::to_string(offset));
+        }
+      }
+      uint64_t end = 0;
+      for (const auto& [offset, bytes] : tiles) {
+        if (offset != end) {
+          Find("arena " + std::to_string(id) + ": expected an extent at " + std::to_string(end) +
+               ", the next is at " + std::to_string(offset));
+        }
+        end = offset + bytes;
+      }
+      if (end != arena->block.bytes) Find("arena " + std::to_string(id) + " is not covered");
+      if (arena->live != live[arena.get()]) {
+        Find("arena " + std::to_string(id) + " counts " + std::to_string(arena->live) +
+             " pages in use, has " + std::to_string(live[arena.get()]));
+      }
+      const bool session = arena->writer != kOrphan && arena->writer != kDaemon;
+      if (session && !store_.sessions_.contains(arena->writer)) {
+        Find("arena " + std::to_string(id) + " is written by session " +
+             std::to_string(arena->writer) + ", which is gone");
+      }
+    }
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      if (taken[static_cast<int>(tier)] != store_.pools_.taken(tier)) {
+        Find("pool '" + std::string(NameOf(tier)) + "' does not add up");
+      }
+    }
+  }
+
+  void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    std::set<const Page*> listed;
+    uint64_t bytes[kTiers] = {};
+    for (const Page* page = store_.prefix_.oldest(); page != nullptr; page = page->newer) {
+      if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
+      if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
+      bytes[static_cast<int>(page->arena->tier)] += page->bytes;
+    }
+    for (const Page& page : store_.pools_.records()) {
+      if (page.arena != nullptr && page.indexed && page.refs == 0 && !listed.contains(&page)) {
+        Find(NameOfPage(page) + " is cached and not listed");
+      }
+    }
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      if (bytes[static_cast<int>(tier)] != store_.prefix_.cached_bytes(tier)) {
+        Find("cached bytes of pool '" + std::string(NameOf(tier)) + "' do not add up");
+      }
+    }
+  }
+
+  void CheckSessions() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    size_t owned = 0;
+    for (const auto& [id, session] : store_.sessions_) {
+      if (session->fenced) {
+        if (!session->sequences.empty()) Find("session " + std::to_string(id) + " ended with leases");
+        continue;
+      }
+      ++report_.sessions;
+      owned += session->sequences.size();
+      uint64_t heat = 0;
+      for (const auto& [sequence, s] : session->sequences) {
+        CheckSequence(*session, *s);
+        heat += SessionMemory::HeatCost(s->heat);
+      }
+      for (const auto& [epoch, slice] : session->retired_heat.items()) {
+        heat += SessionMemory::HeatCost(slice);
+      }
+      const std::string name = "session " + std::to_string(id);
+      if (heat != session->memory->heat_used()) Find(name + ": heat counters do not add up");
+      if (session->memory->live_tables() !=
+          session->sequences.size() + session->retired_tables.items().size()) {
+        Find(name + ": tables do not add up");
+      }
+      if (!session->memory->TablesSane()) Find(name + ": the table segment's heap is broken");
+    }
+    if (owned != store_.sequences_.size()) {
+      Find(std::to_string(store_.sequences_.size()) + " sequences, " + std::to_string(owned) +
+           " owned by live sessions");
+    }
+  }
+
+  void CheckSequence(const Session& session, const Sequence& s) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const std::string name = "sequence " + std::to_string(s.id);
+    const shm::SequenceSlot& slot = session.memory->tables()->slots[s.slot];
+    if (s.session != session.id || slot.sequence_id.load() != s.id ||
+        slot.table_offset.load() != session.memory->OffsetOf(s.table)) {
+      Find(name + ": its slot names another table");
+    }
+    if (s.table->pages.load() != s.pages.size() ||
+        s.table->index_blocks.load() != s.index_blocks.size()) {
+      return Find(name + ": its table has another length");
+    }
+    if (s.tokens > s.capacity_tokens()) Find(name + " has more tokens than pages");
+    if (s.tail.size() != s.tokens % s.page_tokens()) Find(name + ": its tail has a wrong length");
+    const shm::PageEntry* entries = shm::Entries(s.table);
+    for (size_t i = 0; i < s.pages.size(); ++i) CheckEntry(session, s, entries[i], *s.pages[i]);
+    entries += s.table->page_capacity;
+    for (size_t i = 0; i < s.index_blocks.size(); ++i) {
+      CheckEntry(session, s, entries[i], *s.index_blocks[i]);
+    }
+  }
+
+  void CheckEntry(const Session& session, const Sequence& s, const shm::PageEntry& entry,
+                  const Page& page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const std::string name = "sequence " + std::to_string(s.id) + ", " + NameOfPage(page);
+    if (page.arena == nullptr) return Find(name + " is in its table");
+    if (entry.arena != page.arena->id || entry.offset != page.offset ||
+        entry.tier != static_cast<uint16_t>(page.arena->tier)) {
+      Find(name + ": its table names another place");
+    }
+    if (page.arena->tenant != session.tenant->id) Find(name + " belongs to another tenant");
+    if (!session.granted.contains(page.arena->id)) Find(name + ": the arena was not granted");
+    // Not sealed and referred to twice: whoever writes must have been told to ask first.
+    const bool told = (entry.flags & shm::kPageShared) != 0;
+    if (!page.sealed && !told && (page.refs > 1 || page.arena->writer != s.session)) {
+      const bool pinned =
+          std::find(store_.pins_.begin(), store_.pins_.end(), &page) != store_.pins_.end();
+      if (!pinned) Find(name + " is shared and its table calls it private");
+    }
+  }
+
+  const Store::Impl& store_;
+  AuditReport report_;
+  std::unordered_map<const Page*, uint32_t> references_;
+  std::set<const Page*> retired_;
+};
+
+AuditReport Store::Impl::Audit() const {
+  MutexLock lock(mu_);
+  return Auditor(*this).Run();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,154 @@
+// Snapshots for operators.
+#include <algorithm>
+#include <set>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+uint64_t AgeUs(Clock::time_point since) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
+}
+
+PageInfo InfoOfPage(const Page& page, uint32_t selected) {
+  PageInfo info;
+  info.arena = page.arena->id;
+  info.offset = page.offset;
+  info.tier = page.arena->tier;
+  info.sealed = page.sealed;
+  info.shared = page.refs > 1;
+  info.references = page.refs;
+  info.selected = selected;
+  return info;
+}
+
+}  // namespace
+
+std::vector<PoolInfo> Store::Impl::Pools() const {
+  MutexLock lock(mu_);
+  std::vector<PoolInfo> infos(kTiers);
+  for (int i = 0; i < kTiers; ++i) {
+    infos[i].tier = static_cast<Tier>(i);
+    infos[i].capacity_bytes = pools_.capacity(infos[i].tier);
+    infos[i].arena_bytes = pools_.arena_bytes(infos[i].tier);
+    infos[i].cached_bytes = prefix_.cached_bytes(infos[i].tier);
+  }
+  for (const auto& [id, arena] : pools_.arenas()) {
+    PoolInfo& info = infos[static_cast<int>(arena->tier)];
+    ++info.arenas;
+    info.used_bytes += arena->extents.used();
+  }
+  for (const Tenant* tenant : tenants_by_id_) {
+    for (const auto& [epoch, page] : tenant->retired.items()) {
+      PoolInfo& info = infos[static_cast<int>(page->arena->tier)];
+      info.retired_bytes += page->bytes;
+      info.used_bytes -= page->bytes;
+    }
+  }
+  return infos;
+}
+
+std::vector<SessionInfo> Store::Impl::Sessions() const {
+  MutexLock lock(mu_);
+  std::vector<SessionInfo> infos;
+  for (const auto& [id, session] : sessions_) {
+    if (session->fenced) continue;
+    SessionInfo info;
+    info.session = id;
+    info.client_name = session->client_name;
+    info.peer = session->peer;
+    info.road = session->road;
+    info.sequences = static_cast<uint32_t>(session->sequences.size());
+    info.open_steps = CountReaders(*session->memory->header());
+    std::set<const Page*> pages;  // shared ones count once
+    for (const auto& [sequence_id, s] : session->sequences) {
+      pages.insert(s->pages.begin(), s->pages.end());
+      pages.insert(s->index_blocks.begin(), s->index_blocks.end());
+    }
+    for (const Page* page : pages) info.used_bytes += page->bytes;
+    info.age_us = AgeUs(session->opened);
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+std::vector<ModelInfo> Store::Impl::Models() const {
+  MutexLock lock(mu_);
+  std::map<uint64_t, ModelInfo> infos;
+  for (const auto& [id, model] : models_) infos[id] = {id, model->desc, 0, 0};
+  for (const auto& [id, s] : sequences_) ++infos[s->model->id].sequences;
+  for (const Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
+    ++infos[page->model].cached_pages;
+  }
+  std::vector<ModelInfo> list;
+  for (auto& [id, info] : infos) list.push_back(std::move(info));
+  return list;
+}
+
+SequenceInfo Store::Impl::InfoOf(const Sequence& s) const {
+  SequenceInfo info;
+  info.sequence = s.id;
+  info.session = s.session;
+  info.model = s.model->id;
+  info.model_name = s.model->desc.name;
+  info.plan = s.plan;
+  info.tokens = s.tokens;
+  info.capacity_tokens = static_cast<uint32_t>(s.capacity_tokens());
+  info.pages = static_cast<uint32_t>(s.pages.size());
+  info.index_blocks = static_cast<uint32_t>(s.index_blocks.size());
+  info.version = s.version;
+  info.age_us = AgeUs(s.opened);
+  info.prompt_tokens = s.prompt_tokens;
+  info.held_tokens = s.held_tokens;
+  for (const std::vector<Page*>* list : {&s.pages, &s.index_blocks}) {
+    for (const Page* page : *list) {
+      (page->arena->tier == Tier::kDevice ? info.device_bytes : info.host_bytes) += page->bytes;
+      if (list == &s.pages && page->refs > 1) ++info.shared_pages;
+    }
+  }
+  return info;
+}
+
+std::vector<SequenceInfo> Store::Impl::Sequences(uint64_t session) const {
+  MutexLock lock(mu_);
+  std::vector<SequenceInfo> infos;
+  for (const auto& [id, s] : sequences_) {
+    if (session == 0 || s->session == session) infos.push_back(InfoOf(*s));
+  }
+  std::sort(infos.begin(), infos.end(),
+            [](const SequenceInfo& a, const SequenceInfo& b) { return a.sequence < b.sequence; });
+  return infos;
+}
+
+Result<SequenceDetail> Store::Impl::Show(uint64_t sequence) const {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(const Sequence* s, FindSequence(sequence));
+  const SessionMemory& memory = *sessions_.at(s->session)->memory;
+  SequenceDetail detail;
+  detail.info = InfoOf(*s);
+  for (size_t i = 0; i < s->pages.size(); ++i) {
+    detail.pages.push_back(
+        InfoOfPage(*s->pages[i], memory.ReadHeat(s->heat, static_cast<uint32_t>(i))));
+  }
+  for (const Page* block : s->index_blocks) detail.index_blocks.push_back(InfoOfPage(*block, 0));
+  return detail;
+}
+
+StoreCounters Store::Impl::Counters() const {
+  MutexLock lock(mu_);
+  StoreCounters counters = counters_;
+  counters.prefix_pages = prefix_.size();
+  for (const Tenant* tenant : tenants_by_id_) {
+    for (const auto& [epoch, page] : tenant->retired.items()) counters.retired_bytes += page->bytes;
+  }
+  for (const auto& [id, session] : sessions_) {
+    for (const auto& [epoch, table] : session->retired_tables.items()) {
+      counters.retired_bytes += table->bytes;
+    }
+  }
+  return counters;
+}
+
+}  // namespace kvstrata

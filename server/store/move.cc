@@ -1,0 +1,140 @@
+// Copies: between pools (Move), private ones of shared pages (Grow). Bytes are copied outside of the
+// lock, from pages that a reference pins; what changed meanwhile is seen when they are swapped in.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+// The first `rows` tokens of a KV page: of each layer, K and V, head one contiguous run.
+void CopyRows(const Geometry& g, const std::byte* from, std::byte* to, uint32_t rows) {
+  const PageLayout layout = PageLayout::Of(g);
+  const size_t bytes = static_cast<size_t>(rows * layout.slot_stride);
+  for (int layer = 0; layer < g.layers; ++layer) {
+    for (int head = 0; head < g.kv_heads; ++head) {
+      const int64_t key = layout.KeyOffset(layer, head, 0);
+      const int64_t value = layout.ValueOffset(layer, head, 0);
+      std::memcpy(to + key, from + key, bytes);
+      std::memcpy(to + value, from + value, bytes);
+    }
+  }
+}
+
+}  // namespace
+
+void Store::Impl::Pin(const std::vector<Copy>& copies) {
+  for (const Copy& c : copies) {
+    RefPage(c.source);
+    RefPage(c.copy);
+    pins_.push_back(c.source);
+    pins_.push_back(c.copy);
+  }
+}
+
+void Store::Impl::Unpin(const std::vector<Copy>& copies) {
+  for (const Copy& c : copies) {
+    for (Page* page : {c.copy, c.source}) {
+      const auto it = std::find(pins_.begin(), pins_.end(), page);
+      KVS_CHECK(it != pins_.end());
+      *it = pins_.back();
+      pins_.pop_back();
+    }
+    Release(c.copy);
+    Release(c.source);
+  }
+  if (!copies.empty()) Advance(tenants_by_id_[copies.front().tenant]);
+}
+
+void Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry) {
+  for (const Copy& c : copies) {
+    if (c.index || c.rows == static_cast<uint32_t>(geometry.page_tokens)) {
+      std::memcpy(c.copy->base(), c.source->base(), c.copy->bytes);
+    } else if (c.rows > 0) {
+      CopyRows(geometry, c.source->base(), c.copy->base(), c.rows);
+    }
+  }
+}
+
+Status Store::Impl::SwapIn(Session* session, Sequence* s, const std::vector<Copy>& copies) {
+  KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
+                       ReserveTable(session, *s, s->table->page_capacity));
+  for (const Copy& c : copies) {
+    std::vector<Page*>& list = c.index ? s->index_blocks : s->pages;
+    if (c.position >= list.size() || list[c.position] != c.source) continue;  // moved meanwhile
+    list[c.position] = c.copy;
+    RefPage(c.copy);
+    if (c.keeps_key) {
+      c.copy->sealed = true;
+      c.copy->key = c.source->key;
+      if (c.source->indexed) prefix_.Replace(c.source, c.copy);
+    }
+    Release(c.source);
+  }
+  Publish(session, s, table);
+  Advance(session->tenant);
+  return OkStatus();
+}
+
+Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
+  std::vector<Copy> copies;
+  Geometry geometry;
+  {
+    MutexLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
+    Tenant* tenant = sessions_.at(s->session)->tenant;
+    geometry = s->model->desc.geometry;
+    for (size_t i = 0; i < s->pages.size(); ++i) {
+      Page* page = s->pages[i];
+      if (!page->sealed || page->arena->tier == to) continue;
+      copies.push_back({false, static_cast<uint32_t>(i), page, nullptr,
+                        static_cast<uint32_t>(geometry.page_tokens), true, tenant->id});
+    }
+    if (copies.empty()) return MoveResult{0, 0, s->version};
+    // The daemon's own arenas take them: no session writes there.
+    std::vector<Page*> taken;
+    KVS_RETURN_IF_ERROR(Allocate({tenant, kDaemon, nullptr, s->model->id, {to}},
+                                 static_cast<uint64_t>(geometry.page_bytes()),
+                                 static_cast<uint32_t>(copies.size()), &taken));
+    for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];
+    Pin(copies);
+  }
+  CopyBytes(copies, geometry);
+  MutexLock lock(mu_);
+  Result<Sequence*> s = FindSequence(sequence);
+  Status status = s.status();
+  MoveResult result;
+  if (status.ok()) {
+    status = SwapIn(sessions_.at((*s)->session).get(), *s, copies);
+    result.version = (*s)->version;
+  }
+  for (const Copy& c : copies) {
+    const bool used = c.copy->refs > 1;  // the pin and the sequence
+    result.pages += used;
+    result.bytes += used ? c.copy->bytes : 0;
+  }
+  Unpin(copies);
+  if (!status.ok()) return status;
+  return result;
+}
+
+MoveResult Store::Impl::Evict(bool dry_run) {
+  MutexLock lock(mu_);
+  MoveResult result;
+  std::vector<Page*> victims;
+  for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
+    ++result.pages;
+    result.bytes += page->bytes;
+    victims.push_back(page);
+  }
+  if (dry_run) return result;
+  for (Page* page : victims) EvictPage(page);
+  for (Tenant* tenant : tenants_by_id_) Advance(tenant);
+  ReclaimLocked();
+  return result;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,228 @@
+// The beginning and the end of a sequence: prefix look-up, first pages and table; fork; close.
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "base/check.h"
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+// Entries of a first table beyond the pages it starts with, so that decoding extends it in place.
+constexpr uint32_t kSpareEntries = 16;
+
+Status TooLong(uint64_t tokens) {
+  return InvalidArgument("SEQUENCE_TOO_LONG", std::to_string(tokens) +
+                                                  " tokens; allowed: at most " +
+                                                  std::to_string(kMaxSequenceTokens));
+}
+
+uint32_t FirstCapacity(size_t pages) {
+  return std::bit_ceil(static_cast<uint32_t>(pages) + kSpareEntries);
+}
+
+// Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query.
+size_t Usable(size_t tokens, uint32_t page_tokens) {
+  return tokens == 0 ? 0 : (tokens - 1) / page_tokens;
+}
+
+OpenedSequence Describe(const Sequence& s) {
+  return {s.id,           s.slot, s.held_tokens,
+          s.indexed_tokens, s.plan, s.model->desc.geometry};
+}
+
+}  // namespace
+
+Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape,
+                                         std::span<const PageKey> keys) const {
+  Hit hit;
+  for (const PageKey& key : keys) {
+    Page* page = prefix_.Find(key);
+    if (page == nullptr) break;
+    hit.pages.push_back(page);
+  }
+  if (!shape.SharesIndex()) return hit;
+  const size_t block_pages = static_cast<size_t>(shape.index.block_tokens) / shape.page_tokens();
+  for (size_t end = block_pages; end <= hit.pages.size(); end += block_pages) {
+    Page* block = prefix_.Find(IndexBlockKey(keys[end - 1], shape.index));
+    if (block == nullptr) break;
+    hit.index_blocks.push_back(block);
+  }
+  return hit;
+}
+
+Status Store::Impl::TakeForOpen(Session* session, Sequence* s, const Hit& hit, uint64_t cover) {
+  // References first: allocation may evict what nobody uses.
+  for (Page* page : hit.pages) RefPage(page);
+  for (Page* block : hit.index_blocks) RefPage(block);
+  s->pages = hit.pages;
+  s->index_blocks = hit.index_blocks;
+  const Taker taker = TakerOf(*session, *s);
+  std::vector<Page*> pages, blocks;
+  Status status = Allocate(taker, static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
+                           s->PagesFor(cover) - static_cast<uint32_t>(s->pages.size()), &pages);
+  const uint32_t want = s->BlocksFor(cover);
+  if (status.ok() && want > s->index_blocks.size()) {
+    status = Allocate(taker, static_cast<uint64_t>(s->index.block_bytes),
+                      want - static_cast<uint32_t>(s->index_blocks.size()), &blocks);
+  }
+  if (status.ok()) {
+    for (Page* page : pages) RefPage(page);
+    for (Page* block : blocks) RefPage(block);
+    s->pages.insert(s->pages.end(), pages.begin(), pages.end());
+    s->index_blocks.insert(s->index_blocks.end(), blocks.begin(), blocks.end());
+    return status;
+  }
+  for (Page* page : pages) FreePage(page);  // never published
+  ReleaseAll(&s->index_blocks);
+  ReleaseAll(&s->pages);
+  return status;
+}
+
+Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequence> s) {
+  const std::optional<uint32_t> slot = session->memory->TakeSlot();
+  Result<shm::SequenceTable*> table =
+      slot ? ReserveTable(session, *s, FirstCapacity(s->pages.size()))
+           : Result<shm::SequenceTable*>(ResourceExhausted(
+                 "SEQUENCE_LIMIT", std::to_string(shm::kMaxSequences) +
+                                       " sequences are open in this session; close some"));
+  if (!table.ok()) {
+    if (slot) session->memory->FreeSlot(*slot);
+    ReleaseAll(&s->index_blocks);
+    ReleaseAll(&s->pages);
+    Advance(session->tenant);
+    return table.status();
+  }
+  s->slot = *slot;
+  s->id = next_sequence_++;
+  s->session = session->id;
+  s->opened = Clock::now();
+  Publish(session, s.get(), *table);
+  const OpenedSequence opened = Describe(*s);
+  sequences_.emplace(s->id, s.get());
+  session->sequences.emplace(s->id, std::move(s));
+  return opened;
+}
+
+Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t model_id,
+                                                 std::string_view plan_text,
+                                                 std::span<const int32_t> tokens) {
+  KVS_ASSIGN_OR_RETURN(const Plan plan, ResolvePlan(plan_text));
+  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
+  auto s = std::make_unique<Sequence>();
+  {
+    MutexLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+    const auto it = session->models.find(model_id);
+    if (it == session->models.end()) {
+      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model_id) +
+                                           " was not registered by session " +
+                                           std::to_string(session_id) + "; register it first");
+    }
+    s->model = it->second.first;
+    s->chain = it->second.second;
+  }
+  s->plan = plan;
+  s->index = IndexOf(plan, s->model->desc.geometry);
+  const size_t usable = Usable(tokens.size(), s->page_tokens());
+  // Hashing costs as much as all the rest: never under the lock.
+  const std::vector<PageKey> keys =
+      s->chain.Pages(PageKey{}, tokens.first(usable * s->page_tokens()));
+
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+  const Hit hit = FindPrefix(*s, keys);
+  s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
+  if (!hit.pages.empty()) s->last_key = hit.pages.back()->key;
+  s->indexed_tokens =
+      static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
+  const uint64_t cover = std::min<uint64_t>(tokens.size() + options_.headroom_tokens,
+                                            kMaxSequenceTokens);
+  s->session = session->id;
+  if (const Status status = TakeForOpen(session, s.get(), hit, cover); !status.ok()) {
+    Advance(session->tenant);
+    return status;
+  }
+  const uint64_t held = s->held_tokens;
+  Result<OpenedSequence> opened = Enter(session, std::move(s));
+  if (opened.ok()) {
+    counters_.lookup_tokens += tokens.size();
+    counters_.lookup_hit_tokens += held;
+  }
+  return opened;
+}
+
+Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,
+                                     std::span<const int32_t> tokens) {
+  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
+  KeyChain chain;
+  uint32_t page_tokens = 0;
+  {
+    MutexLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+    const auto it = session->models.find(model_id);
+    if (it == session->models.end()) {
+      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model_id) +
+                                           " was not registered by session " +
+                                           std::to_string(session_id) + "; register it first");
+    }
+    chain = it->second.second;
+    page_tokens = static_cast<uint32_t>(it->second.first->desc.geometry.page_tokens);
+  }
+  const std::vector<PageKey> keys =
+      chain.Pages(PageKey{}, tokens.first(Usable(tokens.size(), page_tokens) * page_tokens));
+  MutexLock lock(mu_);
+  const auto miss = std::find_if(keys.begin(), keys.end(), [this](const PageKey& key)
+                                                               KVS_NO_THREAD_SAFETY_ANALYSIS {
+                                                                 return prefix_.Find(key) == nullptr;
+                                                               });
+  return static_cast<uint32_t>(miss - keys.begin()) * page_tokens;
+}
+
+Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t sequence) {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+  KVS_ASSIGN_OR_RETURN(Sequence * parent, FindSequence(session_id, sequence));
+  // The parent's table must say that its tail is shared now: reserved before anything changes.
+  KVS_ASSIGN_OR_RETURN(shm::SequenceTable * parent_table,
+                       ReserveTable(session, *parent, parent->table->page_capacity));
+  auto child = std::make_unique<Sequence>(*parent);
+  child->table = nullptr;
+  child->version = 0;
+  child->heat = {};
+  child->held_tokens = parent->tokens;
+  // Pages ahead of the tokens stay the parent's; all index blocks that may have rows are shared.
+  child->pages.resize(std::min<size_t>(child->pages.size(), parent->PagesFor(parent->tokens)));
+  child->index_blocks.resize(
+      std::min<size_t>(child->index_blocks.size(), parent->BlocksFor(parent->tokens)));
+  for (Page* page : child->pages) RefPage(page);
+  for (Page* block : child->index_blocks) RefPage(block);
+  Result<OpenedSequence> opened = Enter(session, std::move(child));
+  if (opened.ok()) {
+    Publish(session, parent, parent_table);
+  } else {
+    session->memory->FreeTable(parent_table);
+  }
+  Advance(session->tenant);
+  return opened;
+}
+
+void Store::Impl::CloseLocked(Session* session, Sequence* s) {
+  Unpublish(session, s);
+  ReleaseAll(&s->index_blocks);
+  ReleaseAll(&s->pages);
+  sequences_.erase(s->id);
+  session->sequences.erase(s->id);
+}
+
+Status Store::Impl::CloseSequence(uint64_t session_id, uint64_t sequence) {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+  Session* session = sessions_.at(session_id).get();
+  CloseLocked(session, s);
+  Advance(session->tenant);
+  return OkStatus();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,158 @@
+#include "server/store/page.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace kvstrata {
+namespace {
+
+// Large enough that few descriptors travel, small enough that many sessions fit in a pool.
+uint64_t DefaultArenaBytes(uint64_t capacity) {
+  return std::clamp(capacity / 64, uint64_t{16} << 20, uint64_t{256} << 20);
+}
+
+uint64_t RoundDown(uint64_t bytes) { return bytes / kMemoryGranularity * kMemoryGranularity; }
+
+}  // namespace
+
+std::string_view NameOf(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
+
+PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
+             std::unique_ptr<MemoryResource> host, uint64_t host_bytes, uint64_t arena_bytes) {
+  auto fill = [&](Tier tier, std::unique_ptr<MemoryResource> memory, uint64_t capacity) {
+    Pool& pool = pools_[static_cast<int>(tier)];
+    pool.capacity = RoundDown(capacity);
+    pool.memory = NewLimitedResource(std::move(memory), pool.capacity);
+    pool.arena_bytes = std::min(
+        pool.capacity, RoundDown(arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes));
+  };
+  fill(Tier::kDevice, std::move(device), device_bytes);
+  fill(Tier::kHost, std::move(host), host_bytes);
+}
+
+PagePools::~PagePools() {
+  on_drop = nullptr;
+  while (!arenas_.empty()) Drop(arenas_.begin()->second.get());
+}
+
+Page* PagePools::NewRecord() {
+  if (free_records_.empty()) return &records_.emplace_back();
+  Page* page = free_records_.back();
+  free_records_.pop_back();
+  return page;
+}
+
+uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
+                     std::vector<Page*>* out) {
+  const auto it = by_writer_.find({static_cast<int>(tier), tenant, writer});
+  if (it == by_writer_.end()) return 0;
+  uint32_t taken = 0;
+  std::vector<uint64_t> offsets;
+  for (Arena* arena : it->second) {
+    if (taken == n) break;
+    offsets.clear();
+    taken += arena->extents.AllocateMany(bytes, n - taken, &offsets);
+    for (const uint64_t offset : offsets) {
+      Page* page = NewRecord();
+      *page = Page{};
+      page->arena = arena;
+      page->offset = offset;
+      page->bytes = arena->extents.Rounded(bytes);
+      out->push_back(page);
+    }
+  }
+  return taken;
+}
+
+bool PagePools::Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes,
+                  const std::function<bool(const Arena&)>& may_adopt) {
+  const auto it = by_writer_.find({static_cast<int>(tier), tenant, kOrphan});
+  if (it == by_writer_.end()) return false;
+  for (Arena* arena : it->second) {
+    if (arena->extents.largest_free() < bytes || !may_adopt(*arena)) continue;
+    std::erase(it->second, arena);
+    arena->writer = writer;
+    by_writer_[{static_cast<int>(tier), tenant, writer}].push_back(arena);
+    return true;
+  }
+  return false;
+}
+
+bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes) {
+  Pool& pool = pools_[static_cast<int>(tier)];
+  const uint64_t left = pool.capacity - pool.taken;
+  if (bytes > left) return false;
+  const uint64_t needed = (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
+  const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
+  Result<MemoryBlock> block = pool.memory->Allocate(size);
+  if (!block.ok()) return false;
+  pool.taken += size;
+  const uint32_t id = next_arena_++;
+  auto arena = std::make_unique<Arena>(id, tier, tenant, writer, std::move(*block));
+  by_writer_[{static_cast<int>(tier), tenant, writer}].push_back(arena.get());
+  arenas_.emplace(id, std::move(arena));
+  return true;
+}
+
+void PagePools::Drop(Arena* arena) {
+  if (on_drop) on_drop(*arena);
+  Pool& pool = pools_[static_cast<int>(arena->tier)];
+  const auto key = std::make_tuple(static_cast<int>(arena->tier), arena->tenant, arena->writer);
+  std::erase(by_writer_[key], arena);
+  if (by_writer_[key].empty()) by_writer_.erase(key);
+  pool.taken -= arena->block.bytes;
+  pool.memory->Free(std::move(arena->block));
+  arenas_.erase(arena->id);
+}
+
+void PagePools::Free(Page* page) {
+  KVS_CHECK(page->arena != nullptr && page->refs == 0 && !page->indexed);
+  Arena* arena = page->arena;
+  arena->extents.Free(page->offset, page->bytes);
+  *page = Page{};
+  free_records_.push_back(page);
+  if (arena->extents.used() == 0 && arena->writer == kOrphan) Drop(arena);
+}
+
+void PagePools::Orphan(uint64_t session) {
+  std::vector<Arena*> empty;
+  for (auto& [id, arena] : arenas_) {
+    if (arena->writer != session) continue;
+    const int tier = static_cast<int>(arena->tier);
+    std::erase(by_writer_[{tier, arena->tenant, session}], arena.get());
+    by_writer_.erase({tier, arena->tenant, session});
+    arena->writer = kOrphan;
+    by_writer_[{tier, arena->tenant, kOrphan}].push_back(arena.get());
+    if (arena->extents.used() == 0) empty.push_back(arena.get());
+  }
+  for (Arena* arena : empty) Drop(arena);
+}
+
+bool PagePools::DropEmpty(Tier tier, const std::function<bool(const Arena&)>& may_drop) {
+  std::vector<Arena*> empty;
+  for (auto& [id, arena] : arenas_) {
+    if (arena->tier == tier && arena->extents.used() == 0 && may_drop(*arena)) {
+      empty.push_back(arena.get());
+    }
+  }
+  for (Arena* arena : empty) Drop(arena);
+  return !empty.empty();
+}
+
+void PagePools::Ref(Page* page) {
+  KVS_CHECK(!page->retired);
+  if (page->refs++ == 0) ++page->arena->live;
+}
+
+void PagePools::Unref(Page* page) {
+  KVS_CHECK(page->refs > 0);
+  if (--page->refs == 0) --page->arena->live;
+}
+
+const Arena* PagePools::Find(uint32_t id) const {
+  const auto it = arenas_.find(id);
+  return it == arenas_.end() ? nullptr : it->second.get();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,119 @@
+// Page records, arenas and pools: who owns which bytes.
+//
+// An Arena is one memory block of one tier and tenant, written by one session or by the daemon. A
+// Page is an extent of an arena: a KV page or an index block. Pages count references; the life of a
+// page is in docs/design.md.
+//
+// Ownership: PagePools owns arenas and page records; a Page* is valid until PagePools::Free. Thread-safety:
+// none; guarded by the store's lock. Units: bytes.
+#ifndef KVSTRATA_SERVER_STORE_PAGE_H_
+#define KVSTRATA_SERVER_STORE_PAGE_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "server/memory/extent_allocator.h"
+#include "server/memory/memory_resource.h"
+#include "server/store/prefix_key.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+inline constexpr uint64_t kOrphan = 0;               // Arena::writer: nobody; a session may adopt it
+inline constexpr uint64_t kDaemon = ~uint64_t{0};    // Arena::writer: filled by Move only
+inline constexpr int kTiers = 2;
+
+struct Arena {
+  Arena(uint32_t id_, Tier tier_, uint32_t tenant_, uint64_t writer_, MemoryBlock block_)
+      : id(id_), tier(tier_), tenant(tenant_), writer(writer_), block(std::move(block_)),
+        extents(block.bytes, kMemoryGranularity) {}
+
+  const uint32_t id;
+  const Tier tier;
+  const uint32_t tenant;
+  uint64_t writer;  // a session, kOrphan or kDaemon
+  MemoryBlock block;
+  ExtentAllocator extents;
+  uint32_t live = 0;  // pages with refs > 0
+};
+
+struct Page {
+  Arena* arena = nullptr;  // null: a free record
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint64_t model = 0;
+  uint32_t refs = 0;     // positions in sequences, and copies under way
+  bool sealed = false;   // full and immutable; `key` is set (pages and index blocks)
+  bool indexed = false;  // the prefix index knows it
+  bool retired = false;  // waits for readers, then is freed
+  PageKey key{};
+  Page* older = nullptr;  // the prefix index's list of pages that nobody uses
+  Page* newer = nullptr;
+
+  std::byte* base() const { return arena->block.base + offset; }
+};
+
+class PagePools {
+ public:
+  PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
+        std::unique_ptr<MemoryResource> host, uint64_t host_bytes, uint64_t arena_bytes);
+  ~PagePools();
+
+  // Takes up to `n` pages of `bytes` from the writer's arenas of a tier; returns how many. They have
+  // no references yet.
+  uint32_t Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
+                std::vector<Page*>* out);
+  // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.
+  bool Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes,
+             const std::function<bool(const Arena&)>& may_adopt);
+  // Makes an arena; false when the pool has no room for one that holds `bytes`.
+  bool AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes);
+  // Returns the page's extent and record; an orphan arena that is empty after it goes back too.
+  void Free(Page* page);
+  // The session's arenas have no writer any more; empty ones go back.
+  void Orphan(uint64_t session);
+  // Returns empty arenas for which `may_drop` agrees; whether there was one.
+  bool DropEmpty(Tier tier, const std::function<bool(const Arena&)>& may_drop);
+
+  void Ref(Page* page);
+  void Unref(Page* page);
+
+  const Arena* Find(uint32_t id) const;
+  uint64_t capacity(Tier tier) const { return pools_[static_cast<int>(tier)].capacity; }
+  uint64_t arena_bytes(Tier tier) const { return pools_[static_cast<int>(tier)].arena_bytes; }
+  uint64_t taken(Tier tier) const { return pools_[static_cast<int>(tier)].taken; }
+  const std::unordered_map<uint32_t, std::unique_ptr<Arena>>& arenas() const { return arenas_; }
+  const std::deque<Page>& records() const { return records_; }
+
+  // Called before an arena disappears.
+  std::function<void(const Arena&)> on_drop;
+
+ private:
+  struct Pool {
+    std::unique_ptr<MemoryResource> memory;
+    uint64_t capacity = 0;
+    uint64_t arena_bytes = 0;
+    uint64_t taken = 0;  // by arenas
+  };
+  void Drop(Arena* arena);
+  Page* NewRecord();
+
+  std::array<Pool, kTiers> pools_;
+  std::unordered_map<uint32_t, std::unique_ptr<Arena>> arenas_;
+  // Where to look for free space: (tier, tenant, writer) -> arenas in order of age.
+  std::map<std::tuple<int, uint32_t, uint64_t>, std::vector<Arena*>> by_writer_;
+  std::deque<Page> records_;  // addresses are stable
+  std::vector<Page*> free_records_;
+  uint32_t next_arena_ = 1;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_PAGE_H_

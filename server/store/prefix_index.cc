@@ -1,0 +1,51 @@
+#include "server/store/prefix_index.h"
+
+#include "base/check.h"
+
+namespace kvstrata {
+
+Page* PrefixIndex::Find(const PageKey& key) const {
+  const auto it = pages_.find(key);
+  return it == pages_.end() ? nullptr : it->second;
+}
+
+bool PrefixIndex::Insert(Page* page) {
+  KVS_CHECK(page->sealed && !page->indexed && page->refs > 0);
+  if (!pages_.emplace(page->key, page).second) return false;
+  page->indexed = true;
+  return true;
+}
+
+void PrefixIndex::Replace(Page* page, Page* copy) {
+  KVS_CHECK(page->indexed && copy->sealed && copy->refs > 0 && copy->key == page->key);
+  pages_[page->key] = copy;
+  if (page->refs == 0) MarkUsed(page);
+  page->indexed = false;
+  copy->indexed = true;
+}
+
+void PrefixIndex::Erase(Page* page) {
+  KVS_CHECK(page->indexed);
+  if (page->refs == 0) MarkUsed(page);
+  pages_.erase(page->key);
+  page->indexed = false;
+}
+
+void PrefixIndex::MarkCached(Page* page) {
+  KVS_CHECK(page->indexed && page->refs == 0);
+  page->older = newest_;
+  page->newer = nullptr;
+  (newest_ != nullptr ? newest_->newer : oldest_) = page;
+  newest_ = page;
+  cached_bytes_[static_cast<int>(page->arena->tier)] += page->bytes;
+}
+
+void PrefixIndex::MarkUsed(Page* page) {
+  KVS_CHECK(page->indexed);
+  (page->older != nullptr ? page->older->newer : oldest_) = page->newer;
+  (page->newer != nullptr ? page->newer->older : newest_) = page->older;
+  page->older = page->newer = nullptr;
+  cached_bytes_[static_cast<int>(page->arena->tier)] -= page->bytes;
+}
+
+}  // namespace kvstrata

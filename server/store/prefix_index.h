@@ -1,0 +1,55 @@
+// PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody uses
+// (cached), oldest first.
+//
+// Holds no reference: a page here with refs == 0 is cached and may be evicted; the store retires it.
+// A sequence releases its pages from the last to the first, so of a prefix nobody uses the end is
+// evicted before its beginning.
+// Thread-safety: none; guarded by the store's lock. Cost: one hash look-up an operation.
+#ifndef KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
+#define KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
+
+#include <cstring>
+#include <unordered_map>
+
+#include "server/store/page.h"
+
+namespace kvstrata {
+
+class PrefixIndex {
+ public:
+  // Null if there is none.
+  Page* Find(const PageKey& key) const;
+
+  // Enters a sealed, referenced page by its key; false if another page has that key.
+  bool Insert(Page* page);
+  // `copy` takes the place of `page`. REQUIRES: page is here, copy is referenced.
+  void Replace(Page* page, Page* copy);
+  // REQUIRES: page is here.
+  void Erase(Page* page);
+
+  // The last reference went, or the first came. REQUIRES: page is here.
+  void MarkCached(Page* page);
+  void MarkUsed(Page* page);
+
+  Page* oldest() const { return oldest_; }
+  size_t size() const { return pages_.size(); }
+  uint64_t cached_bytes(Tier tier) const { return cached_bytes_[static_cast<int>(tier)]; }
+
+ private:
+  struct Hash {
+    size_t operator()(const PageKey& key) const {
+      size_t h;
+      std::memcpy(&h, key.data(), sizeof(h));  // uniform already
+      return h;
+    }
+  };
+
+  std::unordered_map<PageKey, Page*, Hash> pages_;
+  Page* oldest_ = nullptr;
+  Page* newest_ = nullptr;
+  std::array<uint64_t, kTiers> cached_bytes_{};
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_

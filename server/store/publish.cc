@@ -1,0 +1,117 @@
+// Tables: what clients see. A version is immutable; entries beyond the counts are filled first, then
+// the counts are stored. Everything else is a new version, published by one atomic store.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+
+shm::PageEntry Store::Impl::EntryOf(const Sequence& s, const Page& page) {
+  shm::PageEntry entry{};
+  entry.arena = page.arena->id;
+  entry.tier = static_cast<uint16_t>(page.arena->tier);
+  entry.offset = page.offset;
+  // What the prefix index knows may be somebody else's any time.
+  const bool shared = page.refs > 1 || page.indexed || page.arena->writer != s.session;
+  entry.flags = static_cast<uint16_t>((shared ? shm::kPageShared : 0) |
+                                      (page.sealed ? shm::kPageSealed : 0));
+  return entry;
+}
+
+void Store::Impl::GrantArenas(Session* session, std::span<Page* const> pages) {
+  const Arena* last = nullptr;
+  for (const Page* page : pages) {
+    const Arena* arena = page->arena;
+    if (arena == last) continue;
+    last = arena;
+    const bool writable = arena->writer == session->id;
+    if (!session->granted.try_emplace(arena->id, writable).second) continue;
+    if (!session->sink) continue;
+    session->sink({arena->id, arena->block.bytes, arena->tier, writable,
+                   writable ? arena->block.fd.get() : arena->block.read_only_fd.get()});
+  }
+}
+
+Result<shm::SequenceTable*> Store::Impl::ReserveTable(Session* session, const Sequence& s,
+                                                      uint32_t page_capacity) {
+  const uint32_t blocks = s.BlocksFor(uint64_t{page_capacity} * s.page_tokens());
+  shm::SequenceTable* table = session->memory->NewTable(page_capacity, blocks);
+  if (table == nullptr) {
+    ReclaimLocked();
+    table = session->memory->NewTable(page_capacity, blocks);
+  }
+  if (table != nullptr) return table;
+  return ResourceExhausted("TABLES_FULL",
+                           "no room for a table of " + std::to_string(page_capacity) +
+                               " pages in the session's table segment of " +
+                               std::to_string(session->memory->table_bytes()) +
+                               " bytes; close sequences, or end steps that are open");
+}
+
+void Store::Impl::Publish(Session* session, Sequence* s, shm::SequenceTable* table) {
+  KVS_CHECK(s->pages.size() <= table->page_capacity &&
+            s->index_blocks.size() <= table->index_capacity);
+  SessionMemory& memory = *session->memory;
+  if (s->heat.count < table->page_capacity) {
+    // Without room for more counters the old ones stay: pages beyond them are not counted.
+    if (const HeatSlice heat = memory.NewHeat(table->page_capacity); heat.count != 0) {
+      memory.CopyHeat(s->heat, heat);
+      if (s->heat.count != 0) session->retired_heat.Push(session->tenant->epoch, s->heat);
+      s->heat = heat;
+    }
+  }
+  table->version = ++s->version;
+  table->sequence_id = s->id;
+  table->heat_first = s->heat.first;
+  table->heat_count = s->heat.count;
+  shm::PageEntry* entries = shm::Entries(table);
+  for (size_t i = 0; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, *s->pages[i]);
+  entries += table->page_capacity;
+  for (size_t i = 0; i < s->index_blocks.size(); ++i) entries[i] = EntryOf(*s, *s->index_blocks[i]);
+  table->pages.store(static_cast<uint32_t>(s->pages.size()), std::memory_order_release);
+  table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
+                            std::memory_order_release);
+  GrantArenas(session, s->pages);
+  GrantArenas(session, s->index_blocks);
+  shm::SequenceSlot& slot = memory.tables()->slots[s->slot];
+  slot.sequence_id.store(s->id, std::memory_order_seq_cst);
+  slot.table_offset.store(memory.OffsetOf(table), std::memory_order_seq_cst);
+  if (s->table != nullptr) session->retired_tables.Push(session->tenant->epoch, s->table);
+  s->table = table;
+  ++counters_.publications;
+}
+
+void Store::Impl::PublishInPlace(Session* session, Sequence* s) {
+  shm::SequenceTable* table = s->table;
+  const size_t first_page = table->pages.load(std::memory_order_relaxed);
+  const size_t first_block = table->index_blocks.load(std::memory_order_relaxed);
+  shm::PageEntry* entries = shm::Entries(table);
+  for (size_t i = first_page; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, *s->pages[i]);
+  entries += table->page_capacity;
+  for (size_t i = first_block; i < s->index_blocks.size(); ++i) {
+    entries[i] = EntryOf(*s, *s->index_blocks[i]);
+  }
+  GrantArenas(session, std::span<Page* const>(s->pages).subspan(first_page));
+  GrantArenas(session, std::span<Page* const>(s->index_blocks).subspan(first_block));
+  // Readers load the pages' count first: whoever sees the new pages sees their index blocks.
+  table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
+                            std::memory_order_release);
+  table->pages.store(static_cast<uint32_t>(s->pages.size()), std::memory_order_release);
+  ++counters_.publications;
+}
+
+void Store::Impl::Unpublish(Session* session, Sequence* s) {
+  SessionMemory& memory = *session->memory;
+  shm::SequenceSlot& slot = memory.tables()->slots[s->slot];
+  slot.table_offset.store(0, std::memory_order_seq_cst);
+  slot.sequence_id.store(0, std::memory_order_seq_cst);
+  memory.FreeSlot(s->slot);
+  session->retired_tables.Push(session->tenant->epoch, s->table);
+  if (s->heat.count != 0) session->retired_heat.Push(session->tenant->epoch, s->heat);
+  s->table = nullptr;
+  s->heat = {};
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,107 @@
+// What the store keeps of a session, a tenant, a model and a sequence. Plain records: the functions
+// over them are StoreImpl's (store_impl.h), their guard is the store's lock.
+#ifndef KVSTRATA_SERVER_STORE_SEQUENCE_H_
+#define KVSTRATA_SERVER_STORE_SEQUENCE_H_
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "server/store/epochs.h"
+#include "server/store/page.h"
+#include "server/store/segments.h"
+
+namespace kvstrata {
+
+using Clock = std::chrono::steady_clock;
+
+struct Model {
+  uint64_t id = 0;
+  ModelDesc desc;
+  uint32_t sessions = 0;  // that registered it
+  uint64_t pages = 0;     // records of pages and index blocks
+};
+
+struct Session;
+
+// Sessions of one tenant may see each other's sealed pages; nobody else's.
+struct Tenant {
+  uint32_t id = 0;
+  std::string name;
+  uint64_t epoch = 1;           // published to all sessions of the tenant
+  RetireQueue<Page*> retired;
+  std::vector<Session*> sessions;  // fenced ones too: their processes may still read
+};
+
+// Reported by the engine, per position; NaN and 0 where nothing was.
+struct Series {
+  std::vector<float> surprisal, entropy;
+  std::vector<uint8_t> boundary;
+};
+
+struct Sequence {
+  uint64_t id = 0;
+  uint64_t session = 0;
+  std::shared_ptr<Model> model;
+  KeyChain chain;
+  Plan plan;
+  IndexLayout index;
+  uint32_t slot = 0;
+
+  uint32_t tokens = 0;           // committed
+  uint32_t indexed_tokens = 0;   // index rows are valid up to here
+  uint32_t held_tokens = 0;      // found at open
+  uint32_t prompt_tokens = 0;
+  bool prefill_done = false;
+  PageKey last_key{};            // of the last whole page; zeros: none
+  std::vector<int32_t> tail;     // token ids behind the last whole page
+  Series series;
+
+  std::vector<Page*> pages, index_blocks;  // one reference each
+  shm::SequenceTable* table = nullptr;     // the current version
+  uint64_t version = 0;
+  HeatSlice heat;
+  Clock::time_point opened;
+
+  uint32_t page_tokens() const { return static_cast<uint32_t>(model->desc.geometry.page_tokens); }
+  uint32_t PagesFor(uint64_t n) const {
+    return static_cast<uint32_t>((n + page_tokens() - 1) / page_tokens());
+  }
+  uint32_t BlocksFor(uint64_t n) const {
+    if (index.kind == IndexLayout::Kind::kNone) return 0;
+    const uint64_t block = static_cast<uint64_t>(index.block_tokens);
+    return static_cast<uint32_t>((n + block - 1) / block);
+  }
+  // Blocks end where pages end, so that a page's key names a block too.
+  bool SharesIndex() const {
+    return index.kind != IndexLayout::Kind::kNone &&
+           index.block_tokens % model->desc.geometry.page_tokens == 0;
+  }
+  uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
+};
+
+struct Session {
+  uint64_t id = 0;
+  Tenant* tenant = nullptr;
+  PeerIdentity peer;
+  Road road = Road::kLinked;
+  std::string client_name;
+  ArenaSink sink;
+  std::unique_ptr<SessionMemory> memory;
+  bool fenced = false;  // kEof: only its readers and its arenas are left, until it died
+  Clock::time_point opened;
+
+  std::unordered_map<uint64_t, std::pair<std::shared_ptr<Model>, KeyChain>> models;
+  std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
+  std::unordered_map<uint32_t, bool> granted;  // arena -> writable
+  RetireQueue<shm::SequenceTable*> retired_tables;
+  RetireQueue<HeatSlice> retired_heat;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_SEQUENCE_H_

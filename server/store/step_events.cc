@@ -1,0 +1,288 @@
+// What a running sequence sends: grow before a step that needs more, commit after it, reports.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "base/check.h"
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+
+bool Store::Impl::Writable(const Sequence& s, const Page& page) {
+  return !page.sealed && page.refs == 1 && page.arena->writer == s.session;
+}
+
+Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
+  const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
+  const uint32_t want_pages = s->PagesFor(tokens), want_blocks = s->BlocksFor(tokens);
+  if (want_pages <= old_pages && want_blocks <= old_blocks) return OkStatus();
+  shm::SequenceTable* table = nullptr;
+  if (want_pages > s->table->page_capacity || want_blocks > s->table->index_capacity) {
+    KVS_ASSIGN_OR_RETURN(
+        table, ReserveTable(session, *s, std::max(want_pages, 2 * s->table->page_capacity)));
+  }
+  const Taker taker = TakerOf(*session, *s);
+  std::vector<Page*> pages, blocks;
+  Status status;
+  if (want_pages > old_pages) {
+    status = Allocate(taker, static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
+                      want_pages - static_cast<uint32_t>(old_pages), &pages);
+  }
+  if (status.ok() && want_blocks > old_blocks) {
+    status = Allocate(taker, static_cast<uint64_t>(s->index.block_bytes),
+                      want_blocks - static_cast<uint32_t>(old_blocks), &blocks);
+  }
+  if (!status.ok()) {
+    for (Page* page : pages) FreePage(page);
+    if (table != nullptr) session->memory->FreeTable(table);
+    return status;
+  }
+  for (Page* page : pages) RefPage(page);
+  for (Page* block : blocks) RefPage(block);
+  s->pages.insert(s->pages.end(), pages.begin(), pages.end());
+  s->index_blocks.insert(s->index_blocks.end(), blocks.begin(), blocks.end());
+  if (table == nullptr) {
+    PublishInPlace(session, s);
+  } else {
+    Publish(session, s, table);
+    Advance(session->tenant);
+  }
+  return OkStatus();
+}
+
+std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(const Sequence& s, uint32_t writable,
+                                                              uint32_t index_writable,
+                                                              bool* stale_flags) const {
+  std::vector<Copy> copies;
+  const shm::PageEntry* entries = shm::Entries(s.table);
+  *stale_flags = false;
+  const uint32_t tenant = sessions_.at(s.session)->tenant->id;
+  const auto visit = [&](Page* page, const shm::PageEntry& entry, bool index, size_t position,
+                         uint64_t rows) {
+    if (!Writable(s, *page)) {
+      copies.push_back({index, static_cast<uint32_t>(position), page, nullptr,
+                        static_cast<uint32_t>(rows), false, tenant});
+    } else if ((entry.flags & shm::kPageShared) != 0) {
+      *stale_flags = true;  // it was shared once; the others have gone
+    }
+  };
+  const uint64_t page_tokens = s.page_tokens();
+  for (size_t i = writable / page_tokens; i < s.pages.size(); ++i) {
+    const uint64_t begin = i * page_tokens;
+    visit(s.pages[i], entries[i], false, i,
+          s.tokens <= begin ? 0 : std::min(page_tokens, s.tokens - begin));
+  }
+  if (s.index.kind == IndexLayout::Kind::kNone) return copies;
+  entries += s.table->page_capacity;
+  for (size_t i = index_writable / static_cast<uint32_t>(s.index.block_tokens);
+       i < s.index_blocks.size(); ++i) {
+    visit(s.index_blocks[i], entries[i], true, i, 0);
+  }
+  return copies;
+}
+
+Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens, uint32_t writable,
+                         uint32_t index_writable) {
+  if (tokens > kMaxSequenceTokens) {
+    return InvalidArgument("SEQUENCE_TOO_LONG", std::to_string(tokens) +
+                                                    " tokens; allowed: at most " +
+                                                    std::to_string(kMaxSequenceTokens));
+  }
+  std::vector<Copy> copies;
+  Geometry geometry;
+  {
+    MutexLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    Session* session = sessions_.at(session_id).get();
+    if (writable / s->page_tokens() < s->tokens / s->page_tokens()) {
+      return InvalidArgument("GROW_SEALED",
+                             "writable is " + std::to_string(writable) +
+                                 ", in a page that is full; allowed: from " +
+                                 std::to_string(s->tokens / s->page_tokens() * s->page_tokens()));
+    }
+    geometry = s->model->desc.geometry;
+    bool stale_flags = false;
+    copies = PlanPrivateCopies(*s, writable, index_writable, &stale_flags);
+    // All or nothing: copies first, because extending is the last thing that can fail.
+    std::vector<Page*> taken;
+    Status status;
+    for (Copy& c : copies) {
+      if (status.ok()) status = Allocate(TakerOf(*session, *s), c.source->bytes, 1, &taken);
+    }
+    if (status.ok()) status = ExtendLocked(session, s, tokens);
+    if (!status.ok()) {
+      for (Page* page : taken) FreePage(page);
+      return status;
+    }
+    if (copies.empty()) {
+      if (!stale_flags) return OkStatus();
+      KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
+                           ReserveTable(session, *s, s->table->page_capacity));
+      Publish(session, s, table);
+      Advance(session->tenant);
+      return OkStatus();
+    }
+    for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];
+    Pin(copies);
+  }
+  CopyBytes(copies, geometry);
+  MutexLock lock(mu_);
+  Result<Sequence*> s = FindSequence(session_id, sequence);
+  Status status = s.status();
+  if (status.ok()) status = SwapIn(sessions_.at(session_id).get(), *s, copies);
+  Unpin(copies);
+  return status;
+}
+
+void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
+                             std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+  const size_t first = s->tokens / s->page_tokens();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Page* page = s->pages[first + i];
+    page->key = keys[i];
+    page->sealed = true;
+    prefix_.Insert(page);  // if somebody was faster, theirs is found and ours stays private
+  }
+  s->tokens += static_cast<uint32_t>(tokens.size());
+  const size_t behind = s->tokens % s->page_tokens();
+  if (!keys.empty()) {
+    s->last_key = keys.back();
+    s->tail.clear();
+  }
+  const size_t more = std::min(behind - std::min(behind, s->tail.size()), tokens.size());
+  s->tail.insert(s->tail.end(), tokens.end() - static_cast<ptrdiff_t>(more), tokens.end());
+
+  s->indexed_tokens = std::max(s->indexed_tokens, indexed_tokens);
+  if (!s->SharesIndex()) return;
+  const uint32_t block_tokens = static_cast<uint32_t>(s->index.block_tokens);
+  for (uint32_t i = s->indexed_tokens / block_tokens; i-- > 0;) {
+    Page* block = s->index_blocks[i];
+    if (block->sealed) break;  // so are those before it
+    if (!Writable(*s, *block)) continue;
+    const size_t last_page = size_t{i + 1} * block_tokens / s->page_tokens() - 1;
+    block->key = IndexBlockKey(s->pages[last_page]->key, s->index);
+    block->sealed = true;
+    prefix_.Insert(block);
+  }
+}
+
+Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, size_t n,
+                                uint32_t indexed_tokens) const {
+  if (first != s.tokens) {
+    return FailedPrecondition("COMMIT_OUT_OF_ORDER",
+                              "first is " + std::to_string(first) + "; sequence " +
+                                  std::to_string(s.id) + " has " + std::to_string(s.tokens) +
+                                  " tokens");
+  }
+  if (first + uint64_t{n} > s.capacity_tokens()) {
+    return InvalidArgument("COMMIT_BEYOND_TABLE",
+                           "tokens up to " + std::to_string(first + uint64_t{n}) +
+                               "; the table covers " + std::to_string(s.capacity_tokens()) +
+                               ": grow it before the step");
+  }
+  if (indexed_tokens > first + uint64_t{n} || s.BlocksFor(indexed_tokens) > s.index_blocks.size()) {
+    return InvalidArgument("COMMIT_INDEX", "indexed_tokens is " + std::to_string(indexed_tokens) +
+                                               "; allowed: at most the tokens, " +
+                                               std::to_string(first + uint64_t{n}));
+  }
+  for (uint64_t at = first / s.page_tokens(); n > 0 && at < s.PagesFor(first + uint64_t{n}); ++at) {
+    if (Writable(s, *s.pages[at])) continue;
+    return FailedPrecondition("COMMIT_TO_SHARED",
+                              "page " + std::to_string(at) +
+                                  " is shared and may not be written; grow makes it private");
+  }
+  return OkStatus();
+}
+
+Status Store::Impl::CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                                 std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+  SealLocked(s, keys, tokens, indexed_tokens);
+  const uint64_t ahead =
+      std::min<uint64_t>(uint64_t{s->tokens} + options_.headroom_tokens, kMaxSequenceTokens);
+  // The tokens are in; that there is no room for more is told when more is asked for.
+  if (s->capacity_tokens() < ahead) (void)ExtendLocked(session, s, ahead);
+  return OkStatus();
+}
+
+Status Store::Impl::Commit(uint64_t session_id, uint64_t sequence, uint32_t first,
+                           std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+  std::vector<int32_t> ids;
+  KeyChain chain;
+  PageKey parent;
+  {
+    MutexLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens.size(), indexed_tokens));
+    if (s->tail.size() + tokens.size() < s->page_tokens()) {
+      return CommitLocked(sessions_.at(session_id).get(), s, {}, tokens, indexed_tokens);
+    }
+    ids = s->tail;
+    chain = s->chain;
+    parent = s->last_key;
+  }
+  ids.insert(ids.end(), tokens.begin(), tokens.end());
+  const std::vector<PageKey> keys = chain.Pages(parent, ids);  // hashed outside of the lock
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+  KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens.size(), indexed_tokens));
+  return CommitLocked(sessions_.at(session_id).get(), s, keys, tokens, indexed_tokens);
+}
+
+namespace {
+
+Status CheckSeries(std::string_view field, uint32_t first, uint32_t n, const float* values) {
+  for (uint32_t i = 0; values != nullptr && i < n; ++i) {
+    if (std::isfinite(values[i]) && values[i] >= 0) continue;
+    return InvalidArgument("REPORT_VALUE", std::string(field) + " of position " +
+                                               std::to_string(first + uint64_t{i}) + " is " +
+                                               std::to_string(values[i]) +
+                                               "; allowed: finite, not negative (nats)");
+  }
+  return OkStatus();
+}
+
+template <typename T>
+void KeepSeries(std::vector<T>* series, uint32_t first, uint32_t n, const T* values, T missing) {
+  if (values == nullptr || n == 0) return;
+  if (series->size() < size_t{first} + n) series->resize(size_t{first} + n, missing);
+  std::copy_n(values, n, series->begin() + first);
+}
+
+}  // namespace
+
+Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
+                           const float* surprisal, const float* entropy, const uint8_t* boundary) {
+  KVS_RETURN_IF_ERROR(CheckSeries("surprisal", first, n, surprisal));
+  KVS_RETURN_IF_ERROR(CheckSeries("entropy", first, n, entropy));
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+  if (uint64_t{first} + n > s->tokens) {
+    return InvalidArgument("REPORT_POSITION",
+                           "positions " + std::to_string(first) + " to " +
+                               std::to_string(uint64_t{first} + n) + " (exclusive); sequence " +
+                               std::to_string(sequence) + " has " + std::to_string(s->tokens) +
+                               " tokens");
+  }
+  const float missing = std::numeric_limits<float>::quiet_NaN();
+  KeepSeries(&s->series.surprisal, first, n, surprisal, missing);
+  KeepSeries(&s->series.entropy, first, n, entropy, missing);
+  KeepSeries(&s->series.boundary, first, n, boundary, uint8_t{0});
+  return OkStatus();
+}
+
+Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+  if (s->prefill_done || s->tokens == 0) {
+    return FailedPrecondition("PREFILL_DONE", "sequence " + std::to_string(sequence) +
+                                                  (s->prefill_done
+                                                       ? " has ended its prompt already"
+                                                       : " is empty: commit its prompt first"));
+  }
+  s->prefill_done = true;
+  s->prompt_tokens = s->tokens;
+  return OkStatus();
+}
+
+}  // namespace kvstrata

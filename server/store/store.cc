@@ -1,0 +1,303 @@
+#include "server/store/store.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kMaxModels = 1024;
+constexpr size_t kMaxText = 256;
+constexpr size_t kMaxBoundaryTokens = 1 << 16;
+
+std::string_view Trim(std::string_view text) {
+  const auto space = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
+  while (!text.empty() && space(text.front())) text.remove_prefix(1);
+  while (!text.empty() && space(text.back())) text.remove_suffix(1);
+  return text;
+}
+
+uint64_t NewDaemonEpoch() {
+  uint64_t epoch = 0;
+  if (getrandom(&epoch, sizeof(epoch), 0) != sizeof(epoch)) {
+    epoch = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  }
+  return epoch | 1;  // never 0
+}
+
+Status CheckText(std::string_view field, const std::string& value, bool required) {
+  if (value.size() <= kMaxText && !(required && value.empty())) return OkStatus();
+  return InvalidArgument("MODEL_TEXT", std::string(field) + " has " + std::to_string(value.size()) +
+                                           " bytes; allowed: " + (required ? "1" : "0") + " to " +
+                                           std::to_string(kMaxText));
+}
+
+Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
+  KVS_RETURN_IF_ERROR(CheckText("name", desc.name, true));
+  // Pages are shared by digest: without one, different weights would be taken for the same.
+  KVS_RETURN_IF_ERROR(CheckText("digest", desc.digest, true));
+  KVS_RETURN_IF_ERROR(CheckText("layout", desc.layout, false));
+  KVS_RETURN_IF_ERROR(CheckText("adapter", desc.adapter, false));
+  KVS_RETURN_IF_ERROR(Validate(desc.geometry));
+  if (desc.keys_pre_rope) {
+    return Unimplemented("MODEL_PRE_ROPE", "keys_pre_rope is 1; this build stores keys post_rope: 0");
+  }
+  if (desc.ranks != 1 || desc.rank != 0) {
+    return Unimplemented("MODEL_RANKS", "rank is " + std::to_string(desc.rank) + " of " +
+                                            std::to_string(desc.ranks) +
+                                            "; this build serves rank 0 of 1");
+  }
+  if (desc.boundary_tokens.size() > kMaxBoundaryTokens) {
+    return InvalidArgument("MODEL_BOUNDARY_TOKENS",
+                           "boundary_tokens has " + std::to_string(desc.boundary_tokens.size()) +
+                               " entries; allowed: at most 65536");
+  }
+  if (static_cast<uint64_t>(desc.geometry.page_bytes()) > largest_pool) {
+    return InvalidArgument("MODEL_PAGE_TOO_LARGE",
+                           "a page of this geometry has " +
+                               std::to_string(desc.geometry.page_bytes()) +
+                               " bytes; allowed: at most a pool's " + std::to_string(largest_pool));
+  }
+  return OkStatus();
+}
+
+Result<Store::Impl::NamedPlans> ParseNamedPlans(const StoreOptions& options) {
+  Store::Impl::NamedPlans plans;
+  for (const auto& [name, text] : options.named_plans) {
+    Result<Plan> plan = ParsePlan(text);
+    if (!plan.ok()) {
+      return InvalidArgument("PLAN_NAMED_INVALID",
+                             "plan '" + name + "': " + plan.status().message());
+    }
+    plans.insert_or_assign(name, *plan);
+  }
+  return plans;
+}
+
+}  // namespace
+
+Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t daemon_epoch,
+                  std::unique_ptr<MemoryResource> device, std::unique_ptr<MemoryResource> host)
+    : options_(options),
+      named_plans_(std::move(named_plans)),
+      daemon_epoch_(daemon_epoch),
+      pools_(std::move(device), options.device_bytes, std::move(host), options.host_bytes,
+             options.arena_bytes) {
+  // Called by pools_ alone, hence under mu_.
+  pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    for (Session* s : tenants_by_id_[arena.tenant]->sessions) s->granted.erase(arena.id);
+  };
+}
+
+Result<Session*> Store::Impl::FindSession(uint64_t id) {
+  const auto it = sessions_.find(id);
+  if (it != sessions_.end() && !it->second->fenced) return it->second.get();
+  return NotFound("SESSION_UNKNOWN",
+                  "session " + std::to_string(id) + " does not exist or has ended; attach again");
+}
+
+Result<Sequence*> Store::Impl::FindSequence(uint64_t id) const {
+  const auto it = sequences_.find(id);
+  if (it != sequences_.end()) return it->second;
+  return NotFound("SEQUENCE_UNKNOWN",
+                  "sequence " + std::to_string(id) + " does not exist or was closed");
+}
+
+Result<Sequence*> Store::Impl::FindSequence(uint64_t session, uint64_t id) {
+  KVS_ASSIGN_OR_RETURN(Session * owner, FindSession(session));
+  const auto it = owner->sequences.find(id);
+  if (it != owner->sequences.end()) return it->second.get();
+  return NotFound("SEQUENCE_UNKNOWN", "sequence " + std::to_string(id) + " is none of session " +
+                                          std::to_string(session) + ", or was closed");
+}
+
+Tenant* Store::Impl::TenantOf(const std::string& name) {
+  std::unique_ptr<Tenant>& tenant = tenants_[name];
+  if (!tenant) {
+    tenant = std::make_unique<Tenant>();
+    tenant->id = static_cast<uint32_t>(tenants_by_id_.size());
+    tenant->name = name;
+    tenants_by_id_.push_back(tenant.get());
+  }
+  return tenant.get();
+}
+
+Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road road,
+                                                 std::string_view client_name, ArenaSink sink) {
+  MutexLock lock(mu_);
+  if (sessions_.size() >= options_.max_sessions) {
+    return ResourceExhausted("SESSION_LIMIT", std::to_string(sessions_.size()) +
+                                                  " sessions are open; max_sessions is " +
+                                                  std::to_string(options_.max_sessions));
+  }
+  Tenant* tenant = TenantOf(peer.tenant);
+  const uint64_t id = next_session_;
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
+                       SessionMemory::Create(id, daemon_epoch_, tenant->epoch));
+  ++next_session_;
+  auto session = std::make_unique<Session>();
+  session->id = id;
+  session->tenant = tenant;
+  session->peer = peer;
+  session->road = road;
+  session->client_name = client_name.substr(0, kMaxText);
+  session->sink = std::move(sink);
+  session->memory = std::move(memory);
+  session->opened = Clock::now();
+  const SessionMemory& m = *session->memory;
+  const SessionSegments segments{id,           daemon_epoch_, m.session_fd(),    m.table_fd(),
+                                 m.header(),   m.tables(),    m.session_bytes(), m.table_bytes()};
+  tenant->sessions.push_back(session.get());
+  sessions_.emplace(id, std::move(session));
+  return segments;
+}
+
+void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
+  MutexLock lock(mu_);
+  const auto it = sessions_.find(id);
+  if (it == sessions_.end()) return;
+  Session* session = it->second.get();
+  if (!session->fenced) {
+    while (!session->sequences.empty()) {
+      CloseLocked(session, session->sequences.begin()->second.get());
+    }
+    for (auto& [model_id, model] : session->models) --model.first->sessions;
+    session->models.clear();
+    session->sink = nullptr;
+    session->fenced = true;
+    Advance(session->tenant);
+  }
+  if (how != SessionEnd::kEof) DropSession(session);
+  ReclaimLocked();
+}
+
+void Store::Impl::DropSession(Session* session) {
+  std::erase(session->tenant->sessions, session);
+  pools_.Orphan(session->id);
+  sessions_.erase(session->id);
+}
+
+Status Store::Impl::MakeRoomForModel() {
+  if (models_.size() < kMaxModels) return OkStatus();
+  std::erase_if(models_, [](const auto& entry) {
+    return entry.second->sessions == 0 && entry.second->pages == 0;
+  });
+  if (models_.size() < kMaxModels) return OkStatus();
+  return ResourceExhausted("MODEL_LIMIT", std::to_string(models_.size()) +
+                                              " models are registered; allowed: at most " +
+                                              std::to_string(kMaxModels));
+}
+
+Result<uint64_t> Store::Impl::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+  KVS_RETURN_IF_ERROR(Validate(
+      desc, std::max(pools_.capacity(Tier::kDevice), pools_.capacity(Tier::kHost))));
+  std::shared_ptr<Model> model;
+  for (const auto& [id, known] : models_) {
+    if (known->desc == desc) model = known;
+  }
+  if (!model) {
+    KVS_RETURN_IF_ERROR(MakeRoomForModel());
+    model = std::make_shared<Model>();
+    model->id = next_model_++;
+    model->desc = desc;
+    models_.emplace(model->id, model);
+  }
+  const auto [it, added] = session->models.try_emplace(
+      model->id, std::make_pair(model, KeyChain(session->tenant->name, desc)));
+  if (added) ++model->sessions;
+  return it->first;
+}
+
+Result<Plan> Store::Impl::ResolvePlan(std::string_view text) const {
+  const std::string_view trimmed = Trim(text);
+  const size_t brace = std::min(trimmed.find('{'), trimmed.size());
+  const auto it = named_plans_.find(Trim(trimmed.substr(0, brace)));
+  if (it == named_plans_.end()) return ParsePlan(text);
+  if (brace == trimmed.size()) return it->second;
+  return InvalidArgument("PLAN_OPTION_INVALID",
+                         "plan '" + it->first +
+                             "' is a named plan of the daemon's configuration and takes no options "
+                             "here; write its preset with options, or change [plans." +
+                             it->first + "]");
+}
+
+// --- forwarding ---
+
+Store::Store(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Store::~Store() = default;
+
+Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
+  return Create(options, NewEmulatedDevice(), NewHostPinned());
+}
+Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
+                                             std::unique_ptr<MemoryResource> device,
+                                             std::unique_ptr<MemoryResource> host) {
+  if (options.device_bytes < kMemoryGranularity && options.host_bytes < kMemoryGranularity) {
+    return InvalidArgument("POOL_SIZE", "device_bytes and host_bytes are both below 4096; one of "
+                                        "the pools must hold pages");
+  }
+  KVS_ASSIGN_OR_RETURN(Impl::NamedPlans plans, ParseNamedPlans(options));
+  return std::unique_ptr<Store>(new Store(std::make_unique<Impl>(
+      options, std::move(plans), NewDaemonEpoch(), std::move(device), std::move(host))));
+}
+
+Result<SessionSegments> Store::OpenSession(const PeerIdentity& peer, Road road,
+                                           std::string_view client_name, ArenaSink sink) {
+  return impl_->OpenSession(peer, road, client_name, std::move(sink));
+}
+void Store::EndSession(uint64_t session, SessionEnd how) { impl_->EndSession(session, how); }
+Result<uint64_t> Store::RegisterModel(uint64_t session, const ModelDesc& desc) {
+  return impl_->RegisterModel(session, desc);
+}
+Result<OpenedSequence> Store::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                                           std::span<const int32_t> tokens) {
+  return impl_->OpenSequence(session, model, plan, tokens);
+}
+Result<OpenedSequence> Store::ForkSequence(uint64_t session, uint64_t sequence) {
+  return impl_->ForkSequence(session, sequence);
+}
+Status Store::CloseSequence(uint64_t session, uint64_t sequence) {
+  return impl_->CloseSequence(session, sequence);
+}
+Status Store::Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
+                   uint32_t index_writable) {
+  return impl_->Grow(session, sequence, tokens, writable, index_writable);
+}
+Status Store::Commit(uint64_t session, uint64_t sequence, uint32_t first,
+                     std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+  return impl_->Commit(session, sequence, first, tokens, indexed_tokens);
+}
+Status Store::Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
+                     const float* surprisal, const float* entropy, const uint8_t* boundary) {
+  return impl_->Report(session, sequence, first, n, surprisal, entropy, boundary);
+}
+Status Store::PrefillDone(uint64_t session, uint64_t sequence) {
+  return impl_->PrefillDone(session, sequence);
+}
+Result<uint32_t> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
+  return impl_->Lookup(session, model, tokens);
+}
+std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
+Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
+MoveResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
+void Store::Reclaim() { impl_->Reclaim(); }
+std::vector<PoolInfo> Store::Pools() const { return impl_->Pools(); }
+std::vector<SessionInfo> Store::Sessions() const { return impl_->Sessions(); }
+std::vector<ModelInfo> Store::Models() const { return impl_->Models(); }
+std::vector<SequenceInfo> Store::Sequences(uint64_t session) const {
+  return impl_->Sequences(session);
+}
+Result<SequenceDetail> Store::Show(uint64_t sequence) const { return impl_->Show(sequence); }
+AuditReport Store::Audit() const { return impl_->Audit(); }
+StoreCounters Store::Counters() const { return impl_->Counters(); }
+Result<Plan> Store::ResolvePlan(std::string_view text) const { return impl_->ResolvePlan(text); }
+uint64_t Store::daemon_epoch() const { return impl_->daemon_epoch(); }
+
+}  // namespace kvstrata

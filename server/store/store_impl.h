@@ -1,0 +1,183 @@
+// StoreImpl: all state of the store behind one lock, and the functions over it, by file:
+//   store.cc           forwarding, sessions, models, plans
+//   open_sequence.cc   open, look-up, fork, close
+//   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
+//   publish.cc         tables: new versions, extension in place, arena grants
+//   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
+//   move.cc            copies between pools, private copies, eviction
+//   inspect.cc         snapshots; audit.cc: the proof of the books
+// Names that end in Locked need the lock; others take it.
+#ifndef KVSTRATA_SERVER_STORE_STORE_IMPL_H_
+#define KVSTRATA_SERVER_STORE_STORE_IMPL_H_
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/sync.h"
+#include "server/store/prefix_index.h"
+#include "server/store/sequence.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 24;
+
+class Store::Impl {
+ public:
+  using NamedPlans = std::map<std::string, Plan, std::less<>>;
+  Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t daemon_epoch,
+       std::unique_ptr<MemoryResource> device, std::unique_ptr<MemoryResource> host);
+
+  Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
+                                      std::string_view client_name, ArenaSink sink)
+      KVS_EXCLUDES(mu_);
+  void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(mu_);
+  Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
+  Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                                      std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
+  Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
+  Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
+              uint32_t index_writable) KVS_EXCLUDES(mu_);
+  Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
+                std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_EXCLUDES(mu_);
+  Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
+                const float* surprisal, const float* entropy, const uint8_t* boundary)
+      KVS_EXCLUDES(mu_);
+  Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
+  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
+      KVS_EXCLUDES(mu_);
+
+  std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
+  Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
+  MoveResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
+  void Reclaim() KVS_EXCLUDES(mu_);
+
+  std::vector<PoolInfo> Pools() const KVS_EXCLUDES(mu_);
+  std::vector<SessionInfo> Sessions() const KVS_EXCLUDES(mu_);
+  std::vector<ModelInfo> Models() const KVS_EXCLUDES(mu_);
+  std::vector<SequenceInfo> Sequences(uint64_t session) const KVS_EXCLUDES(mu_);
+  Result<SequenceDetail> Show(uint64_t sequence) const KVS_EXCLUDES(mu_);
+  AuditReport Audit() const KVS_EXCLUDES(mu_);
+  StoreCounters Counters() const KVS_EXCLUDES(mu_);
+  Result<Plan> ResolvePlan(std::string_view text) const;
+  uint64_t daemon_epoch() const { return daemon_epoch_; }
+
+ private:
+  friend class Auditor;
+  friend struct AuditTestPeer;
+
+  // Who pages are taken for and where from, first choice first.
+  struct Taker {
+    Tenant* tenant;
+    uint64_t writer;         // a session or kDaemon
+    const Session* session;  // null: the daemon
+    uint64_t model;
+    std::vector<Tier> tiers;
+  };
+  // A page on its way: `source` is pinned by a reference, `copy` belongs to the copy.
+  struct Copy {
+    bool index = false;
+    uint32_t position = 0;  // in Sequence::pages or index_blocks
+    Page* source = nullptr;
+    Page* copy = nullptr;
+    uint32_t rows = 0;       // of a page: leading tokens to copy (index blocks: all of it)
+    bool keeps_key = false;  // the copy takes the source's place in the prefix index too
+    uint32_t tenant = 0;
+  };
+  struct Hit {
+    std::vector<Page*> pages, index_blocks;
+  };
+
+  // store.cc
+  Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
+  Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
+  Result<Sequence*> FindSequence(uint64_t id) const KVS_REQUIRES(mu_);
+  Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
+  Status MakeRoomForModel() KVS_REQUIRES(mu_);
+  void DropSession(Session* session) KVS_REQUIRES(mu_);
+
+  // open_sequence.cc
+  Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys) const KVS_REQUIRES(mu_);
+  // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
+  Status TakeForOpen(Session* session, Sequence* s, const Hit& hit, uint64_t cover)
+      KVS_REQUIRES(mu_);
+  Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s) KVS_REQUIRES(mu_);
+  void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(mu_);
+
+  // step_events.cc
+  static bool Writable(const Sequence& s, const Page& page);
+  std::vector<Copy> PlanPrivateCopies(const Sequence& s, uint32_t writable, uint32_t index_writable,
+                                      bool* stale_flags) const KVS_REQUIRES(mu_);
+  Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
+  void SealLocked(Sequence* s, std::span<const PageKey> keys, std::span<const int32_t> tokens,
+                  uint32_t indexed_tokens) KVS_REQUIRES(mu_);
+  Status CheckCommit(const Sequence& s, uint32_t first, size_t n, uint32_t indexed_tokens) const
+      KVS_REQUIRES(mu_);
+  Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                      std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
+
+  // publish.cc
+  Result<shm::SequenceTable*> ReserveTable(Session* session, const Sequence& s,
+                                           uint32_t page_capacity) KVS_REQUIRES(mu_);
+  // Never fails: what can fail was reserved.
+  void Publish(Session* session, Sequence* s, shm::SequenceTable* table) KVS_REQUIRES(mu_);
+  void PublishInPlace(Session* session, Sequence* s) KVS_REQUIRES(mu_);
+  static shm::PageEntry EntryOf(const Sequence& s, const Page& page);
+  void GrantArenas(Session* session, std::span<Page* const> pages) KVS_REQUIRES(mu_);
+  void Unpublish(Session* session, Sequence* s) KVS_REQUIRES(mu_);
+
+  // allocate.cc
+  Taker TakerOf(const Session& session, const Sequence& s) const;
+  Status Allocate(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
+      KVS_REQUIRES(mu_);
+  uint32_t AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
+                      std::vector<Page*>* out) KVS_REQUIRES(mu_);
+  bool EvictFor(const Taker& taker, Tier tier, uint64_t bytes) KVS_REQUIRES(mu_);
+  void EvictPage(Page* page) KVS_REQUIRES(mu_);
+  bool Fenced(const Arena& arena) const KVS_REQUIRES(mu_);
+  void Release(Page* page) KVS_REQUIRES(mu_);
+  void ReleaseAll(std::vector<Page*>* pages) KVS_REQUIRES(mu_);
+  void Retire(Page* page) KVS_REQUIRES(mu_);
+  void RefPage(Page* page) KVS_REQUIRES(mu_);
+  void FreePage(Page* page) KVS_REQUIRES(mu_);
+  void Advance(Tenant* tenant) KVS_REQUIRES(mu_);
+  void ReclaimLocked() KVS_REQUIRES(mu_);
+
+  // move.cc
+  void Pin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+  static void CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry);
+  void Unpin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+  // Puts the copies in the place of their sources where those still are and publishes.
+  Status SwapIn(Session* session, Sequence* s, const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+
+  // inspect.cc
+  SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
+
+  // Constant.
+  const StoreOptions options_;
+  const NamedPlans named_plans_;
+  const uint64_t daemon_epoch_;
+
+  mutable Mutex mu_;
+  PagePools pools_ KVS_GUARDED_BY(mu_);
+  PrefixIndex prefix_ KVS_GUARDED_BY(mu_);
+  std::map<std::string, std::unique_ptr<Tenant>> tenants_ KVS_GUARDED_BY(mu_);
+  std::vector<Tenant*> tenants_by_id_ KVS_GUARDED_BY(mu_);
+  std::map<uint64_t, std::shared_ptr<Model>> models_ KVS_GUARDED_BY(mu_);
+  std::map<uint64_t, std::unique_ptr<Session>> sessions_ KVS_GUARDED_BY(mu_);
+  std::unordered_map<uint64_t, Sequence*> sequences_ KVS_GUARDED_BY(mu_);
+  std::vector<Page*> pins_ KVS_GUARDED_BY(mu_);  // references of copies under way, both sides
+  uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;
+  uint64_t next_model_ KVS_GUARDED_BY(mu_) = 1;
+  uint64_t next_sequence_ KVS_GUARDED_BY(mu_) = 1;
+  StoreCounters counters_ KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_STORE_IMPL_H_

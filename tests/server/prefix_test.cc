@@ -1,0 +1,140 @@
+// Page keys and the prefix index.
+#include "server/store/prefix_index.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/server/store_fixture.h"
+
+namespace kvstrata {
+namespace {
+
+using testing::SmallModel;
+using testing::Tokens;
+
+TEST(KeyChain, EveryPartOfTheIdentityCounts) {
+  std::set<PageKey> keys;
+  int variants = 0;
+  const auto add = [&](const std::string& tenant, const ModelDesc& model, const PageKey& parent,
+                       const std::vector<int32_t>& tokens) {
+    ++variants;
+    keys.insert(KeyChain(tenant, model).Next(parent, tokens));
+  };
+  const auto with = [&](auto change) {
+    ModelDesc model = SmallModel();
+    change(model);
+    add("uid:1", model, {}, Tokens(16));
+  };
+  with([](ModelDesc&) {});
+  with([](ModelDesc& m) { m.digest = "other"; });
+  with([](ModelDesc& m) { m.layout = "other"; });
+  with([](ModelDesc& m) { m.adapter = "lora"; });
+  with([](ModelDesc& m) { m.rank = 1; });
+  with([](ModelDesc& m) { m.ranks = 2; });
+  with([](ModelDesc& m) { m.keys_pre_rope = true; });
+  with([](ModelDesc& m) { m.geometry.dtype = DType::kF16; });
+  with([](ModelDesc& m) { m.geometry.layers = 2; });
+  with([](ModelDesc& m) { m.geometry.query_heads = 4; });
+  with([](ModelDesc& m) { m.geometry.kv_heads = 2; });
+  with([](ModelDesc& m) { m.geometry.head_dim = 128; });
+  // Text that moves from one field to the next is another identity: fields are length-prefixed.
+  with([](ModelDesc& m) { m.digest = "dige", m.layout = "st"; });
+  with([](ModelDesc& m) { m.digest = "dig", m.layout = "est"; });
+  add("uid:2", SmallModel(), {}, Tokens(16));
+  add("uid:1", SmallModel(), PageKey{1}, Tokens(16));
+  add("uid:1", SmallModel(), {}, Tokens(16, 1));
+  EXPECT_EQ(keys.size(), static_cast<size_t>(variants));
+  // The name and the boundaries are none of it.
+  ModelDesc renamed = SmallModel();
+  renamed.name = "other";
+  renamed.boundary_tokens = {1};
+  EXPECT_TRUE(keys.contains(KeyChain("uid:1", renamed).Next({}, Tokens(16))));
+}
+
+TEST(KeyChain, ChainsWholePagesOnly) {
+  const KeyChain chain("uid:1", SmallModel());
+  const std::vector<PageKey> keys = chain.Pages({}, Tokens(47));
+  ASSERT_EQ(keys.size(), 2u);
+  EXPECT_EQ(keys[0], chain.Next({}, Tokens(16)));
+  EXPECT_EQ(keys[1], chain.Next(keys[0], Tokens(16, 16)));
+  EXPECT_EQ(chain.Pages(keys[0], Tokens(16, 16)), std::vector<PageKey>{keys[1]});
+  EXPECT_TRUE(chain.Pages({}, Tokens(15)).empty());
+}
+
+TEST(IndexBlockKey, DiffersByLayoutAndPage) {
+  const Geometry g = SmallModel().geometry;
+  const auto layout = [&](const char* plan) { return IndexOf(*ParsePlan(plan), g); };
+  std::set<PageKey> keys;
+  for (const char* plan : {"quest{page = 16}", "quest{page = 32}", "chess"}) {
+    keys.insert(IndexBlockKey(PageKey{1}, layout(plan)));
+  }
+  keys.insert(IndexBlockKey(PageKey{2}, layout("chess")));
+  EXPECT_EQ(keys.size(), 4u);
+  // Another budget has the same index.
+  EXPECT_TRUE(keys.contains(IndexBlockKey(PageKey{1}, layout("quest{page = 16, budget = 64}"))));
+}
+
+class PrefixIndexTest : public ::testing::Test {
+ protected:
+  Page* NewPage(uint8_t key) {
+    std::vector<Page*> out;
+    EXPECT_EQ(pools_.Take(Tier::kDevice, 0, 1, 4096, 1, &out), 1u);
+    out[0]->key = PageKey{key};
+    out[0]->sealed = true;
+    pools_.Ref(out[0]);
+    return out[0];
+  }
+  void Cache(Page* page) {
+    pools_.Unref(page);
+    index_.MarkCached(page);
+  }
+
+  PagePools pools_{NewEmulatedDevice(), 1 << 20, NewHostPinned(), 1 << 20, 1 << 20};
+  bool arena_ = pools_.AddArena(Tier::kDevice, 0, 1, 4096);
+  PrefixIndex index_;
+};
+
+TEST_F(PrefixIndexTest, FindsWhatWasInsertedOnce) {
+  Page *a = NewPage(1), *twin = NewPage(1);
+  EXPECT_EQ(index_.Find(PageKey{1}), nullptr);
+  EXPECT_TRUE(index_.Insert(a));
+  EXPECT_FALSE(index_.Insert(twin));
+  EXPECT_FALSE(twin->indexed);
+  EXPECT_EQ(index_.Find(PageKey{1}), a);
+  index_.Erase(a);
+  EXPECT_EQ(index_.Find(PageKey{1}), nullptr);
+  EXPECT_EQ(index_.size(), 0u);
+}
+
+TEST_F(PrefixIndexTest, CachedPagesAreListedOldestFirst) {
+  Page *a = NewPage(1), *b = NewPage(2), *c = NewPage(3);
+  for (Page* page : {a, b, c}) ASSERT_TRUE(index_.Insert(page));
+  EXPECT_EQ(index_.oldest(), nullptr);
+  for (Page* page : {b, a, c}) Cache(page);
+  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 3 * 4096u);
+  EXPECT_EQ(index_.oldest(), b);
+  index_.MarkUsed(a);  // from the middle
+  pools_.Ref(a);
+  EXPECT_EQ(b->newer, c);
+  EXPECT_EQ(c->older, b);
+  index_.Erase(b);
+  EXPECT_EQ(index_.oldest(), c);
+  index_.Erase(c);
+  EXPECT_EQ(index_.oldest(), nullptr);
+  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 0u);
+}
+
+TEST_F(PrefixIndexTest, ACopyTakesThePlaceOfItsSource) {
+  Page *a = NewPage(1), *copy = NewPage(1);
+  ASSERT_TRUE(index_.Insert(a));
+  Cache(a);
+  index_.Replace(a, copy);
+  EXPECT_EQ(index_.Find(PageKey{1}), copy);
+  EXPECT_FALSE(a->indexed);
+  EXPECT_EQ(index_.oldest(), nullptr);
+  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 0u);
+}
+
+}  // namespace
+}  // namespace kvstrata
