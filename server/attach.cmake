@@ -1,1 +1,40 @@
-# sources of attach
+# The daemon: telemetry, the attach server, configuration, composition root, executable.
+find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
+
+kvs_library(kvs_telemetry telemetry/log.cc telemetry/readiness.cc LIBS kvs_base)
+target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
+
+kvs_library(kvs_attach
+  attach/arena_mailbox.cc
+  attach/attach_server.cc
+  attach/packet.cc
+  attach/peer.cc
+  attach/ring_session.cc
+  attach/unix_listener.cc
+  LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
+
+kvs_library(kvs_config config.cc LIBS kvs_attach kvs_kernels)
+target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)
+
+# The version that the daemon tells; the commit is that of the last configure.
+execute_process(COMMAND git rev-parse --short HEAD WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+  OUTPUT_VARIABLE KVS_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+if(NOT KVS_COMMIT)
+  set(KVS_COMMIT unknown)
+endif()
+kvs_library(kvs_daemon daemon.cc LIBS kvs_config kvs_rpc)
+set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
+  "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
+
+add_executable(kvstratad main.cc)
+target_link_libraries(kvstratad PRIVATE kvs_daemon CLI11::CLI11)
+# jemalloc serves the daemon executable alone: in a library it breaks dlopen, and sanitizers have
+# allocators of their own.
+find_library(KVS_JEMALLOC jemalloc)
+if(KVS_JEMALLOC AND NOT KVS_SANITIZE)
+  target_link_libraries(kvstratad PRIVATE ${KVS_JEMALLOC})
+endif()

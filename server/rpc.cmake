@@ -1,1 +1,14 @@
-# sources of rpc
+# The gRPC services.
+find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
+kvs_library(kvs_rpc
+  rpc/admin_service.cc
+  rpc/compute_service.cc
+  rpc/control_service.cc
+  rpc/grpc_server.cc
+  rpc/remote_sequence.cc
+  rpc/remote_session.cc
+  rpc/service_context.cc
+  rpc/session_stream.cc
+  rpc/tensor_ref.cc
+  rpc/work_queue.cc
+  LIBS kvs_attach kvs_store kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})

@@ -1,0 +1,67 @@
+// AttachServer: PATH.attach. Admits clients, passes them their descriptors, serves their rings, and
+// ends their sessions when they detach, hang up or die.
+//
+// One thread does all of it ("kvs-attach"): epoll over the listener, sockets, pidfds and doorbells;
+// after activity it polls the rings for `poll` before it sleeps, so that a decode loop never pays a
+// system call. Nobody is waited for: a client that is slow to say Hello, to read its packets or to
+// take its replies delays itself only.
+//
+// The life of a connection: accepted (credentials from the kernel, before a byte is read) -> Hello
+// within `hello_timeout` -> Welcome, session open -> one of
+//   detached   kDetach: sequences are closed before the reply; the session ends, and its memory is
+//              free, when the client has closed its socket, `hello_timeout` later at the latest
+//   hung up    EOF or a broken frame: sequences close, the client's own arenas stay fenced until
+//   ... dead       ... the pidfd says that the process is gone
+//
+// Ownership: the server owns sockets and its mappings, not the store, which must outlive it.
+// Thread-safety: Stop and counters from any thread. Errors of clients are theirs; Start fails with
+// ATTACH_START (INTERNAL) when the kernel refuses epoll, timers or threads.
+#ifndef KVSTRATA_SERVER_ATTACH_ATTACH_SERVER_H_
+#define KVSTRATA_SERVER_ATTACH_ATTACH_SERVER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "server/attach/unix_listener.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+struct AttachOptions {
+  std::chrono::microseconds hello_timeout{2'000'000};
+  std::chrono::microseconds poll{50};      // 0: sleep at once
+  uint64_t reply_backlog_bytes = 1 << 20;  // of one session, beyond its reply ring
+  std::string backend = "simd";            // named in Welcome
+  std::string device_uuid = "emulated";
+};
+
+// Since start. `reclaims` are passes of the housekeeping that called the store.
+struct AttachCounters {
+  uint64_t accepted = 0, attached = 0, refused = 0, timed_out = 0;
+  uint64_t detached = 0, hung_up = 0, died = 0, malformed = 0;
+  uint64_t frames = 0, reclaims = 0;
+};
+
+class AttachServer {
+ public:
+  static Result<std::unique_ptr<AttachServer>> Start(const AttachOptions& options,
+                                                     std::unique_ptr<UnixListener> listener,
+                                                     Store* store);
+  ~AttachServer();  // Stop
+  // Closes the listener and all connections; clients see EOF. Idempotent. Blocks for the thread.
+  void Stop();
+
+  AttachCounters counters() const;
+
+ private:
+  class Loop;
+  explicit AttachServer(std::unique_ptr<Loop> loop);
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_ATTACH_ATTACH_SERVER_H_

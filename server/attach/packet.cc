@@ -1,0 +1,123 @@
+#include "server/attach/packet.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kMaxFds = 4;
+
+bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Length of the well-formed UTF-8 character at `at`; 0 if there is none.
+size_t CharacterAt(std::string_view text, size_t at) {
+  const auto lead = static_cast<unsigned char>(text[at]);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xC2 && lead < 0xE0   ? 2
+                        : lead >= 0xE0 && lead < 0xF0 ? 3
+                        : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                      : 0;
+  if (length == 0 || at + length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if (!IsContinuation(text[at + i])) return 0;
+  }
+  const auto second = static_cast<unsigned char>(text[at + 1]);
+  // Overlong forms, surrogates, and what lies beyond U+10FFFF.
+  if ((lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+      (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F)) {
+    return 0;
+  }
+  return length;
+}
+
+}  // namespace
+
+SendOutcome SendPacket(int socket, std::span<const std::byte> packet, std::span<const int> fds) {
+  KVS_CHECK(fds.size() <= kMaxFds);
+  iovec part{const_cast<std::byte*>(packet.data()), packet.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFds)] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+  }
+  while (sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) continue;
+    // ETOOMANYREFS: too many descriptors of this user are in flight; they drain.
+    const bool full = errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
+    return full ? SendOutcome::kFull : SendOutcome::kGone;
+  }
+  return SendOutcome::kSent;
+}
+
+void SendRefused(int socket, const Status& why) {
+  shm::Refused refused{};
+  refused.type = shm::kRefused;
+  refused.code = static_cast<int32_t>(why.code());
+  CopyText(why.reason(), refused.reason);
+  CopyText(why.message(), refused.message);
+  (void)SendPacket(socket, refused);
+}
+
+void CopyText(std::string_view text, std::span<char> out) {
+  size_t n = std::min(text.size(), out.size() - 1);
+  while (n > 0 && n < text.size() && IsContinuation(text[n])) --n;
+  std::memcpy(out.data(), text.data(), n);
+  std::memset(out.data() + n, 0, out.size() - n);
+}
+
+bool ReadText(std::span<const char> in, std::string* out) {
+  const size_t n = strnlen(in.data(), in.size());
+  if (n == in.size()) return false;
+  out->assign(in.data(), n);
+  return true;
+}
+
+std::string Printable(std::string text) {
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = CharacterAt(text, at);
+    const auto c = static_cast<unsigned char>(text[at]);
+    if (length == 0 || c < 0x20 || c == 0x7F) text[at] = '?';
+    at += std::max<size_t>(length, 1);
+  }
+  return text;
+}
+
+Status CheckHello(const shm::Hello& hello, size_t bytes, std::string_view device_uuid) {
+  if (bytes != sizeof(hello) || hello.type != shm::kHello || hello.magic != shm::kMagic) {
+    return InvalidArgument("HELLO_MALFORMED", "the first packet is no Hello of kvstrata (" +
+                                                  std::to_string(bytes) +
+                                                  " bytes); is this program a kvstrata client?");
+  }
+  if (hello.version != shm::kVersion) {
+    return FailedPrecondition(
+        "VERSION_MISMATCH", "the client speaks shared-memory version " +
+                                std::to_string(hello.version) + ", this daemon " +
+                                std::to_string(shm::kVersion) + "; use libkvstrata of its release");
+  }
+  std::string device, name;
+  if (!ReadText(hello.device_uuid, &device) || !ReadText(hello.client_name, &name)) {
+    return InvalidArgument("HELLO_MALFORMED",
+                           "device_uuid or client_name has no NUL in its 64 bytes");
+  }
+  if (!device.empty() && device != device_uuid) {
+    return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(device) + "'; allowed: '' or '" +
+                                          std::string(device_uuid) + "'");
+  }
+  return OkStatus();
+}
+
+}  // namespace kvstrata

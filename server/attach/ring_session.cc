@@ -1,0 +1,369 @@
+#include "server/attach/ring_session.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "server/attach/packet.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace {
+
+// Reads a POD from the front of a frame and takes it off.
+template <typename T>
+bool Take(std::span<const std::byte>* in, T* out) {
+  if (in->size() < sizeof(T)) return false;
+  std::memcpy(out, in->data(), sizeof(T));
+  *in = in->subspan(sizeof(T));
+  return true;
+}
+
+// Takes `n` values; the frame's buffer is aligned and all arrays start at a multiple of 4.
+template <typename T>
+bool TakeArray(std::span<const std::byte>* in, uint64_t n, std::span<const T>* out) {
+  if (n > in->size() / sizeof(T)) return false;
+  *out = {reinterpret_cast<const T*>(in->data()), n};
+  *in = in->subspan(n * sizeof(T));
+  return true;
+}
+
+template <typename T>
+std::span<const std::byte> BytesOf(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+Status ReadModel(const shm::RegisterModel& in, std::span<const int32_t> boundaries,
+                 ModelDesc* out) {
+  const auto text = [](std::string_view field, std::span<const char> from, std::string* to) {
+    if (ReadText(from, to) && Printable(*to) == *to) return OkStatus();
+    return InvalidArgument("MODEL_TEXT", "model " + std::string(field) +
+                                             " is not NUL-terminated UTF-8 without control "
+                                             "characters in " +
+                                             std::to_string(from.size()) + " bytes");
+  };
+  KVS_RETURN_IF_ERROR(text("name", in.name, &out->name));
+  KVS_RETURN_IF_ERROR(text("digest", in.digest, &out->digest));
+  KVS_RETURN_IF_ERROR(text("layout", in.layout, &out->layout));
+  KVS_RETURN_IF_ERROR(text("adapter", in.adapter, &out->adapter));
+  if (!IsDType(in.dtype)) {
+    return InvalidArgument("MODEL_DTYPE", "model dtype " + std::to_string(in.dtype) +
+                                              "; allowed: 1 (f32), 2 (f16), 3 (bf16)");
+  }
+  if (in.keys_pre_rope != 0 && in.keys_pre_rope != 1) {
+    return InvalidArgument("MODEL_KEYS", "model keys_pre_rope " + std::to_string(in.keys_pre_rope) +
+                                             "; allowed: 0 (post_rope), 1 (pre_rope)");
+  }
+  out->geometry = {in.layers,   in.query_heads, in.kv_heads,
+                   in.head_dim, in.page_tokens, static_cast<DType>(in.dtype)};
+  out->keys_pre_rope = in.keys_pre_rope != 0;
+  out->rank = in.rank;
+  out->ranks = in.ranks;
+  out->boundary_tokens.assign(boundaries.begin(), boundaries.end());
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RingSession>> RingSession::Map(const SessionSegments& segments, Store* store,
+                                                      uint64_t backlog_bytes) {
+  void* base = mmap(nullptr, segments.session_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+                    segments.session_fd, 0);
+  if (base == MAP_FAILED) {
+    return ResourceExhausted("SESSION_MAP", "cannot map a session segment of " +
+                                                std::to_string(segments.session_bytes) +
+                                                " bytes: " + std::strerror(errno));
+  }
+  return std::unique_ptr<RingSession>(
+      new RingSession(static_cast<std::byte*>(base), segments, store, backlog_bytes));
+}
+
+RingSession::RingSession(std::byte* base, const SessionSegments& segments, Store* store,
+                         uint64_t backlog_bytes)
+    : base_(base),
+      bytes_(segments.session_bytes),
+      session_(segments.session),
+      store_(store),
+      backlog_bytes_(backlog_bytes) {
+  // The client has not got the segment yet: its header can still be believed.
+  auto* header = reinterpret_cast<shm::SessionHeader*>(base_);
+  KVS_CHECK(header->request_ring_offset + shm::kRequestRingBytes <= bytes_);
+  KVS_CHECK(header->reply_ring_offset + shm::kReplyRingBytes <= bytes_);
+  requests_ = shm::RingConsumer(&header->request, base_ + header->request_ring_offset,
+                                shm::kRequestRingBytes);
+  replies_ =
+      shm::RingProducer(&header->reply, base_ + header->reply_ring_offset, shm::kReplyRingBytes);
+}
+
+RingSession::~RingSession() { munmap(base_, bytes_); }
+
+RingSession::Outcome RingSession::Drain(int max_frames) {
+  FlushBacklog();
+  Outcome outcome = Outcome::kIdle;
+  for (int i = 0; i < max_frames && MayTake(); ++i) {
+    shm::FrameHeader header{};
+    switch (requests_.Pop(&header, &payload_)) {
+      case shm::RingConsumer::Outcome::kEmpty:
+        return outcome;
+      case shm::RingConsumer::Outcome::kCorrupt:
+        return Malformed("corrupt frame header");
+      case shm::RingConsumer::Outcome::kFrame:
+        break;
+    }
+    ++frames_;
+    outcome = Handle({header, payload_});
+    if (outcome != Outcome::kWorked) return outcome;
+  }
+  return outcome;
+}
+
+bool RingSession::PrepareSleep() {
+  requests_.PrepareSleep();
+  return !MayTake() || requests_.Empty();
+}
+
+void RingSession::CancelSleep() { requests_.CancelSleep(); }
+
+RingSession::Outcome RingSession::Malformed(std::string why) {
+  malformed_ = std::move(why);
+  return Outcome::kMalformed;
+}
+
+RingSession::Outcome RingSession::Handle(const Frame& frame) {
+  const uint32_t type = frame.header.type;
+  if (type < shm::kCommit && frame.header.id == 0) return Malformed("request without an id");
+  switch (type) {
+    case shm::kPing:
+      if (!frame.payload.empty()) return Malformed("Ping with a payload");
+      Answer(frame.header.id, OkStatus());
+      return Outcome::kWorked;
+    case shm::kRegisterModel:
+      return OnRegisterModel(frame);
+    case shm::kOpenSequence:
+      return OnOpen(frame);
+    case shm::kForkSequence:
+      return OnFork(frame);
+    case shm::kCloseSequence:
+      return OnClose(frame);
+    case shm::kGrow:
+      return OnGrow(frame);
+    case shm::kSettle:
+      return OnSettle(frame);
+    case shm::kLookup:
+      return OnLookup(frame);
+    case shm::kDetach:
+      return OnDetach(frame);
+    case shm::kCommit:
+      return OnCommit(frame);
+    case shm::kReport:
+      return OnReport(frame);
+    case shm::kPrefillDone:
+      return OnPrefillDone(frame);
+    default:
+      return Malformed("unknown message type " + std::to_string(type));
+  }
+}
+
+// --- replies -------------------------------------------------------------------------------------
+
+void RingSession::Answer(uint64_t id, const Status& status, std::span<const std::byte> head,
+                         std::span<const std::byte> tail) {
+  shm::ErrorReply reply{};
+  reply.code = static_cast<int32_t>(status.code());
+  reply.payload_bytes = static_cast<uint32_t>(head.size() + tail.size());
+  CopyText(status.reason(), reply.reason);
+  CopyText(status.message(), reply.message);
+  if (backlog_.empty() && TryPush(id, BytesOf(reply), head, tail)) return;
+  Waiting waiting{id, {}};
+  for (const auto part : {BytesOf(reply), head, tail}) {
+    waiting.bytes.insert(waiting.bytes.end(), part.begin(), part.end());
+  }
+  backlog_used_ += waiting.bytes.size();
+  backlog_.push_back(std::move(waiting));
+}
+
+bool RingSession::TryPush(uint64_t id, std::span<const std::byte> reply,
+                          std::span<const std::byte> head, std::span<const std::byte> tail) {
+  if (!replies_.Push(shm::kReply, id, {reply, head, tail})) return false;
+  if (replies_.ConsumerSleeps()) replies_.FutexWake();
+  return true;
+}
+
+void RingSession::FlushBacklog() {
+  while (!backlog_.empty() && TryPush(backlog_.front().id, backlog_.front().bytes, {}, {})) {
+    backlog_used_ -= backlog_.front().bytes.size();
+    backlog_.pop_front();
+  }
+}
+
+void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened) {
+  if (!opened.ok()) return Answer(id, opened.status());
+  const OpenedSequence& s = opened.value();
+  sequences_.try_emplace(s.sequence);
+  const std::string plan = FormatPlan(s.plan);
+  const shm::SequenceReply reply{s.sequence, s.slot, s.held_tokens, s.indexed_tokens,
+                                 static_cast<uint32_t>(plan.size())};
+  Answer(id, OkStatus(), BytesOf(reply), std::as_bytes(std::span(plan)));
+}
+
+// --- errors of events ----------------------------------------------------------------------------
+
+void RingSession::NoteEvent(uint64_t sequence, const Status& status) {
+  if (status.ok()) return;
+  LogEvent(LogLevel::kDebug, "event_refused",
+           {{"session", session_}, {"sequence", sequence}, {"reason", status.reason()}});
+  const auto found = sequences_.find(sequence);
+  if (found != sequences_.end() && found->second.ok()) found->second = status;
+}
+
+Status RingSession::TakeEventError(uint64_t sequence) {
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) {
+    return NotFound("SEQUENCE_UNKNOWN",
+                    "sequence " + std::to_string(sequence) + " is not open in this session");
+  }
+  return std::exchange(found->second, OkStatus());
+}
+
+// --- messages ------------------------------------------------------------------------------------
+
+RingSession::Outcome RingSession::OnRegisterModel(const Frame& frame) {
+  shm::RegisterModel in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const int32_t> boundaries;
+  if (!Take(&rest, &in) || in.boundary_count < 0 ||
+      !TakeArray(&rest, static_cast<uint32_t>(in.boundary_count), &boundaries) || !rest.empty()) {
+    return Malformed("RegisterModel of a wrong size");
+  }
+  ModelDesc desc;
+  if (Status status = ReadModel(in, boundaries, &desc); !status.ok()) {
+    Answer(frame.header.id, status);
+    return Outcome::kWorked;
+  }
+  const Result<uint64_t> model = store_->RegisterModel(session_, desc);
+  const shm::ModelReply reply{model.ok() ? model.value() : 0};
+  Answer(frame.header.id, model.status(),
+         model.ok() ? BytesOf(reply) : std::span<const std::byte>());
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
+  shm::OpenSequence in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const char> plan;
+  std::span<const int32_t> tokens;
+  if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
+      !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
+    return Malformed("OpenSequence of a wrong size");
+  }
+  const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
+  AnswerOpened(frame.header.id, store_->OpenSequence(session_, in.model, text, tokens));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnFork(const Frame& frame) {
+  shm::SequenceRef in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return Malformed("ForkSequence of a wrong size");
+  if (const Status earlier = TakeEventError(in.sequence); !earlier.ok()) {
+    Answer(frame.header.id, earlier);
+  } else {
+    AnswerOpened(frame.header.id, store_->ForkSequence(session_, in.sequence));
+  }
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnClose(const Frame& frame) {
+  shm::SequenceRef in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return Malformed("CloseSequence of a wrong size");
+  sequences_.erase(in.sequence);
+  Answer(frame.header.id, store_->CloseSequence(session_, in.sequence));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnGrow(const Frame& frame) {
+  shm::Grow in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return Malformed("Grow of a wrong size");
+  Status status = TakeEventError(in.sequence);
+  if (status.ok()) {
+    status = store_->Grow(session_, in.sequence, in.tokens, in.writable, in.index_writable);
+  }
+  Answer(frame.header.id, status);
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnSettle(const Frame& frame) {
+  shm::SequenceRef in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return Malformed("Settle of a wrong size");
+  // Events are handled in the order of the ring, before this frame.
+  Answer(frame.header.id, TakeEventError(in.sequence));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
+  shm::Lookup in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const int32_t> tokens;
+  if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
+    return Malformed("Lookup of a wrong size");
+  }
+  const Result<uint32_t> held = store_->Lookup(session_, in.model, tokens);
+  const shm::LookupReply reply{held.ok() ? held.value() : 0, 0};
+  Answer(frame.header.id, held.status(), held.ok() ? BytesOf(reply) : std::span<const std::byte>());
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnDetach(const Frame& frame) {
+  if (!frame.payload.empty()) return Malformed("Detach with a payload");
+  // The end of the session wipes its segment, and the reply with it: that waits until the client
+  // has read it. Until then this is as good: sequences are closed before the reply.
+  store_->EndSession(session_, SessionEnd::kEof);
+  sequences_.clear();
+  Answer(frame.header.id, OkStatus());
+  return Outcome::kDetached;
+}
+
+RingSession::Outcome RingSession::OnCommit(const Frame& frame) {
+  shm::Commit in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const int32_t> tokens;
+  if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
+    return Malformed("Commit of a wrong size");
+  }
+  NoteEvent(in.sequence,
+            store_->Commit(session_, in.sequence, in.first, tokens, in.indexed_tokens));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnReport(const Frame& frame) {
+  shm::Report in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in)) return Malformed("Report of a wrong size");
+  const auto has = [&in](uint32_t flag) { return (in.flags & flag) != 0; };
+  std::span<const float> surprisal, entropy;
+  std::span<const uint8_t> boundary;
+  if (!TakeArray(&rest, has(shm::Report::kSurprisal) ? in.n : 0, &surprisal) ||
+      !TakeArray(&rest, has(shm::Report::kEntropy) ? in.n : 0, &entropy) ||
+      !TakeArray(&rest, has(shm::Report::kBoundary) ? in.n : 0, &boundary) || !rest.empty()) {
+    return Malformed("Report of a wrong size");
+  }
+  NoteEvent(in.sequence, store_->Report(session_, in.sequence, in.first, in.n,
+                                        has(shm::Report::kSurprisal) ? surprisal.data() : nullptr,
+                                        has(shm::Report::kEntropy) ? entropy.data() : nullptr,
+                                        has(shm::Report::kBoundary) ? boundary.data() : nullptr));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnPrefillDone(const Frame& frame) {
+  shm::SequenceRef in;
+  std::span<const std::byte> rest = frame.payload;
+  if (!Take(&rest, &in) || !rest.empty()) return Malformed("PrefillDone of a wrong size");
+  NoteEvent(in.sequence, store_->PrefillDone(session_, in.sequence));
+  return Outcome::kWorked;
+}
+
+}  // namespace kvstrata

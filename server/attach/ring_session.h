@@ -1,0 +1,118 @@
+// RingSession: the daemon's end of one client's rings. Takes frames, asks the Store, answers.
+//
+// Trust: a frame is copied before it is looked at; sizes are checked against what arrived. A frame
+// that breaks the format is kMalformed and costs this client its session; one that asks for
+// something impossible is answered with an error and costs nothing.
+// Events have no answer: the first error of a sequence's events is the answer to the next kGrow,
+// kForkSequence or kSettle on it, so that nothing is lost silently.
+// Back-pressure: replies that the reply ring does not take wait here; while more than
+// `backlog_bytes` wait, no more requests are taken.
+//
+// Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the
+// end of the session in the store. Thread-safety: one thread (the attach server's). Cost: no system
+// call unless the client sleeps on its reply.
+#ifndef KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
+#define KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "proto/ring.h"
+#include "proto/ring_messages.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+class RingSession {
+ public:
+  enum class Outcome {
+    kIdle,       // nothing to do, or nothing that can be done before the client reads
+    kWorked,     // took at least one frame
+    kDetached,   // the client detached: its sequences are closed, its reply is on its way
+    kMalformed,  // the client broke the format; see malformed()
+  };
+
+  static Result<std::unique_ptr<RingSession>> Map(const SessionSegments& segments, Store* store,
+                                                  uint64_t backlog_bytes);
+  ~RingSession();
+  RingSession(const RingSession&) = delete;
+  RingSession& operator=(const RingSession&) = delete;
+
+  // Takes at most `max_frames` frames, so that one client cannot starve the others.
+  Outcome Drain(int max_frames);
+
+  // Announces that the daemon is about to sleep; false when there is work and it must not.
+  bool PrepareSleep();
+  void CancelSleep();
+
+  // Replies wait for room: come back without a doorbell.
+  bool has_backlog() const { return !backlog_.empty(); }
+  uint64_t frames() const { return frames_; }
+  const std::string& malformed() const { return malformed_; }
+
+ private:
+  struct Frame {
+    shm::FrameHeader header;
+    std::span<const std::byte> payload;
+  };
+  struct Waiting {
+    uint64_t id;
+    std::vector<std::byte> bytes;  // ErrorReply and payload
+  };
+
+  RingSession(std::byte* base, const SessionSegments& segments, Store* store,
+              uint64_t backlog_bytes);
+
+  bool MayTake() const { return backlog_used_ <= backlog_bytes_; }
+  Outcome Handle(const Frame& frame);
+  Outcome Malformed(std::string why);
+
+  void Answer(uint64_t id, const Status& status, std::span<const std::byte> head = {},
+              std::span<const std::byte> tail = {});
+  bool TryPush(uint64_t id, std::span<const std::byte> reply, std::span<const std::byte> head,
+               std::span<const std::byte> tail);
+  void FlushBacklog();
+
+  Outcome OnRegisterModel(const Frame& frame);
+  Outcome OnOpen(const Frame& frame);
+  Outcome OnFork(const Frame& frame);
+  Outcome OnClose(const Frame& frame);
+  Outcome OnGrow(const Frame& frame);
+  Outcome OnSettle(const Frame& frame);
+  Outcome OnLookup(const Frame& frame);
+  Outcome OnDetach(const Frame& frame);
+  Outcome OnCommit(const Frame& frame);
+  Outcome OnReport(const Frame& frame);
+  Outcome OnPrefillDone(const Frame& frame);
+
+  void AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened);
+  void NoteEvent(uint64_t sequence, const Status& status);
+  // The error of the sequence's events, told once; SEQUENCE_UNKNOWN when it is not open here.
+  Status TakeEventError(uint64_t sequence);
+
+  // Constant.
+  std::byte* const base_;
+  const uint64_t bytes_;
+  const uint64_t session_;
+  Store* const store_;
+  const uint64_t backlog_bytes_;
+
+  // The attach thread's.
+  shm::RingConsumer requests_;
+  shm::RingProducer replies_;
+  std::vector<std::byte> payload_;
+  std::deque<Waiting> backlog_;
+  uint64_t backlog_used_ = 0;
+  // The session's open sequences, each with the first error of its events since it was told.
+  std::map<uint64_t, Status> sequences_;
+  std::string malformed_;
+  uint64_t frames_ = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_ATTACH_RING_SESSION_H_

@@ -1,0 +1,80 @@
+// The daemon's configuration: one table of keys (docs/configuration.md), never required.
+//
+// Precedence: flag > environment (KVSTRATA_*) > file (TOML) > default. Every entry remembers where
+// its value comes from. Everything is checked here, before anything starts, so that
+// `kvstratad --check-config` and a start agree.
+//
+// Values; thread-safe. Errors (INVALID_ARGUMENT unless said): CONFIG_KEY (unknown, with the nearest
+// known one), CONFIG_VALUE (names key, value, where it was given, what is allowed), CONFIG_SYNTAX
+// (file, line, column), CONFIG_FILE (NOT_FOUND or PERMISSION_DENIED), and the PLAN_* of a named
+// plan.
+#ifndef KVSTRATA_SERVER_CONFIG_H_
+#define KVSTRATA_SERVER_CONFIG_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "server/attach/attach_server.h"
+#include "server/store/store.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+
+inline constexpr std::string_view kDefaultConfigFile = "/etc/kvstrata/kvstratad.toml";
+
+// What `kvstrata config show` prints.
+struct ConfigEntry {
+  std::string key, value;
+  std::string origin;  // "default", "file", "environment" or "flag"
+  std::string description;
+};
+
+struct Config {
+  std::string socket;           // PATH
+  mode_t socket_directory = 0;  // make PATH's directory with this mode if it is missing; 0: do not
+  int64_t socket_group = -1;    // gid of both sockets; -1: the daemon's own
+  StoreOptions store;
+  AttachOptions attach;
+  std::string backend;   // of the remote road; a name of kernels/backend.h
+  uint32_t threads = 0;  // for its ops; 0: all cores
+  std::chrono::microseconds shutdown_timeout{4'000'000};
+  LogLevel log_level = LogLevel::kInfo;
+  LogFormat log_format = LogFormat::kText;
+  bool coredump = false;
+
+  std::string file;                   // that was read; "" if none
+  std::vector<ConfigEntry> entries;   // every key, in the order of the documentation, then plans
+  std::vector<std::string> warnings;  // environment variables that look like a key
+};
+
+struct ConfigSources {
+  std::string file;  // --config; "": default_file, if it exists
+  std::string default_file{kDefaultConfigFile};
+  std::map<std::string, std::string> environment;
+  std::vector<std::pair<std::string, std::string>> flags;  // key, value; the last one wins
+  uid_t uid = 0;                                           // for the default socket path
+};
+
+// KVSTRATA_* and XDG_RUNTIME_DIR of this process.
+std::map<std::string, std::string> ReadEnvironment();
+
+// "key=value" of --set.
+Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text);
+
+Result<Config> LoadConfig(const ConfigSources& sources);
+
+// Units: "4GiB", "512 MiB", "1e6" is none, "1048576" is bytes; KiB MiB GiB TiB, KB MB GB TB, B.
+bool ParseSize(std::string_view text, uint64_t* bytes);
+// "50us", "500ms", "2s", "0".
+bool ParseDuration(std::string_view text, std::chrono::microseconds* out);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_CONFIG_H_

@@ -1,0 +1,214 @@
+#include "server/daemon.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "kernels/backend.h"
+#include "kernels/executor.h"
+#include "server/attach/unix_listener.h"
+#include "server/rpc/grpc_server.h"
+#include "server/telemetry/readiness.h"
+
+#ifndef KVS_VERSION
+#define KVS_VERSION "0.0.0"
+#endif
+#ifndef KVS_COMMIT
+#define KVS_COMMIT "unknown"
+#endif
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t MicrosSince(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
+}
+
+std::vector<ConfigItem> ItemsOf(const Config& config) {
+  std::vector<ConfigItem> items;
+  for (const ConfigEntry& e : config.entries) {
+    items.push_back({e.key, e.value, e.origin, e.description});
+  }
+  return items;
+}
+
+// Users' caches are plaintext: no core dumps, no debugger of the same user.
+void Harden(const Config& config) {
+  prctl(PR_SET_DUMPABLE, config.coredump ? 1 : 0);
+  std::signal(SIGPIPE, SIG_IGN);
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+    files.rlim_cur = files.rlim_max;  // five descriptors a session
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
+}
+
+sigset_t BlockSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  return set;
+}
+
+// Blocks until the process is asked to end.
+int AwaitEnd(const sigset_t& signals) {
+  for (;;) {
+    int signal = 0;
+    if (sigwait(&signals, &signal) != 0) continue;
+    if (signal != SIGHUP) return signal;
+    LogEvent(LogLevel::kWarn, "not_reloadable",
+             {{"signal", "SIGHUP"}, {"why", "no key can change at run time; restart instead"}});
+  }
+}
+
+// Ends the process when its shutdown does not. Takes no lock and waits for nobody, also not for the
+// reader of stderr.
+void StartWatchdog(std::chrono::microseconds timeout) {
+  std::thread([timeout] {
+    std::this_thread::sleep_for(timeout);
+    constexpr std::string_view text = "kvstratad: shutdown.timeout passed, ending the process\n";
+    pollfd log{STDERR_FILENO, POLLOUT, 0};
+    if (poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) {
+      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+    }
+    _exit(kExitFailed);
+  }).detach();
+}
+
+}  // namespace
+
+int ExitCodeOf(const Status& status) {
+  if (status.reason() == "SOCKET_IN_USE") return kExitSocketInUse;
+  switch (status.code()) {
+    case Code::kOk:
+      return kExitClean;
+    case Code::kPermissionDenied:
+      return kExitPermission;
+    case Code::kInvalidArgument:
+    case Code::kNotFound:
+    case Code::kUnimplemented:
+      return kExitUsage;
+    default:
+      return kExitFailed;
+  }
+}
+
+std::string_view DaemonVersion() { return KVS_VERSION; }
+std::string_view DaemonCommit() { return KVS_COMMIT; }
+
+// In the order of their start; destroyed from the last to the first.
+struct Daemon::Parts {
+  Config config;
+  Clock::time_point started = Clock::now();
+  UniqueFd lock;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<UnixListener> grpc_listener;
+  std::unique_ptr<AttachServer> attach;
+  std::unique_ptr<GrpcServer> grpc;
+
+  Status Start();
+  Status StartGrpc();
+};
+
+Status Daemon::Parts::Start() {
+  if (config.socket_directory != 0) {
+    KVS_RETURN_IF_ERROR(MakeSocketDirectory(config.socket, config.socket_directory));
+  }
+  KVS_RETURN_IF_ERROR(CheckSocketPath(config.socket));
+  KVS_RETURN_IF_ERROR(CheckSocketDirectory(config.socket));
+  KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
+  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
+  KVS_ASSIGN_OR_RETURN(grpc_listener,
+                       UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
+  KVS_ASSIGN_OR_RETURN(auto attach_listener,
+                       UnixListener::Listen(config.socket + std::string(kAttachSuffix),
+                                            SOCK_SEQPACKET, config.socket_group));
+  KVS_ASSIGN_OR_RETURN(attach,
+                       AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
+  return StartGrpc();
+}
+
+Status Daemon::Parts::StartGrpc() {
+  KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
+  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  executor = NewThreadPool(static_cast<int>(config.threads != 0 ? config.threads : cores));
+  GrpcOptions options;
+  options.listen_fd = grpc_listener->fd();
+  options.socket_path = config.socket;
+  options.store = store.get();
+  options.backend = backend;
+  options.executor = executor.get();
+  options.version = DaemonVersion();
+  options.commit = DaemonCommit();
+  options.device_uuid = config.attach.device_uuid;
+  options.started = started;
+  options.config = [items = ItemsOf(config)] { return items; };
+  KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
+  return OkStatus();
+}
+
+Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+  auto parts = std::make_unique<Parts>();
+  parts->config = config;
+  KVS_RETURN_IF_ERROR(parts->Start());
+  return std::unique_ptr<Daemon>(new Daemon(std::move(parts)));
+}
+
+Daemon::Daemon(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+Daemon::~Daemon() {
+  parts_->attach->Stop();
+  parts_->grpc->Shutdown(
+      std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
+}
+
+Store& Daemon::store() { return *parts_->store; }
+AttachServer& Daemon::attach() { return *parts_->attach; }
+
+int RunDaemon(const Config& config, int ready_fd) {
+  const Clock::time_point started = Clock::now();
+  InitLog(config.log_level, config.log_format);
+  Harden(config);
+  const sigset_t signals = BlockSignals();
+  for (const std::string& warning : config.warnings) {
+    LogEvent(LogLevel::kWarn, "configuration", {{"why", warning}});
+  }
+  Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
+  if (!daemon.ok()) {
+    const Status status = daemon.status();
+    LogEvent(LogLevel::kError, "start_failed",
+             {{"reason", status.reason()}, {"why", status.message()}});
+    return ExitCodeOf(status);
+  }
+  LogEvent(LogLevel::kInfo, "ready",
+           {{"socket", config.socket},
+            {"pid", getpid()},
+            {"version", DaemonVersion()},
+            {"backend", config.backend},
+            {"device_bytes", config.store.device_bytes},
+            {"host_bytes", config.store.host_bytes},
+            {"startup_us", MicrosSince(started)}});
+  NotifyServiceManager("READY=1");
+  SignalReadyFd(ready_fd);
+  const int signal = AwaitEnd(signals);
+  const Clock::time_point asked = Clock::now();
+  StartWatchdog(config.shutdown_timeout);
+  LogEvent(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal)}});
+  NotifyServiceManager("STOPPING=1");
+  daemon.value().reset();
+  LogEvent(LogLevel::kInfo, "stopped", {{"shutdown_us", MicrosSince(asked)}});
+  return kExitClean;
+}
+
+}  // namespace kvstrata

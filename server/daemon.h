@@ -1,0 +1,54 @@
+// Daemon: the composition root. Owns the path's lock, the store, both sockets and their servers,
+// and knows the order in which they start and end (docs/operations.md).
+//
+// Thread-safety: one thread makes and ends it; what it starts has threads of its own.
+// Errors: those of the parts; ExitCodeOf turns them into the documented exit codes.
+#ifndef KVSTRATA_SERVER_DAEMON_H_
+#define KVSTRATA_SERVER_DAEMON_H_
+
+#include <memory>
+
+#include "base/status.h"
+#include "server/attach/attach_server.h"
+#include "server/config.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+enum ExitCode : int {
+  kExitClean = 0,
+  kExitFailed = 1,
+  kExitUsage = 2,        // a flag, a key, a plan, a path that cannot be a socket
+  kExitSocketInUse = 3,  // another daemon, or another program, serves the path
+  kExitPermission = 4,   // the path, its directory or a file may not be used by this user
+};
+int ExitCodeOf(const Status& status);
+
+std::string_view DaemonVersion();  // "0.1.0"
+std::string_view DaemonCommit();   // of the source tree at build time; "unknown"
+
+class Daemon {
+ public:
+  // Serves on both sockets when it returns.
+  static Result<std::unique_ptr<Daemon>> Start(const Config& config);
+  // Clients see EOF or UNAVAILABLE; calls under way get half of shutdown.timeout; both sockets are
+  // unlinked, the lock falls.
+  ~Daemon();
+
+  Store& store();
+  AttachServer& attach();
+
+ private:
+  struct Parts;
+  explicit Daemon(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
+};
+
+// The life of the process, from a checked configuration to the exit code: hardens the process,
+// starts, tells `ready_fd` (-1: nobody) and the service manager, waits for SIGTERM or SIGINT, ends.
+// A shutdown that hangs is cut off after shutdown.timeout. REQUIRES: no thread was started yet.
+int RunDaemon(const Config& config, int ready_fd);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_DAEMON_H_

@@ -1,0 +1,267 @@
+#include "server/rpc/admin_service.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+
+namespace kvstrata {
+namespace {
+
+uint64_t MicrosSince(std::chrono::steady_clock::time_point start) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                   std::chrono::steady_clock::now() - start)
+                                   .count());
+}
+
+void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
+  out->set_tier(std::string(NameOf(p.tier)));
+  if (p.tier == Tier::kDevice) out->set_device(device);
+  out->set_capacity_bytes(p.capacity_bytes);
+  out->set_used_bytes(p.used_bytes);
+  out->set_cached_bytes(p.cached_bytes);
+  out->set_arena_bytes(p.arena_bytes);
+  out->set_arenas(p.arenas);
+  out->set_retired_bytes(p.retired_bytes);
+}
+
+void Write(const SessionInfo& s, v1::Session* out) {
+  out->set_session(s.session);
+  out->set_client_name(s.client_name);
+  // A gRPC server serves a user, not a process: the pid of the connection that made it says nothing.
+  if (s.road == Road::kLinked) out->set_pid(s.peer.pid);
+  out->set_uid(s.peer.uid);
+  out->set_tenant(s.peer.tenant);
+  out->set_road(s.road == Road::kLinked ? "linked" : "remote");
+  out->set_sequences(s.sequences);
+  out->set_used_bytes(s.used_bytes);
+  out->set_age_us(s.age_us);
+  out->set_open_steps(s.open_steps);
+}
+
+void Write(const SequenceInfo& s, v1::Sequence* out) {
+  out->set_sequence(s.sequence);
+  out->set_session(s.session);
+  out->set_model(s.model);
+  out->set_model_name(s.model_name);
+  out->set_plan(s.plan.name);
+  out->set_plan_text(FormatPlan(s.plan));
+  out->set_tokens(s.tokens);
+  out->set_capacity_tokens(s.capacity_tokens);
+  out->set_pages(s.pages);
+  out->set_shared_pages(s.shared_pages);
+  out->set_index_blocks(s.index_blocks);
+  out->set_version(s.version);
+  out->set_device_bytes(s.device_bytes);
+  out->set_host_bytes(s.host_bytes);
+  out->set_prompt_tokens(s.prompt_tokens);
+  out->set_held_tokens(s.held_tokens);
+  out->set_age_us(s.age_us);
+}
+
+void Write(const PageInfo& p, v1::PageInfo* out) {
+  out->set_arena(p.arena);
+  out->set_offset(p.offset);
+  out->set_tier(std::string(NameOf(p.tier)));
+  out->set_sealed(p.sealed);
+  out->set_shared(p.shared);
+  out->set_references(p.references);
+  out->set_selected(p.selected);
+}
+
+void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
+  out->set_daemon_epoch(store.daemon_epoch());
+  out->set_sessions(static_cast<uint32_t>(store.Sessions().size()));
+  out->set_sequences(static_cast<uint32_t>(store.Sequences(0).size()));
+  out->set_models(static_cast<uint32_t>(store.Models().size()));
+  const StoreCounters counters = store.Counters();
+  out->set_prefix_pages(counters.prefix_pages);
+  out->set_publications(counters.publications);
+  out->set_retired_bytes(counters.retired_bytes);
+  out->set_lookup_tokens(counters.lookup_tokens);
+  out->set_lookup_hit_tokens(counters.lookup_hit_tokens);
+}
+
+// Ends at once, with a status and no message.
+class Refusal final : public grpc::ServerWriteReactor<v1::WatchResponse> {
+ public:
+  explicit Refusal(const Status& status) { Finish(ToGrpc(status)); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
+                                                  const v1::GetStatusRequest*,
+                                                  v1::GetStatusResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  const GrpcOptions& options = context_->options();
+  response->set_version(options.version);
+  response->set_commit(options.commit);
+  response->set_pid(static_cast<uint64_t>(getpid()));
+  response->set_uptime_us(MicrosSince(options.started));
+  response->set_backend(std::string(options.backend->name));
+  response->set_health(options.health ? options.health() : "serving");
+  response->set_socket(options.socket_path);
+  WriteCatalog(context_->store(), response);
+  for (const PoolInfo& p : context_->store().Pools()) {
+    Write(p, options.device_uuid, response->add_pools());
+  }
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext* call,
+                                                     const v1::ListSessionsRequest*,
+                                                     v1::ListSessionsResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  for (const SessionInfo& s : context_->store().Sessions()) Write(s, response->add_sessions());
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::ListSequences(grpc::CallbackServerContext* call,
+                                                      const v1::ListSequencesRequest* request,
+                                                      v1::ListSequencesResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  for (const SequenceInfo& s : context_->store().Sequences(request->session())) {
+    Write(s, response->add_sequences());
+  }
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::ShowSequence(grpc::CallbackServerContext* call,
+                                                     const v1::ShowSequenceRequest* request,
+                                                     v1::ShowSequenceResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  Result<SequenceDetail> detail = context_->store().Show(request->sequence());
+  if (!detail.ok()) return ServiceContext::Answer(call, detail.status());
+  Write(detail->info, response->mutable_sequence());
+  for (const PageInfo& p : detail->pages) Write(p, response->add_pages());
+  for (const PageInfo& p : detail->index_blocks) Write(p, response->add_index_blocks());
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::ListPools(grpc::CallbackServerContext* call,
+                                                  const v1::ListPoolsRequest*,
+                                                  v1::ListPoolsResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  for (const PoolInfo& p : context_->store().Pools()) {
+    Write(p, context_->options().device_uuid, response->add_pools());
+  }
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* call,
+                                                  const v1::GetConfigRequest*,
+                                                  v1::GetConfigResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  if (!context_->options().config) return ServiceContext::Answer(call, grpc::Status::OK);
+  for (const ConfigItem& item : context_->options().config()) {
+    v1::ConfigEntry* out = response->add_entries();
+    out->set_key(item.key);
+    out->set_value(item.value);
+    out->set_origin(item.origin);
+    out->set_description(item.description);
+  }
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,
+                                              const v1::AuditRequest*, v1::AuditResponse* response) {
+  return context_->InQueue(call, [this, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const AuditReport report = context_->store().Audit();
+    response->set_clean(report.findings.empty());
+    for (const std::string& finding : report.findings) response->add_findings(finding);
+    response->set_pages(report.pages);
+    response->set_bytes(report.bytes);
+    response->set_sequences(report.sequences);
+    response->set_sessions(report.sessions);
+    return OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::Move(grpc::CallbackServerContext* call,
+                                             const v1::MoveRequest* request,
+                                             v1::MoveResponse* response, Tier to) {
+  return context_->InQueue(call, [this, request, response, to]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    KVS_ASSIGN_OR_RETURN(const MoveResult moved, context_->store().Move(request->sequence(), to));
+    response->set_pages(moved.pages);
+    response->set_bytes(moved.bytes);
+    response->set_version(moved.version);
+    return OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::Demote(grpc::CallbackServerContext* call,
+                                               const v1::MoveRequest* request,
+                                               v1::MoveResponse* response) {
+  return Move(call, request, response, Tier::kHost);
+}
+
+grpc::ServerUnaryReactor* AdminService::Prefetch(grpc::CallbackServerContext* call,
+                                                 const v1::MoveRequest* request,
+                                                 v1::MoveResponse* response) {
+  return Move(call, request, response, Tier::kDevice);
+}
+
+grpc::ServerUnaryReactor* AdminService::Evict(grpc::CallbackServerContext* call,
+                                              const v1::EvictRequest* request,
+                                              v1::EvictResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const MoveResult evicted = context_->store().Evict(request->dry_run());
+    response->set_pages(evicted.pages);
+    response->set_bytes(evicted.bytes);
+    return OkStatus();
+  });
+}
+
+// --- not there yet -------------------------------------------------------------------------------
+
+grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* call,
+                                                std::string_view name) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  return ServiceContext::Answer(
+      call, Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
+                          std::string(name) + " does not exist yet: it comes with the disk tier"));
+}
+
+grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* call,
+                                            const v1::PinRequest*, v1::PinResponse*) {
+  return Missing(call, "PIN");
+}
+
+grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* call,
+                                                 const v1::SetQuotaRequest*,
+                                                 v1::SetQuotaResponse*) {
+  return Missing(call, "SET_QUOTA");
+}
+
+grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
+                                              const v1::DrainRequest*, v1::DrainResponse*) {
+  return Missing(call, "DRAIN");
+}
+
+grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call,
+                                               const v1::VerifyRequest*, v1::VerifyResponse*) {
+  return Missing(call, "VERIFY");
+}
+
+grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
+                                                                 const v1::WatchRequest*) {
+  const Status admin = context_->CheckAdmin();
+  return new Refusal(admin.ok() ? Unimplemented("ADMIN_WATCH_UNIMPLEMENTED",
+                                                "WATCH does not exist yet: it comes with the disk "
+                                                "tier")
+                                : admin);
+}
+
+}  // namespace kvstrata

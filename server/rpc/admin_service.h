@@ -1,0 +1,62 @@
+// AdminService: kvstrata.v1.Admin: what an operator sees and does. Every call of a user who is neither
+// root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
+//
+// Threads: gRPC's; moves, evictions and audits run on work threads. Errors: those of the store;
+// UNIMPLEMENTED for what waits for the disk tier.
+#ifndef KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
+#define KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
+
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "server/rpc/service_context.h"
+
+namespace kvstrata {
+
+class AdminService final : public v1::Admin::CallbackService {
+ public:
+  explicit AdminService(ServiceContext* context) : context_(context) {}
+
+  grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext*, const v1::GetStatusRequest*,
+                                      v1::GetStatusResponse*) override;
+  grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext*,
+                                         const v1::ListSessionsRequest*,
+                                         v1::ListSessionsResponse*) override;
+  grpc::ServerUnaryReactor* ListSequences(grpc::CallbackServerContext*,
+                                          const v1::ListSequencesRequest*,
+                                          v1::ListSequencesResponse*) override;
+  grpc::ServerUnaryReactor* ShowSequence(grpc::CallbackServerContext*,
+                                         const v1::ShowSequenceRequest*,
+                                         v1::ShowSequenceResponse*) override;
+  grpc::ServerUnaryReactor* ListPools(grpc::CallbackServerContext*, const v1::ListPoolsRequest*,
+                                      v1::ListPoolsResponse*) override;
+  grpc::ServerUnaryReactor* GetConfig(grpc::CallbackServerContext*, const v1::GetConfigRequest*,
+                                      v1::GetConfigResponse*) override;
+  grpc::ServerUnaryReactor* Audit(grpc::CallbackServerContext*, const v1::AuditRequest*,
+                                  v1::AuditResponse*) override;
+  grpc::ServerUnaryReactor* Demote(grpc::CallbackServerContext*, const v1::MoveRequest*,
+                                   v1::MoveResponse*) override;
+  grpc::ServerUnaryReactor* Prefetch(grpc::CallbackServerContext*, const v1::MoveRequest*,
+                                     v1::MoveResponse*) override;
+  grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext*, const v1::EvictRequest*,
+                                  v1::EvictResponse*) override;
+  grpc::ServerUnaryReactor* Pin(grpc::CallbackServerContext*, const v1::PinRequest*,
+                                v1::PinResponse*) override;
+  grpc::ServerUnaryReactor* SetQuota(grpc::CallbackServerContext*, const v1::SetQuotaRequest*,
+                                     v1::SetQuotaResponse*) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*,
+                                  v1::DrainResponse*) override;
+  grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext*, const v1::VerifyRequest*,
+                                   v1::VerifyResponse*) override;
+  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
+                                                     const v1::WatchRequest*) override;
+
+ private:
+  grpc::ServerUnaryReactor* Missing(grpc::CallbackServerContext* call, std::string_view name);
+  grpc::ServerUnaryReactor* Move(grpc::CallbackServerContext* call, const v1::MoveRequest* request,
+                                 v1::MoveResponse* response, Tier to);
+
+  ServiceContext* const context_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_

@@ -1,0 +1,264 @@
+#include "server/rpc/compute_service.h"
+
+#include <string>
+#include <vector>
+
+#include "server/rpc/tensor_ref.h"
+
+namespace kvstrata {
+namespace {
+
+Status CheckLayer(const RemoteStep& step, int32_t layer) {
+  if (layer >= 0 && layer < step.geometry().layers) return OkStatus();
+  return InvalidArgument("ARGUMENT_RANGE",
+                         "layer " + std::to_string(layer) + "; allowed: 0.." +
+                             std::to_string(step.geometry().layers - 1));
+}
+
+TensorShape QueryShape(const RemoteStep& step) {
+  const Geometry& g = step.geometry();
+  return {step.step.tokens(), g.query_heads, g.head_dim};
+}
+
+void Write(const Selection& selection, v1::MemberSelection* out) {
+  for (int g = 0; g < selection.groups(); ++g) {
+    v1::SelectionGroup* group = out->add_groups();
+    for (const Run& run : selection.runs[g]) {
+      for (int32_t t = run.begin; t < run.end; ++t) group->add_tokens(t);
+    }
+    if (static_cast<size_t>(g) >= selection.units.size()) continue;  // full and window have none
+    group->mutable_units()->Add(selection.units[g].begin(), selection.units[g].end());
+  }
+}
+
+void WriteSelections(const Step& step, v1::SelectResponse* out) {
+  for (int i = 0; i < step.members(); ++i) Write(step.selection(i), out->add_members());
+}
+
+grpc::Status BeginStep(RemoteSession& s, const v1::StepBeginRequest& request,
+                       v1::StepBeginResponse* response) {
+  std::vector<RemoteMember> members;
+  for (const v1::StepMember& m : request.members()) {
+    members.push_back(
+        {m.sequence(), {m.tokens().data(), static_cast<size_t>(m.tokens_size())}});
+  }
+  std::vector<int32_t> codes;
+  const Result<uint64_t> step = s.StepBegin(members, &codes);
+  if (step.ok()) {
+    response->set_step(step.value());
+    return grpc::Status::OK;
+  }
+  if (codes.empty()) return ToGrpc(step.status());
+  v1::StepBeginResponse detail;
+  detail.mutable_codes()->Add(codes.begin(), codes.end());
+  return ToGrpc(step.status(), {v1::StepBeginResponse::descriptor()->full_name(),
+                                detail.SerializeAsString()});
+}
+
+Status AppendLayer(RemoteSession& s, const v1::AppendRequest& request) {
+  KVS_ASSIGN_OR_RETURN(RemoteStep * step, s.FindStep(request.step()));
+  KVS_RETURN_IF_ERROR(CheckLayer(*step, request.layer()));
+  const Geometry& g = step->geometry();
+  const TensorShape shape{step->step.tokens(), g.kv_heads, g.head_dim};
+  KVS_ASSIGN_OR_RETURN(const Rows k, ReadTensor("k", request.k(), shape));
+  KVS_ASSIGN_OR_RETURN(const Rows v, ReadTensor("v", request.v(), shape));
+  step->step.Append(request.layer(), k, v);
+  step->appended[static_cast<size_t>(request.layer())] = true;
+  return OkStatus();
+}
+
+Status SelectLayer(RemoteSession& s, const v1::SelectRequest& request,
+                   v1::SelectResponse* response) {
+  KVS_ASSIGN_OR_RETURN(RemoteStep * step, s.FindStep(request.step()));
+  KVS_RETURN_IF_ERROR(CheckLayer(*step, request.layer()));
+  KVS_ASSIGN_OR_RETURN(const Rows q, ReadTensor("q", request.q(), QueryShape(*step)));
+  step->step.Select(request.layer(), q);
+  WriteSelections(step->step, response);
+  return OkStatus();
+}
+
+Status AttendLayer(RemoteSession& s, const v1::AttendRequest& request,
+                   v1::AttendResponse* response) {
+  KVS_ASSIGN_OR_RETURN(RemoteStep * step, s.FindStep(request.step()));
+  const int32_t layer = request.layer();
+  KVS_RETURN_IF_ERROR(CheckLayer(*step, layer));
+  if (!step->appended[static_cast<size_t>(layer)]) {
+    return FailedPrecondition("LAYER_NOT_APPENDED",
+                              "layer " + std::to_string(layer) +
+                                  " has no keys and values of this step yet; append first");
+  }
+  const TensorShape shape = QueryShape(*step);
+  KVS_ASSIGN_OR_RETURN(const Rows q, ReadTensor("q", request.q(), shape));
+  if (request.out_dtype() != v1::DTYPE_UNSPECIFIED && !IsDType(request.out_dtype())) {
+    return InvalidArgument("TENSOR_DTYPE", "out_dtype " + std::to_string(request.out_dtype()) +
+                                               "; allowed: DTYPE_F32 (1), DTYPE_F16 (2), "
+                                               "DTYPE_BF16 (3), or unspecified (q's)");
+  }
+  const DType dtype = request.out_dtype() == v1::DTYPE_UNSPECIFIED
+                          ? q.dtype
+                          : static_cast<DType>(request.out_dtype());
+  const MutableRows out = MakeTensor(shape, dtype, response->mutable_out());
+  float* lse = nullptr;
+  if (request.want_lse()) {
+    std::string* bytes = response->mutable_lse();
+    bytes->resize(sizeof(float) * static_cast<size_t>(shape.tokens) * shape.heads);
+    lse = reinterpret_cast<float*>(bytes->data());
+  }
+  s.Attend(step, layer, q, out, lse);
+  if (request.want_selection()) WriteSelections(step->step, response->mutable_selection());
+  return OkStatus();
+}
+
+Status ReportSeries(RemoteSession& s, const v1::ReportRequest& r) {
+  size_t n = 0;
+  for (const size_t size : {static_cast<size_t>(r.surprisal_size()),
+                            static_cast<size_t>(r.entropy_size()), r.boundary().size()}) {
+    if (size == 0 || size == n) continue;
+    if (n != 0) {
+      return InvalidArgument("SERIES_LENGTH",
+                             "surprisal has " + std::to_string(r.surprisal_size()) +
+                                 " values, entropy " + std::to_string(r.entropy_size()) +
+                                 ", boundary " + std::to_string(r.boundary().size()) +
+                                 "; those that are given must be of one length");
+    }
+    n = size;
+  }
+  const auto* boundary = reinterpret_cast<const uint8_t*>(r.boundary().data());
+  return s.Report(r.sequence(), r.first(), static_cast<uint32_t>(n),
+                  r.surprisal_size() == 0 ? nullptr : r.surprisal().data(),
+                  r.entropy_size() == 0 ? nullptr : r.entropy().data(),
+                  r.boundary().empty() ? nullptr : boundary);
+}
+
+Status InspectArrayOf(RemoteSession& s, const v1::InspectRequest& request,
+                      v1::InspectResponse* response) {
+  KVS_ASSIGN_OR_RETURN(const InspectArray array, s.Inspect(request.sequence(), request.name()));
+  response->set_type(static_cast<v1::InspectResponse::Type>(array.type));
+  response->mutable_shape()->Add(array.shape.begin(), array.shape.end());
+  response->set_data(array.bytes.data(), array.bytes.size());
+  return OkStatus();
+}
+
+Status WritePageTable(RemoteSession& s, uint64_t sequence, v1::GetPageTableResponse* response) {
+  uint64_t version = 0;
+  KVS_ASSIGN_OR_RETURN(const std::vector<shm::PageEntry> pages, s.PageTable(sequence, &version));
+  response->set_version(version);
+  for (const shm::PageEntry& page : pages) {
+    v1::PageTableEntry* out = response->add_pages();
+    out->set_arena(page.arena);
+    out->set_offset(page.offset);
+    out->set_tier(page.tier);
+    out->set_flags(page.flags);
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* ComputeService::StepBegin(grpc::CallbackServerContext* call,
+                                                    const v1::StepBeginRequest* request,
+                                                    v1::StepBeginResponse* response) {
+  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+    return BeginStep(s, *request, response);
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Append(grpc::CallbackServerContext* call,
+                                                 const v1::AppendRequest* request,
+                                                 v1::AppendResponse*) {
+  return context_->InSession(call, request->session(),
+                             [request](RemoteSession& s) { return AppendLayer(s, *request); });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Select(grpc::CallbackServerContext* call,
+                                                 const v1::SelectRequest* request,
+                                                 v1::SelectResponse* response) {
+  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+    return SelectLayer(s, *request, response);
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Attend(grpc::CallbackServerContext* call,
+                                                 const v1::AttendRequest* request,
+                                                 v1::AttendResponse* response) {
+  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+    return AttendLayer(s, *request, response);
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::StepEnd(grpc::CallbackServerContext* call,
+                                                  const v1::StepEndRequest* request,
+                                                  v1::StepEndResponse*) {
+  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+    return s.StepEnd(request->step(), request->abort());
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Report(grpc::CallbackServerContext* call,
+                                                 const v1::ReportRequest* request,
+                                                 v1::ReportResponse*) {
+  return context_->InSession(call, request->session(),
+                             [request](RemoteSession& s) { return ReportSeries(s, *request); });
+}
+
+grpc::ServerUnaryReactor* ComputeService::PrefillDone(grpc::CallbackServerContext* call,
+                                                      const v1::PrefillDoneRequest* request,
+                                                      v1::PrefillDoneResponse*) {
+  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+    return s.PrefillDone(request->sequence());
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* call,
+                                                 const v1::SettleRequest* request,
+                                                 v1::SettleResponse*) {
+  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+    return s.Settle(request->sequence());
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::GetSequence(grpc::CallbackServerContext* call,
+                                                      const v1::GetSequenceRequest* request,
+                                                      v1::GetSequenceResponse* response) {
+  return context_->InSession(
+      call, request->session(), [request, response](RemoteSession& s) -> Status {
+        KVS_ASSIGN_OR_RETURN(const RemoteSequence* sequence, s.Find(request->sequence()));
+        response->set_tokens(static_cast<uint32_t>(sequence->state->tokens()));
+        response->set_status(sequence->state->StatusText());
+        response->set_plan(FormatPlan(sequence->state->plan()));
+        return OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Inspect(grpc::CallbackServerContext* call,
+                                                  const v1::InspectRequest* request,
+                                                  v1::InspectResponse* response) {
+  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+    return InspectArrayOf(s, *request, response);
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::GetPageTable(grpc::CallbackServerContext* call,
+                                                       const v1::GetPageTableRequest* request,
+                                                       v1::GetPageTableResponse* response) {
+  return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
+    return WritePageTable(s, request->sequence(), response);
+  });
+}
+
+grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* call,
+                                                const v1::BuildRequest*, v1::BuildResponse*) {
+  return ServiceContext::Answer(
+      call, Unimplemented("BUILD", "Build does not exist yet: an index is built by the first step "
+                                   "that needs it"));
+}
+
+grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext* call,
+                                                     const v1::RecompressRequest*,
+                                                     v1::RecompressResponse*) {
+  return ServiceContext::Answer(
+      call, Unimplemented("RECOMPRESS",
+                          "Recompress does not exist yet: codec raw is the only one"));
+}
+
+}  // namespace kvstrata

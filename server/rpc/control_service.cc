@@ -1,0 +1,235 @@
+#include "server/rpc/control_service.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "server/attach/packet.h"
+
+namespace kvstrata {
+namespace {
+
+// As in shm::RegisterModel, so that both roads take the same texts.
+constexpr size_t kMaxName = 63, kMaxDigest = 79, kMaxLayout = 31, kMaxAdapter = 63;
+constexpr int kMaxBoundaryTokens = 1 << 16;
+constexpr std::string_view kPlanPrefix = "plans.";
+
+Status CheckText(std::string_view field, const std::string& text, size_t limit) {
+  if (text.size() <= limit && Printable(text) == text) return OkStatus();
+  return InvalidArgument("TEXT_INVALID",
+                         std::string(field) + " has " + std::to_string(text.size()) +
+                             " bytes; allowed: at most " + std::to_string(limit) +
+                             " bytes of text without control characters");
+}
+
+Result<ModelDesc> ReadModel(const v1::RegisterModelRequest& in) {
+  KVS_RETURN_IF_ERROR(CheckText("name", in.name(), kMaxName));
+  KVS_RETURN_IF_ERROR(CheckText("digest", in.digest(), kMaxDigest));
+  KVS_RETURN_IF_ERROR(CheckText("layout", in.layout(), kMaxLayout));
+  KVS_RETURN_IF_ERROR(CheckText("adapter", in.adapter(), kMaxAdapter));
+  const v1::Geometry& g = in.geometry();
+  if (!IsDType(g.dtype())) {
+    return InvalidArgument("MODEL_DTYPE", "geometry.dtype " + std::to_string(g.dtype()) +
+                                              "; allowed: DTYPE_F32 (1), DTYPE_F16 (2), "
+                                              "DTYPE_BF16 (3)");
+  }
+  if (in.boundary_tokens_size() > kMaxBoundaryTokens) {
+    return InvalidArgument("ARGUMENT_RANGE", "boundary_tokens has " +
+                                                 std::to_string(in.boundary_tokens_size()) +
+                                                 " elements; allowed: 0..65536");
+  }
+  ModelDesc out;
+  out.name = in.name();
+  out.digest = in.digest();
+  out.layout = in.layout();
+  out.adapter = in.adapter();
+  out.geometry = {g.layers(),   g.query_heads(), g.kv_heads(),
+                  g.head_dim(), g.page_tokens(), static_cast<DType>(g.dtype())};
+  KVS_RETURN_IF_ERROR(Validate(out.geometry));
+  out.keys_pre_rope = in.keys_pre_rope();
+  out.rank = in.rank();
+  out.ranks = in.ranks() == 0 ? 1 : in.ranks();
+  out.boundary_tokens.assign(in.boundary_tokens().begin(), in.boundary_tokens().end());
+  return out;
+}
+
+void Write(const Geometry& g, v1::Geometry* out) {
+  out->set_layers(g.layers);
+  out->set_query_heads(g.query_heads);
+  out->set_kv_heads(g.kv_heads);
+  out->set_head_dim(g.head_dim);
+  out->set_page_tokens(g.page_tokens);
+  out->set_dtype(static_cast<v1::DType>(g.dtype));
+}
+
+void Write(const ModelInfo& m, v1::Model* out) {
+  out->set_model(m.model);
+  out->set_name(m.desc.name);
+  out->set_digest(m.desc.digest);
+  out->set_adapter(m.desc.adapter);
+  Write(m.desc.geometry, out->mutable_geometry());
+  out->set_page_bytes(m.desc.geometry.page_bytes());
+  out->set_token_bytes(m.desc.geometry.page_bytes() / m.desc.geometry.page_tokens);
+  out->set_sequences(static_cast<int64_t>(m.sequences));
+  out->set_cached_pages(static_cast<int64_t>(m.cached_pages));
+  out->set_boundary_tokens(static_cast<int32_t>(m.desc.boundary_tokens.size()));
+}
+
+void Write(const OpenedSequence& s, v1::OpenSequenceResponse* out) {
+  out->set_sequence(s.sequence);
+  out->set_held_tokens(s.held_tokens);
+  out->set_indexed_tokens(s.indexed_tokens);
+  out->set_plan(FormatPlan(s.plan));
+}
+
+bool IsPreset(std::string_view text) {
+  return std::ranges::find(PresetNames(), text) != PresetNames().end();
+}
+
+// Names of the configuration's plans.
+std::vector<std::string> NamedPlans(const GrpcOptions& options) {
+  std::vector<std::string> names;
+  if (!options.config) return names;
+  for (const ConfigItem& item : options.config()) {
+    if (item.key.starts_with(kPlanPrefix)) names.push_back(item.key.substr(kPlanPrefix.size()));
+  }
+  return names;
+}
+
+Status WritePlan(const Store& store, const std::string& text, std::string_view origin,
+                 v1::Plan* out) {
+  KVS_ASSIGN_OR_RETURN(const Plan plan, store.ResolvePlan(text));
+  out->set_name(origin == "configuration" ? text : plan.name);
+  out->set_text(FormatPlan(plan));
+  if (IsPreset(plan.name)) out->set_description(std::string(DescribePreset(plan.name)));
+  out->set_segmenter(std::string(NameOf(plan.segmenter)));
+  out->set_selector(std::string(NameOf(plan.selector)));
+  out->set_codec(std::string(NameOf(plan.codec)));
+  out->set_tier(std::string(NameOf(plan.tier)));
+  out->set_origin(std::string(origin));
+  return OkStatus();
+}
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::OpenSessionResponse>* ControlService::OpenSession(
+    grpc::CallbackServerContext*, const v1::OpenSessionRequest* request) {
+  return SessionStream::Start(context_, &streams_, *request);
+}
+
+grpc::ServerUnaryReactor* ControlService::CloseSession(grpc::CallbackServerContext* call,
+                                                       const v1::CloseSessionRequest* request,
+                                                       v1::CloseSessionResponse*) {
+  const uint64_t id = request->session();
+  std::shared_ptr<RemoteSession> session = context_->TakeSession(id);
+  // Not there: FindSession says why.
+  if (session == nullptr) return ServiceContext::Answer(call, context_->FindSession(id).status());
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  RemoteSession::End(std::move(session), [reactor] { reactor->Finish(grpc::Status::OK); });
+  streams_.End(id);
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ControlService::Ping(grpc::CallbackServerContext* call,
+                                               const v1::PingRequest* request, v1::PingResponse*) {
+  return ServiceContext::Answer(call, context_->FindSession(request->session()).status());
+}
+
+grpc::ServerUnaryReactor* ControlService::RegisterModel(grpc::CallbackServerContext* call,
+                                                        const v1::RegisterModelRequest* request,
+                                                        v1::RegisterModelResponse* response) {
+  return context_->InSession(
+      call, request->session(), [this, request, response](RemoteSession& s) -> Status {
+        KVS_ASSIGN_OR_RETURN(const ModelDesc desc, ReadModel(*request));
+        KVS_ASSIGN_OR_RETURN(const uint64_t model, context_->store().RegisterModel(s.id(), desc));
+        response->set_model(model);
+        return OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* ControlService::ListModels(grpc::CallbackServerContext* call,
+                                                     const v1::ListModelsRequest*,
+                                                     v1::ListModelsResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  for (const ModelInfo& m : context_->store().Models()) Write(m, response->add_models());
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerContext* call,
+                                                       const v1::OpenSequenceRequest* request,
+                                                       v1::OpenSequenceResponse* response) {
+  return context_->InSession(
+      call, request->session(), [request, response](RemoteSession& s) -> Status {
+        const std::span<const int32_t> tokens(request->tokens().data(),
+                                              static_cast<size_t>(request->tokens_size()));
+        const std::string plan = request->plan().empty() ? "full" : request->plan();
+        KVS_ASSIGN_OR_RETURN(const OpenedSequence opened,
+                             s.OpenSequence(request->model(), plan, tokens));
+        Write(opened, response);
+        return OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* ControlService::ForkSequence(grpc::CallbackServerContext* call,
+                                                       const v1::ForkSequenceRequest* request,
+                                                       v1::OpenSequenceResponse* response) {
+  return context_->InSession(
+      call, request->session(), [request, response](RemoteSession& s) -> Status {
+        KVS_ASSIGN_OR_RETURN(const OpenedSequence opened, s.ForkSequence(request->sequence()));
+        Write(opened, response);
+        return OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerContext* call,
+                                                        const v1::CloseSequenceRequest* request,
+                                                        v1::CloseSequenceResponse*) {
+  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+    return s.CloseSequence(request->sequence());
+  });
+}
+
+grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* call,
+                                                 const v1::LookupRequest* request,
+                                                 v1::LookupResponse* response) {
+  return context_->InSession(
+      call, request->session(), [this, request, response](RemoteSession& s) -> Status {
+        const std::span<const int32_t> tokens(request->tokens().data(),
+                                              static_cast<size_t>(request->tokens_size()));
+        KVS_ASSIGN_OR_RETURN(const uint32_t held,
+                             context_->store().Lookup(s.id(), request->model(), tokens));
+        response->set_held_tokens(held);
+        return OkStatus();
+      });
+}
+
+grpc::ServerUnaryReactor* ControlService::ListPlans(grpc::CallbackServerContext* call,
+                                                    const v1::ListPlansRequest*,
+                                                    v1::ListPlansResponse* response) {
+  const Store& store = context_->store();
+  Status status;
+  for (const std::string_view name : PresetNames()) {
+    if (status.ok()) status = WritePlan(store, std::string(name), "preset", response->add_plans());
+  }
+  for (const std::string& name : NamedPlans(context_->options())) {
+    if (status.ok()) status = WritePlan(store, name, "configuration", response->add_plans());
+  }
+  return ServiceContext::Answer(call, status);
+}
+
+grpc::ServerUnaryReactor* ControlService::ShowPlan(grpc::CallbackServerContext* call,
+                                                   const v1::ShowPlanRequest* request,
+                                                   v1::Plan* response) {
+  const std::vector<std::string> named = NamedPlans(context_->options());
+  const std::string& text = request->plan();
+  std::string_view origin = "text";
+  if (std::ranges::find(named, text) != named.end()) {
+    origin = "configuration";
+  } else if (IsPreset(text)) {
+    origin = "preset";
+  }
+  return ServiceContext::Answer(call, WritePlan(context_->store(), text, origin, response));
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,54 @@
+// ControlService: kvstrata.v1.Control over the store and this user's remote sessions.
+//
+// Threads: gRPC's; what a session does runs in its turn. Errors: those of the store.
+#ifndef KVSTRATA_SERVER_RPC_CONTROL_SERVICE_H_
+#define KVSTRATA_SERVER_RPC_CONTROL_SERVICE_H_
+
+#include "kvstrata/v1/control.grpc.pb.h"
+#include "server/rpc/service_context.h"
+#include "server/rpc/session_stream.h"
+
+namespace kvstrata {
+
+class ControlService final : public v1::Control::CallbackService {
+ public:
+  explicit ControlService(ServiceContext* context) : context_(context) {}
+
+  SessionStreams& streams() { return streams_; }
+
+  grpc::ServerWriteReactor<v1::OpenSessionResponse>* OpenSession(
+      grpc::CallbackServerContext*, const v1::OpenSessionRequest* request) override;
+  grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext*,
+                                         const v1::CloseSessionRequest*,
+                                         v1::CloseSessionResponse*) override;
+  grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext*, const v1::PingRequest*,
+                                 v1::PingResponse*) override;
+  grpc::ServerUnaryReactor* RegisterModel(grpc::CallbackServerContext*,
+                                          const v1::RegisterModelRequest*,
+                                          v1::RegisterModelResponse*) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext*, const v1::ListModelsRequest*,
+                                       v1::ListModelsResponse*) override;
+  grpc::ServerUnaryReactor* OpenSequence(grpc::CallbackServerContext*,
+                                         const v1::OpenSequenceRequest*,
+                                         v1::OpenSequenceResponse*) override;
+  grpc::ServerUnaryReactor* ForkSequence(grpc::CallbackServerContext*,
+                                         const v1::ForkSequenceRequest*,
+                                         v1::OpenSequenceResponse*) override;
+  grpc::ServerUnaryReactor* CloseSequence(grpc::CallbackServerContext*,
+                                          const v1::CloseSequenceRequest*,
+                                          v1::CloseSequenceResponse*) override;
+  grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext*, const v1::LookupRequest*,
+                                   v1::LookupResponse*) override;
+  grpc::ServerUnaryReactor* ListPlans(grpc::CallbackServerContext*, const v1::ListPlansRequest*,
+                                      v1::ListPlansResponse*) override;
+  grpc::ServerUnaryReactor* ShowPlan(grpc::CallbackServerContext*, const v1::ShowPlanRequest*,
+                                     v1::Plan*) override;
+
+ private:
+  ServiceContext* const context_;
+  SessionStreams streams_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_CONTROL_SERVICE_H_

@@ -1,0 +1,79 @@
+// GrpcServer: the daemon's gRPC services (control, compute, admin; health and reflection) behind a
+// listening Unix socket that the caller owns.
+//
+// Who calls: gRPC tells no handler which connection it runs on, so a connection is handed to a
+// server of its user. Every user (SO_PEERCRED, read before a byte is parsed) has a gRPC server of its
+// own in this process, made at the first connection; services know their user because they belong to
+// it. Sessions and sequences of another user do not exist for them, and Admin answers root and the
+// daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
+//
+// Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the session
+// are dropped and Store::EndSession(kDied) is called.
+//
+// Threads: one that accepts, gRPC's own, and `workers` that run what takes longer than the store's
+// lock. Calls of one session run one after another, in the order of their arrival.
+// Ownership: everything in GrpcOptions is borrowed and outlives Shutdown.
+// Limits: 64 MiB a request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting calls
+// per session, kMaxUsers users.
+#ifndef KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
+#define KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "kernels/executor.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+// One key of the configuration as Admin.GetConfig shows it.
+struct ConfigItem {
+  std::string key, value;
+  std::string origin;  // "default", "file", "environment" or "flag"
+  std::string description;
+};
+
+struct GrpcOptions {
+  int listen_fd = -1;          // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
+  std::string socket_path;     // shown by Admin.GetStatus
+  Store* store = nullptr;
+  const Backend* backend = nullptr;  // of sessions that name none
+  Executor* executor = nullptr;      // runs the parts of ops
+  std::string version = "0.0.0";
+  std::string commit = "unknown";
+  std::string device_uuid = "emulated";
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  int workers = 2;             // threads for steps and moves; >= 1
+  std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
+  std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
+};
+
+class GrpcServer {
+ public:
+  static constexpr size_t kMaxUsers = 64;
+  static constexpr int kMaxMessageBytes = 64 << 20;
+
+  // Serves from the moment it returns. INTERNAL GRPC_START when gRPC cannot.
+  static Result<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options);
+  // Shutdown(0) if it was not called.
+  ~GrpcServer();
+
+  // Stops accepting, ends the session streams with UNAVAILABLE DAEMON_STOPPING, lets other calls run
+  // until `deadline`, then cancels them; returns when none is left. Idempotent; one thread.
+  void Shutdown(std::chrono::milliseconds deadline);
+
+ private:
+  class Impl;
+  explicit GrpcServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_GRPC_SERVER_H_

@@ -1,0 +1,148 @@
+#include "server/rpc/remote_sequence.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <string>
+
+namespace kvstrata {
+namespace {
+
+// Grow publishes a table that holds the claim, unless something else changes it in between.
+constexpr int kAttempts = 4;
+
+bool Private(const shm::PageEntry& entry) {
+  return (entry.flags & (shm::kPageShared | shm::kPageSealed)) == 0;
+}
+
+bool Holds(const TableClaim& claim) {
+  const RemoteSequence& s = *claim.sequence;
+  const SequenceState& state = *s.state;
+  const int32_t page_tokens = state.geometry().page_tokens;
+  const auto pages =
+      static_cast<uint32_t>((int64_t{claim.tokens_after} + page_tokens - 1) / page_tokens);
+  if (pages > s.table.pages) return false;
+  if (claim.tokens_after > state.tokens()) {
+    for (auto i = static_cast<uint32_t>(state.tokens() / page_tokens); i < pages; ++i) {
+      if (!Private(*s.table.page(i))) return false;
+    }
+  }
+  const IndexLayout& index = state.index();
+  if (index.kind == IndexLayout::Kind::kNone) return true;
+  const auto blocks = static_cast<uint32_t>(index.BlocksFor(state.tokens()));
+  if (blocks > s.table.index_blocks) return false;
+  if (!claim.write_index) return true;
+  for (auto i = static_cast<uint32_t>(state.indexed_tokens() / index.block_tokens); i < blocks; ++i) {
+    if (!Private(*s.table.index_block(i))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+SequenceTables::SequenceTables(Store* store, const SessionSegments& segments)
+    : store_(store),
+      session_(segments.session),
+      header_(segments.header),
+      reader_(segments.header, segments.tables, segments.table_bytes) {}
+
+Status SequenceTables::Resolve(const shm::PageEntry& entry, std::vector<std::byte*>* to) {
+  // Ids of arenas are never used again, and one that a pinned table names is mapped.
+  if (entry.arena != last_arena_ || last_base_ == nullptr) {
+    last_base_ = store_->ArenaBase(entry.arena);
+    last_arena_ = entry.arena;
+  }
+  if (last_base_ == nullptr) {
+    return Internal("TABLE_INVALID", "a published table names arena " +
+                                         std::to_string(entry.arena) + ", which does not exist");
+  }
+  to->push_back(last_base_ + entry.offset);
+  return OkStatus();
+}
+
+Status SequenceTables::Load(RemoteSequence* s) {
+  const shm::TableView view = reader_.Read(s->slot, s->id);
+  if (view.table == nullptr) {
+    return Internal("TABLE_INVALID",
+                    "the table of sequence " + std::to_string(s->id) + " is not there; close it");
+  }
+  if (view.table->version != s->version) {
+    s->pages.clear();
+    s->blocks.clear();
+    s->version = view.table->version;
+  }
+  s->table = view;
+  for (auto i = static_cast<uint32_t>(s->pages.size()); i < view.pages; ++i) {
+    KVS_RETURN_IF_ERROR(Resolve(*view.page(i), &s->pages));
+  }
+  for (auto i = static_cast<uint32_t>(s->blocks.size()); i < view.index_blocks; ++i) {
+    KVS_RETURN_IF_ERROR(Resolve(*view.index_block(i), &s->blocks));
+  }
+  return OkStatus();
+}
+
+Result<SequenceTables::Pinned> SequenceTables::Pin(std::span<const TableClaim> claims,
+                                                   std::vector<int32_t>* codes) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const int slot = reader_.Enter();
+    if (slot < 0) {
+      return ResourceExhausted("STEPS_OPEN", std::to_string(shm::kMaxReaders) +
+                                                 " steps of this session are open; end one");
+    }
+    Pinned pinned(&reader_, slot);
+    std::vector<size_t> wanting;
+    for (size_t i = 0; i < claims.size(); ++i) {
+      KVS_RETURN_IF_ERROR(Load(claims[i].sequence));
+      if (!Holds(claims[i])) wanting.push_back(i);
+    }
+    if (wanting.empty()) return pinned;
+    // The store may need memory that this epoch pins: leave it before asking.
+    { Pinned leave(std::move(pinned)); }
+    Status failed;
+    for (const size_t i : wanting) {
+      const SequenceState& state = *claims[i].sequence->state;
+      const Status grown = store_->Grow(session_, claims[i].sequence->id,
+                                        static_cast<uint32_t>(claims[i].tokens_after),
+                                        static_cast<uint32_t>(state.tokens()),
+                                        static_cast<uint32_t>(state.indexed_tokens()));
+      if (grown.ok()) continue;
+      if (codes != nullptr) {
+        codes->resize(claims.size());
+        (*codes)[i] = static_cast<int32_t>(grown.code());
+      }
+      if (failed.ok()) failed = grown;
+    }
+    KVS_RETURN_IF_ERROR(failed);
+  }
+  return Internal("TABLE_NOT_GROWN", "a table was grown, but does not cover what was asked for");
+}
+
+void SequenceTables::CountHeat(const RemoteSequence& s, const Selection& selection) {
+  // Plan full would count every page in every layer and say nothing.
+  if (s.state->plan().selector == SelectorKind::kFull) return;
+  const uint64_t first = s.table.table->heat_first;
+  const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
+  if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
+  marks_.assign((count + 63) / 64, 0);
+  const int32_t page_tokens = s.state->geometry().page_tokens;
+  for (const std::vector<Run>& runs : selection.runs) {
+    for (const Run& run : runs) {
+      if (run.end <= run.begin) continue;
+      const uint64_t last = static_cast<uint64_t>(run.end - 1) / page_tokens;
+      for (uint64_t p = run.begin / page_tokens; p <= last && p < count; ++p) {
+        marks_[p / 64] |= uint64_t{1} << (p % 64);
+      }
+    }
+  }
+  auto* heat =
+      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header_) + header_->heat_offset) + first;
+  for (size_t w = 0; w < marks_.size(); ++w) {
+    for (uint64_t bits = marks_[w]; bits != 0; bits &= bits - 1) {
+      // The store reads while we count.
+      std::atomic_ref<uint32_t>(heat[w * 64 + std::countr_zero(bits)])
+          .fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+}
+
+}  // namespace kvstrata

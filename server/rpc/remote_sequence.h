@@ -1,0 +1,87 @@
+// RemoteSequence: a sequence whose steps the daemon runs for a remote session. SequenceTables turns its
+// published table into addresses, growing it where a step needs more; the client library does the same
+// for the linked road on its own mappings.
+//
+// Ownership: a remote session owns its sequences and its SequenceTables. Addresses are valid while the
+// epoch of the Pin is entered; so is `table`.
+// Threads: one at a time (the session's strand). Cost: Pin resolves entries that are new since the
+// last one; a Grow is a call of the store.
+#ifndef KVSTRATA_SERVER_RPC_REMOTE_SEQUENCE_H_
+#define KVSTRATA_SERVER_RPC_REMOTE_SEQUENCE_H_
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/step/step.h"
+#include "proto/table_reader.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+struct RemoteSequence {
+  uint64_t id = 0;
+  uint64_t model = 0;
+  uint32_t slot = 0;
+  std::unique_ptr<SequenceState> state;
+  uint64_t step = 0;           // the open step that it is in; 0: none
+  uint32_t told_indexed = 0;   // what the store knows of state->indexed_tokens()
+  Status lost;                 // a commit that the store refused: state and store differ since
+
+  shm::TableView table;        // of the last Pin
+  uint64_t version = 0;
+  std::vector<std::byte*> pages, blocks;
+
+  SequenceView View() const { return {pages.data(), blocks.data(), state->tokens()}; }
+};
+
+// What a call needs of a sequence's table.
+struct TableClaim {
+  RemoteSequence* sequence = nullptr;
+  int32_t tokens_after = 0;  // pages up to here, private from the committed tokens on
+  bool write_index = true;   // index blocks of committed tokens, private where rows are missing
+};
+
+class SequenceTables {
+ public:
+  SequenceTables(Store* store, const SessionSegments& segments);
+
+  // An entered epoch; leaves it when destroyed.
+  class Pinned {
+   public:
+    Pinned(shm::TableReader* reader, int slot) : reader_(reader), slot_(slot) {}
+    Pinned(Pinned&& other) noexcept : reader_(std::exchange(other.reader_, nullptr)), slot_(other.slot_) {}
+    Pinned& operator=(Pinned&&) = delete;
+    ~Pinned() {
+      if (reader_ != nullptr) reader_->Leave(slot_);
+    }
+
+   private:
+    shm::TableReader* reader_;
+    int slot_;
+  };
+
+  // Enters an epoch in which every claim holds. STEPS_OPEN (RESOURCE_EXHAUSTED), or what Grow fails
+  // with. codes (may be null) [claims]: per claim, a Code as int; written on failure only.
+  Result<Pinned> Pin(std::span<const TableClaim> claims, std::vector<int32_t>* codes);
+
+  // Adds one to the heat of every page of which `selection` attends a row in any head.
+  void CountHeat(const RemoteSequence& s, const Selection& selection);
+
+ private:
+  Status Load(RemoteSequence* s);
+  Status Resolve(const shm::PageEntry& entry, std::vector<std::byte*>* to);
+
+  Store* const store_;
+  const uint64_t session_;
+  shm::SessionHeader* const header_;
+  shm::TableReader reader_;
+  uint32_t last_arena_ = 0;  // of the last Resolve
+  std::byte* last_base_ = nullptr;
+  std::vector<uint64_t> marks_;  // scratch of CountHeat, one bit a page
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_REMOTE_SEQUENCE_H_

@@ -1,0 +1,303 @@
+#include "server/rpc/remote_session.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace {
+
+Status UnknownSequence(uint64_t sequence) {
+  return NotFound("SEQUENCE_UNKNOWN",
+                  "sequence " + std::to_string(sequence) +
+                      " is not open in this session: it was closed, or is another session's");
+}
+
+}  // namespace
+
+RemoteSession::RemoteSession(Store* store, const SessionSegments& segments, const Backend* backend,
+                             Executor* executor, WorkQueue* queue)
+    : store_(store),
+      session_(segments.session),
+      backend_(backend),
+      executor_(executor),
+      strand_(std::make_shared<Strand>(queue)),
+      tables_(store, segments) {}
+
+Status RemoteSession::Post(WorkQueue::Task task) {
+  switch (strand_->Post(std::move(task))) {
+    case Strand::Outcome::kQueued:
+      return OkStatus();
+    case Strand::Outcome::kFull:
+      return ResourceExhausted("SESSION_QUEUE_FULL",
+                               std::to_string(Strand::kMaxWaiting) + " calls of session " +
+                                   std::to_string(session_) + " wait already; wait for answers");
+    case Strand::Outcome::kClosed:
+      break;
+  }
+  return NotFound("SESSION_UNKNOWN", "session " + std::to_string(session_) + " has ended");
+}
+
+void RemoteSession::End(std::shared_ptr<RemoteSession> self, WorkQueue::Task done) {
+  const std::shared_ptr<Strand> strand = self->strand_;
+  strand->PostLast([self = std::move(self), done = std::move(done)] {
+    self->DropAll();
+    self->store_->EndSession(self->session_, SessionEnd::kDied);
+    LogEvent(LogLevel::kInfo, "session_ended", {{"session", self->session_}, {"road", "remote"}});
+    if (done) done();
+  });
+}
+
+void RemoteSession::DropAll() {
+  // Steps point into sequences and pin epochs in the session's segment.
+  steps_.clear();
+  sequences_.clear();
+}
+
+// --- sequences -----------------------------------------------------------------------------------
+
+Result<RemoteSequence*> RemoteSession::Find(uint64_t sequence) {
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) return UnknownSequence(sequence);
+  return found->second.get();
+}
+
+Result<RemoteSequence*> RemoteSession::FindIdle(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  KVS_RETURN_IF_ERROR(s->lost);
+  if (s->step == 0) return s;
+  return FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(sequence) +
+                                                 " is in open step " + std::to_string(s->step) +
+                                                 "; end or abort it first");
+}
+
+Result<OpenedSequence> RemoteSession::OpenSequence(uint64_t model, std::string_view plan,
+                                                   std::span<const int32_t> tokens) {
+  KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->OpenSequence(session_, model, plan, tokens));
+  return Adopt(std::move(opened), model, nullptr);
+}
+
+Result<OpenedSequence> RemoteSession::ForkSequence(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * parent, FindIdle(sequence));
+  KVS_RETURN_IF_ERROR(TellIndexed(parent));
+  KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->ForkSequence(session_, sequence));
+  return Adopt(std::move(opened), parent->model, parent);
+}
+
+Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t model,
+                                            const RemoteSequence* parent) {
+  auto s = std::make_unique<RemoteSequence>();
+  s->id = opened.sequence;
+  s->model = model;
+  s->slot = opened.slot;
+  s->told_indexed = opened.indexed_tokens;
+  s->state = parent != nullptr
+                 ? parent->state->Clone()
+                 : std::make_unique<SequenceState>(opened.geometry, opened.plan,
+                                                   static_cast<int32_t>(opened.held_tokens),
+                                                   static_cast<int32_t>(opened.indexed_tokens));
+  // A fork holds what its parent committed, and inherits the index as far as the store was told.
+  if (static_cast<uint32_t>(s->state->tokens()) != opened.held_tokens ||
+      static_cast<uint32_t>(s->state->indexed_tokens()) > opened.indexed_tokens) {
+    (void)store_->CloseSequence(session_, opened.sequence);
+    return Internal("FORK_DIVERGED",
+                    "the store holds " + std::to_string(opened.held_tokens) + " tokens (" +
+                        std::to_string(opened.indexed_tokens) + " indexed), the step state " +
+                        std::to_string(s->state->tokens()) + " (" +
+                        std::to_string(s->state->indexed_tokens()) + ")");
+  }
+  sequences_.emplace(opened.sequence, std::move(s));
+  return opened;
+}
+
+Status RemoteSession::CloseSequence(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  if (s->step != 0) return FindIdle(sequence).status();
+  sequences_.erase(sequence);
+  return store_->CloseSequence(session_, sequence);
+}
+
+// --- steps ---------------------------------------------------------------------------------------
+
+Status RemoteSession::CheckMembers(std::span<const RemoteMember> members,
+                                   std::vector<TableClaim>* claims, std::vector<int32_t>* codes) {
+  Status failed;
+  std::set<uint64_t> seen;
+  const auto check = [&](size_t i) -> Status {
+    const RemoteMember& m = members[i];
+    if (m.tokens.empty()) {
+      return InvalidArgument("ARGUMENT_RANGE", "members[" + std::to_string(i) +
+                                                   "].tokens is empty; at least one is needed");
+    }
+    if (!seen.insert(m.sequence).second) {
+      return FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(m.sequence) +
+                                                     " is a member of the batch twice");
+    }
+    KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(m.sequence));
+    const int32_t have = s->state->tokens();
+    if (m.tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max() - have)) {
+      return InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "] has " +
+                                                      std::to_string(m.tokens.size()) +
+                                                      " tokens after " + std::to_string(have) +
+                                                      "; a sequence has at most 2^31 - 1");
+    }
+    claims->push_back({s, have + static_cast<int32_t>(m.tokens.size())});
+    const uint64_t model = claims->front().sequence->model;
+    if (s->model != model) {
+      return InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(m.sequence) +
+                                                 " is of model " + std::to_string(s->model) +
+                                                 ", the batch of model " + std::to_string(model) +
+                                                 "; begin a step for each");
+    }
+    return OkStatus();
+  };
+  codes->assign(members.size(), 0);
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Status status = check(i);
+    (*codes)[i] = static_cast<int32_t>(status.code());
+    if (failed.ok()) failed = status;
+  }
+  return failed;
+}
+
+Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
+                                          std::vector<int32_t>* codes) {
+  if (members.empty()) {
+    return InvalidArgument("ARGUMENT_RANGE", "members is empty; at least one is needed");
+  }
+  std::vector<TableClaim> claims;
+  KVS_RETURN_IF_ERROR(CheckMembers(members, &claims, codes));
+  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes));
+  std::vector<RemoteSequence*> sequences;
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<StepMember> batch;
+  for (size_t i = 0; i < members.size(); ++i) {
+    RemoteSequence* s = claims[i].sequence;
+    sequences.push_back(s);
+    tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
+    batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
+    s->step = next_step_;
+  }
+  const auto layers = static_cast<size_t>(sequences.front()->state->geometry().layers);
+  steps_.emplace(next_step_, new RemoteStep{std::move(sequences), std::move(tokens),
+                                            std::vector<bool>(layers), std::move(pinned),
+                                            Step(std::move(batch), *backend_, *executor_)});
+  return next_step_++;
+}
+
+Result<RemoteStep*> RemoteSession::FindStep(uint64_t step) {
+  const auto found = steps_.find(step);
+  if (found != steps_.end()) return found->second.get();
+  return NotFound("STEP_UNKNOWN", "step " + std::to_string(step) +
+                                      " is not open in this session: it was ended, or is another's");
+}
+
+void RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
+                           float* lse) {
+  step->step.Attend(layer, q, out, lse);
+  for (int i = 0; i < step->step.members(); ++i) {
+    tables_.CountHeat(*step->sequences[i], step->step.selection(i));
+  }
+}
+
+Status RemoteSession::StepEnd(uint64_t step, bool abort) {
+  KVS_RETURN_IF_ERROR(FindStep(step).status());
+  auto node = steps_.extract(step);
+  RemoteStep& s = *node.mapped();
+  for (RemoteSequence* sequence : s.sequences) sequence->step = 0;
+  if (abort) return OkStatus();
+  const auto missing = std::find(s.appended.begin(), s.appended.end(), false);
+  if (missing != s.appended.end()) {
+    return FailedPrecondition("LAYER_NOT_APPENDED",
+                              "layer " + std::to_string(missing - s.appended.begin()) +
+                                  " was not appended; the step is dropped, begin it again");
+  }
+  return Commit(&s);
+}
+
+Status RemoteSession::Commit(RemoteStep* step) {
+  Status failed;
+  std::vector<uint32_t> first;
+  for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
+  step->step.End();
+  for (size_t i = 0; i < step->sequences.size(); ++i) {
+    RemoteSequence* s = step->sequences[i];
+    const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
+    s->lost = store_->Commit(session_, s->id, first[i], step->tokens[i], indexed);
+    s->told_indexed = indexed;
+    if (failed.ok()) failed = s->lost;
+  }
+  return failed;
+}
+
+Status RemoteSession::TellIndexed(RemoteSequence* s) {
+  const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
+  if (indexed == s->told_indexed) return OkStatus();
+  KVS_RETURN_IF_ERROR(
+      store_->Commit(session_, s->id, static_cast<uint32_t>(s->state->tokens()), {}, indexed));
+  s->told_indexed = indexed;
+  return OkStatus();
+}
+
+// --- between steps -------------------------------------------------------------------------------
+
+Status RemoteSession::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
+                             const float* entropy, const uint8_t* boundary) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  constexpr uint32_t kMax = std::numeric_limits<int32_t>::max();
+  if (first > kMax || n > kMax - first) {
+    return InvalidArgument("ARGUMENT_RANGE", "first " + std::to_string(first) + " + n " +
+                                                 std::to_string(n) + "; allowed: up to 2^31 - 1");
+  }
+  KVS_RETURN_IF_ERROR(s->state->Report(static_cast<int32_t>(first), static_cast<int32_t>(n),
+                                       surprisal, entropy, boundary));
+  return store_->Report(session_, sequence, first, n, surprisal, entropy, boundary);
+}
+
+Status RemoteSession::PrefillDone(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(sequence));
+  const TableClaim claim{s, s->state->tokens()};
+  {
+    KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+    KVS_RETURN_IF_ERROR(s->state->PrefillDone(s->View(), *backend_, *executor_));
+  }
+  return store_->PrefillDone(session_, sequence);
+}
+
+Status RemoteSession::Settle(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(sequence));
+  const TableClaim claim{s, s->state->tokens()};
+  {
+    KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+    s->state->CatchUp(s->View(), *backend_, *executor_);
+  }
+  return TellIndexed(s);
+}
+
+Result<InspectArray> RemoteSession::Inspect(uint64_t sequence, std::string_view name) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  // In a step its epoch holds, and its table must not change.
+  if (s->step != 0) return s->state->Inspect(s->View(), *backend_, *executor_, name);
+  const TableClaim claim{s, s->state->tokens(), false};
+  KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  return s->state->Inspect(s->View(), *backend_, *executor_, name);
+}
+
+Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence,
+                                                             uint64_t* version) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  const int32_t page_tokens = s->state->geometry().page_tokens;
+  const auto copy = [&] {
+    const auto pages = (s->state->tokens() + int64_t{page_tokens} - 1) / page_tokens;
+    *version = s->version;
+    return std::vector<shm::PageEntry>(s->table.page(0), s->table.page(0) + pages);
+  };
+  if (s->step != 0) return copy();
+  const TableClaim claim{s, s->state->tokens(), false};
+  KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  return copy();
+}
+
+}  // namespace kvstrata

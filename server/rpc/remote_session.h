@@ -1,0 +1,108 @@
+// RemoteSession: what one OpenSession stream owns; runs kernels/step in the daemon for a client that
+// has no memory mapped. The gRPC services translate to and from it.
+//
+// Handles of steps count from 1 and are never used again in a session.
+// Ownership: owns steps and sequences; End gives all of it back to the store.
+// Threads: constructor, `id` and Post from any thread; everything else inside tasks of Post, which run
+// one after another. Cost: StepBegin resolves tables; Attend is the op itself; the rest are calls of
+// the store.
+// Errors: SEQUENCE_UNKNOWN, STEP_UNKNOWN (NOT_FOUND), SEQUENCE_BUSY (FAILED_PRECONDITION: in an open
+// step), those of the store, and those that a method names. What fails changes nothing.
+#ifndef KVSTRATA_SERVER_RPC_REMOTE_SESSION_H_
+#define KVSTRATA_SERVER_RPC_REMOTE_SESSION_H_
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/step/step.h"
+#include "server/rpc/remote_sequence.h"
+#include "server/rpc/work_queue.h"
+#include "server/store/store.h"
+
+namespace kvstrata {
+
+struct RemoteMember {
+  uint64_t sequence = 0;
+  std::span<const int32_t> tokens;  // ids of the new tokens; not empty
+};
+
+// An open step and what was done in it.
+struct RemoteStep {
+  std::vector<RemoteSequence*> sequences;    // members; the session keeps them while the step lives
+  std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
+  std::vector<bool> appended;                // per layer
+  SequenceTables::Pinned pinned;
+  Step step;  // after `pinned`: it goes first
+
+  const Geometry& geometry() const { return sequences.front()->state->geometry(); }
+};
+
+class RemoteSession {
+ public:
+  RemoteSession(Store* store, const SessionSegments& segments, const Backend* backend,
+                Executor* executor, WorkQueue* queue);
+
+  uint64_t id() const { return session_; }
+  const Backend& backend() const { return *backend_; }
+
+  // Runs `task` after those before it. SESSION_QUEUE_FULL (RESOURCE_EXHAUSTED), SESSION_UNKNOWN after
+  // End; the task is dropped then.
+  Status Post(WorkQueue::Task task);
+  // Drops steps and sequences and ends the store's session, after what is queued; then calls `done`
+  // (may be null). `self` stays until then. Called once.
+  static void End(std::shared_ptr<RemoteSession> self, WorkQueue::Task done);
+
+  // --- inside tasks only ---
+  Result<OpenedSequence> OpenSequence(uint64_t model, std::string_view plan,
+                                      std::span<const int32_t> tokens);
+  Result<OpenedSequence> ForkSequence(uint64_t sequence);
+  Status CloseSequence(uint64_t sequence);
+
+  // MODELS_MIXED, SEQUENCE_BUSY (also twice in the batch), SEQUENCE_TOO_LONG, STEPS_OPEN, and what
+  // Grow fails with. codes: per member, written on failure only.
+  Result<uint64_t> StepBegin(std::span<const RemoteMember> members, std::vector<int32_t>* codes);
+  Result<RemoteStep*> FindStep(uint64_t step);
+  // Attends and counts heat. REQUIRES: tensors were checked against the step.
+  void Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
+  // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED.
+  Status StepEnd(uint64_t step, bool abort);
+
+  Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
+                const float* entropy, const uint8_t* boundary);
+  Status PrefillDone(uint64_t sequence);
+  Status Settle(uint64_t sequence);
+  // Also in a step.
+  Result<RemoteSequence*> Find(uint64_t sequence);
+  Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);
+  // A copy of the entries of the committed tokens' pages; *version is the table's.
+  Result<std::vector<shm::PageEntry>> PageTable(uint64_t sequence, uint64_t* version);
+
+ private:
+  void DropAll();
+  Result<RemoteSequence*> FindIdle(uint64_t sequence);
+  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model, const RemoteSequence* parent);
+  Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,
+                      std::vector<int32_t>* codes);
+  Status Commit(RemoteStep* step);
+  Status TellIndexed(RemoteSequence* s);
+
+  Store* const store_;
+  const uint64_t session_;
+  const Backend* const backend_;
+  Executor* const executor_;
+  const std::shared_ptr<Strand> strand_;
+
+  SequenceTables tables_;
+  std::map<uint64_t, std::unique_ptr<RemoteSequence>> sequences_;
+  std::map<uint64_t, std::unique_ptr<RemoteStep>> steps_;  // before sequences_ go, see DropAll
+  uint64_t next_step_ = 1;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_REMOTE_SESSION_H_

@@ -1,0 +1,98 @@
+// ServiceContext: what the services of one user share: the store, who the user is, its sessions, and the
+// way from a call to a task and back to a gRPC status.
+//
+// One per user (grpc_server.h says why), made before its gRPC server and outliving it.
+// Ownership: borrows the options' parts; shares sessions with the streams that hold them.
+// Threads: all methods from any thread; one short lock. Cost: a call is one hop to a work thread.
+#ifndef KVSTRATA_SERVER_RPC_SERVICE_CONTEXT_H_
+#define KVSTRATA_SERVER_RPC_SERVICE_CONTEXT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <utility>
+
+#include "base/sync.h"
+#include "proto/status_map.h"
+#include "server/rpc/grpc_server.h"
+#include "server/rpc/remote_session.h"
+#include "server/rpc/work_queue.h"
+
+namespace kvstrata {
+
+class ServiceContext {
+ public:
+  // `admin`: root, or the daemon's own user.
+  ServiceContext(const GrpcOptions& options, PeerIdentity user, bool admin, WorkQueue* queue)
+      : options_(options), user_(std::move(user)), admin_(admin), queue_(queue) {}
+
+  const GrpcOptions& options() const { return options_; }
+  Store& store() const { return *options_.store; }
+  const PeerIdentity& user() const { return user_; }
+  WorkQueue* queue() const { return queue_; }
+
+  // OK, or PERMISSION_DENIED ADMIN_ONLY.
+  Status CheckAdmin() const;
+
+  void AddSession(std::shared_ptr<RemoteSession> session) KVS_EXCLUDES(mu_);
+  // The session, for whoever ends it; null when somebody else does already.
+  std::shared_ptr<RemoteSession> TakeSession(uint64_t session) KVS_EXCLUDES(mu_);
+  // SESSION_UNKNOWN (NOT_FOUND) also for a session of another user or of the linked road.
+  Result<std::shared_ptr<RemoteSession>> FindSession(uint64_t session) const KVS_EXCLUDES(mu_);
+
+  // Answers at once.
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, grpc::Status status) {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    reactor->Finish(std::move(status));
+    return reactor;
+  }
+  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* call, const Status& status) {
+    return Answer(call, ToGrpc(status));
+  }
+
+  // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run in the session's
+  // turn. What fn captures of the call's messages stays until it has answered. A call that was
+  // cancelled while it waited does not run.
+  template <typename Fn>
+  grpc::ServerUnaryReactor* InSession(grpc::CallbackServerContext* call, uint64_t session, Fn fn) {
+    Result<std::shared_ptr<RemoteSession>> found = FindSession(session);
+    if (!found.ok()) return Answer(call, found.status());
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    RemoteSession* s = found->get();
+    const Status posted = s->Post([call, reactor, s, held = *found, fn = std::move(fn)] {
+      if (call->IsCancelled()) {
+        reactor->Finish(grpc::Status::CANCELLED);
+      } else {
+        reactor->Finish(AsGrpc(fn(*s)));
+      }
+    });
+    if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+    return reactor;
+  }
+
+  // The same without a session, for what takes long.
+  template <typename Fn>
+  grpc::ServerUnaryReactor* InQueue(grpc::CallbackServerContext* call, Fn fn) {
+    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    queue_->Post([reactor, fn = std::move(fn)] { reactor->Finish(AsGrpc(fn())); });
+    return reactor;
+  }
+
+ private:
+  static grpc::Status AsGrpc(const Status& status) { return ToGrpc(status); }
+  static grpc::Status AsGrpc(grpc::Status status) { return status; }
+
+  const GrpcOptions& options_;
+  const PeerIdentity user_;
+  const bool admin_;
+  WorkQueue* const queue_;
+
+  mutable Mutex mu_;
+  std::unordered_map<uint64_t, std::shared_ptr<RemoteSession>> sessions_ KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_RPC_SERVICE_CONTEXT_H_

@@ -1,0 +1,118 @@
+#include "server/rpc/session_stream.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/attach/packet.h"
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kMaxClientName = 63;
+
+}  // namespace
+
+void SessionStreams::EndAll(const Status& why) {
+  std::vector<std::shared_ptr<SessionStream>> streams;
+  {
+    MutexLock lock(mu_);
+    ended_ = why;
+    streams.assign(streams_.begin(), streams_.end());
+  }
+  // Outside the lock: finishing may run OnDone on this thread.
+  for (const auto& stream : streams) stream->End(why);
+}
+
+void SessionStreams::End(uint64_t session) {
+  std::shared_ptr<SessionStream> found;
+  {
+    MutexLock lock(mu_);
+    for (const auto& stream : streams_) {
+      if (stream->session() == session) found = stream;
+    }
+  }
+  if (found != nullptr) found->End(OkStatus());
+}
+
+Status SessionStreams::Add(std::shared_ptr<SessionStream> stream) {
+  MutexLock lock(mu_);
+  streams_.insert(std::move(stream));
+  return ended_;
+}
+
+void SessionStreams::Remove(const std::shared_ptr<SessionStream>& stream) {
+  MutexLock lock(mu_);
+  streams_.erase(stream);
+}
+
+SessionStream* SessionStream::Start(ServiceContext* context, SessionStreams* streams,
+                                    const v1::OpenSessionRequest& request) {
+  std::shared_ptr<SessionStream> stream(new SessionStream(context, streams));
+  stream->self_ = stream;
+  Status status = streams->Add(stream);
+  if (status.ok()) status = stream->Open(request);
+  if (status.ok()) {
+    stream->StartWrite(&stream->response_);
+  } else {
+    stream->End(status);
+  }
+  return stream.get();
+}
+
+Status SessionStream::Open(const v1::OpenSessionRequest& request) {
+  const GrpcOptions& options = context_->options();
+  if (request.client_name().size() > kMaxClientName) {
+    return InvalidArgument("TEXT_INVALID",
+                           "client_name has " + std::to_string(request.client_name().size()) +
+                               " bytes; at most 63 are allowed");
+  }
+  if (!request.device_uuid().empty() && request.device_uuid() != options.device_uuid) {
+    return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(request.device_uuid()) +
+                                          "'; allowed: '' or '" + options.device_uuid + "'");
+  }
+  const Backend* backend = options.backend;
+  if (!request.backend().empty()) {
+    KVS_ASSIGN_OR_RETURN(backend, FindBackend(request.backend()));
+  }
+  const std::string name =
+      request.client_name().empty() ? "unnamed" : Printable(request.client_name());
+  // Arenas are the daemon's own memory: nobody needs descriptors.
+  KVS_ASSIGN_OR_RETURN(const SessionSegments segments,
+                       context_->store().OpenSession(context_->user(), Road::kRemote, name,
+                                                     [](const ArenaGrant&) {}));
+  context_->AddSession(std::make_shared<RemoteSession>(
+      &context_->store(), segments, backend, options.executor, context_->queue()));
+  session_ = segments.session;
+  response_.set_session(segments.session);
+  response_.set_daemon_epoch(segments.daemon_epoch);
+  response_.set_backend(std::string(backend->name));
+  response_.set_version(options.version);
+  LogEvent(LogLevel::kInfo, "session_opened",
+           {{"session", segments.session}, {"road", "remote"}, {"uid", context_->user().uid},
+            {"client", name}});
+  return OkStatus();
+}
+
+void SessionStream::End(const Status& why) {
+  if (!finished_.exchange(true)) Finish(ToGrpc(why));
+}
+
+void SessionStream::OnWriteDone(bool ok) {
+  if (!ok) OnCancel();
+}
+
+void SessionStream::OnCancel() {
+  if (!finished_.exchange(true)) Finish(grpc::Status::CANCELLED);
+}
+
+void SessionStream::OnDone() {
+  // CloseSession may have taken it.
+  std::shared_ptr<RemoteSession> session = context_->TakeSession(session_);
+  if (session != nullptr) RemoteSession::End(std::move(session), nullptr);
+  const std::shared_ptr<SessionStream> last = std::move(self_);
+  streams_->Remove(last);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,126 @@
+#include "server/telemetry/log.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+namespace kvstrata {
+namespace {
+
+// Marks a payload that is JSON members already.
+constexpr char kJsonMembers = '\x1e';
+
+LogFormat g_format = LogFormat::kText;
+
+constexpr spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+std::string JsonString(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof(code), "\\u%04x", c);
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+// Quotes a value that would not read back as one word.
+std::string TextValue(std::string_view value) {
+  const bool plain = !value.empty() && value.find_first_of(" \t\r\n\"\\=") == value.npos;
+  return plain ? std::string(value) : JsonString(value);
+}
+
+class JsonPayload : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    const std::string_view payload(message.payload.data(), message.payload.size());
+    const bool members = !payload.empty() && payload.front() == kJsonMembers;
+    const std::string text =
+        members ? std::string(payload.substr(1)) : "\"msg\":" + JsonString(payload);
+    out.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return spdlog::details::make_unique<JsonPayload>();
+  }
+};
+
+}  // namespace
+
+void InitLog(LogLevel level, LogFormat format) {
+  g_format = format;
+  auto formatter = std::make_unique<spdlog::pattern_formatter>(spdlog::pattern_time_type::utc);
+  formatter->add_flag<JsonPayload>('*');
+  formatter->set_pattern(format == LogFormat::kJson
+                             ? R"({"ts":"%Y-%m-%dT%H:%M:%S.%fZ","level":"%l",%*})"
+                             : "%Y-%m-%dT%H:%M:%S.%fZ %l %v");
+  auto logger = std::make_shared<spdlog::logger>("kvstratad",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  logger->set_formatter(std::move(formatter));
+  logger->set_level(ToSpdlog(level));
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+void LogEvent(LogLevel level, std::string_view event, std::initializer_list<LogField> fields) {
+  spdlog::logger* logger = spdlog::default_logger_raw();
+  if (!logger->should_log(ToSpdlog(level))) return;
+  const std::string line = FormatEvent(g_format, event, fields);
+  logger->log(ToSpdlog(level), spdlog::string_view_t(line.data(), line.size()));
+}
+
+bool LogLimiter::Allow(int64_t now_s, uint64_t* suppressed) {
+  if (now_s != second_) {
+    second_ = now_s;
+    written_ = 0;
+  }
+  if (written_ == burst_) {
+    ++suppressed_;
+    return false;
+  }
+  ++written_;
+  *suppressed = std::exchange(suppressed_, 0);
+  return true;
+}
+
+std::string FormatEvent(LogFormat format, std::string_view event,
+                        std::initializer_list<LogField> fields) {
+  const bool json = format == LogFormat::kJson;
+  std::string out(json ? 1 : 0, kJsonMembers);
+  const auto member = [&out, json](std::string_view key, std::string_view value, bool quoted) {
+    if (out.size() > 1) out += json ? ',' : ' ';
+    out += json ? JsonString(key) : std::string(key);
+    out += json ? ':' : '=';
+    out += !json ? TextValue(value) : quoted ? JsonString(value) : std::string(value);
+  };
+  member("event", event, true);
+  for (const LogField& field : fields) member(field.key, field.value, field.quoted);
+  return out;
+}
+
+}  // namespace kvstrata

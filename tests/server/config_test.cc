@@ -1,0 +1,353 @@
+// The configuration: every key, every origin, every way to get it wrong (docs/configuration.md).
+#include "server/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+namespace kvstrata {
+namespace {
+
+using std::chrono::microseconds;
+using testing::HasSubstr;
+
+class ConfigTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/kvs_config_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+    sources_.default_file = directory_ + "/none.toml";
+    sources_.uid = 1000;
+  }
+  void TearDown() override {
+    unlink((directory_ + "/k.toml").c_str());
+    rmdir(directory_.c_str());
+  }
+
+  // Writes the file and makes it the one that --config names.
+  void UseFile(std::string_view text) {
+    sources_.file = directory_ + "/k.toml";
+    std::ofstream(sources_.file) << text;
+  }
+  Config Load() {
+    Result<Config> config = LoadConfig(sources_);
+    EXPECT_TRUE(config.ok()) << config.status().ToString();
+    return config.ok() ? std::move(config).value() : Config{};
+  }
+  Status Fail() {
+    const Result<Config> config = LoadConfig(sources_);
+    EXPECT_FALSE(config.ok());
+    return config.status();
+  }
+  static const ConfigEntry& Entry(const Config& config, std::string_view key) {
+    for (const ConfigEntry& e : config.entries) {
+      if (e.key == key) return e;
+    }
+    ADD_FAILURE() << "no entry " << key;
+    static const ConfigEntry none;
+    return none;
+  }
+
+  std::string directory_;
+  ConfigSources sources_;
+};
+
+TEST_F(ConfigTest, NothingIsRequired) {
+  const Config config = Load();
+  EXPECT_EQ(config.socket, "/tmp/kvstrata-1000/kvstratad.sock");
+  EXPECT_EQ(config.socket_directory, mode_t{0700});
+  EXPECT_EQ(config.store.device_bytes, uint64_t{4} << 30);
+  EXPECT_EQ(config.store.host_bytes, uint64_t{4} << 30);
+  EXPECT_EQ(config.attach.hello_timeout, microseconds(2'000'000));
+  EXPECT_EQ(config.attach.poll, microseconds(50));
+  EXPECT_LE(config.shutdown_timeout, microseconds(5'000'000));
+  EXPECT_FALSE(config.coredump);
+  EXPECT_TRUE(config.file.empty());
+  for (const ConfigEntry& e : config.entries) {
+    EXPECT_EQ(e.origin, "default") << e.key;
+    EXPECT_FALSE(e.description.empty()) << e.key;
+  }
+}
+
+TEST_F(ConfigTest, DefaultSocket) {
+  sources_.uid = 0;
+  EXPECT_EQ(Load().socket, "/run/kvstrata/kvstratad.sock");
+  EXPECT_EQ(Load().socket_directory, mode_t{0755});
+  sources_.environment["XDG_RUNTIME_DIR"] = "/run/user/1000";
+  EXPECT_EQ(Load().socket, "/run/user/1000/kvstrata/kvstratad.sock");
+  EXPECT_EQ(Load().socket_directory, mode_t{0700});
+  sources_.environment["KVSTRATA_SOCKET"] = "/x/k.sock";
+  EXPECT_EQ(Load().socket, "/x/k.sock");
+  EXPECT_EQ(Load().socket_directory, mode_t{0}) << "only a default directory is made";
+}
+
+TEST_F(ConfigTest, Precedence) {
+  const auto check = [this](std::string_view value, std::string_view origin) {
+    const Config config = Load();
+    EXPECT_EQ(Entry(config, "pool.device_bytes").value, value);
+    EXPECT_EQ(Entry(config, "pool.device_bytes").origin, origin);
+  };
+  check("4GiB", "default");
+  UseFile("[pool]\ndevice_bytes = \"1GiB\"\n");
+  check("1GiB", "file");
+  sources_.environment["KVSTRATA_POOL_DEVICE_BYTES"] = "2GiB";
+  check("2GiB", "environment");
+  sources_.flags = {{"pool.device_bytes", "3GiB"}, {"pool.device_bytes", "5GiB"}};
+  check("5GiB", "flag");
+  EXPECT_EQ(Load().store.device_bytes, uint64_t{5} << 30);
+}
+
+TEST_F(ConfigTest, EmptyEnvironmentIsUnset) {
+  sources_.environment["KVSTRATA_POOL_HOST_BYTES"] = "";
+  EXPECT_EQ(Entry(Load(), "pool.host_bytes").origin, "default");
+}
+
+TEST_F(ConfigTest, DefaultFileIsReadIfItExists) {
+  UseFile("[log]\nlevel = \"debug\"\n");
+  sources_.default_file = std::exchange(sources_.file, "");
+  EXPECT_EQ(Load().log_level, LogLevel::kDebug);
+  EXPECT_EQ(Load().file, sources_.default_file);
+}
+
+// Every key: a value that it takes, and one that it refuses by name.
+struct KeyCase {
+  const char* key;
+  const char* environment;
+  const char* good;
+  const char* bad;
+};
+const KeyCase kKeyCases[] = {
+    {"socket.path", "KVSTRATA_SOCKET", "/tmp/k.sock", "/tmp/"},
+    {"socket.group", "KVSTRATA_SOCKET_GROUP", "0", "no such group"},
+    {"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "64 MiB", "4 gigs"},
+    {"pool.host_bytes", "KVSTRATA_POOL_HOST_BYTES", "1073741824", "17TiB"},
+    {"pool.arena_bytes", "KVSTRATA_POOL_ARENA_BYTES", "64KiB", "65537"},
+    {"session.max", "KVSTRATA_SESSION_MAX", "1", "0"},
+    {"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "16", "-1"},
+    {"attach.hello_timeout", "KVSTRATA_ATTACH_HELLO_TIMEOUT", "500ms", "1ms"},
+    {"attach.poll", "KVSTRATA_ATTACH_POLL", "0", "11ms"},
+    {"attach.reply_backlog_bytes", "KVSTRATA_ATTACH_REPLY_BACKLOG_BYTES", "8KiB", "1KiB"},
+    {"backend", "KVSTRATA_BACKEND", "ref", "cuda"},
+    {"threads", "KVSTRATA_THREADS", "2", "1025"},
+    {"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "1s", "6s"},
+    {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
+    {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
+    {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
+};
+
+TEST_F(ConfigTest, EveryKeyIsCovered) {
+  const Config config = Load();
+  ASSERT_EQ(config.entries.size(), std::size(kKeyCases));
+  for (size_t i = 0; i < config.entries.size(); ++i) {
+    EXPECT_EQ(config.entries[i].key, kKeyCases[i].key);
+  }
+}
+
+class ConfigKeyTest : public ConfigTest, public testing::WithParamInterface<KeyCase> {};
+
+TEST_P(ConfigKeyTest, TakesAGoodValueFromEverywhere) {
+  const KeyCase c = GetParam();
+  UseFile(std::string(c.key) + " = \"" + c.good + "\"\n");
+  EXPECT_EQ(Entry(Load(), c.key).value, c.good);
+  EXPECT_EQ(Entry(Load(), c.key).origin, "file");
+  sources_.file.clear();
+  sources_.environment[c.environment] = c.good;
+  EXPECT_EQ(Entry(Load(), c.key).origin, "environment");
+  sources_.environment.clear();
+  sources_.flags = {{c.key, c.good}};
+  EXPECT_EQ(Entry(Load(), c.key).origin, "flag");
+}
+
+TEST_P(ConfigKeyTest, NamesItselfOnABadValue) {
+  const KeyCase c = GetParam();
+  const auto check = [&](std::string_view where) {
+    const Status status = Fail();
+    EXPECT_EQ(status.reason(), "CONFIG_VALUE");
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(c.key));
+    EXPECT_THAT(status.message(), HasSubstr(c.bad));
+    EXPECT_THAT(status.message(), HasSubstr(std::string(where)));
+  };
+  UseFile("\n" + std::string(c.key) + " = \"" + c.bad + "\"\n");
+  check(sources_.file + ":2:");
+  sources_.file.clear();
+  sources_.environment[c.environment] = c.bad;
+  check(c.environment);
+  sources_.environment.clear();
+  sources_.flags = {{c.key, c.bad}};
+  check("flag");
+}
+
+INSTANTIATE_TEST_SUITE_P(Keys, ConfigKeyTest, testing::ValuesIn(kKeyCases), [](const auto& test) {
+  std::string name = test.param.key;
+  for (char& c : name) c = c == '.' ? '_' : c;
+  return name;
+});
+
+TEST_F(ConfigTest, TomlTypes) {
+  UseFile("session.max = 7\npool.device_bytes = 67108864\ndebug.coredump = true\n");
+  const Config config = Load();
+  EXPECT_EQ(config.store.max_sessions, 7u);
+  EXPECT_EQ(config.store.device_bytes, uint64_t{64} << 20);
+  EXPECT_TRUE(config.coredump);
+  UseFile("socket.path = 7\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("socket.path = '7'"));
+  UseFile("session.max = 7.5\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("session.max = '7.5'"));
+  UseFile("session.max = [7]\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("session.max"));
+}
+
+TEST_F(ConfigTest, UnknownKeysSayWhatWasMeant) {
+  UseFile("[pool]\ndevice_byte = \"1GiB\"\n");
+  EXPECT_EQ(Fail().reason(), "CONFIG_KEY");
+  EXPECT_THAT(Fail().message(), HasSubstr("k.toml:2:"));
+  EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'pool.device_bytes'?"));
+  UseFile("device_bytes = \"1GiB\"\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'pool.device_bytes'?"));
+  sources_.file.clear();
+  sources_.flags = {{"log.leve", "info"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("did you mean 'log.level'?"));
+  sources_.flags = {{"zzzzzzzzzzzzzzzz", "1"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("known: socket.path"));
+}
+
+TEST_F(ConfigTest, MistypedEnvironmentIsAWarning) {
+  sources_.environment = {{"KVSTRATA_POOL_DEVICE_BYTE", "1GiB"}, {"KVSTRATA_OTHER_PROGRAM", "x"}};
+  const Config config = Load();
+  ASSERT_EQ(config.warnings.size(), 1u);
+  EXPECT_THAT(config.warnings[0], HasSubstr("KVSTRATA_POOL_DEVICE_BYTES"));
+}
+
+TEST_F(ConfigTest, SyntaxErrorsSayWhere) {
+  UseFile("[pool]\ndevice_bytes = \n");
+  EXPECT_EQ(Fail().reason(), "CONFIG_SYNTAX");
+  EXPECT_THAT(Fail().message(), HasSubstr("k.toml:2:"));
+}
+
+TEST_F(ConfigTest, FilesThatCannotBeRead) {
+  sources_.file = directory_ + "/missing.toml";
+  EXPECT_EQ(Fail().code(), Code::kNotFound);
+  EXPECT_THAT(Fail().message(), HasSubstr("missing.toml"));
+  sources_.file = directory_;
+  EXPECT_EQ(Fail().reason(), "CONFIG_FILE");
+  sources_.file = directory_ + "/k.toml";
+  ASSERT_EQ(mkfifo(sources_.file.c_str(), 0600), 0);
+  EXPECT_THAT(Fail().message(), HasSubstr("not a regular file")) << "a FIFO must not block us";
+  unlink(sources_.file.c_str());
+  UseFile(std::string((1 << 20) + 1, '#'));
+  EXPECT_THAT(Fail().message(), HasSubstr("larger than 1 MiB"));
+}
+
+TEST_F(ConfigTest, NamedPlans) {
+  UseFile(
+      "[plans]\n"
+      "short = \"quest{budget = 512}\"\n"
+      "[plans.long]\npreset = \"quest\"\nbudget = 4096\n"
+      "[plans.plain]\npreset = \"full\"\n"
+      "[plans.own]\nsegmenter = \"hierarchy\"\nselector = \"cascade\"\nrho = [0.5, 0.2, 0.1]\n");
+  const Config config = Load();
+  ASSERT_EQ(config.store.named_plans.size(), 4u);
+  for (const auto& [name, text] : config.store.named_plans) {
+    EXPECT_TRUE(ParsePlan(text).ok()) << name << " = " << text;
+    EXPECT_EQ(Entry(config, "plans." + name).value, text);
+  }
+  EXPECT_EQ(ParsePlan(config.store.named_plans[0].second)->budget, 4096);
+  EXPECT_EQ(ParsePlan(config.store.named_plans[3].second)->budget, 512);
+  EXPECT_EQ(ParsePlan(config.store.named_plans[1].second)->selector, SelectorKind::kCascade);
+}
+
+TEST_F(ConfigTest, BadPlansNameTheirKey) {
+  UseFile("[plans.bad]\npreset = \"quest\"\nbudgte = 4096\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("plans.bad"));
+  EXPECT_THAT(Fail().message(), HasSubstr("k.toml:1:"));
+  EXPECT_EQ(Fail().reason(), "PLAN_OPTION_UNKNOWN");
+  UseFile("plans.quest = \"full\"\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("no preset's name"));
+  UseFile("plans.\"a b\" = \"full\"\n");
+  EXPECT_THAT(Fail().message(), HasSubstr("plan name 'a b'"));
+  sources_.file.clear();
+  sources_.flags = {{"plans.x", "ches"}};
+  EXPECT_THAT(Fail().message(), HasSubstr("plans.x = 'ches'"));
+}
+
+TEST_F(ConfigTest, SocketPathMustFit) {
+  sources_.flags = {{"socket.path", "/tmp/" + std::string(95, 'x')}};
+  EXPECT_TRUE(LoadConfig(sources_).ok());
+  sources_.flags = {{"socket.path", "/tmp/" + std::string(96, 'x')}};
+  EXPECT_THAT(Fail().message(), HasSubstr("101 bytes; at most 100"));
+  EXPECT_THAT(Fail().message(), HasSubstr("107"));
+}
+
+TEST(Settings, KeyEqualsValue) {
+  const auto setting = ParseSetting("plans.a=quest{budget = 4}");
+  ASSERT_TRUE(setting.ok());
+  EXPECT_EQ(setting->first, "plans.a");
+  EXPECT_EQ(setting->second, "quest{budget = 4}");
+  EXPECT_FALSE(ParseSetting("no equals").ok());
+  EXPECT_FALSE(ParseSetting("=x").ok());
+}
+
+TEST(Values, Sizes) {
+  const std::pair<const char*, uint64_t> good[] = {
+      {"0", 0},
+      {"17", 17},
+      {"17B", 17},
+      {"1KiB", 1024},
+      {"4 MiB", 4 << 20},
+      {"2GiB", uint64_t{2} << 30},
+      {"1TiB", uint64_t{1} << 40},
+      {"5MB", 5'000'000},
+  };
+  uint64_t n = 0;
+  for (const auto& [text, bytes] : good) {
+    EXPECT_TRUE(ParseSize(text, &n)) << text;
+    EXPECT_EQ(n, bytes) << text;
+  }
+  for (const char* text : {"", "GiB", "-1", "1.5GiB", "1gib", "1 GiB ", " 1", "0x10", "1e6",
+                           "99999999999999999999", "18446744073709551615KiB"}) {
+    EXPECT_FALSE(ParseSize(text, &n)) << text;
+  }
+}
+
+TEST(Values, Durations) {
+  microseconds n{};
+  const std::pair<const char*, int64_t> good[] = {
+      {"0", 0}, {"50us", 50}, {"500ms", 500'000}, {"2 s", 2'000'000}, {"1min", 60'000'000}};
+  for (const auto& [text, us] : good) {
+    EXPECT_TRUE(ParseDuration(text, &n)) << text;
+    EXPECT_EQ(n.count(), us) << text;
+  }
+  for (const char* text : {"", "5", "-1s", "1.5s", "s", "1h", "99999999999999s"}) {
+    EXPECT_FALSE(ParseDuration(text, &n)) << text;
+  }
+}
+
+TEST(Log, TextAndJson) {
+  const std::string text =
+      FormatEvent(LogFormat::kText, "attached",
+                  {{"session", 7}, {"client", "two words"}, {"quote", "a\"b"}, {"ok", true}});
+  EXPECT_EQ(text, R"(event=attached session=7 client="two words" quote="a\"b" ok=true)");
+  const std::string json = FormatEvent(LogFormat::kJson, "attached",
+                                       {{"session", 7}, {"client", "new\nline"}, {"ok", true}});
+  EXPECT_EQ(json.substr(1), R"("event":"attached","session":7,"client":"new\u000aline","ok":true)");
+}
+
+TEST(Log, LimiterCountsWhatItHolds) {
+  LogLimiter limiter(2);
+  uint64_t suppressed = 99;
+  EXPECT_TRUE(limiter.Allow(1, &suppressed));
+  EXPECT_EQ(suppressed, 0u);
+  EXPECT_TRUE(limiter.Allow(1, &suppressed));
+  EXPECT_FALSE(limiter.Allow(1, &suppressed));
+  EXPECT_FALSE(limiter.Allow(1, &suppressed));
+  EXPECT_TRUE(limiter.Allow(2, &suppressed));
+  EXPECT_EQ(suppressed, 2u);
+}
+
+}  // namespace
+}  // namespace kvstrata

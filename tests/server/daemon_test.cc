@@ -1,0 +1,340 @@
+// The daemon as a process: starts with nothing given, tells when it serves, refuses what it must,
+// ends in time whatever hangs. Exit codes are those of docs/operations.md.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/server/attach_client.h"
+
+namespace kvstrata {
+namespace {
+
+using testing::HasSubstr;
+using namespace test;  // NOLINT: the client of this folder
+
+using Strings = std::vector<std::string>;
+
+std::string ReadAll(const std::string& file) {
+  std::ifstream in(file);
+  std::ostringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+// One run of kvstratad, in a directory of its own user's.
+class Process {
+ public:
+  // `stderr_fd` -1: a file that log() reads.
+  Process(const Strings& command, const std::string& log_file, int stderr_fd = -1)
+      : log_file_(log_file) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    ready_.Reset(ends[0]);
+    UniqueFd theirs(ends[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, theirs.get(), kReadyFd);
+    if (stderr_fd >= 0) {
+      posix_spawn_file_actions_adddup2(&actions, stderr_fd, STDERR_FILENO);
+    } else {
+      for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+        posix_spawn_file_actions_addopen(&actions, fd, log_file.c_str(),
+                                         O_WRONLY | O_CREAT | O_APPEND, 0666);
+      }
+    }
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    EXPECT_EQ(posix_spawnp(&pid_, argv[0], &actions, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Process() {
+    if (pid_ <= 0) return;
+    Signal(SIGKILL);
+    Wait();
+  }
+
+  static constexpr int kReadyFd = 9;
+  static Strings ReadyFlag() { return {"--ready-fd", std::to_string(kReadyFd)}; }
+
+  // True once it serves; false when it ended before.
+  bool Ready() {
+    pollfd readable{ready_.get(), POLLIN, 0};
+    char byte = 0;
+    return poll(&readable, 1, kDeadlineMs) == 1 && read(ready_.get(), &byte, 1) == 1;
+  }
+  void Signal(int signal) { kill(pid_, signal); }
+  pid_t pid() const { return pid_; }
+  // The exit code; 1000 + signal if one ended it; -1 after the deadline.
+  int Wait() {
+    int status = 0;
+    if (!Eventually([&] { return waitpid(pid_, &status, WNOHANG) != 0; })) return -1;
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  }
+  std::string log() const { return ReadAll(log_file_); }
+
+ private:
+  const std::string log_file_;
+  UniqueFd ready_;
+  pid_t pid_ = -1;
+};
+
+class DaemonTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/kvs_daemon_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+    socket_ = directory_ + "/k.sock";
+    log_ = directory_ + "/log";
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+
+  static Strings Command(const Strings& arguments) {
+    Strings command = {KVSTRATAD};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return command;
+  }
+  std::unique_ptr<Process> Start(Strings arguments = {}, int stderr_fd = -1) {
+    const Strings ready = Process::ReadyFlag();
+    arguments.insert(arguments.end(), {"--socket", socket_});
+    arguments.insert(arguments.end(), ready.begin(), ready.end());
+    auto process = std::make_unique<Process>(Command(arguments), log_, stderr_fd);
+    EXPECT_TRUE(process->Ready()) << process->log();
+    return process;
+  }
+  // Runs to its end; the exit code.
+  int Run(const Strings& arguments) {
+    std::filesystem::remove(log_);
+    return Process(Command(arguments), log_).Wait();
+  }
+  std::string Output() const { return ReadAll(log_); }
+  std::string attach() const { return socket_ + ".attach"; }
+
+  std::string directory_, socket_, log_;
+};
+
+TEST_F(DaemonTest, ServesWithNothingButASocket) {
+  auto daemon = Start();
+  auto client = Client::Attach(attach());
+  ASSERT_TRUE(client);
+  EXPECT_TRUE(client->Call(shm::kPing).ok());
+  EXPECT_TRUE(Dial(socket_, SOCK_STREAM)) << "gRPC";
+  for (const std::string& path : {socket_, attach()}) {
+    struct stat st {};
+    ASSERT_EQ(lstat(path.c_str(), &st), 0);
+    EXPECT_EQ(st.st_mode, mode_t{S_IFSOCK | 0660}) << path;
+  }
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0) << Output();
+  EXPECT_TRUE(SawEof(client->socket()));
+  EXPECT_FALSE(std::filesystem::exists(socket_));
+  EXPECT_FALSE(std::filesystem::exists(attach()));
+  EXPECT_THAT(Output(), HasSubstr("event=ready"));
+  EXPECT_THAT(Output(), HasSubstr("event=stopped"));
+}
+
+TEST_F(DaemonTest, IdleIsSmall) {
+  auto daemon = Start();
+  std::ifstream status("/proc/" + std::to_string(daemon->pid()) + "/status");
+  uint64_t rss_kib = 0;
+  for (std::string word; status >> word;) {
+    if (word == "VmRSS:") status >> rss_kib;
+  }
+  RecordProperty("rss_kib", std::to_string(rss_kib));
+  EXPECT_GT(rss_kib, 0u);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(rss_kib, 64u * 1024);
+#endif
+}
+
+TEST_F(DaemonTest, SecondDaemonIsRefused) {
+  auto first = Start();
+  EXPECT_EQ(Run({"--socket", socket_}), 3);
+  EXPECT_THAT(Output(), HasSubstr("SOCKET_IN_USE"));
+  EXPECT_THAT(Output(), HasSubstr("pid " + std::to_string(first->pid())));
+  EXPECT_TRUE(Client::Attach(attach())) << "the first one was not touched";
+}
+
+TEST_F(DaemonTest, RestartsAfterKill) {
+  for (int i = 0; i < 3; ++i) {
+    auto daemon = Start();
+    EXPECT_TRUE(Client::Attach(attach()));
+    daemon->Signal(SIGKILL);
+    EXPECT_EQ(daemon->Wait(), 1000 + SIGKILL);
+    EXPECT_TRUE(std::filesystem::exists(attach())) << "stale, to be replaced";
+  }
+}
+
+// A client that never reads and never ends must not hold the daemon up.
+TEST_F(DaemonTest, EndsInTimeWithClientsThatHang) {
+  auto daemon = Start();
+  auto client = Client::Attach(attach());
+  ASSERT_TRUE(client);
+  while (client->Send(shm::kPing, 1, {})) {  // fills the reply ring, the backlog, the request ring
+  }
+  const UniqueFd silent = Dial(attach()), grpc = Dial(socket_, SOCK_STREAM);
+  const auto asked = std::chrono::steady_clock::now();
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0) << Output();
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(5));
+}
+
+// Nobody reads the log: even its lines cannot hold up the end. The watchdog takes no lock.
+TEST_F(DaemonTest, EndsInTimeWhenItsLogIsStuck) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  auto daemon = Start({"--set", "shutdown.timeout=500ms"}, writer.get());
+  ASSERT_EQ(fcntl(writer.get(), F_SETFL, O_NONBLOCK), 0);
+  const std::string block(4096, '.');
+  while (write(writer.get(), block.data(), block.size()) > 0) {
+  }
+  while (write(writer.get(), block.data(), 1) > 0) {
+  }
+  ASSERT_EQ(fcntl(writer.get(), F_SETFL, 0), 0);  // shared with the daemon: it blocks again
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 1);
+}
+
+TEST_F(DaemonTest, SignalsAreAnswered) {
+  auto daemon = Start();
+  daemon->Signal(SIGHUP);
+  ASSERT_TRUE(
+      Eventually([&] { return daemon->log().find("not_reloadable") != std::string::npos; }));
+  EXPECT_TRUE(Client::Attach(attach()));
+  daemon->Signal(SIGINT);
+  EXPECT_EQ(daemon->Wait(), 0);
+}
+
+TEST_F(DaemonTest, TellsTheServiceManager) {
+  const std::string path = directory_ + "/notify";
+  const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  ASSERT_EQ(bind(notify.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(setenv("NOTIFY_SOCKET", path.c_str(), 1), 0);
+  auto daemon = Start();
+  unsetenv("NOTIFY_SOCKET");
+  const auto text = [&notify] {
+    const Packet packet = Receive(notify.get());
+    return std::string(reinterpret_cast<const char*>(packet.bytes.data()), packet.bytes.size());
+  };
+  EXPECT_EQ(text(), "READY=1");
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(text(), "STOPPING=1");
+  EXPECT_EQ(daemon->Wait(), 0);
+}
+
+TEST_F(DaemonTest, ExitCodes) {
+  EXPECT_EQ(Run({"--help"}), 0);
+  EXPECT_THAT(Output(), HasSubstr("--ready-fd"));
+  EXPECT_EQ(Run({"--version"}), 0);
+  EXPECT_THAT(Output(), HasSubstr("0.1.0"));
+  EXPECT_EQ(Run({"--no-such-flag"}), 2);
+  EXPECT_EQ(Run({"--socket"}), 2);
+  EXPECT_EQ(Run({"--socket", socket_, "--set", "pool.device_byte=1GiB"}), 2);
+  EXPECT_THAT(Output(), HasSubstr("did you mean 'pool.device_bytes'?"));
+  EXPECT_EQ(Run({"--socket", socket_, "--set", "pool.device_bytes=lots"}), 2);
+  EXPECT_EQ(Run({"--socket", socket_, "--log-level", "loud"}), 2);
+  EXPECT_EQ(Run({"--socket", socket_, "--config", directory_ + "/none.toml"}), 2);
+  EXPECT_EQ(Run({"--socket", socket_, "--ready-fd", "77"}), 2);
+  EXPECT_EQ(Run({"--socket", directory_}), 2) << "a directory";
+  EXPECT_THAT(Output(), HasSubstr("is a directory"));
+  EXPECT_EQ(Run({"--socket", directory_ + "/no/k.sock"}), 2);
+  EXPECT_THAT(Output(), HasSubstr("mkdir -p"));
+  EXPECT_EQ(Run({"--socket", "/tmp/" + std::string(120, 'x')}), 2);
+  EXPECT_THAT(Output(), HasSubstr("at most 100"));
+}
+
+TEST_F(DaemonTest, CheckConfig) {
+  const std::string file = directory_ + "/k.toml";
+  std::ofstream(file) << "[pool]\ndevice_bytes = \"1GiB\"\n[plans.long]\npreset = \"quest\"\n"
+                         "budget = 4096\n";
+  EXPECT_EQ(Run({"--check-config", "--config", file}), 0);
+  EXPECT_THAT(Output(), HasSubstr("configuration ok"));
+  std::ofstream(file) << "[pool]\ndevice_byte = \"1GiB\"\n";
+  EXPECT_EQ(Run({"--check-config", "--config", file}), 1);
+  EXPECT_THAT(Output(), HasSubstr("k.toml:2:"));
+  EXPECT_FALSE(std::filesystem::exists(socket_));
+}
+
+TEST_F(DaemonTest, JsonLog) {
+  auto daemon = Start({"--set", "log.format=json"});
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0);
+  std::istringstream lines(Output());
+  int n = 0;
+  for (std::string line; std::getline(lines, line); ++n) {
+    EXPECT_EQ(line.front(), '{') << line;
+    EXPECT_EQ(line.back(), '}') << line;
+  }
+  EXPECT_GE(n, 3);
+  EXPECT_THAT(Output(), HasSubstr(R"("level":"info","event":"ready","socket":")" + socket_));
+}
+
+// As nobody without any capability: what root never sees.
+class NobodyDaemonTest : public DaemonTest {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "needs root to become nobody";
+    DaemonTest::SetUp();
+    ASSERT_EQ(chmod(directory_.c_str(), 01777), 0);
+  }
+  static Strings AsNobody(const Strings& arguments) {
+    Strings command = {"setpriv",        "--reuid=65534",       "--regid=65534",
+                       "--clear-groups", "--bounding-set=-all", KVSTRATAD};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    return command;
+  }
+  int RunAsNobody(const Strings& arguments) {
+    std::filesystem::remove(log_);
+    return Process(AsNobody(arguments), log_).Wait();
+  }
+};
+
+TEST_F(NobodyDaemonTest, Serves) {
+  Strings arguments = {"--socket", socket_};
+  const Strings ready = Process::ReadyFlag();
+  arguments.insert(arguments.end(), ready.begin(), ready.end());
+  Process daemon(AsNobody(arguments), log_);
+  if (!daemon.Ready() && daemon.log().find("No such file or directory") != std::string::npos) {
+    GTEST_SKIP() << "nobody may not read the build directory";
+  }
+  auto client = Client::Attach(attach());
+  ASSERT_TRUE(client) << daemon.log();
+  const Reply open = client->Open(client->Register(), "full", Tokens(64));
+  EXPECT_TRUE(open.ok()) << open.error.message;
+  EXPECT_EQ(Receive(client->socket()).type(), shm::kArena);
+  const std::string proc = "/proc/" + std::to_string(daemon.pid()) + "/fd";
+  struct stat st {};
+  ASSERT_EQ(stat(proc.c_str(), &st), 0);
+  EXPECT_EQ(st.st_uid, 0u) << "not dumpable: its own user cannot look inside";
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0) << daemon.log();
+}
+
+TEST_F(NobodyDaemonTest, PermissionIsExitCode4) {
+  const std::string closed = directory_ + "/closed";
+  ASSERT_EQ(mkdir(closed.c_str(), 0755), 0);
+  EXPECT_EQ(RunAsNobody({"--socket", closed + "/k.sock"}), 4);
+  EXPECT_THAT(Output(), HasSubstr("Permission denied"));
+  const std::string secret = directory_ + "/secret.toml";
+  std::ofstream(secret) << "";
+  ASSERT_EQ(chmod(secret.c_str(), 0600), 0);
+  EXPECT_EQ(RunAsNobody({"--socket", socket_, "--config", secret}), 4);
+  auto daemon = Start();
+  EXPECT_EQ(RunAsNobody({"--socket", socket_}), 4) << "root's lock file";
+}
+
+}  // namespace
+}  // namespace kvstrata

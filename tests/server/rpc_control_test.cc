@@ -1,0 +1,236 @@
+// kvstrata.v1.Control over a real channel: sessions, models, sequences, plans, prefix look-up.
+#include "tests/server/rpc_fixture.h"
+
+namespace kvstrata::test {
+namespace {
+
+class RpcControlTest : public ::testing::Test {
+ protected:
+  template <typename Response, typename Request>
+  Result<Response> Control(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*,
+                                                                     const Request&, Response*),
+                           const Request& request) {
+    Response response;
+    KVS_RETURN_IF_ERROR(Call(*client_.control, method, request, &response));
+    return response;
+  }
+  Status Ping(uint64_t session) {
+    v1::PingRequest request;
+    request.set_session(session);
+    return Control(&v1::Control::Stub::Ping, request).status();
+  }
+
+  RpcDaemon daemon_;
+  RpcClient client_{daemon_.Connect()};
+  std::mt19937 random_{7};
+};
+
+TEST_F(RpcControlTest, OpenSessionSaysWhatIsThere) {
+  EXPECT_NE(client_.session(), 0u);
+  EXPECT_EQ(client_.opened.daemon_epoch(), daemon_.store().daemon_epoch());
+  EXPECT_EQ(client_.opened.backend(), "ref");
+  EXPECT_EQ(client_.opened.version(), "1.2.3");
+  EXPECT_TRUE(Ping(client_.session()).ok());
+  const auto sessions = daemon_.store().Sessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  EXPECT_EQ(sessions[0].client_name, "test");
+  EXPECT_EQ(sessions[0].road, Road::kRemote);
+  EXPECT_EQ(sessions[0].peer.uid, geteuid());
+}
+
+TEST_F(RpcControlTest, OpenSessionRefusesWhatItCannotGive) {
+  const RpcClient wrong(daemon_.Connect(), "abacus");
+  EXPECT_EQ(wrong.failure.code(), Code::kInvalidArgument);
+  EXPECT_EQ(wrong.failure.reason(), "BACKEND_UNKNOWN");
+  for (const bool device : {false, true}) {
+    v1::OpenSessionRequest request;
+    if (device) {
+      request.set_device_uuid("GPU-1");
+    } else {
+      request.set_client_name(std::string(64, 'x'));
+    }
+    grpc::ClientContext context;
+    v1::OpenSessionResponse response;
+    auto stream = client_.control->OpenSession(&context, request);
+    EXPECT_FALSE(stream->Read(&response));
+    EXPECT_EQ(FromGrpc(stream->Finish()).reason(), device ? "DEVICE_UNKNOWN" : "TEXT_INVALID");
+  }
+  EXPECT_EQ(daemon_.store().Sessions().size(), 1u);
+}
+
+TEST_F(RpcControlTest, UnknownSessionsAreRefusedEverywhere) {
+  EXPECT_EQ(Ping(client_.session() + 1).reason(), "SESSION_UNKNOWN");
+  EXPECT_EQ(Ping(0).code(), Code::kNotFound);
+  v1::CloseSessionRequest close;
+  close.set_session(99);
+  EXPECT_EQ(Control(&v1::Control::Stub::CloseSession, close).status().reason(), "SESSION_UNKNOWN");
+  EXPECT_EQ(Control(&v1::Control::Stub::RegisterModel, RpcClient::ModelOf(99)).status().reason(),
+            "SESSION_UNKNOWN");
+}
+
+// A session of the ring belongs to its ring: knowing its number is not enough.
+TEST_F(RpcControlTest, ALinkedSessionIsNotReachedOverGrpc) {
+  PeerIdentity peer;
+  peer.uid = geteuid();
+  peer.tenant = "uid:" + std::to_string(geteuid());
+  const auto linked =
+      daemon_.store().OpenSession(peer, Road::kLinked, "engine", [](const ArenaGrant&) {});
+  ASSERT_TRUE(linked.ok());
+  EXPECT_EQ(Ping(linked.value().session).reason(), "SESSION_UNKNOWN");
+}
+
+TEST_F(RpcControlTest, CancellingTheStreamReturnsThePages) {
+  const uint64_t model = client_.RegisterModel();
+  const auto opened = client_.Open(model, "full", Ids(40));
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  ASSERT_TRUE(client_.Run(opened.value().sequence(), Ids(40), &random_).ok());
+  ASSERT_TRUE(client_.Begin(opened.value().sequence(), {7}).ok());  // a step is open
+  EXPECT_GT(daemon_.UsedBytes(), 0u);
+  const uint64_t session = client_.session();
+  client_.Cancel();
+  EXPECT_TRUE(Eventually([&] { return daemon_.store().Sessions().empty(); }));
+  EXPECT_EQ(daemon_.UsedBytes(), 0u);
+  EXPECT_EQ(Ping(session).reason(), "SESSION_UNKNOWN");
+  const AuditReport audit = daemon_.store().Audit();
+  EXPECT_TRUE(audit.findings.empty()) << audit.findings.front();
+}
+
+TEST_F(RpcControlTest, CloseSessionAnswersWhenThePagesAreBack) {
+  const uint64_t model = client_.RegisterModel();
+  ASSERT_TRUE(client_.Open(model, "full", Ids(40)).ok());
+  v1::CloseSessionRequest request;
+  request.set_session(client_.session());
+  EXPECT_TRUE(Control(&v1::Control::Stub::CloseSession, request).ok());
+  EXPECT_TRUE(daemon_.store().Sessions().empty());
+  EXPECT_EQ(daemon_.UsedBytes(), 0u);
+  EXPECT_TRUE(client_.AwaitEnd().ok());
+}
+
+TEST_F(RpcControlTest, RegisterModelIsIdempotentAndListed) {
+  const uint64_t model = client_.RegisterModel();
+  EXPECT_NE(model, 0u);
+  EXPECT_EQ(client_.RegisterModel(), model);
+  const auto listed = Control(&v1::Control::Stub::ListModels, v1::ListModelsRequest());
+  ASSERT_TRUE(listed.ok());
+  ASSERT_EQ(listed.value().models_size(), 1);
+  const v1::Model& m = listed.value().models(0);
+  EXPECT_EQ(m.model(), model);
+  EXPECT_EQ(m.name(), "toy");
+  EXPECT_EQ(m.geometry().head_dim(), 64);
+  EXPECT_EQ(m.page_bytes(), 2 * 2 * 2 * 16 * 64 * 4);
+  EXPECT_EQ(m.token_bytes(), m.page_bytes() / 16);
+}
+
+TEST_F(RpcControlTest, RegisterModelNamesTheFieldThatIsWrong) {
+  const auto refuse = [&](const std::function<void(v1::RegisterModelRequest*)>& spoil) {
+    v1::RegisterModelRequest request = RpcClient::ModelOf(client_.session());
+    spoil(&request);
+    return Control(&v1::Control::Stub::RegisterModel, request).status();
+  };
+  const Status dim = refuse([](auto* r) { r->mutable_geometry()->set_head_dim(65); });
+  EXPECT_EQ(dim.code(), Code::kInvalidArgument);
+  EXPECT_NE(dim.message().find("65"), std::string::npos) << dim.message();
+  EXPECT_EQ(refuse([](auto* r) { r->mutable_geometry()->set_dtype(v1::DTYPE_UNSPECIFIED); }).reason(),
+            "MODEL_DTYPE");
+  EXPECT_EQ(refuse([](auto* r) { r->set_name(std::string(64, 'n')); }).reason(), "TEXT_INVALID");
+  EXPECT_EQ(refuse([](auto* r) { r->set_digest("a\nb"); }).reason(), "TEXT_INVALID");
+  EXPECT_EQ(refuse([](auto* r) { r->set_keys_pre_rope(true); }).code(), Code::kUnimplemented);
+  EXPECT_EQ(refuse([](auto* r) { r->set_ranks(2); }).code(), Code::kUnimplemented);
+}
+
+TEST_F(RpcControlTest, SequencesShareTheirPrefix) {
+  const uint64_t model = client_.RegisterModel();
+  const auto first = client_.Open(model, "", Ids(40));
+  ASSERT_TRUE(first.ok()) << first.status().ToString();
+  EXPECT_EQ(first.value().held_tokens(), 0u);
+  EXPECT_TRUE(first.value().plan().starts_with("full")) << first.value().plan();
+  ASSERT_TRUE(client_.Run(first.value().sequence(), Ids(40), &random_).ok());
+
+  v1::LookupRequest lookup;
+  lookup.set_session(client_.session());
+  lookup.set_model(model);
+  const std::vector<int32_t> ids = Ids(50);
+  lookup.mutable_tokens()->Add(ids.begin(), ids.end());
+  const auto held = Control(&v1::Control::Stub::Lookup, lookup);
+  ASSERT_TRUE(held.ok());
+  EXPECT_EQ(held.value().held_tokens(), 32u);
+  const auto second = client_.Open(model, "full", ids);
+  ASSERT_TRUE(second.ok());
+  EXPECT_EQ(second.value().held_tokens(), 32u);
+}
+
+TEST_F(RpcControlTest, ForkAndClose) {
+  const uint64_t model = client_.RegisterModel();
+  const auto opened = client_.Open(model, "full", {});
+  ASSERT_TRUE(opened.ok());
+  const uint64_t sequence = opened.value().sequence();
+  ASSERT_TRUE(client_.Run(sequence, Ids(20), &random_).ok());
+  const auto fork = Control(&v1::Control::Stub::ForkSequence,
+                            client_.Of<v1::ForkSequenceRequest>(sequence));
+  ASSERT_TRUE(fork.ok()) << fork.status().ToString();
+  EXPECT_NE(fork.value().sequence(), sequence);
+  EXPECT_EQ(fork.value().held_tokens(), 20u);
+  // Both go on, on pages of their own.
+  EXPECT_TRUE(client_.Run(sequence, {100}, &random_).ok());
+  EXPECT_TRUE(client_.Run(fork.value().sequence(), {200}, &random_).ok());
+
+  const auto close = [&](uint64_t s) {
+    return Control(&v1::Control::Stub::CloseSequence, client_.Of<v1::CloseSequenceRequest>(s))
+        .status();
+  };
+  const uint64_t step = client_.Begin(sequence, {101}).value();
+  EXPECT_EQ(close(sequence).reason(), "SEQUENCE_BUSY");
+  ASSERT_TRUE(client_.End(step, true).ok());
+  EXPECT_TRUE(close(sequence).ok());
+  EXPECT_EQ(close(sequence).reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_TRUE(close(fork.value().sequence()).ok());
+  EXPECT_EQ(daemon_.UsedBytes(), 0u);
+}
+
+TEST_F(RpcControlTest, WhatDoesNotExistCannotBeOpened) {
+  EXPECT_EQ(client_.Open(77, "full", {}).status().reason(), "MODEL_UNKNOWN");
+  const uint64_t model = client_.RegisterModel();
+  const Status plan = client_.Open(model, "ches", {}).status();
+  EXPECT_EQ(plan.reason(), "PLAN_UNKNOWN");
+  EXPECT_NE(plan.message().find("chess"), std::string::npos) << plan.message();
+  EXPECT_EQ(client_.Open(model, "sekv", {}).status().code(), Code::kUnimplemented);
+}
+
+TEST_F(RpcControlTest, AFullPoolRefusesAndTakesNothing) {
+  RpcDaemon small(uint64_t{4} << 20);
+  RpcClient client(small.Connect());
+  const uint64_t model = client.RegisterModel();
+  const Status full = client.Open(model, "full", Ids(100000)).status();
+  EXPECT_EQ(full.code(), Code::kResourceExhausted);
+  EXPECT_EQ(full.reason(), "POOL_EXHAUSTED");
+  EXPECT_EQ(small.UsedBytes(), 0u);
+  EXPECT_TRUE(client.Open(model, "full", Ids(16)).ok());
+}
+
+TEST_F(RpcControlTest, PlansAreListedAndExplained) {
+  const auto listed = Control(&v1::Control::Stub::ListPlans, v1::ListPlansRequest());
+  ASSERT_TRUE(listed.ok()) << listed.status().ToString();
+  std::vector<std::string> names;
+  for (const v1::Plan& p : listed.value().plans()) {
+    names.push_back(p.name() + "/" + p.origin());
+    EXPECT_FALSE(p.text().empty());
+    EXPECT_FALSE(p.selector().empty());
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"full/preset", "window/preset", "quest/preset",
+                                             "chess/preset", "mine/configuration"}));
+  const auto show = [&](const char* text) {
+    v1::ShowPlanRequest request;
+    request.set_plan(text);
+    return Control(&v1::Control::Stub::ShowPlan, request);
+  };
+  const auto quest = show("quest{budget = 1024}");
+  ASSERT_TRUE(quest.ok());
+  EXPECT_EQ(quest.value().origin(), "text");
+  EXPECT_EQ(quest.value().selector(), "minmax");
+  EXPECT_NE(quest.value().text().find("1024"), std::string::npos);
+  EXPECT_EQ(show("mine").value().origin(), "configuration");
+  EXPECT_EQ(show("quest{budgett = 1}").status().reason(), "PLAN_OPTION_UNKNOWN");
+}
+
+}  // namespace
+}  // namespace kvstrata::test
