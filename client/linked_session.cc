@@ -1,0 +1,311 @@
+// Session over mapped memory and rings: the linked road (session.h).
+#include "client/linked_session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+namespace kvstrata::client {
+namespace {
+
+// One pool for the ops of all sessions of this process; the first session decides its size. It
+// lives until the process ends (its threads may outlast any session). A child of fork() has none of
+// the parent's threads, so it makes its own.
+Executor& ProcessExecutor(uint32_t threads) {
+  static Mutex mu;
+  static Executor* pool = nullptr;
+  static pid_t owner = 0;
+  MutexLock lock(mu);
+  if (pool == nullptr || owner != getpid()) {
+    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+    const unsigned n = threads == 0 ? cores : threads;
+    pool = n == 1 ? &InlineExecutor() : NewThreadPool(static_cast<int>(n)).release();
+    owner = getpid();
+  }
+  return *pool;
+}
+
+// The option, else the environment, else what the daemon uses: both roads then answer alike.
+std::string BackendName(const AttachOptions& options, const shm::Welcome& welcome) {
+  if (!options.backend.empty()) return options.backend;
+  if (const char* name = std::getenv("KVSTRATA_BACKEND"); name != nullptr && *name != '\0') {
+    return name;
+  }
+  return std::string(welcome.backend, strnlen(welcome.backend, sizeof(welcome.backend)));
+}
+
+template <size_t N>
+void CopyText(char (&to)[N], const std::string& from) {
+  KVS_CHECK(from.size() < N);  // abi.cc checked the lengths
+  std::memcpy(to, from.data(), from.size());
+}
+
+template <typename T>
+bool ReadPod(const std::vector<std::byte>& payload, T* out) {
+  if (payload.size() < sizeof(T)) return false;
+  std::memcpy(out, payload.data(), sizeof(T));
+  return true;
+}
+
+Status ReplyInvalid() {
+  return Internal("REPLY_INVALID",
+                  "the daemon's reply is shorter than its struct; daemon and "
+                  "library differ");
+}
+
+}  // namespace
+
+std::string_view Road() { return "linked"; }
+
+Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Result<std::unique_ptr<Session>> Session::Attach(const AttachOptions& options) {
+  auto state = std::make_unique<State>();
+  state->options = options;
+  KVS_ASSIGN_OR_RETURN(state->connection,
+                       Connection::Dial(options.socket, options.device_uuid, options.client_name,
+                                        options.timeout, &state->arenas));
+  Connection& c = *state->connection;
+  KVS_ASSIGN_OR_RETURN(state->backend, FindBackend(BackendName(options, c.welcome())));
+  state->executor = &ProcessExecutor(options.threads);
+  state->ring = std::make_unique<RingClient>(&c, options.timeout);
+  state->reader = shm::TableReader(c.session(), c.tables(), c.table_bytes());
+  return std::make_unique<Session>(std::move(state));
+}
+
+Session::~Session() {
+  if (state_ == nullptr) return;
+  state_->arenas.Clear();
+  // Nothing is left to do about an error here: the closed socket ends the session as well.
+  (void)state_->ring->Call(shm::kDetach, {}, nullptr);
+}
+
+void Session::AbandonAfterFork() {
+  // Locks may have been held by threads that this process has not got: nothing is destroyed.
+  State* state = state_.release();
+  state->connection->AbandonAfterFork();
+  state->arenas.AbandonAfterFork();
+}
+
+Status Session::Ping() { return state_->ring->Call(shm::kPing, {}, nullptr); }
+
+Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
+  shm::RegisterModel request{};
+  CopyText(request.name, spec.name);
+  CopyText(request.digest, spec.digest);
+  CopyText(request.adapter, spec.adapter);
+  const Geometry& g = spec.geometry;
+  request.layers = g.layers;
+  request.query_heads = g.query_heads;
+  request.kv_heads = g.kv_heads;
+  request.head_dim = g.head_dim;
+  request.page_tokens = g.page_tokens;
+  request.dtype = static_cast<int32_t>(g.dtype);
+  request.keys_pre_rope = spec.keys_pre_rope ? 1 : 0;
+  request.rank = spec.rank;
+  request.ranks = spec.ranks;
+  request.boundary_count = static_cast<int32_t>(spec.boundary_tokens.size());
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(
+      shm::kRegisterModel, {BytesOf(request), std::as_bytes(std::span(spec.boundary_tokens))},
+      &payload));
+  shm::ModelReply reply{};
+  if (!ReadPod(payload, &reply)) return ReplyInvalid();
+  std::lock_guard<std::mutex> lock(state_->mu);
+  state_->models.insert_or_assign(reply.model, g);
+  return reply.model;
+}
+
+Result<Opened> Session::Open(uint64_t model, std::string_view plan,
+                             std::span<const int32_t> tokens) {
+  Geometry geometry;
+  {
+    std::lock_guard<std::mutex> lock(state_->mu);
+    const auto it = state_->models.find(model);
+    if (it == state_->models.end()) {
+      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) +
+                                           " was not registered in this session; call "
+                                           "kvs_model_register");
+    }
+    geometry = it->second;
+  }
+  if (tokens.size() > state_->ring->max_tokens() || plan.size() > 1 << 16) {
+    return InvalidArgument("PROMPT_TOO_LONG", "the prompt has " + std::to_string(tokens.size()) +
+                                                  " tokens, the plan " +
+                                                  std::to_string(plan.size()) + " bytes; at most " +
+                                                  std::to_string(state_->ring->max_tokens()) +
+                                                  " and 65536 are allowed");
+  }
+  std::string padded(plan);
+  padded.resize((plan.size() + 4) & ~size_t{3});  // at least one NUL
+  const shm::OpenSequence request{model, static_cast<uint32_t>(padded.size()),
+                                  static_cast<uint32_t>(tokens.size())};
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(
+      shm::kOpenSequence,
+      {BytesOf(request), std::as_bytes(std::span(padded)), std::as_bytes(tokens)}, &payload));
+  return state_->Adopt(model, geometry, payload, nullptr);
+}
+
+Result<Opened> Session::Fork(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
+  const shm::SequenceRef request{sequence};
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload));
+  parent->forked_in_step = parent->in_step;
+  return state_->Adopt(parent->model, parent->state->geometry(), payload, parent.get());
+}
+
+Result<Opened> Session::State::Adopt(uint64_t model, const Geometry& geometry,
+                                     const std::vector<std::byte>& payload,
+                                     const Sequence* parent) {
+  shm::SequenceReply reply{};
+  if (!ReadPod(payload, &reply) || payload.size() < sizeof(reply) + reply.plan_bytes) {
+    return ReplyInvalid();
+  }
+  auto s = std::make_shared<Sequence>();
+  s->id = reply.sequence;
+  s->model = model;
+  s->slot = reply.slot;
+  s->plan_text.assign(reinterpret_cast<const char*>(payload.data()) + sizeof(reply),
+                      reply.plan_bytes);
+  s->plan_text.resize(strnlen(s->plan_text.c_str(), s->plan_text.size()));
+  s->told_indexed = reply.indexed_tokens;
+  if (parent != nullptr) {
+    s->state = parent->state->Clone();
+  } else {
+    KVS_ASSIGN_OR_RETURN(const Plan plan, ParsePlan(s->plan_text));
+    s->state =
+        std::make_unique<SequenceState>(geometry, plan, static_cast<int32_t>(reply.held_tokens),
+                                        static_cast<int32_t>(reply.indexed_tokens));
+  }
+  if (static_cast<uint32_t>(s->state->tokens()) != reply.held_tokens ||
+      static_cast<uint32_t>(s->state->indexed_tokens()) > reply.indexed_tokens) {
+    const shm::SequenceRef ref{reply.sequence};
+    (void)ring->Call(shm::kCloseSequence, {BytesOf(ref)}, nullptr);
+    return Internal("FORK_DIVERGED", "the daemon holds " + std::to_string(reply.held_tokens) +
+                                         " tokens (" + std::to_string(reply.indexed_tokens) +
+                                         " indexed), this process " +
+                                         std::to_string(s->state->tokens()) + " (" +
+                                         std::to_string(s->state->indexed_tokens()) + ")");
+  }
+  std::lock_guard<std::mutex> lock(mu);
+  sequences.emplace(s->id, s);
+  return Opened{reply.sequence, reply.held_tokens};
+}
+
+Status Session::Close(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  {
+    std::lock_guard<std::mutex> lock(state_->mu);
+    state_->sequences.erase(sequence);
+  }
+  const shm::SequenceRef request{sequence};
+  return state_->ring->Call(shm::kCloseSequence, {BytesOf(request)}, nullptr);
+}
+
+Result<uint32_t> Session::Tokens(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  return static_cast<uint32_t>(s->state->tokens());
+}
+
+Result<std::string> Session::StatusText(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  return s->state->StatusText();
+}
+
+Result<std::string> Session::PlanText(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  return s->plan_text;
+}
+
+Status Session::PrefillDone(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  const Claim claim{s.get(), s->state->tokens()};
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
+  const Status done = s->state->PrefillDone(s->View(), *state_->backend, *state_->executor);
+  state_->Leave(slot);
+  KVS_RETURN_IF_ERROR(done);
+  const shm::SequenceRef event{sequence};
+  return state_->ring->Post(shm::kPrefillDone, {BytesOf(event)});
+}
+
+Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
+                       const float* entropy, const uint8_t* boundary) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_RETURN_IF_ERROR(s->state->Report(static_cast<int32_t>(first), static_cast<int32_t>(n),
+                                       surprisal, entropy, boundary));
+  constexpr uint32_t kPerEvent = 1 << 16;
+  for (uint32_t done = 0; done < n;) {
+    const uint32_t part = std::min(n - done, kPerEvent);
+    shm::Report event{sequence, first + done, part, 0, 0};
+    if (surprisal != nullptr) event.flags |= shm::Report::kSurprisal;
+    if (entropy != nullptr) event.flags |= shm::Report::kEntropy;
+    if (boundary != nullptr) event.flags |= shm::Report::kBoundary;
+    const auto slice = [&]<typename T>(const T* a) {
+      return a == nullptr ? std::span<const std::byte>() : std::as_bytes(std::span(a + done, part));
+    };
+    KVS_RETURN_IF_ERROR(state_->ring->Post(
+        shm::kReport, {BytesOf(event), slice(surprisal), slice(entropy), slice(boundary)}));
+    done += part;
+  }
+  return OkStatus();
+}
+
+Status Session::Settle(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  const shm::SequenceRef request{sequence};
+  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
+  const Claim claim{s.get(), s->state->tokens()};
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
+  s->state->CatchUp(s->View(), *state_->backend, *state_->executor);
+  state_->Leave(slot);
+  return state_->TellIndexed(s.get());
+}
+
+Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
+                                                        int32_t* codes) {
+  return BeginStep(state_.get(), members, codes);
+}
+
+Result<PageTable> Session::GetPageTable(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  int slot = -1;
+  if (!s->in_step) {  // else the step's epoch holds, and its table must not change
+    const Claim claim{s.get(), s->state->tokens(), false};
+    KVS_ASSIGN_OR_RETURN(slot, state_->Pin({&claim, 1}, nullptr));
+  }
+  const int32_t page_tokens = s->state->geometry().page_tokens;
+  const int32_t tokens = s->in_step ? s->step_tokens : s->state->tokens();
+  const auto pages = static_cast<uint32_t>((int64_t{tokens} + page_tokens - 1) / page_tokens);
+  PageTable table{s->version, {}};
+  for (uint32_t i = 0; i < pages; ++i) {
+    const shm::PageEntry& entry = *s->table.page(i);
+    // A table does not change when its pages fill: that committed full pages are sealed is known.
+    const bool full = (i + 1) * page_tokens <= static_cast<uint32_t>(s->state->tokens());
+    const uint32_t flags = entry.flags | (full ? uint32_t{shm::kPageSealed} : 0);
+    table.pages.push_back({s->pages[i], entry.tier, flags});
+  }
+  if (slot >= 0) state_->Leave(slot);
+  return table;
+}
+
+Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  int slot = -1;
+  if (!s->in_step) {
+    const Claim claim{s.get(), s->state->tokens(), false};
+    KVS_ASSIGN_OR_RETURN(slot, state_->Pin({&claim, 1}, nullptr));
+  }
+  Result<InspectArray> array =
+      s->state->Inspect(s->View(), *state_->backend, *state_->executor, name);
+  if (slot >= 0) state_->Leave(slot);
+  return array;
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,111 @@
+// What the linked road keeps for a session, a sequence and a step. Internal to linked_session.cc,
+// sequence_tables.cc and step.cc; nothing else includes it.
+//
+// Lock order: Sequence::mu, then SessionState::mu (maps only), then the ring client's.
+// A Sequence's mu is held by the call that uses it, taken with try_lock: two threads on one
+// sequence are refused, not queued. Between begin and end a step has the sequence by `in_step`
+// instead.
+#ifndef KVSTRATA_CLIENT_LINKED_SESSION_H_
+#define KVSTRATA_CLIENT_LINKED_SESSION_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "client/attach.h"
+#include "client/page_map.h"
+#include "client/ring_client.h"
+#include "client/session.h"
+#include "kernels/step/step.h"
+#include "proto/table_reader.h"
+
+namespace kvstrata::client {
+
+struct Sequence {
+  uint64_t id = 0;
+  uint64_t model = 0;
+  uint32_t slot = 0;
+  std::string plan_text;
+  std::unique_ptr<SequenceState> state;
+
+  std::mutex mu;
+  bool in_step = false;
+  int32_t step_tokens = 0;      // length after the open step
+  bool forked_in_step = false;  // the pages that the step writes are shared since then
+  uint32_t told_indexed = 0;    // what the daemon knows of state->indexed_tokens()
+
+  // The table as of the last Load, resolved. `table` is valid inside the epoch of that Load only,
+  // the addresses as long as `version` is the published one.
+  shm::TableView table;
+  uint64_t version = 0;
+  std::vector<std::byte*> pages, blocks;
+
+  SequenceView View() const { return {pages.data(), blocks.data(), state->tokens()}; }
+};
+
+// A claim on a sequence's table before it is used.
+struct Claim {
+  Sequence* sequence = nullptr;
+  int32_t tokens_after = 0;  // pages up to here, private from the committed tokens on
+  bool write_index = true;   // index blocks of committed tokens, private where rows are missing
+};
+
+struct Session::State {
+  // Constant after Attach.
+  AttachOptions options;
+  PageMap arenas;
+  std::unique_ptr<Connection> connection;
+  std::unique_ptr<RingClient> ring;
+  shm::TableReader reader;
+  const Backend* backend = nullptr;
+  Executor* executor = nullptr;
+
+  std::mutex mu;  // guards the maps
+  std::unordered_map<uint64_t, Geometry> models;
+  std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
+
+  // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
+  // tables that do not; returns the reader slot, to be given to Leave. codes (may be null)
+  // [claims].
+  Result<int> Pin(std::span<const Claim> claims, int32_t* codes);
+  void Leave(int slot) { reader.Leave(slot); }
+  // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
+  Status Load(Sequence* s);
+  Status Grow(const Claim& claim);
+  bool Holds(const Claim& claim);
+  Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
+
+  Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
+  Result<Opened> Adopt(uint64_t model, const Geometry& geometry,
+                       const std::vector<std::byte>& payload, const Sequence* parent);
+  // Tells the daemon how far the index is valid, so that a fork inherits it.
+  Status TellIndexed(Sequence* s);
+};
+
+// The use of a sequence by one call.
+class SequenceUse {
+ public:
+  // SEQUENCE_UNKNOWN; SEQUENCE_BUSY when another thread uses it, or a step does and !in_step_too.
+  static Result<SequenceUse> Of(Session::State* session, uint64_t sequence, bool in_step_too);
+  Sequence* operator->() const { return sequence_.get(); }
+  Sequence* get() const { return sequence_.get(); }
+  const std::shared_ptr<Sequence>& shared() const { return sequence_; }
+
+ private:
+  SequenceUse(std::shared_ptr<Sequence> sequence, std::unique_lock<std::mutex> lock)
+      : sequence_(std::move(sequence)), lock_(std::move(lock)) {}
+
+  std::shared_ptr<Sequence> sequence_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+// step.cc
+Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
+                                               std::span<const BatchMember> members,
+                                               int32_t* codes);
+
+}  // namespace kvstrata::client
+
+#endif  // KVSTRATA_CLIENT_LINKED_SESSION_H_

@@ -1,0 +1,119 @@
+#include "client/page_map.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+namespace kvstrata::client {
+namespace {
+
+Status SegmentInvalid(std::string_view what, const std::string& why) {
+  return {Code::kDataLoss, "SEGMENT_INVALID",
+          std::string(what) + " from the daemon: " + why +
+              "; daemon and library differ, or the "
+              "socket belongs to something else"};
+}
+
+Status VerifySealed(int fd, uint64_t bytes, std::string_view what) {
+  struct stat st {};
+  if (fstat(fd, &st) != 0) return SegmentInvalid(what, std::strerror(errno));
+  if (static_cast<uint64_t>(st.st_size) != bytes || bytes == 0) {
+    return SegmentInvalid(
+        what, "size " + std::to_string(st.st_size) + ", announced " + std::to_string(bytes));
+  }
+  // Without F_SEAL_SHRINK the other side could truncate the file and fault our reads.
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    return SegmentInvalid(what, "not sealed against shrinking");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+void Mapping::Abandon() { data_ = nullptr; }
+
+Result<Mapping> Mapping::Of(int fd, uint64_t bytes, bool writable, std::string_view what) {
+  KVS_RETURN_IF_ERROR(VerifySealed(fd, bytes, what));
+  void* at = mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                  MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (at == MAP_FAILED) {
+    return ResourceExhausted("MAP_FAILED", "mapping " + std::to_string(bytes) + " bytes of " +
+                                               std::string(what) + ": " + std::strerror(errno) +
+                                               "; raise the address-space limit (ulimit -v)");
+  }
+  madvise(at, bytes, MADV_DONTFORK);
+  madvise(at, bytes, MADV_DONTDUMP);
+  Mapping mapping;
+  mapping.data_ = static_cast<std::byte*>(at);
+  mapping.bytes_ = bytes;
+  return mapping;
+}
+
+void PageMap::Add(const shm::Arena& arena, UniqueFd fd) {
+  MutexLock lock(mu_);
+  // An arena that comes twice is the same memory; addresses given out must stay.
+  auto [it, fresh] = arenas_.try_emplace(arena.arena);
+  if (!fresh) return;
+  it->second.fd = std::move(fd);
+  it->second.bytes = arena.bytes;
+  it->second.writable = arena.writable != 0;
+}
+
+Result<std::byte*> PageMap::Resolve(const shm::PageEntry& entry, uint64_t bytes) {
+  MutexLock lock(mu_);
+  const auto it = arenas_.find(entry.arena);
+  if (it == arenas_.end()) {
+    return NotFound("ARENA_UNKNOWN", "arena " + std::to_string(entry.arena) + " has not arrived");
+  }
+  Arena& arena = it->second;
+  if (bytes > arena.bytes || entry.offset > arena.bytes - bytes) {
+    return Status(Code::kDataLoss, "TABLE_INVALID",
+                  "offset " + std::to_string(entry.offset) + " + " + std::to_string(bytes) +
+                      " lies outside arena " + std::to_string(entry.arena) + " of " +
+                      std::to_string(arena.bytes) + " bytes; detach and attach anew");
+  }
+  if (arena.fd) {
+    KVS_ASSIGN_OR_RETURN(arena.mapping,
+                         Mapping::Of(arena.fd.get(), arena.bytes, arena.writable, "an arena"));
+    arena.fd.Reset();
+  }
+  return arena.mapping.data() + entry.offset;
+}
+
+bool PageMap::Writable(const shm::PageEntry& entry) {
+  if ((entry.flags & (shm::kPageShared | shm::kPageSealed)) != 0) return false;
+  MutexLock lock(mu_);
+  const auto it = arenas_.find(entry.arena);
+  return it != arenas_.end() && it->second.writable;
+}
+
+void PageMap::Clear() {
+  MutexLock lock(mu_);
+  arenas_.clear();
+}
+
+void PageMap::AbandonAfterFork() {
+  // No lock: another thread may have held it at the fork, and this process has one thread.
+  for (auto& [id, arena] : arenas_) arena.mapping.Abandon();
+}
+
+}  // namespace kvstrata::client

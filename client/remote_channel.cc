@@ -1,0 +1,168 @@
+#include "client/remote_channel.h"
+
+#include <grpcpp/create_channel_posix.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "base/unique_fd.h"
+
+namespace kvstrata::client {
+namespace {
+
+constexpr int kMaxMetadataBytes = 64 << 10;  // codes of a batch of thousands come in a trailer
+
+Status Unreachable(const std::string& path, int error) {
+  const std::string at = "socket '" + path + "': " + std::strerror(error);
+  if (error == EACCES || error == EPERM) {
+    return {Code::kPermissionDenied, "SOCKET_DENIED",
+            at + "; the daemon's user or group must admit this user (mode 0660)"};
+  }
+  if (error == EAGAIN || error == ETIMEDOUT) {
+    return {Code::kDeadlineExceeded, "DEADLINE", at + "; the daemon does not accept connections"};
+  }
+  return Unavailable("DAEMON_UNREACHABLE", at + "; start it with `kvstratad --socket " + path + "`");
+}
+
+Result<UniqueFd> Dial(const std::string& path, std::chrono::milliseconds timeout) {
+  struct stat st {};
+  if (stat(path.c_str(), &st) == 0 && !S_ISSOCK(st.st_mode)) {
+    return InvalidArgument("SOCKET_INVALID",
+                           "socket '" + path + "' is " +
+                               (S_ISDIR(st.st_mode) ? "a directory" : "not a socket") +
+                               "; name the socket that `kvstratad --socket` was given");
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return InvalidArgument("SOCKET_INVALID", "socket '" + path + "' has " +
+                                                 std::to_string(path.size()) +
+                                                 " bytes; at most 107 are allowed");
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return Unreachable(path, errno);
+  const timeval wait{static_cast<time_t>(timeout.count() / 1000),
+                     static_cast<suseconds_t>(timeout.count() % 1000 * 1000)};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));  // a full backlog
+  int rc;
+  do {
+    rc = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0) return Unreachable(path, errno);
+  return fd;
+}
+
+}  // namespace
+
+// Opens the session, keeps the stream, and remembers how it ended.
+class RemoteChannel::Lease : public grpc::ClientReadReactor<v1::OpenSessionResponse> {
+ public:
+  Lease(v1::Control::Stub* control, const v1::OpenSessionRequest& request) : request_(request) {
+    control->async()->OpenSession(&context_, &request_, this);
+    StartRead(&response_);
+    StartCall();
+  }
+  ~Lease() override {
+    context_.TryCancel();
+    std::unique_lock lock(mu_);
+    changed_.wait(lock, [this] { return ended_.has_value(); });  // gRPC answers a cancel at once
+  }
+
+  Result<uint64_t> AwaitSession(std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mu_);
+    if (!changed_.wait_for(lock, timeout, [this] { return opened_ || ended_.has_value(); })) {
+      return Status(Code::kDeadlineExceeded, "DEADLINE",
+                    "the daemon accepted the connection but opened no session in " +
+                        std::to_string(timeout.count()) + " ms");
+    }
+    if (opened_) return response_.session();
+    return FromGrpc(ended_->ok() ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "stream ended")
+                                 : *ended_);
+  }
+
+  Status Alive() {
+    std::lock_guard lock(mu_);
+    if (!ended_.has_value()) return OkStatus();
+    return Unavailable("DAEMON_GONE", "the daemon closed this session or died (" +
+                                          ended_->error_message() + "); detach and attach anew");
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;  // OnDone follows
+    {
+      std::lock_guard lock(mu_);
+      opened_ = true;
+      changed_.notify_all();
+    }
+    StartRead(&more_);  // nothing comes: this ends with the stream
+  }
+  void OnDone(const grpc::Status& status) override {
+    std::lock_guard lock(mu_);
+    ended_ = status;
+    changed_.notify_all();
+  }
+
+ private:
+  grpc::ClientContext context_;
+  const v1::OpenSessionRequest request_;
+  v1::OpenSessionResponse response_, more_;
+  std::mutex mu_;
+  std::condition_variable changed_;
+  bool opened_ = false;                // guarded by mu_
+  std::optional<grpc::Status> ended_;  // guarded by mu_
+};
+
+Result<std::unique_ptr<RemoteChannel>> RemoteChannel::Open(const AttachOptions& options,
+                                                           const std::string& backend) {
+  KVS_ASSIGN_OR_RETURN(UniqueFd fd, Dial(options.socket, options.timeout));
+  std::unique_ptr<RemoteChannel> channel(new RemoteChannel);
+  channel->timeout_ = options.timeout;
+  struct stat st {};
+  if (fstat(fd.get(), &st) == 0) channel->socket_inode_ = st.st_ino;
+  channel->socket_ = fd.release();
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // what we asked for; requests are limited by the daemon
+  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  const std::shared_ptr<grpc::Channel> connection =
+      grpc::CreateCustomInsecureChannelFromFd("kvstrata", channel->socket_, arguments);
+  channel->control_ = v1::Control::NewStub(connection);
+  channel->compute_ = v1::Compute::NewStub(connection);
+  v1::OpenSessionRequest request;
+  request.set_client_name(options.client_name);
+  request.set_backend(backend);
+  request.set_device_uuid(options.device_uuid);
+  channel->lease_ = std::make_unique<Lease>(channel->control_.get(), request);
+  KVS_ASSIGN_OR_RETURN(channel->session_, channel->lease_->AwaitSession(options.timeout));
+  return channel;
+}
+
+RemoteChannel::~RemoteChannel() {
+  if (session_ == 0) return;
+  v1::CloseSessionRequest request;
+  request.set_session(session_);
+  v1::CloseSessionResponse response;
+  // Nothing is left to do about an error here: the end of the stream ends the session as well.
+  (void)Call(&v1::Control::Stub::CloseSession, request, &response);
+}
+
+void RemoteChannel::AbandonAfterFork() {
+  // gRPC may have closed it in the parent, and the number may be another file's by now.
+  struct stat st {};
+  if (fstat(socket_, &st) == 0 && S_ISSOCK(st.st_mode) && st.st_ino == socket_inode_) {
+    close(socket_);
+  }
+}
+
+Status RemoteChannel::Alive() const { return lease_->Alive(); }
+
+}  // namespace kvstrata::client

@@ -1,0 +1,170 @@
+#include "client/ring_client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+
+namespace kvstrata::client {
+namespace {
+
+constexpr std::chrono::microseconds kPause{4};  // a reply of an awake daemon takes about one
+constexpr std::chrono::microseconds kSpin{20};
+constexpr std::chrono::microseconds kMaxSpin{1000};
+constexpr std::chrono::milliseconds kSlice{10};
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+Status DaemonGone() {
+  return Unavailable("DAEMON_GONE",
+                     "the daemon closed this session or died; mapped memory stays readable, "
+                     "detach and attach anew");
+}
+
+// A prompt's reply takes as long as hashing it, about 10 us a KiB: being woken would add a tenth.
+std::chrono::microseconds SpinFor(Parts parts) {
+  size_t bytes = 0;
+  for (const auto& part : parts) bytes += part.size();
+  return std::min(kSpin + std::chrono::microseconds(bytes / 64), kMaxSpin);
+}
+
+Status Deadline(std::chrono::milliseconds timeout) {
+  return {Code::kDeadlineExceeded, "DEADLINE",
+          "the daemon did not answer within " + std::to_string(timeout.count()) +
+              " ms; raise timeout_ms or look at its log"};
+}
+
+shm::RingProducer ProducerOf(shm::SessionHeader* s) {
+  return {&s->request, reinterpret_cast<std::byte*>(s) + s->request_ring_offset,
+          shm::kRequestRingBytes};
+}
+
+shm::RingConsumer ConsumerOf(shm::SessionHeader* s) {
+  return {&s->reply, reinterpret_cast<std::byte*>(s) + s->reply_ring_offset, shm::kReplyRingBytes};
+}
+
+// The status that a reply carries; its payload follows the ErrorReply.
+Status StatusOf(const std::vector<std::byte>& frame) {
+  shm::ErrorReply reply{};
+  if (frame.size() < sizeof(reply)) {
+    return Internal("REPLY_INVALID", "the daemon's reply is shorter than its header");
+  }
+  std::memcpy(&reply, frame.data(), sizeof(reply));
+  if (reply.code == 0) return OkStatus();
+  const auto text = [](const auto& a) { return std::string(a, strnlen(a, sizeof(a))); };
+  const Code code = static_cast<Code>(reply.code);
+  return {CodeName(code) == "UNKNOWN" ? Code::kInternal : code, text(reply.reason),
+          text(reply.message)};
+}
+
+}  // namespace
+
+RingClient::RingClient(Connection* connection, std::chrono::milliseconds timeout)
+    : connection_(connection),
+      timeout_(timeout),
+      consumer_(ConsumerOf(connection->session())),
+      producer_(ProducerOf(connection->session())) {}
+
+Status RingClient::Call(shm::MessageType type, Parts parts, std::vector<std::byte>* payload) {
+  if (connection_->gone()) return DaemonGone();
+  const auto deadline = Clock::now() + timeout_;
+  std::unique_lock<std::timed_mutex> lock(call_mu_, deadline);
+  if (!lock.owns_lock()) return Deadline(timeout_);
+  const uint64_t id = next_id_++;
+  KVS_RETURN_IF_ERROR(Push(type, id, parts, deadline));
+  const Status waited = AwaitReply(id, deadline, SpinFor(parts), &frame_);
+  if (!waited.ok()) {
+    timed_out_[id] = type;
+    return waited;
+  }
+  KVS_RETURN_IF_ERROR(StatusOf(frame_));
+  if (payload != nullptr) payload->assign(frame_.begin() + sizeof(shm::ErrorReply), frame_.end());
+  return OkStatus();
+}
+
+Status RingClient::Post(shm::MessageType type, Parts parts) {
+  return Push(type, 0, parts, Clock::now() + timeout_);
+}
+
+Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
+                        Clock::time_point deadline) {
+  if (connection_->gone()) return DaemonGone();
+  std::unique_lock<std::timed_mutex> lock(post_mu_, deadline);
+  if (!lock.owns_lock()) return Deadline(timeout_);
+  const auto spin_until = Clock::now() + kSpin;
+  while (!producer_.Push(type, id, parts)) {  // full: the daemon is behind
+    const auto now = Clock::now();
+    if (now >= deadline) return Deadline(timeout_);
+    if (!connection_->Poll()) return DaemonGone();
+    if (producer_.ConsumerSleeps()) connection_->RingDoorbell();
+    if (now >= spin_until) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  if (producer_.ConsumerSleeps()) connection_->RingDoorbell();
+  return OkStatus();
+}
+
+Status RingClient::AwaitReply(uint64_t id, Clock::time_point deadline,
+                              std::chrono::microseconds spin, std::vector<std::byte>* frame) {
+  using Outcome = shm::RingConsumer::Outcome;
+  const auto called = Clock::now();
+  for (bool last_look = false;;) {
+    shm::FrameHeader header{};
+    const Outcome outcome = consumer_.Pop(&header, frame);
+    if (outcome == Outcome::kCorrupt) {
+      connection_->GiveUp();
+      return DaemonGone();
+    }
+    if (outcome == Outcome::kFrame) {
+      if (header.id == id) return OkStatus();
+      DropStale(header.id, *frame);
+      continue;
+    }
+    if (last_look) return DaemonGone();
+    const auto now = Clock::now();
+    if (now < called + kPause) {
+      Pause();
+      continue;
+    }
+    if (now < called + spin) {
+      std::this_thread::yield();  // the daemon may be waiting for this very core
+      continue;
+    }
+    if (now >= deadline) return Deadline(timeout_);
+    if (!connection_->Poll()) {
+      last_look = true;  // it may have replied before it went
+      continue;
+    }
+    consumer_.PrepareSleep();
+    if (!consumer_.Empty()) {
+      consumer_.CancelSleep();
+      continue;
+    }
+    const auto wait = std::min<Clock::duration>(kSlice, deadline - now);
+    consumer_.FutexWait(std::chrono::duration_cast<std::chrono::microseconds>(wait).count() + 1);
+  }
+}
+
+void RingClient::DropStale(uint64_t id, const std::vector<std::byte>& frame) {
+  const auto it = timed_out_.find(id);
+  if (it == timed_out_.end()) return;
+  const uint32_t type = it->second;
+  timed_out_.erase(it);
+  const bool opened = type == shm::kOpenSequence || type == shm::kForkSequence;
+  if (!opened || !StatusOf(frame).ok() ||
+      frame.size() < sizeof(shm::ErrorReply) + sizeof(shm::SequenceReply)) {
+    return;
+  }
+  shm::SequenceReply reply{};
+  std::memcpy(&reply, frame.data() + sizeof(shm::ErrorReply), sizeof(reply));
+  const shm::SequenceRef ref{reply.sequence};
+  // Best effort: the session's end closes it too. The reply is stale when it comes.
+  (void)Push(shm::kCloseSequence, next_id_++, {BytesOf(ref)}, Clock::now());
+}
+
+}  // namespace kvstrata::client

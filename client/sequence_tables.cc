@@ -1,0 +1,154 @@
+// From published tables to addresses: reading, growing and resolving them (linked_session.h).
+#include <string>
+
+#include "client/linked_session.h"
+
+namespace kvstrata::client {
+namespace {
+
+constexpr int kPinAttempts = 4;
+
+uint32_t PagesFor(const Geometry& g, int32_t tokens) {
+  return static_cast<uint32_t>((int64_t{tokens} + g.page_tokens - 1) / g.page_tokens);
+}
+
+}  // namespace
+
+Result<std::byte*> Session::State::Resolve(const shm::PageEntry& entry, uint64_t bytes) {
+  Result<std::byte*> at = arenas.Resolve(entry, bytes);
+  if (at.ok() || at.status().reason() != "ARENA_UNKNOWN") return at;
+  // Its descriptor was sent before the table was published; a full socket may have delayed it.
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  while (!at.ok() && at.status().reason() == "ARENA_UNKNOWN") {
+    if (!connection->AwaitPacket(deadline)) return at;
+    at = arenas.Resolve(entry, bytes);
+  }
+  return at;
+}
+
+Status Session::State::Load(Sequence* s) {
+  const shm::TableView view = reader.Read(s->slot, s->id);
+  if (view.table == nullptr) {
+    return {Code::kDataLoss, "TABLE_INVALID",
+            "the table of sequence " + std::to_string(s->id) +
+                " is gone or breaks bounds; close the sequence or attach anew"};
+  }
+  if (view.table->version != s->version) {
+    s->pages.clear();
+    s->blocks.clear();
+    s->version = view.table->version;
+  }
+  s->table = view;
+  const auto page_bytes = static_cast<uint64_t>(s->state->geometry().page_bytes());
+  for (auto i = static_cast<uint32_t>(s->pages.size()); i < view.pages; ++i) {
+    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(*view.page(i), page_bytes));
+    s->pages.push_back(at);
+  }
+  const auto block_bytes = static_cast<uint64_t>(s->state->index().block_bytes);
+  for (auto i = static_cast<uint32_t>(s->blocks.size()); i < view.index_blocks; ++i) {
+    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(*view.index_block(i), block_bytes));
+    s->blocks.push_back(at);
+  }
+  return OkStatus();
+}
+
+bool Session::State::Holds(const Claim& claim) {
+  const Sequence& s = *claim.sequence;
+  const SequenceState& state = *s.state;
+  const uint32_t pages = PagesFor(state.geometry(), claim.tokens_after);
+  if (pages > s.table.pages) return false;
+  if (claim.tokens_after > state.tokens()) {
+    const auto first = static_cast<uint32_t>(state.tokens() / state.geometry().page_tokens);
+    for (uint32_t i = first; i < pages; ++i) {
+      if (!arenas.Writable(*s.table.page(i))) return false;
+    }
+  }
+  const IndexLayout& index = state.index();
+  if (index.kind == IndexLayout::Kind::kNone) return true;
+  const auto blocks = static_cast<uint32_t>(index.BlocksFor(state.tokens()));
+  if (blocks > s.table.index_blocks) return false;
+  if (!claim.write_index) return true;
+  const auto first = static_cast<uint32_t>(state.indexed_tokens() / index.block_tokens);
+  for (uint32_t i = first; i < blocks; ++i) {
+    if (!arenas.Writable(*s.table.index_block(i))) return false;
+  }
+  return true;
+}
+
+Status Session::State::Grow(const Claim& claim) {
+  const SequenceState& state = *claim.sequence->state;
+  const shm::Grow grow{claim.sequence->id, static_cast<uint32_t>(claim.tokens_after),
+                       static_cast<uint32_t>(state.tokens()),
+                       static_cast<uint32_t>(state.indexed_tokens()), 0};
+  return ring->Call(shm::kGrow, {BytesOf(grow)}, nullptr);
+}
+
+Result<int> Session::State::Pin(std::span<const Claim> claims, int32_t* codes) {
+  for (int attempt = 0; attempt < kPinAttempts; ++attempt) {
+    const int slot = reader.Enter();
+    if (slot < 0) {
+      return ResourceExhausted("STEPS_OPEN", std::to_string(shm::kMaxReaders) +
+                                                 " steps of this session are open; end one");
+    }
+    Status failed;
+    const auto fail = [&](size_t i, const Status& status) {
+      if (codes != nullptr) codes[i] = static_cast<int32_t>(status.code());
+      if (failed.ok()) failed = status;
+    };
+    std::vector<size_t> short_ones;
+    for (size_t i = 0; i < claims.size(); ++i) {
+      const Status loaded = Load(claims[i].sequence);
+      if (!loaded.ok()) {
+        fail(i, loaded);
+      } else if (!Holds(claims[i])) {
+        short_ones.push_back(i);
+      }
+    }
+    if (failed.ok() && short_ones.empty()) return slot;
+    // The daemon may need memory that this epoch pins: leave it before asking.
+    reader.Leave(slot);
+    for (const size_t i : short_ones) {
+      if (const Status grown = Grow(claims[i]); !grown.ok()) fail(i, grown);
+    }
+    if (!failed.ok()) return failed;
+  }
+  return Internal("TABLE_NOT_GROWN",
+                  "the daemon said that it grew the sequence's table, but it still does not cover "
+                  "the step; daemon and library differ");
+}
+
+Result<std::shared_ptr<Sequence>> Session::State::Find(uint64_t sequence) {
+  std::lock_guard<std::mutex> lock(mu);
+  const auto it = sequences.find(sequence);
+  if (it == sequences.end()) {
+    return NotFound("SEQUENCE_UNKNOWN",
+                    "sequence " + std::to_string(sequence) +
+                        " is not open in this session: it was closed, or is another session's");
+  }
+  return it->second;
+}
+
+Result<SequenceUse> SequenceUse::Of(Session::State* session, uint64_t sequence, bool in_step_too) {
+  KVS_ASSIGN_OR_RETURN(std::shared_ptr<Sequence> s, session->Find(sequence));
+  std::unique_lock<std::mutex> lock(s->mu, std::try_to_lock);
+  if (!lock.owns_lock()) {
+    return FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(sequence) +
+                                                   " is in use by another thread; one at a time");
+  }
+  if (s->in_step && !in_step_too) {
+    return FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(sequence) +
+                                                   " is in an open step; end or abort it first");
+  }
+  return SequenceUse(std::move(s), std::move(lock));
+}
+
+Status Session::State::TellIndexed(Sequence* s) {
+  const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
+  if (indexed == s->told_indexed) return OkStatus();
+  const shm::Commit commit{s->id, static_cast<uint32_t>(s->state->tokens()), 0, indexed, 0};
+  KVS_RETURN_IF_ERROR(ring->Post(shm::kCommit, {BytesOf(commit)}));
+  s->told_indexed = indexed;
+  return OkStatus();
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,155 @@
+// Session: what the C ABI (abi.cc) calls. Two implementations, chosen when a library is linked:
+// linked_session.cc (libkvstrata.so: mapped memory, ops in this process) and remote_session.cc
+// (libkvstrata_remote.so: every call over gRPC). A class whose state each of them defines itself,
+// so nothing is virtual and nothing is forwarded.
+//
+// What abi.cc has done before it calls: pointers are not null, counts are sane, strings are text,
+// tensors fit the step (dtype, heads, head_dim, tokens, strides; strides are filled in), layers are
+// in range, handles of sessions and steps are alive, this process is the one that attached. It also
+// keeps which layers were appended and selected. What is left to a road: whether a sequence or
+// model exists in this session, and everything that the daemon decides.
+//
+// Ownership: a Step keeps its Session alive only through abi.cc; it is destroyed first.
+// Threads: Session from any thread; one Step, and one sequence, from one thread at a time (a
+// violation that is noticed is FAILED_PRECONDITION SEQUENCE_BUSY).
+// Errors: SEQUENCE_UNKNOWN, MODEL_UNKNOWN, DAEMON_GONE (UNAVAILABLE), DEADLINE (DEADLINE_EXCEEDED),
+// and those that a method names. Cost: a method that says "local" does not cross to the daemon on
+// the linked road; all others wait for it at most AttachOptions::timeout.
+#ifndef KVSTRATA_CLIENT_SESSION_H_
+#define KVSTRATA_CLIENT_SESSION_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/page_view.h"
+#include "kernels/select/selector.h"
+#include "kernels/step/step.h"
+
+namespace kvstrata::client {
+
+struct AttachOptions {
+  std::string socket;       // PATH; never empty (DefaultSocket was applied)
+  std::string device_uuid;  // "" any
+  std::string client_name;  // never empty; at most 63 bytes
+  std::string backend;      // "" KVSTRATA_BACKEND, else the daemon's
+  uint32_t threads = 0;     // 0: all cores
+  std::chrono::milliseconds timeout{5000};
+};
+
+struct ModelSpec {
+  std::string name, digest, adapter;  // at most 63, 79, 63 bytes
+  Geometry geometry;                  // valid (kernels' Validate)
+  bool keys_pre_rope = false;
+  int32_t rank = 0, ranks = 1;
+  std::vector<int32_t> boundary_tokens;
+};
+
+struct Opened {
+  uint64_t sequence = 0;
+  uint32_t held_tokens = 0;
+};
+
+struct BatchMember {
+  uint64_t sequence = 0;
+  std::span<const int32_t> tokens;  // not empty; valid during StepBegin only
+};
+
+struct PageAddress {
+  const void* address = nullptr;
+  uint32_t tier = 0;   // 0 device, 1 host
+  uint32_t flags = 0;  // shm::PageFlags
+};
+struct PageTable {
+  uint64_t version = 0;
+  std::vector<PageAddress> pages;
+};
+
+enum class SelectionKind { kTokens, kUnits };
+
+// "linked" or "remote": of the library that this code was linked into.
+std::string_view Road();
+
+// KVSTRATA_SOCKET, else $XDG_RUNTIME_DIR/kvstrata/kvstratad.sock, else /run/kvstrata/kvstratad.sock
+// for root, else /tmp/kvstrata-UID/kvstratad.sock. Defined in abi.cc, for both roads.
+std::string DefaultSocket();
+
+// The open step of a batch. Destroying it without End drops the new tokens.
+class SessionStep {
+ public:
+  struct State;  // the road's
+  explicit SessionStep(std::unique_ptr<State> state);
+  ~SessionStep();
+  // In a child of fork(): forgets everything, touches nothing shared. Destroy it afterwards.
+  void AbandonAfterFork();
+
+  const Geometry& geometry() const;
+  int32_t tokens() const;  // sum of new tokens
+  int members() const;
+
+  // Shapes as in kernels/step/step.h. All four are local.
+  Status Append(int layer, const Rows& k, const Rows& v);
+  Status Select(int layer, const Rows& q);
+  Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
+  // Commits. Called at most once, when every layer was appended; destroy the step afterwards.
+  Status End();
+
+  // Of the last layer selected or attended. REQUIRES: there is one, and member < members().
+  uint32_t SelectionGroups(int member) const;
+  // Writes at most out.size() of the list and returns its length. REQUIRES: group < groups.
+  size_t CopySelection(int member, uint32_t group, SelectionKind kind,
+                       std::span<int32_t> out) const;
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+class Session {
+ public:
+  struct State;  // the road's
+  // DAEMON_UNREACHABLE (UNAVAILABLE), SOCKET_INVALID, VERSION_MISMATCH, BACKEND_UNKNOWN, or what
+  // the daemon refused with.
+  static Result<std::unique_ptr<Session>> Attach(const AttachOptions& options);
+  explicit Session(std::unique_ptr<State> state);
+  // Detaches; waits for the daemon's answer at most the timeout.
+  ~Session();
+  // In a child of fork(): closes descriptors, tells the daemon nothing. Destroy it afterwards.
+  void AbandonAfterFork();
+
+  Status Ping();
+  Result<uint64_t> RegisterModel(const ModelSpec& spec);
+
+  Result<Opened> Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens);
+  // The committed content, also while a step of the sequence is open.
+  Result<Opened> Fork(uint64_t sequence);
+  // SEQUENCE_BUSY while a step with it is open.
+  Status Close(uint64_t sequence);
+  Result<uint32_t> Tokens(uint64_t sequence);         // local
+  Result<std::string> StatusText(uint64_t sequence);  // local
+  Result<std::string> PlanText(uint64_t sequence);    // local
+  Status PrefillDone(uint64_t sequence);              // local
+  Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
+                const float* entropy, const uint8_t* boundary);  // local
+  Status Settle(uint64_t sequence);
+
+  // REQUIRES: members not empty. Members of two models: MODELS_MIXED; twice the same sequence:
+  // SEQUENCE_BUSY. codes (not null) [members.size()]: per member, a Code as int. Local when the
+  // published table has room.
+  Result<std::unique_ptr<SessionStep>> StepBegin(std::span<const BatchMember> members,
+                                                 int32_t* codes);
+
+  Result<PageTable> GetPageTable(uint64_t sequence);                       // local
+  Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);  // local
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvstrata::client
+
+#endif  // KVSTRATA_CLIENT_SESSION_H_

@@ -1,0 +1,242 @@
+// SessionStep of the linked road: kernels/step on mapped pages, inside one epoch.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <unordered_set>
+
+#include "client/linked_session.h"
+
+namespace kvstrata::client {
+
+struct SessionStep::State {
+  Session::State* session = nullptr;
+  std::vector<std::shared_ptr<Sequence>> sequences;
+  std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
+  std::unique_ptr<Step> step;
+  int reader_slot = -1;
+  std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
+
+  void CountHeat(int member);
+  Status Separate(Sequence* s);
+  Status Commit();
+};
+
+namespace {
+
+Status CheckMembers(Session::State* session, std::span<const BatchMember> members,
+                    std::vector<SequenceUse>* uses, int32_t* codes) {
+  Status failed;
+  std::unordered_set<uint64_t> seen;
+  const auto fail = [&](size_t i, const Status& status) {
+    codes[i] = static_cast<int32_t>(status.code());
+    if (failed.ok()) failed = status;
+  };
+  for (size_t i = 0; i < members.size(); ++i) {
+    const uint64_t id = members[i].sequence;
+    if (!seen.insert(id).second) {
+      fail(i, FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(id) +
+                                                      " is a member of the batch twice"));
+      continue;
+    }
+    Result<SequenceUse> use = SequenceUse::Of(session, id, false);
+    if (!use.ok()) {
+      fail(i, use.status());
+      continue;
+    }
+    const SequenceUse& s = use.value();
+    const auto room = std::numeric_limits<int32_t>::max() - s->state->tokens();
+    if (members[i].tokens.size() > static_cast<size_t>(room)) {
+      fail(i,
+           InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "].n " +
+                                                    std::to_string(members[i].tokens.size()) +
+                                                    " after " + std::to_string(s->state->tokens()) +
+                                                    " tokens; a sequence has at most 2^31 - 1"));
+    } else if (!uses->empty() && s->model != uses->front()->model) {
+      fail(i,
+           InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(id) + " is of model " +
+                                               std::to_string(s->model) + ", the batch of model " +
+                                               std::to_string(uses->front()->model) +
+                                               "; begin a step for each"));
+    }
+    uses->push_back(std::move(use).value());
+  }
+  return failed;
+}
+
+Status DaemonGone() {
+  return Unavailable("DAEMON_GONE",
+                     "the daemon closed this session or died; mapped memory stays readable, "
+                     "detach and attach anew");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
+                                               std::span<const BatchMember> members,
+                                               int32_t* codes) {
+  std::fill_n(codes, members.size(), 0);
+  if (!session->connection->Poll()) {
+    std::fill_n(codes, members.size(), static_cast<int32_t>(Code::kUnavailable));
+    return DaemonGone();
+  }
+  std::vector<SequenceUse> uses;
+  uses.reserve(members.size());
+  KVS_RETURN_IF_ERROR(CheckMembers(session, members, &uses, codes));
+  std::vector<Claim> claims;
+  claims.reserve(members.size());
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto n = static_cast<int32_t>(members[i].tokens.size());
+    claims.push_back({uses[i].get(), uses[i]->state->tokens() + n});
+  }
+  KVS_ASSIGN_OR_RETURN(const int slot, session->Pin(claims, codes));
+  auto state = std::make_unique<SessionStep::State>();
+  state->session = session;
+  state->reader_slot = slot;
+  std::vector<StepMember> batch;
+  for (size_t i = 0; i < members.size(); ++i) {
+    Sequence* s = uses[i].get();
+    batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
+    state->tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
+    state->sequences.push_back(uses[i].shared());
+    s->in_step = true;
+    s->forked_in_step = false;
+    s->step_tokens = claims[i].tokens_after;
+  }
+  state->step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
+  return std::make_unique<SessionStep>(std::move(state));
+}
+
+SessionStep::SessionStep(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+SessionStep::~SessionStep() {
+  if (state_ == nullptr) return;
+  state_->step.reset();
+  state_->session->Leave(state_->reader_slot);
+  for (const auto& s : state_->sequences) {
+    std::lock_guard<std::mutex> lock(s->mu);
+    s->in_step = false;
+  }
+}
+
+void SessionStep::AbandonAfterFork() { (void)state_.release(); }
+
+const Geometry& SessionStep::geometry() const {
+  return state_->sequences.front()->state->geometry();
+}
+int32_t SessionStep::tokens() const { return state_->step->tokens(); }
+int SessionStep::members() const { return state_->step->members(); }
+
+Status SessionStep::Append(int layer, const Rows& k, const Rows& v) {
+  state_->step->Append(layer, k, v);
+  return OkStatus();
+}
+
+Status SessionStep::Select(int layer, const Rows& q) {
+  state_->step->Select(layer, q);
+  return OkStatus();
+}
+
+Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
+  state_->step->Attend(layer, q, out, lse);
+  for (int i = 0; i < members(); ++i) state_->CountHeat(i);
+  return OkStatus();
+}
+
+// One count for each storage page of which any head attended any row. Plan full would count every
+// page in every layer and say nothing.
+void SessionStep::State::CountHeat(int member) {
+  const Sequence& s = *sequences[member];
+  if (s.state->plan().selector == SelectorKind::kFull) return;
+  const uint64_t first = s.table.table->heat_first;
+  const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
+  if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
+  page_marks.assign((count + 63) / 64, 0);
+  const int32_t page_tokens = s.state->geometry().page_tokens;
+  for (const std::vector<Run>& runs : step->selection(member).runs) {
+    for (const Run& run : runs) {
+      if (run.end <= run.begin) continue;
+      const uint64_t last = static_cast<uint64_t>(run.end - 1) / page_tokens;
+      for (uint64_t p = run.begin / page_tokens; p <= last && p < count; ++p) {
+        page_marks[p / 64] |= uint64_t{1} << (p % 64);
+      }
+    }
+  }
+  shm::SessionHeader* header = session->connection->session();
+  auto* heat =
+      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header) + header->heat_offset) +
+      first;
+  for (size_t w = 0; w < page_marks.size(); ++w) {
+    for (uint64_t bits = page_marks[w]; bits != 0; bits &= bits - 1) {
+      std::atomic_ref<uint32_t> at(heat[w * 64 + static_cast<size_t>(__builtin_ctzll(bits))]);
+      // Not fetch_add: a sequence has one step at a time, and a lost count would not matter.
+      at.store(at.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+  }
+}
+
+// A fork made the page that the step began in the child's too. The child reads its committed rows
+// only, so nothing it sees was touched; the parent takes a page of its own and moves there.
+Status SessionStep::State::Separate(Sequence* s) {
+  const std::vector<std::byte*> written = s->pages;
+  KVS_RETURN_IF_ERROR(session->Grow({s, s->step_tokens}));
+  KVS_RETURN_IF_ERROR(session->Load(s));
+  const Geometry& g = s->state->geometry();
+  const auto end =
+      static_cast<size_t>((int64_t{s->step_tokens} + g.page_tokens - 1) / g.page_tokens);
+  for (auto i = static_cast<size_t>(s->state->tokens() / g.page_tokens); i < end; ++i) {
+    if (s->pages[i] == written[i]) continue;
+    std::memcpy(s->pages[i], written[i], static_cast<size_t>(g.page_bytes()));
+  }
+  return OkStatus();
+}
+
+Status SessionStep::State::Commit() {
+  if (!session->connection->Poll()) return DaemonGone();
+  for (const auto& s : sequences) {
+    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& s = *sequences[i];
+    const std::span<const int32_t> ids(tokens[i]);
+    const auto indexed = static_cast<uint32_t>(s.state->indexed_tokens());
+    for (size_t done = 0; done < ids.size();) {
+      const auto part = ids.subspan(done, std::min(ids.size() - done, session->ring->max_tokens()));
+      const shm::Commit event{s.id, static_cast<uint32_t>(s.state->tokens() + done),
+                              static_cast<uint32_t>(part.size()), indexed, 0};
+      KVS_RETURN_IF_ERROR(session->ring->Post(shm::kCommit, {BytesOf(event), std::as_bytes(part)}));
+      done += part.size();
+    }
+    s.told_indexed = indexed;
+  }
+  return OkStatus();
+}
+
+Status SessionStep::End() {
+  KVS_RETURN_IF_ERROR(state_->Commit());
+  state_->step->End();
+  return OkStatus();
+}
+
+uint32_t SessionStep::SelectionGroups(int member) const {
+  return static_cast<uint32_t>(state_->step->selection(member).groups());
+}
+
+size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
+                                  std::span<int32_t> out) const {
+  const Selection& selection = state_->step->selection(member);
+  if (kind == SelectionKind::kUnits) {
+    if (group >= selection.units.size()) return 0;  // full and window have no units
+    const std::vector<int32_t>& units = selection.units[group];
+    std::copy_n(units.begin(), std::min(units.size(), out.size()), out.begin());
+    return units.size();
+  }
+  size_t n = 0;
+  for (const Run& run : selection.runs[group]) {
+    for (int32_t t = run.begin; t < run.end; ++t, ++n) {
+      if (n < out.size()) out[n] = t;
+    }
+  }
+  return n;
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,442 @@
+// What the C ABI does by itself, over a fake road: arguments, handles, error texts, layers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "client/include/kvstrata/kvstrata.h"
+#include "tests/client/fake_session.h"
+
+namespace kvstrata::client {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::kFakeModel;
+using testing::kFakeSequence;
+using testing::Log;
+
+// A refusal: its code and reason, and that its message names what it should.
+void ExpectRefused(int code, int want, const char* reason, const char* names) {
+  EXPECT_EQ(code, want) << kvs_error_message();
+  EXPECT_STREQ(kvs_error_reason(), reason);
+  EXPECT_THAT(kvs_error_message(), HasSubstr(names));
+}
+
+class AbiTest : public ::testing::Test {
+ protected:
+  AbiTest() {
+    Log() = {};
+    EXPECT_EQ(kvs_attach("/nowhere", nullptr, &session_), KVS_OK);
+  }
+  ~AbiTest() override { kvs_detach(session_); }
+
+  kvs_model_desc Desc() const {
+    kvs_model_desc d{};
+    d.size = sizeof(d);
+    d.name = "m";
+    d.digest = "d";
+    d.layers = 2;
+    d.query_heads = 4;
+    d.kv_heads = 2;
+    d.head_dim = 64;
+    d.page_tokens = 16;
+    d.dtype = KVS_F32;
+    d.ranks = 1;
+    return d;
+  }
+
+  kvs_step* Begin(uint32_t tokens = 3) {
+    ids_.assign(tokens, 1);
+    const kvs_step_member member{kFakeSequence, ids_.data(), tokens};
+    kvs_step* step = nullptr;
+    EXPECT_EQ(kvs_step_begin(session_, &member, 1, nullptr, &step, nullptr), KVS_OK);
+    return step;
+  }
+
+  kvs_tensor Tensor(int heads, int tokens = 3) {
+    return {buffer_, KVS_F32, heads, 64, tokens, 0, 0};
+  }
+
+  int AppendLayer(kvs_step* step, int layer) {
+    const kvs_tensor kv = Tensor(2);
+    return kvs_append(step, layer, &kv, &kv);
+  }
+
+  kvs_session* session_ = nullptr;
+  std::vector<int32_t> ids_;
+  alignas(64) float buffer_[3 * 4 * 64] = {};
+};
+
+TEST_F(AbiTest, LibraryNamesItself) {
+  EXPECT_EQ(kvs_abi_version(), KVS_ABI_VERSION);
+  EXPECT_STREQ(kvs_version(), "0.1.0");
+  EXPECT_STREQ(kvs_road(), "fake");
+  EXPECT_STREQ(kvs_code_name(KVS_DATA_LOSS), "DATA_LOSS");
+  EXPECT_STREQ(kvs_code_name(99), "UNKNOWN");
+}
+
+TEST_F(AbiTest, AttachOptions) {
+  kvs_session* other = nullptr;
+  ExpectRefused(kvs_attach("/s", nullptr, nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "out");
+  kvs_attach_options o{};
+  ExpectRefused(kvs_attach("/s", &o, &other), KVS_INVALID_ARGUMENT, "STRUCT_SIZE",
+                "kvs_attach_options.size 0");
+  o.size = sizeof(o);
+  o.threads = 5000;
+  ExpectRefused(kvs_attach("/s", &o, &other), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "threads 5000; allowed: 0..1024");
+  o.threads = 2;
+  const std::string long_name(64, 'x');
+  o.client_name = long_name.c_str();
+  ExpectRefused(kvs_attach("/s", &o, &other), KVS_INVALID_ARGUMENT, "TEXT_INVALID", "client_name");
+  o.client_name = "engine";
+  o.backend = "ref";
+  o.timeout_ms = 70;
+  ASSERT_EQ(kvs_attach("/s", &o, &other), KVS_OK);
+  EXPECT_EQ(Log().options.client_name, "engine");
+  EXPECT_EQ(Log().options.backend, "ref");
+  EXPECT_EQ(Log().options.threads, 2u);
+  EXPECT_EQ(Log().options.timeout.count(), 70);
+  kvs_detach(other);
+}
+
+TEST_F(AbiTest, NewerCallersStructs) {
+  struct Newer {
+    kvs_attach_options known;
+    uint64_t unknown;
+  } o{};
+  o.known.size = sizeof(o);
+  kvs_session* other = nullptr;
+  ASSERT_EQ(kvs_attach("/s", &o.known, &other), KVS_OK);
+  kvs_detach(other);
+  o.unknown = 1;
+  ExpectRefused(kvs_attach("/s", &o.known, &other), KVS_INVALID_ARGUMENT, "STRUCT_SIZE",
+                "does not know");
+}
+
+TEST_F(AbiTest, DefaultSocketFollowsTheEnvironment) {
+  setenv("KVSTRATA_SOCKET", "/from/env", 1);
+  kvs_session* other = nullptr;
+  ASSERT_EQ(kvs_attach(nullptr, nullptr, &other), KVS_OK);
+  EXPECT_EQ(Log().options.socket, "/from/env");
+  kvs_detach(other);
+  unsetenv("KVSTRATA_SOCKET");
+  setenv("XDG_RUNTIME_DIR", "/run/user/9", 1);
+  EXPECT_EQ(DefaultSocket(), "/run/user/9/kvstrata/kvstratad.sock");
+  unsetenv("XDG_RUNTIME_DIR");
+  EXPECT_EQ(DefaultSocket(),
+            geteuid() == 0 ? "/run/kvstrata/kvstratad.sock"
+                           : "/tmp/kvstrata-" + std::to_string(geteuid()) + "/kvstratad.sock");
+}
+
+TEST_F(AbiTest, ModelDescriptions) {
+  struct Case {
+    std::function<void(kvs_model_desc*)> spoil;
+    int code;
+    const char* reason;
+    const char* names;
+  };
+  const std::string long_digest(80, 'x');
+  const Case cases[] = {
+      {[](auto* d) { d->size = 8; }, KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_model_desc.size 8"},
+      {[](auto* d) { d->name = nullptr; }, KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "name"},
+      {[](auto* d) { d->name = ""; }, KVS_INVALID_ARGUMENT, "TEXT_INVALID", "name has 0"},
+      {[](auto* d) { d->name = "a\nb"; }, KVS_INVALID_ARGUMENT, "TEXT_INVALID", "control"},
+      {[&](auto* d) { d->digest = long_digest.c_str(); }, KVS_INVALID_ARGUMENT, "TEXT_INVALID",
+       "digest has more than 79"},
+      {[](auto* d) { d->dtype = 9; }, KVS_INVALID_ARGUMENT, "MODEL_DTYPE", "dtype 9"},
+      {[](auto* d) { d->keys_pre_rope = 1; }, KVS_UNIMPLEMENTED, "KEYS_PRE_ROPE", "keys_pre_rope"},
+      {[](auto* d) { d->keys_pre_rope = 2; }, KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+       "keys_pre_rope 2; allowed: 0..1"},
+      {[](auto* d) { d->ranks = 0; }, KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "ranks 0"},
+      {[](auto* d) { d->ranks = 2; }, KVS_UNIMPLEMENTED, "TENSOR_PARALLEL", "ranks 2"},
+      {[](auto* d) { d->rank = 1; }, KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "rank 1"},
+      {[](auto* d) { d->boundary_count = 3; }, KVS_INVALID_ARGUMENT, "ARGUMENT_NULL",
+       "boundary_tokens is NULL"},
+      {[](auto* d) { d->boundary_count = SIZE_MAX; }, KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+       "boundary_tokens has"},
+  };
+  kvs_model model = 0;
+  for (const Case& c : cases) {
+    kvs_model_desc desc = Desc();
+    c.spoil(&desc);
+    ExpectRefused(kvs_model_register(session_, &desc, &model), c.code, c.reason, c.names);
+  }
+  for (const auto& spoil : std::vector<std::function<void(kvs_model_desc*)>>{
+           [](auto* d) { d->layers = 0; }, [](auto* d) { d->layers = -5; },
+           [](auto* d) { d->query_heads = 5; }, [](auto* d) { d->kv_heads = 0; },
+           [](auto* d) { d->head_dim = 80; }, [](auto* d) { d->page_tokens = 17; }}) {
+    kvs_model_desc desc = Desc();
+    spoil(&desc);
+    EXPECT_EQ(kvs_model_register(session_, &desc, &model), KVS_INVALID_ARGUMENT);
+  }
+  const int32_t ends[] = {13, 30};
+  kvs_model_desc desc = Desc();
+  desc.boundary_tokens = ends;
+  desc.boundary_count = 2;
+  ASSERT_EQ(kvs_model_register(session_, &desc, &model), KVS_OK);
+  EXPECT_EQ(model, kFakeModel);
+  EXPECT_EQ(Log().model.boundary_tokens, (std::vector<int32_t>{13, 30}));
+  EXPECT_EQ(Log().model.geometry, testing::kFakeGeometry);
+}
+
+TEST_F(AbiTest, Sequences) {
+  kvs_sequence s = 0;
+  uint32_t held = 0;
+  const int32_t ids[] = {5, 6};
+  ExpectRefused(kvs_sequence_open(session_, 1, nullptr, ids, 2, &s, &held), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "plan");
+  ExpectRefused(kvs_sequence_open(session_, 1, "full", nullptr, 2, &s, &held), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "tokens is NULL, but its count is 2");
+  ExpectRefused(kvs_sequence_open(session_, 1, "full", ids, SIZE_MAX, &s, &held),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "tokens has");
+  ExpectRefused(kvs_sequence_open(session_, 1, "full", ids, 2, nullptr, &held),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "out");
+  ASSERT_EQ(kvs_sequence_open(session_, 1, "quest{budget = 64}", ids, 2, &s, nullptr), KVS_OK);
+  EXPECT_EQ(s, kFakeSequence);
+  EXPECT_EQ(Log().plan, "quest{budget = 64}");
+  EXPECT_EQ(Log().prompt, (std::vector<int32_t>{5, 6}));
+
+  uint32_t tokens = 0;
+  EXPECT_EQ(kvs_sequence_tokens(session_, s, &tokens), KVS_OK);
+  EXPECT_EQ(tokens, 40u);
+  ExpectRefused(kvs_sequence_tokens(session_, 99, &tokens), KVS_NOT_FOUND, "SEQUENCE_UNKNOWN",
+                "99");
+  ExpectRefused(kvs_sequence_tokens(session_, s, nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL",
+                "tokens");
+  char text[9];
+  ASSERT_EQ(kvs_sequence_status(session_, s, text, sizeof(text)), KVS_OK);
+  EXPECT_STREQ(text, "a status");
+  ExpectRefused(kvs_sequence_plan(session_, s, text, 0), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "capacity 0");
+  ExpectRefused(kvs_report(session_, s, UINT32_MAX, 2, nullptr, nullptr, nullptr),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "first 4294967295");
+  ExpectRefused(kvs_report(session_, s, 2, INT32_MAX, nullptr, nullptr, nullptr),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "first + n");
+}
+
+TEST_F(AbiTest, HandlesAfterTheirEnd) {
+  kvs_session* other = nullptr;
+  ASSERT_EQ(kvs_attach("/s", nullptr, &other), KVS_OK);
+  kvs_step* step = Begin();
+  kvs_detach(other);
+  kvs_detach(other);
+  kvs_detach(nullptr);
+  ExpectRefused(kvs_ping(other), KVS_INVALID_ARGUMENT, "HANDLE_INVALID", "session");
+  ExpectRefused(kvs_ping(nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "session");
+  // A handle of the other kind, and one that never was.
+  ExpectRefused(kvs_ping(reinterpret_cast<kvs_session*>(step)), KVS_INVALID_ARGUMENT,
+                "HANDLE_INVALID", "session");
+  ExpectRefused(kvs_step_end(reinterpret_cast<kvs_step*>(session_), nullptr), KVS_INVALID_ARGUMENT,
+                "HANDLE_INVALID", "step");
+  kvs_step_abort(step);
+  kvs_step_abort(step);
+  kvs_step_abort(nullptr);
+  ExpectRefused(AppendLayer(step, 0), KVS_INVALID_ARGUMENT, "HANDLE_INVALID", "step");
+  ExpectRefused(kvs_step_end(step, nullptr), KVS_INVALID_ARGUMENT, "HANDLE_INVALID", "step");
+  EXPECT_EQ(Log().committed, 0);
+}
+
+TEST_F(AbiTest, DetachEndsOpenStepsFirst) {
+  kvs_session* other = nullptr;
+  ASSERT_EQ(kvs_attach("/s", nullptr, &other), KVS_OK);
+  kvs_step* mine = Begin();
+  const int32_t id = 1;
+  const kvs_step_member member{kFakeSequence, &id, 1};
+  kvs_step* step = nullptr;
+  ASSERT_EQ(kvs_step_begin(other, &member, 1, nullptr, &step, nullptr), KVS_OK);
+  const int dropped = Log().dropped;
+  kvs_detach(other);
+  EXPECT_EQ(Log().dropped, dropped + 1);
+  EXPECT_EQ(Log().detached, 1);
+  ExpectRefused(kvs_step_end(step, nullptr), KVS_INVALID_ARGUMENT, "HANDLE_INVALID", "step");
+  EXPECT_EQ(AppendLayer(mine, 0), KVS_OK);  // the other session's step lives
+  kvs_step_abort(mine);
+}
+
+TEST_F(AbiTest, StepMembers) {
+  kvs_step* step = nullptr;
+  const int32_t id = 1;
+  kvs_step_member members[] = {{kFakeSequence, &id, 1}, {kFakeSequence, &id, 0}};
+  int32_t codes[2] = {-1, -1};
+  ExpectRefused(kvs_step_begin(session_, nullptr, 1, nullptr, &step, codes), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "members");
+  ExpectRefused(kvs_step_begin(session_, members, 0, nullptr, &step, codes), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_RANGE", "n 0");
+  ExpectRefused(kvs_step_begin(session_, members, SIZE_MAX, nullptr, &step, nullptr),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "n ");
+  ExpectRefused(kvs_step_begin(session_, members, 2, nullptr, &step, codes), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_RANGE", "members[1].n 0");
+  EXPECT_EQ(codes[0], KVS_OK);
+  EXPECT_EQ(codes[1], KVS_INVALID_ARGUMENT);
+  members[1] = {kFakeSequence, nullptr, 1};
+  ExpectRefused(kvs_step_begin(session_, members, 2, nullptr, &step, nullptr), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "members[1].tokens");
+  members[1] = {12345, &id, 1};
+  ExpectRefused(kvs_step_begin(session_, members, 2, nullptr, &step, codes), KVS_NOT_FOUND,
+                "SEQUENCE_UNKNOWN", "12345");
+  EXPECT_EQ(codes[0], KVS_OK);
+  EXPECT_EQ(codes[1], KVS_NOT_FOUND);
+  int stream = 0;
+  ExpectRefused(kvs_step_begin(session_, members, 1, &stream, &step, nullptr), KVS_UNIMPLEMENTED,
+                "STREAM", "pass NULL");
+  EXPECT_EQ(Log().begun, 0);
+}
+
+TEST_F(AbiTest, Tensors) {
+  kvs_step* step = Begin();
+  const kvs_tensor good = Tensor(2);
+  struct Case {
+    std::function<void(kvs_tensor*)> spoil;
+    const char* reason;
+    const char* names;
+  };
+  const Case cases[] = {
+      {[](auto* t) { t->dtype = 0; }, "TENSOR_DTYPE", "v.dtype 0"},
+      {[](auto* t) { t->heads = 4; }, "TENSOR_HEADS", "v.heads 4; expected 2"},
+      {[](auto* t) { t->heads = -1; }, "TENSOR_HEADS", "v.heads -1"},
+      {[](auto* t) { t->head_dim = 128; }, "TENSOR_HEAD_DIM", "v.head_dim 128; expected 64"},
+      {[](auto* t) { t->tokens = INT32_MAX; }, "TENSOR_TOKENS", "expected 3"},
+      {[](auto* t) { t->data = nullptr; }, "TENSOR_DATA", "v.data is NULL"},
+      {[this](auto* t) { t->data = reinterpret_cast<char*>(buffer_) + 1; }, "TENSOR_DATA",
+       "misaligned"},
+      {[](auto* t) { t->token_stride = -512; }, "TENSOR_STRIDE", "v.token_stride -512"},
+      {[](auto* t) { t->head_stride = 128; }, "TENSOR_STRIDE", "from 256 to 2^40"},
+      {[](auto* t) { t->head_stride = 258; }, "TENSOR_STRIDE", "a multiple of 4"},
+      {[](auto* t) { t->token_stride = INT64_MAX; }, "TENSOR_STRIDE", "v.token_stride"},
+  };
+  for (const Case& c : cases) {
+    kvs_tensor bad = good;
+    c.spoil(&bad);
+    ExpectRefused(kvs_append(step, 0, &good, &bad), KVS_INVALID_ARGUMENT, c.reason, c.names);
+  }
+  ExpectRefused(kvs_append(step, 0, nullptr, &good), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "k");
+  ExpectRefused(kvs_append(step, 2, &good, &good), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "layer 2; allowed: 0..1");
+  ExpectRefused(kvs_append(step, -1, &good, &good), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "layer -1");
+  const kvs_tensor q = Tensor(4);
+  ExpectRefused(kvs_attend(step, 0, &q, &q, nullptr), KVS_FAILED_PRECONDITION, "LAYER_NOT_APPENDED",
+                "layer 0");
+  ASSERT_EQ(kvs_append(step, 0, &good, &good), KVS_OK);
+  EXPECT_EQ(Log().k.head_stride, 256);
+  EXPECT_EQ(Log().k.token_stride, 512);
+  kvs_tensor half = q;
+  half.dtype = KVS_BF16;
+  half.head_stride = 256;
+  ASSERT_EQ(kvs_attend(step, 0, &q, &half, nullptr), KVS_OK);
+  EXPECT_EQ(Log().out.dtype, DType::kBF16);
+  EXPECT_EQ(Log().out.token_stride, 1024);
+  ExpectRefused(kvs_select(step, 1, &good), KVS_INVALID_ARGUMENT, "TENSOR_HEADS",
+                "q.heads 2; expected 4");
+  kvs_step_abort(step);
+}
+
+TEST_F(AbiTest, AStepWithoutAllLayersCommitsNothing) {
+  kvs_step* step = Begin();
+  ASSERT_EQ(AppendLayer(step, 0), KVS_OK);
+  ExpectRefused(kvs_step_end(step, nullptr), KVS_FAILED_PRECONDITION, "LAYER_MISSING", "layer 1");
+  EXPECT_EQ(Log().committed, 0);
+  EXPECT_EQ(Log().dropped, 1);
+  step = Begin();
+  ASSERT_EQ(AppendLayer(step, 1), KVS_OK);
+  ASSERT_EQ(AppendLayer(step, 0), KVS_OK);
+  EXPECT_EQ(kvs_step_end(step, nullptr), KVS_OK);
+  EXPECT_EQ(Log().committed, 1);
+  EXPECT_EQ(Log().dropped, 2);
+}
+
+TEST_F(AbiTest, Selections) {
+  kvs_step* step = Begin();
+  uint32_t groups = 0;
+  ExpectRefused(kvs_selection_groups(step, 0, &groups), KVS_FAILED_PRECONDITION, "NOTHING_SELECTED",
+                "kvs_select");
+  const kvs_tensor q = Tensor(4);
+  ASSERT_EQ(kvs_select(step, 0, &q), KVS_OK);
+  ASSERT_EQ(kvs_selection_groups(step, 0, &groups), KVS_OK);
+  EXPECT_EQ(groups, 2u);
+  int32_t out[2] = {};
+  size_t n = 0;
+  ExpectRefused(kvs_selection_groups(step, 1, &groups), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "member 1; allowed: 0..0");
+  ExpectRefused(kvs_selection(step, 0, 2, KVS_TOKENS, out, 2, &n), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_RANGE", "group 2; allowed: 0..1");
+  ExpectRefused(kvs_selection(step, 0, 0, 7, out, 2, &n), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "what 7");
+  ExpectRefused(kvs_selection(step, 0, 0, KVS_TOKENS, nullptr, 2, &n), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "out");
+  ASSERT_EQ(kvs_selection(step, 0, 1, KVS_TOKENS, out, 2, &n), KVS_OK);
+  EXPECT_EQ(n, 3u);  // more than fits
+  EXPECT_EQ(out[1], 1);
+  ASSERT_EQ(kvs_selection(step, 0, 1, KVS_TOKENS, nullptr, 0, &n), KVS_OK);
+  EXPECT_EQ(n, 3u);
+  ASSERT_EQ(kvs_selection(step, 0, 1, KVS_UNITS, out, 2, &n), KVS_OK);
+  EXPECT_EQ(n, 0u);
+  kvs_step_abort(step);
+}
+
+TEST_F(AbiTest, PageTablesAndArrays) {
+  kvs_page pages[1] = {};
+  size_t n = 0;
+  uint64_t version = 0;
+  ASSERT_EQ(kvs_page_table(session_, kFakeSequence, pages, 1, &n, &version), KVS_OK);
+  EXPECT_EQ(n, 2u);
+  EXPECT_EQ(version, 3u);
+  EXPECT_EQ(pages[0].flags, 1u);
+  kvs_array array{};
+  ASSERT_EQ(kvs_inspect(session_, kFakeSequence, "two", &array), KVS_OK);
+  EXPECT_EQ(array.type, KVS_ARRAY_U8);
+  EXPECT_EQ(array.dims, 1);
+  EXPECT_EQ(array.shape[0], 2);
+  EXPECT_EQ(static_cast<unsigned char*>(array.data)[1], 5);
+  kvs_array_free(&array);
+  EXPECT_EQ(array.data, nullptr);
+  kvs_array_free(&array);
+  kvs_array_free(nullptr);
+  ASSERT_EQ(kvs_inspect(session_, kFakeSequence, "empty", &array), KVS_OK);
+  EXPECT_EQ(array.bytes, 0u);
+  kvs_array_free(&array);
+  ExpectRefused(kvs_inspect(session_, kFakeSequence, "none", &array), KVS_NOT_FOUND,
+                "INSPECT_UNKNOWN", "two, empty");
+  ExpectRefused(kvs_inspect(session_, kFakeSequence, "deep", &array), KVS_INTERNAL, "INSPECT_SHAPE",
+                "5 dimensions");
+}
+
+TEST_F(AbiTest, ErrorsAreTheThreadsOwn) {
+  EXPECT_NE(kvs_ping(nullptr), KVS_OK);
+  std::thread([] {
+    EXPECT_STREQ(kvs_error_message(), "");
+    EXPECT_STREQ(kvs_error_reason(), "");
+  }).join();
+  EXPECT_STREQ(kvs_error_reason(), "ARGUMENT_NULL");
+  EXPECT_EQ(kvs_ping(session_), KVS_OK);
+  EXPECT_STREQ(kvs_error_reason(), "ARGUMENT_NULL");  // of the last failure
+}
+
+TEST_F(AbiTest, AForkedChildIsRefused) {
+  kvs_step* step = Begin();
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool refused = kvs_ping(session_) == KVS_FAILED_PRECONDITION &&
+                         std::strcmp(kvs_error_reason(), "FORKED") == 0 &&
+                         kvs_step_end(step, nullptr) == KVS_FAILED_PRECONDITION;
+    kvs_step_abort(step);
+    kvs_detach(session_);
+    kvs_session* own = nullptr;
+    const bool attaches = kvs_attach("/s", nullptr, &own) == KVS_OK && kvs_ping(own) == KVS_OK;
+    _exit(refused && attaches ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(AppendLayer(step, 0), KVS_OK);
+  kvs_step_abort(step);
+}
+
+}  // namespace
+}  // namespace kvstrata::client

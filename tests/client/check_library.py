@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Proves what libkvstrata.so needs and exports: libc alone, and kvs_* alone.
+
+Usage: check_library.py LIBRARY HEADER [--any-needed]. Ends with `N passed, N failed`.
+"""
+import re
+import subprocess
+import sys
+
+ALLOWED_NEEDED = re.compile(r"^(libc\.so\.6|libm\.so\.6|ld-linux[-\w]*\.so\.\d)$")
+
+
+def readelf(*args):
+    return subprocess.run(["readelf", "-W", *args], check=True, capture_output=True, text=True).stdout
+
+
+def main(library, header, *options):
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", readelf("-d", library))
+    exported = set()
+    for line in readelf("--dyn-syms", library).splitlines():
+        fields = line.split()
+        if len(fields) >= 8 and fields[4] in ("GLOBAL", "WEAK", "UNIQUE") and fields[6] != "UND":
+            exported.add(fields[7].split("@")[0])
+    with open(header, encoding="utf-8") as file:
+        declared = set(re.findall(r"^KVS_API [^(]*?\b(kvs_\w+)\(", file.read(), re.MULTILINE))
+    checks = {
+        "needs something": bool(needed),
+        "declares something": len(declared) > 20,
+        f"exports what the header does not declare: {sorted(exported - declared)}":
+            exported <= declared,
+        f"does not export: {sorted(declared - exported)}": declared <= exported,
+    }
+    if "--any-needed" not in options:
+        foreign = [n for n in needed if not ALLOWED_NEEDED.match(n)]
+        checks[f"needs more than libc: {foreign}"] = not foreign
+    failed = [text for text, good in checks.items() if not good]
+    print("".join(f"{library}: {text}\n" for text in failed)
+          + f"{len(checks) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,127 @@
+// A Session that knows no daemon: remembers calls, answers what a road would. For abi_test.cc.
+#include "tests/client/fake_session.h"
+
+#include <algorithm>
+
+#include "client/session.h"
+
+namespace kvstrata::client {
+
+struct SessionStep::State {
+  int32_t tokens = 0;
+  int members = 0;
+};
+struct Session::State {
+  AttachOptions options;
+};
+
+namespace testing {
+FakeLog& Log() {
+  static FakeLog log;
+  return log;
+}
+}  // namespace testing
+
+namespace {
+constexpr Geometry kGeometry = testing::kFakeGeometry;
+
+Status UnlessOpen(uint64_t sequence) {
+  if (sequence == testing::kFakeSequence) return OkStatus();
+  return NotFound("SEQUENCE_UNKNOWN", "sequence " + std::to_string(sequence));
+}
+}  // namespace
+
+std::string_view Road() { return "fake"; }
+
+Session::Session(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Session::~Session() { ++testing::Log().detached; }
+Result<std::unique_ptr<Session>> Session::Attach(const AttachOptions& options) {
+  testing::Log().options = options;
+  auto state = std::make_unique<State>();
+  state->options = options;
+  return std::make_unique<Session>(std::move(state));
+}
+void Session::AbandonAfterFork() { (void)state_.release(); }
+Status Session::Ping() { return OkStatus(); }
+Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
+  testing::Log().model = spec;
+  return testing::kFakeModel;
+}
+Result<Opened> Session::Open(uint64_t, std::string_view plan, std::span<const int32_t> tokens) {
+  testing::Log().plan = plan;
+  testing::Log().prompt.assign(tokens.begin(), tokens.end());
+  return Opened{testing::kFakeSequence, 16};
+}
+Result<Opened> Session::Fork(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
+  return Opened{testing::kFakeSequence + 1, 0};
+}
+Status Session::Close(uint64_t sequence) { return UnlessOpen(sequence); }
+Result<uint32_t> Session::Tokens(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
+  return uint32_t{40};
+}
+Result<std::string> Session::StatusText(uint64_t) { return std::string("a status of some length"); }
+Result<std::string> Session::PlanText(uint64_t) { return std::string("full{}"); }
+Status Session::PrefillDone(uint64_t sequence) { return UnlessOpen(sequence); }
+Status Session::Report(uint64_t sequence, uint32_t, uint32_t, const float*, const float*,
+                       const uint8_t*) {
+  return UnlessOpen(sequence);
+}
+Status Session::Settle(uint64_t sequence) { return UnlessOpen(sequence); }
+
+Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
+                                                        int32_t* codes) {
+  auto state = std::make_unique<SessionStep::State>();
+  Status failed;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Status status = UnlessOpen(members[i].sequence);
+    codes[i] = static_cast<int32_t>(status.code());
+    if (!status.ok() && failed.ok()) failed = status;
+    state->tokens += static_cast<int32_t>(members[i].tokens.size());
+    ++state->members;
+  }
+  if (!failed.ok()) return failed;
+  ++testing::Log().begun;
+  return std::make_unique<SessionStep>(std::move(state));
+}
+Result<PageTable> Session::GetPageTable(uint64_t) {
+  return PageTable{3, {{&kGeometry, 0, 1}, {&kGeometry, 1, 2}}};
+}
+Result<InspectArray> Session::Inspect(uint64_t, std::string_view name) {
+  if (name == "deep") return InspectArray{InspectArray::Type::kU8, {1, 1, 1, 1, 1}, {std::byte{1}}};
+  if (name == "empty") return InspectArray{InspectArray::Type::kI32, {0}, {}};
+  if (name != "two") return NotFound("INSPECT_UNKNOWN", "names: two, empty, deep");
+  return InspectArray{InspectArray::Type::kU8, {2}, {std::byte{4}, std::byte{5}}};
+}
+
+SessionStep::SessionStep(std::unique_ptr<State> state) : state_(std::move(state)) {}
+SessionStep::~SessionStep() { ++testing::Log().dropped; }
+void SessionStep::AbandonAfterFork() { (void)state_.release(); }
+const Geometry& SessionStep::geometry() const { return kGeometry; }
+int32_t SessionStep::tokens() const { return state_->tokens; }
+int SessionStep::members() const { return state_->members; }
+Status SessionStep::Append(int, const Rows& k, const Rows&) {
+  testing::Log().k = k;
+  return OkStatus();
+}
+Status SessionStep::Select(int, const Rows&) { return OkStatus(); }
+Status SessionStep::Attend(int, const Rows&, const MutableRows& out, float*) {
+  testing::Log().out = out;
+  return OkStatus();
+}
+Status SessionStep::End() {
+  ++testing::Log().committed;
+  return OkStatus();
+}
+uint32_t SessionStep::SelectionGroups(int) const { return 2; }
+size_t SessionStep::CopySelection(int, uint32_t group, SelectionKind kind,
+                                  std::span<int32_t> out) const {
+  const std::vector<int32_t> all = kind == SelectionKind::kTokens
+                                       ? std::vector<int32_t>{0, 1, 5 + static_cast<int32_t>(group)}
+                                       : std::vector<int32_t>{};
+  std::copy_n(all.begin(), std::min(all.size(), out.size()), out.begin());
+  return all.size();
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,29 @@
+// What the fake road (fake_session.cc) saw, for tests of the C ABI's own work.
+#ifndef KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
+#define KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
+
+#include <string>
+#include <vector>
+
+#include "client/session.h"
+
+namespace kvstrata::client::testing {
+
+inline constexpr Geometry kFakeGeometry{2, 4, 2, 64, 16, DType::kF32};
+inline constexpr uint64_t kFakeModel = 11;
+inline constexpr uint64_t kFakeSequence = 7;
+
+struct FakeLog {
+  AttachOptions options;
+  ModelSpec model;
+  std::string plan;
+  std::vector<int32_t> prompt;
+  Rows k;
+  MutableRows out;
+  int begun = 0, committed = 0, dropped = 0, detached = 0;
+};
+FakeLog& Log();
+
+}  // namespace kvstrata::client::testing
+
+#endif  // KVSTRATA_TESTS_CLIENT_FAKE_SESSION_H_
