@@ -1,0 +1,170 @@
+#include "client/cli/connection.h"
+
+#include <fcntl.h>
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstring>
+#include <future>
+
+#include "base/unique_fd.h"
+#include "proto/status_map.h"
+
+namespace kvstrata::cli {
+namespace {
+
+Status Refused(const std::string& path, int error) {
+  const std::string at = "socket '" + path + "': " + std::strerror(error);
+  if (error == EACCES || error == EPERM) {
+    return {Code::kPermissionDenied, "SOCKET_DENIED",
+            at + "; the daemon admits its own user, its group and root (mode 0660)"};
+  }
+  if (error == EAGAIN || error == ETIMEDOUT) {
+    return {Code::kDeadlineExceeded, "DEADLINE", at + "; the daemon does not accept connections"};
+  }
+  if (error == ECONNREFUSED) {
+    return Unavailable("DAEMON_UNREACHABLE", at + "; a daemon that is gone left it behind");
+  }
+  return Unavailable("DAEMON_UNREACHABLE", at + "; no daemon listens there");
+}
+
+Status CheckPath(const std::string& path) {
+  if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return InvalidArgument("SOCKET_INVALID", "socket '" + path + "' has " +
+                                                 std::to_string(path.size()) +
+                                                 " bytes; 1 .. 100 are allowed");
+  }
+  struct stat st {};
+  if (stat(path.c_str(), &st) == 0 && !S_ISSOCK(st.st_mode)) {
+    return InvalidArgument(
+        "SOCKET_INVALID",
+        "socket '" + path + "' is " + (S_ISDIR(st.st_mode) ? "a directory" : "not a socket"));
+  }
+  return OkStatus();
+}
+
+Result<UniqueFd> Connect(const Options& options) {
+  KVS_RETURN_IF_ERROR(CheckPath(options.socket));
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return Refused(options.socket, errno);
+  const auto ms = options.timeout.count();  // a full backlog makes connect wait
+  const timeval wait{static_cast<time_t>(ms / 1000), static_cast<suseconds_t>(ms % 1000 * 1000)};
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, options.socket.data(), options.socket.size());
+  int rc;
+  do {
+    rc = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0) return Refused(options.socket, errno);
+  fcntl(fd.get(), F_SETFL, fcntl(fd.get(), F_GETFL) | O_NONBLOCK);  // as gRPC wants it
+  return fd;
+}
+
+// DTYPE_BF16 of enum DType: "bf16".
+std::string EnumText(const google::protobuf::EnumValueDescriptor& value) {
+  std::string name = value.name();
+  std::string prefix = value.type()->name();
+  std::transform(prefix.begin(), prefix.end(), prefix.begin(),
+                 [](unsigned char c) { return std::toupper(c); });
+  if (name.starts_with(prefix + "_")) name = name.substr(prefix.size() + 1);
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return name;
+}
+
+// Field `field` of `m`; `index` is -1 for a field that is not repeated.
+Json FieldValue(const google::protobuf::Message& m, const google::protobuf::FieldDescriptor& field,
+                int index) {
+  const auto& r = *m.GetReflection();
+  using F = google::protobuf::FieldDescriptor;
+  const bool one = index < 0;
+  switch (field.cpp_type()) {
+    case F::CPPTYPE_INT32:
+      return one ? r.GetInt32(m, &field) : r.GetRepeatedInt32(m, &field, index);
+    case F::CPPTYPE_INT64:
+      return one ? r.GetInt64(m, &field) : r.GetRepeatedInt64(m, &field, index);
+    case F::CPPTYPE_UINT32:
+      return one ? r.GetUInt32(m, &field) : r.GetRepeatedUInt32(m, &field, index);
+    case F::CPPTYPE_UINT64:
+      return one ? r.GetUInt64(m, &field) : r.GetRepeatedUInt64(m, &field, index);
+    case F::CPPTYPE_DOUBLE:
+      return one ? r.GetDouble(m, &field) : r.GetRepeatedDouble(m, &field, index);
+    case F::CPPTYPE_FLOAT:
+      return one ? r.GetFloat(m, &field) : r.GetRepeatedFloat(m, &field, index);
+    case F::CPPTYPE_BOOL:
+      return one ? r.GetBool(m, &field) : r.GetRepeatedBool(m, &field, index);
+    case F::CPPTYPE_ENUM:
+      return EnumText(one ? *r.GetEnum(m, &field) : *r.GetRepeatedEnum(m, &field, index));
+    case F::CPPTYPE_STRING:
+      return one ? r.GetString(m, &field) : r.GetRepeatedString(m, &field, index);
+    case F::CPPTYPE_MESSAGE:
+      return ToJson(one ? r.GetMessage(m, &field) : r.GetRepeatedMessage(m, &field, index));
+  }
+  return {};
+}
+
+}  // namespace
+
+Json ToJson(const google::protobuf::Message& message) {
+  Json out = Json::object();
+  const auto& type = *message.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const auto& field = *type.field(i);
+    if (!field.is_repeated()) {
+      out[field.name()] = FieldValue(message, field, -1);
+      continue;
+    }
+    Json& list = out[field.name()] = Json::array();
+    const int n = message.GetReflection()->FieldSize(message, &field);
+    for (int j = 0; j < n; ++j) list.push_back(FieldValue(message, field, j));
+  }
+  return out;
+}
+
+Connection::Connection(std::shared_ptr<grpc::Channel> channel, std::chrono::milliseconds timeout)
+    : channel_(std::move(channel)),
+      timeout_(timeout),
+      admin_(v1::Admin::NewStub(channel_)),
+      control_(v1::Control::NewStub(channel_)) {}
+
+Result<std::unique_ptr<Connection>> Connection::Dial(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(UniqueFd fd, Connect(options));
+  auto channel = grpc::CreateInsecureChannelFromFd("kvstrata", fd.release());  // closes it
+  return std::unique_ptr<Connection>(new Connection(std::move(channel), options.timeout));
+}
+
+Status Connection::Translate(const grpc::Status& status) const {
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return {Code::kDeadlineExceeded, "DEADLINE",
+            "no answer from the daemon in " + std::to_string(timeout_.count()) + " ms"};
+  }
+  return FromGrpc(status);
+}
+
+Result<std::string> Connection::Health() {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + timeout_);
+  grpc::GenericStub stub(channel_);
+  grpc::ByteBuffer request(nullptr, 0), response;  // HealthCheckRequest{service = ""} is no bytes
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
+                 [&done](grpc::Status s) { done.set_value(std::move(s)); });
+  if (const grpc::Status status = done.get_future().get(); !status.ok()) return Translate(status);
+  grpc::Slice slice;
+  response.DumpToSingleSlice(&slice);
+  // HealthCheckResponse: field 1, a varint; absent: 0.
+  static constexpr const char* kNames[] = {"UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"};
+  const size_t value = slice.size() == 2 && slice.begin()[0] == 8 ? slice.begin()[1] : 0;
+  return std::string(kNames[value < 4 ? value : 0]);
+}
+
+}  // namespace kvstrata::cli

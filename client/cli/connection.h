@@ -1,0 +1,82 @@
+// Connection: gRPC to one daemon, for verbs that ask and print.
+//
+// Dials the Unix socket itself and hands the descriptor to gRPC: a missing, foreign or forbidden
+// socket is then an errno with a name, not "failed to connect to all addresses", and nothing
+// retries. Threads: one. Cost: a call blocks until its answer or Options::timeout. Errors:
+// SOCKET_INVALID, SOCKET_DENIED, DAEMON_UNREACHABLE, DEADLINE, and the daemon's own.
+#ifndef KVSTRATA_CLIENT_CLI_CONNECTION_H_
+#define KVSTRATA_CLIENT_CLI_CONNECTION_H_
+
+#include <google/protobuf/message.h>
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+
+#include "base/status.h"
+#include "client/cli/invocation.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "kvstrata/v1/control.grpc.pb.h"
+
+namespace kvstrata::cli {
+
+class Connection {
+ public:
+  static Result<std::unique_ptr<Connection>> Dial(const Options& options);
+
+  // One unary call: Call(&v1::Admin::Stub::GetStatus, request).
+  template <typename Request, typename Response>
+  Result<Response> Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
+                                                                const Request&, Response*),
+                        const Request& request) {
+    return CallOn(*admin_, method, request);
+  }
+  template <typename Request, typename Response>
+  Result<Response> Call(grpc::Status (v1::Control::Stub::*method)(grpc::ClientContext*,
+                                                                  const Request&, Response*),
+                        const Request& request) {
+    return CallOn(*control_, method, request);
+  }
+
+  // grpc.health.v1 of the whole server: "SERVING", "NOT_SERVING", "UNKNOWN".
+  Result<std::string> Health();
+
+ private:
+  Connection(std::shared_ptr<grpc::Channel> channel, std::chrono::milliseconds timeout);
+
+  template <typename Stub, typename Request, typename Response>
+  Result<Response> CallOn(Stub& stub,
+                          grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
+                                                       Response*),
+                          const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + timeout_);
+    Response response;
+    const grpc::Status status = (stub.*method)(&context, request, &response);
+    if (!status.ok()) return Translate(status);
+    return response;
+  }
+  Status Translate(const grpc::Status& status) const;
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::chrono::milliseconds timeout_;
+  std::unique_ptr<v1::Admin::Stub> admin_;
+  std::unique_ptr<v1::Control::Stub> control_;
+};
+
+// Dials, calls, returns the answer as a document: what most verbs are.
+template <typename Service, typename Request, typename Response>
+Result<Response> Ask(const Options& options,
+                     grpc::Status (Service::*method)(grpc::ClientContext*, const Request&,
+                                                     Response*),
+                     const Request& request) {
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  return connection->Call(method, request);
+}
+
+// Every field of a message, set or not, by its name in the proto: numbers as numbers, enums by
+// their names without prefix in lower case ("bf16").
+Json ToJson(const google::protobuf::Message& message);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_CONNECTION_H_

@@ -1,0 +1,78 @@
+// Invocation: what one run of `kvstrata` was asked to do. Every noun adds its verbs to the CLI11
+// table (one AddX below, one row in main.cc); parsing fills the options and picks `run`; main runs
+// it and turns what it returns into an exit code and, on failure, three lines: reason, message,
+// next step.
+//
+// Ownership: the Invocation outlives the CLI11 table; callbacks capture it by reference.
+#ifndef KVSTRATA_CLIENT_CLI_INVOCATION_H_
+#define KVSTRATA_CLIENT_CLI_INVOCATION_H_
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "base/status.h"
+#include "client/cli/printer.h"
+
+namespace kvstrata::cli {
+
+enum ExitCode : int {
+  kOk = 0,
+  kFailed = 1,
+  kUsage = 2,
+  kNotConnected = 3,
+  kDenied = 4,
+  kNotFound = 5,
+  kTimeout = 6,
+};
+
+struct Options {
+  Style style;
+  std::string socket;  // resolved: --socket, KVSTRATA_SOCKET, else the default path
+  std::chrono::milliseconds timeout{5000};  // of every wait for the daemon
+};
+
+struct Invocation {
+  Options options;
+  // Null until a verb was parsed. The exit code, or why there is no answer.
+  std::function<Result<int>()> run;
+};
+
+// Makes `verb` the one that runs when it was parsed.
+template <typename Run>
+void Runs(CLI::App* verb, Invocation& invocation, Run run) {
+  verb->callback([&invocation, run] { invocation.run = run; });
+}
+
+void AddStatus(CLI::App& app, Invocation& invocation);  // status, health, version
+void AddPlan(CLI::App& app, Invocation& invocation);
+void AddModel(CLI::App& app, Invocation& invocation);
+void AddSession(CLI::App& app, Invocation& invocation);
+void AddSequence(CLI::App& app, Invocation& invocation);
+void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict, audit
+void AddConfig(CLI::App& app, Invocation& invocation);
+void AddReplay(CLI::App& app, Invocation& invocation);
+void AddCompletion(CLI::App& app, Invocation& invocation);
+
+// The command table with everything above in it.
+void BuildTable(CLI::App& app, Invocation& invocation);
+
+// 0 .. 6 for a failure; docs/cli.md.
+int ExitCodeOf(const Status& status);
+// What to do about a failure, "" if its message says it already.
+std::string NextStep(const Status& status, const Options& options);
+// Three lines, or with -o json one object {"error": {...}}.
+void PrintError(const Status& status, const Options& options, std::ostream& out);
+
+// "5s", "500ms", "2m", "3" (seconds) to milliseconds, 1 ms .. 1 h; INVALID_ARGUMENT otherwise.
+Result<std::chrono::milliseconds> ParseDuration(const std::string& text);
+// KVSTRATA_SOCKET, else $XDG_RUNTIME_DIR/kvstrata/kvstratad.sock, else /run/kvstrata/kvstratad.sock
+// for root, else /tmp/kvstrata-UID/kvstratad.sock.
+std::string DefaultSocket();
+// Whether colour may be used on stdout: a terminal, no NO_COLOR, TERM not dumb.
+bool ColourWanted();
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_INVOCATION_H_

@@ -1,0 +1,50 @@
+// kvstrata: the admin CLI. Parses, runs one verb, exits 0 .. 6 (docs/cli.md).
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "client/cli/invocation.h"
+#include "client/cli/spelling.h"
+
+namespace kvstrata::cli {
+namespace {
+
+int UsageError(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const std::string hint = UnknownVerb(app, std::vector<std::string>(argv + 1, argv + argc));
+  std::cerr << "kvstrata: USAGE: " << (hint.empty() ? error.what() : hint) << "\n"
+            << "next: kvstrata --help, or --help after a verb\n";
+  return kUsage;
+}
+
+int Run(int argc, char** argv) {
+  CLI::App app("", "kvstrata");
+  Invocation invocation;
+  BuildTable(app, invocation);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // Help and version are "errors" with code 0.
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return UsageError(app, error, argc, argv);
+  }
+  if (invocation.options.socket.empty()) invocation.options.socket = DefaultSocket();
+  const Result<int> result = invocation.run();
+  if (result.ok()) return *result;
+  PrintError(result.status(), invocation.options, std::cerr);
+  return ExitCodeOf(result.status());
+}
+
+}  // namespace
+}  // namespace kvstrata::cli
+
+int main(int argc, char** argv) {
+  try {
+    const int code = kvstrata::cli::Run(argc, argv);
+    std::cout.flush();
+    return std::cout ? code : kvstrata::cli::kFailed;  // a full disk is no success
+  } catch (const std::exception& error) {
+    std::cerr << "kvstrata: INTERNAL: " << error.what() << "\n";
+    return kvstrata::cli::kFailed;
+  }
+}

@@ -1,0 +1,47 @@
+// Metrics of spec/common.md over one replay: distributions, oracle top-k, relative error.
+// Pure functions and values; double precision.
+#ifndef KVSTRATA_CLIENT_CLI_METRICS_H_
+#define KVSTRATA_CLIENT_CLI_METRICS_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvstrata::cli {
+
+// Samples and what tables show of them. 0 when there are none.
+class Distribution {
+ public:
+  void Add(double sample) { samples_.push_back(sample); }
+  size_t size() const { return samples_.size(); }
+  double Mean() const;
+  // Linearly interpolated, p in [0, 100]. Sorts a copy.
+  double Percentile(double p) const;
+
+ private:
+  std::vector<double> samples_;
+};
+
+// ||a - b|| / ||b||; 0 when both are zero, infinite when only b is. REQUIRES: equal sizes.
+double RelativeError(std::span<const float> a, std::span<const float> b);
+
+// bf16 rows of one KV head within [token][kv_heads][head_dim].
+struct KeyRows {
+  const uint16_t* first = nullptr;  // of token 0
+  int64_t stride = 0;               // values between tokens
+  int32_t head_dim = 0;
+};
+
+// The k positions of [0, n) with the largest q . key, ties to the lower position; ascending.
+// q bf16 [head_dim]. REQUIRES: 0 <= k <= n.
+std::vector<int32_t> OracleTopK(const KeyRows& keys, const uint16_t* q, int32_t n, int32_t k);
+
+// |a and b| / |b|; 1 when b is empty. REQUIRES: both ascending.
+double Overlap(std::span<const int32_t> a, std::span<const int32_t> b);
+
+// At most `most` of [0, n), evenly spread, first and last included.
+std::vector<int32_t> SpreadOver(int32_t n, int32_t most);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_METRICS_H_

@@ -1,0 +1,79 @@
+// model ls|show: geometries that engines have registered.
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kList[] = {
+    {"MODEL", "/model", nullptr, true},
+    {"NAME", "/name"},
+    {"LAYERS", "/geometry/layers", nullptr, true},
+    {"HEADS", "/geometry/query_heads", nullptr, true},
+    {"KV HEADS", "/geometry/kv_heads", nullptr, true},
+    {"DIM", "/geometry/head_dim", nullptr, true},
+    {"DTYPE", "/geometry/dtype"},
+    {"PAGE TOKENS", "/geometry/page_tokens", nullptr, true},
+    {"PAGE", "/page_bytes", Bytes, true},
+    {"SEQUENCES", "/sequences", nullptr, true},
+    {"CACHED PAGES", "/cached_pages", nullptr, true},
+};
+constexpr Column kRecord[] = {
+    {"MODEL", "/model"},
+    {"NAME", "/name"},
+    {"DIGEST", "/digest"},
+    {"ADAPTER", "/adapter"},
+    {"LAYERS", "/geometry/layers"},
+    {"QUERY HEADS", "/geometry/query_heads"},
+    {"KV HEADS", "/geometry/kv_heads"},
+    {"HEAD DIM", "/geometry/head_dim"},
+    {"DTYPE", "/geometry/dtype"},
+    {"PAGE TOKENS", "/geometry/page_tokens"},
+    {"PAGE BYTES", "/page_bytes", Bytes},
+    {"TOKEN BYTES", "/token_bytes", Bytes},
+    {"SEQUENCES", "/sequences"},
+    {"CACHED PAGES", "/cached_pages"},
+    {"BOUNDARY TOKENS", "/boundary_tokens"},
+};
+
+Result<int> List(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Control::Stub::ListModels, v1::ListModelsRequest()));
+  PrintList(options.style, ToJson(answer), "models", kList, std::cout);
+  return kOk;
+}
+
+Result<int> Show(const Options& options, const std::string& wanted) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Control::Stub::ListModels, v1::ListModelsRequest()));
+  std::string known;
+  for (const v1::Model& model : answer.models()) {
+    if (std::to_string(model.model()) == wanted || model.name() == wanted) {
+      PrintRecord(options.style, ToJson(model), kRecord, std::cout);
+      return kOk;
+    }
+    known +=
+        (known.empty() ? "" : ", ") + std::to_string(model.model()) + " (" + model.name() + ")";
+  }
+  return NotFound("MODEL_UNKNOWN",
+                  "model '" + wanted + "' is neither the number nor the name of one; " +
+                      (known.empty() ? "no engine has registered any" : "there are " + known));
+}
+
+}  // namespace
+
+void AddModel(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("model", "Models: geometries that engines registered");
+  noun->require_subcommand(1);
+  Runs(noun->add_subcommand("ls", "All registered models"), invocation,
+       [&invocation] { return List(invocation.options); });
+  auto model = std::make_shared<std::string>();
+  CLI::App* show = noun->add_subcommand("show", "One model's geometry and sizes");
+  show->add_option("MODEL", *model, "Its number or name")->required();
+  Runs(show, invocation, [&invocation, model] { return Show(invocation.options, *model); });
+}
+
+}  // namespace kvstrata::cli

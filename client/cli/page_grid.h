@@ -1,0 +1,35 @@
+// PageGrid: a sequence's pages as a picture of text, one cell a page, for `kvstrata seq map`.
+//
+// The glyph's weight says how often steps selected the page, its family and colour in which tier it
+// lies; without colour the family alone does. Pure functions.
+#ifndef KVSTRATA_CLIENT_CLI_PAGE_GRID_H_
+#define KVSTRATA_CLIENT_CLI_PAGE_GRID_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvstrata::cli {
+
+struct GridPage {
+  bool host = false;      // else device
+  bool shared = false;    // with another sequence
+  uint32_t selected = 0;  // how often, over steps and layers
+};
+
+struct GridStyle {
+  bool colour = false;
+  bool ascii = false;       // for terminals without Unicode
+  int columns = 64;         // cells a row; >= 1
+  int64_t page_tokens = 0;  // labels rows by token position; 0: by page number
+};
+
+// 0 never selected, 1 .. 4 quarters of `most`. REQUIRES: selected <= most.
+int Shade(uint32_t selected, uint32_t most);
+
+// Rows of cells with a label each, an empty line, and the legend.
+std::string DrawGrid(const std::vector<GridPage>& pages, const GridStyle& style);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_PAGE_GRID_H_

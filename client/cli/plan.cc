@@ -1,0 +1,55 @@
+// plan ls|show: the plans that the daemon knows, and what a plan's text means with every option.
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kList[] = {
+    {"NAME", "/name"},
+    {"SEGMENTER", "/segmenter"},
+    {"SELECTOR", "/selector"},
+    {"CODEC", "/codec"},
+    {"TIER", "/tier"},
+    {"ORIGIN", "/origin"},
+    {"DESCRIPTION", "/description"},
+};
+constexpr Column kRecord[] = {
+    {"NAME", "/name"},           {"DESCRIPTION", "/description"},
+    {"SEGMENTER", "/segmenter"}, {"SELECTOR", "/selector"},
+    {"CODEC", "/codec"},         {"TIER", "/tier"},
+    {"ORIGIN", "/origin"},       {"TEXT", "/text"},
+};
+
+Result<int> List(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Control::Stub::ListPlans, v1::ListPlansRequest()));
+  PrintList(options.style, ToJson(answer), "plans", kList, std::cout);
+  return kOk;
+}
+
+Result<int> Show(const Options& options, const std::string& plan) {
+  v1::ShowPlanRequest request;
+  request.set_plan(plan);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Control::Stub::ShowPlan, request));
+  PrintRecord(options.style, ToJson(answer), kRecord, std::cout);
+  return kOk;
+}
+
+}  // namespace
+
+void AddPlan(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("plan", "Plans: how sequences are cut, selected and stored");
+  noun->require_subcommand(1);
+  Runs(noun->add_subcommand("ls", "Presets and the configuration's named plans"), invocation,
+       [&invocation] { return List(invocation.options); });
+  auto plan = std::make_shared<std::string>();
+  CLI::App* show = noun->add_subcommand("show", "A plan with every option and its value");
+  show->add_option("PLAN", *plan, "A name, or text such as 'quest{budget = 1024}'")->required();
+  Runs(show, invocation, [&invocation, plan] { return Show(invocation.options, *plan); });
+}
+
+}  // namespace kvstrata::cli

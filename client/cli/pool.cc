@@ -1,0 +1,103 @@
+// pool ls, evict, audit: the daemon's memory and its books.
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kList[] = {
+    {"TIER", "/tier"},
+    {"DEVICE", "/device"},
+    {"CAPACITY", "/capacity_bytes", Bytes, true},
+    {"USED", "/used_bytes", Bytes, true},
+    {"CACHED", "/cached_bytes", Bytes, true},
+    {"AWAITING READERS", "/retired_bytes", Bytes, true},
+    {"ARENAS", "/arenas", nullptr, true},
+    {"ARENA SIZE", "/arena_bytes", Bytes, true},
+};
+
+Result<int> List(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Admin::Stub::ListPools, v1::ListPoolsRequest()));
+  PrintList(options.style, ToJson(answer), "pools", kList, std::cout);
+  return kOk;
+}
+
+constexpr Column kEvicted[] = {
+    {"PAGES", "/pages"}, {"BYTES", "/bytes", Bytes}, {"DRY RUN", "/dry_run", YesNo}};
+
+// Dropping the cache costs the next requests their prefix: somebody must have said so.
+Result<bool> Confirmed(bool yes) {
+  if (yes) return true;
+  if (isatty(STDIN_FILENO) != 1) {
+    return InvalidArgument(
+        "CONFIRMATION_MISSING",
+        "evict drops cached prefixes; without a terminal to ask on it needs --yes "
+        "(or --dry-run to see what it would drop)");
+  }
+  std::cerr << "Drop every cached page that no sequence uses? [y/N] " << std::flush;
+  std::string answer;
+  std::getline(std::cin, answer);
+  return answer == "y" || answer == "Y" || answer == "yes";
+}
+
+Result<int> Evict(const Options& options, bool dry_run, bool yes) {
+  if (!dry_run) {
+    KVS_ASSIGN_OR_RETURN(const bool go, Confirmed(yes));
+    if (!go) return kFailed;
+  }
+  v1::EvictRequest request;
+  request.set_dry_run(dry_run);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::Evict, request));
+  Json document = ToJson(answer);
+  document["dry_run"] = dry_run;
+  PrintRecord(options.style, document, kEvicted, std::cout);
+  return kOk;
+}
+
+constexpr Column kAudit[] = {{"CLEAN", "/clean", YesNo},
+                             {"PAGES", "/pages"},
+                             {"BYTES", "/bytes", Bytes},
+                             {"SEQUENCES", "/sequences"},
+                             {"SESSIONS", "/sessions"}};
+
+Result<int> Audit(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Admin::Stub::Audit, v1::AuditRequest()));
+  PrintRecord(options.style, ToJson(answer), kAudit, std::cout);
+  if (options.style.format == Format::kTable) {
+    for (const std::string& finding : answer.findings()) {
+      std::cout << "finding: " << Printable(finding) << "\n";
+    }
+  }
+  return answer.clean() ? kOk : kFailed;
+}
+
+}  // namespace
+
+void AddPool(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("pool", "Pools: the memory of each tier");
+  noun->require_subcommand(1);
+  Runs(noun->add_subcommand("ls", "Capacity, use and cache of every pool"), invocation,
+       [&invocation] { return List(invocation.options); });
+
+  CLI::App* evict = app.add_subcommand("evict", "Drop cached pages that no sequence uses");
+  auto dry_run = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);
+  evict->add_flag("--dry-run", *dry_run, "Only say how much it would drop");
+  evict->add_flag("-y,--yes", *yes, "Do not ask");
+  Runs(evict, invocation,
+       [&invocation, dry_run, yes] { return Evict(invocation.options, *dry_run, *yes); });
+
+  Runs(app.add_subcommand(
+           "audit",
+           "Prove the books: every page reachable exactly once, every lease owned by a live "
+           "session; exit 1 on a finding"),
+       invocation, [&invocation] { return Audit(invocation.options); });
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,88 @@
+// ReplayStream: one sequence of a replay, under one plan, through the C ABI.
+//
+// Ownership: borrows session and trace; closes its sequence. Threads: one.
+#ifndef KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_
+#define KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "client/cli/trace.h"
+#include "kvstrata/kvstrata.h"
+
+namespace kvstrata::cli {
+
+// The calling thread's last failure; OK for KVS_OK.
+Status FromAbi(int code);
+
+// What one decode step gave, per replayed layer.
+struct LayerResult {
+  std::vector<float> out;                       // [query_heads][head_dim]
+  std::vector<float> lse;                       // [query_heads]
+  std::vector<std::vector<int32_t>> positions;  // attended, per group of heads
+};
+
+class ReplayStream {
+ public:
+  // `layers`: those that are replayed, in the order in which the model registered them.
+  ReplayStream(kvs_session* session, kvs_model model, const Trace& trace,
+               const std::vector<TraceLayer>& layers);
+  ~ReplayStream();
+  ReplayStream(ReplayStream&&) = delete;
+
+  // Opens under `plan` with the prompt's token ids.
+  Status Open(const std::string& plan);
+  // Appends the next chunk of the prompt, reports and ends it when it was the last.
+  Status PrefillChunk();
+  bool prefilled() const { return position_ >= trace_.shape().prompt; }
+  int32_t position() const { return position_; }
+
+  // Step `t`; results() holds what it gave. `want_positions`: also what was attended.
+  Status Step(int32_t t, bool want_positions);
+  const std::vector<LayerResult>& results() const { return results_; }
+
+  uint32_t held() const { return held_; }
+  double prefill_ms() const { return prefill_ms_; }
+  double step_ms() const { return step_ms_; }  // of the last step
+  Result<std::string> PlanText() const;
+  Result<std::string> StatusText() const;
+  // How often the plan has selected so far; none when it selects at every step.
+  std::optional<int64_t> Selections() const;
+  // Per page, whether it lies in host memory.
+  Result<std::vector<bool>> PagesOnHost() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct AbortStep {
+    void operator()(kvs_step* step) const { kvs_step_abort(step); }
+  };
+  using StepHandle = std::unique_ptr<kvs_step, AbortStep>;
+
+  Result<StepHandle> Begin(int32_t first, int32_t n);
+  // Rows [first, first + n) of a layer's tensor; `width` heads.
+  kvs_tensor Rows(const uint16_t* base, int64_t first, int32_t n, int32_t heads) const;
+  Status Append(kvs_step* step, const TraceLayer& layer, int32_t first, int32_t n);
+  Status AttendTail(kvs_step* step, int32_t index, int32_t first, int32_t n);
+  Status ReadPositions(kvs_step* step, int32_t tokens, LayerResult* result);
+  Status EndPrompt();
+  Status ReportStep(int32_t t);
+
+  kvs_session* const session_;
+  const kvs_model model_;
+  const Trace& trace_;
+  const std::vector<TraceLayer>& layers_;
+  kvs_sequence sequence_ = 0;
+  uint32_t held_ = 0;
+  int32_t position_ = 0;
+  double prefill_ms_ = 0, step_ms_ = 0;
+  std::vector<LayerResult> results_;
+};
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_

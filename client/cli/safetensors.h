@@ -1,0 +1,57 @@
+// Safetensors: a read-only view of one .safetensors file (docs/traces.md, "The file").
+//
+// Every length and offset is checked against the file before anything is read by it: a truncated,
+// foreign or hostile file is an error that names the field, never a fault. (A file that somebody
+// shortens while it is mapped is beyond that: SIGBUS.)
+//
+// Ownership: the object owns the mapping; tensors point into it and live as long as it does.
+// Threads: immutable after Open. Cost: Open reads the header only, pages come when touched.
+// Errors: TRACE_UNREADABLE, TRACE_TRUNCATED, TRACE_FOREIGN, TRACE_HEADER (INVALID_ARGUMENT; a
+// missing file NOT_FOUND).
+#ifndef KVSTRATA_CLIENT_CLI_SAFETENSORS_H_
+#define KVSTRATA_CLIENT_CLI_SAFETENSORS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace kvstrata::cli {
+
+struct TensorView {
+  std::string dtype;  // "BF16"
+  std::vector<int64_t> shape;
+  std::span<const std::byte>
+      bytes;  // row-major, little-endian, aligned to the dtype within the file
+};
+
+class Safetensors {
+ public:
+  static Result<Safetensors> Open(const std::string& path);
+  // Of bytes in memory, which must outlive the object.
+  static Result<Safetensors> Parse(std::span<const std::byte> file);
+
+  Safetensors(Safetensors&& other) noexcept;
+  Safetensors& operator=(Safetensors&& other) = delete;
+  ~Safetensors();
+
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::map<std::string, TensorView>& tensors() const { return tensors_; }
+
+ private:
+  Safetensors() = default;
+  Status Read(std::span<const std::byte> file);
+
+  std::map<std::string, std::string> metadata_;
+  std::map<std::string, TensorView> tensors_;
+  void* mapping_ = nullptr;  // null: not ours
+  size_t mapped_bytes_ = 0;
+};
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_SAFETENSORS_H_

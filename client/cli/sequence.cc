@@ -1,0 +1,185 @@
+// seq ls|show|map|demote|prefetch: what sequences hold, where it lies, and what steps read of it.
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+#include "client/cli/page_grid.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kList[] = {
+    {"SEQUENCE", "/sequence", nullptr, true},
+    {"SESSION", "/session", nullptr, true},
+    {"MODEL", "/model_name"},
+    {"PLAN", "/plan"},
+    {"TOKENS", "/tokens", nullptr, true},
+    {"PAGES", "/pages", nullptr, true},
+    {"SHARED", "/shared_pages", nullptr, true},
+    {"DEVICE", "/device_bytes", Bytes, true},
+    {"HOST", "/host_bytes", Bytes, true},
+    {"AGE", "/age_us", Microseconds, true},
+};
+constexpr Column kRecord[] = {
+    {"SEQUENCE", "/sequence"},
+    {"SESSION", "/session"},
+    {"MODEL", "/model_name"},
+    {"PLAN", "/plan_text"},
+    {"TOKENS", "/tokens"},
+    {"PROMPT TOKENS", "/prompt_tokens"},
+    {"HELD AT OPEN", "/held_tokens"},
+    {"CAPACITY TOKENS", "/capacity_tokens"},
+    {"PAGES", "/pages"},
+    {"SHARED PAGES", "/shared_pages"},
+    {"INDEX BLOCKS", "/index_blocks"},
+    {"TABLE VERSION", "/version"},
+    {"DEVICE", "/device_bytes", Bytes},
+    {"HOST", "/host_bytes", Bytes},
+    {"AGE", "/age_us", Microseconds},
+};
+constexpr Column kPages[] = {
+    {"PAGE", "/page", nullptr, true},       {"TIER", "/tier"},
+    {"ARENA", "/arena", nullptr, true},     {"OFFSET", "/offset", nullptr, true},
+    {"SEALED", "/sealed", YesNo},           {"SHARED", "/shared", YesNo},
+    {"REFS", "/references", nullptr, true}, {"SELECTED", "/selected", nullptr, true},
+};
+
+Result<int> List(const Options& options, uint64_t session) {
+  v1::ListSequencesRequest request;
+  request.set_session(session);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::ListSequences, request));
+  PrintList(options.style, ToJson(answer), "sequences", kList, std::cout);
+  return kOk;
+}
+
+Result<v1::ShowSequenceResponse> Fetch(const Options& options, uint64_t sequence) {
+  v1::ShowSequenceRequest request;
+  request.set_sequence(sequence);
+  return Ask(options, &v1::Admin::Stub::ShowSequence, request);
+}
+
+// The sequence's own fields, then `pages` and `index_blocks`, numbered.
+Json Document(const v1::ShowSequenceResponse& answer) {
+  Json document = ToJson(answer.sequence());
+  document["pages_in_order"] = Json::array();
+  for (const v1::PageInfo& page : answer.pages()) {
+    Json row = {{"page", document["pages_in_order"].size()}};
+    row.update(ToJson(page));
+    document["pages_in_order"].push_back(std::move(row));
+  }
+  document["index_blocks_in_order"] = Json::array();
+  for (const v1::PageInfo& block : answer.index_blocks()) {
+    document["index_blocks_in_order"].push_back(ToJson(block));
+  }
+  return document;
+}
+
+Result<int> Show(const Options& options, uint64_t sequence, bool pages) {
+  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
+  const Json document = Document(answer);
+  PrintRecord(options.style, document, kRecord, std::cout);
+  if (pages && options.style.format == Format::kTable) {
+    std::cout << "\n";
+    PrintList(options.style, document, "pages_in_order", kPages, std::cout);
+  }
+  return kOk;
+}
+
+// Cells that fit beside a row's label, a multiple of 8.
+int GridColumns(int asked) {
+  if (asked > 0) return asked;
+  constexpr int kLabel = 10;
+  winsize size{};
+  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > kLabel + 8;
+  return known ? std::min((size.ws_col - kLabel) / 8 * 8, 128) : 64;
+}
+
+int64_t PageTokens(const v1::Sequence& sequence) {
+  return sequence.pages() == 0 ? 0 : sequence.capacity_tokens() / sequence.pages();
+}
+
+Result<int> Map(const Options& options, uint64_t sequence, int columns, bool ascii) {
+  KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
+  if (options.style.format != Format::kTable) {
+    PrintDocument(options.style.format, Document(answer), std::cout);
+    return kOk;
+  }
+  std::vector<GridPage> pages;
+  for (const v1::PageInfo& page : answer.pages()) {
+    pages.push_back({page.tier() == "host", page.shared(), page.selected()});
+  }
+  const v1::Sequence& s = answer.sequence();
+  if (options.style.headers) {
+    std::cout << "sequence " << s.sequence() << ", plan " << Printable(s.plan()) << ", "
+              << s.tokens() << " tokens\n";
+  }
+  std::cout << DrawGrid(pages, {ColourWanted(), ascii, GridColumns(columns), PageTokens(s)});
+  return kOk;
+}
+
+constexpr Column kMoved[] = {{"SEQUENCE", "/sequence"},
+                             {"PAGES", "/pages"},
+                             {"BYTES", "/bytes", Bytes},
+                             {"TABLE VERSION", "/version"}};
+
+Result<int> Move(const Options& options, uint64_t sequence, bool demote) {
+  v1::MoveRequest request;
+  request.set_sequence(sequence);
+  KVS_ASSIGN_OR_RETURN(
+      const auto answer,
+      Ask(options, demote ? &v1::Admin::Stub::Demote : &v1::Admin::Stub::Prefetch, request));
+  Json document = {{"sequence", sequence}};
+  document.update(ToJson(answer));
+  PrintRecord(options.style, document, kMoved, std::cout);
+  return kOk;
+}
+
+struct Arguments {
+  uint64_t sequence = 0, session = 0;
+  bool pages = false, ascii = false;
+  int columns = 0;
+};
+
+}  // namespace
+
+void AddSequence(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun =
+      app.add_subcommand("seq", "Sequences: their pages, where they lie, what is read");
+  noun->require_subcommand(1);
+  auto args = std::make_shared<Arguments>();
+  const auto add = [&](const char* name, const char* description) {
+    CLI::App* verb = noun->add_subcommand(name, description);
+    verb->add_option("SEQ", args->sequence, "Its number in `kvstrata seq ls`")->required();
+    return verb;
+  };
+
+  CLI::App* ls = noun->add_subcommand("ls", "All sequences");
+  ls->add_option("--session", args->session, "Only those of this session");
+  Runs(ls, invocation, [&invocation, args] { return List(invocation.options, args->session); });
+
+  CLI::App* show = add("show", "One sequence");
+  show->add_flag("--pages", args->pages, "And every page (always there with -o json and yaml)");
+  Runs(show, invocation,
+       [&invocation, args] { return Show(invocation.options, args->sequence, args->pages); });
+
+  CLI::App* map = add("map", "Draw its pages by tier and by how often steps selected them");
+  map->add_option("--columns", args->columns,
+                  "Pages a row (default: what the terminal fits, or 64)")
+      ->check(CLI::Range(1, 1024));
+  map->add_flag("--ascii", args->ascii, "Without Unicode");
+  Runs(map, invocation, [&invocation, args] {
+    return Map(invocation.options, args->sequence, args->columns, args->ascii);
+  });
+
+  Runs(add("demote", "Move its sealed pages from device to host memory"), invocation,
+       [&invocation, args] { return Move(invocation.options, args->sequence, true); });
+  Runs(add("prefetch", "Move its sealed pages from host to device memory"), invocation,
+       [&invocation, args] { return Move(invocation.options, args->sequence, false); });
+}
+
+}  // namespace kvstrata::cli

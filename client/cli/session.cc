@@ -1,0 +1,39 @@
+// session ls: who is attached.
+#include <iostream>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kList[] = {
+    {"SESSION", "/session", nullptr, true},
+    {"CLIENT", "/client_name"},
+    {"PID", "/pid", nullptr, true},
+    {"UID", "/uid", nullptr, true},
+    {"TENANT", "/tenant"},
+    {"ROAD", "/road"},
+    {"SEQUENCES", "/sequences", nullptr, true},
+    {"USED", "/used_bytes", Bytes, true},
+    {"STEPS", "/open_steps", nullptr, true},
+    {"AGE", "/age_us", Microseconds, true},
+};
+
+Result<int> List(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest()));
+  PrintList(options.style, ToJson(answer), "sessions", kList, std::cout);
+  return kOk;
+}
+
+}  // namespace
+
+void AddSession(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("session", "Sessions: attached engines and tools");
+  noun->require_subcommand(1);
+  Runs(noun->add_subcommand("ls", "All sessions, what they hold, and whether they are in a step"),
+       invocation, [&invocation] { return List(invocation.options); });
+}
+
+}  // namespace kvstrata::cli

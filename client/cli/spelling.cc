@@ -1,0 +1,75 @@
+#include "client/cli/spelling.h"
+
+#include <algorithm>
+
+namespace kvstrata::cli {
+namespace {
+
+const CLI::App* Find(const std::vector<const CLI::App*>& verbs, const std::string& word) {
+  for (const CLI::App* verb : verbs) {
+    if (verb->get_name() == word) return verb;
+  }
+  return nullptr;
+}
+
+std::vector<const CLI::App*> Verbs(const CLI::App& app) { return app.get_subcommands(nullptr); }
+
+std::string Describe(const std::string& path, const std::string& word,
+                     const std::vector<const CLI::App*>& verbs) {
+  std::string known, best;
+  size_t least = 3;  // two typing errors at most
+  for (const CLI::App* verb : verbs) {
+    const std::string& name = verb->get_name();
+    known += (known.empty() ? "" : ", ") + name;
+    const size_t distance = EditDistance(name, word);
+    if (distance < least) {
+      least = distance;
+      best = name;
+    }
+  }
+  return "no verb '" + path + word + "'; " +
+         (best.empty() ? "" : "did you mean '" + path + best + "'? ") + "There are " + known;
+}
+
+// Options of the root, which may stand anywhere, that are followed by a value.
+bool TakesValue(const CLI::App& root, const std::string& word) {
+  const CLI::Option* option = root.get_option_no_throw(word);
+  return option != nullptr && option->get_items_expected_max() > 0;
+}
+
+}  // namespace
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({substitute, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* at = &app;
+  std::string path;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i].starts_with("-")) {
+      i += TakesValue(app, words[i]) ? 1 : 0;
+      continue;
+    }
+    const auto verbs = Verbs(*at);
+    if (verbs.empty()) return "";
+    const CLI::App* next = Find(verbs, words[i]);
+    if (next == nullptr) return Describe(path, words[i], verbs);
+    at = next;
+    path += words[i] + " ";
+  }
+  return "";
+}
+
+}  // namespace kvstrata::cli

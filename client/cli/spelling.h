@@ -1,0 +1,21 @@
+// Spelling: which word of a command line is no verb, and what was probably meant. Pure functions.
+#ifndef KVSTRATA_CLIENT_CLI_SPELLING_H_
+#define KVSTRATA_CLIENT_CLI_SPELLING_H_
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvstrata::cli {
+
+// Insertions, deletions, substitutions between two words.
+size_t EditDistance(std::string_view a, std::string_view b);
+
+// "no verb 'seq lst'; did you mean 'ls'? ..." for the first word that names no subcommand where one
+// is due; "" if the command line fails for another reason. `words` are argv without the program.
+std::string UnknownVerb(const CLI::App& app, const std::vector<std::string>& words);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_SPELLING_H_

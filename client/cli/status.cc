@@ -1,0 +1,107 @@
+// status, health, version: is it there, what does it hold, which build is it.
+#include <iostream>
+#include <memory>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+#include "kvstrata/kvstrata.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kRecord[] = {
+    {"VERSION", "/version"},
+    {"PID", "/pid"},
+    {"SOCKET", "/socket"},
+    {"HEALTH", "/health"},
+    {"UPTIME", "/uptime_us", Microseconds},
+    {"BACKEND", "/backend"},
+    {"SESSIONS", "/sessions"},
+    {"SEQUENCES", "/sequences"},
+    {"MODELS", "/models"},
+    {"CACHED PREFIX PAGES", "/prefix_pages"},
+    {"PREFIX HIT RATE", "/hit_rate", Percent},
+    {"TABLES PUBLISHED", "/publications"},
+    {"AWAITING READERS", "/retired_bytes", Bytes},
+};
+constexpr Column kPools[] = {
+    {"POOL", "/tier"},
+    {"DEVICE", "/device"},
+    {"USED", "/used_bytes", Bytes, true},
+    {"CACHED", "/cached_bytes", Bytes, true},
+    {"CAPACITY", "/capacity_bytes", Bytes, true},
+};
+
+Result<int> ShowStatus(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()));
+  Json document = ToJson(answer);
+  document["hit_rate"] = nullptr;
+  if (answer.lookup_tokens() > 0) {
+    document["hit_rate"] = static_cast<double>(answer.lookup_hit_tokens()) /
+                           static_cast<double>(answer.lookup_tokens());
+  }
+  PrintRecord(options.style, document, kRecord, std::cout);
+  if (options.style.format == Format::kTable) {
+    std::cout << "\n";
+    PrintList(options.style, document, "pools", kPools, std::cout);
+  }
+  return kOk;
+}
+
+constexpr Column kHealth[] = {{"HEALTH", "/health"}, {"STATE", "/state"}};
+
+Result<int> ShowHealth(const Options& options, bool quiet) {
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  KVS_ASSIGN_OR_RETURN(const std::string health, connection->Health());
+  bool serving = health == "SERVING";
+  // The state is for the daemon's user and root; health alone is for everyone that may connect.
+  std::string state = "not shown: only the daemon's own user and root see it";
+  auto answer = connection->Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  if (answer.ok()) {
+    state = answer->health();
+    serving = serving && state == "serving";
+  } else if (answer.status().code() != Code::kPermissionDenied) {
+    return answer.status();
+  }
+  const Json document = {{"healthy", serving}, {"health", health}, {"state", state}};
+  if (!quiet) PrintRecord(options.style, document, kHealth, std::cout);
+  return serving ? kOk : kFailed;
+}
+
+constexpr Column kVersion[] = {{"CLIENT", "/client"},
+                               {"ABI", "/abi"},
+                               {"ROAD", "/road"},
+                               {"DAEMON", "/daemon"},
+                               {"COMMIT", "/commit"}};
+
+Result<int> ShowVersion(const Options& options) {
+  Json document = {{"client", kvs_version()},
+                   {"abi", kvs_abi_version()},
+                   {"road", kvs_road()},
+                   {"daemon", nullptr},
+                   {"commit", nullptr}};
+  // A version is wanted with and without a daemon.
+  const auto answer = Ask(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  if (answer.ok()) {
+    document["daemon"] = answer->version();
+    document["commit"] = answer->commit();
+  }
+  PrintRecord(options.style, document, kVersion, std::cout);
+  return kOk;
+}
+
+}  // namespace
+
+void AddStatus(CLI::App& app, Invocation& invocation) {
+  Runs(app.add_subcommand("status", "What the daemon is and holds"), invocation,
+       [&invocation] { return ShowStatus(invocation.options); });
+  auto quiet = std::make_shared<bool>(false);
+  CLI::App* health = app.add_subcommand("health", "Exit 0 if the daemon serves, 1 if it does not");
+  health->add_flag("-q,--quiet", *quiet, "Print nothing, only exit");
+  Runs(health, invocation, [&invocation, quiet] { return ShowHealth(invocation.options, *quiet); });
+  Runs(app.add_subcommand("version", "Versions of this program, the library and the daemon"),
+       invocation, [&invocation] { return ShowVersion(invocation.options); });
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,58 @@
+// The command table: global options and one row per noun. Help, completions and docs/cli.md follow
+// it.
+#include <array>
+
+#include "client/cli/invocation.h"
+#include "kvstrata/kvstrata.h"
+
+namespace kvstrata::cli {
+namespace {
+
+using AddNoun = void (*)(CLI::App&, Invocation&);
+constexpr std::array<AddNoun, 9> kNouns = {AddStatus,  AddPlan,     AddModel,
+                                           AddSession, AddSequence, AddPool,
+                                           AddConfig,  AddReplay,   AddCompletion};
+
+void SetFormat(Invocation& invocation, const std::string& name) {
+  invocation.options.style.format = name == "json"   ? Format::kJson
+                                    : name == "yaml" ? Format::kYaml
+                                                     : Format::kTable;
+}
+
+void SetTimeout(Invocation& invocation, const std::string& text) {
+  auto timeout = ParseDuration(text);
+  if (!timeout.ok()) throw CLI::ValidationError("--timeout", timeout.status().message());
+  invocation.options.timeout = *timeout;
+}
+
+void AddGlobalOptions(CLI::App& app, Invocation& invocation) {
+  app.add_option_function<std::string>(
+         "-o,--output", [&invocation](const std::string& name) { SetFormat(invocation, name); },
+         "Form of the answer (default: table)")
+      ->check(CLI::IsMember({"table", "json", "yaml"}));
+  app.add_option("--socket", invocation.options.socket,
+                 "The daemon's socket (default: KVSTRATA_SOCKET, else the daemon's own default)");
+  app.add_option_function<std::string>(
+         "--timeout", [&invocation](const std::string& text) { SetTimeout(invocation, text); },
+         "Longest wait for the daemon: 500ms, 5s, 2m (default: 5s)")
+      ->type_name("DURATION");
+  app.add_flag_callback(
+      "--no-headers", [&invocation] { invocation.options.style.headers = false; },
+      "Tables without their headers");
+}
+
+}  // namespace
+
+void BuildTable(CLI::App& app, Invocation& invocation) {
+  app.description("kvstrata: ask a running kvstratad, and replay traces through it");
+  app.footer(
+      "Exit codes: 0 ok, 1 failed, 2 usage, 3 not connected, 4 denied, 5 not found, 6 timeout.\n"
+      "Every verb has --help; docs/cli.md has examples and the JSON keys.");
+  app.set_version_flag("--version", std::string("kvstrata ") + kvs_version());
+  app.fallthrough();  // global options may follow the verb
+  app.require_subcommand(1);
+  AddGlobalOptions(app, invocation);
+  for (const AddNoun add : kNouns) add(app, invocation);
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,81 @@
+// Trace: what a model wrote into its cache and asked of it, recorded (docs/traces.md).
+//
+// Open proves the whole file before anybody uses a part of it: metadata, names, dtypes, shapes,
+// finite values. Ownership: owns the file's mapping; keys, values and queries point into it.
+// Threads: immutable. Cost: Open reads every byte once.
+// Errors: those of safetensors.h, TRACE_VERSION, TRACE_METADATA, TRACE_TENSOR, TRACE_VALUE.
+#ifndef KVSTRATA_CLIENT_CLI_TRACE_H_
+#define KVSTRATA_CLIENT_CLI_TRACE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "client/cli/safetensors.h"
+
+namespace kvstrata::cli {
+
+struct TraceShape {
+  int32_t layers = 0;  // of the model; TraceLayer::layer says which are there
+  int32_t query_heads = 0, kv_heads = 0, head_dim = 0, page_tokens = 0;
+  int32_t prompt = 0, steps = 0, tail = 0;  // N0, T, tail
+
+  int32_t tokens() const { return prompt + steps; }
+  int64_t kv_row() const { return int64_t{kv_heads} * head_dim; }  // values of one token
+  int64_t q_row() const { return int64_t{query_heads} * head_dim; }
+};
+
+// bf16 bit patterns, row-major.
+struct TraceLayer {
+  int32_t layer = 0;
+  const uint16_t* k = nullptr;  // [N0 + T][kv_heads][head_dim]
+  const uint16_t* v = nullptr;  // [N0 + T][kv_heads][head_dim]
+  const uint16_t* q = nullptr;  // [tail + T][query_heads][head_dim]
+};
+
+class Trace {
+ public:
+  static Result<Trace> Open(const std::string& path);
+  static Result<Trace> FromFile(Safetensors file);
+
+  const TraceShape& shape() const { return shape_; }
+  const std::vector<TraceLayer>& layers() const { return layers_; }
+  const std::vector<int32_t>& tokens() const { return tokens_; }
+  // Empty when the trace has none.
+  const std::vector<float>& surprisal() const { return surprisal_; }
+  const std::vector<float>& entropy() const { return entropy_; }
+  const std::vector<uint8_t>& boundary() const { return boundary_; }
+  // "" when the key is absent.
+  std::string Metadata(const std::string& key) const;
+
+ private:
+  explicit Trace(Safetensors file) : file_(std::move(file)) {}
+  Status ReadMetadata();
+  Result<std::vector<int32_t>> LayerNumbers() const;
+  Result<int32_t> Number(const std::string& key, int32_t least, int32_t most) const;
+  Result<const TensorView*> Tensor(const std::string& name, const std::string& dtype,
+                                   const std::vector<int64_t>& shape) const;
+  Result<const uint16_t*> Rows(const std::string& name, const std::vector<int64_t>& shape) const;
+  Result<std::vector<float>> Series(const std::string& name, int64_t n) const;
+  Status ReadTensors();
+
+  Safetensors file_;
+  TraceShape shape_;
+  std::vector<TraceLayer> layers_;
+  std::vector<int32_t> tokens_;
+  std::vector<float> surprisal_, entropy_;
+  std::vector<uint8_t> boundary_;
+};
+
+inline float FromBf16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value;
+  __builtin_memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_TRACE_H_

@@ -1,0 +1,143 @@
+// Golden output of every form, the formats of columns, and the picture of pages.
+#include "client/cli/printer.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "client/cli/page_grid.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr Column kColumns[] = {
+    {"NAME", "/name"}, {"USED", "/used", Bytes, true}, {"DIM", "/geometry/dim", nullptr, true}};
+
+Json Document() {
+  return {{"things",
+           {{{"name", "llama"}, {"used", 1536}, {"geometry", {{"dim", 128}}}},
+            {{"name", "a\x1b[31mb"}, {"used", 0}, {"geometry", {{"dim", 64}}}},
+            {{"name", ""}, {"used", nullptr}}}}};
+}
+
+std::string List(Style style, const Json& document = Document()) {
+  std::ostringstream out;
+  PrintList(style, document, "things", kColumns, out);
+  return out.str();
+}
+
+TEST(Printer, TableAlignsEscapesAndShowsWhatIsAbsent) {
+  EXPECT_EQ(List({}),
+            "NAME           USED  DIM\n"
+            "llama       1.5 KiB  128\n"
+            "a\\x1b[31mb      0 B   64\n"
+            "-                 -    -\n");
+}
+
+TEST(Printer, NoHeadersLeavesTheRows) { EXPECT_EQ(List({.headers = false}).substr(0, 5), "llama"); }
+
+TEST(Printer, AnEmptyListIsItsHeaders) {
+  EXPECT_EQ(List({}, {{"things", Json::array()}}), "NAME  USED  DIM\n");
+}
+
+TEST(Printer, JsonIsTheDocument) {
+  const std::string text = List({.format = Format::kJson});
+  EXPECT_EQ(Json::parse(text), Document());
+  EXPECT_EQ(text.substr(0, 18), "{\n  \"things\": [\n  ");
+}
+
+TEST(Printer, JsonSurvivesTextThatIsNotUtf8) {
+  const std::string text = List({.format = Format::kJson}, {{"things", {{{"name", "\xff"}}}}});
+  EXPECT_NE(text.find("\xEF\xBF\xBD"), std::string::npos);
+}
+
+TEST(Printer, YamlOfADocument) {
+  const Json document = {{"version", "0.1.0"},
+                         {"name", "quest"},
+                         {"answer", "yes"},
+                         {"text", "quest{budget = 1024}"},
+                         {"line", "a\nb: c"},
+                         {"empty", ""},
+                         {"number", 1.5},
+                         {"none", nullptr},
+                         {"pools", {{{"tier", "device"}, {"shape", {1, 2}}}, {{"tier", "host"}}}},
+                         {"nothing", Json::array()},
+                         {"grid", {{1, 2}, {3}}}};
+  EXPECT_EQ(ToYaml(document),
+            "version: \"0.1.0\"\n"
+            "name: quest\n"
+            "answer: \"yes\"\n"
+            "text: \"quest{budget = 1024}\"\n"
+            "line: \"a\\nb: c\"\n"
+            "empty: \"\"\n"
+            "number: 1.5\n"
+            "none: null\n"
+            "pools:\n"
+            "  - tier: device\n"
+            "    shape:\n"
+            "      - 1\n"
+            "      - 2\n"
+            "  - tier: host\n"
+            "nothing: []\n"
+            "grid:\n"
+            "  -\n"
+            "    - 1\n"
+            "    - 2\n"
+            "  -\n"
+            "    - 3\n");
+}
+
+TEST(Printer, RecordIsOneLineAField) {
+  std::ostringstream out;
+  PrintRecord({}, Document()["things"][0], kColumns, out);
+  EXPECT_EQ(out.str(), "NAME  llama\nUSED  1.5 KiB\nDIM   128\n");
+}
+
+TEST(Printer, Formats) {
+  EXPECT_EQ(Bytes(1023), "1023 B");
+  EXPECT_EQ(Bytes(uint64_t{4} << 30), "4.0 GiB");
+  EXPECT_EQ(Bytes(uint64_t{1} << 60), "1048576.0 TiB");
+  EXPECT_EQ(Microseconds(999), "999us");
+  EXPECT_EQ(Microseconds(1500), "1ms");
+  EXPECT_EQ(Microseconds(192000000), "3m12s");
+  EXPECT_EQ(Microseconds(7200000000), "2h");
+  EXPECT_EQ(Microseconds(90061000000), "1d1h");
+  EXPECT_EQ(Percent(0.5), "50.0 %");
+  EXPECT_EQ(Fixed4(0.91235), "0.9123");
+  EXPECT_EQ(Width("· ░"), 3u);
+}
+
+TEST(PageGrid, ShadesAreQuartersOfTheMost) {
+  EXPECT_EQ(Shade(0, 8), 0);
+  EXPECT_EQ(Shade(1, 8), 1);
+  EXPECT_EQ(Shade(2, 8), 1);
+  EXPECT_EQ(Shade(3, 8), 2);
+  EXPECT_EQ(Shade(8, 8), 4);
+  EXPECT_EQ(Shade(UINT32_MAX, UINT32_MAX), 4);
+}
+
+TEST(PageGrid, DrawsTiersAndShadesWithoutColour) {
+  const std::vector<GridPage> pages = {
+      {false, true, 0}, {false, false, 1}, {false, false, 4}, {true, false, 0}, {true, false, 4}};
+  EXPECT_EQ(DrawGrid(pages, {.columns = 3, .page_tokens = 16}),
+            "   token\n"
+            "       0  ·░█\n"
+            "      48  ∘●\n"
+            "\n"
+            "device ·░▒▓█  host   ∘○◔◑●   never .. up to 4 times selected\n"
+            "5 pages: 3 device, 2 host, 1 shared, 2 never selected\n");
+  const std::string plain = DrawGrid(pages, {.ascii = true, .columns = 8});
+  EXPECT_EQ(plain.substr(0, 27), "    page\n       0  .14,d\n\nd");
+  for (const char c : plain) EXPECT_LT(static_cast<unsigned char>(c), 0x80);
+}
+
+TEST(PageGrid, ColourOnlyWhenAsked) {
+  const std::vector<GridPage> pages = {{false, false, 1}, {true, true, 1}};
+  EXPECT_EQ(DrawGrid(pages, {.colour = false}).find('\x1b'), std::string::npos);
+  EXPECT_NE(DrawGrid(pages, {.colour = true}).find("\x1b[33m\x1b[4m●\x1b[0m"), std::string::npos);
+}
+
+TEST(PageGrid, NoPagesIsNoRow) { EXPECT_NE(DrawGrid({}, {}).find("0 pages"), std::string::npos); }
+
+}  // namespace
+}  // namespace kvstrata::cli

@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""The program `kvstrata` as a shell sees it: exit codes, output, errors; with no daemon, with a socket
+that never answers, and with a real daemon where one was built.
+
+Usage: program_test.py --cli PATH --daemon PATH. Ends with `N passed, N failed`.
+"""
+import argparse
+import json
+import os
+import select
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+
+DEADLINE_S = 60
+
+
+class Cli:
+    def __init__(self, program, folder):
+        self.program, self.folder = program, folder
+        self.socket = os.path.join(folder, "k.sock")
+
+    def __call__(self, *words, stdin=subprocess.DEVNULL, **env):
+        environment = {k: v for k, v in os.environ.items() if k not in ("KVSTRATA_SOCKET", "NO_COLOR")}
+        environment.update({"KVSTRATA_SOCKET": self.socket, **env})
+        return subprocess.run([self.program, *words], env=environment, stdin=stdin, timeout=DEADLINE_S,
+                              capture_output=True, text=True)
+
+
+def expect(result, code, *words):
+    shown = f"{result.args[1:]} exit {result.returncode}\n{result.stdout}{result.stderr}"
+    assert result.returncode == code, f"wanted exit {code}: {shown}"
+    for word in words:
+        assert word in result.stdout + result.stderr, f"wanted {word!r}: {shown}"
+    return result
+
+
+# ---- without a daemon ----
+
+def test_a_missing_daemon_is_3_and_says_how_to_start_one(cli):
+    expect(cli("status"), 3, "DAEMON_UNREACHABLE", cli.socket, "kvstratad --socket " + cli.socket)
+    error = json.loads(expect(cli("seq", "ls", "-o", "json"), 3).stderr)["error"]
+    assert error["reason"] == "DAEMON_UNREACHABLE" and error["code"] == "UNAVAILABLE" and error["next"]
+    expect(cli("health", "-q"), 3)
+
+
+def test_a_stale_socket_is_3(cli):
+    stale = os.path.join(cli.folder, "stale.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(stale)
+    listener.close()
+    expect(cli("status", "--socket", stale), 3, "left it behind")
+
+
+def test_a_socket_that_is_none_is_3(cli):
+    expect(cli("status", "--socket", cli.folder), 3, "SOCKET_INVALID", "a directory")
+    expect(cli("status", "--socket", __file__), 3, "not a socket")
+    expect(cli("status", "--socket", "/" + "x" * 200), 3, "bytes")
+
+
+def test_a_deaf_daemon_is_6(cli):
+    deaf = os.path.join(cli.folder, "deaf.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(deaf)
+        listener.listen(8)
+        expect(cli("status", "--socket", deaf, "--timeout", "300ms"), 6, "DEADLINE", "300 ms")
+        expect(cli("health", "--socket", deaf, "--timeout", "300ms"), 6)
+
+
+def test_a_forbidden_socket_is_4(cli):
+    if os.geteuid() != 0 or not shutil.which("setpriv"):
+        print("    not checked: needs root and setpriv")
+        return
+    forbidden = os.path.join(cli.folder, "forbidden.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(forbidden)
+        os.chmod(forbidden, 0o600)
+        os.chmod(cli.folder, 0o755)
+        copy = os.path.join(tempfile.mkdtemp(prefix="kvs-cli-"), "kvstrata")
+        shutil.copy(cli.program, copy)  # where another user can run it, whatever the build folder's mode
+        os.chmod(os.path.dirname(copy), 0o755)
+        library = next(line.split("=>")[1].split("(")[0].strip()
+                       for line in subprocess.run(["ldd", cli.program], capture_output=True,
+                                                  text=True).stdout.splitlines() if "libkvstrata" in line)
+        shutil.copy(library, os.path.join(os.path.dirname(copy), "libkvstrata.so.0"))
+        result = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", copy, "status", "--socket",
+                                 forbidden], env={"LD_LIBRARY_PATH": os.path.dirname(copy)}, timeout=DEADLINE_S,
+                                capture_output=True, text=True)
+        shutil.rmtree(os.path.dirname(copy))
+        expect(result, 4, "SOCKET_DENIED", "next:")
+
+
+def test_usage_is_2(cli):
+    expect(cli(), 2, "USAGE")
+    expect(cli("sttaus"), 2, "did you mean 'status'?")
+    expect(cli("seq", "show"), 2, "SEQ")
+    expect(cli("status", "-o", "xml"), 2, "json")
+    expect(cli("status", "--timeout", "never"), 2, "500ms")
+    expect(cli("evict"), 2, "CONFIRMATION_MISSING", "--yes")
+
+
+def test_help_and_version_need_no_daemon(cli):
+    assert "Exit codes" in expect(cli("--help"), 0).stdout
+    for words in (["seq", "map"], ["plan"], ["replay"], ["config", "check"]):
+        expect(cli(*words, "--help"), 0, "Usage")
+    version = json.loads(expect(cli("version", "-o", "json"), 0).stdout)
+    assert version["client"] and version["abi"] == 1 and version["daemon"] is None
+    expect(cli("--version"), 0, version["client"])
+
+
+def test_completions_parse(cli):
+    script = expect(cli("completion", "bash"), 0).stdout
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    for shell in ("zsh", "fish"):
+        expect(cli("completion", shell), 0, "prefetch")
+
+
+def test_bad_traces_name_the_field(cli):
+    path = os.path.join(cli.folder, "bad.safetensors")
+
+    def replay():
+        return cli("replay", path, "--plan", "full")
+    expect(replay(), 5, "TRACE_UNREADABLE")
+    for content, reason in ((b"abc", "TRACE_TRUNCATED"), (b"GGUF\3\0\0\0\0\0\0\0\0\0", "TRACE_FOREIGN"),
+                            (struct.pack("<Q", 100) + b"{}", "TRACE_TRUNCATED"),
+                            (struct.pack("<Q", 2) + b"{}", "TRACE_FOREIGN")):
+        with open(path, "wb") as file:
+            file.write(content)
+        expect(replay(), 1, reason, path, "docs/traces.md")
+
+
+# ---- with a real daemon ----
+
+def daemon_reports(cli):
+    status = json.loads(expect(cli("status", "-o", "json"), 0).stdout)
+    assert status["socket"] == cli.socket and status["sessions"] == 0
+    assert [p["tier"] for p in status["pools"]] == ["device", "host"]
+    expect(cli("status"), 0, "VERSION", "CAPACITY")
+    expect(cli("health"), 0, "SERVING", "serving")
+    assert cli("health", "-q").stdout == ""
+    assert json.loads(cli("version", "-o", "json").stdout)["daemon"] == status["version"]
+
+
+def daemon_lists(cli):
+    plans = json.loads(expect(cli("plan", "ls", "-o", "json"), 0).stdout)["plans"]
+    assert {"full", "window", "quest", "chess"} <= {p["name"] for p in plans}
+    expect(cli("plan", "show", "quest{budget = 1024}"), 0, "budget = 1024")
+    expect(cli("plan", "show", "qest"), 5, "PLAN_UNKNOWN", "quest")
+    expect(cli("plan", "show", "quest{budgte = 1}"), 2, "budget")
+    for words in (["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["config", "show"]):
+        table = expect(cli(*words), 0).stdout.splitlines()
+        rows = expect(cli(*words, "--no-headers"), 0).stdout.splitlines()
+        assert len(rows) == len(table) - 1, (words, table, rows)
+        json.loads(expect(cli(*words, "-o", "json"), 0).stdout)
+        expect(cli(*words, "-o", "yaml"), 0, ":")
+
+
+def daemon_names_what_is_not_there(cli):
+    for words in (["seq", "show", "99"], ["seq", "map", "99"], ["seq", "demote", "99"],
+                  ["seq", "prefetch", "99"]):
+        expect(cli(*words), 5, "SEQUENCE_UNKNOWN", "kvstrata seq ls")
+    expect(cli("model", "show", "nothing"), 5, "MODEL_UNKNOWN")
+
+
+def daemon_books_and_cache(cli):
+    expect(cli("audit"), 0, "yes")
+    expect(cli("evict", "--dry-run"), 0)
+    expect(cli("evict", "--yes"), 0)
+
+
+def daemon_checks_files(cli):
+    path = os.path.join(cli.folder, "k.toml")
+    with open(path, "w") as file:
+        file.write("nonsense = [\n")
+    expect(cli("config", "check", path), 1)
+    with open(path, "w") as file:
+        file.write("")
+    expect(cli("config", "check", path), 0)
+    assert json.loads(cli("config", "check", path, "-o", "json").stdout)["valid"] is True
+
+
+def trace_bytes(prompt=600, steps=6, tail=8):
+    """A trace of random keys: 4 query heads, 2 KV heads, dim 64, layers 0 and 2 of 3."""
+    import random
+    draw = random.Random(7)
+    tokens = prompt + steps
+
+    def bf16(n):
+        return b"".join(struct.pack("<f", draw.gauss(0, 1))[2:] for _ in range(n))
+    tensors = {"tokens": ("I32", [tokens], struct.pack(f"<{tokens}i", *range(tokens))),
+               "entropy": ("F32", [steps], struct.pack(f"<{steps}f", *[1.0] * steps)),
+               "surprisal": ("F32", [prompt], struct.pack(f"<{prompt}f", *[0.5] * prompt))}
+    for layer in (0, 2):
+        tensors[f"k.{layer}"] = ("BF16", [tokens, 2, 64], bf16(tokens * 128))
+        tensors[f"v.{layer}"] = ("BF16", [tokens, 2, 64], bf16(tokens * 128))
+        tensors[f"q.{layer}"] = ("BF16", [tail + steps, 4, 64], bf16((tail + steps) * 256))
+    tensors["boundary"] = ("U8", [tokens], bytes(tokens))
+    header = {"__metadata__": {
+        "format": "kvstrata-trace", "format_version": "1", "layers": "3", "trace_layers": "0,2",
+        "query_heads": "4", "kv_heads": "2", "head_dim": "64", "page_tokens": "16", "keys": "post_rope",
+        "N0": str(prompt), "T": str(steps), "tail": str(tail)}}
+    data = b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def daemon_replays(cli):
+    path = os.path.join(cli.folder, "t.safetensors")
+    with open(path, "wb") as file:
+        file.write(trace_bytes())
+    small = ["quest{budget = 128, min_tokens = 0}", "window{n_sink = 4, n_recent = 60, min_tokens = 0}",
+             "chess{min_tokens = 0, window = 4}"]
+    plans = [word for plan in ["full"] + small for word in ("--plan", plan)]
+    result = json.loads(expect(cli("replay", path, *plans, "-o", "json"), 0).stdout)
+    assert result["layers"] == [0, 2] and result["steps"] == 6
+    reference, full, *sparse = result["plans"]
+    for row in (reference, full):
+        assert abs(row["mass_recall"]["mean"] - 1) < 1e-6 and row["output_error"]["p95"] < 1e-6, row
+        assert row["kv_tokens_per_step"] == 603.5 and row["oracle_overlap"] == 1, row
+    assert full["held_tokens"] > 0, "the second sequence found no prefix"
+    for row in sparse:
+        assert 0 < row["mass_recall"]["mean"] < 1, row
+        assert 0 < row["output_error"]["mean"] and row["output_error"]["codec"]["mean"] == 0, row
+        assert row["kv_tokens_per_step"] < 400, row
+        assert 0 < row["oracle_overlap"] < 1, row
+        assert row["kv_bytes_per_step"]["total"] == row["kv_tokens_per_step"] * 2 * 2 * 2 * 64 * 2, row
+    window = sparse[1]
+    assert window["kv_tokens_per_step"] == 64, window
+    assert sparse[2]["selections"] is not None, sparse[2]
+    expect(cli("replay", path, "--plan", "quest", "--steps", "2", "--layers", "2"), 0, "RECALL", "1 layers")
+    expect(cli("replay", path, "--plan", "quest", "--layers", "1"), 2, "REPLAY_LAYER")
+    expect(cli("replay", path, "--plan", "qest"), 5, "PLAN_UNKNOWN")
+    expect(cli("audit"), 0, "yes")
+    assert json.loads(cli("session", "ls", "-o", "json").stdout)["sessions"] == []
+
+
+def with_daemon(program, cli):
+    """Starts a daemon on cli's socket; yields nothing, returns its process."""
+    read, write = os.pipe()
+    process = subprocess.Popen([program, "--socket", cli.socket, "--ready-fd", str(write)], pass_fds=[write])
+    os.close(write)
+    ready = select.select([read], [], [], DEADLINE_S)[0] and os.read(read, 1)
+    os.close(read)
+    if not ready:
+        process.kill()
+        process.wait()
+        raise RuntimeError("the daemon was not ready in time")
+    return process
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cli", required=True)
+    parser.add_argument("--daemon", required=True)
+    args = parser.parse_args()
+    passed = failed = 0
+
+    def run(test, cli):
+        nonlocal passed, failed
+        try:
+            test(cli)
+            passed += 1
+            print("ok     ", test.__name__)
+        except Exception:
+            failed += 1
+            print("FAILED ", test.__name__)
+            traceback.print_exc(file=sys.stdout)
+
+    everything = list(globals().items())
+    with tempfile.TemporaryDirectory(prefix="kvs-cli-") as folder:
+        cli = Cli(args.cli, folder)
+        for name, test in everything:
+            if name.startswith("test_"):
+                run(test, cli)
+        if os.access(args.daemon, os.X_OK):
+            process = with_daemon(args.daemon, cli)
+            try:
+                for name, test in everything:
+                    if name.startswith("daemon_"):
+                        run(test, cli)
+            finally:
+                process.terminate()
+                process.wait(DEADLINE_S)
+        else:
+            print(f"NOT RUN: tests with a daemon: no {args.daemon}")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

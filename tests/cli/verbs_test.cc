@@ -1,0 +1,217 @@
+// The command table: every verb has help, completions of it parse, errors have their exit codes.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+#include "client/cli/completion.h"
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+#include "client/cli/spelling.h"
+
+namespace kvstrata::cli {
+namespace {
+
+struct Table {
+  CLI::App app{"", "kvstrata"};
+  Invocation invocation;
+  Table() { BuildTable(app, invocation); }
+
+  int Parse(std::vector<std::string> words) {
+    std::reverse(words.begin(), words.end());  // as CLI11 takes a vector
+    try {
+      app.parse(words);
+      return 0;
+    } catch (const CLI::ParseError& error) {
+      return error.get_exit_code();
+    }
+  }
+};
+
+void EachVerb(const CLI::App& app, const std::string& path,
+              const std::function<void(const CLI::App&, const std::string&)>& f) {
+  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
+    const std::string name = path.empty() ? verb->get_name() : path + " " + verb->get_name();
+    f(*verb, name);
+    EachVerb(*verb, name, f);
+  }
+}
+
+TEST(Verbs, EveryVerbAndOptionHasHelp) {
+  Table table;
+  int verbs = 0;
+  EachVerb(table.app, "", [&](const CLI::App& verb, const std::string& name) {
+    ++verbs;
+    EXPECT_GT(verb.get_description().size(), 5u) << name;
+    EXPECT_NE(verb.help().find("Usage"), std::string::npos) << name;
+    for (const CLI::Option* option : verb.get_options()) {
+      EXPECT_GT(option->get_description().size(), 3u) << name << " " << option->get_name();
+    }
+  });
+  EXPECT_GE(verbs, 27);
+}
+
+TEST(Verbs, TheIssuesVerbsExist) {
+  for (const char* line : {"status",
+                           "health -q",
+                           "plan ls",
+                           "plan show quest",
+                           "model ls",
+                           "model show 1",
+                           "session ls",
+                           "seq ls",
+                           "seq show 1",
+                           "seq map 1",
+                           "seq demote 1",
+                           "seq prefetch 1",
+                           "pool ls",
+                           "config show",
+                           "config check x.toml",
+                           "replay x --plan quest --plan full --steps 4 --layers 0,2",
+                           "audit",
+                           "evict --dry-run",
+                           "version",
+                           "completion bash",
+                           "status -o json --timeout 500ms --socket /x",
+                           "-o yaml seq ls --no-headers"}) {
+    std::istringstream words(line);
+    const std::vector<std::string> all(std::istream_iterator<std::string>{words}, {});
+    Table table;
+    EXPECT_EQ(table.Parse(all), 0) << line;
+    EXPECT_TRUE(table.invocation.run != nullptr) << line;
+  }
+}
+
+TEST(Verbs, UsageErrors) {
+  for (const char* line :
+       {"", "sttaus", "seq", "seq show", "seq show x", "status -o xml", "replay x",
+        "status --timeout 5y", "status health", "completion csh", "status --nope"}) {
+    std::istringstream words(line);
+    const std::vector<std::string> all(std::istream_iterator<std::string>{words}, {});
+    Table table;
+    EXPECT_NE(table.Parse(all), 0) << line;
+  }
+}
+
+TEST(Verbs, DidYouMean) {
+  Table table;
+  EXPECT_NE(UnknownVerb(table.app, {"sttaus"}).find("did you mean 'status'?"), std::string::npos);
+  EXPECT_NE(
+      UnknownVerb(table.app, {"-o", "json", "seq", "mpa", "3"}).find("did you mean 'seq map'?"),
+      std::string::npos);
+  const std::string far = UnknownVerb(table.app, {"frobnicate"});
+  EXPECT_EQ(far.find("did you mean"), std::string::npos);
+  EXPECT_NE(far.find("There are status"), std::string::npos);
+  EXPECT_EQ(UnknownVerb(table.app, {"seq", "show", "x"}), "");
+  EXPECT_EQ(EditDistance("kitten", "sitting"), 3u);
+}
+
+std::string Shell(const std::string& script, const std::string& command) {
+  const std::string path = testing::TempDir() + "kvs_completion." + std::to_string(getpid());
+  std::ofstream(path) << script;
+  FILE* pipe = popen((command + " " + path + " 2>&1; echo rc=$?").c_str(), "r");
+  std::string out;
+  std::array<char, 4096> part;
+  for (size_t n; (n = fread(part.data(), 1, part.size(), pipe)) > 0;) out.append(part.data(), n);
+  pclose(pipe);
+  unlink(path.c_str());
+  return out;
+}
+
+TEST(Completion, BashParsesAndCompletes) {
+  Table table;
+  const std::string script = CompletionScript(table.app, "bash");
+  EXPECT_EQ(Shell(script, "bash -n"), "rc=0\n");
+  const auto complete = [&](const std::string& words, int at) {
+    return Shell(script + "\nCOMP_WORDS=(" + words + ") COMP_CWORD=" + std::to_string(at) +
+                     "\n_kvstrata\necho \"${COMPREPLY[*]}\"\n",
+                 "bash");
+  };
+  EXPECT_EQ(complete("kvstrata seq m", 2), "map\nrc=0\n");
+  EXPECT_EQ(complete("kvstrata -o y", 2), "yaml\nrc=0\n");
+  EXPECT_EQ(complete("kvstrata -o json se", 3), "session seq\nrc=0\n");
+  EXPECT_EQ(complete("kvstrata completion f", 2), "fish\nrc=0\n");
+  EXPECT_EQ(complete("kvstrata evict --dr", 2), "--dry-run\nrc=0\n");
+}
+
+TEST(Completion, EveryVerbIsInEveryScript) {
+  Table table;
+  for (const char* shell : {"bash", "zsh", "fish"}) {
+    const std::string script = CompletionScript(table.app, shell);
+    EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) {
+      EXPECT_NE(script.find("'" + name + "'"), std::string::npos) << shell << ": " << name;
+    });
+  }
+}
+
+TEST(Completion, ZshAndFishParseWhereTheyExist) {
+  Table table;
+  for (const char* shell : {"zsh", "fish"}) {
+    if (system((std::string("command -v ") + shell + " >/dev/null").c_str()) != 0) {
+      std::cout << "not checked: no " << shell << " on this machine\n";
+      continue;
+    }
+    EXPECT_EQ(Shell(CompletionScript(table.app, shell), std::string(shell) + " -n"), "rc=0\n");
+  }
+}
+
+TEST(Errors, ExitCodes) {
+  const auto exit = [](Code code, const char* reason) {
+    return ExitCodeOf(Status(code, reason, ""));
+  };
+  EXPECT_EQ(ExitCodeOf(OkStatus()), 0);
+  EXPECT_EQ(exit(Code::kInternal, "X"), 1);
+  EXPECT_EQ(exit(Code::kUnimplemented, "X"), 1);
+  EXPECT_EQ(exit(Code::kResourceExhausted, "POOL_EXHAUSTED"), 1);
+  EXPECT_EQ(exit(Code::kInvalidArgument, "TRACE_TENSOR"), 1);
+  EXPECT_EQ(exit(Code::kInvalidArgument, "PLAN_OPTION_INVALID"), 2);
+  EXPECT_EQ(exit(Code::kUnavailable, "DAEMON_UNREACHABLE"), 3);
+  EXPECT_EQ(exit(Code::kInvalidArgument, "SOCKET_INVALID"), 3);
+  EXPECT_EQ(exit(Code::kPermissionDenied, "X"), 4);
+  EXPECT_EQ(exit(Code::kNotFound, "SEQUENCE_UNKNOWN"), 5);
+  EXPECT_EQ(exit(Code::kInvalidArgument, "PLAN_UNKNOWN"), 5);
+  EXPECT_EQ(exit(Code::kDeadlineExceeded, "DEADLINE"), 6);
+}
+
+TEST(Errors, PrintReasonMessageAndNextStep) {
+  Options options;
+  options.socket = "/run/x.sock";
+  std::ostringstream text, json;
+  PrintError(Unavailable("DAEMON_UNREACHABLE", "no daemon"), options, text);
+  EXPECT_EQ(text.str().substr(0, 40), "kvstrata: DAEMON_UNREACHABLE: no daemon\n");
+  EXPECT_NE(text.str().find("next: start a daemon: kvstratad --socket /run/x.sock"),
+            std::string::npos);
+  options.style.format = Format::kJson;
+  PrintError(NotFound("SEQUENCE_UNKNOWN", "sequence 9"), options, json);
+  const Json error = Json::parse(json.str())["error"];
+  EXPECT_EQ(error["code"], "NOT_FOUND");
+  EXPECT_EQ(error["next"], "list them: kvstrata seq ls");
+}
+
+TEST(Options, Durations) {
+  EXPECT_EQ(ParseDuration("5s")->count(), 5000);
+  EXPECT_EQ(ParseDuration("500ms")->count(), 500);
+  EXPECT_EQ(ParseDuration("1.5")->count(), 1500);
+  EXPECT_EQ(ParseDuration("2m")->count(), 120000);
+  for (const char* bad : {"", "s", "0", "-1s", "2h", "5 s", "nan", "1e9", "5seconds"}) {
+    EXPECT_FALSE(ParseDuration(bad).ok()) << bad;
+  }
+}
+
+TEST(Json, MessagesKeepTheirFieldNamesAndNumbers) {
+  v1::ListModelsResponse message;
+  message.add_models()->mutable_geometry()->set_dtype(v1::DTYPE_BF16);
+  message.mutable_models(0)->set_page_bytes(int64_t{2} << 40);
+  const Json json = ToJson(message);
+  EXPECT_EQ(json["models"][0]["geometry"]["dtype"], "bf16");
+  EXPECT_EQ(json["models"][0]["page_bytes"], int64_t{2} << 40);
+  EXPECT_EQ(json["models"][0]["name"], "");
+}
+
+}  // namespace
+}  // namespace kvstrata::cli
