@@ -1,0 +1,19 @@
+"""kvstrata: keys and values of language models in a daemon's memory.
+
+    session   attach, models, sequences, steps (ctypes over libkvstrata; numpy in and out, no copies)
+    daemon    starts a private kvstratad and stops it
+    grpc      the daemon's gRPC services (needs grpcio); for tools
+    errors    one exception class for each code
+"""
+
+from .errors import (Aborted, AlreadyExists, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
+                     InvalidArgument, KvstrataError, NotFound, OutOfRange, PermissionDenied,
+                     ResourceExhausted, Unauthenticated, Unavailable, Unimplemented)
+from .session import Model, PageTableEntry, Sequence, Session, Step, attach
+from .tensors import DType
+
+__version__ = "0.1.0"
+__all__ = ["Aborted", "AlreadyExists", "DType", "DataLoss", "DeadlineExceeded", "FailedPrecondition",
+           "Internal", "InvalidArgument", "KvstrataError", "Model", "NotFound", "OutOfRange",
+           "PageTableEntry", "PermissionDenied", "ResourceExhausted", "Sequence", "Session", "Step",
+           "Unauthenticated", "Unavailable", "Unimplemented", "attach"]

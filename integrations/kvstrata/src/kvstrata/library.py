@@ -1,0 +1,161 @@
+"""Finds and declares libkvstrata: the functions of kvstrata.h with their C types.
+
+Looked for in this order: KVSTRATA_LIBRARY (a file, or a folder that holds both libraries), beside this
+package, build/lib of a source tree around it, the system's search path. Loaded once a road for the
+process.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import pathlib
+from collections.abc import Iterator
+
+from .errors import KvstrataError, error_of
+
+ABI_VERSION = 1
+NAMES = {"linked": "libkvstrata.so", "remote": "libkvstrata_remote.so"}
+
+
+class AttachOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("device_uuid", c.c_char_p), ("client_name", c.c_char_p),
+                ("backend", c.c_char_p), ("threads", c.c_uint32), ("timeout_ms", c.c_uint32)]
+
+
+class ModelDesc(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("name", c.c_char_p), ("digest", c.c_char_p),
+                ("adapter", c.c_char_p), ("layers", c.c_int32), ("query_heads", c.c_int32),
+                ("kv_heads", c.c_int32), ("head_dim", c.c_int32), ("page_tokens", c.c_int32),
+                ("dtype", c.c_int32), ("keys_pre_rope", c.c_int32), ("rank", c.c_int32),
+                ("ranks", c.c_int32), ("boundary_tokens", c.POINTER(c.c_int32)),
+                ("boundary_count", c.c_size_t)]
+
+
+class Tensor(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("dtype", c.c_int32), ("heads", c.c_int32),
+                ("head_dim", c.c_int32), ("tokens", c.c_int32), ("token_stride", c.c_int64),
+                ("head_stride", c.c_int64)]
+
+
+class StepMember(c.Structure):
+    _fields_ = [("sequence", c.c_uint64), ("tokens", c.POINTER(c.c_int32)), ("n", c.c_uint32)]
+
+
+class Page(c.Structure):
+    _fields_ = [("address", c.c_void_p), ("tier", c.c_uint32), ("flags", c.c_uint32)]
+
+
+class Array(c.Structure):
+    _fields_ = [("type", c.c_int32), ("dims", c.c_int32), ("shape", c.c_int64 * 4),
+                ("data", c.c_void_p), ("bytes", c.c_size_t)]
+
+
+_SESSION, _STEP, _MODEL, _SEQUENCE = c.c_void_p, c.c_void_p, c.c_uint64, c.c_uint64
+_INT, _SIZE, _U32, _TEXT = c.c_int, c.c_size_t, c.c_uint32, c.c_char_p
+_P = c.POINTER
+
+# name: (result, arguments)
+_FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "kvs_abi_version": (_INT, ()),
+    "kvs_version": (_TEXT, ()),
+    "kvs_road": (_TEXT, ()),
+    "kvs_code_name": (_TEXT, (_INT,)),
+    "kvs_error_message": (_TEXT, ()),
+    "kvs_error_reason": (_TEXT, ()),
+    "kvs_attach": (_INT, (_TEXT, _P(AttachOptions), _P(_SESSION))),
+    "kvs_detach": (None, (_SESSION,)),
+    "kvs_ping": (_INT, (_SESSION,)),
+    "kvs_model_register": (_INT, (_SESSION, _P(ModelDesc), _P(_MODEL))),
+    "kvs_sequence_open": (_INT, (_SESSION, _MODEL, _TEXT, _P(c.c_int32), _SIZE, _P(_SEQUENCE), _P(_U32))),
+    "kvs_sequence_fork": (_INT, (_SESSION, _SEQUENCE, _P(_SEQUENCE))),
+    "kvs_sequence_close": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_sequence_tokens": (_INT, (_SESSION, _SEQUENCE, _P(_U32))),
+    "kvs_sequence_status": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE)),
+    "kvs_sequence_plan": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE)),
+    "kvs_prefill_done": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_report": (_INT, (_SESSION, _SEQUENCE, _U32, _U32, c.c_void_p, c.c_void_p, c.c_void_p)),
+    "kvs_settle": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_step_begin": (_INT, (_SESSION, _P(StepMember), _SIZE, c.c_void_p, _P(_STEP), c.c_void_p)),
+    "kvs_append": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor))),
+    "kvs_select": (_INT, (_STEP, c.c_int32, _P(Tensor))),
+    "kvs_attend": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor), c.c_void_p)),
+    "kvs_step_end": (_INT, (_STEP, c.c_void_p)),
+    "kvs_step_abort": (None, (_STEP,)),
+    "kvs_selection_groups": (_INT, (_STEP, _U32, _P(_U32))),
+    "kvs_selection": (_INT, (_STEP, _U32, _U32, _INT, c.c_void_p, _SIZE, _P(_SIZE))),
+    "kvs_page_table": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE, _P(_SIZE), _P(c.c_uint64))),
+    "kvs_inspect": (_INT, (_SESSION, _SEQUENCE, _TEXT, _P(Array))),
+    "kvs_array_free": (None, (_P(Array),)),
+}
+
+_loaded: dict[str, Library] = {}
+
+
+class Library:
+    """A loaded libkvstrata. Attributes are its functions; `check` raises a failed call's error."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self.dll = c.CDLL(path)
+        except OSError as error:
+            raise KvstrataError(f"{path} cannot be loaded: {error}", "LIBRARY_UNUSABLE") from error
+        for name, (result, arguments) in _FUNCTIONS.items():
+            try:
+                function = getattr(self.dll, name)
+            except AttributeError as error:
+                raise KvstrataError(f"{path} has no {name}: it is not libkvstrata, or another version",
+                                    "LIBRARY_UNUSABLE") from error
+            function.restype, function.argtypes = result, list(arguments)
+            setattr(self, name, function)
+        found = self.kvs_abi_version()
+        if found != ABI_VERSION:
+            raise KvstrataError(f"{path} has ABI version {found}; this package speaks {ABI_VERSION}",
+                                "LIBRARY_UNUSABLE")
+
+    def __getattr__(self, name: str) -> c._NamedFuncPointer:  # for type checkers: set in __init__
+        raise AttributeError(name)
+
+    def check(self, code: int) -> None:
+        """Raises the calling thread's last failure unless `code` is 0."""
+        if code:
+            reason, message = self.kvs_error_reason().decode(), self.kvs_error_message().decode()
+            raise error_of(code, reason, message or self.kvs_code_name(code).decode())
+
+
+def _candidates(name: str) -> Iterator[str]:
+    here = pathlib.Path(__file__).resolve()
+    yield str(here.parent / name)
+    for parent in here.parents:
+        yield str(parent / "build" / "lib" / name)
+
+
+def find(road: str = "linked") -> str:
+    """Path of the library of a road; a bare name where the system's search path is to find it."""
+    if road not in NAMES:
+        raise error_of(3, "ROAD_UNKNOWN", f"road {road!r}; allowed: {', '.join(NAMES)}")
+    name = NAMES[road]
+    if given := os.environ.get("KVSTRATA_LIBRARY"):
+        path = pathlib.Path(given)
+        if path.is_dir():
+            path = path / name
+        elif road != "linked":
+            path = path.with_name(name)
+        if not path.exists():
+            raise KvstrataError(f"KVSTRATA_LIBRARY = {given!r}: there is no {path}", "LIBRARY_MISSING")
+        return str(path)
+    return next((path for path in _candidates(name) if os.path.exists(path)), name)
+
+
+def load(road: str = "linked") -> Library:
+    path = find(road)
+    if path not in _loaded:
+        if os.sep not in path:
+            try:
+                c.CDLL(path)
+            except OSError as error:
+                raise KvstrataError(f"{path} was not found; build it (make build) or set KVSTRATA_LIBRARY",
+                                    "LIBRARY_MISSING") from error
+        _loaded[path] = Library(path)
+    return _loaded[path]

@@ -1,0 +1,322 @@
+"""Session, Model, Sequence, Step: kvstrata.h with Python's manners.
+
+    with kvstrata.attach() as session:
+        model = session.register_model(name="m", digest="...", layers=30, query_heads=9, kv_heads=3,
+                                       head_dim=64)
+        with session.open(model, "quest{budget = 1024}", prompt) as sequence:
+            with session.step([(sequence, prompt[sequence.held:])]) as step:
+                for layer in range(30):
+                    step.append(layer, k, v)          # fp32, fp16, or bf16 as uint16; no copy
+                    out = step.attend(layer, q)
+            sequence.prefill_done()
+
+Leaving a `with` block closes; leaving a step's by an exception aborts it (nothing is committed).
+Threads: a session from many; one sequence, and one step, from one thread at a time. Errors: errors.py.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from collections.abc import Iterable, Sequence as Items
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import library as lib
+from .errors import error_of
+from .tensors import TO_NUMPY, DType, take_array, tensor_of
+
+Ids = Items[int] | npt.NDArray[np.int32]
+_TOKENS, _UNITS = 0, 1
+
+
+def _ids(tokens: Ids) -> npt.NDArray[np.int32]:
+    """Contiguous int32; refuses what int32 cannot hold."""
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise error_of(3, "TOKENS_INVALID", f"token ids have shape {array.shape} and type {array.dtype}; "
+                       "they are a flat list of integers")
+    if array.size and (array.min() < 0 or array.max() > 0x7FFFFFFF):
+        raise error_of(3, "TOKENS_INVALID", "token ids are between 0 and 2147483647")
+    return np.ascontiguousarray(array, np.int32)
+
+
+def _int32s(array: npt.NDArray[np.int32]) -> Any:
+    return array.ctypes.data_as(c.POINTER(c.c_int32))
+
+
+class PageTableEntry(NamedTuple):
+    """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed."""
+
+    address: int
+    tier: int
+    flags: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A registered model: its handle and what the daemon checks tensors against."""
+
+    handle: int
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    dtype: DType
+
+
+class Session:
+    """An attachment to a daemon. Closes its sequences when it is closed."""
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, road: str = "linked",
+                 backend: str | None = None, threads: int = 0, timeout_ms: int = 0,
+                 client_name: str | None = None, device_uuid: str | None = None) -> None:
+        self._handle: int | None = None
+        self._lib = lib.load(road)
+        encode = lambda text: None if text is None else os.fspath(text).encode()
+        options = lib.AttachOptions(c.sizeof(lib.AttachOptions), encode(device_uuid), encode(client_name),
+                                    encode(backend), threads, timeout_ms)
+        out = c.c_void_p()
+        self._lib.check(self._lib.kvs_attach(encode(socket), options, out))
+        self._handle = out.value
+
+    @property
+    def road(self) -> str:
+        return self._lib.kvs_road().decode()
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None:
+            raise error_of(9, "SESSION_CLOSED", "the session was closed; attach anew")
+        return self._handle
+
+    def ping(self) -> None:
+        self._lib.check(self._lib.kvs_ping(self.handle))
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._lib.kvs_detach(handle)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def register_model(self, name: str, digest: str, *, layers: int, query_heads: int, kv_heads: int,
+                       head_dim: int, page_tokens: int = 32, dtype: DType = DType.BF16,
+                       boundary_tokens: Ids = (), adapter: str | None = None,
+                       keys_pre_rope: bool = False, rank: int = 0, ranks: int = 1) -> Model:
+        """The same description again gives the same handle."""
+        boundary = _ids(boundary_tokens)
+        desc = lib.ModelDesc(c.sizeof(lib.ModelDesc), name.encode(), digest.encode(),
+                             adapter.encode() if adapter else None, layers, query_heads, kv_heads,
+                             head_dim, page_tokens, dtype, int(keys_pre_rope), rank, ranks,
+                             _int32s(boundary), boundary.size)
+        out = c.c_uint64()
+        self._lib.check(self._lib.kvs_model_register(self.handle, desc, out))
+        return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
+
+    def open(self, model: Model, plan: str = "full", tokens: Ids = ()) -> Sequence:
+        """A sequence; `held` says how many leading tokens of the prompt are there already."""
+        ids = _ids(tokens)
+        out, held = c.c_uint64(), c.c_uint32()
+        self._lib.check(self._lib.kvs_sequence_open(self.handle, model.handle, plan.encode(), _int32s(ids),
+                                                    ids.size, out, held))
+        return Sequence(self, model, out.value, held.value)
+
+    def step(self, members: Iterable[tuple[Sequence, Ids]]) -> Step:
+        """Begins a forward pass: (sequence, new token ids) for each member, all of one model."""
+        return Step(self, list(members))
+
+
+class Sequence:
+    """Tokens in the daemon's pages under a plan. From Session.open or fork()."""
+
+    def __init__(self, session: Session, model: Model, handle: int, held: int) -> None:
+        self.session, self.model, self.held = session, model, held
+        self._lib = session._lib
+        self._handle: int | None = handle
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None:
+            raise error_of(9, "SEQUENCE_CLOSED", "the sequence was closed; open another")
+        return self._handle
+
+    @property
+    def tokens(self) -> int:
+        """Committed."""
+        out = c.c_uint32()
+        self._lib.check(self._lib.kvs_sequence_tokens(self.session.handle, self.handle, out))
+        return out.value
+
+    @property
+    def status(self) -> str:
+        """"ok", or which input the plan lacks and what it does instead."""
+        return self._text(self._lib.kvs_sequence_status)
+
+    @property
+    def plan(self) -> str:
+        """The plan with every option."""
+        return self._text(self._lib.kvs_sequence_plan)
+
+    def fork(self) -> Sequence:
+        out = c.c_uint64()
+        self._lib.check(self._lib.kvs_sequence_fork(self.session.handle, self.handle, out))
+        return Sequence(self.session, self.model, out.value, self.held)
+
+    def prefill_done(self) -> None:
+        self._lib.check(self._lib.kvs_prefill_done(self.session.handle, self.handle))
+
+    def report(self, first: int, surprisal: npt.ArrayLike | None = None,
+               entropy: npt.ArrayLike | None = None, boundary: npt.ArrayLike | None = None) -> None:
+        """Series of the positions from `first` on, nats and 0/1; all given ones of one length."""
+        kinds = ((surprisal, np.float32), (entropy, np.float32), (boundary, np.uint8))
+        arrays = [None if x is None else np.ascontiguousarray(x, kind).reshape(-1) for x, kind in kinds]
+        lengths = {x.size for x in arrays if x is not None}
+        if len(lengths) != 1:
+            raise error_of(3, "REPORT_LENGTH", f"series have lengths {sorted(lengths)}; "
+                           "give at least one, and all of one length")
+        pointers = [None if x is None else x.ctypes.data for x in arrays]
+        self._lib.check(self._lib.kvs_report(self.session.handle, self.handle, first, lengths.pop(),
+                                             *pointers))
+
+    def settle(self) -> None:
+        """Waits until everything committed and reported is in force and published."""
+        self._lib.check(self._lib.kvs_settle(self.session.handle, self.handle))
+
+    def inspect(self, name: str) -> npt.NDArray[Any]:
+        """A copy of an intermediate array of the plan."""
+        array = lib.Array()
+        self._lib.check(self._lib.kvs_inspect(self.session.handle, self.handle, name.encode(), array))
+        return take_array(self._lib, array)
+
+    def page_table(self) -> tuple[list[PageTableEntry], int]:
+        """Pages and the table's version. Linked road only."""
+        count, version = c.c_size_t(), c.c_uint64()
+        call = self._lib.kvs_page_table
+        self._lib.check(call(self.session.handle, self.handle, None, 0, count, version))
+        while True:
+            pages = (lib.Page * max(1, count.value))()
+            capacity = count.value
+            self._lib.check(call(self.session.handle, self.handle, pages, capacity, count, version))
+            if count.value <= capacity:
+                return ([PageTableEntry(p.address or 0, p.tier, p.flags) for p in pages[:count.value]],
+                        version.value)
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None and self.session._handle is not None:
+            self._lib.check(self._lib.kvs_sequence_close(self.session.handle, handle))
+
+    def __enter__(self) -> Sequence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _text(self, call: Any) -> str:
+        buffer = c.create_string_buffer(4096)
+        self._lib.check(call(self.session.handle, self.handle, buffer, len(buffer)))
+        return buffer.value.decode()
+
+
+class Step:
+    """One forward pass over a batch: per layer append, [select,] attend; then end()."""
+
+    def __init__(self, session: Session, members: list[tuple[Sequence, Ids]]) -> None:
+        self._lib = session._lib
+        self._handle: int | None = None
+        ids = [_ids(tokens) for _, tokens in members]
+        array = (lib.StepMember * max(1, len(members)))(
+            *(lib.StepMember(sequence.handle, _int32s(x), x.size)
+              for (sequence, _), x in zip(members, ids)))
+        out = c.c_void_p()
+        self._lib.check(self._lib.kvs_step_begin(session.handle, array, len(members), None, out, None))
+        self._handle = out.value
+        self.tokens = sum(x.size for x in ids)
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None:
+            raise error_of(9, "STEP_OVER", "the step has ended; begin another")
+        return self._handle
+
+    def append(self, layer: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
+        """k, v [new tokens of all members][kv_heads][head_dim]."""
+        self._lib.check(self._lib.kvs_append(self.handle, layer, tensor_of(k, "k"), tensor_of(v, "v")))
+
+    def select(self, layer: int, q: npt.NDArray[Any]) -> None:
+        """Fixes the layer's selection; attend does it when this was not called."""
+        self._lib.check(self._lib.kvs_select(self.handle, layer, tensor_of(q, "q")))
+
+    def attend(self, layer: int, q: npt.NDArray[Any], out: npt.NDArray[Any] | None = None,
+               lse: npt.NDArray[np.float32] | None = None, dtype: DType = DType.F32
+               ) -> npt.NDArray[Any]:
+        """Attention of q [new tokens][query_heads][head_dim]; into `out`, or a new array of `dtype`.
+
+        lse, if given, is a contiguous fp32 [new tokens][query_heads] that is written.
+        """
+        if out is None:
+            out = np.empty(q.shape, TO_NUMPY[DType(dtype)])
+        if lse is not None and (lse.shape != q.shape[:2] or lse.dtype != np.float32
+                                or not lse.flags.c_contiguous or not lse.flags.writeable):
+            raise error_of(3, "LSE_SHAPE", f"lse is {lse.dtype} {lse.shape}; it must be a writable, "
+                           f"contiguous float32 array of shape {q.shape[:2]}")
+        address = None if lse is None else lse.__array_interface__["data"][0]
+        self._lib.check(self._lib.kvs_attend(self.handle, layer, tensor_of(q, "q"),
+                                             tensor_of(out, "out", writable=True), address))
+        return out
+
+    def selected_tokens(self, member: int = 0) -> list[npt.NDArray[np.int32]]:
+        """Positions that the last layer attended, always-on included: one array a group of heads."""
+        return self._selection(member, _TOKENS)
+
+    def selected_units(self, member: int = 0) -> list[npt.NDArray[np.int32]]:
+        """Ids of the units that the last layer's selection chose: one array a group of heads."""
+        return self._selection(member, _UNITS)
+
+    def end(self) -> None:
+        """Commits the new tokens; the step is over, also on error."""
+        handle, self._handle = self.handle, None
+        self._lib.check(self._lib.kvs_step_end(handle, None))
+
+    def abort(self) -> None:
+        """Ends without committing. Harmless when the step is over."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._lib.kvs_step_abort(handle)
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._handle is not None:
+            self.end()
+
+    def _selection(self, member: int, what: int) -> list[npt.NDArray[np.int32]]:
+        groups, count = c.c_uint32(), c.c_size_t()
+        self._lib.check(self._lib.kvs_selection_groups(self.handle, member, groups))
+        lists = []
+        for group in range(groups.value):
+            self._lib.check(self._lib.kvs_selection(self.handle, member, group, what, None, 0, count))
+            out = np.empty(count.value, np.int32)
+            self._lib.check(self._lib.kvs_selection(self.handle, member, group, what, out.ctypes.data,
+                                                    out.size, count))
+            lists.append(out)
+        return lists
+
+
+def attach(socket: str | os.PathLike[str] | None = None, **options: Any) -> Session:
+    """Session(socket, **options): the shortest way in."""
+    return Session(socket, **options)

@@ -1,0 +1,37 @@
+"""Both packages build as wheels, with stubs, type marks and nothing generated left out."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import INTEGRATIONS, ROOT
+
+EXPECTED = {
+    "kvstrata": {"kvstrata/__init__.py", "kvstrata/py.typed", "kvstrata/grpc.py",
+                 "kvstrata/v1/compute_pb2.py", "kvstrata/v1/admin_pb2_grpc.py", "kvstrata/v1/control_pb2.pyi"},
+    "kvstrata_numpy": {"kvstrata_numpy/__init__.py", "kvstrata_numpy/py.typed", "kvstrata_numpy/trace.py"},
+}
+
+
+@pytest.mark.parametrize("package", EXPECTED)
+def test_wheel(package: str, tmp_path: pathlib.Path):
+    """From a copy of the tree without its stubs, so that the build must make them."""
+    tree = tmp_path / "tree"
+    ignore = shutil.ignore_patterns("v1", "*.egg-info", "build", "__pycache__")
+    shutil.copytree(INTEGRATIONS / package, tree / "integrations" / package, ignore=ignore)
+    shutil.copytree(ROOT / "proto", tree / "proto")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+                    "--disable-pip-version-check", "--wheel-dir", tmp_path, tree / "integrations" / package],
+                   check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert EXPECTED[package] <= names
+    target = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+                    "--disable-pip-version-check", "--target", target, wheel], check=True, timeout=300)
+    code = {"kvstrata": "import kvstrata, kvstrata.grpc", "kvstrata_numpy": "import kvstrata_numpy.tokenizer"}
+    subprocess.run([sys.executable, "-c", code[package]], check=True, timeout=120,
+                   env={"PYTHONPATH": str(target)})
