@@ -103,8 +103,8 @@ TEST_F(LifecycleTest, AClientKilledInTheMiddleOfAWriteLeavesNothing) {
   const kvs_sequence s = other.Prefill("full", ids);
   ASSERT_NE(s, 0u);
   Operator admin(daemon_.socket());
-  const uint64_t before = admin.UsedBytes();
   for (int round = 0; round < 20; ++round) {
+    const uint64_t before = admin.UsedBytes();  // grows as `other` decodes
     ClientProcess client("mid-write", daemon_.socket(), 1000 + round);
     ASSERT_TRUE(client.Says('w'));
     EXPECT_GT(admin.UsedBytes(), before);
@@ -156,7 +156,7 @@ TEST_F(LifecycleTest, SixtyFourClientsAtOnce) {
 }
 
 TEST(PoolTest, ExhaustionRefusesTheNewAndKeepsTheRunning) {
-  DaemonProcess daemon({"--set", "pools.device.size=16MiB", "--set", "pools.host.size=16MiB"});
+  DaemonProcess daemon({"--set", "pool.device_bytes=16MiB", "--set", "pool.host_bytes=16MiB"});
   Engine engine(Linked(), daemon.socket());
   ASSERT_EQ(engine.code(), KVS_OK) << engine.error();
   std::vector<int32_t> ids = Prompt(200, 6);

@@ -33,7 +33,8 @@ class Operator {
   }
   uint64_t UsedBytes() {  // that something other than the prefix index refers to
     uint64_t bytes = 0;
-    for (const auto& p : Status().pools()) bytes += p.used_bytes() - p.cached_bytes();
+    const v1::GetStatusResponse status = Status();
+    for (const auto& p : status.pools()) bytes += p.used_bytes() - p.cached_bytes();
     return bytes;
   }
   uint64_t RetiredBytes() { return Status().retired_bytes(); }
