@@ -1,5 +1,6 @@
 # make demo   a language model decodes from the daemon's memory
 # make test   everything CI runs
+# make asan   the unit tests under ASan and UBSan
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
 
@@ -13,7 +14,7 @@ JOBS   := $(shell nproc)
 demo: build
 	@$(VENV)/bin/python integrations/demo.py
 
-test: build asan
+test: build
 	cd $(BUILD) && ctest --output-on-failure --no-tests=error
 
 build: $(BUILD)/build.ninja $(VENV)/.installed

@@ -33,9 +33,11 @@ struct Partials {
 
 // Attention of one token at position tokens - 1 over all `tokens` rows; q, out
 // [kv_heads * group][head_dim] fp32. Returns 0, or -1 for a shape that the op does not take.
-extern "C" __attribute__((visibility("default"))) int kvs_op_attend(
-    void* const* pages, int tokens, int page_tokens, int kv_heads, int group, int head_dim,
-    float scale, const float* q, float* out, int threads) {
+extern "C" __attribute__((visibility("default"))) int kvs_op_attend(void* const* pages, int tokens,
+                                                                    int page_tokens, int kv_heads,
+                                                                    int group, int head_dim,
+                                                                    float scale, const float* q,
+                                                                    float* out, int threads) {
   using namespace kvstrata;  // NOLINT(google-build-using-namespace): a C entry point
   const Geometry geometry{1, kv_heads * group, kv_heads, head_dim, page_tokens, DType::kBF16};
   if (pages == nullptr || tokens < 1 || group < 1 || !Validate(geometry).ok()) return -1;

@@ -6,6 +6,7 @@
 // together, rotated by layer so that no case finds its input in the L3. "read" reads a layer
 // plainly with the same threads; a ratio to it is the fraction of the bandwidth reached.
 #include <benchmark/benchmark.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -61,7 +62,9 @@ struct Arrays {
   }
   int NextLayer() { return next_layer++ % kGeometry.layers; }
   PagedRows Keys(int layer, int head) const { return KeysOf(pages.data(), layout, layer, head); }
-  PagedRows Values(int layer, int head) const { return ValuesOf(pages.data(), layout, layer, head); }
+  PagedRows Values(int layer, int head) const {
+    return ValuesOf(pages.data(), layout, layer, head);
+  }
 };
 
 Arrays& Shared() {
@@ -199,8 +202,14 @@ void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
   for (auto _ : state) {
     const int begin = turn++ * kUnits % kTokens, layer = a.NextLayer();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
-      work[h] = {kind, a.q.data() + h * kGroup * kDim, queries, a.Keys(layer, h),
-                 a.layout.value_offset, {begin, begin + kUnits}, &out[h * kUnits], false};
+      work[h] = {kind,
+                 a.q.data() + h * kGroup * kDim,
+                 queries,
+                 a.Keys(layer, h),
+                 a.layout.value_offset,
+                 {begin, begin + kUnits},
+                 &out[h * kUnits],
+                 false};
     }
     Simd().score(work.data(), kGeometry.kv_heads, *a.pool);
     benchmark::DoNotOptimize(out.data());
@@ -226,8 +235,8 @@ void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       for (int u = 0; u < kUnits; ++u, to += 2 * kGeometry.row_bytes()) {
         const int t = begin + u * kUnit;
-        work.push_back({kind, a.Keys(layer, h), {t, t + kUnit}, to, to + kGeometry.row_bytes(),
-                        DType::kBF16});
+        work.push_back(
+            {kind, a.Keys(layer, h), {t, t + kUnit}, to, to + kGeometry.row_bytes(), DType::kBF16});
       }
     }
     Simd().summarize(work.data(), static_cast<int64_t>(work.size()), *a.pool);
@@ -285,6 +294,8 @@ class Collector final : public benchmark::ConsoleReporter {
     std::vector<double> microseconds;
     std::map<std::string, double> counters;  // of the last repetition
   };
+
+  Collector() : ConsoleReporter(isatty(STDOUT_FILENO) ? OO_ColorTabular : OO_Tabular) {}
 
   void ReportRuns(const std::vector<Run>& runs) override {
     for (const Run& run : runs) {

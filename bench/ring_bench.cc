@@ -4,7 +4,7 @@
 //   ring/ping/idle    the same after 1 ms of silence: the daemon sleeps and has to be woken
 //   attach/4GiB       kvs_attach
 //   open/8K/...       kvs_sequence_open of 8192 tokens, found nowhere or held; less the hashing of
-//                     the same token ids, measured right after (open/8K/hashing shows it alone)
+//                     the same token ids, measured right after on the same core (open/8K/hashing)
 //   step/begin, step/end   at 8K tokens, without the layers' ops
 // Usage: ring_bench [--json-out FILE] [--commit HASH] [--date DATE]
 #include <kvstrata/kvstrata.h>
@@ -30,6 +30,7 @@
 
 namespace {
 
+constexpr unsigned kDaemonCore = 0, kOwnCore = 1;
 constexpr int kPrompt = 8192, kKvHeads = 2, kQueryHeads = 4, kDim = 64;
 
 void Must(int code, const char* what) {
@@ -68,6 +69,16 @@ double Timed(const std::function<void()>& body) {
   const auto begin = Clock::now();
   body();
   return UsSince(begin);
+}
+
+// A core for the daemon, another for this process: the scheduler may put both on one, and then the
+// ring is as slow as a context switch. What is started later inherits it.
+void PinTo(unsigned core) {
+  if (std::thread::hardware_concurrency() < 2) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) != 0) std::perror("sched_setaffinity");
 }
 
 class RingBench {
@@ -144,11 +155,14 @@ class RingBench {
     for (int32_t& t : prompt) t = static_cast<int32_t>(rng_() % 50000);
     return prompt;
   }
-  // Microseconds that the daemon needs for the keys of a prompt's pages.
+  // Microseconds for the keys of a prompt's pages, on the daemon's core: cores differ by a factor
+  // of two from moment to moment on a shared host.
   double Hash(const std::vector<int32_t>& prompt) {
     size_t keys = 0;
     const std::span<const int32_t> whole(prompt.data(), kPrompt - 16);
+    PinTo(kDaemonCore);
     const double us = Timed([&] { keys = chain_.Pages({}, whole).size(); });
+    PinTo(kOwnCore);
     if (keys != whole.size() / 16) std::abort();
     return us;
   }
@@ -203,16 +217,6 @@ class RingBench {
   std::vector<uint16_t> rows_;
 };
 
-// A core for the daemon, another for this process: the scheduler may put both on one, and then the
-// ring is as slow as a context switch. What is started later inherits it.
-void PinTo(unsigned core) {
-  if (std::thread::hardware_concurrency() < 2) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(core, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0) std::perror("sched_setaffinity");
-}
-
 nlohmann::json Row(const char* id, const char* unit, double scale, const Timing& t, double must) {
   std::printf("%-24s %10.3f %s  (p10 %.3f, p90 %.3f, n %zu)%s\n", id, t.median * scale, unit,
               t.p10 * scale, t.p90 * scale, t.n,
@@ -249,9 +253,9 @@ int main(int argc, char** argv) {
     if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
     if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
   }
-  PinTo(0);
+  PinTo(kDaemonCore);
   kvstrata::testing::DaemonProcess daemon;
-  PinTo(1);
+  PinTo(kOwnCore);
   nlohmann::json rows = nlohmann::json::array();
   {
     RingBench bench(daemon.socket());

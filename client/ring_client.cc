@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::chrono::microseconds kPause{4};  // a reply of an awake daemon takes about one
 constexpr std::chrono::microseconds kSpin{20};
-constexpr std::chrono::microseconds kMaxSpin{1000};
 constexpr std::chrono::milliseconds kSlice{10};
 
 void Pause() {
@@ -25,13 +24,6 @@ Status DaemonGone() {
   return Unavailable("DAEMON_GONE",
                      "the daemon closed this session or died; mapped memory stays readable, "
                      "detach and attach anew");
-}
-
-// A prompt's reply takes as long as hashing it, about 10 us a KiB: being woken would add a tenth.
-std::chrono::microseconds SpinFor(Parts parts) {
-  size_t bytes = 0;
-  for (const auto& part : parts) bytes += part.size();
-  return std::min(kSpin + std::chrono::microseconds(bytes / 64), kMaxSpin);
 }
 
 Status Deadline(std::chrono::milliseconds timeout) {
@@ -78,7 +70,7 @@ Status RingClient::Call(shm::MessageType type, Parts parts, std::vector<std::byt
   if (!lock.owns_lock()) return Deadline(timeout_);
   const uint64_t id = next_id_++;
   KVS_RETURN_IF_ERROR(Push(type, id, parts, deadline));
-  const Status waited = AwaitReply(id, deadline, SpinFor(parts), &frame_);
+  const Status waited = AwaitReply(id, deadline, &frame_);
   if (!waited.ok()) {
     timed_out_[id] = type;
     return waited;
@@ -110,7 +102,7 @@ Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
 }
 
 Status RingClient::AwaitReply(uint64_t id, Clock::time_point deadline,
-                              std::chrono::microseconds spin, std::vector<std::byte>* frame) {
+                              std::vector<std::byte>* frame) {
   using Outcome = shm::RingConsumer::Outcome;
   const auto called = Clock::now();
   for (bool last_look = false;;) {
@@ -131,7 +123,7 @@ Status RingClient::AwaitReply(uint64_t id, Clock::time_point deadline,
       Pause();
       continue;
     }
-    if (now < called + spin) {
+    if (now < called + kSpin) {
       std::this_thread::yield();  // the daemon may be waiting for this very core
       continue;
     }

@@ -4,9 +4,8 @@
 // another push. Lock order: call_mu_, then post_mu_.
 // Errors: DAEMON_GONE (UNAVAILABLE) within a slice of 10 ms after the daemon's end, DEADLINE
 // (DEADLINE_EXCEEDED), or what the daemon replied.
-// Cost: a call spins 20 us for its reply (longer when it carries a prompt), yielding its core, then
-// sleeps; an event is one copy into the ring. No system
-// call while the daemon's ring server is awake.
+// Cost: a call spins 20 us for its reply, yielding its core after 4, then sleeps; an event is one
+// copy into the ring. No system call while the daemon's ring server is awake.
 #ifndef KVSTRATA_CLIENT_RING_CLIENT_H_
 #define KVSTRATA_CLIENT_RING_CLIENT_H_
 
@@ -51,8 +50,7 @@ class RingClient {
   using Clock = std::chrono::steady_clock;
 
   Status Push(shm::MessageType type, uint64_t id, Parts parts, Clock::time_point deadline);
-  Status AwaitReply(uint64_t id, Clock::time_point deadline, std::chrono::microseconds spin,
-                    std::vector<std::byte>* frame);
+  Status AwaitReply(uint64_t id, Clock::time_point deadline, std::vector<std::byte>* frame);
   // A reply that nobody waits for any more. A sequence that it opened is closed again.
   void DropStale(uint64_t id, const std::vector<std::byte>& frame);
 

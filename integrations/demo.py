@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """The demo: a language model reads a document into kvstratad's memory and answers under four plans.
 
-    DOC=path ASK="question" integrations/demo.py
+    DOC=path ASK="question" integrations/demo.py [--socket PATH] [--json-out FILE [--commit HASH] [--date DATE]]
 
 Starts a kvstratad of its own, attaches SmolLM2-135M-Instruct (fetched once, checked), prefills the
 document once, and for each plan opens the same prompt (a prefix hit), writes an answer, and compares the
-plan with `full` on full's own tokens. Ends with a table and a picture. Set KVSTRATA_SOCKET to use a
-running daemon, KVSTRATA_MODEL for another Llama-family GGUF, DEMO_OUT for the picture's folder.
+plan with `full` on full's own tokens. Ends with a table and a picture. --socket or KVSTRATA_SOCKET uses a
+running daemon, KVSTRATA_MODEL another Llama-family GGUF, DEMO_OUT the picture's folder. --json-out keeps
+the table as suite `accuracy` (docs/results.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import pathlib
 import statistics
@@ -168,6 +171,20 @@ def table(rows: list[Row], context: int) -> str:
     return "\n".join([line(head), "  ".join("-" * w for w in widths), *map(line, body)])
 
 
+def write_results(path: str, rows: list[Row], context: int, commit: str, date: str) -> None:
+    kept = [{"id": f"demo/{r.name}", "plan": r.name, "tokens": context, "batch": 1,
+             "value": statistics.median(r.step_ms), "unit": "ms", "n": len(r.step_ms),
+             "accuracy": {"KV tokens read a step": r.tokens_read, "mass_recall": r.recall,
+                          "mass_recall_p5": r.recall_low, "output_error": r.error,
+                          "top-1_as_full": r.agreement, "ms_a_token": statistics.median(r.step_ms),
+                          "device_MB": r.device_bytes / 1e6, "host_MB": r.host_bytes / 1e6}}
+            for r in rows]
+    result = {"suite": "accuracy", "device": "2-core CPU", "commit": commit, "date": date,
+              "command": "make demo", "ceilings": {}, "rows": kept,
+              "context": {"notes": "SmolLM2-135M-Instruct Q4_1 on the GPL-3 text; " + "; ".join(r.text for r in rows)}}
+    pathlib.Path(path).write_text(json.dumps(result, indent=1) + "\n")
+
+
 def read_document(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -179,7 +196,7 @@ def read_document(path: str) -> str:
     return text
 
 
-def run(engine: Engine, socket: str, document: str, question: str, out: pathlib.Path) -> None:
+def run(engine: Engine, socket: str, document: str, question: str, out: pathlib.Path) -> tuple[list[Row], int]:
     with (kvstrata.attach(socket, client_name="demo", timeout_ms=30000) as session,
           kvstrata.grpc.Client(socket) as client):
         engine.attach(session)
@@ -205,17 +222,27 @@ def run(engine: Engine, socket: str, document: str, question: str, out: pathlib.
     picture.draw(target, [(f"{r.name}: {r.tokens_read:.0f} tokens a step, mass recall {r.recall:.3f}", r.pages)
                           for r in rows], prompt.sequence.model.page_tokens)
     print(f"\npages that each step read: {target.resolve()}")
+    return rows, len(ids) + ANSWER
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--socket", default=os.environ.get("KVSTRATA_SOCKET"))
+    parser.add_argument("--json-out")
+    parser.add_argument("--commit", default="uncommitted")
+    parser.add_argument("--date", default="")
+    args = parser.parse_args()
     begin = time.perf_counter()
     document = read_document(os.environ.get("DOC") or DOCUMENT)
     question = os.environ.get("ASK") or QUESTION
     with bar("load", "layer") as progress:
         engine = Engine.load(model_path(), progress)
     with contextlib.ExitStack() as stack:
-        socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
-        run(engine, socket, document, question, pathlib.Path(os.environ.get("DEMO_OUT", "demo-output")))
+        socket = args.socket or stack.enter_context(Daemon()).socket
+        rows, context = run(engine, socket, document, question,
+                            pathlib.Path(os.environ.get("DEMO_OUT", "demo-output")))
+    if args.json_out:
+        write_results(args.json_out, rows, context, args.commit, args.date)
     print(f"whole run: {time.perf_counter() - begin:.0f} s")
     return 0
 

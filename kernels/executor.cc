@@ -83,7 +83,8 @@ class ThreadPool final : public Executor {
   int concurrency() const override { return threads_; }
 
  private:
-  // Lives on the stack of ParallelFor. Workers join while it is listed; it goes when they have left.
+  // Lives on the stack of ParallelFor. Workers join while it is listed; it goes when they have
+  // left.
   struct Job {
     const std::function<void(int64_t)>* fn;
     int64_t n;

@@ -71,8 +71,8 @@ IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int
     index.levels[i].unit_tokens = static_cast<int32_t>(tokens);
   }
   const int64_t coarsest = tokens;
-  index.block_tokens = static_cast<int32_t>(std::max<int64_t>(
-      coarsest, (kIndexBlockTokens + coarsest - 1) / coarsest * coarsest));
+  index.block_tokens = static_cast<int32_t>(
+      std::max<int64_t>(coarsest, (kIndexBlockTokens + coarsest - 1) / coarsest * coarsest));
 
   for (int i = 0; i < level_count; ++i) {
     IndexLevel& level = index.levels[i];

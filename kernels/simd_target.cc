@@ -21,10 +21,14 @@ bool Runs(SimdTarget target) {
                     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vl") &&
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
   switch (target) {
-    case SimdTarget::kAvx3: return (HWY_TARGETS & HWY_AVX3) != 0 && avx3;
-    case SimdTarget::kAvx2: return (HWY_TARGETS & HWY_AVX2) != 0 && avx2;
-    case SimdTarget::kSse4: return (HWY_TARGETS & HWY_SSE4) != 0 && sse4;
-    case SimdTarget::kNeon: return false;
+    case SimdTarget::kAvx3:
+      return (HWY_TARGETS & HWY_AVX3) != 0 && avx3;
+    case SimdTarget::kAvx2:
+      return (HWY_TARGETS & HWY_AVX2) != 0 && avx2;
+    case SimdTarget::kSse4:
+      return (HWY_TARGETS & HWY_SSE4) != 0 && sse4;
+    case SimdTarget::kNeon:
+      return false;
   }
   return false;
 #else
@@ -66,10 +70,14 @@ std::atomic<SimdTarget>& Current() {
 
 std::string_view NameOf(SimdTarget target) {
   switch (target) {
-    case SimdTarget::kAvx3: return "avx3";
-    case SimdTarget::kAvx2: return "avx2";
-    case SimdTarget::kSse4: return "sse4";
-    case SimdTarget::kNeon: return "neon";
+    case SimdTarget::kAvx3:
+      return "avx3";
+    case SimdTarget::kAvx2:
+      return "avx2";
+    case SimdTarget::kSse4:
+      return "sse4";
+    case SimdTarget::kNeon:
+      return "neon";
   }
   return "unknown";
 }

@@ -12,11 +12,10 @@ class LimitedResource final : public MemoryResource {
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
     if (bytes > capacity_ - used_) {
-      return ResourceExhausted("POOL_EXHAUSTED",
-                               "pool '" + std::string(name()) + "' has " +
-                                   std::to_string(capacity_ - used_) + " of " +
-                                   std::to_string(capacity_) + " bytes left, " +
-                                   std::to_string(bytes) + " are needed");
+      return ResourceExhausted("POOL_EXHAUSTED", "pool '" + std::string(name()) + "' has " +
+                                                     std::to_string(capacity_ - used_) + " of " +
+                                                     std::to_string(capacity_) + " bytes left, " +
+                                                     std::to_string(bytes) + " are needed");
     }
     KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
     used_ += block.bytes;

@@ -23,8 +23,10 @@ TensorShape QueryShape(const RemoteStep& step) {
 void Write(const Selection& selection, v1::MemberSelection* out) {
   for (int g = 0; g < selection.groups(); ++g) {
     v1::SelectionGroup* group = out->add_groups();
+    auto* tokens = group->mutable_tokens();
     for (const Run& run : selection.runs[g]) {
-      for (int32_t t = run.begin; t < run.end; ++t) group->add_tokens(t);
+      tokens->Reserve(tokens->size() + run.end - run.begin);
+      for (int32_t t = run.begin; t < run.end; ++t) tokens->AddAlreadyReserved(t);
     }
     if (static_cast<size_t>(g) >= selection.units.size()) continue;  // full and window have none
     group->mutable_units()->Add(selection.units[g].begin(), selection.units[g].end());

@@ -1,5 +1,6 @@
 #include "server/rpc/grpc_server.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -95,6 +96,19 @@ int64_t NowSeconds() {
       .count();
 }
 
+// gRPC's own lines, in the daemon's format and not more of them than a hostile peer deserves.
+void LogFromGrpc(gpr_log_func_args* line) {
+  static Mutex mu;
+  static LogLimiter limiter(kLogBurst);
+  uint64_t suppressed = 0;
+  {
+    MutexLock lock(mu);
+    if (!limiter.Allow(NowSeconds(), &suppressed)) return;
+  }
+  LogEvent(line->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarn : LogLevel::kDebug, "grpc",
+           {{"why", line->message}, {"suppressed", suppressed}});
+}
+
 }  // namespace
 
 class GrpcServer::Impl {
@@ -128,6 +142,7 @@ class GrpcServer::Impl {
 Status GrpcServer::Impl::Start() {
   KVS_CHECK(options_.store != nullptr && options_.backend != nullptr &&
             options_.executor != nullptr && options_.listen_fd >= 0);
+  gpr_set_log_function(&LogFromGrpc);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

@@ -75,8 +75,8 @@ bool Store::Impl::Fenced(const Arena& arena) const {
   return it != sessions_.end() && it->second->fenced;
 }
 
-// Only pages whose space the taker can use are worth dropping: those in its own arenas, and those of
-// arenas that go back to the pool because nothing else is in them.
+// Only pages whose space the taker can use are worth dropping: those in its own arenas, and those
+// of arenas that go back to the pool because nothing else is in them.
 bool Store::Impl::EvictFor(const Taker& taker, Tier tier, uint64_t bytes) {
   uint64_t expected = 0;
   std::vector<Page*> victims;
@@ -165,8 +165,8 @@ void Store::Impl::ReclaimLocked() {
       session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
       session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
     }
-    tenant->retired.Reclaim(
-        oldest, [this](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS { FreePage(page); });
+    tenant->retired.Reclaim(oldest,
+                            [this](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS { FreePage(page); });
   }
 }
 

@@ -75,7 +75,8 @@ class Auditor {
       if (page.indexed && !page.sealed) Find(name + " is in the prefix index and not sealed");
     }
     uint64_t indexed = 0;
-    for (const Page& page : store_.pools_.records()) indexed += page.arena != nullptr && page.indexed;
+    for (const Page& page : store_.pools_.records())
+      indexed += page.arena != nullptr && page.indexed;
     if (indexed != store_.prefix_.size()) {
       Find("the prefix index has " + std::to_string(store_.prefix_.size()) + " entries, " +
            std::to_string(indexed) + " pages say so");
@@ -158,7 +159,8 @@ class Auditor {
     size_t owned = 0;
     for (const auto& [id, session] : store_.sessions_) {
       if (session->fenced) {
-        if (!session->sequences.empty()) Find("session " + std::to_string(id) + " ended with leases");
+        if (!session->sequences.empty())
+          Find("session " + std::to_string(id) + " ended with leases");
         continue;
       }
       ++report_.sessions;

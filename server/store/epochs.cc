@@ -14,11 +14,9 @@ uint64_t OldestReader(const shm::SessionHeader& session) {
 }
 
 uint32_t CountReaders(const shm::SessionHeader& session) {
-  return static_cast<uint32_t>(
-      std::count_if(std::begin(session.readers), std::end(session.readers),
-                    [](const shm::ReaderSlot& r) {
-                      return r.epoch.load(std::memory_order_relaxed) != 0;
-                    }));
+  return static_cast<uint32_t>(std::count_if(
+      std::begin(session.readers), std::end(session.readers),
+      [](const shm::ReaderSlot& r) { return r.epoch.load(std::memory_order_relaxed) != 0; }));
 }
 
 }  // namespace kvstrata

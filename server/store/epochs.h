@@ -1,6 +1,6 @@
 // Epochs: when may replaced memory be reused? Readers pin the epoch they entered at
-// (proto/table_reader.h); the daemon retires what it replaced with the current epoch, increments the
-// epoch, and frees an entry once every reader slot that could see it is 0 or greater.
+// (proto/table_reader.h); the daemon retires what it replaced with the current epoch, increments
+// the epoch, and frees an entry once every reader slot that could see it is 0 or greater.
 //
 // Two scopes, so that a client that parks its readers hurts nobody it shares nothing with: pages
 // wait for the sessions of their tenant, tables and heat counters for their own session.

@@ -1,5 +1,6 @@
-// Copies: between pools (Move), private ones of shared pages (Grow). Bytes are copied outside of the
-// lock, from pages that a reference pins; what changed meanwhile is seen when they are swapped in.
+// Copies: between pools (Move), private ones of shared pages (Grow). Bytes are copied outside of
+// the lock, from pages that a reference pins; what changed meanwhile is seen when they are swapped
+// in.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -46,6 +47,11 @@ void Store::Impl::Unpin(const std::vector<Copy>& copies) {
     Release(c.copy);
     Release(c.source);
   }
+}
+
+// The sequence has gone, or no table could be had for the copies.
+void Store::Impl::Discard(const std::vector<Copy>& copies) {
+  Unpin(copies);
   if (!copies.empty()) Advance(tenants_by_id_[copies.front().tenant]);
 }
 
@@ -59,10 +65,13 @@ void Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& geo
   }
 }
 
-Status Store::Impl::SwapIn(Session* session, Sequence* s, const std::vector<Copy>& copies) {
-  KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
-                       ReserveTable(session, *s, s->table->page_capacity));
-  for (const Copy& c : copies) {
+Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) {
+  Result<shm::SequenceTable*> table = ReserveTable(session, *s, s->table->page_capacity);
+  if (!table.ok()) {
+    Discard(*copies);
+    return table.status();
+  }
+  for (Copy& c : *copies) {
     std::vector<Page*>& list = c.index ? s->index_blocks : s->pages;
     if (c.position >= list.size() || list[c.position] != c.source) continue;  // moved meanwhile
     list[c.position] = c.copy;
@@ -73,8 +82,12 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, const std::vector<Copy
       if (c.source->indexed) prefix_.Replace(c.source, c.copy);
     }
     Release(c.source);
+    c.used = true;
   }
-  Publish(session, s, table);
+  // Unpinned before the table is written, because a pin is no sharing; the epoch moves on after it,
+  // because until then a reader that enters still finds the sources.
+  Unpin(*copies);
+  Publish(session, s, *table);
   Advance(session->tenant);
   return OkStatus();
 }
@@ -91,7 +104,7 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
       Page* page = s->pages[i];
       if (!page->sealed || page->arena->tier == to) continue;
       copies.push_back({false, static_cast<uint32_t>(i), page, nullptr,
-                        static_cast<uint32_t>(geometry.page_tokens), true, tenant->id});
+                        static_cast<uint32_t>(geometry.page_tokens), true, tenant->id, false});
     }
     if (copies.empty()) return MoveResult{0, 0, s->version};
     // The daemon's own arenas take them: no session writes there.
@@ -105,19 +118,17 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
   CopyBytes(copies, geometry);
   MutexLock lock(mu_);
   Result<Sequence*> s = FindSequence(sequence);
-  Status status = s.status();
+  if (!s.ok()) {
+    Discard(copies);
+    return s.status();
+  }
+  KVS_RETURN_IF_ERROR(SwapIn(sessions_.at((*s)->session).get(), *s, &copies));
   MoveResult result;
-  if (status.ok()) {
-    status = SwapIn(sessions_.at((*s)->session).get(), *s, copies);
-    result.version = (*s)->version;
-  }
+  result.version = (*s)->version;
   for (const Copy& c : copies) {
-    const bool used = c.copy->refs > 1;  // the pin and the sequence
-    result.pages += used;
-    result.bytes += used ? c.copy->bytes : 0;
+    result.pages += c.used;
+    result.bytes += c.used ? c.copy->bytes : 0;
   }
-  Unpin(copies);
-  if (!status.ok()) return status;
   return result;
 }
 

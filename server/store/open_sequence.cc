@@ -13,9 +13,9 @@ namespace {
 constexpr uint32_t kSpareEntries = 16;
 
 Status TooLong(uint64_t tokens) {
-  return InvalidArgument("SEQUENCE_TOO_LONG", std::to_string(tokens) +
-                                                  " tokens; allowed: at most " +
-                                                  std::to_string(kMaxSequenceTokens));
+  return InvalidArgument(
+      "SEQUENCE_TOO_LONG",
+      std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
 }
 
 uint32_t FirstCapacity(size_t pages) {
@@ -28,8 +28,7 @@ size_t Usable(size_t tokens, uint32_t page_tokens) {
 }
 
 OpenedSequence Describe(const Sequence& s) {
-  return {s.id,           s.slot, s.held_tokens,
-          s.indexed_tokens, s.plan, s.model->desc.geometry};
+  return {s.id, s.slot, s.held_tokens, s.indexed_tokens, s.plan, s.model->desc.geometry};
 }
 
 }  // namespace
@@ -137,8 +136,8 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   if (!hit.pages.empty()) s->last_key = hit.pages.back()->key;
   s->indexed_tokens =
       static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
-  const uint64_t cover = std::min<uint64_t>(tokens.size() + options_.headroom_tokens,
-                                            kMaxSequenceTokens);
+  const uint64_t cover =
+      std::min<uint64_t>(tokens.size() + options_.headroom_tokens, kMaxSequenceTokens);
   s->session = session->id;
   if (const Status status = TakeForOpen(session, s.get(), hit, cover); !status.ok()) {
     Advance(session->tenant);
@@ -173,10 +172,10 @@ Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,
   const std::vector<PageKey> keys =
       chain.Pages(PageKey{}, tokens.first(Usable(tokens.size(), page_tokens) * page_tokens));
   MutexLock lock(mu_);
-  const auto miss = std::find_if(keys.begin(), keys.end(), [this](const PageKey& key)
-                                                               KVS_NO_THREAD_SAFETY_ANALYSIS {
-                                                                 return prefix_.Find(key) == nullptr;
-                                                               });
+  const auto miss = std::find_if(keys.begin(), keys.end(),
+                                 [this](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {
+                                   return prefix_.Find(key) == nullptr;
+                                 });
   return static_cast<uint32_t>(miss - keys.begin()) * page_tokens;
 }
 

@@ -19,7 +19,8 @@ uint64_t RoundDown(uint64_t bytes) { return bytes / kMemoryGranularity * kMemory
 std::string_view NameOf(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
 
 PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
-             std::unique_ptr<MemoryResource> host, uint64_t host_bytes, uint64_t arena_bytes) {
+                     std::unique_ptr<MemoryResource> host, uint64_t host_bytes,
+                     uint64_t arena_bytes) {
   auto fill = [&](Tier tier, std::unique_ptr<MemoryResource> memory, uint64_t capacity) {
     Pool& pool = pools_[static_cast<int>(tier)];
     pool.capacity = RoundDown(capacity);
@@ -44,7 +45,7 @@ Page* PagePools::NewRecord() {
 }
 
 uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
-                     std::vector<Page*>* out) {
+                         std::vector<Page*>* out) {
   const auto it = by_writer_.find({static_cast<int>(tier), tenant, writer});
   if (it == by_writer_.end()) return 0;
   uint32_t taken = 0;
@@ -66,7 +67,7 @@ uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
 }
 
 bool PagePools::Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes,
-                  const std::function<bool(const Arena&)>& may_adopt) {
+                      const std::function<bool(const Arena&)>& may_adopt) {
   const auto it = by_writer_.find({static_cast<int>(tier), tenant, kOrphan});
   if (it == by_writer_.end()) return false;
   for (Arena* arena : it->second) {
@@ -83,7 +84,8 @@ bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
   Pool& pool = pools_[static_cast<int>(tier)];
   const uint64_t left = pool.capacity - pool.taken;
   if (bytes > left) return false;
-  const uint64_t needed = (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
+  const uint64_t needed =
+      (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
   Result<MemoryBlock> block = pool.memory->Allocate(size);
   if (!block.ok()) return false;

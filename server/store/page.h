@@ -4,8 +4,8 @@
 // Page is an extent of an arena: a KV page or an index block. Pages count references; the life of a
 // page is in docs/design.md.
 //
-// Ownership: PagePools owns arenas and page records; a Page* is valid until PagePools::Free. Thread-safety:
-// none; guarded by the store's lock. Units: bytes.
+// Ownership: PagePools owns arenas and page records; a Page* is valid until PagePools::Free.
+// Thread-safety: none; guarded by the store's lock. Units: bytes.
 #ifndef KVSTRATA_SERVER_STORE_PAGE_H_
 #define KVSTRATA_SERVER_STORE_PAGE_H_
 
@@ -26,13 +26,17 @@
 
 namespace kvstrata {
 
-inline constexpr uint64_t kOrphan = 0;               // Arena::writer: nobody; a session may adopt it
-inline constexpr uint64_t kDaemon = ~uint64_t{0};    // Arena::writer: filled by Move only
+inline constexpr uint64_t kOrphan = 0;             // Arena::writer: nobody; a session may adopt it
+inline constexpr uint64_t kDaemon = ~uint64_t{0};  // Arena::writer: filled by Move only
 inline constexpr int kTiers = 2;
 
 struct Arena {
   Arena(uint32_t id_, Tier tier_, uint32_t tenant_, uint64_t writer_, MemoryBlock block_)
-      : id(id_), tier(tier_), tenant(tenant_), writer(writer_), block(std::move(block_)),
+      : id(id_),
+        tier(tier_),
+        tenant(tenant_),
+        writer(writer_),
+        block(std::move(block_)),
         extents(block.bytes, kMemoryGranularity) {}
 
   const uint32_t id;
@@ -63,11 +67,11 @@ struct Page {
 class PagePools {
  public:
   PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
-        std::unique_ptr<MemoryResource> host, uint64_t host_bytes, uint64_t arena_bytes);
+            std::unique_ptr<MemoryResource> host, uint64_t host_bytes, uint64_t arena_bytes);
   ~PagePools();
 
-  // Takes up to `n` pages of `bytes` from the writer's arenas of a tier; returns how many. They have
-  // no references yet.
+  // Takes up to `n` pages of `bytes` from the writer's arenas of a tier; returns how many. They
+  // have no references yet.
   uint32_t Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
                 std::vector<Page*>* out);
   // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.

@@ -1,9 +1,9 @@
-// PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody uses
-// (cached), oldest first.
+// PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody
+// uses (cached), oldest first.
 //
-// Holds no reference: a page here with refs == 0 is cached and may be evicted; the store retires it.
-// A sequence releases its pages from the last to the first, so of a prefix nobody uses the end is
-// evicted before its beginning.
+// Holds no reference: a page here with refs == 0 is cached and may be evicted; the store retires
+// it. A sequence releases its pages from the last to the first, so of a prefix nobody uses the end
+// is evicted before its beginning.
 // Thread-safety: none; guarded by the store's lock. Cost: one hash look-up an operation.
 #ifndef KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
 #define KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_

@@ -51,8 +51,7 @@ PageKey Finish(SHA256_CTX* context) {
 
 KeyChain::KeyChain(std::string_view tenant, const ModelDesc& model)
     : page_tokens_(model.geometry.page_tokens) {
-  static_assert(sizeof(SHA256_CTX) == sizeof(Midstate) &&
-                std::is_trivially_copyable_v<SHA256_CTX>);
+  static_assert(sizeof(SHA256_CTX) == sizeof(Midstate) && std::is_trivially_copyable_v<SHA256_CTX>);
   const Geometry& g = model.geometry;
   SHA256_CTX context;
   SHA256_Init(&context);

@@ -1,5 +1,5 @@
-// Tables: what clients see. A version is immutable; entries beyond the counts are filled first, then
-// the counts are stored. Everything else is a new version, published by one atomic store.
+// Tables: what clients see. A version is immutable; entries beyond the counts are filled first,
+// then the counts are stored. Everything else is a new version, published by one atomic store.
 #include <algorithm>
 #include <cstring>
 
@@ -15,8 +15,8 @@ shm::PageEntry Store::Impl::EntryOf(const Sequence& s, const Page& page) {
   entry.offset = page.offset;
   // What the prefix index knows may be somebody else's any time.
   const bool shared = page.refs > 1 || page.indexed || page.arena->writer != s.session;
-  entry.flags = static_cast<uint16_t>((shared ? shm::kPageShared : 0) |
-                                      (page.sealed ? shm::kPageSealed : 0));
+  entry.flags =
+      static_cast<uint16_t>((shared ? shm::kPageShared : 0) | (page.sealed ? shm::kPageSealed : 0));
   return entry;
 }
 

@@ -5,8 +5,9 @@
 // buffer over the table segment behind its header, without locks, because only the daemon writes
 // that segment; clients map it read-only and know offsets alone.
 //
-// Ownership: unmaps both segments when destroyed. Thread-safety: the store's lock; what clients read
-// or write is atomic. Cost: memory is touched when used; making one costs some ten system calls.
+// Ownership: unmaps both segments when destroyed. Thread-safety: the store's lock; what clients
+// read or write is atomic. Cost: memory is touched when used; making one costs some ten system
+// calls.
 #ifndef KVSTRATA_SERVER_STORE_SEGMENTS_H_
 #define KVSTRATA_SERVER_STORE_SEGMENTS_H_
 
@@ -69,8 +70,7 @@ class SessionMemory {
 
  private:
   using Buffer = boost::interprocess::basic_managed_external_buffer<
-      char,
-      boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
+      char, boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
       boost::interprocess::null_index>;
 
   SessionMemory(MemoryBlock session, MemoryBlock table);

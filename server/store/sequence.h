@@ -32,7 +32,7 @@ struct Session;
 struct Tenant {
   uint32_t id = 0;
   std::string name;
-  uint64_t epoch = 1;           // published to all sessions of the tenant
+  uint64_t epoch = 1;  // published to all sessions of the tenant
   RetireQueue<Page*> retired;
   std::vector<Session*> sessions;  // fenced ones too: their processes may still read
 };
@@ -52,13 +52,13 @@ struct Sequence {
   IndexLayout index;
   uint32_t slot = 0;
 
-  uint32_t tokens = 0;           // committed
-  uint32_t indexed_tokens = 0;   // index rows are valid up to here
-  uint32_t held_tokens = 0;      // found at open
+  uint32_t tokens = 0;          // committed
+  uint32_t indexed_tokens = 0;  // index rows are valid up to here
+  uint32_t held_tokens = 0;     // found at open
   uint32_t prompt_tokens = 0;
   bool prefill_done = false;
-  PageKey last_key{};            // of the last whole page; zeros: none
-  std::vector<int32_t> tail;     // token ids behind the last whole page
+  PageKey last_key{};         // of the last whole page; zeros: none
+  std::vector<int32_t> tail;  // token ids behind the last whole page
   Series series;
 
   std::vector<Page*> pages, index_blocks;  // one reference each

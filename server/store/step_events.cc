@@ -62,7 +62,7 @@ std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(const Sequence& s,
                          uint64_t rows) {
     if (!Writable(s, *page)) {
       copies.push_back({index, static_cast<uint32_t>(position), page, nullptr,
-                        static_cast<uint32_t>(rows), false, tenant});
+                        static_cast<uint32_t>(rows), false, tenant, false});
     } else if ((entry.flags & shm::kPageShared) != 0) {
       *stale_flags = true;  // it was shared once; the others have gone
     }
@@ -85,9 +85,9 @@ std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(const Sequence& s,
 Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens, uint32_t writable,
                          uint32_t index_writable) {
   if (tokens > kMaxSequenceTokens) {
-    return InvalidArgument("SEQUENCE_TOO_LONG", std::to_string(tokens) +
-                                                    " tokens; allowed: at most " +
-                                                    std::to_string(kMaxSequenceTokens));
+    return InvalidArgument(
+        "SEQUENCE_TOO_LONG",
+        std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
   }
   std::vector<Copy> copies;
   Geometry geometry;
@@ -129,10 +129,11 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
   CopyBytes(copies, geometry);
   MutexLock lock(mu_);
   Result<Sequence*> s = FindSequence(session_id, sequence);
-  Status status = s.status();
-  if (status.ok()) status = SwapIn(sessions_.at(session_id).get(), *s, copies);
-  Unpin(copies);
-  return status;
+  if (!s.ok()) {
+    Discard(copies);
+    return s.status();
+  }
+  return SwapIn(sessions_.at(session_id).get(), *s, &copies);
 }
 
 void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
@@ -170,10 +171,10 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
 Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, size_t n,
                                 uint32_t indexed_tokens) const {
   if (first != s.tokens) {
-    return FailedPrecondition("COMMIT_OUT_OF_ORDER",
-                              "first is " + std::to_string(first) + "; sequence " +
-                                  std::to_string(s.id) + " has " + std::to_string(s.tokens) +
-                                  " tokens");
+    return FailedPrecondition("COMMIT_OUT_OF_ORDER", "first is " + std::to_string(first) +
+                                                         "; sequence " + std::to_string(s.id) +
+                                                         " has " + std::to_string(s.tokens) +
+                                                         " tokens");
   }
   if (first + uint64_t{n} > s.capacity_tokens()) {
     return InvalidArgument("COMMIT_BEYOND_TABLE",
@@ -188,9 +189,9 @@ Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, size_t n,
   }
   for (uint64_t at = first / s.page_tokens(); n > 0 && at < s.PagesFor(first + uint64_t{n}); ++at) {
     if (Writable(s, *s.pages[at])) continue;
-    return FailedPrecondition("COMMIT_TO_SHARED",
-                              "page " + std::to_string(at) +
-                                  " is shared and may not be written; grow makes it private");
+    return FailedPrecondition(
+        "COMMIT_TO_SHARED",
+        "page " + std::to_string(at) + " is shared and may not be written; grow makes it private");
   }
   return OkStatus();
 }
@@ -258,11 +259,11 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
   if (uint64_t{first} + n > s->tokens) {
-    return InvalidArgument("REPORT_POSITION",
-                           "positions " + std::to_string(first) + " to " +
-                               std::to_string(uint64_t{first} + n) + " (exclusive); sequence " +
-                               std::to_string(sequence) + " has " + std::to_string(s->tokens) +
-                               " tokens");
+    return InvalidArgument("REPORT_POSITION", "positions " + std::to_string(first) + " to " +
+                                                  std::to_string(uint64_t{first} + n) +
+                                                  " (exclusive); sequence " +
+                                                  std::to_string(sequence) + " has " +
+                                                  std::to_string(s->tokens) + " tokens");
   }
   const float missing = std::numeric_limits<float>::quiet_NaN();
   KeepSeries(&s->series.surprisal, first, n, surprisal, missing);
@@ -275,10 +276,10 @@ Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
   if (s->prefill_done || s->tokens == 0) {
-    return FailedPrecondition("PREFILL_DONE", "sequence " + std::to_string(sequence) +
-                                                  (s->prefill_done
-                                                       ? " has ended its prompt already"
-                                                       : " is empty: commit its prompt first"));
+    return FailedPrecondition("PREFILL_DONE",
+                              "sequence " + std::to_string(sequence) +
+                                  (s->prefill_done ? " has ended its prompt already"
+                                                   : " is empty: commit its prompt first"));
   }
   s->prefill_done = true;
   s->prompt_tokens = s->tokens;

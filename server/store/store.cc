@@ -45,7 +45,8 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
   KVS_RETURN_IF_ERROR(CheckText("adapter", desc.adapter, false));
   KVS_RETURN_IF_ERROR(Validate(desc.geometry));
   if (desc.keys_pre_rope) {
-    return Unimplemented("MODEL_PRE_ROPE", "keys_pre_rope is 1; this build stores keys post_rope: 0");
+    return Unimplemented("MODEL_PRE_ROPE",
+                         "keys_pre_rope is 1; this build stores keys post_rope: 0");
   }
   if (desc.ranks != 1 || desc.rank != 0) {
     return Unimplemented("MODEL_RANKS", "rank is " + std::to_string(desc.rank) + " of " +
@@ -58,10 +59,10 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
                                " entries; allowed: at most 65536");
   }
   if (static_cast<uint64_t>(desc.geometry.page_bytes()) > largest_pool) {
-    return InvalidArgument("MODEL_PAGE_TOO_LARGE",
-                           "a page of this geometry has " +
-                               std::to_string(desc.geometry.page_bytes()) +
-                               " bytes; allowed: at most a pool's " + std::to_string(largest_pool));
+    return InvalidArgument("MODEL_PAGE_TOO_LARGE", "a page of this geometry has " +
+                                                       std::to_string(desc.geometry.page_bytes()) +
+                                                       " bytes; allowed: at most a pool's " +
+                                                       std::to_string(largest_pool));
   }
   return OkStatus();
 }
@@ -150,8 +151,8 @@ Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road 
   session->memory = std::move(memory);
   session->opened = Clock::now();
   const SessionMemory& m = *session->memory;
-  const SessionSegments segments{id,           daemon_epoch_, m.session_fd(),    m.table_fd(),
-                                 m.header(),   m.tables(),    m.session_bytes(), m.table_bytes()};
+  const SessionSegments segments{id,         daemon_epoch_, m.session_fd(),    m.table_fd(),
+                                 m.header(), m.tables(),    m.session_bytes(), m.table_bytes()};
   tenant->sessions.push_back(session.get());
   sessions_.emplace(id, std::move(session));
   return segments;
@@ -196,8 +197,8 @@ Status Store::Impl::MakeRoomForModel() {
 Result<uint64_t> Store::Impl::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-  KVS_RETURN_IF_ERROR(Validate(
-      desc, std::max(pools_.capacity(Tier::kDevice), pools_.capacity(Tier::kHost))));
+  KVS_RETURN_IF_ERROR(
+      Validate(desc, std::max(pools_.capacity(Tier::kDevice), pools_.capacity(Tier::kHost))));
   std::shared_ptr<Model> model;
   for (const auto& [id, known] : models_) {
     if (known->desc == desc) model = known;
@@ -240,8 +241,9 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
                                              std::unique_ptr<MemoryResource> device,
                                              std::unique_ptr<MemoryResource> host) {
   if (options.device_bytes < kMemoryGranularity && options.host_bytes < kMemoryGranularity) {
-    return InvalidArgument("POOL_SIZE", "device_bytes and host_bytes are both below 4096; one of "
-                                        "the pools must hold pages");
+    return InvalidArgument("POOL_SIZE",
+                           "device_bytes and host_bytes are both below 4096; one of "
+                           "the pools must hold pages");
   }
   KVS_ASSIGN_OR_RETURN(Impl::NamedPlans plans, ParseNamedPlans(options));
   return std::unique_ptr<Store>(new Store(std::make_unique<Impl>(

@@ -1,11 +1,11 @@
 // Store: the catalog of one daemon. Sessions, models, sequences, pages, the prefix index, published
 // tables; everything that the ring server and the gRPC services act on.
 //
-// Ownership: the store owns all pages and segments; sessions own sequences; sequences and the prefix
-// index hold references to pages. A page goes back to its pool when nothing refers to it and every
-// reader that may see it has left its epoch (epochs.h).
+// Ownership: the store owns all pages and segments; sessions own sequences; sequences and the
+// prefix index hold references to pages. A page goes back to its pool when nothing refers to it and
+// every reader that may see it has left its epoch (epochs.h).
 // Thread-safety: every method may be called from any thread; one lock inside, held for microseconds
-// (Move copies outside of it).
+// (pages are copied and tokens hashed outside of it).
 // Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, SEQUENCE_UNKNOWN (also a sequence of another session),
 // POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan.h, and those
 // that a method names.
@@ -33,9 +33,9 @@ std::string_view NameOf(Tier tier);
 struct StoreOptions {
   uint64_t device_bytes = uint64_t{4} << 30;  // pool capacities; memory is touched when used
   uint64_t host_bytes = uint64_t{4} << 30;
-  uint64_t arena_bytes = 0;                   // 0: capacity / 64 within 16 MiB .. 256 MiB
+  uint64_t arena_bytes = 0;  // 0: capacity / 64 within 16 MiB .. 256 MiB
   uint32_t max_sessions = 1024;
-  uint32_t headroom_tokens = 64;              // pages kept ahead of what is committed
+  uint32_t headroom_tokens = 64;  // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
 };
 
@@ -61,9 +61,9 @@ using ArenaSink = std::function<void(const ArenaGrant&)>;
 struct SessionSegments {
   uint64_t session = 0;
   uint64_t daemon_epoch = 0;
-  int session_fd = -1;  // writable by both
-  int table_fd = -1;    // read-only for the client
-  shm::SessionHeader* header = nullptr;        // the daemon's mappings
+  int session_fd = -1;                   // writable by both
+  int table_fd = -1;                     // read-only for the client
+  shm::SessionHeader* header = nullptr;  // the daemon's mappings
   const shm::TableHeader* tables = nullptr;
   uint64_t session_bytes = 0, table_bytes = 0;
 };
@@ -88,15 +88,14 @@ struct OpenedSequence {
 
 enum class SessionEnd : uint8_t {
   kDetached,  // the client said that it unmapped everything: memory may be reused at once
-  kEof,       // the connection is gone, the process may live: sequences close, its arenas are fenced
-  kDied,      // the process is dead: the fence falls
+  kEof,   // the connection is gone, the process may live: sequences close, its arenas are fenced
+  kDied,  // the process is dead: the fence falls
 };
 
 // Snapshots for the admin service: plain values, ordered by id.
 struct PoolInfo {
   Tier tier = Tier::kDevice;
-  uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0,
-           retired_bytes = 0;
+  uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
   uint32_t arenas = 0;
 };
 struct SessionInfo {
@@ -157,38 +156,36 @@ class Store {
 
   // --- sessions ---
   Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
-                                              std::string_view client_name, ArenaSink sink);
-  // Idempotent; kEof may be followed by kDied. kDetached and kDied unmap the segments and close their
-  // descriptors: SessionSegments is void after them. kEof keeps them, because readers that are inside
-  // a step still hold back memory.
+                                      std::string_view client_name, ArenaSink sink);
+  // Idempotent; kEof may be followed by kDied. kDetached and kDied unmap the segments and close
+  // their descriptors: SessionSegments is void after them. kEof keeps them, because readers that
+  // are inside a step still hold back memory.
   void EndSession(uint64_t session, SessionEnd how);
 
   // --- models and sequences ---
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc);
-  // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest, publishes
-  // the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG.
-  Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model,
-                                              std::string_view plan,
-                                              std::span<const int32_t> tokens);
+  // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
+  // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG.
+  Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                                      std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
   Status CloseSequence(uint64_t session, uint64_t sequence);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG;
   // GROW_SEALED when `writable` lies in a page that is full.
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
-                      uint32_t index_writable);
+              uint32_t index_writable);
   // New tokens are in the pages of all layers. Seals full pages, keys them, extends the table ahead
   // of need (without pages left it does not: the next Grow says POOL_EXHAUSTED).
   // COMMIT_OUT_OF_ORDER when `first` is not the sequence's length; COMMIT_BEYOND_TABLE,
   // COMMIT_TO_SHARED, COMMIT_INDEX when the client wrote, or says it wrote, where it may not.
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
-                        std::span<const int32_t> tokens, uint32_t indexed_tokens);
+                std::span<const int32_t> tokens, uint32_t indexed_tokens);
   // Any array may be null. REPORT_POSITION, REPORT_VALUE.
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
-                        const float* surprisal, const float* entropy, const uint8_t* boundary);
+                const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
-  Result<uint32_t> Lookup(uint64_t session, uint64_t model,
-                                  std::span<const int32_t> tokens);
+  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
 
   // --- memory ---
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is

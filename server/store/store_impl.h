@@ -88,6 +88,7 @@ class Store::Impl {
     uint32_t rows = 0;       // of a page: leading tokens to copy (index blocks: all of it)
     bool keeps_key = false;  // the copy takes the source's place in the prefix index too
     uint32_t tenant = 0;
+    bool used = false;  // result: it took the source's place
   };
   struct Hit {
     std::vector<Page*> pages, index_blocks;
@@ -145,6 +146,8 @@ class Store::Impl {
   void Retire(Page* page) KVS_REQUIRES(mu_);
   void RefPage(Page* page) KVS_REQUIRES(mu_);
   void FreePage(Page* page) KVS_REQUIRES(mu_);
+  // What was retired before is free once the readers of now have left. Only after the tables that
+  // named it are unpublished.
   void Advance(Tenant* tenant) KVS_REQUIRES(mu_);
   void ReclaimLocked() KVS_REQUIRES(mu_);
 
@@ -152,8 +155,9 @@ class Store::Impl {
   void Pin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
   static void CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry);
   void Unpin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
-  // Puts the copies in the place of their sources where those still are and publishes.
-  Status SwapIn(Session* session, Sequence* s, const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+  void Discard(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+  // Puts the copies in the place of their sources where those still are, unpins and publishes.
+  Status SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) KVS_REQUIRES(mu_);
 
   // inspect.cc
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);

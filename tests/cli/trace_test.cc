@@ -83,7 +83,7 @@ TEST(Trace, ForeignFiles) {
     std::memcpy(bytes.data(), text.data(), text.size());
     return Read(bytes).reason();
   };
-  EXPECT_EQ(reason("GGUF\x03\0\0\0 and more than eight bytes"), "TRACE_FOREIGN");
+  EXPECT_EQ(reason(std::string("GGUF\x03\0\0\0 and more than eight bytes", 33)), "TRACE_FOREIGN");
   EXPECT_EQ(reason("PK\x03\x04 a zip file, such as an npz"), "TRACE_FOREIGN");
   EXPECT_EQ(reason(std::string("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10)), "TRACE_FOREIGN");
   TraceFile other = Good();

@@ -104,7 +104,9 @@ TEST_F(LifecycleTest, AClientKilledInTheMiddleOfAWriteLeavesNothing) {
   ASSERT_NE(s, 0u);
   Operator admin(daemon_.socket());
   for (int round = 0; round < 20; ++round) {
-    const uint64_t before = admin.UsedBytes();  // grows as `other` decodes
+    // `other` grows as it decodes, a moment after its step: wait until its events are handled.
+    ASSERT_EQ(Linked().kvs_settle(other.session(), s), KVS_OK);
+    const uint64_t before = admin.UsedBytes();
     ClientProcess client("mid-write", daemon_.socket(), 1000 + round);
     ASSERT_TRUE(client.Says('w'));
     EXPECT_GT(admin.UsedBytes(), before);

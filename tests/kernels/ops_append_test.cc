@@ -1,5 +1,6 @@
-#include "kernels/ops/append/append.h"
+#include <bit>
 
+#include "kernels/ops/append/append.h"
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {
@@ -15,10 +16,20 @@ struct Source {
   Source(Random& random, DType dtype, int tokens, int dim) {
     const int64_t head = (dim + 8) * SizeOf(dtype), token = kHeads * head + 64;
     memory.resize(static_cast<size_t>(2 * tokens * token));
-    const float hard[] = {0.0f, -0.0f, kInf, -kInf, kNaN, 65504.0f, 1e6f, 1e-6f, 6e-8f, -1e-30f};
+    const float hard[] = {0.0f,
+                          -0.0f,
+                          kInf,
+                          -kInf,
+                          kNaN,
+                          65504.0f,
+                          1e6f,
+                          1e-6f,
+                          6e-8f,
+                          -1e-30f,
+                          std::bit_cast<float>(0x7FFFFFFFu)};
     for (size_t i = 0; i < memory.size(); i += static_cast<size_t>(SizeOf(dtype))) {
       const int pick = random.Below(40);
-      StoreAs(dtype, &memory[i], pick < 10 ? hard[pick] : random.Normal());
+      StoreAs(dtype, &memory[i], pick < 11 ? hard[pick] : random.Normal());
     }
     k = {memory.data(), token, head, dtype};
     v = {memory.data() + tokens * token, token, head, dtype};
@@ -48,8 +59,8 @@ class Append : public SimdTest {
     const int position = random_.Below(20), tokens = 1 + random_.Below(40);
     const Source source(random_, from, tokens, dim);
     Pages ref(g, position + tokens), simd(g, position + tokens);
-    const AppendWork work{ref.pages.data(), PageLayout::Of(g), 1, position, tokens, source.k,
-                          source.v};
+    const AppendWork work{ref.pages.data(), PageLayout::Of(g), 1,       position,
+                          tokens,           source.k,          source.v};
     AppendRef(&work, 1, InlineExecutor());
     AppendWork other = work;
     other.pages = simd.pages.data();

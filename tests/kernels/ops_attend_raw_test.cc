@@ -53,10 +53,11 @@ Partial RunCase(Attend attend, const Case& c, const Inputs& in) {
   const auto rows = static_cast<size_t>(c.queries * c.group);
   Partial p{std::vector<float>(rows, kNaN), std::vector<float>(rows, kNaN),
             std::vector<float>(rows * c.dim, kNaN)};
-  const AttendWork work{in.k.rows,     in.v.rows,  in.q.data(),  in.q_token,
-                        c.queries,     c.group,    c.position,   c.runs.data(),
-                        static_cast<int32_t>(c.runs.size()),     c.scale,
-                        p.m.data(),    p.l.data(), p.o.data()};
+  const AttendWork work{in.k.rows,  in.v.rows,     in.q.data(),
+                        in.q_token, c.queries,     c.group,
+                        c.position, c.runs.data(), static_cast<int32_t>(c.runs.size()),
+                        c.scale,    p.m.data(),    p.l.data(),
+                        p.o.data()};
   attend(&work, 1, InlineExecutor());
   return p;
 }
@@ -165,7 +166,8 @@ TEST_P(AttendRaw, NaNIsSeenByNobodyBeforeIt) {
       const Partial p = RunCase(AttendRawSimd, c, in), ref = RunCase(AttendRawRef, c, in);
       const auto clean = static_cast<ptrdiff_t>(bad * group);
       EXPECT_LE(RelativeL2({p.o.begin(), p.o.begin() + clean * 64},
-                           {ref.o.begin(), ref.o.begin() + clean * 64}), 1e-5);
+                           {ref.o.begin(), ref.o.begin() + clean * 64}),
+                1e-5);
       for (size_t i = static_cast<size_t>(clean); i < p.l.size(); ++i) {
         EXPECT_TRUE(std::isnan(p.l[i])) << i;
       }
@@ -217,8 +219,8 @@ TEST(AttendRawRef, AttendsByHand) {
   std::vector<float> q(64, 0.0f), m(1), l(1), o(64);
   q[0] = 1;
   const kvstrata::Run run{0, 2};
-  const AttendWork work{k.rows, v.rows, q.data(), 64, 1, 1, 1, &run, 1, 1.0f, m.data(), l.data(),
-                        o.data()};
+  const AttendWork work{k.rows, v.rows, q.data(), 64,       1,        1,       1,
+                        &run,   1,      1.0f,     m.data(), l.data(), o.data()};
   AttendRawRef(&work, 1, InlineExecutor());
   EXPECT_FLOAT_EQ(m[0], std::log(3.0f));
   EXPECT_FLOAT_EQ(l[0], 4.0f / 3);

@@ -1,11 +1,10 @@
-#include "kernels/backend.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
 #include <string>
 
+#include "kernels/backend.h"
 #include "kernels/simd_target.h"
 
 namespace kvstrata {

@@ -1,5 +1,3 @@
-#include "kernels/executor.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -7,6 +5,8 @@
 #include <numeric>
 #include <thread>
 #include <vector>
+
+#include "kernels/executor.h"
 
 namespace kvstrata {
 namespace {

@@ -84,9 +84,7 @@ struct PagedFixture {
   PagedFixture(const PagedFixture&) = delete;
 
   void Set(int t, int c, float x) { StoreAs(rows.dtype, rows.Row(t) + c * SizeOf(rows.dtype), x); }
-  float Get(int t, int c) const {
-    return LoadAs(rows.dtype, rows.Row(t) + c * SizeOf(rows.dtype));
-  }
+  float Get(int t, int c) const { return LoadAs(rows.dtype, rows.Row(t) + c * SizeOf(rows.dtype)); }
 };
 
 inline std::vector<float> NormalFloats(Random& random, size_t n) {
@@ -124,13 +122,13 @@ class SimdTest : public ::testing::TestWithParam<SimdTarget> {
   SimdTarget before_;
 };
 
-#define KVS_INSTANTIATE_SIMD(SUITE)                                               \
-  INSTANTIATE_TEST_SUITE_P(Targets, SUITE,                                        \
-                           ::testing::ValuesIn(AvailableSimdTargets().begin(),    \
-                                               AvailableSimdTargets().end()),     \
-                           [](const ::testing::TestParamInfo<SimdTarget>& target) { \
-                             return std::string(NameOf(target.param));              \
-                           })
+#define KVS_INSTANTIATE_SIMD(SUITE)                                                      \
+  INSTANTIATE_TEST_SUITE_P(                                                              \
+      Targets, SUITE,                                                                    \
+      ::testing::ValuesIn(AvailableSimdTargets().begin(), AvailableSimdTargets().end()), \
+      [](const ::testing::TestParamInfo<SimdTarget>& target) {                           \
+        return std::string(NameOf(target.param));                                        \
+      })
 
 inline constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 inline constexpr int kDims[] = {64, 128, 256};

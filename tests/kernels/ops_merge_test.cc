@@ -9,7 +9,8 @@ struct Partials {
 };
 
 Partials RandomPartials(Random& random, int parts, int rows, int dim) {
-  Partials p{NormalFloats(random, static_cast<size_t>(parts * rows)), {},
+  Partials p{NormalFloats(random, static_cast<size_t>(parts * rows)),
+             {},
              NormalFloats(random, static_cast<size_t>(parts * rows * dim))};
   for (float& m : p.m) {
     m *= 10;
@@ -77,7 +78,8 @@ TEST_P(Merge, NoRowsAreZeroAndMinusInfinity) {
 TEST_P(Merge, LseMayBeNull) {
   const Partials p = RandomPartials(random_, 2, 4, 64);
   std::vector<float> out(256, kNaN);
-  const MergeWork work{p.m.data(), p.l.data(), p.o.data(), 2, 4, 4, 64, out.data(), 256, nullptr, 0};
+  const MergeWork work{p.m.data(), p.l.data(), p.o.data(), 2,       4, 4,
+                       64,         out.data(), 256,        nullptr, 0};
   MergeSimd(&work, 1, InlineExecutor());
   for (float x : out) EXPECT_FALSE(std::isnan(x));
 }

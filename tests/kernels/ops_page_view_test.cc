@@ -1,9 +1,9 @@
-#include "kernels/page_view.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
+
+#include "kernels/page_view.h"
 
 namespace kvstrata {
 namespace {

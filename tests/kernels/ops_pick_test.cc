@@ -1,5 +1,4 @@
 #include "kernels/ops/pick/pick.h"
-
 #include "tests/kernels/ops_fixture.h"
 
 namespace kvstrata {
@@ -57,7 +56,8 @@ TEST_P(Pick, NaNRanksBelowEverything) {
 TEST_P(Pick, ScoresThatDifferInTheirLastBits) {
   std::vector<float> scores;
   for (uint32_t i = 0; i < 3000; ++i) {
-    scores.push_back(std::bit_cast<float>(0x40000000u + static_cast<uint32_t>(random_.Below(2000))));
+    scores.push_back(
+        std::bit_cast<float>(0x40000000u + static_cast<uint32_t>(random_.Below(2000))));
   }
   ExpectLikeRef(scores);
 }

@@ -27,9 +27,10 @@ TEST_P(Score, DotOfEveryTypeDimAndQueryCount) {
       for (int queries : {1, 2, 3, 4, 7, 8}) {
         SCOPED_TRACE(std::to_string(dim) + " x " + std::to_string(queries));
         const std::vector<float> q = NormalFloats(random_, static_cast<size_t>(queries * dim));
-        for (kvstrata::Run units : {kvstrata::Run{0, 1}, kvstrata::Run{5, 42}, kvstrata::Run{0, 700}, kvstrata::Run{9, 9}}) {
-          ScoreWork work{ScoreWork::Kind::kDot, q.data(), queries, rows.rows, 0, units, nullptr,
-                         false};
+        for (kvstrata::Run units : {kvstrata::Run{0, 1}, kvstrata::Run{5, 42},
+                                    kvstrata::Run{0, 700}, kvstrata::Run{9, 9}}) {
+          ScoreWork work{
+              ScoreWork::Kind::kDot, q.data(), queries, rows.rows, 0, units, nullptr, false};
           ExpectLikeRef(work);
           work.accumulate = true;
           ExpectLikeRef(work);
@@ -57,8 +58,14 @@ TEST_P(Score, BoundsOfEveryTypeDimAndQueryCount) {
       minima.dim = dim;
       for (int queries : {1, 2, 3, 4, 7, 8}) {
         const std::vector<float> q = NormalFloats(random_, static_cast<size_t>(queries * dim));
-        ExpectLikeRef({ScoreWork::Kind::kMinMax, q.data(), queries, minima, dim * SizeOf(dtype),
-                       {1, 38}, nullptr, false});
+        ExpectLikeRef({ScoreWork::Kind::kMinMax,
+                       q.data(),
+                       queries,
+                       minima,
+                       dim * SizeOf(dtype),
+                       {1, 38},
+                       nullptr,
+                       false});
       }
     }
   }

@@ -29,7 +29,8 @@ TEST_P(Summarize, MeansAreBitExact) {
   for (DType dtype : kDTypes) {
     for (int dim : kDims) {
       const PagedFixture keys(random_, dtype, 200, 16, dim, 8);
-      for (kvstrata::Run rows : {kvstrata::Run{0, 1}, kvstrata::Run{0, 16}, kvstrata::Run{13, 77}, kvstrata::Run{32, 200}}) {
+      for (kvstrata::Run rows : {kvstrata::Run{0, 1}, kvstrata::Run{0, 16}, kvstrata::Run{13, 77},
+                                 kvstrata::Run{32, 200}}) {
         for (DType out : {DType::kBF16, DType::kF32}) {
           SummarizeWork work{Kind::kMean, keys.rows, rows};
           work.out_dtype = out;
@@ -50,7 +51,8 @@ TEST_P(Summarize, BoundsAreBitExact) {
         keys.Set(t, t % dim, 0.0f), keys.Set(t + 1, t % dim, -0.0f);
         keys.Set(t, (t + 5) % dim, kInf), keys.Set(t, (t + 7) % dim, kNaN);
       }
-      for (kvstrata::Run rows : {kvstrata::Run{0, 1}, kvstrata::Run{0, 16}, kvstrata::Run{13, 77}, kvstrata::Run{32, 200}}) {
+      for (kvstrata::Run rows : {kvstrata::Run{0, 1}, kvstrata::Run{0, 16}, kvstrata::Run{13, 77},
+                                 kvstrata::Run{32, 200}}) {
         SummarizeWork work{Kind::kMinMax, keys.rows, rows};
         work.out_dtype = dtype;
         EXPECT_EQ(RunOp(SummarizeSimd, work), RunOp(SummarizeRef, work))
@@ -58,6 +60,16 @@ TEST_P(Summarize, BoundsAreBitExact) {
       }
     }
   }
+}
+
+TEST_P(Summarize, ZerosKeepTheFirstSign) {
+  PagedFixture keys(random_, DType::kF32, 16, 16, 64);
+  for (int t = 0; t < 16; ++t) {
+    for (int c = 0; c < 64; ++c) keys.Set(t, c, (t + c) % 2 == 0 ? 0.0f : -0.0f);
+  }
+  SummarizeWork work{Kind::kMinMax, keys.rows, {0, 16}};
+  work.out_dtype = DType::kF32;
+  EXPECT_EQ(RunOp(SummarizeSimd, work), RunOp(SummarizeRef, work));
 }
 
 KVS_INSTANTIATE_SIMD(Summarize);

@@ -1,6 +1,10 @@
 """The engine on kvstratad: with plan `full` it writes what it writes without; prefixes are found again."""
 
+import os
 import pathlib
+import select
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -120,7 +124,10 @@ def test_too_long_is_refused(tiny: Engine):
 
 def test_own_cache_grows(tiny: Engine):
     ids = tiny.tokenizer.encode(WORDS)[:200]
-    np.testing.assert_array_equal(tiny.prefill(tiny.own_cache(8), ids), tiny.prefill(tiny.own_cache(512), ids))
+    small, large = tiny.own_cache(8), tiny.own_cache(512)
+    for cache in (small, large):
+        tiny.llama.forward(ids[:90], cache)
+    np.testing.assert_array_equal(tiny.prefill(small, ids), tiny.prefill(large, ids))
 
 
 def test_series_are_right(tiny: Engine):
@@ -147,6 +154,19 @@ def test_daemon_gone(tiny: Engine):
             for _ in tiny.decode(cache, logits, 400, stop=False):
                 session.ping()
         assert error.value.code == kvstrata.Unavailable.code
+
+
+def test_a_killed_engine_leaves_no_daemon():
+    program = ("import os, signal, sys\nfrom kvstrata.daemon import Daemon\n"
+               "print(Daemon().process.pid, flush=True)\nsys.stdin.read()\n")
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as process:
+        handle = os.pidfd_open(int(process.stdout.readline()))
+        process.kill()
+    try:
+        assert select.select([handle], [], [], 30)[0], "kvstratad outlived the program that started it"
+    finally:
+        os.close(handle)
 
 
 def test_path_of_a_missing_model(tmp_path: pathlib.Path):

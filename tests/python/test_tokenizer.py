@@ -41,11 +41,14 @@ def test_round_trip_of_a_document(real: Tokenizer):
 def test_known_ids(real: Tokenizer):
     """What Hugging Face's tokenizer of SmolLM2 gives."""
     assert real.encode("Hello, world!") == [19556, 28, 905, 17]
-    assert len(real.encode("2024")) == 4  # digits stand alone
 
 
 def test_merges_are_used(tiny: Tokenizer):
     assert tiny.encode("a the") == [tiny.vocabulary["a"], tiny.vocabulary["Ġthe"]]
+
+
+def test_digits_stand_alone_even_where_a_merge_exists(tiny: Tokenizer):
+    assert tiny.encode("12") == [tiny.vocabulary["1"], tiny.vocabulary["2"]]
 
 
 def test_special_tokens_are_not_found_in_text(real: Tokenizer):

@@ -124,13 +124,14 @@ def test_unreadable(tmp_path: pathlib.Path):
         trace.read(tmp_path / "absent")
 
 
-def test_bad_values(path: pathlib.Path, tmp_path: pathlib.Path):
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1])
+def test_bad_values(path: pathlib.Path, tmp_path: pathlib.Path, value: float):
     t = trace.read(path)
     arrays = {name: x.copy() for name, x in t.arrays.items()}
-    arrays["entropy"][2] = np.nan
-    trace.write(tmp_path / "nan.safetensors", arrays, t.metadata)
+    arrays["entropy"][2] = value
+    trace.write(tmp_path / "bad.safetensors", arrays, t.metadata)
     with pytest.raises(TraceError, match="TRACE_VALUE.*entropy"):
-        trace.read(tmp_path / "nan.safetensors")
+        trace.read(tmp_path / "bad.safetensors")
 
 
 def test_command_line(tmp_path: pathlib.Path):

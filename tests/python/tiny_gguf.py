@@ -9,7 +9,7 @@ import numpy as np
 
 WIDTH, LAYERS, HEADS, KV_HEADS, FFN, CONTEXT = 128, 2, 2, 1, 256, 512
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = ("t h", "th e", "Ġ the", "a n", "an d")
+MERGES = ("t h", "th e", "Ġ the", "a n", "an d", "1 2")
 TYPES = gguf.GGMLQuantizationType
 
 

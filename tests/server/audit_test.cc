@@ -132,13 +132,23 @@ class Driver {
 
   void Step() {
     switch (Below(11)) {
-      case 0: return Attach();
-      case 1: case 2: return Open();
-      case 3: return Fork();
-      case 4: case 5: case 6: return Append();
-      case 7: return Move();
-      case 8: return Park();
-      case 9: return Close();
+      case 0:
+        return Attach();
+      case 1:
+      case 2:
+        return Open();
+      case 3:
+        return Fork();
+      case 4:
+      case 5:
+      case 6:
+        return Append();
+      case 7:
+        return Move();
+      case 8:
+        return Park();
+      case 9:
+        return Close();
       case 10:
         if (Below(6) == 0) return End();
         if (Below(8) == 0) (void)store_->Evict(false);
@@ -193,7 +203,8 @@ class Driver {
   void Open() {
     if (sessions_.empty()) return;
     TestSession* session = sessions_[Below(sessions_.size())].get();
-    const auto tokens = Tokens(static_cast<int32_t>(Below(640)), static_cast<int32_t>(Below(2)) * 64);
+    const auto tokens =
+        Tokens(static_cast<int32_t>(Below(640)), static_cast<int32_t>(Below(2)) * 64);
     const char* plans[] = {"full", "quest{page = 16}", "quest{page = 32}"};
     Result<OpenedSequence> opened = session->Open(plans[Below(3)], tokens);
     if (!Passed(opened.status())) return;

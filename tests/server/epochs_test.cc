@@ -131,7 +131,8 @@ TEST(Epochs, ReadersNeverSeeFreedTables) {
       while (!stop.load()) {
         const int slot = reader.Enter();
         const shm::TableView view = reader.Read(0, 1);
-        for (uint32_t k = 0; k < view.pages; ++k) torn += view.page(k)->offset != view.table->version;
+        for (uint32_t k = 0; k < view.pages; ++k)
+          torn += view.page(k)->offset != view.table->version;
         torn += view.pages != kEntries;
         reader.Leave(slot);
         ++seen;

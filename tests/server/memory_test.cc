@@ -1,6 +1,5 @@
-// Memory resources by one conformance suite, the adaptors, and the extent allocator against a bitmap.
-#include "server/memory/memory_resource.h"
-
+// Memory resources by one conformance suite, the adaptors, and the extent allocator against a
+// bitmap.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -12,6 +11,7 @@
 #include <sstream>
 
 #include "server/memory/extent_allocator.h"
+#include "server/memory/memory_resource.h"
 
 namespace kvstrata {
 namespace {
@@ -100,10 +100,10 @@ TEST_P(Conformance, RefusesSizesThatAreNoPages) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Conformance,
-    ::testing::Values(
-        Factory{"device", NewEmulatedDevice}, Factory{"host", NewHostPinned},
-        Factory{"limited", [] { return NewLimitedResource(NewHostPinned(), kBytes); }},
-        Factory{"failing", [] { return NewFailingResource(NewHostPinned(), 1); }}),
+    ::testing::Values(Factory{"device", NewEmulatedDevice}, Factory{"host", NewHostPinned},
+                      Factory{"limited",
+                              [] { return NewLimitedResource(NewHostPinned(), kBytes); }},
+                      Factory{"failing", [] { return NewFailingResource(NewHostPinned(), 1); }}),
     [](const auto& param) { return std::string(param.param.name); });
 
 TEST(LimitedResource, GivesNoMoreThanItsCapacityAndTakesBack) {

@@ -1,10 +1,9 @@
 // Page keys and the prefix index.
-#include "server/store/prefix_index.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 
+#include "server/store/prefix_index.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {

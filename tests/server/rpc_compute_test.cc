@@ -71,8 +71,9 @@ TEST_F(RpcComputeTest, AttendsCausallyInsideAChunk) {
     }
   }
   ASSERT_EQ(attended.value().selection().members_size(), 1);
+  // A chunk's selection is that of its first token.
   const auto& tokens = attended.value().selection().members(0).groups(0).tokens();
-  EXPECT_EQ((std::vector<int32_t>(tokens.begin(), tokens.end())), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ((std::vector<int32_t>(tokens.begin(), tokens.end())), (std::vector<int32_t>{0}));
 }
 
 TEST_F(RpcComputeTest, CommitAdvancesAndAbortDoesNot) {
@@ -313,14 +314,26 @@ TEST_F(RpcComputeTest, ReportsMustFit) {
 TEST_F(RpcComputeTest, PageTableShowsWherePagesLie) {
   const uint64_t sequence = Open();
   ASSERT_TRUE(client_.Run(sequence, Ids(20), &random_).ok());
-  const auto table =
-      Compute(&v1::Compute::Stub::GetPageTable, client_.Of<v1::GetPageTableRequest>(sequence));
-  ASSERT_TRUE(table.ok());
-  ASSERT_EQ(table.value().pages_size(), 2);
-  EXPECT_EQ(table.value().pages(0).flags() & shm::kPageSealed, shm::kPageSealed);
-  EXPECT_EQ(table.value().pages(1).flags(), 0u);
-  EXPECT_EQ(table.value().pages(0).tier(), 0u);
-  EXPECT_NE(table.value().pages(0).arena(), 0u);
+  const auto table = [&] {
+    return Compute(&v1::Compute::Stub::GetPageTable, client_.Of<v1::GetPageTableRequest>(sequence))
+        .value();
+  };
+  const v1::GetPageTableResponse before = table();
+  ASSERT_EQ(before.pages_size(), 2);
+  EXPECT_EQ(before.pages(0).tier(), 0u);
+  EXPECT_NE(before.pages(0).arena(), 0u);
+  EXPECT_EQ(before.pages(1).flags(), 0u);
+  // A fork shares both pages; the next token needs a private tail.
+  v1::OpenSequenceResponse fork;
+  ASSERT_TRUE(Call(*client_.control, &v1::Control::Stub::ForkSequence,
+                   client_.Of<v1::ForkSequenceRequest>(sequence), &fork)
+                  .ok());
+  EXPECT_NE(table().pages(1).flags() & shm::kPageShared, 0u);
+  ASSERT_TRUE(client_.Run(sequence, {99}, &random_).ok());
+  const v1::GetPageTableResponse after = table();
+  EXPECT_EQ(after.pages(1).flags() & shm::kPageShared, 0u);
+  EXPECT_EQ(after.pages(0).offset(), before.pages(0).offset());
+  EXPECT_GT(after.version(), before.version());
 }
 
 TEST_F(RpcComputeTest, WhatIsNotThereYetSaysSo) {

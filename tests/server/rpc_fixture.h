@@ -51,7 +51,7 @@ class RpcDaemon {
     StoreOptions options;
     options.device_bytes = pool_bytes;
     options.host_bytes = pool_bytes;
-    options.arena_bytes = pool_bytes / 4;
+    options.arena_bytes = uint64_t{1} << 20;  // a session takes at least one of each pool it uses
     options.named_plans = {{"mine", "window{n_recent = 64}"}};
     store_ = std::move(Store::Create(options)).value();
     listener_ = std::move(UnixListener::Listen(path(), SOCK_STREAM, -1)).value();

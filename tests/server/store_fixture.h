@@ -1,8 +1,8 @@
-// What the store's tests attach with: a session that keeps its grants, and a sequence that behaves as
-// the client library does (grow when the table says so, write rows, commit).
+// What the store's tests attach with: a session that keeps its grants, and a sequence that behaves
+// as the client library does (grow when the table says so, write rows, commit).
 //
-// Every row carries a canary: a rolling hash of the token ids up to it. So a page is right exactly if
-// its bytes belong to the prefix that it stands for, whoever wrote or copied it.
+// Every row carries a canary: a rolling hash of the token ids up to it. So a page is right exactly
+// if its bytes belong to the prefix that it stands for, whoever wrote or copied it.
 #ifndef KVSTRATA_TESTS_SERVER_STORE_FIXTURE_H_
 #define KVSTRATA_TESTS_SERVER_STORE_FIXTURE_H_
 
@@ -100,7 +100,9 @@ class TestSequence {
  public:
   TestSequence(TestSession* session, const OpenedSequence& opened,
                std::span<const int32_t> held_tokens)
-      : session_(session), opened_(opened), index_(IndexOf(opened.plan, opened.geometry)),
+      : session_(session),
+        opened_(opened),
+        index_(IndexOf(opened.plan, opened.geometry)),
         indexed_(opened.indexed_tokens) {
     for (const int32_t token : held_tokens.first(opened.held_tokens)) Push(token);
   }
@@ -140,7 +142,8 @@ class TestSequence {
     for (const int32_t token : tokens) {
       Push(token);
       const uint32_t at = size() - 1;
-      EXPECT_TRUE(session_->grants().at(table.page(at / 16)->arena)) << "page not granted for writing";
+      EXPECT_TRUE(session_->grants().at(table.page(at / 16)->arena))
+          << "page not granted for writing";
       std::memcpy(At(table.page(at / 16)) + at % 16 * 128, &hashes_[at], 8);
     }
     session_->reader().Leave(slot);

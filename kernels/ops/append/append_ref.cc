@@ -8,18 +8,27 @@ namespace {
 
 float Load(const std::byte* p, DType t, int c) {
   switch (t) {
-    case DType::kF32: return reinterpret_cast<const float*>(p)[c];
-    case DType::kF16: return ToFloat(reinterpret_cast<const F16*>(p)[c]);
-    case DType::kBF16: return ToFloat(reinterpret_cast<const BF16*>(p)[c]);
+    case DType::kF32:
+      return reinterpret_cast<const float*>(p)[c];
+    case DType::kF16:
+      return ToFloat(reinterpret_cast<const F16*>(p)[c]);
+    case DType::kBF16:
+      return ToFloat(reinterpret_cast<const BF16*>(p)[c]);
   }
   return 0;
 }
 
 void Store(std::byte* p, DType t, int c, float x) {
   switch (t) {
-    case DType::kF32: reinterpret_cast<float*>(p)[c] = x; return;
-    case DType::kF16: reinterpret_cast<F16*>(p)[c] = FromFloat<F16>(x); return;
-    case DType::kBF16: reinterpret_cast<BF16*>(p)[c] = FromFloat<BF16>(x); return;
+    case DType::kF32:
+      reinterpret_cast<float*>(p)[c] = x;
+      return;
+    case DType::kF16:
+      reinterpret_cast<F16*>(p)[c] = FromFloat<F16>(x);
+      return;
+    case DType::kBF16:
+      reinterpret_cast<BF16*>(p)[c] = FromFloat<BF16>(x);
+      return;
   }
 }
 

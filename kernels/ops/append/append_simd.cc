@@ -2,10 +2,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/append/append_simd.cc"
-#include "hwy/foreach_target.h"
-
 #include <cstring>
 
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/ops/append/append.h"
 #include "kernels/ops/simd_rows-inl.h"
@@ -51,9 +50,12 @@ HWY_INLINE void ConvertRow(const std::byte* from, std::byte* to, int dim) {
 template <typename From>
 HWY_INLINE void ConvertFrom(const std::byte* from, std::byte* to, DType to_type, int dim) {
   switch (to_type) {
-    case DType::kF32: return ConvertRow<From, float>(from, to, dim);
-    case DType::kF16: return ConvertRow<From, F16>(from, to, dim);
-    case DType::kBF16: return ConvertRow<From, BF16>(from, to, dim);
+    case DType::kF32:
+      return ConvertRow<From, float>(from, to, dim);
+    case DType::kF16:
+      return ConvertRow<From, F16>(from, to, dim);
+    case DType::kBF16:
+      return ConvertRow<From, BF16>(from, to, dim);
   }
 }
 
@@ -64,9 +66,12 @@ HWY_INLINE void CopyRow(const std::byte* from, DType from_type, std::byte* to, D
     return;
   }
   switch (from_type) {
-    case DType::kF32: return ConvertFrom<float>(from, to, to_type, dim);
-    case DType::kF16: return ConvertFrom<F16>(from, to, to_type, dim);
-    case DType::kBF16: return ConvertFrom<BF16>(from, to, to_type, dim);
+    case DType::kF32:
+      return ConvertFrom<float>(from, to, to_type, dim);
+    case DType::kF16:
+      return ConvertFrom<F16>(from, to, to_type, dim);
+    case DType::kBF16:
+      return ConvertFrom<BF16>(from, to, to_type, dim);
   }
 }
 

@@ -68,9 +68,12 @@ void AttendRawRef(const AttendWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
     KVS_CHECK(work[i].k.dtype == work[i].v.dtype && work[i].k.dim == work[i].v.dim);
     switch (work[i].k.dtype) {
-      case DType::kF32: return Attend<float>(work[i]);
-      case DType::kF16: return Attend<F16>(work[i]);
-      case DType::kBF16: return Attend<BF16>(work[i]);
+      case DType::kF32:
+        return Attend<float>(work[i]);
+      case DType::kF16:
+        return Attend<F16>(work[i]);
+      case DType::kBF16:
+        return Attend<BF16>(work[i]);
     }
   });
 }

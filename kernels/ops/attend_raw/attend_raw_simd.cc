@@ -2,13 +2,12 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/attend_raw/attend_raw_simd.cc"
+#include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/attend_raw/decode-inl.h"
 #include "kernels/ops/attend_raw/prefill-inl.h"
-
-#include "base/check.h"
-#include "kernels/ops/attend_raw/attend_raw.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
@@ -22,9 +21,12 @@ void AttendTyped(const AttendWork& w) {
 
 void AttendItem(const AttendWork& w) {
   switch (w.k.dtype) {
-    case DType::kF32: return AttendTyped<float>(w);
-    case DType::kF16: return AttendTyped<F16>(w);
-    case DType::kBF16: return AttendTyped<BF16>(w);
+    case DType::kF32:
+      return AttendTyped<float>(w);
+    case DType::kF16:
+      return AttendTyped<F16>(w);
+    case DType::kBF16:
+      return AttendTyped<BF16>(w);
   }
 }
 

@@ -34,8 +34,8 @@ inline constexpr int kValuePairs = 1;
 
 // Online softmax of up to kHeads queries. Vectors: lane h * kRows + r.
 struct DecodeState {
-  const float* q;         // [H][dim], scaled, in pair order
-  float* o;               // [H][dim], in pair order
+  const float* q;  // [H][dim], scaled, in pair order
+  float* o;        // [H][dim], in pair order
   int32_t position[kHeads];
   alignas(64) float m[kN];  // equal over r
   alignas(64) float l[kN];  // partial sums over the rows of this r
@@ -98,8 +98,8 @@ HWY_INLINE void WeighTile(int count, DecodeState& st) {
   hn::Store(alpha, d, st.alpha);
 }
 
-// o = o * alpha + weights . values of the first `visible` rows, for queries [h0, h0 + H) and channels
-// [c, c + 2N * kValuePairs). Prefetches the same channels of the next tile's keys.
+// o = o * alpha + weights . values of the first `visible` rows, for queries [h0, h0 + H) and
+// channels [c, c + 2N * kValuePairs). Prefetches the same channels of the next tile's keys.
 template <typename T, int H>
 HWY_INLINE void AddChannels(const RowTile& tile, const RowTile* next, int dim, int c, int visible,
                             int h0, DecodeState& st) {
@@ -166,10 +166,14 @@ template <typename T>
 HWY_INLINE void DecodeHeads(int heads, const RowTile& tile, const RowTile* next, int dim,
                             bool prefetch, DecodeState& st) {
   switch (heads) {
-    case 1: return DecodeTile<T, 1>(tile, next, dim, prefetch, st);
-    case 2: return DecodeTile<T, 2>(tile, next, dim, prefetch, st);
-    case 3: return DecodeTile<T, 3>(tile, next, dim, prefetch, st);
-    default: return DecodeTile<T, 4>(tile, next, dim, prefetch, st);
+    case 1:
+      return DecodeTile<T, 1>(tile, next, dim, prefetch, st);
+    case 2:
+      return DecodeTile<T, 2>(tile, next, dim, prefetch, st);
+    case 3:
+      return DecodeTile<T, 3>(tile, next, dim, prefetch, st);
+    default:
+      return DecodeTile<T, 4>(tile, next, dim, prefetch, st);
   }
 }
 

@@ -87,13 +87,15 @@ struct PrefillSpace {
   float* position;  // [padded], as int32 bits
 
   PrefillSpace(int head_dim, int query_rows)
-      : dim(head_dim), rows(query_rows), padded((query_rows + kPanel - 1) / kPanel * kPanel),
+      : dim(head_dim),
+        rows(query_rows),
+        padded((query_rows + kPanel - 1) / kPanel * kPanel),
         memory(nullptr, Free) {
     const int64_t tile = int64_t{kPrefillTileRows} * dim;
     const int64_t floats = int64_t{padded} * dim + 2 * tile + int64_t{kPrefillTileRows} * kPanel +
                            3 * int64_t{padded} + kPanel;
     memory.reset(static_cast<float*>(
-        ::operator new(static_cast<size_t>(floats) * sizeof(float), std::align_val_t{64})));
+        ::operator new (static_cast<size_t>(floats) * sizeof(float), std::align_val_t{64})));
     q = memory.get();
     k = q + int64_t{padded} * dim;
     v = k + tile;
@@ -103,7 +105,7 @@ struct PrefillSpace {
     position = l + padded;
     alpha = position + padded;
   }
-  static void Free(float* p) { ::operator delete(p, std::align_val_t{64}); }
+  static void Free(float* p) { ::operator delete (p, std::align_val_t{64}); }
 };
 
 template <typename T>
@@ -203,12 +205,18 @@ HWY_INLINE void AddValuesOf(const PrefillSpace& sp, int column, int n, float* o)
 
 HWY_INLINE void AddValuesOfBlock(int queries, const PrefillSpace& sp, int column, int n, float* o) {
   switch (queries) {
-    case 1: return AddValuesOf<1>(sp, column, n, o);
-    case 2: return AddValuesOf<2>(sp, column, n, o);
-    case 3: return AddValuesOf<3>(sp, column, n, o);
-    case 4: return AddValuesOf<4>(sp, column, n, o);
-    case 5: return AddValuesOf<5>(sp, column, n, o);
-    default: return AddValuesOf<6>(sp, column, n, o);
+    case 1:
+      return AddValuesOf<1>(sp, column, n, o);
+    case 2:
+      return AddValuesOf<2>(sp, column, n, o);
+    case 3:
+      return AddValuesOf<3>(sp, column, n, o);
+    case 4:
+      return AddValuesOf<4>(sp, column, n, o);
+    case 5:
+      return AddValuesOf<5>(sp, column, n, o);
+    default:
+      return AddValuesOf<6>(sp, column, n, o);
   }
 }
 
@@ -248,8 +256,7 @@ HWY_NOINLINE void AttendMany(const AttendWork& w) {
   std::fill(w.o, w.o + int64_t{sp.rows} * dim, 0.0f);
   RowTile tile;
   RowCursor cursor(w);
-  for (cursor.Next(kPrefillTileRows, &tile); tile.count > 0;
-       cursor.Next(kPrefillTileRows, &tile)) {
+  for (cursor.Next(kPrefillTileRows, &tile); tile.count > 0; cursor.Next(kPrefillTileRows, &tile)) {
     WidenRows<T>(tile.k, tile.count, dim, sp.k);
     WidenRows<T>(tile.v, tile.count, dim, sp.v);
     for (int first = 0; first < sp.rows; first += kPanel) AttendPanel(w, tile, sp, first);

@@ -40,8 +40,8 @@ class RowCursor {
   void Next(int rows_max, RowTile* tile) {
     tile->count = 0;
     while (tile->count < rows_max && run_ < work_.run_count) {
-      const int32_t end = static_cast<int32_t>(
-          std::min<int64_t>(work_.runs[run_].end, int64_t{last_} + 1));
+      const int32_t end =
+          static_cast<int32_t>(std::min<int64_t>(work_.runs[run_].end, int64_t{last_} + 1));
       if (next_ < end) {
         AddPageRows(std::min(end - next_, rows_max - tile->count), tile);
       } else if (++run_ < work_.run_count) {

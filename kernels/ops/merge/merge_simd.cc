@@ -2,12 +2,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/merge/merge_simd.cc"
-#include "hwy/foreach_target.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/ops/merge/merge.h"
 #include "kernels/ops/simd_rows-inl.h"
@@ -43,7 +42,8 @@ HWY_INLINE void MergeRow(const MergeWork& w, int32_t row) {
   }
   if (l != 0) {
     const VF scale = hn::Set(d, 1.0f / l);
-    for (int c = 0; c < w.dim; c += n) hn::StoreU(hn::Mul(hn::LoadU(d, out + c), scale), d, out + c);
+    for (int c = 0; c < w.dim; c += n)
+      hn::StoreU(hn::Mul(hn::LoadU(d, out + c), scale), d, out + c);
   }
   if (w.lse == nullptr) return;
   w.lse[token * w.lse_token + g] =

@@ -2,11 +2,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/pick/pick_simd.cc"
-#include "hwy/foreach_target.h"
-
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <limits>
 
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/ops/pick/pick.h"
 #include "kernels/ops/simd_rows-inl.h"
@@ -15,80 +15,78 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 
-using VU = hn::VFromD<DU>;
-
-// Keys that order like scores: a larger score has a larger key, equal scores (-0 and 0 too) the
-// same, every NaN the least, 0.
-HWY_INLINE VU KeysOf(VF x) {
-  const DU du;
-  const VF canonical = hn::Add(x, hn::Zero(DF()));  // -0 + 0 = 0
-  const VU bits = hn::BitCast(du, canonical);
-  const VU negative = hn::BitCast(du, hn::ShiftRight<31>(hn::BitCast(DI(), bits)));
-  const VU key = hn::Xor(bits, hn::Or(negative, hn::Set(du, 0x80000000u)));
-  return hn::IfThenZeroElse(hn::RebindMask(du, hn::IsNaN(x)), key);
+// Floats in their order as whole numbers, -0 just below 0, and back.
+HWY_INLINE uint32_t OrderOf(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+HWY_INLINE float FloatAt(uint32_t order) {
+  return std::bit_cast<float>((order >> 31) != 0 ? order & 0x7FFFFFFFu : ~order);
 }
 
-// The keys of scores [i, i + N), cut at n; returns how many.
-HWY_INLINE int LoadKeys(const float* scores, int32_t i, int32_t n, uint32_t* keys) {
-  const int count = std::min<int32_t>(static_cast<int32_t>(kN), n - i);
-  if (count == static_cast<int>(kN)) {
-    hn::StoreU(KeysOf(hn::LoadU(DF(), scores + i)), DU(), keys);
-    return count;
+// How many scores are above x, or at it if kEqual; a NaN never is.
+template <bool kEqual>
+HWY_INLINE int32_t Count(const float* scores, int32_t n, float x) {
+  const DF d;
+  const VF least = hn::Set(d, x);
+  const int32_t whole = n - n % static_cast<int32_t>(kN);
+  size_t count = 0;
+  for (int32_t i = 0; i < whole; i += static_cast<int32_t>(kN)) {
+    const VF score = hn::LoadU(d, scores + i);
+    count += hn::CountTrue(d, kEqual ? hn::Ge(score, least) : hn::Gt(score, least));
   }
-  float rest[kN] = {};
-  std::memcpy(rest, scores + i, static_cast<size_t>(count) * sizeof(float));
-  hn::StoreU(KeysOf(hn::LoadU(DF(), rest)), DU(), keys);
-  return count;
+  for (int32_t i = whole; i < n; ++i) {
+    if (kEqual ? scores[i] >= x : scores[i] > x) ++count;
+  }
+  return static_cast<int32_t>(count);
 }
 
-// Radix selection from the high digit down: `prefix` grows into the k-th largest key.
-struct Threshold {
-  uint32_t key;
-  int32_t ties;  // how many of the scores with this key are among the k
-};
-
-HWY_INLINE Threshold FindThreshold(const float* scores, int32_t n, int32_t k) {
-  constexpr int kShift[] = {21, 10, 0}, kBits[] = {11, 11, 10};
-  uint32_t prefix = 0, known = 0;  // the key's digits so far, and their mask
-  int32_t wanted = k;
-  uint32_t counts[1 << 11];
-  for (int digit = 0; digit < 3; ++digit) {
-    const uint32_t mask = (1u << kBits[digit]) - 1;
-    std::fill(counts, counts + mask + 1, 0u);
-    for (int32_t i = 0; i < n; i += static_cast<int32_t>(kN)) {
-      uint32_t keys[kN];
-      const int count = LoadKeys(scores, i, n, keys);
-      for (int j = 0; j < count; ++j) {
-        if ((keys[j] & known) == prefix) ++counts[(keys[j] >> kShift[digit]) & mask];
-      }
-    }
-    uint32_t bin = mask;
-    while (static_cast<int32_t>(counts[bin]) < wanted) wanted -= static_cast<int32_t>(counts[bin--]);
-    prefix |= bin << kShift[digit];
-    known |= mask << kShift[digit];
+// The largest x with at least k scores from x on, by bisection over all floats: at most 32 passes,
+// fewer once exactly k are left. REQUIRES: at least k scores are not NaN, k >= 1.
+HWY_INLINE float Threshold(const float* scores, int32_t n, int32_t k) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  uint32_t low = OrderOf(-kInfinity), high = OrderOf(kInfinity) + 1;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    const int32_t count = Count<true>(scores, n, FloatAt(middle));
+    (count >= k ? low : high) = middle;
+    if (count == k) break;
   }
-  return {prefix, wanted};
+  return FloatAt(low);
+}
+
+// Writes the indices of the scores above x and of the first `ties` that equal it.
+HWY_INLINE void WriteFrom(const PickWork& w, float x, int32_t ties) {
+  const DF d;
+  int32_t* out = w.out;
+  const auto write = [&](int32_t i) HWY_ATTR {
+    if (w.scores[i] > x || (w.scores[i] == x && ties-- > 0)) *out++ = i;
+  };
+  int32_t i = 0;
+  for (; i + static_cast<int32_t>(kN) <= w.n; i += static_cast<int32_t>(kN)) {
+    // Few scores pass: skip vectors that hold none.
+    if (hn::AllFalse(d, hn::Ge(hn::LoadU(d, w.scores + i), hn::Set(d, x)))) continue;
+    for (int32_t j = 0; j < static_cast<int32_t>(kN); ++j) write(i + j);
+  }
+  for (; i < w.n; ++i) write(i);
+}
+
+// Every score that is a number, and the first `nans` that are not.
+HWY_INLINE void WriteNumbers(const PickWork& w, int32_t nans) {
+  int32_t* out = w.out;
+  for (int32_t i = 0; i < w.n; ++i) {
+    const bool number = w.scores[i] == w.scores[i];
+    if (number || nans-- > 0) *out++ = i;
+  }
 }
 
 void TopKItem(const PickWork& w) {
   const int32_t k = std::clamp(w.k, 0, w.n);
   if (k == 0) return;
-  if (k == w.n) {
-    for (int32_t i = 0; i < k; ++i) w.out[i] = i;
-    return;
-  }
-  Threshold least = FindThreshold(w.scores, w.n, k);
-  int32_t* out = w.out;
-  for (int32_t i = 0; i < w.n; i += static_cast<int32_t>(kN)) {
-    uint32_t keys[kN];
-    const int count = LoadKeys(w.scores, i, w.n, keys);
-    // Few scores pass: skip vectors that hold none.
-    const auto fail = hn::Lt(hn::LoadU(DU(), keys), hn::Set(DU(), least.key));
-    if (hn::AllTrue(DU(), fail)) continue;
-    for (int j = 0; j < count; ++j) {
-      if (keys[j] > least.key || (keys[j] == least.key && least.ties-- > 0)) *out++ = i + j;
-    }
-  }
+  const int32_t numbers = Count<true>(w.scores, w.n, -std::numeric_limits<float>::infinity());
+  if (k >= numbers) return WriteNumbers(w, k - numbers);
+  const float x = Threshold(w.scores, w.n, k);
+  WriteFrom(w, x, k - Count<false>(w.scores, w.n, x));
 }
 
 }  // namespace HWY_NAMESPACE

@@ -13,7 +13,8 @@ double ScoreQuery(const ScoreWork& w, const float* q, const std::byte* row) {
   double sum = 0;
   for (int c = 0; c < w.rows.dim; ++c) {
     const double x = static_cast<double>(q[c]) * ToFloat(a[c]);
-    sum += w.kind == ScoreWork::Kind::kDot ? x : std::max(x, static_cast<double>(q[c]) * ToFloat(b[c]));
+    sum += w.kind == ScoreWork::Kind::kDot ? x
+                                           : std::max(x, static_cast<double>(q[c]) * ToFloat(b[c]));
   }
   return sum;
 }
@@ -35,9 +36,12 @@ void ScoreOne(const ScoreWork& w) {
 void ScoreRef(const ScoreWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
     switch (work[i].rows.dtype) {
-      case DType::kF32: return ScoreOne<float>(work[i]);
-      case DType::kF16: return ScoreOne<F16>(work[i]);
-      case DType::kBF16: return ScoreOne<BF16>(work[i]);
+      case DType::kF32:
+        return ScoreOne<float>(work[i]);
+      case DType::kF16:
+        return ScoreOne<F16>(work[i]);
+      case DType::kBF16:
+        return ScoreOne<BF16>(work[i]);
     }
   });
 }

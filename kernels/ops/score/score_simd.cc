@@ -2,12 +2,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/score/score_simd.cc"
-#include "hwy/foreach_target.h"
-
 #include <algorithm>
 #include <limits>
 
 #include "base/check.h"
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/ops/score/score.h"
 #include "kernels/ops/simd_rows-inl.h"
@@ -54,8 +53,9 @@ HWY_NOINLINE void ScoreUnits(const ScoreWork& w, const float* q, float* best) {
     const std::byte* rows[R];
     for (int r = 0; r < R; ++r) rows[r] = w.rows.Row(u + std::min(r, count - 1));
     float lanes[kN];
-    hn::StoreU(w.kind == ScoreWork::Kind::kDot ? DotRows<T, R, H>(rows, q, dim, dim)
-                                               : BoundRows<T, R, H>(rows, w.max_offset, q, dim, dim),
+    hn::StoreU(w.kind == ScoreWork::Kind::kDot
+                   ? DotRows<T, R, H>(rows, q, dim, dim)
+                   : BoundRows<T, R, H>(rows, w.max_offset, q, dim, dim),
                DF(), lanes);
     for (int h = 0; h < H; ++h) {
       // std::max keeps the first where the second is a NaN, as ref does.
@@ -70,10 +70,14 @@ HWY_INLINE void ScoreQueries(const ScoreWork& w, int queries, const float* q, fl
   constexpr int n = static_cast<int>(kN);
   constexpr int one = n > 8 ? 8 : n, two = n / 2, four = n / 4;
   switch (queries) {
-    case 1: return ScoreUnits<T, one, 1>(w, q, best);
-    case 2: return ScoreUnits<T, two, 2>(w, q, best);
-    case 3: return ScoreUnits<T, four, 3>(w, q, best);
-    default: return ScoreUnits<T, four, 4>(w, q, best);
+    case 1:
+      return ScoreUnits<T, one, 1>(w, q, best);
+    case 2:
+      return ScoreUnits<T, two, 2>(w, q, best);
+    case 3:
+      return ScoreUnits<T, four, 3>(w, q, best);
+    default:
+      return ScoreUnits<T, four, 4>(w, q, best);
   }
 }
 
@@ -112,9 +116,12 @@ HWY_INLINE void ScoreTyped(const ScoreWork& w) {
 void ScoreItem(const ScoreWork& w) {
   KVS_CHECK(w.rows.dim % 64 == 0 && w.rows.dim <= kHeadDimMax);
   switch (w.rows.dtype) {
-    case DType::kF32: return ScoreTyped<float>(w);
-    case DType::kF16: return ScoreTyped<F16>(w);
-    case DType::kBF16: return ScoreTyped<BF16>(w);
+    case DType::kF32:
+      return ScoreTyped<float>(w);
+    case DType::kF16:
+      return ScoreTyped<F16>(w);
+    case DType::kBF16:
+      return ScoreTyped<BF16>(w);
   }
 }
 

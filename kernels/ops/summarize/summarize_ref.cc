@@ -47,9 +47,12 @@ void Summarize(const SummarizeWork& w) {
 void SummarizeRef(const SummarizeWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
     switch (work[i].keys.dtype) {
-      case DType::kF32: return Summarize<float>(work[i]);
-      case DType::kF16: return Summarize<F16>(work[i]);
-      case DType::kBF16: return Summarize<BF16>(work[i]);
+      case DType::kF32:
+        return Summarize<float>(work[i]);
+      case DType::kF16:
+        return Summarize<F16>(work[i]);
+      case DType::kBF16:
+        return Summarize<BF16>(work[i]);
     }
   });
 }

@@ -2,11 +2,10 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/ops/summarize/summarize_simd.cc"
-#include "hwy/foreach_target.h"
-
 #include <bit>
 #include <cstring>
 
+#include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/ops/simd_rows-inl.h"
 #include "kernels/ops/summarize/summarize.h"
@@ -89,9 +88,12 @@ HWY_INLINE void SummarizeTyped(const SummarizeWork& w) {
 
 void SummarizeItem(const SummarizeWork& w) {
   switch (w.keys.dtype) {
-    case DType::kF32: return SummarizeTyped<float>(w);
-    case DType::kF16: return SummarizeTyped<F16>(w);
-    case DType::kBF16: return SummarizeTyped<BF16>(w);
+    case DType::kF32:
+      return SummarizeTyped<float>(w);
+    case DType::kF16:
+      return SummarizeTyped<F16>(w);
+    case DType::kBF16:
+      return SummarizeTyped<BF16>(w);
   }
 }
 

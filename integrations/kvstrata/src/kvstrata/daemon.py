@@ -35,8 +35,14 @@ def find_daemon() -> str:
                    "or set KVSTRATAD")
 
 
+def _dies_with_us() -> list[str]:
+    """A prefix that has the kernel stop the daemon should we be killed; util-linux's, where it is there."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
+
+
 class Daemon:
-    """Owns the process and its folder; both are gone after stop()."""
+    """Owns the process and its folder; both are gone after stop(), or when the starting thread ends."""
 
     def __init__(self, *arguments: str, binary: str | None = None,
                  environment: dict[str, str] | None = None) -> None:
@@ -44,8 +50,8 @@ class Daemon:
         self.socket = os.path.join(self._folder.name, "kvstratad.sock")
         self.log = os.path.join(self._folder.name, "log")
         ready, ready_write = os.pipe()
-        command = [binary or find_daemon(), "--socket", self.socket, "--ready-fd", str(ready_write),
-                   *arguments]
+        command = [*_dies_with_us(), binary or find_daemon(), "--socket", self.socket,
+                   "--ready-fd", str(ready_write), *arguments]
         try:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,

@@ -83,8 +83,6 @@ class Tokenizer:
         """Ids that end a sentence: . ! ? ellipsis, their CJK forms, with and without a space; blank lines."""
         ids = []
         for i, token in enumerate(self._tokens):
-            if i in self.special:
-                continue
             text = bytes(self._bytes.get(c, 0) for c in token).decode("utf-8", errors="replace")
             if text.strip() in _SENTENCE_ENDS or text.count("\n") >= 2:
                 ids.append(i)

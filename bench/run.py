@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Runs the benchmarks and writes bench/results and the tables made from them. `make bench`.
+
+    bench/run.py --out FOLDER [--only SUITE,...]
+Wants an idle machine: figures are ratios in one run, but a busy neighbour bends even those. About 6 minutes.
+"""
+import argparse
+import datetime
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BIN = ROOT / "build" / "bin"
+DEVICE = "cpu2"  # in file names; the files say what the machine was
+
+
+def commands(out, commit, date):
+    file = lambda suite: str(out / f"{suite}-{DEVICE}.json")
+    common = ["--commit", commit, "--date", date]
+    return {
+        "ops-cpu": [str(BIN / "ops_bench"), "--json-out", file("ops-cpu")],
+        "ring": [str(BIN / "ring_bench"), "--json-out", file("ring"), *common],
+        "plans": [str(BIN / "plans_bench"), "--json-out", file("plans"), *common],
+        "engine": [sys.executable, str(ROOT / "bench" / "engine_bench.py"), "--json-out", file("engine"),
+                   *common],
+        "accuracy": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
+                     file("accuracy"), *common],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    git = lambda *a: subprocess.run(["git", "-C", str(ROOT), *a], capture_output=True, text=True).stdout.strip()
+    commit = git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain") else "")
+    date = datetime.date.today().isoformat()
+    wanted = set(filter(None, args.only.split(",")))
+    for suite, command in commands(args.out.resolve(), commit, date).items():
+        if wanted and suite not in wanted:
+            continue
+        print(f"== {suite}", flush=True)
+        subprocess.run(command, check=True, env={**os.environ, "KVSTRATA_COMMIT": commit,
+                                                 "KVSTRATA_DATE": date})
+    return subprocess.run([sys.executable, str(ROOT / "bench" / "report.py")]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
