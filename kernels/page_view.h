@@ -108,6 +108,9 @@ struct IndexLayout {
   int64_t block_bytes = 0;     // a multiple of 64
   int32_t level_count = 0;
   std::array<IndexLevel, 3> levels{};
+  // Fields that serve as coarse rows of what is not selected (spec/beyond.md 1): means of keys and
+  // of values, per-channel variance of the keys within the unit. -1: the index has none.
+  int32_t key_mean = -1, value_mean = -1, key_variance = -1;
 
   bool operator==(const IndexLayout& o) const;
 

@@ -94,6 +94,8 @@ Plan DefaultsOf(SelectorKind selector) {
     case SelectorKind::kCascade:
       plan.page = 32;
       break;
+    default:
+      break;
   }
   return plan;
 }
@@ -311,6 +313,12 @@ Status CheckText(std::string_view text) {
 std::string_view NameOf(SegmenterKind k) { return kSegmenterNames[static_cast<size_t>(k)]; }
 std::string_view NameOf(SelectorKind k) { return RowOf(k).name; }
 std::string_view NameOf(CodecKind) { return "raw"; }
+std::string_view NameOf(RestKind k) {
+  return k == RestKind::kDrop ? "drop" : k == RestKind::kMean ? "mean" : "variance";
+}
+std::string_view NameOf(KeepRaw k) {
+  return k == KeepRaw::kAuto ? "auto" : k == KeepRaw::kNo ? "no" : "host";
+}
 std::string_view NameOf(TierKind k) { return k == TierKind::kHost ? "host" : "device"; }
 
 Result<Plan> ParsePlan(std::string_view text) {

@@ -6,10 +6,10 @@
 //     {segmenter = "hierarchy", selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess. Names that the design knows and this build has not
-// (tokenselect, sentencekv, sekv, mosaickv, strata; their segmenters, selectors and codecs) answer
-// UNIMPLEMENTED; other names INVALID_ARGUMENT with the nearest known one ("did you mean"). A
-// combination that cannot work is refused here, with the reason.
+// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv. Names that the
+// design knows and this build has not answer UNIMPLEMENTED; other names INVALID_ARGUMENT with the
+// nearest known one ("did you mean"). A combination that cannot work is refused here, with the
+// reason.
 //
 // Defaults are those of spec/*.md; each option says its source. Values; thread-safe.
 #ifndef KVSTRATA_KERNELS_PLAN_H_
@@ -26,15 +26,25 @@
 
 namespace kvstrata {
 
-enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy };
-enum class SelectorKind : uint8_t { kFull, kWindow, kMinMax, kCascade };
-enum class CodecKind : uint8_t { kRaw };
+enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss };
+enum class SelectorKind : uint8_t {
+  kFull, kWindow, kMinMax, kCascade, kVote, kBucket, kZoom, kBlock
+};
+enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
 enum class TierKind : uint8_t { kDevice, kHost };
+// What becomes of units that are not selected (spec/beyond.md 1): nothing, one row of means, or one
+// row of means with the second cumulant of the keys.
+enum class RestKind : uint8_t { kDrop, kMean, kVariance };
+// Whether raw pages stay once a codec holds their rows (DECISIONS 10). kAuto: on `host` while there
+// is room.
+enum class KeepRaw : uint8_t { kAuto, kNo, kHost };
 
 std::string_view NameOf(SegmenterKind k);
 std::string_view NameOf(SelectorKind k);
 std::string_view NameOf(CodecKind k);
 std::string_view NameOf(TierKind k);
+std::string_view NameOf(RestKind k);
+std::string_view NameOf(KeepRaw k);
 
 struct Plan {
   std::string name = "full";  // the preset's name; "custom" for a plan of one's own
@@ -66,6 +76,52 @@ struct Plan {
   // entropy trigger never fires and pages without entropies count towards `every`.
   std::array<double, 2> thresholds = {1.0 / 0.0, 1.0 / 0.0};
   int32_t every = 10;                                // completed pages
+  bool tree = false;      // unselected grids, chunks and pages as one row each (spec/beyond.md 2)
+  bool centred = false;   // minus the mean page vector before dot products (spec/beyond.md 7)
+
+  // Any unit-based selector over `raw` or `packed`: minmax, cascade, block (spec/beyond.md 1, 3).
+  RestKind rest = RestKind::kDrop;
+  bool group_softmax = false;  // `group = "softmax"`: heads' unit scores normalised, then summed
+
+  // vote (spec/tokenselect.md; defaults: paper)
+  int32_t k = 2048, n_init = 128, n_local = 512;
+  double theta = 0.9;
+  bool append_departed = false;
+  int32_t max_pool = 1;
+  bool scale_votes = true;   // `scale`
+  int32_t chunk = 512;       // of the prompt
+  bool cosine_per_head = false;  // `cosine = "head"` (spec/beyond.md 4)
+
+  // bucket (spec/sentencekv.md; tau, r, n_obs: paper; start, recent, pool, max_length: code)
+  int32_t tau = 1024;
+  double r = 2.0;
+  int32_t n_obs = 32, start = 32, recent = 32, pool = 7, max_length = 100;
+  bool keep_rest = false, per_query_head = false;
+
+  // Segmenter span, selector zoom, codec lowrank (spec/sekv.md; alpha and rows_share: DECISIONS 24)
+  double alpha = 2.0;
+  int32_t l_min = 4, r_max = 32, d_route = 32, local = 512;
+  int32_t rows = -1;          // budget, rows per head and step; -1: rows_share of N; 0: no limit
+  double rows_share = 0.25;
+  std::string parameters;     // file of trained parameters in the daemon's folder; "" untrained
+  bool spans_of_generated = false;  // `generated = "spans"` (spec/beyond.md 5)
+
+  // block (spec/mosaickv.md): a share of the tokens. Over raw pages blocks are `page` tokens.
+  double share = 0.1;
+
+  // codec packed (spec/mosaickv.md; fixed preset: DECISIONS 23)
+  bool search = false;        // `strategy = "search"`; else fixed: keep, neighbours, block
+  int32_t keep = 0;           // elements of a vector; 0: d / 4
+  int32_t neighbours = 1;     // channels chosen together: 1, 2, 4
+  int32_t block = 8;          // tokens of a block key: 4, 8, 16
+  double max_channel_loss = 0.05, max_block_loss = 0.5, close_loss = 256.0;
+  int32_t segment = 65536, buffer = 32;
+  bool truncate = true;
+  double drift = 0;           // `closing = "drift"` factor; 0: closing by loss (spec/beyond.md 6)
+  int32_t min_segment = 4096; // of closing by drift
+
+  // Codecs lowrank and packed.
+  KeepRaw keep_raw = KeepRaw::kAuto;
 
   bool operator==(const Plan&) const = default;
 };

@@ -1,0 +1,91 @@
+// Codec: how are keys and values stored? (DESIGN, the third axis.) `raw` is the page itself. The
+// others are written by workers of the daemon, away from decode: a Recompressor belongs to one
+// sequence, looks at what was committed and reported, and says which extents its table should name
+// from now on and which raw rows nobody needs any more. Readers parse extents with PackedStorage
+// (packed.h) and SpanStorage (lowrank.h); ops attend_packed, attend_lowrank and attend_coarse read
+// them in place.
+//
+// Implementations: packed.cc (MosaicKV), lowrank.cc (SeKV); one conformance suite for both.
+// Threads: one call at a time for a Recompressor; Run may take seconds and runs without any lock.
+// Deterministic: the state after a series of commits depends on them alone, if Run is called until
+// Due is false after each (kvs_settle); when workers lag, rows stay raw for longer, nothing else.
+#ifndef KVSTRATA_KERNELS_CODEC_CODEC_H_
+#define KVSTRATA_KERNELS_CODEC_CODEC_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "kernels/codec/extent.h"
+#include "kernels/plan.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+// Trained SeKV parameters (spec/sekv.md, "Training"), from one safetensors file.
+struct SpanParameters {
+  int32_t layers = 0, query_heads = 0, head_dim = 0, d_route = 0, r_max = 0;
+  std::vector<float> w;    // [layers][query_heads][d_route][head_dim]
+  std::vector<float> tau;  // [layers][query_heads]
+  // g_phi.{0,2,4}: weight [out][in], bias [out]; in = r_max + head_dim, 64, 64; out = 64, 64, r_max.
+  std::vector<float> weight[3], bias[3];
+};
+// File tensors: "W" [L, Hq, d', d], "tau" [L, Hq], "g_phi.0.weight", ... (f32). INVALID_ARGUMENT
+// PARAMETERS_INVALID names the tensor, its shape and the expected one; NOT_FOUND PARAMETERS_MISSING.
+Result<SpanParameters> LoadSpanParameters(const std::string& path, const Geometry& geometry,
+                                          const Plan& plan);
+
+// What a sequence looks like to its Recompressor.
+struct RecompressInput {
+  SequenceView view;            // raw pages (nullptr where released), committed tokens, extents
+  int32_t prompt_tokens = -1;   // -1 until prefill_done
+  int32_t indexed_tokens = 0;   // raw rows from here on are still wanted by the plan's index
+  std::span<const float> surprisal;   // by position, NaN where none
+  std::span<const uint8_t> boundary;  // by position
+  const Backend* backend = nullptr;
+  Executor* executor = nullptr;
+  const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
+};
+
+struct ExtentDraft {
+  int32_t kept = -1;             // >= 0: extent number `kept` of the view stays; else `bytes`
+  std::vector<std::byte> bytes;  // header included
+  Run tokens;
+  TierKind tier = TierKind::kDevice;
+};
+
+struct RecompressOutput {
+  std::vector<ExtentDraft> extents;  // the whole new list, in order
+  // Positions whose raw rows this plan needs no more, ascending; whole pages of them may go.
+  std::vector<Run> released;
+};
+
+class Recompressor {
+ public:
+  virtual ~Recompressor() = default;
+
+  // Whether Run has something to do. Cheap: called after every commit and report.
+  virtual bool Due(const RecompressInput& input) const = 0;
+
+  // One unit of work. ABORTED when cancelled: nothing has changed. Called again while Due.
+  virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
+
+  // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.
+  virtual int64_t ReleasableBytes(const RecompressInput& input) const = 0;
+
+  // For a forked sequence, which keeps the extents there are.
+  virtual std::unique_ptr<Recompressor> Clone() const = 0;
+};
+
+// Null for codec raw. `parameters` may be null (untrained fallback; other codecs).
+std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
+                                              std::shared_ptr<const SpanParameters> parameters);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_CODEC_CODEC_H_

@@ -1,0 +1,73 @@
+// Extent: what a codec stores when it is not a raw page (DESIGN, "Page, sequence, plan"). A
+// self-describing byte string with a fixed header; everything inside is addressed by offsets that a
+// parser checks against the extent's size before it uses them, so that a damaged extent is an error
+// and never an over-read.
+//
+// Kinds and who writes them:
+//   kPackedSegment  codec packed: rotations, packed rows and block keys of a token range, all layers
+//   kSpanSummary    codec lowrank: spans, coarse rows, routing (tier device)
+//   kSpanFactors    codec lowrank: bases of the same range (tier host)
+//   kRawRows        codec lowrank: the rows of the range that stay raw, compacted (tier device)
+// An extent never changes once it is published; a new one replaces it.
+// Threads: plain data; any.
+#ifndef KVSTRATA_KERNELS_CODEC_EXTENT_H_
+#define KVSTRATA_KERNELS_CODEC_EXTENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "kernels/page_view.h"
+
+namespace kvstrata {
+
+enum class ExtentKind : uint16_t {
+  kPackedSegment = 1,
+  kSpanSummary = 2,
+  kSpanFactors = 3,
+  kRawRows = 4,
+};
+
+struct ExtentHeader {
+  uint32_t magic;     // kExtentMagic
+  uint16_t version;   // kExtentVersion
+  uint16_t kind;      // ExtentKind
+  int32_t begin;      // token positions [begin, end) that it is about
+  int32_t end;
+  int32_t layers, query_heads, kv_heads, head_dim;
+  uint32_t dtype;     // DType of the model's rows
+  uint32_t flags;     // of the kind
+  uint64_t bytes;     // of the whole extent, this header included
+  uint64_t checksum;  // XXH3-64 of the bytes after the header
+  uint64_t reserved;
+};
+static_assert(sizeof(ExtentHeader) == 64);
+
+inline constexpr uint32_t kExtentMagic = 0x5845564B;  // "KVEX"
+inline constexpr uint16_t kExtentVersion = 1;
+// Arrays inside an extent begin at multiples of this; its end has as many zero bytes of slack, so
+// that vector loads at the last row stay inside.
+inline constexpr int64_t kExtentAlign = 64;
+
+// One extent of a sequence, as a table names it.
+struct ExtentView {
+  const std::byte* data = nullptr;
+  int64_t bytes = 0;
+  Run tokens;  // the header's begin and end
+};
+
+// Whether the header is sound and of this geometry. DATA_LOSS EXTENT_INVALID names the field.
+// Cost: reads the header alone.
+Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind);
+
+// Whether the payload is what was written: for bytes that come from disk or network (DECISIONS 15).
+// DATA_LOSS EXTENT_CHECKSUM.
+Status VerifyExtent(std::span<const std::byte> extent);
+
+// The kind of a header that CheckExtent has not seen yet; 0 when it is too short for one.
+ExtentKind KindOf(const ExtentView& extent);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_CODEC_EXTENT_H_

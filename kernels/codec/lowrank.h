@@ -1,0 +1,85 @@
+// Codec lowrank: spans as coarse rows and low-rank factors (spec/sekv.md; paper 3.1, 3.2).
+//
+// SpanStorage is the reading side. Spans are numbered from 0 over all kSpanSummary extents in order
+// of position (the prompt's; with `generated = "spans"` later ranges'). Per range there are three
+// extents: kSpanSummary, kSpanFactors, kRawRows. Rows of the range that lie in no span are raw rows,
+// compacted in kRawRows; rows from end() on are on raw pages.
+// The writing side is the Recompressor of codec.h.
+//
+// Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
+#ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_H_
+#define KVSTRATA_KERNELS_CODEC_LOWRANK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "kernels/codec/extent.h"
+#include "kernels/ops/attend_lowrank/attend_lowrank.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+class SpanStorage {
+ public:
+  // One range of positions with its spans.
+  struct Part {
+    Run tokens;
+    int32_t first_span = 0, span_count = 0;
+    int32_t raw_count = 0;               // raw rows of the range
+    const int32_t* raw_positions = nullptr;  // [raw_count], ascending
+    const std::byte* raw_rows = nullptr;     // [layer][K|V][kv_head][raw_count][head_dim]
+  };
+
+  // DATA_LOSS EXTENT_INVALID.
+  static Result<std::unique_ptr<SpanStorage>> Parse(const SequenceView& view,
+                                                    const Geometry& geometry);
+
+  const std::vector<Part>& parts() const { return parts_; }
+  int32_t end() const { return parts_.empty() ? 0 : parts_.back().tokens.end; }
+  int32_t raw_rows() const;                       // of all parts
+  const std::vector<Run>& spans() const { return spans_; }
+  const std::vector<float>& log_length() const { return log_length_; }  // [spans] ln |S|
+  bool trained() const { return trained_; }
+  const std::vector<int32_t>& anchors() const { return anchors_; }      // positions
+
+  // Coarse rows of one part: unit u of the rows is span first_span + u. bf16.
+  PagedRows KeyMeans(int part, int layer, int kv_head) const;
+  PagedRows ValueMeans(int part, int layer, int kv_head) const;
+  // Raw rows of one part as one page: row i is raw_positions[i].
+  PagedRows RawKeys(int part, int layer, int kv_head) const;
+  PagedRows RawValues(int part, int layer, int kv_head) const;
+  // Factors of a span.
+  LowRankSpan Factors(int span, int layer, int kv_head) const;
+
+  // Routing (spec/sekv.md 6, 7): W [d_route][head_dim] and tau of a query head; 1 / |W k_mean| of
+  // span `first_span + u` of a part at [u]. 0 where |W k_mean| is 0.
+  int32_t d_route() const { return d_route_; }
+  const float* Router(int layer, int query_head) const;
+  float Threshold(int layer, int query_head) const;
+  const float* InverseNorms(int part, int layer, int query_head) const;
+
+  int64_t device_bytes() const { return device_bytes_; }
+  int64_t host_bytes() const { return host_bytes_; }
+
+ private:
+  struct Layout;  // lowrank.cc
+  std::vector<Part> parts_;
+  std::vector<Run> spans_;
+  std::vector<float> log_length_;
+  std::vector<int32_t> anchors_;
+  std::vector<std::shared_ptr<const Layout>> layouts_;  // one a part
+  Geometry geometry_;
+  int32_t d_route_ = 0;
+  bool trained_ = false;
+  int64_t device_bytes_ = 0, host_bytes_ = 0;
+};
+
+// Arrays of golden/README: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank",
+// "k_longest", "v_longest".
+Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view name);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_CODEC_LOWRANK_H_

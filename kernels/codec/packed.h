@@ -1,0 +1,71 @@
+// Codec packed: rotated, per-vector sparse keys and values (spec/mosaickv.md; paper 4 and 5).
+//
+// PackedStorage is the reading side: all kPackedSegment extents of a sequence, parsed. A segment is
+// final (its own rotations and strategies) or temporary (those of the last final segment before it:
+// `plan_begin` in the extent names that segment). A temporary segment may consist of several extents
+// (pieces) that follow each other; pieces begin at multiples of every block size.
+// The writing side is the Recompressor of codec.h.
+//
+// Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
+#ifndef KVSTRATA_KERNELS_CODEC_PACKED_H_
+#define KVSTRATA_KERNELS_CODEC_PACKED_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "kernels/codec/extent.h"
+#include "kernels/ops/attend_packed/attend_packed.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+// One (layer, KV head) of one extent.
+struct PackedHead {
+  const float* r_k = nullptr;  // rotations [head_dim][head_dim], rows are the new axes
+  const float* r_v = nullptr;
+  PackedRows keys, values;     // row i is token begin + i
+  PackedRows blocks;           // row j is block j of this extent
+  int32_t block = 0;           // tokens of a block; the last may be short
+  const float* eigenvalues = nullptr;  // of K^T K [head_dim], descending; null in a piece
+};
+
+class PackedStorage {
+ public:
+  struct Segment {
+    Run tokens;
+    bool final = false;
+    int32_t plan_begin = 0;
+  };
+
+  // DATA_LOSS EXTENT_INVALID.
+  static Result<std::unique_ptr<PackedStorage>> Parse(const SequenceView& view,
+                                                      const Geometry& geometry);
+
+  // One per extent, ascending, without gaps from position 0 on.
+  const std::vector<Segment>& segments() const { return segments_; }
+  // Rows from here on are raw: the update buffer.
+  int32_t end() const { return segments_.empty() ? 0 : segments_.back().tokens.end; }
+  const PackedHead& head(int segment, int layer, int kv_head) const {
+    return heads_[(static_cast<size_t>(segment) * layers_ + layer) * kv_heads_ + kv_head];
+  }
+  // Blocks of one (layer, head) over all segments: id -> tokens. Ids count from position 0.
+  int32_t BlockCount(int layer, int kv_head) const;
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<Segment> segments_;
+  std::vector<PackedHead> heads_;  // [segments][layers][kv_heads]
+  size_t layers_ = 0, kv_heads_ = 0;
+  int64_t bytes_ = 0;
+};
+
+// Arrays of golden/README: "eigenvalues", "rotated_rows" and "packed_rows" (first segment, layer 0,
+// head 0; rotated rows need the raw pages), "segments" (flat start, stop, final), "strategies"
+// [segments][layers * kv_heads][3] (pieces of a segment are one), "packed_bytes" i32 pairs are not.
+Result<InspectArray> InspectPacked(const SelectContext& context, std::string_view name);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_CODEC_PACKED_H_

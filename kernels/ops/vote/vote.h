@@ -1,0 +1,44 @@
+// Op vote: scores of every token for every query head, and their softmax votes (spec/tokenselect.md 2,
+// paper Eq. 7).
+//
+// ScoreTokens: out[i][t] = scale * q_i.k_t for the query heads of one KV head: each key is read once
+// for all of them. Vote: votes[t] = sum over the heads of softmax_t(logits[h][t]), in two passes
+// (maximum and sum, then votes), heads in order.
+// Sums in fp32 (ref: double). Work items are independent. No allocation.
+#ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
+#define KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
+
+#include "kernels/executor.h"
+#include "kernels/page_view.h"
+
+namespace kvstrata {
+
+struct ScoreTokensWork {
+  PagedRows rows;
+  Run run;                   // positions
+  const float* q = nullptr;  // [queries][dim]
+  int32_t queries = 1;
+  float scale = 1.0f;
+  float* out = nullptr;      // query i, position run.begin + t: out[i * out_query + t]
+  int64_t out_query = 0;
+};
+
+struct VoteWork {
+  const float* logits = nullptr;  // [heads][n], rows `stride` floats apart
+  int64_t stride = 0;
+  int32_t heads = 0;
+  int32_t n = 0;
+  float* max = nullptr;      // scratch [heads]
+  float* sum = nullptr;      // scratch [heads]
+  float* votes = nullptr;    // [n], written
+};
+
+void ScoreTokensRef(const ScoreTokensWork* work, int64_t n, Executor& executor);
+void ScoreTokensSimd(const ScoreTokensWork* work, int64_t n, Executor& executor);
+// One vote at a time, split over heads, then over positions, by fixed tile sizes.
+void VoteRef(const VoteWork& work, Executor& executor);
+void VoteSimd(const VoteWork& work, Executor& executor);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
