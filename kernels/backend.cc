@@ -9,8 +9,10 @@ namespace kvstrata {
 namespace {
 
 constexpr Backend kBackends[] = {
-    {"simd", AppendSimd, SummarizeSimd, ScoreSimd, TopKSimd, AttendRawSimd, MergeSimd},
-    {"ref", AppendRef, SummarizeRef, ScoreRef, TopKRef, AttendRawRef, MergeRef},
+    {"simd", AppendSimd, SummarizeSimd, ScoreSimd, TopKSimd, AttendRawSimd, MergeSimd,
+     RotatePackRef, CovarianceRef, EigenRef, SvdRef, ScoreTokensRef, VoteRef},
+    {"ref", AppendRef, SummarizeRef, ScoreRef, TopKRef, AttendRawRef, MergeRef, RotatePackRef,
+     CovarianceRef, EigenRef, SvdRef, ScoreTokensRef, VoteRef},
 };
 
 }  // namespace
