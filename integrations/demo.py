@@ -38,6 +38,7 @@ import numpy as np  # noqa: E402
 import kvstrata  # noqa: E402
 import kvstrata.grpc  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata.machine import device_name  # noqa: E402
 from kvstrata_numpy import picture  # noqa: E402
 from kvstrata_numpy.cache import DaemonCache  # noqa: E402
 from kvstrata_numpy.download import DownloadError, model_path  # noqa: E402
@@ -179,7 +180,7 @@ def write_results(path: str, rows: list[Row], context: int, commit: str, date: s
                           "top-1_as_full": r.agreement, "ms_a_token": statistics.median(r.step_ms),
                           "device_MB": r.device_bytes / 1e6, "host_MB": r.host_bytes / 1e6}}
             for r in rows]
-    result = {"suite": "accuracy", "device": "2-core CPU", "commit": commit, "date": date,
+    result = {"suite": "accuracy", "device": device_name(), "commit": commit, "date": date,
               "command": "make demo", "ceilings": {}, "rows": kept,
               "context": {"notes": "SmolLM2-135M-Instruct Q4_1 on the GPL-3 text; " + "; ".join(r.text for r in rows)}}
     pathlib.Path(path).write_text(json.dumps(result, indent=1) + "\n")
