@@ -10,7 +10,7 @@ namespace {
 
 constexpr Backend kBackends[] = {
     {"simd", AppendSimd, SummarizeSimd, ScoreSimd, TopKSimd, AttendRawSimd, MergeSimd,
-     RotatePackRef, CovarianceRef, EigenRef, SvdRef, ScoreTokensRef, VoteRef},
+     RotatePackSimd, CovarianceSimd, EigenSimd, SvdSimd, ScoreTokensSimd, VoteSimd},
     {"ref", AppendRef, SummarizeRef, ScoreRef, TopKRef, AttendRawRef, MergeRef, RotatePackRef,
      CovarianceRef, EigenRef, SvdRef, ScoreTokensRef, VoteRef},
 };
