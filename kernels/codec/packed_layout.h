@@ -45,7 +45,7 @@ struct PackedInfo {
 static_assert(sizeof(PackedInfo) == 64);
 
 struct PackedEntry {
-  uint64_t r_k, r_v, eigenvalues;   // 0 where begin != plan_begin
+  uint64_t r_k, r_v, eigenvalues;  // 0 where begin != plan_begin
   uint64_t keys, values, blocks;
   int32_t keep, neighbours, block;  // the strategy
   int32_t reserved;

@@ -53,8 +53,7 @@ Result<SegmentPlans> FindPlans(const RecompressInput& input, const Geometry& geo
 SegmentPlans PlansIn(const PackedExtent& extent) {
   SegmentPlans plans;
   for (const PackedHead& h : extent.heads) {
-    plans.heads.push_back(
-        {h.r_k, h.r_v, h.eigenvalues, {h.keys.keep, h.keys.neighbours, h.block}});
+    plans.heads.push_back({h.r_k, h.r_v, h.eigenvalues, {h.keys.keep, h.keys.neighbours, h.block}});
   }
   return plans;
 }

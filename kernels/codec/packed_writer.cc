@@ -18,8 +18,7 @@ class Layout {
         flags_((final ? kPackedFinal : 0) | (truncated ? kPackedTruncated : 0)),
         info_(info) {
     info_at_ = writer_.Reserve(sizeof(PackedInfo));
-    entries_at_ =
-        writer_.Reserve(HeadCount(geometry) * static_cast<int64_t>(sizeof(PackedEntry)));
+    entries_at_ = writer_.Reserve(HeadCount(geometry) * static_cast<int64_t>(sizeof(PackedEntry)));
   }
 
   void AddHead(const Strategy& s, bool rotations) {
@@ -123,8 +122,8 @@ void Append(const PackedRows& from, int64_t rows, std::byte** to) {
 }  // namespace
 
 Result<PackedBytes> PackRange(const RecompressInput& input, const Geometry& geometry,
-                              const Plan& plan, const SegmentPlans& plans,
-                              const PackedRange& range, std::span<const double> recent) {
+                              const Plan& plan, const SegmentPlans& plans, const PackedRange& range,
+                              std::span<const double> recent) {
   KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry, range.tokens));
   const bool rotations = range.final && range.info.plan_begin == range.tokens.begin;
   Layout out(geometry, range.tokens, range.final, plan.truncate, range.info);

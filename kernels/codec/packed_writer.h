@@ -26,8 +26,8 @@ struct PackedBytes {
 // ABORTED when cancelled; FAILED_PRECONDITION when raw rows are missing. Parallel over heads.
 // `recent` of what came before these rows: what closing by drift averages over (temporary only).
 Result<PackedBytes> PackRange(const RecompressInput& input, const Geometry& geometry,
-                              const Plan& plan, const SegmentPlans& plans,
-                              const PackedRange& range, std::span<const double> recent);
+                              const Plan& plan, const SegmentPlans& plans, const PackedRange& range,
+                              std::span<const double> recent);
 
 // Extents of one temporary segment that follow each other, as one.
 std::vector<std::byte> JoinPieces(const Geometry& geometry, std::span<const PackedExtent> pieces);

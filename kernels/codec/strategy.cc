@@ -20,8 +20,7 @@ constexpr double kEnergySlack = 1.001;
 // dropped is too much for any rest.
 bool ChannelsFit(const RotatedRows& x, Run run, const PackedRows& format, double limit,
                  const Backend& backend) {
-  std::vector<std::byte> scratch(format.stride *
-                                 std::min<int64_t>(kTileRows, run.end - run.begin));
+  std::vector<std::byte> scratch(format.stride * std::min<int64_t>(kTileRows, run.end - run.begin));
   double energy = 0, kept = 0;
   for (int32_t begin = run.begin; begin < run.end; begin += kTileRows) {
     double tile_energy = 0, tile_kept = 0;

@@ -1,0 +1,5 @@
+# Codecs: extents, their readers, and the recompressors that write them.
+set(KVS_CODEC_SOURCES
+  codec/codec.cc codec/extent.cc codec/extent_bytes.cc codec/head_loop.cc
+  codec/packed.cc codec/packed_inspect.cc codec/packed_layout.cc codec/packed_plans.cc
+  codec/packed_recompressor.cc codec/packed_writer.cc codec/strategy.cc)
