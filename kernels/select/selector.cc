@@ -11,8 +11,8 @@ std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& g
 
 std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry) {
   static constexpr std::unique_ptr<Selector> (*kFactories[])(const Plan&, const Geometry&) = {
-      NewFullSelector, NewWindowSelector, NewMinMaxSelector,
-      NewCascadeSelector};  // by SelectorKind
+      NewFullSelector, NewWindowSelector, NewMinMaxSelector, NewCascadeSelector,
+      NewFullSelector, NewFullSelector,   NewFullSelector,   NewFullSelector};  // by SelectorKind
   return kFactories[static_cast<size_t>(plan.selector)](plan, geometry);
 }
 
