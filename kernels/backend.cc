@@ -9,8 +9,30 @@ namespace kvstrata {
 namespace {
 
 constexpr Backend kBackends[] = {
-    {"simd", AppendSimd, SummarizeSimd, ScoreSimd, TopKSimd, AttendRawSimd, MergeSimd},
-    {"ref", AppendRef, SummarizeRef, ScoreRef, TopKRef, AttendRawRef, MergeRef},
+    {.name = "simd",
+     .append = AppendSimd,
+     .summarize = SummarizeSimd,
+     .score = ScoreSimd,
+     .top_k = TopKSimd,
+     .attend_raw = AttendRawSimd,
+     .merge = MergeSimd,
+     .attend_packed = AttendPackedSimd,
+     .score_packed = ScorePackedSimd,
+     .rotate = RotateSimd,
+     .attend_lowrank = AttendLowRankSimd,
+     .attend_coarse = AttendCoarseSimd},
+    {.name = "ref",
+     .append = AppendRef,
+     .summarize = SummarizeRef,
+     .score = ScoreRef,
+     .top_k = TopKRef,
+     .attend_raw = AttendRawRef,
+     .merge = MergeRef,
+     .attend_packed = AttendPackedRef,
+     .score_packed = ScorePackedRef,
+     .rotate = RotateRef,
+     .attend_lowrank = AttendLowRankRef,
+     .attend_coarse = AttendCoarseRef},
 };
 
 }  // namespace

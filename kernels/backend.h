@@ -11,6 +11,9 @@
 
 #include "base/status.h"
 #include "kernels/ops/append/append.h"
+#include "kernels/ops/attend_coarse/attend_coarse.h"
+#include "kernels/ops/attend_lowrank/attend_lowrank.h"
+#include "kernels/ops/attend_packed/attend_packed.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/merge/merge.h"
 #include "kernels/ops/pick/pick.h"
@@ -27,6 +30,11 @@ struct Backend {
   void (*top_k)(const PickWork&);
   void (*attend_raw)(const AttendWork*, int64_t, Executor&);
   void (*merge)(const MergeWork*, int64_t, Executor&);
+  void (*attend_packed)(const AttendPackedWork*, int64_t, Executor&);
+  void (*score_packed)(const ScorePackedWork*, int64_t, Executor&);
+  void (*rotate)(const RotateWork*, int64_t, Executor&);
+  void (*attend_lowrank)(const AttendLowRankWork*, int64_t, Executor&);
+  void (*attend_coarse)(const AttendCoarseWork*, int64_t, Executor&);
 };
 
 // All that this build has and this CPU runs, best first.

@@ -7,6 +7,12 @@ set(KVS_OPS_SOURCES
   simd_target.cc
   ops/append/append_ref.cc
   ops/append/append_simd.cc
+  ops/attend_coarse/attend_coarse_ref.cc
+  ops/attend_coarse/attend_coarse_simd.cc
+  ops/attend_lowrank/attend_lowrank_ref.cc
+  ops/attend_lowrank/attend_lowrank_simd.cc
+  ops/attend_packed/attend_packed_ref.cc
+  ops/attend_packed/attend_packed_simd.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
   ops/merge/merge_ref.cc
