@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/select/affinity.h"
+#include "kernels/select/inspect_array.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {
@@ -82,16 +83,6 @@ Units CascadeLiteral(const CascadeInput& in) {
     if (parent[p]) kept.push_back(p);
   }
   return kept;
-}
-
-template <typename T>
-InspectArray ArrayOf(InspectArray::Type type, const std::vector<T>& values) {
-  InspectArray array;
-  array.type = type;
-  array.shape = {static_cast<int64_t>(values.size())};
-  array.bytes.resize(values.size() * sizeof(T));
-  if (!values.empty()) std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
-  return array;
 }
 
 class CascadeSelector final : public Selector {
