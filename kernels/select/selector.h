@@ -66,7 +66,7 @@ struct SequenceView {
   int32_t tokens = 0;                        // tokens that all layers hold (committed)
   const ExtentView* extents = nullptr;       // what a codec holds, in order of position
   int32_t extent_count = 0;
-  uint64_t version = 0;                      // of the table; extents change with it alone
+  uint64_t version = 0;  // of the table; extents change with it alone
 };
 
 // What a selector may use.
@@ -79,9 +79,9 @@ struct SelectContext {
   Executor* executor = nullptr;
   // Entropy in nats per position, NaN where none was reported; as long as what was reported.
   std::span<const float> entropy;
-  std::span<const float> surprisal;    // the same, nats
-  std::span<const uint8_t> boundary;   // 1: this token ends a sentence
-  int32_t prompt_tokens = -1;  // length of the prompt; -1 until prefill_done
+  std::span<const float> surprisal;   // the same, nats
+  std::span<const uint8_t> boundary;  // 1: this token ends a sentence
+  int32_t prompt_tokens = -1;         // length of the prompt; -1 until prefill_done
   // What the extents hold, parsed; null: nothing yet (all rows are raw), or another codec.
   const PackedStorage* packed = nullptr;
   const SpanStorage* spans = nullptr;
