@@ -218,25 +218,26 @@ Status SessionStep::End() {
 }
 
 uint32_t SessionStep::SelectionGroups(int member) const {
-  return static_cast<uint32_t>(state_->step->selection(member).groups());
+  return static_cast<uint32_t>(state_->step->Groups(member));
 }
 
 size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
                                   std::span<int32_t> out) const {
-  const Selection& selection = state_->step->selection(member);
+  const auto list = static_cast<int>(group);
   if (kind == SelectionKind::kUnits) {
-    if (group >= selection.units.size()) return 0;  // full and window have no units
-    const std::vector<int32_t>& units = selection.units[group];
+    const std::span<const int32_t> units = state_->step->Units(member, list);
     std::copy_n(units.begin(), std::min(units.size(), out.size()), out.begin());
     return units.size();
   }
   size_t n = 0;
-  for (const Run& run : selection.runs[group]) {
+  for (const Run& run : state_->step->Positions(member, list)) {
     for (int32_t t = run.begin; t < run.end; ++t, ++n) {
       if (n < out.size()) out[n] = t;
     }
   }
   return n;
 }
+
+StepCost SessionStep::Cost(int member) const { return state_->step->cost(member); }
 
 }  // namespace kvstrata::client

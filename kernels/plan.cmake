@@ -4,4 +4,4 @@ set(KVS_PLAN_SOURCES
   select/selector.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/affinity.cc
   select/unit_scores.cc select/vote.cc select/token_scores.cc
   select/block.cc
-  step/sequence_state.cc step/step.cc)
+  step/sequence_state.cc step/step.cc step/stored_parts.cc)

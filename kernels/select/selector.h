@@ -47,6 +47,7 @@ struct Selection {
   // Units attended as one coarse row each, ascending by position, grouped like `units`; empty when
   // the rest is dropped. Rows come from the plan's index (plan.rest), or from the spans' means.
   std::vector<std::vector<CoarseRun>> coarse;
+  int64_t scored_bytes = 0;  // that selecting read; 0 when an earlier selection was reused
 
   int groups() const { return static_cast<int>(runs.size()); }
   static Selection Full(int32_t n);

@@ -101,12 +101,30 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend& ba
   context.backend = &backend;
   context.executor = &executor;
   context.entropy = entropy_;
+  context.surprisal = surprisal_;
+  context.boundary = boundary_;
+  context.packed = packed_.get();
+  context.spans = spans_.get();
   context.prompt_tokens = prompt_tokens_;
   return context;
 }
 
+Status SequenceState::Refresh(const SequenceView& view) {
+  if (view.version == version_ && view.version != 0) return OkStatus();
+  packed_.reset();
+  spans_.reset();
+  version_ = view.version;
+  if (view.extent_count == 0) return OkStatus();
+  if (plan_.codec == CodecKind::kPacked) {
+    KVS_ASSIGN_OR_RETURN(packed_, PackedStorage::Parse(view, geometry_));
+  } else if (plan_.codec == CodecKind::kLowRank) {
+    KVS_ASSIGN_OR_RETURN(spans_, SpanStorage::Parse(view, geometry_));
+  }
+  return OkStatus();
+}
+
 void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Executor& executor) {
-  KVS_CHECK(view.tokens == tokens_);
+  KVS_CHECK(view.tokens == tokens_ && view.version == version_);
   if (indexed_tokens_ < tokens_) {
     SegmenterOf(plan_.segmenter)
         .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
@@ -169,7 +187,7 @@ Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Back
 }
 
 std::string SequenceState::StatusText() const {
-  if (plan_.selector == SelectorKind::kFull) return "ok";
+  if (plan_.selector == SelectorKind::kFull && plan_.codec == CodecKind::kRaw) return "ok";
   if (prompt_tokens_ < 0) {
     if (tokens_ < plan_.min_tokens) return "ok";
     return "the prompt is not marked complete: attends in full until prefill_done";

@@ -150,9 +150,11 @@ typedef struct kvs_step_member {
  * the first such code and nothing has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
-/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. */
+/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
+ * infinity is refused (TENSOR_NOT_FINITE). */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
-/* Fixes the layer's selection; kvs_attend does it when this was not called. */
+/* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
+ * append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
 /* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log of
  * the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
