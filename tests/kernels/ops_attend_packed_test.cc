@@ -125,10 +125,10 @@ Partial RunAttend(Attend attend, const Inputs& in, const std::vector<kvstrata::R
   return p;
 }
 
-void ExpectSame(const Partial& a, const Partial& b) {
-  EXPECT_LE(RelativeL2(a.m, b.m), 1e-5);
-  EXPECT_LE(RelativeL2(a.l, b.l), 1e-5);
-  EXPECT_LE(RelativeL2(a.o, b.o), 1e-5);
+void ExpectSame(const Partial& a, const Partial& b, double tolerance = 1e-5) {
+  EXPECT_LE(RelativeL2(a.m, b.m), tolerance);
+  EXPECT_LE(RelativeL2(a.l, b.l), tolerance);
+  EXPECT_LE(RelativeL2(a.o, b.o), tolerance);
 }
 
 class AttendPacked : public SimdTest {};
@@ -203,7 +203,8 @@ TEST_P(AttendPacked, LargeScoresDoNotOverflow) {
   Inputs in(random_, {}, 90, {});
   for (float& x : in.q) x *= 1000;
   const std::vector<kvstrata::Run> runs = {{0, 90}};
-  ExpectSame(RunAttend(AttendPackedSimd, in, runs), RunAttend(AttendPackedRef, in, runs));
+  // Rounding of scores of some thousands shows in exp.
+  ExpectSame(RunAttend(AttendPackedSimd, in, runs), RunAttend(AttendPackedRef, in, runs), 5e-3);
 }
 
 // Under the address sanitizer this sees every access outside of the rows.
