@@ -3,7 +3,9 @@
 // in.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "server/store/store_impl.h"
@@ -102,7 +104,7 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
     geometry = s->model->desc.geometry;
     for (size_t i = 0; i < s->pages.size(); ++i) {
       Page* page = s->pages[i];
-      if (!page->sealed || page->arena->tier == to) continue;
+      if (page == nullptr || !page->sealed || page->arena->tier == to) continue;
       copies.push_back({false, static_cast<uint32_t>(i), page, nullptr,
                         static_cast<uint32_t>(geometry.page_tokens), true, tenant->id, false});
     }
@@ -141,8 +143,18 @@ MoveResult Store::Impl::Evict(bool dry_run) {
     result.bytes += page->bytes;
     victims.push_back(page);
   }
+  const auto unused = [](const Artefact& a) {
+    return std::all_of(a.extents.begin(), a.extents.end(),
+                       [](const Extent& e) { return e.page->refs == 1; });
+  };
+  for (const Artefact& a : artefacts_.all()) {
+    if (!unused(a)) continue;
+    result.pages += a.extents.size();
+    for (const Extent& e : a.extents) result.bytes += e.page->bytes;
+  }
   if (dry_run) return result;
   for (Page* page : victims) EvictPage(page);
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(unused)) DropArtefact(std::move(*a));
   for (Tenant* tenant : tenants_by_id_) Advance(tenant);
   ReclaimLocked();
   return result;

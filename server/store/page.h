@@ -57,6 +57,7 @@ struct Page {
   bool sealed = false;   // full and immutable; `key` is set (pages and index blocks)
   bool indexed = false;  // the prefix index knows it
   bool retired = false;  // waits for readers, then is freed
+  uint32_t jobs = 0;     // recompressions that read it: it is not freed before they end
   PageKey key{};
   Page* older = nullptr;  // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
