@@ -214,9 +214,26 @@ grpc::ServerUnaryReactor* ComputeService::PrefillDone(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* call,
                                                  const v1::SettleRequest* request,
                                                  v1::SettleResponse*) {
-  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
-    return s.Settle(request->sequence());
+  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
+  if (!found.ok()) return ServiceContext::Answer(call, found.status());
+  // In the session's turn, so that earlier calls count; then whenever the workers are done, again in
+  // its turn. Nothing waits meanwhile.
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const auto catch_up = [call, reactor, request, s = *found](const Status& recompressed) {
+    if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    if (!recompressed.ok()) return reactor->Finish(ToGrpc(recompressed));
+    const Status posted = s->Post(
+        [reactor, request, s] { reactor->Finish(ToGrpc(s->Settle(request->sequence()))); });
+    if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  };
+  const Status posted = (*found)->Post([this, reactor, request, catch_up, s = *found] {
+    if (const Status idle = s->CheckIdle(request->sequence()); !idle.ok()) {
+      return reactor->Finish(ToGrpc(idle));
+    }
+    context_->store().Settle(s->id(), request->sequence(), catch_up);
   });
+  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* ComputeService::GetSequence(grpc::CallbackServerContext* call,
@@ -260,7 +277,8 @@ grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext
                                                      v1::RecompressResponse*) {
   return ServiceContext::Answer(
       call, Unimplemented("RECOMPRESS",
-                          "Recompress does not exist yet: codec raw is the only one"));
+                          "Recompress is not needed: workers recompress by themselves; Settle waits "
+                          "for them"));
 }
 
 }  // namespace kvstrata

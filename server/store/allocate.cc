@@ -129,9 +129,7 @@ uint64_t Store::Impl::UsedBytes(Tier tier) const {
 bool Store::Impl::EvictArtefact(Tier tier) {
   const auto idle = [tier](const Artefact& a) {
     const auto in_tier = [tier](const Extent& e) { return e.page->arena->tier == tier; };
-    const auto unused = [](const Extent& e) { return e.page->refs == 1; };
-    return std::any_of(a.extents.begin(), a.extents.end(), in_tier) &&
-           std::all_of(a.extents.begin(), a.extents.end(), unused);
+    return a.unused() && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
   };
   std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
   if (!oldest) return false;
@@ -142,6 +140,7 @@ bool Store::Impl::EvictArtefact(Tier tier) {
 void Store::Impl::DropArtefact(Artefact artefact) {
   if (artefact.extents.empty()) return;
   Tenant* tenant = tenants_by_id_[artefact.extents.front().page->arena->tenant];
+  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
   ReleaseExtents(&artefact.extents);
   Advance(tenant);
   ReclaimLocked();

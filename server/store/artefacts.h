@@ -9,6 +9,7 @@
 #ifndef KVSTRATA_SERVER_STORE_ARTEFACTS_H_
 #define KVSTRATA_SERVER_STORE_ARTEFACTS_H_
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <list>
@@ -32,6 +33,12 @@ struct Extent {
 };
 
 struct Artefact {
+  // Whether artefacts alone refer to its extents.
+  bool unused() const {
+    return std::all_of(extents.begin(), extents.end(),
+                       [](const Extent& e) { return e.page->refs == e.page->artefacts; });
+  }
+
   PageKey key{};
   std::vector<Extent> extents;
   std::shared_ptr<const Recompressor> recompressor;

@@ -39,7 +39,10 @@ class Auditor {
       for (const Extent& extent : s->extents) ++references_[extent.page];
     }
     for (const Artefact& artefact : store_.artefacts_.all()) {
-      for (const Extent& extent : artefact.extents) ++references_[extent.page];
+      for (const Extent& extent : artefact.extents) {
+        ++references_[extent.page];
+        ++artefacts_[extent.page];
+      }
     }
     references_.erase(nullptr);  // pages that were given back
     for (const auto& [id, pages] : store_.jobs_) {
@@ -77,6 +80,9 @@ class Auditor {
       if (page.refs != found) {
         Find(name + " counts " + std::to_string(page.refs) + " references, " +
              std::to_string(found) + " were found");
+      }
+      if (page.artefacts != (artefacts_.contains(&page) ? artefacts_[&page] : 0)) {
+        Find(name + " counts other artefacts than there are");
       }
       if (page.jobs != (jobs_.contains(&page) ? jobs_[&page] : 0)) {
         Find(name + " counts other recompressions than there are");
@@ -277,7 +283,7 @@ class Auditor {
 
   const Store::Impl& store_;
   AuditReport report_;
-  std::unordered_map<const Page*, uint32_t> references_, jobs_;
+  std::unordered_map<const Page*, uint32_t> references_, jobs_, artefacts_;
   std::set<const Page*> retired_;
 };
 

@@ -44,6 +44,17 @@ ExtentInfo InfoOfExtent(const Extent& extent) {
 
 }  // namespace
 
+// Extents that artefacts alone refer to, once each.
+std::set<const Page*> Store::Impl::UnusedExtents() const {
+  std::set<const Page*> pages;
+  for (const Artefact& artefact : artefacts_.all()) {
+    for (const Extent& e : artefact.extents) {
+      if (e.page->refs == e.page->artefacts) pages.insert(e.page);
+    }
+  }
+  return pages;
+}
+
 std::vector<PoolInfo> Store::Impl::Pools() const {
   MutexLock lock(mu_);
   std::vector<PoolInfo> infos(kTiers);
@@ -67,11 +78,8 @@ std::vector<PoolInfo> Store::Impl::Pools() const {
     for (const auto& [epoch, page] : tenant->retired.items()) retired(*page);
   }
   for (const Page* page : parked_) retired(*page);
-  for (const Artefact& a : artefacts_.all()) {
-    for (const Extent& e : a.extents) {
-      if (e.page->refs == 1)
-        infos[static_cast<int>(e.page->arena->tier)].cached_bytes += e.page->bytes;
-    }
+  for (const Page* page : UnusedExtents()) {
+    infos[static_cast<int>(page->arena->tier)].cached_bytes += page->bytes;
   }
   return infos;
 }

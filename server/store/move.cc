@@ -27,6 +27,8 @@ void CopyRows(const Geometry& g, const std::byte* from, std::byte* to, uint32_t 
   }
 }
 
+bool Unused(const Artefact& artefact) { return artefact.unused(); }
+
 }  // namespace
 
 void Store::Impl::Pin(const std::vector<Copy>& copies) {
@@ -143,18 +145,13 @@ MoveResult Store::Impl::Evict(bool dry_run) {
     result.bytes += page->bytes;
     victims.push_back(page);
   }
-  const auto unused = [](const Artefact& a) {
-    return std::all_of(a.extents.begin(), a.extents.end(),
-                       [](const Extent& e) { return e.page->refs == 1; });
-  };
-  for (const Artefact& a : artefacts_.all()) {
-    if (!unused(a)) continue;
-    result.pages += a.extents.size();
-    for (const Extent& e : a.extents) result.bytes += e.page->bytes;
+  for (const Page* page : UnusedExtents()) {
+    ++result.pages;
+    result.bytes += page->bytes;
   }
   if (dry_run) return result;
   for (Page* page : victims) EvictPage(page);
-  while (std::optional<Artefact> a = artefacts_.EvictOldest(unused)) DropArtefact(std::move(*a));
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(&Unused)) DropArtefact(std::move(*a));
   for (Tenant* tenant : tenants_by_id_) Advance(tenant);
   ReclaimLocked();
   return result;

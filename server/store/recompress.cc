@@ -423,7 +423,10 @@ void Store::Impl::KeepArtefact(const Sequence& s) {
   if (s.extents.empty()) return;
   const CodecState& codec = *s.codec;
   Artefact artefact{codec.prompt_key, s.extents, codec.recompressor, codec.released};
-  for (const Extent& extent : artefact.extents) RefPage(extent.page);
+  for (const Extent& extent : artefact.extents) {
+    RefPage(extent.page);
+    ++extent.page->artefacts;
+  }
   if (std::optional<Artefact> left = artefacts_.Insert(std::move(artefact))) {
     DropArtefact(std::move(*left));
   }

@@ -227,6 +227,7 @@ class Store::Impl {
   bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(mu_);
 
   // inspect.cc
+  std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
 
   // Constant.

@@ -145,7 +145,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   const Result<RecompressResult> done =
       store_->PublishRecompression(std::move(job), std::move(next), std::move(output));
   if (!done.ok()) return LogFailure(logged, done.status());
-  LogEvent(LogLevel::kInfo, "recompressed",
+  LogEvent(LogLevel::kDebug, "recompressed",
            {{"sequence", logged.sequence},
             {"plan", logged.plan},
             {"extents", done->extents},

@@ -68,7 +68,7 @@ class RecompressQueue final : public RecompressSink {
   const Backend* const backend_;
 
   mutable Mutex mu_;
-  std::condition_variable_any wake_;
+  std::condition_variable wake_;
   std::deque<Entry> entries_ KVS_GUARDED_BY(mu_);
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   std::vector<std::thread> threads_;
