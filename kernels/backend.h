@@ -11,11 +11,19 @@
 
 #include "base/status.h"
 #include "kernels/ops/append/append.h"
+#include "kernels/ops/attend_coarse/attend_coarse.h"
+#include "kernels/ops/attend_lowrank/attend_lowrank.h"
+#include "kernels/ops/attend_packed/attend_packed.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
+#include "kernels/ops/covariance/covariance.h"
+#include "kernels/ops/eigen/eigen.h"
 #include "kernels/ops/merge/merge.h"
 #include "kernels/ops/pick/pick.h"
+#include "kernels/ops/rotate_pack/rotate_pack.h"
 #include "kernels/ops/score/score.h"
 #include "kernels/ops/summarize/summarize.h"
+#include "kernels/ops/svd/svd.h"
+#include "kernels/ops/vote/vote.h"
 
 namespace kvstrata {
 
@@ -27,6 +35,17 @@ struct Backend {
   void (*top_k)(const PickWork&);
   void (*attend_raw)(const AttendWork*, int64_t, Executor&);
   void (*merge)(const MergeWork*, int64_t, Executor&);
+  void (*attend_packed)(const AttendPackedWork*, int64_t, Executor&);
+  void (*score_packed)(const ScorePackedWork*, int64_t, Executor&);
+  void (*rotate)(const RotateWork*, int64_t, Executor&);
+  void (*attend_lowrank)(const AttendLowRankWork*, int64_t, Executor&);
+  void (*attend_coarse)(const AttendCoarseWork*, int64_t, Executor&);
+  void (*rotate_pack)(const RotatePackWork*, int64_t, Executor&);
+  void (*covariance)(const CovarianceWork*, int64_t, Executor&);
+  void (*eigen)(const EigenWork*, int64_t, Executor&);
+  void (*svd)(const SvdWork*, int64_t, Executor&);
+  void (*score_tokens)(const ScoreTokensWork*, int64_t, Executor&);
+  void (*vote)(const VoteWork&, Executor&);
 };
 
 // All that this build has and this CPU runs, best first.

@@ -7,13 +7,24 @@ set(KVS_OPS_SOURCES
   simd_target.cc
   ops/append/append_ref.cc
   ops/append/append_simd.cc
+  ops/attend_coarse/attend_coarse_ref.cc
+  ops/attend_coarse/attend_coarse_simd.cc
+  ops/attend_lowrank/attend_lowrank_ref.cc
+  ops/attend_lowrank/attend_lowrank_simd.cc
+  ops/attend_packed/attend_packed_ref.cc
+  ops/attend_packed/attend_packed_simd.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
+  ops/covariance/covariance_ref.cc
+  ops/eigen/eigen_ref.cc
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
+  ops/rotate_pack/rotate_pack_ref.cc
   ops/score/score_ref.cc
   ops/score/score_simd.cc
   ops/summarize/summarize_ref.cc
-  ops/summarize/summarize_simd.cc)
+  ops/summarize/summarize_simd.cc
+  ops/svd/svd_ref.cc
+  ops/vote/vote_ref.cc)

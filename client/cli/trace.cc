@@ -182,7 +182,7 @@ Result<Trace> Trace::FromFile(Safetensors file) {
 }
 
 Result<Trace> Trace::Open(const std::string& path) {
-  KVS_ASSIGN_OR_RETURN(Safetensors file, Safetensors::Open(path));
+  KVS_ASSIGN_OR_RETURN(Safetensors file, Safetensors::Open(path, "trace"));
   Result<Trace> trace = FromFile(std::move(file));
   if (trace.ok()) return trace;
   const Status status = trace.status();
