@@ -6,10 +6,10 @@
 // Events have no answer: the first error of a sequence's events is the answer to the next kGrow,
 // kForkSequence or kSettle on it, so that nothing is lost silently.
 // A kSettle is answered when the store says so, from a worker's thread: what it says waits in a box
-// that Drain empties, and the loop is woken. Meanwhile the ring is served; after `settle_timeout` the
-// answer is DEADLINE_EXCEEDED SETTLE_TIMEOUT.
-// Back-pressure: replies that the reply ring does not take wait here; while more than
-// `backlog_bytes` wait, or kMaxSettles settles, no more requests are taken.
+// that Drain empties, and the loop is woken. Meanwhile the ring is served; after `settle_timeout`
+// the answer is DEADLINE_EXCEEDED SETTLE_TIMEOUT. Back-pressure: replies that the reply ring does
+// not take wait here; while more than `backlog_bytes` wait, or kMaxSettles settles, no more
+// requests are taken.
 //
 // Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the
 // end of the session in the store. Thread-safety: one thread (the attach server's). Cost: no system
