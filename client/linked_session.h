@@ -40,9 +40,14 @@ struct Sequence {
   // the addresses as long as `version` is the published one.
   shm::TableView table;
   uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;
+  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
+  std::vector<ExtentView> extents;
 
-  SequenceView View() const { return {pages.data(), blocks.data(), state->tokens()}; }
+  SequenceView View() const {
+    return {pages.data(),   blocks.data(),
+            state->tokens(), extents.data(),
+            static_cast<int32_t>(extents.size()), version};
+  }
 };
 
 // A claim on a sequence's table before it is used.
@@ -73,6 +78,7 @@ struct Session::State {
   void Leave(int slot) { reader.Leave(slot); }
   // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
   Status Load(Sequence* s);
+  Status LoadExtents(Sequence* s, const shm::TableView& view);
   Status Grow(const Claim& claim);
   bool Holds(const Claim& claim);
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);

@@ -61,7 +61,7 @@ struct BatchMember {
 };
 
 struct PageAddress {
-  const void* address = nullptr;
+  const void* address = nullptr;  // null: given back, extents hold its rows
   uint32_t tier = 0;   // 0 device, 1 host
   uint32_t flags = 0;  // shm::PageFlags
 };

@@ -184,7 +184,7 @@ Status SessionStep::State::Separate(Sequence* s) {
   const auto end =
       static_cast<size_t>((int64_t{s->step_tokens} + g.page_tokens - 1) / g.page_tokens);
   for (auto i = static_cast<size_t>(s->state->tokens() / g.page_tokens); i < end; ++i) {
-    if (s->pages[i] == written[i]) continue;
+    if (s->pages[i] == written[i] || s->pages[i] == nullptr || written[i] == nullptr) continue;
     std::memcpy(s->pages[i], written[i], static_cast<size_t>(g.page_bytes()));
   }
   return OkStatus();

@@ -189,9 +189,9 @@ KVS_API int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out);
 /* Where a sequence's pages are: for tools and engines that attend themselves. Linked road only
  * (remote: UNIMPLEMENTED). The address is valid until the sequence is closed or its table changes. */
 typedef struct kvs_page {
-  const void* address;
-  uint32_t tier;  /* 0 device, 1 host */
-  uint32_t flags; /* 1 shared, 2 sealed */
+  const void* address; /* NULL: its rows were given back, the plan's codec holds them */
+  uint32_t tier;       /* 0 device, 1 host */
+  uint32_t flags;      /* 1 shared, 2 sealed, 4 absent */
 } kvs_page;
 KVS_API int kvs_page_table(kvs_session* session, kvs_sequence sequence, kvs_page* out,
                            size_t capacity, size_t* n, uint64_t* version);

@@ -50,7 +50,8 @@ def _int32s(array: npt.NDArray[np.int32]) -> Any:
 
 
 class PageTableEntry(NamedTuple):
-    """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed."""
+    """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed,
+    4 absent (address 0: given back, the plan's codec holds its rows)."""
 
     address: int
     tier: int
