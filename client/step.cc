@@ -89,6 +89,13 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
     claims.push_back({uses[i].get(), uses[i]->state->tokens() + n});
   }
   KVS_ASSIGN_OR_RETURN(const int slot, session->Pin(claims, codes));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Status refreshed = uses[i]->state->Refresh(uses[i]->View());
+    if (refreshed.ok()) continue;
+    codes[i] = static_cast<int32_t>(refreshed.code());
+    session->Leave(slot);
+    return refreshed;
+  }
   auto state = std::make_unique<SessionStep::State>();
   state->session = session;
   state->reader_slot = slot;
@@ -213,6 +220,10 @@ Status SessionStep::State::Commit() {
 
 Status SessionStep::End() {
   KVS_RETURN_IF_ERROR(state_->Commit());
+  for (size_t i = 0; i < state_->sequences.size(); ++i) {
+    Sequence& s = *state_->sequences[i];
+    s.state->MarkBoundaries(s.state->tokens(), state_->tokens[i], *s.boundary_tokens);
+  }
   state_->step->End();
   return OkStatus();
 }

@@ -70,6 +70,10 @@ class SequenceState {
   Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
                 const uint8_t* boundary);
 
+  // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a sentence
+  // (a model's boundary tokens). An engine's own report of a position replaces this.
+  void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
+
   // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
   // "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
   Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
@@ -103,6 +107,7 @@ class SequenceState {
   uint64_t version_ = 0;                    // of the table that they were parsed from
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
+  bool boundary_marked_ = false;  // by MarkBoundaries: reports may replace any of it
   int32_t held_tokens_ = 0;  // at the start
   int32_t tokens_ = 0;
   int32_t indexed_tokens_ = 0;
