@@ -14,6 +14,10 @@
 
 namespace kvstrata {
 
+// What an extent may weigh where its writer can choose: an arena must have room for it, and a
+// worker holds one in its own memory first.
+inline constexpr int64_t kExtentBytesGoal = int64_t{128} << 20;
+
 inline constexpr int64_t AlignExtent(int64_t bytes) {
   return (bytes + kExtentAlign - 1) / kExtentAlign * kExtentAlign;
 }

@@ -4,23 +4,12 @@
 
 #include "kernels/codec/inspect_array.h"
 #include "kernels/codec/packed.h"
+#include "kernels/codec/row_floats.h"
 
 namespace kvstrata {
 namespace {
 
 constexpr int32_t kShownRows = 48;
-
-template <typename T>
-void Widen(const std::byte* row, int32_t dim, float* out) {
-  const T* x = reinterpret_cast<const T*>(row);
-  for (int32_t c = 0; c < dim; ++c) out[c] = ToFloat(x[c]);
-}
-
-void WidenRow(const PagedRows& rows, int32_t t, float* out) {
-  if (rows.dtype == DType::kF32) return Widen<float>(rows.Row(t), rows.dim, out);
-  if (rows.dtype == DType::kF16) return Widen<F16>(rows.Row(t), rows.dim, out);
-  return Widen<BF16>(rows.Row(t), rows.dim, out);
-}
 
 // Rows of the first extent that "rotated_rows" and "packed_rows" show.
 int32_t ShownRows(const PackedStorage& packed) {

@@ -5,15 +5,13 @@
 #include <memory>
 
 #include "kernels/codec/codec.h"
+#include "kernels/codec/extent_bytes.h"
 
 namespace kvstrata {
 
-// What an extent may weigh, unless 64 tokens weigh more: an arena must have room for it, and a
-// worker holds one at a time. A longer segment is several extents.
-inline constexpr int64_t kPackedExtentBytes = int64_t{128} << 20;
-
+// `extent_bytes`: a segment that weighs more is several extents, of 64 tokens at least.
 std::unique_ptr<Recompressor> NewPackedRecompressor(const Plan& plan, const Geometry& geometry,
-                                                    int64_t extent_bytes = kPackedExtentBytes);
+                                                    int64_t extent_bytes = kExtentBytesGoal);
 
 }  // namespace kvstrata
 
