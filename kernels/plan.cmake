@@ -3,5 +3,6 @@ set(KVS_PLAN_SOURCES
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc
   select/selector.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/affinity.cc
   select/unit_scores.cc select/vote.cc select/token_scores.cc
-  select/block.cc
+  select/block.cc select/bucket.cc select/importance.cc select/sentence_queries.cc
+  select/zoom.cc select/span_bucket.cc select/span_rows.cc
   step/sequence_state.cc step/step.cc step/stored_parts.cc)

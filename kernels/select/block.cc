@@ -11,6 +11,7 @@
 
 #include "kernels/codec/packed.h"
 #include "kernels/select/no_inspection.h"
+#include "kernels/select/ranking.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/token_scores.h"
 #include "kernels/select/unit_scores.h"
@@ -80,7 +81,6 @@ class BlockRanges {
       segments_.push_back({count_, block, tokens});
       const int32_t blocks = (tokens.end - tokens.begin + block - 1) / block;
       count_ += blocks;
-      smallest_ = std::min(smallest_, block);
     }
   }
 
@@ -95,12 +95,6 @@ class BlockRanges {
     const int32_t begin = s.tokens.begin + (id - s.first) * s.block;
     return {begin, std::min(begin + s.block, s.tokens.end)};
   }
-  // How many blocks at most lie within a budget, and the one that exceeds it: only the last block
-  // of a segment may be short.
-  int32_t AtMost(int32_t budget) const {
-    const int64_t most = int64_t{budget} / smallest_ + static_cast<int64_t>(segments_.size()) + 2;
-    return static_cast<int32_t>(std::min<int64_t>(most, count_));
-  }
 
  private:
   struct Segment {
@@ -110,7 +104,6 @@ class BlockRanges {
   };
   std::vector<Segment> segments_;
   int32_t count_ = 0;
-  int32_t smallest_ = 1 << 30;
 };
 
 class PackedBlockSelector final : public Selector {
@@ -130,7 +123,6 @@ class PackedBlockSelector final : public Selector {
     }
     Score(context, layer, q);
     out->Reset(n, context.geometry->kv_heads);
-    picks_.resize(out->groups());
     context.executor->ParallelFor(out->groups(), [&](int64_t head) {
       Pick(*context.backend, static_cast<int>(head), packed->end(), out);
     });
@@ -139,32 +131,26 @@ class PackedBlockSelector final : public Selector {
   std::unique_ptr<Selector> Clone() const override {
     return std::make_unique<PackedBlockSelector>(plan_);
   }
-  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
-    return NothingToInspect("block", name);
+  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
+    return InspectPacked(context, name);
   }
 
  private:
-  // Scores of one head: the maximum over its group, or the sum of softmaxes.
-  struct Pending {
-    std::vector<float> scores;  // [blocks]; with softmax first [group][blocks]
-    std::vector<int32_t> order;
-  };
-
   void Score(const SelectContext& context, int layer, const float* q) {
     const Geometry& g = *context.geometry;
     rotated_.Rotate(context, layer, q, {0, context.packed->end()});
     works_.clear();
-    picks_.resize(g.kv_heads);
+    scores_.resize(g.kv_heads);
     for (int head = 0; head < g.kv_heads; ++head) {
       const int64_t count = ranges_[head].count();
-      picks_[head].scores.resize(plan_.group_softmax ? count * g.group() : count);
+      scores_[head].resize(plan_.group_softmax ? count * g.group() : count);
       for (size_t s = 0; s < context.packed->segments().size(); ++s) {
         ScorePackedWork& w = works_.emplace_back();
         w.rows = context.packed->head(static_cast<int>(s), layer, head).blocks;
         w.q = rotated_.For(static_cast<int>(s), head);
         w.queries = g.group();
         w.units = {0, ranges_[head].end(s) - ranges_[head].first(s)};
-        w.out = picks_[head].scores.data() + ranges_[head].first(s);
+        w.out = scores_[head].data() + ranges_[head].first(s);
         if (!plan_.group_softmax) continue;
         w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
         w.out_query = count;
@@ -177,37 +163,30 @@ class PackedBlockSelector final : public Selector {
 
   // Candidates are all blocks but the first, which is always on.
   void SumGroups(const SelectContext& context) {
-    for (size_t head = 0; head < picks_.size(); ++head) {
+    for (size_t head = 0; head < scores_.size(); ++head) {
       const int32_t count = ranges_[head].count();
       std::vector<float> sums(count);
-      SumSoftmax(*context.backend, *context.executor, picks_[head].scores.data() + 1, count,
+      SumSoftmax(*context.backend, *context.executor, scores_[head].data() + 1, count,
                  context.geometry->group(), count - 1, sums.data() + 1, &sums_);
-      picks_[head].scores = std::move(sums);
+      scores_[head] = std::move(sums);
     }
   }
 
   // The first block, then others by descending score until one exceeds the budget; at least one.
-  void Pick(const Backend& backend, int head, int32_t packed_end, Selection* out) {
+  void Pick(const Backend& backend, int head, int32_t packed_end, Selection* out) const {
     const BlockRanges& ranges = ranges_[head];
-    const std::vector<float>& scores = picks_[head].scores;
+    const std::vector<float>& scores = scores_[head];
     const int32_t budget = CeilShare(plan_.share, out->tokens);
-    const int32_t others = ranges.count() - 1;
-    std::vector<int32_t>& order = picks_[head].order;
-    order.resize(std::min(ranges.AtMost(budget), others));
-    backend.top_k({scores.data() + 1, others, static_cast<int32_t>(order.size()), order.data()});
-    for (int32_t& id : order) ++id;
-    const auto rank = [&](int32_t id) { return std::isnan(scores[id]) ? -INFINITY : scores[id]; };
-    std::ranges::stable_sort(order, std::greater<>(), rank);
-
     std::vector<int32_t>& units = out->units[head];
     units.push_back(0);
     int32_t room = budget;
-    for (const int32_t id : order) {
-      const Run tokens = ranges.Tokens(id);
-      if (units.size() > 1 && tokens.end - tokens.begin > room) break;
-      units.push_back(id);
+    VisitRanked(backend, scores.data() + 1, ranges.count() - 1, [&](int32_t i) {
+      const Run tokens = ranges.Tokens(i + 1);
+      if (units.size() > 1 && tokens.end - tokens.begin > room) return false;
+      units.push_back(i + 1);
       room -= tokens.end - tokens.begin;
-    }
+      return true;
+    });
     std::ranges::sort(units);
     std::vector<Run>& runs = out->runs[head];
     for (const int32_t id : units) AppendRun(ranges.Tokens(id), &runs);
@@ -219,7 +198,8 @@ class PackedBlockSelector final : public Selector {
   // Of the call under way.
   RotatedQueries rotated_;
   std::vector<BlockRanges> ranges_;  // by KV head
-  std::vector<Pending> picks_;       // the same
+  // By KV head the scores of its blocks: the maximum over the group, or the sum of softmaxes.
+  std::vector<std::vector<float>> scores_;
   std::vector<ScorePackedWork> works_;
   std::vector<float> sums_;
 };

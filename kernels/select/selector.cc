@@ -9,12 +9,14 @@ std::unique_ptr<Selector> NewWindowSelector(const Plan& plan, const Geometry& ge
 std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
 
 std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry) {
   static constexpr std::unique_ptr<Selector> (*kFactories[])(const Plan&, const Geometry&) = {
       NewFullSelector, NewWindowSelector, NewMinMaxSelector, NewCascadeSelector,
-      NewVoteSelector, NewFullSelector,   NewFullSelector,   NewBlockSelector};  // by SelectorKind
+      NewVoteSelector, NewBucketSelector, NewZoomSelector,   NewBlockSelector};  // by SelectorKind
   return kFactories[static_cast<size_t>(plan.selector)](plan, geometry);
 }
 

@@ -7,7 +7,13 @@
 namespace kvstrata {
 
 std::vector<Run> SentenceQueries::Close(std::span<const uint8_t> boundary, int32_t tokens) {
-  std::vector<Run> complete = CompleteSentences(boundary, {begin_, tokens}, max_length_);
+  SentenceRule rule(max_length_, begin_);
+  std::vector<Run> complete;
+  Run ended;
+  for (int32_t t = begin_; t < tokens; ++t) {
+    const auto i = static_cast<size_t>(t);
+    if (rule.Add(i < boundary.size() && boundary[i] != 0, &ended)) complete.push_back(ended);
+  }
   if (complete.empty()) return complete;
   begin_ = complete.back().end;
   for (Layer& layer : layers_) {
@@ -19,15 +25,15 @@ std::vector<Run> SentenceQueries::Close(std::span<const uint8_t> boundary, int32
 
 void SentenceQueries::Mean(int layer, const float* q, int32_t group, float* out) {
   Layer& own = layers_[layer];
-  const size_t size = size_t(geometry_.query_heads) * geometry_.head_dim;
+  const size_t size = static_cast<size_t>(geometry_.query_heads) * geometry_.head_dim;
   own.next.assign(q, q + size);
-  const double queries = double{group} * (own.count + 1);
+  const double queries = static_cast<double>(group) * (own.count + 1);
   const int32_t dim = geometry_.head_dim;
   for (int32_t row = 0; row < geometry_.query_heads / group; ++row) {
     for (int32_t c = 0; c < dim; ++c) {
       double sum = 0;
       for (int32_t h = row * group; h < (row + 1) * group; ++h) {
-        const size_t at = size_t(h) * dim + c;
+        const size_t at = static_cast<size_t>(h) * dim + c;
         sum += (own.count > 0 ? own.sum[at] : 0.0) + q[at];
       }
       out[int64_t{row} * dim + c] = static_cast<float>(sum / queries);

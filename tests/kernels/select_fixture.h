@@ -32,6 +32,7 @@ class Selecting {
   // A fork.
   Selecting(const Selecting& other)
       : boundary(other.boundary),
+        reported_boundaries(other.reported_boundaries),
         in_(other.in_),
         plan_(other.plan_),
         backend_(other.backend_),
@@ -51,6 +52,11 @@ class Selecting {
       }
       tokens_ += n;
     }
+  }
+  // Appends up to `end` tokens that nobody observes: a prefix that was held.
+  void Skip(int32_t end) {
+    Hold(end);
+    tokens_ = end;
   }
   void PrefillDone() {
     prompt_ = tokens_;
