@@ -102,8 +102,7 @@ TEST(PackedCodec, PromptIsCutIntoSegmentsAsTheyComplete) {
   EXPECT_FALSE(s.recompressor().Due(s.Input())) << "31 of 32 tokens wait";
   s.Commit(172);
   s.Settle();
-  EXPECT_EQ(InspectInts(s, "segments"),
-            (Ints{0, 64, 1, 64, 128, 1, 128, 140, 1, 140, 172, 0}));
+  EXPECT_EQ(InspectInts(s, "segments"), (Ints{0, 64, 1, 64, 128, 1, 128, 140, 1, 140, 172, 0}));
 }
 
 TEST(PackedCodec, PiecesJoinByEights) {
