@@ -106,18 +106,11 @@ Result<std::optional<size_t>> FindName(const PlanAxis& axis, const toml::table& 
                                                     DidYouMean(name, axis.known));
 }
 
-// The selector of a preset.
-Result<SelectorKind> FindPreset(std::string_view name) {
-  const auto rows = SelectorRows();
-  const auto found = std::ranges::find(rows, name, &SelectorRow::preset);
-  if (found != rows.end()) return found->kind;
+Result<const PresetRow*> FindPreset(std::string_view name) {
+  const auto rows = PresetRows();
+  const auto found = std::ranges::find(rows, name, &PresetRow::name);
+  if (found != rows.end()) return &*found;
   const Names known = PresetNames();
-  if (Contains(kFuturePresets, name)) {
-    return Unimplemented("PLAN_UNIMPLEMENTED",
-                         "plan '" + std::string(name) +
-                             "' is in the design but not in this build; this build has " +
-                             Join(known));
-  }
   return InvalidArgument("PLAN_UNKNOWN", "plan '" + Shortened(name) + "' is unknown; known are " +
                                              Join(known) + DidYouMean(name, known));
 }
@@ -131,7 +124,8 @@ Result<SelectorKind> ChooseSelector(std::string_view preset, const toml::table& 
                            "option 'selector' is missing: a plan of one's own names one of " +
                                Join(kSelectorAxis.known));
   }
-  KVS_ASSIGN_OR_RETURN(const SelectorKind selector, FindPreset(preset));
+  KVS_ASSIGN_OR_RETURN(const PresetRow* row, FindPreset(preset));
+  const SelectorKind selector = row->selector;
   if (!named || static_cast<SelectorKind>(*named) == selector) return selector;
   return InvalidArgument("PLAN_COMBINATION",
                          "preset '" + std::string(preset) + "' has selector '" +
@@ -155,7 +149,10 @@ Result<Plan> StartOf(std::string_view preset, const toml::table& options) {
   if (segmenter) choice.segmenter = static_cast<SegmenterKind>(*segmenter);
   KVS_ASSIGN_OR_RETURN(const Combination* combination, Combine(choice));
   Plan plan = DefaultsOf(*combination);
-  if (preset.empty()) plan.name = "custom";
+  plan.name = preset.empty() ? "custom" : preset;
+  if (preset.empty()) return plan;
+  KVS_ASSIGN_OR_RETURN(const PresetRow* row, FindPreset(preset));
+  if (row->adjust != nullptr) row->adjust(&plan);
   return plan;
 }
 
@@ -379,15 +376,15 @@ Status CheckGeometry(const Plan& plan, const Geometry& geometry) {
 Names PresetNames() {
   static const std::vector<std::string_view> names = [] {
     std::vector<std::string_view> list;
-    for (const SelectorRow& row : SelectorRows()) list.push_back(row.preset);
+    for (const PresetRow& row : PresetRows()) list.push_back(row.name);
     return list;
   }();
   return names;
 }
 
 std::string_view DescribePreset(std::string_view name) {
-  const auto rows = SelectorRows();
-  const auto found = std::ranges::find(rows, name, &SelectorRow::preset);
+  const auto rows = PresetRows();
+  const auto found = std::ranges::find(rows, name, &PresetRow::name);
   return found == rows.end() ? std::string_view() : found->description;
 }
 

@@ -24,18 +24,15 @@ struct PlanAxis {
 };
 extern const PlanAxis kSelectorAxis, kCodecAxis, kSegmenterAxis;
 
-extern const Names kFuturePresets;
-
-// A selector as the preset that is named after its paper.
-struct SelectorRow {
-  SelectorKind kind;
+// A named plan: a selector in its own combination, and what else the name changes.
+struct PresetRow {
   std::string_view name;
-  std::string_view preset;
+  SelectorKind selector;
   std::string_view description;
+  void (*adjust)(Plan*);  // null: the selector's defaults
 };
-// By SelectorKind, which is also the order in which tables show the presets.
-std::span<const SelectorRow> SelectorRows();
-inline const SelectorRow& RowOf(SelectorKind k) { return SelectorRows()[static_cast<size_t>(k)]; }
+// The papers' by SelectorKind, then our own; also the order in which tables show them.
+std::span<const PresetRow> PresetRows();
 
 // What was written of the axes; nothing: to be chosen.
 struct AxisChoice {
@@ -55,7 +52,7 @@ struct Combination {
 // PLAN_COMBINATION says why there is none.
 Result<const Combination*> Combine(const AxisChoice& choice);
 
-// The plan of a combination with its defaults (spec/*.md), named after the selector's preset.
+// The plan of a combination with its defaults (spec/*.md), named after the selector's own preset.
 Plan DefaultsOf(const Combination& combination);
 
 }  // namespace kvstrata

@@ -37,6 +37,8 @@ class RawBlockSelector final : public Selector {
     const Run candidates = {1, last};
     scores_.Score(context, layer, q, ScoreWork::Kind::kDot, candidates, plan_.group_softmax);
     out->Reset(n, context.geometry->kv_heads);
+    out->scored_bytes = int64_t{last - 1} * out->groups() * context.geometry->head_dim *
+                        SizeOf(context.index->dtype);
     if (plan_.rest != RestKind::kDrop) out->coarse.resize(out->groups());
     const int32_t k = std::min(std::max(1, budget / block), last - 1);
     context.executor->ParallelFor(out->groups(), [&](int64_t head) {
@@ -123,6 +125,9 @@ class PackedBlockSelector final : public Selector {
     }
     Score(context, layer, q);
     out->Reset(n, context.geometry->kv_heads);
+    for (const ScorePackedWork& w : works_) {
+      out->scored_bytes += (w.units.end - w.units.begin) * w.rows.stride;
+    }
     context.executor->ParallelFor(out->groups(), [&](int64_t head) {
       Pick(*context.backend, static_cast<int>(head), packed->end(), out);
     });

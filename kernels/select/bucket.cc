@@ -142,6 +142,9 @@ class BucketSelector final : public Selector {
     const int32_t window = std::min(n - plan_.recent, queries_.begin());
     Score(context, layer);
     out->Reset(n, rows_per_layer_);
+    for (const auto& scores : scores_) {
+      out->scored_bytes += static_cast<int64_t>(scores.size()) * dim * SizeOf(DType::kF32);
+    }
     context.executor->ParallelFor(rows_per_layer_, [&](int64_t row) {
       Fill(*context.backend, RowOf(layer, static_cast<int>(row)), scores_[row], window,
            static_cast<int>(row), out);

@@ -141,6 +141,7 @@ class CascadeSelector final : public Selector {
   explicit CascadeSelector(const Plan& plan) : plan_(plan) {}
 
   void Begin(const SelectContext& context) override {
+    scored_bytes_ = 0;
     if (context.prompt_tokens < 0) return;
     // Many tokens at once select at each page boundary inside, as one at a time would; of the
     // selections only the last one's pages can be seen, so only that one is computed.
@@ -172,6 +173,7 @@ class CascadeSelector final : public Selector {
     const int32_t n = context.view.tokens + 1;
     if (n < plan_.min_tokens) return out->SetFull(n);
     out->Reset(n, 1);
+    out->scored_bytes = scored_bytes_;
     const int32_t pages = (n + plan_.page - 1) / plan_.page;
     const int32_t sinks = std::min(plan_.sinks, pages);
     // Selected pages lie between sinks and window; the union is their concatenation.
@@ -235,6 +237,11 @@ class CascadeSelector final : public Selector {
     window_start_ = std::max(0, pages - plan_.window);
     if (tokens < plan_.page) return;  // no complete page yet: everything is in the window
     scores_ = ScoreAffinity(context, tokens, window_start_, plan_.centred);
+    // Every mean of every level was read, in all layers: a layer's share.
+    for (const auto& level : scores_) {
+      scored_bytes_ += static_cast<int64_t>(level.size()) * context.index->kv_heads *
+                       context.index->head_dim * SizeOf(context.index->dtype);
+    }
     const CascadeInput input{scores_,
                              plan_.pages_per_chunk,
                              plan_.chunks_per_grid,
@@ -269,6 +276,7 @@ class CascadeSelector final : public Selector {
   int32_t seen_ = 0;         // tokens that the trigger has seen
   int32_t pages_since_ = 0;  // pages completed since the last selection
   int32_t selections_ = 0;
+  int64_t scored_bytes_ = 0;  // a layer's share of the selection that this step began with
   int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
   Units selected_;            // pages of the last selection
   std::vector<CoarseRun> rest_;  // what it left, where the plan attends that

@@ -34,6 +34,8 @@ class MinMaxSelector final : public Selector {
 
     scores_.Score(context, layer, q, ScoreWork::Kind::kMinMax, {first, last}, softmax_);
     out->Reset(n, context.geometry->kv_heads);
+    out->scored_bytes = int64_t{2} * (last - first) * out->groups() * context.geometry->head_dim *
+                        SizeOf(context.index->dtype);
     if (rest_) out->coarse.resize(out->groups());
     const Job job{this, &context, out, first, last, n};
     context.executor->ParallelFor(out->groups(), [&job](int64_t head) {

@@ -35,6 +35,7 @@ void Selection::SetFull(int32_t n) {
 void Selection::Reset(int32_t n, int group_count) {
   tokens = n;
   full = false;
+  scored_bytes = 0;
   runs.resize(group_count);
   units.resize(group_count);
   coarse.clear();

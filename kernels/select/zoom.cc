@@ -45,6 +45,9 @@ class ZoomSelector final : public Selector {
     logits_.resize(int64_t{geometry_.query_heads} * spans);
     out->Reset(n, geometry_.query_heads);
     out->coarse.resize(geometry_.query_heads);
+    out->scored_bytes =
+        int64_t{spans} * (geometry_.kv_heads * geometry_.head_dim * SizeOf(DType::kBF16) +
+                          geometry_.query_heads * SizeOf(DType::kF32));
     context.executor->ParallelFor(geometry_.kv_heads, [&](int64_t head) {
       ScoreGroup(context, layer, static_cast<int>(head), q);
       for (int g = 0; g < geometry_.group(); ++g) {

@@ -503,7 +503,6 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NotYet, Refused,
     ::testing::Values(
-        Bad{"strata", kNotYet, "PLAN_UNIMPLEMENTED", {"'strata'", "this build has full"}},
         Bad{"quest{codec = \"fp8\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec", "fp8", "packed"}},
         Bad{"mosaickv{codec = \"int4\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec"}},
         Bad{"chess{tier = \"disk\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"tier", "\"host\""}},
@@ -604,7 +603,7 @@ TEST(Plan, TooLongIsRefused) {
 TEST(Plan, EveryPresetIsDescribedAndParses) {
   EXPECT_THAT(PresetNames(),
               ::testing::ElementsAre("full", "window", "quest", "chess", "tokenselect",
-                                     "sentencekv", "sekv", "mosaickv"));
+                                     "sentencekv", "sekv", "mosaickv", "strata"));
   for (const std::string_view name : PresetNames()) {
     EXPECT_FALSE(DescribePreset(name).empty()) << name;
     EXPECT_EQ(MustParse(name).name, name);
