@@ -102,7 +102,9 @@ class CodecSequence {
     std::vector<Bytes> extents;
     std::vector<Run> tokens;
     for (ExtentDraft& draft : output->extents) {
-      if (draft.kept >= 0) EXPECT_EQ(draft.tokens, tokens_of_[static_cast<size_t>(draft.kept)]);
+      if (draft.kept >= 0) {
+        EXPECT_EQ(draft.tokens, tokens_of_[static_cast<size_t>(draft.kept)]);
+      }
       extents.push_back(draft.kept >= 0 ? extents_[static_cast<size_t>(draft.kept)]
                                         : std::move(draft.bytes));
       tokens.push_back(draft.tokens);
