@@ -200,30 +200,30 @@ class Bucket : public EachBackend {
     const auto means = s.Array<float>("bucket_means");
     const auto importance = s.Array<float>("importance");
     Ints expected_kept, expected_offsets = {0}, expected_sizes;
-    size_t mean = 0, at = 0;
+    Doubles expected_means, expected_importance;
     for (const BucketOracle& o : oracles) {
+      for (const Doubles& row : o.importance) {
+        expected_importance.insert(expected_importance.end(), row.begin(), row.end());
+      }
       for (int row = 0; row < o.rows(); ++row) {
         const Ints own = o.Kept(row);
         expected_kept.insert(expected_kept.end(), own.begin(), own.end());
         expected_offsets.push_back(static_cast<int32_t>(expected_kept.size()));
         for (const OracleBucket& b : o.Buckets(row)) {
           expected_sizes.push_back(static_cast<int32_t>(b.tokens.size()));
-          for (const double x : b.mean) {
-            ASSERT_LT(mean, means.size());
-            ASSERT_NEAR(means[mean++], x, 1e-5);
-          }
-        }
-        for (size_t t = 0;
-             row < static_cast<int>(o.importance.size()) && t < o.importance[row].size(); ++t) {
-          ASSERT_LT(at, importance.size());
-          ASSERT_NEAR(importance[at++], o.importance[row][t], 1e-4 * o.importance[row][t] + 1e-9);
+          expected_means.insert(expected_means.end(), b.mean.begin(), b.mean.end());
         }
       }
     }
-    EXPECT_EQ(kept, expected_kept);
-    EXPECT_EQ(offsets, expected_offsets);
-    EXPECT_EQ(sizes, expected_sizes);
-    EXPECT_EQ(mean, means.size());
+    ASSERT_EQ(importance.size(), expected_importance.size());
+    for (size_t t = 0; t < importance.size(); ++t) {
+      ASSERT_NEAR(importance[t], expected_importance[t], 1e-4 * expected_importance[t] + 1e-9);
+    }
+    ASSERT_EQ(kept, expected_kept);
+    ASSERT_EQ(offsets, expected_offsets);
+    ASSERT_EQ(sizes, expected_sizes);
+    ASSERT_EQ(means.size(), expected_means.size());
+    for (size_t i = 0; i < means.size(); ++i) ASSERT_NEAR(means[i], expected_means[i], 1e-5);
   }
 };
 

@@ -59,8 +59,8 @@ class Selecting {
     tokens_ = end;
   }
   void PrefillDone() {
-    prompt_ = tokens_;
     selector_->Begin(Context());
+    prompt_ = tokens_;
     selector_->PrefillDone(Context());
   }
   void Begin() { selector_->Begin(Context()); }
