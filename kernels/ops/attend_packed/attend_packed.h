@@ -6,8 +6,8 @@
 // words (bit b: channels [b * neighbours, (b + 1) * neighbours)), zero-padded to 16 bytes; then
 // `keep` values in bf16 by ascending channel, zero-padded to 16 bytes. A bitmap that has other than
 // keep / neighbours bits set (damage) contributes garbage, never an access beyond its row.
-// Sums in fp32 (ref: double). Work items are independent. No allocation.
-// Cost: each packed row is decoded once for all queries of an item.
+// Sums in fp32 (ref: double). Work items are independent. No allocation; about 90 KiB of stack.
+// Cost: each packed row is decoded once for up to 16 queries of an item, into the L1.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ATTEND_PACKED_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ATTEND_PACKED_H_
 

@@ -1,9 +1,9 @@
 // Predicted on a 2.5 to 3 GHz AVX-512 core without VBMI2 (Cascade Lake), G = 4, dim 128, keep 32 of
-// 96, per row and KV head: stage and expand K and V 2 * 50 instructions, products 2 * 34, sums of
-// lanes 11, softmax 10; at 4 a cycle about 50 cycles or 17 to 20 ns. The shuffle port, with 6
-// expands of 2 and 6 mask moves each, needs 40, both multiplier ports together 2 * 24 for the
-// products and all else that is 512 bits wide: about the same. Memory: 160 bytes, 16 ns of a core
-// that has half of 20 GB/s. attend_raw reads 512 bytes in about 51 ns: 2x or better is expected.
+// 96, per row and KV head, in instructions: stage and expand K and V 2 * 65, products 2 * 30, sums
+// over lanes and loads 50, softmax 10; at 4 a cycle some 65 cycles or 25 ns. Of these the shuffle
+// port, with 6 expands of 2 and 6 mask moves for each of K and V, takes 40. Memory: 160 bytes, 16
+// to 26 ns of a core that has half of 12 to 20 GB/s. attend_raw reads 512 bytes, 117 ns of each of
+// two cores on the machine of bench/results (in the L1: 130 instructions).
 #include "kernels/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE

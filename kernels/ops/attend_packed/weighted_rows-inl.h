@@ -39,6 +39,20 @@ struct WeightedRows {
   float* o;            // in T's pair order
 };
 
+// acc += weights of one row (query h at weights[h * kRows]) times 2 * P vectors of it.
+template <typename T, int H, int P>
+HWY_INLINE void AddRow(const T* row, const float* weights, VF (&acc)[H][2 * P]) {
+  VF v[2 * P];
+#pragma GCC unroll 4
+  for (int j = 0; j < P; ++j) LoadPair(row + 2 * j * kN, v[2 * j], v[2 * j + 1]);
+#pragma GCC unroll 4
+  for (int h = 0; h < H; ++h) {
+    const VF weight = hn::Set(DF(), weights[h * kRows]);
+#pragma GCC unroll 8
+    for (int j = 0; j < 2 * P; ++j) acc[h][j] = hn::MulAdd(weight, v[j], acc[h][j]);
+  }
+}
+
 template <typename T, int H, int P>
 HWY_INLINE void AddPairs(const WeightedRows& w, int c) {
   const DF d;
@@ -52,18 +66,16 @@ HWY_INLINE void AddPairs(const WeightedRows& w, int c) {
       acc[h][j] = hn::Mul(alpha, hn::LoadU(d, w.o + h * w.o_stride + c + j * kN));
     }
   }
-  for (int i = 0; i < w.count; ++i) {
-    const T* row = reinterpret_cast<const T*>(w.rows[i]) + c;
-    const float* p = w.weights + WeightAt(0, i);
-    VF v[kVectors];
+  const float* p = w.weights;
+  int i = 0;
+  for (; i + kRows <= w.count; i += kRows, p += kN) {
 #pragma GCC unroll 4
-    for (int j = 0; j < P; ++j) LoadPair(row + 2 * j * kN, v[2 * j], v[2 * j + 1]);
-#pragma GCC unroll 4
-    for (int h = 0; h < H; ++h) {
-      const VF weight = hn::Set(d, p[h * kRows]);
-#pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) acc[h][j] = hn::MulAdd(weight, v[j], acc[h][j]);
+    for (int r = 0; r < kRows; ++r) {
+      AddRow<T, H, P>(reinterpret_cast<const T*>(w.rows[i + r]) + c, p + r, acc);
     }
+  }
+  for (; i < w.count; ++i, ++p) {
+    AddRow<T, H, P>(reinterpret_cast<const T*>(w.rows[i]) + c, p, acc);
   }
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
