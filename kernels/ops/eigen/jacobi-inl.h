@@ -11,6 +11,7 @@
 #define KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -57,15 +58,15 @@ class Jacobi {
         vectors_(int64_t{2} * half_ * 2 * half_),
         angles_(int64_t{6} * half_),
         index_(2 * half_) {
-    double norm = 0;
+    double largest = 0;
     for (int i = 0; i < dim; ++i) {
       for (int j = 0; j < dim; ++j) {
         const double x = a[i * stride + j];
         RowOf(a_, i)[ColumnOf(j)] = x;
-        norm += x * x;
+        largest = std::max(largest, std::fabs(x));
       }
     }
-    done_ = 0x1p-60 * std::sqrt(norm);
+    done_ = kJacobiDone * largest;
     for (int i = 0; i < 2 * half_; ++i) {
       index_[i] = i;
       vectors_.data()[i * int64_t{2} * half_ + i] = 1;
