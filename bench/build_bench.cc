@@ -249,11 +249,18 @@ double Rounded(double x) { return std::stod(std::to_string(x)); }
 // Milliseconds of each round, ascending.
 using Samples = std::vector<double>;
 
+// Of the threads together: on a machine that others use, what the work itself took.
+double CpuMilliseconds() {
+  timespec now;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
+}
+
 double At(const Samples& samples, double q) {
   return samples[static_cast<size_t>(q * static_cast<double>(samples.size() - 1) + 0.5)];
 }
 
-nlohmann::ordered_json RowOf(size_t i, const std::vector<Samples>& samples) {
+nlohmann::ordered_json RowOf(size_t i, const std::vector<Samples>& samples, double cpu_ms) {
   const Case& c = Cases()[i];
   const double ms = At(samples[i], 0.5);
   nlohmann::ordered_json row = {{"id", c.id}, {"tokens", kTokens}, {"batch", 1}};
@@ -264,6 +271,7 @@ nlohmann::ordered_json RowOf(size_t i, const std::vector<Samples>& samples) {
   row["p10"] = Rounded(At(samples[i], 0.1) * unit);
   row["p90"] = Rounded(At(samples[i], 0.9) * unit);
   row["n"] = samples[i].size();
+  row["cpu_ms"] = Rounded(cpu_ms);
   if (c.gmacs > 0) row["gmacs"] = Rounded(c.gmacs / ms * 1e3);
   if (c.bytes > 0) row["gbps"] = Rounded(c.bytes / ms * 1e-6);
   if (c.must > 0) row["must"] = seconds ? c.must : c.must * 1e3, row["better"] = "smaller";
@@ -276,7 +284,8 @@ nlohmann::ordered_json RowOf(size_t i, const std::vector<Samples>& samples) {
   return row;
 }
 
-void WriteResults(const std::string& file, int threads, const std::vector<Samples>& samples) {
+void WriteResults(const std::string& file, int threads, const std::vector<Samples>& samples,
+                  const std::vector<Samples>& cpu_times) {
   char date[16];
   const std::time_t now = std::time(nullptr);
   std::strftime(date, sizeof date, "%Y-%m-%d", std::gmtime(&now));
@@ -294,15 +303,28 @@ void WriteResults(const std::string& file, int threads, const std::vector<Sample
         {"notes", "one layer, 64K tokens x 8 KV heads x 128, bf16, keys and values, 256 MiB"}}},
       {"ceilings", nlohmann::ordered_json::object()},
       {"rows", nlohmann::ordered_json::array()}};
-  for (size_t i = 0; i < Cases().size(); ++i) results["rows"].push_back(RowOf(i, samples));
+  for (size_t i = 0; i < Cases().size(); ++i)
+    results["rows"].push_back(RowOf(i, samples, At(cpu_times[i], 0.5)));
   std::ofstream(file) << results.dump(2) << "\n";
 }
 
-double Milliseconds(const Case& c, Layer& layer) {
+// Times one round of a case.
+void Measure(const Case& c, Layer& layer, Samples& wall, Samples& cpu) {
+  const double cpu_before = CpuMilliseconds();
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < c.repeat; ++i) c.run(layer);
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
-  return time.count() / c.repeat;
+  wall.push_back(time.count() / c.repeat);
+  cpu.push_back((CpuMilliseconds() - cpu_before) / c.repeat);
+}
+
+void Print(const Case& c, const Samples& wall, double cpu_ms) {
+  const double ms = At(wall, 0.5);
+  std::printf("%-45s %9.3f ms (%.3f to %.3f), CPU %.3f ms", c.id, ms, At(wall, 0.1), At(wall, 0.9),
+              cpu_ms);
+  if (c.gmacs > 0) std::printf("  %.1f GMAC/s", c.gmacs / ms * 1e3);
+  if (c.bytes > 0) std::printf("  %.1f GB/s", c.bytes / ms * 1e-6);
+  std::printf("\n");
 }
 
 int Main(int argc, char** argv) {
@@ -319,25 +341,17 @@ int Main(int argc, char** argv) {
     }
   }
   Layer layer(threads);
-  std::vector<Samples> samples(Cases().size());
-  for (const Case& c : Cases())
-    c.run(layer);  // touches all memory, and later rows need earlier ones
+  std::vector<Samples> wall(Cases().size()), cpu(wall.size());
+  for (const Case& c : Cases()) c.run(layer);  // touches all memory; some need others' results
   for (int round = 0; round < kRounds; ++round) {
-    for (size_t i = 0; i < samples.size(); ++i) {
-      samples[i].push_back(Milliseconds(Cases()[i], layer));
-    }
+    for (size_t i = 0; i < wall.size(); ++i) Measure(Cases()[i], layer, wall[i], cpu[i]);
   }
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const Case& c = Cases()[i];
-    std::sort(samples[i].begin(), samples[i].end());
-    const double ms = At(samples[i], 0.5);
-    std::printf("%-45s %10.3f ms (%.3f to %.3f)", c.id, ms, At(samples[i], 0.1),
-                At(samples[i], 0.9));
-    if (c.gmacs > 0) std::printf("  %.1f GMAC/s", c.gmacs / ms * 1e3);
-    if (c.bytes > 0) std::printf("  %.1f GB/s", c.bytes / ms * 1e-6);
-    std::printf("\n");
+  for (size_t i = 0; i < wall.size(); ++i) {
+    std::sort(wall[i].begin(), wall[i].end());
+    std::sort(cpu[i].begin(), cpu[i].end());
+    Print(Cases()[i], wall[i], At(cpu[i], 0.5));
   }
-  if (!json_out.empty()) WriteResults(json_out, threads, samples);
+  if (!json_out.empty()) WriteResults(json_out, threads, wall, cpu);
   return 0;
 }
 
