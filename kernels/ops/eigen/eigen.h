@@ -15,8 +15,8 @@ namespace kvstrata {
 struct EigenWork {
   const double* a = nullptr;  // [dim][dim], symmetric; not changed
   int32_t dim = 0;
-  double* values = nullptr;   // [dim]
-  float* vectors = nullptr;   // [dim][dim]
+  double* values = nullptr;  // [dim]
+  float* vectors = nullptr;  // [dim][dim]
 };
 
 void EigenRef(const EigenWork* work, int64_t n, Executor& executor);

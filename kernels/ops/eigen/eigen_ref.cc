@@ -17,9 +17,9 @@ class Jacobi {
   }
 
   void Run() {
-    double norm = 0;
-    for (double x : a_) norm += x * x;
-    const double done = 0x1p-60 * std::sqrt(norm);
+    double largest = 0;
+    for (double x : a_) largest = std::max(largest, std::fabs(x));
+    const double done = kJacobiDone * largest;
     for (int sweep = 0; sweep < kJacobiSweepsMax; ++sweep) {
       if (!Sweep(done)) return;
     }

@@ -11,6 +11,7 @@
 #define KVSTRATA_KERNELS_OPS_EIGEN_JACOBI_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -57,15 +58,15 @@ class Jacobi {
         vectors_(int64_t{2} * half_ * 2 * half_),
         angles_(int64_t{6} * half_),
         index_(2 * half_) {
-    double norm = 0;
+    double largest = 0;
     for (int i = 0; i < dim; ++i) {
       for (int j = 0; j < dim; ++j) {
         const double x = a[i * stride + j];
         RowOf(a_, i)[ColumnOf(j)] = x;
-        norm += x * x;
+        largest = std::max(largest, std::fabs(x));
       }
     }
-    done_ = 0x1p-60 * std::sqrt(norm);
+    done_ = kJacobiDone * largest;
     for (int i = 0; i < 2 * half_; ++i) {
       index_[i] = i;
       vectors_.data()[i * int64_t{2} * half_ + i] = 1;
@@ -73,10 +74,8 @@ class Jacobi {
   }
 
   void Run() {
-    for (int sweep = 0; sweep < kJacobiSweepsMax; ++sweep) {
-      bool rotated = false;
-      for (int round = 1; round < 2 * half_; ++round) rotated |= Round();
-      if (!rotated) break;
+    for (int sweep = 0; sweep < kJacobiSweepsMax && AnyLarge(); ++sweep) {
+      for (int round = 1; round < 2 * half_; ++round) Round();
     }
   }
 
@@ -105,9 +104,18 @@ class Jacobi {
     return place == half_ ? 1 : place - 1;
   }
 
-  // Whether there was anything to rotate.
-  bool Round() {
-    const bool rotated = TakeAngles();
+  // Whether anything is left to rotate: cheaper than a sweep that finds nothing.
+  bool AnyLarge() {
+    for (int i = 0; i < 2 * half_; ++i) {
+      for (int j = i + 1; j < 2 * half_; ++j) {
+        if (std::fabs(RowOf(a_, i)[ColumnOf(j)]) > done_) return true;
+      }
+    }
+    return false;
+  }
+
+  void Round() {
+    TakeAngles();
     const double *c = angles_.data(), *s = c + half_;
     for (int k = 0; k < half_; ++k) {
       RotatePair(k, c, s);
@@ -118,11 +126,10 @@ class Jacobi {
     for (int i = 0; i < 2 * half_; ++i) moved[Moved(i)] = index_[i];
     index_.swap(moved);
     std::swap(a_, next_);
-    return rotated;
   }
 
   // c, s, and pp, pq, qq of each pair, of which pp and qq are already those after the rotation.
-  bool TakeAngles() {
+  void TakeAngles() {
     const DD d;
     double *c = angles_.data(), *s = c + half_, *pp = s + half_, *pq = pp + half_, *qq = pq + half_;
     for (int k = 0; k < half_; ++k) {
@@ -130,12 +137,10 @@ class Jacobi {
       pq[k] = RowOf(a_, k)[lower_ + k];
       qq[k] = RowOf(a_, half_ + k)[lower_ + k];
     }
-    bool rotated = false;
     const VD one = hn::Set(d, 1.0);
     for (int k = 0; k < half_; k += kDoubles) {
       const VD p = hn::Load(d, pp + k), x = hn::Load(d, pq + k), q = hn::Load(d, qq + k);
       const auto turn = hn::Gt(hn::Abs(x), hn::Set(d, done_));
-      rotated |= !hn::AllFalse(d, turn);
       // As AngleFor.
       const VD theta = hn::Div(hn::Sub(q, p), hn::Add(x, x));
       const VD root = hn::Sqrt(hn::MulAdd(theta, theta, one));
@@ -148,7 +153,6 @@ class Jacobi {
       hn::Store(hn::MulAdd(t, x, q), d, qq + k);
       hn::Store(hn::IfThenZeroElse(turn, x), d, pq + k);
     }
-    return rotated;
   }
 
   // Rows k of both halves, rotated with each other and in all pairs of columns, to where they move.

@@ -1,0 +1,96 @@
+#include "kernels/ops/vote/vote.h"
+#include "tests/kernels/ops_fixture.h"
+
+namespace kvstrata {
+namespace {
+
+class VoteTest : public SimdTest {
+ protected:
+  void ExpectLikeRef(VoteWork work) {
+    std::vector<float> max(work.heads, kNaN), sum(work.heads, kNaN);
+    std::vector<float> ref(work.n + 1, kNaN), simd(work.n + 1, kNaN);
+    ref[work.n] = simd[work.n] = 7;
+    work.max = max.data(), work.sum = sum.data(), work.votes = ref.data();
+    VoteRef(work, InlineExecutor());
+    std::fill(max.begin(), max.end(), kNaN), std::fill(sum.begin(), sum.end(), kNaN);
+    work.votes = simd.data();
+    VoteSimd(work, InlineExecutor());
+    EXPECT_LE(RelativeL2(simd, ref), 1e-6);
+    EXPECT_EQ(simd[work.n], 7);
+    const auto pool = NewThreadPool(2);
+    std::vector<float> pooled(work.n + 1, kNaN);
+    pooled[work.n] = 7;
+    work.votes = pooled.data();
+    VoteSimd(work, *pool);
+    EXPECT_TRUE(pooled == simd);
+  }
+};
+
+TEST_P(VoteTest, ScoresOfEveryTypeDimAndQueryCount) {
+  SCOPED_TRACE(random_.Trace());
+  for (DType dtype : kDTypes) {
+    for (int dim : kDims) {
+      const PagedFixture rows(random_, dtype, 700, 16, dim, 8);
+      for (int queries : {1, 2, 3, 4, 7, 8, 17}) {
+        SCOPED_TRACE(std::to_string(dim) + " x " + std::to_string(queries));
+        const std::vector<float> q = NormalFloats(random_, static_cast<size_t>(queries * dim));
+        for (kvstrata::Run run : {kvstrata::Run{0, 1}, kvstrata::Run{5, 42}, kvstrata::Run{0, 700},
+                                  kvstrata::Run{9, 9}}) {
+          const int64_t n = run.end - run.begin, row = n + 3;
+          std::vector<float> ref(static_cast<size_t>(queries * row), 7.0f), simd = ref;
+          ScoreTokensWork work{rows.rows, run, q.data(), queries, 0.125f, ref.data(), row};
+          ScoreTokensRef(&work, 1, InlineExecutor());
+          work.out = simd.data();
+          ScoreTokensSimd(&work, 1, InlineExecutor());
+          EXPECT_LE(RelativeL2(simd, ref), 1e-6);
+          for (int i = 0; i < queries; ++i) {
+            for (int64_t t = n; t < row; ++t) EXPECT_EQ(simd[i * row + t], 7);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(VoteTest, VotesOfAnyNumberOfHeadsAndPositions) {
+  SCOPED_TRACE(random_.Trace());
+  for (int heads : {1, 3, 32}) {
+    for (int n : {1, 5, 16, 100, 1024, 1025, 5000}) {
+      for (float spread : {0.1f, 3.0f, 60.0f}) {
+        SCOPED_TRACE(std::to_string(heads) + " x " + std::to_string(n));
+        const int64_t stride = n + 5;
+        std::vector<float> logits = NormalFloats(random_, static_cast<size_t>(heads * stride));
+        for (float& x : logits) x *= spread;
+        for (int h = 0; h < heads; ++h) {
+          for (int64_t t = n; t < stride; ++t) logits[h * stride + t] = kInf;  // not to be read
+        }
+        ExpectLikeRef({logits.data(), stride, heads, n});
+      }
+    }
+  }
+}
+
+TEST_P(VoteTest, VotesOfAHeadSumToOneAndTiesShare) {
+  std::vector<float> logits(3 * 4096, -4.0f), max(3), sum(3), votes(4096);
+  VoteSimd({logits.data(), 4096, 3, 4096, max.data(), sum.data(), votes.data()}, InlineExecutor());
+  for (float vote : votes) EXPECT_NEAR(vote, 3.0 / 4096, 1e-8);
+}
+
+TEST_P(VoteTest, MaskedPositionsGetNoVoteAndMaskedHeadsGiveNone) {
+  SCOPED_TRACE(random_.Trace());
+  std::vector<float> logits = NormalFloats(random_, 3 * 200);
+  for (int t = 0; t < 200; ++t) logits[200 + t] = -kInf;
+  logits[5] = logits[405] = -kInf;
+  ExpectLikeRef({logits.data(), 200, 3, 200});
+  std::vector<float> max(3), sum(3), votes(200, kNaN);
+  VoteSimd({logits.data(), 200, 3, 200, max.data(), sum.data(), votes.data()}, InlineExecutor());
+  EXPECT_EQ(votes[5], 0);
+  double total = 0;
+  for (float vote : votes) total += vote;
+  EXPECT_NEAR(total, 2, 1e-5);
+}
+
+KVS_INSTANTIATE_SIMD(VoteTest);
+
+}  // namespace
+}  // namespace kvstrata
