@@ -30,6 +30,7 @@ import numpy as np  # noqa: E402
 
 import kvstrata  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata.machine import device_name  # noqa: E402
 from kvstrata_numpy.cache import bf16_bits, from_bf16_bits  # noqa: E402
 from kvstrata_numpy.download import model_path  # noqa: E402
 from kvstrata_numpy.engine import Engine  # noqa: E402
@@ -165,7 +166,7 @@ def main():
     for r in rows:
         print(f"{r['id']:20} {r['value']:8.2f} {r['unit']}  {r['ratio']:.3f}x {r['baseline']['name']}")
     if args.json_out:
-        result = {"suite": "engine", "device": "2-core CPU", "commit": args.commit, "date": args.date,
+        result = {"suite": "engine", "device": device_name(), "commit": args.commit, "date": args.date,
                   "command": "make bench", "context": {"cpu": platform.processor(), "numpy": np.__version__},
                   "ceilings": {}, "rows": rows}
         pathlib.Path(args.json_out).write_text(json.dumps(result, indent=1) + "\n")

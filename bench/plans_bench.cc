@@ -3,12 +3,13 @@
 //
 // Inputs rotate over kPrompts prompts of 134 MB each, more than any last-level cache; every plan runs
 // over the same shared pages. CHESS re-selects every 320 tokens and is measured over 320 steps, so
-// its share of selections is in the figure. Ratios are against plan `full` of the same run.
+// its share of selections is in the figure. TokenSelect misses its cache when each step's query is
+// another one, and hits when it is the same. Ratios are against plan `full` of the same run.
 // Usage: plans_bench [--json-out FILE] [--commit HASH] [--date DATE] [--tokens N]
 #include <kvstrata/kvstrata.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,11 +19,13 @@
 #include <string>
 #include <vector>
 
+#include "bench/machine.h"
 #include "tests/fakes/daemon_process.h"
 
 namespace {
 
 constexpr int kQueryHeads = 32, kKvHeads = 8, kDim = 128, kPrompts = 4, kChunk = 512;
+constexpr uint32_t kWatched = 64;  // last tokens of a prompt whose queries are attended
 
 void Must(int code, const char* what) {
   if (code == KVS_OK) return;
@@ -31,11 +34,8 @@ void Must(int code, const char* what) {
   std::exit(1);
 }
 
-double NowUs() {
-  return std::chrono::duration<double, std::micro>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
+using kvstrata::bench::NowUs;
+using kvstrata::bench::Timing;
 
 // bf16 bits of normal deviates: a pool of random values read at random places, because drawing
 // gigabytes of them would take longer than the benchmark.
@@ -72,6 +72,7 @@ struct Run {
   kvs_session* session;
   kvs_model model;
   Noise noise{1};
+  bool same_query = false;
   std::vector<std::vector<int32_t>> prompts;
 
   // A sequence of `plan` over prompt p, its tokens filled in as far as no prefix is held.
@@ -81,8 +82,11 @@ struct Run {
     Must(kvs_sequence_open(session, model, plan, prompts[p].data(), prompts[p].size(), &s, &held),
          "open");
     std::vector<uint16_t> k(size_t{kChunk} * kKvHeads * kDim), v(k.size());
-    while (held < prompts[p].size()) {
-      const auto n = static_cast<uint32_t>(std::min<size_t>(kChunk, prompts[p].size() - held));
+    const auto tokens = static_cast<uint32_t>(prompts[p].size());
+    while (held < tokens) {
+      // The last tokens apart: plans with an observation window watch their queries.
+      const uint32_t end = held < tokens - kWatched ? tokens - kWatched : tokens;
+      const uint32_t n = std::min<uint32_t>(kChunk, end - held);
       noise.Fill(k);
       noise.Fill(v);
       kvs_step_member member{s, prompts[p].data() + held, n};
@@ -90,11 +94,30 @@ struct Run {
       Must(kvs_step_begin(session, &member, 1, nullptr, &step, nullptr), "begin");
       const kvs_tensor tk = Tensor(k.data(), kKvHeads, n), tv = Tensor(v.data(), kKvHeads, n);
       Must(kvs_append(step, 0, &tk, &tv), "append");
+      if (end == tokens) Watch(step, n);
       Must(kvs_step_end(step, nullptr), "end");
       held += n;
     }
+    std::vector<float> surprisal(tokens);
+    std::vector<uint8_t> boundary(tokens);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      surprisal[t] = -1.2f * std::log((prompts[p][t] + 1) / 50001.0f);
+      boundary[t] = prompts[p][t] % 18 == 0;
+    }
+    Must(kvs_report(session, s, 0, tokens, surprisal.data(), nullptr, boundary.data()), "report");
     Must(kvs_prefill_done(session, s), "prefill_done");
+    Must(kvs_settle(session, s), "settle");
     return s;
+  }
+
+  // Attends the queries of the prompt's last tokens.
+  void Watch(kvs_step* step, uint32_t n) {
+    std::vector<uint16_t> q(size_t{n} * kQueryHeads * kDim);
+    std::vector<float> out(q.size());
+    noise.Fill(q);
+    const kvs_tensor tq = Tensor(q.data(), kQueryHeads, static_cast<int>(n));
+    const kvs_tensor to = Tensor(out.data(), kQueryHeads, static_cast<int>(n), KVS_F32);
+    Must(kvs_attend(step, 0, &tq, &to, nullptr), "attend");
   }
 
   // Microseconds of one decode step.
@@ -103,7 +126,7 @@ struct Run {
     static std::vector<float> out(kQueryHeads * kDim);
     noise.Fill(k);
     noise.Fill(v);
-    noise.Fill(q);
+    if (!same_query || q.front() == 0) noise.Fill(q);
     const int32_t token = 7;
     const kvs_step_member member{s, &token, 1};
     const kvs_tensor tk = Tensor(k.data(), kKvHeads, 1), tv = Tensor(v.data(), kKvHeads, 1);
@@ -119,11 +142,6 @@ struct Run {
   }
 };
 
-struct Timing {
-  double median, mean, p10, p90;
-  size_t n;
-};
-
 Timing Measure(Run& run, const char* plan, int steps) {
   std::vector<kvs_sequence> sequences;
   for (int p = 0; p < kPrompts; ++p) sequences.push_back(run.Open(plan, p));
@@ -131,11 +149,7 @@ Timing Measure(Run& run, const char* plan, int steps) {
   std::vector<double> us;
   for (int i = 0; i < steps; ++i) us.push_back(run.Step(sequences[i % kPrompts]));
   for (kvs_sequence s : sequences) Must(kvs_sequence_close(run.session, s), "close");
-  double sum = 0;
-  for (double x : us) sum += x;
-  std::sort(us.begin(), us.end());
-  const auto at = [&](double q) { return us[static_cast<size_t>(q * (us.size() - 1))]; };
-  return {at(0.5), sum / us.size(), at(0.1), at(0.9), us.size()};
+  return kvstrata::bench::TimingOf(us);
 }
 
 }  // namespace
@@ -172,16 +186,22 @@ int main(int argc, char** argv) {
     const char *id, *plan, *label;
     int steps;
     double must;
+    bool same_query = false;
   };
   const Row rows[] = {
       {"full/32K/b1", "full", "full", 60, 0},
       {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
       {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
        320 * kPrompts, 20},
+      {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},
+      {"tokenselect/hit/32K/b1", "tokenselect", "tokenselect", 400, 8, true},
+      {"sentencekv/1024/32K/b1", "sentencekv{tau = 1024}", "sentencekv", 400, 12},
+      {"mosaickv/10pct/32K/b1", "mosaickv", "mosaickv", 200, 8},
   };
   nlohmann::json out_rows = nlohmann::json::array();
   double full = 0;
   for (const Row& row : rows) {
+    run.same_query = row.same_query;
     const Timing t = Measure(run, row.plan, row.steps);
     // Amortised rows are a mean: a median would leave the re-selections out.
     const double value = row.must == 20 ? t.mean : t.median;
@@ -200,7 +220,7 @@ int main(int argc, char** argv) {
   kvs_detach(run.session);
   if (!json_out.empty()) {
     std::ofstream(json_out) << nlohmann::json{{"suite", "plans"},
-                                              {"device", "2-core CPU"},
+                                              {"device", kvstrata::bench::DeviceName()},
                                               {"commit", commit},
                                               {"date", date},
                                               {"command", "make bench"},

@@ -24,11 +24,14 @@
 #include <thread>
 #include <vector>
 
+#include "bench/machine.h"
 #include "server/store/prefix_key.h"
 #include "server/store/store.h"
 #include "tests/fakes/daemon_process.h"
 
 namespace {
+
+using kvstrata::bench::Timing;
 
 constexpr unsigned kDaemonCore = 0, kOwnCore = 1;
 constexpr int kPrompt = 8192, kKvHeads = 2, kQueryHeads = 4, kDim = 64;
@@ -46,23 +49,12 @@ double UsSince(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-struct Timing {
-  double median, p10, p90;
-  size_t n;
-};
-
-Timing Summary(std::vector<double> us) {
-  std::sort(us.begin(), us.end());
-  const auto at = [&](double q) { return us[static_cast<size_t>(q * (us.size() - 1))]; };
-  return {at(0.5), at(0.1), at(0.9), us.size()};
-}
-
 // `body` returns the microseconds that count.
 Timing Measure(int warm_up, int n, const std::function<double()>& body) {
   for (int i = 0; i < warm_up; ++i) body();
   std::vector<double> us;
   for (int i = 0; i < n; ++i) us.push_back(body());
-  return Summary(std::move(us));
+  return kvstrata::bench::TimingOf(std::move(us));
 }
 
 double Timed(const std::function<void()>& body) {
@@ -145,8 +137,8 @@ class RingBench {
       ends.push_back(Timed([&] { Must(kvs_step_end(step, nullptr), "end"); }));
     }
     Must(kvs_sequence_close(session_, s), "close");
-    *begin_us = Summary(std::move(begins));
-    *end_us = Summary(std::move(ends));
+    *begin_us = kvstrata::bench::TimingOf(std::move(begins));
+    *end_us = kvstrata::bench::TimingOf(std::move(ends));
   }
 
  private:
@@ -273,7 +265,7 @@ int main(int argc, char** argv) {
   if (json_out.empty()) return 0;
   const nlohmann::json result = {
       {"suite", "ring"},
-      {"device", std::to_string(std::thread::hardware_concurrency()) + "-core CPU"},
+      {"device", kvstrata::bench::DeviceName()},
       {"commit", commit},
       {"date", date},
       {"command", "make bench"},

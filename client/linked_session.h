@@ -29,6 +29,7 @@ struct Sequence {
   uint32_t slot = 0;
   std::string plan_text;
   std::unique_ptr<SequenceState> state;
+  std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
   bool in_step = false;
@@ -68,7 +69,11 @@ struct Session::State {
   Executor* executor = nullptr;
 
   std::mutex mu;  // guards the maps
-  std::unordered_map<uint64_t, Geometry> models;
+  struct RegisteredModel {
+    Geometry geometry;
+    std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // ascending
+  };
+  std::unordered_map<uint64_t, RegisteredModel> models;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
 
   // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
@@ -84,8 +89,9 @@ struct Session::State {
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
-  Result<Opened> Adopt(uint64_t model, const Geometry& geometry,
-                       const std::vector<std::byte>& payload, const Sequence* parent);
+  Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
+                       std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
+                       const Sequence* parent);
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
 };

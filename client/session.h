@@ -104,6 +104,8 @@ class SessionStep {
   // Writes at most out.size() of the list and returns its length. REQUIRES: group < groups.
   size_t CopySelection(int member, uint32_t group, SelectionKind kind,
                        std::span<int32_t> out) const;
+  // Of the last layer attended. REQUIRES: as SelectionGroups.
+  StepCost Cost(int member) const;
 
  private:
   std::unique_ptr<State> state_;

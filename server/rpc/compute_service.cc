@@ -19,21 +19,24 @@ TensorShape QueryShape(const RemoteStep& step) {
   return {step.step.tokens(), g.query_heads, g.head_dim};
 }
 
-void Write(const Selection& selection, v1::MemberSelection* out) {
-  for (int g = 0; g < selection.groups(); ++g) {
+void Write(const Step& step, int member, v1::MemberSelection* out) {
+  for (int g = 0; g < step.Groups(member); ++g) {
     v1::SelectionGroup* group = out->add_groups();
-    auto* tokens = group->mutable_tokens();
-    for (const Run& run : selection.runs[g]) {
-      tokens->Reserve(tokens->size() + run.end - run.begin);
-      for (int32_t t = run.begin; t < run.end; ++t) tokens->AddAlreadyReserved(t);
+    for (const Run& run : step.Positions(member, g)) {
+      for (int32_t t = run.begin; t < run.end; ++t) group->add_tokens(t);
     }
-    if (static_cast<size_t>(g) >= selection.units.size()) continue;  // full and window have none
-    group->mutable_units()->Add(selection.units[g].begin(), selection.units[g].end());
+    const std::span<const int32_t> units = step.Units(member, g);
+    group->mutable_units()->Add(units.begin(), units.end());
   }
+  const StepCost& cost = step.cost(member);
+  out->mutable_cost()->set_rows(cost.rows);
+  out->mutable_cost()->set_coarse_rows(cost.coarse_rows);
+  out->mutable_cost()->set_attend_bytes(cost.attend_bytes);
+  out->mutable_cost()->set_select_bytes(cost.select_bytes);
 }
 
 void WriteSelections(const Step& step, v1::SelectResponse* out) {
-  for (int i = 0; i < step.members(); ++i) Write(step.selection(i), out->add_members());
+  for (int i = 0; i < step.members(); ++i) Write(step, i, out->add_members());
 }
 
 grpc::Status BeginStep(RemoteSession& s, const v1::StepBeginRequest& request,

@@ -25,6 +25,7 @@ struct RemoteSequence {
   uint64_t model = 0;
   uint32_t slot = 0;
   std::unique_ptr<SequenceState> state;
+  std::vector<int32_t> boundary_tokens;  // of the model, ascending
   uint64_t step = 0;           // the open step that it is in; 0: none
   uint32_t told_indexed = 0;   // what the store knows of state->indexed_tokens()
   Status lost;                 // a commit that the store refused: state and store differ since

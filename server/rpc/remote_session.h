@@ -89,7 +89,8 @@ class RemoteSession {
  private:
   void DropAll();
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
-  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model, const RemoteSequence* parent);
+  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model,
+                               std::span<const int32_t> tokens, const RemoteSequence* parent);
   Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,
                       std::vector<int32_t>* codes);
   Status Commit(RemoteStep* step);

@@ -96,6 +96,7 @@ struct OpenedSequence {
   uint32_t indexed_tokens = 0;
   Plan plan;
   Geometry geometry;
+  std::vector<int32_t> boundary_tokens;  // of the model
 };
 
 enum class SessionEnd : uint8_t {

@@ -102,7 +102,9 @@ class CodecSequence {
     std::vector<Bytes> extents;
     std::vector<Run> tokens;
     for (ExtentDraft& draft : output->extents) {
-      if (draft.kept >= 0) EXPECT_EQ(draft.tokens, tokens_of_[static_cast<size_t>(draft.kept)]);
+      if (draft.kept >= 0) {
+        EXPECT_EQ(draft.tokens, tokens_of_[static_cast<size_t>(draft.kept)]);
+      }
       extents.push_back(draft.kept >= 0 ? extents_[static_cast<size_t>(draft.kept)]
                                         : std::move(draft.bytes));
       tokens.push_back(draft.tokens);
@@ -195,6 +197,150 @@ class CodecSequence {
   std::vector<float> surprisal_;
   std::vector<Run> released_;
 };
+
+// --- attention over what is stored ---
+
+// Of one query over some rows, in double precision.
+struct Attention {
+  double m = -INFINITY, l = 0;
+  std::vector<double> o;
+
+  explicit Attention(int32_t dim) : o(static_cast<size_t>(dim)) {}
+  template <typename T>
+  void Merge(double om, double ol, const T* oo) {
+    if (ol == 0) return;
+    const double next = std::max(m, om), mine = std::exp(m - next), theirs = std::exp(om - next);
+    l = l * mine + ol * theirs;
+    for (size_t c = 0; c < o.size(); ++c) o[c] = o[c] * mine + double{oo[c]} * theirs;
+    m = next;
+  }
+  std::vector<double> Output() const {
+    std::vector<double> out = o;
+    for (double& x : out) x /= l;
+    return out;
+  }
+};
+
+inline void AttendRow(const float* q, const float* k, const float* v, int32_t dim, Attention* a) {
+  double dot = 0;
+  for (int32_t c = 0; c < dim; ++c) dot += double{q[c]} * double{k[c]};
+  a->Merge(dot / std::sqrt(double(dim)), 1, v);
+}
+
+// Rows [begin, end) of the inputs as they were before any codec.
+inline void AttendInputs(const Inputs& in, const float* q, int layer, int head, Run rows,
+                         Attention* a) {
+  for (int32_t t = rows.begin; t < rows.end; ++t) {
+    AttendRow(q, in.Key(t, layer, head), in.Value(t, layer, head), in.g.head_dim, a);
+  }
+}
+
+// All packed rows.
+inline void AttendPackedStorage(const PackedStorage& storage, const Backend& backend,
+                                const float* q, int layer, int head, int32_t dim, Attention* a) {
+  for (size_t s = 0; s < storage.segments().size(); ++s) {
+    const PackedHead& h = storage.head(static_cast<int>(s), layer, head);
+    const Run all = {0, storage.segments()[s].tokens.end - storage.segments()[s].tokens.begin};
+    std::vector<float> rotated(static_cast<size_t>(dim)), o(rotated.size());
+    const RotateWork rotate{h.r_k, dim, false, q, dim, 1, rotated.data()};
+    backend.rotate(&rotate, 1, InlineExecutor());
+    float m = 0, l = 0;
+    AttendPackedWork work;
+    work.k = h.keys;
+    work.v = h.values;
+    work.r_v = h.r_v;
+    work.q = rotated.data();
+    work.q_token = dim;
+    work.runs = &all;
+    work.run_count = 1;
+    work.scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    work.m = &m;
+    work.l = &l;
+    work.o = o.data();
+    backend.attend_packed(&work, 1, InlineExecutor());
+    a->Merge(m, l, o.data());
+    std::vector<float> scores(static_cast<size_t>((all.end + h.block - 1) / h.block));
+    ScorePackedWork score;
+    score.rows = h.blocks;
+    score.q = rotated.data();
+    score.units = {0, static_cast<int32_t>(scores.size())};
+    score.out = scores.data();
+    backend.score_packed(&score, 1, InlineExecutor());
+  }
+}
+
+// All raw rows of the parts, and their spans: expanded, or as one coarse row each.
+inline void AttendSpanStorage(const SpanStorage& storage, const Backend& backend, const float* q,
+                              int layer, int head, int32_t dim, bool expand, Attention* a) {
+  std::vector<float> o(static_cast<size_t>(dim));
+  float m = 0, l = 0;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  for (size_t p = 0; p < storage.parts().size(); ++p) {
+    const SpanStorage::Part& part = storage.parts()[p];
+    const int index = static_cast<int>(p);
+    if (part.raw_count > 0) {
+      // Raw rows are coarse rows of one token.
+      const Run all = {0, part.raw_count};
+      AttendCoarseWork work;
+      work.k = storage.RawKeys(index, layer, head);
+      work.v = storage.RawValues(index, layer, head);
+      work.q = q;
+      work.q_token = dim;
+      work.runs = &all;
+      work.run_count = 1;
+      work.scale = scale;
+      work.m = &m;
+      work.l = &l;
+      work.o = o.data();
+      backend.attend_coarse(&work, 1, InlineExecutor());
+      a->Merge(m, l, o.data());
+    }
+    if (part.span_count > 0 && !expand) {
+      const Run all = {0, part.span_count};
+      AttendCoarseWork work;
+      work.k = storage.KeyMeans(index, layer, head);
+      work.v = storage.ValueMeans(index, layer, head);
+      work.q = q;
+      work.q_token = dim;
+      work.runs = &all;
+      work.run_count = 1;
+      work.log_count = storage.log_length().data() + part.first_span;
+      work.scale = scale;
+      work.m = &m;
+      work.l = &l;
+      work.o = o.data();
+      backend.attend_coarse(&work, 1, InlineExecutor());
+      a->Merge(m, l, o.data());
+    }
+  }
+  std::vector<LowRankSpan> spans;
+  for (size_t s = 0; expand && s < storage.spans().size(); ++s) {
+    spans.push_back(storage.Factors(static_cast<int>(s), layer, head));
+  }
+  if (spans.empty()) return;
+  AttendLowRankWork work;
+  work.spans = spans.data();
+  work.span_count = static_cast<int32_t>(spans.size());
+  work.dim = dim;
+  work.q = q;
+  work.q_token = dim;
+  work.scale = scale;
+  work.m = &m;
+  work.l = &l;
+  work.o = o.data();
+  backend.attend_lowrank(&work, 1, InlineExecutor());
+  a->Merge(m, l, o.data());
+}
+
+// Relative L2 error.
+inline double ErrorOf(const std::vector<double>& got, const std::vector<double>& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference / norm);
+}
 
 }  // namespace kvstrata
 

@@ -1,6 +1,6 @@
 # The gRPC services, in one process with a store on a temporary socket.
-kvs_test(rpc_status_test rpc_status_test.cc LIBS kvs_rpc)
-kvs_test(rpc_control_test rpc_control_test.cc LIBS kvs_rpc)
-kvs_test(rpc_compute_test rpc_compute_test.cc LIBS kvs_rpc)
-kvs_test(rpc_admin_test rpc_admin_test.cc LIBS kvs_rpc)
-kvs_test(rpc_server_test rpc_server_test.cc LIBS kvs_rpc)
+kvs_test(rpc_status_test rpc_status_test.cc LIBS kvs_rpc LABELS rpc)
+kvs_test(rpc_control_test rpc_control_test.cc LIBS kvs_rpc LABELS rpc)
+kvs_test(rpc_compute_test rpc_compute_test.cc LIBS kvs_rpc LABELS rpc)
+kvs_test(rpc_admin_test rpc_admin_test.cc LIBS kvs_rpc LABELS rpc)
+kvs_test(rpc_server_test rpc_server_test.cc LIBS kvs_rpc LABELS rpc)

@@ -150,9 +150,11 @@ typedef struct kvs_step_member {
  * the first such code and nothing has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
-/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. */
+/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
+ * infinity is refused (TENSOR_NOT_FINITE). */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
-/* Fixes the layer's selection; kvs_attend does it when this was not called. */
+/* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
+ * append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
 /* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log of
  * the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
@@ -165,12 +167,23 @@ KVS_API void kvs_step_abort(kvs_step* step);
 
 /* ---- what was selected (after kvs_select or kvs_attend of a layer, until the next) ---- */
 enum { KVS_TOKENS = 0, KVS_UNITS = 1 };
-/* Groups of heads that share a list: 1 or kv_heads. */
+/* Groups of heads that share a list: 1, kv_heads or query_heads. */
 KVS_API int kvs_selection_groups(kvs_step* step, uint32_t member, uint32_t* groups);
 /* Ascending positions (KVS_TOKENS, always-on included) or ids of chosen units (KVS_UNITS).
  * *n: how many there are; at most `capacity` are written. */
 KVS_API int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int what, int32_t* out,
                           size_t capacity, size_t* n);
+
+/* What the last kvs_attend of a layer read for one member, all heads: rows at full resolution and bytes
+ * of them in whatever form they are stored, coarse rows, and what selecting read (summaries, keys). */
+typedef struct kvs_cost {
+  size_t size;
+  uint64_t rows;          /* (position, KV head) pairs attended one by one */
+  uint64_t coarse_rows;   /* (unit, KV head) pairs attended as one row */
+  uint64_t attend_bytes;  /* of both */
+  uint64_t select_bytes;  /* of this step's selection; 0 when an earlier one was reused */
+} kvs_cost;
+KVS_API int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out);
 
 /* ---- page tables and intermediate arrays ---- */
 /* Where a sequence's pages are: for tools and engines that attend themselves. Linked road only

@@ -1,0 +1,58 @@
+// What a result file says of the machine, and the timing that benchmarks of calls share.
+#ifndef KVSTRATA_BENCH_MACHINE_H_
+#define KVSTRATA_BENCH_MACHINE_H_
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace kvstrata::bench {
+
+// "2-core CPU (Intel(R) Xeon(R) Processor @ 2.50GHz, AVX-512)": the `device` of a result file.
+inline std::string DeviceName() {
+  std::string model = "unknown", line;
+  std::ifstream info("/proc/cpuinfo");
+  while (std::getline(info, line)) {
+    if (!line.starts_with("model name")) continue;
+    model = line.substr(line.find(':') + 2);
+    break;
+  }
+#if defined(__x86_64__)
+  const char* isa = __builtin_cpu_supports("avx512f") ? ", AVX-512"
+                    : __builtin_cpu_supports("avx2")  ? ", AVX2"
+                                                      : "";
+#else
+  const char* isa = "";
+#endif
+  return std::to_string(std::thread::hardware_concurrency()) + "-core CPU (" + model + isa + ")";
+}
+
+inline double NowUs() {
+  return std::chrono::duration<double, std::micro>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+struct Timing {
+  double median = 0, mean = 0, p10 = 0, p90 = 0, p99 = 0;
+  size_t n = 0;
+};
+
+// REQUIRES: samples is not empty.
+inline Timing TimingOf(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  double sum = 0;
+  for (double x : samples) sum += x;
+  const auto at = [&](double q) {
+    return samples[static_cast<size_t>(q * static_cast<double>(samples.size() - 1))];
+  };
+  return {at(0.5), sum / static_cast<double>(samples.size()), at(0.1), at(0.9), at(0.99),
+          samples.size()};
+}
+
+}  // namespace kvstrata::bench
+
+#endif  // KVSTRATA_BENCH_MACHINE_H_
