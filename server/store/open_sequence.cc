@@ -22,16 +22,13 @@ uint32_t FirstCapacity(size_t pages) {
   return std::bit_ceil(static_cast<uint32_t>(pages) + kSpareEntries);
 }
 
-// Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query; n -
-// n_obs where the plan watches the prompt's last queries, which only computing gives (DECISIONS 11).
-size_t Usable(size_t tokens, uint32_t page_tokens, const Plan* plan) {
-  const bool watches = plan != nullptr && plan->selector == SelectorKind::kBucket;
-  const size_t computed = watches ? std::max<size_t>(1, static_cast<size_t>(plan->n_obs)) : 1;
-  return tokens <= computed ? 0 : (tokens - computed) / page_tokens;
-}
-
 OpenedSequence Describe(const Sequence& s) {
-  return {s.id,   s.slot, s.held_tokens, s.indexed_tokens, s.plan, s.model->desc.geometry,
+  return {s.id,
+          s.slot,
+          s.held_tokens,
+          s.indexed_tokens,
+          s.plan,
+          s.model->desc.geometry,
           s.model->desc.boundary_tokens};
 }
 
@@ -124,7 +121,7 @@ Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan,
 
 void Store::Impl::AwaitArtefact(Sequence* s, const Tenant& tenant, const PageKey& last_page,
                                 std::span<const int32_t> tokens) {
-  if (!s->codec || s->held_tokens + s->page_tokens() < tokens.size()) return;
+  if (!s->codec || !s->HoldsAll(tokens.size())) return;
   const size_t whole = tokens.size() / s->page_tokens() * s->page_tokens();
   const PageKey key = Artefacts::KeyOf(tenant.id, s->model->id, last_page, tokens.subspan(whole),
                                        FormatPlan(s->plan), s->codec->parameters_digest);
@@ -156,7 +153,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   // Hashing costs as much as all the rest: never under the lock.
   std::vector<PageKey> keys = s->chain.Pages(PageKey{}, tokens);
   const PageKey last_page = keys.empty() ? PageKey{} : keys.back();
-  keys.resize(Usable(tokens.size(), s->page_tokens(), &s->plan));
+  keys.resize(UsablePages(tokens.size(), s->page_tokens(), &s->plan));
 
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
@@ -200,8 +197,8 @@ Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,
     chain = it->second.second;
     page_tokens = static_cast<uint32_t>(it->second.first->desc.geometry.page_tokens);
   }
-  const std::vector<PageKey> keys =
-      chain.Pages(PageKey{}, tokens.first(Usable(tokens.size(), page_tokens, nullptr) * page_tokens));
+  const std::vector<PageKey> keys = chain.Pages(
+      PageKey{}, tokens.first(UsablePages(tokens.size(), page_tokens, nullptr) * page_tokens));
   MutexLock lock(mu_);
   const auto miss = std::find_if(keys.begin(), keys.end(),
                                  [this](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {

@@ -437,7 +437,7 @@ void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   codec.prompt_key = Artefacts::KeyOf(session->tenant->id, s->model->id, s->last_key, s->tail,
                                       FormatPlan(s->plan), codec.parameters_digest);
   // Rows that the engine computed itself may differ in a bit from those that were recompressed.
-  if (s->held_tokens + s->page_tokens() < s->prompt_tokens || !s->extents.empty()) return;
+  if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == Work::kRunning) return;
   const Artefact* artefact = artefacts_.Find(codec.prompt_key);
   if (artefact == nullptr) return;

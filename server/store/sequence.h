@@ -23,6 +23,15 @@ namespace kvstrata {
 
 using Clock = std::chrono::steady_clock;
 
+// Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query; n -
+// n_obs where the plan watches the prompt's last queries, which only computing gives (DECISIONS
+// 11).
+inline size_t UsablePages(size_t tokens, uint32_t page_tokens, const Plan* plan) {
+  const bool watches = plan != nullptr && plan->selector == SelectorKind::kBucket;
+  const size_t computed = watches ? std::max<size_t>(1, static_cast<size_t>(plan->n_obs)) : 1;
+  return tokens <= computed ? 0 : (tokens - computed) / page_tokens;
+}
+
 struct Model {
   uint64_t id = 0;
   ModelDesc desc;
@@ -128,6 +137,10 @@ struct Sequence {
   // Raw rows below this are not wanted by the plan's index any more.
   uint32_t summarised_tokens() const {
     return index.kind == IndexLayout::Kind::kNone ? tokens : std::min(tokens, indexed_tokens);
+  }
+  // Whether it found all of a prompt of `n` tokens that can be found.
+  bool HoldsAll(uint64_t n) const {
+    return held_tokens >= UsablePages(n, page_tokens(), &plan) * page_tokens();
   }
   uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
 };

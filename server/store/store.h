@@ -196,7 +196,7 @@ class Store {
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc);
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
-  // PARAMETERS_* (parameters.h).
+  // PARAMETERS_* (parameters.h), PLAN_COMBINATION of a plan that cannot serve the model.
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);

@@ -151,7 +151,8 @@ def daemon_lists(cli):
     expect(cli("plan", "show", "quest{budget = 1024}"), 0, "budget = 1024")
     expect(cli("plan", "show", "qest"), 5, "PLAN_UNKNOWN", "quest")
     expect(cli("plan", "show", "quest{budgte = 1}"), 2, "budget")
-    for words in (["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["config", "show"]):
+    for words in (["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["work", "ls"],
+                  ["config", "show"]):
         table = expect(cli(*words), 0).stdout.splitlines()
         rows = expect(cli(*words, "--no-headers"), 0).stdout.splitlines()
         assert len(rows) == len(table) - 1, (words, table, rows)

@@ -53,7 +53,7 @@ TEST(Verbs, EveryVerbAndOptionHasHelp) {
       EXPECT_GT(option->get_description().size(), 3u) << name << " " << option->get_name();
     }
   });
-  EXPECT_GE(verbs, 26);
+  EXPECT_GE(verbs, 28);
 }
 
 TEST(Verbs, TheIssuesVerbsExist) {
@@ -70,6 +70,7 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "seq demote 1",
                            "seq prefetch 1",
                            "pool ls",
+                           "work ls",
                            "config show",
                            "config check x.toml",
                            "replay x --plan quest --plan full --steps 4 --layers 0,2",

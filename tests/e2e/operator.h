@@ -38,6 +38,23 @@ class Operator {
     return bytes;
   }
   uint64_t RetiredBytes() { return Status().retired_bytes(); }
+  v1::ListWorkResponse Work() {
+    return Call<v1::ListWorkResponse>(&v1::Admin::Stub::ListWork, v1::ListWorkRequest());
+  }
+  v1::ShowSequenceResponse Show(uint64_t s) {
+    v1::ShowSequenceRequest request;
+    request.set_sequence(s);
+    return Call<v1::ShowSequenceResponse>(&v1::Admin::Stub::ShowSequence, request);
+  }
+  // Bytes of all pools that anything, a cache included, has.
+  uint64_t HeldBytes() {
+    uint64_t bytes = 0;
+    for (const auto& p : Status().pools()) bytes += p.used_bytes() + p.retired_bytes();
+    return bytes;
+  }
+  v1::EvictResponse Evict() {
+    return Call<v1::EvictResponse>(&v1::Admin::Stub::Evict, v1::EvictRequest());
+  }
   v1::MoveResponse Demote(uint64_t s) { return Move(&v1::Admin::Stub::Demote, s); }
   v1::MoveResponse Prefetch(uint64_t s) { return Move(&v1::Admin::Stub::Prefetch, s); }
 

@@ -133,11 +133,30 @@ const KeyCase kKeyCases[] = {
     {"attach.reply_backlog_bytes", "KVSTRATA_ATTACH_REPLY_BACKLOG_BYTES", "8KiB", "1KiB"},
     {"backend", "KVSTRATA_BACKEND", "ref", "cuda"},
     {"threads", "KVSTRATA_THREADS", "2", "1025"},
+    {"work.threads", "KVSTRATA_WORK_THREADS", "0", "257"},
+    {"work.op_threads", "KVSTRATA_WORK_OP_THREADS", "2", "0"},
+    {"work.queue", "KVSTRATA_WORK_QUEUE", "1", "0"},
+    {"work.cpus", "KVSTRATA_WORK_CPUS", "0-3,6", "3-1"},
+    {"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "/tmp", "tmp"},
     {"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "1s", "6s"},
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
     {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
     {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
 };
+
+TEST_F(ConfigTest, CpuLists) {
+  const auto cpus = [this](const char* text) {
+    sources_.flags = {{"work.cpus", text}};
+    const Result<Config> config = LoadConfig(sources_);
+    return config.ok() ? config->work.cpus : std::vector<int>{-1};
+  };
+  EXPECT_EQ(cpus(""), std::vector<int>());
+  EXPECT_EQ(cpus("5"), std::vector<int>({5}));
+  EXPECT_EQ(cpus("0-2,6"), std::vector<int>({0, 1, 2, 6}));
+  for (const char* wrong : {",", "1,", ",1", "-", "1-", "-1", "a", "1-2-3", "1024", "0 1"}) {
+    EXPECT_EQ(cpus(wrong), std::vector<int>({-1})) << wrong;
+  }
+}
 
 TEST_F(ConfigTest, EveryKeyIsCovered) {
   const Config config = Load();
