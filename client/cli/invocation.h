@@ -53,6 +53,7 @@ void AddSequence(CLI::App& app, Invocation& invocation);
 void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict, audit
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);
+void AddCalibrate(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
 
 // The command table with everything above in it.
