@@ -4,7 +4,8 @@
 //
 // All cases of one run use the same arrays: 4 layers of 32K tokens, 8 KV heads x 128, bf16, 512 MiB
 // together, rotated by layer so that no case finds its input in the L3. "read" reads a layer
-// plainly with the same threads; a ratio to it is the fraction of the bandwidth reached.
+// plainly with the same threads; a ratio to it is the fraction of the bandwidth reached. Packed
+// cases read as many tokens in 40 MiB a layer.
 #include <benchmark/benchmark.h>
 #include <unistd.h>
 
@@ -138,6 +139,111 @@ class Step {
   std::vector<MergeWork> merge_;
   std::vector<float> m_, l_, o_, out_;
 };
+
+// Packed keys and values of all layers, heads and tokens of Arrays: 32 random channels of 96 each,
+// 160 MiB together. As in a segment, the rows of a head follow each other.
+struct PackedArrays {
+  PackedRows format = PackedFormat(kDim, 32, 1, true);
+  std::vector<std::byte> memory;
+  std::vector<float> r_v;
+
+  PackedArrays() : memory(2 * kGeometry.layers * HeadBytes() * kGeometry.kv_heads) {
+    std::mt19937_64 engine(std::random_device{}());
+    std::normal_distribution<float> normal;
+    r_v.resize(kDim * kDim);
+    for (float& x : r_v) x = normal(engine) / 11;
+    for (size_t at = 0; at < memory.size(); at += format.stride) Fill(engine, &memory[at]);
+  }
+  int64_t HeadBytes() const { return int64_t{kTokens} * format.stride; }
+
+  // Keys are field 0, values field 1.
+  PackedRows Rows(int layer, int field, int head) const {
+    PackedRows rows = format;
+    rows.data =
+        memory.data() + ((int64_t{layer} * 2 + field) * kGeometry.kv_heads + head) * HeadBytes();
+    return rows;
+  }
+
+ private:
+  void Fill(std::mt19937_64& engine, std::byte* row) const {
+    for (int set = 0; set < format.keep;) {
+      const auto bit = static_cast<int>(engine() % format.bits);
+      std::byte& byte = row[bit / 8];
+      const std::byte mask{static_cast<uint8_t>(1 << bit % 8)};
+      set += (byte & mask) == std::byte{0} ? 1 : 0;
+      byte |= mask;
+    }
+    for (int at = 0; at < 2 * format.keep; at += 8) {
+      const uint64_t values = (engine() & 0x807F807F807F807Full) | 0x3F003F003F003F00ull;
+      std::memcpy(row + format.value_offset + at, &values, 8);
+    }
+  }
+};
+
+const PackedArrays& SharedPacked() {
+  static const PackedArrays arrays;
+  return arrays;
+}
+
+// attend_packed of one decode step and layer, over the same tokens as attend_raw/full.
+void DecodePacked(benchmark::State& state) {
+  Arrays& a = Shared();
+  const PackedArrays& packed = SharedPacked();
+  constexpr int kSlices = kTokens / kPackedSliceRows;
+  constexpr int kItems = kGeometry.kv_heads * kSlices;
+  std::vector<float> m(kItems * kGroup), l(m.size()), o(m.size() * kDim);
+  std::vector<float> out(kGeometry.query_heads * kDim);
+  std::vector<Run> runs;
+  for (int s = 0; s < kSlices; ++s) {
+    runs.push_back({s * kPackedSliceRows, (s + 1) * kPackedSliceRows});
+  }
+  std::vector<AttendPackedWork> attend;
+  std::vector<MergeWork> merge;
+  for (auto _ : state) {
+    const int layer = a.NextLayer();
+    attend.clear(), merge.clear();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      const int first = h * kSlices * kGroup;
+      for (int s = 0; s < kSlices; ++s) {
+        const int at = first + s * kGroup;
+        attend.push_back({packed.Rows(layer, 0, h), packed.Rows(layer, 1, h), packed.r_v.data(),
+                          a.q.data() + h * kGroup * kDim, kGeometry.query_heads * kDim, 1, kGroup,
+                          &runs[s], 1, 0.0884f, &m[at], &l[at], &o[int64_t{at} * kDim]});
+      }
+      merge.push_back({&m[first], &l[first], &o[int64_t{first} * kDim], kSlices, kGroup, kGroup,
+                       kDim, &out[h * kGroup * kDim], kGeometry.query_heads * kDim, nullptr, 0});
+    }
+    Simd().attend_packed(attend.data(), kItems, *a.pool);
+    Simd().merge(merge.data(), kGeometry.kv_heads, *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * 2 * kGeometry.kv_heads * packed.HeadBytes());
+}
+
+// score_packed of 4096 block keys for all heads; packed keys stand in for them.
+void ScorePackedBlocks(benchmark::State& state) {
+  Arrays& a = Shared();
+  const PackedArrays& packed = SharedPacked();
+  constexpr int kBlocks = kTokens / 8;
+  std::vector<float> out(kGeometry.kv_heads * kBlocks);
+  std::vector<ScorePackedWork> work(kGeometry.kv_heads);
+  int turn = 0;
+  for (auto _ : state) {
+    const int begin = turn++ * kBlocks % kTokens, layer = a.NextLayer();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      work[h] = {packed.Rows(layer, 0, h),
+                 a.q.data() + h * kGroup * kDim,
+                 kGroup,
+                 {begin, begin + kBlocks},
+                 1.0f,
+                 &out[h * kBlocks],
+                 0};
+    }
+    Simd().score_packed(work.data(), kGeometry.kv_heads, *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kBlocks * packed.format.stride);
+}
 
 // [begin, end) in slices.
 std::vector<std::vector<Run>> Slices(int begin, int end) {
@@ -275,6 +381,8 @@ const std::vector<Case>& Cases() {
       {"attend_raw/full/32K", DecodeFull, {}, "read/32K", 0.6},
       {"attend_raw/2048of32K/pages16", DecodeQuest, {}, "attend_raw/full/32K"},
       {"attend_raw/864of32K/pages32", DecodeChess, {}, "attend_raw/full/32K"},
+      {"attend_packed/full/32K/keep32", DecodePacked, {}, "attend_raw/full/32K", 1.5},
+      {"score_packed/4096blocks", ScorePackedBlocks, {}},
       {"attend_raw/prefill64x4096/1thread", Prefill, {1}},
       {"attend_raw/prefill64x4096/2threads", Prefill, {2}},
       {"score/minmax/2048units", ScoreMinMax, {}, "read/32K", 0, 1.0 / 16},

@@ -162,6 +162,14 @@ Status CheckSelection(const StepHandle& step, uint32_t member) {
   return InRange("member", member, 0, step.step->members() - 1);
 }
 
+// A prompt chunk selects from keys that the same step appended.
+Status CheckAppended(const StepHandle& step, int32_t layer) {
+  if (step.appended[static_cast<size_t>(layer)]) return OkStatus();
+  return FailedPrecondition("LAYER_NOT_APPENDED", "layer " + std::to_string(layer) +
+                                                      " has no new keys and values; call "
+                                                      "kvs_append for it first");
+}
+
 // The first layer that lacks its append, or -1.
 int MissingLayer(const StepHandle& step) {
   const auto at = std::find(step.appended.begin(), step.appended.end(), false);
@@ -330,6 +338,8 @@ int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_ten
     KVS_RETURN_IF_ERROR(CheckLayer(s, layer));
     KVS_ASSIGN_OR_RETURN(const Rows keys, ReadTensor("k", k, KeysOfStep(*s.step)));
     KVS_ASSIGN_OR_RETURN(const Rows values, ReadTensor("v", v, KeysOfStep(*s.step)));
+    KVS_RETURN_IF_ERROR(CheckFinite("k", keys, KeysOfStep(*s.step)));
+    KVS_RETURN_IF_ERROR(CheckFinite("v", values, KeysOfStep(*s.step)));
     KVS_RETURN_IF_ERROR(s.step->Append(layer, keys, values));
     s.appended[static_cast<size_t>(layer)] = true;
     return OkStatus();
@@ -339,6 +349,7 @@ int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_ten
 int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q) {
   return WithStep(step, [&](StepHandle& s) -> Status {
     KVS_RETURN_IF_ERROR(CheckLayer(s, layer));
+    KVS_RETURN_IF_ERROR(CheckAppended(s, layer));
     KVS_ASSIGN_OR_RETURN(const Rows queries, ReadTensor("q", q, QueriesOfStep(*s.step)));
     KVS_RETURN_IF_ERROR(s.step->Select(layer, queries));
     s.selected = true;
@@ -350,11 +361,7 @@ int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_ten
                float* lse) {
   return WithStep(step, [&](StepHandle& s) -> Status {
     KVS_RETURN_IF_ERROR(CheckLayer(s, layer));
-    if (!s.appended[static_cast<size_t>(layer)]) {
-      return FailedPrecondition("LAYER_NOT_APPENDED", "layer " + std::to_string(layer) +
-                                                          " has no new keys and values; call "
-                                                          "kvs_append for it first");
-    }
+    KVS_RETURN_IF_ERROR(CheckAppended(s, layer));
     const TensorShape shape = QueriesOfStep(*s.step);
     KVS_ASSIGN_OR_RETURN(const Rows queries, ReadTensor("q", q, shape));
     KVS_ASSIGN_OR_RETURN(const Rows to, ReadTensor("out", out, shape));
@@ -407,6 +414,20 @@ int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int what, int
     KVS_RETURN_IF_ERROR(InRange("what", what, KVS_TOKENS, KVS_UNITS));
     const auto kind = what == KVS_TOKENS ? SelectionKind::kTokens : SelectionKind::kUnits;
     *n = s.step->CopySelection(m, group, kind, {out, capacity});
+    return OkStatus();
+  });
+}
+
+int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out) {
+  return WithStep(step, [&](StepHandle& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_RETURN_IF_ERROR(StructSize("kvs_cost", out, out->size, sizeof(*out)));
+    KVS_RETURN_IF_ERROR(CheckSelection(s, member));
+    const StepCost cost = s.step->Cost(static_cast<int>(member));
+    out->rows = cost.rows;
+    out->coarse_rows = cost.coarse_rows;
+    out->attend_bytes = cost.attend_bytes;
+    out->select_bytes = cost.select_bytes;
     return OkStatus();
   });
 }

@@ -174,4 +174,44 @@ Result<Rows> ReadTensor(std::string_view field, const kvs_tensor* tensor, const 
   return rows;
 }
 
+namespace {
+
+// Whether all exponents of a row are below the one that NaN and infinity have.
+template <typename Bits>
+bool RowIsFinite(const std::byte* row, int32_t n, Bits exponent) {
+  const auto* values = reinterpret_cast<const Bits*>(row);
+  Bits found = 0;  // no early exit: this vectorises
+  for (int32_t i = 0; i < n; ++i) found |= (values[i] & exponent) == exponent;
+  return found == 0;
+}
+
+bool RowIsFinite(DType dtype, const std::byte* row, int32_t n) {
+  switch (dtype) {
+    case DType::kF32:
+      return RowIsFinite<uint32_t>(row, n, 0x7F800000u);
+    case DType::kF16:
+      return RowIsFinite<uint16_t>(row, n, 0x7C00u);
+    case DType::kBF16:
+      return RowIsFinite<uint16_t>(row, n, 0x7F80u);
+  }
+  return false;
+}
+
+}  // namespace
+
+Status CheckFinite(std::string_view field, const Rows& rows, const TensorShape& shape) {
+  for (int32_t t = 0; t < shape.tokens; ++t) {
+    for (int32_t h = 0; h < shape.heads; ++h) {
+      const std::byte* row = rows.data + t * rows.token_stride + h * rows.head_stride;
+      if (RowIsFinite(rows.dtype, row, shape.head_dim)) continue;
+      return InvalidArgument("TENSOR_NOT_FINITE",
+                             std::string(field) + "[" + std::to_string(t) + "][" +
+                                 std::to_string(h) +
+                                 "] holds a NaN or an infinity; keys and values must be finite: "
+                                 "nothing was appended");
+    }
+  }
+  return OkStatus();
+}
+
 }  // namespace kvstrata::client

@@ -116,13 +116,15 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   shm::ModelReply reply{};
   if (!ReadPod(payload, &reply)) return ReplyInvalid();
   std::lock_guard<std::mutex> lock(state_->mu);
-  state_->models.insert_or_assign(reply.model, g);
+  auto ends = std::make_shared<std::vector<int32_t>>(spec.boundary_tokens);
+  std::ranges::sort(*ends);
+  state_->models.insert_or_assign(reply.model, State::RegisteredModel{g, std::move(ends)});
   return reply.model;
 }
 
 Result<Opened> Session::Open(uint64_t model, std::string_view plan,
                              std::span<const int32_t> tokens) {
-  Geometry geometry;
+  State::RegisteredModel registered;
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     const auto it = state_->models.find(model);
@@ -131,7 +133,7 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
                                            " was not registered in this session; call "
                                            "kvs_model_register");
     }
-    geometry = it->second;
+    registered = it->second;
   }
   if (tokens.size() > state_->ring->max_tokens() || plan.size() > 1 << 16) {
     return InvalidArgument("PROMPT_TOO_LONG", "the prompt has " + std::to_string(tokens.size()) +
@@ -148,7 +150,7 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,
       {BytesOf(request), std::as_bytes(std::span(padded)), std::as_bytes(tokens)}, &payload));
-  return state_->Adopt(model, geometry, payload, nullptr);
+  return state_->Adopt(model, registered, tokens, payload, nullptr);
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
@@ -158,10 +160,12 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload));
   parent->forked_in_step = parent->in_step;
-  return state_->Adopt(parent->model, parent->state->geometry(), payload, parent.get());
+  return state_->Adopt(parent->model, {parent->state->geometry(), parent->boundary_tokens}, {},
+                       payload, parent.get());
 }
 
-Result<Opened> Session::State::Adopt(uint64_t model, const Geometry& geometry,
+Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& registered,
+                                     std::span<const int32_t> tokens,
                                      const std::vector<std::byte>& payload,
                                      const Sequence* parent) {
   shm::SequenceReply reply{};
@@ -176,13 +180,17 @@ Result<Opened> Session::State::Adopt(uint64_t model, const Geometry& geometry,
                       reply.plan_bytes);
   s->plan_text.resize(strnlen(s->plan_text.c_str(), s->plan_text.size()));
   s->told_indexed = reply.indexed_tokens;
+  s->boundary_tokens = registered.boundary_tokens;
   if (parent != nullptr) {
     s->state = parent->state->Clone();
   } else {
     KVS_ASSIGN_OR_RETURN(const Plan plan, ParsePlan(s->plan_text));
     s->state =
-        std::make_unique<SequenceState>(geometry, plan, static_cast<int32_t>(reply.held_tokens),
+        std::make_unique<SequenceState>(registered.geometry, plan,
+                                        static_cast<int32_t>(reply.held_tokens),
                                         static_cast<int32_t>(reply.indexed_tokens));
+    s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
+                             *s->boundary_tokens);
   }
   if (static_cast<uint32_t>(s->state->tokens()) != reply.held_tokens ||
       static_cast<uint32_t>(s->state->indexed_tokens()) > reply.indexed_tokens) {
@@ -228,7 +236,8 @@ Status Session::PrefillDone(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
   const Claim claim{s.get(), s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
-  const Status done = s->state->PrefillDone(s->View(), *state_->backend, *state_->executor);
+  Status done = s->state->Refresh(s->View());
+  if (done.ok()) done = s->state->PrefillDone(s->View(), *state_->backend, *state_->executor);
   state_->Leave(slot);
   KVS_RETURN_IF_ERROR(done);
   const shm::SequenceRef event{sequence};
@@ -263,8 +272,10 @@ Status Session::Settle(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
   const Claim claim{s.get(), s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
-  s->state->CatchUp(s->View(), *state_->backend, *state_->executor);
+  const Status refreshed = s->state->Refresh(s->View());
+  if (refreshed.ok()) s->state->CatchUp(s->View(), *state_->backend, *state_->executor);
   state_->Leave(slot);
+  KVS_RETURN_IF_ERROR(refreshed);
   return state_->TellIndexed(s.get());
 }
 
@@ -302,8 +313,10 @@ Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) 
     const Claim claim{s.get(), s->state->tokens(), false};
     KVS_ASSIGN_OR_RETURN(slot, state_->Pin({&claim, 1}, nullptr));
   }
+  Status refreshed = s->state->Refresh(s->View());
   Result<InspectArray> array =
-      s->state->Inspect(s->View(), *state_->backend, *state_->executor, name);
+      refreshed.ok() ? s->state->Inspect(s->View(), *state_->backend, *state_->executor, name)
+                     : Result<InspectArray>(refreshed);
   if (slot >= 0) state_->Leave(slot);
   return array;
 }

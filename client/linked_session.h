@@ -29,6 +29,7 @@ struct Sequence {
   uint32_t slot = 0;
   std::string plan_text;
   std::unique_ptr<SequenceState> state;
+  std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
   bool in_step = false;
@@ -40,9 +41,14 @@ struct Sequence {
   // the addresses as long as `version` is the published one.
   shm::TableView table;
   uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;
+  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
+  std::vector<ExtentView> extents;
 
-  SequenceView View() const { return {pages.data(), blocks.data(), state->tokens()}; }
+  SequenceView View() const {
+    return {pages.data(),   blocks.data(),
+            state->tokens(), extents.data(),
+            static_cast<int32_t>(extents.size()), version};
+  }
 };
 
 // A claim on a sequence's table before it is used.
@@ -63,7 +69,11 @@ struct Session::State {
   Executor* executor = nullptr;
 
   std::mutex mu;  // guards the maps
-  std::unordered_map<uint64_t, Geometry> models;
+  struct RegisteredModel {
+    Geometry geometry;
+    std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // ascending
+  };
+  std::unordered_map<uint64_t, RegisteredModel> models;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
 
   // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
@@ -73,13 +83,15 @@ struct Session::State {
   void Leave(int slot) { reader.Leave(slot); }
   // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
   Status Load(Sequence* s);
+  Status LoadExtents(Sequence* s, const shm::TableView& view);
   Status Grow(const Claim& claim);
   bool Holds(const Claim& claim);
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
-  Result<Opened> Adopt(uint64_t model, const Geometry& geometry,
-                       const std::vector<std::byte>& payload, const Sequence* parent);
+  Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
+                       std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
+                       const Sequence* parent);
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
 };

@@ -100,7 +100,8 @@ Result<std::byte*> PageMap::Resolve(const shm::PageEntry& entry, uint64_t bytes)
 }
 
 bool PageMap::Writable(const shm::PageEntry& entry) {
-  if ((entry.flags & (shm::kPageShared | shm::kPageSealed)) != 0) return false;
+  constexpr uint16_t kNotOurs = shm::kPageShared | shm::kPageSealed | shm::kPageAbsent;
+  if ((entry.flags & kNotOurs) != 0) return false;
   MutexLock lock(mu_);
   const auto it = arenas_.find(entry.arena);
   return it != arenas_.end() && it->second.writable;

@@ -398,6 +398,11 @@ uint32_t SessionStep::SelectionGroups(int member) const {
   return static_cast<uint32_t>(state_->selections.members(member).groups_size());
 }
 
+StepCost SessionStep::Cost(int member) const {
+  const v1::AttendCost& cost = state_->selections.members(member).cost();
+  return {cost.rows(), cost.coarse_rows(), cost.attend_bytes(), cost.select_bytes()};
+}
+
 size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
                                   std::span<int32_t> out) const {
   const v1::SelectionGroup& g =

@@ -12,6 +12,12 @@ uint32_t PagesFor(const Geometry& g, int32_t tokens) {
   return static_cast<uint32_t>((int64_t{tokens} + g.page_tokens - 1) / g.page_tokens);
 }
 
+Status TableInvalid(uint64_t sequence) {
+  return {Code::kDataLoss, "TABLE_INVALID",
+          "the table of sequence " + std::to_string(sequence) +
+              " is gone or breaks bounds; close the sequence or attach anew"};
+}
+
 }  // namespace
 
 Result<std::byte*> Session::State::Resolve(const shm::PageEntry& entry, uint64_t bytes) {
@@ -26,21 +32,36 @@ Result<std::byte*> Session::State::Resolve(const shm::PageEntry& entry, uint64_t
   return at;
 }
 
+Status Session::State::LoadExtents(Sequence* s, const shm::TableView& view) {
+  s->extents.clear();
+  if (!shm::ExtentsSound(view)) return TableInvalid(s->id);
+  s->extents.reserve(view.extents());
+  for (uint32_t i = 0; i < view.extents(); ++i) {
+    const shm::ExtentEntry& e = *view.extent(i);
+    KVS_ASSIGN_OR_RETURN(const std::byte* const at,
+                         Resolve({e.arena, e.flags, e.tier, e.offset}, e.bytes));
+    s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
+  }
+  return OkStatus();
+}
+
 Status Session::State::Load(Sequence* s) {
   const shm::TableView view = reader.Read(s->slot, s->id);
-  if (view.table == nullptr) {
-    return {Code::kDataLoss, "TABLE_INVALID",
-            "the table of sequence " + std::to_string(s->id) +
-                " is gone or breaks bounds; close the sequence or attach anew"};
-  }
+  if (view.table == nullptr) return TableInvalid(s->id);
   if (view.table->version != s->version) {
     s->pages.clear();
     s->blocks.clear();
+    s->version = 0;  // until all of it was loaded
+    KVS_RETURN_IF_ERROR(LoadExtents(s, view));
     s->version = view.table->version;
   }
   s->table = view;
   const auto page_bytes = static_cast<uint64_t>(s->state->geometry().page_bytes());
   for (auto i = static_cast<uint32_t>(s->pages.size()); i < view.pages; ++i) {
+    if ((view.page(i)->flags & shm::kPageAbsent) != 0) {
+      s->pages.push_back(nullptr);
+      continue;
+    }
     KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(*view.page(i), page_bytes));
     s->pages.push_back(at);
   }

@@ -61,7 +61,7 @@ struct BatchMember {
 };
 
 struct PageAddress {
-  const void* address = nullptr;
+  const void* address = nullptr;  // null: given back, extents hold its rows
   uint32_t tier = 0;   // 0 device, 1 host
   uint32_t flags = 0;  // shm::PageFlags
 };
@@ -104,6 +104,8 @@ class SessionStep {
   // Writes at most out.size() of the list and returns its length. REQUIRES: group < groups.
   size_t CopySelection(int member, uint32_t group, SelectionKind kind,
                        std::span<int32_t> out) const;
+  // Of the last layer attended. REQUIRES: as SelectionGroups.
+  StepCost Cost(int member) const;
 
  private:
   std::unique_ptr<State> state_;

@@ -89,6 +89,13 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
     claims.push_back({uses[i].get(), uses[i]->state->tokens() + n});
   }
   KVS_ASSIGN_OR_RETURN(const int slot, session->Pin(claims, codes));
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Status refreshed = uses[i]->state->Refresh(uses[i]->View());
+    if (refreshed.ok()) continue;
+    codes[i] = static_cast<int32_t>(refreshed.code());
+    session->Leave(slot);
+    return refreshed;
+  }
   auto state = std::make_unique<SessionStep::State>();
   state->session = session;
   state->reader_slot = slot;
@@ -184,7 +191,7 @@ Status SessionStep::State::Separate(Sequence* s) {
   const auto end =
       static_cast<size_t>((int64_t{s->step_tokens} + g.page_tokens - 1) / g.page_tokens);
   for (auto i = static_cast<size_t>(s->state->tokens() / g.page_tokens); i < end; ++i) {
-    if (s->pages[i] == written[i]) continue;
+    if (s->pages[i] == written[i] || s->pages[i] == nullptr || written[i] == nullptr) continue;
     std::memcpy(s->pages[i], written[i], static_cast<size_t>(g.page_bytes()));
   }
   return OkStatus();
@@ -213,30 +220,35 @@ Status SessionStep::State::Commit() {
 
 Status SessionStep::End() {
   KVS_RETURN_IF_ERROR(state_->Commit());
+  for (size_t i = 0; i < state_->sequences.size(); ++i) {
+    Sequence& s = *state_->sequences[i];
+    s.state->MarkBoundaries(s.state->tokens(), state_->tokens[i], *s.boundary_tokens);
+  }
   state_->step->End();
   return OkStatus();
 }
 
 uint32_t SessionStep::SelectionGroups(int member) const {
-  return static_cast<uint32_t>(state_->step->selection(member).groups());
+  return static_cast<uint32_t>(state_->step->Groups(member));
 }
 
 size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
                                   std::span<int32_t> out) const {
-  const Selection& selection = state_->step->selection(member);
+  const auto list = static_cast<int>(group);
   if (kind == SelectionKind::kUnits) {
-    if (group >= selection.units.size()) return 0;  // full and window have no units
-    const std::vector<int32_t>& units = selection.units[group];
+    const std::span<const int32_t> units = state_->step->Units(member, list);
     std::copy_n(units.begin(), std::min(units.size(), out.size()), out.begin());
     return units.size();
   }
   size_t n = 0;
-  for (const Run& run : selection.runs[group]) {
+  for (const Run& run : state_->step->Positions(member, list)) {
     for (int32_t t = run.begin; t < run.end; ++t, ++n) {
       if (n < out.size()) out[n] = t;
     }
   }
   return n;
 }
+
+StepCost SessionStep::Cost(int member) const { return state_->step->cost(member); }
 
 }  // namespace kvstrata::client

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The demo: a language model reads a document into kvstratad's memory and answers under four plans.
+"""The demo: a language model reads a document into kvstratad's memory and answers under every plan.
 
     DOC=path ASK="question" integrations/demo.py [--socket PATH] [--json-out FILE [--commit HASH] [--date DATE]]
 
@@ -66,6 +66,7 @@ class Row:
     device_bytes: int = 0
     host_bytes: int = 0
     tokens_read: float = 0
+    bytes_read: float = 0                            # a step, all layers, selection included
     recall: float = 0
     recall_low: float = 0                            # 5th percentile
     error: float = 0
@@ -81,7 +82,12 @@ def plans(prompt: int) -> list[Row]:
     return [Row("full", "full"),
             Row("window", f"window{{n_sink = 4, n_recent = {budget - 4}, min_tokens = 0}}"),
             Row("quest", f"quest{{page = 16, budget = {budget}, min_tokens = 0}}"),
-            Row("chess", f"chess{{{chess}}}")]
+            Row("chess", f"chess{{{chess}}}"),
+            Row("tokenselect", f"tokenselect{{k = {budget - 192}, n_init = 64, n_local = 128, min_tokens = 0}}"),
+            Row("sentencekv", f"sentencekv{{tau = {budget - 64}, min_tokens = 0}}"),
+            Row("sekv", "sekv{rows_share = 0.25, local = 128, min_tokens = 0}"),
+            Row("mosaickv", "mosaickv{share = 0.125, min_tokens = 0}"),
+            Row("strata", f"strata{{budget = {budget}, min_tokens = 0}}")]
 
 
 def prompt_of(engine: Engine, document: str, question: str) -> tuple[list[int], int]:
@@ -96,12 +102,12 @@ def prompt_of(engine: Engine, document: str, question: str) -> tuple[list[int], 
     return ask(document if len(kept) == len(ids) else engine.tokenizer.decode(kept)), len(kept)
 
 
-def prefill(engine: Engine, ids: list[int]) -> DaemonCache:
-    """The one full prefill; its sequence stays open, so the pages stay."""
+def prefill(engine: Engine, ids: list[int], surprisal: Array) -> DaemonCache:
+    """The one full prefill; its sequence stays open, so the pages stay. Fills surprisal [len(ids)]."""
     cache = engine.open("full", ids)
     begin = time.perf_counter()
     with bar("prefill", "token") as progress:
-        engine.prefill(cache, ids, progress)
+        engine.prefill(cache, ids, progress, surprisal)
     seconds = time.perf_counter() - begin
     share = cache.seconds / seconds
     print(f"prefill: {len(ids)} tokens in {seconds:.1f} s ({len(ids) / seconds:.0f} tokens/s), "
@@ -110,11 +116,13 @@ def prefill(engine: Engine, ids: list[int]) -> DaemonCache:
     return cache
 
 
-def write_answer(engine: Engine, row: Row, ids: list[int], client: kvstrata.grpc.Client) -> None:
+def write_answer(engine: Engine, row: Row, ids: list[int], surprisal: Array,
+                 client: kvstrata.grpc.Client) -> None:
     """The plan's own answer, shown as it comes, timed a token."""
     cache = engine.open(row.text, ids)
     print(f"\n{row.name}: {cache.tokens} of {len(ids)} prompt tokens are held already\n  ", end="", flush=True)
-    logits = engine.prefill(cache, ids)
+    logits = engine.prefill(cache, ids, known=surprisal)
+    cache.sequence.settle()  # spans and packed segments are built behind decode; here they are waited for
     stream, ended = Stream(engine.tokenizer), False
     begin = time.perf_counter()
     for token in engine.decode(cache, logits, ANSWER, stop=False):
@@ -133,14 +141,15 @@ def write_answer(engine: Engine, row: Row, ids: list[int], client: kvstrata.grpc
 
 
 def compare(engine: Engine, session: kvstrata.Session, row: Row, reference: list[int],
-            ids: list[int]) -> None:
+            ids: list[int], surprisal: Array) -> None:
     """Feeds full's answer under the plan, with `full` beside it on the same queries."""
     with contextlib.ExitStack() as stack:
         pair = []
         for text in (row.text, "full"):
             cache = engine.open(text, ids)
             stack.callback(cache.close)
-            engine.prefill(cache, ids)
+            engine.prefill(cache, ids, known=surprisal)
+            cache.sequence.settle()
             pair.append(cache)
         shadow = ShadowCache(session, *pair)
         progress = stack.enter_context(bar(row.name, "token"))
@@ -150,6 +159,7 @@ def compare(engine: Engine, session: kvstrata.Session, row: Row, reference: list
             progress(t + 1, len(reference) - 1)
     recall, error = np.stack(shadow.recalls), np.stack(shadow.errors)
     row.tokens_read = statistics.fmean(shadow.tokens_read)
+    row.bytes_read = statistics.fmean(shadow.bytes_read)
     row.recall, row.recall_low = float(recall.mean()), float(np.percentile(recall, 5))
     row.error, row.agreement = float(error.mean()), same / (len(reference) - 1)
     row.pages = shadow.pages
@@ -160,9 +170,10 @@ def megabytes(n: int) -> str:
 
 
 def table(rows: list[Row], context: int) -> str:
-    head = ["plan", "KV tokens read", "mass recall", "5 % worst", "output error", "top-1 as full", "ms a token",
+    head = ["plan", "KV tokens read", "MB read", "mass recall", "5 % worst", "output error", "top-1 as full", "ms a token",
             "device", "host"]
-    body = [[r.name, f"{r.tokens_read:.0f} ({r.tokens_read / context:.0%})", f"{r.recall:.3f}",
+    body = [[r.name, f"{r.tokens_read:.0f} ({r.tokens_read / context:.0%})", f"{r.bytes_read / 1e6:.1f}",
+             f"{r.recall:.3f}",
              f"{r.recall_low:.3f}", f"{r.error:.3f}", f"{r.agreement:.0%}",
              f"{statistics.median(r.step_ms):.0f}", megabytes(r.device_bytes), megabytes(r.host_bytes)]
             for r in rows]
@@ -175,7 +186,7 @@ def table(rows: list[Row], context: int) -> str:
 def write_results(path: str, rows: list[Row], context: int, commit: str, date: str) -> None:
     kept = [{"id": f"demo/{r.name}", "plan": r.name, "tokens": context, "batch": 1,
              "value": statistics.median(r.step_ms), "unit": "ms", "n": len(r.step_ms),
-             "accuracy": {"KV tokens read a step": r.tokens_read, "mass_recall": r.recall,
+             "accuracy": {"KV tokens read a step": r.tokens_read, "MB_read": r.bytes_read / 1e6, "mass_recall": r.recall,
                           "mass_recall_p5": r.recall_low, "output_error": r.error,
                           "top-1_as_full": r.agreement, "ms_a_token": statistics.median(r.step_ms),
                           "device_MB": r.device_bytes / 1e6, "host_MB": r.host_bytes / 1e6}}
@@ -206,13 +217,14 @@ def run(engine: Engine, socket: str, document: str, question: str, out: pathlib.
         print(f"kvstratad {status.version} ({status.backend}) holds the keys and values of "
               f"{engine.llama.config.name}; {kept} tokens of the document, prompt of {len(ids)}\n"
               f"question: {question}", flush=True)
-        prompt = prefill(engine, ids)
+        surprisal = np.zeros(len(ids), np.float32)
+        prompt = prefill(engine, ids, surprisal)
         rows = plans(len(ids))
         for row in rows:
-            write_answer(engine, row, ids, client)
+            write_answer(engine, row, ids, surprisal, client)
         print("\nEach plan again on the tokens of full's answer, with full beside it:", flush=True)
         for row in rows:
-            compare(engine, session, row, rows[0].tokens, ids)
+            compare(engine, session, row, rows[0].tokens, ids, surprisal)
         prompt.close()
     print(f"\n{table(rows, len(ids) + ANSWER)}\n")
     for row in rows:

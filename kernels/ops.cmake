@@ -16,15 +16,20 @@ set(KVS_OPS_SOURCES
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
   ops/covariance/covariance_ref.cc
+  ops/covariance/covariance_simd.cc
   ops/eigen/eigen_ref.cc
+  ops/eigen/eigen_simd.cc
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
   ops/rotate_pack/rotate_pack_ref.cc
+  ops/rotate_pack/rotate_pack_simd.cc
   ops/score/score_ref.cc
   ops/score/score_simd.cc
   ops/summarize/summarize_ref.cc
   ops/summarize/summarize_simd.cc
   ops/svd/svd_ref.cc
-  ops/vote/vote_ref.cc)
+  ops/svd/svd_simd.cc
+  ops/vote/vote_ref.cc
+  ops/vote/vote_simd.cc)

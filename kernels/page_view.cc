@@ -16,6 +16,16 @@ Status BadField(std::string_view field, int64_t value, std::string_view allowed)
                                                  "; allowed: " + std::string(allowed));
 }
 
+// Numbers the fields: what the selector ranks by, then the coarse rows; a mean of keys is both.
+void NumberFields(CoarseFields coarse, IndexLayout* index) {
+  const bool means = index->kind == IndexLayout::Kind::kMean;
+  index->fields = means ? 1 : 2;
+  if (!coarse.means && !coarse.variance) return;
+  index->key_mean = means ? 0 : index->fields++;
+  index->value_mean = index->fields++;
+  if (coarse.variance) index->key_variance = index->fields++;
+}
+
 }  // namespace
 
 Status Validate(const Geometry& g) {
@@ -40,7 +50,8 @@ Status Validate(const Geometry& g) {
 bool IndexLayout::operator==(const IndexLayout& o) const {
   if (kind != o.kind || dtype != o.dtype || layers != o.layers || kv_heads != o.kv_heads ||
       head_dim != o.head_dim || fields != o.fields || block_tokens != o.block_tokens ||
-      block_bytes != o.block_bytes || level_count != o.level_count) {
+      block_bytes != o.block_bytes || level_count != o.level_count || key_mean != o.key_mean ||
+      value_mean != o.value_mean || key_variance != o.key_variance) {
     return false;
   }
   return std::equal(levels.begin(), levels.begin() + level_count, o.levels.begin(),
@@ -51,7 +62,7 @@ bool IndexLayout::operator==(const IndexLayout& o) const {
 }
 
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
-                            int level_count) {
+                            int level_count, CoarseFields coarse) {
   IndexLayout index;
   index.kind = kind;
   if (kind == IndexLayout::Kind::kNone) return index;
@@ -60,7 +71,7 @@ IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int
   index.layers = g.layers;
   index.kv_heads = g.kv_heads;
   index.head_dim = g.head_dim;
-  index.fields = kind == IndexLayout::Kind::kMinMax ? 2 : 1;
+  NumberFields(coarse, &index);
   index.level_count = level_count;
 
   int64_t tokens = 1;

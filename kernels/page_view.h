@@ -29,9 +29,7 @@ struct Geometry {
 
   int32_t group() const { return query_heads / kv_heads; }  // G
   int64_t row_bytes() const { return head_dim * SizeOf(dtype); }
-  int64_t page_bytes() const {
-    return int64_t{2} * layers * kv_heads * page_tokens * row_bytes();
-  }
+  int64_t page_bytes() const { return int64_t{2} * layers * kv_heads * page_tokens * row_bytes(); }
   bool operator==(const Geometry&) const = default;
 };
 
@@ -103,9 +101,9 @@ struct IndexLayout {
   Kind kind = Kind::kNone;
   DType dtype = DType::kBF16;  // of the rows: the keys' own for kMinMax, bf16 for kMean
   int32_t layers = 0, kv_heads = 0, head_dim = 0;
-  int32_t fields = 0;          // rows a unit has: kMinMax 2 (min, then max), kMean 1
-  int32_t block_tokens = 0;    // tokens a block covers
-  int64_t block_bytes = 0;     // a multiple of 64
+  int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), kMean 1; coarse rows
+  int32_t block_tokens = 0;  // tokens a block covers
+  int64_t block_bytes = 0;   // a multiple of 64
   int32_t level_count = 0;
   std::array<IndexLevel, 3> levels{};
   // Fields that serve as coarse rows of what is not selected (spec/beyond.md 1): means of keys and
@@ -122,10 +120,23 @@ struct IndexLayout {
 
   // Byte offset, inside its block, of row `unit` (counted from the block's first unit).
   int64_t RowOffset(int level, int layer, int field, int head, int unit_in_block) const {
-    const int64_t rows =
-        (int64_t{layer} * fields + field) * kv_heads + head;
+    const int64_t rows = (int64_t{layer} * fields + field) * kv_heads + head;
     return levels[level].offset +
            (rows * levels[level].units_per_block + unit_in_block) * head_dim * SizeOf(dtype);
+  }
+  // The dtype of the coarse rows, which lie in slots of `dtype`: bf16, unless the slots are fp32.
+  DType coarse_dtype() const { return dtype == DType::kF32 ? DType::kF32 : DType::kBF16; }
+  // All rows of one field, dressed as pages: row u is unit u of the level.
+  PagedRows Rows(std::byte* const* blocks, int level, int layer, int field, int head) const {
+    return {blocks,
+            RowOffset(level, layer, field, head, 0),
+            head_dim * SizeOf(dtype),
+            levels[level].units_per_block,
+            head_dim,
+            IsCoarse(field) ? coarse_dtype() : dtype};
+  }
+  bool IsCoarse(int field) const {
+    return field == key_mean || field == value_mean || field == key_variance;
   }
   std::byte* Row(std::byte* const* blocks, int level, int layer, int field, int head,
                  int32_t unit) const {
@@ -134,10 +145,16 @@ struct IndexLayout {
   }
 };
 
+// Coarse rows that an index carries beside what its selector ranks by (spec/beyond.md 1).
+struct CoarseFields {
+  bool means = false;     // of keys and of values
+  bool variance = false;  // of keys; with the means
+};
+
 // Lays out an index of `kind` over units of units[0] tokens, units[1] units of level 0, ...
 // A block covers whole units of every level, and about 512 tokens if it can choose.
-IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g,
-                            const int32_t* unit_tokens, int level_count);
+IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
+                            int level_count, CoarseFields coarse = {});
 
 }  // namespace kvstrata
 

@@ -8,54 +8,14 @@
 #define TOML_EXCEPTIONS 0
 #include <toml++/toml.h>
 
+#include "kernels/plan_axes.h"
 #include "kernels/plan_options.h"
 #include "kernels/segment/segmenter.h"
 
 namespace kvstrata {
 namespace {
 
-using Names = std::span<const std::string_view>;
-
 constexpr size_t kMaxText = 4096;  // characters of a plan's text form
-
-// --- the axes and what goes together ---
-
-struct SelectorRow {
-  SelectorKind kind;
-  std::string_view name;
-  std::string_view preset;
-  SegmenterKind segmenter;   // the only one whose summaries it reads
-  std::string_view because;  // why no other
-  std::string_view description;
-};
-
-// In the order of SelectorKind, which is also the order in which tables show the presets.
-constexpr SelectorRow kSelectors[] = {
-    {SelectorKind::kFull, "full", "full", SegmenterKind::kNone,
-     "it reads no summaries, so an index would cost memory and serve nothing",
-     "every token, every step: the baseline that the others are measured against"},
-    {SelectorKind::kWindow, "window", "window", SegmenterKind::kNone,
-     "it reads no summaries, so an index would cost memory and serve nothing",
-     "StreamingLLM: the first 4 and the last 2044 tokens"},
-    {SelectorKind::kMinMax, "minmax", "quest", SegmenterKind::kPage,
-     "it ranks pages by the element-wise minimum and maximum of their keys, which only segmenter "
-     "'page' keeps",
-     "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens"},
-    {SelectorKind::kCascade, "cascade", "chess", SegmenterKind::kHierarchy,
-     "it cascades over grids, chunks and pages, whose means only segmenter 'hierarchy' keeps",
-     "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain"},
-};
-constexpr std::string_view kPresetNames[] = {"full", "window", "quest", "chess"};
-constexpr std::string_view kSelectorNames[] = {"full", "window", "minmax", "cascade"};
-constexpr std::string_view kSegmenterNames[] = {"none", "page", "hierarchy"};
-
-// Of the design, not of this build.
-constexpr std::string_view kFuturePresets[] = {"tokenselect", "sentencekv", "sekv", "mosaickv",
-                                               "strata"};
-constexpr std::string_view kFutureSelectors[] = {"vote", "bucket", "zoom", "block"};
-constexpr std::string_view kFutureSegmenters[] = {"sentence", "span", "loss"};
-
-const SelectorRow& RowOf(SelectorKind k) { return kSelectors[static_cast<size_t>(k)]; }
 
 bool Contains(Names names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
@@ -75,29 +35,6 @@ std::string DidYouMean(std::string_view name, Names known) {
 std::string Shortened(std::string_view text) {
   constexpr size_t kShown = 60;
   return std::string(text.substr(0, kShown)) + (text.size() > kShown ? "..." : "");
-}
-
-Plan DefaultsOf(SelectorKind selector) {
-  Plan plan;
-  plan.selector = selector;
-  plan.segmenter = RowOf(selector).segmenter;
-  plan.name = RowOf(selector).preset;
-  switch (selector) {
-    case SelectorKind::kFull:
-      break;
-    case SelectorKind::kWindow:
-      plan.n_sink = 4, plan.n_recent = 2044;
-      break;
-    case SelectorKind::kMinMax:
-      plan.n_recent = 1;
-      break;
-    case SelectorKind::kCascade:
-      plan.page = 32;
-      break;
-    default:
-      break;
-  }
-  return plan;
 }
 
 // --- TOML ---
@@ -121,6 +58,7 @@ OptionValue ValueOf(const toml::node& node) {
   if (const auto* i = node.as_integer()) return i->get();
   if (const auto* f = node.as_floating_point()) return f->get();
   if (const auto* s = node.as_string()) return s->get();
+  if (const auto* b = node.as_boolean()) return b->get();
   if (const auto* a = node.as_array()) return ListOf(*a);
   return {};
 }
@@ -147,129 +85,213 @@ Result<toml::table> ParseOptions(std::string_view body) {
 
 // --- parsing ---
 
-// A name on an axis: its index in `known`, or the Status that says what is wrong with it.
-Result<size_t> FindName(std::string_view option, const toml::node& node, Names known,
-                        Names future) {
-  const std::string name = node.value<std::string>().value_or("");
-  if (const auto found = std::ranges::find(known, name); found != known.end()) {
-    return static_cast<size_t>(found - known.begin());
+// A name on an axis: its enumerator, nothing when the plan does not name one, or the Status that
+// says what is wrong with it.
+Result<std::optional<size_t>> FindName(const PlanAxis& axis, const toml::table& options) {
+  const toml::node* node = options.get(axis.option);
+  if (node == nullptr) return std::optional<size_t>();
+  const std::string name = node->value<std::string>().value_or("");
+  if (const auto found = std::ranges::find(axis.known, name); found != axis.known.end()) {
+    return std::optional<size_t>(found - axis.known.begin());
   }
-  if (Contains(future, name)) {
+  const std::string option(axis.option);
+  if (Contains(axis.future, name)) {
     return Unimplemented("PLAN_UNIMPLEMENTED",
-                         std::string(option) + " '" + name +
+                         option + " '" + name +
                              "' is in the design but not in this build; this build has " +
-                             Join(known));
+                             Join(axis.known));
   }
-  return InvalidArgument("PLAN_OPTION_INVALID", "option '" + std::string(option) +
-                                                    "' = " + TextOf(node) + ": allowed is one of " +
-                                                    Join(known) + DidYouMean(name, known));
+  return InvalidArgument("PLAN_OPTION_INVALID", "option '" + option + "' = " + TextOf(*node) +
+                                                    ": allowed is one of " + Join(axis.known) +
+                                                    DidYouMean(name, axis.known));
 }
 
-Result<Plan> StartOfPreset(std::string_view name) {
-  const auto found = std::ranges::find(kPresetNames, name);
-  if (found != std::end(kPresetNames)) return DefaultsOf(kSelectors[found - kPresetNames].kind);
+// The selector of a preset.
+Result<SelectorKind> FindPreset(std::string_view name) {
+  const auto rows = SelectorRows();
+  const auto found = std::ranges::find(rows, name, &SelectorRow::preset);
+  if (found != rows.end()) return found->kind;
+  const Names known = PresetNames();
   if (Contains(kFuturePresets, name)) {
     return Unimplemented("PLAN_UNIMPLEMENTED",
                          "plan '" + std::string(name) +
                              "' is in the design but not in this build; this build has " +
-                             Join(kPresetNames));
+                             Join(known));
   }
   return InvalidArgument("PLAN_UNKNOWN", "plan '" + Shortened(name) + "' is unknown; known are " +
-                                             Join(kPresetNames) + DidYouMean(name, kPresetNames));
+                                             Join(known) + DidYouMean(name, known));
 }
 
-Result<Plan> StartOfOwn(const toml::table& options) {
-  const toml::node* selector = options.get("selector");
-  if (selector == nullptr) {
-    return InvalidArgument(
-        "PLAN_OPTION_INVALID",
-        "option 'selector' is missing: a plan of one's own names one of " + Join(kSelectorNames));
+// The selector that a plan's text asks for; `preset` is empty for a plan of one's own.
+Result<SelectorKind> ChooseSelector(std::string_view preset, const toml::table& options) {
+  KVS_ASSIGN_OR_RETURN(const std::optional<size_t> named, FindName(kSelectorAxis, options));
+  if (preset.empty()) {
+    if (named) return static_cast<SelectorKind>(*named);
+    return InvalidArgument("PLAN_OPTION_INVALID",
+                           "option 'selector' is missing: a plan of one's own names one of " +
+                               Join(kSelectorAxis.known));
   }
-  KVS_ASSIGN_OR_RETURN(const size_t i,
-                       FindName("selector", *selector, kSelectorNames, kFutureSelectors));
-  Plan plan = DefaultsOf(kSelectors[i].kind);
-  plan.name = "custom";
+  KVS_ASSIGN_OR_RETURN(const SelectorKind selector, FindPreset(preset));
+  if (!named || static_cast<SelectorKind>(*named) == selector) return selector;
+  return InvalidArgument("PLAN_COMBINATION",
+                         "preset '" + std::string(preset) + "' has selector '" +
+                             std::string(NameOf(selector)) + "', not '" +
+                             std::string(kSelectorAxis.known[*named]) +
+                             "'; for a plan of your own leave out the preset's name");
+}
+
+// The plan with its axes chosen and all else at its defaults.
+Result<Plan> StartOf(std::string_view preset, const toml::table& options) {
+  AxisChoice choice;
+  KVS_ASSIGN_OR_RETURN(choice.selector, ChooseSelector(preset, options));
+  KVS_ASSIGN_OR_RETURN(const std::optional<size_t> codec, FindName(kCodecAxis, options));
+  KVS_ASSIGN_OR_RETURN(const std::optional<size_t> segmenter, FindName(kSegmenterAxis, options));
+  if (codec) {
+    choice.codec = static_cast<CodecKind>(*codec);
+  } else if (!preset.empty()) {  // a preset's segmenter is not to be changed: see docs/plans.md
+    KVS_ASSIGN_OR_RETURN(const Combination* own, Combine({choice.selector, {}, {}}));
+    choice.codec = own->codec;
+  }
+  if (segmenter) choice.segmenter = static_cast<SegmenterKind>(*segmenter);
+  KVS_ASSIGN_OR_RETURN(const Combination* combination, Combine(choice));
+  Plan plan = DefaultsOf(*combination);
+  if (preset.empty()) plan.name = "custom";
   return plan;
-}
-
-// The axes that a plan's start has fixed: what is written must agree with it.
-Status CheckAxes(const toml::table& options, const Plan& plan) {
-  const SelectorRow& row = RowOf(plan.selector);
-  if (const toml::node* node = options.get("selector")) {
-    KVS_ASSIGN_OR_RETURN(const size_t i,
-                         FindName("selector", *node, kSelectorNames, kFutureSelectors));
-    if (kSelectors[i].kind != plan.selector) {
-      return InvalidArgument("PLAN_COMBINATION",
-                             "preset '" + plan.name + "' has selector '" + std::string(row.name) +
-                                 "', not '" + std::string(kSelectorNames[i]) +
-                                 "'; for a plan of your own leave out the preset's name");
-    }
-  }
-  if (const toml::node* node = options.get("segmenter")) {
-    KVS_ASSIGN_OR_RETURN(const size_t i,
-                         FindName("segmenter", *node, kSegmenterNames, kFutureSegmenters));
-    if (static_cast<SegmenterKind>(i) != row.segmenter) {
-      return InvalidArgument("PLAN_COMBINATION", "selector '" + std::string(row.name) +
-                                                     "' cannot work with segmenter '" +
-                                                     std::string(kSegmenterNames[i]) +
-                                                     "': " + std::string(row.because));
-    }
-  }
-  return OkStatus();
 }
 
 Status UnknownOption(std::string_view name, const Plan& plan, const PlanOption* elsewhere) {
   std::vector<std::string_view> known = {"segmenter", "selector"};
   for (const PlanOption& o : PlanOptions()) {
-    if (o.ReadBy(plan.selector)) known.push_back(o.name);
+    if (o.ReadBy(plan)) known.push_back(o.name);
   }
   std::string text = "option '" + Shortened(name) + "' is unknown to plan '" + plan.name + "'";
   if (elsewhere != nullptr) {
-    text += ": selector '" + std::string(RowOf(plan.selector).name) + "' does not read it";
+    text += ": selector '" + std::string(NameOf(plan.selector)) + "' over codec '" +
+            std::string(NameOf(plan.codec)) + "' does not read it";
   } else {
     text += DidYouMean(name, known);
   }
   return InvalidArgument("PLAN_OPTION_UNKNOWN", text + "; its options are " + Join(known));
 }
 
-Status SetOption(std::string_view name, const toml::node& node, Plan* plan) {
-  if (name == "selector" || name == "segmenter") return OkStatus();  // CheckAxes did
+Status CheckKnown(std::string_view name, const Plan& plan) {
+  if (name == "selector" || name == "segmenter") return OkStatus();
   const auto options = PlanOptions();
   const auto found = std::ranges::find(options, name, &PlanOption::name);
-  if (found == options.end()) {
-    if (!IsFutureOption(name)) return UnknownOption(name, *plan, nullptr);
-    return Unimplemented("PLAN_UNIMPLEMENTED", "option '" + std::string(name) +
-                                                   "' is in the design but not in this build");
+  if (found == options.end()) return UnknownOption(name, plan, nullptr);
+  return found->ReadBy(plan) ? OkStatus() : UnknownOption(name, plan, &*found);
+}
+
+Status SetOption(const PlanOption& option, const toml::node& node, Plan* plan) {
+  const std::string name(option.name);
+  if (!option.UsedBy(*plan)) {
+    return InvalidArgument("PLAN_COMBINATION", "option '" + name + "' = " + TextOf(node) +
+                                                   " says something only with " +
+                                                   std::string(option.needs));
   }
-  if (!found->ReadBy(plan->selector)) return UnknownOption(name, *plan, &*found);
-  switch (found->set(ValueOf(node), plan)) {
+  switch (option.set(ValueOf(node), plan)) {
     case SetResult::kOk:
       return OkStatus();
     case SetResult::kUnimplemented:
       return Unimplemented("PLAN_UNIMPLEMENTED",
-                           std::string(name) + " " + TextOf(node) +
+                           name + " " + TextOf(node) +
                                " is in the design but not in this build; this build has " +
-                               found->allowed());
+                               option.allowed());
     case SetResult::kRefused:
       break;
   }
-  return InvalidArgument(
-      "PLAN_OPTION_INVALID",
-      "option '" + std::string(name) + "' = " + TextOf(node) + ": allowed is " + found->allowed());
+  return InvalidArgument("PLAN_OPTION_INVALID", "option '" + name + "' = " + TextOf(node) +
+                                                    ": allowed is " + option.allowed());
 }
 
-// Options that are fine alone and cannot work together.
-Status CheckTogether(const Plan& plan) {
-  // An index block holds whole grids; beyond this a block outgrows what a pool can hand out.
+Status SetOptions(const toml::table& options, Plan* plan) {
+  for (const auto& [key, node] : options) KVS_RETURN_IF_ERROR(CheckKnown(key.str(), *plan));
+  for (const PlanOption& option : PlanOptions()) {
+    const toml::node* node = options.get(option.name);
+    if (node != nullptr) KVS_RETURN_IF_ERROR(SetOption(option, *node, plan));
+  }
+  return OkStatus();
+}
+
+// --- options that are fine alone and cannot work together ---
+
+std::string Assigned(std::string_view name, int64_t value) {
+  return std::string(name) + " = " + std::to_string(value);
+}
+
+// An index block holds whole grids; beyond this a block outgrows what a pool can hand out.
+Status CheckGrid(const Plan& plan) {
   constexpr int64_t kMaxGridTokens = 65536;
   const int64_t grid = int64_t{plan.page} * plan.pages_per_chunk * plan.chunks_per_grid;
-  if (plan.segmenter != SegmenterKind::kHierarchy || grid <= kMaxGridTokens) return OkStatus();
+  if (grid <= kMaxGridTokens) return OkStatus();
   return InvalidArgument("PLAN_COMBINATION",
-                         "page = " + std::to_string(plan.page) +
-                             " times pages_per_chunk = " + std::to_string(plan.pages_per_chunk) +
-                             " times chunks_per_grid = " + std::to_string(plan.chunks_per_grid) +
+                         Assigned("page", plan.page) + " times " +
+                             Assigned("pages_per_chunk", plan.pages_per_chunk) + " times " +
+                             Assigned("chunks_per_grid", plan.chunks_per_grid) +
                              " makes a grid of " + std::to_string(grid) + " tokens; at most " +
                              std::to_string(kMaxGridTokens) + " can be indexed");
+}
+
+Status CheckTree(const Plan& plan) {
+  if (!plan.tree || plan.rest != RestKind::kDrop) return OkStatus();
+  return InvalidArgument(
+      "PLAN_COMBINATION",
+      "tree = true shows what is not selected at the resolution of the tree, and "
+      "rest = \"drop\" drops it; use rest = \"mean\" or \"variance\"");
+}
+
+// Kept tokens are counted in 32 bits.
+Status CheckKept(const Plan& plan) {
+  constexpr double kMaxKept = 1 << 30;
+  if (plan.r * plan.tau <= kMaxKept) return OkStatus();
+  return InvalidArgument("PLAN_COMBINATION", Assigned("tau", plan.tau) +
+                                                 " times r keeps more than 2^30 tokens; r or tau "
+                                                 "must be smaller");
+}
+
+Status CheckBuffer(const Plan& plan) {
+  constexpr int kLargestBlock = 16;
+  if (plan.buffer % kLargestBlock != 0) {
+    return InvalidArgument("PLAN_COMBINATION", Assigned("buffer", plan.buffer) +
+                                                   " holds no whole number of the largest blocks "
+                                                   "of 16 tokens; use a multiple of 16");
+  }
+  if (plan.segment < plan.buffer) {
+    return InvalidArgument("PLAN_COMBINATION", Assigned("segment", plan.segment) +
+                                                   " is less than one flush of " +
+                                                   Assigned("buffer", plan.buffer));
+  }
+  if (plan.drift > 0 && plan.min_segment > plan.segment) {
+    return InvalidArgument("PLAN_COMBINATION", Assigned("min_segment", plan.min_segment) +
+                                                   " is more than " +
+                                                   Assigned("segment", plan.segment));
+  }
+  return OkStatus();
+}
+
+Status CheckKeep(const Plan& plan, int head_dim) {
+  const int stored = plan.truncate ? head_dim - head_dim / 4 : head_dim;
+  if (plan.keep > stored) {
+    return InvalidArgument("PLAN_COMBINATION",
+                           Assigned("keep", plan.keep) + " is more than the " +
+                               std::to_string(stored) + " channels of " +
+                               Assigned("head_dim", head_dim) + " that may be stored" +
+                               (plan.truncate ? "; truncate = true drops the lowest quarter" : ""));
+  }
+  if (plan.keep % plan.neighbours == 0) return OkStatus();
+  return InvalidArgument("PLAN_COMBINATION", Assigned("keep", plan.keep) +
+                                                 " elements are no whole number of groups of " +
+                                                 Assigned("neighbours", plan.neighbours));
+}
+
+Status CheckTogether(const Plan& plan) {
+  constexpr int kLargestHeadDim = 256;
+  if (plan.segmenter == SegmenterKind::kHierarchy) KVS_RETURN_IF_ERROR(CheckGrid(plan));
+  if (plan.segmenter == SegmenterKind::kSentence) KVS_RETURN_IF_ERROR(CheckKept(plan));
+  KVS_RETURN_IF_ERROR(CheckTree(plan));
+  if (plan.codec != CodecKind::kPacked) return OkStatus();
+  KVS_RETURN_IF_ERROR(CheckBuffer(plan));
+  return CheckKeep(plan, kLargestHeadDim);
 }
 
 std::string_view Trimmed(std::string_view text) {
@@ -310,17 +332,6 @@ Status CheckText(std::string_view text) {
 
 }  // namespace
 
-std::string_view NameOf(SegmenterKind k) { return kSegmenterNames[static_cast<size_t>(k)]; }
-std::string_view NameOf(SelectorKind k) { return RowOf(k).name; }
-std::string_view NameOf(CodecKind) { return "raw"; }
-std::string_view NameOf(RestKind k) {
-  return k == RestKind::kDrop ? "drop" : k == RestKind::kMean ? "mean" : "variance";
-}
-std::string_view NameOf(KeepRaw k) {
-  return k == KeepRaw::kAuto ? "auto" : k == KeepRaw::kNo ? "no" : "host";
-}
-std::string_view NameOf(TierKind k) { return k == TierKind::kHost ? "host" : "device"; }
-
 Result<Plan> ParsePlan(std::string_view text) {
   text = Trimmed(text);
   KVS_RETURN_IF_ERROR(CheckText(text));
@@ -330,11 +341,8 @@ Result<Plan> ParsePlan(std::string_view text) {
   if (!body.empty() && body.back() != '}') return SyntaxError("plan options end without '}'");
   if (HasComment(body)) return SyntaxError("plan options hold a comment");
   KVS_ASSIGN_OR_RETURN(const toml::table options, ParseOptions(body));
-  KVS_ASSIGN_OR_RETURN(Plan plan, name.empty() ? StartOfOwn(options) : StartOfPreset(name));
-  KVS_RETURN_IF_ERROR(CheckAxes(options, plan));
-  for (const auto& [key, node] : options) {
-    KVS_RETURN_IF_ERROR(SetOption(key.str(), node, &plan));
-  }
+  KVS_ASSIGN_OR_RETURN(Plan plan, StartOf(name, options));
+  KVS_RETURN_IF_ERROR(SetOptions(options, &plan));
   KVS_RETURN_IF_ERROR(CheckTogether(plan));
   return plan;
 }
@@ -349,18 +357,38 @@ std::string FormatPlan(const Plan& plan) {
   }
   std::string_view separator;
   for (const PlanOption& o : PlanOptions()) {
-    if (!o.ReadBy(plan.selector)) continue;
+    if (!o.UsedBy(plan)) continue;
     text += std::string(separator) + std::string(o.name) + " = " + o.text(plan);
     separator = ", ";
   }
   return text + "}";
 }
 
-std::span<const std::string_view> PresetNames() { return kPresetNames; }
+Status CheckGeometry(const Plan& plan, const Geometry& geometry) {
+  if (plan.codec == CodecKind::kPacked && !plan.search) {
+    KVS_RETURN_IF_ERROR(CheckKeep(plan, geometry.head_dim));
+  }
+  if (plan.codec == CodecKind::kLowRank && plan.d_route > geometry.head_dim) {
+    return InvalidArgument("PLAN_COMBINATION",
+                           Assigned("d_route", plan.d_route) + " directions are more than " +
+                               Assigned("head_dim", geometry.head_dim) + " has");
+  }
+  return OkStatus();
+}
+
+Names PresetNames() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> list;
+    for (const SelectorRow& row : SelectorRows()) list.push_back(row.preset);
+    return list;
+  }();
+  return names;
+}
 
 std::string_view DescribePreset(std::string_view name) {
-  const auto found = std::ranges::find(kSelectors, name, &SelectorRow::preset);
-  return found == std::end(kSelectors) ? std::string_view() : found->description;
+  const auto rows = SelectorRows();
+  const auto found = std::ranges::find(rows, name, &SelectorRow::preset);
+  return found == rows.end() ? std::string_view() : found->description;
 }
 
 IndexLayout IndexOf(const Plan& plan, const Geometry& geometry) {

@@ -1,5 +1,8 @@
 set(KVS_PLAN_SOURCES
-  plan.cc plan_options.cc
+  plan.cc plan_axes.cc plan_options.cc
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc
   select/selector.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/affinity.cc
-  step/sequence_state.cc step/step.cc)
+  select/unit_scores.cc select/vote.cc select/token_scores.cc
+  select/block.cc select/bucket.cc select/importance.cc select/sentence_queries.cc
+  select/zoom.cc select/span_bucket.cc select/span_rows.cc
+  step/sequence_state.cc step/step.cc step/stored_parts.cc)

@@ -3,7 +3,8 @@
 // Text form, one line, the same in the C ABI, the CLI and the configuration:
 //     quest                                    a preset with its defaults
 //     quest{budget = 1024, page = 16}          a preset with options (a TOML inline table)
-//     {segmenter = "hierarchy", selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's own
+//     {segmenter = "hierarchy", selector = "cascade", rho = [0.5, 0.2, 0.1]}      a plan of one's
+//     own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
 // Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv. Names that the
@@ -28,7 +29,14 @@ namespace kvstrata {
 
 enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss };
 enum class SelectorKind : uint8_t {
-  kFull, kWindow, kMinMax, kCascade, kVote, kBucket, kZoom, kBlock
+  kFull,
+  kWindow,
+  kMinMax,
+  kCascade,
+  kVote,
+  kBucket,
+  kZoom,
+  kBlock
 };
 enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
 enum class TierKind : uint8_t { kDevice, kHost };
@@ -54,30 +62,30 @@ struct Plan {
   TierKind tier = TierKind::kDevice;  // where pages are taken first
 
   // Common to all plans (spec/common.md).
-  int32_t min_tokens = 4096;     // below it a sequence is attended in full
-  int32_t n_dense_layers = 0;    // the first layers are attended in full
+  int32_t min_tokens = 4096;   // below it a sequence is attended in full
+  int32_t n_dense_layers = 0;  // the first layers are attended in full
 
   // Always-on sets in tokens. window: 4 + 2044 (StreamingLLM); quest: 0 + 1, rounded outwards to
   // whole pages; chess counts in pages: see `sinks` and `window`.
   int32_t n_sink = 0;
   int32_t n_recent = 0;
 
-  int32_t page = 16;             // tokens of a unit; quest 16, chess 32 (paper)
-  int32_t budget = 2048;         // quest: tokens
+  int32_t page = 16;      // tokens of a unit; quest 16, chess 32 (paper)
+  int32_t budget = 2048;  // quest: tokens
 
   // chess (spec/chess.md)
   int32_t pages_per_chunk = 8, chunks_per_grid = 8;
-  int32_t sinks = 1, window = 16;                    // pages
-  std::array<double, 3> rho = {0.5, 0.2, 0.1};       // shares of grids, chunks, pages ("aggressive")
+  int32_t sinks = 1, window = 16;               // pages
+  std::array<double, 3> rho = {0.5, 0.2, 0.1};  // shares of grids, chunks, pages ("aggressive")
   enum class Cascade : uint8_t { kTop, kLiteral } cascade = Cascade::kTop;
   enum class Trigger : uint8_t { kEntropy, kEvery, kAlways } trigger = Trigger::kEntropy;
-  bool trigger_or = false;                           // `combine = "or"`: one threshold suffices
+  bool trigger_or = false;  // `combine = "or"`: one threshold suffices
   // `thresholds`: mean and variance of a page's entropies, nats. Infinite: not calibrated, the
   // entropy trigger never fires and pages without entropies count towards `every`.
   std::array<double, 2> thresholds = {1.0 / 0.0, 1.0 / 0.0};
-  int32_t every = 10;                                // completed pages
-  bool tree = false;      // unselected grids, chunks and pages as one row each (spec/beyond.md 2)
-  bool centred = false;   // minus the mean page vector before dot products (spec/beyond.md 7)
+  int32_t every = 10;    // completed pages
+  bool tree = false;     // unselected grids, chunks and pages as one row each (spec/beyond.md 2)
+  bool centred = false;  // minus the mean page vector before dot products (spec/beyond.md 7)
 
   // Any unit-based selector over `raw` or `packed`: minmax, cascade, block (spec/beyond.md 1, 3).
   RestKind rest = RestKind::kDrop;
@@ -88,8 +96,8 @@ struct Plan {
   double theta = 0.9;
   bool append_departed = false;
   int32_t max_pool = 1;
-  bool scale_votes = true;   // `scale`
-  int32_t chunk = 512;       // of the prompt
+  bool scale_votes = true;       // `scale`
+  int32_t chunk = 512;           // of the prompt
   bool cosine_per_head = false;  // `cosine = "head"` (spec/beyond.md 4)
 
   // bucket (spec/sentencekv.md; tau, r, n_obs: paper; start, recent, pool, max_length: code)
@@ -101,24 +109,24 @@ struct Plan {
   // Segmenter span, selector zoom, codec lowrank (spec/sekv.md; alpha and rows_share: DECISIONS 24)
   double alpha = 2.0;
   int32_t l_min = 4, r_max = 32, d_route = 32, local = 512;
-  int32_t rows = -1;          // budget, rows per head and step; -1: rows_share of N; 0: no limit
+  int32_t rows = -1;  // budget, rows per head and step; -1: rows_share of N; 0: no limit
   double rows_share = 0.25;
-  std::string parameters;     // file of trained parameters in the daemon's folder; "" untrained
+  std::string parameters;  // file of trained parameters in the daemon's folder; "" untrained
   bool spans_of_generated = false;  // `generated = "spans"` (spec/beyond.md 5)
 
   // block (spec/mosaickv.md): a share of the tokens. Over raw pages blocks are `page` tokens.
   double share = 0.1;
 
   // codec packed (spec/mosaickv.md; fixed preset: DECISIONS 23)
-  bool search = false;        // `strategy = "search"`; else fixed: keep, neighbours, block
-  int32_t keep = 0;           // elements of a vector; 0: d / 4
-  int32_t neighbours = 1;     // channels chosen together: 1, 2, 4
-  int32_t block = 8;          // tokens of a block key: 4, 8, 16
+  bool search = false;     // `strategy = "search"`; else fixed: keep, neighbours, block
+  int32_t keep = 0;        // elements of a vector; 0: d / 4
+  int32_t neighbours = 1;  // channels chosen together: 1, 2, 4
+  int32_t block = 8;       // tokens of a block key: 4, 8, 16
   double max_channel_loss = 0.05, max_block_loss = 0.5, close_loss = 256.0;
   int32_t segment = 65536, buffer = 32;
   bool truncate = true;
-  double drift = 0;           // `closing = "drift"` factor; 0: closing by loss (spec/beyond.md 6)
-  int32_t min_segment = 4096; // of closing by drift
+  double drift = 0;            // `closing = "drift"` factor; 0: closing by loss (spec/beyond.md 6)
+  int32_t min_segment = 4096;  // of closing by drift
 
   // Codecs lowrank and packed.
   KeepRaw keep_raw = KeepRaw::kAuto;
@@ -129,6 +137,10 @@ struct Plan {
 // Parses the text form. Errors: PLAN_UNKNOWN, PLAN_OPTION_UNKNOWN, PLAN_OPTION_INVALID,
 // PLAN_COMBINATION (all INVALID_ARGUMENT), PLAN_UNIMPLEMENTED (UNIMPLEMENTED), PLAN_SYNTAX.
 Result<Plan> ParsePlan(std::string_view text);
+
+// Whether a plan can serve a model; ParsePlan does not know it. PLAN_COMBINATION, when a sequence
+// is opened.
+Status CheckGeometry(const Plan& plan, const Geometry& geometry);
 
 // The text of a plan with every option that its axes read, so that Parse(Format(p)) == p.
 std::string FormatPlan(const Plan& plan);

@@ -4,16 +4,24 @@
 #include <charconv>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 
 namespace kvstrata {
 namespace {
 
-constexpr unsigned Bit(SelectorKind s) { return 1u << static_cast<unsigned>(s); }
-constexpr unsigned kFull = Bit(SelectorKind::kFull);
-constexpr unsigned kWindow = Bit(SelectorKind::kWindow);
-constexpr unsigned kMinMax = Bit(SelectorKind::kMinMax);
-constexpr unsigned kCascade = Bit(SelectorKind::kCascade);
-constexpr unsigned kAll = kFull | kWindow | kMinMax | kCascade;
+constexpr unsigned kAll = 0xFF;  // every selector
+constexpr unsigned kWindow = Reader(SelectorKind::kWindow);
+constexpr unsigned kMinMax = Reader(SelectorKind::kMinMax);
+constexpr unsigned kCascade = Reader(SelectorKind::kCascade);
+constexpr unsigned kVote = Reader(SelectorKind::kVote);
+constexpr unsigned kBucket = Reader(SelectorKind::kBucket);
+constexpr unsigned kZoom = Reader(SelectorKind::kZoom);
+constexpr unsigned kBlock = Reader(SelectorKind::kBlock);
+constexpr unsigned kLowRank = Reader(CodecKind::kLowRank);
+constexpr unsigned kPacked = Reader(CodecKind::kPacked);
+constexpr unsigned kPage = Reader(SegmenterKind::kPage);  // minmax; block over raw pages
+constexpr unsigned kHierarchy = Reader(SegmenterKind::kHierarchy);
+constexpr unsigned kSentence = Reader(SegmenterKind::kSentence);
 
 // Three of these still add up below 2^31, so that no sum of lengths overflows.
 constexpr int32_t kMaxTokens = 1 << 29;
@@ -70,6 +78,49 @@ SetResult SetList(const OptionValue& value, Ok ok, std::array<double, N>* out) {
   return SetResult::kOk;
 }
 
+struct NumberRange {
+  double low, high;
+  bool above = false;  // low itself is not allowed
+};
+constexpr NumberRange kShare = {0, 1, true};
+constexpr NumberRange kCosine = {-1, 1};
+constexpr NumberRange kLoss = {0, 1};
+constexpr NumberRange kTotalLoss = {0, 1e9};
+constexpr NumberRange kFactor = {0, 1e6, true};
+constexpr NumberRange kDeviations = {0, 100};
+
+template <double Plan::*Field, const NumberRange& R>
+SetResult SetNumber(const OptionValue& value, Plan* plan) {
+  const int64_t* i = std::get_if<int64_t>(&value);
+  const double* f = std::get_if<double>(&value);
+  if (i == nullptr && f == nullptr) return SetResult::kRefused;
+  const double x = f != nullptr ? *f : static_cast<double>(*i);
+  if (!(x >= R.low && x <= R.high) || (R.above && x == R.low)) return SetResult::kRefused;
+  plan->*Field = x + 0.0;  // no -0, which would be printed
+  return SetResult::kOk;
+}
+
+template <double Plan::*Field>
+std::string NumberFieldText(const Plan& plan) {
+  return NumberText(plan.*Field);
+}
+
+std::string Plain(double x) {
+  char buffer[32];
+  return {buffer, std::to_chars(buffer, buffer + sizeof buffer, x).ptr};
+}
+
+template <const NumberRange& R>
+std::string NumberAllowed() {
+  return R.above ? "a number above " + Plain(R.low) + " and at most " + Plain(R.high)
+                 : "a number from " + Plain(R.low) + " to " + Plain(R.high);
+}
+
+template <double Plan::*Field, const NumberRange& R>
+constexpr PlanOption Number(std::string_view name, unsigned readers) {
+  return {name, readers, SetNumber<Field, R>, NumberFieldText<Field>, NumberAllowed<R>};
+}
+
 struct RhoPreset {
   std::string_view name;
   std::array<double, 3> rho;
@@ -100,64 +151,147 @@ SetResult SetThresholds(const OptionValue& value, Plan* plan) {
 
 std::string Quoted(std::string_view name) { return '"' + std::string(name) + '"'; }
 
-SetResult SetTier(const OptionValue& value, Plan* plan) {
+// Names by value: of an enumeration in its order, or of false and true.
+using NameList = std::span<const std::string_view>;
+constexpr std::string_view kTiers[] = {"device", "host"};
+constexpr std::string_view kLaterTiers[] = {"disk", "remote"};
+constexpr std::string_view kCascades[] = {"top", "literal"};
+constexpr std::string_view kTriggers[] = {"entropy", "every", "always"};
+constexpr std::string_view kCombines[] = {"and", "or"};
+constexpr std::string_view kRests[] = {"drop", "mean", "variance"};
+constexpr std::string_view kGroups[] = {"max", "softmax"};
+constexpr std::string_view kCosines[] = {"flat", "head"};
+constexpr std::string_view kGenerated[] = {"raw", "spans"};
+constexpr std::string_view kStrategies[] = {"fixed", "search"};
+constexpr std::string_view kClosings[] = {"loss", "drift"};
+constexpr std::string_view kKeepRaws[] = {"auto", "no", "host"};
+constexpr std::string_view kLaterKeepRaws[] = {"disk"};
+constexpr std::array<std::string_view, 0> kNone{};
+
+std::optional<size_t> IndexIn(NameList names, const OptionValue& value) {
   const auto* name = std::get_if<std::string>(&value);
-  if (name == nullptr) return SetResult::kRefused;
-  if (*name == "disk" || *name == "remote") return SetResult::kUnimplemented;
-  if (*name != "device" && *name != "host") return SetResult::kRefused;
-  plan->tier = *name == "host" ? TierKind::kHost : TierKind::kDevice;
+  if (name == nullptr) return std::nullopt;
+  const auto found = std::ranges::find(names, *name);
+  if (found == names.end()) return std::nullopt;
+  return static_cast<size_t>(found - names.begin());
+}
+
+template <auto Field, const auto& Known, const auto& Later>
+SetResult SetName(const OptionValue& value, Plan* plan) {
+  if (IndexIn(Later, value)) return SetResult::kUnimplemented;
+  const auto index = IndexIn(Known, value);
+  if (!index) return SetResult::kRefused;
+  plan->*Field = static_cast<std::remove_reference_t<decltype(plan->*Field)>>(*index);
   return SetResult::kOk;
 }
 
-SetResult SetCodec(const OptionValue& value, Plan*) {
-  static constexpr std::string_view kFuture[] = {"lowrank", "packed", "fp8", "int4"};
-  const auto* name = std::get_if<std::string>(&value);
-  if (name == nullptr) return SetResult::kRefused;
-  if (std::ranges::find(kFuture, *name) != std::end(kFuture)) return SetResult::kUnimplemented;
-  return *name == "raw" ? SetResult::kOk : SetResult::kRefused;
+template <auto Field, const auto& Known>
+std::string NameText(const Plan& plan) {
+  return Quoted(Known[static_cast<size_t>(plan.*Field)]);
 }
 
-SetResult SetCascade(const OptionValue& value, Plan* plan) {
-  const auto* name = std::get_if<std::string>(&value);
-  if (name == nullptr || (*name != "top" && *name != "literal")) return SetResult::kRefused;
-  plan->cascade = *name == "top" ? Plan::Cascade::kTop : Plan::Cascade::kLiteral;
+std::string AnyOf(NameList names) {  // "a", "b" or "c"
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 == names.size() ? " or " : ", ";
+    text += Quoted(names[i]);
+  }
+  return text;
+}
+
+template <const auto& Known>
+std::string NamesAllowed() {
+  return AnyOf(Known);
+}
+
+template <auto Field, const auto& Known, const auto& Later = kNone>
+constexpr PlanOption Name(std::string_view name, unsigned readers) {
+  return {name, readers, SetName<Field, Known, Later>, NameText<Field, Known>, NamesAllowed<Known>};
+}
+
+// --- truth values ---
+
+template <bool Plan::*Field>
+SetResult SetFlag(const OptionValue& value, Plan* plan) {
+  const bool* v = std::get_if<bool>(&value);
+  if (v == nullptr) return SetResult::kRefused;
+  plan->*Field = *v;
   return SetResult::kOk;
 }
 
-std::string CascadeText(const Plan& plan) {
-  return Quoted(plan.cascade == Plan::Cascade::kTop ? "top" : "literal");
+template <bool Plan::*Field>
+constexpr PlanOption Flag(std::string_view name, unsigned readers) {
+  return {name, readers, SetFlag<Field>,
+          [](const Plan& p) { return std::string(p.*Field ? "true" : "false"); },
+          [] { return std::string("true or false"); }};
 }
 
-constexpr std::string_view kTriggers[] = {"entropy", "every", "always"};  // by Plan::Trigger
+// --- options with rules of their own ---
 
-SetResult SetTrigger(const OptionValue& value, Plan* plan) {
-  const auto* name = std::get_if<std::string>(&value);
-  const auto* found = name == nullptr ? std::end(kTriggers) : std::ranges::find(kTriggers, *name);
-  if (found == std::end(kTriggers)) return SetResult::kRefused;
-  plan->trigger = static_cast<Plan::Trigger>(found - std::begin(kTriggers));
+// Few values far apart.
+template <int32_t Plan::*Field, int32_t... Values>
+constexpr PlanOption OneOf(std::string_view name, unsigned readers) {
+  return {name, readers,
+          [](const OptionValue& value, Plan* plan) {
+            const int64_t* v = std::get_if<int64_t>(&value);
+            if (v == nullptr || !((*v == Values) || ...)) return SetResult::kRefused;
+            plan->*Field = static_cast<int32_t>(*v);
+            return SetResult::kOk;
+          },
+          IntText<Field>,
+          [] {
+            std::string text;
+            ((text += (text.empty() ? "" : ", ") + std::to_string(Values)), ...);
+            return "one of " + text;
+          }};
+}
+
+// How far a segment may drift unless the plan says (our choice).
+constexpr double kDrift = 1.5;
+
+SetResult SetClosing(const OptionValue& value, Plan* plan) {
+  const auto index = IndexIn(kClosings, value);
+  if (!index) return SetResult::kRefused;
+  plan->drift = *index == 0 ? 0 : kDrift;
   return SetResult::kOk;
 }
 
-SetResult SetCombine(const OptionValue& value, Plan* plan) {
+// A file in the daemon's folder: a plan comes from clients and must not name a path.
+SetResult SetParameters(const OptionValue& value, Plan* plan) {
+  constexpr size_t kMaxName = 128;
   const auto* name = std::get_if<std::string>(&value);
-  if (name == nullptr || (*name != "and" && *name != "or")) return SetResult::kRefused;
-  plan->trigger_or = *name == "or";
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+           c == '_' || c == '-';
+  };
+  if (name == nullptr || name->size() > kMaxName || name->starts_with('.') ||
+      !std::ranges::all_of(*name, plain)) {
+    return SetResult::kRefused;
+  }
+  plan->parameters = *name;
   return SetResult::kOk;
 }
+
+constexpr auto kFixed = [](const Plan& p) { return !p.search; };
+constexpr auto kSearch = [](const Plan& p) { return p.search; };
+constexpr auto kByLoss = [](const Plan& p) { return p.drift == 0; };
+constexpr auto kByDrift = [](const Plan& p) { return p.drift > 0; };
+constexpr std::string_view kNeedsFixed = "strategy = \"fixed\"";
+constexpr std::string_view kNeedsSearch = "strategy = \"search\"";
 
 constexpr PlanOption kOptions[] = {
-    {"codec", kAll, SetCodec, [](const Plan& p) { return Quoted(NameOf(p.codec)); },
-     [] { return std::string("\"raw\""); }},
-    {"tier", kAll, SetTier, [](const Plan& p) { return Quoted(NameOf(p.tier)); },
-     [] { return std::string("\"device\" or \"host\""); }},
+    // plan.cc has set the codec, an axis; here it is printed.
+    {"codec", kAll, [](const OptionValue&, Plan*) { return SetResult::kOk; },
+     [](const Plan& p) { return Quoted(NameOf(p.codec)); }, nullptr},
+    Name<&Plan::tier, kTiers, kLaterTiers>("tier", kAll),
     Int<&Plan::min_tokens, 0, kMaxTokens>("min_tokens", kAll),
     Int<&Plan::n_dense_layers, 0, 512>("n_dense_layers", kAll),
     Int<&Plan::n_sink, 0, kMaxTokens>("n_sink", kWindow | kMinMax),
-    Int<&Plan::n_recent, 1, kMaxTokens>("n_recent", kWindow | kMinMax),
-    Int<&Plan::page, 1, 1024>("page", kMinMax | kCascade),
+    Int<&Plan::n_recent, 1, kMaxTokens>("n_recent", kWindow | kPage),
+    Int<&Plan::page, 1, 1024>("page", kPage | kHierarchy),
     Int<&Plan::budget, 0, kMaxTokens>("budget", kMinMax),
-    Int<&Plan::pages_per_chunk, 1, 64>("pages_per_chunk", kCascade),
-    Int<&Plan::chunks_per_grid, 1, 64>("chunks_per_grid", kCascade),
+    Int<&Plan::pages_per_chunk, 1, 64>("pages_per_chunk", kHierarchy),
+    Int<&Plan::chunks_per_grid, 1, 64>("chunks_per_grid", kHierarchy),
     Int<&Plan::sinks, 0, kMaxPages>("sinks", kCascade),
     Int<&Plan::window, 1, kMaxPages>("window", kCascade),
     {"rho", kCascade, SetRho, [](const Plan& p) { return ListText(p.rho); },
@@ -166,17 +300,72 @@ constexpr PlanOption kOptions[] = {
            "three numbers above 0 and at most 1 (grids, chunks, pages), or "
            "\"aggressive\", \"moderate\" or \"conservative\"");
      }},
-    {"cascade", kCascade, SetCascade, CascadeText,
-     [] { return std::string("\"top\" or \"literal\""); }},
-    {"trigger", kCascade, SetTrigger,
-     [](const Plan& p) { return Quoted(kTriggers[static_cast<size_t>(p.trigger)]); },
-     [] { return std::string("\"entropy\", \"every\" or \"always\""); }},
-    {"combine", kCascade, SetCombine,
-     [](const Plan& p) { return Quoted(p.trigger_or ? "or" : "and"); },
-     [] { return std::string("\"and\" or \"or\""); }},
+    Name<&Plan::cascade, kCascades>("cascade", kCascade),
+    Name<&Plan::trigger, kTriggers>("trigger", kCascade),
+    Name<&Plan::trigger_or, kCombines>("combine", kCascade),
     {"thresholds", kCascade, SetThresholds, [](const Plan& p) { return ListText(p.thresholds); },
      [] { return std::string("two numbers from 0 to inf (mean and variance of entropy, nats)"); }},
     Int<&Plan::every, 1, kMaxPages>("every", kCascade),
+    Flag<&Plan::centred>("centred", kCascade),
+
+    Int<&Plan::k, 0, kMaxTokens>("k", kVote),
+    Int<&Plan::n_init, 0, kMaxTokens>("n_init", kVote),
+    Int<&Plan::n_local, 1, kMaxTokens>("n_local", kVote),
+    Number<&Plan::theta, kCosine>("theta", kVote),
+    Name<&Plan::cosine_per_head, kCosines>("cosine", kVote),
+    Flag<&Plan::append_departed>("append_departed", kVote),
+    Int<&Plan::max_pool, 1, 1024>("max_pool", kVote),
+    Flag<&Plan::scale_votes>("scale", kVote),
+    Int<&Plan::chunk, 1, 65536>("chunk", kVote),
+
+    Int<&Plan::tau, 0, kMaxTokens>("tau", kBucket),
+    Number<&Plan::r, kFactor>("r", kSentence),
+    Int<&Plan::n_obs, 1, 1024>("n_obs", kSentence),
+    Int<&Plan::start, 0, kMaxTokens>("start", kSentence),
+    Int<&Plan::recent, 1, kMaxTokens>("recent", kSentence),
+    Int<&Plan::pool, 1, 1024>("pool", kSentence),
+    Int<&Plan::max_length, 1, 65536>("max_length", kBucket),
+    Flag<&Plan::keep_rest>("keep_rest", kSentence),
+    Flag<&Plan::per_query_head>("per_query_head", kBucket),
+
+    Int<&Plan::rows, -1, kMaxTokens>("rows", kZoom),
+    Number<&Plan::rows_share, kShare>("rows_share", kZoom),
+    Number<&Plan::alpha, kDeviations>("alpha", kLowRank),
+    Int<&Plan::l_min, 1, kMaxTokens>("l_min", kLowRank),
+    Int<&Plan::r_max, 1, 256>("r_max", kLowRank),
+    Int<&Plan::d_route, 1, 256>("d_route", kLowRank),
+    Int<&Plan::local, 0, kMaxTokens>("local", kLowRank),
+    {"parameters", kLowRank, SetParameters, [](const Plan& p) { return Quoted(p.parameters); },
+     [] {
+       return std::string(
+           "a file's name in the daemon's folder of parameters (letters, digits, '.', '_', '-'), "
+           "or "
+           "\"\" for none");
+     }},
+    Name<&Plan::spans_of_generated, kGenerated>("generated", kLowRank),
+
+    Number<&Plan::share, kShare>("share", kBlock),
+    Name<&Plan::group_softmax, kGroups>("group", kMinMax | kBlock),
+    Name<&Plan::rest, kRests>("rest", kPage | kHierarchy),
+    Flag<&Plan::tree>("tree", kCascade),
+
+    Name<&Plan::search, kStrategies>("strategy", kPacked),
+    Int<&Plan::keep, 0, 256>("keep", kPacked).When(kFixed, kNeedsFixed),
+    OneOf<&Plan::neighbours, 1, 2, 4>("neighbours", kPacked).When(kFixed, kNeedsFixed),
+    OneOf<&Plan::block, 4, 8, 16>("block", kPacked).When(kFixed, kNeedsFixed),
+    Number<&Plan::max_channel_loss, kLoss>("max_channel_loss", kPacked).When(kSearch, kNeedsSearch),
+    Number<&Plan::max_block_loss, kLoss>("max_block_loss", kPacked).When(kSearch, kNeedsSearch),
+    Flag<&Plan::truncate>("truncate", kPacked),
+    Int<&Plan::segment, 16, 1 << 20>("segment", kPacked),
+    Int<&Plan::buffer, 16, 4096>("buffer", kPacked),
+    {"closing", kPacked, SetClosing,
+     [](const Plan& p) { return Quoted(kClosings[p.drift > 0 ? 1 : 0]); }, NamesAllowed<kClosings>},
+    Number<&Plan::close_loss, kTotalLoss>("close_loss", kPacked)
+        .When(kByLoss, "closing = \"loss\""),
+    Number<&Plan::drift, kFactor>("drift", kPacked).When(kByDrift, "closing = \"drift\""),
+    Int<&Plan::min_segment, 16, 1 << 20>("min_segment", kPacked)
+        .When(kByDrift, "closing = \"drift\""),
+    Name<&Plan::keep_raw, kKeepRaws, kLaterKeepRaws>("keep_raw", kLowRank | kPacked),
 };
 
 int EditDistance(std::string_view a, std::string_view b) {
@@ -195,12 +384,11 @@ int EditDistance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::span<const PlanOption> PlanOptions() { return kOptions; }
+std::string_view NameOf(TierKind k) { return kTiers[static_cast<size_t>(k)]; }
+std::string_view NameOf(RestKind k) { return kRests[static_cast<size_t>(k)]; }
+std::string_view NameOf(KeepRaw k) { return kKeepRaws[static_cast<size_t>(k)]; }
 
-bool IsFutureOption(std::string_view name) {
-  static constexpr std::string_view kFuture[] = {"rest", "keep_raw", "group"};
-  return std::ranges::find(kFuture, name) != std::end(kFuture);
-}
+std::span<const PlanOption> PlanOptions() { return kOptions; }
 
 std::optional<std::string_view> Nearest(std::string_view name,
                                         std::span<const std::string_view> known) {

@@ -19,7 +19,8 @@ enum MessageType : uint32_t {
   kForkSequence = 4,    // SequenceRef -> SequenceReply
   kCloseSequence = 5,   // SequenceRef -> ErrorReply
   kGrow = 6,            // Grow -> ErrorReply; the new table is published before the reply
-  kSettle = 7,          // SequenceRef -> ErrorReply, after all earlier events were handled
+  kSettle = 7,          // SequenceRef -> ErrorReply, when what earlier events made due is done;
+                        // replies to later requests may come first
   kLookup = 8,          // Lookup, token ids -> LookupReply
   kDetach = 9,          // none -> ErrorReply; the client has unmapped the arenas
   // Events.

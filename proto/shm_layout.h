@@ -17,7 +17,7 @@
 namespace kvstrata::shm {
 
 inline constexpr uint32_t kMagic = 0x4B565331;  // "KVS1"
-inline constexpr uint32_t kVersion = 1;         // a client of another version is refused at attach
+inline constexpr uint32_t kVersion = 2;         // a client of another version is refused at attach
 
 inline constexpr int kMaxReaders = 64;       // steps of one session open at the same time
 inline constexpr int kMaxSequences = 4096;   // of one session
@@ -82,6 +82,7 @@ static_assert(sizeof(SessionHeader) == 8192);
 enum PageFlags : uint16_t {
   kPageShared = 1,  // do not write: ask for a private copy first (kGrow)
   kPageSealed = 2,  // full and immutable
+  kPageAbsent = 4,  // its rows were given back: only extents hold them; nothing else is set
 };
 
 // Where a page or an index block lies.
@@ -93,8 +94,21 @@ struct PageEntry {
 };
 static_assert(sizeof(PageEntry) == 16);
 
+// Where an extent lies (kernels/codec/extent.h says what is in it) and which tokens it is about.
+struct ExtentEntry {
+  uint32_t arena;
+  uint16_t flags;  // 0
+  uint16_t tier;
+  uint64_t offset;
+  uint64_t bytes;  // of the extent, its header included
+  int32_t begin;   // token positions [begin, end)
+  int32_t end;
+};
+static_assert(sizeof(ExtentEntry) == 32);
+
 // One version of a sequence's table. Immutable once published, but for entries beyond the counts:
-// those are filled first and the count is stored after them (release).
+// those are filled first and the count is stored after them (release). Extents change with the
+// version alone; they are ordered by `begin`.
 struct SequenceTable {
   uint64_t version;
   uint64_t sequence_id;
@@ -105,8 +119,8 @@ struct SequenceTable {
   std::atomic<uint32_t> index_blocks;  // published index blocks
   uint64_t heat_first;       // first heat counter of this sequence
   uint32_t heat_count;       // its counters, one per page; 0: none
-  uint32_t reserved;
-  // PageEntry entries[page_capacity + index_capacity] follows.
+  uint32_t extent_count;     // immutable
+  // PageEntry entries[page_capacity + index_capacity] follows, then ExtentEntry[extent_count].
 };
 static_assert(sizeof(SequenceTable) == 56);
 
@@ -132,6 +146,19 @@ inline const PageEntry* Entries(const SequenceTable* t) {
   return reinterpret_cast<const PageEntry*>(t + 1);
 }
 inline PageEntry* Entries(SequenceTable* t) { return reinterpret_cast<PageEntry*>(t + 1); }
+inline uint64_t EntryCount(const SequenceTable* t) {
+  return uint64_t{t->page_capacity} + t->index_capacity;
+}
+inline const ExtentEntry* Extents(const SequenceTable* t) {
+  return reinterpret_cast<const ExtentEntry*>(Entries(t) + EntryCount(t));
+}
+inline ExtentEntry* Extents(SequenceTable* t) {
+  return reinterpret_cast<ExtentEntry*>(Entries(t) + EntryCount(t));
+}
+inline uint64_t TableBytes(uint32_t page_capacity, uint32_t index_capacity, uint32_t extents) {
+  return sizeof(SequenceTable) + (uint64_t{page_capacity} + index_capacity) * sizeof(PageEntry) +
+         extents * sizeof(ExtentEntry);
+}
 
 }  // namespace kvstrata::shm
 

@@ -15,8 +15,25 @@ struct TableView {
   uint32_t pages = 0;
   uint32_t index_blocks = 0;
   const PageEntry* page(uint32_t i) const { return Entries(table) + i; }
-  const PageEntry* index_block(uint32_t i) const { return Entries(table) + table->page_capacity + i; }
+  const PageEntry* index_block(uint32_t i) const {
+    return Entries(table) + table->page_capacity + i;
+  }
+  uint32_t extents() const { return table->extent_count; }
+  const ExtentEntry* extent(uint32_t i) const { return Extents(table) + i; }
 };
+
+// Whether the entries make sense by themselves: tokens in order, sizes that do not overflow. That
+// the bytes lie inside their arena is for whoever knows the arenas. Once per version is enough.
+inline bool ExtentsSound(const TableView& view) {
+  int32_t begin = 0;
+  for (uint32_t i = 0; i < view.extents(); ++i) {
+    const ExtentEntry& e = *view.extent(i);
+    if (e.begin < begin || e.end < e.begin || e.bytes == 0) return false;
+    if (e.offset % 8 != 0 || e.offset + e.bytes < e.offset) return false;
+    begin = e.begin;
+  }
+  return true;
+}
 
 class TableReader {
  public:
@@ -53,11 +70,8 @@ class TableReader {
     }
     const auto* t = reinterpret_cast<const SequenceTable*>(
         reinterpret_cast<const std::byte*>(tables_) + offset);
-    const uint64_t entries = uint64_t{t->page_capacity} + t->index_capacity;
-    if (t->sequence_id != sequence ||
-        entries > (table_bytes_ - offset - sizeof(SequenceTable)) / sizeof(PageEntry)) {
-      return {};
-    }
+    const uint64_t bytes = TableBytes(t->page_capacity, t->index_capacity, t->extent_count);
+    if (t->sequence_id != sequence || bytes > table_bytes_ - offset) return {};
     TableView view{t, t->pages.load(std::memory_order_acquire),
                    t->index_blocks.load(std::memory_order_acquire)};
     if (view.pages > t->page_capacity || view.index_blocks > t->index_capacity) return {};

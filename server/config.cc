@@ -84,6 +84,26 @@ bool ArenaBytes(std::string_view v, uint64_t* out) {
   return true;
 }
 
+// "0-3,6": ranges and single numbers.
+bool CpuList(std::string_view text, std::vector<int>* out) {
+  std::vector<int> cpus;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::string_view item = text.substr(0, comma);
+    const size_t dash = std::min(item.find('-'), item.size());
+    int first = 0, last = 0;
+    if (!NumberIn(item.substr(0, dash), 0, 1023, &first)) return false;
+    last = first;
+    if (dash < item.size() && !NumberIn(item.substr(dash + 1), 0, 1023, &last)) return false;
+    if (last < first) return false;
+    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+    if (comma + 1 == text.size()) return false;
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  *out = std::move(cpus);
+  return true;
+}
+
 bool Level(std::string_view v, LogLevel* out) {
   constexpr std::array<std::string_view, 5> names = {"trace", "debug", "info", "warn", "error"};
   const auto at = std::find(names.begin(), names.end(), v);
@@ -170,6 +190,26 @@ constexpr std::array kKeys = {
     Key{"threads", "KVSTRATA_THREADS", "0", "0 to 1024; 0: all cores",
         "threads of the remote road's ops",
         [](std::string_view v, Config* c) { return NumberIn(v, 0, 1024, &c->threads); }},
+    Key{"work.threads", "KVSTRATA_WORK_THREADS", "1", "0 to 256; 0: rows are never recompressed",
+        "workers that recompress sequences whose plan has a codec, away from decode",
+        [](std::string_view v, Config* c) { return NumberIn(v, 0, 256, &c->work.threads); }},
+    Key{"work.op_threads", "KVSTRATA_WORK_OP_THREADS", "1", "1 to 256",
+        "threads of one worker's ops",
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 256, &c->work.op_threads); }},
+    Key{"work.queue", "KVSTRATA_WORK_QUEUE", "1024", "1 to 1000000",
+        "sequences that may wait for a worker; more are offered again when there is room",
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 1'000'000, &c->work.queue); }},
+    Key{"work.cpus", "KVSTRATA_WORK_CPUS", "", "a list such as 0-3,6; '': all",
+        "cores that workers and their ops may run on",
+        [](std::string_view v, Config* c) { return CpuList(v, &c->work.cpus); }},
+    Key{"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
+        "a directory's absolute path; '': none",
+        "where the files lie that plans name by `parameters` (SeKV, trained)",
+        [](std::string_view v, Config* c) {
+          c->store.parameters_directory = v;
+          return v.empty() || v.front() == '/';
+        },
+        true},
     Key{"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "4s", "a duration, 100ms to 5s",
         "a shutdown that takes longer is cut short, with exit code 1",
         [](std::string_view v, Config* c) {

@@ -24,6 +24,7 @@
 #include "server/attach/attach_server.h"
 #include "server/store/store.h"
 #include "server/telemetry/log.h"
+#include "server/work/recompress.h"
 
 namespace kvstrata {
 
@@ -42,6 +43,7 @@ struct Config {
   int64_t socket_group = -1;    // gid of both sockets; -1: the daemon's own
   StoreOptions store;
   AttachOptions attach;
+  WorkOptions work;
   std::string backend;   // of the remote road; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};

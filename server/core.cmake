@@ -13,15 +13,19 @@ kvs_library(kvs_memory
 
 kvs_library(kvs_store
   store/allocate.cc
+  store/artefacts.cc
   store/audit.cc
   store/epochs.cc
   store/inspect.cc
   store/move.cc
   store/open_sequence.cc
   store/page.cc
+  store/parameters.cc
   store/prefix_index.cc
   store/prefix_key.cc
   store/publish.cc
+  store/raw_pages.cc
+  store/recompress.cc
   store/segments.cc
   store/step_events.cc
   store/store.cc

@@ -12,10 +12,12 @@
 #include <thread>
 
 #include "kernels/backend.h"
+#include "kernels/codec/codec.h"
 #include "kernels/executor.h"
 #include "server/attach/unix_listener.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
+#include "server/work/recompress.h"
 
 #ifndef KVS_VERSION
 #define KVS_VERSION "0.0.0"
@@ -112,6 +114,7 @@ struct Daemon::Parts {
   Clock::time_point started = Clock::now();
   UniqueFd lock;
   std::unique_ptr<Store> store;
+  std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
   std::unique_ptr<AttachServer> attach;
@@ -128,7 +131,11 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(CheckSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(CheckSocketDirectory(config.socket));
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
+  config.store.new_recompressor = NewRecompressor;
+  config.store.load_parameters = LoadSpanParameters;
   KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
+  KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
+  work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
@@ -169,6 +176,7 @@ Daemon::Daemon(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 Daemon::~Daemon() {
   parts_->attach->Stop();
+  parts_->work->Stop();  // what waits for it over gRPC has its answer then
   parts_->grpc->Shutdown(
       std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
 }

@@ -4,7 +4,8 @@
 Usage: golden_runner.py DIR [--backend ref|simd|cuda] [--plan NAME ...] [--road linked|remote]
                         [--socket PATH]
 
-Each compared array is one check, at the tolerance of the folder's README.md. Plans that the daemon does
+The daemon is started by the runner, with a folder for SeKV's trained parameters (a safetensors file a case);
+with --socket cases that need one are not run, loudly. Each compared array is one check, at the tolerance of the folder's README.md. Plans that the daemon does
 not implement are listed, not run; asking for one by --plan is a failure. Last line: `N passed, N failed`.
 Exit codes: 0 all passed, 1 a check failed or nothing ran, 2 usage.
 """
@@ -16,6 +17,7 @@ import contextlib
 import json
 import pathlib
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,13 +28,19 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "integrations" / "kvstrata" / "src"))
 
 import kvstrata  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 
 PLANS = ("full", "window", "quest", "chess", "tokenselect", "sentencekv", "sekv", "mosaickv", "rawblocks")
 # rawblocks is no preset but the block selector over raw pages.
 CUSTOM = {"rawblocks": 'segmenter = "page", selector = "block", codec = "raw"'}
+# Options that the vectors spell as the reference's arguments, and what they leave unsaid.
+SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows"}
+# Raw pages stay, so that "rotated_rows" can be looked at.
+IMPLIED = {"mosaickv": {"strategy": "search", "keep_raw": "host"}}
 PAGE_TOKENS = 16
 OUT_TOLERANCE = {"ref": 1e-5, "simd": 1e-5, "cuda": 2e-2}  # cuda multiplies in bf16
+OUT_TOLERANCE_OF = {"sekv": 1e-2, "mosaickv": 1e-2}        # stored bf16 may round the other way
 SCORE_TOLERANCE = 1e-4  # of the largest
 
 Arrays = dict[str, np.ndarray]
@@ -45,7 +53,7 @@ class Outcome:
     out: np.ndarray                                   # [T, L, Hq, d]
     tokens: list[list[list[np.ndarray]]] = field(default_factory=list)  # [step][layer][group]
     units: list[list[list[np.ndarray]]] = field(default_factory=list)
-    selections: list[int] = field(default_factory=list)
+    per_step: dict[str, list[np.ndarray]] = field(default_factory=dict)  # inspected after each step
     inspected: Arrays = field(default_factory=dict)
 
 
@@ -74,12 +82,33 @@ def toml_value(value: Any) -> str:
     return json.dumps(value)
 
 
-def plan_text(name: str, options: dict[str, Any] | None) -> str:
-    """The plan's text form: preset{options}; options that are null are left out."""
-    given = ", ".join(f"{k} = {toml_value(v)}" for k, v in (options or {}).items() if v is not None)
+def plan_text(name: str, options: dict[str, Any] | None, parameters: str | None = None) -> str:
+    """The plan's text form: preset{options}."""
+    given = dict(IMPLIED.get(name, {}))
+    for key, value in (options or {}).items():
+        if (name, key) == ("sekv", "untrained"):
+            continue
+        if (name, key) == ("sekv", "budget") and value is None:
+            value = 0
+        if value is not None:
+            given[SPELLED.get((name, key), key)] = value
+    if parameters is not None:
+        given["parameters"] = parameters
+    text = ", ".join(f"{k} = {toml_value(v)}" for k, v in given.items())
     if name in CUSTOM:
-        return "{" + ", ".join(filter(None, [CUSTOM[name], given])) + "}"
-    return name if not given else f"{name}{{{given}}}"
+        return "{" + ", ".join(filter(None, [CUSTOM[name], text])) + "}"
+    return name if not text else f"{name}{{{text}}}"
+
+
+def write_parameters(folder: pathlib.Path, case: str, arrays: Arrays) -> str:
+    """SeKV's trained parameters of a case as the file that the daemon loads; its name."""
+    layers = range(len(arrays["keys_bf16"]))
+    tensors = {"W": np.stack([arrays[f"sekv.w_layer{i}"] for i in layers]),
+               "tau": np.stack([arrays[f"sekv.tau_layer{i}"] for i in layers])}
+    tensors |= {name.removeprefix("sekv."): x for name, x in arrays.items() if name.startswith("sekv.g_phi.")}
+    name = f"{case.replace(chr(32), chr(95))}.safetensors"
+    save_file({k: np.ascontiguousarray(v, np.float32) for k, v in tensors.items()}, folder / name)
+    return name
 
 
 def shape_of(arrays: Arrays) -> tuple[int, int, int]:
@@ -112,16 +141,34 @@ def prefill(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arra
     sequence.prefill_done()
 
 
-def decode(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arrays,
-           inspect: tuple[str, ...]) -> Outcome:
+def chunk_of(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arrays) -> Outcome:
+    """The last `tail` prompt tokens as one chunk: what it attends before itself, and its output."""
+    keys, values, queries = arrays["keys_bf16"], arrays["values_bf16"], arrays["queries_bf16"]
+    steps, prompt, heads = shape_of(arrays)
+    tail = len(queries) - steps
+    outcome = Outcome(np.empty((len(keys), tail, heads, keys.shape[3]), np.float32))
+    for first, end in ((0, prompt - tail), (prompt - tail, prompt)):
+        with session.step([(sequence, range(first, end))]) as step:
+            for layer in range(len(keys)):
+                step.append(layer, keys[layer, first:end], values[layer, first:end])
+                if first:
+                    step.attend(layer, queries[:tail, layer], out=outcome.out[layer])
+                    outcome.tokens.append([[t[t < first] for t in step.selected_tokens()]])
+    return outcome
+
+
+def decode(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arrays, plan: str) -> Outcome:
     keys, values, queries = arrays["keys_bf16"], arrays["values_bf16"], arrays["queries_bf16"]
     steps, prompt, heads = shape_of(arrays)
     outcome = Outcome(np.empty((steps, len(keys), heads, keys.shape[3]), np.float32))
+    look = lambda names: {name: sequence.inspect(name) for name in names if f"{plan}.{name}" in arrays}
+    sequence.settle()
+    outcome.inspected |= look(AFTER_PROMPT.get(plan, ()))
     for t in range(steps):
         at = prompt + t
         sequence.settle()
-        if "selections" in inspect:
-            outcome.selections.append(int(sequence.inspect("selections").reshape(-1)[0]))
+        for name, array in look(BEFORE_STEP.get(plan, ())).items():
+            outcome.per_step.setdefault(name, []).append(array)
         tokens, units = [], []
         with session.step([(sequence, [at])]) as step:
             for layer in range(len(keys)):
@@ -133,9 +180,14 @@ def decode(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Array
                 units.append(step.selected_units())
         outcome.tokens.append(tokens)
         outcome.units.append(units)
+        for name, array in look(AFTER_STEP.get(plan, ())).items():
+            outcome.per_step.setdefault(name, []).append(array)
+        if t == 0:
+            outcome.inspected |= look([n for n in FIRST_STEP.get(plan, ()) if "*" not in n])
+            outcome.inspected |= look([f"votes_layer{i}" for i in range(len(keys))])
         sequence.report(at, entropy=arrays["entropy"][t:t + 1], boundary=arrays["boundary"][at:at + 1])
     sequence.settle()
-    outcome.inspected = {name: sequence.inspect(name) for name in inspect if name != "selections"}
+    outcome.inspected |= look(AT_END.get(plan, ()))
     return outcome
 
 
@@ -149,16 +201,24 @@ def rows_of(arrays: Arrays, name: str) -> list[np.ndarray]:
 def walk(arrays: Arrays, plan: str) -> Iterator[tuple[int, int, int, int]]:
     """(step, layer, group, groups) of every expected row, in their order; chess has one row a step.
 
-    A decision to attend everything has one row for all heads, another one row a KV head.
+    A decision to attend everything has one row for all heads, another one a row for each group of heads.
     """
-    steps, prompt, _ = shape_of(arrays)
+    steps, prompt, heads = shape_of(arrays)
     layers, _, kv_heads, _ = arrays["keys_bf16"].shape
-    one_list = plan in ("full", "window", "chess", "tokenselect")
-    expected = [] if one_list else rows_of(arrays, f"{plan}.tokens")
+    options = json.loads(bytes(arrays["params"]))["plans"].get(plan) or {}
+    lists = {"full": 1, "window": 1, "chess": 1, "tokenselect": 1, "sekv": heads}.get(plan, kv_heads)
+    if options.get("per_query_head"):
+        lists = heads
+    tokens = rows_of(arrays, f"{plan}.tokens") if f"{plan}.tokens" in arrays else None
     row = 0
     for t in range(steps):
+        n = prompt + t + 1
         for layer in range(1 if plan == "chess" else layers):
-            groups = 1 if one_list or len(expected[row]) == prompt + t + 1 else kv_heads
+            if tokens is not None:
+                full = len(tokens[row]) == n and (lists == 1 or plan != "mosaickv")
+            else:
+                full = n <= (options.get("budget") or 0)
+            groups = 1 if full else lists
             for group in range(groups):
                 yield t, layer, group, groups
             row += groups
@@ -209,12 +269,37 @@ def compare_out(arrays: Arrays, plan: str, outcome: Outcome, agrees: np.ndarray,
     return ""
 
 
-def compare_scores(got: np.ndarray, expected: np.ndarray) -> str:
+def compare_within(got: np.ndarray, expected: np.ndarray, limit: np.ndarray | float) -> str:
     if got.shape != expected.shape:
         return f"shape {got.shape}, expected {expected.shape}"
-    error = np.abs(got.astype(np.float64) - expected).max(initial=0)
-    limit = SCORE_TOLERANCE * np.abs(expected).max(initial=0)
-    return "" if error <= limit else f"error {error:.3g} > {limit:.3g}"
+    error = np.abs(got.astype(np.float64) - expected)
+    beyond = ~(error <= limit)
+    if not beyond.any():
+        return ""
+    return f"{int(beyond.sum())} of {expected.size} off, the worst by {error.max():.3g}"
+
+
+def compare_scores(got: np.ndarray, expected: np.ndarray) -> str:
+    """Within 1e-4 of the largest."""
+    return compare_within(got, expected, SCORE_TOLERANCE * np.abs(expected).max(initial=0))
+
+
+def compare_relative(got: np.ndarray, expected: np.ndarray) -> str:
+    """Within 1e-4 of each; what fp32 may flush to 0 may be 0."""
+    return compare_within(got, expected, SCORE_TOLERANCE * np.abs(expected) + 1e-36)
+
+
+def compare_bf16(got: np.ndarray, expected: np.ndarray) -> str:
+    """Within one step of bf16."""
+    return compare_within(got, expected, np.abs(expected) * 2.0**-7 + 1e-38)
+
+
+def compare_signless(got: np.ndarray, expected: np.ndarray) -> str:
+    """Columns may have the other sign; within 1e-4 of the largest."""
+    if got.shape != expected.shape:
+        return f"shape {got.shape}, expected {expected.shape}"
+    flip = np.where((got.astype(np.float64) * expected).sum(axis=0) < 0, -1.0, 1.0)
+    return compare_scores(got * flip, expected)
 
 
 def compare_exact(got: np.ndarray, expected: np.ndarray) -> str:
@@ -224,6 +309,48 @@ def compare_exact(got: np.ndarray, expected: np.ndarray) -> str:
     return "" if not wrong else f"{wrong} of {expected.size} differ"
 
 
+AFTER_PROMPT = {
+    "sentencekv": ("importance", "kept", "kept_offsets", "bucket_sizes", "bucket_sizes_offsets",
+                   "bucket_means"),
+    "sekv": ("anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank", "k_longest", "v_longest"),
+    "mosaickv": ("eigenvalues", "rotated_rows", "packed_rows"),
+}
+BEFORE_STEP = {"chess": ("selections",)}
+AFTER_STEP = {"tokenselect": ("hits",), "mosaickv": ("segments",)}
+FIRST_STEP = {"tokenselect": ("votes_layer*",), "sekv": ("relevance_logits",)}
+AT_END = {"chess": ("page_vectors_bf16", "grid_scores", "chunk_scores", "page_scores"),
+          "mosaickv": ("strategies",)}
+within = lambda limit: lambda got, expected: compare_within(got, expected, limit)
+COMPARE = {
+    "page_vectors_bf16": compare_exact, "importance": compare_relative, "kept": compare_exact,
+    "kept_offsets": compare_exact, "bucket_sizes": compare_exact, "bucket_sizes_offsets": compare_exact,
+    "bucket_means": within(1e-5), "anchors": compare_exact, "raw": compare_exact, "spans": compare_exact,
+    "k_mean": compare_bf16, "v_mean": compare_bf16, "k_rank": compare_exact, "v_rank": compare_exact,
+    "k_longest": within(1e-2), "v_longest": within(1e-2), "relevance_logits": within(1e-2),
+    "eigenvalues": compare_scores, "rotated_rows": compare_signless, "packed_rows": compare_exact,
+    "strategies": compare_exact,
+}
+
+
+def check_per_step(case: str, arrays: Arrays, plan: str, outcome: Outcome, tally: Tally) -> None:
+    steps, _, _ = shape_of(arrays)
+    for name, seen in outcome.per_step.items():
+        if name == "selections":
+            problem = compare_exact(np.array([int(x.reshape(-1)[0]) for x in seen], np.int32),
+                                    arrays[f"{plan}.{name}"])
+        elif name == "hits":
+            # A choice that rounding may turn is not held against us.
+            safe = arrays[f"{plan}.stable"].reshape(steps, -1).all(axis=1)
+            expected = arrays[f"{plan}.{name}"].reshape(steps, -1)
+            problem = compare_exact(np.stack([x.reshape(-1) for x in seen])[safe], expected[safe])
+        else:
+            rows = rows_of(arrays, f"{plan}.{name}")
+            wrong = [t for t in range(steps) if not np.array_equal(seen[t].reshape(-1), rows[t])]
+            problem = f"steps {wrong[:5]}: {seen[wrong[0]].reshape(-1)[-9:]} instead of {rows[wrong[0]][-9:]}" \
+                if wrong else ""
+        tally.check(case, f"{plan}.{name}", problem)
+
+
 def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, limit: float, tally: Tally) -> None:
     agrees = np.ones(outcome.out.shape[:3], bool)
     for what in ("tokens", "units"):
@@ -231,47 +358,72 @@ def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, limit: fl
             problem, same = compare_rows(arrays, plan, outcome, what)
             tally.check(case, f"{plan}.{what}", problem)
             agrees &= same
+    limit = max(limit, OUT_TOLERANCE_OF.get(plan, 0))
     tally.check(case, f"{plan}.out", compare_out(arrays, plan, outcome, agrees, limit))
-    if plan != "chess":
-        return
-    tally.check(case, "chess.selections",
-                compare_exact(np.array(outcome.selections, np.int32), arrays["chess.selections"]))
+    check_per_step(case, arrays, plan, outcome, tally)
     for name, got in outcome.inspected.items():
-        compare = compare_exact if name == "page_vectors_bf16" else compare_scores
-        tally.check(case, f"chess.{name}", compare(got, arrays[f"chess.{name}"]))
+        compare = COMPARE.get(name, compare_relative if name.startswith("votes") else compare_scores)
+        tally.check(case, f"{plan}.{name}", compare(got, arrays[f"{plan}.{name}"]))
 
 
-INSPECT = {"chess": ("selections", "page_vectors_bf16", "grid_scores", "chunk_scores", "page_scores")}
+def check_chunk(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays: Arrays, limit: float,
+                tally: Tally) -> None:
+    """TokenSelect's prompt chunk: one selection a layer from the mean query, then causal."""
+    options = json.loads(bytes(arrays["params"]))["plans"]["tokenselect"]
+    prompt = shape_of(arrays)[1]
+    with session.open(model, plan_text("tokenselect", {**options, "chunk": max(prompt, 512)})) as sequence:
+        outcome = chunk_of(session, sequence, arrays)
+    expected = rows_of(arrays, "tokenselect.chunk_tokens")
+    wrong = [layer for layer, rows in enumerate(expected)
+             if not np.array_equal(outcome.tokens[layer][0][0], rows)]
+    tally.check(case, "tokenselect.chunk_tokens", f"layers {wrong}" if wrong else "")
+    truth = arrays["tokenselect.chunk_out"].astype(np.float64)
+    error = np.linalg.norm(outcome.out - truth, axis=-1) / np.maximum(np.linalg.norm(truth, axis=-1), 1e-30)
+    worst = float(np.where(np.isnan(error), np.inf, error).max())
+    tally.check(case, "tokenselect.chunk_out", "" if worst <= limit else f"relative error {worst:.3g}")
 
 
 def run_plan(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays: Arrays, plan: str,
-             limit: float, tally: Tally) -> None:
+             limit: float, folder: pathlib.Path | None, tally: Tally) -> None:
     options = json.loads(bytes(arrays["params"]))["plans"].get(plan)
     if plan == "full":
         options = None
+    parameters = None
+    if f"{plan}.w_layer0" in arrays:
+        if folder is None:
+            tally.not_run[plan] = f"{case} needs a parameters folder: run without --socket"
+            return
+        parameters = write_parameters(folder, case, arrays)
     try:
-        sequence = session.open(model, plan_text(plan, options))
+        sequence = session.open(model, plan_text(plan, options, parameters))
     except kvstrata.Unimplemented as error:
         tally.not_run[plan] = error.message
         return
     with sequence:
         prefill(session, sequence, arrays)
-        outcome = decode(session, sequence, arrays, INSPECT.get(plan, ()))
+        outcome = decode(session, sequence, arrays, plan)
     check_plan(case, arrays, plan, outcome, limit, tally)
+    if "tokenselect.chunk_out" in arrays and plan == "tokenselect":
+        check_chunk(session, model, case, arrays, limit, tally)
 
 
-def run_case(session: kvstrata.Session, path: pathlib.Path, plans: list[str], limit: float,
-             tally: Tally) -> None:
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    model = register(session, arrays, f"golden:{path.name}")
+def run_arrays(session: kvstrata.Session, case: str, arrays: Arrays, plans: list[str], limit: float,
+               folder: pathlib.Path | None, tally: Tally) -> None:
+    model = register(session, arrays, f"golden:{case}")
     for plan in plans:
         if f"{plan}.out" not in arrays:
             continue
         try:
-            run_plan(session, model, path.stem, arrays, plan, limit, tally)
+            run_plan(session, model, case, arrays, plan, limit, folder, tally)
         except kvstrata.KvstrataError as error:
-            tally.check(path.stem, plan, f"the daemon answered {error}")
+            tally.check(case, plan, f"the daemon answered {error}")
+
+
+def run_case(session: kvstrata.Session, path: pathlib.Path, plans: list[str], limit: float,
+             folder: pathlib.Path | None, tally: Tally) -> None:
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    run_arrays(session, path.stem, arrays, plans, limit, folder, tally)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -288,15 +440,27 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+@contextlib.contextmanager
+def daemon_with_parameters() -> Iterator[tuple[str, pathlib.Path]]:
+    """A daemon of our own and the folder that its plans' `parameters` name files of."""
+    with tempfile.TemporaryDirectory(prefix="kvstrata-golden-") as name:
+        folder = pathlib.Path(name)
+        config = folder / "kvstratad.toml"
+        config.write_text(f'[parameters]\ndirectory = "{folder}"\n')
+        with Daemon("--config", str(config)) as daemon:
+            yield daemon.socket, folder
+
+
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     tally = Tally()
     with contextlib.ExitStack() as stack:
-        socket = options.socket or stack.enter_context(Daemon()).socket
+        socket, folder = (options.socket, None) if options.socket else \
+            stack.enter_context(daemon_with_parameters())
         session = stack.enter_context(kvstrata.attach(socket, road=options.road, backend=options.backend,
                                                       client_name="golden_runner", timeout_ms=30000))
         for path in sorted(options.folder.glob("*.npz")):
-            run_case(session, path, options.plan or list(PLANS), OUT_TOLERANCE[options.backend], tally)
+            run_case(session, path, options.plan or list(PLANS), OUT_TOLERANCE[options.backend], folder, tally)
     for plan, why in tally.not_run.items():
         print(f"NOT RUN: plan {plan} is not implemented by this daemon: {why}")
     missing = [plan for plan in options.plan or () if plan in tally.not_run]

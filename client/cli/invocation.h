@@ -51,6 +51,7 @@ void AddModel(CLI::App& app, Invocation& invocation);
 void AddSession(CLI::App& app, Invocation& invocation);
 void AddSequence(CLI::App& app, Invocation& invocation);
 void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict, audit
+void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);
 void AddCalibrate(CLI::App& app, Invocation& invocation);

@@ -23,6 +23,7 @@ const char* Glyph(bool host, int shade, bool ascii) {
 }
 
 std::string Cell(const GridPage& page, int shade, const GridStyle& style) {
+  if (page.absent) return " ";
   const std::string glyph = Glyph(page.host, shade, style.ascii);
   if (!style.colour) return glyph;
   return std::string(page.host ? kYellow : kGreen) + (page.shared ? kUnderline : "") + glyph +
@@ -44,18 +45,20 @@ std::string Scale(bool host, const GridStyle& style) {
 }
 
 std::string Legend(const std::vector<GridPage>& pages, uint32_t most, const GridStyle& style) {
-  size_t never = 0, shared = 0, host = 0;
+  size_t never = 0, shared = 0, host = 0, absent = 0;
   for (const GridPage& page : pages) {
     never += page.selected == 0;
     shared += page.shared;
     host += page.host;
+    absent += page.absent;
   }
   std::string out = Scale(false, style) + "  " + Scale(true, style) + "   never .. up to " +
                     std::to_string(most) + " times selected\n";
-  out += std::to_string(pages.size()) + " pages: " + std::to_string(pages.size() - host) +
+  out += std::to_string(pages.size()) + " pages: " + std::to_string(pages.size() - host - absent) +
          " device, " + std::to_string(host) + " host, " + std::to_string(shared) + " shared" +
          (style.colour && shared > 0 ? " (underlined)" : "") + ", " + std::to_string(never) +
-         " never selected\n";
+         " never selected" +
+         (absent > 0 ? ", " + std::to_string(absent) + " given back (blank)" : "") + "\n";
   return out;
 }
 

@@ -25,6 +25,11 @@ constexpr Column kList[] = {
     {"HOST", "/host_bytes", Bytes, true},
     {"AGE", "/age_us", Microseconds, true},
 };
+std::string OrOk(const Json& value) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  return text.empty() ? "ok" : Printable(text);
+}
+
 constexpr Column kRecord[] = {
     {"SEQUENCE", "/sequence"},
     {"SESSION", "/session"},
@@ -40,10 +45,32 @@ constexpr Column kRecord[] = {
     {"TABLE VERSION", "/version"},
     {"DEVICE", "/device_bytes", Bytes},
     {"HOST", "/host_bytes", Bytes},
+    {"EXTENTS", "/extents"},
+    {"EXTENTS ON DEVICE", "/extent_device_bytes", Bytes},
+    {"EXTENTS ON HOST", "/extent_host_bytes", Bytes},
+    {"PAGES GIVEN BACK", "/absent_pages"},
+    {"RECOMPRESSION", "/work_error", OrOk},
     {"AGE", "/age_us", Microseconds},
 };
+// A page that was given back lies nowhere.
+std::string TierOrAbsent(const Json& value) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  return text.empty() ? "given back" : text;
+}
+
+constexpr Column kExtents[] = {
+    {"EXTENT", "/extent", nullptr, true},
+    {"KIND", "/kind"},
+    {"TIER", "/tier"},
+    {"BEGIN", "/begin", nullptr, true},
+    {"END", "/end", nullptr, true},
+    {"BYTES", "/bytes", Bytes, true},
+    {"ARENA", "/arena", nullptr, true},
+    {"OFFSET", "/offset", nullptr, true},
+    {"REFS", "/references", nullptr, true},
+};
 constexpr Column kPages[] = {
-    {"PAGE", "/page", nullptr, true},       {"TIER", "/tier"},
+    {"PAGE", "/page", nullptr, true},       {"TIER", "/tier", TierOrAbsent},
     {"ARENA", "/arena", nullptr, true},     {"OFFSET", "/offset", nullptr, true},
     {"SEALED", "/sealed", YesNo},           {"SHARED", "/shared", YesNo},
     {"REFS", "/references", nullptr, true}, {"SELECTED", "/selected", nullptr, true},
@@ -63,7 +90,7 @@ Result<v1::ShowSequenceResponse> Fetch(const Options& options, uint64_t sequence
   return Ask(options, &v1::Admin::Stub::ShowSequence, request);
 }
 
-// The sequence's own fields, then `pages` and `index_blocks`, numbered.
+// The sequence's own fields, then pages, index blocks and extents, numbered.
 Json Document(const v1::ShowSequenceResponse& answer) {
   Json document = ToJson(answer.sequence());
   document["pages_in_order"] = Json::array();
@@ -76,6 +103,12 @@ Json Document(const v1::ShowSequenceResponse& answer) {
   for (const v1::PageInfo& block : answer.index_blocks()) {
     document["index_blocks_in_order"].push_back(ToJson(block));
   }
+  document["extents_in_order"] = Json::array();
+  for (const v1::ExtentInfo& extent : answer.extents()) {
+    Json row = {{"extent", document["extents_in_order"].size()}};
+    row.update(ToJson(extent));
+    document["extents_in_order"].push_back(std::move(row));
+  }
   return document;
 }
 
@@ -83,6 +116,10 @@ Result<int> Show(const Options& options, uint64_t sequence, bool pages) {
   KVS_ASSIGN_OR_RETURN(const auto answer, Fetch(options, sequence));
   const Json document = Document(answer);
   PrintRecord(options.style, document, kRecord, std::cout);
+  if (answer.extents_size() > 0 && options.style.format == Format::kTable) {
+    std::cout << "\n";
+    PrintList(options.style, document, "extents_in_order", kExtents, std::cout);
+  }
   if (pages && options.style.format == Format::kTable) {
     std::cout << "\n";
     PrintList(options.style, document, "pages_in_order", kPages, std::cout);
@@ -111,7 +148,7 @@ Result<int> Map(const Options& options, uint64_t sequence, int columns, bool asc
   }
   std::vector<GridPage> pages;
   for (const v1::PageInfo& page : answer.pages()) {
-    pages.push_back({page.tier() == "host", page.shared(), page.selected()});
+    pages.push_back({page.tier() == "host", page.shared(), page.selected(), page.absent()});
   }
   const v1::Sequence& s = answer.sequence();
   if (options.style.headers) {

@@ -23,6 +23,10 @@ constexpr Column kRecord[] = {
     {"PREFIX HIT RATE", "/hit_rate", Percent},
     {"TABLES PUBLISHED", "/publications"},
     {"AWAITING READERS", "/retired_bytes", Bytes},
+    {"RECOMPRESSIONS", "/recompressions"},
+    {"RECOMPRESSIONS FAILED", "/recompress_failures"},
+    {"EXTENTS WRITTEN", "/recompressed_bytes", Bytes},
+    {"RAW PAGES RELEASED", "/released_bytes", Bytes},
 };
 constexpr Column kPools[] = {
     {"POOL", "/tier"},

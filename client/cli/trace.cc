@@ -194,7 +194,7 @@ Trace Trace::Prefix(int32_t prompt) const {
 }
 
 Result<Trace> Trace::Open(const std::string& path) {
-  KVS_ASSIGN_OR_RETURN(Safetensors file, Safetensors::Open(path));
+  KVS_ASSIGN_OR_RETURN(Safetensors file, Safetensors::Open(path, "trace"));
   Result<Trace> trace = FromFile(std::move(file));
   if (trace.ok()) return trace;
   const Status status = trace.status();

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "base/safetensors.h"
 #include "base/status.h"
-#include "client/cli/safetensors.h"
 
 namespace kvstrata::cli {
 

@@ -65,6 +65,10 @@ class SpanStorage {
 
  private:
   struct Layout;  // lowrank.cc
+
+  Status AddPart(const ExtentView* extents);
+  PagedRows OnePage(std::byte* const* page, int64_t index, int32_t count, DType dtype) const;
+
   std::vector<Part> parts_;
   std::vector<Run> spans_;
   std::vector<float> log_length_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 namespace kvstrata {
 namespace {
@@ -14,47 +15,82 @@ struct Update {
   const Backend& backend;
 };
 
-// What a level's units summarise: tokens, or the rows of the level below dressed as pages.
-PagedRows SourceOf(const Update& u, int level, int layer, int head) {
-  if (level == 0) return KeysOf(u.view.pages, PageLayout::Of(u.geometry), layer, head);
+// One field of one level, for one (layer, KV head).
+struct Field {
+  int32_t field = 0;
+  SummarizeWork::Kind kind = SummarizeWork::Kind::kMean;
+  PagedRows source;  // tokens, or rows of the level below
+  PagedRows within;  // kVariance above level 0: variances of the level below
+};
+
+std::vector<Field> FieldsOf(const Update& u, int level, int layer, int head) {
+  using Kind = SummarizeWork::Kind;
   const IndexLayout& index = u.index;
-  return {u.view.index_blocks,
-          index.RowOffset(level - 1, layer, 0, head, 0),
-          index.head_dim * SizeOf(index.dtype),
-          index.levels[level - 1].units_per_block,
-          index.head_dim,
-          index.dtype};
+  const PageLayout pages = PageLayout::Of(u.geometry);
+  const PagedRows keys = KeysOf(u.view.pages, pages, layer, head);
+  const auto below = [&](int32_t field) {
+    return index.Rows(u.view.index_blocks, level - 1, layer, field, head);
+  };
+  std::vector<Field> fields;
+  if (index.kind == IndexLayout::Kind::kMinMax) {
+    fields.push_back({0, Kind::kMinMax, keys, {}});
+  } else {
+    fields.push_back({0, Kind::kMean, level == 0 ? keys : below(0), {}});
+  }
+  if (index.key_mean > 0) {
+    fields.push_back({index.key_mean, Kind::kMean, level == 0 ? keys : below(index.key_mean), {}});
+  }
+  if (index.value_mean >= 0) {
+    const PagedRows values = ValuesOf(u.view.pages, pages, layer, head);
+    fields.push_back(
+        {index.value_mean, Kind::kMean, level == 0 ? values : below(index.value_mean), {}});
+  }
+  if (index.key_variance >= 0) {
+    Field field{index.key_variance, Kind::kVariance, keys, {}};
+    if (level > 0) {
+      field.source = below(index.key_mean);
+      field.within = below(index.key_variance);
+    }
+    fields.push_back(field);
+  }
+  return fields;
 }
 
-SummarizeWork UnitWork(const Update& u, int level, int layer, int head, const PagedRows& source,
+SummarizeWork UnitWork(const Update& u, int level, int layer, int head, const Field& field,
                        int32_t unit) {
   const IndexLayout& index = u.index;
   const int32_t finer = level == 0 ? 1 : index.levels[level - 1].unit_tokens;
   const int32_t size = index.levels[level].unit_tokens / finer;
   SummarizeWork work;
-  work.keys = source;
+  work.kind = field.kind;
+  work.keys = field.source;
+  work.within = field.within;
   work.rows = {unit * size, (unit + 1) * size};
-  work.out = index.Row(u.view.index_blocks, level, layer, 0, head, unit);
-  work.out_dtype = index.dtype;
-  work.kind = SummarizeWork::Kind::kMean;
-  if (index.kind == IndexLayout::Kind::kMinMax) {
-    work.kind = SummarizeWork::Kind::kMinMax;
-    work.out2 = index.Row(u.view.index_blocks, level, layer, 1, head, unit);
+  work.out = index.Row(u.view.index_blocks, level, layer, field.field, head, unit);
+  work.out_dtype = index.IsCoarse(field.field) ? index.coarse_dtype() : index.dtype;
+  if (field.kind == SummarizeWork::Kind::kMinMax) {
+    work.out2 = index.Row(u.view.index_blocks, level, layer, field.field + 1, head, unit);
   }
   return work;
 }
 
-void UpdateLevel(const Update& u, int level, int layer, int head) {
-  const PagedRows source = SourceOf(u, level, layer, head);
+void UpdateField(const Update& u, int level, int layer, int head, const Field& field) {
   const int32_t end = u.index.UnitsFor(level, u.to);
   std::array<SummarizeWork, 32> works;
   size_t n = 0;
   for (int32_t unit = u.index.UnitsFor(level, u.from); unit < end; ++unit) {
-    works[n++] = UnitWork(u, level, layer, head, source, unit);
+    works[n++] = UnitWork(u, level, layer, head, field, unit);
     if (n < works.size() && unit + 1 < end) continue;
     // Inline: this already runs inside a ParallelFor.
     u.backend.summarize(works.data(), static_cast<int64_t>(n), InlineExecutor());
     n = 0;
+  }
+}
+
+void UpdateLevel(const Update& u, int level, int layer, int head) {
+  if (u.index.UnitsFor(level, u.from) == u.index.UnitsFor(level, u.to)) return;
+  for (const Field& field : FieldsOf(u, level, layer, head)) {
+    UpdateField(u, level, layer, head, field);
   }
 }
 

@@ -1,9 +1,10 @@
-// The one loop behind every segmenter whose summaries are one row a unit: writes the rows of the
-// units that became complete, level by level. Private to kernels/segment.
+// The one loop behind every segmenter whose summaries are rows of units: writes the rows of the
+// units that became complete, level by level, coarse rows (IndexLayout::key_mean, ...) included.
+// Private to kernels/segment.
 //
 // One (layer, KV head) depends on nothing but itself, at every level: the loop is parallel over
-// them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once; nothing
-// when no unit completes.
+// them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once, twice
+// more with variances, and values with coarse rows; nothing when no unit completes.
 #ifndef KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 #define KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 

@@ -1,5 +1,5 @@
 // Segmenter `page`: units of plan.page tokens with the element-wise minimum and maximum of their
-// keys, exact in the keys' dtype (spec/common.md, "quest").
+// keys, exact in the keys' dtype (spec/common.md, "quest"); for selector `block` with their mean.
 #include "kernels/segment/complete_units.h"
 #include "kernels/segment/segmenter.h"
 
@@ -9,7 +9,9 @@ namespace {
 class PageSegmenter final : public Segmenter {
  public:
   IndexLayout Layout(const Plan& plan, const Geometry& geometry) const override {
-    return MakeIndexLayout(IndexLayout::Kind::kMinMax, geometry, &plan.page, 1);
+    const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
+                                                            : IndexLayout::Kind::kMinMax;
+    return MakeIndexLayout(kind, geometry, &plan.page, 1, CoarseFieldsOf(plan));
   }
 
   void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,

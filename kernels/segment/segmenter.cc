@@ -7,7 +7,8 @@ const Segmenter& HierarchySegmenterInstance();
 
 namespace {
 
-// `none`: no index, nothing to keep up to date.
+// `none`: no index, nothing to keep up to date. Sentences are the selector's own summaries; spans
+// and loss segments are the codec's.
 class NoSegmenter final : public Segmenter {
  public:
   IndexLayout Layout(const Plan&, const Geometry&) const override { return {}; }
@@ -24,7 +25,8 @@ const Segmenter& NoSegmenterInstance() {
 
 const Segmenter& SegmenterOf(SegmenterKind kind) {
   static constexpr const Segmenter& (*kInstances[])() = {
-      NoSegmenterInstance, PageSegmenterInstance, HierarchySegmenterInstance};  // by SegmenterKind
+      NoSegmenterInstance, PageSegmenterInstance, HierarchySegmenterInstance,
+      NoSegmenterInstance, NoSegmenterInstance,   NoSegmenterInstance};  // by SegmenterKind
   return kInstances[static_cast<size_t>(kind)]();
 }
 

@@ -28,6 +28,11 @@ class Segmenter {
                       Executor& executor) const = 0;
 };
 
+// The coarse rows that plan.rest asks of an index.
+inline CoarseFields CoarseFieldsOf(const Plan& plan) {
+  return {plan.rest != RestKind::kDrop, plan.rest == RestKind::kVariance};
+}
+
 // Lives for the process.
 const Segmenter& SegmenterOf(SegmenterKind kind);
 

@@ -40,14 +40,21 @@ class HeadAffinity {
         dim_(context.geometry->head_dim) {}
 
   // out [counts.total()], level by level.
-  void Score(int32_t window_start, float* out) const {
-    const Vector anchor = Anchor(window_start);
+  void Score(int32_t window_start, bool centred, float* out) const {
+    Vector anchor = MeanOfPages(window_start, true);
+    float constant = 0;  // of the centred product: (a - m).(v - m) = (a - m).v - (a - m).m
+    if (centred) {
+      const Vector mean = MeanOfPages(0, false);
+      for (int c = 0; c < dim_; ++c) anchor[c] -= mean[c];
+      constant = Dot(anchor, mean);
+    }
+    float* const begin = out;
     std::array<ScoreWork, 3> works;
     for (int level = 0; level < 3; ++level) {
       ScoreWork& w = works[level];
       w.kind = ScoreWork::Kind::kDot;
       w.q = anchor.data();
-      w.rows = RowsOf(level);
+      w.rows = index_.Rows(context_.view.index_blocks, level, layer_, 0, head_);
       w.units = {0, counts_.complete[level]};
       w.out = out;
       out += counts_.complete[level];
@@ -57,18 +64,10 @@ class HeadAffinity {
       // Inline: this already runs inside a ParallelFor.
       if (w.units.end > 0) context_.backend->score(&w, 1, InlineExecutor());
     }
+    for (float* score = begin; centred && score < out; ++score) *score -= constant;
   }
 
  private:
-  PagedRows RowsOf(int level) const {
-    return {context_.view.index_blocks,
-            index_.RowOffset(level, layer_, 0, head_, 0),
-            dim_ * SizeOf(index_.dtype),
-            index_.levels[level].units_per_block,
-            dim_,
-            index_.dtype};
-  }
-
   void AddStored(int level, int32_t unit, Vector* sum) const {
     const auto* row = reinterpret_cast<const BF16*>(
         index_.Row(context_.view.index_blocks, level, layer_, 0, head_, unit));
@@ -83,12 +82,12 @@ class HeadAffinity {
     for (int c = 0; c < dim_; ++c) (*v)[c] = ToFloat(FromFloat<BF16>((*v)[c]));
   }
 
-  // Unrounded fp32 mean of the window's page vectors, in order (spec/chess.md 2).
-  Vector Anchor(int32_t window_start) const {
+  // Unrounded fp32 mean of the vectors of the pages from `first` on, in order (spec/chess.md 2).
+  Vector MeanOfPages(int32_t first, bool with_filling) const {
     Vector sum{};
-    for (int32_t page = window_start; page < counts_.units[0]; ++page) AddStored(0, page, &sum);
-    int32_t count = counts_.units[0] - window_start;
-    if (counts_.filling_tokens > 0) {
+    for (int32_t page = first; page < counts_.units[0]; ++page) AddStored(0, page, &sum);
+    int32_t count = counts_.units[0] - first;
+    if (with_filling && counts_.filling_tokens > 0) {
       const Vector mean = FillingPage();
       for (int c = 0; c < dim_; ++c) sum[c] += mean[c];
       ++count;
@@ -142,7 +141,8 @@ class HeadAffinity {
 
 }  // namespace
 
-AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32_t window_start) {
+AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32_t window_start,
+                             bool centred) {
   const Counts counts(*context.index, tokens);
   const int64_t heads = int64_t{context.geometry->layers} * context.geometry->kv_heads;
   const int64_t total = counts.total();
@@ -150,7 +150,8 @@ AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32
   context.executor->ParallelFor(heads, [&](int64_t i) {
     const int layer = static_cast<int>(i / context.geometry->kv_heads);
     const int head = static_cast<int>(i % context.geometry->kv_heads);
-    HeadAffinity(context, counts, layer, head).Score(window_start, parts.data() + i * total);
+    HeadAffinity(context, counts, layer, head)
+        .Score(window_start, centred, parts.data() + i * total);
   });
 
   // A sum of thousands of channels: fp32 within a head, double across heads, in their order.

@@ -20,10 +20,13 @@ namespace kvstrata {
 using AffinityScores = std::array<std::vector<float>, 3>;
 
 // Scores of the sequence as it was at `tokens`, later tokens unseen. The window is the pages from
-// `window_start` on, the filling one included.
+// `window_start` on, the filling one included. `centred`: both sides of the dot product minus the
+// mean vector of the complete pages (fp32, unrounded), so that channels that are large everywhere
+// do not decide (spec/beyond.md 7); it reads the page rows once more.
 // REQUIRES: at least one page is complete at `tokens`; tokens <= context.view.tokens; all rows of
 // units that are complete at `tokens` are written; window_start <= tokens / page.
-AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32_t window_start);
+AffinityScores ScoreAffinity(const SelectContext& context, int32_t tokens, int32_t window_start,
+                             bool centred);
 
 }  // namespace kvstrata
 

@@ -6,7 +6,9 @@
 #include <cstring>
 
 #include "kernels/select/affinity.h"
+#include "kernels/select/inspect_array.h"
 #include "kernels/select/selector.h"
+#include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
 namespace {
@@ -84,15 +86,55 @@ Units CascadeLiteral(const CascadeInput& in) {
   return kept;
 }
 
-template <typename T>
-InspectArray ArrayOf(InspectArray::Type type, const std::vector<T>& values) {
-  InspectArray array;
-  array.type = type;
-  array.shape = {static_cast<int64_t>(values.size())};
-  array.bytes.resize(values.size() * sizeof(T));
-  if (!values.empty()) std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
-  return array;
-}
+// One row each for what is not selected of the candidate pages: page by page, or, with `tree`, at
+// the coarsest level at which a unit is unselected as a whole and lies within the candidates.
+class RestTree {
+ public:
+  RestTree(const Units& selected, Run candidates, const IndexLayout& index, bool tree)
+      : selected_(selected), candidates_(candidates), tree_(tree) {
+    for (int level = 0; level < 3; ++level) {
+      pages_[level] = index.levels[level].unit_tokens / index.levels[0].unit_tokens;
+    }
+  }
+
+  std::vector<CoarseRun> Rows() {
+    if (!tree_) {
+      AppendRest(candidates_, selected_, 0, &rows_);
+      return std::move(rows_);
+    }
+    for (int32_t page = candidates_.begin; page < candidates_.end;) page = AddFrom(page);
+    return std::move(rows_);
+  }
+
+ private:
+  // Adds the coarsest unit that starts at `page`; where the next one starts.
+  int32_t AddFrom(int32_t page) {
+    for (int level = 2; level >= 0; --level) {
+      const int32_t end = page + pages_[level];
+      if (page % pages_[level] != 0 || end > candidates_.end || AnySelected(page, end)) continue;
+      Add(level, page / pages_[level]);
+      return end;
+    }
+    return page + 1;
+  }
+  bool AnySelected(int32_t begin, int32_t end) const {
+    const auto first = std::ranges::lower_bound(selected_, begin);
+    return first != selected_.end() && *first < end;
+  }
+  void Add(int32_t level, int32_t unit) {
+    if (!rows_.empty() && rows_.back().level == level && rows_.back().units.end == unit) {
+      ++rows_.back().units.end;
+    } else {
+      rows_.push_back({level, {unit, unit + 1}});
+    }
+  }
+
+  const Units& selected_;
+  const Run candidates_;
+  const bool tree_;
+  std::array<int32_t, 3> pages_;  // of a unit, by level
+  std::vector<CoarseRun> rows_;
+};
 
 class CascadeSelector final : public Selector {
  public:
@@ -142,6 +184,7 @@ class CascadeSelector final : public Selector {
     AppendRun({0, std::min(sinks * plan_.page, n)}, &runs);
     for (const int32_t p : selected_) AppendRun({p * plan_.page, (p + 1) * plan_.page}, &runs);
     AppendRun({window * plan_.page, n}, &runs);
+    if (plan_.rest != RestKind::kDrop) out->coarse.assign(1, rest_);
   }
 
   std::unique_ptr<Selector> Clone() const override {
@@ -191,7 +234,7 @@ class CascadeSelector final : public Selector {
     const int32_t pages = (tokens + plan_.page - 1) / plan_.page;
     window_start_ = std::max(0, pages - plan_.window);
     if (tokens < plan_.page) return;  // no complete page yet: everything is in the window
-    scores_ = ScoreAffinity(context, tokens, window_start_);
+    scores_ = ScoreAffinity(context, tokens, window_start_, plan_.centred);
     const CascadeInput input{scores_,
                              plan_.pages_per_chunk,
                              plan_.chunks_per_grid,
@@ -199,6 +242,8 @@ class CascadeSelector final : public Selector {
                              {std::min(plan_.sinks, window_start_), window_start_}};
     selected_ = plan_.cascade == Plan::Cascade::kTop ? CascadeTop(input, *context.backend)
                                                      : CascadeLiteral(input);
+    if (plan_.rest == RestKind::kDrop) return;
+    rest_ = RestTree(selected_, input.candidates, *context.index, plan_.tree).Rows();
   }
 
   InspectArray PageVectors(const SelectContext& context) const {
@@ -226,7 +271,8 @@ class CascadeSelector final : public Selector {
   int32_t selections_ = 0;
   int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
   Units selected_;            // pages of the last selection
-  AffinityScores scores_;     // of the last selection, for Inspect
+  std::vector<CoarseRun> rest_;  // what it left, where the plan attends that
+  AffinityScores scores_;        // of the last selection, for Inspect
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/selector.h"
+#include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
 namespace {
@@ -17,7 +18,9 @@ class MinMaxSelector final : public Selector {
         budget_(plan.budget),
         sink_(plan.n_sink),
         recent_(plan.n_recent),
-        min_tokens_(plan.min_tokens) {}
+        min_tokens_(plan.min_tokens),
+        softmax_(plan.group_softmax),
+        rest_(plan.rest != RestKind::kDrop) {}
 
   void Begin(const SelectContext&) override {}
   void PrefillDone(const SelectContext&) override {}
@@ -29,8 +32,9 @@ class MinMaxSelector final : public Selector {
     const int32_t always = std::min(first * page_, n) + std::max(n - last * page_, 0);
     if (AttendsInFull(n, always, budget_, min_tokens_)) return out->SetFull(n);
 
-    Score(context, layer, q, {first, last});
+    scores_.Score(context, layer, q, ScoreWork::Kind::kMinMax, {first, last}, softmax_);
     out->Reset(n, context.geometry->kv_heads);
+    if (rest_) out->coarse.resize(out->groups());
     const Job job{this, &context, out, first, last, n};
     context.executor->ParallelFor(out->groups(), [&job](int64_t head) {
       job.self->Pick(*job.context, static_cast<int>(head), {job.first, job.last}, job.n, job.out);
@@ -40,7 +44,6 @@ class MinMaxSelector final : public Selector {
   std::unique_ptr<Selector> Clone() const override {
     auto copy = std::make_unique<MinMaxSelector>(*this);
     copy->scores_ = {};
-    copy->works_ = {};
     return copy;
   }
   Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
@@ -55,33 +58,12 @@ class MinMaxSelector final : public Selector {
     int32_t first, last, n;
   };
 
-  void Score(const SelectContext& context, int layer, const float* q, Run pages) {
-    const Geometry& g = *context.geometry;
-    const IndexLayout& index = *context.index;
-    const size_t count = pages.end - pages.begin;
-    scores_.resize(count * g.kv_heads);
-    works_.resize(g.kv_heads);
-    for (int head = 0; head < g.kv_heads; ++head) {
-      ScoreWork& w = works_[head];
-      w.kind = ScoreWork::Kind::kMinMax;
-      w.q = q + int64_t{head} * g.group() * g.head_dim;
-      w.queries = g.group();
-      const int64_t low = index.RowOffset(0, layer, 0, head, 0);
-      w.rows = {context.view.index_blocks,       low,        g.head_dim * SizeOf(index.dtype),
-                index.levels[0].units_per_block, g.head_dim, index.dtype};
-      w.max_offset = index.RowOffset(0, layer, 1, head, 0) - low;
-      w.units = pages;
-      w.out = scores_.data() + count * head;
-    }
-    context.backend->score(works_.data(), g.kv_heads, *context.executor);
-  }
-
   void Pick(const SelectContext& context, int head, Run pages, int32_t n, Selection* out) const {
     const int32_t count = pages.end - pages.begin;
     const int32_t k = std::min(budget_ / page_, count);
     std::vector<int32_t>& units = out->units[head];
     units.resize(k);
-    context.backend->top_k({scores_.data() + int64_t{count} * head, count, k, units.data()});
+    context.backend->top_k({scores_.Of(head), count, k, units.data()});
     std::vector<Run>& runs = out->runs[head];
     AppendRun({0, pages.begin * page_}, &runs);
     for (int32_t& unit : units) {
@@ -89,11 +71,12 @@ class MinMaxSelector final : public Selector {
       AppendRun({unit * page_, (unit + 1) * page_}, &runs);
     }
     AppendRun({pages.end * page_, n}, &runs);
+    if (rest_) AppendRest(pages, units, 0, &out->coarse[head]);
   }
 
   int32_t page_, budget_, sink_, recent_, min_tokens_;
-  std::vector<float> scores_;  // [kv_heads][candidate pages] of the call under way
-  std::vector<ScoreWork> works_;
+  bool softmax_, rest_;
+  UnitScores scores_;  // of the call under way
 };
 
 }  // namespace

@@ -8,11 +8,15 @@ std::unique_ptr<Selector> NewFullSelector(const Plan& plan, const Geometry& geom
 std::unique_ptr<Selector> NewWindowSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
 
 std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry) {
   static constexpr std::unique_ptr<Selector> (*kFactories[])(const Plan&, const Geometry&) = {
-      NewFullSelector, NewWindowSelector, NewMinMaxSelector,
-      NewCascadeSelector};  // by SelectorKind
+      NewFullSelector, NewWindowSelector, NewMinMaxSelector, NewCascadeSelector,
+      NewVoteSelector, NewBucketSelector, NewZoomSelector,   NewBlockSelector};  // by SelectorKind
   return kFactories[static_cast<size_t>(plan.selector)](plan, geometry);
 }
 
@@ -33,6 +37,7 @@ void Selection::Reset(int32_t n, int group_count) {
   full = false;
   runs.resize(group_count);
   units.resize(group_count);
+  coarse.clear();
   for (auto& list : runs) list.clear();
   for (auto& list : units) list.clear();
 }

@@ -47,6 +47,7 @@ struct Selection {
   // Units attended as one coarse row each, ascending by position, grouped like `units`; empty when
   // the rest is dropped. Rows come from the plan's index (plan.rest), or from the spans' means.
   std::vector<std::vector<CoarseRun>> coarse;
+  int64_t scored_bytes = 0;  // that selecting read; 0 when an earlier selection was reused
 
   int groups() const { return static_cast<int>(runs.size()); }
   static Selection Full(int32_t n);
@@ -66,7 +67,7 @@ struct SequenceView {
   int32_t tokens = 0;                        // tokens that all layers hold (committed)
   const ExtentView* extents = nullptr;       // what a codec holds, in order of position
   int32_t extent_count = 0;
-  uint64_t version = 0;                      // of the table; extents change with it alone
+  uint64_t version = 0;  // of the table; extents change with it alone
 };
 
 // What a selector may use.
@@ -79,9 +80,9 @@ struct SelectContext {
   Executor* executor = nullptr;
   // Entropy in nats per position, NaN where none was reported; as long as what was reported.
   std::span<const float> entropy;
-  std::span<const float> surprisal;    // the same, nats
-  std::span<const uint8_t> boundary;   // 1: this token ends a sentence
-  int32_t prompt_tokens = -1;  // length of the prompt; -1 until prefill_done
+  std::span<const float> surprisal;   // the same, nats
+  std::span<const uint8_t> boundary;  // 1: this token ends a sentence
+  int32_t prompt_tokens = -1;         // length of the prompt; -1 until prefill_done
   // What the extents hold, parsed; null: nothing yet (all rows are raw), or another codec.
   const PackedStorage* packed = nullptr;
   const SpanStorage* spans = nullptr;

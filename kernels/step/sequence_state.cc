@@ -84,6 +84,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;
   copy->boundary_ = boundary_;
+  copy->boundary_marked_ = boundary_marked_;
   copy->held_tokens_ = held_tokens_;
   copy->tokens_ = tokens_;
   copy->indexed_tokens_ = indexed_tokens_;
@@ -101,12 +102,30 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend& ba
   context.backend = &backend;
   context.executor = &executor;
   context.entropy = entropy_;
+  context.surprisal = surprisal_;
+  context.boundary = boundary_;
+  context.packed = packed_.get();
+  context.spans = spans_.get();
   context.prompt_tokens = prompt_tokens_;
   return context;
 }
 
+Status SequenceState::Refresh(const SequenceView& view) {
+  if (view.version == version_ && view.version != 0) return OkStatus();
+  packed_.reset();
+  spans_.reset();
+  version_ = view.version;
+  if (view.extent_count == 0) return OkStatus();
+  if (plan_.codec == CodecKind::kPacked) {
+    KVS_ASSIGN_OR_RETURN(packed_, PackedStorage::Parse(view, geometry_));
+  } else if (plan_.codec == CodecKind::kLowRank) {
+    KVS_ASSIGN_OR_RETURN(spans_, SpanStorage::Parse(view, geometry_));
+  }
+  return OkStatus();
+}
+
 void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Executor& executor) {
-  KVS_CHECK(view.tokens == tokens_);
+  KVS_CHECK(view.tokens == tokens_ && view.version == version_);
   if (indexed_tokens_ < tokens_) {
     SegmenterOf(plan_.segmenter)
         .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
@@ -146,13 +165,30 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
     KVS_RETURN_IF_ERROR(CheckValues("entropy", entropy, first, n));
   }
   if (boundary != nullptr) {
-    KVS_RETURN_IF_ERROR(CheckOrder("boundary", boundary_.size(), first, held_tokens_));
+    if (!boundary_marked_) {
+      KVS_RETURN_IF_ERROR(CheckOrder("boundary", boundary_.size(), first, held_tokens_));
+    }
     KVS_RETURN_IF_ERROR(CheckBoundaries(boundary, first, n));
   }
   Extend(surprisal, first, n, kNone, &surprisal_);
   Extend(entropy, first, n, kNone, &entropy_);
-  Extend(boundary, first, n, uint8_t{0}, &boundary_);
+  if (boundary != nullptr && boundary_marked_) {
+    std::copy_n(boundary, n, boundary_.begin() + first);
+  } else {
+    Extend(boundary, first, n, uint8_t{0}, &boundary_);
+  }
   return OkStatus();
+}
+
+void SequenceState::MarkBoundaries(int32_t first, std::span<const int32_t> ids,
+                                   std::span<const int32_t> ends) {
+  if (ends.empty() || ids.empty()) return;
+  boundary_marked_ = true;
+  const size_t end = static_cast<size_t>(first) + ids.size();
+  if (boundary_.size() < end) boundary_.resize(end, uint8_t{0});
+  for (size_t i = 0; i < ids.size(); ++i) {
+    boundary_[static_cast<size_t>(first) + i] = std::ranges::binary_search(ends, ids[i]) ? 1 : 0;
+  }
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,
@@ -160,6 +196,7 @@ Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Back
   if (name == "entropy") return SeriesArray(InspectArray::Type::kF32, entropy_);
   if (name == "surprisal") return SeriesArray(InspectArray::Type::kF32, surprisal_);
   if (name == "boundary") return SeriesArray(InspectArray::Type::kU8, boundary_);
+  KVS_CHECK(view.version == version_);
   SequenceView indexed = view;
   indexed.tokens = std::min(view.tokens, indexed_tokens_);  // later rows are not written yet
   Result<InspectArray> array = selector_->Inspect(Context(indexed, backend, executor), name);
@@ -169,7 +206,7 @@ Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Back
 }
 
 std::string SequenceState::StatusText() const {
-  if (plan_.selector == SelectorKind::kFull) return "ok";
+  if (plan_.selector == SelectorKind::kFull && plan_.codec == CodecKind::kRaw) return "ok";
   if (prompt_tokens_ < 0) {
     if (tokens_ < plan_.min_tokens) return "ok";
     return "the prompt is not marked complete: attends in full until prefill_done";

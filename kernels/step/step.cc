@@ -3,67 +3,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/step/dense_rows.h"
+
 namespace kvstrata {
 namespace {
 
 // New tokens that one append item copies.
 constexpr int32_t kAppendTile = 64;
-// Rows [tokens x heads] from which on converting is worth a ParallelFor.
-constexpr int64_t kParallelRows = 512;
 // Partials in flight: 32 MiB of outputs. A prefill chunk over a long history goes in several
 // rounds.
 constexpr int64_t kPartialFloats = int64_t{8} << 20;
-
-template <typename T>
-void LoadRow(const std::byte* from, int32_t n, float* to) {
-  const T* row = reinterpret_cast<const T*>(from);
-  for (int32_t i = 0; i < n; ++i) to[i] = ToFloat(row[i]);
-}
-
-template <typename T>
-void StoreRow(const float* from, int32_t n, std::byte* to) {
-  T* row = reinterpret_cast<T*>(to);
-  for (int32_t i = 0; i < n; ++i) row[i] = FromFloat<T>(from[i]);
-}
-
-void Load(DType dtype, const std::byte* from, int32_t n, float* to) {
-  switch (dtype) {
-    case DType::kF32:
-      return LoadRow<float>(from, n, to);
-    case DType::kF16:
-      return LoadRow<F16>(from, n, to);
-    case DType::kBF16:
-      return LoadRow<BF16>(from, n, to);
-  }
-}
-
-void Store(DType dtype, const float* from, int32_t n, std::byte* to) {
-  switch (dtype) {
-    case DType::kF32:
-      return StoreRow<float>(from, n, to);
-    case DType::kF16:
-      return StoreRow<F16>(from, n, to);
-    case DType::kBF16:
-      return StoreRow<BF16>(from, n, to);
-  }
-}
-
-// Whether the ops can use the rows where they are: fp32 with the heads of a token side by side.
-bool IsDense(DType dtype, const std::byte* data, int64_t token_stride, int64_t head_stride,
-             int32_t dim) {
-  constexpr int64_t kFloat = sizeof(float);
-  return dtype == DType::kF32 && head_stride == dim * kFloat && token_stride % kFloat == 0 &&
-         reinterpret_cast<uintptr_t>(data) % alignof(float) == 0;
-}
-
-template <typename Fn>
-void ForRows(Executor& executor, int64_t tokens, int32_t heads, const Fn& fn) {
-  if (tokens * heads >= kParallelRows) {
-    executor.ParallelFor(tokens, [&fn](int64_t t) { fn(t); });
-  } else {
-    for (int64_t t = 0; t < tokens; ++t) fn(t);
-  }
-}
 
 SourceRows SourceFrom(const Rows& rows, int64_t token) {
   return {rows.data + token * rows.token_stride, rows.token_stride, rows.head_stride, rows.dtype};
@@ -79,13 +28,29 @@ void Reserve(std::vector<float>* scratch, int64_t n) {
 Step::Step(std::vector<StepMember> members, const Backend& backend, Executor& executor)
     : members_(std::move(members)), backend_(backend), executor_(executor) {
   KVS_CHECK(!members_.empty());
-  selections_.resize(members_.size());
   for (const StepMember& m : members_) {
     KVS_CHECK(m.new_tokens >= 1 && m.state->geometry() == geometry());
+    AddChunks(static_cast<int>(first_row_.size()));
     first_row_.push_back(tokens_);
     tokens_ += m.new_tokens;
     m.state->CatchUp(m.view, backend_, executor_);
   }
+  cost_.resize(members_.size());
+}
+
+// A prompt is cut at multiples of plan.chunk from the sequence's start; everything else is one
+// chunk.
+void Step::AddChunks(int member) {
+  const StepMember& m = members_[member];
+  const Plan& plan = m.state->plan_;
+  const bool cut = m.state->prompt_tokens_ < 0 && plan.selector == SelectorKind::kVote;
+  for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
+    const int64_t position = int64_t{m.view.tokens} + begin;
+    const int64_t next = cut ? (position / plan.chunk + 1) * plan.chunk : position + m.new_tokens;
+    end = static_cast<int32_t>(std::min<int64_t>(next - m.view.tokens, m.new_tokens));
+    chunks_.push_back({member, begin, end - begin, {}});
+  }
+  last_chunk_.push_back(static_cast<int>(chunks_.size()) - 1);
 }
 
 void Step::Append(int layer, const Rows& k, const Rows& v) {
@@ -126,25 +91,38 @@ Rows Step::DenseQueries(const Rows& q, int32_t first, int32_t count) {
   return {reinterpret_cast<const std::byte*>(q_.data()), token * kFloat, dim * kFloat, DType::kF32};
 }
 
-void Step::Select(int layer, const Rows& q) {
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const StepMember& m = members_[i];
-    const SequenceState& state = *m.state;
-    if (state.prompt_tokens_ < 0 || layer < state.plan_.n_dense_layers) {
-      selections_[i].SetFull(m.view.tokens + 1);
-      continue;
-    }
-    const Rows first = DenseQueries(q, first_row_[i], 1);
-    state.selector_->Select(state.Context(m.view, backend_, executor_), layer,
-                            reinterpret_cast<const float*>(first.data), &selections_[i]);
+void Step::SelectChunkOf(int layer, const Rows& q, Chunk* chunk) {
+  const StepMember& m = members_[chunk->member];
+  SequenceState& state = *m.state;
+  const int32_t start = m.view.tokens + chunk->begin;
+  const bool prompt = state.prompt_tokens_ < 0;
+  const Rows dense =
+      DenseQueries(q, first_row_[chunk->member] + chunk->begin, prompt ? chunk->count : 1);
+  const auto* queries = reinterpret_cast<const float*>(dense.data);
+  const int64_t q_token = dense.token_stride / static_cast<int64_t>(sizeof(float));
+  const SelectContext context = state.Context(m.view, backend_, executor_);
+  if (prompt && layer != selected_layer_) {
+    state.selector_->Observe(context, layer, queries, q_token, start, chunk->count);
   }
+  if (layer < state.plan_.n_dense_layers) return chunk->selection.SetFull(start + 1);
+  if (!prompt) return state.selector_->Select(context, layer, queries, &chunk->selection);
+  if (!state.selector_->SelectChunk(context, layer, queries, q_token, start, chunk->count,
+                                    &chunk->selection)) {
+    chunk->selection.SetFull(start + 1);
+  }
+}
+
+void Step::Select(int layer, const Rows& q) {
+  for (Chunk& chunk : chunks_) SelectChunkOf(layer, q, &chunk);
   selected_layer_ = layer;
 }
 
-// Cuts the selected history below `history` and the new tokens [history, end) into slices.
-void Step::CutRuns(const std::vector<Run>& selected, int32_t history, int32_t end) {
+// Cuts the selected history [from, history) and the new tokens [history, end) into slices. Rows
+// below `from` are not on pages.
+void Step::CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end) {
   int32_t room = 0;  // rows that the last slice can still take
   const auto add = [&](Run run) {
+    run.begin = std::max(run.begin, from);
     while (run.begin < run.end) {
       if (room == 0) {
         slices_.push_back({runs_.size(), 0, run.begin, run.begin});
@@ -167,55 +145,72 @@ void Step::CutRuns(const std::vector<Run>& selected, int32_t history, int32_t en
 
 // Positions that the tile's last query sees end here.
 int32_t Step::VisibleEnd(const Tile& tile) const {
-  return members_[tile.member].view.tokens + tile.begin + tile.queries;
+  return MemberOf(tile).view.tokens + tile.begin + tile.queries;
 }
 
 int64_t Step::PartialRows(const Tile& tile) const {
-  return static_cast<int64_t>(tile.slices) * tile.queries * geometry().group();
+  return static_cast<int64_t>(tile.slices + tile.parts) * tile.queries * tile.group;
 }
 
-// Slices and tiles of one member.
-void Step::PlanMember(int member) {
-  const StepMember& m = members_[member];
-  const Selection& selection = selections_[member];
-  for (int head = 0; head < geometry().kv_heads; ++head) {
-    Tile tile{member, head, 0, 0, slices_.size(), 0};
-    if (head < selection.groups()) {
-      CutRuns(selection.runs[head], m.view.tokens, m.view.tokens + m.new_tokens);
+// Slices, stored parts and tiles of one chunk.
+void Step::PlanChunk(int index) {
+  const Chunk& chunk = chunks_[index];
+  const Geometry& g = geometry();
+  const StepMember& m = members_[chunk.member];
+  const Selection& selection = chunk.selection;
+  const int lists = selection.groups();
+  const int tiles = lists == g.query_heads ? g.query_heads : g.kv_heads;
+  const int32_t group = g.query_heads / tiles;
+  const int32_t from = m.state->packed() != nullptr  ? m.state->packed()->end()
+                       : m.state->spans() != nullptr ? m.state->spans()->end()
+                                                     : 0;
+  const int32_t start = m.view.tokens + chunk.begin;
+  for (int i = 0; i < tiles; ++i) {
+    Tile tile{index, i * group / g.group(), i * group, group,         chunk.begin,
+              0,     slices_.size(),        0,         parts_.size(), 0};
+    if (i < lists) {
+      CutRuns(selection.runs[i], from, start, start + chunk.count);
     } else {
       tile.first_slice = tiles_.back().first_slice;  // one list for all heads
     }
-    for (; tile.begin < m.new_tokens; tile.begin += kAttendQueryTile) {
-      tile.queries = std::min(kAttendQueryTile, m.new_tokens - tile.begin);
-      const int32_t end = VisibleEnd(tile);
+    PlanStored(&tile);
+    for (const int32_t end = chunk.begin + chunk.count; tile.begin < end;
+         tile.begin += kAttendQueryTile) {
+      tile.queries = std::min(kAttendQueryTile, end - tile.begin);
+      const int32_t visible = VisibleEnd(tile);
       const auto first = slices_.begin() + static_cast<std::ptrdiff_t>(tile.first_slice);
       tile.slices = static_cast<size_t>(
           std::partition_point(first, slices_.end(),
-                               [end](const Slice& s) { return s.begin < end; }) -
+                               [visible](const Slice& s) { return s.begin < visible; }) -
           first);
       tiles_.push_back(tile);
     }
   }
 }
 
+// The first query of a tile.
+const float* Step::QueriesOf(const Rows& q, const Tile& tile) const {
+  const int64_t token = first_row_[chunks_[tile.chunk].member] + tile.begin;
+  return reinterpret_cast<const float*>(q.data + token * q.token_stride) +
+         int64_t{tile.first_head} * geometry().head_dim;
+}
+
 // One work item a slice. Their partials begin at `partial_row`, slice by slice.
 void Step::AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_row) {
   const Geometry& g = geometry();
-  const StepMember& m = members_[tile.member];
+  const StepMember& m = MemberOf(tile);
   const PageLayout layout = PageLayout::Of(g);
   AttendWork w;
-  w.k = KeysOf(m.view.pages, layout, layer, tile.head);
-  w.v = ValuesOf(m.view.pages, layout, layer, tile.head);
-  w.q = reinterpret_cast<const float*>(q.data +
-                                       (first_row_[tile.member] + tile.begin) * q.token_stride) +
-        int64_t{tile.head} * g.group() * g.head_dim;
+  w.k = KeysOf(m.view.pages, layout, layer, tile.kv_head);
+  w.v = ValuesOf(m.view.pages, layout, layer, tile.kv_head);
+  w.q = QueriesOf(q, tile);
   w.q_token = q.token_stride / static_cast<int64_t>(sizeof(float));
   w.queries = tile.queries;
-  w.group = g.group();
+  w.group = tile.group;
   w.position = m.view.tokens + tile.begin;
   w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
   const int32_t end = VisibleEnd(tile);
-  for (size_t i = 0; i < tile.slices; ++i, partial_row += tile.queries * g.group()) {
+  for (size_t i = 0; i < tile.slices; ++i, partial_row += int64_t{tile.queries} * tile.group) {
     const Slice& slice = slices_[tile.first_slice + i];
     size_t first_run = slice.first_run;
     w.run_count = static_cast<int32_t>(slice.run_count);
@@ -231,45 +226,67 @@ void Step::AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_
     w.l = partial_l_.data() + partial_row;
     w.o = partial_o_.data() + partial_row * g.head_dim;
     attend_.push_back(w);
-    first_run_.push_back(first_run);  // runs_ may move until all items are made
+    attend_run_.push_back(first_run);
+    for (int32_t r = 0; r < w.run_count; ++r) {
+      const Run run = runs_[first_run + static_cast<size_t>(r)];
+      CostOf(tile)->rows += static_cast<uint64_t>(run.end - run.begin);
+      CostOf(tile)->attend_bytes +=
+          static_cast<uint64_t>((run.end - run.begin) * 2 * g.row_bytes());
+    }
   }
+  for (size_t i = 0; i < tile.parts; ++i, partial_row += int64_t{tile.queries} * tile.group) {
+    AddStored(layer, q, tile, parts_[tile.first_part + i], partial_row);
+  }
+}
+
+void Step::AddMerge(const Tile& tile, int64_t partial_row, const MutableRows& out, float* lse) {
+  const Geometry& g = geometry();
+  const int64_t token = first_row_[chunks_[tile.chunk].member] + tile.begin;
+  MergeWork w;
+  w.m = partial_m_.data() + partial_row;
+  w.l = partial_l_.data() + partial_row;
+  w.o = partial_o_.data() + partial_row * g.head_dim;
+  w.parts = static_cast<int32_t>(tile.slices + tile.parts);
+  w.rows = tile.queries * tile.group;
+  w.group = tile.group;
+  w.dim = g.head_dim;
+  w.out = reinterpret_cast<float*>(out.data + token * out.token_stride) +
+          int64_t{tile.first_head} * g.head_dim;
+  w.out_token = out.token_stride / static_cast<int64_t>(sizeof(float));
+  w.lse = lse == nullptr ? nullptr : lse + token * g.query_heads + tile.first_head;
+  w.lse_token = g.query_heads;
+  merge_.push_back(w);
+}
+
+void Step::RunWorks() {
+  const auto run = [this](const auto& works, auto op) {
+    if (!works.empty()) op(works.data(), static_cast<int64_t>(works.size()), executor_);
+  };
+  run(rotate_, backend_.rotate);
+  run(attend_, backend_.attend_raw);
+  run(packed_, backend_.attend_packed);
+  run(lowrank_, backend_.attend_lowrank);
+  run(coarse_, backend_.attend_coarse);
+  run(merge_, backend_.merge);
 }
 
 void Step::RunTiles(int layer, const Rows& q, const MutableRows& out, float* lse,
                     std::span<const Tile> tiles) {
-  const Geometry& g = geometry();
   int64_t rows = 0;
   for (const Tile& tile : tiles) rows += PartialRows(tile);
   Reserve(&partial_m_, rows);
   Reserve(&partial_l_, rows);
-  Reserve(&partial_o_, rows * g.head_dim);
-  attend_.clear();
-  first_run_.clear();
-  merge_.clear();
+  Reserve(&partial_o_, rows * geometry().head_dim);
+  ClearWorks();
   const size_t runs = runs_.size();
   int64_t row = 0;
   for (const Tile& tile : tiles) {
     AddWorks(layer, q, tile, row);
-    const int64_t token = first_row_[tile.member] + tile.begin;
-    const int64_t head = int64_t{tile.head} * g.group();
-    MergeWork w;
-    w.m = partial_m_.data() + row;
-    w.l = partial_l_.data() + row;
-    w.o = partial_o_.data() + row * g.head_dim;
-    w.parts = static_cast<int32_t>(tile.slices);
-    w.rows = tile.queries * g.group();
-    w.group = g.group();
-    w.dim = g.head_dim;
-    w.out = reinterpret_cast<float*>(out.data + token * out.token_stride) + head * g.head_dim;
-    w.out_token = out.token_stride / static_cast<int64_t>(sizeof(float));
-    w.lse = lse == nullptr ? nullptr : lse + token * g.query_heads + head;
-    w.lse_token = g.query_heads;
-    merge_.push_back(w);
+    AddMerge(tile, row, out, lse);
     row += PartialRows(tile);
   }
-  for (size_t i = 0; i < attend_.size(); ++i) attend_[i].runs = runs_.data() + first_run_[i];
-  backend_.attend_raw(attend_.data(), static_cast<int64_t>(attend_.size()), executor_);
-  backend_.merge(merge_.data(), static_cast<int64_t>(merge_.size()), executor_);
+  ResolveWorks();
+  RunWorks();
   runs_.resize(runs);
 }
 
@@ -298,8 +315,12 @@ void Step::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) 
 
   runs_.clear();
   slices_.clear();
+  parts_.clear();
   tiles_.clear();
-  for (int i = 0; i < members(); ++i) PlanMember(i);
+  for (int i = 0; i < members(); ++i) {
+    cost_[i] = {.select_bytes = static_cast<uint64_t>(selection(i).scored_bytes)};
+  }
+  for (int i = 0; i < static_cast<int>(chunks_.size()); ++i) PlanChunk(i);
   for (size_t first = 0, last; first < tiles_.size(); first = last) {
     int64_t floats = 0;
     for (last = first; last < tiles_.size(); ++last) {
@@ -311,8 +332,32 @@ void Step::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) 
   if (!in_place) StoreOutput(out);
 }
 
+int Step::Groups(int member) const {
+  return static_cast<int>(std::max(selection(member).runs.size(), selection(member).units.size()));
+}
+
+std::span<const int32_t> Step::Units(int member, int group) const {
+  const auto& units = selection(member).units;
+  if (units.empty()) return {};  // full and window have none
+  return units[units.size() * static_cast<size_t>(group) / static_cast<size_t>(Groups(member))];
+}
+
+std::vector<Run> Step::Positions(int member, int group) const {
+  const Selection& selected = selection(member);
+  const size_t list =
+      selected.runs.size() * static_cast<size_t>(group) / static_cast<size_t>(Groups(member));
+  const SpanStorage* spans = members_[member].state->spans();
+  if (spans == nullptr || selected.full) return selected.runs[list];
+  std::vector<Run> runs = selected.runs[list];
+  for (const int32_t unit : Units(member, group)) runs.push_back(spans->spans()[unit]);
+  return Normalize(std::move(runs));
+}
+
 void Step::End() {
-  for (const StepMember& m : members_) m.state->tokens_ += m.new_tokens;
+  for (const StepMember& m : members_) {
+    m.state->selector_->Advance(m.new_tokens);
+    m.state->tokens_ += m.new_tokens;
+  }
 }
 
 }  // namespace kvstrata

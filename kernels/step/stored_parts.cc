@@ -19,6 +19,11 @@ float Scale(int32_t head_dim) { return 1.0f / std::sqrt(static_cast<float>(head_
 
 int64_t QueryStride(const Rows& q) { return q.token_stride / static_cast<int64_t>(sizeof(float)); }
 
+uint64_t FactorBytes(int32_t n, const LowRankRows& rows, int32_t dim) {
+  const int64_t values = rows.rank < 0 ? int64_t{n} * dim : int64_t{rows.rank} * (int64_t{n} + dim);
+  return static_cast<uint64_t>(values) * sizeof(BF16);
+}
+
 // Calls fn(first head, heads) for the parts of a tile's group that share a list.
 template <typename Fn>
 void ForHeads(size_t lists, int32_t query_heads, int32_t first_head, int32_t group, const Fn& fn) {
@@ -137,6 +142,12 @@ void Step::AddPacked(int layer, const Rows& q, const Tile& tile, const StoredPar
   w.m = partial_m_.data() + row;
   w.l = partial_l_.data() + row;
   w.o = partial_o_.data() + row * dim;
+  for (size_t r = 0; r < part.run_count; ++r) {
+    const Run run = runs_[part.first_run + r];
+    CostOf(tile)->rows += static_cast<uint64_t>(run.end - run.begin);
+    CostOf(tile)->attend_bytes +=
+        static_cast<uint64_t>((run.end - run.begin) * (w.k.stride + w.v.stride));
+  }
   packed_.push_back(w);
   packed_run_.push_back(part.first_run);
   packed_q_.push_back(q_at);
@@ -161,7 +172,10 @@ void Step::AddRawRows(int layer, const Rows& q, const Tile& tile, const StoredPa
   w.o = partial_o_.data() + row * dim;
   attend_.push_back(w);
   attend_run_.push_back(runs_.size());
-  runs_.push_back({0, spans.parts()[part.source].raw_count});
+  const int32_t raw = spans.parts()[part.source].raw_count;
+  runs_.push_back({0, raw});
+  CostOf(tile)->rows += static_cast<uint64_t>(raw);
+  CostOf(tile)->attend_bytes += static_cast<uint64_t>(raw * 2 * geometry().row_bytes());
 }
 
 void Step::AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPart& part,
@@ -197,6 +211,11 @@ void Step::AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPa
              w.m = partial_m_.data() + first;
              w.l = partial_l_.data() + first;
              w.o = partial_o_.data() + first * g.head_dim;
+             for (size_t i = begin; i < spans_.size(); ++i) {
+               CostOf(tile)->rows += static_cast<uint64_t>(spans_[i].n);
+               CostOf(tile)->attend_bytes += FactorBytes(spans_[i].n, spans_[i].k, g.head_dim) +
+                                             FactorBytes(spans_[i].n, spans_[i].v, g.head_dim);
+             }
              lowrank_.push_back(w);
              lowrank_span_.push_back(begin);
            });
@@ -211,6 +230,7 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
   const auto& lists = chunks_[tile.chunk].selection.coarse;
   const bool of_spans = part.kind == StoredPart::Kind::kSpanMeans;
   AttendCoarseWork w;
+  int64_t row_bytes = 0;                              // of a unit, all its fields
   Run units{0, std::numeric_limits<int32_t>::max()};  // what the rows hold
   if (of_spans) {
     const SpanStorage& spans = *m.state->spans();
@@ -219,6 +239,7 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
     w.k = spans.KeyMeans(part.source, layer, tile.kv_head);
     w.v = spans.ValueMeans(part.source, layer, tile.kv_head);
     w.log_count = spans.log_length().data() + range.first_span;
+    row_bytes = int64_t{2} * g.head_dim * SizeOf(DType::kBF16);
   } else {
     const IndexLevel& level = index.levels[part.source];
     const auto rows = [&](int32_t field) -> PagedRows {
@@ -233,6 +254,7 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
     w.k = rows(index.key_mean);
     w.v = rows(index.value_mean);
     w.variance = rows(index.key_variance);
+    row_bytes = (index.key_variance < 0 ? 2 : 3) * g.head_dim * SizeOf(index.dtype);
     w.log_count_all = std::log(static_cast<float>(level.unit_tokens));
   }
   ForHeads(
@@ -244,6 +266,9 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
             const Run run{std::max(c.units.begin, units.begin), std::min(c.units.end, units.end)};
             if (c.level != (of_spans ? 0 : part.source) || run.begin >= run.end) continue;
             runs_.push_back({run.begin - units.begin, run.end - units.begin});
+                 CostOf(tile)->coarse_rows += static_cast<uint64_t>(run.end - run.begin);
+                 CostOf(tile)->attend_bytes +=
+                     static_cast<uint64_t>((run.end - run.begin) * row_bytes);
           }
         }
         w.run_count = static_cast<int32_t>(runs_.size() - coarse_run_.back());

@@ -37,7 +37,7 @@ constexpr int kMaxHandshakesPerUser = 64;
 constexpr uint32_t kLogLinesPerSecond = 10;
 
 // What an epoll event belongs to: the connection's number and the kind of descriptor.
-enum Kind : uint64_t { kListener, kStop, kTimer, kSocket, kPidfd, kDoorbell };
+enum Kind : uint64_t { kListener, kStop, kTimer, kSocket, kPidfd, kDoorbell, kWake };
 constexpr uint64_t kKinds = 8;
 
 void CpuRelax() {
@@ -127,6 +127,8 @@ class AttachServer::Loop {
   // Self-synchronised.
   std::array<std::atomic<uint64_t>, kCounters> counts_{};
   UniqueFd epoll_, stop_event_, timer_;
+  // Shared with those who wake the loop: they may outlive it.
+  std::shared_ptr<const UniqueFd> wake_;
   std::thread thread_;
 
   // The thread's.
@@ -145,11 +147,13 @@ Status AttachServer::Loop::Start() {
   epoll_.Reset(epoll_create1(EPOLL_CLOEXEC));
   stop_event_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   timer_.Reset(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_ || !stop_event_ || !timer_) return StartError("descriptors");
+  wake_ = std::make_shared<const UniqueFd>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!epoll_ || !stop_event_ || !timer_ || !*wake_) return StartError("descriptors");
   const long tick_ns = std::chrono::nanoseconds(kTick).count();
   const itimerspec every{{0, tick_ns}, {0, tick_ns}};
   if (timerfd_settime(timer_.get(), 0, &every, nullptr) != 0) return StartError("timer");
-  if (!Watch(stop_event_.get(), kStop, 0, EPOLLIN) || !Watch(timer_.get(), kTimer, 0, EPOLLIN)) {
+  if (!Watch(stop_event_.get(), kStop, 0, EPOLLIN) || !Watch(timer_.get(), kTimer, 0, EPOLLIN) ||
+      !Watch(wake_->get(), kWake, 0, EPOLLIN | EPOLLET)) {
     return StartError("epoll");
   }
   ArmListener(true);
@@ -265,7 +269,7 @@ void AttachServer::Loop::OnEvent(const epoll_event& event) {
   } else if (kind == kTimer) {
     uint64_t expirations;
     if (read(timer_.get(), &expirations, sizeof(expirations)) > 0) Tick();
-  } else {
+  } else if (kind != kWake) {  // that one only wakes us
     const auto found = connections_.find(event.data.u64 / kKinds);
     if (found == connections_.end()) return;  // ended by an earlier event of this turn
     if (kind == kSocket) OnSocket(found->second.get(), event.events);
@@ -280,6 +284,7 @@ void AttachServer::Loop::Tick() {
     Count(kReclaims);
     store_->Reclaim();
   }
+  for (Connection* c : open_) c->ring->ExpireSettles();
   const Clock::time_point now = Clock::now();
   std::vector<Connection*> late, detaching, unserved;
   for (const auto& [number, c] : connections_) {
@@ -426,7 +431,13 @@ Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
 }
 
 Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments) {
-  KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, store_, options_.reply_backlog_bytes));
+  const auto wake = [fd = wake_] {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(fd->get(), &one, sizeof(one));  // full: it wakes too
+  };
+  KVS_ASSIGN_OR_RETURN(
+      c->ring, RingSession::Map(segments, store_,
+                                {options_.reply_backlog_bytes, options_.settle_timeout, wake}));
   // Edge-triggered: each ring of the bell is one event.
   if (!Watch(c->doorbell.get(), kDoorbell, c->number, EPOLLIN | EPOLLET)) {
     return ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections");

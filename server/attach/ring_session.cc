@@ -67,7 +67,7 @@ Status ReadModel(const shm::RegisterModel& in, std::span<const int32_t> boundari
 }  // namespace
 
 Result<std::unique_ptr<RingSession>> RingSession::Map(const SessionSegments& segments, Store* store,
-                                                      uint64_t backlog_bytes) {
+                                                      RingOptions options) {
   void* base = mmap(nullptr, segments.session_bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
                     segments.session_fd, 0);
   if (base == MAP_FAILED) {
@@ -76,16 +76,17 @@ Result<std::unique_ptr<RingSession>> RingSession::Map(const SessionSegments& seg
                                                 " bytes: " + std::strerror(errno));
   }
   return std::unique_ptr<RingSession>(
-      new RingSession(static_cast<std::byte*>(base), segments, store, backlog_bytes));
+      new RingSession(static_cast<std::byte*>(base), segments, store, std::move(options)));
 }
 
 RingSession::RingSession(std::byte* base, const SessionSegments& segments, Store* store,
-                         uint64_t backlog_bytes)
+                         RingOptions options)
     : base_(base),
       bytes_(segments.session_bytes),
       session_(segments.session),
       store_(store),
-      backlog_bytes_(backlog_bytes) {
+      options_(std::move(options)),
+      box_(new SettleBox{options_.wake}) {
   // The client has not got the segment yet: its header can still be believed.
   auto* header = reinterpret_cast<shm::SessionHeader*>(base_);
   KVS_CHECK(header->request_ring_offset + shm::kRequestRingBytes <= bytes_);
@@ -100,7 +101,7 @@ RingSession::~RingSession() { munmap(base_, bytes_); }
 
 RingSession::Outcome RingSession::Drain(int max_frames) {
   FlushBacklog();
-  Outcome outcome = Outcome::kIdle;
+  Outcome outcome = AnswerSettled() ? Outcome::kWorked : Outcome::kIdle;
   for (int i = 0; i < max_frames && MayTake(); ++i) {
     shm::FrameHeader header{};
     switch (requests_.Pop(&header, &payload_)) {
@@ -120,6 +121,7 @@ RingSession::Outcome RingSession::Drain(int max_frames) {
 
 bool RingSession::PrepareSleep() {
   requests_.PrepareSleep();
+  if (box_->any.load(std::memory_order_acquire)) return false;
   return !MayTake() || requests_.Empty();
 }
 
@@ -300,8 +302,53 @@ RingSession::Outcome RingSession::OnSettle(const Frame& frame) {
   std::span<const std::byte> rest = frame.payload;
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("Settle of a wrong size");
   // Events are handled in the order of the ring, before this frame.
-  Answer(frame.header.id, TakeEventError(in.sequence));
+  if (const Status earlier = TakeEventError(in.sequence); !earlier.ok()) {
+    Answer(frame.header.id, earlier);
+    return Outcome::kWorked;
+  }
+  const uint64_t id = frame.header.id;
+  settling_[id] = std::chrono::steady_clock::now() + options_.settle_timeout;
+  store_->Settle(session_, in.sequence,
+                 [box = box_, id](const Status& status) { box->Put(id, status); });
+  AnswerSettled();  // most have nothing to wait for
   return Outcome::kWorked;
+}
+
+void RingSession::SettleBox::Put(uint64_t id, const Status& status) {
+  {
+    MutexLock lock(mu);
+    settled.emplace_back(id, status);
+  }
+  any.store(true, std::memory_order_release);
+  if (wake) wake();
+}
+
+bool RingSession::AnswerSettled() {
+  if (!box_->any.load(std::memory_order_acquire)) return false;
+  std::vector<std::pair<uint64_t, Status>> settled;
+  {
+    MutexLock lock(box_->mu);
+    settled.swap(box_->settled);
+    box_->any.store(false, std::memory_order_release);
+  }
+  for (const auto& [id, status] : settled) {
+    if (settling_.erase(id) != 0) Answer(id, status);  // else it has had its answer
+  }
+  return true;
+}
+
+void RingSession::ExpireSettles() {
+  const auto now = std::chrono::steady_clock::now();
+  for (auto it = settling_.begin(); it != settling_.end();) {
+    if (now < it->second) {
+      ++it;
+      continue;
+    }
+    Answer(it->first,
+           Status(Code::kDeadlineExceeded, "SETTLE_TIMEOUT",
+                  "the sequence is still being recompressed; `kvstrata work ls` shows the queue"));
+    it = settling_.erase(it);
+  }
 }
 
 RingSession::Outcome RingSession::OnLookup(const Frame& frame) {

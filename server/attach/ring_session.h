@@ -5,8 +5,11 @@
 // something impossible is answered with an error and costs nothing.
 // Events have no answer: the first error of a sequence's events is the answer to the next kGrow,
 // kForkSequence or kSettle on it, so that nothing is lost silently.
-// Back-pressure: replies that the reply ring does not take wait here; while more than
-// `backlog_bytes` wait, no more requests are taken.
+// A kSettle is answered when the store says so, from a worker's thread: what it says waits in a box
+// that Drain empties, and the loop is woken. Meanwhile the ring is served; after `settle_timeout`
+// the answer is DEADLINE_EXCEEDED SETTLE_TIMEOUT. Back-pressure: replies that the reply ring does
+// not take wait here; while more than `backlog_bytes` wait, or kMaxSettles settles, no more
+// requests are taken.
 //
 // Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the
 // end of the session in the store. Thread-safety: one thread (the attach server's). Cost: no system
@@ -14,21 +17,33 @@
 #ifndef KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
 #define KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
 
+#include <atomic>
+#include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "base/sync.h"
 #include "proto/ring.h"
 #include "proto/ring_messages.h"
 #include "server/store/store.h"
 
 namespace kvstrata {
 
+struct RingOptions {
+  uint64_t backlog_bytes = 1 << 20;
+  std::chrono::microseconds settle_timeout{60'000'000};
+  std::function<void()> wake;  // the loop, from any thread; null: it polls
+};
+
 class RingSession {
  public:
+  static constexpr size_t kMaxSettles = 256;
+
   enum class Outcome {
     kIdle,       // nothing to do, or nothing that can be done before the client reads
     kWorked,     // took at least one frame
@@ -37,7 +52,7 @@ class RingSession {
   };
 
   static Result<std::unique_ptr<RingSession>> Map(const SessionSegments& segments, Store* store,
-                                                  uint64_t backlog_bytes);
+                                                  RingOptions options);
   ~RingSession();
   RingSession(const RingSession&) = delete;
   RingSession& operator=(const RingSession&) = delete;
@@ -48,6 +63,9 @@ class RingSession {
   // Announces that the daemon is about to sleep; false when there is work and it must not.
   bool PrepareSleep();
   void CancelSleep();
+
+  // Answers settles that have waited too long.
+  void ExpireSettles();
 
   // Replies wait for room: come back without a doorbell.
   bool has_backlog() const { return !backlog_.empty(); }
@@ -63,11 +81,21 @@ class RingSession {
     uint64_t id;
     std::vector<std::byte> bytes;  // ErrorReply and payload
   };
+  // Where the store's answers to settles arrive; outlives the session, as long as the store needs.
+  struct SettleBox {
+    void Put(uint64_t id, const Status& status) KVS_EXCLUDES(mu);
 
-  RingSession(std::byte* base, const SessionSegments& segments, Store* store,
-              uint64_t backlog_bytes);
+    const std::function<void()> wake;
+    std::atomic<bool> any{false};
+    Mutex mu;
+    std::vector<std::pair<uint64_t, Status>> settled KVS_GUARDED_BY(mu);
+  };
 
-  bool MayTake() const { return backlog_used_ <= backlog_bytes_; }
+  RingSession(std::byte* base, const SessionSegments& segments, Store* store, RingOptions options);
+
+  bool MayTake() const {
+    return backlog_used_ <= options_.backlog_bytes && settling_.size() < kMaxSettles;
+  }
   Outcome Handle(const Frame& frame);
   Outcome Malformed(std::string why);
 
@@ -76,6 +104,8 @@ class RingSession {
   bool TryPush(uint64_t id, std::span<const std::byte> reply, std::span<const std::byte> head,
                std::span<const std::byte> tail);
   void FlushBacklog();
+  // Whether there was one.
+  bool AnswerSettled();
 
   Outcome OnRegisterModel(const Frame& frame);
   Outcome OnOpen(const Frame& frame);
@@ -99,7 +129,8 @@ class RingSession {
   const uint64_t bytes_;
   const uint64_t session_;
   Store* const store_;
-  const uint64_t backlog_bytes_;
+  const RingOptions options_;
+  const std::shared_ptr<SettleBox> box_;
 
   // The attach thread's.
   shm::RingConsumer requests_;
@@ -109,6 +140,8 @@ class RingSession {
   uint64_t backlog_used_ = 0;
   // The session's open sequences, each with the first error of its events since it was told.
   std::map<uint64_t, Status> sequences_;
+  // Settles that were not answered yet, by request, with their deadlines.
+  std::map<uint64_t, std::chrono::steady_clock::time_point> settling_;
   std::string malformed_;
   uint64_t frames_ = 0;
 };

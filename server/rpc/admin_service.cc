@@ -28,7 +28,8 @@ void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
 void Write(const SessionInfo& s, v1::Session* out) {
   out->set_session(s.session);
   out->set_client_name(s.client_name);
-  // A gRPC server serves a user, not a process: the pid of the connection that made it says nothing.
+  // A gRPC server serves a user, not a process: the pid of the connection that made it says
+  // nothing.
   if (s.road == Road::kLinked) out->set_pid(s.peer.pid);
   out->set_uid(s.peer.uid);
   out->set_tenant(s.peer.tenant);
@@ -57,16 +58,60 @@ void Write(const SequenceInfo& s, v1::Sequence* out) {
   out->set_prompt_tokens(s.prompt_tokens);
   out->set_held_tokens(s.held_tokens);
   out->set_age_us(s.age_us);
+  out->set_extents(s.extents);
+  out->set_extent_device_bytes(s.extent_device_bytes);
+  out->set_extent_host_bytes(s.extent_host_bytes);
+  out->set_absent_pages(s.absent_pages);
+  out->set_work_error(s.work_error);
+}
+
+std::string_view KindName(ExtentKind kind) {
+  switch (kind) {
+    case ExtentKind::kPackedSegment:
+      return "packed";
+    case ExtentKind::kSpanSummary:
+      return "span_summary";
+    case ExtentKind::kSpanFactors:
+      return "span_factors";
+    case ExtentKind::kRawRows:
+      return "raw_rows";
+  }
+  return "unknown";
+}
+
+void Write(const ExtentInfo& e, v1::ExtentInfo* out) {
+  out->set_arena(e.arena);
+  out->set_offset(e.offset);
+  out->set_tier(std::string(NameOf(e.tier)));
+  out->set_kind(std::string(KindName(e.kind)));
+  out->set_bytes(e.bytes);
+  out->set_begin(e.tokens.begin);
+  out->set_end(e.tokens.end);
+  out->set_references(e.references);
+}
+
+void Write(const WorkInfo& w, v1::Work* out) {
+  out->set_sequence(w.sequence);
+  out->set_session(w.session);
+  out->set_plan(w.plan);
+  out->set_state(w.state);
+  out->set_waiting_us(w.waiting_us);
+  out->set_releasable_bytes(w.releasable_bytes);
+  out->set_runs(w.runs);
+  out->set_failures(w.failures);
+  out->set_error(w.error);
 }
 
 void Write(const PageInfo& p, v1::PageInfo* out) {
+  out->set_absent(p.absent);
+  out->set_selected(p.selected);
+  if (p.absent) return;
   out->set_arena(p.arena);
   out->set_offset(p.offset);
   out->set_tier(std::string(NameOf(p.tier)));
   out->set_sealed(p.sealed);
   out->set_shared(p.shared);
   out->set_references(p.references);
-  out->set_selected(p.selected);
 }
 
 void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
@@ -80,6 +125,12 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_retired_bytes(counters.retired_bytes);
   out->set_lookup_tokens(counters.lookup_tokens);
   out->set_lookup_hit_tokens(counters.lookup_hit_tokens);
+  out->set_recompressions(counters.recompressions);
+  out->set_recompress_failures(counters.recompress_failures);
+  out->set_recompressed_bytes(counters.recompressed_bytes);
+  out->set_released_bytes(counters.released_bytes);
+  out->set_artefacts(counters.artefacts);
+  out->set_artefact_hits(counters.artefact_hits);
 }
 
 // Ends at once, with a status and no message.
@@ -141,6 +192,7 @@ grpc::ServerUnaryReactor* AdminService::ShowSequence(grpc::CallbackServerContext
   Write(detail->info, response->mutable_sequence());
   for (const PageInfo& p : detail->pages) Write(p, response->add_pages());
   for (const PageInfo& p : detail->index_blocks) Write(p, response->add_index_blocks());
+  for (const ExtentInfo& e : detail->extents) Write(e, response->add_extents());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -152,6 +204,15 @@ grpc::ServerUnaryReactor* AdminService::ListPools(grpc::CallbackServerContext* c
   for (const PoolInfo& p : context_->store().Pools()) {
     Write(p, context_->options().device_uuid, response->add_pools());
   }
+  return ServiceContext::Answer(call, grpc::Status::OK);
+}
+
+grpc::ServerUnaryReactor* AdminService::ListWork(grpc::CallbackServerContext* call,
+                                                 const v1::ListWorkRequest*,
+                                                 v1::ListWorkResponse* response) {
+  const Status admin = context_->CheckAdmin();
+  if (!admin.ok()) return ServiceContext::Answer(call, admin);
+  for (const WorkInfo& w : context_->store().Work()) Write(w, response->add_work());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -172,7 +233,8 @@ grpc::ServerUnaryReactor* AdminService::GetConfig(grpc::CallbackServerContext* c
 }
 
 grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,
-                                              const v1::AuditRequest*, v1::AuditResponse* response) {
+                                              const v1::AuditRequest*,
+                                              v1::AuditResponse* response) {
   return context_->InQueue(call, [this, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
     const AuditReport report = context_->store().Audit();

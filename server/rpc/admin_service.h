@@ -28,6 +28,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                          v1::ShowSequenceResponse*) override;
   grpc::ServerUnaryReactor* ListPools(grpc::CallbackServerContext*, const v1::ListPoolsRequest*,
                                       v1::ListPoolsResponse*) override;
+  grpc::ServerUnaryReactor* ListWork(grpc::CallbackServerContext*, const v1::ListWorkRequest*,
+                                     v1::ListWorkResponse*) override;
   grpc::ServerUnaryReactor* GetConfig(grpc::CallbackServerContext*, const v1::GetConfigRequest*,
                                       v1::GetConfigResponse*) override;
   grpc::ServerUnaryReactor* Audit(grpc::CallbackServerContext*, const v1::AuditRequest*,

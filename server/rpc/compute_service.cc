@@ -10,9 +10,8 @@ namespace {
 
 Status CheckLayer(const RemoteStep& step, int32_t layer) {
   if (layer >= 0 && layer < step.geometry().layers) return OkStatus();
-  return InvalidArgument("ARGUMENT_RANGE",
-                         "layer " + std::to_string(layer) + "; allowed: 0.." +
-                             std::to_string(step.geometry().layers - 1));
+  return InvalidArgument("ARGUMENT_RANGE", "layer " + std::to_string(layer) + "; allowed: 0.." +
+                                               std::to_string(step.geometry().layers - 1));
 }
 
 TensorShape QueryShape(const RemoteStep& step) {
@@ -20,29 +19,31 @@ TensorShape QueryShape(const RemoteStep& step) {
   return {step.step.tokens(), g.query_heads, g.head_dim};
 }
 
-void Write(const Selection& selection, v1::MemberSelection* out) {
-  for (int g = 0; g < selection.groups(); ++g) {
+void Write(const Step& step, int member, v1::MemberSelection* out) {
+  for (int g = 0; g < step.Groups(member); ++g) {
     v1::SelectionGroup* group = out->add_groups();
-    auto* tokens = group->mutable_tokens();
-    for (const Run& run : selection.runs[g]) {
-      tokens->Reserve(tokens->size() + run.end - run.begin);
-      for (int32_t t = run.begin; t < run.end; ++t) tokens->AddAlreadyReserved(t);
+    for (const Run& run : step.Positions(member, g)) {
+      for (int32_t t = run.begin; t < run.end; ++t) group->add_tokens(t);
     }
-    if (static_cast<size_t>(g) >= selection.units.size()) continue;  // full and window have none
-    group->mutable_units()->Add(selection.units[g].begin(), selection.units[g].end());
+    const std::span<const int32_t> units = step.Units(member, g);
+    group->mutable_units()->Add(units.begin(), units.end());
   }
+  const StepCost& cost = step.cost(member);
+  out->mutable_cost()->set_rows(cost.rows);
+  out->mutable_cost()->set_coarse_rows(cost.coarse_rows);
+  out->mutable_cost()->set_attend_bytes(cost.attend_bytes);
+  out->mutable_cost()->set_select_bytes(cost.select_bytes);
 }
 
 void WriteSelections(const Step& step, v1::SelectResponse* out) {
-  for (int i = 0; i < step.members(); ++i) Write(step.selection(i), out->add_members());
+  for (int i = 0; i < step.members(); ++i) Write(step, i, out->add_members());
 }
 
 grpc::Status BeginStep(RemoteSession& s, const v1::StepBeginRequest& request,
                        v1::StepBeginResponse* response) {
   std::vector<RemoteMember> members;
   for (const v1::StepMember& m : request.members()) {
-    members.push_back(
-        {m.sequence(), {m.tokens().data(), static_cast<size_t>(m.tokens_size())}});
+    members.push_back({m.sequence(), {m.tokens().data(), static_cast<size_t>(m.tokens_size())}});
   }
   std::vector<int32_t> codes;
   const Result<uint64_t> step = s.StepBegin(members, &codes);
@@ -53,8 +54,8 @@ grpc::Status BeginStep(RemoteSession& s, const v1::StepBeginRequest& request,
   if (codes.empty()) return ToGrpc(step.status());
   v1::StepBeginResponse detail;
   detail.mutable_codes()->Add(codes.begin(), codes.end());
-  return ToGrpc(step.status(), {v1::StepBeginResponse::descriptor()->full_name(),
-                                detail.SerializeAsString()});
+  return ToGrpc(step.status(),
+                {v1::StepBeginResponse::descriptor()->full_name(), detail.SerializeAsString()});
 }
 
 Status AppendLayer(RemoteSession& s, const v1::AppendRequest& request) {
@@ -214,9 +215,26 @@ grpc::ServerUnaryReactor* ComputeService::PrefillDone(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* call,
                                                  const v1::SettleRequest* request,
                                                  v1::SettleResponse*) {
-  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
-    return s.Settle(request->sequence());
+  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
+  if (!found.ok()) return ServiceContext::Answer(call, found.status());
+  // In the session's turn, so that earlier calls count; then whenever the workers are done, again
+  // in its turn. Nothing waits meanwhile.
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const auto catch_up = [call, reactor, request, s = *found](const Status& recompressed) {
+    if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    if (!recompressed.ok()) return reactor->Finish(ToGrpc(recompressed));
+    const Status posted =
+        s->Post([reactor, request, s] { reactor->Finish(ToGrpc(s->Settle(request->sequence()))); });
+    if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  };
+  const Status posted = (*found)->Post([this, reactor, request, catch_up, s = *found] {
+    if (const Status idle = s->CheckIdle(request->sequence()); !idle.ok()) {
+      return reactor->Finish(ToGrpc(idle));
+    }
+    context_->store().Settle(s->id(), request->sequence(), catch_up);
   });
+  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* ComputeService::GetSequence(grpc::CallbackServerContext* call,
@@ -251,16 +269,19 @@ grpc::ServerUnaryReactor* ComputeService::GetPageTable(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* call,
                                                 const v1::BuildRequest*, v1::BuildResponse*) {
   return ServiceContext::Answer(
-      call, Unimplemented("BUILD", "Build does not exist yet: an index is built by the first step "
-                                   "that needs it"));
+      call, Unimplemented("BUILD",
+                          "Build does not exist yet: an index is built by the first step "
+                          "that needs it"));
 }
 
 grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext* call,
                                                      const v1::RecompressRequest*,
                                                      v1::RecompressResponse*) {
   return ServiceContext::Answer(
-      call, Unimplemented("RECOMPRESS",
-                          "Recompress does not exist yet: codec raw is the only one"));
+      call,
+      Unimplemented("RECOMPRESS",
+                    "Recompress is not needed: workers recompress by themselves; Settle waits "
+                    "for them"));
 }
 
 }  // namespace kvstrata

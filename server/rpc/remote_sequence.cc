@@ -12,7 +12,7 @@ namespace {
 constexpr int kAttempts = 4;
 
 bool Private(const shm::PageEntry& entry) {
-  return (entry.flags & (shm::kPageShared | shm::kPageSealed)) == 0;
+  return (entry.flags & (shm::kPageShared | shm::kPageSealed | shm::kPageAbsent)) == 0;
 }
 
 bool Holds(const TableClaim& claim) {
@@ -46,17 +46,26 @@ SequenceTables::SequenceTables(Store* store, const SessionSegments& segments)
       header_(segments.header),
       reader_(segments.header, segments.tables, segments.table_bytes) {}
 
-Status SequenceTables::Resolve(const shm::PageEntry& entry, std::vector<std::byte*>* to) {
+Result<std::byte*> SequenceTables::Resolve(uint32_t arena, uint64_t offset) {
   // Ids of arenas are never used again, and one that a pinned table names is mapped.
-  if (entry.arena != last_arena_ || last_base_ == nullptr) {
-    last_base_ = store_->ArenaBase(entry.arena);
-    last_arena_ = entry.arena;
+  if (arena != last_arena_ || last_base_ == nullptr) {
+    last_base_ = store_->ArenaBase(arena);
+    last_arena_ = arena;
   }
   if (last_base_ == nullptr) {
-    return Internal("TABLE_INVALID", "a published table names arena " +
-                                         std::to_string(entry.arena) + ", which does not exist");
+    return Internal("TABLE_INVALID", "a published table names arena " + std::to_string(arena) +
+                                         ", which does not exist");
   }
-  to->push_back(last_base_ + entry.offset);
+  return last_base_ + offset;
+}
+
+Status SequenceTables::LoadExtents(RemoteSequence* s, const shm::TableView& view) {
+  s->extents.clear();
+  for (uint32_t i = 0; i < view.extents(); ++i) {
+    const shm::ExtentEntry& e = *view.extent(i);
+    KVS_ASSIGN_OR_RETURN(const std::byte* const at, Resolve(e.arena, e.offset));
+    s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
+  }
   return OkStatus();
 }
 
@@ -69,14 +78,24 @@ Status SequenceTables::Load(RemoteSequence* s) {
   if (view.table->version != s->version) {
     s->pages.clear();
     s->blocks.clear();
+    s->version = 0;  // until all of it was loaded
+    KVS_RETURN_IF_ERROR(LoadExtents(s, view));
     s->version = view.table->version;
   }
   s->table = view;
   for (auto i = static_cast<uint32_t>(s->pages.size()); i < view.pages; ++i) {
-    KVS_RETURN_IF_ERROR(Resolve(*view.page(i), &s->pages));
+    const shm::PageEntry& entry = *view.page(i);
+    if ((entry.flags & shm::kPageAbsent) != 0) {
+      s->pages.push_back(nullptr);
+      continue;
+    }
+    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(entry.arena, entry.offset));
+    s->pages.push_back(at);
   }
   for (auto i = static_cast<uint32_t>(s->blocks.size()); i < view.index_blocks; ++i) {
-    KVS_RETURN_IF_ERROR(Resolve(*view.index_block(i), &s->blocks));
+    const shm::PageEntry& entry = *view.index_block(i);
+    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(entry.arena, entry.offset));
+    s->blocks.push_back(at);
   }
   return OkStatus();
 }

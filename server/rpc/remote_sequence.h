@@ -25,15 +25,21 @@ struct RemoteSequence {
   uint64_t model = 0;
   uint32_t slot = 0;
   std::unique_ptr<SequenceState> state;
+  std::vector<int32_t> boundary_tokens;  // of the model, ascending
   uint64_t step = 0;           // the open step that it is in; 0: none
   uint32_t told_indexed = 0;   // what the store knows of state->indexed_tokens()
   Status lost;                 // a commit that the store refused: state and store differ since
 
   shm::TableView table;        // of the last Pin
   uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;
+  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
+  std::vector<ExtentView> extents;
 
-  SequenceView View() const { return {pages.data(), blocks.data(), state->tokens()}; }
+  SequenceView View() const {
+    return {pages.data(),   blocks.data(),
+            state->tokens(), extents.data(),
+            static_cast<int32_t>(extents.size()), version};
+  }
 };
 
 // What a call needs of a sequence's table.
@@ -71,7 +77,8 @@ class SequenceTables {
 
  private:
   Status Load(RemoteSequence* s);
-  Status Resolve(const shm::PageEntry& entry, std::vector<std::byte*>* to);
+  Status LoadExtents(RemoteSequence* s, const shm::TableView& view);
+  Result<std::byte*> Resolve(uint32_t arena, uint64_t offset);
 
   Store* const store_;
   const uint64_t session_;

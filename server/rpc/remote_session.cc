@@ -76,17 +76,18 @@ Result<RemoteSequence*> RemoteSession::FindIdle(uint64_t sequence) {
 Result<OpenedSequence> RemoteSession::OpenSequence(uint64_t model, std::string_view plan,
                                                    std::span<const int32_t> tokens) {
   KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->OpenSequence(session_, model, plan, tokens));
-  return Adopt(std::move(opened), model, nullptr);
+  return Adopt(std::move(opened), model, tokens, nullptr);
 }
 
 Result<OpenedSequence> RemoteSession::ForkSequence(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * parent, FindIdle(sequence));
   KVS_RETURN_IF_ERROR(TellIndexed(parent));
   KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->ForkSequence(session_, sequence));
-  return Adopt(std::move(opened), parent->model, parent);
+  return Adopt(std::move(opened), parent->model, {}, parent);
 }
 
 Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t model,
+                                            std::span<const int32_t> tokens,
                                             const RemoteSequence* parent) {
   auto s = std::make_unique<RemoteSequence>();
   s->id = opened.sequence;
@@ -107,6 +108,12 @@ Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t mode
                         std::to_string(opened.indexed_tokens) + " indexed), the step state " +
                         std::to_string(s->state->tokens()) + " (" +
                         std::to_string(s->state->indexed_tokens()) + ")");
+  }
+  s->boundary_tokens = opened.boundary_tokens;
+  std::ranges::sort(s->boundary_tokens);
+  if (parent == nullptr) {
+    s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(opened.held_tokens, tokens.size())),
+                             s->boundary_tokens);
   }
   sequences_.emplace(opened.sequence, std::move(s));
   return opened;
@@ -170,6 +177,13 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
   std::vector<TableClaim> claims;
   KVS_RETURN_IF_ERROR(CheckMembers(members, &claims, codes));
   KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes));
+  for (size_t i = 0; i < claims.size(); ++i) {
+    const RemoteSequence& s = *claims[i].sequence;
+    const Status refreshed = s.state->Refresh(s.View());
+    if (refreshed.ok()) continue;
+    (*codes)[i] = static_cast<int32_t>(refreshed.code());
+    return refreshed;
+  }
   std::vector<RemoteSequence*> sequences;
   std::vector<std::vector<int32_t>> tokens;
   std::vector<StepMember> batch;
@@ -221,6 +235,10 @@ Status RemoteSession::Commit(RemoteStep* step) {
   Status failed;
   std::vector<uint32_t> first;
   for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
+  for (size_t i = 0; i < step->sequences.size(); ++i) {
+    RemoteSequence* s = step->sequences[i];
+    s->state->MarkBoundaries(s->state->tokens(), step->tokens[i], s->boundary_tokens);
+  }
   step->step.End();
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
@@ -261,6 +279,7 @@ Status RemoteSession::PrefillDone(uint64_t sequence) {
   const TableClaim claim{s, s->state->tokens()};
   {
     KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+    KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
     KVS_RETURN_IF_ERROR(s->state->PrefillDone(s->View(), *backend_, *executor_));
   }
   return store_->PrefillDone(session_, sequence);
@@ -271,6 +290,7 @@ Status RemoteSession::Settle(uint64_t sequence) {
   const TableClaim claim{s, s->state->tokens()};
   {
     KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+    KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
     s->state->CatchUp(s->View(), *backend_, *executor_);
   }
   return TellIndexed(s);
@@ -282,6 +302,7 @@ Result<InspectArray> RemoteSession::Inspect(uint64_t sequence, std::string_view 
   if (s->step != 0) return s->state->Inspect(s->View(), *backend_, *executor_, name);
   const TableClaim claim{s, s->state->tokens(), false};
   KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
   return s->state->Inspect(s->View(), *backend_, *executor_, name);
 }
 

@@ -75,7 +75,11 @@ class RemoteSession {
   Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                 const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t sequence);
+  // Catches up with what was committed and recompressed. That workers are done with the sequence is
+  // for the caller to await (Store::Settle), outside of the session's turn.
   Status Settle(uint64_t sequence);
+  // SEQUENCE_UNKNOWN, SEQUENCE_BUSY, or why its last commit was refused.
+  Status CheckIdle(uint64_t sequence) { return FindIdle(sequence).status(); }
   // Also in a step.
   Result<RemoteSequence*> Find(uint64_t sequence);
   Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);
@@ -85,7 +89,8 @@ class RemoteSession {
  private:
   void DropAll();
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
-  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model, const RemoteSequence* parent);
+  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model,
+                               std::span<const int32_t> tokens, const RemoteSequence* parent);
   Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,
                       std::vector<int32_t>* codes);
   Status Commit(RemoteStep* step);

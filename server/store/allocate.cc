@@ -1,8 +1,10 @@
 // Pages in and out. On a shortage, in this order: what is retired and passed by all readers, orphan
-// arenas, new arenas, cached prefix pages nobody uses (oldest first), the next pool; else
-// POOL_EXHAUSTED, with nothing taken.
+// arenas, new arenas, cached prefix pages nobody uses (oldest first), artefacts nobody uses, the
+// next pool; else POOL_EXHAUSTED, with nothing taken.
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "server/store/store_impl.h"
@@ -62,7 +64,8 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, 
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
   while (got < n) {
     if (!pools_.AddArena(tier, taker.tenant->id, taker.writer, bytes) &&
-        !pools_.DropEmpty(tier, may_drop) && !EvictFor(taker, tier, bytes * (n - got))) {
+        !pools_.DropEmpty(tier, may_drop) && !EvictFor(taker, tier, bytes * (n - got)) &&
+        !EvictArtefact(tier)) {
       break;
     }
     take();
@@ -115,6 +118,34 @@ void Store::Impl::EvictPage(Page* page) {
   Retire(page);
 }
 
+uint64_t Store::Impl::UsedBytes(Tier tier) const {
+  uint64_t used = 0;
+  for (const auto& [id, arena] : pools_.arenas()) {
+    if (arena->tier == tier) used += arena->extents.used();
+  }
+  return used;
+}
+
+bool Store::Impl::EvictArtefact(Tier tier) {
+  const auto idle = [tier](const Artefact& a) {
+    const auto in_tier = [tier](const Extent& e) { return e.page->arena->tier == tier; };
+    return a.unused() && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
+  };
+  std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
+  if (!oldest) return false;
+  DropArtefact(std::move(*oldest));
+  return true;
+}
+
+void Store::Impl::DropArtefact(Artefact artefact) {
+  if (artefact.extents.empty()) return;
+  Tenant* tenant = tenants_by_id_[artefact.extents.front().page->arena->tenant];
+  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
+  ReleaseExtents(&artefact.extents);
+  Advance(tenant);
+  ReclaimLocked();
+}
+
 void Store::Impl::RefPage(Page* page) {
   if (page->refs == 0 && page->indexed) prefix_.MarkUsed(page);
   pools_.Ref(page);
@@ -132,7 +163,13 @@ void Store::Impl::Release(Page* page) {
 
 // From the last to the first, so that of a prefix the end is evicted before its beginning.
 void Store::Impl::ReleaseAll(std::vector<Page*>* pages) {
-  for (; !pages->empty(); pages->pop_back()) Release(pages->back());
+  for (; !pages->empty(); pages->pop_back()) {
+    if (pages->back() != nullptr) Release(pages->back());
+  }
+}
+
+void Store::Impl::ReleaseExtents(std::vector<Extent>* extents) {
+  for (; !extents->empty(); extents->pop_back()) Release(extents->back().page);
 }
 
 void Store::Impl::Retire(Page* page) {
@@ -165,8 +202,13 @@ void Store::Impl::ReclaimLocked() {
       session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
       session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
     }
-    tenant->retired.Reclaim(oldest,
-                            [this](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS { FreePage(page); });
+    tenant->retired.Reclaim(oldest, [this](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+      if (page->jobs > 0) {
+        parked_.insert(page);  // the last of the jobs frees it
+      } else {
+        FreePage(page);
+      }
+    });
   }
 }
 

@@ -36,6 +36,21 @@ class Auditor {
       ++report_.sequences;
       for (const Page* page : s->pages) ++references_[page];
       for (const Page* block : s->index_blocks) ++references_[block];
+      for (const Extent& extent : s->extents) ++references_[extent.page];
+    }
+    for (const Artefact& artefact : store_.artefacts_.all()) {
+      for (const Extent& extent : artefact.extents) {
+        ++references_[extent.page];
+        ++artefacts_[extent.page];
+      }
+    }
+    references_.erase(nullptr);  // pages that were given back
+    for (const auto& [id, pages] : store_.jobs_) {
+      for (const Page* page : pages) ++jobs_[page];
+    }
+    for (const Page* page : store_.parked_) {
+      if (!retired_.insert(page).second) Find(NameOfPage(*page) + " is parked twice");
+      if (page->jobs == 0) Find(NameOfPage(*page) + " is parked for no recompression");
     }
     for (const Page* page : store_.pins_) ++references_[page];
     for (const Tenant* tenant : store_.tenants_by_id_) {
@@ -65,6 +80,12 @@ class Auditor {
       if (page.refs != found) {
         Find(name + " counts " + std::to_string(page.refs) + " references, " +
              std::to_string(found) + " were found");
+      }
+      if (page.artefacts != (artefacts_.contains(&page) ? artefacts_[&page] : 0)) {
+        Find(name + " counts other artefacts than there are");
+      }
+      if (page.jobs != (jobs_.contains(&page) ? jobs_[&page] : 0)) {
+        Find(name + " counts other recompressions than there are");
       }
       if (page.retired != retired_.contains(&page)) Find(name + ": retired flag is wrong");
       if (page.retired && (found != 0 || page.indexed)) Find(name + " is retired but reachable");
@@ -201,10 +222,43 @@ class Auditor {
     if (s.tokens > s.capacity_tokens()) Find(name + " has more tokens than pages");
     if (s.tail.size() != s.tokens % s.page_tokens()) Find(name + ": its tail has a wrong length");
     const shm::PageEntry* entries = shm::Entries(s.table);
-    for (size_t i = 0; i < s.pages.size(); ++i) CheckEntry(session, s, entries[i], *s.pages[i]);
+    for (size_t i = 0; i < s.pages.size(); ++i) {
+      if (s.pages[i] == nullptr) {
+        CheckAbsent(s, i);
+      } else {
+        CheckEntry(session, s, entries[i], *s.pages[i]);
+      }
+    }
+    CheckExtents(session, s);
     entries += s.table->page_capacity;
     for (size_t i = 0; i < s.index_blocks.size(); ++i) {
       CheckEntry(session, s, entries[i], *s.index_blocks[i]);
+    }
+  }
+
+  void CheckAbsent(const Sequence& s, size_t i) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const std::string name = "sequence " + std::to_string(s.id) + ", page " + std::to_string(i);
+    if (shm::Entries(s.table)[i].flags != shm::kPageAbsent) {
+      Find(name + " was given back and its table names it");
+    }
+    if ((i + 1) * s.page_tokens() > s.tokens) Find(name + " was given back before it was full");
+  }
+
+  void CheckExtents(const Session& session, const Sequence& s) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (s.table->extent_count != s.extents.size()) {
+      return Find("sequence " + std::to_string(s.id) + ": its table has other extents");
+    }
+    const shm::ExtentEntry* entries = shm::Extents(s.table);
+    for (size_t i = 0; i < s.extents.size(); ++i) {
+      const Extent& e = s.extents[i];
+      const shm::ExtentEntry& t = entries[i];
+      CheckEntry(session, s, {t.arena, shm::kPageSealed, t.tier, t.offset}, *e.page);
+      const std::string name = "sequence " + std::to_string(s.id) + ", extent " + std::to_string(i);
+      if (t.bytes != e.bytes || t.begin != e.tokens.begin || t.end != e.tokens.end) {
+        Find(name + ": its table says something else");
+      }
+      if (e.bytes > e.page->bytes) Find(name + " is larger than its memory");
+      if (!e.page->sealed || e.page->indexed) Find(name + " is no extent");
     }
   }
 
@@ -229,7 +283,7 @@ class Auditor {
 
   const Store::Impl& store_;
   AuditReport report_;
-  std::unordered_map<const Page*, uint32_t> references_;
+  std::unordered_map<const Page*, uint32_t> references_, jobs_, artefacts_;
   std::set<const Page*> retired_;
 };
 

@@ -1,5 +1,6 @@
 // Snapshots for operators.
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "server/store/store_impl.h"
@@ -12,19 +13,47 @@ uint64_t AgeUs(Clock::time_point since) {
       std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
 }
 
-PageInfo InfoOfPage(const Page& page, uint32_t selected) {
+PageInfo InfoOfPage(const Page* page, uint32_t selected) {
   PageInfo info;
+  info.selected = selected;
+  info.absent = page == nullptr;
+  if (info.absent) return info;
+  info.arena = page->arena->id;
+  info.offset = page->offset;
+  info.tier = page->arena->tier;
+  info.sealed = page->sealed;
+  info.shared = page->refs > 1;
+  info.references = page->refs;
+  return info;
+}
+
+ExtentInfo InfoOfExtent(const Extent& extent) {
+  const Page& page = *extent.page;
+  ExtentHeader header{};
+  if (extent.bytes >= sizeof(header)) std::memcpy(&header, page.base(), sizeof(header));
+  ExtentInfo info;
   info.arena = page.arena->id;
   info.offset = page.offset;
+  info.bytes = extent.bytes;
   info.tier = page.arena->tier;
-  info.sealed = page.sealed;
-  info.shared = page.refs > 1;
+  info.kind = static_cast<ExtentKind>(header.kind);
+  info.tokens = extent.tokens;
   info.references = page.refs;
-  info.selected = selected;
   return info;
 }
 
 }  // namespace
+
+// Extents that artefacts alone refer to, once each.
+std::set<const Page*> Store::Impl::UnusedExtents() const {
+  std::set<const Page*> pages;
+  for (const Artefact& artefact : artefacts_.all()) {
+    for (const Extent& e : artefact.extents) {
+      if (e.page->refs == e.page->artefacts) pages.insert(e.page);
+    }
+  }
+  return pages;
+}
 
 std::vector<PoolInfo> Store::Impl::Pools() const {
   MutexLock lock(mu_);
@@ -40,12 +69,17 @@ std::vector<PoolInfo> Store::Impl::Pools() const {
     ++info.arenas;
     info.used_bytes += arena->extents.used();
   }
+  const auto retired = [&infos](const Page& page) {
+    PoolInfo& info = infos[static_cast<int>(page.arena->tier)];
+    info.retired_bytes += page.bytes;
+    info.used_bytes -= page.bytes;
+  };
   for (const Tenant* tenant : tenants_by_id_) {
-    for (const auto& [epoch, page] : tenant->retired.items()) {
-      PoolInfo& info = infos[static_cast<int>(page->arena->tier)];
-      info.retired_bytes += page->bytes;
-      info.used_bytes -= page->bytes;
-    }
+    for (const auto& [epoch, page] : tenant->retired.items()) retired(*page);
+  }
+  for (const Page* page : parked_) retired(*page);
+  for (const Page* page : UnusedExtents()) {
+    infos[static_cast<int>(page->arena->tier)].cached_bytes += page->bytes;
   }
   return infos;
 }
@@ -66,7 +100,9 @@ std::vector<SessionInfo> Store::Impl::Sessions() const {
     for (const auto& [sequence_id, s] : session->sequences) {
       pages.insert(s->pages.begin(), s->pages.end());
       pages.insert(s->index_blocks.begin(), s->index_blocks.end());
+      for (const Extent& extent : s->extents) pages.insert(extent.page);
     }
+    pages.erase(nullptr);
     for (const Page* page : pages) info.used_bytes += page->bytes;
     info.age_us = AgeUs(session->opened);
     infos.push_back(std::move(info));
@@ -104,10 +140,22 @@ SequenceInfo Store::Impl::InfoOf(const Sequence& s) const {
   info.held_tokens = s.held_tokens;
   for (const std::vector<Page*>* list : {&s.pages, &s.index_blocks}) {
     for (const Page* page : *list) {
+      if (page == nullptr) {
+        ++info.absent_pages;
+        continue;
+      }
       (page->arena->tier == Tier::kDevice ? info.device_bytes : info.host_bytes) += page->bytes;
       if (list == &s.pages && page->refs > 1) ++info.shared_pages;
     }
   }
+  info.extents = static_cast<uint32_t>(s.extents.size());
+  for (const Extent& e : s.extents) {
+    const bool device = e.page->arena->tier == Tier::kDevice;
+    (device ? info.extent_device_bytes : info.extent_host_bytes) += e.page->bytes;
+  }
+  info.device_bytes += info.extent_device_bytes;
+  info.host_bytes += info.extent_host_bytes;
+  if (s.codec && !s.codec->failed.ok()) info.work_error = s.codec->failed.ToString();
   return info;
 }
 
@@ -130,9 +178,10 @@ Result<SequenceDetail> Store::Impl::Show(uint64_t sequence) const {
   detail.info = InfoOf(*s);
   for (size_t i = 0; i < s->pages.size(); ++i) {
     detail.pages.push_back(
-        InfoOfPage(*s->pages[i], memory.ReadHeat(s->heat, static_cast<uint32_t>(i))));
+        InfoOfPage(s->pages[i], memory.ReadHeat(s->heat, static_cast<uint32_t>(i))));
   }
-  for (const Page* block : s->index_blocks) detail.index_blocks.push_back(InfoOfPage(*block, 0));
+  for (const Page* block : s->index_blocks) detail.index_blocks.push_back(InfoOfPage(block, 0));
+  for (const Extent& extent : s->extents) detail.extents.push_back(InfoOfExtent(extent));
   return detail;
 }
 
@@ -140,6 +189,8 @@ StoreCounters Store::Impl::Counters() const {
   MutexLock lock(mu_);
   StoreCounters counters = counters_;
   counters.prefix_pages = prefix_.size();
+  counters.artefacts = artefacts_.all().size();
+  for (const Page* page : parked_) counters.retired_bytes += page->bytes;
   for (const Tenant* tenant : tenants_by_id_) {
     for (const auto& [epoch, page] : tenant->retired.items()) counters.retired_bytes += page->bytes;
   }

@@ -3,7 +3,9 @@
 // in.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "server/store/store_impl.h"
@@ -24,6 +26,8 @@ void CopyRows(const Geometry& g, const std::byte* from, std::byte* to, uint32_t 
     }
   }
 }
+
+bool Unused(const Artefact& artefact) { return artefact.unused(); }
 
 }  // namespace
 
@@ -102,7 +106,7 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
     geometry = s->model->desc.geometry;
     for (size_t i = 0; i < s->pages.size(); ++i) {
       Page* page = s->pages[i];
-      if (!page->sealed || page->arena->tier == to) continue;
+      if (page == nullptr || !page->sealed || page->arena->tier == to) continue;
       copies.push_back({false, static_cast<uint32_t>(i), page, nullptr,
                         static_cast<uint32_t>(geometry.page_tokens), true, tenant->id, false});
     }
@@ -141,8 +145,13 @@ MoveResult Store::Impl::Evict(bool dry_run) {
     result.bytes += page->bytes;
     victims.push_back(page);
   }
+  for (const Page* page : UnusedExtents()) {
+    ++result.pages;
+    result.bytes += page->bytes;
+  }
   if (dry_run) return result;
   for (Page* page : victims) EvictPage(page);
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(&Unused)) DropArtefact(std::move(*a));
   for (Tenant* tenant : tenants_by_id_) Advance(tenant);
   ReclaimLocked();
   return result;

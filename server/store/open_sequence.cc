@@ -22,13 +22,17 @@ uint32_t FirstCapacity(size_t pages) {
   return std::bit_ceil(static_cast<uint32_t>(pages) + kSpareEntries);
 }
 
-// Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query.
-size_t Usable(size_t tokens, uint32_t page_tokens) {
-  return tokens == 0 ? 0 : (tokens - 1) / page_tokens;
+// Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query; n -
+// n_obs where the plan watches the prompt's last queries, which only computing gives (DECISIONS 11).
+size_t Usable(size_t tokens, uint32_t page_tokens, const Plan* plan) {
+  const bool watches = plan != nullptr && plan->selector == SelectorKind::kBucket;
+  const size_t computed = watches ? std::max<size_t>(1, static_cast<size_t>(plan->n_obs)) : 1;
+  return tokens <= computed ? 0 : (tokens - computed) / page_tokens;
 }
 
 OpenedSequence Describe(const Sequence& s) {
-  return {s.id, s.slot, s.held_tokens, s.indexed_tokens, s.plan, s.model->desc.geometry};
+  return {s.id,   s.slot, s.held_tokens, s.indexed_tokens, s.plan, s.model->desc.geometry,
+          s.model->desc.boundary_tokens};
 }
 
 }  // namespace
@@ -88,6 +92,7 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
                                        " sequences are open in this session; close some"));
   if (!table.ok()) {
     if (slot) session->memory->FreeSlot(*slot);
+    ReleaseExtents(&s->extents);
     ReleaseAll(&s->index_blocks);
     ReleaseAll(&s->pages);
     Advance(session->tenant);
@@ -102,6 +107,28 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
   sequences_.emplace(s->id, s.get());
   session->sequences.emplace(s->id, std::move(s));
   return opened;
+}
+
+Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan,
+                                                        const Geometry& geometry) {
+  if (!options_.new_recompressor) return std::optional<CodecState>();
+  KVS_ASSIGN_OR_RETURN(Parameters parameters, parameters_.Get(plan, geometry));
+  std::unique_ptr<Recompressor> recompressor =
+      options_.new_recompressor(plan, geometry, std::move(parameters.values));
+  if (recompressor == nullptr) return std::optional<CodecState>();
+  CodecState codec;
+  codec.recompressor = std::move(recompressor);
+  codec.parameters_digest = std::move(parameters.digest);
+  return std::optional<CodecState>(std::move(codec));
+}
+
+void Store::Impl::AwaitArtefact(Sequence* s, const Tenant& tenant, const PageKey& last_page,
+                                std::span<const int32_t> tokens) {
+  if (!s->codec || s->held_tokens + s->page_tokens() < tokens.size()) return;
+  const size_t whole = tokens.size() / s->page_tokens() * s->page_tokens();
+  const PageKey key = Artefacts::KeyOf(tenant.id, s->model->id, last_page, tokens.subspan(whole),
+                                       FormatPlan(s->plan), s->codec->parameters_digest);
+  if (artefacts_.Contains(key)) s->codec->awaited_prompt = static_cast<uint32_t>(tokens.size());
 }
 
 Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t model_id,
@@ -124,10 +151,11 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   }
   s->plan = plan;
   s->index = IndexOf(plan, s->model->desc.geometry);
-  const size_t usable = Usable(tokens.size(), s->page_tokens());
+  KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(plan, s->model->desc.geometry));
   // Hashing costs as much as all the rest: never under the lock.
-  const std::vector<PageKey> keys =
-      s->chain.Pages(PageKey{}, tokens.first(usable * s->page_tokens()));
+  std::vector<PageKey> keys = s->chain.Pages(PageKey{}, tokens);
+  const PageKey last_page = keys.empty() ? PageKey{} : keys.back();
+  keys.resize(Usable(tokens.size(), s->page_tokens(), &s->plan));
 
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
@@ -139,6 +167,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   const uint64_t cover =
       std::min<uint64_t>(tokens.size() + options_.headroom_tokens, kMaxSequenceTokens);
   s->session = session->id;
+  AwaitArtefact(s.get(), *session->tenant, last_page, tokens);
   if (const Status status = TakeForOpen(session, s.get(), hit, cover); !status.ok()) {
     Advance(session->tenant);
     return status;
@@ -146,6 +175,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   const uint64_t held = s->held_tokens;
   Result<OpenedSequence> opened = Enter(session, std::move(s));
   if (opened.ok()) {
+    NoteDue(sequences_.at(opened->sequence));
     counters_.lookup_tokens += tokens.size();
     counters_.lookup_hit_tokens += held;
   }
@@ -170,7 +200,7 @@ Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,
     page_tokens = static_cast<uint32_t>(it->second.first->desc.geometry.page_tokens);
   }
   const std::vector<PageKey> keys =
-      chain.Pages(PageKey{}, tokens.first(Usable(tokens.size(), page_tokens) * page_tokens));
+      chain.Pages(PageKey{}, tokens.first(Usable(tokens.size(), page_tokens, nullptr) * page_tokens));
   MutexLock lock(mu_);
   const auto miss = std::find_if(keys.begin(), keys.end(),
                                  [this](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {
@@ -191,15 +221,20 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   child->version = 0;
   child->heat = {};
   child->held_tokens = parent->tokens;
+  if (child->codec) child->codec->OnFork();
   // Pages ahead of the tokens stay the parent's; all index blocks that may have rows are shared.
   child->pages.resize(std::min<size_t>(child->pages.size(), parent->PagesFor(parent->tokens)));
   child->index_blocks.resize(
       std::min<size_t>(child->index_blocks.size(), parent->BlocksFor(parent->tokens)));
-  for (Page* page : child->pages) RefPage(page);
+  for (Page* page : child->pages) {
+    if (page != nullptr) RefPage(page);
+  }
   for (Page* block : child->index_blocks) RefPage(block);
+  for (const Extent& extent : child->extents) RefPage(extent.page);
   Result<OpenedSequence> opened = Enter(session, std::move(child));
   if (opened.ok()) {
     Publish(session, parent, parent_table);
+    NoteDue(sequences_.at(opened->sequence));
   } else {
     session->memory->FreeTable(parent_table);
   }
@@ -208,7 +243,19 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
 }
 
 void Store::Impl::CloseLocked(Session* session, Sequence* s) {
+  if (s->codec) {
+    s->codec->cancelled->store(true, std::memory_order_relaxed);
+    if (sink_ != nullptr) sink_->Withdraw(s->id);
+    AnswerWaiters(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
+                            "sequence " + std::to_string(s->id) + " was closed meanwhile"));
+  }
   Unpublish(session, s);
+  // No look-up gets past a page that was given back: what lies behind it would be cached in vain.
+  const auto hole = std::find(s->pages.begin(), s->pages.end(), nullptr);
+  for (; s->pages.end() > hole; s->pages.pop_back()) {
+    if (s->pages.back() != nullptr) DropRaw(s->pages.back());
+  }
+  ReleaseExtents(&s->extents);
   ReleaseAll(&s->index_blocks);
   ReleaseAll(&s->pages);
   sequences_.erase(s->id);

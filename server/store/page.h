@@ -53,10 +53,12 @@ struct Page {
   uint64_t offset = 0;
   uint64_t bytes = 0;
   uint64_t model = 0;
-  uint32_t refs = 0;     // positions in sequences, and copies under way
-  bool sealed = false;   // full and immutable; `key` is set (pages and index blocks)
-  bool indexed = false;  // the prefix index knows it
-  bool retired = false;  // waits for readers, then is freed
+  uint32_t refs = 0;       // positions in sequences, and copies under way
+  bool sealed = false;     // full and immutable; `key` is set (pages and index blocks)
+  bool indexed = false;    // the prefix index knows it
+  bool retired = false;    // waits for readers, then is freed
+  uint32_t artefacts = 0;  // of the references: artefacts (artefacts.h)
+  uint32_t jobs = 0;       // recompressions that read it: it is not freed before they end
   PageKey key{};
   Page* older = nullptr;  // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;

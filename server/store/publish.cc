@@ -8,39 +8,79 @@
 
 namespace kvstrata {
 
-shm::PageEntry Store::Impl::EntryOf(const Sequence& s, const Page& page) {
+shm::PageEntry Store::Impl::EntryOf(const Sequence& s, const Page* page) {
   shm::PageEntry entry{};
-  entry.arena = page.arena->id;
-  entry.tier = static_cast<uint16_t>(page.arena->tier);
-  entry.offset = page.offset;
+  if (page == nullptr) {
+    entry.flags = shm::kPageAbsent;
+    return entry;
+  }
+  entry.arena = page->arena->id;
+  entry.tier = static_cast<uint16_t>(page->arena->tier);
+  entry.offset = page->offset;
   // What the prefix index knows may be somebody else's any time.
-  const bool shared = page.refs > 1 || page.indexed || page.arena->writer != s.session;
-  entry.flags =
-      static_cast<uint16_t>((shared ? shm::kPageShared : 0) | (page.sealed ? shm::kPageSealed : 0));
+  const bool shared = page->refs > 1 || page->indexed || page->arena->writer != s.session;
+  entry.flags = static_cast<uint16_t>((shared ? shm::kPageShared : 0) |
+                                      (page->sealed ? shm::kPageSealed : 0));
   return entry;
+}
+
+void Store::Impl::WriteExtents(const Sequence& s, shm::ExtentEntry* entries) {
+  for (size_t i = 0; i < s.extents.size(); ++i) {
+    const Extent& e = s.extents[i];
+    const Arena& arena = *e.page->arena;
+    entries[i] = {arena.id,       0,       static_cast<uint16_t>(arena.tier),
+                  e.page->offset, e.bytes, e.tokens.begin,
+                  e.tokens.end};
+  }
+}
+
+// The same table as addresses, for the codec's own use. Pages before `first_page` are the same.
+void Store::Impl::RefreshView(Sequence* s, size_t first_page) {
+  if (!s->codec) return;
+  CodecState& codec = *s->codec;
+  codec.pages.resize(s->pages.size());
+  for (size_t i = first_page; i < s->pages.size(); ++i) {
+    codec.pages[i] = s->pages[i] == nullptr ? nullptr : s->pages[i]->base();
+  }
+  if (first_page > 0) return;
+  codec.extents.clear();
+  for (const Extent& e : s->extents) {
+    codec.extents.push_back({e.page->base(), static_cast<int64_t>(e.bytes), e.tokens});
+  }
+}
+
+void Store::Impl::GrantArena(Session* session, const Arena& arena) {
+  const bool writable = arena.writer == session->id;
+  if (!session->granted.try_emplace(arena.id, writable).second) return;
+  if (!session->sink) return;
+  session->sink({arena.id, arena.block.bytes, arena.tier, writable,
+                 writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
 }
 
 void Store::Impl::GrantArenas(Session* session, std::span<Page* const> pages) {
   const Arena* last = nullptr;
   for (const Page* page : pages) {
-    const Arena* arena = page->arena;
-    if (arena == last) continue;
-    last = arena;
-    const bool writable = arena->writer == session->id;
-    if (!session->granted.try_emplace(arena->id, writable).second) continue;
-    if (!session->sink) continue;
-    session->sink({arena->id, arena->block.bytes, arena->tier, writable,
-                   writable ? arena->block.fd.get() : arena->block.read_only_fd.get()});
+    if (page == nullptr || page->arena == last) continue;
+    last = page->arena;
+    GrantArena(session, *last);
   }
 }
 
 Result<shm::SequenceTable*> Store::Impl::ReserveTable(Session* session, const Sequence& s,
                                                       uint32_t page_capacity) {
+  return ReserveTable(session, s, page_capacity, s.extents.size());
+}
+
+Result<shm::SequenceTable*> Store::Impl::ReserveTable(Session* session, const Sequence& s,
+                                                      uint32_t page_capacity, size_t extents) {
   const uint32_t blocks = s.BlocksFor(uint64_t{page_capacity} * s.page_tokens());
-  shm::SequenceTable* table = session->memory->NewTable(page_capacity, blocks);
+  const auto make = [&] {
+    return session->memory->NewTable(page_capacity, blocks, static_cast<uint32_t>(extents));
+  };
+  shm::SequenceTable* table = make();
   if (table == nullptr) {
     ReclaimLocked();
-    table = session->memory->NewTable(page_capacity, blocks);
+    table = make();
   }
   if (table != nullptr) return table;
   return ResourceExhausted("TABLES_FULL",
@@ -52,7 +92,8 @@ Result<shm::SequenceTable*> Store::Impl::ReserveTable(Session* session, const Se
 
 void Store::Impl::Publish(Session* session, Sequence* s, shm::SequenceTable* table) {
   KVS_CHECK(s->pages.size() <= table->page_capacity &&
-            s->index_blocks.size() <= table->index_capacity);
+            s->index_blocks.size() <= table->index_capacity &&
+            s->extents.size() == table->extent_count);
   SessionMemory& memory = *session->memory;
   if (s->heat.count < table->page_capacity) {
     // Without room for more counters the old ones stay: pages beyond them are not counted.
@@ -67,14 +108,17 @@ void Store::Impl::Publish(Session* session, Sequence* s, shm::SequenceTable* tab
   table->heat_first = s->heat.first;
   table->heat_count = s->heat.count;
   shm::PageEntry* entries = shm::Entries(table);
-  for (size_t i = 0; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, *s->pages[i]);
+  for (size_t i = 0; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, s->pages[i]);
   entries += table->page_capacity;
-  for (size_t i = 0; i < s->index_blocks.size(); ++i) entries[i] = EntryOf(*s, *s->index_blocks[i]);
+  for (size_t i = 0; i < s->index_blocks.size(); ++i) entries[i] = EntryOf(*s, s->index_blocks[i]);
+  WriteExtents(*s, shm::Extents(table));
+  RefreshView(s, 0);
   table->pages.store(static_cast<uint32_t>(s->pages.size()), std::memory_order_release);
   table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
                             std::memory_order_release);
   GrantArenas(session, s->pages);
   GrantArenas(session, s->index_blocks);
+  for (const Extent& e : s->extents) GrantArena(session, *e.page->arena);
   shm::SequenceSlot& slot = memory.tables()->slots[s->slot];
   slot.sequence_id.store(s->id, std::memory_order_seq_cst);
   slot.table_offset.store(memory.OffsetOf(table), std::memory_order_seq_cst);
@@ -88,11 +132,12 @@ void Store::Impl::PublishInPlace(Session* session, Sequence* s) {
   const size_t first_page = table->pages.load(std::memory_order_relaxed);
   const size_t first_block = table->index_blocks.load(std::memory_order_relaxed);
   shm::PageEntry* entries = shm::Entries(table);
-  for (size_t i = first_page; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, *s->pages[i]);
+  for (size_t i = first_page; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, s->pages[i]);
   entries += table->page_capacity;
   for (size_t i = first_block; i < s->index_blocks.size(); ++i) {
-    entries[i] = EntryOf(*s, *s->index_blocks[i]);
+    entries[i] = EntryOf(*s, s->index_blocks[i]);
   }
+  RefreshView(s, std::max<size_t>(first_page, 1));
   GrantArenas(session, std::span<Page* const>(s->pages).subspan(first_page));
   GrantArenas(session, std::span<Page* const>(s->index_blocks).subspan(first_block));
   // Readers load the pages' count first: whoever sees the new pages sees their index blocks.

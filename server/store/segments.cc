@@ -76,9 +76,9 @@ std::optional<uint32_t> SessionMemory::TakeSlot() {
 
 void SessionMemory::FreeSlot(uint32_t slot) { free_slots_.push_back(slot); }
 
-shm::SequenceTable* SessionMemory::NewTable(uint32_t page_capacity, uint32_t index_capacity) {
-  const uint64_t entries = uint64_t{page_capacity} + index_capacity;
-  const uint64_t bytes = sizeof(shm::SequenceTable) + entries * sizeof(shm::PageEntry);
+shm::SequenceTable* SessionMemory::NewTable(uint32_t page_capacity, uint32_t index_capacity,
+                                            uint32_t extents) {
+  const uint64_t bytes = shm::TableBytes(page_capacity, index_capacity, extents);
   if (bytes > table_.bytes) return nullptr;
   void* at = buffer_->allocate_aligned(bytes, 8, std::nothrow);
   if (at == nullptr) return nullptr;
@@ -86,6 +86,7 @@ shm::SequenceTable* SessionMemory::NewTable(uint32_t page_capacity, uint32_t ind
   table->bytes = bytes;
   table->page_capacity = page_capacity;
   table->index_capacity = index_capacity;
+  table->extent_count = extents;
   ++live_tables_;
   return table;
 }

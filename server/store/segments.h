@@ -52,7 +52,8 @@ class SessionMemory {
   void FreeSlot(uint32_t slot);
 
   // A table of this capacity with zero counts; null when the segment is full.
-  shm::SequenceTable* NewTable(uint32_t page_capacity, uint32_t index_capacity);
+  shm::SequenceTable* NewTable(uint32_t page_capacity, uint32_t index_capacity,
+                               uint32_t extents = 0);
   void FreeTable(shm::SequenceTable* table);
   uint64_t OffsetOf(const shm::SequenceTable* table) const;
   // Whether the allocator's own structures hold together (audit).

@@ -3,14 +3,18 @@
 #ifndef KVSTRATA_SERVER_STORE_SEQUENCE_H_
 #define KVSTRATA_SERVER_STORE_SEQUENCE_H_
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "server/store/artefacts.h"
 #include "server/store/epochs.h"
 #include "server/store/page.h"
 #include "server/store/segments.h"
@@ -43,6 +47,44 @@ struct Series {
   std::vector<uint8_t> boundary;
 };
 
+// What a sequence has besides whose plan stores rows by a codec.
+struct CodecState {
+  enum class Work : uint8_t { kIdle, kDue, kQueued, kRunning };
+
+  // Never changed: a worker runs a clone, which takes its place when its extents are published. So
+  // a fork shares it, and a run that fails leaves nothing behind.
+  std::shared_ptr<const Recompressor> recompressor;
+  std::string parameters_digest;
+
+  Work work = Work::kIdle;
+  std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
+  Clock::time_point since;     // it is due, or runs
+  Clock::time_point retry_at;  // after a failure
+  uint32_t runs = 0, failures = 0;
+  Status failed;  // of the last run
+  std::vector<SettleDone> waiters;
+
+  std::vector<Run> released;  // positions whose raw rows the plan needs no more
+  bool place_raw = false;     // pages among them wait for a place on `host`
+
+  PageKey prompt_key{};         // of the artefact; set when the prompt is complete
+  bool prompt_settled = false;  // all of the prompt is recompressed: what follows may be shown
+  uint32_t awaited_prompt = 0;  // an artefact of a prompt this long may be had: nothing is due
+
+  // The current table as addresses, for RecompressInput.
+  std::vector<std::byte*> pages;
+  std::vector<ExtentView> extents;
+
+  // What of it is the child's after a fork.
+  void OnFork() {
+    work = Work::kIdle;
+    cancelled = std::make_shared<std::atomic<bool>>(false);
+    runs = failures = 0;
+    failed = OkStatus();
+    waiters.clear();
+  }
+};
+
 struct Sequence {
   uint64_t id = 0;
   uint64_t session = 0;
@@ -61,7 +103,9 @@ struct Sequence {
   std::vector<int32_t> tail;  // token ids behind the last whole page
   Series series;
 
-  std::vector<Page*> pages, index_blocks;  // one reference each
+  std::vector<Page*> pages, index_blocks;  // one reference each; null: a page that was given back
+  std::vector<Extent> extents;             // one reference each, ordered by their tokens
+  std::optional<CodecState> codec;         // none: codec raw
   shm::SequenceTable* table = nullptr;     // the current version
   uint64_t version = 0;
   HeatSlice heat;
@@ -80,6 +124,10 @@ struct Sequence {
   bool SharesIndex() const {
     return index.kind != IndexLayout::Kind::kNone &&
            index.block_tokens % model->desc.geometry.page_tokens == 0;
+  }
+  // Raw rows below this are not wanted by the plan's index any more.
+  uint32_t summarised_tokens() const {
+    return index.kind == IndexLayout::Kind::kNone ? tokens : std::min(tokens, indexed_tokens);
   }
   uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
 };

@@ -9,8 +9,8 @@
 
 namespace kvstrata {
 
-bool Store::Impl::Writable(const Sequence& s, const Page& page) {
-  return !page.sealed && page.refs == 1 && page.arena->writer == s.session;
+bool Store::Impl::Writable(const Sequence& s, const Page* page) {
+  return page != nullptr && !page->sealed && page->refs == 1 && page->arena->writer == s.session;
 }
 
 Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
@@ -60,7 +60,8 @@ std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(const Sequence& s,
   const uint32_t tenant = sessions_.at(s.session)->tenant->id;
   const auto visit = [&](Page* page, const shm::PageEntry& entry, bool index, size_t position,
                          uint64_t rows) {
-    if (!Writable(s, *page)) {
+    if (page == nullptr) return;  // given back, hence full: nobody writes there
+    if (!Writable(s, page)) {
       copies.push_back({index, static_cast<uint32_t>(position), page, nullptr,
                         static_cast<uint32_t>(rows), false, tenant, false});
     } else if ((entry.flags & shm::kPageShared) != 0) {
@@ -160,9 +161,10 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
   for (uint32_t i = s->indexed_tokens / block_tokens; i-- > 0;) {
     Page* block = s->index_blocks[i];
     if (block->sealed) break;  // so are those before it
-    if (!Writable(*s, *block)) continue;
-    const size_t last_page = size_t{i + 1} * block_tokens / s->page_tokens() - 1;
-    block->key = IndexBlockKey(s->pages[last_page]->key, s->index);
+    if (!Writable(*s, block)) continue;
+    const Page* last_page = s->pages[size_t{i + 1} * block_tokens / s->page_tokens() - 1];
+    if (last_page == nullptr) continue;  // given back, and its key with it
+    block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = true;
     prefix_.Insert(block);
   }
@@ -188,7 +190,7 @@ Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, size_t n,
                                                std::to_string(first + uint64_t{n}));
   }
   for (uint64_t at = first / s.page_tokens(); n > 0 && at < s.PagesFor(first + uint64_t{n}); ++at) {
-    if (Writable(s, *s.pages[at])) continue;
+    if (Writable(s, s.pages[at])) continue;
     return FailedPrecondition(
         "COMMIT_TO_SHARED",
         "page " + std::to_string(at) + " is shared and may not be written; grow makes it private");
@@ -203,6 +205,7 @@ Status Store::Impl::CommitLocked(Session* session, Sequence* s, std::span<const 
       std::min<uint64_t>(uint64_t{s->tokens} + options_.headroom_tokens, kMaxSequenceTokens);
   // The tokens are in; that there is no room for more is told when more is asked for.
   if (s->capacity_tokens() < ahead) (void)ExtendLocked(session, s, ahead);
+  NoteDue(s);
   return OkStatus();
 }
 
@@ -269,6 +272,7 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
   KeepSeries(&s->series.surprisal, first, n, surprisal, missing);
   KeepSeries(&s->series.entropy, first, n, entropy, missing);
   KeepSeries(&s->series.boundary, first, n, boundary, uint8_t{0});
+  NoteDue(s);
   return OkStatus();
 }
 
@@ -283,6 +287,10 @@ Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
   }
   s->prefill_done = true;
   s->prompt_tokens = s->tokens;
+  if (s->codec) {
+    AttachArtefact(sessions_.at(session_id).get(), s);
+    NoteDue(s);
+  }
   return OkStatus();
 }
 

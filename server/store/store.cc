@@ -87,6 +87,7 @@ Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t 
     : options_(options),
       named_plans_(std::move(named_plans)),
       daemon_epoch_(daemon_epoch),
+      parameters_(options.parameters_directory, options.load_parameters),
       pools_(std::move(device), options.device_bytes, std::move(host), options.host_bytes,
              options.arena_bytes) {
   // Called by pools_ alone, hence under mu_.
@@ -254,7 +255,10 @@ Result<SessionSegments> Store::OpenSession(const PeerIdentity& peer, Road road,
                                            std::string_view client_name, ArenaSink sink) {
   return impl_->OpenSession(peer, road, client_name, std::move(sink));
 }
-void Store::EndSession(uint64_t session, SessionEnd how) { impl_->EndSession(session, how); }
+void Store::EndSession(uint64_t session, SessionEnd how) {
+  impl_->EndSession(session, how);
+  impl_->TellSettled();
+}
 Result<uint64_t> Store::RegisterModel(uint64_t session, const ModelDesc& desc) {
   return impl_->RegisterModel(session, desc);
 }
@@ -266,7 +270,9 @@ Result<OpenedSequence> Store::ForkSequence(uint64_t session, uint64_t sequence) 
   return impl_->ForkSequence(session, sequence);
 }
 Status Store::CloseSequence(uint64_t session, uint64_t sequence) {
-  return impl_->CloseSequence(session, sequence);
+  const Status status = impl_->CloseSequence(session, sequence);
+  impl_->TellSettled();
+  return status;
 }
 Status Store::Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
                    uint32_t index_writable) {
@@ -286,6 +292,37 @@ Status Store::PrefillDone(uint64_t session, uint64_t sequence) {
 Result<uint32_t> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
   return impl_->Lookup(session, model, tokens);
 }
+void Store::SetRecompressSink(RecompressSink* sink) {
+  impl_->SetRecompressSink(sink);
+  impl_->TellSettled();
+}
+Result<RecompressJob> Store::TakeRecompression(uint64_t sequence) {
+  Result<RecompressJob> job = impl_->TakeRecompression(sequence);
+  impl_->TellSettled();
+  return job;
+}
+Result<RecompressResult> Store::PublishRecompression(RecompressJob job,
+                                                     std::unique_ptr<Recompressor> next,
+                                                     RecompressOutput output) {
+  Result<RecompressResult> result =
+      impl_->PublishRecompression(std::move(job), std::move(next), std::move(output));
+  impl_->TellSettled();
+  return result;
+}
+void Store::AbandonRecompression(RecompressJob job, const Status& why) {
+  impl_->AbandonRecompression(std::move(job), why);
+  impl_->TellSettled();
+}
+void Store::OfferDue() {
+  impl_->OfferDue();
+  impl_->TellSettled();
+}
+bool Store::UnderPressure() const { return impl_->UnderPressure(); }
+void Store::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
+  impl_->Settle(session, sequence, std::move(done));
+  impl_->TellSettled();
+}
+std::vector<WorkInfo> Store::Work() const { return impl_->Work(); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 MoveResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }

@@ -12,6 +12,7 @@
 #ifndef KVSTRATA_SERVER_STORE_STORE_H_
 #define KVSTRATA_SERVER_STORE_STORE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,6 +25,7 @@
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "proto/shm_layout.h"
+#include "server/store/recompress_job.h"
 
 namespace kvstrata {
 
@@ -37,6 +39,16 @@ struct StoreOptions {
   uint32_t max_sessions = 1024;
   uint32_t headroom_tokens = 64;  // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
+
+  // Codecs (kernels/codec/codec.h: NewRecompressor, LoadSpanParameters). Null: rows stay raw.
+  std::function<std::unique_ptr<Recompressor>(const Plan&, const Geometry&,
+                                              std::shared_ptr<const SpanParameters>)>
+      new_recompressor;
+  std::function<Result<SpanParameters>(const std::string&, const Geometry&, const Plan&)>
+      load_parameters;
+  std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
+  // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
+  std::chrono::microseconds recompress_retry{1'000'000};
 };
 
 // Who is at the other end; from the kernel, never from a request.
@@ -84,6 +96,7 @@ struct OpenedSequence {
   uint32_t indexed_tokens = 0;
   Plan plan;
   Geometry geometry;
+  std::vector<int32_t> boundary_tokens;  // of the model
 };
 
 enum class SessionEnd : uint8_t {
@@ -118,17 +131,31 @@ struct SequenceInfo {
   uint32_t tokens = 0, capacity_tokens = 0, pages = 0, shared_pages = 0, index_blocks = 0;
   uint64_t version = 0, device_bytes = 0, host_bytes = 0, age_us = 0;
   uint32_t prompt_tokens = 0, held_tokens = 0;
+  // Extents of its codec; their bytes are in device_bytes and host_bytes too.
+  uint32_t extents = 0, absent_pages = 0;
+  uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
+  std::string work_error;  // of its last recompression; "" if it published
 };
 struct PageInfo {
   uint32_t arena = 0;
   uint64_t offset = 0;
   Tier tier = Tier::kDevice;
+  bool absent = false;  // given back: all else is zero but `selected`
   bool sealed = false, shared = false;
   uint32_t references = 0, selected = 0;
+};
+struct ExtentInfo {
+  uint32_t arena = 0;
+  uint64_t offset = 0, bytes = 0;
+  Tier tier = Tier::kDevice;
+  ExtentKind kind = ExtentKind::kPackedSegment;
+  Run tokens;
+  uint32_t references = 0;
 };
 struct SequenceDetail {
   SequenceInfo info;
   std::vector<PageInfo> pages, index_blocks;
+  std::vector<ExtentInfo> extents;
 };
 struct AuditReport {
   std::vector<std::string> findings;  // empty: clean
@@ -137,6 +164,9 @@ struct AuditReport {
 struct StoreCounters {
   uint64_t publications = 0, retired_bytes = 0, prefix_pages = 0;
   uint64_t lookup_tokens = 0, lookup_hit_tokens = 0;
+  uint64_t recompressions = 0, recompress_failures = 0;  // published; not
+  uint64_t recompressed_bytes = 0, released_bytes = 0;   // extents written; raw pages given up
+  uint64_t artefacts = 0, artefact_hits = 0;             // held; prompts that needed no work
 };
 struct MoveResult {
   uint64_t pages = 0, bytes = 0, version = 0;
@@ -165,7 +195,8 @@ class Store {
   // --- models and sequences ---
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc);
   // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
-  // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG.
+  // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
+  // PARAMETERS_* (parameters.h).
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
@@ -186,6 +217,31 @@ class Store {
                 const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
   Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
+
+  // --- recompression (recompress_job.h) ---
+  // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.
+  void SetRecompressSink(RecompressSink* sink);
+  // NOT_FOUND when the sequence is gone, ABORTED WORK_NOTHING when nothing is due (any more).
+  Result<RecompressJob> TakeRecompression(uint64_t sequence);
+  // Copies the drafts into extents, publishes a table that names them with `next` as the sequence's
+  // Recompressor, and gives up raw pages as the plan's keep_raw says. `next` and `output` are those
+  // of the job; with a job that has none, only raw pages are placed. Takes as long as the copies.
+  // What fails leaves the sequence as it was: SEQUENCE_UNKNOWN (closed meanwhile), POOL_EXHAUSTED,
+  // TABLES_FULL, DRAFT_INVALID (INTERNAL).
+  Result<RecompressResult> PublishRecompression(RecompressJob job,
+                                                std::unique_ptr<Recompressor> next,
+                                                RecompressOutput output);
+  // `why` is shown; ABORTED is no failure.
+  void AbandonRecompression(RecompressJob job, const Status& why);
+  // Offers again what the sink refused and what has waited out a failure. Cheap when there is none.
+  void OfferDue();
+  // Whether the device pool is above its watermark (80 %): who releases most should go first.
+  bool UnderPressure() const;
+  // Calls `done` once nothing of the sequence is due, queued or running: at once, in this thread,
+  // or later in a worker's, without any lock; with the error when its last recompression failed.
+  // SEQUENCE_UNKNOWN, ABORTED SEQUENCE_CLOSED, UNAVAILABLE WORK_STOPPED.
+  void Settle(uint64_t session, uint64_t sequence, SettleDone done);
+  std::vector<WorkInfo> Work() const;
 
   // --- memory ---
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is

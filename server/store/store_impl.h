@@ -5,6 +5,8 @@
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
 //   move.cc            copies between pools, private copies, eviction
+//   recompress.cc      what is due, jobs of workers, publishing their extents, settling
+//   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   inspect.cc         snapshots; audit.cc: the proof of the books
 // Names that end in Locked need the lock; others take it.
 #ifndef KVSTRATA_SERVER_STORE_STORE_IMPL_H_
@@ -13,11 +15,15 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/sync.h"
+#include "server/store/parameters.h"
 #include "server/store/prefix_index.h"
 #include "server/store/sequence.h"
 #include "server/store/store.h"
@@ -51,6 +57,19 @@ class Store::Impl {
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
       KVS_EXCLUDES(mu_);
+
+  void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(mu_);
+  Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(mu_);
+  Result<RecompressResult> PublishRecompression(RecompressJob job,
+                                                std::unique_ptr<Recompressor> next,
+                                                RecompressOutput output) KVS_EXCLUDES(mu_);
+  void AbandonRecompression(RecompressJob job, const Status& why) KVS_EXCLUDES(mu_);
+  void OfferDue() KVS_EXCLUDES(mu_);
+  bool UnderPressure() const KVS_EXCLUDES(mu_);
+  void Settle(uint64_t session, uint64_t sequence, SettleDone done) KVS_EXCLUDES(mu_);
+  std::vector<WorkInfo> Work() const KVS_EXCLUDES(mu_);
+  // Calls what settled; after every method that may have closed or finished something.
+  void TellSettled() KVS_EXCLUDES(mu_);
 
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
@@ -109,9 +128,14 @@ class Store::Impl {
       KVS_REQUIRES(mu_);
   Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s) KVS_REQUIRES(mu_);
   void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(mu_);
+  // The codec's part of a new sequence; none for raw. Reads files: not under the lock.
+  Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry);
+  // When an artefact of this prompt may be had at its end, nothing is due before.
+  void AwaitArtefact(Sequence* s, const Tenant& tenant, const PageKey& last_page,
+                     std::span<const int32_t> tokens) KVS_REQUIRES(mu_);
 
   // step_events.cc
-  static bool Writable(const Sequence& s, const Page& page);
+  static bool Writable(const Sequence& s, const Page* page);
   std::vector<Copy> PlanPrivateCopies(const Sequence& s, uint32_t writable, uint32_t index_writable,
                                       bool* stale_flags) const KVS_REQUIRES(mu_);
   Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
@@ -125,10 +149,16 @@ class Store::Impl {
   // publish.cc
   Result<shm::SequenceTable*> ReserveTable(Session* session, const Sequence& s,
                                            uint32_t page_capacity) KVS_REQUIRES(mu_);
+  Result<shm::SequenceTable*> ReserveTable(Session* session, const Sequence& s,
+                                           uint32_t page_capacity, size_t extents)
+      KVS_REQUIRES(mu_);
   // Never fails: what can fail was reserved.
   void Publish(Session* session, Sequence* s, shm::SequenceTable* table) KVS_REQUIRES(mu_);
   void PublishInPlace(Session* session, Sequence* s) KVS_REQUIRES(mu_);
-  static shm::PageEntry EntryOf(const Sequence& s, const Page& page);
+  static shm::PageEntry EntryOf(const Sequence& s, const Page* page);
+  static void WriteExtents(const Sequence& s, shm::ExtentEntry* entries);
+  static void RefreshView(Sequence* s, size_t first_page);
+  void GrantArena(Session* session, const Arena& arena) KVS_REQUIRES(mu_);
   void GrantArenas(Session* session, std::span<Page* const> pages) KVS_REQUIRES(mu_);
   void Unpublish(Session* session, Sequence* s) KVS_REQUIRES(mu_);
 
@@ -140,9 +170,14 @@ class Store::Impl {
                       std::vector<Page*>* out) KVS_REQUIRES(mu_);
   bool EvictFor(const Taker& taker, Tier tier, uint64_t bytes) KVS_REQUIRES(mu_);
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
+  // Drops the oldest artefact that nobody uses and that has bytes in `tier`.
+  bool EvictArtefact(Tier tier) KVS_REQUIRES(mu_);
+  void DropArtefact(Artefact artefact) KVS_REQUIRES(mu_);
+  uint64_t UsedBytes(Tier tier) const KVS_REQUIRES(mu_);
   bool Fenced(const Arena& arena) const KVS_REQUIRES(mu_);
   void Release(Page* page) KVS_REQUIRES(mu_);
   void ReleaseAll(std::vector<Page*>* pages) KVS_REQUIRES(mu_);
+  void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(mu_);
   void Retire(Page* page) KVS_REQUIRES(mu_);
   void RefPage(Page* page) KVS_REQUIRES(mu_);
   void FreePage(Page* page) KVS_REQUIRES(mu_);
@@ -159,13 +194,48 @@ class Store::Impl {
   // Puts the copies in the place of their sources where those still are, unpins and publishes.
   Status SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) KVS_REQUIRES(mu_);
 
+  // recompress.cc
+  static RecompressInput InputOf(const Sequence& s);
+  bool Due(Sequence* s) KVS_REQUIRES(mu_);
+  // Offers the sequence if something of it is due; after everything that may make it so.
+  void NoteDue(Sequence* s) KVS_REQUIRES(mu_);
+  void NoteFailed(Sequence* s, const Status& why) KVS_REQUIRES(mu_);
+  void NoteDone(Sequence* s) KVS_REQUIRES(mu_);
+  // Hands the sequence's waiters to TellSettled, when there is an answer for them.
+  void AnswerWaiters(Sequence* s) KVS_REQUIRES(mu_);
+  void AnswerWaiters(Sequence* s, const Status& status) KVS_REQUIRES(mu_);
+  void PinJob(const Sequence& s, RecompressJob* job) KVS_REQUIRES(mu_);
+  void UnpinJob(const RecompressJob& job) KVS_REQUIRES(mu_);
+  Status TakeExtents(const Sequence& s, const RecompressOutput& output, std::vector<Page*>* fresh)
+      KVS_REQUIRES(mu_);
+  void DropFresh(std::vector<Page*>* fresh) KVS_REQUIRES(mu_);
+  Status SwapExtents(Sequence* s, const RecompressOutput& output, std::vector<Page*>* fresh,
+                     std::unique_ptr<Recompressor> next, RecompressResult* result)
+      KVS_REQUIRES(mu_);
+  void KeepArtefact(const Sequence& s) KVS_REQUIRES(mu_);
+  void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(mu_);
+
+  // raw_pages.cc
+  static std::vector<size_t> ReleasedPages(const Sequence& s);
+  void DropRaw(Page* page) KVS_REQUIRES(mu_);
+  // Without a table; returns the bytes.
+  uint64_t GiveBack(Sequence* s, std::span<const size_t> positions) KVS_REQUIRES(mu_);
+  // Released pages that are not on `host`: there they go, or back, as the plan says.
+  Status PlaceRaw(uint64_t sequence, uint64_t* bytes) KVS_EXCLUDES(mu_);
+  bool GivesBack(const Sequence& s, size_t n) const KVS_REQUIRES(mu_);
+  Status PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t* bytes) KVS_REQUIRES(mu_);
+  bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(mu_);
+
   // inspect.cc
+  std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
 
   // Constant.
   const StoreOptions options_;
   const NamedPlans named_plans_;
   const uint64_t daemon_epoch_;
+  // Has a lock of its own.
+  ParameterFiles parameters_;
 
   mutable Mutex mu_;
   PagePools pools_ KVS_GUARDED_BY(mu_);
@@ -176,6 +246,14 @@ class Store::Impl {
   std::map<uint64_t, std::unique_ptr<Session>> sessions_ KVS_GUARDED_BY(mu_);
   std::unordered_map<uint64_t, Sequence*> sequences_ KVS_GUARDED_BY(mu_);
   std::vector<Page*> pins_ KVS_GUARDED_BY(mu_);  // references of copies under way, both sides
+  // Pages that recompressions read, by job; those of them that everybody else has passed already.
+  std::unordered_map<uint64_t, std::vector<Page*>> jobs_ KVS_GUARDED_BY(mu_);
+  std::set<Page*> parked_ KVS_GUARDED_BY(mu_);
+  Artefacts artefacts_ KVS_GUARDED_BY(mu_);
+  RecompressSink* sink_ KVS_GUARDED_BY(mu_) = nullptr;
+  bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
+  std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
+  uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_model_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_sequence_ KVS_GUARDED_BY(mu_) = 1;

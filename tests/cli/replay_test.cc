@@ -20,7 +20,7 @@ struct Fixture {
   Trace trace = Open(bytes);
 
   static Trace Open(const Bytes64& file) {
-    auto parsed = Safetensors::Parse(file);
+    auto parsed = Safetensors::Parse(file, "trace");
     auto read = Trace::FromFile(std::move(parsed).value());
     return std::move(read).value();
   }

@@ -14,7 +14,7 @@ namespace kvstrata::cli {
 namespace {
 
 Status Read(const Bytes64& bytes) {
-  auto file = Safetensors::Parse(bytes);
+  auto file = Safetensors::Parse(bytes, "trace");
   if (!file.ok()) return file.status();
   return Trace::FromFile(std::move(*file)).status();
 }
@@ -29,7 +29,7 @@ void ExpectRefused(const TraceFile& file, const std::string& reason, const std::
 
 TEST(Trace, ReadsWhatWasWritten) {
   const Bytes64 bytes = Good().File();
-  auto file = Safetensors::Parse(bytes);
+  auto file = Safetensors::Parse(bytes, "trace");
   ASSERT_TRUE(file.ok()) << file.status().ToString();
   auto trace = Trace::FromFile(std::move(*file));
   ASSERT_TRUE(trace.ok()) << trace.status().ToString();

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -323,6 +324,15 @@ TEST_F(AbiTest, Tensors) {
   const kvs_tensor q = Tensor(4);
   ExpectRefused(kvs_attend(step, 0, &q, &q, nullptr), KVS_FAILED_PRECONDITION, "LAYER_NOT_APPENDED",
                 "layer 0");
+  ExpectRefused(kvs_select(step, 0, &q), KVS_FAILED_PRECONDITION, "LAYER_NOT_APPENDED", "layer 0");
+  std::vector<float> rows(3 * 2 * 64, 1.0f);
+  kvs_tensor v = good;
+  v.data = rows.data();
+  for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+    rows[(2 * 2 + 1) * 64 + 63] = bad;
+    ExpectRefused(kvs_append(step, 0, &good, &v), KVS_INVALID_ARGUMENT, "TENSOR_NOT_FINITE",
+                  "v[2][1] holds a NaN");
+  }
   ASSERT_EQ(kvs_append(step, 0, &good, &good), KVS_OK);
   EXPECT_EQ(Log().k.head_stride, 256);
   EXPECT_EQ(Log().k.token_stride, 512);
@@ -376,6 +386,12 @@ TEST_F(AbiTest, Selections) {
   ASSERT_EQ(kvs_selection(step, 0, 1, KVS_TOKENS, nullptr, 0, &n), KVS_OK);
   EXPECT_EQ(n, 3u);
   ASSERT_EQ(kvs_selection(step, 0, 1, KVS_UNITS, out, 2, &n), KVS_OK);
+  kvs_cost cost{};
+  ExpectRefused(kvs_attend_cost(step, 0, &cost), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_cost");
+  cost.size = sizeof(cost);
+  ExpectRefused(kvs_attend_cost(step, 9, &cost), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "member 9");
+  ASSERT_EQ(kvs_attend_cost(step, 0, &cost), KVS_OK);
+  EXPECT_EQ(cost.coarse_rows, 2u);
   EXPECT_EQ(n, 0u);
   kvs_step_abort(step);
 }

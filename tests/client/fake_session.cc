@@ -115,6 +115,8 @@ Status SessionStep::End() {
   return OkStatus();
 }
 uint32_t SessionStep::SelectionGroups(int) const { return 2; }
+StepCost SessionStep::Cost(int) const { return {1, 2, 3, 4}; }
+
 size_t SessionStep::CopySelection(int, uint32_t group, SelectionKind kind,
                                   std::span<int32_t> out) const {
   const std::vector<int32_t> all = kind == SelectionKind::kTokens

@@ -51,6 +51,166 @@ TEST(Plan, PresetsHaveTheDefaultsOfTheSpecification) {
   EXPECT_EQ(chess.every, 10);
 }
 
+TEST(Plan, PresetsOfThePapersHaveTheirDefaults) {
+  const Plan token = MustParse("tokenselect");
+  EXPECT_EQ(token.selector, SelectorKind::kVote);
+  EXPECT_EQ(token.segmenter, SegmenterKind::kNone);
+  EXPECT_EQ(token.codec, CodecKind::kRaw);
+  EXPECT_EQ(token.k, 2048);
+  EXPECT_EQ(token.n_init, 128);
+  EXPECT_EQ(token.n_local, 512);
+  EXPECT_EQ(token.theta, 0.9);
+  EXPECT_EQ(token.chunk, 512);
+  EXPECT_EQ(token.max_pool, 1);
+  EXPECT_TRUE(token.scale_votes);
+  EXPECT_FALSE(token.append_departed || token.cosine_per_head);
+  const Plan sentence = MustParse("sentencekv");
+  EXPECT_EQ(sentence.selector, SelectorKind::kBucket);
+  EXPECT_EQ(sentence.segmenter, SegmenterKind::kSentence);
+  EXPECT_EQ(sentence.codec, CodecKind::kRaw);
+  EXPECT_EQ(sentence.tau, 1024);
+  EXPECT_EQ(sentence.r, 2);
+  EXPECT_EQ(sentence.n_obs, 32);
+  EXPECT_EQ(sentence.start, 32);
+  EXPECT_EQ(sentence.recent, 32);
+  EXPECT_EQ(sentence.pool, 7);
+  EXPECT_EQ(sentence.max_length, 100);
+  EXPECT_FALSE(sentence.keep_rest || sentence.per_query_head);
+  const Plan sekv = MustParse("sekv");
+  EXPECT_EQ(sekv.selector, SelectorKind::kZoom);
+  EXPECT_EQ(sekv.segmenter, SegmenterKind::kSpan);
+  EXPECT_EQ(sekv.codec, CodecKind::kLowRank);
+  EXPECT_EQ(sekv.alpha, 2);
+  EXPECT_EQ(sekv.l_min, 4);
+  EXPECT_EQ(sekv.r_max, 32);
+  EXPECT_EQ(sekv.d_route, 32);
+  EXPECT_EQ(sekv.local, 512);
+  EXPECT_EQ(sekv.rows, -1);
+  EXPECT_EQ(sekv.rows_share, 0.25);
+  EXPECT_EQ(sekv.parameters, "");
+  const Plan mosaic = MustParse("mosaickv");
+  EXPECT_EQ(mosaic.selector, SelectorKind::kBlock);
+  EXPECT_EQ(mosaic.segmenter, SegmenterKind::kLoss);
+  EXPECT_EQ(mosaic.codec, CodecKind::kPacked);
+  EXPECT_EQ(mosaic.share, 0.1);
+  EXPECT_FALSE(mosaic.search);
+  EXPECT_EQ(mosaic.keep, 0);
+  EXPECT_EQ(mosaic.neighbours, 1);
+  EXPECT_EQ(mosaic.block, 8);
+  EXPECT_EQ(mosaic.segment, 65536);
+  EXPECT_EQ(mosaic.buffer, 32);
+  EXPECT_EQ(mosaic.close_loss, 256);
+  EXPECT_TRUE(mosaic.truncate);
+  EXPECT_EQ(mosaic.drift, 0);
+  EXPECT_EQ(mosaic.keep_raw, KeepRaw::kAuto);
+  const Plan raw = MustParse("{selector = \"block\", codec = \"raw\"}");
+  EXPECT_EQ(raw.segmenter, SegmenterKind::kPage);
+  EXPECT_EQ(raw.page, 16);
+  EXPECT_EQ(raw.n_recent, 32);
+}
+
+TEST(Plan, OptionsOfThePapersAreSet) {
+  const Plan token = MustParse(
+      "tokenselect{k = 48, n_init = 8, n_local = 24, theta = 1, append_departed = true, "
+      "max_pool = 5, scale = false, chunk = 48, cosine = \"head\"}");
+  EXPECT_EQ(token.k, 48);
+  EXPECT_EQ(token.theta, 1.0);
+  EXPECT_TRUE(token.append_departed);
+  EXPECT_EQ(token.max_pool, 5);
+  EXPECT_FALSE(token.scale_votes);
+  EXPECT_EQ(token.chunk, 48);
+  EXPECT_TRUE(token.cosine_per_head);
+  const Plan sentence = MustParse(
+      "sentencekv{tau = 48, r = 3, n_obs = 16, start = 8, recent = 9, pool = 1, max_length = 40, "
+      "keep_rest = true, per_query_head = true}");
+  EXPECT_EQ(sentence.tau, 48);
+  EXPECT_EQ(sentence.r, 3.0);
+  EXPECT_EQ(sentence.n_obs, 16);
+  EXPECT_EQ(sentence.start, 8);
+  EXPECT_EQ(sentence.recent, 9);
+  EXPECT_EQ(sentence.pool, 1);
+  EXPECT_EQ(sentence.max_length, 40);
+  EXPECT_TRUE(sentence.keep_rest && sentence.per_query_head);
+  const Plan sekv = MustParse(
+      "sekv{alpha = 1.5, l_min = 6, r_max = 8, d_route = 16, local = 32, rows = 0, "
+      "rows_share = 0.5, parameters = \"model-1.safetensors\", generated = \"spans\", "
+      "keep_raw = \"no\"}");
+  EXPECT_EQ(sekv.alpha, 1.5);
+  EXPECT_EQ(sekv.l_min, 6);
+  EXPECT_EQ(sekv.r_max, 8);
+  EXPECT_EQ(sekv.d_route, 16);
+  EXPECT_EQ(sekv.local, 32);
+  EXPECT_EQ(sekv.rows, 0);
+  EXPECT_EQ(sekv.rows_share, 0.5);
+  EXPECT_EQ(sekv.parameters, "model-1.safetensors");
+  EXPECT_TRUE(sekv.spans_of_generated);
+  EXPECT_EQ(sekv.keep_raw, KeepRaw::kNo);
+  const Plan fixed = MustParse(
+      "mosaickv{share = 0.0625, strategy = \"fixed\", keep = 48, neighbours = 4, block = 16, "
+      "segment = 128, buffer = 16, truncate = false, close_loss = 6, keep_raw = \"host\", "
+      "group = \"softmax\"}");
+  EXPECT_EQ(fixed.share, 0.0625);
+  EXPECT_EQ(fixed.keep, 48);
+  EXPECT_EQ(fixed.neighbours, 4);
+  EXPECT_EQ(fixed.block, 16);
+  EXPECT_EQ(fixed.segment, 128);
+  EXPECT_EQ(fixed.buffer, 16);
+  EXPECT_FALSE(fixed.truncate);
+  EXPECT_EQ(fixed.close_loss, 6);
+  EXPECT_EQ(fixed.keep_raw, KeepRaw::kHost);
+  EXPECT_TRUE(fixed.group_softmax);
+  const Plan search = MustParse(
+      "mosaickv{strategy = \"search\", max_channel_loss = 0.35, max_block_loss = 0.6, "
+      "drift = 2, min_segment = 512, closing = \"drift\"}");
+  EXPECT_TRUE(search.search);
+  EXPECT_EQ(search.max_channel_loss, 0.35);
+  EXPECT_EQ(search.max_block_loss, 0.6);
+  EXPECT_EQ(search.drift, 2);
+  EXPECT_EQ(search.min_segment, 512);
+  EXPECT_GT(MustParse("mosaickv{closing = \"drift\"}").drift, 0);
+}
+
+TEST(Plan, OptionsOfOurOwnAreSet) {
+  const Plan quest = MustParse("quest{rest = \"variance\", group = \"softmax\"}");
+  EXPECT_EQ(quest.rest, RestKind::kVariance);
+  EXPECT_TRUE(quest.group_softmax);
+  const Plan chess = MustParse("chess{rest = \"mean\", tree = true, centred = true}");
+  EXPECT_EQ(chess.rest, RestKind::kMean);
+  EXPECT_TRUE(chess.tree && chess.centred);
+  EXPECT_EQ(MustParse("{selector = \"block\", codec = \"raw\", rest = \"mean\"}").rest,
+            RestKind::kMean);
+}
+
+struct Pair {
+  const char* text;
+  SegmenterKind segmenter;
+  CodecKind codec;
+};
+
+// Without a segmenter a plan gets the right one; without a codec its preset's, or the one that
+// the segmenter needs.
+TEST(Plan, AxesThatAreLeftOutFollowFromTheOthers) {
+  const Pair pairs[] = {
+      {"{selector = 'full', codec = 'packed'}", SegmenterKind::kNone, CodecKind::kPacked},
+      {"{selector = 'window', codec = 'packed'}", SegmenterKind::kNone, CodecKind::kPacked},
+      {"quest{codec = 'packed'}", SegmenterKind::kPage, CodecKind::kPacked},
+      {"chess{codec = 'packed'}", SegmenterKind::kHierarchy, CodecKind::kPacked},
+      {"tokenselect{codec = 'packed'}", SegmenterKind::kNone, CodecKind::kPacked},
+      {"{selector = 'block'}", SegmenterKind::kLoss, CodecKind::kPacked},
+      {"{selector = 'block', segmenter = 'page'}", SegmenterKind::kPage, CodecKind::kRaw},
+      {"mosaickv{codec = 'raw'}", SegmenterKind::kPage, CodecKind::kRaw},
+      {"{selector = 'bucket'}", SegmenterKind::kSentence, CodecKind::kRaw},
+      {"{selector = 'bucket', segmenter = 'span'}", SegmenterKind::kSpan, CodecKind::kLowRank},
+      {"sentencekv{codec = 'lowrank', alpha = 1}", SegmenterKind::kSpan, CodecKind::kLowRank},
+      {"{selector = 'zoom'}", SegmenterKind::kSpan, CodecKind::kLowRank}};
+  for (const Pair& pair : pairs) {
+    const Plan plan = MustParse(pair.text);
+    EXPECT_EQ(plan.segmenter, pair.segmenter) << pair.text;
+    EXPECT_EQ(plan.codec, pair.codec) << pair.text;
+    EXPECT_EQ(MustParse(FormatPlan(plan)), plan) << FormatPlan(plan);
+  }
+}
+
 TEST(Plan, OptionsAreSet) {
   const Plan quest = MustParse(
       "  quest { budget = 1024, page=32,\tn_sink = 20, n_recent = 30, min_tokens = 0, "
@@ -104,21 +264,87 @@ class Random {
   std::mt19937_64 engine_;
 };
 
+void RandomPapers(Random& r, Plan& p) {
+  if (p.selector == SelectorKind::kVote) {
+    p.k = r.Int(0, 1 << 29), p.n_init = r.Int(0, 1 << 29), p.n_local = r.Int(1, 1 << 29);
+    p.theta = 2 * r.Share() - 1;
+    p.append_departed = r.Coin(), p.scale_votes = r.Coin(), p.cosine_per_head = r.Coin();
+    p.max_pool = r.Int(1, 1024), p.chunk = r.Int(1, 65536);
+  }
+  if (p.selector == SelectorKind::kBucket) {
+    p.tau = r.Int(0, 1 << 19), p.max_length = r.Int(1, 65536), p.per_query_head = r.Coin();
+  }
+  if (p.segmenter == SegmenterKind::kSentence) {
+    p.r = 100 * r.Share(), p.n_obs = r.Int(1, 1024), p.pool = r.Int(1, 1024);
+    p.start = r.Int(0, 1 << 29), p.recent = r.Int(1, 1 << 29), p.keep_rest = r.Coin();
+  }
+  if (p.selector == SelectorKind::kZoom) {
+    p.rows = r.Int(-1, 1 << 29), p.rows_share = r.Share();
+  }
+  if (p.codec == CodecKind::kLowRank) {
+    p.alpha = 100 * r.Share(), p.l_min = r.Int(1, 1 << 29), p.r_max = r.Int(1, 256);
+    p.d_route = r.Int(1, 256), p.local = r.Int(0, 1 << 29), p.spans_of_generated = r.Coin();
+    p.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
+  }
+  if (p.codec != CodecKind::kRaw) p.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
+  if (p.selector == SelectorKind::kBlock) p.share = r.Share();
+}
+
+void RandomPacked(Random& r, Plan& p) {
+  p.search = r.Coin();
+  if (p.search) {
+    p.max_channel_loss = r.Share(), p.max_block_loss = r.Share();
+  } else {
+    p.neighbours = 1 << r.Int(0, 2), p.block = 4 << r.Int(0, 2);
+    p.keep = p.neighbours * r.Int(0, 48);
+  }
+  p.truncate = r.Coin();
+  p.buffer = 16 * r.Int(1, 256);
+  p.segment = r.Int(p.buffer, 1 << 20);
+  p.drift = r.Coin() ? 0 : r.Share() * 10;
+  if (p.drift > 0) {
+    p.min_segment = r.Int(16, p.segment);
+  } else {
+    p.close_loss = r.Share() * 1e9;
+  }
+}
+
+constexpr std::string_view kStarts[] = {"full",
+                                        "window",
+                                        "quest",
+                                        "chess",
+                                        "tokenselect",
+                                        "sentencekv",
+                                        "sekv",
+                                        "mosaickv",
+                                        "full{codec = 'packed'}",
+                                        "window{codec = 'packed'}",
+                                        "quest{codec = 'packed'}",
+                                        "chess{codec = 'packed'}",
+                                        "tokenselect{codec = 'packed'}",
+                                        "sentencekv{codec = 'lowrank'}",
+                                        "mosaickv{codec = 'raw'}"};
+
 Plan RandomPlan(Random& r) {
-  const auto names = PresetNames();
-  Plan p = MustParse(names[r.Int(0, static_cast<int>(names.size()) - 1)]);
+  Plan p = MustParse(kStarts[r.Int(0, static_cast<int>(std::size(kStarts)) - 1)]);
   if (r.Coin()) p.name = "custom";
   p.tier = r.Coin() ? TierKind::kHost : TierKind::kDevice;
   p.min_tokens = r.Int(0, 1 << 29);
   p.n_dense_layers = r.Int(0, 512);
+  RandomPapers(r, p);
+  if (p.codec == CodecKind::kPacked) RandomPacked(r, p);
+  if (p.selector == SelectorKind::kMinMax || p.selector == SelectorKind::kBlock) {
+    p.group_softmax = r.Coin();
+  }
+  const bool pages = p.segmenter == SegmenterKind::kPage;
+  if (pages || p.segmenter == SegmenterKind::kHierarchy)
+    p.rest = static_cast<RestKind>(r.Int(0, 2));
+  if (pages) p.page = r.Int(1, 1024);
+  if (p.selector == SelectorKind::kWindow || pages) p.n_recent = r.Int(1, 1 << 29);
   if (p.selector == SelectorKind::kWindow || p.selector == SelectorKind::kMinMax) {
     p.n_sink = r.Int(0, 1 << 29);
-    p.n_recent = r.Int(1, 1 << 29);
   }
-  if (p.selector == SelectorKind::kMinMax) {
-    p.page = r.Int(1, 1024);
-    p.budget = r.Int(0, 1 << 29);
-  }
+  if (p.selector == SelectorKind::kMinMax) p.budget = r.Int(0, 1 << 29);
   if (p.selector != SelectorKind::kCascade) return p;
   p.page = r.Int(1, 64);
   p.pages_per_chunk = r.Int(1, 32);
@@ -131,6 +357,8 @@ Plan RandomPlan(Random& r) {
   p.trigger_or = r.Coin();
   p.thresholds = {r.Coin() ? kInf : r.Share() * 1e-7, r.Coin() ? 0 : r.Share() * 1e20};
   p.every = r.Int(1, 1 << 19);
+  p.centred = r.Coin();
+  p.tree = p.rest != RestKind::kDrop && r.Coin();
   return p;
 }
 
@@ -152,10 +380,16 @@ TEST(Plan, WhatFormatWritesParseReads) {
 TEST(Plan, FormatWritesEveryOption) {
   EXPECT_EQ(FormatPlan(MustParse("quest")),
             "quest{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
-            "n_sink = 0, n_recent = 1, page = 16, budget = 2048}");
+            "n_sink = 0, n_recent = 1, page = 16, budget = 2048, group = \"max\", "
+            "rest = \"drop\"}");
   EXPECT_THAT(FormatPlan(MustParse("chess")), HasSubstr("thresholds = [inf, inf]"));
   EXPECT_THAT(FormatPlan(MustParse("{selector = \"full\"}")),
               HasSubstr("{segmenter = \"none\", selector = \"full\", "));
+  // What a switch leaves unread is not written.
+  const std::string fixed = FormatPlan(MustParse("mosaickv"));
+  EXPECT_THAT(fixed, HasSubstr("strategy = \"fixed\", keep = 0"));
+  EXPECT_THAT(fixed, ::testing::Not(HasSubstr("max_channel_loss")));
+  EXPECT_THAT(fixed, ::testing::Not(HasSubstr("drift =")));
 }
 
 struct Bad {
@@ -184,7 +418,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Bad{"ches", kBadInput, "PLAN_UNKNOWN", {"'ches'", "did you mean 'chess'?", "full, window"}},
         Bad{"Quest", kBadInput, "PLAN_UNKNOWN", {"did you mean 'quest'?"}},
-        Bad{"xylophone", kBadInput, "PLAN_UNKNOWN", {"full, window, quest, chess"}},
+        Bad{"xylophone",
+            kBadInput,
+            "PLAN_UNKNOWN",
+            {"full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv"}},
+        Bad{"sekv2", kBadInput, "PLAN_UNKNOWN", {"did you mean 'sekv'?"}},
         Bad{"quest{budgt = 3}",
             kBadInput,
             "PLAN_OPTION_UNKNOWN",
@@ -193,7 +431,15 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"window{budget = 3}",
             kBadInput,
             "PLAN_OPTION_UNKNOWN",
-            {"'budget'", "'window' does not read it"}},
+            {"'budget'", "selector 'window' over codec 'raw' does not read it"}},
+        Bad{"quest{keep = 3}", kBadInput, "PLAN_OPTION_UNKNOWN", {"does not read it"}},
+        Bad{"mosaickv{n_recent = 3}",
+            kBadInput,
+            "PLAN_OPTION_UNKNOWN",
+            {"selector 'block' over codec 'packed' does not read it"}},
+        Bad{"sentencekv{codec = 'lowrank', pool = 3}", kBadInput, "PLAN_OPTION_UNKNOWN", {}},
+        Bad{"quest{tree = true}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'tree'"}},
+        Bad{"mosaickv{rest = 'mean'}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'rest'"}},
         Bad{"{selector = \"cascad\"}",
             kBadInput,
             "PLAN_OPTION_INVALID",
@@ -232,23 +478,37 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"chess{trigger = \"often\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"entropy\""}},
         Bad{"chess{combine = \"xor\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"and\" or \"or\""}},
         Bad{"full{tier = \"tape\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"device\" or \"host\""}},
-        Bad{"full{codec = \"zip\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"raw\""}}));
+        Bad{"full{codec = \"zip\"}", kBadInput, "PLAN_OPTION_INVALID", {"raw, lowrank, packed"}},
+        Bad{"tokenselect{theta = 1.5}", kBadInput, "PLAN_OPTION_INVALID", {"from -1 to 1"}},
+        Bad{"tokenselect{theta = nan}", kBadInput, "PLAN_OPTION_INVALID", {"'theta'"}},
+        Bad{"tokenselect{scale = 1}", kBadInput, "PLAN_OPTION_INVALID", {"true or false"}},
+        Bad{"tokenselect{n_local = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'n_local' = 0"}},
+        Bad{"tokenselect{cosine = 'sum'}", kBadInput, "PLAN_OPTION_INVALID", {"\"head\""}},
+        Bad{"sentencekv{r = 0}", kBadInput, "PLAN_OPTION_INVALID", {"above 0"}},
+        Bad{"sentencekv{tau = 1.5}", kBadInput, "PLAN_OPTION_INVALID", {"an integer"}},
+        Bad{"sekv{rows = -2}", kBadInput, "PLAN_OPTION_INVALID", {"from -1"}},
+        Bad{"sekv{rows_share = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'rows_share'"}},
+        Bad{"sekv{parameters = '../x'}", kBadInput, "PLAN_OPTION_INVALID", {"a file's name"}},
+        Bad{"sekv{parameters = '.x'}", kBadInput, "PLAN_OPTION_INVALID", {"'parameters'"}},
+        Bad{"sekv{generated = 'none'}", kBadInput, "PLAN_OPTION_INVALID", {"\"spans\""}},
+        Bad{"sekv{keep_raw = 'yes'}", kBadInput, "PLAN_OPTION_INVALID", {"\"auto\""}},
+        Bad{"mosaickv{neighbours = 3}", kBadInput, "PLAN_OPTION_INVALID", {"one of 1, 2, 4"}},
+        Bad{"mosaickv{block = 32}", kBadInput, "PLAN_OPTION_INVALID", {"one of 4, 8, 16"}},
+        Bad{"mosaickv{closing = 'never'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drift\""}},
+        Bad{"quest{rest = 'some'}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"\"drop\", \"mean\" or \"variance\""}}));
 
 INSTANTIATE_TEST_SUITE_P(
     NotYet, Refused,
     ::testing::Values(
-        Bad{"tokenselect", kNotYet, "PLAN_UNIMPLEMENTED", {"'tokenselect'", "this build has full"}},
-        Bad{"sentencekv{tau = 3}", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"sekv", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"mosaickv", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"strata", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"{selector = \"vote\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"selector 'vote'"}},
-        Bad{"{selector = \"full\", segmenter = \"span\"}", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"quest{codec = \"packed\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec", "packed"}},
-        Bad{"chess{codec = \"lowrank\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec"}},
+        Bad{"strata", kNotYet, "PLAN_UNIMPLEMENTED", {"'strata'", "this build has full"}},
+        Bad{"quest{codec = \"fp8\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec", "fp8", "packed"}},
+        Bad{"mosaickv{codec = \"int4\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec"}},
         Bad{"chess{tier = \"disk\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"tier", "\"host\""}},
         Bad{"full{tier = \"remote\"}", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"quest{rest = \"mean\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"'rest'"}}));
+        Bad{"sekv{keep_raw = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"keep_raw", "\"host\""}}));
 
 INSTANTIATE_TEST_SUITE_P(
     Combinations, Refused,
@@ -275,6 +535,48 @@ INSTANTIATE_TEST_SUITE_P(
             "PLAN_COMBINATION",
             {"leave out the preset's name"}},
         Bad{"chess{segmenter = \"page\"}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{segmenter = \"page\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'block' cannot work with segmenter 'page'", "packed"}},
+        Bad{"quest{codec = 'lowrank'}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'minmax' cannot work over codec 'lowrank'", "'zoom' and 'bucket'"}},
+        Bad{"chess{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"tokenselect{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"window{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"full{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"sekv{codec = 'raw'}", kBadInput, "PLAN_COMBINATION", {"only codec 'lowrank'"}},
+        Bad{"{selector = 'zoom', codec = 'packed'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"sentencekv{codec = 'packed'}", kBadInput, "PLAN_COMBINATION", {"'lowrank'"}},
+        Bad{"{selector = 'bucket', segmenter = 'page'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"{selector = 'vote', segmenter = 'page'}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"serve nothing"}},
+        Bad{"chess{tree = true}", kBadInput, "PLAN_COMBINATION", {"rest = \"mean\""}},
+        Bad{"mosaickv{strategy = 'search', keep = 16}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'keep' = 16", "strategy = \"fixed\""}},
+        Bad{"mosaickv{max_block_loss = 0.1}", kBadInput, "PLAN_COMBINATION", {"\"search\""}},
+        Bad{"mosaickv{drift = 2}", kBadInput, "PLAN_COMBINATION", {"closing = \"drift\""}},
+        Bad{"mosaickv{closing = 'loss', drift = 2}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{closing = 'drift', close_loss = 2}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{closing = 'drift', min_segment = 4096, segment = 512}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"min_segment = 4096", "segment = 512"}},
+        Bad{"mosaickv{buffer = 24}", kBadInput, "PLAN_COMBINATION", {"multiple of 16"}},
+        Bad{"mosaickv{buffer = 256, segment = 128}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{keep = 30, neighbours = 4}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"keep = 30", "neighbours = 4"}},
+        Bad{"mosaickv{keep = 200}", kBadInput, "PLAN_COMBINATION", {"192 channels"}},
+        Bad{"sentencekv{tau = 536870912, r = 3}", kBadInput, "PLAN_COMBINATION", {"2^30"}},
         Bad{"chess{page = 1024, pages_per_chunk = 64}",
             kBadInput,
             "PLAN_COMBINATION",
@@ -300,12 +602,29 @@ TEST(Plan, TooLongIsRefused) {
 }
 
 TEST(Plan, EveryPresetIsDescribedAndParses) {
-  EXPECT_THAT(PresetNames(), ::testing::ElementsAre("full", "window", "quest", "chess"));
+  EXPECT_THAT(PresetNames(),
+              ::testing::ElementsAre("full", "window", "quest", "chess", "tokenselect",
+                                     "sentencekv", "sekv", "mosaickv"));
   for (const std::string_view name : PresetNames()) {
     EXPECT_FALSE(DescribePreset(name).empty()) << name;
     EXPECT_EQ(MustParse(name).name, name);
   }
   EXPECT_TRUE(DescribePreset("nobody").empty());
+}
+
+TEST(Plan, SomeModelsAreTooSmallForAPlan) {
+  Geometry g{.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
+  const Plan packed = MustParse("mosaickv{keep = 64}");
+  const Status status = CheckGeometry(packed, g);
+  EXPECT_EQ(status.reason(), "PLAN_COMBINATION");
+  EXPECT_THAT(status.message(), HasSubstr("48 channels of head_dim = 64"));
+  EXPECT_FALSE(CheckGeometry(MustParse("sekv{d_route = 128}"), g).ok());
+  g.head_dim = 128;
+  EXPECT_TRUE(CheckGeometry(packed, g).ok());
+  EXPECT_TRUE(CheckGeometry(MustParse("sekv{d_route = 128}"), g).ok());
+  for (const std::string_view name : PresetNames()) {
+    EXPECT_TRUE(CheckGeometry(MustParse(name), g).ok()) << name;
+  }
 }
 
 TEST(Plan, IndexFollowsTheSegmenter) {
@@ -323,6 +642,12 @@ TEST(Plan, IndexFollowsTheSegmenter) {
   EXPECT_EQ(chess.levels[1].unit_tokens, 24);
   EXPECT_EQ(chess.levels[2].unit_tokens, 120);
   EXPECT_EQ(chess.block_tokens % 120, 0);
+  const IndexLayout block = IndexOf(MustParse("{selector = 'block', codec = 'raw', page = 8}"), g);
+  EXPECT_EQ(block.kind, IndexLayout::Kind::kMean);
+  EXPECT_EQ(block.levels[0].unit_tokens, 8);
+  for (const char* text : {"tokenselect", "sentencekv", "sekv", "mosaickv"}) {
+    EXPECT_EQ(IndexOf(MustParse(text), g).kind, IndexLayout::Kind::kNone) << text;
+  }
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/segment/segmenter.h"
 #include "tests/kernels/held_sequence.h"
@@ -108,10 +109,107 @@ TEST_P(Segment, HierarchyRowsAreMeansOfTheFinerLevel) {
   }
 }
 
+Row ValueOf(const Inputs& in, int32_t t, int layer, int head) {
+  return {in.Value(t, layer, head), in.Value(t, layer, head) + in.g.head_dim};
+}
+
+// A stored coarse row: bf16 in slots of two bytes, fp32 in slots of four.
+Row CoarseRow(HeldSequence& sequence, int level, int layer, int field, int head, int32_t unit) {
+  const IndexLayout& index = sequence.state->index();
+  const PagedRows rows = index.Rows(sequence.View().index_blocks, level, layer, field, head);
+  EXPECT_NE(rows.dtype, DType::kF16);
+  Row values(index.head_dim);
+  for (int c = 0; c < index.head_dim; ++c) {
+    values[c] = rows.dtype == DType::kF32
+                    ? reinterpret_cast<const float*>(rows.Row(unit))[c]
+                    : ToFloat(reinterpret_cast<const BF16*>(rows.Row(unit))[c]);
+  }
+  return values;
+}
+
+// Within a bf16 step of each of `levels` roundings.
+void ExpectClose(const Row& got, const std::vector<double>& expected, int levels) {
+  for (size_t c = 0; c < got.size(); ++c) {
+    ASSERT_NEAR(got[c], expected[c], levels * 0.005 * std::abs(expected[c]) + 0.002 * levels);
+  }
+}
+
+// Mean and population variance per channel, in double.
+struct Moments {
+  Moments(const std::vector<Row>& rows) : mean(rows[0].size()), variance(rows[0].size()) {
+    const auto n = static_cast<double>(rows.size());
+    for (size_t c = 0; c < mean.size(); ++c) {
+      for (const Row& row : rows) mean[c] += row[c] / n;
+      for (const Row& row : rows) variance[c] += (row[c] - mean[c]) * (row[c] - mean[c]) / n;
+    }
+  }
+  std::vector<double> mean, variance;
+};
+
+// What stands in for units that are not selected: means of keys and values, variances of keys, at
+// every level those of the unit's own tokens.
+TEST_P(Segment, CoarseRowsAreMeansAndVariancesOfTheUnit) {
+  const std::string plans[] = {
+      "quest{page = 8, rest = \"variance\"}",
+      "{selector = \"block\", codec = \"raw\", page = 8, rest = \"variance\"}",
+      "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, rest = \"variance\"}"};
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Inputs in(SmallGeometry(dtype), 300, kSeed);
+    for (const std::string& plan : plans) {
+      SCOPED_TRACE(plan + " " + std::string(NameOf(dtype)));
+      HeldSequence sequence(in.g, plan);
+      RunTo(sequence, in, in.n, 64, backend());
+      Settle(sequence, backend());
+      const IndexLayout& index = sequence.state->index();
+      ASSERT_GE(index.key_mean, 0);
+      ASSERT_GT(index.value_mean, 0);
+      ASSERT_GT(index.key_variance, 0);
+      for (int level = 0; level < index.level_count; ++level) {
+        const int32_t size = index.levels[level].unit_tokens;
+        for (int32_t unit = 0; unit < index.UnitsFor(level, in.n); ++unit) {
+          std::vector<Row> keys, values;
+          for (int32_t t = unit * size; t < (unit + 1) * size; ++t) {
+            keys.push_back(KeyOf(in, t, 1, 1));
+            values.push_back(ValueOf(in, t, 1, 1));
+          }
+          const Moments k(keys), v(values);
+          const auto stored = [&](int field) {
+            return CoarseRow(sequence, level, 1, field, 1, unit);
+          };
+          ASSERT_NO_FATAL_FAILURE(ExpectClose(stored(index.key_mean), k.mean, level + 1));
+          ASSERT_NO_FATAL_FAILURE(ExpectClose(stored(index.value_mean), v.mean, level + 1));
+          ASSERT_NO_FATAL_FAILURE(ExpectClose(stored(index.key_variance), k.variance, level + 1));
+        }
+      }
+    }
+  }
+}
+
+// What a selector ranks by is the same with and without coarse rows.
+TEST_P(Segment, CoarseRowsDoNotChangeTheOthers) {
+  const Inputs in(SmallGeometry(), 100, kSeed);
+  HeldSequence plain(in.g, "quest{page = 8}"), more(in.g, "quest{page = 8, rest = \"mean\"}");
+  for (HeldSequence* s : {&plain, &more}) {
+    RunTo(*s, in, in.n, 100, backend());
+    Settle(*s, backend());
+  }
+  EXPECT_EQ(more.state->index().fields, 4);
+  EXPECT_EQ(more.state->index().key_variance, -1);
+  for (int field = 0; field < 2; ++field) {
+    for (int32_t unit = 0; unit < 12; ++unit) {
+      ASSERT_EQ(StoredRow(plain, 0, 1, field, 0, unit), StoredRow(more, 0, 1, field, 0, unit));
+    }
+  }
+}
+
 TEST_P(Segment, TokenByTokenInChunksAndAtOnceAreTheSameBytes) {
   const Inputs in(SmallGeometry(), 333, kSeed);
-  for (const std::string plan : {"quest{page = 16}", "quest{page = 5}",
-                                 "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}"}) {
+  for (const std::string plan :
+       {"quest{page = 16}", "quest{page = 5}", "quest{page = 5, rest = \"variance\"}",
+        "{selector = \"block\", codec = \"raw\", rest = \"mean\"}",
+        "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2}",
+        "chess{page = 4, pages_per_chunk = 4, chunks_per_grid = 2, "
+        "rest = \"variance\"}"}) {
     const auto at_once = IndexedInChunks(in, plan, in.n, backend());
     ASSERT_FALSE(at_once.empty());
     EXPECT_EQ(IndexedInChunks(in, plan, 1, backend()), at_once) << plan;

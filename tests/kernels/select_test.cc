@@ -177,16 +177,23 @@ class ChessOracle {
     const Vector anchor = MeanOf({vectors.begin() + window_start_, vectors.end()});
     const auto chunks = Centroids(pages_, p_.pages_per_chunk);
     const auto grids = Centroids(chunks, p_.chunks_per_grid);
-    scores = {Dots(pages_, anchor), Dots(chunks, anchor), Dots(grids, anchor)};
+    Vector mean(anchor.size(), 0.0f);
+    if (p_.centred) mean = MeanOf(pages_);
+    scores = {Dots(pages_, anchor, mean), Dots(chunks, anchor, mean), Dots(grids, anchor, mean)};
     stable = true;
     const Ints candidates = Upto(std::min(p_.sinks, window_start_), window_start_);
     selected_ = p_.cascade == Plan::Cascade::kTop ? Top(candidates) : Literal(candidates);
   }
 
-  static std::vector<double> Dots(const std::vector<Vector>& rows, const Vector& anchor) {
+  static std::vector<double> Dots(const std::vector<Vector>& rows, const Vector& anchor,
+                                  const Vector& mean) {
     std::vector<double> dots;
     for (const Vector& row : rows) {
-      dots.push_back(std::inner_product(row.begin(), row.end(), anchor.begin(), 0.0));
+      double sum = 0;
+      for (size_t c = 0; c < row.size(); ++c) {
+        sum += (double{row[c]} - mean[c]) * (double{anchor[c]} - mean[c]);
+      }
+      dots.push_back(sum);
     }
     return dots;
   }
@@ -458,7 +465,9 @@ constexpr ChessCase kChessCases[] = {
     {"trigger = \"always\", cascade = \"literal\", rho = [0.6, 0.5, 0.4]", false},
     {"trigger = \"every\", every = 1, cascade = \"literal\"", false},
     {"trigger = \"every\", every = 1, sinks = 30, window = 2", false},
-    {"trigger = \"every\", every = 1, sinks = 0, window = 1, page = 16", false}};
+    {"trigger = \"every\", every = 1, sinks = 0, window = 1, page = 16", false},
+    {"trigger = \"always\", centred = true", false},
+    {"trigger = \"always\", centred = true, cascade = \"literal\", rho = [0.6, 0.5, 0.4]", false}};
 
 std::string ChessText(const std::string& options) {
   std::string text = "chess{min_tokens = 0, pages_per_chunk = 3, chunks_per_grid = 3, ";
@@ -538,6 +547,89 @@ TEST_P(Chess, EntropyOfPromptTokensDoesNotCount) {
   ASSERT_TRUE(sequence.state->Report(48, 8, nullptr, wild.data(), nullptr).ok());
   Settle(sequence, backend());
   EXPECT_EQ(Inspected<int32_t>(sequence, backend(), "selections")[0], 2);
+}
+
+// Channels that are large everywhere decide without centring, and not with it.
+TEST_P(Chess, CentringTakesConstantChannelsAway) {
+  Inputs in(SmallGeometry(), 330, kSeed);
+  const int64_t token = 2 * 2 * 64;
+  // One channel is large and wanders; the rest of each page points where its neighbours' do not.
+  for (int32_t t = 0; t < in.n; ++t) {
+    for (int64_t row = 0; row < token; row += 64) {
+      for (int c = 0; c < 64; ++c) {
+        float& x = in.keys[t * token + row + c];
+        const bool alike = t / 8 == 5 || t >= 320;  // page 5 is like the window
+        x = ToFloat(FromFloat<BF16>(c == 0 ? 60 + (t / 8 == 9 ? 4.0f : 0.0f)
+                                           : 0.1f * x + (alike && c % 2 == 0 ? 1.0f : 0.0f)));
+      }
+    }
+  }
+  for (const bool centred : {false, true}) {
+    HeldSequence sequence(in.g,
+                          std::string("chess{min_tokens = 0, page = 8, pages_per_chunk = 40, ") +
+                              "window = 2, sinks = 0, rho = [1, 1, 0.02], centred = " +
+                              (centred ? "true}" : "false}"));
+    RunTo(sequence, in, 328, 64, backend());
+    PrefillDone(sequence, backend());
+    EXPECT_EQ(Decode(sequence, in)[0].units[0][0], centred ? 5 : 9);
+  }
+}
+
+Ints CoarseTokens(const HeldSequence& sequence, const std::vector<CoarseRun>& rows) {
+  Ints tokens;
+  for (const CoarseRun& r : rows) {
+    const int32_t size = sequence.state->index().levels[r.level].unit_tokens;
+    for (int32_t t = r.units.begin * size; t < r.units.end * size; ++t) tokens.push_back(t);
+  }
+  return tokens;
+}
+
+// What is attended and what stands in for the rest are all tokens, each once; with `tree` the rest
+// is cut as coarsely as the selection allows.
+TEST_P(Chess, TheRestIsEverythingElse) {
+  const Inputs in(SmallGeometry(), 700, kSeed);
+  size_t levels[3] = {};
+  for (const bool tree : {false, true}) {
+    HeldSequence sequence(
+        in.g, ChessText(std::string("trigger = \"every\", every = 2, rest = \"variance\", "
+                                    "rho = [0.4, 0.5, 0.5], tree = ") +
+                        (tree ? "true" : "false")));
+    RunTo(sequence, in, 20, 20, backend());
+    PrefillDone(sequence, backend());
+    while (sequence.state->tokens() < in.n) {
+      const Selection s = Decode(sequence, in)[1];
+      ASSERT_EQ(s.coarse.size(), 1u);
+      Ints all = PositionsOf(s.runs[0]);
+      const Ints rest = CoarseTokens(sequence, s.coarse[0]);
+      ASSERT_TRUE(std::is_sorted(rest.begin(), rest.end()));
+      all.insert(all.end(), rest.begin(), rest.end());
+      std::sort(all.begin(), all.end());
+      ASSERT_EQ(all, Upto(0, s.tokens)) << s.tokens;
+      const int32_t pages[] = {1, 3, 9};
+      for (const CoarseRun& r : s.coarse[0]) {
+        ++levels[r.level];
+        if (!tree) {
+          ASSERT_EQ(r.level, 0);
+        }
+        if (!tree || r.level == 2) continue;
+        for (int32_t u = r.units.begin; u < r.units.end; ++u) {
+          // The unit above holds something that is attended.
+          const int32_t parent = u * pages[r.level] / pages[r.level + 1];
+          const auto attended = [&](int32_t page) {
+            return std::find(s.units[0].begin(), s.units[0].end(), page) != s.units[0].end();
+          };
+          bool any = false;
+          for (int32_t p = 0; p < pages[r.level + 1]; ++p) {
+            any |= attended(parent * pages[r.level + 1] + p);
+          }
+          ASSERT_TRUE(any) << "level " << r.level << " unit " << u;
+        }
+      }
+    }
+  }
+  EXPECT_GT(levels[0], 10u);
+  EXPECT_GT(levels[1], 10u);
+  EXPECT_GT(levels[2], 10u);
 }
 
 TEST_P(Chess, PageVectorsAreTheStoredMeans) {

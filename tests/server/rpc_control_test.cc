@@ -193,7 +193,7 @@ TEST_F(RpcControlTest, WhatDoesNotExistCannotBeOpened) {
   const Status plan = client_.Open(model, "ches", {}).status();
   EXPECT_EQ(plan.reason(), "PLAN_UNKNOWN");
   EXPECT_NE(plan.message().find("chess"), std::string::npos) << plan.message();
-  EXPECT_EQ(client_.Open(model, "sekv", {}).status().code(), Code::kUnimplemented);
+  EXPECT_EQ(client_.Open(model, "strata", {}).status().code(), Code::kUnimplemented);
 }
 
 TEST_F(RpcControlTest, AFullPoolRefusesAndTakesNothing) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/codec/extent.h"
 #include "kernels/plan.h"
 #include "proto/table_reader.h"
 #include "server/store/store.h"
@@ -160,16 +161,41 @@ class TestSequence {
   }
   Status Close() { return session_->store()->CloseSequence(session_->id(), id()); }
 
+  // Every row that extents of the fake codec (tests/fakes/copying_codec.h) hold is right, and rows
+  // without a page are held by one.
+  void ExpectExtents(const shm::TableView& table) const {
+    ASSERT_TRUE(shm::ExtentsSound(table));
+    std::vector<bool> held(size());
+    for (uint32_t i = 0; i < table.extents(); ++i) {
+      const shm::ExtentEntry& e = *table.extent(i);
+      const shm::PageEntry at{e.arena, 0, e.tier, e.offset};
+      ASSERT_TRUE(session_->grants().contains(e.arena)) << "extent not granted";
+      ASSERT_LE(static_cast<uint32_t>(e.end), size());
+      for (int32_t t = e.begin; t < e.end; ++t) {
+        uint64_t seen = 0;
+        std::memcpy(&seen, At(&at) + sizeof(ExtentHeader) + (t - e.begin) * 128, 8);
+        ASSERT_EQ(seen, hashes_[static_cast<size_t>(t)])
+            << "sequence " << id() << ", extent " << i << ", token " << t;
+        held[static_cast<size_t>(t)] = true;
+      }
+    }
+    for (uint32_t i = 0; i < size(); ++i) {
+      if ((table.page(i / 16)->flags & shm::kPageAbsent) == 0) continue;
+      ASSERT_TRUE(held[i]) << "sequence " << id() << ", token " << i << " is nowhere";
+    }
+  }
   // Every row and every index row is what this sequence's tokens say.
   void ExpectIntact() const { ExpectIntact(Table()); }
   void ExpectIntact(const shm::TableView& table) const {
     ASSERT_NE(table.table, nullptr);
     ASSERT_GE(table.pages * 16, size());
     for (uint32_t i = 0; i < size(); ++i) {
+      if ((table.page(i / 16)->flags & shm::kPageAbsent) != 0) continue;
       uint64_t seen = 0;
       std::memcpy(&seen, At(table.page(i / 16)) + i % 16 * 128, 8);
       ASSERT_EQ(seen, hashes_[i]) << "sequence " << id() << ", token " << i;
     }
+    ExpectExtents(table);
     for (uint32_t unit = 0; index_.level_count > 0 && (unit + 1) * Unit() <= indexed_; ++unit) {
       uint64_t seen = 0;
       std::memcpy(&seen, IndexRow(table, unit), 8);

@@ -150,9 +150,11 @@ typedef struct kvs_step_member {
  * the first such code and nothing has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
-/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. */
+/* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
+ * infinity is refused (TENSOR_NOT_FINITE). */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
-/* Fixes the layer's selection; kvs_attend does it when this was not called. */
+/* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
+ * append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
 /* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log of
  * the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
@@ -187,9 +189,9 @@ KVS_API int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out);
 /* Where a sequence's pages are: for tools and engines that attend themselves. Linked road only
  * (remote: UNIMPLEMENTED). The address is valid until the sequence is closed or its table changes. */
 typedef struct kvs_page {
-  const void* address;
-  uint32_t tier;  /* 0 device, 1 host */
-  uint32_t flags; /* 1 shared, 2 sealed */
+  const void* address; /* NULL: its rows were given back, the plan's codec holds them */
+  uint32_t tier;       /* 0 device, 1 host */
+  uint32_t flags;      /* 1 shared, 2 sealed, 4 absent */
 } kvs_page;
 KVS_API int kvs_page_table(kvs_session* session, kvs_sequence sequence, kvs_page* out,
                            size_t capacity, size_t* n, uint64_t* version);

@@ -1,4 +1,5 @@
-// Op attend_coarse: partial attention over units as one row each (spec/sekv.md 8; spec/beyond.md 1).
+// Op attend_coarse: partial attention over units as one row each (spec/sekv.md 8; spec/beyond.md
+// 1).
 //
 // Unit u of n_u tokens: logit scale * q.k_u + ln n_u [+ scale^2 / 2 * sum_c q_c^2 var_c(u)], value
 // v_u. Partials as in attend_raw.h; every query sees every unit. Output row of query token i and
@@ -14,13 +15,13 @@
 namespace kvstrata {
 
 struct AttendCoarseWork {
-  PagedRows k, v;          // means, dressed as pages of units
-  PagedRows variance;      // of the keys, per channel; pages == nullptr: none
+  PagedRows k, v;            // means, dressed as pages of units
+  PagedRows variance;        // of the keys, per channel; pages == nullptr: none
   const float* q = nullptr;  // query token i, head g: q + i*q_token + g*dim
   int64_t q_token = 0;
   int32_t queries = 1;
   int32_t group = 1;
-  int32_t row_token = 1;   // rows of m, l, o from a query token to the next; >= group
+  int32_t row_token = 1;      // rows of m, l, o from a query token to the next; >= group
   const Run* runs = nullptr;  // units, ascending, disjoint, not empty
   int32_t run_count = 0;
   // ln n_u of unit u at log_count[u]; null: log_count_all for every unit.

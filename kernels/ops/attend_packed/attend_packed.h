@@ -1,10 +1,10 @@
-// Op attend_packed: partial attention on packed bytes (spec/mosaickv.md, "Codec packed"; paper 5.3).
-// The query comes rotated; nothing is unpacked to memory. ScorePacked gives plain dot products with
-// packed rows (block keys, tokens). Rotate applies a rotation to a few vectors.
+// Op attend_packed: partial attention on packed bytes (spec/mosaickv.md, "Codec packed";
+// paper 5.3). The query comes rotated; nothing is unpacked to memory. ScorePacked gives plain dot
+// products with packed rows (block keys, tokens). Rotate applies a rotation to a few vectors.
 //
-// Bytes of a packed vector (spec/mosaickv.md 3): bitmap of `bits` bits as little-endian 32-bit words
-// (bit b: channels [b * neighbours, (b + 1) * neighbours)), zero-padded to 16 bytes; then `keep`
-// values in bf16 by ascending channel, zero-padded to 16 bytes. A bitmap that has other than
+// Bytes of a packed vector (spec/mosaickv.md 3): bitmap of `bits` bits as little-endian 32-bit
+// words (bit b: channels [b * neighbours, (b + 1) * neighbours)), zero-padded to 16 bytes; then
+// `keep` values in bf16 by ascending channel, zero-padded to 16 bytes. A bitmap that has other than
 // keep / neighbours bits set (damage) contributes garbage, never an access beyond its row.
 // Sums in fp32 (ref: double). Work items are independent. No allocation.
 // Cost: each packed row is decoded once for all queries of an item.
@@ -33,25 +33,25 @@ struct PackedRows {
 PackedRows PackedFormat(int32_t dim, int32_t keep, int32_t neighbours, bool truncate);
 
 struct AttendPackedWork {
-  PackedRows k, v;            // the same rows
-  const float* r_v = nullptr;   // [dim][dim]: o is rotated back by it, o = (sum p v') R_V
-  const float* q = nullptr;   // rotated: query token i, head g at q + i*q_token + g*dim
+  PackedRows k, v;             // the same rows
+  const float* r_v = nullptr;  // [dim][dim]: o is rotated back by it, o = (sum p v') R_V
+  const float* q = nullptr;    // rotated: query token i, head g at q + i*q_token + g*dim
   int64_t q_token = 0;
   int32_t queries = 1;
   int32_t group = 1;
   const Run* runs = nullptr;  // local rows, ascending, disjoint, not empty
   int32_t run_count = 0;
   float scale = 1.0f;
-  float* m = nullptr;         // [queries * group]
+  float* m = nullptr;  // [queries * group]
   float* l = nullptr;
-  float* o = nullptr;         // [queries * group][dim], not rotated any more
+  float* o = nullptr;  // [queries * group][dim], not rotated any more
 };
 
 struct ScorePackedWork {
   PackedRows rows;
-  const float* q = nullptr;   // rotated [queries][dim]
+  const float* q = nullptr;  // rotated [queries][dim]
   int32_t queries = 1;
-  Run units;                  // rows [begin, end)
+  Run units;  // rows [begin, end)
   float scale = 1.0f;
   // out_query == 0: out[u] = max over the queries; else query i's scores at out + i * out_query.
   float* out = nullptr;

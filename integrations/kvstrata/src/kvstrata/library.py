@@ -42,6 +42,11 @@ class StepMember(c.Structure):
     _fields_ = [("sequence", c.c_uint64), ("tokens", c.POINTER(c.c_int32)), ("n", c.c_uint32)]
 
 
+class AttendCost(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("rows", c.c_uint64), ("coarse_rows", c.c_uint64),
+                ("attend_bytes", c.c_uint64), ("select_bytes", c.c_uint64)]
+
+
 class Page(c.Structure):
     _fields_ = [("address", c.c_void_p), ("tier", c.c_uint32), ("flags", c.c_uint32)]
 
@@ -84,6 +89,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_step_abort": (None, (_STEP,)),
     "kvs_selection_groups": (_INT, (_STEP, _U32, _P(_U32))),
     "kvs_selection": (_INT, (_STEP, _U32, _U32, _INT, c.c_void_p, _SIZE, _P(_SIZE))),
+    "kvs_attend_cost": (_INT, (_STEP, _U32, _P(AttendCost))),
     "kvs_page_table": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE, _P(_SIZE), _P(c.c_uint64))),
     "kvs_inspect": (_INT, (_SESSION, _SEQUENCE, _TEXT, _P(Array))),
     "kvs_array_free": (None, (_P(Array),)),

@@ -50,11 +50,21 @@ def _int32s(array: npt.NDArray[np.int32]) -> Any:
 
 
 class PageTableEntry(NamedTuple):
-    """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed."""
+    """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed,
+    4 absent (address 0: given back, the plan's codec holds its rows)."""
 
     address: int
     tier: int
     flags: int
+
+
+class Cost(NamedTuple):
+    """What attending one layer read: (position, KV head) rows, units as one row, and bytes."""
+
+    rows: int
+    coarse_rows: int
+    attend_bytes: int
+    select_bytes: int
 
 
 @dataclass(frozen=True)
@@ -303,6 +313,12 @@ class Step:
             self.abort()
         elif self._handle is not None:
             self.end()
+
+    def cost(self, member: int = 0) -> Cost:
+        """What the last attend read for one member, over all heads."""
+        out = lib.AttendCost(c.sizeof(lib.AttendCost))
+        self._lib.check(self._lib.kvs_attend_cost(self.handle, member, out))
+        return Cost(out.rows, out.coarse_rows, out.attend_bytes, out.select_bytes)
 
     def _selection(self, member: int, what: int) -> list[npt.NDArray[np.int32]]:
         groups, count = c.c_uint32(), c.c_size_t()

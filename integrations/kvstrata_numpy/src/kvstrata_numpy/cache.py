@@ -5,7 +5,7 @@
 
 A cache is a sequence: begin(ids), attend() once for each layer in order, end() or abort(). q, k, v come
 after rotary embedding, fp32 [new tokens][heads][head_dim]; nothing is kept of them after the call.
-prefill_done() follows the prompt, report() the entropies (nats) of tokens from position `first` on.
+prefill_done() follows the prompt; report() gives entropies or surprisals (nats) from position `first` on.
 Threads: one thread a cache.
 """
 
@@ -40,7 +40,7 @@ class Cache(Protocol):
 
     def prefill_done(self) -> None: ...
 
-    def report(self, first: int, entropy: Array) -> None: ...
+    def report(self, first: int, entropy: Array | None = None, surprisal: Array | None = None) -> None: ...
 
 
 def bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -107,7 +107,7 @@ class OwnCache:
     def prefill_done(self) -> None:
         """Nothing selects here."""
 
-    def report(self, first: int, entropy: Array) -> None:
+    def report(self, first: int, entropy: Array | None = None, surprisal: Array | None = None) -> None:
         """Nothing needs series here."""
 
 
@@ -152,8 +152,8 @@ class DaemonCache:
     def prefill_done(self) -> None:
         self.sequence.prefill_done()
 
-    def report(self, first: int, entropy: Array) -> None:
-        self.sequence.report(first, entropy=entropy)
+    def report(self, first: int, entropy: Array | None = None, surprisal: Array | None = None) -> None:
+        self.sequence.report(first, entropy=entropy, surprisal=surprisal)
 
     def close(self) -> None:
         self.sequence.close()

@@ -68,11 +68,12 @@ class Engine:
         return OwnCache(self.llama.config, capacity)
 
     def prefill(self, cache: Cache, ids: list[int], progress: Progress | None = None,
-                surprisal: Array | None = None) -> Array:
+                surprisal: Array | None = None, known: Array | None = None) -> Array:
         """Appends what the cache lacks of the prompt; logits [vocabulary] of its last token.
 
         surprisal [len(ids)], if given, is filled for the positions computed here, at the price of all
-        their logits.
+        their logits, and reported. `known` are surprisals of the whole prompt from an earlier prefill:
+        with a prefix hit they cannot be computed again, because the logits before it are not.
         """
         first = cache.tokens
         if first >= len(ids):
@@ -87,6 +88,10 @@ class Engine:
                 self._surprise(hidden, ids[begin + 1:end + 1], surprisal[begin + 1:end + 1])
             if progress:
                 progress(end - first, len(ids) - first)
+        series = known if known is not None else surprisal
+        if series is not None:
+            begin = 0 if known is not None or first == 0 else first + 1
+            cache.report(begin, surprisal=np.maximum(series[begin:], 0))
         cache.prefill_done()
         assert hidden is not None
         return self.llama.logits(hidden[-1:])[0]

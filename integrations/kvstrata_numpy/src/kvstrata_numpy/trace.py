@@ -223,8 +223,8 @@ class Recorder:
     def prefill_done(self) -> None:
         self.inner.prefill_done()
 
-    def report(self, first: int, entropy: Array) -> None:
-        self.inner.report(first, entropy)
+    def report(self, first: int, entropy: Array | None = None, surprisal: Array | None = None) -> None:
+        self.inner.report(first, entropy, surprisal)
 
 
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-#include "client/cli/safetensors.h"
+#include "base/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,7 +14,7 @@
 
 #include "base/unique_fd.h"
 
-namespace kvstrata::cli {
+namespace kvstrata {
 namespace {
 
 using Json = nlohmann::json;
@@ -41,11 +41,18 @@ constexpr std::array<DtypeSize, 14> kDtypes = {{{"BOOL", 1},
                                                 {"F64", 8},
                                                 {"I64", 8}}};
 
-Status Header(std::string message) { return InvalidArgument("TRACE_HEADER", std::move(message)); }
+Status Header(std::string message) { return InvalidArgument("HEADER", std::move(message)); }
 
-Status Unreadable(const std::string& path, int error) {
+Status Unreadable(int error) {
   const Code code = error == ENOENT ? Code::kNotFound : Code::kInvalidArgument;
-  return {code, "TRACE_UNREADABLE", "trace '" + path + "': " + std::strerror(error)};
+  return {code, "UNREADABLE", std::strerror(error)};
+}
+
+// The reason for a file of this kind: TRACE_HEADER.
+Status Of(std::string_view what, const std::string& place, const Status& status) {
+  std::string reason;
+  for (const char c : what) reason += static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return {status.code(), reason + "_" + status.reason(), place + status.message()};
 }
 
 // A JSON integer within [0, limit].
@@ -98,9 +105,9 @@ Result<TensorView> ReadTensor(const std::string& name, const Json& json,
                   " must be [begin, end] with begin <= end");
   }
   if (end > data.size()) {
-    return InvalidArgument("TRACE_TRUNCATED",
-                           "tensor '" + name + "' ends at byte " + std::to_string(end) +
-                               " of the data, the file holds " + std::to_string(data.size()));
+    return InvalidArgument("TRUNCATED", "tensor '" + name + "' ends at byte " +
+                                            std::to_string(end) + " of the data, the file holds " +
+                                            std::to_string(data.size()));
   }
   if (end - begin != elements * size->bytes) {
     return Header("tensor '" + name + "': data_offsets hold " + std::to_string(end - begin) +
@@ -149,56 +156,58 @@ Safetensors::~Safetensors() {
   if (mapping_ != nullptr) munmap(mapping_, mapped_bytes_);
 }
 
-Result<Safetensors> Safetensors::Open(const std::string& path) {
+Status Safetensors::Map(const std::string& path) {
   UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return Unreadable(path, errno);
+  if (!fd) return Unreadable(errno);
   struct stat st {};
-  if (fstat(fd.get(), &st) != 0) return Unreadable(path, errno);
+  if (fstat(fd.get(), &st) != 0) return Unreadable(errno);
   if (!S_ISREG(st.st_mode)) {
-    return InvalidArgument(
-        "TRACE_UNREADABLE",
-        "trace '" + path + "' is " + (S_ISDIR(st.st_mode) ? "a directory" : "not a regular file"));
+    return InvalidArgument("UNREADABLE",
+                           S_ISDIR(st.st_mode) ? "is a directory" : "is not a regular file");
   }
-  Safetensors file;
   const auto bytes = static_cast<size_t>(st.st_size);
   if (bytes > 0) {
     void* mapping = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, fd.get(), 0);
-    if (mapping == MAP_FAILED) return Unreadable(path, errno);
-    file.mapping_ = mapping;
-    file.mapped_bytes_ = bytes;
+    if (mapping == MAP_FAILED) return Unreadable(errno);
+    mapping_ = mapping;
+    mapped_bytes_ = bytes;
   }
-  const Status status = file.Read({static_cast<const std::byte*>(file.mapping_), bytes});
-  if (!status.ok()) {
-    return Status(status.code(), status.reason(), "trace '" + path + "': " + status.message());
-  }
+  return Read({static_cast<const std::byte*>(mapping_), bytes});
+}
+
+Result<Safetensors> Safetensors::Open(const std::string& path, std::string_view what) {
+  Safetensors file;
+  const Status status = file.Map(path);
+  if (!status.ok()) return Of(what, std::string(what) + " '" + path + "': ", status);
   return file;
 }
 
-Result<Safetensors> Safetensors::Parse(std::span<const std::byte> bytes) {
+Result<Safetensors> Safetensors::Parse(std::span<const std::byte> bytes, std::string_view what) {
   Safetensors file;
-  KVS_RETURN_IF_ERROR(file.Read(bytes));
+  const Status status = file.Read(bytes);
+  if (!status.ok()) return Of(what, "", status);
   return file;
 }
 
 Status Safetensors::Read(std::span<const std::byte> file) {
   if (file.size() < kLengthBytes) {
-    return InvalidArgument("TRACE_TRUNCATED", "header length: the file has " +
-                                                  std::to_string(file.size()) +
-                                                  " bytes, 8 are needed for it alone");
+    return InvalidArgument("TRUNCATED", "header length: the file has " +
+                                            std::to_string(file.size()) +
+                                            " bytes, 8 are needed for it alone");
   }
   uint64_t length = 0;
   std::memcpy(&length, file.data(), sizeof(length));
   const auto* text = reinterpret_cast<const char*>(file.data()) + kLengthBytes;
   if (length < 2 || length > kMaxHeader || (file.size() > kLengthBytes && text[0] != '{')) {
-    return InvalidArgument("TRACE_FOREIGN", "header length " + std::to_string(length) + " (2 .. " +
-                                                std::to_string(kMaxHeader) +
-                                                ") and a '{' after it are how a "
-                                                "safetensors file begins; this is none");
+    return InvalidArgument("FOREIGN", "header length " + std::to_string(length) + " (2 .. " +
+                                          std::to_string(kMaxHeader) +
+                                          ") and a '{' after it are how a "
+                                          "safetensors file begins; this is none");
   }
   if (length > file.size() - kLengthBytes) {
-    return InvalidArgument("TRACE_TRUNCATED",
-                           "header: " + std::to_string(length) + " bytes announced, " +
-                               std::to_string(file.size() - kLengthBytes) + " are there");
+    return InvalidArgument("TRUNCATED", "header: " + std::to_string(length) + " bytes announced, " +
+                                            std::to_string(file.size() - kLengthBytes) +
+                                            " are there");
   }
   const Json header = Json::parse(text, text + length, nullptr, false);
   if (!header.is_object()) return Header("header is no JSON object");
@@ -218,4 +227,4 @@ Status Safetensors::Read(std::span<const std::byte> file) {
   return CheckCover(tensors_, data);
 }
 
-}  // namespace kvstrata::cli
+}  // namespace kvstrata

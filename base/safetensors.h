@@ -1,4 +1,4 @@
-// Safetensors: a read-only view of one .safetensors file (docs/traces.md, "The file").
+// Safetensors: a read-only view of one .safetensors file.
 //
 // Every length and offset is checked against the file before anything is read by it: a truncated,
 // foreign or hostile file is an error that names the field, never a fault. (A file that somebody
@@ -6,34 +6,35 @@
 //
 // Ownership: the object owns the mapping; tensors point into it and live as long as it does.
 // Threads: immutable after Open. Cost: Open reads the header only, pages come when touched.
-// Errors: TRACE_UNREADABLE, TRACE_TRUNCATED, TRACE_FOREIGN, TRACE_HEADER (INVALID_ARGUMENT; a
-// missing file NOT_FOUND).
-#ifndef KVSTRATA_CLIENT_CLI_SAFETENSORS_H_
-#define KVSTRATA_CLIENT_CLI_SAFETENSORS_H_
+// Errors, for a file called `what` ("trace"): TRACE_UNREADABLE, TRACE_TRUNCATED, TRACE_FOREIGN,
+// TRACE_HEADER (INVALID_ARGUMENT; a missing file NOT_FOUND).
+#ifndef KVSTRATA_BASE_SAFETENSORS_H_
+#define KVSTRATA_BASE_SAFETENSORS_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
 
-namespace kvstrata::cli {
+namespace kvstrata {
 
 struct TensorView {
   std::string dtype;  // "BF16"
   std::vector<int64_t> shape;
-  std::span<const std::byte>
-      bytes;  // row-major, little-endian, aligned to the dtype within the file
+  // Row-major, little-endian, aligned to the dtype within the file.
+  std::span<const std::byte> bytes;
 };
 
 class Safetensors {
  public:
-  static Result<Safetensors> Open(const std::string& path);
+  static Result<Safetensors> Open(const std::string& path, std::string_view what);
   // Of bytes in memory, which must outlive the object.
-  static Result<Safetensors> Parse(std::span<const std::byte> file);
+  static Result<Safetensors> Parse(std::span<const std::byte> file, std::string_view what);
 
   Safetensors(Safetensors&& other) noexcept;
   Safetensors& operator=(Safetensors&& other) = delete;
@@ -44,6 +45,7 @@ class Safetensors {
 
  private:
   Safetensors() = default;
+  Status Map(const std::string& path);
   Status Read(std::span<const std::byte> file);
 
   std::map<std::string, std::string> metadata_;
@@ -52,6 +54,6 @@ class Safetensors {
   size_t mapped_bytes_ = 0;
 };
 
-}  // namespace kvstrata::cli
+}  // namespace kvstrata
 
-#endif  // KVSTRATA_CLIENT_CLI_SAFETENSORS_H_
+#endif  // KVSTRATA_BASE_SAFETENSORS_H_

@@ -1,0 +1,43 @@
+// work ls: what the daemon's workers recompress, and what waits for them.
+#include <iostream>
+
+#include "client/cli/connection.h"
+#include "client/cli/invocation.h"
+
+namespace kvstrata::cli {
+namespace {
+
+// "-" for the empty text that proto3 has instead of none.
+std::string OrDash(const Json& value) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  return text.empty() ? "-" : Printable(text);
+}
+
+constexpr Column kList[] = {
+    {"SEQUENCE", "/sequence", nullptr, true},
+    {"SESSION", "/session", nullptr, true},
+    {"PLAN", "/plan"},
+    {"STATE", "/state"},
+    {"WAITING", "/waiting_us", Microseconds, true},
+    {"RELEASABLE", "/releasable_bytes", Bytes, true},
+    {"RUNS", "/runs", nullptr, true},
+    {"LAST ERROR", "/error", OrDash},
+};
+
+Result<int> List(const Options& options) {
+  KVS_ASSIGN_OR_RETURN(const auto answer,
+                       Ask(options, &v1::Admin::Stub::ListWork, v1::ListWorkRequest()));
+  PrintList(options.style, ToJson(answer), "work", kList, std::cout);
+  return kOk;
+}
+
+}  // namespace
+
+void AddWork(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("work", "Work: sequences that are being recompressed");
+  noun->require_subcommand(1);
+  Runs(noun->add_subcommand("ls", "What runs, what waits, and why something failed"), invocation,
+       [&invocation] { return List(invocation.options); });
+}
+
+}  // namespace kvstrata::cli

@@ -1,0 +1,47 @@
+#include "kernels/codec/extent_bytes.h"
+
+#include <string>
+#include <utility>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace kvstrata {
+
+std::vector<std::byte> ExtentWriter::Finish(ExtentKind kind, const Geometry& geometry, Run tokens,
+                                            uint32_t flags) {
+  ExtentHeader h = {};
+  h.magic = kExtentMagic;
+  h.version = kExtentVersion;
+  h.kind = static_cast<uint16_t>(kind);
+  h.begin = tokens.begin;
+  h.end = tokens.end;
+  h.layers = geometry.layers;
+  h.query_heads = geometry.query_heads;
+  h.kv_heads = geometry.kv_heads;
+  h.head_dim = geometry.head_dim;
+  h.dtype = static_cast<uint32_t>(geometry.dtype);
+  h.flags = flags;
+  h.bytes = data_.size();
+  h.checksum = XXH3_64bits(data_.data() + sizeof(h), data_.size() - sizeof(h));
+  std::memcpy(data_.data(), &h, sizeof(h));
+  end_ = sizeof(ExtentHeader);
+  return std::exchange(data_, {});
+}
+
+Result<ExtentReader> ExtentReader::Open(const ExtentView& extent, const Geometry& geometry,
+                                        ExtentKind kind) {
+  KVS_RETURN_IF_ERROR(CheckExtent(extent, geometry, kind));
+  ExtentReader reader;
+  reader.data_ = extent.data;
+  std::memcpy(&reader.header_, extent.data, sizeof(reader.header_));
+  return reader;
+}
+
+Status DamagedExtent(Run tokens, std::string_view what) {
+  return {Code::kDataLoss, "EXTENT_INVALID",
+          "extent of tokens " + std::to_string(tokens.begin) + " to " + std::to_string(tokens.end) +
+              ": " + std::string(what)};
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,150 @@
+// Parts of a prompt, one a Run, then parts of generated text as it leaves the local window.
+//
+// All state lies in the extents and in what was reported: where the last part ends, and the first
+// part's routers. The anchor threshold is the prompt's for generated text too.
+#include "kernels/codec/lowrank_recompressor.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/codec/head_loop.h"
+#include "kernels/codec/lowrank.h"
+#include "kernels/codec/lowrank_layout.h"
+#include "kernels/codec/lowrank_writer.h"
+#include "kernels/codec/span_routing.h"
+#include "kernels/segment/span_rule.h"
+
+namespace kvstrata {
+namespace {
+
+// Generated tokens of a part (spec/beyond.md 5).
+constexpr int32_t kGeneratedTokens = 512;
+
+class SpanRecompressor final : public Recompressor {
+ public:
+  SpanRecompressor(const Plan& plan, const Geometry& geometry,
+                   std::shared_ptr<const SpanParameters> parameters, int64_t part_bytes)
+      : plan_(plan),
+        geometry_(geometry),
+        parameters_(std::move(parameters)),
+        part_tokens_(std::max<int64_t>(part_bytes / RawBytes(geometry, 1), 1)) {
+    KVS_CHECK(parameters_ == nullptr ||
+              (parameters_->layers == geometry.layers && parameters_->r_max == plan.r_max &&
+               parameters_->query_heads == geometry.query_heads &&
+               parameters_->head_dim == geometry.head_dim));
+  }
+
+  bool Due(const RecompressInput& input) const override {
+    const Tokens next = NextRange(input);
+    return next.begin < next.end;
+  }
+
+  int64_t ReleasableBytes(const RecompressInput& input) const override {
+    const Tokens next = NextRange(input);
+    return RawBytes(geometry_, next.end - next.begin);
+  }
+
+  Result<RecompressOutput> Run(const RecompressInput& input) override {
+    const Tokens next = NextRange(input);
+    const int32_t held = input.view.extent_count;
+    RecompressOutput output = {KeepFirst(input.view, held), {}};
+    if (next.begin >= next.end) {
+      output.released = ReleasedRows(input, EndOf(input.view));
+      return output;
+    }
+    const SpanRange range = RangeOf(input, next);
+    KVS_ASSIGN_OR_RETURN(const SpanRouting routing, Routing(input));
+    KVS_ASSIGN_OR_RETURN(SpanExtents e,
+                         WriteSpans(input, geometry_, plan_, parameters_.get(), routing, range));
+    output.extents.push_back({-1, std::move(e.summary), range.tokens, TierKind::kDevice});
+    output.extents.push_back({-1, std::move(e.factors), range.tokens, TierKind::kHost});
+    output.extents.push_back({-1, std::move(e.raw), range.tokens, TierKind::kDevice});
+    output.released = ReleasedRows(input, range.tokens.end);
+    return output;
+  }
+
+  std::unique_ptr<Recompressor> Clone() const override {
+    return std::make_unique<SpanRecompressor>(*this);
+  }
+
+ private:
+  using Tokens = kvstrata::Run;
+
+  static int32_t EndOf(const SequenceView& view) {
+    return view.extent_count == 0 ? 0 : view.extents[view.extent_count - 1].tokens.end;
+  }
+
+  // Whether the sequence has outgrown full attention (spec/common.md): N counts the next token.
+  bool ExceedsBudget(const RecompressInput& input) const {
+    if (plan_.rows >= 0) return input.view.tokens >= plan_.rows;
+    const double n = static_cast<double>(input.view.tokens) + 1;
+    return plan_.rows_share * n - 1e-9 <= n - 1;
+  }
+
+  // What is still to be done of the prompt, or the next part of generated text; empty: nothing.
+  Tokens NextRange(const RecompressInput& input) const {
+    if (input.prompt_tokens <= 0) return {};
+    const int32_t end = EndOf(input.view);
+    if (end == 0 && !(ReachesMinimum(input, plan_) && ExceedsBudget(input))) return {};
+    Tokens next = {end, input.prompt_tokens - plan_.local};
+    if (next.begin >= next.end) {
+      next.end = next.begin + kGeneratedTokens;
+      if (!plan_.spans_of_generated || next.end > input.view.tokens - plan_.local) return {};
+      if (!HasSurprisal(input.surprisal, next)) return {};
+    }
+    return HasSurprisal(input.surprisal, {0, input.prompt_tokens}) ? next : Tokens{};
+  }
+
+  // The part that begins `next`: no longer than a part may be, and cut between spans.
+  SpanRange RangeOf(const RecompressInput& input, Tokens next) const {
+    const double threshold = AnchorThreshold(input.surprisal, input.prompt_tokens, plan_.alpha);
+    SpanRange range;
+    range.first = next.begin == 0;
+    range.tokens = next;
+    range.spans = SpansIn(input.surprisal, next, threshold, plan_.l_min);
+    CutBetweenSpans(&range);
+    // The first part names all anchors of the prompt, those in its window too.
+    Tokens named = range.tokens;
+    named.begin = std::max(named.begin, input.prompt_tokens);
+    if (range.first) named = {0, std::max(range.tokens.end, input.prompt_tokens)};
+    range.anchors = AnchorsIn(input.surprisal, named, threshold);
+    return range;
+  }
+
+  void CutBetweenSpans(SpanRange* range) const {
+    const int64_t wanted = range->tokens.begin + part_tokens_;
+    if (wanted >= range->tokens.end) return;
+    auto cut = static_cast<int32_t>(wanted);
+    std::vector<Tokens>& spans = range->spans;
+    auto across = std::ranges::lower_bound(spans, cut, {}, &Tokens::end);
+    if (across != spans.end() && across->begin < cut && across->end > cut) {
+      cut = across->begin > range->tokens.begin ? across->begin : across->end;
+    }
+    range->tokens.end = cut;
+    std::erase_if(spans, [&](const Tokens& s) { return s.begin >= cut; });
+  }
+
+  Result<SpanRouting> Routing(const RecompressInput& input) const {
+    if (parameters_ != nullptr) return TrainedRouting(*parameters_);
+    if (input.view.extent_count == 0) return PrincipalRouting(input, geometry_, plan_.d_route);
+    SequenceView first = input.view;
+    first.extent_count = kExtentsPerPart;
+    KVS_ASSIGN_OR_RETURN(const auto spans, SpanStorage::Parse(first, geometry_));
+    return SpanRouting{spans->d_route(), geometry_.kv_heads, spans->Router(0, 0), {}};
+  }
+
+  Plan plan_;
+  Geometry geometry_;
+  std::shared_ptr<const SpanParameters> parameters_;
+  int64_t part_tokens_;
+};
+
+}  // namespace
+
+std::unique_ptr<Recompressor> NewSpanRecompressor(const Plan& plan, const Geometry& geometry,
+                                                  std::shared_ptr<const SpanParameters> parameters,
+                                                  int64_t part_bytes) {
+  return std::make_unique<SpanRecompressor>(plan, geometry, std::move(parameters), part_bytes);
+}
+
+}  // namespace kvstrata

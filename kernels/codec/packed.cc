@@ -1,0 +1,71 @@
+// The reading side: one kPackedSegment extent after the other, each with the rotations of the
+// extent that holds them.
+#include "kernels/codec/packed.h"
+
+#include <algorithm>
+
+#include "kernels/codec/packed_layout.h"
+
+namespace kvstrata {
+namespace {
+
+using Extents = std::vector<PackedExtent>;
+
+// The extent whose rotations `extent` uses: its own, or those of a final one before it.
+const PackedExtent* PlanOf(const Extents& before, const PackedExtent& extent) {
+  if (extent.final && extent.has_rotations()) return &extent;
+  const auto found = std::ranges::lower_bound(before, extent.info.plan_begin, {},
+                                              [](const PackedExtent& e) { return e.tokens.begin; });
+  const bool fits = found != before.end() && found->tokens.begin == extent.info.plan_begin &&
+                    found->final && found->has_rotations();
+  return fits ? &*found : nullptr;
+}
+
+Result<Extents> ReadAll(const SequenceView& view, const Geometry& geometry) {
+  Extents extents;
+  extents.reserve(static_cast<size_t>(std::max(view.extent_count, 0)));
+  for (int32_t i = 0; i < view.extent_count; ++i) {
+    KVS_ASSIGN_OR_RETURN(PackedExtent next, ReadPackedExtent(view.extents[i], geometry));
+    const int32_t end = extents.empty() ? 0 : extents.back().tokens.end;
+    if (next.tokens.begin != end) {
+      return DamagedExtent(next.tokens, "the one before it ends at " + std::to_string(end));
+    }
+    const PackedExtent* plan = PlanOf(extents, next);
+    if (plan == nullptr) return DamagedExtent(next.tokens, "the rotations that it names are none");
+    for (size_t h = 0; h < next.heads.size(); ++h) {
+      next.heads[h].r_k = plan->heads[h].r_k;
+      next.heads[h].r_v = plan->heads[h].r_v;
+    }
+    extents.push_back(std::move(next));
+  }
+  return extents;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PackedStorage>> PackedStorage::Parse(const SequenceView& view,
+                                                            const Geometry& geometry) {
+  KVS_ASSIGN_OR_RETURN(const Extents extents, ReadAll(view, geometry));
+  auto storage = std::make_unique<PackedStorage>();
+  storage->layers_ = static_cast<size_t>(geometry.layers);
+  storage->kv_heads_ = static_cast<size_t>(geometry.kv_heads);
+  storage->heads_.reserve(extents.size() * storage->layers_ * storage->kv_heads_);
+  for (const PackedExtent& e : extents) {
+    storage->segments_.push_back({e.tokens, e.final, e.info.plan_begin});
+    storage->heads_.insert(storage->heads_.end(), e.heads.begin(), e.heads.end());
+    storage->bytes_ += e.bytes;
+  }
+  return storage;
+}
+
+int32_t PackedStorage::BlockCount(int layer, int kv_head) const {
+  int32_t count = 0;
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    const int32_t block = head(static_cast<int>(s), layer, kv_head).block;
+    const Run tokens = segments_[s].tokens;
+    count += (tokens.end - tokens.begin + block - 1) / block;
+  }
+  return count;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,284 @@
+// Prompt segments, flushes of the update buffer and closings, one unit a Run.
+//
+// All state lies in the extents: which rows are packed, with whose plans, and what the open segment
+// has lost so far. So a clone, a restart and a sequence that found its prefix packed go on from
+// the view alone, and when a worker lags, the same units follow each other later.
+//
+// The open segment's extents (pieces) join like the digits of a counter in base 8, without packing
+// a row twice: a reader meets few of them, and a flush copies few bytes.
+#include "kernels/codec/packed_recompressor.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/codec/head_loop.h"
+#include "kernels/codec/packed_writer.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kJoined = 8;
+// Extents of a segment begin at multiples of every block size, whatever the heads' strategies.
+constexpr int32_t kSplitTokens = 64;
+
+// What the extents say.
+struct PackedState {
+  int32_t end = 0;          // rows [0, end) are packed
+  int32_t final_end = 0;    // and [0, final_end) in final segments
+  int32_t final_count = 0;  // extents of those; the open segment's follow
+  Run plan_tokens;          // the last final segment, also where it is not yet packed
+  int32_t plan = -1;        // the extent with its rotations
+  double own_loss = 0;      // its mean relative error, once it is packed
+  PackedInfo last = {};     // of the last extent
+};
+
+Result<int32_t> FindPlanExtent(const SequenceView& view, int32_t count, int32_t begin) {
+  const ExtentView* const end = view.extents + count;
+  const ExtentView* const found = std::lower_bound(
+      view.extents, end, begin, [](const ExtentView& e, int32_t t) { return e.tokens.begin < t; });
+  if (found == end || found->tokens.begin != begin) {
+    return DamagedExtent({begin, begin}, "is named by a later one and missing");
+  }
+  return static_cast<int32_t>(found - view.extents);
+}
+
+Result<PackedState> ReadState(const SequenceView& view, const Geometry& geometry) {
+  PackedState state;
+  if (view.extent_count == 0) return state;
+  state.end = view.extents[view.extent_count - 1].tokens.end;
+  for (int32_t i = view.extent_count - 1; i >= 0; --i) {
+    KVS_ASSIGN_OR_RETURN(const PackedStub stub, ReadPackedStub(view.extents[i], geometry));
+    if (i == view.extent_count - 1) state.last = stub.info;
+    if (!stub.final) continue;
+    state.final_end = stub.tokens.end;
+    state.final_count = i + 1;
+    state.plan_tokens = {stub.info.plan_begin, stub.info.plan_end};
+    state.own_loss = stub.info.loss / (stub.info.plan_end - stub.info.plan_begin);
+    KVS_ASSIGN_OR_RETURN(state.plan, FindPlanExtent(view, i + 1, stub.info.plan_begin));
+    return state;
+  }
+  return DamagedExtent({0, state.end}, "no final segment comes before the temporary one");
+}
+
+enum class Unit { kNone, kPrompt, kRest, kFlush, kClose };
+struct Work {
+  Unit unit = Unit::kNone;
+  Run tokens;  // packed finally, or flushed
+};
+
+class PackedRecompressor final : public Recompressor {
+ public:
+  PackedRecompressor(const Plan& plan, const Geometry& geometry, int64_t extent_bytes)
+      : plan_(plan), geometry_(geometry), extent_bytes_(extent_bytes) {
+    // A flush holds whole blocks.
+    KVS_CHECK(plan.buffer > 0 && plan.buffer % kSearchedBlocks.front() == 0);
+    KVS_CHECK(plan.segment > 0);
+  }
+
+  bool Due(const RecompressInput& input) const override {
+    return NextWork(input).unit != Unit::kNone;
+  }
+
+  int64_t ReleasableBytes(const RecompressInput& input) const override {
+    const Work work = NextWork(input);
+    const bool releases = work.unit != Unit::kNone && work.unit != Unit::kFlush;
+    return releases ? RawBytes(geometry_, work.tokens.end - work.tokens.begin) : 0;
+  }
+
+  Result<RecompressOutput> Run(const RecompressInput& input) override {
+    KVS_ASSIGN_OR_RETURN(const PackedState state, ReadState(input.view, geometry_));
+    const Work work = NextWork(input, state);
+    switch (work.unit) {
+      case Unit::kPrompt:
+      case Unit::kClose:
+        return PackFinally(input, state, work);
+      case Unit::kRest:
+        return PackRest(input, state, work.tokens);
+      case Unit::kFlush:
+        return Flush(input, state, work.tokens);
+      case Unit::kNone:
+        break;
+    }
+    return RecompressOutput{KeepFirst(input.view, input.view.extent_count),
+                            ReleasedRows(input, state.final_end)};
+  }
+
+  std::unique_ptr<Recompressor> Clone() const override {
+    return std::make_unique<PackedRecompressor>(*this);
+  }
+
+ private:
+  using Tokens = kvstrata::Run;
+
+  // --- what comes next ---
+
+  Work NextWork(const RecompressInput& input) const {
+    if (!ReachesMinimum(input, plan_)) return {};
+    const Result<PackedState> state = ReadState(input.view, geometry_);
+    return state.ok() ? NextWork(input, *state) : Work{};
+  }
+
+  Work NextWork(const RecompressInput& input, const PackedState& s) const {
+    if (!ReachesMinimum(input, plan_)) return {};
+    if (s.final_end < s.plan_tokens.end) return {Unit::kRest, {s.final_end, s.plan_tokens.end}};
+    const bool is_open = s.end > s.final_end;
+    if (is_open && (MustClose(s) || s.end < input.prompt_tokens)) {
+      return {Unit::kClose, {s.final_end, s.end}};
+    }
+    const int32_t waiting = input.view.tokens - s.end;
+    if (input.prompt_tokens < 0) {
+      if (waiting < plan_.segment) return {};
+      return {Unit::kPrompt, {s.end, s.end + plan_.segment}};
+    }
+    if (s.end < input.prompt_tokens) {
+      return {Unit::kPrompt, {s.end, s.end + std::min(plan_.segment, input.prompt_tokens - s.end)}};
+    }
+    if (waiting < plan_.buffer) return {};
+    // Without a prompt the first flush has no plans to be packed with: it makes them.
+    return {s.plan < 0 ? Unit::kPrompt : Unit::kFlush, {s.end, s.end + plan_.buffer}};
+  }
+
+  bool MustClose(const PackedState& s) const {
+    const int32_t length = s.end - s.final_end;
+    if (length >= plan_.segment) return true;
+    if (plan_.drift <= 0) return s.last.loss > plan_.close_loss;
+    return length >= plan_.min_segment && s.last.recent > plan_.drift * s.own_loss;
+  }
+
+  // --- final segments ---
+
+  // Plans of their own for `work.tokens`. A prompt segment is packed extent by extent, so that its
+  // raw rows go as it proceeds; a closed one is switched at once.
+  Result<RecompressOutput> PackFinally(const RecompressInput& input, const PackedState& state,
+                                       const Work& work) const {
+    KVS_ASSIGN_OR_RETURN(const SegmentPlans plans, FindPlans(input, geometry_, plan_, work.tokens));
+    RecompressOutput output = {KeepFirst(input.view, state.final_count), {}};
+    PackedRange range = {{work.tokens.begin, work.tokens.begin}, true, {}};
+    range.info.plan_begin = work.tokens.begin;
+    range.info.plan_end = work.tokens.end;
+    do {
+      KVS_RETURN_IF_ERROR(PackNext(input, plans, &range, &output));
+    } while (work.unit == Unit::kClose && range.tokens.end < work.tokens.end);
+    output.released = ReleasedRows(input, range.tokens.end);
+    return output;
+  }
+
+  // One more extent of a segment whose plans lie in its first one.
+  Result<RecompressOutput> PackRest(const RecompressInput& input, const PackedState& state,
+                                    Tokens tokens) const {
+    KVS_ASSIGN_OR_RETURN(const PackedExtent first,
+                         ReadPackedExtent(input.view.extents[state.plan], geometry_));
+    if (!first.has_rotations()) return DamagedExtent(first.tokens, "has no rotations");
+    RecompressOutput output = {KeepFirst(input.view, state.final_count), {}};
+    PackedRange range = {{tokens.begin, tokens.begin}, true, {}};
+    range.info.plan_begin = first.tokens.begin;
+    range.info.plan_end = tokens.end;
+    range.info.loss = state.last.loss;
+    KVS_RETURN_IF_ERROR(PackNext(input, PlansIn(first), &range, &output));
+    output.released = ReleasedRows(input, range.tokens.end);
+    return output;
+  }
+
+  // Packs as many tokens after range->tokens as an extent may hold, and moves the range there.
+  Status PackNext(const RecompressInput& input, const SegmentPlans& plans, PackedRange* range,
+                  RecompressOutput* output) const {
+    const int64_t fitting = extent_bytes_ / PackedBytesPerToken(geometry_, plan_, plans);
+    const int64_t rows = std::max<int64_t>(fitting / kSplitTokens, 1) * kSplitTokens;
+    const int32_t begin = range->tokens.end;
+    range->tokens = {begin,
+                     static_cast<int32_t>(std::min<int64_t>(begin + rows, range->info.plan_end))};
+    KVS_ASSIGN_OR_RETURN(PackedBytes packed, PackRange(input, geometry_, plan_, plans, *range, {}));
+    range->info.loss = packed.info.loss;
+    output->extents.push_back({-1, std::move(packed.bytes), range->tokens, plan_.tier});
+    return OkStatus();
+  }
+
+  // --- the open segment ---
+
+  struct Piece {
+    PackedExtent extent;
+    int32_t kept = -1;             // of the view, or
+    std::vector<std::byte> bytes;  // new
+  };
+
+  Result<RecompressOutput> Flush(const RecompressInput& input, const PackedState& state,
+                                 Tokens tokens) const {
+    KVS_ASSIGN_OR_RETURN(const PackedExtent plan,
+                         ReadPackedExtent(input.view.extents[state.plan], geometry_));
+    if (!plan.has_rotations()) return DamagedExtent(plan.tokens, "has no rotations");
+    KVS_ASSIGN_OR_RETURN(std::vector<Piece> pieces, ReadPieces(input.view, state.final_count));
+    PackedRange range = {tokens, false, {}};
+    range.info.plan_begin = plan.tokens.begin;
+    range.info.buffer = plan_.buffer;
+    range.info.loss = pieces.empty() ? 0 : state.last.loss;
+    KVS_ASSIGN_OR_RETURN(PackedBytes packed, PackRange(input, geometry_, plan_, PlansIn(plan),
+                                                       range, LossesOf(pieces)));
+    KVS_RETURN_IF_ERROR(AddPiece(std::move(packed.bytes), tokens, &pieces));
+    while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(&pieces));
+    RecompressOutput output = {KeepFirst(input.view, state.final_count),
+                               ReleasedRows(input, state.final_end)};
+    for (Piece& p : pieces) {
+      output.extents.push_back({p.kept, std::move(p.bytes), p.extent.tokens, plan_.tier});
+    }
+    return output;
+  }
+
+  Result<std::vector<Piece>> ReadPieces(const SequenceView& view, int32_t first) const {
+    std::vector<Piece> pieces;
+    for (int32_t i = first; i < view.extent_count; ++i) {
+      KVS_ASSIGN_OR_RETURN(PackedExtent extent, ReadPackedExtent(view.extents[i], geometry_));
+      pieces.push_back({std::move(extent), i, {}});
+    }
+    return pieces;
+  }
+
+  static std::vector<double> LossesOf(const std::vector<Piece>& pieces) {
+    std::vector<double> losses;
+    for (const Piece& p : pieces) {
+      const int32_t flushes = p.extent.rows() / p.extent.info.buffer;
+      losses.insert(losses.end(), p.extent.flushes, p.extent.flushes + flushes);
+    }
+    return losses;
+  }
+
+  Status AddPiece(std::vector<std::byte> bytes, Tokens tokens, std::vector<Piece>* pieces) const {
+    const ExtentView view = {bytes.data(), static_cast<int64_t>(bytes.size()), tokens};
+    KVS_ASSIGN_OR_RETURN(PackedExtent extent, ReadPackedExtent(view, geometry_));
+    pieces->push_back({std::move(extent), -1, std::move(bytes)});
+    return OkStatus();
+  }
+
+  bool CanJoin(const std::vector<Piece>& pieces) const {
+    if (pieces.size() < kJoined) return false;
+    const int32_t rows = pieces.back().extent.rows();
+    int64_t bytes = 0;
+    for (auto p = pieces.end() - kJoined; p != pieces.end(); ++p) {
+      if (p->extent.rows() != rows) return false;
+      bytes += p->extent.bytes;
+    }
+    return bytes <= extent_bytes_;
+  }
+
+  Status JoinLast(std::vector<Piece>* pieces) const {
+    const auto first = pieces->end() - kJoined;
+    std::vector<PackedExtent> extents;
+    for (auto p = first; p != pieces->end(); ++p) extents.push_back(p->extent);
+    std::vector<std::byte> bytes = JoinPieces(geometry_, extents);
+    const Tokens tokens = {extents.front().tokens.begin, extents.back().tokens.end};
+    pieces->erase(first, pieces->end());
+    return AddPiece(std::move(bytes), tokens, pieces);
+  }
+
+  Plan plan_;
+  Geometry geometry_;
+  int64_t extent_bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Recompressor> NewPackedRecompressor(const Plan& plan, const Geometry& geometry,
+                                                    int64_t extent_bytes) {
+  return std::make_unique<PackedRecompressor>(plan, geometry, extent_bytes);
+}
+
+}  // namespace kvstrata

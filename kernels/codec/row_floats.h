@@ -1,0 +1,25 @@
+// A row of any dtype as floats. Private to kernels/codec.
+#ifndef KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
+#define KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
+
+#include "kernels/dtype.h"
+#include "kernels/page_view.h"
+
+namespace kvstrata {
+
+template <typename T>
+void WidenValues(const std::byte* row, int32_t dim, float* out) {
+  const T* x = reinterpret_cast<const T*>(row);
+  for (int32_t c = 0; c < dim; ++c) out[c] = ToFloat(x[c]);
+}
+
+// Row t of `rows`: out [rows.dim].
+inline void WidenRow(const PagedRows& rows, int32_t t, float* out) {
+  if (rows.dtype == DType::kF32) return WidenValues<float>(rows.Row(t), rows.dim, out);
+  if (rows.dtype == DType::kF16) return WidenValues<F16>(rows.Row(t), rows.dim, out);
+  return WidenValues<BF16>(rows.Row(t), rows.dim, out);
+}
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_

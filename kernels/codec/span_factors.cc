@@ -1,0 +1,159 @@
+#include "kernels/codec/span_factors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/codec/row_floats.h"
+#include "kernels/segment/span_rule.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr double kGateFloor = 0.05;  // components below it are dropped
+
+double Gelu(double x) { return x * 0.5 * (1 + std::erf(x / std::sqrt(2.0))); }
+
+double Sigmoid(double x) {
+  const double e = std::exp(-std::abs(x));
+  return (x >= 0 ? 1.0 : e) / (1 + e);
+}
+
+// Surprisal over its sum; uniform if that is 0.
+std::vector<double> Weights(std::span<const float> surprisal, Run tokens) {
+  std::vector<double> weights;
+  for (int32_t t = tokens.begin; t < tokens.end; ++t) weights.push_back(SurprisalAt(surprisal, t));
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (double& w : weights) w = sum > 0 ? w / sum : 1.0 / static_cast<double>(weights.size());
+  return weights;
+}
+
+// A span's rows as one matrix [n][dim].
+std::vector<float> Gather(const PagedRows& rows, Run tokens) {
+  std::vector<float> x(static_cast<size_t>(tokens.end - tokens.begin) *
+                       static_cast<size_t>(rows.dim));
+  float* out = x.data();
+  for (int32_t t = tokens.begin; t < tokens.end; ++t, out += rows.dim) WidenRow(rows, t, out);
+  return x;
+}
+
+std::vector<BF16> Rounded(const std::vector<float>& x) {
+  std::vector<BF16> out(x.size());
+  std::ranges::transform(x, out.begin(), [](float v) { return FromFloat<BF16>(v); });
+  return out;
+}
+
+std::vector<BF16> WeightedMean(const std::vector<float>& x, const std::vector<double>& weights) {
+  const size_t dim = x.size() / weights.size();
+  std::vector<double> mean(dim);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    for (size_t c = 0; c < dim; ++c) mean[c] += weights[i] * double{x[i * dim + c]};
+  }
+  std::vector<BF16> out(dim);
+  std::ranges::transform(mean, out.begin(),
+                         [](double v) { return FromFloat<BF16>(static_cast<float>(v)); });
+  return out;
+}
+
+struct Spectrum {
+  int32_t rank = 0;
+  std::vector<float> u, s, vt;  // [n][rank], [rank], [rank][dim]
+};
+
+Spectrum Decompose(const std::vector<float>& x, int32_t n, int32_t dim, int32_t rank,
+                   const Backend& backend) {
+  Spectrum d;
+  d.rank = rank;
+  d.u.resize(static_cast<size_t>(n) * static_cast<size_t>(rank));
+  d.s.resize(static_cast<size_t>(rank));
+  d.vt.resize(static_cast<size_t>(rank) * static_cast<size_t>(dim));
+  const SvdWork work{x.data(), n, dim, rank, d.u.data(), d.s.data(), d.vt.data()};
+  backend.svd(&work, 1, InlineExecutor());
+  return d;
+}
+
+// A = U diag(g s) and B = V^T of the components that are kept.
+FactorRows KeptComponents(const Spectrum& d, const std::vector<double>& gates,
+                          const std::vector<int32_t>& kept) {
+  FactorRows rows;
+  rows.rank = static_cast<int32_t>(kept.size());
+  const auto rank = static_cast<size_t>(d.rank);
+  const size_t n = d.u.size() / rank, dim = d.vt.size() / rank;
+  for (size_t i = 0; i < n; ++i) {
+    for (const int32_t j : kept) {
+      const auto k = static_cast<size_t>(j);
+      const double x = double{d.u[i * rank + k]} * (gates[k] * double{d.s[k]});
+      rows.left.push_back(FromFloat<BF16>(static_cast<float>(x)));
+    }
+  }
+  for (const int32_t j : kept) {
+    const float* row = d.vt.data() + static_cast<size_t>(j) * dim;
+    for (size_t c = 0; c < dim; ++c) rows.right.push_back(FromFloat<BF16>(row[c]));
+  }
+  return rows;
+}
+
+FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF16> k_mean,
+                    int32_t r_max, const SpanParameters* parameters, const Backend& backend) {
+  const auto n = static_cast<int32_t>(x.size() / static_cast<size_t>(dim));
+  const int32_t rank = std::min({n, dim, r_max});
+  const auto is_smaller = [&](int64_t r) { return r * (n + dim) < int64_t{n} * dim; };
+  const FactorRows raw{-1, Rounded(x), {}};
+  // Without gates all components stay: no need to look at them.
+  if (!is_smaller(parameters == nullptr ? rank : 1)) return raw;
+  const Spectrum d = Decompose(x, n, dim, rank, backend);
+  const std::vector<double> gates = SpanGates(d.s, k_mean, parameters);
+  std::vector<int32_t> kept;
+  for (int32_t j = 0; j < rank; ++j) {
+    if (j == 0 || gates[static_cast<size_t>(j)] >= kGateFloor) kept.push_back(j);
+  }
+  return is_smaller(static_cast<int64_t>(kept.size())) ? KeptComponents(d, gates, kept) : raw;
+}
+
+}  // namespace
+
+std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const BF16> k_mean,
+                              const SpanParameters* parameters) {
+  if (parameters == nullptr) return std::vector<double>(spectrum.size(), 1.0);
+  const auto r_max = static_cast<size_t>(parameters->r_max);
+  std::vector<double> x(r_max + k_mean.size());
+  const double largest = spectrum.front();
+  for (size_t i = 0; i < spectrum.size(); ++i) {
+    x[i] = largest > 0 ? double{spectrum[i]} / largest : double{spectrum[i]};
+  }
+  double norm = 0;
+  for (const BF16 k : k_mean) norm += double{ToFloat(k)} * double{ToFloat(k)};
+  norm = std::sqrt(norm);
+  for (size_t c = 0; c < k_mean.size(); ++c) {
+    x[r_max + c] = norm > 0 ? double{ToFloat(k_mean[c])} / norm : double{ToFloat(k_mean[c])};
+  }
+  for (size_t layer = 0; layer < 3; ++layer) {
+    const std::vector<float>& weight = parameters->weight[layer];
+    const std::vector<float>& bias = parameters->bias[layer];
+    if (layer > 0) std::ranges::transform(x, x.begin(), Gelu);
+    std::vector<double> y(bias.begin(), bias.end());
+    for (size_t o = 0; o < y.size(); ++o) {
+      for (size_t i = 0; i < x.size(); ++i) y[o] += double{weight[o * x.size() + i]} * x[i];
+    }
+    x = std::move(y);
+  }
+  x.resize(spectrum.size());
+  std::ranges::transform(x, x.begin(), Sigmoid);
+  return x;
+}
+
+SpanForm CompressSpan(const SpanSource& source, int32_t r_max, const SpanParameters* parameters,
+                      const Backend& backend) {
+  const std::vector<double> weights = Weights(source.surprisal, source.tokens);
+  const std::vector<float> keys = Gather(source.keys, source.tokens);
+  const std::vector<float> values = Gather(source.values, source.tokens);
+  SpanForm form;
+  form.k_mean = WeightedMean(keys, weights);
+  form.v_mean = WeightedMean(values, weights);
+  const int32_t dim = source.keys.dim;
+  form.keys = Compress(keys, dim, form.k_mean, r_max, parameters, backend);
+  form.values = Compress(values, dim, form.k_mean, r_max, parameters, backend);
+  return form;
+}
+
+}  // namespace kvstrata

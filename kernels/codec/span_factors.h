@@ -1,0 +1,44 @@
+// One span of one (layer, KV head): its coarse row, and its keys and values as gated low-rank
+// factors or raw, whichever is smaller (spec/sekv.md 3 to 5). Private to kernels/codec.
+//
+// Threads: pure. Allocates scratch of the span's size.
+#ifndef KVSTRATA_KERNELS_CODEC_SPAN_FACTORS_H_
+#define KVSTRATA_KERNELS_CODEC_SPAN_FACTORS_H_
+
+#include <span>
+#include <vector>
+
+#include "kernels/codec/codec.h"
+
+namespace kvstrata {
+
+// A and B as lowrank_layout.h lays them out, or the rows; in bf16.
+struct FactorRows {
+  int32_t rank = -1;
+  std::vector<BF16> left;   // [n][rank], or [n][dim]
+  std::vector<BF16> right;  // [rank][dim], or empty
+};
+
+struct SpanForm {
+  std::vector<BF16> k_mean, v_mean;  // [dim]
+  FactorRows keys, values;
+};
+
+struct SpanSource {
+  PagedRows keys, values;
+  Run tokens;
+  std::span<const float> surprisal;  // by position
+};
+
+// Gates are 1 where `parameters` is null.
+SpanForm CompressSpan(const SpanSource& source, int32_t r_max, const SpanParameters* parameters,
+                      const Backend& backend);
+
+// Gates of a spectrum (descending, at most r_max values): sigmoid(MLP([s / s_1, 0..; k / |k|])),
+// the unit of 0 being 0. All 1 where `parameters` is null.
+std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const BF16> k_mean,
+                              const SpanParameters* parameters);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_CODEC_SPAN_FACTORS_H_

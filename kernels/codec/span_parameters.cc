@@ -1,0 +1,71 @@
+// Trained SeKV parameters from a safetensors file.
+#include <cstring>
+#include <string>
+
+#include "base/safetensors.h"
+#include "kernels/codec/codec.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int64_t kHidden = 64;  // of the gate's network
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t n : shape) text += (text.empty() ? "[" : ", ") + std::to_string(n);
+  return (text.empty() ? "[" : text) + "]";
+}
+
+Status Invalid(const std::string& path, const std::string& what) {
+  return InvalidArgument("PARAMETERS_INVALID", "parameters '" + path + "': " + what);
+}
+
+Status ReadTensor(const Safetensors& file, const std::string& path, const std::string& name,
+                  const std::vector<int64_t>& shape, std::vector<float>* out) {
+  const auto found = file.tensors().find(name);
+  const std::string wanted = "F32 " + ShapeText(shape) + " is needed for this model and plan";
+  if (found == file.tensors().end()) {
+    return Invalid(path, "tensor '" + name + "' is missing; " + wanted);
+  }
+  const TensorView& tensor = found->second;
+  if (tensor.dtype != "F32" || tensor.shape != shape) {
+    return Invalid(path, "tensor '" + name + "' is " + tensor.dtype + " " +
+                             ShapeText(tensor.shape) + "; " + wanted);
+  }
+  out->resize(tensor.bytes.size() / sizeof(float));
+  std::memcpy(out->data(), tensor.bytes.data(), tensor.bytes.size());
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<SpanParameters> LoadSpanParameters(const std::string& path, const Geometry& geometry,
+                                          const Plan& plan) {
+  const Result<Safetensors> file = Safetensors::Open(path, "parameters");
+  if (!file.ok()) {
+    const Status status = file.status();
+    if (status.code() == Code::kNotFound) return NotFound("PARAMETERS_MISSING", status.message());
+    return InvalidArgument("PARAMETERS_INVALID", status.message());
+  }
+  SpanParameters p;
+  p.layers = geometry.layers;
+  p.query_heads = geometry.query_heads;
+  p.head_dim = geometry.head_dim;
+  p.d_route = plan.d_route;
+  p.r_max = plan.r_max;
+  const int64_t in = int64_t{plan.r_max} + geometry.head_dim;
+  KVS_RETURN_IF_ERROR(
+      ReadTensor(*file, path, "W",
+                 {geometry.layers, geometry.query_heads, plan.d_route, geometry.head_dim}, &p.w));
+  KVS_RETURN_IF_ERROR(
+      ReadTensor(*file, path, "tau", {geometry.layers, geometry.query_heads}, &p.tau));
+  const std::vector<int64_t> shapes[] = {{kHidden, in}, {kHidden, kHidden}, {plan.r_max, kHidden}};
+  for (size_t i = 0; i < 3; ++i) {
+    const std::string name = "g_phi." + std::to_string(2 * i);
+    KVS_RETURN_IF_ERROR(ReadTensor(*file, path, name + ".weight", shapes[i], &p.weight[i]));
+    KVS_RETURN_IF_ERROR(ReadTensor(*file, path, name + ".bias", {shapes[i][0]}, &p.bias[i]));
+  }
+  return p;
+}
+
+}  // namespace kvstrata

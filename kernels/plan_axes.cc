@@ -1,0 +1,135 @@
+#include "kernels/plan_axes.h"
+
+#include <algorithm>
+
+namespace kvstrata {
+namespace {
+
+using enum SelectorKind;
+using enum CodecKind;
+
+constexpr std::string_view kSelectorNames[] = {"full", "window", "minmax", "cascade",
+                                               "vote", "bucket", "zoom",   "block"};
+constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed"};
+constexpr std::string_view kSegmenterNames[] = {"none",     "page", "hierarchy",
+                                                "sentence", "span", "loss"};
+
+// Of the design, not of this build.
+constexpr std::string_view kLaterPresets[] = {"strata"};
+constexpr std::string_view kLaterCodecs[] = {"fp8", "int4"};
+
+constexpr SelectorRow kSelectors[] = {
+    {kFull, "full", "full",
+     "every token, every step: the baseline that the others are measured against"},
+    {kWindow, "window", "window", "StreamingLLM: the first 4 and the last 2044 tokens"},
+    {kMinMax, "minmax", "quest",
+     "Quest: per layer and KV head, the pages with the largest possible logit, 2048 tokens"},
+    {kCascade, "cascade", "chess",
+     "CHESS: one page list for all layers and heads, chosen anew when the model is uncertain"},
+    {kVote, "vote", "tokenselect",
+     "TokenSelect: per layer, the 2048 tokens that most heads attend to, kept while queries stay "
+     "alike"},
+    {kBucket, "bucket", "sentencekv",
+     "SentenceKV: per layer and KV head, the important tokens of the sentences nearest to the one "
+     "being written"},
+    {kZoom, "zoom", "sekv",
+     "SeKV: per layer and head, spans as one row each, expanded from low-rank factors where a "
+     "query asks for it"},
+    {kBlock, "block", "mosaickv",
+     "MosaicKV: keys and values packed to about a third, a tenth of the blocks attended"},
+};
+
+constexpr std::string_view kNoSummaries =
+    "it reads no summaries, so an index would cost memory and serve nothing";
+constexpr std::string_view kExtremes =
+    "it ranks pages by the element-wise minimum and maximum of their keys, which only segmenter "
+    "'page' keeps";
+constexpr std::string_view kLevels =
+    "it cascades over grids, chunks and pages, whose means only segmenter 'hierarchy' keeps";
+constexpr std::string_view kSpansOnly = "codec 'lowrank' stores the spans of segmenter 'span'";
+
+// Per selector its preset's combination first.
+constexpr Combination kCombinations[] = {
+    {kFull, kRaw, SegmenterKind::kNone, kNoSummaries},
+    {kFull, kPacked, SegmenterKind::kNone, kNoSummaries},
+    {kWindow, kRaw, SegmenterKind::kNone, kNoSummaries},
+    {kWindow, kPacked, SegmenterKind::kNone, kNoSummaries},
+    {kMinMax, kRaw, SegmenterKind::kPage, kExtremes},
+    {kMinMax, kPacked, SegmenterKind::kPage, kExtremes},
+    {kCascade, kRaw, SegmenterKind::kHierarchy, kLevels},
+    {kCascade, kPacked, SegmenterKind::kHierarchy, kLevels},
+    {kVote, kRaw, SegmenterKind::kNone, kNoSummaries},
+    {kVote, kPacked, SegmenterKind::kNone, kNoSummaries},
+    {kBucket, kRaw, SegmenterKind::kSentence,
+     "its buckets over codec 'raw' are sentences, which only segmenter 'sentence' finds"},
+    {kBucket, kLowRank, SegmenterKind::kSpan, kSpansOnly},
+    {kZoom, kLowRank, SegmenterKind::kSpan, kSpansOnly},
+    {kBlock, kPacked, SegmenterKind::kLoss,
+     "its blocks over codec 'packed' are those of the packed segments, which segmenter 'loss' "
+     "cuts"},
+    {kBlock, kRaw, SegmenterKind::kPage,
+     "its blocks over codec 'raw' are pages, whose means only segmenter 'page' keeps"},
+};
+
+// Why a selector and a codec never go together.
+std::string_view WhyNotOver(SelectorKind selector, CodecKind codec) {
+  if (selector == kZoom) {
+    return "it chooses at which resolution a span is read, and only codec 'lowrank' stores spans "
+           "at two";
+  }
+  if (codec == kLowRank) {
+    return "what is stored are spans that are read whole, as one row or expanded, and only "
+           "selectors 'zoom' and 'bucket' choose whole spans";
+  }
+  return "a bucket is the kept tokens of a sentence, which do not fall on packed blocks; its "
+         "codecs "
+         "are 'raw' and 'lowrank'";
+}
+
+}  // namespace
+
+constinit const PlanAxis kSelectorAxis = {"selector", kSelectorNames, {}};
+constinit const PlanAxis kCodecAxis = {"codec", kCodecNames, kLaterCodecs};
+constinit const PlanAxis kSegmenterAxis = {"segmenter", kSegmenterNames, {}};
+constinit const Names kFuturePresets = kLaterPresets;
+
+std::span<const SelectorRow> SelectorRows() { return kSelectors; }
+
+Result<const Combination*> Combine(const AxisChoice& choice) {
+  const Combination* of_selector = nullptr;  // the first whose codec fits, whatever its segmenter
+  for (const Combination& c : kCombinations) {
+    if (c.selector != choice.selector || (choice.codec && *choice.codec != c.codec)) continue;
+    if (!choice.segmenter || *choice.segmenter == c.segmenter) return &c;
+    if (of_selector == nullptr) of_selector = &c;
+  }
+  const std::string selector(NameOf(choice.selector));
+  if (of_selector == nullptr) {
+    return InvalidArgument("PLAN_COMBINATION",
+                           "selector '" + selector + "' cannot work over codec '" +
+                               std::string(NameOf(*choice.codec)) +
+                               "': " + std::string(WhyNotOver(choice.selector, *choice.codec)));
+  }
+  return InvalidArgument("PLAN_COMBINATION", "selector '" + selector +
+                                                 "' cannot work with segmenter '" +
+                                                 std::string(NameOf(*choice.segmenter)) +
+                                                 "': " + std::string(of_selector->because));
+}
+
+Plan DefaultsOf(const Combination& c) {
+  Plan plan;
+  plan.selector = c.selector;
+  plan.codec = c.codec;
+  plan.segmenter = c.segmenter;
+  plan.name = RowOf(c.selector).preset;
+  if (c.selector == kWindow) plan.n_sink = 4, plan.n_recent = 2044;
+  if (c.selector == kMinMax) plan.n_recent = 1;
+  if (c.selector == kCascade) plan.page = 32;
+  if (c.selector == kBlock && c.codec == kRaw) plan.n_recent = 32;
+  return plan;
+}
+
+std::string_view NameOf(SelectorKind k) { return kSelectorNames[static_cast<size_t>(k)]; }
+std::string_view NameOf(CodecKind k) { return kCodecNames[static_cast<size_t>(k)]; }
+std::string_view NameOf(SegmenterKind k) { return kSegmenterNames[static_cast<size_t>(k)]; }
+
+}  // namespace kvstrata

@@ -1,0 +1,63 @@
+// Axes of a plan: their names, and which selector, codec and segmenter go together. One table, by
+// which ParsePlan, its refusals and docs/plans.md go. Private to kernels/plan*.cc.
+//
+// Threads: constant tables and pure functions; any.
+#ifndef KVSTRATA_KERNELS_PLAN_AXES_H_
+#define KVSTRATA_KERNELS_PLAN_AXES_H_
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/plan.h"
+
+namespace kvstrata {
+
+using Names = std::span<const std::string_view>;
+
+// One axis that a plan's text may name: what this build has, by enumerator, and what the design has
+// beyond it.
+struct PlanAxis {
+  std::string_view option;
+  Names known, future;
+};
+extern const PlanAxis kSelectorAxis, kCodecAxis, kSegmenterAxis;
+
+extern const Names kFuturePresets;
+
+// A selector as the preset that is named after its paper.
+struct SelectorRow {
+  SelectorKind kind;
+  std::string_view name;
+  std::string_view preset;
+  std::string_view description;
+};
+// By SelectorKind, which is also the order in which tables show the presets.
+std::span<const SelectorRow> SelectorRows();
+inline const SelectorRow& RowOf(SelectorKind k) { return SelectorRows()[static_cast<size_t>(k)]; }
+
+// What was written of the axes; nothing: to be chosen.
+struct AxisChoice {
+  SelectorKind selector = SelectorKind::kFull;
+  std::optional<CodecKind> codec;
+  std::optional<SegmenterKind> segmenter;
+};
+
+struct Combination {
+  SelectorKind selector;
+  CodecKind codec;
+  SegmenterKind segmenter;
+  std::string_view because;  // why no other segmenter
+};
+
+// The combination that a choice asks for, the selector's own preset before others.
+// PLAN_COMBINATION says why there is none.
+Result<const Combination*> Combine(const AxisChoice& choice);
+
+// The plan of a combination with its defaults (spec/*.md), named after the selector's preset.
+Plan DefaultsOf(const Combination& combination);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_PLAN_AXES_H_

@@ -1,0 +1,214 @@
+// Selector `block`: per layer and KV head, the blocks whose mean key has the largest dot product
+// with a query of the group, up to a share of the tokens (MosaicKV; spec/mosaickv.md, "Selector").
+//
+//   over `packed`  blocks are those of the packed segments, scored in rotated space; what is not
+//                  packed yet is always on
+//   over `raw`     blocks are pages of the plan's index, scored by their dense means; always on is
+//                  the last window, rounded outwards to whole blocks
+// The first block is always on, and at least one other is chosen.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/codec/packed.h"
+#include "kernels/select/no_inspection.h"
+#include "kernels/select/ranking.h"
+#include "kernels/select/selector.h"
+#include "kernels/select/token_scores.h"
+#include "kernels/select/unit_scores.h"
+
+namespace kvstrata {
+namespace {
+
+class RawBlockSelector final : public Selector {
+ public:
+  explicit RawBlockSelector(const Plan& plan) : plan_(plan) {}
+
+  void Begin(const SelectContext&) override {}
+  void PrefillDone(const SelectContext&) override {}
+
+  void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
+    const int32_t n = context.view.tokens + 1;
+    const int32_t block = plan_.page;
+    const int32_t budget = CeilShare(plan_.share, n);
+    const int32_t last = std::max(1, std::max(n - plan_.n_recent, 0) / block);
+    const int32_t always = std::min(block, n) + std::max(n - last * block, 0);
+    if (AttendsInFull(n, always, budget, plan_.min_tokens)) return out->SetFull(n);
+
+    const Run candidates = {1, last};
+    scores_.Score(context, layer, q, ScoreWork::Kind::kDot, candidates, plan_.group_softmax);
+    out->Reset(n, context.geometry->kv_heads);
+    if (plan_.rest != RestKind::kDrop) out->coarse.resize(out->groups());
+    const int32_t k = std::min(std::max(1, budget / block), last - 1);
+    context.executor->ParallelFor(out->groups(), [&](int64_t head) {
+      Pick(*context.backend, static_cast<int>(head), candidates, k, out);
+    });
+  }
+
+  std::unique_ptr<Selector> Clone() const override {
+    return std::make_unique<RawBlockSelector>(plan_);
+  }
+  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
+    return NothingToInspect("block", name);
+  }
+
+ private:
+  void Pick(const Backend& backend, int head, Run candidates, int32_t k, Selection* out) const {
+    std::vector<int32_t>& units = out->units[head];
+    units.assign(static_cast<size_t>(k) + 1, 0);
+    const int32_t count = candidates.end - candidates.begin;
+    backend.top_k({scores_.Of(head), count, k, units.data() + 1});
+    for (size_t i = 1; i < units.size(); ++i) units[i] += candidates.begin;
+    std::vector<Run>& runs = out->runs[head];
+    for (const int32_t unit : units) {
+      AppendRun({unit * plan_.page, (unit + 1) * plan_.page}, &runs);
+    }
+    AppendRun({candidates.end * plan_.page, out->tokens}, &runs);
+    if (plan_.rest != RestKind::kDrop) AppendRest(candidates, units, 0, &out->coarse[head]);
+  }
+
+  Plan plan_;
+  UnitScores scores_;  // of the call under way
+};
+
+// The blocks of one (layer, KV head), numbered over all segments from 0.
+class BlockRanges {
+ public:
+  BlockRanges(const PackedStorage& packed, int layer, int head) {
+    segments_.reserve(packed.segments().size());
+    for (size_t s = 0; s < packed.segments().size(); ++s) {
+      const Run tokens = packed.segments()[s].tokens;
+      const int32_t block = packed.head(static_cast<int>(s), layer, head).block;
+      segments_.push_back({count_, block, tokens});
+      const int32_t blocks = (tokens.end - tokens.begin + block - 1) / block;
+      count_ += blocks;
+    }
+  }
+
+  int32_t count() const { return count_; }
+  int32_t first(size_t segment) const { return segments_[segment].first; }
+  int32_t end(size_t segment) const {
+    return segment + 1 < segments_.size() ? segments_[segment + 1].first : count_;
+  }
+  Run Tokens(int32_t id) const {
+    const auto next = std::ranges::upper_bound(segments_, id, {}, &Segment::first);
+    const Segment& s = *std::prev(next);
+    const int32_t begin = s.tokens.begin + (id - s.first) * s.block;
+    return {begin, std::min(begin + s.block, s.tokens.end)};
+  }
+
+ private:
+  struct Segment {
+    int32_t first;  // id of its first block
+    int32_t block;
+    Run tokens;
+  };
+  std::vector<Segment> segments_;
+  int32_t count_ = 0;
+};
+
+class PackedBlockSelector final : public Selector {
+ public:
+  explicit PackedBlockSelector(const Plan& plan) : plan_(plan) {}
+
+  void Begin(const SelectContext&) override {}
+  void PrefillDone(const SelectContext&) override {}
+
+  void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
+    const int32_t n = context.view.tokens + 1;
+    const PackedStorage* packed = context.packed;
+    if (n < plan_.min_tokens || packed == nullptr || packed->end() == 0) return out->SetFull(n);
+    ranges_.clear();
+    for (int head = 0; head < context.geometry->kv_heads; ++head) {
+      ranges_.emplace_back(*packed, layer, head);
+    }
+    Score(context, layer, q);
+    out->Reset(n, context.geometry->kv_heads);
+    context.executor->ParallelFor(out->groups(), [&](int64_t head) {
+      Pick(*context.backend, static_cast<int>(head), packed->end(), out);
+    });
+  }
+
+  std::unique_ptr<Selector> Clone() const override {
+    return std::make_unique<PackedBlockSelector>(plan_);
+  }
+  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
+    return InspectPacked(context, name);
+  }
+
+ private:
+  void Score(const SelectContext& context, int layer, const float* q) {
+    const Geometry& g = *context.geometry;
+    rotated_.Rotate(context, layer, q, {0, context.packed->end()});
+    works_.clear();
+    scores_.resize(g.kv_heads);
+    for (int head = 0; head < g.kv_heads; ++head) {
+      const int64_t count = ranges_[head].count();
+      scores_[head].resize(plan_.group_softmax ? count * g.group() : count);
+      for (size_t s = 0; s < context.packed->segments().size(); ++s) {
+        ScorePackedWork& w = works_.emplace_back();
+        w.rows = context.packed->head(static_cast<int>(s), layer, head).blocks;
+        w.q = rotated_.For(static_cast<int>(s), head);
+        w.queries = g.group();
+        w.units = {0, ranges_[head].end(s) - ranges_[head].first(s)};
+        w.out = scores_[head].data() + ranges_[head].first(s);
+        if (!plan_.group_softmax) continue;
+        w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+        w.out_query = count;
+      }
+    }
+    context.backend->score_packed(works_.data(), static_cast<int64_t>(works_.size()),
+                                  *context.executor);
+    if (plan_.group_softmax) SumGroups(context);
+  }
+
+  // Candidates are all blocks but the first, which is always on.
+  void SumGroups(const SelectContext& context) {
+    for (size_t head = 0; head < scores_.size(); ++head) {
+      const int32_t count = ranges_[head].count();
+      std::vector<float> sums(count);
+      SumSoftmax(*context.backend, *context.executor, scores_[head].data() + 1, count,
+                 context.geometry->group(), count - 1, sums.data() + 1, &sums_);
+      scores_[head] = std::move(sums);
+    }
+  }
+
+  // The first block, then others by descending score until one exceeds the budget; at least one.
+  void Pick(const Backend& backend, int head, int32_t packed_end, Selection* out) const {
+    const BlockRanges& ranges = ranges_[head];
+    const std::vector<float>& scores = scores_[head];
+    const int32_t budget = CeilShare(plan_.share, out->tokens);
+    std::vector<int32_t>& units = out->units[head];
+    units.push_back(0);
+    int32_t room = budget;
+    VisitRanked(backend, scores.data() + 1, ranges.count() - 1, [&](int32_t i) {
+      const Run tokens = ranges.Tokens(i + 1);
+      if (units.size() > 1 && tokens.end - tokens.begin > room) return false;
+      units.push_back(i + 1);
+      room -= tokens.end - tokens.begin;
+      return true;
+    });
+    std::ranges::sort(units);
+    std::vector<Run>& runs = out->runs[head];
+    for (const int32_t id : units) AppendRun(ranges.Tokens(id), &runs);
+    AppendRun({packed_end, out->tokens}, &runs);
+  }
+
+  Plan plan_;
+
+  // Of the call under way.
+  RotatedQueries rotated_;
+  std::vector<BlockRanges> ranges_;  // by KV head
+  // By KV head the scores of its blocks: the maximum over the group, or the sum of softmaxes.
+  std::vector<std::vector<float>> scores_;
+  std::vector<ScorePackedWork> works_;
+  std::vector<float> sums_;
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry&) {
+  if (plan.codec == CodecKind::kPacked) return std::make_unique<PackedBlockSelector>(plan);
+  return std::make_unique<RawBlockSelector>(plan);
+}
+
+}  // namespace kvstrata

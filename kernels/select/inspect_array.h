@@ -1,0 +1,31 @@
+// InspectArray from what a selector holds. Private to kernels/select.
+#ifndef KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
+#define KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+template <typename T>
+InspectArray ArrayOf(InspectArray::Type type, std::vector<int64_t> shape,
+                     const std::vector<T>& values) {
+  InspectArray array;
+  array.type = type;
+  array.shape = std::move(shape);
+  array.bytes.resize(values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(array.bytes.data(), values.data(), array.bytes.size());
+  return array;
+}
+
+template <typename T>
+InspectArray ArrayOf(InspectArray::Type type, const std::vector<T>& values) {
+  return ArrayOf(type, {static_cast<int64_t>(values.size())}, values);
+}
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_

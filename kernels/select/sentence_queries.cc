@@ -1,0 +1,58 @@
+#include "kernels/select/sentence_queries.h"
+
+#include <algorithm>
+
+#include "kernels/segment/sentence_rule.h"
+
+namespace kvstrata {
+
+std::vector<Run> SentenceQueries::Close(std::span<const uint8_t> boundary, int32_t tokens) {
+  SentenceRule rule(max_length_, begin_);
+  std::vector<Run> complete;
+  Run ended;
+  for (int32_t t = begin_; t < tokens; ++t) {
+    const auto i = static_cast<size_t>(t);
+    if (rule.Add(i < boundary.size() && boundary[i] != 0, &ended)) complete.push_back(ended);
+  }
+  if (complete.empty()) return complete;
+  begin_ = complete.back().end;
+  for (Layer& layer : layers_) {
+    layer.sum.clear();
+    layer.count = 0;
+  }
+  return complete;
+}
+
+void SentenceQueries::Mean(int layer, const float* q, int32_t group, float* out) {
+  Layer& own = layers_[layer];
+  const size_t size = static_cast<size_t>(geometry_.query_heads) * geometry_.head_dim;
+  own.next.assign(q, q + size);
+  const double queries = static_cast<double>(group) * (own.count + 1);
+  const int32_t dim = geometry_.head_dim;
+  for (int32_t row = 0; row < geometry_.query_heads / group; ++row) {
+    for (int32_t c = 0; c < dim; ++c) {
+      double sum = 0;
+      for (int32_t h = row * group; h < (row + 1) * group; ++h) {
+        const size_t at = static_cast<size_t>(h) * dim + c;
+        sum += (own.count > 0 ? own.sum[at] : 0.0) + q[at];
+      }
+      out[int64_t{row} * dim + c] = static_cast<float>(sum / queries);
+    }
+  }
+}
+
+void SentenceQueries::Advance() {
+  for (Layer& layer : layers_) {
+    if (layer.next.empty()) continue;
+    layer.sum.resize(layer.next.size());
+    for (size_t i = 0; i < layer.next.size(); ++i) layer.sum[i] += layer.next[i];
+    ++layer.count;
+    layer.next.clear();
+  }
+}
+
+void SentenceQueries::Forget() {
+  for (Layer& layer : layers_) layer.next.clear();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,57 @@
+// The query cache of SentenceKV (spec/sentencekv.md 5): per layer the sum of the queries of the
+// sentence that is being generated. Private to kernels/select.
+//
+// Threads: one call at a time. Memory: layers * query_heads * head_dim doubles, and as many floats
+// while a step is open.
+#ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_QUERIES_H_
+#define KVSTRATA_KERNELS_SELECT_SENTENCE_QUERIES_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/page_view.h"
+
+namespace kvstrata {
+
+class SentenceQueries {
+ public:
+  SentenceQueries(const Geometry& geometry, int32_t max_length)
+      : geometry_(geometry), max_length_(max_length), layers_(geometry.layers) {}
+
+  // The prompt is complete: a sentence begins behind it.
+  void Start(int32_t prompt_tokens) { begin_ = prompt_tokens; }
+
+  // Where the sentence begins that is being generated.
+  int32_t begin() const { return begin_; }
+
+  // The sentences that are complete at `tokens`; the cache is emptied if there are any. A boundary
+  // that is reported late ends its sentence late, and takes the queries since with it.
+  std::vector<Run> Close(std::span<const uint8_t> boundary, int32_t tokens);
+
+  // Remembers q [query_heads][head_dim] as that of the open step, and writes the mean over the
+  // sentence's queries, q included, and over each `group` heads that follow each other:
+  // out [query_heads / group][head_dim].
+  void Mean(int layer, const float* q, int32_t group, float* out);
+
+  // The open step's queries join the sentence.
+  void Advance();
+  // A step that never ended did not happen.
+  void Forget();
+
+ private:
+  struct Layer {
+    std::vector<double> sum;  // [query_heads][head_dim]; empty: none yet
+    int32_t count = 0;
+    std::vector<float> next;  // of the open step; empty: none
+  };
+
+  Geometry geometry_;
+  int32_t max_length_;
+  int32_t begin_ = 0;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_SENTENCE_QUERIES_H_

@@ -1,0 +1,204 @@
+// Selector `zoom`: per query head, which spans are read token by token; all others are read as one
+// coarse row each (SeKV; spec/sekv.md 6, 7). Raw rows are always on.
+//
+// Relevance is compared as a logit: q' = W q against W k_mean / |W k_mean|, plus ln |S|, so that
+// one read of the mean keys serves all heads of a group. Over a budget, spans are expanded in
+// descending relevance up to the first that does not fit.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "kernels/segment/span_rule.h"
+#include "kernels/select/inspect_array.h"
+#include "kernels/select/ranking.h"
+#include "kernels/select/selector.h"
+#include "kernels/select/span_rows.h"
+#include "kernels/select/unit_scores.h"
+
+namespace kvstrata {
+namespace {
+
+// Logits that are kept for Inspect, all layers together.
+constexpr int64_t kLogitsKept = int64_t{4} << 20;
+
+// ln(tau / (1 - tau)): comparing logits keeps the order where sigmoids have rounded to 1.
+double ThresholdLogit(double tau) {
+  if (tau <= 0) return -std::numeric_limits<double>::infinity();
+  if (tau >= 1) return std::numeric_limits<double>::infinity();
+  return std::log(tau / (1 - tau));
+}
+
+class ZoomSelector final : public Selector {
+ public:
+  ZoomSelector(const Plan& plan, const Geometry& geometry)
+      : plan_(plan), geometry_(geometry), kept_(geometry.layers) {}
+
+  void Begin(const SelectContext&) override {}
+  void PrefillDone(const SelectContext&) override {}
+
+  void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
+    const int32_t n = context.view.tokens + 1;
+    if (context.spans == nullptr || InFull(n)) return out->SetFull(n);
+    const auto spans = static_cast<int32_t>(context.spans->spans().size());
+    const int64_t room = Room(*context.spans, n);
+    logits_.resize(int64_t{geometry_.query_heads} * spans);
+    out->Reset(n, geometry_.query_heads);
+    out->coarse.resize(geometry_.query_heads);
+    context.executor->ParallelFor(geometry_.kv_heads, [&](int64_t head) {
+      ScoreGroup(context, layer, static_cast<int>(head), q);
+      for (int g = 0; g < geometry_.group(); ++g) {
+        Expand(context, layer, static_cast<int>(head) * geometry_.group() + g, room, out);
+      }
+    });
+    out->runs.resize(1);  // raw rows are the same for all heads
+    raw_.Append(context, n, &out->runs[0]);
+    Keep(layer);
+  }
+
+  std::string StatusText(const SelectContext& context) const override {
+    if (context.prompt_tokens < 0) return "";
+    if (context.spans == nullptr) return WhyNoSpans(context);
+    std::string text;
+    if (!context.spans->trained()) {
+      text =
+          "no trained parameters: routes by the principal directions of the prompt's keys, and "
+          "the budget alone limits what is expanded";
+    }
+    const int32_t n = context.view.tokens;
+    const int64_t budget = Budget(n), persistent = Persistent(*context.spans, n);
+    if (budget == 0 || persistent <= budget) return text;
+    const std::string rows = std::to_string(persistent);
+    return text + (text.empty() ? "" : "; ") + "the budget of " + std::to_string(budget) +
+           " rows cannot hold the " + rows + " that are always read: reads " + rows +
+           ", expands nothing; the smallest budget now is rows = " + rows;
+  }
+
+  std::unique_ptr<Selector> Clone() const override {
+    auto copy = std::make_unique<ZoomSelector>(plan_, geometry_);
+    copy->kept_ = kept_;
+    return copy;
+  }
+
+  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
+    if (name != "relevance_logits") {
+      Result<InspectArray> array = InspectSpans(context, name);
+      if (array.ok() || array.status().reason() != "INSPECT_UNKNOWN") return array;
+      return NotFound("INSPECT_UNKNOWN",
+                      array.status().message() + "; selector 'zoom' keeps relevance_logits");
+    }
+    std::vector<float> all;
+    for (const auto& logits : kept_) all.insert(all.end(), logits.begin(), logits.end());
+    const int64_t heads = int64_t{geometry_.layers} * geometry_.query_heads;
+    return ArrayOf(
+        InspectArray::Type::kF32,
+        {geometry_.layers, geometry_.query_heads, static_cast<int64_t>(all.size()) / heads}, all);
+  }
+
+ private:
+  // Rows per head and step; 0: no limit.
+  int64_t Budget(int32_t n) const {
+    return plan_.rows < 0 ? CeilShare(plan_.rows_share, n) : plan_.rows;
+  }
+  bool InFull(int32_t n) const { return n < plan_.min_tokens || Budget(n) >= n; }
+
+  // Rows that are read whatever is expanded.
+  static int64_t Persistent(const SpanStorage& spans, int32_t n) {
+    return int64_t{spans.raw_rows()} + std::max(n - spans.end(), 0) +
+           static_cast<int64_t>(spans.spans().size());
+  }
+  int64_t Room(const SpanStorage& spans, int32_t n) const {
+    const int64_t budget = Budget(n);
+    if (budget == 0) return std::numeric_limits<int64_t>::max();
+    return std::max<int64_t>(budget - Persistent(spans, n), 0);
+  }
+
+  // W^T W q / sqrt(d') of a query head.
+  void Pull(const SpanStorage& spans, int layer, int query_head, const float* q, float* out) const {
+    const float* w = spans.Router(layer, query_head);
+    const int32_t dim = geometry_.head_dim, routes = spans.d_route();
+    std::vector<double> pulled(dim);
+    for (int32_t r = 0; r < routes; ++r) {
+      const float* row = w + int64_t{r} * dim;
+      double dot = 0;
+      for (int32_t c = 0; c < dim; ++c) dot += double{row[c]} * q[c];
+      for (int32_t c = 0; c < dim; ++c) pulled[c] += dot * row[c];
+    }
+    const double scale = 1 / std::sqrt(static_cast<double>(routes));
+    for (int32_t c = 0; c < dim; ++c) out[c] = static_cast<float>(pulled[c] * scale);
+  }
+
+  // Logits of a KV head's query heads.
+  void ScoreGroup(const SelectContext& context, int layer, int head, const float* q) {
+    const SpanStorage& spans = *context.spans;
+    const auto count = static_cast<int64_t>(spans.spans().size());
+    const int32_t group = geometry_.group(), dim = geometry_.head_dim;
+    std::vector<float> pulled(int64_t{group} * dim);
+    for (int g = 0; g < group; ++g) {
+      const int h = head * group + g;
+      Pull(spans, layer, h, q + int64_t{h} * dim, pulled.data() + int64_t{g} * dim);
+    }
+    float* logits = logits_.data() + int64_t{head} * group * count;
+    ScoreSpans(context, layer, head, pulled.data(), group, logits);
+    for (int g = 0; g < group; ++g, logits += count) {
+      for (size_t p = 0; p < spans.parts().size(); ++p) {
+        const SpanStorage::Part& part = spans.parts()[p];
+        const float* inverse = spans.InverseNorms(static_cast<int>(p), layer, head * group + g);
+        for (int32_t u = 0; u < part.span_count; ++u) {
+          const int32_t span = part.first_span + u;
+          logits[span] = logits[span] * inverse[u] + spans.log_length()[span];
+        }
+      }
+    }
+  }
+
+  void Expand(const SelectContext& context, int layer, int query_head, int64_t room,
+              Selection* out) const {
+    const SpanStorage& spans = *context.spans;
+    const auto count = static_cast<int32_t>(spans.spans().size());
+    const float* logits = logits_.data() + int64_t{query_head} * count;
+    const double threshold = ThresholdLogit(spans.Threshold(layer, query_head));
+    std::vector<int32_t>& expanded = out->units[query_head];
+    VisitRanked(*context.backend, logits, count, [&](int32_t span) {
+      const Run tokens = spans.spans()[span];
+      const int32_t more = tokens.end - tokens.begin - 1;
+      if (!(double{logits[span]} > threshold) || more > room) return false;
+      expanded.push_back(span);
+      room -= more;
+      return true;
+    });
+    std::ranges::sort(expanded);
+    AppendRest({0, count}, expanded, 0, &out->coarse[query_head]);
+  }
+
+  void Keep(int layer) {
+    kept_[layer].clear();
+    if (static_cast<int64_t>(logits_.size()) * geometry_.layers <= kLogitsKept) {
+      kept_[layer] = logits_;
+    }
+  }
+
+  std::string WhyNoSpans(const SelectContext& context) const {
+    if (context.view.tokens < plan_.min_tokens) return "";
+    if (HasSurprisal(context.surprisal, {0, context.prompt_tokens})) return "";
+    return "surprisal was not reported for all of the prompt's " +
+           std::to_string(context.prompt_tokens) + " tokens: no spans, attends in full";
+  }
+
+  Plan plan_;
+  Geometry geometry_;
+  std::vector<std::vector<float>>
+      kept_;  // by layer: logits [query_heads][spans] of the last Select
+
+  // Of the call under way.
+  RawRuns raw_;
+  std::vector<float> logits_;
+};
+
+}  // namespace
+
+std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry) {
+  return std::make_unique<ZoomSelector>(plan, geometry);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,71 @@
+#include "server/store/artefacts.h"
+
+#include <openssl/sha.h>
+
+#include <iterator>
+#include <string>
+
+namespace kvstrata {
+namespace {
+
+// Length-prefixed, so that no two lists of fields have the same bytes.
+void Add(std::string* text, const void* data, size_t bytes) {
+  const uint64_t length = bytes;
+  text->append(reinterpret_cast<const char*>(&length), sizeof(length));
+  text->append(static_cast<const char*>(data), bytes);
+}
+
+}  // namespace
+
+PageKey Artefacts::KeyOf(uint32_t tenant, uint64_t model, const PageKey& last_page,
+                         std::span<const int32_t> tail, std::string_view plan,
+                         std::string_view parameters) {
+  std::string text = "kvstrata artefact 1";
+  Add(&text, &tenant, sizeof(tenant));
+  Add(&text, &model, sizeof(model));
+  Add(&text, last_page.data(), last_page.size());
+  Add(&text, tail.data(), tail.size_bytes());
+  Add(&text, plan.data(), plan.size());
+  Add(&text, parameters.data(), parameters.size());
+  PageKey key;
+  static_assert(std::tuple_size_v<PageKey> == SHA256_DIGEST_LENGTH);
+  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), key.data());
+  return key;
+}
+
+const Artefact* Artefacts::Find(const PageKey& key) {
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return nullptr;
+  by_age_.splice(by_age_.begin(), by_age_, found->second);
+  return &by_age_.front();
+}
+
+Artefact Artefacts::Take(std::list<Artefact>::iterator at) {
+  Artefact taken = std::move(*at);
+  by_key_.erase(taken.key);
+  by_age_.erase(at);
+  return taken;
+}
+
+std::optional<Artefact> Artefacts::Insert(Artefact artefact) {
+  std::optional<Artefact> left;
+  if (const auto found = by_key_.find(artefact.key); found != by_key_.end()) {
+    left = Take(found->second);
+  } else if (by_age_.size() == kMaxCount) {
+    left = Take(std::prev(by_age_.end()));
+  }
+  const PageKey key = artefact.key;
+  by_age_.push_front(std::move(artefact));
+  by_key_.emplace(key, by_age_.begin());
+  return left;
+}
+
+std::optional<Artefact> Artefacts::EvictOldest(const std::function<bool(const Artefact&)>& may) {
+  for (auto at = by_age_.end(); at != by_age_.begin();) {
+    --at;
+    if (may(*at)) return Take(at);
+  }
+  return std::nullopt;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,85 @@
+// Artefacts: what codecs made of whole prompts, for the next sequence with the same one
+// (DECISIONS 10: what depends on the whole prompt is keyed by prompt, plan, options, parameters).
+//
+// All or nothing: an artefact is every extent of the prompt, the state of the Recompressor that
+// made them, and the positions that need no raw rows any more. Its key names tenant and model too.
+// Ownership: the store holds one reference to each extent's page for an artefact here, and drops it
+// for one that Insert or EvictOldest hands out. Thread-safety: none; the store's lock. Cost: a hash
+// look-up.
+#ifndef KVSTRATA_SERVER_STORE_ARTEFACTS_H_
+#define KVSTRATA_SERVER_STORE_ARTEFACTS_H_
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/codec/codec.h"
+#include "server/store/page.h"
+
+namespace kvstrata {
+
+// An extent of a codec as the store keeps it. Never written once published.
+struct Extent {
+  Page* page = nullptr;  // one reference
+  uint64_t bytes = 0;    // its own; page->bytes is rounded up
+  Run tokens;
+};
+
+struct Artefact {
+  // Whether artefacts alone refer to its extents.
+  bool unused() const {
+    return std::all_of(extents.begin(), extents.end(),
+                       [](const Extent& e) { return e.page->refs == e.page->artefacts; });
+  }
+
+  PageKey key{};
+  std::vector<Extent> extents;
+  std::shared_ptr<const Recompressor> recompressor;
+  std::vector<Run> released;
+};
+
+class Artefacts {
+ public:
+  static constexpr size_t kMaxCount = 1024;
+
+  // `last_page`: the key of the prompt's last whole page (zeros: none); `tail`: the tokens behind.
+  static PageKey KeyOf(uint32_t tenant, uint64_t model, const PageKey& last_page,
+                       std::span<const int32_t> tail, std::string_view plan,
+                       std::string_view parameters);
+
+  bool Contains(const PageKey& key) const { return by_key_.contains(key); }
+  // Null if there is none; else it is the newest now.
+  const Artefact* Find(const PageKey& key);
+
+  // Enters one. What had to leave for it: the one of that key, or the oldest of too many.
+  std::optional<Artefact> Insert(Artefact artefact);
+  // Takes out the oldest one for which `may` agrees.
+  std::optional<Artefact> EvictOldest(const std::function<bool(const Artefact&)>& may);
+
+  // From the newest to the oldest.
+  const std::list<Artefact>& all() const { return by_age_; }
+
+ private:
+  struct Hash {
+    size_t operator()(const PageKey& key) const {
+      size_t h;
+      std::memcpy(&h, key.data(), sizeof(h));  // uniform already
+      return h;
+    }
+  };
+  Artefact Take(std::list<Artefact>::iterator at);
+
+  std::list<Artefact> by_age_;
+  std::unordered_map<PageKey, std::list<Artefact>::iterator, Hash> by_key_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_ARTEFACTS_H_

@@ -1,0 +1,465 @@
+// Recompression (recompress_job.h): what is due, what a worker gets, how its extents are published,
+// who waits for it, and what a prompt's extents are to the next sequence with the same one.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+using Work = CodecState::Work;
+
+constexpr double kWatermark = 0.8;       // of the device pool
+constexpr uint32_t kLongestBackoff = 6;  // 2^6 times options.recompress_retry
+
+// The codec is our own code, but what it drafts becomes what clients read.
+Status CheckDrafts(const RecompressOutput& output, size_t extents) {
+  int32_t begin = 0;
+  std::vector<bool> kept(extents);
+  for (const ExtentDraft& draft : output.extents) {
+    bool sound = draft.tokens.begin >= begin && draft.tokens.end >= draft.tokens.begin;
+    if (draft.kept >= 0) {
+      const auto i = static_cast<size_t>(draft.kept);
+      sound = sound && i < extents && !kept[i] && draft.bytes.empty();
+      if (sound) kept[i] = true;
+    } else {
+      sound = sound && draft.kept == -1 && !draft.bytes.empty();
+    }
+    if (!sound) {
+      return Internal("DRAFT_INVALID", "a codec drafted an extent of tokens " +
+                                           std::to_string(draft.tokens.begin) + " to " +
+                                           std::to_string(draft.tokens.end) +
+                                           " out of order, empty, or kept twice");
+    }
+    begin = draft.tokens.begin;
+  }
+  return OkStatus();
+}
+
+void CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh) {
+  size_t next = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) continue;
+    Page* page = fresh[next++];
+    std::memcpy(page->base(), draft.bytes.data(), draft.bytes.size());
+    // The rest may hold what lay there before.
+    std::memset(page->base() + draft.bytes.size(), 0, page->bytes - draft.bytes.size());
+  }
+}
+
+std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
+  std::vector<Run> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return Normalize(std::move(all));
+}
+
+uint64_t MicrosSince(Clock::time_point since) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
+}
+
+}  // namespace
+
+// --- what is due ---------------------------------------------------------------------------------
+
+// Until all of the prompt is recompressed, what was decoded since is not shown: an artefact of the
+// prompt is then the same whenever the worker comes.
+RecompressInput Store::Impl::InputOf(const Sequence& s) {
+  const CodecState& codec = *s.codec;
+  const uint32_t tokens = s.prefill_done && !codec.prompt_settled ? s.prompt_tokens : s.tokens;
+  RecompressInput input;
+  input.view.pages = codec.pages.data();
+  input.view.tokens = static_cast<int32_t>(tokens);
+  input.view.extents = codec.extents.data();
+  input.view.extent_count = static_cast<int32_t>(codec.extents.size());
+  input.view.version = s.version;
+  input.prompt_tokens = s.prefill_done ? static_cast<int32_t>(s.prompt_tokens) : -1;
+  input.indexed_tokens = static_cast<int32_t>(std::min(tokens, s.summarised_tokens()));
+  input.surprisal = s.series.surprisal;
+  input.boundary = s.series.boundary;
+  input.cancelled = codec.cancelled.get();
+  return input;
+}
+
+bool Store::Impl::Due(Sequence* s) {
+  CodecState& codec = *s->codec;
+  if (!s->prefill_done && s->tokens <= codec.awaited_prompt) return false;
+  if (codec.recompressor->Due(InputOf(*s))) return true;
+  if (!s->prefill_done || codec.prompt_settled) return false;
+  codec.prompt_settled = true;
+  KeepArtefact(*s);
+  return codec.recompressor->Due(InputOf(*s));
+}
+
+void Store::Impl::NoteDue(Sequence* s) {
+  if (!s->codec || s->codec->work == Work::kQueued || s->codec->work == Work::kRunning) return;
+  CodecState& codec = *s->codec;
+  if (!codec.place_raw && !Due(s)) {
+    codec.work = Work::kIdle;
+    return;
+  }
+  if (codec.work == Work::kIdle) {
+    codec.work = Work::kDue;
+    codec.since = Clock::now();
+  }
+  const bool waits = codec.failures > 0 && Clock::now() < codec.retry_at;
+  if (!waits && sink_ != nullptr &&
+      sink_->Offer(s->id, codec.recompressor->ReleasableBytes(InputOf(*s)))) {
+    codec.work = Work::kQueued;
+  } else {
+    due_unoffered_ = true;
+  }
+}
+
+void Store::Impl::OfferDue() {
+  MutexLock lock(mu_);
+  if (!due_unoffered_ || sink_ == nullptr) return;
+  due_unoffered_ = false;
+  for (const auto& [id, s] : sequences_) {
+    if (s->codec && s->codec->work == Work::kDue) NoteDue(s);
+  }
+}
+
+void Store::Impl::SetRecompressSink(RecompressSink* sink) {
+  MutexLock lock(mu_);
+  sink_ = sink;
+  for (const auto& [id, s] : sequences_) {
+    if (!s->codec) continue;
+    if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
+    if (sink != nullptr) {
+      NoteDue(s);
+    } else {
+      s->codec->cancelled->store(true, std::memory_order_relaxed);
+      s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
+      AnswerWaiters(s, Unavailable("WORK_STOPPED", "the daemon's workers have stopped"));
+    }
+  }
+}
+
+bool Store::Impl::UnderPressure() const {
+  MutexLock lock(mu_);
+  return static_cast<double>(UsedBytes(Tier::kDevice)) >
+         kWatermark * static_cast<double>(pools_.capacity(Tier::kDevice));
+}
+
+// --- jobs ----------------------------------------------------------------------------------------
+
+void Store::Impl::PinJob(const Sequence& s, RecompressJob* job) {
+  std::vector<Page*>& pins = jobs_[job->id];
+  const auto pin = [&pins](Page* page) {
+    if (page == nullptr) return;
+    ++page->jobs;
+    pins.push_back(page);
+  };
+  std::for_each(s.pages.begin(), s.pages.end(), pin);
+  for (const Extent& extent : s.extents) pin(extent.page);
+}
+
+void Store::Impl::UnpinJob(const RecompressJob& job) {
+  const auto found = jobs_.find(job.id);
+  KVS_CHECK(found != jobs_.end());
+  for (Page* page : found->second) {
+    if (--page->jobs == 0 && parked_.erase(page) != 0) FreePage(page);
+  }
+  jobs_.erase(found);
+}
+
+Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
+  if (!s->codec || s->codec->work == Work::kRunning) {
+    return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
+  }
+  CodecState& codec = *s->codec;
+  const bool due = Due(s);
+  if (!due && !codec.place_raw) {
+    codec.work = Work::kIdle;
+    AnswerWaiters(s);
+    return Status(Code::kAborted, "WORK_NOTHING", "nothing is due any more");
+  }
+  RecompressJob job;
+  job.id = next_job_++;
+  job.sequence = s->id;
+  job.geometry = s->model->desc.geometry;
+  job.plan = s->plan.name;
+  job.waited_us = MicrosSince(codec.since);
+  if (due) job.recompressor = codec.recompressor;
+  job.input = InputOf(*s);
+  job.pages = codec.pages;
+  job.extents = codec.extents;
+  job.surprisal = s->series.surprisal;
+  job.boundary = s->series.boundary;
+  job.cancelled = codec.cancelled;
+  job.input.view.pages = job.pages.data();
+  job.input.view.extents = job.extents.data();
+  job.input.surprisal = job.surprisal;
+  job.input.boundary = job.boundary;
+  PinJob(*s, &job);
+  codec.work = Work::kRunning;
+  codec.since = Clock::now();
+  return job;
+}
+
+void Store::Impl::AbandonRecompression(RecompressJob job, const Status& why) {
+  MutexLock lock(mu_);
+  UnpinJob(job);
+  const Result<Sequence*> s = FindSequence(job.sequence);
+  if (!s.ok()) return;
+  if (why.code() == Code::kAborted) {
+    (*s)->codec->work = Work::kDue;
+    due_unoffered_ = true;
+  } else {
+    NoteFailed(*s, why);
+  }
+}
+
+void Store::Impl::NoteFailed(Sequence* s, const Status& why) {
+  CodecState& codec = *s->codec;
+  ++counters_.recompress_failures;
+  codec.failed = why;
+  codec.retry_at =
+      Clock::now() + options_.recompress_retry * (1 << std::min(codec.failures, kLongestBackoff));
+  ++codec.failures;
+  codec.work = Work::kDue;
+  codec.since = Clock::now();
+  due_unoffered_ = true;
+  AnswerWaiters(s);
+}
+
+void Store::Impl::NoteDone(Sequence* s) {
+  CodecState& codec = *s->codec;
+  ++codec.runs;
+  codec.failures = 0;
+  codec.failed = OkStatus();
+  codec.work = Work::kIdle;
+  codec.place_raw = false;
+  NoteDue(s);
+  AnswerWaiters(s);
+}
+
+// --- publishing ----------------------------------------------------------------------------------
+
+Status Store::Impl::TakeExtents(const Sequence& s, const RecompressOutput& output,
+                                std::vector<Page*>* fresh) {
+  Tenant* tenant = sessions_.at(s.session)->tenant;
+  Status status;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) continue;
+    const std::vector<Tier> tiers = draft.tier == TierKind::kHost
+                                        ? std::vector<Tier>{Tier::kHost}
+                                        : std::vector<Tier>{Tier::kDevice, Tier::kHost};
+    status = Allocate({tenant, kDaemon, nullptr, s.model->id, tiers}, draft.bytes.size(), 1, fresh);
+    if (!status.ok()) break;
+  }
+  if (!status.ok()) {
+    for (Page* page : *fresh) FreePage(page);
+    fresh->clear();
+    return status;
+  }
+  for (Page* page : *fresh) {
+    page->sealed = true;
+    RefPage(page);
+    pins_.push_back(page);
+  }
+  return status;
+}
+
+void Store::Impl::DropFresh(std::vector<Page*>* fresh) {
+  for (Page* page : *fresh) {
+    const auto at = std::find(pins_.begin(), pins_.end(), page);
+    KVS_CHECK(at != pins_.end());
+    *at = pins_.back();
+    pins_.pop_back();
+    Release(page);
+  }
+  fresh->clear();
+}
+
+Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
+                                std::vector<Page*>* fresh, std::unique_ptr<Recompressor> next,
+                                RecompressResult* result) {
+  Session* session = sessions_.at(s->session).get();
+  KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
+                       ReserveTable(session, *s, s->table->page_capacity, output.extents.size()));
+  std::vector<Extent> extents;
+  size_t taken = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) {
+      extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
+    } else {
+      extents.push_back({(*fresh)[taken++], draft.bytes.size(), draft.tokens});
+      result->written_bytes += draft.bytes.size();
+    }
+    RefPage(extents.back().page);
+  }
+  std::swap(s->extents, extents);
+  ReleaseExtents(&extents);
+  DropFresh(fresh);
+  CodecState& codec = *s->codec;
+  codec.recompressor = std::move(next);
+  codec.released = Union(codec.released, output.released);
+  const std::vector<size_t> released = ReleasedPages(*s);
+  if (s->plan.keep_raw == KeepRaw::kNo) result->released_bytes += GiveBack(s, released);
+  result->extents = static_cast<uint32_t>(s->extents.size());
+  Publish(session, s, table);
+  Advance(session->tenant);
+  return OkStatus();
+}
+
+Result<RecompressResult> Store::Impl::PublishRecompression(RecompressJob job,
+                                                           std::unique_ptr<Recompressor> next,
+                                                           RecompressOutput output) {
+  RecompressResult result;
+  std::vector<Page*> fresh;
+  // What leaves the sequence as it was; also frees what was taken for it.
+  const auto fail = [&](const Result<Sequence*>& s, const Status& why) KVS_REQUIRES(mu_) {
+    if (!fresh.empty()) {
+      Tenant* tenant = tenants_by_id_[fresh.front()->arena->tenant];
+      DropFresh(&fresh);
+      Advance(tenant);
+    }
+    if (s.ok()) NoteFailed(*s, why);
+    return why;
+  };
+  if (job.recompressor != nullptr) {
+    {
+      MutexLock lock(mu_);
+      UnpinJob(job);  // read already; extents that are kept are the sequence's
+      const Result<Sequence*> s = FindSequence(job.sequence);
+      Status status = s.ok() ? CheckDrafts(output, (*s)->extents.size()) : s.status();
+      if (status.ok()) status = TakeExtents(**s, output, &fresh);
+      if (!status.ok()) return fail(s, status);
+    }
+    CopyDrafts(output, fresh);
+    MutexLock lock(mu_);
+    const Result<Sequence*> s = FindSequence(job.sequence);
+    const Status status =
+        s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), &result) : s.status();
+    if (!status.ok()) return fail(s, status);
+  } else {
+    MutexLock lock(mu_);
+    UnpinJob(job);
+  }
+  const Status placed = PlaceRaw(job.sequence, &result.released_bytes);
+  MutexLock lock(mu_);
+  const Result<Sequence*> s = FindSequence(job.sequence);
+  if (!s.ok()) return s.status();
+  if (job.recompressor != nullptr) ++counters_.recompressions;
+  counters_.recompressed_bytes += result.written_bytes;
+  counters_.released_bytes += result.released_bytes;
+  if (!placed.ok()) {
+    (*s)->codec->place_raw = true;
+    return fail(s, placed);
+  }
+  NoteDone(*s);
+  return result;
+}
+
+// --- settling ------------------------------------------------------------------------------------
+
+void Store::Impl::AnswerWaiters(Sequence* s, const Status& status) {
+  for (SettleDone& done : s->codec->waiters) settled_.emplace_back(std::move(done), status);
+  s->codec->waiters.clear();
+}
+
+void Store::Impl::AnswerWaiters(Sequence* s) {
+  const CodecState& codec = *s->codec;
+  if (codec.work == Work::kIdle || sink_ == nullptr) return AnswerWaiters(s, OkStatus());
+  if (codec.work == Work::kDue && codec.failures > 0) AnswerWaiters(s, codec.failed);
+}
+
+void Store::Impl::TellSettled() {
+  std::vector<std::pair<SettleDone, Status>> settled;
+  {
+    MutexLock lock(mu_);
+    settled.swap(settled_);
+  }
+  for (const auto& [done, status] : settled) done(status);
+}
+
+void Store::Impl::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
+  MutexLock lock(mu_);
+  const Result<Sequence*> s = FindSequence(session, sequence);
+  if (!s.ok() || !(*s)->codec) {
+    settled_.emplace_back(std::move(done), s.status());
+    return;
+  }
+  (*s)->codec->waiters.push_back(std::move(done));
+  AnswerWaiters(*s);
+}
+
+std::vector<WorkInfo> Store::Impl::Work() const {
+  MutexLock lock(mu_);
+  std::vector<WorkInfo> list;
+  for (const auto& [id, s] : sequences_) {
+    if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
+    const CodecState& codec = *s->codec;
+    WorkInfo info;
+    info.sequence = id;
+    info.session = s->session;
+    info.plan = s->plan.name;
+    info.state = codec.work == Work::kRunning  ? "running"
+                 : codec.work == Work::kQueued ? "queued"
+                                               : "due";
+    info.waiting_us = MicrosSince(codec.since);
+    info.releasable_bytes = codec.recompressor->ReleasableBytes(InputOf(*s));
+    info.runs = codec.runs;
+    info.failures = codec.failures;
+    info.error = codec.failed.ok() ? "" : codec.failed.ToString();
+    list.push_back(std::move(info));
+  }
+  std::sort(list.begin(), list.end(),
+            [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
+  return list;
+}
+
+// --- whole prompts -------------------------------------------------------------------------------
+
+void Store::Impl::KeepArtefact(const Sequence& s) {
+  if (s.extents.empty()) return;
+  const CodecState& codec = *s.codec;
+  Artefact artefact{codec.prompt_key, s.extents, codec.recompressor, codec.released};
+  for (const Extent& extent : artefact.extents) {
+    RefPage(extent.page);
+    ++extent.page->artefacts;
+  }
+  if (std::optional<Artefact> left = artefacts_.Insert(std::move(artefact))) {
+    DropArtefact(std::move(*left));
+  }
+}
+
+void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
+  CodecState& codec = *s->codec;
+  codec.prompt_key = Artefacts::KeyOf(session->tenant->id, s->model->id, s->last_key, s->tail,
+                                      FormatPlan(s->plan), codec.parameters_digest);
+  // Rows that the engine computed itself may differ in a bit from those that were recompressed.
+  if (s->held_tokens + s->page_tokens() < s->prompt_tokens || !s->extents.empty()) return;
+  if (codec.work == Work::kRunning) return;
+  const Artefact* artefact = artefacts_.Find(codec.prompt_key);
+  if (artefact == nullptr) return;
+  const Result<shm::SequenceTable*> table =
+      ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
+  if (!table.ok()) return;  // it is built anew when there is room
+  s->extents = artefact->extents;
+  for (const Extent& extent : s->extents) RefPage(extent.page);
+  codec.recompressor = artefact->recompressor;
+  codec.released = artefact->released;
+  codec.prompt_settled = true;
+  const std::vector<size_t> released = ReleasedPages(*s);
+  if (s->plan.keep_raw == KeepRaw::kNo) {
+    counters_.released_bytes += GiveBack(s, released);
+  } else {
+    codec.place_raw = std::any_of(released.begin(), released.end(), [s](size_t i) {
+      return s->pages[i]->arena->tier == Tier::kDevice;
+    });
+  }
+  ++counters_.artefact_hits;
+  Publish(session, s, *table);
+  Advance(session->tenant);
+}
+
+}  // namespace kvstrata

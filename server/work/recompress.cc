@@ -1,0 +1,159 @@
+#include "server/work/recompress.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/telemetry/log.h"
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int64_t MicrosSince(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
+}
+
+// Threads that this one makes (those of its ops) inherit it.
+void RunOn(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  if (const int error = pthread_setaffinity_np(pthread_self(), sizeof(set), &set); error != 0) {
+    LogEvent(LogLevel::kWarn, "work_cpus", {{"errno", error}, {"why", "workers run on all cores"}});
+  }
+}
+
+void LogFailure(const RecompressJob& job, const Status& why) {
+  const bool closed = why.code() == Code::kAborted || why.code() == Code::kNotFound;
+  LogEvent(closed ? LogLevel::kDebug : LogLevel::kWarn, "recompress_failed",
+           {{"sequence", job.sequence},
+            {"plan", job.plan},
+            {"reason", why.reason()},
+            {"why", why.message()}});
+}
+
+}  // namespace
+
+RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend)
+    : options_(options), store_(store), backend_(backend) {
+  for (uint32_t i = 0; i < options_.threads; ++i) {
+    threads_.emplace_back([this] { Run(); });
+    pthread_setname_np(threads_.back().native_handle(), "kvs-work");
+  }
+  if (!threads_.empty()) store_->SetRecompressSink(this);
+}
+
+RecompressQueue::~RecompressQueue() { Stop(); }
+
+void RecompressQueue::Stop() {
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return;
+    stopping_ = true;
+  }
+  if (!threads_.empty()) store_->SetRecompressSink(nullptr);  // cancels what runs
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+bool RecompressQueue::stopping() const {
+  MutexLock lock(mu_);
+  return stopping_;
+}
+
+size_t RecompressQueue::waiting() const {
+  MutexLock lock(mu_);
+  return entries_.size();
+}
+
+bool RecompressQueue::Offer(uint64_t sequence, int64_t releasable_bytes) {
+  {
+    MutexLock lock(mu_);
+    if (stopping_ || entries_.size() >= options_.queue) return false;
+    entries_.push_back({sequence, releasable_bytes});
+  }
+  wake_.notify_one();
+  return true;
+}
+
+void RecompressQueue::Withdraw(uint64_t sequence) {
+  MutexLock lock(mu_);
+  std::erase_if(entries_, [sequence](const Entry& e) { return e.sequence == sequence; });
+}
+
+uint64_t RecompressQueue::Next() {
+  {
+    std::unique_lock<std::mutex> lock(mu_.native());
+    const auto ready = [this]()
+                           KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !entries_.empty(); };
+    if (!wake_.wait_for(lock, kRetryEvery, ready)) return 0;
+  }
+  const bool pressed = store_->UnderPressure();
+  MutexLock lock(mu_);
+  if (stopping_ || entries_.empty()) return 0;
+  const auto less = [](const Entry& a, const Entry& b) {
+    return a.releasable_bytes < b.releasable_bytes;
+  };
+  const auto at =
+      pressed ? std::max_element(entries_.begin(), entries_.end(), less) : entries_.begin();
+  const uint64_t sequence = at->sequence;
+  entries_.erase(at);
+  return sequence;
+}
+
+void RecompressQueue::Run() {
+  RunOn(options_.cpus);
+  std::unique_ptr<Executor> pool;
+  if (options_.op_threads > 1) pool = NewThreadPool(static_cast<int>(options_.op_threads));
+  while (!stopping()) {
+    if (const uint64_t sequence = Next(); sequence != 0) {
+      Recompress(sequence, pool ? pool.get() : &InlineExecutor());
+    }
+    store_->OfferDue();
+  }
+}
+
+void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
+  Result<RecompressJob> taken = store_->TakeRecompression(sequence);
+  if (!taken.ok()) return;  // closed, or done by the way
+  RecompressJob job = std::move(*taken);
+  job.input.backend = backend_;
+  job.input.executor = executor;
+  const Clock::time_point start = Clock::now();
+  std::unique_ptr<Recompressor> next;
+  RecompressOutput output;
+  if (job.recompressor != nullptr) {
+    next = job.recompressor->Clone();
+    Result<RecompressOutput> ran = next->Run(job.input);
+    if (!ran.ok()) {
+      LogFailure(job, ran.status());
+      return store_->AbandonRecompression(std::move(job), ran.status());
+    }
+    output = std::move(*ran);
+  }
+  const int64_t run_us = MicrosSince(start);
+  RecompressJob logged;  // what is left to say when the job has gone
+  logged.sequence = job.sequence;
+  logged.plan = job.plan;
+  logged.waited_us = job.waited_us;
+  const Result<RecompressResult> done =
+      store_->PublishRecompression(std::move(job), std::move(next), std::move(output));
+  if (!done.ok()) return LogFailure(logged, done.status());
+  LogEvent(LogLevel::kDebug, "recompressed",
+           {{"sequence", logged.sequence},
+            {"plan", logged.plan},
+            {"extents", done->extents},
+            {"written_bytes", done->written_bytes},
+            {"released_bytes", done->released_bytes},
+            {"waited_us", logged.waited_us},
+            {"run_us", run_us},
+            {"publish_us", MicrosSince(start) - run_us}});
+}
+
+}  // namespace kvstrata

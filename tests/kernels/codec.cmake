@@ -1,0 +1,5 @@
+# One suite for both recompressors, one each for what their papers say, and the rules of segments.
+kvs_test(codec_test codec_test.cc LIBS kvs_kernels)
+kvs_test(codec_packed_test codec_packed_test.cc LIBS kvs_kernels)
+kvs_test(codec_lowrank_test codec_lowrank_test.cc LIBS kvs_kernels)
+kvs_test(segment_rules_test segment_rules_test.cc LIBS kvs_kernels)

@@ -1,0 +1,347 @@
+// A sequence with a Recompressor: raw pages and extents in this process's memory, without a store.
+// What is released is overwritten with NaN and its whole pages go, as a store would have it.
+//
+// Threads: none of it is shared.
+#ifndef KVSTRATA_TESTS_KERNELS_CODEC_FIXTURE_H_
+#define KVSTRATA_TESTS_KERNELS_CODEC_FIXTURE_H_
+
+#include <cmath>
+
+#include "kernels/codec/codec.h"
+#include "kernels/codec/lowrank.h"
+#include "kernels/codec/packed.h"
+#include "tests/kernels/held_sequence.h"
+
+namespace kvstrata {
+
+inline Plan PackedPlan() {
+  Plan plan;
+  plan.name = "custom";
+  plan.segmenter = SegmenterKind::kLoss;
+  plan.selector = SelectorKind::kBlock;
+  plan.codec = CodecKind::kPacked;
+  plan.min_tokens = 0;
+  return plan;
+}
+
+inline Plan SpanPlan() {
+  Plan plan;
+  plan.name = "custom";
+  plan.segmenter = SegmenterKind::kSpan;
+  plan.selector = SelectorKind::kZoom;
+  plan.codec = CodecKind::kLowRank;
+  plan.min_tokens = 0;
+  plan.local = 32;
+  plan.r_max = 8;
+  plan.d_route = 16;
+  return plan;
+}
+
+using Bytes = std::vector<std::byte>;
+
+class CodecSequence {
+ public:
+  CodecSequence(const Plan& plan, const Geometry& geometry, const Inputs& in,
+                std::shared_ptr<const SpanParameters> parameters = nullptr,
+                std::string_view backend = "ref")
+      : g_(geometry),
+        in_(in),
+        recompressor_(NewRecompressor(plan, geometry, std::move(parameters))),
+        backend_(*FindBackend(backend)) {}
+
+  // Appends raw rows up to `end`.
+  void Commit(int32_t end) {
+    const PageLayout layout = PageLayout::Of(g_);
+    for (; tokens_ < end; ++tokens_) {
+      if (tokens_ % g_.page_tokens == 0) {
+        pages_.emplace_back(static_cast<size_t>(g_.page_bytes()), std::byte{0xFF});
+        page_addresses_.push_back(pages_.back().data());
+      }
+      std::byte* page = pages_[static_cast<size_t>(tokens_ / g_.page_tokens)].data();
+      for (int layer = 0; layer < g_.layers; ++layer) {
+        for (int h = 0; h < g_.kv_heads; ++h) {
+          const int slot = tokens_ % g_.page_tokens;
+          Store(in_.Key(tokens_, layer, h), page + layout.KeyOffset(layer, h, slot));
+          Store(in_.Value(tokens_, layer, h), page + layout.ValueOffset(layer, h, slot));
+        }
+      }
+    }
+  }
+  void Report(std::vector<float> surprisal) { surprisal_ = std::move(surprisal); }
+  void PrefillDone() { prompt_ = tokens_; }
+
+  RecompressInput Input() {
+    RecompressInput input;
+    input.view = View();
+    input.prompt_tokens = prompt_;
+    input.indexed_tokens = indexed < 0 ? tokens_ : indexed;
+    input.surprisal = surprisal_;
+    input.backend = backend_;
+    input.executor = executor == nullptr ? &InlineExecutor() : executor;
+    input.cancelled = &cancelled;
+    return input;
+  }
+  SequenceView View() {
+    views_.clear();
+    for (size_t i = 0; i < extents_.size(); ++i) {
+      views_.push_back(
+          {extents_[i].data(), static_cast<int64_t>(extents_[i].size()), tokens_of_[i]});
+    }
+    SequenceView view;
+    view.pages = page_addresses_.data();
+    view.tokens = tokens_;
+    view.extents = views_.data();
+    view.extent_count = static_cast<int32_t>(views_.size());
+    return view;
+  }
+
+  // One unit of work.
+  Status RunOnce() {
+    Result<RecompressOutput> output = recompressor_->Run(Input());
+    if (!output.ok()) return output.status();
+    std::vector<Bytes> extents;
+    std::vector<Run> tokens;
+    for (ExtentDraft& draft : output->extents) {
+      if (draft.kept >= 0) {
+        EXPECT_EQ(draft.tokens, tokens_of_[static_cast<size_t>(draft.kept)]);
+      }
+      extents.push_back(draft.kept >= 0 ? extents_[static_cast<size_t>(draft.kept)]
+                                        : std::move(draft.bytes));
+      tokens.push_back(draft.tokens);
+    }
+    extents_ = std::move(extents);
+    tokens_of_ = std::move(tokens);
+    Release(output->released);
+    return OkStatus();
+  }
+  // Until nothing is due.
+  void Settle() {
+    for (int i = 0; recompressor_->Due(Input()); ++i) {
+      ASSERT_LT(i, 10000) << "always due";
+      const Status status = RunOnce();
+      ASSERT_TRUE(status.ok()) << status.ToString();
+    }
+  }
+
+  Recompressor& recompressor() { return *recompressor_; }
+  void UseCloneOf(const Recompressor& other) { recompressor_ = other.Clone(); }
+  const std::vector<Bytes>& extents() const { return extents_; }
+  std::vector<Bytes>& mutable_extents() { return extents_; }
+  const std::vector<Run>& released() const { return released_; }
+  int32_t tokens() const { return tokens_; }
+  const Geometry& geometry() const { return g_; }
+  const Backend& backend() const { return *backend_; }
+
+  SelectContext Context(const PackedStorage* packed, const SpanStorage* spans) {
+    SelectContext context;
+    context.geometry = &g_;
+    context.layout = PageLayout::Of(g_);
+    context.view = View();
+    context.backend = backend_;
+    context.executor = &InlineExecutor();
+    context.surprisal = surprisal_;
+    context.prompt_tokens = prompt_;
+    context.packed = packed;
+    context.spans = spans;
+    return context;
+  }
+
+  std::atomic<bool> cancelled = false;
+  int32_t indexed = -1;          // -1: no index
+  Executor* executor = nullptr;  // null: inline
+  bool keep_pages = false;       // released rows stay as they are
+
+ private:
+  void Store(const float* row, std::byte* out) const {
+    for (int c = 0; c < g_.head_dim; ++c) {
+      switch (g_.dtype) {
+        case DType::kF32:
+          std::memcpy(out + 4 * c, row + c, 4);
+          break;
+        case DType::kF16: {
+          const F16 x = FromFloat<F16>(row[c]);
+          std::memcpy(out + 2 * c, &x, 2);
+          break;
+        }
+        case DType::kBF16: {
+          const BF16 x = FromFloat<BF16>(row[c]);
+          std::memcpy(out + 2 * c, &x, 2);
+          break;
+        }
+      }
+    }
+  }
+
+  void Release(const std::vector<Run>& released) {
+    released_ = released;
+    if (keep_pages) return;
+    for (const Run& run : released) {
+      for (int32_t page = (run.begin + g_.page_tokens - 1) / g_.page_tokens;
+           (page + 1) * g_.page_tokens <= run.end; ++page) {
+        page_addresses_[static_cast<size_t>(page)] = nullptr;
+        std::ranges::fill(pages_[static_cast<size_t>(page)], std::byte{0xFF});
+      }
+    }
+  }
+
+  Geometry g_;
+  const Inputs& in_;
+  std::unique_ptr<Recompressor> recompressor_;
+  const Backend* backend_;
+  int32_t tokens_ = 0, prompt_ = -1;
+  std::vector<Bytes> pages_;
+  std::vector<std::byte*> page_addresses_;
+  std::vector<Bytes> extents_;
+  std::vector<Run> tokens_of_;
+  std::vector<ExtentView> views_;
+  std::vector<float> surprisal_;
+  std::vector<Run> released_;
+};
+
+// --- attention over what is stored ---
+
+// Of one query over some rows, in double precision.
+struct Attention {
+  double m = -INFINITY, l = 0;
+  std::vector<double> o;
+
+  explicit Attention(int32_t dim) : o(static_cast<size_t>(dim)) {}
+  template <typename T>
+  void Merge(double om, double ol, const T* oo) {
+    if (ol == 0) return;
+    const double next = std::max(m, om), mine = std::exp(m - next), theirs = std::exp(om - next);
+    l = l * mine + ol * theirs;
+    for (size_t c = 0; c < o.size(); ++c) o[c] = o[c] * mine + double{oo[c]} * theirs;
+    m = next;
+  }
+  std::vector<double> Output() const {
+    std::vector<double> out = o;
+    for (double& x : out) x /= l;
+    return out;
+  }
+};
+
+inline void AttendRow(const float* q, const float* k, const float* v, int32_t dim, Attention* a) {
+  double dot = 0;
+  for (int32_t c = 0; c < dim; ++c) dot += double{q[c]} * double{k[c]};
+  a->Merge(dot / std::sqrt(double(dim)), 1, v);
+}
+
+// Rows [begin, end) of the inputs as they were before any codec.
+inline void AttendInputs(const Inputs& in, const float* q, int layer, int head, Run rows,
+                         Attention* a) {
+  for (int32_t t = rows.begin; t < rows.end; ++t) {
+    AttendRow(q, in.Key(t, layer, head), in.Value(t, layer, head), in.g.head_dim, a);
+  }
+}
+
+// All packed rows.
+inline void AttendPackedStorage(const PackedStorage& storage, const Backend& backend,
+                                const float* q, int layer, int head, int32_t dim, Attention* a) {
+  for (size_t s = 0; s < storage.segments().size(); ++s) {
+    const PackedHead& h = storage.head(static_cast<int>(s), layer, head);
+    const Run all = {0, storage.segments()[s].tokens.end - storage.segments()[s].tokens.begin};
+    std::vector<float> rotated(static_cast<size_t>(dim)), o(rotated.size());
+    const RotateWork rotate{h.r_k, dim, false, q, dim, 1, rotated.data()};
+    backend.rotate(&rotate, 1, InlineExecutor());
+    float m = 0, l = 0;
+    AttendPackedWork work;
+    work.k = h.keys;
+    work.v = h.values;
+    work.r_v = h.r_v;
+    work.q = rotated.data();
+    work.q_token = dim;
+    work.runs = &all;
+    work.run_count = 1;
+    work.scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    work.m = &m;
+    work.l = &l;
+    work.o = o.data();
+    backend.attend_packed(&work, 1, InlineExecutor());
+    a->Merge(m, l, o.data());
+    std::vector<float> scores(static_cast<size_t>((all.end + h.block - 1) / h.block));
+    ScorePackedWork score;
+    score.rows = h.blocks;
+    score.q = rotated.data();
+    score.units = {0, static_cast<int32_t>(scores.size())};
+    score.out = scores.data();
+    backend.score_packed(&score, 1, InlineExecutor());
+  }
+}
+
+// All raw rows of the parts, and their spans: expanded, or as one coarse row each.
+inline void AttendSpanStorage(const SpanStorage& storage, const Backend& backend, const float* q,
+                              int layer, int head, int32_t dim, bool expand, Attention* a) {
+  std::vector<float> o(static_cast<size_t>(dim));
+  float m = 0, l = 0;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  for (size_t p = 0; p < storage.parts().size(); ++p) {
+    const SpanStorage::Part& part = storage.parts()[p];
+    const int index = static_cast<int>(p);
+    if (part.raw_count > 0) {
+      // Raw rows are coarse rows of one token.
+      const Run all = {0, part.raw_count};
+      AttendCoarseWork work;
+      work.k = storage.RawKeys(index, layer, head);
+      work.v = storage.RawValues(index, layer, head);
+      work.q = q;
+      work.q_token = dim;
+      work.runs = &all;
+      work.run_count = 1;
+      work.scale = scale;
+      work.m = &m;
+      work.l = &l;
+      work.o = o.data();
+      backend.attend_coarse(&work, 1, InlineExecutor());
+      a->Merge(m, l, o.data());
+    }
+    if (part.span_count > 0 && !expand) {
+      const Run all = {0, part.span_count};
+      AttendCoarseWork work;
+      work.k = storage.KeyMeans(index, layer, head);
+      work.v = storage.ValueMeans(index, layer, head);
+      work.q = q;
+      work.q_token = dim;
+      work.runs = &all;
+      work.run_count = 1;
+      work.log_count = storage.log_length().data() + part.first_span;
+      work.scale = scale;
+      work.m = &m;
+      work.l = &l;
+      work.o = o.data();
+      backend.attend_coarse(&work, 1, InlineExecutor());
+      a->Merge(m, l, o.data());
+    }
+  }
+  std::vector<LowRankSpan> spans;
+  for (size_t s = 0; expand && s < storage.spans().size(); ++s) {
+    spans.push_back(storage.Factors(static_cast<int>(s), layer, head));
+  }
+  if (spans.empty()) return;
+  AttendLowRankWork work;
+  work.spans = spans.data();
+  work.span_count = static_cast<int32_t>(spans.size());
+  work.dim = dim;
+  work.q = q;
+  work.q_token = dim;
+  work.scale = scale;
+  work.m = &m;
+  work.l = &l;
+  work.o = o.data();
+  backend.attend_lowrank(&work, 1, InlineExecutor());
+  a->Merge(m, l, o.data());
+}
+
+// Relative L2 error.
+inline double ErrorOf(const std::vector<double>& got, const std::vector<double>& want) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_TESTS_KERNELS_CODEC_FIXTURE_H_

@@ -1,0 +1,373 @@
+// What holds for every Recompressor and for the extents that it writes (kernels/codec/codec.h).
+#include <random>
+
+#include "gmock/gmock.h"
+#include "kernels/codec/extent_bytes.h"
+#include "tests/kernels/codec_fixture.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint64_t kSeed = 77;
+constexpr int32_t kPrompt = 150;
+using Runs = std::vector<Run>;
+
+Geometry SmallGeometry(DType dtype = DType::kBF16) {
+  return {.layers = 1, .query_heads = 4, .kv_heads = 2, .head_dim = 64, .dtype = dtype};
+}
+
+// Several prompt segments, several closings by loss.
+Plan SmallPackedPlan() {
+  Plan plan = PackedPlan();
+  plan.segment = 64;
+  plan.buffer = 16;
+  plan.search = true;
+  plan.max_channel_loss = 0.45;
+  plan.close_loss = 20;
+  return plan;
+}
+
+Plan SmallSpanPlan() {
+  Plan plan = SpanPlan();
+  plan.alpha = 1.5;
+  plan.spans_of_generated = true;
+  return plan;
+}
+
+Plan PlanOfCodec(const std::string& codec) {
+  return codec == "packed" ? SmallPackedPlan() : SmallSpanPlan();
+}
+
+// About exponential, as surprisal is.
+std::vector<float> SomeSurprisal(int32_t n) {
+  std::mt19937_64 random(kSeed);
+  std::exponential_distribution<float> nats(1.0f);
+  std::vector<float> surprisal(static_cast<size_t>(n));
+  for (float& x : surprisal) x = nats(random);
+  return surprisal;
+}
+
+class CodecTest : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
+ protected:
+  std::string codec() const { return std::get<0>(GetParam()); }
+  bool packed() const { return codec() == "packed"; }
+
+  std::unique_ptr<CodecSequence> Start(const Inputs& in) const {
+    auto s = std::make_unique<CodecSequence>(PlanOfCodec(codec()), in.g, in, nullptr,
+                                             std::get<1>(GetParam()));
+    s->Report(SomeSurprisal(in.n));
+    return s;
+  }
+
+  static void ExpectInvalid(const Status& status) {
+    EXPECT_TRUE(status.ok() || status.reason() == "EXTENT_INVALID") << status.ToString();
+  }
+
+  // Reads whatever the extents say there is; whether they could be parsed.
+  bool ReadAll(CodecSequence& s, const float* q) const {
+    const Geometry& g = s.geometry();
+    Attention a(g.head_dim);
+    if (packed()) {
+      const auto storage = PackedStorage::Parse(s.View(), g);
+      ExpectInvalid(storage.status());
+      for (int h = 0; storage.ok() && h < g.kv_heads; ++h) {
+        AttendPackedStorage(**storage, s.backend(), q, 0, h, g.head_dim, &a);
+      }
+      return storage.ok();
+    }
+    const auto storage = SpanStorage::Parse(s.View(), g);
+    ExpectInvalid(storage.status());
+    if (!storage.ok()) return false;
+    float sum = 0;
+    for (int h = 0; h < g.query_heads; ++h) {
+      const int kv = h / g.group();
+      AttendSpanStorage(**storage, s.backend(), q, 0, kv, g.head_dim, h % 2 == 0, &a);
+      if ((*storage)->parts().empty()) continue;
+      const float* w = (*storage)->Router(0, h);
+      sum += (*storage)->Threshold(0, h);
+      for (int64_t i = 0; i < int64_t{(*storage)->d_route()} * g.head_dim; ++i) sum += w[i];
+      for (size_t p = 0; p < (*storage)->parts().size(); ++p) {
+        const float* norms = (*storage)->InverseNorms(static_cast<int>(p), 0, h);
+        for (int32_t i = 0; i < (*storage)->parts()[p].span_count; ++i) sum += norms[i];
+      }
+    }
+    volatile float sink = sum;
+    (void)sink;
+    return true;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, CodecTest,
+                         ::testing::Combine(::testing::Values("packed", "lowrank"),
+                                            ::testing::ValuesIn(BackendNames())),
+                         [](const auto& test) {
+                           return std::get<0>(test.param) + "_" + std::get<1>(test.param);
+                         });
+
+TEST_P(CodecTest, OneTokenAtATimeOrAllAtOnceGivesTheSameBytes) {
+  const Inputs in(SmallGeometry(), 720, kSeed);
+  const auto slow = Start(in), fast = Start(in);
+  for (int32_t t = 1; t <= in.n; ++t) {
+    slow->Commit(t);
+    if (t == kPrompt) slow->PrefillDone();
+    slow->Settle();
+  }
+  fast->Commit(kPrompt);
+  fast->PrefillDone();
+  fast->Commit(400);
+  ASSERT_TRUE(fast->recompressor().Due(fast->Input()));
+  EXPECT_GT(fast->recompressor().ReleasableBytes(fast->Input()), 0);
+  fast->Settle();
+  fast->Commit(in.n);
+  fast->Settle();
+  EXPECT_GE(slow->extents().size(), 6u);
+  EXPECT_EQ(slow->extents(), fast->extents());
+  EXPECT_EQ(slow->released(), fast->released());
+  EXPECT_EQ(fast->recompressor().ReleasableBytes(fast->Input()), 0);
+}
+
+TEST_P(CodecTest, ThreadsGiveTheSameBytes) {
+  const Inputs in(SmallGeometry(), 400, kSeed);
+  const auto pool = NewThreadPool(4);
+  const auto one = Start(in), many = Start(in);
+  many->executor = pool.get();
+  for (const auto& s : {one.get(), many.get()}) {
+    s->Commit(kPrompt);
+    s->PrefillDone();
+    s->Commit(in.n);
+    s->Settle();
+  }
+  EXPECT_EQ(one->extents(), many->extents());
+}
+
+// Cancels before the `limit`-th piece of work.
+class CancellingExecutor final : public Executor {
+ public:
+  CancellingExecutor(int limit, std::atomic<bool>* flag) : left_(limit), flag_(flag) {}
+  void ParallelFor(int64_t n, const std::function<void(int64_t)>& fn) override {
+    for (int64_t i = 0; i < n; ++i) {
+      if (left_-- == 0) flag_->store(true);
+      fn(i);
+    }
+  }
+  int concurrency() const override { return 1; }
+
+ private:
+  int left_;
+  std::atomic<bool>* flag_;
+};
+
+TEST_P(CodecTest, WhatIsCancelledChangesNothing) {
+  const Inputs in(SmallGeometry(), 400, kSeed);
+  const auto whole = Start(in), broken = Start(in);
+  for (const auto& s : {whole.get(), broken.get()}) {
+    s->Commit(kPrompt);
+    s->PrefillDone();
+    s->Commit(in.n);
+  }
+  whole->Settle();
+  for (int round = 0; broken->recompressor().Due(broken->Input()); ++round) {
+    ASSERT_LT(round, 1000);
+    for (int limit = 0; limit < 4; ++limit) {
+      const std::vector<Bytes> before = broken->extents();
+      CancellingExecutor executor(limit, &broken->cancelled);
+      broken->executor = &executor;
+      const Status status = broken->RunOnce();
+      broken->executor = nullptr;
+      broken->cancelled = false;
+      if (status.ok()) break;  // fewer pieces of work than that
+      EXPECT_EQ(status.code(), Code::kAborted);
+      EXPECT_EQ(broken->extents(), before);
+    }
+    if (broken->recompressor().Due(broken->Input())) {
+      ASSERT_TRUE(broken->RunOnce().ok());
+    }
+  }
+  EXPECT_EQ(broken->extents(), whole->extents());
+}
+
+TEST_P(CodecTest, CloneGoesOnLikeItsOriginal) {
+  const Inputs in(SmallGeometry(), 720, kSeed);
+  const auto a = Start(in), b = Start(in);
+  for (const auto& s : {a.get(), b.get()}) {
+    s->Commit(kPrompt);
+    s->PrefillDone();
+    s->Commit(300);
+    s->Settle();
+  }
+  b->UseCloneOf(a->recompressor());
+  for (const auto& s : {a.get(), b.get()}) {
+    s->Commit(in.n);
+    s->Settle();
+  }
+  EXPECT_EQ(a->extents(), b->extents());
+}
+
+TEST_P(CodecTest, OwnExtentsParseAndVerify) {
+  const Inputs in(SmallGeometry(), 400, kSeed);
+  const auto s = Start(in);
+  s->Commit(kPrompt);
+  s->PrefillDone();
+  s->Commit(in.n);
+  s->Settle();
+  EXPECT_TRUE(ReadAll(*s, in.Query(0, 0, 0)));
+  for (Bytes& bytes : s->mutable_extents()) {
+    EXPECT_TRUE(VerifyExtent(bytes).ok());
+    EXPECT_EQ(bytes.size() % kExtentAlign, 0u);
+    bytes[bytes.size() / 2] ^= std::byte{1};
+    EXPECT_EQ(VerifyExtent(bytes).reason(), "EXTENT_CHECKSUM");
+    bytes[bytes.size() / 2] ^= std::byte{1};
+  }
+}
+
+TEST_P(CodecTest, NothingHappensBeforeItMay) {
+  const Inputs in(SmallGeometry(), 300, kSeed);
+  Plan plan = PlanOfCodec(codec());
+  plan.min_tokens = 201;
+  CodecSequence s(plan, in.g, in);
+  s.Report(SomeSurprisal(in.n));
+  s.Commit(kPrompt);
+  EXPECT_FALSE(s.recompressor().Due(s.Input()));
+  s.PrefillDone();
+  s.Commit(199);
+  EXPECT_FALSE(s.recompressor().Due(s.Input()));
+  s.Commit(200);  // the next step's N is min_tokens
+  EXPECT_TRUE(s.recompressor().Due(s.Input()));
+}
+
+TEST_P(CodecTest, RowsAreReleasedOnlyWhenTheyMay) {
+  const Inputs in(SmallGeometry(), 400, kSeed);
+  const auto s = Start(in);
+  s->Commit(kPrompt);
+  s->Settle();
+  EXPECT_TRUE(s->released().empty()) << "prefill attends to raw rows";
+  s->PrefillDone();
+  s->indexed = 70;
+  s->Settle();
+  EXPECT_EQ(s->released(), (Runs{{0, 70}}));
+  s->indexed = -1;
+  s->Commit(180);
+  s->Settle();
+  if (packed()) {
+    // The open segment's raw rows stay until it closes.
+    EXPECT_EQ(s->released(), (Runs{{0, kPrompt}}));
+  }
+}
+
+TEST_P(CodecTest, EmptyAndTinySequences) {
+  for (const int32_t prompt : {0, 1, 2, 31, 33}) {
+    const Inputs in(SmallGeometry(), 120, kSeed);
+    const auto s = Start(in);
+    s->Commit(prompt);
+    s->PrefillDone();
+    s->Settle();
+    EXPECT_TRUE(ReadAll(*s, in.Query(0, 0, 0))) << prompt;
+    s->Commit(in.n);
+    s->Settle();
+    EXPECT_TRUE(ReadAll(*s, in.Query(0, 0, 0))) << prompt;
+  }
+}
+
+TEST_P(CodecTest, EveryDtype) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Inputs in(SmallGeometry(dtype), 260, kSeed);
+    const auto s = Start(in);
+    s->Commit(kPrompt);
+    s->PrefillDone();
+    s->Commit(in.n);
+    s->Settle();
+    EXPECT_TRUE(ReadAll(*s, in.Query(0, 0, 0)));
+  }
+}
+
+TEST_P(CodecTest, LossOfRawPagesIsAnError) {
+  const Inputs in(SmallGeometry(), kPrompt, kSeed);
+  const auto s = Start(in);
+  s->Commit(kPrompt);
+  s->PrefillDone();
+  RecompressInput input = s->Input();
+  std::vector<std::byte*> pages(input.view.pages, input.view.pages + 10);
+  pages[2] = nullptr;
+  input.view.pages = pages.data();
+  EXPECT_EQ(s->recompressor().Run(input).status().reason(), "RAW_ROWS_GONE");
+}
+
+// Flipped bits: an error, or numbers nobody asked for; never an access beyond the extent. Proven
+// under -fsanitize=address.
+class DamagedExtents : public CodecTest {
+ protected:
+  void SetUp() override {
+    in_ = std::make_unique<Inputs>(SmallGeometry(), 230, kSeed);
+    s_ = Start(*in_);
+    s_->Commit(kPrompt);
+    s_->PrefillDone();
+    s_->Commit(in_->n);
+    s_->Settle();
+  }
+  // Bytes that hold header and descriptors, at least.
+  size_t DescriptorBytes(size_t extent) const {
+    return std::min<size_t>(s_->extents()[extent].size(), 64 + 128 + 64 * 8);
+  }
+  void Flip(size_t extent, size_t bit) {
+    s_->mutable_extents()[extent][bit / 8] ^= std::byte(1u << (bit % 8));
+  }
+
+  std::unique_ptr<Inputs> in_;
+  std::unique_ptr<CodecSequence> s_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, DamagedExtents,
+                         ::testing::Combine(::testing::Values("packed", "lowrank"),
+                                            ::testing::ValuesIn(BackendNames())),
+                         [](const auto& test) {
+                           return std::get<0>(test.param) + "_" + std::get<1>(test.param);
+                         });
+
+TEST_P(DamagedExtents, EveryBitOfHeaderAndDescriptors) {
+  int refused = 0;
+  for (size_t e = 0; e < s_->extents().size(); ++e) {
+    for (size_t bit = 0; bit < DescriptorBytes(e) * 8; ++bit) {
+      Flip(e, bit);
+      refused += ReadAll(*s_, in_->Query(0, 0, 0)) ? 0 : 1;
+      (void)s_->recompressor().Due(s_->Input());
+      Flip(e, bit);
+    }
+  }
+  EXPECT_GT(refused, 500);
+}
+
+TEST_P(DamagedExtents, RandomBits) {
+  std::mt19937_64 random(kSeed);
+  for (int i = 0; i < 300; ++i) {
+    const size_t e = random() % s_->extents().size();
+    std::vector<size_t> bits(1 + random() % 8);
+    for (size_t& bit : bits) bit = random() % (s_->extents()[e].size() * 8);
+    for (const size_t bit : bits) Flip(e, bit);
+    (void)ReadAll(*s_, in_->Query(0, 0, 0));
+    for (const size_t bit : bits) Flip(e, bit);
+  }
+}
+
+TEST_P(DamagedExtents, ShortenedAndMissing) {
+  std::vector<Bytes>& extents = s_->mutable_extents();
+  for (size_t e = 0; e < extents.size(); ++e) {
+    const Bytes whole = extents[e];
+    for (size_t size = 0; size < whole.size(); size += 1 + size / 3) {
+      extents[e] = Bytes(whole.begin(), whole.begin() + static_cast<int64_t>(size));
+      EXPECT_FALSE(ReadAll(*s_, in_->Query(0, 0, 0)));
+    }
+    extents[e] = whole;
+  }
+}
+
+TEST_P(DamagedExtents, RunAnswersInsteadOfGuessing) {
+  Bytes& last = s_->mutable_extents().back();
+  s_->Commit(in_->n);
+  last[0] ^= std::byte{1};
+  const Result<RecompressOutput> output = s_->recompressor().Run(s_->Input());
+  ExpectInvalid(output.status());
+  EXPECT_TRUE(!packed() || !output.ok());
+}
+
+}  // namespace
+}  // namespace kvstrata
