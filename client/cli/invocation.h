@@ -54,6 +54,7 @@ void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict, audit
 void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);
+void AddCalibrate(CLI::App& app, Invocation& invocation);
 void AddCompletion(CLI::App& app, Invocation& invocation);
 
 // The command table with everything above in it.

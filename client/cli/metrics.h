@@ -24,6 +24,11 @@ class Distribution {
 
 // ||a - b|| / ||b||; 0 when both are zero, infinite when only b is. REQUIRES: equal sizes.
 double RelativeError(std::span<const float> a, std::span<const float> b);
+// ||a - b|| / ||of||, with the same rules.
+double RelativeDistance(std::span<const double> a, std::span<const double> b,
+                        std::span<const double> of);
+// a . b / (|a| |b|); 0 when either is zero. bf16. REQUIRES: equal sizes.
+double Cosine(std::span<const uint16_t> a, std::span<const uint16_t> b);
 
 // bf16 rows of one KV head within [token][kv_heads][head_dim].
 struct KeyRows {
@@ -32,9 +37,11 @@ struct KeyRows {
   int32_t head_dim = 0;
 };
 
-// The k positions of [0, n) with the largest q . key, ties to the lower position; ascending.
-// q bf16 [head_dim]. REQUIRES: 0 <= k <= n.
-std::vector<int32_t> OracleTopK(const KeyRows& keys, const uint16_t* q, int32_t n, int32_t k);
+// q . key of the positions [0, n); q bf16 [head_dim].
+std::vector<double> Scores(const KeyRows& keys, const uint16_t* q, int32_t n);
+// The k positions with the largest score, ties to the lower position; ascending.
+// REQUIRES: 0 <= k <= scores.size().
+std::vector<int32_t> BestOf(std::span<const double> scores, int32_t k);
 
 // |a and b| / |b|; 1 when b is empty. REQUIRES: both ascending.
 double Overlap(std::span<const int32_t> a, std::span<const int32_t> b);

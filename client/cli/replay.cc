@@ -1,12 +1,13 @@
 #include "client/cli/replay.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <random>
+#include <span>
 
+#include "client/cli/oracle.h"
+#include "client/cli/plan_text.h"
+#include "client/cli/replay_session.h"
 #include "client/cli/replay_stream.h"
 
 namespace kvstrata::cli {
@@ -14,11 +15,6 @@ namespace {
 
 constexpr int32_t kOverlapSteps = 16;
 constexpr int32_t kOverlapLayers = 4;
-
-struct Detach {
-  void operator()(kvs_session* session) const { kvs_detach(session); }
-};
-using SessionHandle = std::unique_ptr<kvs_session, Detach>;
 
 Result<std::vector<TraceLayer>> PickLayers(const Trace& trace, const std::vector<int32_t>& wanted) {
   if (wanted.empty()) return trace.layers();
@@ -52,52 +48,29 @@ Result<int32_t> PickSteps(const TraceShape& shape, int32_t wanted) {
   return wanted == 0 ? shape.steps : wanted;
 }
 
-Result<SessionHandle> Attach(const ReplayOptions& options) {
-  kvs_attach_options attach{};
-  attach.size = sizeof(attach);
-  attach.client_name = "kvstrata replay";
-  attach.timeout_ms = static_cast<uint32_t>(options.timeout.count());
-  kvs_session* session = nullptr;
-  KVS_RETURN_IF_ERROR(FromAbi(kvs_attach(options.socket.c_str(), &attach, &session)));
-  return SessionHandle(session);
+std::vector<double> Widened(std::span<const float> values) {
+  return {values.begin(), values.end()};
 }
 
-// A digest of its own per replay: pages of one replay are never taken for another's, or for a
-// model's.
-Result<kvs_model> Register(kvs_session* session, const Trace& trace, int32_t layers) {
-  std::random_device random;
-  const std::string digest = "replay:" + std::to_string(getpid()) + ":" + std::to_string(random()) +
-                             ":" + std::to_string(random());
-  const std::string name = "replay";
-  const TraceShape& shape = trace.shape();
-  kvs_model_desc desc{};
-  desc.size = sizeof(desc);
-  desc.name = name.c_str();
-  desc.digest = digest.c_str();
-  desc.layers = layers;
-  desc.query_heads = shape.query_heads;
-  desc.kv_heads = shape.kv_heads;
-  desc.head_dim = shape.head_dim;
-  desc.page_tokens = shape.page_tokens;
-  desc.dtype = KVS_BF16;
-  desc.ranks = 1;
-  kvs_model model = 0;
-  KVS_RETURN_IF_ERROR(FromAbi(kvs_model_register(session, &desc, &model)));
-  return model;
-}
+// One sequence and what it has shown so far.
+struct Lane {
+  std::unique_ptr<ReplayStream> stream;
+  PlanReport report;
+};
 
 // One replay in progress.
 class Run {
  public:
-  Run(kvs_session* session, kvs_model model, const Trace& trace, std::vector<TraceLayer> layers,
-      int32_t steps, const ReplayProgress& progress)
+  Run(const ReplaySession& session, const Trace& trace, std::vector<TraceLayer> layers,
+      int32_t steps, bool timing_only, const ReplayProgress& progress)
       : session_(session),
-        model_(model),
         trace_(trace),
         layers_(std::move(layers)),
+        timing_only_(timing_only),
         progress_(progress) {
     report_.steps = steps;
     for (const TraceLayer& layer : layers_) report_.layers.push_back(layer.layer);
+    if (timing_only_) return;
     report_.overlap_steps = SpreadOver(steps, kOverlapSteps);
     overlap_indices_ = SpreadOver(static_cast<int32_t>(layers_.size()), kOverlapLayers);
     for (const int32_t i : overlap_indices_) {
@@ -107,123 +80,155 @@ class Run {
 
   Result<ReplayReport> Go(const std::vector<std::string>& plans) {
     // The reference first: the others find its prompt and need not append it again.
-    KVS_RETURN_IF_ERROR(Prepare("full", &reference_, &report_.reference));
-    report_.plans.resize(plans.size());
-    streams_.resize(plans.size());
+    lanes_.resize(1 + plans.size());
+    KVS_RETURN_IF_ERROR(Prepare("full", &lanes_[0]));
     for (size_t i = 0; i < plans.size(); ++i) {
-      KVS_RETURN_IF_ERROR(Prepare(plans[i], &streams_[i], &report_.plans[i]));
+      KVS_RETURN_IF_ERROR(Prepare(plans[i], &lanes_[i + 1]));
     }
     for (int32_t t = 0; t < report_.steps; ++t) {
-      KVS_RETURN_IF_ERROR(StepAll(t));
+      for (Lane& lane : lanes_) KVS_RETURN_IF_ERROR(Step(t, &lane));
+      if (std::ranges::binary_search(report_.overlap_steps, t)) Sample(t);
       progress_("decode", t + 1, report_.steps);
     }
-    KVS_RETURN_IF_ERROR(Finish(*reference_, &report_.reference));
-    for (size_t i = 0; i < plans.size(); ++i)
-      KVS_RETURN_IF_ERROR(Finish(*streams_[i], &report_.plans[i]));
+    for (Lane& lane : lanes_) KVS_RETURN_IF_ERROR(Finish(&lane));
+    report_.reference = std::move(lanes_[0].report);
+    for (size_t i = 1; i < lanes_.size(); ++i) report_.plans.push_back(std::move(lanes_[i].report));
     return std::move(report_);
   }
 
  private:
-  Status Prepare(const std::string& plan, std::unique_ptr<ReplayStream>* stream,
-                 PlanReport* report) {
-    *stream = std::make_unique<ReplayStream>(session_, model_, trace_, layers_);
-    KVS_RETURN_IF_ERROR((*stream)->Open(plan));
-    while (!(*stream)->prefilled()) {
-      KVS_RETURN_IF_ERROR((*stream)->PrefillChunk());
-      progress_("prefill", (*stream)->position(), trace_.shape().prompt);
+  const ReplayStream& reference() const { return *lanes_[0].stream; }
+
+  Status Prepare(const std::string& plan, Lane* lane) {
+    lane->stream = std::make_unique<ReplayStream>(session_, trace_, layers_);
+    ReplayStream& stream = *lane->stream;
+    KVS_RETURN_IF_ERROR(stream.Open(plan));
+    while (!stream.prefilled()) {
+      KVS_RETURN_IF_ERROR(stream.PrefillChunk());
+      progress_("prefill", stream.position(), trace_.shape().prompt);
     }
-    report->plan = plan;
-    report->held_tokens = (*stream)->held();
-    report->prefill_ms = (*stream)->prefill_ms();
-    report->selections = (*stream)->Selections();  // those of the prompt; Finish subtracts them
+    PlanReport& report = lane->report;
+    report.plan = plan;
+    KVS_ASSIGN_OR_RETURN(report.plan_text, stream.PlanText());
+    report.raw = StoresRaw(report.plan_text);
+    report.sampled = !AttendsPositionsOnly(report.plan_text);
+    report.held_tokens = stream.held();
+    report.prefill_ms = stream.prefill_ms();
+    report.selections = stream.Selections();  // those of the prompt; Finish subtracts them
     return OkStatus();
   }
 
-  Status StepAll(int32_t t) {
-    KVS_RETURN_IF_ERROR(reference_->Step(t, true));
-    KVS_RETURN_IF_ERROR(Measure(t, *reference_, &report_.reference));
-    for (size_t i = 0; i < streams_.size(); ++i) {
-      KVS_RETURN_IF_ERROR(streams_[i]->Step(t, true));
-      KVS_RETURN_IF_ERROR(Measure(t, *streams_[i], &report_.plans[i]));
-    }
-    return OkStatus();
-  }
-
-  Status Measure(int32_t t, const ReplayStream& stream, PlanReport* report) {
-    report->step_ms.Add(stream.step_ms());
+  Status Step(int32_t t, Lane* lane) {
+    const ReplayStream& stream = *lane->stream;
+    KVS_RETURN_IF_ERROR(lane->stream->Step(t, !timing_only_));
+    lane->report.step_ms.Add(stream.step_ms());
+    CountCosts(stream, &lane->report.costs);
+    if (timing_only_) return OkStatus();
     for (size_t i = 0; i < layers_.size(); ++i) {
-      Compare(stream.results()[i], reference_->results()[i], report);
+      Compare(stream.results()[i], reference().results()[i], &lane->report);
     }
-    KVS_ASSIGN_OR_RETURN(const std::vector<bool> host, stream.PagesOnHost());
-    CountReads(stream, host, report);
-    if (std::ranges::binary_search(report_.overlap_steps, t)) {
-      for (const int32_t i : overlap_indices_) OverlapOf(t, static_cast<size_t>(i), stream, report);
+    return CountReads(stream, &lane->report);
+  }
+
+  static void CountCosts(const ReplayStream& stream, StepCosts* costs) {
+    kvs_cost sum{};
+    for (const LayerResult& result : stream.results()) {
+      sum.rows += result.cost.rows;
+      sum.coarse_rows += result.cost.coarse_rows;
+      sum.attend_bytes += result.cost.attend_bytes;
+      sum.select_bytes += result.cost.select_bytes;
     }
-    return OkStatus();
+    costs->rows.Add(static_cast<double>(sum.rows));
+    costs->coarse_rows.Add(static_cast<double>(sum.coarse_rows));
+    costs->attend_bytes.Add(static_cast<double>(sum.attend_bytes));
+    costs->select_bytes.Add(static_cast<double>(sum.select_bytes));
+  }
+
+  std::span<const float> OutOf(const LayerResult& result, size_t head) const {
+    const auto d = static_cast<size_t>(trace_.shape().head_dim);
+    return {result.out.data() + head * d, d};
   }
 
   void Compare(const LayerResult& got, const LayerResult& full, PlanReport* report) {
-    const auto d = static_cast<size_t>(trace_.shape().head_dim);
     for (size_t h = 0; h < got.lse.size(); ++h) {
+      report->output_error.Add(RelativeError(OutOf(got, h), OutOf(full, h)));
+      if (report->sampled) continue;
       report->mass_recall.Add(std::exp(double{got.lse[h]} - double{full.lse[h]}));
-      report->selection_error.Add(
-          RelativeError({got.out.data() + h * d, d}, {full.out.data() + h * d, d}));
     }
   }
 
-  void CountReads(const ReplayStream& stream, const std::vector<bool>& host, PlanReport* report) {
+  // A list that KV heads share counts once for each; where every query head has its own, each
+  // counts.
+  Status CountReads(const ReplayStream& stream, PlanReport* report) {
     const TraceShape& shape = trace_.shape();
-    const auto kv_heads = static_cast<size_t>(shape.kv_heads);
-    uint64_t rows[2] = {0, 0};  // (token, KV head) pairs by tier, all layers
+    KVS_ASSIGN_OR_RETURN(const std::vector<PageTier> pages, stream.Pages());
+    uint64_t rows[2] = {0, 0};  // device, host
+    double tokens = 0;
     for (const LayerResult& result : stream.results()) {
-      const size_t heads = kv_heads / result.positions.size();  // that share a list
+      const auto groups = static_cast<int32_t>(result.positions.size());
+      const auto heads = static_cast<uint64_t>(std::max(1, shape.kv_heads / groups));
       for (const auto& positions : result.positions) {
-        for (const int32_t p : positions) {
-          const auto page = static_cast<size_t>(p / shape.page_tokens);
-          rows[page < host.size() && host[page]] += heads;
-        }
+        tokens += static_cast<double>(positions.size()) / groups;
+        for (const int32_t p : positions) rows[OnHost(pages, p)] += heads;
       }
     }
+    report->kv_tokens.Add(tokens / static_cast<double>(layers_.size()));
     const double row_bytes = 2.0 * shape.head_dim * sizeof(uint16_t);
     report->device_bytes.Add(static_cast<double>(rows[0]) * row_bytes);
     report->host_bytes.Add(static_cast<double>(rows[1]) * row_bytes);
-    report->kv_tokens.Add(static_cast<double>(rows[0] + rows[1]) /
-                          static_cast<double>(kv_heads * layers_.size()));
+    return OkStatus();
   }
 
-  void OverlapOf(int32_t t, size_t index, const ReplayStream& stream, PlanReport* report) {
-    const TraceShape& shape = trace_.shape();
-    const int32_t n = shape.prompt + t + 1;
-    const auto& groups = stream.results()[index].positions;
-    const uint16_t* q = layers_[index].q + (shape.tail + t) * shape.q_row();
-    for (int32_t h = 0; h < shape.query_heads; ++h) {
-      const int32_t kv_head = h / (shape.query_heads / shape.kv_heads);
-      const auto& chosen = groups[groups.size() == 1 ? 0 : static_cast<size_t>(kv_head)];
-      const KeyRows keys{layers_[index].k + int64_t{kv_head} * shape.head_dim, shape.kv_row(),
-                         shape.head_dim};
-      const auto best =
-          OracleTopK(keys, q + int64_t{h} * shape.head_dim, n, static_cast<int32_t>(chosen.size()));
-      report->oracle_overlap.Add(Overlap(chosen, best));
+  size_t OnHost(const std::vector<PageTier>& pages, int32_t position) const {
+    const auto page = static_cast<size_t>(position / trace_.shape().page_tokens);
+    return page < pages.size() && pages[page] == PageTier::kHost ? 1 : 0;
+  }
+
+  // What the trace alone can say about the step that all lanes have just taken.
+  void Sample(int32_t t) {
+    for (const int32_t i : overlap_indices_) {
+      const auto index = static_cast<size_t>(i);
+      const Oracle oracle(trace_.shape(), layers_[index], t);
+      for (Lane& lane : lanes_) {
+        SampleLayer(oracle, lane.stream->results()[index], reference().results()[index],
+                    &lane.report);
+      }
     }
   }
 
-  Status Finish(const ReplayStream& stream, PlanReport* report) {
-    KVS_ASSIGN_OR_RETURN(report->plan_text, stream.PlanText());
-    KVS_ASSIGN_OR_RETURN(report->status, stream.StatusText());
-    if (const auto now = stream.Selections(); now && report->selections) {
-      report->selections = *now - *report->selections;
+  void SampleLayer(const Oracle& oracle, const LayerResult& got, const LayerResult& full,
+                   PlanReport* report) const {
+    for (int32_t h = 0; h < trace_.shape().query_heads; ++h) {
+      const std::vector<int32_t>& chosen = got.PositionsOf(h);
+      const std::vector<int32_t> best = oracle.Best(h, static_cast<int32_t>(chosen.size()));
+      report->oracle_overlap.Add(Overlap(chosen, best));
+      if (!report->sampled) continue;
+      report->mass_recall.Add(oracle.MassOn(h, chosen));
+      const auto head = static_cast<size_t>(h);
+      const std::vector<double> exact = oracle.AttendOver(h, chosen);
+      const std::vector<double> truth = Widened(OutOf(full, head));
+      report->selection_error.Add(RelativeDistance(exact, truth, truth));
+      report->codec_error.Add(RelativeDistance(Widened(OutOf(got, head)), exact, truth));
+    }
+  }
+
+  Status Finish(Lane* lane) const {
+    PlanReport& report = lane->report;
+    KVS_ASSIGN_OR_RETURN(report.status, lane->stream->StatusText());
+    if (!report.sampled) report.selection_error = report.output_error;
+    if (const auto now = lane->stream->Selections(); now && report.selections) {
+      report.selections = *now - *report.selections;
     }
     return OkStatus();
   }
 
-  kvs_session* const session_;
-  const kvs_model model_;
+  const ReplaySession& session_;
   const Trace& trace_;
   const std::vector<TraceLayer> layers_;
+  const bool timing_only_;
   const ReplayProgress& progress_;
   std::vector<int32_t> overlap_indices_;
-  std::unique_ptr<ReplayStream> reference_;
-  std::vector<std::unique_ptr<ReplayStream>> streams_;
+  std::vector<Lane> lanes_;  // the first is the reference
   ReplayReport report_;
 };
 
@@ -233,10 +238,10 @@ Result<ReplayReport> Replay(const Trace& trace, const ReplayOptions& options,
                             const ReplayProgress& progress) {
   KVS_ASSIGN_OR_RETURN(std::vector<TraceLayer> layers, PickLayers(trace, options.layers));
   KVS_ASSIGN_OR_RETURN(const int32_t steps, PickSteps(trace.shape(), options.steps));
-  KVS_ASSIGN_OR_RETURN(const SessionHandle session, Attach(options));
-  KVS_ASSIGN_OR_RETURN(const kvs_model model,
-                       Register(session.get(), trace, static_cast<int32_t>(layers.size())));
-  Run run(session.get(), model, trace, std::move(layers), steps, progress);
+  KVS_ASSIGN_OR_RETURN(
+      const ReplaySession session,
+      ReplaySession::Attach(options.socket, options.timeout, trace, layers.size()));
+  Run run(session, trace, std::move(layers), steps, options.timing_only, progress);
   return run.Go(options.plans);
 }
 

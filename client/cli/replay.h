@@ -27,6 +27,13 @@ struct ReplayOptions {
   std::vector<std::string> plans;
   int32_t steps = 0;            // at most T; 0: all
   std::vector<int32_t> layers;  // of the model; empty: all of the trace
+  bool timing_only = false;     // no recall, error and overlap: times and costs alone
+};
+
+// What kvs_attend_cost said, per step: sums over layers.
+struct StepCosts {
+  Distribution rows, coarse_rows;  // (position or unit, KV head) pairs
+  Distribution attend_bytes, select_bytes;
 };
 
 // What one plan did. Distributions are over steps x layers x query heads unless they say otherwise.
@@ -35,11 +42,20 @@ struct PlanReport {
   std::string plan_text;  // with every option
   std::string status;     // "ok", or what the plan lacks
   uint32_t held_tokens = 0;
-  Distribution mass_recall;               // exp(lse of the selection - lse of everything)
-  Distribution selection_error;           // relative L2 of the output against plan full
+  // Rows are as they were given: the bytes below are those of keys and values.
+  bool raw = true;
+  // The plan attends more than positions, or stored forms of them: recall and the parts of the
+  // error were computed from the trace, over the sampled steps and layers.
+  bool sampled = false;
+  Distribution mass_recall;   // of full attention's mass, what is on the attended positions
+  Distribution output_error;  // relative L2 of the output against plan full
+  // Parts of it, relative to full as well: exact attention over the attended positions against
+  // full, and the output against that. The second is empty when nothing but positions is attended.
+  Distribution selection_error, codec_error;
   Distribution oracle_overlap;            // over the sampled steps and layers
-  Distribution kv_tokens;                 // per step: rows read, mean over layers and KV heads
-  Distribution device_bytes, host_bytes;  // per step: keys and values read, all layers
+  Distribution kv_tokens;                 // per step: rows read, mean over layers and heads
+  Distribution device_bytes, host_bytes;  // per step: keys and values read, all layers; if raw
+  StepCosts costs;
   std::optional<int64_t> selections;  // made since the end of the prompt; none: every step selects
   double prefill_ms = 0;
   Distribution step_ms;  // per step: begin, appends, attends, end

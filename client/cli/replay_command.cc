@@ -1,37 +1,62 @@
 // replay TRACE --plan P: what a plan loses and reads on recorded data.
 #include "client/cli/replay_command.h"
 
-#include <unistd.h>
-
+#include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <memory>
 
 #include "client/cli/invocation.h"
+#include "client/cli/progress_line.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {
 namespace {
 
+std::string Whole(const Json& value) { return std::to_string(std::llround(value.get<double>())); }
+
 constexpr Column kTable[] = {
     {"PLAN", "/plan"},
     {"KV TOKENS", "/kv_tokens_per_step", Fixed2, true},
-    {"KV BYTES", "/kv_bytes_per_step/total", Bytes, true},
+    {"ROWS", "/cost_per_step/rows", Whole, true},
+    {"COARSE", "/cost_per_step/coarse_rows", Whole, true},
+    {"ATTEND", "/cost_per_step/attend_bytes", Bytes, true},
+    {"SELECT", "/cost_per_step/select_bytes", Bytes, true},
     {"RECALL", "/mass_recall/mean", Fixed4, true},
     {"P5", "/mass_recall/p5", Fixed4, true},
     {"OVERLAP", "/oracle_overlap", Fixed4, true},
     {"ERROR", "/output_error/mean", Fixed4, true},
     {"P95", "/output_error/p95", Fixed4, true},
+    {"CODEC", "/output_error/codec/mean", Fixed4, true},
     {"SELECTIONS", "/selections", nullptr, true},
     {"MS/STEP", "/ms_per_step/median", Fixed2, true},
     {"STATUS", "/status"},
 };
 
-// The raw codec stores what it was given: all of the error is the selection's.
-Json ErrorDocument(const Distribution& selection) {
-  return {{"mean", selection.Mean()},
-          {"p95", selection.Percentile(95)},
-          {"selection", {{"mean", selection.Mean()}, {"p95", selection.Percentile(95)}}},
-          {"codec", {{"mean", 0.0}, {"p95", 0.0}}}};
+Json Spread(const Distribution& d) { return {{"mean", d.Mean()}, {"p95", d.Percentile(95)}}; }
+
+Json ErrorDocument(const PlanReport& r) {
+  Json document = Spread(r.output_error);
+  document["selection"] = Spread(r.selection_error);
+  document["codec"] = Spread(r.codec_error);
+  return document;
+}
+
+// Bytes of rows as they were given; in another form only their sum is known.
+Json BytesDocument(const PlanReport& r) {
+  if (!r.raw) {
+    return {{"total", r.costs.attend_bytes.Mean()}, {"device", nullptr}, {"host", nullptr}};
+  }
+  return {{"total", r.device_bytes.Mean() + r.host_bytes.Mean()},
+          {"device", r.device_bytes.Mean()},
+          {"host", r.host_bytes.Mean()}};
+}
+
+Json CostDocument(const StepCosts& costs) {
+  return {{"rows", costs.rows.Mean()},
+          {"coarse_rows", costs.coarse_rows.Mean()},
+          {"attend_bytes", costs.attend_bytes.Mean()},
+          {"select_bytes", costs.select_bytes.Mean()}};
 }
 
 Json PlanDocument(const PlanReport& r, bool reference, int32_t steps) {
@@ -41,14 +66,13 @@ Json PlanDocument(const PlanReport& r, bool reference, int32_t steps) {
       {"reference", reference},
       {"status", r.status},
       {"held_tokens", r.held_tokens},
+      {"sampled", r.sampled},
       {"mass_recall", {{"mean", r.mass_recall.Mean()}, {"p5", r.mass_recall.Percentile(5)}}},
       {"oracle_overlap", r.oracle_overlap.Mean()},
-      {"output_error", ErrorDocument(r.selection_error)},
+      {"output_error", ErrorDocument(r)},
       {"kv_tokens_per_step", r.kv_tokens.Mean()},
-      {"kv_bytes_per_step",
-       {{"total", r.device_bytes.Mean() + r.host_bytes.Mean()},
-        {"device", r.device_bytes.Mean()},
-        {"host", r.host_bytes.Mean()}}},
+      {"kv_bytes_per_step", BytesDocument(r)},
+      {"cost_per_step", CostDocument(r.costs)},
       {"selections", nullptr},
       {"selections_per_step", nullptr},
       {"prefill_ms", r.prefill_ms},
@@ -64,20 +88,6 @@ Json PlanDocument(const PlanReport& r, bool reference, int32_t steps) {
   return document;
 }
 
-// One line on a terminal, rewritten; nothing elsewhere.
-class ProgressLine {
- public:
-  void operator()(const char* phase, int32_t done, int32_t of) const {
-    if (enabled_) std::cerr << "\r\x1b[K" << phase << " " << done << "/" << of << std::flush;
-  }
-  void Clear() const {
-    if (enabled_) std::cerr << "\r\x1b[K" << std::flush;
-  }
-
- private:
-  const bool enabled_ = isatty(STDERR_FILENO) == 1;
-};
-
 struct Arguments {
   std::string trace;
   std::vector<std::string> plans;
@@ -87,7 +97,8 @@ struct Arguments {
 
 Result<int> RunReplay(const Options& options, const Arguments& args) {
   KVS_ASSIGN_OR_RETURN(const Trace trace, Trace::Open(args.trace));
-  const ReplayOptions replay{options.socket, options.timeout, args.plans, args.steps, args.layers};
+  const ReplayOptions replay{options.socket, options.timeout, args.plans,
+                             args.steps,     args.layers,     false};
   const ProgressLine progress;
   const auto report = Replay(trace, replay, progress);
   progress.Clear();
@@ -128,7 +139,12 @@ void PrintReplay(const Style& style, const Json& document, std::ostream& out) {
   out << "\n"
       << document["trace"]["prompt_tokens"] << " tokens of prompt, " << document["steps"]
       << " steps, " << document["layers"].size() << " layers; overlap with the oracle top-k over "
-      << sample["steps"].size() << " steps x " << sample["layers"].size() << " layers\n";
+      << sample["steps"].size() << " steps x " << sample["layers"].size()
+      << " layers; rows and bytes are a step's, all layers\n";
+  const auto sampled = [](const Json& plan) { return plan["sampled"].get<bool>(); };
+  if (std::ranges::any_of(document["plans"], sampled)) {
+    out << "lossy plans: recall and the codec's part of the error over the same sample\n";
+  }
 }
 
 void AddReplay(CLI::App& app, Invocation& invocation) {

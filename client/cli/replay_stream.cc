@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 
 namespace kvstrata::cli {
 namespace {
@@ -13,16 +14,30 @@ double Milliseconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double, std::milli>(d).count();
 }
 
-}  // namespace
-
-Status FromAbi(int code) {
-  if (code == KVS_OK) return OkStatus();
-  return {static_cast<Code>(code), kvs_error_reason(), kvs_error_message()};
+template <typename T>
+std::vector<T> ValuesOf(const std::vector<std::byte>& bytes) {
+  std::vector<T> out(bytes.size() / sizeof(T));
+  if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size() * sizeof(T));
+  return out;
 }
 
-ReplayStream::ReplayStream(kvs_session* session, kvs_model model, const Trace& trace,
+}  // namespace
+
+std::vector<int32_t> InspectedArray::Integers() const {
+  return type == KVS_ARRAY_I32 ? ValuesOf<int32_t>(bytes) : std::vector<int32_t>();
+}
+
+std::vector<float> InspectedArray::Floats() const {
+  return type == KVS_ARRAY_F32 ? ValuesOf<float>(bytes) : std::vector<float>();
+}
+
+ReplayStream::ReplayStream(const ReplaySession& session, const Trace& trace,
                            const std::vector<TraceLayer>& layers)
-    : session_(session), model_(model), trace_(trace), layers_(layers), results_(layers.size()) {
+    : session_(session.session()),
+      model_(session.model()),
+      trace_(trace),
+      layers_(layers),
+      results_(layers.size()) {
   for (LayerResult& result : results_) {
     result.out.resize(static_cast<size_t>(trace.shape().q_row()));
     result.lse.resize(static_cast<size_t>(trace.shape().query_heads));
@@ -107,18 +122,45 @@ Status ReplayStream::EndPrompt() {
 }
 
 Status ReplayStream::ReadPositions(kvs_step* step, int32_t tokens, LayerResult* result) {
+  const TraceShape& shape = trace_.shape();
   uint32_t groups = 0;
   KVS_RETURN_IF_ERROR(FromAbi(kvs_selection_groups(step, 0, &groups)));
+  const auto n = static_cast<int64_t>(groups);
+  if (n != 1 && n != shape.kv_heads && n != shape.query_heads) {
+    return Internal("REPLAY_GROUPS", "the library selects for " + std::to_string(n) +
+                                         " groups of heads; known are 1, kv_heads = " +
+                                         std::to_string(shape.kv_heads) +
+                                         " and query_heads = " + std::to_string(shape.query_heads));
+  }
   result->positions.resize(groups);
   for (uint32_t g = 0; g < groups; ++g) {
-    std::vector<int32_t>& positions = result->positions[g];
-    positions.resize(static_cast<size_t>(tokens));
-    size_t n = 0;
-    KVS_RETURN_IF_ERROR(
-        FromAbi(kvs_selection(step, 0, g, KVS_TOKENS, positions.data(), positions.size(), &n)));
-    positions.resize(std::min(n, positions.size()));
+    KVS_RETURN_IF_ERROR(ReadGroup(step, g, tokens, &result->positions[g]));
   }
   return OkStatus();
+}
+
+// What follows indexes the trace's rows by these positions.
+Status ReplayStream::ReadGroup(kvs_step* step, uint32_t group, int32_t tokens,
+                               std::vector<int32_t>* out) {
+  out->resize(static_cast<size_t>(tokens));
+  size_t n = 0;
+  KVS_RETURN_IF_ERROR(
+      FromAbi(kvs_selection(step, 0, group, KVS_TOKENS, out->data(), out->size(), &n)));
+  out->resize(std::min(n, out->size()));
+  const bool ascending = std::ranges::adjacent_find(*out, std::greater_equal<>()) == out->end();
+  if (n <= static_cast<size_t>(tokens) && ascending &&
+      (out->empty() || (out->front() >= 0 && out->back() < tokens))) {
+    return OkStatus();
+  }
+  return Internal("REPLAY_POSITIONS",
+                  "group " + std::to_string(group) + " lists " + std::to_string(n) +
+                      " positions that do not ascend within 0 .. " + std::to_string(tokens - 1));
+}
+
+Status ReplayStream::ReadCost(kvs_step* step, LayerResult* result) {
+  result->cost = {};
+  result->cost.size = sizeof(result->cost);
+  return FromAbi(kvs_attend_cost(step, 0, &result->cost));
 }
 
 Status ReplayStream::Step(int32_t t, bool want_positions) {
@@ -136,6 +178,7 @@ Status ReplayStream::Step(int32_t t, bool want_positions) {
     KVS_RETURN_IF_ERROR(
         FromAbi(kvs_attend(step.get(), static_cast<int32_t>(i), &q, &out, result.lse.data())));
     spent += Clock::now() - start;
+    KVS_RETURN_IF_ERROR(ReadCost(step.get(), &result));
     if (want_positions) KVS_RETURN_IF_ERROR(ReadPositions(step.get(), position + 1, &result));
   }
   start = Clock::now();
@@ -169,30 +212,39 @@ Result<std::string> ReplayStream::StatusText() const {
   return std::string(text.data());
 }
 
-std::optional<int64_t> ReplayStream::Selections() const {
+Result<InspectedArray> ReplayStream::Inspect(const char* name) const {
   kvs_array array{};
-  if (kvs_inspect(session_, sequence_, "selections", &array) != KVS_OK) return std::nullopt;
-  std::optional<int64_t> last;
-  if (array.type == KVS_ARRAY_I32 && array.bytes >= sizeof(int32_t)) {
-    int32_t value = 0;
-    std::memcpy(&value, static_cast<const char*>(array.data) + array.bytes - sizeof(value),
-                sizeof(value));
-    last = value;
-  }
+  KVS_RETURN_IF_ERROR(FromAbi(kvs_inspect(session_, sequence_, name, &array)));
+  InspectedArray out{array.type, {}, std::vector<std::byte>(array.bytes)};
+  out.shape.assign(array.shape, array.shape + std::clamp(array.dims, 0, 4));
+  if (array.bytes > 0) std::memcpy(out.bytes.data(), array.data, array.bytes);
   kvs_array_free(&array);
-  return last;
+  return out;
 }
 
-Result<std::vector<bool>> ReplayStream::PagesOnHost() const {
+std::optional<int64_t> ReplayStream::Selections() const {
+  const auto array = Inspect("selections");
+  if (!array.ok()) return std::nullopt;
+  const std::vector<int32_t> values = array->Integers();
+  if (values.empty()) return std::nullopt;
+  return values.back();
+}
+
+Result<std::vector<PageTier>> ReplayStream::Pages() const {
   const TraceShape& shape = trace_.shape();
   std::vector<kvs_page> pages(static_cast<size_t>(shape.tokens() / shape.page_tokens + 1024));
   size_t n = 0;
   uint64_t version = 0;
   KVS_RETURN_IF_ERROR(
       FromAbi(kvs_page_table(session_, sequence_, pages.data(), pages.size(), &n, &version)));
-  std::vector<bool> host;
-  for (size_t i = 0; i < std::min(n, pages.size()); ++i) host.push_back(pages[i].tier == 1);
-  return host;
+  pages.resize(std::min(n, pages.size()));
+  std::vector<PageTier> tiers;
+  for (const kvs_page& page : pages) {
+    tiers.push_back(page.address == nullptr ? PageTier::kAbsent
+                    : page.tier == 1        ? PageTier::kHost
+                                            : PageTier::kDevice);
+  }
+  return tiers;
 }
 
 }  // namespace kvstrata::cli

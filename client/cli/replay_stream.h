@@ -1,10 +1,11 @@
 // ReplayStream: one sequence of a replay, under one plan, through the C ABI.
 //
-// Ownership: borrows session and trace; closes its sequence. Threads: one.
+// Ownership: borrows session, trace and layers; closes its sequence. Threads: one.
 #ifndef KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_
 #define KVSTRATA_CLIENT_CLI_REPLAY_STREAM_H_
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,25 +13,46 @@
 #include <vector>
 
 #include "base/status.h"
+#include "client/cli/replay_session.h"
 #include "client/cli/trace.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {
 
-// The calling thread's last failure; OK for KVS_OK.
-Status FromAbi(int code);
-
 // What one decode step gave, per replayed layer.
 struct LayerResult {
-  std::vector<float> out;                       // [query_heads][head_dim]
-  std::vector<float> lse;                       // [query_heads]
-  std::vector<std::vector<int32_t>> positions;  // attended, per group of heads
+  std::vector<float> out;  // [query_heads][head_dim]
+  std::vector<float> lse;  // [query_heads]
+  // Attended at full resolution; a list per group of heads: 1, kv_heads or query_heads of them.
+  std::vector<std::vector<int32_t>> positions;
+  kvs_cost cost{};
+
+  const std::vector<int32_t>& PositionsOf(int32_t head) const {
+    return positions[static_cast<size_t>(head) * positions.size() / lse.size()];
+  }
+};
+
+enum class PageTier : uint8_t {
+  kDevice,
+  kHost,
+  kAbsent
+};  // absent: its rows are in a codec's form
+
+// What kvs_inspect gave: an array of 4-byte values.
+struct InspectedArray {
+  int32_t type = 0;  // KVS_ARRAY_*
+  std::vector<int64_t> shape;
+  std::vector<std::byte> bytes;
+
+  // The values, when the type is I32 or F32; else empty.
+  std::vector<int32_t> Integers() const;
+  std::vector<float> Floats() const;
 };
 
 class ReplayStream {
  public:
   // `layers`: those that are replayed, in the order in which the model registered them.
-  ReplayStream(kvs_session* session, kvs_model model, const Trace& trace,
+  ReplayStream(const ReplaySession& session, const Trace& trace,
                const std::vector<TraceLayer>& layers);
   ~ReplayStream();
   ReplayStream(ReplayStream&&) = delete;
@@ -53,8 +75,8 @@ class ReplayStream {
   Result<std::string> StatusText() const;
   // How often the plan has selected so far; none when it selects at every step.
   std::optional<int64_t> Selections() const;
-  // Per page, whether it lies in host memory.
-  Result<std::vector<bool>> PagesOnHost() const;
+  Result<std::vector<PageTier>> Pages() const;
+  Result<InspectedArray> Inspect(const char* name) const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,6 +91,8 @@ class ReplayStream {
   Status Append(kvs_step* step, const TraceLayer& layer, int32_t first, int32_t n);
   Status AttendTail(kvs_step* step, int32_t index, int32_t first, int32_t n);
   Status ReadPositions(kvs_step* step, int32_t tokens, LayerResult* result);
+  Status ReadGroup(kvs_step* step, uint32_t group, int32_t tokens, std::vector<int32_t>* out);
+  Status ReadCost(kvs_step* step, LayerResult* result);
   Status EndPrompt();
   Status ReportStep(int32_t t);
 

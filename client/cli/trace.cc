@@ -41,8 +41,8 @@ bool AllFinite(const uint16_t* values, size_t n) {
 }  // namespace
 
 std::string Trace::Metadata(const std::string& key) const {
-  const auto found = file_.metadata().find(key);
-  return found == file_.metadata().end() ? "" : found->second;
+  const auto found = file_->metadata().find(key);
+  return found == file_->metadata().end() ? "" : found->second;
 }
 
 Result<int32_t> Trace::Number(const std::string& key, int32_t least, int32_t most) const {
@@ -111,9 +111,9 @@ Result<std::vector<int32_t>> Trace::LayerNumbers() const {
 
 Result<const TensorView*> Trace::Tensor(const std::string& name, const std::string& dtype,
                                         const std::vector<int64_t>& shape) const {
-  const auto found = file_.tensors().find(name);
+  const auto found = file_->tensors().find(name);
   const std::string wanted = dtype + " " + ShapeText(shape);
-  if (found == file_.tensors().end()) {
+  if (found == file_->tensors().end()) {
     return InvalidArgument("TRACE_TENSOR", "tensor '" + name + "' is missing; it is " + wanted);
   }
   const TensorView& view = found->second;
@@ -136,7 +136,7 @@ Result<const uint16_t*> Trace::Rows(const std::string& name,
 
 Result<std::vector<float>> Trace::Series(const std::string& name, int64_t n) const {
   std::vector<float> values;
-  if (!file_.tensors().contains(name)) return values;
+  if (!file_->tensors().contains(name)) return values;
   KVS_ASSIGN_OR_RETURN(const TensorView* view, Tensor(name, "F32", {n}));
   values.resize(static_cast<size_t>(n));
   if (n > 0) std::memcpy(values.data(), view->bytes.data(), view->bytes.size());
@@ -156,7 +156,7 @@ Status Trace::ReadTensors() {
   std::memcpy(tokens_.data(), tokens->bytes.data(), tokens->bytes.size());
   KVS_ASSIGN_OR_RETURN(surprisal_, Series("surprisal", shape_.prompt));
   KVS_ASSIGN_OR_RETURN(entropy_, Series("entropy", shape_.steps));
-  if (file_.tensors().contains("boundary")) {
+  if (file_->tensors().contains("boundary")) {
     KVS_ASSIGN_OR_RETURN(const TensorView* boundary, Tensor("boundary", "U8", {n}));
     boundary_.resize(static_cast<size_t>(n));
     std::memcpy(boundary_.data(), boundary->bytes.data(), boundary->bytes.size());
@@ -179,6 +179,18 @@ Result<Trace> Trace::FromFile(Safetensors file) {
   KVS_RETURN_IF_ERROR(trace.ReadMetadata());
   KVS_RETURN_IF_ERROR(trace.ReadTensors());
   return trace;
+}
+
+Trace Trace::Prefix(int32_t prompt) const {
+  KVS_CHECK(1 <= prompt && prompt <= shape_.prompt);
+  Trace out = *this;
+  for (TraceLayer& layer : out.layers_) layer.q += shape_.tail * shape_.q_row();
+  out.shape_.prompt = prompt;
+  out.shape_.tail = 0;
+  out.tokens_.resize(static_cast<size_t>(out.shape_.tokens()));
+  if (!surprisal_.empty()) out.surprisal_.resize(static_cast<size_t>(prompt));
+  if (!boundary_.empty()) out.boundary_.resize(static_cast<size_t>(out.shape_.tokens()));
+  return out;
 }
 
 Result<Trace> Trace::Open(const std::string& path) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,11 @@ class Trace {
   static Result<Trace> Open(const std::string& path);
   static Result<Trace> FromFile(Safetensors file);
 
+  // As if the prompt had ended after `prompt` tokens: the steps append the rows that follow there
+  // and ask the recorded decode queries, which come from later positions. For timing, not for
+  // quality. REQUIRES: 1 <= prompt <= N0.
+  Trace Prefix(int32_t prompt) const;
+
   const TraceShape& shape() const { return shape_; }
   const std::vector<TraceLayer>& layers() const { return layers_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
@@ -51,7 +57,7 @@ class Trace {
   std::string Metadata(const std::string& key) const;
 
  private:
-  explicit Trace(Safetensors file) : file_(std::move(file)) {}
+  explicit Trace(Safetensors file) : file_(std::make_shared<Safetensors>(std::move(file))) {}
   Status ReadMetadata();
   Result<std::vector<int32_t>> LayerNumbers() const;
   Result<int32_t> Number(const std::string& key, int32_t least, int32_t most) const;
@@ -61,7 +67,7 @@ class Trace {
   Result<std::vector<float>> Series(const std::string& name, int64_t n) const;
   Status ReadTensors();
 
-  Safetensors file_;
+  std::shared_ptr<const Safetensors> file_;
   TraceShape shape_;
   std::vector<TraceLayer> layers_;
   std::vector<int32_t> tokens_;

@@ -1,8 +1,18 @@
 // A client library without a daemon for replay tests: keeps what is appended, attends in double,
-// and refuses what the C ABI's contract refuses. Plans: "full", and "first:K" (positions [0, K) and
-// the query's own). The prompt of the second and later sequences is held up to its last full page.
+// and refuses what the C ABI's contract refuses. The prompt of the second and later sequences is
+// held up to its last full page. Plans:
+//   full
+//   first:K    positions [0, K) and the query's own; one list for all heads
+//   heads:K    query head h attends [0, K + 10 h) and its own: a list per query head
+//   lossy:K    first:K from stored rows whose values came back 1.25 times too large: no pages, and
+//              log-sum-exps that are ln 2 too large, as coarse rows make them; costs 80 bytes a row
+//   rest:K     the same from raw rows
+//   quest, chess, tokenselect (with any options) are first:256, :128 and :64; mosaickv{..} is lossy
+#include "tests/cli/fake_client.h"
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -14,8 +24,16 @@
 struct kvs_session {
   kvs_model_desc model{};
 };
-struct FakeSequence {
+struct FakePlan {
+  std::string text = "full{codec = \"raw\"}";
   int first = -1;  // -1: full
+  bool per_head = false;
+  bool pages = true;
+  float values = 1, lse = 0;  // factor of outputs, added to log-sum-exps
+  uint64_t coarse_rows = 0, row_bytes = 256;
+};
+struct FakeSequence {
+  FakePlan plan;
   std::vector<int32_t> tokens;
   std::vector<std::vector<float>> k, v;  // per layer
   uint32_t reported = 0;
@@ -25,8 +43,10 @@ struct kvs_step {
   FakeSequence* sequence = nullptr;
   std::vector<int32_t> tokens;
   std::vector<bool> appended;
-  std::vector<int32_t> positions;
+  std::vector<std::vector<int32_t>> positions;  // per group
 };
+
+FakeLibrary fake_library;
 
 namespace {
 
@@ -50,10 +70,50 @@ void Take(const kvs_tensor* t, std::vector<float>* to) {
   }
 }
 
-std::vector<int32_t> Chosen(const FakeSequence& s, int32_t n) {
+FakePlan Lossy(int first, const std::string& text) {
+  FakePlan plan{.text = text, .first = first};
+  plan.values = 1.25f;
+  plan.lse = std::log(2.0f);
+  plan.coarse_rows = 3;
+  plan.row_bytes = 80;
+  return plan;
+}
+
+// False: unknown.
+bool ParseFakePlan(const std::string& text, FakePlan* out) {
+  const std::string raw = "{codec = \"raw\", min_tokens = 0}";
+  const auto is = [&text](const char* name) { return text.starts_with(name); };
+  const auto number = [&text] { return std::stoi(text.substr(text.find(':') + 1)); };
+  *out = {};
+  if (text == "full") return true;
+  if (is("first:")) {
+    *out = {.text = "first{codec = \"raw\", rest = \"drop\"}", .first = number()};
+  } else if (is("heads:")) {
+    *out = {.text = "heads{codec = \"raw\"}", .first = number(), .per_head = true};
+  } else if (is("lossy:")) {
+    *out = Lossy(number(), "lossy{codec = \"packed\"}");
+    out->pages = false;
+  } else if (is("rest:")) {
+    *out = Lossy(number(), "rest{codec = \"raw\", rest = \"mean\"}");
+  } else if (is("mosaickv")) {
+    *out = Lossy(64, "mosaickv{codec = \"packed\", strategy = \"search\"}");
+    out->pages = false;
+  } else if (is("quest") || is("chess") || is("tokenselect")) {
+    *out = {.text = text.substr(0, text.find('{')) + raw,
+            .first = is("quest")   ? 256
+                     : is("chess") ? 128
+                                   : 64};
+  } else {
+    return false;
+  }
+  return true;
+}
+
+std::vector<int32_t> Chosen(const FakePlan& plan, int head, int32_t n) {
+  const int first = plan.first + (plan.per_head ? 10 * head : 0);
   std::vector<int32_t> out;
   for (int32_t i = 0; i < n; ++i) {
-    if (s.first < 0 || i < s.first || i == n - 1) out.push_back(i);
+    if (plan.first < 0 || i < first || i == n - 1) out.push_back(i);
   }
   return out;
 }
@@ -77,8 +137,8 @@ float AttendHead(const FakeSequence& s, int layer, int kv_head, const uint16_t* 
     l += w;
     for (int c = 0; c < d; ++c) sum[c] += w * s.v[layer][at(rows[i]) + c];
   }
-  for (int c = 0; c < d; ++c) out[c] = static_cast<float>(sum[c] / l);
-  return static_cast<float>(m + std::log(l));
+  for (int c = 0; c < d; ++c) out[c] = static_cast<float>(sum[c] / l) * s.plan.values;
+  return static_cast<float>(m + std::log(l)) + s.plan.lse;
 }
 
 }  // namespace
@@ -105,9 +165,13 @@ int kvs_model_register(kvs_session* session, const kvs_model_desc* desc, kvs_mod
 int kvs_sequence_open(kvs_session*, kvs_model, const char* plan, const int32_t* tokens, size_t n,
                       kvs_sequence* out, uint32_t* held) {
   FakeSequence s;
-  const std::string text = plan;
-  if (text.starts_with("first:")) s.first = std::stoi(text.substr(6));
-  if (s.first < 0 && text != "full") return Fail(KVS_INVALID_ARGUMENT, "PLAN_UNKNOWN", text);
+  if (!fake_library.refused_plan.empty() &&
+      std::string(plan).starts_with(fake_library.refused_plan)) {
+    return Fail(KVS_UNIMPLEMENTED, "PLAN_UNIMPLEMENTED", std::string(plan) + ": not in this build");
+  }
+  if (!ParseFakePlan(plan, &s.plan)) return Fail(KVS_INVALID_ARGUMENT, "PLAN_UNKNOWN", plan);
+  fake_library.opened.push_back(plan);
+  fake_library.prompt_tokens.push_back(static_cast<unsigned>(n));
   const auto layers = static_cast<size_t>(the_session.model.layers);
   s.k.resize(layers);
   s.v.resize(layers);
@@ -122,8 +186,8 @@ int kvs_sequence_open(kvs_session*, kvs_model, const char* plan, const int32_t* 
   return KVS_OK;
 }
 int kvs_sequence_close(kvs_session*, kvs_sequence) { return KVS_OK; }
-int kvs_sequence_plan(kvs_session*, kvs_sequence, char* text, size_t capacity) {
-  strncpy(text, "fake{}", capacity);
+int kvs_sequence_plan(kvs_session*, kvs_sequence sequence, char* text, size_t capacity) {
+  strncpy(text, sequences[sequence].plan.text.c_str(), capacity);
   return KVS_OK;
 }
 int kvs_sequence_status(kvs_session*, kvs_sequence, char* text, size_t capacity) {
@@ -177,11 +241,16 @@ int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_ten
   const int group = heads / the_session.model.kv_heads;
   for (int t = 0; t < q->tokens; ++t) {
     const auto n = static_cast<int32_t>(step->sequence->tokens.size()) + t + 1;
-    step->positions = Chosen(*step->sequence, n);
+    const FakePlan& plan = step->sequence->plan;
+    step->positions.clear();
+    for (int h = 0; h < (plan.per_head ? heads : 1); ++h) {
+      step->positions.push_back(Chosen(plan, h, n));
+    }
     for (int h = 0; h < heads; ++h) {
       const int row = t * heads + h;
+      const auto& rows = step->positions[plan.per_head ? h : 0];
       const float sum = AttendHead(*step->sequence, layer, h / group,
-                                   static_cast<const uint16_t*>(q->data) + row * d, step->positions,
+                                   static_cast<const uint16_t*>(q->data) + row * d, rows,
                                    static_cast<float*>(const_cast<void*>(out->data)) + row * d);
       if (lse != nullptr) lse[row] = sum;
     }
@@ -199,30 +268,63 @@ int kvs_step_end(kvs_step* step, void*) {
 }
 void kvs_step_abort(kvs_step* step) { delete step; }
 
-int kvs_selection_groups(kvs_step*, uint32_t, uint32_t* groups) {
-  *groups = 1;
+int kvs_selection_groups(kvs_step* step, uint32_t, uint32_t* groups) {
+  *groups = static_cast<uint32_t>(step->positions.size());
   return KVS_OK;
 }
-int kvs_selection(kvs_step* step, uint32_t, uint32_t, int, int32_t* out, size_t capacity,
+int kvs_selection(kvs_step* step, uint32_t, uint32_t group, int, int32_t* out, size_t capacity,
                   size_t* n) {
-  *n = step->positions.size();
-  std::copy_n(step->positions.begin(), std::min(*n, capacity), out);
+  const std::vector<int32_t>& positions = step->positions[group];
+  *n = positions.size();
+  std::copy_n(positions.begin(), std::min(*n, capacity), out);
+  if (fake_library.list_backwards) std::reverse(out, out + std::min(*n, capacity));
+  return KVS_OK;
+}
+int kvs_attend_cost(kvs_step* step, uint32_t, kvs_cost* out) {
+  if (out->size != sizeof(kvs_cost)) return Fail(KVS_INVALID_ARGUMENT, "SIZE", "cost.size");
+  const FakePlan& plan = step->sequence->plan;
+  out->rows = 0;
+  for (const auto& list : step->positions) out->rows += list.size();
+  out->coarse_rows = plan.coarse_rows;
+  out->attend_bytes = plan.row_bytes * (out->rows + out->coarse_rows);
+  out->select_bytes = plan.first < 0 ? 0 : 1000;
   return KVS_OK;
 }
 int kvs_page_table(kvs_session*, kvs_sequence sequence, kvs_page* out, size_t capacity, size_t* n,
                    uint64_t*) {
-  *n = (sequences[sequence].tokens.size() + 15) / 16;
-  for (size_t i = 0; i < std::min(*n, capacity); ++i)
-    out[i] = {nullptr, i == 0, 0};  // page 0: host
-  return KVS_OK;
-}
-int kvs_inspect(kvs_session*, kvs_sequence sequence, const char*, kvs_array* out) {
+  static const char memory = 0;
   const FakeSequence& s = sequences[sequence];
-  if (s.first < 0) return Fail(KVS_NOT_FOUND, "INSPECT_UNKNOWN", "full selects nothing");
-  auto* value = new int32_t(static_cast<int32_t>(s.tokens.size()));  // "one selection a token"
-  *out = {KVS_ARRAY_I32, 1, {1}, value, sizeof(*value)};
+  *n = (s.tokens.size() + 15) / 16;
+  for (size_t i = 0; i < std::min(*n, capacity); ++i) {
+    out[i] = {s.plan.pages ? &memory : nullptr, i == 0, 0};  // page 0: host
+  }
   return KVS_OK;
 }
-void kvs_array_free(kvs_array* array) { delete static_cast<int32_t*>(array->data); }
+int kvs_inspect(kvs_session*, kvs_sequence sequence, const char* name, kvs_array* out) {
+  const FakeSequence& s = sequences[sequence];
+  const std::string what = name;
+  const auto give = [out](int type, std::vector<int64_t> shape, const void* data, size_t bytes) {
+    *out = {type, static_cast<int32_t>(shape.size()), {}, std::malloc(bytes), bytes};
+    std::copy(shape.begin(), shape.end(), out->shape);
+    std::memcpy(out->data, data, bytes);
+    return static_cast<int>(KVS_OK);
+  };
+  if (what == "selections" && s.plan.first >= 0) {
+    const auto value = static_cast<int32_t>(s.tokens.size());  // one selection a token
+    return give(KVS_ARRAY_I32, {1}, &value, sizeof(value));
+  }
+  const bool packed = s.plan.text.starts_with("mosaickv") && s.prefill_done;
+  if (what == "strategies" && packed) {  // one segment, three layers
+    const int32_t values[] = {16, 1, 8, 16, 1, 8, 24, 2, 16};
+    return give(KVS_ARRAY_I32, {1, 3, 3}, values, sizeof(values));
+  }
+  if (what == "losses" && packed && !fake_library.losses.empty()) {
+    const auto rows = static_cast<int64_t>(fake_library.losses.size() / 4);
+    return give(KVS_ARRAY_F32, {rows, 4}, fake_library.losses.data(),
+                fake_library.losses.size() * sizeof(float));
+  }
+  return Fail(KVS_NOT_FOUND, "INSPECT_UNKNOWN", "no array '" + what + "'");
+}
+void kvs_array_free(kvs_array* array) { std::free(array->data); }
 
 }  // extern "C"

@@ -40,11 +40,30 @@ TEST(Metrics, OracleTakesTheLargestAndTheLowerOfEquals) {
   }
   const uint16_t q = ToBf16(2), negative = ToBf16(-1);
   const KeyRows rows{keys.data() + 1, 2, 1};
-  EXPECT_EQ(OracleTopK(rows, &q, 5, 1), std::vector<int32_t>({1}));
-  EXPECT_EQ(OracleTopK(rows, &q, 5, 3), std::vector<int32_t>({1, 2, 3}));
-  EXPECT_EQ(OracleTopK(rows, &q, 4, 4), std::vector<int32_t>({0, 1, 2, 3}));
-  EXPECT_EQ(OracleTopK(rows, &negative, 5, 1), std::vector<int32_t>({4}));
-  EXPECT_TRUE(OracleTopK(rows, &q, 5, 0).empty());
+  const auto best = [&rows](const uint16_t* query, int32_t n, int32_t k) {
+    return BestOf(Scores(rows, query, n), k);
+  };
+  EXPECT_EQ(best(&q, 5, 1), std::vector<int32_t>({1}));
+  EXPECT_EQ(best(&q, 5, 3), std::vector<int32_t>({1, 2, 3}));
+  EXPECT_EQ(best(&q, 4, 4), std::vector<int32_t>({0, 1, 2, 3}));
+  EXPECT_EQ(best(&negative, 5, 1), std::vector<int32_t>({4}));
+  EXPECT_TRUE(best(&q, 5, 0).empty());
+}
+
+TEST(Metrics, RelativeDistanceIsOfAThird) {
+  const std::vector<double> a = {3, 0}, b = {0, 4}, of = {0, 10}, zero = {0, 0};
+  EXPECT_DOUBLE_EQ(RelativeDistance(a, b, of), 0.5);
+  EXPECT_EQ(RelativeDistance(a, a, zero), 0);
+  EXPECT_TRUE(std::isinf(RelativeDistance(a, b, zero)));
+}
+
+TEST(Metrics, Cosine) {
+  const uint16_t a[] = {ToBf16(3), ToBf16(4)}, b[] = {ToBf16(4), ToBf16(3)};
+  const uint16_t c[] = {ToBf16(-6), ToBf16(-8)}, zero[] = {ToBf16(0), ToBf16(0)};
+  EXPECT_DOUBLE_EQ(Cosine(a, b), 0.96);
+  EXPECT_DOUBLE_EQ(Cosine(a, c), -1);
+  EXPECT_EQ(Cosine(a, zero), 0);
+  EXPECT_EQ(Cosine(zero, zero), 0);
 }
 
 TEST(Metrics, OverlapIsTheShareOfTheOracle) {

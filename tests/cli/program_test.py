@@ -133,6 +133,30 @@ def test_bad_traces_name_the_field(cli):
         expect(replay(), 1, reason, path, "docs/traces.md")
 
 
+def test_calibrates_without_a_daemon(cli):
+    trace, other, out = (os.path.join(cli.folder, name) for name in ("c.safetensors", "d.safetensors", "c.toml"))
+    for path, geometry in ((trace, {}), (other, {"layers": "4"})):
+        with open(path, "wb") as file:
+            file.write(trace_bytes(steps=70, **geometry))
+    result = json.loads(expect(cli("calibrate", trace, "--offline", "--out", out, "-o", "json"), 0).stdout)
+    assert result["chess"]["pages"] == 1 and result["chess"]["thresholds"] == [1, 0], result["chess"]
+    assert result["sekv"]["alphas"][0]["anchor_share"] == 1 / 600, result["sekv"]
+    assert len(result["tokenselect"]["cache"]) == 4 and result["break_even"]["plans"] == []
+    with open(out) as file:
+        written = file.read()
+    assert "\nchess_calibrated = 'chess{thresholds = [1.0, 0.0]}'\n" in written, written
+    assert os.listdir(cli.folder).count("c.toml.part") == 0
+    expect(cli("calibrate", trace, "--offline"), 0, "ALPHA", "THETA", "chess_calibrated")
+    expect(cli("calibrate", trace, "--offline", "-o", "yaml"), 0, "break_even:")
+    expect(cli("calibrate", trace, other, "--offline"), 2, "CALIBRATE_MODELS", "layers is '3' and '4'")
+    expect(cli("calibrate", trace, "--offline", "--out", cli.folder + "/none/x.toml"), 2, "CALIBRATE_OUT")
+    expect(cli("calibrate", trace, cli.folder + "/none", "--offline"), 5, "TRACE_UNREADABLE")
+    expect(cli("calibrate", trace, "--out", out), 3)  # the rest needs a daemon
+    with open(out) as file:
+        assert file.read() == written, "a failed calibration changed the file of an earlier one"
+    assert os.listdir(cli.folder).count("c.toml.part") == 0
+
+
 # ---- with a real daemon ----
 
 def daemon_reports(cli):
@@ -148,6 +172,11 @@ def daemon_reports(cli):
 def daemon_lists(cli):
     plans = json.loads(expect(cli("plan", "ls", "-o", "json"), 0).stdout)["plans"]
     assert {"full", "window", "quest", "chess"} <= {p["name"] for p in plans}
+    table = expect(cli("plan", "ls"), 0).stdout
+    for plan in plans:  # whatever presets the daemon has
+        shown = json.loads(expect(cli("plan", "show", plan["name"], "-o", "json"), 0).stdout)
+        assert shown == plan and plan["description"], (shown, plan)
+        assert f'\n{plan["name"]} ' in table, table
     expect(cli("plan", "show", "quest{budget = 1024}"), 0, "budget = 1024")
     expect(cli("plan", "show", "qest"), 5, "PLAN_UNKNOWN", "quest")
     expect(cli("plan", "show", "quest{budgte = 1}"), 2, "budget")
@@ -184,7 +213,7 @@ def daemon_checks_files(cli):
     assert json.loads(cli("config", "check", path, "-o", "json").stdout)["valid"] is True
 
 
-def trace_bytes(prompt=600, steps=6, tail=8):
+def trace_bytes(prompt=600, steps=6, tail=8, layers="3"):
     """A trace of random keys: 4 query heads, 2 KV heads, dim 64, layers 0 and 2 of 3."""
     import random
     draw = random.Random(7)
@@ -201,7 +230,7 @@ def trace_bytes(prompt=600, steps=6, tail=8):
         tensors[f"q.{layer}"] = ("BF16", [tail + steps, 4, 64], bf16((tail + steps) * 256))
     tensors["boundary"] = ("U8", [tokens], bytes(tokens))
     header = {"__metadata__": {
-        "format": "kvstrata-trace", "format_version": "1", "layers": "3", "trace_layers": "0,2",
+        "format": "kvstrata-trace", "format_version": "1", "layers": layers, "trace_layers": "0,2",
         "query_heads": "4", "kv_heads": "2", "head_dim": "64", "page_tokens": "16", "keys": "post_rope",
         "N0": str(prompt), "T": str(steps), "tail": str(tail)}}
     data = b""
@@ -233,6 +262,8 @@ def daemon_replays(cli):
         assert row["kv_tokens_per_step"] < 400, row
         assert 0 < row["oracle_overlap"] < 1, row
         assert row["kv_bytes_per_step"]["total"] == row["kv_tokens_per_step"] * 2 * 2 * 2 * 64 * 2, row
+        assert row["cost_per_step"]["rows"] == row["kv_tokens_per_step"] * 2 * 2, row  # layers, KV heads
+        assert row["cost_per_step"]["attend_bytes"] > 0 and not row["sampled"], row
     window = sparse[1]
     assert window["kv_tokens_per_step"] == 64, window
     assert sparse[2]["selections"] is not None, sparse[2]
@@ -241,6 +272,25 @@ def daemon_replays(cli):
     expect(cli("replay", path, "--plan", "qest"), 5, "PLAN_UNKNOWN")
     expect(cli("audit"), 0, "yes")
     assert json.loads(cli("session", "ls", "-o", "json").stdout)["sessions"] == []
+
+
+def daemon_calibrates(cli):
+    trace, out = (os.path.join(cli.folder, name) for name in ("k.safetensors", "k.toml"))
+    with open(trace, "wb") as file:
+        file.write(trace_bytes(steps=40))
+    result = json.loads(expect(cli("calibrate", trace, "--out", out, "-o", "json"), 0).stdout)
+    known = {p["name"] for p in json.loads(cli("plan", "ls", "-o", "json").stdout)["plans"]}
+    for row in result["break_even"]["plans"]:
+        name = row["plan"].split("{")[0]
+        assert (row["status"] == "ok") == (name in known), row
+        assert [p["tokens"] for p in row["points"]] == ([512, 600] if name in known else []), row
+    assert (result["mosaickv"]["status"] == "ok") == ("mosaickv" in known), result["mosaickv"]
+    # The file is one that a daemon takes; of presets that it has not, it says so.
+    checked = cli("config", "check", out)
+    assert checked.returncode == (0 if {"sekv", "tokenselect"} <= known else 1), checked
+    expect(cli("calibrate", trace), 0, "break-even", "512")
+    assert json.loads(cli("session", "ls", "-o", "json").stdout)["sessions"] == []
+    expect(cli("audit"), 0, "yes")
 
 
 def with_daemon(program, cli):

@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "client/cli/oracle.h"
+#include "tests/cli/fake_client.h"
 #include "tests/cli/trace_file.h"
 
 namespace kvstrata::cli {
@@ -27,28 +29,74 @@ struct Fixture {
   }
 };
 
-// Softmax mass that falls on the first kFirst rows and the last one, averaged over everything.
-double ExpectedRecall(const Trace& trace) {
+struct Sum {
   double total = 0;
   int count = 0;
+  void Add(double x) {
+    total += x;
+    ++count;
+  }
+  double Mean() const { return total / count; }
+};
+
+// Softmax weights of query head h at step t over all rows, from the definition.
+std::vector<double> Weights(const TraceLayer& layer, int t, int h) {
+  const uint16_t* q = layer.q + ((kTail + t) * 2 + h) * 64;
+  std::vector<double> weights;
+  double all = 0;
+  for (int row = 0; row <= kPrompt + t; ++row) {
+    double dot = 0;
+    for (int c = 0; c < 64; ++c) dot += double{FromBf16(q[c])} * FromBf16(layer.k[row * 64 + c]);
+    weights.push_back(std::exp(dot / 8));
+    all += weights.back();
+  }
+  for (double& w : weights) w /= all;
+  return weights;
+}
+
+// Mean over everything of the mass that falls on the first rows of each head and the last one.
+double ExpectedRecall(const Trace& trace, int first, int more_per_head) {
+  Sum recall;
   for (const TraceLayer& layer : trace.layers()) {
     for (int t = 0; t < kSteps; ++t) {
-      for (int h = 0; h < 2; ++h, ++count) {
-        const uint16_t* q = layer.q + ((kTail + t) * 2 + h) * 64;
-        double all = 0, chosen = 0;
-        for (int row = 0; row <= kPrompt + t; ++row) {
-          double dot = 0;
-          for (int c = 0; c < 64; ++c)
-            dot += double{FromBf16(q[c])} * FromBf16(layer.k[row * 64 + c]);
-          const double w = std::exp(dot / 8);
-          all += w;
-          if (row < kFirst || row == kPrompt + t) chosen += w;
-        }
-        total += chosen / all;
+      for (int h = 0; h < 2; ++h) {
+        const std::vector<double> weights = Weights(layer, t, h);
+        double chosen = weights.back();
+        for (int row = 0; row < first + more_per_head * h; ++row) chosen += weights[row];
+        recall.Add(chosen);
       }
     }
   }
-  return total / count;
+  return recall.Mean();
+}
+
+// Relative error of attending kFirst rows and the last one, of values that are `factor` as large,
+// against everything (first) and against the same rows of right values (second).
+std::pair<double, double> ExpectedErrors(const Trace& trace, double factor) {
+  Sum selection, codec;
+  for (const TraceLayer& layer : trace.layers()) {
+    for (int t = 0; t < kSteps; ++t) {
+      for (int h = 0; h < 2; ++h) {
+        const std::vector<double> weights = Weights(layer, t, h);
+        double mass = weights.back(), off = 0, scaled = 0, norm = 0;
+        for (int row = 0; row < kFirst; ++row) mass += weights[row];
+        for (int c = 0; c < 64; ++c) {
+          double full = 0, some = 0;
+          for (size_t row = 0; row < weights.size(); ++row) {
+            const double part = weights[row] * FromBf16(layer.v[row * 64 + c]);
+            full += part;
+            if (row < kFirst || row + 1 == weights.size()) some += part / mass;
+          }
+          off += (some - full) * (some - full);
+          scaled += (factor - 1) * (factor - 1) * some * some;
+          norm += full * full;
+        }
+        selection.Add(std::sqrt(off / norm));
+        codec.Add(std::sqrt(scaled / norm));
+      }
+    }
+  }
+  return {selection.Mean(), codec.Mean()};
 }
 
 TEST(Replay, MeasuresWhatAPlanLosesAndReads) {
@@ -57,9 +105,12 @@ TEST(Replay, MeasuresWhatAPlanLosesAndReads) {
   ASSERT_TRUE(report.ok()) << report.status().ToString();
   const PlanReport& plan = report->plans[0];
   EXPECT_EQ(plan.mass_recall.size(), 3u * kSteps * 2);
-  EXPECT_NEAR(plan.mass_recall.Mean(), ExpectedRecall(fixture.trace), 1e-5);
+  EXPECT_NEAR(plan.mass_recall.Mean(), ExpectedRecall(fixture.trace, kFirst, 0), 1e-5);
   EXPECT_LE(plan.mass_recall.Percentile(5), plan.mass_recall.Mean());
-  EXPECT_GT(plan.selection_error.Mean(), 0.1);
+  EXPECT_FALSE(plan.sampled);
+  EXPECT_NEAR(plan.output_error.Mean(), ExpectedErrors(fixture.trace, 1).first, 1e-5);
+  EXPECT_EQ(plan.selection_error.Mean(), plan.output_error.Mean());
+  EXPECT_EQ(plan.codec_error.Mean(), 0);
   EXPECT_DOUBLE_EQ(plan.kv_tokens.Mean(), kFirst + 1);
   // 3 layers x 1 KV head x (k and v) x 64 x 2 bytes a token; the first page of 16 lies on the host.
   EXPECT_DOUBLE_EQ(plan.host_bytes.Mean(), 3.0 * 2 * 128 * 16);
@@ -71,13 +122,116 @@ TEST(Replay, MeasuresWhatAPlanLosesAndReads) {
   EXPECT_EQ(plan.held_tokens, 1024u);
 }
 
+TEST(Replay, ALossyCodecIsMeasuredFromTheTrace) {
+  const Fixture fixture;
+  const auto report = fixture.Run({.plans = {"lossy:" + std::to_string(kFirst)}});
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  const PlanReport& plan = report->plans[0];
+  EXPECT_TRUE(plan.sampled);
+  EXPECT_FALSE(plan.raw);
+  // 5 steps and 3 layers are fewer than the sample holds: it is everything. Twice the mass is what
+  // its log-sum-exp claims.
+  EXPECT_EQ(plan.mass_recall.size(), 3u * kSteps * 2);
+  EXPECT_NEAR(plan.mass_recall.Mean(), ExpectedRecall(fixture.trace, kFirst, 0), 1e-9);
+  const auto [selection, codec] = ExpectedErrors(fixture.trace, 1.25);
+  EXPECT_NEAR(plan.selection_error.Mean(), selection, 1e-5);
+  EXPECT_NEAR(plan.codec_error.Mean(), codec, 1e-5);
+  EXPECT_GT(plan.output_error.Mean(), selection);
+  EXPECT_DOUBLE_EQ(plan.kv_tokens.Mean(), kFirst + 1);
+}
+
+TEST(Replay, RestIsMeasuredFromTheTrace) {
+  const Fixture fixture;
+  const auto report = fixture.Run({.plans = {"rest:" + std::to_string(kFirst)}});
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  const PlanReport& plan = report->plans[0];
+  EXPECT_TRUE(plan.sampled);
+  EXPECT_TRUE(plan.raw);
+  EXPECT_NEAR(plan.mass_recall.Mean(), ExpectedRecall(fixture.trace, kFirst, 0), 1e-9);
+  EXPECT_GT(plan.codec_error.Mean(), 0.1);
+  EXPECT_DOUBLE_EQ(plan.host_bytes.Mean(), 3.0 * 2 * 128 * 16);
+}
+
+TEST(Replay, CostsAreSummedOverLayers) {
+  const Fixture fixture;
+  const auto report = fixture.Run({.plans = {"lossy:" + std::to_string(kFirst), "full"}});
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  const StepCosts& lossy = report->plans[0].costs;
+  EXPECT_DOUBLE_EQ(lossy.rows.Mean(), 3.0 * (kFirst + 1));
+  EXPECT_DOUBLE_EQ(lossy.coarse_rows.Mean(), 9);
+  EXPECT_DOUBLE_EQ(lossy.attend_bytes.Mean(), 3.0 * 80 * (kFirst + 1 + 3));
+  EXPECT_DOUBLE_EQ(lossy.select_bytes.Mean(), 3000);
+  EXPECT_EQ(lossy.rows.size(), size_t{kSteps});
+  const StepCosts& full = report->plans[1].costs;
+  EXPECT_DOUBLE_EQ(full.rows.Mean(), 3 * (kPrompt + (kSteps + 1) / 2.0));
+  EXPECT_EQ(full.select_bytes.Mean(), 0);
+}
+
+TEST(Replay, EveryQueryHeadMayHaveItsList) {
+  const Fixture fixture;
+  const auto report = fixture.Run({.plans = {"heads:" + std::to_string(kFirst)}});
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  const PlanReport& plan = report->plans[0];
+  EXPECT_NEAR(plan.mass_recall.Mean(), ExpectedRecall(fixture.trace, kFirst, 10), 1e-5);
+  EXPECT_DOUBLE_EQ(plan.kv_tokens.Mean(), kFirst + 5 + 1);
+  EXPECT_DOUBLE_EQ(plan.device_bytes.Mean() + plan.host_bytes.Mean(),
+                   3.0 * 2 * 128 * (2 * kFirst + 10 + 2));
+  EXPECT_LT(plan.oracle_overlap.Mean(), 0.6);
+}
+
+TEST(Replay, TimingAloneMeasuresNothingElse) {
+  const Fixture fixture;
+  const auto report = fixture.Run({.plans = {"first:10"}, .timing_only = true});
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_EQ(report->plans[0].step_ms.size(), size_t{kSteps});
+  EXPECT_DOUBLE_EQ(report->plans[0].costs.rows.Mean(), 33);
+  EXPECT_EQ(report->plans[0].mass_recall.size(), 0u);
+  EXPECT_TRUE(report->overlap_steps.empty());
+}
+
+TEST(Replay, ALibraryThatListsNonsenseIsRefused) {
+  const Fixture fixture;
+  fake_library.list_backwards = true;
+  const auto report = fixture.Run({.plans = {"full"}});
+  fake_library = {};
+  EXPECT_EQ(report.status().reason(), "REPLAY_POSITIONS");
+}
+
+TEST(Oracle, MassAndAttentionOverNoRows) {
+  const Fixture fixture;
+  const Oracle oracle(fixture.trace.shape(), fixture.trace.layers()[0], 2);
+  EXPECT_EQ(oracle.MassOn(1, {}), 0);
+  EXPECT_EQ(oracle.AttendOver(1, {}), std::vector<double>(64));
+  const std::vector<int32_t> one = {7};
+  const std::vector<double> value = oracle.AttendOver(0, one);
+  for (size_t c = 0; c < 64; ++c) {
+    EXPECT_EQ(value[c], FromBf16(fixture.trace.layers()[0].v[7 * 64 + c]));
+  }
+  EXPECT_NEAR(oracle.MassOn(1, one), Weights(fixture.trace.layers()[0], 2, 1)[7], 1e-12);
+}
+
+TEST(Prefix, StepsFollowTheShorterPrompt) {
+  const Fixture fixture;
+  const Trace prefix = fixture.trace.Prefix(100);
+  EXPECT_EQ(prefix.shape().prompt, 100);
+  EXPECT_EQ(prefix.tokens().size(), 100u + kSteps);
+  EXPECT_EQ(prefix.surprisal().size(), 100u);
+  EXPECT_EQ(prefix.boundary().size(), 100u + kSteps);
+  EXPECT_EQ(prefix.layers()[1].q, fixture.trace.layers()[1].q + kTail * 128);
+  EXPECT_EQ(fixture.trace.shape().tail, kTail);
+  const auto report = Replay(prefix, {.plans = {"full"}, .timing_only = true},
+                             [](const char*, int32_t, int32_t) {});
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_DOUBLE_EQ(report->reference.costs.rows.Mean(), 3 * 103.0);
+}
+
 TEST(Replay, FullAgainstItselfLosesNothing) {
   const Fixture fixture;
   const auto report = fixture.Run({.plans = {"full"}});
   ASSERT_TRUE(report.ok()) << report.status().ToString();
   for (const PlanReport* plan : {&report->reference, &report->plans[0]}) {
     EXPECT_EQ(plan->mass_recall.Mean(), 1);
-    EXPECT_EQ(plan->selection_error.Percentile(95), 0);
+    EXPECT_EQ(plan->output_error.Percentile(95), 0);
     EXPECT_EQ(plan->oracle_overlap.Mean(), 1);
     EXPECT_DOUBLE_EQ(plan->kv_tokens.Mean(), kPrompt + (kSteps + 1) / 2.0);
     EXPECT_FALSE(plan->selections.has_value());

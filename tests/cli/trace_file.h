@@ -35,6 +35,18 @@ struct TraceFile {
     header[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {begin, begin + bytes}}};
   }
 
+  // Other values for a tensor of the same size.
+  template <typename T>
+  void Overwrite(const std::string& name, const std::vector<T>& values) {
+    const size_t begin = header[name]["data_offsets"][0];
+    std::memcpy(data.data() + begin, values.data(), values.size() * sizeof(T));
+  }
+  // Readers ignore tensors whose names they do not know.
+  void Hide(const std::string& name) {
+    header["hidden." + name] = header[name];
+    header.erase(name);
+  }
+
   Bytes64 File() const {
     nlohmann::ordered_json all = {{"__metadata__", metadata}};
     all.update(header);

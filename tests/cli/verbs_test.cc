@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -42,18 +43,32 @@ void EachVerb(const CLI::App& app, const std::string& path,
   }
 }
 
+// Nouns and verbs, in the order of docs/cli.md. A new one belongs here and there. (Issue 2 has 23
+// of them: evict, seq demote and seq prefetch are ours, calibrate is issue 3's.)
+TEST(Verbs, AreThese) {
+  Table table;
+  std::vector<std::string> names;
+  EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) { names.push_back(name); });
+  std::vector<std::string> expected = {
+      "status",      "health",       "version",    "plan",       "plan ls",      "plan show",
+      "model",       "model ls",     "model show", "session",    "session ls",   "seq",
+      "seq ls",      "seq show",     "seq map",    "seq demote", "seq prefetch", "pool",
+      "pool ls",     "work",         "work ls",    "evict",      "audit",        "config",
+      "config show", "config check", "replay",     "calibrate",  "completion"};
+  std::sort(names.begin(), names.end());
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(names, expected);
+}
+
 TEST(Verbs, EveryVerbAndOptionHasHelp) {
   Table table;
-  int verbs = 0;
   EachVerb(table.app, "", [&](const CLI::App& verb, const std::string& name) {
-    ++verbs;
     EXPECT_GT(verb.get_description().size(), 5u) << name;
     EXPECT_NE(verb.help().find("Usage"), std::string::npos) << name;
     for (const CLI::Option* option : verb.get_options()) {
       EXPECT_GT(option->get_description().size(), 3u) << name << " " << option->get_name();
     }
   });
-  EXPECT_GE(verbs, 28);
 }
 
 TEST(Verbs, TheIssuesVerbsExist) {
@@ -74,6 +89,8 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "config show",
                            "config check x.toml",
                            "replay x --plan quest --plan full --steps 4 --layers 0,2",
+                           "calibrate x",
+                           "calibrate x y --out z.toml --offline -o json",
                            "audit",
                            "evict --dry-run",
                            "version",
@@ -89,9 +106,9 @@ TEST(Verbs, TheIssuesVerbsExist) {
 }
 
 TEST(Verbs, UsageErrors) {
-  for (const char* line :
-       {"", "sttaus", "seq", "seq show", "seq show x", "status -o xml", "replay x",
-        "status --timeout 5y", "status health", "completion csh", "status --nope"}) {
+  for (const char* line : {"", "sttaus", "seq", "seq show", "seq show x", "status -o xml",
+                           "replay x", "calibrate", "calibrate --out x", "status --timeout 5y",
+                           "status health", "completion csh", "status --nope"}) {
     std::istringstream words(line);
     const std::vector<std::string> all(std::istream_iterator<std::string>{words}, {});
     Table table;
