@@ -11,7 +11,8 @@ class PageSegmenter final : public Segmenter {
   IndexLayout Layout(const Plan& plan, const Geometry& geometry) const override {
     const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
                                                             : IndexLayout::Kind::kMinMax;
-    return MakeIndexLayout(kind, geometry, &plan.page, 1, CoarseFieldsOf(plan));
+    // Means that rank blocks are fp32 on the CPU (DECISIONS 25).
+    return MakeIndexLayout(kind, geometry, &plan.page, 1, CoarseFieldsOf(plan), DType::kF32);
   }
 
   void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,
