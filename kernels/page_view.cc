@@ -62,12 +62,12 @@ bool IndexLayout::operator==(const IndexLayout& o) const {
 }
 
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
-                            int level_count, CoarseFields coarse) {
+                            int level_count, CoarseFields coarse, DType means) {
   IndexLayout index;
   index.kind = kind;
   if (kind == IndexLayout::Kind::kNone) return index;
   KVS_CHECK(level_count >= 1 && level_count <= static_cast<int>(index.levels.size()));
-  index.dtype = kind == IndexLayout::Kind::kMinMax ? g.dtype : DType::kBF16;
+  index.dtype = kind == IndexLayout::Kind::kMinMax ? g.dtype : means;
   index.layers = g.layers;
   index.kv_heads = g.kv_heads;
   index.head_dim = g.head_dim;

@@ -99,7 +99,7 @@ struct IndexLayout {
   enum class Kind : uint8_t { kNone = 0, kMinMax = 1, kMean = 2 };
 
   Kind kind = Kind::kNone;
-  DType dtype = DType::kBF16;  // of the rows: the keys' own for kMinMax, bf16 for kMean
+  DType dtype = DType::kBF16;  // of the rows: the keys' own for kMinMax, bf16 or fp32 for kMean
   int32_t layers = 0, kv_heads = 0, head_dim = 0;
   int32_t fields = 0;        // rows a unit has: kMinMax 2 (min, then max), kMean 1; coarse rows
   int32_t block_tokens = 0;  // tokens a block covers
@@ -152,7 +152,8 @@ struct CoarseFields {
 };
 
 // Lays out an index of `kind` over units of units[0] tokens, units[1] units of level 0, ...
-// A block covers whole units of every level, and about 512 tokens if it can choose.
+// A block covers whole units of every level, and about 512 tokens if it can choose. `means`: dtype
+// of the rows of kMean, bf16 or fp32.
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
                             int level_count, CoarseFields coarse = {});
 

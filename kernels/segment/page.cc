@@ -1,5 +1,6 @@
 // Segmenter `page`: units of plan.page tokens with the element-wise minimum and maximum of their
-// keys, exact in the keys' dtype (spec/common.md, "quest"); for selector `block` with their mean.
+// keys, exact in the keys' dtype (spec/common.md, "quest"); for selector `block` with their mean,
+// in fp32.
 #include "kernels/segment/complete_units.h"
 #include "kernels/segment/segmenter.h"
 
@@ -9,9 +10,13 @@ namespace {
 class PageSegmenter final : public Segmenter {
  public:
   IndexLayout Layout(const Plan& plan, const Geometry& geometry) const override {
-    const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
-                                                            : IndexLayout::Kind::kMinMax;
-    return MakeIndexLayout(kind, geometry, &plan.page, 1, CoarseFieldsOf(plan));
+    const CoarseFields coarse = CoarseFieldsOf(plan);
+    if (plan.selector == SelectorKind::kBlock) {
+      // Scores of block means lie close together: bf16 would choose others (DECISIONS 25).
+      return MakeIndexLayout(IndexLayout::Kind::kMean, geometry, &plan.page, 1, coarse,
+                             DType::kF32);
+    }
+    return MakeIndexLayout(IndexLayout::Kind::kMinMax, geometry, &plan.page, 1, coarse);
   }
 
   void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,
