@@ -49,15 +49,15 @@ Doubles Grouped(const std::vector<Doubles>& heads, bool softmax, size_t first) {
   return scores;
 }
 
-// Means of whole blocks, rounded to bf16 as the index stores them.
+// Scores of the means of whole blocks.
 std::vector<Doubles> MeanScores(const Inputs& in, int32_t query, int layer, int head, int32_t block,
                                 int32_t blocks) {
   std::vector<Doubles> heads(in.g.group(), Doubles(blocks));
   for (int32_t b = 0; b < blocks; ++b) {
     for (int c = 0; c < in.g.head_dim; ++c) {
-      float sum = 0;
-      for (int32_t t = b * block; t < (b + 1) * block; ++t) sum += in.Key(t, layer, head)[c];
-      const float mean = ToFloat(FromFloat<BF16>(sum / static_cast<float>(block)));
+      double mean = 0;
+      for (int32_t t = b * block; t < (b + 1) * block; ++t) mean += in.Key(t, layer, head)[c];
+      mean /= block;
       for (int g = 0; g < in.g.group(); ++g) {
         heads[g][b] += double{in.Query(query, layer, head * in.g.group() + g)[c]} * mean;
       }
