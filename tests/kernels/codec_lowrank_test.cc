@@ -13,6 +13,8 @@ namespace {
 
 constexpr uint64_t kSeed = 79;
 using Ints = std::vector<int32_t>;
+using Tokens = Run;  // testing::Test has a Run of its own
+using Runs = std::vector<Run>;
 
 Geometry SmallGeometry() { return {.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64}; }
 
@@ -111,7 +113,7 @@ TEST(SpanCodec, CoarseRowsAreMeansWeightedBySurprisal) {
   const auto storage = Parsed(*s);
   ASSERT_GE(storage->spans().size(), 2u);
   for (size_t i = 0; i < storage->spans().size(); ++i) {
-    const Run span = storage->spans()[i];
+    const Tokens span = storage->spans()[i];
     double sum = 0;
     for (int32_t t = span.begin; t < span.end; ++t) sum += surprisal[static_cast<size_t>(t)];
     const auto row = storage->KeyMeans(0, 1, 1).Row(static_cast<int32_t>(i));
@@ -158,7 +160,7 @@ TEST(SpanCodec, PositionsAreSpansOrRaw) {
   const Inputs in(SmallGeometry(), 210, kSeed);
   const auto s = Settled(SpanPlan(), in, 200, SomeSurprisal(200));
   Ints all = Inspected<int32_t>(*s, "raw");
-  for (const Run& span : Parsed(*s)->spans()) {
+  for (const Tokens& span : Parsed(*s)->spans()) {
     EXPECT_GE(span.end - span.begin, 4);
     for (int32_t t = span.begin; t < span.end; ++t) all.push_back(t);
   }
@@ -242,13 +244,13 @@ TEST(SpanCodec, GeneratedTextBecomesSpans) {
   const auto storage = Parsed(s);
   EXPECT_EQ(storage->parts().size(), 3u);
   EXPECT_EQ(storage->end(), 168 + 1024);
-  EXPECT_EQ(s.released(), (std::vector<Run>{{0, 168 + 1024}}));
+  EXPECT_EQ(s.released(), (Runs{{0, 168 + 1024}}));
   const Ints anchors = Inspected<int32_t>(s, "anchors");
   EXPECT_TRUE(std::ranges::is_sorted(anchors));
   EXPECT_EQ(std::ranges::adjacent_find(anchors), anchors.end());
   for (const int32_t t : anchors) {
     EXPECT_TRUE(std::ranges::none_of(storage->spans(),
-                                     [&](const Run& r) { return r.begin <= t && t < r.end; }));
+                                     [&](const Tokens& r) { return r.begin <= t && t < r.end; }));
   }
   // Norms of a later part are of the first part's routers.
   const float* w = storage->Router(1, 3);

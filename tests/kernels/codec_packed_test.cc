@@ -10,6 +10,8 @@ namespace {
 
 constexpr uint64_t kSeed = 78;
 using Ints = std::vector<int32_t>;
+using Tokens = Run;  // testing::Test has a Run of its own
+using Runs = std::vector<Run>;
 
 Geometry SmallGeometry(int32_t dim = 64) {
   return {.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = dim};
@@ -146,7 +148,7 @@ TEST(PackedCodec, JoinedRowsAreThePiecesRows) {
   s.Settle();
   const auto storage = Parsed(s);
   const PackedHead& h = storage->head(1, 1, 0);
-  ASSERT_EQ(storage->segments()[1].tokens, (Run{40, 40 + 128}));
+  ASSERT_EQ(storage->segments()[1].tokens, (Tokens{40, 40 + 128}));
   EXPECT_EQ(std::memcmp(h.keys.data, keys.data(), keys.size()), 0);
   EXPECT_EQ(std::memcmp(h.blocks.data, blocks.data(), blocks.size()), 0);
 }
@@ -263,7 +265,8 @@ TEST(PackedStrategy, BlockLossIsVarianceWithinBlocks) {
   CodecSequence s(PackedPlan(), in.g, in);
   s.Commit(60);
   const PagedRows rows = KeysOf(s.View().pages, PageLayout::Of(in.g), 1, 1);
-  for (const Run run : {Run{0, 60}, Run{3, 40}, Run{10, 11}, Run{5, 10}, Run{0, 48}}) {
+  for (const Tokens run :
+       {Tokens{0, 60}, Tokens{3, 40}, Tokens{10, 11}, Tokens{5, 10}, Tokens{0, 48}}) {
     std::vector<std::vector<double>> x;
     for (int32_t t = run.begin; t < run.end; ++t) {
       const float* key = in.Key(t, 1, 1);

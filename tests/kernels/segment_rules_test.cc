@@ -9,6 +9,7 @@
 namespace kvstrata {
 namespace {
 
+using Tokens = Run;  // testing::Test has a Run of its own
 using Runs = std::vector<Run>;
 using Ints = std::vector<int32_t>;
 
@@ -57,7 +58,7 @@ TEST(SentenceRule, BoundariesAndLengthEndSentences) {
   EXPECT_EQ(SentencesIn(boundary, {0, 9}, 100), (Runs{{0, 3}, {3, 4}, {4, 9}}));
   EXPECT_EQ(SentencesIn(boundary, {0, 9}, 2),
             (Runs{{0, 2}, {2, 3}, {3, 4}, {4, 6}, {6, 8}, {8, 9}}));
-  EXPECT_EQ(SentencesIn(boundary, {0, 12}, 100).back(), (Run{4, 12}))
+  EXPECT_EQ(SentencesIn(boundary, {0, 12}, 100).back(), (Tokens{4, 12}))
       << "none beyond what is given";
   EXPECT_EQ(SentencesIn(boundary, {0, 0}, 100), Runs{});
   EXPECT_EQ(SentencesIn(boundary, {2, 4}, 100), (Runs{{2, 3}, {3, 4}}));
@@ -69,11 +70,11 @@ TEST(SentenceRule, TokenByTokenIsTheSame) {
   for (uint8_t& b : boundary) b = random() % 9 == 0;
   SentenceRule rule(12);
   Runs sentences;
-  Run ended;
+  Tokens ended;
   for (const uint8_t b : boundary) {
     if (rule.Add(b != 0, &ended)) sentences.push_back(ended);
   }
-  const Run open = rule.open();
+  const Tokens open = rule.open();
   if (rule.Cut(&ended)) {
     EXPECT_EQ(ended, open);
     sentences.push_back(ended);
