@@ -44,6 +44,7 @@ from kvstrata_numpy.cache import DaemonCache  # noqa: E402
 from kvstrata_numpy.download import DownloadError, model_path  # noqa: E402
 from kvstrata_numpy.engine import Engine  # noqa: E402
 from kvstrata_numpy.gguf_file import Array, GgufError  # noqa: E402
+from kvstrata_numpy.llama import log_softmax  # noqa: E402
 from kvstrata_numpy.progress import bar  # noqa: E402
 from kvstrata_numpy.shadow import ShadowCache  # noqa: E402
 from kvstrata_numpy.tokenizer import Stream  # noqa: E402
@@ -71,6 +72,8 @@ class Row:
     recall_low: float = 0                            # 5th percentile
     error: float = 0
     agreement: float = 0
+    kl: float = 0                                    # of next-token distributions from full's, nats
+    logits: list[Array] = field(default_factory=list)  # teacher-forced, of full's answer
     pages: list[Array] = field(default_factory=list)
 
 
@@ -140,7 +143,16 @@ def write_answer(engine: Engine, row: Row, ids: list[int], surprisal: Array,
     cache.close()
 
 
-def compare(engine: Engine, session: kvstrata.Session, row: Row, reference: list[int],
+def divergence(truth: list[Array], got: list[Array]) -> float:
+    """Mean KL(truth || got) in nats."""
+    total = 0.0
+    for a, b in zip(truth, got):
+        p, q = log_softmax(a[None].astype(np.float64))[0], log_softmax(b[None].astype(np.float64))[0]
+        total += float((np.exp(p) * (p - q)).sum())
+    return total / len(truth)
+
+
+def compare(engine: Engine, session: kvstrata.Session, row: Row, reference: Row,
             ids: list[int], surprisal: Array) -> None:
     """Feeds full's answer under the plan, with `full` beside it on the same queries."""
     with contextlib.ExitStack() as stack:
@@ -153,15 +165,19 @@ def compare(engine: Engine, session: kvstrata.Session, row: Row, reference: list
             pair.append(cache)
         shadow = ShadowCache(session, *pair)
         progress = stack.enter_context(bar(row.name, "token"))
-        same = 0
-        for t, token in enumerate(reference[:-1]):
-            same += int(engine.step(shadow, token).argmax()) == reference[t + 1]
-            progress(t + 1, len(reference) - 1)
+        same, answer = 0, reference.tokens
+        for t, token in enumerate(answer[:-1]):
+            row.logits.append(engine.step(shadow, token))
+            same += int(row.logits[-1].argmax()) == answer[t + 1]
+            progress(t + 1, len(answer) - 1)
     recall, error = np.stack(shadow.recalls), np.stack(shadow.errors)
     row.tokens_read = statistics.fmean(shadow.tokens_read)
     row.bytes_read = statistics.fmean(shadow.bytes_read)
     row.recall, row.recall_low = float(recall.mean()), float(np.percentile(recall, 5))
-    row.error, row.agreement = float(error.mean()), same / (len(reference) - 1)
+    row.error, row.agreement = float(error.mean()), same / (len(answer) - 1)
+    row.kl = divergence(reference.logits, row.logits)
+    if row is not reference:
+        row.logits.clear()
     row.pages = shadow.pages
 
 
@@ -170,11 +186,11 @@ def megabytes(n: int) -> str:
 
 
 def table(rows: list[Row], context: int) -> str:
-    head = ["plan", "KV tokens read", "MB read", "mass recall", "5 % worst", "output error", "top-1 as full", "ms a token",
+    head = ["plan", "KV tokens read", "MB read", "mass recall", "5 % worst", "output error", "KL", "top-1 as full", "ms a token",
             "device", "host"]
     body = [[r.name, f"{r.tokens_read:.0f} ({r.tokens_read / context:.0%})", f"{r.bytes_read / 1e6:.1f}",
              f"{r.recall:.3f}",
-             f"{r.recall_low:.3f}", f"{r.error:.3f}", f"{r.agreement:.0%}",
+             f"{r.recall_low:.3f}", f"{r.error:.3f}", f"{r.kl:.3f}", f"{r.agreement:.0%}",
              f"{statistics.median(r.step_ms):.0f}", megabytes(r.device_bytes), megabytes(r.host_bytes)]
             for r in rows]
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
@@ -187,7 +203,7 @@ def write_results(path: str, rows: list[Row], context: int, commit: str, date: s
     kept = [{"id": f"demo/{r.name}", "plan": r.name, "tokens": context, "batch": 1,
              "value": statistics.median(r.step_ms), "unit": "ms", "n": len(r.step_ms),
              "accuracy": {"KV tokens read a step": r.tokens_read, "MB_read": r.bytes_read / 1e6, "mass_recall": r.recall,
-                          "mass_recall_p5": r.recall_low, "output_error": r.error,
+                          "mass_recall_p5": r.recall_low, "output_error": r.error, "KL": r.kl,
                           "top-1_as_full": r.agreement, "ms_a_token": statistics.median(r.step_ms),
                           "device_MB": r.device_bytes / 1e6, "host_MB": r.host_bytes / 1e6}}
             for r in rows]
@@ -224,7 +240,7 @@ def run(engine: Engine, socket: str, document: str, question: str, out: pathlib.
             write_answer(engine, row, ids, surprisal, client)
         print("\nEach plan again on the tokens of full's answer, with full beside it:", flush=True)
         for row in rows:
-            compare(engine, session, row, rows[0].tokens, ids, surprisal)
+            compare(engine, session, row, rows[0], ids, surprisal)
         prompt.close()
     print(f"\n{table(rows, len(ids) + ANSWER)}\n")
     for row in rows:

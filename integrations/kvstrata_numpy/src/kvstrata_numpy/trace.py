@@ -230,6 +230,8 @@ class Recorder:
 def write(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
     """The safetensors format by hand: its Python package has no bf16 for numpy."""
     header: dict[str, Any] = {"__metadata__": metadata}
+    # Each tensor begins at a multiple of its dtype's size: the wider first, bytes last.
+    arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize))
     at = 0
     for name, x in arrays.items():
         header[name] = {"dtype": _NAMES[x.dtype.name], "shape": list(x.shape),

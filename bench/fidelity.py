@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""What each plan loses and reads on a real trace, and kvstrata's own plan at equal bytes.
+
+    bench/fidelity.py [--trace FILE] [--steps N] [--json-out FILE] [--commit HASH] [--date DATE]
+
+Without --trace SmolLM2-135M-Instruct reads the GPL-3 text (about 7.6K tokens, four layers recorded) into
+build/gpl-3.safetensors, once. Replays every preset, each plan at a tenth of the tokens, and beside each
+paper's preset `strata` with the budget that makes it read as many bytes a step (attention and selection).
+Everything goes through `kvstrata replay` on a daemon of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "integrations" / "kvstrata" / "src"), str(ROOT / "integrations" / "kvstrata_numpy" / "src")]
+
+from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata.machine import device_name  # noqa: E402
+
+CLI = ROOT / "build" / "bin" / "kvstrata"
+LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # of the trace; bytes of a key and a value of 64 x bf16
+PAGE, SINKS, RECENT = 32, 32, 80        # strata's: page, and what is always on, rounded outwards
+PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv", "mosaickv"]
+
+
+def tenth(tokens: int) -> dict[str, str]:
+    """Each plan at a tenth of the tokens."""
+    n = tokens // 10
+    return {"quest": f"quest{{budget = {n // 16 * 16}}}",
+            "chess": 'chess{trigger = "every", window = 4, rho = [0.5, 0.5, 0.3]}',
+            "tokenselect": f"tokenselect{{k = {n - 192}, n_init = 64, n_local = 128}}",
+            "sentencekv": f"sentencekv{{tau = {n - 64}}}",
+            "sekv": "sekv{rows_share = 0.1}",
+            "mosaickv": "mosaickv{share = 0.1}",
+            "strata": f"strata{{budget = {(n - 96) // PAGE * PAGE}}}"}
+
+
+def record(path: pathlib.Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    python_path = os.pathsep.join(sys.path[:2])
+    subprocess.run([sys.executable, "-m", "kvstrata_numpy.trace", "--out", str(path), "--tokens", "7936",
+                    "--steps", "128", "--tail", "64", "--layers", "0,9,19,29"], check=True,
+                   env={**os.environ, "PYTHONPATH": python_path})
+
+
+def replay(socket: str, trace: pathlib.Path, steps: int, plans: list[str]) -> list[dict]:
+    arguments = [str(CLI), "--socket", socket, "replay", str(trace), "--steps", str(steps), "-o", "json"]
+    for plan in plans:
+        arguments += ["--plan", plan]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"replay failed: {done.stdout}{done.stderr}")
+    return json.loads(done.stdout)["plans"][1:]  # the first is full, the reference
+
+
+def read_bytes(report: dict) -> float:
+    cost = report["cost_per_step"]
+    return cost["attend_bytes"] + cost["select_bytes"]
+
+
+def strata_at(total: float, select: float) -> str:
+    """Strata with the budget that reads `total` bytes a step, `select` of them to choose; 0: it cannot."""
+    rows = (total - select) / (LAYERS * KV_HEADS * ROW_PAIR)
+    budget = int(rows - SINKS - RECENT) // PAGE * PAGE
+    return f"strata{{budget = {budget}}}" if budget >= PAGE else ""
+
+
+def mean(value: object) -> float | None:
+    return value.get("mean") if isinstance(value, dict) else value
+
+
+def row(identifier: str, report: dict, **more: object) -> dict:
+    accuracy = {name: mean(report.get(name)) for name in
+                ("mass_recall", "output_error", "selection_error", "codec_error", "oracle_overlap")}
+    accuracy = {k: v for k, v in accuracy.items() if v is not None}
+    accuracy["KB_a_step_and_layer"] = read_bytes(report) / LAYERS / 1e3
+    return {"id": identifier, "plan": report["plan"], "value": accuracy["output_error"], "unit": "relative L2",
+            "better": "smaller", "accuracy": accuracy, "status": report["status"], **more}
+
+
+def compare(socket: str, trace: pathlib.Path, steps: int) -> list[dict]:
+    presets = replay(socket, trace, steps, [*PRESETS, "strata"])
+    select = presets[-1]["cost_per_step"]["select_bytes"]
+    rivals = [strata_at(read_bytes(p), select) for p in presets[:-1]]
+    ours = iter(replay(socket, trace, steps, [r for r in rivals if r]))
+    rows = []
+    for preset, rival in zip(presets, rivals):
+        name = preset["plan"].split("{")[0]
+        rows.append(row(f"preset/{name}", preset))
+        if rival:
+            mine = next(ours)
+            rows.append(row(f"preset/{name}/strata at equal bytes", mine,
+                            baseline={"name": name, "value": rows[-1]["value"]},
+                            ratio=rows[-1]["value"] / mine["output_error"]["mean"], must=1.0))
+    rows.append(row("preset/strata", presets[-1]))
+    tokens = int(presets[0]["held_tokens"])
+    for name, report in zip(tenth(tokens), replay(socket, trace, steps, list(tenth(tokens).values()))):
+        rows.append(row(f"10 %/{name}", report))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trace", type=pathlib.Path, default=ROOT / "build" / "gpl-3.safetensors")
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--json-out")
+    parser.add_argument("--commit", default="uncommitted")
+    parser.add_argument("--date", default="")
+    args = parser.parse_args()
+    if not args.trace.exists():
+        record(args.trace)
+    with Daemon() as daemon:
+        rows = compare(daemon.socket, args.trace, args.steps)
+    for r in rows:
+        a = r["accuracy"]
+        print(f"{r['id']:44} recall {a['mass_recall']:.3f}  error {a['output_error']:.4f}  "
+              f"{a['KB_a_step_and_layer']:8.0f} KB" + (f"  {r['ratio']:.2f}x smaller" if "ratio" in r else ""))
+    if args.json_out:
+        pathlib.Path(args.json_out).write_text(json.dumps(
+            {"suite": "fidelity", "device": device_name(), "commit": args.commit, "date": args.date,
+             "command": "bench/fidelity.py", "ceilings": {},
+             "context": {"notes": f"SmolLM2-135M-Instruct on the GPL-3 text, layers 0, 9, 19, 29, {args.steps} steps; "
+                                  + "; ".join(f"{r['id']}: {r['plan']} [{r['status']}]" for r in rows)},
+             "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
