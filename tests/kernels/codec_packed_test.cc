@@ -118,13 +118,14 @@ TEST(PackedCodec, PiecesJoinByEights) {
   s.Commit(in.n);
   s.Settle();
   Ints lengths;
-  for (const auto& segment : Parsed(s)->segments()) {
+  const auto storage = Parsed(s);
+  for (const auto& segment : storage->segments()) {
     lengths.push_back(segment.tokens.end - segment.tokens.begin);
   }
   // 75 = 1 * 64 + 1 * 8 + 3.
   EXPECT_EQ(lengths, (Ints{40, 1024, 128, 16, 16, 16}));
   EXPECT_EQ(InspectInts(s, "segments"), (Ints{0, 40, 1, 40, in.n, 0}));
-  EXPECT_EQ(Parsed(s)->BlockCount(1, 1), 5 + 150);
+  EXPECT_EQ(storage->BlockCount(1, 1), 5 + 150);
 }
 
 TEST(PackedCodec, JoinedRowsAreThePiecesRows) {
