@@ -2,6 +2,7 @@
 // (tests/fakes/copying_codec.h): mapped read-only, checked, unchanged under a parked reader.
 #include <sys/socket.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <filesystem>
 #include <thread>
