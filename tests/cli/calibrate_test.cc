@@ -39,7 +39,7 @@ class Traces {
  public:
   void Add(const TraceFile& file) {
     bytes_.push_back(std::make_unique<Bytes64>(file.File()));
-    auto parsed = Safetensors::Parse(*bytes_.back());
+    auto parsed = Safetensors::Parse(*bytes_.back(), "trace");
     auto trace = Trace::FromFile(std::move(parsed).value());
     traces_.push_back(std::move(trace).value());
     names_.push_back("t" + std::to_string(names_.size()));

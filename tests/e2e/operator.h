@@ -49,7 +49,8 @@ class Operator {
   // Bytes of all pools that anything, a cache included, has.
   uint64_t HeldBytes() {
     uint64_t bytes = 0;
-    for (const auto& p : Status().pools()) bytes += p.used_bytes() + p.retired_bytes();
+    const v1::GetStatusResponse status = Status();
+    for (const auto& p : status.pools()) bytes += p.used_bytes() + p.retired_bytes();
     return bytes;
   }
   v1::EvictResponse Evict() {

@@ -67,7 +67,9 @@ TEST_F(RecompressTest, DecodeStaysRightWhileRowsAreRecompressed) {
   ASSERT_NE(s, 0u) << engine.error();
   for (int i = 0; i < 150; ++i) {
     ASSERT_LT(DecodeError(engine, s, &history, 7 * i), kBFloat) << i;
-    if (i % 40 == 39) ASSERT_EQ(Linked().kvs_settle(engine.session(), s), KVS_OK) << engine.error();
+    if (i % 40 == 39) {
+      ASSERT_EQ(Linked().kvs_settle(engine.session(), s), KVS_OK) << engine.error();
+    }
   }
   const auto shown = admin_.Show(s);
   EXPECT_GT(shown.sequence().extents(), 0u);
@@ -174,7 +176,9 @@ TEST_F(RecompressTest, AParkedStepKeepsItsBytes) {
     if (pages[i].address == nullptr) continue;
     ASSERT_EQ(std::memcmp(pages[i].address, before[next++].data(), page_bytes), 0) << "page " << i;
   }
-  if (!before.empty()) EXPECT_GT(admin_.RetiredBytes(), 0u);
+  if (!before.empty()) {
+    EXPECT_GT(admin_.RetiredBytes(), 0u);
+  }
   history.push_back(1);
   for (int layer = 0; layer < 2; ++layer) {
     const auto out = engine.Layer(step, layer, {1}, 1200);
