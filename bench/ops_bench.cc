@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/machine.h"
 #include "kernels/backend.h"
 #include "kernels/simd_target.h"
 
@@ -341,8 +342,11 @@ void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       for (int u = 0; u < kUnits; ++u, to += 2 * kGeometry.row_bytes()) {
         const int t = begin + u * kUnit;
-        work.push_back(
-            {kind, a.Keys(layer, h), {t, t + kUnit}, to, to + kGeometry.row_bytes(), DType::kBF16});
+        work.push_back({.kind = kind,
+                        .keys = a.Keys(layer, h),
+                        .rows = {t, t + kUnit},
+                        .out = to,
+                        .out2 = to + kGeometry.row_bytes()});
       }
     }
     Simd().summarize(work.data(), static_cast<int64_t>(work.size()), *a.pool);
@@ -470,7 +474,7 @@ void WriteResults(const std::string& file, const Collector& collected) {
   const std::string cpu = FirstLine("sed -n 's/^model name.*: //p' /proc/cpuinfo 2>/dev/null");
   nlohmann::ordered_json results = {
       {"suite", "ops-cpu"},
-      {"device", cpu},
+      {"device", kvstrata::bench::DeviceName()},
       {"commit", FirstLine("git rev-parse HEAD 2>/dev/null")},
       {"date", date},
       {"command", "build/bin/ops_bench --json-out bench/results/ops-cpu-<device>.json"},

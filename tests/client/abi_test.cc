@@ -342,7 +342,7 @@ TEST_F(AbiTest, Tensors) {
   ASSERT_EQ(kvs_attend(step, 0, &q, &half, nullptr), KVS_OK);
   EXPECT_EQ(Log().out.dtype, DType::kBF16);
   EXPECT_EQ(Log().out.token_stride, 1024);
-  ExpectRefused(kvs_select(step, 1, &good), KVS_INVALID_ARGUMENT, "TENSOR_HEADS",
+  ExpectRefused(kvs_select(step, 0, &good), KVS_INVALID_ARGUMENT, "TENSOR_HEADS",
                 "q.heads 2; expected 4");
   kvs_step_abort(step);
 }
@@ -366,7 +366,8 @@ TEST_F(AbiTest, Selections) {
   uint32_t groups = 0;
   ExpectRefused(kvs_selection_groups(step, 0, &groups), KVS_FAILED_PRECONDITION, "NOTHING_SELECTED",
                 "kvs_select");
-  const kvs_tensor q = Tensor(4);
+  const kvs_tensor q = Tensor(4), kv = Tensor(2);
+  ASSERT_EQ(kvs_append(step, 0, &kv, &kv), KVS_OK);
   ASSERT_EQ(kvs_select(step, 0, &q), KVS_OK);
   ASSERT_EQ(kvs_selection_groups(step, 0, &groups), KVS_OK);
   EXPECT_EQ(groups, 2u);

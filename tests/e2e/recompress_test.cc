@@ -12,9 +12,11 @@ namespace {
 
 // Every element of every vector is kept, in bf16: full attention over it is full attention, nearly.
 constexpr const char* kPacked =
-    "{selector = \"full\", codec = \"packed\", keep = 64, min_tokens = 0, keep_raw = \"no\"}";
+    "{selector = \"full\", codec = \"packed\", keep = 64, truncate = false, min_tokens = 0, "
+    "keep_raw = \"no\"}";
 constexpr const char* kPackedOnHost =
-    "{selector = \"full\", codec = \"packed\", keep = 64, min_tokens = 0, keep_raw = \"host\"}";
+    "{selector = \"full\", codec = \"packed\", keep = 64, truncate = false, min_tokens = 0, "
+    "keep_raw = \"host\"}";
 constexpr float kBFloat = 0.02f;
 
 // The largest distance of the outputs of one decoded token from full attention, over all layers.

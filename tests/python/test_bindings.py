@@ -171,7 +171,7 @@ def test_bad_plans(session: kvstrata.Session, toy: Toy, plan: str, reason: str, 
 
 def test_plans_of_the_design_that_are_not_here(session: kvstrata.Session, toy: Toy):
     with pytest.raises(kvstrata.Unimplemented):
-        session.open(toy.register(session), "strata")
+        session.open(toy.register(session), 'quest{codec = "fp8"}')
 
 
 @pytest.mark.parametrize("ids", [[1.5], [[1, 2]], [-1], [1 << 31]])

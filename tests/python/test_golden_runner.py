@@ -28,7 +28,7 @@ def copy(folder: pathlib.Path, **changes) -> pathlib.Path:
 
 
 def bump(x: np.ndarray) -> np.ndarray:
-    x.reshape(-1)[3] += x.dtype.type(1)
+    x.reshape(-1)[min(3, x.size - 1)] += x.dtype.type(1)
     return x
 
 

@@ -193,7 +193,7 @@ TEST_F(RpcControlTest, WhatDoesNotExistCannotBeOpened) {
   const Status plan = client_.Open(model, "ches", {}).status();
   EXPECT_EQ(plan.reason(), "PLAN_UNKNOWN");
   EXPECT_NE(plan.message().find("chess"), std::string::npos) << plan.message();
-  EXPECT_EQ(client_.Open(model, "strata", {}).status().code(), Code::kUnimplemented);
+  EXPECT_EQ(client_.Open(model, "quest{codec = \"fp8\"}", {}).status().code(), Code::kUnimplemented);
 }
 
 TEST_F(RpcControlTest, AFullPoolRefusesAndTakesNothing) {
@@ -217,7 +217,9 @@ TEST_F(RpcControlTest, PlansAreListedAndExplained) {
     EXPECT_FALSE(p.selector().empty());
   }
   EXPECT_EQ(names, (std::vector<std::string>{"full/preset", "window/preset", "quest/preset",
-                                             "chess/preset", "mine/configuration"}));
+                                             "chess/preset", "tokenselect/preset",
+                                             "sentencekv/preset", "sekv/preset", "mosaickv/preset",
+                                             "strata/preset", "mine/configuration"}));
   const auto show = [&](const char* text) {
     v1::ShowPlanRequest request;
     request.set_plan(text);
