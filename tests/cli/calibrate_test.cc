@@ -39,7 +39,7 @@ class Traces {
  public:
   void Add(const TraceFile& file) {
     bytes_.push_back(std::make_unique<Bytes64>(file.File()));
-    auto parsed = Safetensors::Parse(*bytes_.back());
+    auto parsed = Safetensors::Parse(*bytes_.back(), "trace");
     auto trace = Trace::FromFile(std::move(parsed).value());
     traces_.push_back(std::move(trace).value());
     names_.push_back("t" + std::to_string(names_.size()));
@@ -281,7 +281,7 @@ TEST_F(CalibrateTest, AsksTheDaemonAboutEveryPlan) {
     EXPECT_TRUE(plan.points[0].sparse);
     EXPECT_GT(plan.points[0].full_ms, 0);
   }
-  EXPECT_THAT(fake_library.opened, Contains("mosaickv{strategy = \"search\"}"));
+  EXPECT_THAT(fake_library.opened, Contains("mosaickv{strategy = \"search\", min_tokens = 0}"));
   EXPECT_THAT(fake_library.opened, Contains("tokenselect{min_tokens = 0}"));
   EXPECT_THAT(fake_library.prompt_tokens, Contains(512u));
 }
