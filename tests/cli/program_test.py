@@ -274,6 +274,30 @@ def daemon_replays(cli):
     assert json.loads(cli("session", "ls", "-o", "json").stdout)["sessions"] == []
 
 
+def daemon_replays_lossy_plans(cli):
+    path = os.path.join(cli.folder, "l.safetensors")
+    with open(path, "wb") as file:
+        file.write(trace_bytes())
+    known = {p["name"] for p in json.loads(cli("plan", "ls", "-o", "json").stdout)["plans"]}
+    if not {"sekv", "mosaickv"} <= known:
+        print("    not checked: the daemon has no lossy preset")
+        return
+    plans = ["mosaickv{min_tokens = 0}", "sekv{min_tokens = 0, local = 64}",
+             'quest{budget = 64, min_tokens = 0, rest = "mean"}', "sentencekv{min_tokens = 0, tau = 64}"]
+    words = [word for plan in plans for word in ("--plan", plan)]
+    _, packed, spans, rest, buckets = json.loads(expect(cli("replay", path, *words, "-o", "json"), 0).stdout)["plans"]
+    for row in (packed, spans, rest):
+        assert row["sampled"] and 0 < row["mass_recall"]["mean"] <= 1, row
+        assert row["output_error"]["codec"]["mean"] > 0, row
+        assert row["cost_per_step"]["attend_bytes"] > 0, row
+    for row in (packed, spans):
+        assert row["kv_bytes_per_step"]["device"] is None, row
+        assert row["kv_bytes_per_step"]["total"] == row["cost_per_step"]["attend_bytes"], row
+    assert rest["cost_per_step"]["coarse_rows"] > 0 and rest["kv_bytes_per_step"]["device"] > 0, rest
+    assert not buckets["sampled"] and 0 < buckets["mass_recall"]["mean"] < 1, buckets
+    expect(cli("replay", path, *words), 0, "COARSE", "lossy plans")
+
+
 def daemon_calibrates(cli):
     trace, out = (os.path.join(cli.folder, name) for name in ("k.safetensors", "k.toml"))
     with open(trace, "wb") as file:
