@@ -155,7 +155,7 @@ struct CoarseFields {
 // A block covers whole units of every level, and about 512 tokens if it can choose. `means`: dtype
 // of the rows of kMean, bf16 or fp32.
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
-                            int level_count, CoarseFields coarse = {});
+                            int level_count, CoarseFields coarse = {}, DType means = DType::kBF16);
 
 }  // namespace kvstrata
 
