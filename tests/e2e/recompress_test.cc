@@ -267,7 +267,7 @@ TEST(WorkTest, AnUnknownParameterFileIsRefusedAtOpen) {
   Engine engine(Linked(), daemon.socket());
   EXPECT_EQ(engine.Open("sekv{parameters = \"../etc/passwd\"}", Prompt(20, 1)), 0u);
   EXPECT_EQ(engine.code(), KVS_INVALID_ARGUMENT) << engine.error();
-  EXPECT_STREQ(Linked().kvs_error_reason(), "PARAMETERS_NAME");
+  EXPECT_STREQ(Linked().kvs_error_reason(), "PLAN_OPTION_INVALID");
   EXPECT_EQ(engine.Open("sekv{parameters = \"kvstrata-none.safetensors\"}", Prompt(20, 1)), 0u);
   EXPECT_STREQ(Linked().kvs_error_reason(), "PARAMETERS_MISSING") << engine.error();
 }
