@@ -2,7 +2,7 @@
 #include <random>
 
 #include "gmock/gmock.h"
-#include "kernels/codec/extent_bytes.h"
+#include "kernels/codec/packed_layout.h"
 #include "tests/kernels/codec_fixture.h"
 
 namespace kvstrata {
@@ -304,9 +304,10 @@ class DamagedExtents : public CodecTest {
     s_->Commit(in_->n);
     s_->Settle();
   }
-  // Bytes that hold header and descriptors, at least.
+  // Bytes that hold header and descriptors, and of the factors' many entries the first few.
   size_t DescriptorBytes(size_t extent) const {
-    return std::min<size_t>(s_->extents()[extent].size(), 64 + 128 + 64 * 8);
+    const size_t bytes = packed() ? 128 + 2 * sizeof(PackedEntry) : 512;
+    return std::min(s_->extents()[extent].size(), bytes);
   }
   void Flip(size_t extent, size_t bit) {
     s_->mutable_extents()[extent][bit / 8] ^= std::byte(1u << (bit % 8));
