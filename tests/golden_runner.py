@@ -211,12 +211,13 @@ def walk(arrays: Arrays, plan: str) -> Iterator[tuple[int, int, int, int]]:
     if options.get("per_query_head"):
         lists = heads
     tokens = rows_of(arrays, f"{plan}.tokens") if f"{plan}.tokens" in arrays else None
+    units = rows_of(arrays, f"{plan}.units")
     row = 0
     for t in range(steps):
         n = prompt + t + 1
         for layer in range(1 if plan == "chess" else layers):
             if tokens is not None:
-                full = len(tokens[row]) == n and (lists == 1 or plan != "mosaickv")
+                full = len(tokens[row]) == n and not len(units[row])
             else:
                 full = n <= (options.get("budget") or 0)
             groups = 1 if full else lists
