@@ -82,7 +82,7 @@ def row(identifier: str, report: dict, **more: object) -> dict:
     accuracy = {k: v for k, v in accuracy.items() if v is not None}
     accuracy["KB_a_step_and_layer"] = read_bytes(report) / LAYERS / 1e3
     return {"id": identifier, "plan": report["plan"], "value": accuracy["output_error"], "unit": "relative L2",
-            "better": "smaller", "accuracy": accuracy, "status": report["status"], **more}
+            "accuracy": accuracy, "status": report["status"], **more}
 
 
 def compare(socket: str, trace: pathlib.Path, steps: int) -> list[dict]:

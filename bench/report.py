@@ -46,10 +46,15 @@ def speed_table(result, rows):
 
 def accuracy_table(result, rows):
     keys = list(dict.fromkeys(k for r in rows for k in r["accuracy"]))
-    lines = ["| plan | " + " | ".join(k.replace("_", " ") for k in keys) + " |",
-             "| --- |" + " --- |" * len(keys)]
-    return lines + [f"| {r.get('plan', r['id'])} | "
-                    + " | ".join(number(r["accuracy"].get(k)) for k in keys) + " |" for r in rows]
+    judged = any("must" in r for r in rows)
+    name = (lambda r: r["plan"]) if result["suite"] == "accuracy" else (lambda r: r["id"])
+    head = ["plan", *(k.replace("_", " ") for k in keys), *(["ratio", "must"] if judged else [])]
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " --- |" * (len(head) - 1)]
+    for r in rows:
+        cells = [name(r), *(number(r["accuracy"].get(k)) for k in keys)]
+        cells += [number(r.get("ratio")), verdict(r)] if judged else []
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def table(suite, ids):

@@ -26,6 +26,9 @@ def commands(out, commit, date):
         "plans": [str(BIN / "plans_bench"), "--json-out", file("plans"), *common],
         "engine": [sys.executable, str(ROOT / "bench" / "engine_bench.py"), "--json-out", file("engine"),
                    *common],
+        "work": [str(BIN / "work_bench"), "--json-out", file("work"), *common],
+        "fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--json-out", file("fidelity"),
+                     *common],
         "accuracy": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
                      file("accuracy"), *common],
     }
