@@ -22,13 +22,16 @@ from .cache import DaemonCache, from_bf16_bits
 from .gguf_file import Array
 
 
+RECALL_EVERY = 4  # steps: full's softmax over all its keys costs as much as the model's step
+
+
 class ShadowCache:
     """Owns neither cache. REQUIRES: both hold the same tokens; the second is under plan `full`."""
 
     def __init__(self, session: kvstrata.Session, plan: DaemonCache, full: DaemonCache) -> None:
         if plan.tokens != full.tokens:
             raise ValueError(f"the plan's sequence has {plan.tokens} tokens, the full one {full.tokens}")
-        self.recalls: list[Array] = []     # a step: [layers, query heads]
+        self.recalls: list[Array] = []     # every RECALL_EVERY-th step: [layers, query heads]
         self.errors: list[Array] = []      # a step: [layers, query heads]
         self.pages: list[Array] = []       # a step: [pages], share of (layer, group) lists that read it
         self.tokens_read: list[float] = []  # a step: mean over layers and groups
@@ -49,8 +52,10 @@ class ShadowCache:
         self._error: list[Array] = []
         self._read = np.zeros(self.tokens // self._page_tokens + 1, np.float32)
         self._lists = self._rows = self._bytes = 0
-        pages, _ = self._full.sequence.page_table()
-        self._pages = [self._page(entry.address) for entry in pages]
+        self._pages = []
+        if len(self.errors) % RECALL_EVERY == 0:
+            pages, _ = self._full.sequence.page_table()
+            self._pages = [self._page(entry.address) for entry in pages]
 
     def _page(self, address: int) -> np.ndarray:
         """A bf16 page of full's, as bits [layer][K|V][kv_head][slot][dim], in place."""
@@ -75,7 +80,8 @@ class ShadowCache:
         self._step.append(layer, np.concatenate((k, k)), np.concatenate((v, v)))
         out = self._step.attend(layer, np.concatenate((q, q)))
         groups = self._step.selected_tokens(0)
-        self._recall.append(self._recall_of(layer, q[0], groups))
+        if self._pages:
+            self._recall.append(self._recall_of(layer, q[0], groups))
         norm = np.maximum(np.linalg.norm(out[1], axis=-1), np.float32(1e-30))
         self._error.append(np.linalg.norm(out[0] - out[1], axis=-1) / norm)
         cost = self._step.cost(0)
@@ -92,7 +98,8 @@ class ShadowCache:
         step.end()
         self._plan.tokens += 1
         self._full.tokens += 1
-        self.recalls.append(np.stack(self._recall))
+        if self._recall:
+            self.recalls.append(np.stack(self._recall))
         self.errors.append(np.stack(self._error))
         self.pages.append(self._read / self._lists)
         self.tokens_read.append(self._rows / self._lists)
