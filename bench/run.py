@@ -27,6 +27,7 @@ def commands(out, commit, date):
         "engine": [sys.executable, str(ROOT / "bench" / "engine_bench.py"), "--json-out", file("engine"),
                    *common],
         "work": [str(BIN / "work_bench"), "--json-out", file("work"), *common],
+        "memory": [sys.executable, str(ROOT / "bench" / "memory.py"), "--json-out", file("memory"), *common],
         "fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--json-out", file("fidelity"),
                      *common],
         "accuracy": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",

@@ -60,7 +60,7 @@ Result<PackedState> ReadState(const SequenceView& view, const Geometry& geometry
   return DamagedExtent({0, state.end}, "no final segment comes before the temporary one");
 }
 
-enum class Unit { kNone, kPrompt, kRest, kFlush, kClose };
+enum class Unit { kNone, kPrompt, kRest, kFlush, kClose, kRelease };
 struct Work {
   Unit unit = Unit::kNone;
   Run tokens;  // packed finally, or flushed
@@ -81,13 +81,15 @@ class PackedRecompressor final : public Recompressor {
 
   int64_t ReleasableBytes(const RecompressInput& input) const override {
     const Work work = NextWork(input);
-    const bool releases = work.unit != Unit::kNone && work.unit != Unit::kFlush;
+    const bool releases = work.unit != Unit::kNone && work.unit != Unit::kFlush &&
+                          work.unit != Unit::kRelease;
     return releases ? RawBytes(geometry_, work.tokens.end - work.tokens.begin) : 0;
   }
 
   Result<RecompressOutput> Run(const RecompressInput& input) override {
     KVS_ASSIGN_OR_RETURN(const PackedState state, ReadState(input.view, geometry_));
     const Work work = NextWork(input, state);
+    released_ = released_ || input.prompt_tokens >= 0;
     switch (work.unit) {
       case Unit::kPrompt:
       case Unit::kClose:
@@ -96,6 +98,7 @@ class PackedRecompressor final : public Recompressor {
         return PackRest(input, state, work.tokens);
       case Unit::kFlush:
         return Flush(input, state, work.tokens);
+      case Unit::kRelease:
       case Unit::kNone:
         break;
     }
@@ -109,6 +112,8 @@ class PackedRecompressor final : public Recompressor {
 
  private:
   using Tokens = kvstrata::Run;
+
+  bool released_ = false;  // a Run has said since the end of the prompt what may go
 
   // --- what comes next ---
 
@@ -133,6 +138,8 @@ class PackedRecompressor final : public Recompressor {
     if (s.end < input.prompt_tokens) {
       return {Unit::kPrompt, {s.end, s.end + std::min(plan_.segment, input.prompt_tokens - s.end)}};
     }
+    // Segments that were complete before the prompt was: their raw rows were still read then.
+    if (!released_ && s.final_end > 0) return {Unit::kRelease, {0, s.final_end}};
     if (waiting < plan_.buffer) return {};
     // Without a prompt the first flush has no plans to be packed with: it makes them.
     return {s.plan < 0 ? Unit::kPrompt : Unit::kFlush, {s.end, s.end + plan_.buffer}};

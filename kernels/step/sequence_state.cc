@@ -104,8 +104,8 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend& ba
   context.entropy = entropy_;
   context.surprisal = surprisal_;
   context.boundary = boundary_;
-  context.packed = packed_.get();
-  context.spans = spans_.get();
+  context.packed = packed();
+  context.spans = spans();
   context.prompt_tokens = prompt_tokens_;
   return context;
 }

@@ -82,9 +82,10 @@ class SequenceState {
   // "ok", or which input the plan misses and what it does instead (DECISIONS 3).
   std::string StatusText() const;
 
-  // What the last Refresh found; null: nothing of that codec.
-  const PackedStorage* packed() const { return packed_.get(); }
-  const SpanStorage* spans() const { return spans_.get(); }
+  // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw pages,
+  // which stay until it is complete, also where a segment of it is packed already.
+  const PackedStorage* packed() const { return prompt_tokens_ < 0 ? nullptr : packed_.get(); }
+  const SpanStorage* spans() const { return prompt_tokens_ < 0 ? nullptr : spans_.get(); }
 
   const Geometry& geometry() const { return geometry_; }
   const Plan& plan() const { return plan_; }

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Bytes of a sequence by plan, by the daemon's own books: 64K tokens of one Llama-3.1-8B layer (8 KV heads x 128).
+
+    bench/memory.py [--tokens N] [--json-out FILE] [--commit HASH] [--date DATE]
+
+Raw pages are given back (keep_raw = "no"); what is left is what the plan reads: packed rows with their block
+keys and rotations, or coarse rows, raw rows and bases, and the pages of the last tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "integrations" / "kvstrata" / "src"), str(ROOT / "integrations" / "kvstrata")]
+
+import generate_stubs  # noqa: E402
+
+generate_stubs.generate_if_stale()
+
+import numpy as np  # noqa: E402
+
+import kvstrata  # noqa: E402
+import kvstrata.grpc  # noqa: E402
+from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata.machine import device_name  # noqa: E402
+
+KV_HEADS, HEADS, DIM, CHUNK = 8, 32, 128, 2048
+PLANS = {"mosaickv": ('mosaickv{keep_raw = "no"}', 2.9), "sekv": ('sekv{keep_raw = "no"}', None)}
+
+
+def prefill(session: kvstrata.Session, model: kvstrata.Model, plan: str, tokens: int) -> kvstrata.Sequence:
+    rng = np.random.default_rng(1)
+    noise = (rng.standard_normal((CHUNK, KV_HEADS, DIM)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    sequence = session.open(model, plan)
+    for first in range(0, tokens, CHUNK):
+        with session.step([(sequence, rng.integers(0, 50000, CHUNK))]) as step:
+            step.append(0, noise, np.roll(noise, first, axis=0))
+    sequence.report(0, surprisal=rng.exponential(1.2, tokens).astype(np.float32))
+    sequence.prefill_done()
+    sequence.settle()
+    return sequence
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=65536)
+    parser.add_argument("--json-out")
+    parser.add_argument("--commit", default="uncommitted")
+    parser.add_argument("--date", default="")
+    args = parser.parse_args()
+    raw, rows = args.tokens * KV_HEADS * DIM * 2 * 2, []
+    with (Daemon() as daemon, kvstrata.attach(daemon.socket, timeout_ms=600000) as session,
+          kvstrata.grpc.Client(daemon.socket) as client):
+        model = session.register_model("memory", "memory", layers=1, query_heads=HEADS, kv_heads=KV_HEADS,
+                                       head_dim=DIM, page_tokens=16)
+        for name, (plan, must) in PLANS.items():
+            sequence = prefill(session, model, plan, args.tokens)
+            mine = next(s for s in client.sequences() if s.sequence == sequence.handle)
+            total = mine.device_bytes + mine.host_bytes
+            print(f"{name:10} device {mine.device_bytes / 1e6:7.1f} MB  host {mine.host_bytes / 1e6:7.1f} MB  "
+                  f"raw {raw / 1e6:.1f} MB: {raw / total:.2f}x smaller  [{sequence.status}]")
+            row = {"id": f"{name}/{args.tokens // 1024}K", "plan": plan, "value": total / 1e6, "unit": "MB",
+                   "device_MB": mine.device_bytes / 1e6, "host_MB": mine.host_bytes / 1e6,
+                   "baseline": {"name": "raw", "value": raw / 1e6}, "ratio": raw / total}
+            rows.append(row if must is None else {**row, "must": must})
+            sequence.close()
+    if args.json_out:
+        pathlib.Path(args.json_out).write_text(json.dumps(
+            {"suite": "memory", "device": device_name(), "commit": args.commit, "date": args.date,
+             "command": "bench/memory.py", "ceilings": {}, "context": {"notes": "random keys, by the daemon's books"},
+             "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
