@@ -50,9 +50,11 @@ void SetMinTokens(const BreakEven& measured, const std::string& preset, Draft* d
   if (plan == measured.plans.end() || plan->points.empty()) return;
   const int32_t longest = plan->points.back().tokens;
   if (!plan->tokens) {
-    draft->Explain(
-        "min_tokens is the preset's: on this machine a step was not faster than full's at " +
-        std::to_string(longest) + " tokens");
+    const bool sparse = std::ranges::any_of(plan->points, &BreakEvenPoint::sparse);
+    draft->Explain("min_tokens is the preset's: " +
+                   std::string(sparse ? "on this machine a step was not faster than full's at "
+                                      : "the plan attends in full at ") +
+                   std::to_string(longest) + " tokens");
     return;
   }
   const auto length = static_cast<int64_t>(std::ceil(*plan->tokens / 64)) * 64;

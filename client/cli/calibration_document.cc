@@ -235,7 +235,11 @@ Json Flattened(const Json& outer, const char* key, const char* inner) {
 void PrintSekv(const Json& section, Tables* tables) {
   if (!tables->Heading("sekv: what stays at full resolution", section)) return;
   tables->List(section, "alphas", kSekv);
-  tables->List(Flattened(section["alphas"], "alpha", "span_lengths"), "rows", kLengths);
+  Json lengths = {{"rows", Json::array()}};  // those that occur
+  for (const Json& bin : Flattened(section["alphas"], "alpha", "span_lengths")["rows"]) {
+    if (bin["spans"] > 0) lengths["rows"].push_back(bin);
+  }
+  tables->List(lengths, "rows", kLengths);
 }
 
 void PrintTokenSelect(const Json& section, Tables* tables) {

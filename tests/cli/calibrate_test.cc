@@ -390,6 +390,9 @@ TEST(CalibratedPlans, TomlSaysWhereNumbersComeFrom) {
   EXPECT_THAT(toml, HasSubstr("\nchess_calibrated = 'chess{thresholds = [2.0, 0.75]}'\n"));
   EXPECT_THAT(toml, HasSubstr("# thresholds: 99th percentiles"));
   EXPECT_THAT(toml, HasSubstr("was not faster than full's at 2048 tokens"));
+  Calibration full = Numbers();
+  full.break_even.plans[1].points = {Point(2048, 1.0, false)};
+  EXPECT_THAT(ToToml(PlansOf(full), {}), HasSubstr("the plan attends in full at 2048 tokens"));
   std::istringstream lines(toml);
   for (std::string line; std::getline(lines, line);) {
     EXPECT_TRUE(line.empty() || line[0] == '#' || line == "[plans]" || line.ends_with("}'"))

@@ -277,7 +277,7 @@ def daemon_replays(cli):
 def daemon_replays_lossy_plans(cli):
     path = os.path.join(cli.folder, "l.safetensors")
     with open(path, "wb") as file:
-        file.write(trace_bytes())
+        file.write(trace_bytes(tail=64))  # sentencekv watches the last 32 queries of the prompt
     known = {p["name"] for p in json.loads(cli("plan", "ls", "-o", "json").stdout)["plans"]}
     if not {"sekv", "mosaickv"} <= known:
         print("    not checked: the daemon has no lossy preset")
