@@ -5,7 +5,9 @@
 // (packed.h) and SpanStorage (lowrank.h); ops attend_packed, attend_lowrank and attend_coarse read
 // them in place.
 //
-// Implementations: packed.cc (MosaicKV), lowrank.cc (SeKV); one conformance suite for both.
+// Implementations: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
+// conformance suite for both (tests/kernels/codec_test.cc). Neither keeps state: what it needs to
+// go on lies in the extents of the view, so a clone, a restart and a prefix hit cost nothing.
 // Threads: one call at a time for a Recompressor; Run may take seconds and runs without any lock.
 // Deterministic: the state after a series of commits depends on them alone, if Run is called until
 // Due is false after each (kvs_settle); when workers lag, rows stay raw for longer, nothing else.
@@ -32,19 +34,21 @@ struct SpanParameters {
   int32_t layers = 0, query_heads = 0, head_dim = 0, d_route = 0, r_max = 0;
   std::vector<float> w;    // [layers][query_heads][d_route][head_dim]
   std::vector<float> tau;  // [layers][query_heads]
-  // g_phi.{0,2,4}: weight [out][in], bias [out]; in = r_max + head_dim, 64, 64; out = 64, 64, r_max.
+  // g_phi.{0,2,4}: weight [out][in], bias [out]; in = r_max + head_dim, 64, 64; out = 64, 64,
+  // r_max.
   std::vector<float> weight[3], bias[3];
 };
 // File tensors: "W" [L, Hq, d', d], "tau" [L, Hq], "g_phi.0.weight", ... (f32). INVALID_ARGUMENT
-// PARAMETERS_INVALID names the tensor, its shape and the expected one; NOT_FOUND PARAMETERS_MISSING.
+// PARAMETERS_INVALID names the tensor, its shape and the expected one; NOT_FOUND
+// PARAMETERS_MISSING.
 Result<SpanParameters> LoadSpanParameters(const std::string& path, const Geometry& geometry,
                                           const Plan& plan);
 
 // What a sequence looks like to its Recompressor.
 struct RecompressInput {
-  SequenceView view;            // raw pages (nullptr where released), committed tokens, extents
-  int32_t prompt_tokens = -1;   // -1 until prefill_done
-  int32_t indexed_tokens = 0;   // raw rows from here on are still wanted by the plan's index
+  SequenceView view;           // raw pages (nullptr where released), committed tokens, extents
+  int32_t prompt_tokens = -1;  // -1 until prefill_done
+  int32_t indexed_tokens = 0;  // raw rows from here on are still wanted by the plan's index
   std::span<const float> surprisal;   // by position, NaN where none
   std::span<const uint8_t> boundary;  // by position
   const Backend* backend = nullptr;
@@ -72,7 +76,8 @@ class Recompressor {
   // Whether Run has something to do. Cheap: called after every commit and report.
   virtual bool Due(const RecompressInput& input) const = 0;
 
-  // One unit of work. ABORTED when cancelled: nothing has changed. Called again while Due.
+  // One unit of work. ABORTED when cancelled: nothing has changed. Called again while Due. When not
+  // Due it answers the extents there are and what may be released by now.
   virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
 
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.

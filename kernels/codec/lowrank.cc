@@ -15,8 +15,6 @@ namespace kvstrata {
 // Addresses of one part.
 struct SpanStorage::Layout {
   int32_t span_count = 0, raw_count = 0, routers = 0;
-  const BF16* k_mean = nullptr;
-  const BF16* v_mean = nullptr;
   const float* router = nullptr;
   const float* tau = nullptr;
   const float* inverse_norms = nullptr;
@@ -182,52 +180,52 @@ Result<std::unique_ptr<SpanStorage>> SpanStorage::Parse(const SequenceView& view
 
 Status SpanStorage::AddPart(const ExtentView* extents) {
   const Geometry& g = geometry_;
-  KVS_ASSIGN_OR_RETURN(const ExtentReader summary_reader,
+  KVS_ASSIGN_OR_RETURN(const ExtentReader coarse,
                        ExtentReader::Open(extents[0], g, ExtentKind::kSpanSummary));
   KVS_ASSIGN_OR_RETURN(const ExtentReader factors,
                        ExtentReader::Open(extents[1], g, ExtentKind::kSpanFactors));
   KVS_ASSIGN_OR_RETURN(const ExtentReader raw,
                        ExtentReader::Open(extents[2], g, ExtentKind::kRawRows));
-  const Run tokens = summary_reader.tokens();
-  if (tokens.begin != end() || factors.tokens() != tokens || raw.tokens() != tokens) {
-    return DamagedExtent(tokens, "the three of a part do not follow what is before");
+  Part part;
+  part.tokens = coarse.tokens();
+  if (part.tokens.begin != end() || factors.tokens() != part.tokens ||
+      raw.tokens() != part.tokens) {
+    return DamagedExtent(part.tokens, "the three of a part do not follow what is before");
   }
   Summary summary;
-  SummaryAddresses at = {};
-  const bool first = parts_.empty();
-  KVS_RETURN_IF_ERROR(ReadSummary(summary_reader, g, first, &summary, &at));
-  Part part;
-  part.tokens = tokens;
-  part.first_span = static_cast<int32_t>(spans_.size());
-  part.span_count = at.span_count;
-  KVS_ASSIGN_OR_RETURN(const FactorEntry* entries, ReadFactors(factors, g, summary.spans));
-  KVS_RETURN_IF_ERROR(ReadRawRows(raw, g, summary.spans, &part));
-
   auto layout = std::make_shared<Layout>();
-  *layout = {at.span_count,
-             part.raw_count,
-             at.routers,
-             at.k_mean,
-             at.v_mean,
-             at.router,
-             at.tau,
-             at.inverse_norms,
-             entries,
-             extents[1].data,
-             PageOf(at.k_mean),
-             PageOf(at.v_mean),
-             PageOf(part.raw_rows)};
+  SummaryAddresses at = {};
+  KVS_RETURN_IF_ERROR(ReadSummary(coarse, g, parts_.empty(), &summary, &at));
+  KVS_ASSIGN_OR_RETURN(layout->entries, ReadFactors(factors, g, summary.spans));
+  KVS_RETURN_IF_ERROR(ReadRawRows(raw, g, summary.spans, &part));
+  layout->span_count = at.span_count;
+  layout->raw_count = part.raw_count;
+  layout->routers = at.routers;
+  layout->router = at.router;
+  layout->tau = at.tau;
+  layout->inverse_norms = at.inverse_norms;
+  layout->factors = extents[1].data;
+  layout->k_mean_page = PageOf(at.k_mean);
+  layout->v_mean_page = PageOf(at.v_mean);
+  layout->raw_page = PageOf(part.raw_rows);
+  if (parts_.empty()) d_route_ = summary.d_route, trained_ = summary.trained;
+  Append(part, summary.spans, summary.anchors);
   layouts_.push_back(std::move(layout));
+  device_bytes_ += coarse.bytes() + raw.bytes();
+  host_bytes_ += factors.bytes();
+  return OkStatus();
+}
+
+void SpanStorage::Append(Part part, const std::vector<Run>& spans,
+                         const std::vector<int32_t>& anchors) {
+  part.first_span = static_cast<int32_t>(spans_.size());
+  part.span_count = static_cast<int32_t>(spans.size());
   parts_.push_back(part);
-  for (const Run& s : summary.spans) {
+  for (const Run& s : spans) {
     spans_.push_back(s);
     log_length_.push_back(static_cast<float>(std::log(static_cast<double>(s.end - s.begin))));
   }
-  anchors_.insert(anchors_.end(), summary.anchors.begin(), summary.anchors.end());
-  if (first) d_route_ = summary.d_route, trained_ = summary.trained;
-  device_bytes_ += summary_reader.bytes() + raw.bytes();
-  host_bytes_ += factors.bytes();
-  return OkStatus();
+  anchors_.insert(anchors_.end(), anchors.begin(), anchors.end());
 }
 
 int32_t SpanStorage::raw_rows() const {

@@ -1,10 +1,11 @@
 // Codec lowrank: spans as coarse rows and low-rank factors (spec/sekv.md; paper 3.1, 3.2).
 //
 // SpanStorage is the reading side. Spans are numbered from 0 over all kSpanSummary extents in order
-// of position (the prompt's; with `generated = "spans"` later ranges'). Per range there are three
-// extents: kSpanSummary, kSpanFactors, kRawRows. Rows of the range that lie in no span are raw rows,
-// compacted in kRawRows; rows from end() on are on raw pages.
-// The writing side is the Recompressor of codec.h.
+// of position: the prompt's, which is several parts when it is long, and with `generated = "spans"`
+// later ranges'. Per part there are three extents: kSpanSummary, kSpanFactors, kRawRows. Rows of
+// the range that lie in no span are raw rows, compacted in kRawRows; rows from end() on are on raw
+// pages: the local window, generated tokens, and for a while what no part holds yet. Bytes:
+// lowrank_layout.h, docs/extents.md. The writing side is the Recompressor of codec.h.
 //
 // Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
 #ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_H_
@@ -27,7 +28,7 @@ class SpanStorage {
   struct Part {
     Run tokens;
     int32_t first_span = 0, span_count = 0;
-    int32_t raw_count = 0;               // raw rows of the range
+    int32_t raw_count = 0;                   // raw rows of the range
     const int32_t* raw_positions = nullptr;  // [raw_count], ascending
     const std::byte* raw_rows = nullptr;     // [layer][K|V][kv_head][raw_count][head_dim]
   };
@@ -38,11 +39,11 @@ class SpanStorage {
 
   const std::vector<Part>& parts() const { return parts_; }
   int32_t end() const { return parts_.empty() ? 0 : parts_.back().tokens.end; }
-  int32_t raw_rows() const;                       // of all parts
+  int32_t raw_rows() const;  // of all parts
   const std::vector<Run>& spans() const { return spans_; }
   const std::vector<float>& log_length() const { return log_length_; }  // [spans] ln |S|
   bool trained() const { return trained_; }
-  const std::vector<int32_t>& anchors() const { return anchors_; }      // positions
+  const std::vector<int32_t>& anchors() const { return anchors_; }  // positions
 
   // Coarse rows of one part: unit u of the rows is span first_span + u. bf16.
   PagedRows KeyMeans(int part, int layer, int kv_head) const;
@@ -67,6 +68,7 @@ class SpanStorage {
   struct Layout;  // lowrank.cc
 
   Status AddPart(const ExtentView* extents);
+  void Append(Part part, const std::vector<Run>& spans, const std::vector<int32_t>& anchors);
   PagedRows OnePage(std::byte* const* page, int64_t index, int32_t count, DType dtype) const;
 
   std::vector<Part> parts_;

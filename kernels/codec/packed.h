@@ -2,9 +2,10 @@
 //
 // PackedStorage is the reading side: all kPackedSegment extents of a sequence, parsed. A segment is
 // final (its own rotations and strategies) or temporary (those of the last final segment before it:
-// `plan_begin` in the extent names that segment). A temporary segment may consist of several extents
-// (pieces) that follow each other; pieces begin at multiples of every block size.
-// The writing side is the Recompressor of codec.h.
+// `plan_begin` in the extent names that segment). Either may consist of several extents that follow
+// each other, beginning at multiples of every block size from the segment's begin on: of a final
+// one the first holds the rotations, and the others name it. Bytes: packed_layout.h,
+// docs/extents.md. The writing side is the Recompressor of codec.h.
 //
 // Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
 #ifndef KVSTRATA_KERNELS_CODEC_PACKED_H_
@@ -25,9 +26,9 @@ namespace kvstrata {
 struct PackedHead {
   const float* r_k = nullptr;  // rotations [head_dim][head_dim], rows are the new axes
   const float* r_v = nullptr;
-  PackedRows keys, values;     // row i is token begin + i
-  PackedRows blocks;           // row j is block j of this extent
-  int32_t block = 0;           // tokens of a block; the last may be short
+  PackedRows keys, values;             // row i is token begin + i
+  PackedRows blocks;                   // row j is block j of this extent
+  int32_t block = 0;                   // tokens of a block; the last may be short
   const float* eigenvalues = nullptr;  // of K^T K [head_dim], descending; null in a piece
 };
 
@@ -43,7 +44,8 @@ class PackedStorage {
   static Result<std::unique_ptr<PackedStorage>> Parse(const SequenceView& view,
                                                       const Geometry& geometry);
 
-  // One per extent, ascending, without gaps from position 0 on.
+  // One per extent, ascending, without gaps from position 0 on; parts of one segment have the same
+  // plan_begin and are all final or all not.
   const std::vector<Segment>& segments() const { return segments_; }
   // Rows from here on are raw: the update buffer.
   int32_t end() const { return segments_.empty() ? 0 : segments_.back().tokens.end; }
