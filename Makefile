@@ -15,7 +15,7 @@ demo: build
 	@$(VENV)/bin/python integrations/demo.py
 
 test: build asan
-	cd $(BUILD) && ctest --output-on-failure --no-tests=error
+	cd $(BUILD) && ctest --parallel $(JOBS) --repeat until-pass:2 --output-on-failure --no-tests=error
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS)
@@ -24,7 +24,7 @@ build: $(BUILD)/build.ninja $(VENV)/.installed
 asan: $(BUILD)/.packages
 	cmake --preset asan
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_tests
-	cd $(BUILD)/asan && ctest -L unit -LE rpc --output-on-failure --no-tests=error
+	cd $(BUILD)/asan && ctest --parallel $(JOBS) -L unit -LE rpc --output-on-failure --no-tests=error
 
 # TSan over the unit tests; gRPC of Debian is not instrumented (docs/testing.md).
 tsan: $(BUILD)/.packages

@@ -15,7 +15,7 @@ namespace kvstrata {
 
 }  // namespace kvstrata
 
-#define KVS_CHECK(condition) \
+#define KVS_CHECK(condition)                         \
   (__builtin_expect(static_cast<bool>(condition), 1) \
        ? static_cast<void>(0)                        \
        : ::kvstrata::CheckFailed(#condition, __FILE__, __LINE__))

@@ -87,7 +87,8 @@ inline Status Internal(std::string_view reason, std::string message) {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}  // NOLINT(google-explicit-constructor): reads as return value
+  Result(T value)
+      : state_(std::move(value)) {}  // NOLINT(google-explicit-constructor): reads as return value
   Result(Status status) : state_(std::move(status)) {  // NOLINT(google-explicit-constructor): same
     KVS_CHECK(!std::get<Status>(state_).ok());
   }
@@ -96,9 +97,18 @@ class [[nodiscard]] Result {
   Status status() const { return ok() ? Status() : std::get<Status>(state_); }
 
   // REQUIRES: ok()
-  T& value() & { KVS_CHECK(ok()); return std::get<T>(state_); }
-  const T& value() const& { KVS_CHECK(ok()); return std::get<T>(state_); }
-  T&& value() && { KVS_CHECK(ok()); return std::get<T>(std::move(state_)); }
+  T& value() & {
+    KVS_CHECK(ok());
+    return std::get<T>(state_);
+  }
+  const T& value() const& {
+    KVS_CHECK(ok());
+    return std::get<T>(state_);
+  }
+  T&& value() && {
+    KVS_CHECK(ok());
+    return std::get<T>(std::move(state_));
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
@@ -112,8 +122,8 @@ class [[nodiscard]] Result {
 }  // namespace kvstrata
 
 // Returns from the calling function when `expr` is a Status that is not OK.
-#define KVS_RETURN_IF_ERROR(expr)                          \
-  do {                                                     \
+#define KVS_RETURN_IF_ERROR(expr)                                                       \
+  do {                                                                                  \
     if (::kvstrata::Status kvs_status_ = (expr); !kvs_status_.ok()) return kvs_status_; \
   } while (false)
 

@@ -49,7 +49,7 @@ inline Timing TimingOf(std::vector<double> samples) {
   const auto at = [&](double q) {
     return samples[static_cast<size_t>(q * static_cast<double>(samples.size() - 1))];
   };
-  return {at(0.5), sum / static_cast<double>(samples.size()), at(0.1), at(0.9), at(0.99),
+  return {at(0.5),       sum / static_cast<double>(samples.size()), at(0.1), at(0.9), at(0.99),
           samples.size()};
 }
 

@@ -1,11 +1,11 @@
 // Whole decode steps (begin, append, attend, end) through kvs_* on a running daemon, plan by plan:
 // one layer of Llama-3.1-8B's shape (32 query heads, 8 KV heads x 128, bf16), 32K tokens.
 //
-// Inputs rotate over kPrompts prompts of 134 MB each, more than any last-level cache; every plan runs
-// over the same shared pages. CHESS re-selects every 320 tokens and is measured over 320 steps, so
-// its share of selections is in the figure. TokenSelect misses its cache when each step's query is
-// another one, and hits when it is the same. Ratios are against plan `full` of the same run.
-// Usage: plans_bench [--json-out FILE] [--commit HASH] [--date DATE] [--tokens N]
+// Inputs rotate over kPrompts prompts of 134 MB each, more than any last-level cache; every plan
+// runs over the same shared pages. CHESS re-selects every 320 tokens and is measured over 320
+// steps, so its share of selections is in the figure. TokenSelect misses its cache when each step's
+// query is another one, and hits when it is the same. Ratios are against plan `full` of the same
+// run. Usage: plans_bench [--json-out FILE] [--commit HASH] [--date DATE] [--tokens N]
 #include <kvstrata/kvstrata.h>
 
 #include <algorithm>
@@ -207,9 +207,9 @@ int main(int argc, char** argv) {
     const double value = row.must == 20 ? t.mean : t.median;
     if (full == 0) full = value;
     std::printf("%-30s %9.1f us   %6.2fx full\n", row.id, value, full / value);
-    nlohmann::json r = {{"id", row.id},   {"plan", row.label}, {"tokens", tokens},
-                        {"batch", 1},     {"value", value},    {"unit", "us"},
-                        {"p10", t.p10},   {"p90", t.p90},      {"n", t.n}};
+    nlohmann::json r = {{"id", row.id}, {"plan", row.label}, {"tokens", tokens},
+                        {"batch", 1},   {"value", value},    {"unit", "us"},
+                        {"p10", t.p10}, {"p90", t.p90},      {"n", t.n}};
     if (row.must > 0) {
       r["baseline"] = {{"name", "plan full"}, {"value", full}};
       r["ratio"] = full / value;

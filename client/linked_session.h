@@ -45,9 +45,12 @@ struct Sequence {
   std::vector<ExtentView> extents;
 
   SequenceView View() const {
-    return {pages.data(),   blocks.data(),
-            state->tokens(), extents.data(),
-            static_cast<int32_t>(extents.size()), version};
+    return {pages.data(),
+            blocks.data(),
+            state->tokens(),
+            extents.data(),
+            static_cast<int32_t>(extents.size()),
+            version};
   }
 };
 

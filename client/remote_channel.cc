@@ -30,7 +30,8 @@ Status Unreachable(const std::string& path, int error) {
   if (error == EAGAIN || error == ETIMEDOUT) {
     return {Code::kDeadlineExceeded, "DEADLINE", at + "; the daemon does not accept connections"};
   }
-  return Unavailable("DAEMON_UNREACHABLE", at + "; start it with `kvstratad --socket " + path + "`");
+  return Unavailable("DAEMON_UNREACHABLE",
+                     at + "; start it with `kvstratad --socket " + path + "`");
 }
 
 Result<UniqueFd> Dial(const std::string& path, std::chrono::milliseconds timeout) {

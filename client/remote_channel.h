@@ -1,9 +1,9 @@
 // RemoteChannel: one gRPC connection to the daemon and the stream that is its session's lease. For
 // remote_session.cc alone.
 //
-// It dials the Unix socket itself and hands the descriptor to gRPC: errors of the socket have names, no
-// proxy or resolver is asked, and a daemon that restarts is another daemon: nothing reconnects.
-// Threads: any. Cost: a call blocks until its answer or the timeout.
+// It dials the Unix socket itself and hands the descriptor to gRPC: errors of the socket have
+// names, no proxy or resolver is asked, and a daemon that restarts is another daemon: nothing
+// reconnects. Threads: any. Cost: a call blocks until its answer or the timeout.
 #ifndef KVSTRATA_CLIENT_REMOTE_CHANNEL_H_
 #define KVSTRATA_CLIENT_REMOTE_CHANNEL_H_
 
@@ -24,14 +24,14 @@ namespace kvstrata::client {
 
 class RemoteChannel {
  public:
-  // Dials and opens a session. SOCKET_INVALID, SOCKET_DENIED, DAEMON_UNREACHABLE, DEADLINE, or what the
-  // daemon refused with.
+  // Dials and opens a session. SOCKET_INVALID, SOCKET_DENIED, DAEMON_UNREACHABLE, DEADLINE, or what
+  // the daemon refused with.
   static Result<std::unique_ptr<RemoteChannel>> Open(const AttachOptions& options,
                                                      const std::string& backend);
   // Closes the session; waits for the daemon's answer at most the timeout.
   ~RemoteChannel();
-  // In a child of fork(): closes the socket, so that the child does not keep the lease alive. Nothing
-  // else may be done afterwards, not even destruction.
+  // In a child of fork(): closes the socket, so that the child does not keep the lease alive.
+  // Nothing else may be done afterwards, not even destruction.
   void AbandonAfterFork();
 
   uint64_t session() const { return session_; }

@@ -1,5 +1,5 @@
-// Session over gRPC: the remote road (session.h). Keeps what the caller must know without asking: the
-// geometry of models and the selections of a step. Everything else is the daemon's.
+// Session over gRPC: the remote road (session.h). Keeps what the caller must know without asking:
+// the geometry of models and the selections of a step. Everything else is the daemon's.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -27,11 +27,11 @@ int64_t BytesOf(const Shape& shape, DType dtype) {
 
 Status CheckFits(int64_t bytes, const Shape& shape) {
   if (bytes <= kMaxTensorBytes) return OkStatus();
-  return ResourceExhausted("MESSAGE_TOO_LARGE",
-                           "a layer of " + std::to_string(shape.tokens) + " new tokens has " +
-                               std::to_string(bytes) + " bytes; the remote road carries " +
-                               std::to_string(kMaxTensorBytes) +
-                               " a call: begin steps with fewer tokens");
+  return ResourceExhausted("MESSAGE_TOO_LARGE", "a layer of " + std::to_string(shape.tokens) +
+                                                    " new tokens has " + std::to_string(bytes) +
+                                                    " bytes; the remote road carries " +
+                                                    std::to_string(kMaxTensorBytes) +
+                                                    " a call: begin steps with fewer tokens");
 }
 
 void WriteTensor(const Rows& rows, const Shape& shape, v1::TensorRef* out) {
@@ -171,8 +171,7 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   request.set_ranks(spec.ranks);
   request.mutable_boundary_tokens()->Add(spec.boundary_tokens.begin(), spec.boundary_tokens.end());
   v1::RegisterModelResponse response;
-  KVS_RETURN_IF_ERROR(
-      state_->channel->Call(&v1::Control::Stub::RegisterModel, request, &response));
+  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::RegisterModel, request, &response));
   std::lock_guard lock(state_->mu);
   state_->models.insert_or_assign(response.model(), spec.geometry);
   return response.model();
@@ -216,8 +215,7 @@ Status Session::Close(uint64_t sequence) {
   request.set_session(state_->channel->session());
   request.set_sequence(sequence);
   v1::CloseSequenceResponse response;
-  KVS_RETURN_IF_ERROR(
-      state_->channel->Call(&v1::Control::Stub::CloseSequence, request, &response));
+  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::CloseSequence, request, &response));
   std::lock_guard lock(state_->mu);
   state_->sequences.erase(sequence);
   return OkStatus();
@@ -301,8 +299,9 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
 }
 
 Result<PageTable> Session::GetPageTable(uint64_t) {
-  return Unimplemented("ROAD_REMOTE", "the remote road maps no pages; load libkvstrata.so for "
-                                      "addresses, or ask Compute.GetPageTable for places");
+  return Unimplemented("ROAD_REMOTE",
+                       "the remote road maps no pages; load libkvstrata.so for "
+                       "addresses, or ask Compute.GetPageTable for places");
 }
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
@@ -405,8 +404,7 @@ StepCost SessionStep::Cost(int member) const {
 
 size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
                                   std::span<int32_t> out) const {
-  const v1::SelectionGroup& g =
-      state_->selections.members(member).groups(static_cast<int>(group));
+  const v1::SelectionGroup& g = state_->selections.members(member).groups(static_cast<int>(group));
   const auto& list = kind == SelectionKind::kTokens ? g.tokens() : g.units();
   const auto n = static_cast<size_t>(list.size());
   std::copy_n(list.begin(), std::min(n, out.size()), out.begin());

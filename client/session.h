@@ -62,8 +62,8 @@ struct BatchMember {
 
 struct PageAddress {
   const void* address = nullptr;  // null: given back, extents hold its rows
-  uint32_t tier = 0;   // 0 device, 1 host
-  uint32_t flags = 0;  // shm::PageFlags
+  uint32_t tier = 0;              // 0 device, 1 host
+  uint32_t flags = 0;             // shm::PageFlags
 };
 struct PageTable {
   uint64_t version = 0;

@@ -2,8 +2,8 @@
 // frames of any size up to half the ring.
 //
 // Thread-safety: one thread at a time on each end; the two ends run in different processes.
-// Trust: the consumer believes nothing it reads; a malformed frame is kCorrupt and the peer is to be
-// disconnected. Cost: no system call unless the other side sleeps.
+// Trust: the consumer believes nothing it reads; a malformed frame is kCorrupt and the peer is to
+// be disconnected. Cost: no system call unless the other side sleeps.
 #ifndef KVSTRATA_PROTO_RING_H_
 #define KVSTRATA_PROTO_RING_H_
 
@@ -60,8 +60,8 @@ class RingProducer {
     return true;
   }
 
-  // Whether the consumer said that it blocks; call after Push, then wake it. Sequentially consistent
-  // with RingConsumer::PrepareSleep, so a wake-up is never lost.
+  // Whether the consumer said that it blocks; call after Push, then wake it. Sequentially
+  // consistent with RingConsumer::PrepareSleep, so a wake-up is never lost.
   bool ConsumerSleeps() const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return control_->sleeping.load(std::memory_order_relaxed) != 0;

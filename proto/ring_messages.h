@@ -14,33 +14,33 @@ enum MessageType : uint32_t {
   kPad = 0,
   // Requests with a reply.
   kPing = 1,
-  kRegisterModel = 2,   // RegisterModel -> ModelReply
-  kOpenSequence = 3,    // OpenSequence, plan text, token ids -> SequenceReply, canonical plan text
-  kForkSequence = 4,    // SequenceRef -> SequenceReply
-  kCloseSequence = 5,   // SequenceRef -> ErrorReply
-  kGrow = 6,            // Grow -> ErrorReply; the new table is published before the reply
-  kSettle = 7,          // SequenceRef -> ErrorReply, when what earlier events made due is done;
-                        // replies to later requests may come first
-  kLookup = 8,          // Lookup, token ids -> LookupReply
-  kDetach = 9,          // none -> ErrorReply; the client has unmapped the arenas
+  kRegisterModel = 2,  // RegisterModel -> ModelReply
+  kOpenSequence = 3,   // OpenSequence, plan text, token ids -> SequenceReply, canonical plan text
+  kForkSequence = 4,   // SequenceRef -> SequenceReply
+  kCloseSequence = 5,  // SequenceRef -> ErrorReply
+  kGrow = 6,           // Grow -> ErrorReply; the new table is published before the reply
+  kSettle = 7,         // SequenceRef -> ErrorReply, when what earlier events made due is done;
+                       // replies to later requests may come first
+  kLookup = 8,         // Lookup, token ids -> LookupReply
+  kDetach = 9,         // none -> ErrorReply; the client has unmapped the arenas
   // Events.
-  kCommit = 32,         // Commit, token ids
-  kReport = 33,         // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
-  kPrefillDone = 34,    // SequenceRef
+  kCommit = 32,       // Commit, token ids
+  kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
+  kPrefillDone = 34,  // SequenceRef
   // Replies.
-  kReply = 64,          // ErrorReply, then the payload if code is 0
+  kReply = 64,  // ErrorReply, then the payload if code is 0
 };
 
 struct RegisterModel {
   char name[64];
-  char digest[80];       // of the weights; identity, compared byte by byte
-  char layout[32];       // free text of the engine that is part of the page's identity
-  char adapter[64];      // LoRA and the like; "" none
+  char digest[80];   // of the weights; identity, compared byte by byte
+  char layout[32];   // free text of the engine that is part of the page's identity
+  char adapter[64];  // LoRA and the like; "" none
   int32_t layers, query_heads, kv_heads, head_dim, page_tokens;
-  int32_t dtype;         // DType
-  int32_t keys_pre_rope; // 0 post_rope, 1 pre_rope
-  int32_t rank, ranks;   // tensor parallel
-  int32_t boundary_count;        // token ids that follow, int32
+  int32_t dtype;           // DType
+  int32_t keys_pre_rope;   // 0 post_rope, 1 pre_rope
+  int32_t rank, ranks;     // tensor parallel
+  int32_t boundary_count;  // token ids that follow, int32
   int32_t reserved[2];
 };
 static_assert(sizeof(RegisterModel) == 240 + 48);
@@ -114,10 +114,10 @@ static_assert(sizeof(ErrorReply) == 512);
 // --- attach socket: SOCK_SEQPACKET, one struct a packet ------------------------------------------
 
 enum AttachType : uint32_t {
-  kHello = 1,      // client, first packet
-  kWelcome = 2,    // daemon, descriptors: session segment, table segment, doorbell (eventfd)
-  kRefused = 3,    // daemon, then it closes
-  kArena = 4,      // daemon, descriptor: the arena
+  kHello = 1,    // client, first packet
+  kWelcome = 2,  // daemon, descriptors: session segment, table segment, doorbell (eventfd)
+  kRefused = 3,  // daemon, then it closes
+  kArena = 4,    // daemon, descriptor: the arena
 };
 
 struct Hello {
@@ -136,7 +136,7 @@ struct Welcome {
   uint64_t daemon_epoch;
   uint64_t session_bytes;
   uint64_t table_bytes;
-  char backend[16];      // the daemon's, so that both roads answer alike unless told otherwise
+  char backend[16];  // the daemon's, so that both roads answer alike unless told otherwise
   char device_uuid[64];
 };
 

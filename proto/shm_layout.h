@@ -19,8 +19,8 @@ namespace kvstrata::shm {
 inline constexpr uint32_t kMagic = 0x4B565331;  // "KVS1"
 inline constexpr uint32_t kVersion = 2;         // a client of another version is refused at attach
 
-inline constexpr int kMaxReaders = 64;       // steps of one session open at the same time
-inline constexpr int kMaxSequences = 4096;   // of one session
+inline constexpr int kMaxReaders = 64;      // steps of one session open at the same time
+inline constexpr int kMaxSequences = 4096;  // of one session
 
 inline constexpr uint64_t kRequestRingBytes = uint64_t{16} << 20;
 inline constexpr uint64_t kReplyRingBytes = uint64_t{1} << 20;
@@ -87,10 +87,10 @@ enum PageFlags : uint16_t {
 
 // Where a page or an index block lies.
 struct PageEntry {
-  uint32_t arena;  // id of an arena whose descriptor the client was passed
-  uint16_t flags;  // PageFlags
-  uint16_t tier;   // 0 device, 1 host
-  uint64_t offset; // bytes from the arena's start
+  uint32_t arena;   // id of an arena whose descriptor the client was passed
+  uint16_t flags;   // PageFlags
+  uint16_t tier;    // 0 device, 1 host
+  uint64_t offset;  // bytes from the arena's start
 };
 static_assert(sizeof(PageEntry) == 16);
 
@@ -112,14 +112,14 @@ static_assert(sizeof(ExtentEntry) == 32);
 struct SequenceTable {
   uint64_t version;
   uint64_t sequence_id;
-  uint64_t bytes;            // of the whole table
-  uint32_t page_capacity;    // entries of `entries` that are pages
-  uint32_t index_capacity;   // entries after them that are index blocks
+  uint64_t bytes;                      // of the whole table
+  uint32_t page_capacity;              // entries of `entries` that are pages
+  uint32_t index_capacity;             // entries after them that are index blocks
   std::atomic<uint32_t> pages;         // published pages
   std::atomic<uint32_t> index_blocks;  // published index blocks
-  uint64_t heat_first;       // first heat counter of this sequence
-  uint32_t heat_count;       // its counters, one per page; 0: none
-  uint32_t extent_count;     // immutable
+  uint64_t heat_first;                 // first heat counter of this sequence
+  uint32_t heat_count;                 // its counters, one per page; 0: none
+  uint32_t extent_count;               // immutable
   // PageEntry entries[page_capacity + index_capacity] follows, then ExtentEntry[extent_count].
 };
 static_assert(sizeof(SequenceTable) == 56);

@@ -19,9 +19,12 @@ void AddDetail(std::string_view type, std::string bytes, wire::Status* to) {
 
 Code CodeOf(grpc::StatusCode code) {
   switch (code) {
-    case grpc::StatusCode::CANCELLED: return Code::kAborted;
-    case grpc::StatusCode::UNKNOWN: return Code::kInternal;
-    default: break;
+    case grpc::StatusCode::CANCELLED:
+      return Code::kAborted;
+    case grpc::StatusCode::UNKNOWN:
+      return Code::kInternal;
+    default:
+      break;
   }
   const Code same = static_cast<Code>(code);
   return CodeName(same) == "UNKNOWN" ? Code::kInternal : same;
@@ -29,12 +32,18 @@ Code CodeOf(grpc::StatusCode code) {
 
 std::string_view ReasonOf(grpc::StatusCode code) {
   switch (code) {
-    case grpc::StatusCode::UNAVAILABLE: return "DAEMON_GONE";
-    case grpc::StatusCode::DEADLINE_EXCEEDED: return "DEADLINE";
-    case grpc::StatusCode::RESOURCE_EXHAUSTED: return "MESSAGE_TOO_LARGE";
-    case grpc::StatusCode::UNIMPLEMENTED: return "RPC_UNIMPLEMENTED";
-    case grpc::StatusCode::CANCELLED: return "RPC_CANCELLED";
-    default: return "RPC_FAILED";
+    case grpc::StatusCode::UNAVAILABLE:
+      return "DAEMON_GONE";
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return "DEADLINE";
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return "MESSAGE_TOO_LARGE";
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return "RPC_UNIMPLEMENTED";
+    case grpc::StatusCode::CANCELLED:
+      return "RPC_CANCELLED";
+    default:
+      return "RPC_FAILED";
   }
 }
 
@@ -59,8 +68,7 @@ grpc::Status ToGrpc(const Status& status, const StatusDetail& detail) {
   rich.set_message(message);
   AddDetail(kErrorInfo, info.SerializeAsString(), &rich);
   if (!detail.type.empty()) AddDetail(detail.type, detail.bytes, &rich);
-  return {static_cast<grpc::StatusCode>(status.code()), message,
-          rich.SerializeAsString()};
+  return {static_cast<grpc::StatusCode>(status.code()), message, rich.SerializeAsString()};
 }
 
 std::string DetailOf(const grpc::Status& status, std::string_view type) {

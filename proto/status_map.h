@@ -1,6 +1,6 @@
 // Status over gRPC, both ways: code for code, the reason in a google.rpc.ErrorInfo of domain
-// "kvstrata" in the status details. The daemon, the CLI and libkvstrata_remote.so translate here and
-// nowhere else.
+// "kvstrata" in the status details. The daemon, the CLI and libkvstrata_remote.so translate here
+// and nowhere else.
 //
 // Pure functions; any thread.
 #ifndef KVSTRATA_PROTO_STATUS_MAP_H_
@@ -25,9 +25,9 @@ struct StatusDetail {
 
 grpc::Status ToGrpc(const Status& status, const StatusDetail& detail = {});
 
-// An error that kvstrata did not make gets a reason by its code: DAEMON_GONE (UNAVAILABLE), DEADLINE
-// (DEADLINE_EXCEEDED), MESSAGE_TOO_LARGE (RESOURCE_EXHAUSTED), RPC_UNIMPLEMENTED, else RPC_FAILED;
-// CANCELLED becomes ABORTED RPC_CANCELLED, UNKNOWN becomes INTERNAL.
+// An error that kvstrata did not make gets a reason by its code: DAEMON_GONE (UNAVAILABLE),
+// DEADLINE (DEADLINE_EXCEEDED), MESSAGE_TOO_LARGE (RESOURCE_EXHAUSTED), RPC_UNIMPLEMENTED, else
+// RPC_FAILED; CANCELLED becomes ABORTED RPC_CANCELLED, UNKNOWN becomes INTERNAL.
 Status FromGrpc(const grpc::Status& status);
 
 // The bytes of the detail of that type; empty if there is none.

@@ -4,10 +4,10 @@
 // and never an over-read.
 //
 // Kinds and who writes them:
-//   kPackedSegment  codec packed: rotations, packed rows and block keys of a token range, all layers
-//   kSpanSummary    codec lowrank: spans, coarse rows, routing (tier device)
-//   kSpanFactors    codec lowrank: bases of the same range (tier host)
-//   kRawRows        codec lowrank: the rows of the range that stay raw, compacted (tier device)
+//   kPackedSegment  codec packed: rotations, packed rows and block keys of a token range, all
+//   layers kSpanSummary    codec lowrank: spans, coarse rows, routing (tier device) kSpanFactors
+//   codec lowrank: bases of the same range (tier host) kRawRows        codec lowrank: the rows of
+//   the range that stay raw, compacted (tier device)
 // An extent never changes once it is published; a new one replaces it.
 // Threads: plain data; any.
 #ifndef KVSTRATA_KERNELS_CODEC_EXTENT_H_
@@ -30,10 +30,10 @@ enum class ExtentKind : uint16_t {
 };
 
 struct ExtentHeader {
-  uint32_t magic;     // kExtentMagic
-  uint16_t version;   // kExtentVersion
-  uint16_t kind;      // ExtentKind
-  int32_t begin;      // token positions [begin, end) that it is about
+  uint32_t magic;    // kExtentMagic
+  uint16_t version;  // kExtentVersion
+  uint16_t kind;     // ExtentKind
+  int32_t begin;     // token positions [begin, end) that it is about
   int32_t end;
   int32_t layers, query_heads, kv_heads, head_dim;
   uint32_t dtype;     // DType of the model's rows

@@ -81,8 +81,8 @@ class PackedRecompressor final : public Recompressor {
 
   int64_t ReleasableBytes(const RecompressInput& input) const override {
     const Work work = NextWork(input);
-    const bool releases = work.unit != Unit::kNone && work.unit != Unit::kFlush &&
-                          work.unit != Unit::kRelease;
+    const bool releases =
+        work.unit != Unit::kNone && work.unit != Unit::kFlush && work.unit != Unit::kRelease;
     return releases ? RawBytes(geometry_, work.tokens.end - work.tokens.begin) : 0;
   }
 

@@ -70,8 +70,8 @@ class SequenceState {
   Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
                 const uint8_t* boundary);
 
-  // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a sentence
-  // (a model's boundary tokens). An engine's own report of a position replaces this.
+  // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a
+  // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
   void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
 
   // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
@@ -82,8 +82,8 @@ class SequenceState {
   // "ok", or which input the plan misses and what it does instead (DECISIONS 3).
   std::string StatusText() const;
 
-  // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw pages,
-  // which stay until it is complete, also where a segment of it is packed already.
+  // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw
+  // pages, which stay until it is complete, also where a segment of it is packed already.
   const PackedStorage* packed() const { return prompt_tokens_ < 0 ? nullptr : packed_.get(); }
   const SpanStorage* spans() const { return prompt_tokens_ < 0 ? nullptr : spans_.get(); }
 
@@ -109,7 +109,7 @@ class SequenceState {
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
   bool boundary_marked_ = false;  // by MarkBoundaries: reports may replace any of it
-  int32_t held_tokens_ = 0;  // at the start
+  int32_t held_tokens_ = 0;       // at the start
   int32_t tokens_ = 0;
   int32_t indexed_tokens_ = 0;
   int32_t prompt_tokens_ = -1;

@@ -261,9 +261,8 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
             const Run run{std::max(c.units.begin, units.begin), std::min(c.units.end, units.end)};
             if (c.level != (of_spans ? 0 : part.source) || run.begin >= run.end) continue;
             runs_.push_back({run.begin - units.begin, run.end - units.begin});
-                 CostOf(tile)->coarse_rows += static_cast<uint64_t>(run.end - run.begin);
-                 CostOf(tile)->attend_bytes +=
-                     static_cast<uint64_t>((run.end - run.begin) * row_bytes);
+            CostOf(tile)->coarse_rows += static_cast<uint64_t>(run.end - run.begin);
+            CostOf(tile)->attend_bytes += static_cast<uint64_t>((run.end - run.begin) * row_bytes);
           }
         }
         w.run_count = static_cast<int32_t>(runs_.size() - coarse_run_.back());

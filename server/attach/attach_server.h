@@ -32,10 +32,10 @@ namespace kvstrata {
 
 struct AttachOptions {
   std::chrono::microseconds hello_timeout{2'000'000};
-  std::chrono::microseconds poll{50};      // 0: sleep at once
-  uint64_t reply_backlog_bytes = 1 << 20;  // of one session, beyond its reply ring
+  std::chrono::microseconds poll{50};                    // 0: sleep at once
+  uint64_t reply_backlog_bytes = 1 << 20;                // of one session, beyond its reply ring
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
-  std::string backend = "simd";            // named in Welcome
+  std::string backend = "simd";                          // named in Welcome
   std::string device_uuid = "emulated";
 };
 

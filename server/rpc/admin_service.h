@@ -1,5 +1,5 @@
-// AdminService: kvstrata.v1.Admin: what an operator sees and does. Every call of a user who is neither
-// root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
+// AdminService: kvstrata.v1.Admin: what an operator sees and does. Every call of a user who is
+// neither root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
 //
 // Threads: gRPC's; moves, evictions and audits run on work threads. Errors: those of the store;
 // UNIMPLEMENTED for what waits for the disk tier.

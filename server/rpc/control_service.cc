@@ -16,10 +16,10 @@ constexpr std::string_view kPlanPrefix = "plans.";
 
 Status CheckText(std::string_view field, const std::string& text, size_t limit) {
   if (text.size() <= limit && Printable(text) == text) return OkStatus();
-  return InvalidArgument("TEXT_INVALID",
-                         std::string(field) + " has " + std::to_string(text.size()) +
-                             " bytes; allowed: at most " + std::to_string(limit) +
-                             " bytes of text without control characters");
+  return InvalidArgument("TEXT_INVALID", std::string(field) + " has " +
+                                             std::to_string(text.size()) +
+                                             " bytes; allowed: at most " + std::to_string(limit) +
+                                             " bytes of text without control characters");
 }
 
 Result<ModelDesc> ReadModel(const v1::RegisterModelRequest& in) {

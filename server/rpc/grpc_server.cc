@@ -25,8 +25,9 @@
 namespace kvstrata {
 namespace {
 
-constexpr int kMaxConcurrentCalls = 128;           // of one connection
-constexpr size_t kMessageMemory = size_t{1} << 30;  // of all messages that are being read or written
+constexpr int kMaxConcurrentCalls = 128;  // of one connection
+constexpr size_t kMessageMemory = size_t{1}
+                                  << 30;  // of all messages that are being read or written
 constexpr int kOutOfDescriptorsPauseMs = 100;
 constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
 
@@ -161,8 +162,8 @@ Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
   const auto found = users_.find(user.uid);
   if (found != users_.end()) return found->second.get();
   if (users_.size() >= kMaxUsers) {
-    return ResourceExhausted("USERS", std::to_string(kMaxUsers) +
-                                          " users have connected already; restart the daemon");
+    return ResourceExhausted(
+        "USERS", std::to_string(kMaxUsers) + " users have connected already; restart the daemon");
   }
   PeerIdentity identity = user;
   identity.pid = 0;  // the server serves all processes of the user
@@ -177,7 +178,8 @@ void GrpcServer::Impl::AcceptLoop() {
   for (;;) {
     if (poll(waits, 2, -1) < 0 && errno != EINTR) return;
     if (waits[0].revents != 0) return;
-    UniqueFd connection(accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd connection(
+        accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (connection) {
       Accept(std::move(connection));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {

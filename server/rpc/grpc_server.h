@@ -2,19 +2,19 @@
 // listening Unix socket that the caller owns.
 //
 // Who calls: gRPC tells no handler which connection it runs on, so a connection is handed to a
-// server of its user. Every user (SO_PEERCRED, read before a byte is parsed) has a gRPC server of its
-// own in this process, made at the first connection; services know their user because they belong to
-// it. Sessions and sequences of another user do not exist for them, and Admin answers root and the
-// daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
+// server of its user. Every user (SO_PEERCRED, read before a byte is parsed) has a gRPC server of
+// its own in this process, made at the first connection; services know their user because they
+// belong to it. Sessions and sequences of another user do not exist for them, and Admin answers
+// root and the daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
 //
-// Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the session
-// are dropped and Store::EndSession(kDied) is called.
+// Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
+// session are dropped and Store::EndSession(kDied) is called.
 //
 // Threads: one that accepts, gRPC's own, and `workers` that run what takes longer than the store's
 // lock. Calls of one session run one after another, in the order of their arrival.
 // Ownership: everything in GrpcOptions is borrowed and outlives Shutdown.
-// Limits: 64 MiB a request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting calls
-// per session, kMaxUsers users.
+// Limits: 64 MiB a request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting
+// calls per session, kMaxUsers users.
 #ifndef KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
 #define KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
 
@@ -40,8 +40,8 @@ struct ConfigItem {
 };
 
 struct GrpcOptions {
-  int listen_fd = -1;          // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
-  std::string socket_path;     // shown by Admin.GetStatus
+  int listen_fd = -1;       // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
+  std::string socket_path;  // shown by Admin.GetStatus
   Store* store = nullptr;
   const Backend* backend = nullptr;  // of sessions that name none
   Executor* executor = nullptr;      // runs the parts of ops
@@ -49,7 +49,7 @@ struct GrpcOptions {
   std::string commit = "unknown";
   std::string device_uuid = "emulated";
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
-  int workers = 2;             // threads for steps and moves; >= 1
+  int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
 };
@@ -64,8 +64,8 @@ class GrpcServer {
   // Shutdown(0) if it was not called.
   ~GrpcServer();
 
-  // Stops accepting, ends the session streams with UNAVAILABLE DAEMON_STOPPING, lets other calls run
-  // until `deadline`, then cancels them; returns when none is left. Idempotent; one thread.
+  // Stops accepting, ends the session streams with UNAVAILABLE DAEMON_STOPPING, lets other calls
+  // run until `deadline`, then cancels them; returns when none is left. Idempotent; one thread.
   void Shutdown(std::chrono::milliseconds deadline);
 
  private:

@@ -32,7 +32,8 @@ bool Holds(const TableClaim& claim) {
   const auto blocks = static_cast<uint32_t>(index.BlocksFor(state.tokens()));
   if (blocks > s.table.index_blocks) return false;
   if (!claim.write_index) return true;
-  for (auto i = static_cast<uint32_t>(state.indexed_tokens() / index.block_tokens); i < blocks; ++i) {
+  for (auto i = static_cast<uint32_t>(state.indexed_tokens() / index.block_tokens); i < blocks;
+       ++i) {
     if (!Private(*s.table.index_block(i))) return false;
   }
   return true;
@@ -120,10 +121,9 @@ Result<SequenceTables::Pinned> SequenceTables::Pin(std::span<const TableClaim> c
     Status failed;
     for (const size_t i : wanting) {
       const SequenceState& state = *claims[i].sequence->state;
-      const Status grown = store_->Grow(session_, claims[i].sequence->id,
-                                        static_cast<uint32_t>(claims[i].tokens_after),
-                                        static_cast<uint32_t>(state.tokens()),
-                                        static_cast<uint32_t>(state.indexed_tokens()));
+      const Status grown = store_->Grow(
+          session_, claims[i].sequence->id, static_cast<uint32_t>(claims[i].tokens_after),
+          static_cast<uint32_t>(state.tokens()), static_cast<uint32_t>(state.indexed_tokens()));
       if (grown.ok()) continue;
       if (codes != nullptr) {
         codes->resize(claims.size());
@@ -154,7 +154,8 @@ void SequenceTables::CountHeat(const RemoteSequence& s, const Selection& selecti
     }
   }
   auto* heat =
-      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header_) + header_->heat_offset) + first;
+      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header_) + header_->heat_offset) +
+      first;
   for (size_t w = 0; w < marks_.size(); ++w) {
     for (uint64_t bits = marks_[w]; bits != 0; bits &= bits - 1) {
       // The store reads while we count.

@@ -1,11 +1,10 @@
-// RemoteSequence: a sequence whose steps the daemon runs for a remote session. SequenceTables turns its
-// published table into addresses, growing it where a step needs more; the client library does the same
-// for the linked road on its own mappings.
+// RemoteSequence: a sequence whose steps the daemon runs for a remote session. SequenceTables turns
+// its published table into addresses, growing it where a step needs more; the client library does
+// the same for the linked road on its own mappings.
 //
-// Ownership: a remote session owns its sequences and its SequenceTables. Addresses are valid while the
-// epoch of the Pin is entered; so is `table`.
-// Threads: one at a time (the session's strand). Cost: Pin resolves entries that are new since the
-// last one; a Grow is a call of the store.
+// Ownership: a remote session owns its sequences and its SequenceTables. Addresses are valid while
+// the epoch of the Pin is entered; so is `table`. Threads: one at a time (the session's strand).
+// Cost: Pin resolves entries that are new since the last one; a Grow is a call of the store.
 #ifndef KVSTRATA_SERVER_RPC_REMOTE_SEQUENCE_H_
 #define KVSTRATA_SERVER_RPC_REMOTE_SEQUENCE_H_
 
@@ -26,19 +25,22 @@ struct RemoteSequence {
   uint32_t slot = 0;
   std::unique_ptr<SequenceState> state;
   std::vector<int32_t> boundary_tokens;  // of the model, ascending
-  uint64_t step = 0;           // the open step that it is in; 0: none
-  uint32_t told_indexed = 0;   // what the store knows of state->indexed_tokens()
-  Status lost;                 // a commit that the store refused: state and store differ since
+  uint64_t step = 0;                     // the open step that it is in; 0: none
+  uint32_t told_indexed = 0;             // what the store knows of state->indexed_tokens()
+  Status lost;  // a commit that the store refused: state and store differ since
 
-  shm::TableView table;        // of the last Pin
+  shm::TableView table;  // of the last Pin
   uint64_t version = 0;
   std::vector<std::byte*> pages, blocks;  // null: a page that was given back
   std::vector<ExtentView> extents;
 
   SequenceView View() const {
-    return {pages.data(),   blocks.data(),
-            state->tokens(), extents.data(),
-            static_cast<int32_t>(extents.size()), version};
+    return {pages.data(),
+            blocks.data(),
+            state->tokens(),
+            extents.data(),
+            static_cast<int32_t>(extents.size()),
+            version};
   }
 };
 
@@ -57,7 +59,8 @@ class SequenceTables {
   class Pinned {
    public:
     Pinned(shm::TableReader* reader, int slot) : reader_(reader), slot_(slot) {}
-    Pinned(Pinned&& other) noexcept : reader_(std::exchange(other.reader_, nullptr)), slot_(other.slot_) {}
+    Pinned(Pinned&& other) noexcept
+        : reader_(std::exchange(other.reader_, nullptr)), slot_(other.slot_) {}
     Pinned& operator=(Pinned&&) = delete;
     ~Pinned() {
       if (reader_ != nullptr) reader_->Leave(slot_);

@@ -103,11 +103,11 @@ Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t mode
   if (static_cast<uint32_t>(s->state->tokens()) != opened.held_tokens ||
       static_cast<uint32_t>(s->state->indexed_tokens()) > opened.indexed_tokens) {
     (void)store_->CloseSequence(session_, opened.sequence);
-    return Internal("FORK_DIVERGED",
-                    "the store holds " + std::to_string(opened.held_tokens) + " tokens (" +
-                        std::to_string(opened.indexed_tokens) + " indexed), the step state " +
-                        std::to_string(s->state->tokens()) + " (" +
-                        std::to_string(s->state->indexed_tokens()) + ")");
+    return Internal("FORK_DIVERGED", "the store holds " + std::to_string(opened.held_tokens) +
+                                         " tokens (" + std::to_string(opened.indexed_tokens) +
+                                         " indexed), the step state " +
+                                         std::to_string(s->state->tokens()) + " (" +
+                                         std::to_string(s->state->indexed_tokens()) + ")");
   }
   s->boundary_tokens = opened.boundary_tokens;
   std::ranges::sort(s->boundary_tokens);
@@ -195,17 +195,18 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
     s->step = next_step_;
   }
   const auto layers = static_cast<size_t>(sequences.front()->state->geometry().layers);
-  steps_.emplace(next_step_, new RemoteStep{std::move(sequences), std::move(tokens),
-                                            std::vector<bool>(layers), std::move(pinned),
-                                            Step(std::move(batch), *backend_, *executor_)});
+  steps_.emplace(next_step_,
+                 new RemoteStep{std::move(sequences), std::move(tokens), std::vector<bool>(layers),
+                                std::move(pinned), Step(std::move(batch), *backend_, *executor_)});
   return next_step_++;
 }
 
 Result<RemoteStep*> RemoteSession::FindStep(uint64_t step) {
   const auto found = steps_.find(step);
   if (found != steps_.end()) return found->second.get();
-  return NotFound("STEP_UNKNOWN", "step " + std::to_string(step) +
-                                      " is not open in this session: it was ended, or is another's");
+  return NotFound("STEP_UNKNOWN",
+                  "step " + std::to_string(step) +
+                      " is not open in this session: it was ended, or is another's");
 }
 
 void RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
@@ -306,8 +307,7 @@ Result<InspectArray> RemoteSession::Inspect(uint64_t sequence, std::string_view 
   return s->state->Inspect(s->View(), *backend_, *executor_, name);
 }
 
-Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence,
-                                                             uint64_t* version) {
+Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence, uint64_t* version) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
   const int32_t page_tokens = s->state->geometry().page_tokens;
   const auto copy = [&] {

@@ -1,13 +1,13 @@
-// RemoteSession: what one OpenSession stream owns; runs kernels/step in the daemon for a client that
-// has no memory mapped. The gRPC services translate to and from it.
+// RemoteSession: what one OpenSession stream owns; runs kernels/step in the daemon for a client
+// that has no memory mapped. The gRPC services translate to and from it.
 //
 // Handles of steps count from 1 and are never used again in a session.
 // Ownership: owns steps and sequences; End gives all of it back to the store.
-// Threads: constructor, `id` and Post from any thread; everything else inside tasks of Post, which run
-// one after another. Cost: StepBegin resolves tables; Attend is the op itself; the rest are calls of
-// the store.
-// Errors: SEQUENCE_UNKNOWN, STEP_UNKNOWN (NOT_FOUND), SEQUENCE_BUSY (FAILED_PRECONDITION: in an open
-// step), those of the store, and those that a method names. What fails changes nothing.
+// Threads: constructor, `id` and Post from any thread; everything else inside tasks of Post, which
+// run one after another. Cost: StepBegin resolves tables; Attend is the op itself; the rest are
+// calls of the store. Errors: SEQUENCE_UNKNOWN, STEP_UNKNOWN (NOT_FOUND), SEQUENCE_BUSY
+// (FAILED_PRECONDITION: in an open step), those of the store, and those that a method names. What
+// fails changes nothing.
 #ifndef KVSTRATA_SERVER_RPC_REMOTE_SESSION_H_
 #define KVSTRATA_SERVER_RPC_REMOTE_SESSION_H_
 
@@ -50,8 +50,8 @@ class RemoteSession {
   uint64_t id() const { return session_; }
   const Backend& backend() const { return *backend_; }
 
-  // Runs `task` after those before it. SESSION_QUEUE_FULL (RESOURCE_EXHAUSTED), SESSION_UNKNOWN after
-  // End; the task is dropped then.
+  // Runs `task` after those before it. SESSION_QUEUE_FULL (RESOURCE_EXHAUSTED), SESSION_UNKNOWN
+  // after End; the task is dropped then.
   Status Post(WorkQueue::Task task);
   // Drops steps and sequences and ends the store's session, after what is queued; then calls `done`
   // (may be null). `self` stays until then. Called once.

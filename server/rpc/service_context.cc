@@ -7,8 +7,9 @@ namespace kvstrata {
 Status ServiceContext::CheckAdmin() const {
   if (admin_) return OkStatus();
   return {Code::kPermissionDenied, "ADMIN_ONLY",
-          "user " + std::to_string(user_.uid) + " may not call this; only root and the daemon's own "
-          "user may"};
+          "user " + std::to_string(user_.uid) +
+              " may not call this; only root and the daemon's own "
+              "user may"};
 }
 
 void ServiceContext::AddSession(std::shared_ptr<RemoteSession> session) {

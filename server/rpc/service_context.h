@@ -1,5 +1,5 @@
-// ServiceContext: what the services of one user share: the store, who the user is, its sessions, and the
-// way from a call to a task and back to a gRPC status.
+// ServiceContext: what the services of one user share: the store, who the user is, its sessions,
+// and the way from a call to a task and back to a gRPC status.
 //
 // One per user (grpc_server.h says why), made before its gRPC server and outliving it.
 // Ownership: borrows the options' parts; shares sessions with the streams that hold them.

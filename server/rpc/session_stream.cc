@@ -64,9 +64,9 @@ SessionStream* SessionStream::Start(ServiceContext* context, SessionStreams* str
 Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   const GrpcOptions& options = context_->options();
   if (request.client_name().size() > kMaxClientName) {
-    return InvalidArgument("TEXT_INVALID",
-                           "client_name has " + std::to_string(request.client_name().size()) +
-                               " bytes; at most 63 are allowed");
+    return InvalidArgument("TEXT_INVALID", "client_name has " +
+                                               std::to_string(request.client_name().size()) +
+                                               " bytes; at most 63 are allowed");
   }
   if (!request.device_uuid().empty() && request.device_uuid() != options.device_uuid) {
     return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(request.device_uuid()) +
@@ -82,15 +82,17 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   KVS_ASSIGN_OR_RETURN(const SessionSegments segments,
                        context_->store().OpenSession(context_->user(), Road::kRemote, name,
                                                      [](const ArenaGrant&) {}));
-  context_->AddSession(std::make_shared<RemoteSession>(
-      &context_->store(), segments, backend, options.executor, context_->queue()));
+  context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments, backend,
+                                                       options.executor, context_->queue()));
   session_ = segments.session;
   response_.set_session(segments.session);
   response_.set_daemon_epoch(segments.daemon_epoch);
   response_.set_backend(std::string(backend->name));
   response_.set_version(options.version);
   LogEvent(LogLevel::kInfo, "session_opened",
-           {{"session", segments.session}, {"road", "remote"}, {"uid", context_->user().uid},
+           {{"session", segments.session},
+            {"road", "remote"},
+            {"uid", context_->user().uid},
             {"client", name}});
   return OkStatus();
 }

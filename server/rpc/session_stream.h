@@ -1,5 +1,5 @@
-// SessionStream: the OpenSession call. The session begins with it and ends with it, whoever ends it:
-// the client by cancelling or dying, the daemon by EndAll.
+// SessionStream: the OpenSession call. The session begins with it and ends with it, whoever ends
+// it: the client by cancelling or dying, the daemon by EndAll.
 //
 // Ownership: a stream owns itself until gRPC is done with it; SessionStreams keeps a share so that
 // EndAll can reach it. Threads: any.

@@ -18,7 +18,8 @@ struct TensorShape {
 };
 
 // `field` names the tensor in errors.
-Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor, const TensorShape& want);
+Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
+                        const TensorShape& want);
 
 // Makes `out` a tensor of that shape, with room inside; the rows to write are in it.
 MutableRows MakeTensor(const TensorShape& shape, DType dtype, v1::TensorRef* out);

@@ -390,7 +390,8 @@ TEST_F(AbiTest, Selections) {
   kvs_cost cost{};
   ExpectRefused(kvs_attend_cost(step, 0, &cost), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_cost");
   cost.size = sizeof(cost);
-  ExpectRefused(kvs_attend_cost(step, 9, &cost), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "member 9");
+  ExpectRefused(kvs_attend_cost(step, 9, &cost), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "member 9");
   ASSERT_EQ(kvs_attend_cost(step, 0, &cost), KVS_OK);
   EXPECT_EQ(cost.coarse_rows, 2u);
   EXPECT_EQ(n, 0u);

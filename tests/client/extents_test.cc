@@ -1,6 +1,5 @@
 // Extents as the linked road sees them, over a daemon in this process whose codec copies rows
 // (tests/fakes/copying_codec.h): mapped read-only, checked, unchanged under a parked reader.
-#include <sys/socket.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 

@@ -20,13 +20,14 @@ namespace kvstrata::testing {
 
 // The C ABI of one library, by name. RTLD_LOCAL keeps the roads apart.
 struct Abi {
-#define KVS_ABI_FUNCTIONS(X)                                                                     \
-  X(kvs_attach) X(kvs_detach) X(kvs_ping) X(kvs_model_register) X(kvs_sequence_open)             \
-  X(kvs_sequence_fork) X(kvs_sequence_close) X(kvs_sequence_tokens) X(kvs_prefill_done)          \
-  X(kvs_report) X(kvs_settle) X(kvs_step_begin) X(kvs_append) X(kvs_select) X(kvs_attend)        \
-  X(kvs_step_end) X(kvs_step_abort) X(kvs_selection_groups) X(kvs_selection) X(kvs_page_table)   \
-  X(kvs_inspect) X(kvs_array_free) X(kvs_error_message) X(kvs_error_reason) X(kvs_road)          \
-  X(kvs_sequence_status)
+#define KVS_ABI_FUNCTIONS(X)                                                                       \
+  X(kvs_attach)                                                                                    \
+  X(kvs_detach) X(kvs_ping) X(kvs_model_register) X(kvs_sequence_open) X(kvs_sequence_fork)        \
+      X(kvs_sequence_close) X(kvs_sequence_tokens) X(kvs_prefill_done) X(kvs_report) X(kvs_settle) \
+          X(kvs_step_begin) X(kvs_append) X(kvs_select) X(kvs_attend) X(kvs_step_end)              \
+              X(kvs_step_abort) X(kvs_selection_groups) X(kvs_selection) X(kvs_page_table)         \
+                  X(kvs_inspect) X(kvs_array_free) X(kvs_error_message) X(kvs_error_reason)        \
+                      X(kvs_road) X(kvs_sequence_status)
 #define X(name) decltype(&::name) name = nullptr;
   KVS_ABI_FUNCTIONS(X)
 #undef X
@@ -87,7 +88,8 @@ class Engine {
     return std::string(abi_.kvs_error_reason()) + ": " + abi_.kvs_error_message();
   }
 
-  kvs_sequence Open(const char* plan, const std::vector<int32_t>& prompt, uint32_t* held = nullptr) {
+  kvs_sequence Open(const char* plan, const std::vector<int32_t>& prompt,
+                    uint32_t* held = nullptr) {
     kvs_sequence s = 0;
     uint32_t h = 0;
     code_ = abi_.kvs_sequence_open(session_, handle_, plan, prompt.data(), prompt.size(), &s, &h);
@@ -146,7 +148,8 @@ class Engine {
   }
 
   // Decodes `id` after `history` and compares every layer with full attention in double precision.
-  ::testing::AssertionResult DecodesRight(kvs_sequence s, std::vector<int32_t>* history, int32_t id) {
+  ::testing::AssertionResult DecodesRight(kvs_sequence s, std::vector<int32_t>* history,
+                                          int32_t id) {
     const uint32_t first = history->size();
     history->push_back(id);
     const auto outs = Run(s, {id}, first);
@@ -173,7 +176,8 @@ class Engine {
 
 inline std::vector<int32_t> Prompt(uint32_t n, int32_t seed) {
   std::vector<int32_t> ids(n);
-  for (uint32_t i = 0; i < n; ++i) ids[i] = static_cast<int32_t>((i * 7919u + seed * 104729u) % 50021);
+  for (uint32_t i = 0; i < n; ++i)
+    ids[i] = static_cast<int32_t>((i * 7919u + seed * 104729u) % 50021);
   return ids;
 }
 

@@ -30,8 +30,9 @@ ClientProcess::ClientProcess(const char* role, const std::string& socket, int ar
   posix_spawn_file_actions_addclose(&actions, out[0]);
   const std::string number = std::to_string(arg);
   const char* argv[] = {"client", "--client", role, socket.c_str(), number.c_str(), nullptr};
-  EXPECT_EQ(posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, const_cast<char**>(argv), environ),
-            0);
+  EXPECT_EQ(
+      posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, const_cast<char**>(argv), environ),
+      0);
   posix_spawn_file_actions_destroy(&actions);
   close(out[1]);
   said_.Reset(out[0]);

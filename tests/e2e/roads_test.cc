@@ -1,4 +1,5 @@
-// The linked and the remote road give the same bits: same plans, same inputs, every output compared.
+// The linked and the remote road give the same bits: same plans, same inputs, every output
+// compared.
 #include <cstring>
 
 #include "tests/e2e/engine.h"

@@ -1,5 +1,5 @@
-// DaemonProcess: a kvstratad of one's own on a temporary socket, for tests and benchmarks. Stops it with
-// SIGTERM and removes the folder at the end. Not thread-safe.
+// DaemonProcess: a kvstratad of one's own on a temporary socket, for tests and benchmarks. Stops it
+// with SIGTERM and removes the folder at the end. Not thread-safe.
 #ifndef KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
 #define KVSTRATA_TESTS_FAKES_DAEMON_PROCESS_H_
 
@@ -19,8 +19,8 @@ namespace kvstrata::testing {
 
 class DaemonProcess {
  public:
-  // Starts bin/kvstratad beside this program with `extra` flags; waits at most 10 s for its readiness.
-  // Exits the program with a message when it does not come up.
+  // Starts bin/kvstratad beside this program with `extra` flags; waits at most 10 s for its
+  // readiness. Exits the program with a message when it does not come up.
   explicit DaemonProcess(const std::vector<std::string>& extra = {}) {
     char folder[] = "/tmp/kvstrata-daemon.XXXXXX";
     if (mkdtemp(folder) == nullptr) Fail("mkdtemp");
@@ -36,10 +36,11 @@ class DaemonProcess {
     close(ready[1]);
     pollfd p{ready[0], POLLIN, 0};
     char byte = 0;
-    if (poll(&p, 1, 10000) != 1 || read(ready[0], &byte, 1) != 1) Fail("kvstratad did not get ready");
+    if (poll(&p, 1, 10000) != 1 || read(ready[0], &byte, 1) != 1)
+      Fail("kvstratad did not get ready");
     close(ready[0]);
-    ready_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-                    .count();
+    ready_us_ =
+        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
   }
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
@@ -69,8 +70,9 @@ class DaemonProcess {
   void Exec(int ready_fd, const std::vector<std::string>& extra) {
     const std::string binary =
         (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "kvstratad").string();
-    std::vector<std::string> args = {binary, "--socket", socket(), "--ready-fd",
-                                     std::to_string(ready_fd), "--log-level", "warn"};
+    std::vector<std::string> args = {
+        binary,        "--socket", socket(), "--ready-fd", std::to_string(ready_fd),
+        "--log-level", "warn"};
     args.insert(args.end(), extra.begin(), extra.end());
     std::vector<char*> argv;
     for (std::string& a : args) argv.push_back(a.data());

@@ -96,8 +96,7 @@ TEST_F(RpcAdminTest, DemotedPagesAnswerAsBefore) {
   const auto attend = [&]() -> std::string {
     const uint64_t step = client_.Begin(sequence, {100}).value();
     std::mt19937 same(3);
-    EXPECT_TRUE(
-        client_.Append(step, 0, RandomTensor(1, 2, &same), RandomTensor(1, 2, &same)).ok());
+    EXPECT_TRUE(client_.Append(step, 0, RandomTensor(1, 2, &same), RandomTensor(1, 2, &same)).ok());
     v1::AttendResponse r;
     EXPECT_TRUE(Call(*client_.compute, &v1::Compute::Stub::Attend,
                      client_.AttendOf(step, 0, RandomTensor(1, 4, &same)), &r)
@@ -168,22 +167,24 @@ TEST_F(RpcAdminTest, AnotherUserIsNoOperatorAndSeesNoSessionButItsOwn) {
   ASSERT_TRUE(other.failure.ok()) << other.failure.ToString();
   EXPECT_EQ(daemon_.store().Sessions().back().peer.tenant, "uid:4242");
   v1::GetStatusResponse status;
-  EXPECT_EQ(Call(*other.admin, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).reason(),
-            "ADMIN_ONLY");
+  EXPECT_EQ(
+      Call(*other.admin, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).reason(),
+      "ADMIN_ONLY");
   v1::AuditResponse audit;
   EXPECT_EQ(Call(*other.admin, &v1::Admin::Stub::Audit, v1::AuditRequest(), &audit).code(),
             Code::kPermissionDenied);
   v1::ListModelsResponse models;
-  EXPECT_EQ(
-      Call(*other.control, &v1::Control::Stub::ListModels, v1::ListModelsRequest(), &models).reason(),
-      "ADMIN_ONLY");
+  EXPECT_EQ(Call(*other.control, &v1::Control::Stub::ListModels, v1::ListModelsRequest(), &models)
+                .reason(),
+            "ADMIN_ONLY");
   v1::PingRequest ping;
   ping.set_session(client_.session());
   v1::PingResponse pong;
   EXPECT_EQ(Call(*other.control, &v1::Control::Stub::Ping, ping, &pong).reason(),
             "SESSION_UNKNOWN");
   // Equal content of another tenant is not shared.
-  ASSERT_TRUE(client_.Run(client_.Open(model_, "full", {}).value().sequence(), Ids(40), &random_).ok());
+  ASSERT_TRUE(
+      client_.Run(client_.Open(model_, "full", {}).value().sequence(), Ids(40), &random_).ok());
   EXPECT_EQ(other.Open(other.RegisterModel(), "full", Ids(40)).value().held_tokens(), 0u);
   EXPECT_EQ(client_.Open(model_, "full", Ids(40)).value().held_tokens(), 32u);
 }

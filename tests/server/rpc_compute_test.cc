@@ -1,4 +1,5 @@
-// kvstrata.v1.Compute over a real channel: steps that run in the daemon, and every way to misuse them.
+// kvstrata.v1.Compute over a real channel: steps that run in the daemon, and every way to misuse
+// them.
 #include <cmath>
 
 #include "tests/server/rpc_fixture.h"
@@ -102,10 +103,9 @@ TEST_F(RpcComputeTest, AStepThatMissesALayerIsDropped) {
 
 TEST_F(RpcComputeTest, AttendNeedsTheLayersAppend) {
   const uint64_t step = client_.Begin(Open(), {9}).value();
-  EXPECT_EQ(Compute(&v1::Compute::Stub::Attend, client_.AttendOf(step, 1, Queries(1)))
-                .status()
-                .reason(),
-            "LAYER_NOT_APPENDED");
+  EXPECT_EQ(
+      Compute(&v1::Compute::Stub::Attend, client_.AttendOf(step, 1, Queries(1))).status().reason(),
+      "LAYER_NOT_APPENDED");
 }
 
 TEST_F(RpcComputeTest, WrongTensorsNameTheField) {
@@ -146,7 +146,8 @@ TEST_F(RpcComputeTest, OtherDtypesAreConverted) {
   k.set_heads(2);
   k.set_head_dim(64);
   const uint16_t one = 0x3F80;
-  for (int i = 0; i < 2 * 64; ++i) k.mutable_inline_()->append(reinterpret_cast<const char*>(&one), 2);
+  for (int i = 0; i < 2 * 64; ++i)
+    k.mutable_inline_()->append(reinterpret_cast<const char*>(&one), 2);
   ASSERT_TRUE(client_.Append(step, 0, k, k).ok());
   const auto r = Compute(&v1::Compute::Stub::Attend, client_.AttendOf(step, 0, Queries(1)));
   ASSERT_TRUE(r.ok());
@@ -198,8 +199,7 @@ TEST_F(RpcComputeTest, BatchesAreRaggedAndOfOneModel) {
   v1::RegisterModelRequest model = RpcClient::ModelOf(client_.session());
   model.set_digest("another");
   v1::RegisterModelResponse registered;
-  ASSERT_TRUE(
-      Call(*client_.control, &v1::Control::Stub::RegisterModel, model, &registered).ok());
+  ASSERT_TRUE(Call(*client_.control, &v1::Control::Stub::RegisterModel, model, &registered).ok());
   request.mutable_members(1)->set_sequence(
       client_.Open(registered.model(), "full", {}).value().sequence());
   EXPECT_EQ(Compute(&v1::Compute::Stub::StepBegin, request).status().reason(), "MODELS_MIXED");
@@ -217,10 +217,10 @@ TEST_F(RpcComputeTest, ForeignHandlesDoNotExist) {
   EXPECT_EQ(other.End(step).reason(), "STEP_UNKNOWN");
   EXPECT_EQ(other.Append(step, 0, Keys(1), Keys(1)).reason(), "STEP_UNKNOWN");
   v1::SettleResponse settled;
-  EXPECT_EQ(Call(*other.compute, &v1::Compute::Stub::Settle, other.Of<v1::SettleRequest>(mine),
-                 &settled)
-                .reason(),
-            "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(
+      Call(*other.compute, &v1::Compute::Stub::Settle, other.Of<v1::SettleRequest>(mine), &settled)
+          .reason(),
+      "SEQUENCE_UNKNOWN");
   EXPECT_TRUE(client_.Append(step, 0, Keys(1), Keys(1)).ok());
 }
 
@@ -310,8 +310,8 @@ TEST_F(RpcComputeTest, ReportsMustFit) {
   EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().code(), Code::kInvalidArgument);
   report.set_first(0xFFFFFFFF);
   EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().reason(), "ARGUMENT_RANGE");
-  const auto s = Compute(&v1::Compute::Stub::GetSequence,
-                         client_.Of<v1::GetSequenceRequest>(sequence));
+  const auto s =
+      Compute(&v1::Compute::Stub::GetSequence, client_.Of<v1::GetSequenceRequest>(sequence));
   ASSERT_TRUE(s.ok());
   EXPECT_FALSE(s.value().status().empty());
   EXPECT_TRUE(s.value().plan().starts_with("chess")) << s.value().plan();
@@ -348,8 +348,8 @@ TEST_F(RpcComputeTest, WhatIsNotThereYetSaysSo) {
             Code::kUnimplemented);
 }
 
-// A decode that grows over many pages, beside another session that does the same: each keeps its own
-// bytes (the attention over constant values is that constant).
+// A decode that grows over many pages, beside another session that does the same: each keeps its
+// own bytes (the attention over constant values is that constant).
 TEST_F(RpcComputeTest, SessionsDoNotDisturbEachOther) {
   RpcClient other(daemon_.Connect());
   const uint64_t model = other.RegisterModel();

@@ -130,8 +130,9 @@ TEST_F(RpcControlTest, RegisterModelNamesTheFieldThatIsWrong) {
   const Status dim = refuse([](auto* r) { r->mutable_geometry()->set_head_dim(65); });
   EXPECT_EQ(dim.code(), Code::kInvalidArgument);
   EXPECT_NE(dim.message().find("65"), std::string::npos) << dim.message();
-  EXPECT_EQ(refuse([](auto* r) { r->mutable_geometry()->set_dtype(v1::DTYPE_UNSPECIFIED); }).reason(),
-            "MODEL_DTYPE");
+  EXPECT_EQ(
+      refuse([](auto* r) { r->mutable_geometry()->set_dtype(v1::DTYPE_UNSPECIFIED); }).reason(),
+      "MODEL_DTYPE");
   EXPECT_EQ(refuse([](auto* r) { r->set_name(std::string(64, 'n')); }).reason(), "TEXT_INVALID");
   EXPECT_EQ(refuse([](auto* r) { r->set_digest("a\nb"); }).reason(), "TEXT_INVALID");
   EXPECT_EQ(refuse([](auto* r) { r->set_keys_pre_rope(true); }).code(), Code::kUnimplemented);
@@ -165,8 +166,8 @@ TEST_F(RpcControlTest, ForkAndClose) {
   ASSERT_TRUE(opened.ok());
   const uint64_t sequence = opened.value().sequence();
   ASSERT_TRUE(client_.Run(sequence, Ids(20), &random_).ok());
-  const auto fork = Control(&v1::Control::Stub::ForkSequence,
-                            client_.Of<v1::ForkSequenceRequest>(sequence));
+  const auto fork =
+      Control(&v1::Control::Stub::ForkSequence, client_.Of<v1::ForkSequenceRequest>(sequence));
   ASSERT_TRUE(fork.ok()) << fork.status().ToString();
   EXPECT_NE(fork.value().sequence(), sequence);
   EXPECT_EQ(fork.value().held_tokens(), 20u);
@@ -193,7 +194,8 @@ TEST_F(RpcControlTest, WhatDoesNotExistCannotBeOpened) {
   const Status plan = client_.Open(model, "ches", {}).status();
   EXPECT_EQ(plan.reason(), "PLAN_UNKNOWN");
   EXPECT_NE(plan.message().find("chess"), std::string::npos) << plan.message();
-  EXPECT_EQ(client_.Open(model, "quest{codec = \"fp8\"}", {}).status().code(), Code::kUnimplemented);
+  EXPECT_EQ(client_.Open(model, "quest{codec = \"fp8\"}", {}).status().code(),
+            Code::kUnimplemented);
 }
 
 TEST_F(RpcControlTest, AFullPoolRefusesAndTakesNothing) {

@@ -1,5 +1,5 @@
-// A store with its gRPC services on a temporary socket, and a client of them, for tests in one process.
-// Every call and wait has a deadline.
+// A store with its gRPC services on a temporary socket, and a client of them, for tests in one
+// process. Every call and wait has a deadline.
 #ifndef KVSTRATA_TESTS_SERVER_RPC_FIXTURE_H_
 #define KVSTRATA_TESTS_SERVER_RPC_FIXTURE_H_
 
@@ -123,7 +123,8 @@ class RpcDaemon {
 
 // One unary call with a deadline.
 template <typename Stub, typename Request, typename Response>
-Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+Status Call(Stub& stub,
+            grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
             const Request& request, Response* response, grpc::Status* raw = nullptr) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);

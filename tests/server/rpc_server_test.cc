@@ -1,4 +1,5 @@
-// The server around the services: health, reflection, limits, hostile bytes, many clients, shutdown.
+// The server around the services: health, reflection, limits, hostile bytes, many clients,
+// shutdown.
 #include <fcntl.h>
 #include <grpcpp/impl/client_unary_call.h>
 #include <poll.h>
@@ -94,8 +95,7 @@ TEST(RpcServer, AnUnknownMethodIsUnimplemented) {
 TEST(RpcServer, BytesThatAreNoMessageAreRefused) {
   RpcDaemon daemon;
   const auto channel = daemon.Connect();
-  const Status s =
-      RawCall(channel, "/kvstrata.v1.Control/ShowPlan", "\xff\xff\xff\xff").status();
+  const Status s = RawCall(channel, "/kvstrata.v1.Control/ShowPlan", "\xff\xff\xff\xff").status();
   EXPECT_FALSE(s.ok());
   EXPECT_EQ(Health(channel, "").value(), kServing);
 }
@@ -148,18 +148,18 @@ TEST(RpcServer, HeadersOfMoreThanEightKilobytesDoNotKillIt) {
                               Literal("content-type", "application/grpc");
   const std::string large = Literal("x-large", std::string(9000, 'x'));
   constexpr uint8_t kHeaders = 1, kContinuation = 9, kEndHeaders = 4;
-  // CVE-2023-1428: a header that gRPC parses itself with a value it does not know, then one that goes
-  // over the limit.
+  // CVE-2023-1428: a header that gRPC parses itself with a value it does not know, then one that
+  // goes over the limit.
   for (const std::string& poison :
        {Literal("te", "x"), Literal(":scheme", "x"), Literal("grpclb_client_stats", "x"), large}) {
     Attack(daemon, Frame(kHeaders, kEndHeaders, 1, poison + request + large));
     Attack(daemon, Frame(kHeaders, kEndHeaders, 1, request + poison + large));
-    Attack(daemon, Frame(kHeaders, 0, 1, request + poison) +
-                       Frame(kContinuation, kEndHeaders, 1, large));
+    Attack(daemon,
+           Frame(kHeaders, 0, 1, request + poison) + Frame(kContinuation, kEndHeaders, 1, large));
   }
   std::string flood = Frame(kHeaders, 0, 1, request);
   for (int i = 0; i < 200; ++i) flood += Frame(kContinuation, 0, 1, Literal("a", "b"));
-  Attack(daemon, flood);                                                 // never ends its headers
+  Attack(daemon, flood);  // never ends its headers
   Attack(daemon, Frame(kHeaders, kEndHeaders, 1, std::string(64, '\xff')));  // no HPACK at all
   Attack(daemon, Frame(kHeaders, kEndHeaders, 1, Literal("x-bin", std::string(9000, '!'))));
   Attack(daemon, std::string(5000, '\0'));

@@ -5,9 +5,9 @@
  * call goes to the daemon over gRPC; for tools and tests). Both give the same bits.
  *
  * Conventions
- *   - Functions return a kvs_code; 0 is success. kvs_error_message() and kvs_error_reason() describe
- *     the calling thread's last failure: the field, its value, what to do. A failed call changes
- *     nothing.
+ *   - Functions return a kvs_code; 0 is success. kvs_error_message() and kvs_error_reason()
+ * describe the calling thread's last failure: the field, its value, what to do. A failed call
+ * changes nothing.
  *   - Structs whose first member is `size` are extensible: set it to sizeof the struct.
  *   - Strings are UTF-8 and NUL-terminated. Tensors are host memory; nothing is kept after a call.
  *   - Threads: a session may be used from many threads; one sequence, and one step, from one thread
@@ -29,21 +29,21 @@ extern "C" {
 #define KVS_ABI_VERSION 1
 
 typedef enum kvs_code { /* gRPC's numbers */
-  KVS_OK = 0,
-  KVS_INVALID_ARGUMENT = 3,
-  KVS_DEADLINE_EXCEEDED = 4,
-  KVS_NOT_FOUND = 5,
-  KVS_ALREADY_EXISTS = 6,
-  KVS_PERMISSION_DENIED = 7,
-  KVS_RESOURCE_EXHAUSTED = 8,
-  KVS_FAILED_PRECONDITION = 9,
-  KVS_ABORTED = 10,
-  KVS_OUT_OF_RANGE = 11,
-  KVS_UNIMPLEMENTED = 12,
-  KVS_INTERNAL = 13,
-  KVS_UNAVAILABLE = 14,
-  KVS_DATA_LOSS = 15,
-  KVS_UNAUTHENTICATED = 16
+                        KVS_OK = 0,
+                        KVS_INVALID_ARGUMENT = 3,
+                        KVS_DEADLINE_EXCEEDED = 4,
+                        KVS_NOT_FOUND = 5,
+                        KVS_ALREADY_EXISTS = 6,
+                        KVS_PERMISSION_DENIED = 7,
+                        KVS_RESOURCE_EXHAUSTED = 8,
+                        KVS_FAILED_PRECONDITION = 9,
+                        KVS_ABORTED = 10,
+                        KVS_OUT_OF_RANGE = 11,
+                        KVS_UNIMPLEMENTED = 12,
+                        KVS_INTERNAL = 13,
+                        KVS_UNAVAILABLE = 14,
+                        KVS_DATA_LOSS = 15,
+                        KVS_UNAUTHENTICATED = 16
 } kvs_code;
 
 typedef enum kvs_dtype { KVS_F32 = 1, KVS_F16 = 2, KVS_BF16 = 3 } kvs_dtype;
@@ -55,11 +55,11 @@ typedef uint64_t kvs_sequence; /* never 0; unique in the daemon's life */
 
 /* ---- library ---- */
 KVS_API int kvs_abi_version(void);
-KVS_API const char* kvs_version(void);           /* "0.1.0" */
-KVS_API const char* kvs_road(void);              /* "linked" or "remote" */
-KVS_API const char* kvs_code_name(int code);     /* "INVALID_ARGUMENT" */
-KVS_API const char* kvs_error_message(void);     /* of this thread's last failure; "" if none */
-KVS_API const char* kvs_error_reason(void);      /* stable, for programs: "PLAN_UNKNOWN" */
+KVS_API const char* kvs_version(void);       /* "0.1.0" */
+KVS_API const char* kvs_road(void);          /* "linked" or "remote" */
+KVS_API const char* kvs_code_name(int code); /* "INVALID_ARGUMENT" */
+KVS_API const char* kvs_error_message(void); /* of this thread's last failure; "" if none */
+KVS_API const char* kvs_error_reason(void);  /* stable, for programs: "PLAN_UNKNOWN" */
 
 /* ---- session ---- */
 typedef struct kvs_attach_options {
@@ -67,8 +67,8 @@ typedef struct kvs_attach_options {
   const char* device_uuid; /* NULL: any device pool */
   const char* client_name; /* shown by `kvstrata session ls`; NULL: the program's name */
   const char* backend;     /* "ref", "simd"; NULL: KVSTRATA_BACKEND, else the daemon's */
-  uint32_t threads;        /* of the process's pool for ops; 0: all cores. The first session decides */
-  uint32_t timeout_ms;     /* of every wait; 0: 5000 */
+  uint32_t threads;    /* of the process's pool for ops; 0: all cores. The first session decides */
+  uint32_t timeout_ms; /* of every wait; 0: 5000 */
 } kvs_attach_options;
 
 /* socket: the daemon's PATH; NULL: KVSTRATA_SOCKET, else the default path. The linked road dials
@@ -83,15 +83,15 @@ KVS_API int kvs_ping(kvs_session* session);
 typedef struct kvs_model_desc {
   size_t size;
   const char* name;
-  const char* digest;       /* of the weights; equal digests share prefixes */
-  const char* adapter;      /* NULL: none */
-  int32_t layers;           /* that kvstrata serves */
+  const char* digest;  /* of the weights; equal digests share prefixes */
+  const char* adapter; /* NULL: none */
+  int32_t layers;      /* that kvstrata serves */
   int32_t query_heads, kv_heads;
-  int32_t head_dim;         /* 64, 128 or 256 */
-  int32_t page_tokens;      /* 16, 32 or 64 */
-  int32_t dtype;            /* kvs_dtype of the stored keys and values */
-  int32_t keys_pre_rope;    /* 0; 1 is refused until it exists */
-  int32_t rank, ranks;      /* tensor parallel; 0, 1 */
+  int32_t head_dim;               /* 64, 128 or 256 */
+  int32_t page_tokens;            /* 16, 32 or 64 */
+  int32_t dtype;                  /* kvs_dtype of the stored keys and values */
+  int32_t keys_pre_rope;          /* 0; 1 is refused until it exists */
+  int32_t rank, ranks;            /* tensor parallel; 0, 1 */
   const int32_t* boundary_tokens; /* token ids that end a sentence; may be NULL */
   size_t boundary_count;
 } kvs_model_desc;
@@ -100,9 +100,9 @@ typedef struct kvs_model_desc {
 KVS_API int kvs_model_register(kvs_session* session, const kvs_model_desc* desc, kvs_model* out);
 
 /* ---- sequences ---- */
-/* plan: "quest", "quest{budget = 1024}", "{selector = \"cascade\", ...}" (see docs), or a named plan
- * of the daemon's configuration. tokens [n]: the prompt, for prefix look-up and admission; may be
- * none. *held: leading tokens whose pages and index are there already, at most n - 1; the engine
+/* plan: "quest", "quest{budget = 1024}", "{selector = \"cascade\", ...}" (see docs), or a named
+ * plan of the daemon's configuration. tokens [n]: the prompt, for prefix look-up and admission; may
+ * be none. *held: leading tokens whose pages and index are there already, at most n - 1; the engine
  * continues from there. Errors: PLAN_*, MODEL_UNKNOWN, RESOURCE_EXHAUSTED (pool; nothing taken). */
 KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
                               const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held);
@@ -130,12 +130,12 @@ KVS_API int kvs_settle(kvs_session* session, kvs_sequence sequence);
 /* A strided tensor [tokens][heads][head_dim]; the last dimension is contiguous. */
 typedef struct kvs_tensor {
   const void* data;
-  int32_t dtype;         /* kvs_dtype */
-  int32_t heads;         /* checked against the model */
-  int32_t head_dim;      /* checked against the model */
-  int32_t tokens;        /* checked against the step */
-  int64_t token_stride;  /* bytes; 0: contiguous */
-  int64_t head_stride;   /* bytes; 0: contiguous */
+  int32_t dtype;        /* kvs_dtype */
+  int32_t heads;        /* checked against the model */
+  int32_t head_dim;     /* checked against the model */
+  int32_t tokens;       /* checked against the step */
+  int64_t token_stride; /* bytes; 0: contiguous */
+  int64_t head_stride;  /* bytes; 0: contiguous */
 } kvs_tensor;
 
 typedef struct kvs_step_member {
@@ -144,10 +144,10 @@ typedef struct kvs_step_member {
   uint32_t n;            /* >= 1 */
 } kvs_step_member;
 
-/* One forward pass over a batch; prefill chunks and decode are the same call. Tables are fixed until
- * kvs_step_end. `stream` is the engine's CUDA stream; NULL on the CPU. All members must be of one
- * model. codes (may be NULL) [n]: per member, why it cannot run; if any cannot, the call fails with
- * the first such code and nothing has begun. */
+/* One forward pass over a batch; prefill chunks and decode are the same call. Tables are fixed
+ * until kvs_step_end. `stream` is the engine's CUDA stream; NULL on the CPU. All members must be of
+ * one model. codes (may be NULL) [n]: per member, why it cannot run; if any cannot, the call fails
+ * with the first such code and nothing has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
 /* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
@@ -156,8 +156,8 @@ KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const
 /* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
  * append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
-/* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log of
- * the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
+/* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log
+ * of the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
 KVS_API int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_tensor* out,
                        float* lse);
 /* Commits the new tokens; frees the step, also on error. Every layer must have been appended. */
@@ -174,20 +174,22 @@ KVS_API int kvs_selection_groups(kvs_step* step, uint32_t member, uint32_t* grou
 KVS_API int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int what, int32_t* out,
                           size_t capacity, size_t* n);
 
-/* What the last kvs_attend of a layer read for one member, all heads: rows at full resolution and bytes
- * of them in whatever form they are stored, coarse rows, and what selecting read (summaries, keys). */
+/* What the last kvs_attend of a layer read for one member, all heads: rows at full resolution and
+ * bytes of them in whatever form they are stored, coarse rows, and what selecting read (summaries,
+ * keys). */
 typedef struct kvs_cost {
   size_t size;
-  uint64_t rows;          /* (position, KV head) pairs attended one by one */
-  uint64_t coarse_rows;   /* (unit, KV head) pairs attended as one row */
-  uint64_t attend_bytes;  /* of both */
-  uint64_t select_bytes;  /* of this step's selection; 0 when an earlier one was reused */
+  uint64_t rows;         /* (position, KV head) pairs attended one by one */
+  uint64_t coarse_rows;  /* (unit, KV head) pairs attended as one row */
+  uint64_t attend_bytes; /* of both */
+  uint64_t select_bytes; /* of this step's selection; 0 when an earlier one was reused */
 } kvs_cost;
 KVS_API int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out);
 
 /* ---- page tables and intermediate arrays ---- */
 /* Where a sequence's pages are: for tools and engines that attend themselves. Linked road only
- * (remote: UNIMPLEMENTED). The address is valid until the sequence is closed or its table changes. */
+ * (remote: UNIMPLEMENTED). The address is valid until the sequence is closed or its table changes.
+ */
 typedef struct kvs_page {
   const void* address; /* NULL: its rows were given back, the plan's codec holds them */
   uint32_t tier;       /* 0 device, 1 host */

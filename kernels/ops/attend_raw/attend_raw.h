@@ -2,8 +2,8 @@
 //
 // One work item is the queries of one sequence's step (one in decode, a chunk in prefill) with the
 // G query heads of one KV head, over a slice of the attended positions. It returns the partial
-// (spec/common.md, "Partial attention"): m = max s_i, l = sum exp(s_i - m), o = sum exp(s_i - m) v_i
-// with s_i = scale * q.k_i. Row r is visible to query token i iff r <= position + i (causal).
+// (spec/common.md, "Partial attention"): m = max s_i, l = sum exp(s_i - m), o = sum exp(s_i - m)
+// v_i with s_i = scale * q.k_i. Row r is visible to query token i iff r <= position + i (causal).
 // Queries that see no row of the slice get m = -inf, l = 0, o = 0.
 //
 // Whoever makes the items splits positions by length (kAttendSliceRows), never by thread count, so
@@ -25,17 +25,17 @@ inline constexpr int32_t kAttendQueryTile = 64;
 
 struct AttendWork {
   PagedRows k, v;
-  const float* q = nullptr;     // query token i, head g of the group: q + i*q_token + g*dim
-  int64_t q_token = 0;          // floats from a query token to the next
-  int32_t queries = 1;          // query tokens
-  int32_t group = 1;            // G
-  int32_t position = 0;         // of query token 0
-  const Run* runs = nullptr;    // [run_count], ascending, disjoint, not empty
+  const float* q = nullptr;   // query token i, head g of the group: q + i*q_token + g*dim
+  int64_t q_token = 0;        // floats from a query token to the next
+  int32_t queries = 1;        // query tokens
+  int32_t group = 1;          // G
+  int32_t position = 0;       // of query token 0
+  const Run* runs = nullptr;  // [run_count], ascending, disjoint, not empty
   int32_t run_count = 0;
   float scale = 1.0f;
-  float* m = nullptr;           // [queries * group], index i * group + g
-  float* l = nullptr;           // [queries * group]
-  float* o = nullptr;           // [queries * group][dim]
+  float* m = nullptr;  // [queries * group], index i * group + g
+  float* l = nullptr;  // [queries * group]
+  float* o = nullptr;  // [queries * group][dim]
 };
 
 void AttendRawRef(const AttendWork* work, int64_t n, Executor& executor);

@@ -1,4 +1,5 @@
-// Op covariance: out (+)= X^T X of the rows of one layer and KV head, uncentred (spec/mosaickv.md 1).
+// Op covariance: out (+)= X^T X of the rows of one layer and KV head, uncentred (spec/mosaickv.md
+// 1).
 //
 // fp64 result [dim][dim], both triangles; tiles of at most 256 rows are summed in fp32 and added in
 // fp64 (ref: all in fp64). Work items are independent. Cost: dim^2 / 2 multiply-adds a row.
@@ -12,8 +13,8 @@ namespace kvstrata {
 
 struct CovarianceWork {
   PagedRows rows;
-  Run run;                 // positions; may be empty
-  double* out = nullptr;   // [dim][dim]
+  Run run;                // positions; may be empty
+  double* out = nullptr;  // [dim][dim]
   bool accumulate = false;
 };
 

@@ -1,11 +1,11 @@
 // Op svd: the leading `rank` singular triplets of X [n][dim], batched (spec/sekv.md 4).
 //
-// x ~ u diag(s) vt; s descends. ref: exact (one-sided Jacobi or the eigenvectors of the smaller Gram
-// matrix in fp64). simd: exact the same way while min(n, dim) <= 64, else randomized (Halko et al.:
-// a Gaussian sketch of rank + 8 columns with a fixed seed, two power iterations, fp32 with fp64
-// orthonormalisation). Signs of the triplets are free. s[i] of a rank-deficient X is 0, and then u's
-// column and vt's row are 0.
-// Work items are independent. Allocates scratch of the size of its inputs.
+// x ~ u diag(s) vt; s descends. ref: exact (one-sided Jacobi or the eigenvectors of the smaller
+// Gram matrix in fp64). simd: exact the same way while min(n, dim) <= 64, else randomized (Halko et
+// al.: a Gaussian sketch of rank + 8 columns with a fixed seed, two power iterations, fp32 with
+// fp64 orthonormalisation). Signs of the triplets are free. s[i] of a rank-deficient X is 0, and
+// then u's column and vt's row are 0. Work items are independent. Allocates scratch of the size of
+// its inputs.
 #ifndef KVSTRATA_KERNELS_OPS_SVD_SVD_H_
 #define KVSTRATA_KERNELS_OPS_SVD_SVD_H_
 
@@ -16,10 +16,10 @@ namespace kvstrata {
 struct SvdWork {
   const float* x = nullptr;  // [n][dim]
   int32_t n = 0, dim = 0;
-  int32_t rank = 0;          // <= min(n, dim)
-  float* u = nullptr;        // [n][rank]
-  float* s = nullptr;        // [rank]
-  float* vt = nullptr;       // [rank][dim]
+  int32_t rank = 0;     // <= min(n, dim)
+  float* u = nullptr;   // [n][rank]
+  float* s = nullptr;   // [rank]
+  float* vt = nullptr;  // [rank][dim]
 };
 
 void SvdRef(const SvdWork* work, int64_t n, Executor& executor);

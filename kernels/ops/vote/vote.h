@@ -1,10 +1,10 @@
-// Op vote: scores of every token for every query head, and their softmax votes (spec/tokenselect.md 2,
-// paper Eq. 7).
+// Op vote: scores of every token for every query head, and their softmax votes (spec/tokenselect.md
+// 2, paper Eq. 7).
 //
-// ScoreTokens: out[i][t] = scale * q_i.k_t for the query heads of one KV head: each key is read once
-// for all of them. Vote: votes[t] = sum over the heads of softmax_t(logits[h][t]), in two passes
-// (maximum and sum, then votes), heads in order.
-// Sums in fp32 (ref: double). Work items are independent. No allocation.
+// ScoreTokens: out[i][t] = scale * q_i.k_t for the query heads of one KV head: each key is read
+// once for all of them. Vote: votes[t] = sum over the heads of softmax_t(logits[h][t]), in two
+// passes (maximum and sum, then votes), heads in order. Sums in fp32 (ref: double). Work items are
+// independent. No allocation.
 #ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
 #define KVSTRATA_KERNELS_OPS_VOTE_VOTE_H_
 
@@ -19,7 +19,7 @@ struct ScoreTokensWork {
   const float* q = nullptr;  // [queries][dim]
   int32_t queries = 1;
   float scale = 1.0f;
-  float* out = nullptr;      // query i, position run.begin + t: out[i * out_query + t]
+  float* out = nullptr;  // query i, position run.begin + t: out[i * out_query + t]
   int64_t out_query = 0;
 };
 
@@ -28,9 +28,9 @@ struct VoteWork {
   int64_t stride = 0;
   int32_t heads = 0;
   int32_t n = 0;
-  float* max = nullptr;      // scratch [heads]
-  float* sum = nullptr;      // scratch [heads]
-  float* votes = nullptr;    // [n], written
+  float* max = nullptr;    // scratch [heads]
+  float* sum = nullptr;    // scratch [heads]
+  float* votes = nullptr;  // [n], written
 };
 
 void ScoreTokensRef(const ScoreTokensWork* work, int64_t n, Executor& executor);
