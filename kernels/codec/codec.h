@@ -6,9 +6,11 @@
 // them in place.
 //
 // Implementations: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
-// conformance suite for both (tests/kernels/codec_test.cc). Neither keeps state: what it needs to
-// go on lies in the extents of the view, so a clone, a restart and a prefix hit cost nothing.
-// Threads: one call at a time for a Recompressor; Run may take seconds and runs without any lock.
+// conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
+// extents of the view, so a clone, a restart and a prefix hit cost nothing; beyond that packed
+// remembers whether it has said since the end of the prompt what may go.
+// Threads: Due, ReleasableBytes and Clone from several threads at once. Run changes the object: the
+// store runs a clone of its own, without any lock, for seconds, and keeps it if it succeeded.
 // Deterministic: the state after a series of commits depends on them alone, if Run is called until
 // Due is false after each (kvs_settle); when workers lag, rows stay raw for longer, nothing else.
 #ifndef KVSTRATA_KERNELS_CODEC_CODEC_H_

@@ -107,6 +107,23 @@ TEST(PackedCodec, PromptIsCutIntoSegmentsAsTheyComplete) {
   EXPECT_EQ(InspectInts(s, "segments"), (Ints{0, 64, 1, 64, 128, 1, 128, 140, 1, 140, 172, 0}));
 }
 
+// A prompt that ends where a segment does leaves nothing to pack: its raw rows go all the same.
+TEST(PackedCodec, SegmentsPackedBeforeThePromptEndedAreReleasedAtItsEnd) {
+  const Inputs in(SmallGeometry(), 200, kSeed);
+  Plan plan = PackedPlan();
+  plan.segment = 64;
+  CodecSequence s(plan, in.g, in);
+  s.Commit(128);
+  s.Settle();
+  EXPECT_TRUE(s.released().empty()) << "the prompt still reads its raw rows";
+  s.PrefillDone();
+  EXPECT_TRUE(s.recompressor().Due(s.Input()));
+  s.Settle();
+  EXPECT_EQ(s.released(), (std::vector<kvstrata::Run>{{0, 128}}));
+  EXPECT_FALSE(s.recompressor().Due(s.Input())) << "said once";
+  EXPECT_EQ(InspectInts(s, "segments"), (Ints{0, 64, 1, 64, 128, 1}));
+}
+
 TEST(PackedCodec, PiecesJoinByEights) {
   const Inputs in(SmallGeometry(), 40 + 16 * 75, kSeed);
   Plan plan = PackedPlan();
