@@ -236,7 +236,8 @@ void PrintSekv(const Json& section, Tables* tables) {
   if (!tables->Heading("sekv: what stays at full resolution", section)) return;
   tables->List(section, "alphas", kSekv);
   Json lengths = {{"rows", Json::array()}};  // those that occur
-  for (const Json& bin : Flattened(section["alphas"], "alpha", "span_lengths")["rows"]) {
+  const Json bins = Flattened(section["alphas"], "alpha", "span_lengths");
+  for (const Json& bin : bins["rows"]) {
     if (bin["spans"] > 0) lengths["rows"].push_back(bin);
   }
   tables->List(lengths, "rows", kLengths);
