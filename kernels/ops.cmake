@@ -2,6 +2,7 @@
 # may depend on libc only, so dispatch is ours (kernels/simd_target.h) and libhwy is not linked.
 set(KVS_OPS_SOURCES
   backend.cc
+  cuda/cuda_library.cc
   executor.cc
   page_view.cc
   simd_target.cc

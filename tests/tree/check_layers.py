@@ -42,7 +42,7 @@ FORBIDDEN = [
 ]
 SYSTEM_FORBIDDEN = [
     (r"^(client/(?!cli|remote)|kernels|base)", r"^(grpc|google/protobuf|spdlog|jemalloc|torch)"),
-    (r"^(?!.*\.(cu|cuh)$)(?!kernels/cuda_).*", r"^(cuda|cuda_runtime|cublas)"),
+    (r"^(?!.*\.(cu|cuh)$)(?!kernels/cuda/|tests/cuda/|bench/cuda/).*", r"^(cuda|cuda_runtime|cublas)"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
 

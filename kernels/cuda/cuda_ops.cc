@@ -1,0 +1,23 @@
+#include "kernels/cuda/cuda_ops.h"
+
+#include <cuda_runtime_api.h>
+
+namespace kvstrata::cuda {
+namespace {
+
+const char* ErrorText(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
+
+int DeviceCount() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+constexpr CudaOps kOps = {
+    .error_text = ErrorText,
+    .device_count = DeviceCount,
+};
+
+}  // namespace
+}  // namespace kvstrata::cuda
+
+const kvstrata::cuda::CudaOps* kvs_cuda_ops() { return &kvstrata::cuda::kOps; }

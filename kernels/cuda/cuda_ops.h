@@ -1,0 +1,31 @@
+// The CUDA backend: one table of functions, exported by libkvstrata_cuda.so under one name. The
+// library holds everything that touches CUDA; daemon, client and tests reach it through here
+// (cuda_library.h loads it) and link no CUDA themselves (DECISIONS 16).
+//
+// An op enqueues its kernels on a stream and returns: no synchronisation, no allocation, nothing on
+// the host that a captured graph would miss. It returns 0, or a cudaError_t that `error_text`
+// names; errors of the kernels themselves show at the stream's next synchronisation.
+// Threads: any; the current device is the stream's.
+#ifndef KVSTRATA_KERNELS_CUDA_CUDA_OPS_H_
+#define KVSTRATA_KERNELS_CUDA_CUDA_OPS_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/batch.h"
+
+namespace kvstrata::cuda {
+
+inline constexpr uint32_t kCudaOpsVersion = 1;  // of this table: loader and library must agree
+
+struct CudaOps {
+  uint32_t version = kCudaOpsVersion;
+  const char* (*error_text)(int code) = nullptr;
+  // GPUs that this process sees; 0 without a driver, whatever the reason.
+  int (*device_count)() = nullptr;
+};
+
+}  // namespace kvstrata::cuda
+
+extern "C" [[gnu::visibility("default")]] const kvstrata::cuda::CudaOps* kvs_cuda_ops();
+
+#endif  // KVSTRATA_KERNELS_CUDA_CUDA_OPS_H_
