@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What each plan loses and reads on a real trace, and kvstrata's own plan at equal bytes.
 
-    bench/fidelity.py [--trace FILE] [--steps N] [--json-out FILE] [--commit HASH] [--date DATE]
+    bench/fidelity.py [--document gpl-3|pydoc | --trace FILE] [--steps N] [--json-out FILE] [--commit HASH]
+                      [--date DATE]
 
-Without --trace SmolLM2-135M-Instruct reads the GPL-3 text (about 7.6K tokens, four layers recorded) into
-build/gpl-3.safetensors, once. Replays every preset, each plan at a tenth of the tokens, and beside each
+Without --trace SmolLM2-135M-Instruct reads a document (7.7K tokens, four layers recorded) into
+build/DOCUMENT.safetensors, once: the GPL-3 text, on which `strata` was chosen, or what Python documents of
+its language, which it had not seen. Replays every preset, each plan at a tenth of the tokens, and beside each
 paper's preset `strata` with the budget that makes it read as many bytes a step (attention and selection).
 Everything goes through `kvstrata replay` on a daemon of its own.
 """
@@ -15,6 +17,7 @@ import argparse
 import json
 import os
 import pathlib
+import pydoc_data.topics
 import subprocess
 import sys
 
@@ -25,6 +28,7 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
 CLI = ROOT / "build" / "bin" / "kvstrata"
+DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27"}  # recorded layers
 LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # of the trace; bytes of a key and a value of 64 x bf16
 PAGE, SINKS, RECENT = 32, 32, 80        # strata's: page, and what is always on, rounded outwards
 PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv", "mosaickv"]
@@ -42,12 +46,20 @@ def tenth(tokens: int) -> dict[str, str]:
             "strata": f"strata{{budget = {(n - 96) // PAGE * PAGE}}}"}
 
 
-def record(path: pathlib.Path) -> None:
+def trace_of(document: str) -> pathlib.Path:
+    """The document's trace; recorded if it is not there (two minutes)."""
+    path = ROOT / "build" / f"{document}.safetensors"
+    if path.exists():
+        return path
     path.parent.mkdir(exist_ok=True)
-    python_path = os.pathsep.join(sys.path[:2])
-    subprocess.run([sys.executable, "-m", "kvstrata_numpy.trace", "--out", str(path), "--tokens", "7936",
-                    "--steps", "128", "--tail", "64", "--layers", "0,9,19,29"], check=True,
-                   env={**os.environ, "PYTHONPATH": python_path})
+    command = [sys.executable, "-m", "kvstrata_numpy.trace", "--out", str(path), "--tokens", "7936",
+               "--steps", "128", "--tail", "64", "--layers", DOCUMENTS[document]]
+    if document == "pydoc":
+        text = path.with_suffix(".txt")
+        text.write_text("\n\n".join(body for _, body in sorted(pydoc_data.topics.topics.items())))
+        command += ["--doc", str(text)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])})
+    return path
 
 
 def replay(socket: str, trace: pathlib.Path, steps: int, plans: list[str]) -> list[dict]:
@@ -108,25 +120,26 @@ def compare(socket: str, trace: pathlib.Path, steps: int) -> list[dict]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--trace", type=pathlib.Path, default=ROOT / "build" / "gpl-3.safetensors")
+    parser.add_argument("--document", choices=sorted(DOCUMENTS), default="gpl-3")
+    parser.add_argument("--trace", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--json-out")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")
     args = parser.parse_args()
-    if not args.trace.exists():
-        record(args.trace)
+    trace = args.trace or trace_of(args.document)
     with Daemon() as daemon:
-        rows = compare(daemon.socket, args.trace, args.steps)
+        rows = compare(daemon.socket, trace, args.steps)
     for r in rows:
         a = r["accuracy"]
         print(f"{r['id']:44} recall {a['mass_recall']:.3f}  error {a['output_error']:.4f}  "
               f"{a['KB_a_step_and_layer']:8.0f} KB" + (f"  {r['ratio']:.2f}x smaller" if "ratio" in r else ""))
     if args.json_out:
         pathlib.Path(args.json_out).write_text(json.dumps(
-            {"suite": "fidelity", "device": device_name(), "commit": args.commit, "date": args.date,
-             "command": "bench/fidelity.py", "ceilings": {},
-             "context": {"notes": f"SmolLM2-135M-Instruct on the GPL-3 text, layers 0, 9, 19, 29, {args.steps} steps; "
+            {"suite": "fidelity" if args.document == "gpl-3" else f"fidelity-{args.document}",
+             "device": device_name(), "commit": args.commit, "date": args.date,
+             "command": f"bench/fidelity.py --document {args.document}", "ceilings": {},
+             "context": {"notes": f"SmolLM2-135M-Instruct, {trace.name}, layers {DOCUMENTS[args.document]}, {args.steps} steps; "
                                   + "; ".join(f"{r['id']}: {r['plan']} [{r['status']}]" for r in rows)},
              "rows": rows}, indent=1) + "\n")
     return 0

@@ -30,6 +30,9 @@ def commands(out, commit, date):
         "memory": [sys.executable, str(ROOT / "bench" / "memory.py"), "--json-out", file("memory"), *common],
         "fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--json-out", file("fidelity"),
                      *common],
+        "fidelity-pydoc": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--document", "pydoc",
+                           "--json-out", file("fidelity-pydoc"), *common],
+        "options": [sys.executable, str(ROOT / "bench" / "options.py"), "--json-out", file("options"), *common],
         "accuracy": [sys.executable, str(ROOT / "integrations" / "demo.py"), "--json-out",
                      file("accuracy"), *common],
     }

@@ -6,5 +6,5 @@ endforeach()
 # These two are held to the Eigen library as well.
 find_package(Eigen3 REQUIRED NO_MODULE)
 foreach(op eigen svd)
-  kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels Eigen3::Eigen)
+  kvs_test(ops_${op}_test ops_${op}_test.cc EIGEN LIBS kvs_kernels Eigen3::Eigen)
 endforeach()

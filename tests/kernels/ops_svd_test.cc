@@ -1,4 +1,4 @@
-#include <Eigen/SVD>
+#include <Eigen/Eigenvalues>
 
 #include "kernels/ops/svd/svd.h"
 #include "tests/kernels/ops_fixture.h"
@@ -17,6 +17,15 @@ struct Result {
     return u.cast<double>() * s.cast<double>().asDiagonal() * vt.cast<double>();
   }
 };
+
+// Singular values, largest first, from the smaller Gram matrix in double: good to 1e-8 of the
+// largest, and a tenth of the compile time of Eigen's own SVD.
+Eigen::VectorXd SingularValues(const Eigen::MatrixXd& x) {
+  const Eigen::MatrixXd tall = x.rows() < x.cols() ? Eigen::MatrixXd(x.transpose()) : x;
+  const Eigen::MatrixXd gram = tall.transpose() * tall;
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(gram, Eigen::EigenvaluesOnly);
+  return solver.eigenvalues().reverse().cwiseMax(0).cwiseSqrt();
+}
 
 Result Compute(Op op, const Matrix& x, int rank) {
   const auto n = static_cast<int32_t>(x.rows()), dim = static_cast<int32_t>(x.cols());
@@ -54,8 +63,7 @@ class Svd : public SimdTest {
   void ExpectSvd(Op op, const Matrix& x, int rank, double slack, double waste) {
     SCOPED_TRACE(std::to_string(x.rows()) + " x " + std::to_string(x.cols()) + " rank " +
                  std::to_string(rank));
-    const Eigen::BDCSVD<Eigen::MatrixXd> truth(x.cast<double>());
-    const Eigen::VectorXd best = truth.singularValues();
+    const Eigen::VectorXd best = SingularValues(x.cast<double>());
     const Result r = Compute(op, x, rank);
     for (int i = 0; i < rank; ++i) {
       if (i > 0) {

@@ -22,7 +22,9 @@ namespace {
 // All in fp64: the Gram matrix squares the singular values, and fp32 would lose those below 1/4000
 // of the largest. It is of the shorter side, at most 256, so that only building it reads X.
 inline constexpr int kExactMax = 64;
-inline constexpr int kOversampling = 8;
+// With the ranks in use (8, 16, 32) a whole number of panels on every target, so that none of them
+// sketches with more rows than another.
+inline constexpr int kOversampling = 16;
 inline constexpr int kGramMultiplications = 3;  // one is the sketch, two are power iterations
 inline constexpr int kSvdPanel = 2 * kDoubles;  // columns of a product at a time
 inline constexpr int kSvdRows = HWY_TARGET == HWY_AVX3 ? 8 : 4;
