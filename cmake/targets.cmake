@@ -59,7 +59,7 @@ function(kvs_test name)
     add_dependencies(sanitized_tests ${name})
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS "unit;${A_LABELS}" TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES LABELS "unit;${A_LABELS}" TIMEOUT 600)
 endfunction()
 
 # kvs_bench(NAME SOURCES... [LIBS ...]): a Google Benchmark program in bin/.
