@@ -47,8 +47,9 @@ Result<const CudaOps*> Load() {
                                            "; install the one of this release");
   }
   if (table()->device_count() == 0) {
-    return Unavailable("CUDA_NO_DEVICE", "no GPU is visible to this process; check nvidia-smi and "
-                                         "CUDA_VISIBLE_DEVICES, or use backend simd");
+    return Unavailable("CUDA_NO_DEVICE",
+                       "no GPU is visible to this process; check nvidia-smi and "
+                       "CUDA_VISIBLE_DEVICES, or use backend simd");
   }
   return table();
 }

@@ -15,6 +15,12 @@ int DeviceCount() {
 constexpr CudaOps kOps = {
     .error_text = ErrorText,
     .device_count = DeviceCount,
+    .describe_device = DescribeDevice,
+    .create_arena = CreateArena,
+    .import_arena = ImportArena,
+    .release_arena = ReleaseArena,
+    .register_host = RegisterHost,
+    .unregister_host = UnregisterHost,
 };
 
 }  // namespace

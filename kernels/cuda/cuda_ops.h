@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/batch.h"
+#include "kernels/cuda/device_memory.h"
 
 namespace kvstrata::cuda {
 
@@ -22,6 +23,14 @@ struct CudaOps {
   const char* (*error_text)(int code) = nullptr;
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
+  // device_memory.h
+  int (*describe_device)(int device, DeviceInfo* info) = nullptr;
+  int (*create_arena)(int device, uint64_t bytes, DeviceArena* arena, int* fd) = nullptr;
+  int (*import_arena)(int device, int fd, uint64_t bytes, bool writable,
+                      DeviceArena* arena) = nullptr;
+  int (*release_arena)(int device, DeviceArena* arena) = nullptr;
+  int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
+  int (*unregister_host)(void* base) = nullptr;
 };
 
 }  // namespace kvstrata::cuda
