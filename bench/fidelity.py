@@ -63,7 +63,7 @@ def trace_of(document: str) -> pathlib.Path:
 
 
 def replay(socket: str, trace: pathlib.Path, steps: int, plans: list[str]) -> list[dict]:
-    arguments = [str(CLI), "--socket", socket, "replay", str(trace), "--steps", str(steps), "-o", "json"]
+    arguments = [str(CLI), "--socket", socket, "--timeout", "120s", "replay", str(trace), "--steps", str(steps), "-o", "json"]
     for plan in plans:
         arguments += ["--plan", plan]
     done = subprocess.run(arguments, capture_output=True, text=True)
@@ -136,7 +136,7 @@ def main() -> int:
               f"{a['KB_a_step_and_layer']:8.0f} KB" + (f"  {r['ratio']:.2f}x smaller" if "ratio" in r else ""))
     if args.json_out:
         pathlib.Path(args.json_out).write_text(json.dumps(
-            {"suite": "fidelity" if args.document == "gpl-3" else f"fidelity-{args.document}",
+            {"suite": "fidelity" if args.document == "gpl-3" else f"{args.document}-fidelity",
              "device": device_name(), "commit": args.commit, "date": args.date,
              "command": f"bench/fidelity.py --document {args.document}", "ceilings": {},
              "context": {"notes": f"SmolLM2-135M-Instruct, {trace.name}, layers {DOCUMENTS[args.document]}, {args.steps} steps; "

@@ -89,7 +89,7 @@ def compare(document: str, socket: str, steps: int) -> list[dict]:
         row = {"id": f"{document}/{c.option}/{c.base}", "plan": c.variant.format("..") if c.values else c.variant,
                "unit": "relative L2", "value": error,
                "baseline": {"name": c.base, "value": error_of(base)},
-               "accuracy": {"KB_a_step_and_layer": read_bytes(base) / fidelity.LAYERS / 1e3},
+               "KB_a_step_and_layer": read_bytes(base) / fidelity.LAYERS / 1e3,
                "points": [[read_bytes(v) / fidelity.LAYERS / 1e3, error_of(v)] for v in variants]}
         if error is not None:
             row["ratio"] = error_of(base) / error
