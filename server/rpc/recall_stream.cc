@@ -47,9 +47,9 @@ Status TimedOut(uint64_t sequence, const RecallProgress& at, uint32_t every,
                 std::chrono::microseconds timeout) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   return {Code::kDeadlineExceeded, "RECALL_TIMEOUT",
-          std::to_string(at.steps) + " of " + std::to_string(at.wanted) +
-              " steps of sequence " + std::to_string(sequence) + " were sampled in " +
-              std::to_string(ms) + " ms; sampled are decode steps of one token behind a complete " +
+          std::to_string(at.steps) + " of " + std::to_string(at.wanted) + " steps of sequence " +
+              std::to_string(sequence) + " were sampled in " + std::to_string(ms) +
+              " ms; sampled are decode steps of one token behind a complete " +
               "prompt (kvs_prefill_done), one in " + std::to_string(every) +
               ": wait longer, or ask for fewer or denser steps"};
 }
@@ -66,7 +66,7 @@ RecallStream* RecallStream::Start(ServiceContext* context, const v1::AuditRecall
       MutexLock lock(stream->mu_);
       stream->started_ = true;
     }
-    stream->Write();
+    stream->Tell();
   } else {
     stream->Finish(ToGrpc(status));
   }
@@ -76,13 +76,12 @@ RecallStream* RecallStream::Start(ServiceContext* context, const v1::AuditRecall
 Status RecallStream::Begin(const v1::AuditRecallRequest& request) {
   KVS_RETURN_IF_ERROR(context_->CheckAdmin());
   if (request.timeout_us() > static_cast<uint64_t>(kMaxTimeout.count())) {
-    return InvalidArgument("RECALL_OPTION", "timeout_us is " +
-                                                std::to_string(request.timeout_us()) +
-                                                "; allowed: 1 .. " +
-                                                std::to_string(kMaxTimeout.count()));
+    return InvalidArgument("RECALL_OPTION",
+                           "timeout_us is " + std::to_string(request.timeout_us()) +
+                               "; allowed: 1 .. " + std::to_string(kMaxTimeout.count()));
   }
-  timeout_ = request.timeout_us() == 0 ? kDefaultTimeout
-                                       : std::chrono::microseconds(request.timeout_us());
+  timeout_ =
+      request.timeout_us() == 0 ? kDefaultTimeout : std::chrono::microseconds(request.timeout_us());
   RecallOptions options;
   if (request.every() != 0) options.every = request.every();
   if (request.steps() != 0) options.steps = request.steps();
@@ -117,10 +116,10 @@ void RecallStream::EndAudit(const Status& why) {
 
 // The caller may be the attach server's loop: nothing is made or written on its thread.
 void RecallStream::Changed() {
-  context_->queue()->Post([self = shared_from_this()] { self->Write(); });
+  context_->queue()->Post([self = shared_from_this()] { self->Tell(); });
 }
 
-void RecallStream::Write() {
+void RecallStream::Tell() {
   MutexLock lock(mu_);
   changed_ = true;
   if (!started_ || writing_ || finished_) return;
@@ -128,11 +127,11 @@ void RecallStream::Write() {
   Status why;
   if (audit_->Ended(&why)) {
     finished_ = true;
-    kvstrata::Write(audit_->Report(), &response_);
+    Write(audit_->Report(), &response_);
     StartWriteAndFinish(&response_, grpc::WriteOptions(), ToGrpc(why));
   } else {
     writing_ = true;
-    kvstrata::Write(audit_->Progress(), &response_);
+    Write(audit_->Progress(), &response_);
     StartWrite(&response_);
   }
 }

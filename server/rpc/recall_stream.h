@@ -1,6 +1,6 @@
-// RecallStream: the AuditRecall call. It starts a recall audit in the store, tells its progress, and
-// ends with the report and with how the audit ended. The call's end is the audit's, and the other
-// way round: a client that goes away, or the deadline, ends it in the store too.
+// RecallStream: the AuditRecall call. It starts a recall audit in the store, tells its progress,
+// and ends with the report and with how the audit ended. The call's end is the audit's, and the
+// other way round: a client that goes away, or the deadline, ends it in the store too.
 //
 // Ownership: a stream owns itself until gRPC is done with it; the audit's listener and the alarm
 // hold shares. Threads: any. Cost: reports are made on work threads.
@@ -35,7 +35,7 @@ class RecallStream final : public grpc::ServerWriteReactor<v1::AuditRecallRespon
   // Something was added, or it ended; from the store.
   void Changed();
   // Writes what there is to say, unless a write is under way: then its end comes back here.
-  void Write() KVS_EXCLUDES(mu_);
+  void Tell() KVS_EXCLUDES(mu_);
   // Ends the audit, which ends the call. Nothing if it has ended.
   void EndAudit(const Status& why);
 

@@ -186,7 +186,8 @@ TEST(ShadowOfFull, MembersOfABatchAreToldApart) {
     return Rows{reinterpret_cast<const std::byte*>(x.data()), heads * 256, 256, DType::kF32};
   };
   for (int layer = 0; layer < 2; ++layer) {
-    const auto k = twice(in.Key(kPrompt, layer, 0), 128), v = twice(in.Value(kPrompt, layer, 0), 128);
+    const auto k = twice(in.Key(kPrompt, layer, 0), 128),
+               v = twice(in.Value(kPrompt, layer, 0), 128);
     // The first member asks something else.
     auto q = twice(in.Query(kPrompt, layer, 0), 384);
     for (int i = 0; i < 384; ++i) q[i] = -q[i];
