@@ -16,7 +16,7 @@ struct SessionStep::State {
   std::unique_ptr<Step> step;
   int reader_slot = -1;
   std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
-  std::vector<uint32_t> audits;      // that sample this step, per member; 0: none. Empty: none at all
+  std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   void SampleRecall();
   void TellRecall(int member);

@@ -38,9 +38,7 @@ struct RecallArguments {
   uint32_t every = 16, steps = 8;
 };
 
-std::string LayerName(const Json& value) {
-  return value.get<int32_t>() < 0 ? "all" : value.dump();
-}
+std::string LayerName(const Json& value) { return value.get<int32_t>() < 0 ? "all" : value.dump(); }
 std::string Error(const Json& value) {
   std::array<char, 32> text;
   std::snprintf(text.data(), text.size(), "%.3g", value.get<double>());
@@ -83,7 +81,8 @@ void PrintRecall(const Style& style, const Json& document, std::ostream& out) {
         << document["road"].get<std::string>() << ": " << document["steps"] << " of "
         << document["wanted_steps"] << " decode steps, one in " << document["every"]
         << ", at positions " << document["first_position"] << " .. " << document["last_position"]
-        << "; " << document["dropped_steps"] << " dropped; a sample a step and query head\n\n";
+        << "; " << document["dropped_steps"]
+        << " dropped\na sample is one step, layer and query head\n\n";
   }
   Json rows = {{"rows", document["layers"]}};
   rows["rows"].push_back(document["all"]);

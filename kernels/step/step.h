@@ -246,8 +246,8 @@ class Step {
   std::vector<StepMember> members_;
   std::vector<int32_t> first_row_;  // of each member in the packed batch
   std::vector<Chunk> chunks_;
-  std::vector<int> last_chunk_;  // of each member
-  std::vector<StepCost> cost_;   // of each member
+  std::vector<int> last_chunk_;                            // of each member
+  std::vector<StepCost> cost_;                             // of each member
   std::vector<std::unique_ptr<ShadowAttention>> shadows_;  // of each member; empty: of none
   int selected_layer_ = -1;
   int32_t tokens_ = 0;

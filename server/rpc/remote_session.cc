@@ -196,10 +196,12 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
     s->step = next_step_;
   }
   const auto layers = static_cast<size_t>(sequences.front()->state->geometry().layers);
-  steps_.emplace(next_step_,
-                 new RemoteStep{std::move(sequences), std::move(tokens), std::vector<bool>(layers),
-                                std::move(pinned), Step(std::move(batch), *backend_, *executor_),
-                                {}});
+  steps_.emplace(next_step_, new RemoteStep{std::move(sequences),
+                                            std::move(tokens),
+                                            std::vector<bool>(layers),
+                                            std::move(pinned),
+                                            Step(std::move(batch), *backend_, *executor_),
+                                            {}});
   SampleRecall(steps_.at(next_step_).get());
   return next_step_++;
 }

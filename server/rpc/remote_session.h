@@ -37,7 +37,7 @@ struct RemoteStep {
   std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
   std::vector<bool> appended;                // per layer
   SequenceTables::Pinned pinned;
-  Step step;  // after `pinned`: it goes first
+  Step step;                     // after `pinned`: it goes first
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   const Geometry& geometry() const { return sequences.front()->state->geometry(); }

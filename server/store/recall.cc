@@ -57,7 +57,8 @@ Result<RecallStart> Store::Impl::StartRecallAudit(uint64_t sequence, const Recal
                                   std::to_string(at.steps) + " of " + std::to_string(at.wanted) +
                                   " steps are sampled; wait for the end of that audit");
   }
-  if (std::find(s->pages.begin(), s->pages.end(), nullptr) != s->pages.end()) return RawGone(sequence, s->plan);
+  if (std::find(s->pages.begin(), s->pages.end(), nullptr) != s->pages.end())
+    return RawGone(sequence, s->plan);
   Session* session = sessions_.at(s->session).get();
   s->recall = std::make_shared<RecallAudit>(next_recall_, options, g.layers, g.query_heads,
                                             std::move(listener));
@@ -83,8 +84,7 @@ void Store::Impl::AddRecall(uint64_t session, uint64_t sequence, const RecallSam
   }
   const Status more = samples.raw_gone ? raw_gone : audit->Add(samples);
   if (more.ok()) return;
-  EndRecallAudit(sequence, samples.audit,
-                 more.reason() == "RECALL_COMPLETE" ? OkStatus() : more);
+  EndRecallAudit(sequence, samples.audit, more.reason() == "RECALL_COMPLETE" ? OkStatus() : more);
 }
 
 void Store::Impl::EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why) {

@@ -235,8 +235,7 @@ class Store::Impl {
   bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(mu_);
 
   // recall.cc
-  void AskRecall(Session* session, const Sequence& s, shm::RecallRequest request)
-      KVS_REQUIRES(mu_);
+  void AskRecall(Session* session, const Sequence& s, shm::RecallRequest request) KVS_REQUIRES(mu_);
   // Hands the end to TellSettled: the listener is not called under the lock.
   void StopRecall(Sequence* s, const Status& why) KVS_REQUIRES(mu_);
 
