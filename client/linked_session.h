@@ -36,6 +36,8 @@ struct Sequence {
   int32_t step_tokens = 0;      // length after the open step
   bool forked_in_step = false;  // the pages that the step writes are shared since then
   uint32_t told_indexed = 0;    // what the daemon knows of state->indexed_tokens()
+  uint32_t recall_audit = 0;    // the last audit that sampled a step of this sequence
+  uint32_t recall_dropped = 0;  // its samples that the ring had no room for
 
   // The table as of the last Load, resolved. `table` is valid inside the epoch of that Load only,
   // the addresses as long as `version` is the published one.

@@ -84,6 +84,17 @@ Status RingClient::Post(shm::MessageType type, Parts parts) {
   return Push(type, 0, parts, Clock::now() + timeout_);
 }
 
+bool RingClient::Offer(shm::MessageType type, Parts parts) {
+  uint64_t bytes = 0;
+  for (const auto& part : parts) bytes += part.size();
+  std::unique_lock<std::timed_mutex> lock(post_mu_, std::try_to_lock);
+  if (!lock.owns_lock() || !producer_.HasHalfFree(bytes) || !producer_.Push(type, 0, parts)) {
+    return false;
+  }
+  if (producer_.ConsumerSleeps()) connection_->RingDoorbell();
+  return true;
+}
+
 Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
                         Clock::time_point deadline) {
   if (connection_->gone()) return DaemonGone();

@@ -46,6 +46,9 @@ class RingClient {
   // Sends an event.
   Status Post(shm::MessageType type, Parts parts);
 
+  // Sends an event if that needs no waiting and leaves half the ring to others; whether it did.
+  bool Offer(shm::MessageType type, Parts parts);
+
  private:
   using Clock = std::chrono::steady_clock;
 

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "client/linked_session.h"
+#include "kernels/step/shadow_attention.h"
 
 namespace kvstrata::client {
 
@@ -15,7 +16,10 @@ struct SessionStep::State {
   std::unique_ptr<Step> step;
   int reader_slot = -1;
   std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
+  std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
+  void SampleRecall();
+  void TellRecall(int member);
   void CountHeat(int member);
   Status Separate(Sequence* s);
   Status Commit();
@@ -110,6 +114,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
     s->step_tokens = claims[i].tokens_after;
   }
   state->step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
+  state->SampleRecall();
   return std::make_unique<SessionStep>(std::move(state));
 }
 
@@ -181,6 +186,37 @@ void SessionStep::State::CountHeat(int member) {
   }
 }
 
+void SessionStep::State::SampleRecall() {
+  for (int i = 0; i < step->members(); ++i) {
+    const shm::RecallRequest request = session->reader.Recall(sequences[i]->slot);
+    if (!request.Samples(step->member(i).view.tokens) || !step->Decodes(i)) continue;
+    audits.resize(sequences.size());
+    audits[i] = request.audit;
+    step->Shadow(i);
+  }
+}
+
+// Samples are statistics: where the ring has no room they are lost and counted, and nobody waits.
+void SessionStep::State::TellRecall(int member) {
+  Sequence& s = *sequences[member];
+  const ShadowAttention& shadow = *step->shadow(member);
+  if (s.recall_audit != audits[member]) s.recall_dropped = 0;
+  s.recall_audit = audits[member];
+  const auto heads = shadow.raw_gone() ? 0 : s.state->geometry().query_heads;
+  const shm::Recall event{s.id,
+                          s.recall_audit,
+                          static_cast<uint32_t>(step->member(member).view.tokens),
+                          static_cast<uint32_t>(shadow.layers().size()),
+                          static_cast<uint32_t>(heads),
+                          shadow.raw_gone() ? uint32_t{shm::Recall::kRawGone} : 0,
+                          s.recall_dropped};
+  const auto bytes = [](const auto& array) { return std::as_bytes(std::span(array)); };
+  if (!session->ring->Offer(shm::kRecall, {BytesOf(event), bytes(shadow.layers()),
+                                           bytes(shadow.recall()), bytes(shadow.error())})) {
+    ++s.recall_dropped;
+  }
+}
+
 // A fork made the page that the step began in the child's too. The child reads its committed rows
 // only, so nothing it sees was touched; the parent takes a page of its own and moves there.
 Status SessionStep::State::Separate(Sequence* s) {
@@ -220,6 +256,9 @@ Status SessionStep::State::Commit() {
 
 Status SessionStep::End() {
   KVS_RETURN_IF_ERROR(state_->Commit());
+  for (size_t i = 0; i < state_->audits.size(); ++i) {
+    if (state_->audits[i] != 0) state_->TellRecall(static_cast<int>(i));
+  }
   for (size_t i = 0; i < state_->sequences.size(); ++i) {
     Sequence& s = *state_->sequences[i];
     s.state->MarkBoundaries(s.state->tokens(), state_->tokens[i], *s.boundary_tokens);

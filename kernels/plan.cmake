@@ -5,4 +5,4 @@ set(KVS_PLAN_SOURCES
   select/unit_scores.cc select/vote.cc select/token_scores.cc
   select/block.cc select/bucket.cc select/importance.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc
-  step/sequence_state.cc step/step.cc step/stored_parts.cc)
+  step/sequence_state.cc step/shadow_attention.cc step/step.cc step/stored_parts.cc)

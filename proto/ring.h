@@ -33,6 +33,15 @@ class RingProducer {
   // Largest frame, header included.
   uint64_t max_frame() const { return capacity_ / 2; }
 
+  // Whether a frame of `payload` bytes would leave at least half the ring free, which is enough for
+  // any other frame. For what may be lost rather than make others wait.
+  bool HasHalfFree(uint64_t payload) const {
+    const uint64_t used = control_->tail.load(std::memory_order_relaxed) -
+                          control_->head.load(std::memory_order_acquire);
+    return used <= capacity_ / 2 &&
+           PaddedFrame(sizeof(FrameHeader) + payload) <= capacity_ / 2 - used;
+  }
+
   // Writes one frame made of `parts`. False when there is no room now; nothing is written then.
   // REQUIRES: header plus parts fit max_frame().
   bool Push(uint32_t type, uint64_t id, std::initializer_list<std::span<const std::byte>> parts) {

@@ -27,6 +27,7 @@ enum MessageType : uint32_t {
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
   kPrefillDone = 34,  // SequenceRef
+  kRecall = 35,       // Recall, i32 layers[n], f32 recall[n][heads], f32 error[n][heads]
   // Replies.
   kReply = 64,  // ErrorReply, then the payload if code is 0
 };
@@ -91,6 +92,19 @@ struct Report {
   uint32_t flags;
   uint32_t reserved;
 };
+
+// What one sampled decode step answers to a RecallRequest (shm_layout.h).
+struct Recall {
+  enum Flags : uint32_t { kRawGone = 1 };  // raw pages were given back: nothing was measured
+  uint64_t sequence;
+  uint32_t audit;     // RecallRequest::audit
+  uint32_t position;  // of the decode token
+  uint32_t layers;    // measured, ascending
+  uint32_t heads;     // query heads; 0 with kRawGone
+  uint32_t flags;
+  uint32_t dropped;  // sampled steps of this audit so far whose event found no room
+};
+static_assert(sizeof(Recall) == 32);
 
 struct Lookup {
   uint64_t model;

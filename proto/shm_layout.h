@@ -127,9 +127,28 @@ static_assert(sizeof(SequenceTable) == 56);
 struct alignas(64) SequenceSlot {
   std::atomic<uint64_t> table_offset;  // 0: no sequence here
   std::atomic<uint64_t> sequence_id;
-  uint64_t reserved[6];
+  std::atomic<uint64_t> recall_audit;  // a RecallRequest; 0: no audit is running
+  uint64_t reserved[5];
 };
 static_assert(sizeof(SequenceSlot) == 64);
+static_assert(offsetof(SequenceSlot, recall_audit) == 16);
+
+// What a recall audit asks of whoever runs the sequence's steps. It lies in the line that a step
+// reads anyway for its table, so a step that is not audited pays one relaxed load. A client that
+// never looks is right too: the audit then ends at its deadline.
+struct RecallRequest {
+  uint32_t audit = 0;  // its number, repeated in every answer; 0: none
+  uint32_t every = 0;  // sample the decode steps at positions that are multiples of it; >= 1
+
+  uint64_t Packed() const { return uint64_t{every} << 32 | audit; }
+  static RecallRequest Of(uint64_t packed) {
+    return {static_cast<uint32_t>(packed), static_cast<uint32_t>(packed >> 32)};
+  }
+  // `position` is the decode token's.
+  bool Samples(int32_t position) const {
+    return audit != 0 && every != 0 && static_cast<uint32_t>(position) % every == 0;
+  }
+};
 
 struct alignas(4096) TableHeader {
   uint32_t magic;

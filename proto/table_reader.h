@@ -78,6 +78,11 @@ class TableReader {
     return view;
   }
 
+  // What an audit asks of the slot's sequence. REQUIRES: Read of the slot found a table.
+  RecallRequest Recall(uint32_t slot) const {
+    return RecallRequest::Of(tables_->slots[slot].recall_audit.load(std::memory_order_relaxed));
+  }
+
  private:
   SessionHeader* session_ = nullptr;
   const TableHeader* tables_ = nullptr;

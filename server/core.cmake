@@ -25,6 +25,8 @@ kvs_library(kvs_store
   store/prefix_key.cc
   store/publish.cc
   store/raw_pages.cc
+  store/recall.cc
+  store/recall_audit.cc
   store/recompress.cc
   store/segments.cc
   store/step_events.cc

@@ -177,6 +177,7 @@ Daemon::Daemon(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Daemon::~Daemon() {
   parts_->attach->Stop();
   parts_->work->Stop();  // what waits for it over gRPC has its answer then
+  parts_->store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   parts_->grpc->Shutdown(
       std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
 }

@@ -143,11 +143,10 @@ Result<std::unique_ptr<Connection>> Connection::Dial(const Options& options) {
 }
 
 Status Connection::Translate(const grpc::Status& status) const {
-  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-    return {Code::kDeadlineExceeded, "DEADLINE",
-            "no answer from the daemon in " + std::to_string(timeout_.count()) + " ms"};
-  }
-  return FromGrpc(status);
+  Status translated = FromGrpc(status);
+  if (translated.reason() != "DEADLINE") return translated;  // the daemon's own says more
+  return {Code::kDeadlineExceeded, "DEADLINE",
+          "no answer from the daemon in " + std::to_string(timeout_.count()) + " ms"};
 }
 
 Result<std::string> Connection::Health() {

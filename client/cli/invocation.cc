@@ -19,7 +19,7 @@ struct Hint {
   std::string_view reason;
   std::string_view next;
 };
-constexpr std::array<Hint, 9> kHints = {{
+constexpr std::array<Hint, 14> kHints = {{
     {"SEQUENCE_UNKNOWN", "list them: kvstrata seq ls"},
     {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
     {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
@@ -28,6 +28,16 @@ constexpr std::array<Hint, 9> kHints = {{
     {"DEADLINE", "wait longer: --timeout 30s; is it alive? kvstrata health"},
     {"DEADLINE_EXCEEDED", "wait longer: --timeout 30s; is it alive? kvstrata health"},
     {"SOCKET_INVALID", "name the daemon's socket: --socket PATH or KVSTRATA_SOCKET"},
+    {"RECALL_TIMEOUT",
+     "wait longer: --timeout 5m; ask for less: --steps 2, --every 1; is it "
+     "decoding? kvstrata seq ls"},
+    {"RECALL_RUNNING",
+     "one audit of a sequence at a time; look again with kvstrata audit --recall"},
+    {"RECALL_RAW_GONE",
+     "audit a sequence whose plan has keep_raw = \"host\"; replay a trace of it: "
+     "kvstrata replay"},
+    {"SEQUENCE_CLOSED", "list those that live: kvstrata seq ls"},
+    {"SESSION_ENDED", "list those that live: kvstrata session ls"},
     {"TRACE_FOREIGN", "docs/traces.md says how one is written"},
 }};
 

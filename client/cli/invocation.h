@@ -31,6 +31,7 @@ struct Options {
   Style style;
   std::string socket;  // resolved: --socket, KVSTRATA_SOCKET, else the default path
   std::chrono::milliseconds timeout{5000};  // of every wait for the daemon
+  bool timeout_given = false;               // else a verb may have a default of its own
 };
 
 struct Invocation {
@@ -50,7 +51,8 @@ void AddPlan(CLI::App& app, Invocation& invocation);
 void AddModel(CLI::App& app, Invocation& invocation);
 void AddSession(CLI::App& app, Invocation& invocation);
 void AddSequence(CLI::App& app, Invocation& invocation);
-void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict, audit
+void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict
+void AddAudit(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);

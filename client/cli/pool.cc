@@ -1,4 +1,4 @@
-// pool ls, evict, audit: the daemon's memory and its books.
+// pool ls, evict: the daemon's memory.
 #include <unistd.h>
 
 #include <iostream>
@@ -60,24 +60,6 @@ Result<int> Evict(const Options& options, bool dry_run, bool yes) {
   return kOk;
 }
 
-constexpr Column kAudit[] = {{"CLEAN", "/clean", YesNo},
-                             {"PAGES", "/pages"},
-                             {"BYTES", "/bytes", Bytes},
-                             {"SEQUENCES", "/sequences"},
-                             {"SESSIONS", "/sessions"}};
-
-Result<int> Audit(const Options& options) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Admin::Stub::Audit, v1::AuditRequest()));
-  PrintRecord(options.style, ToJson(answer), kAudit, std::cout);
-  if (options.style.format == Format::kTable) {
-    for (const std::string& finding : answer.findings()) {
-      std::cout << "finding: " << Printable(finding) << "\n";
-    }
-  }
-  return answer.clean() ? kOk : kFailed;
-}
-
 }  // namespace
 
 void AddPool(CLI::App& app, Invocation& invocation) {
@@ -92,12 +74,6 @@ void AddPool(CLI::App& app, Invocation& invocation) {
   evict->add_flag("-y,--yes", *yes, "Do not ask");
   Runs(evict, invocation,
        [&invocation, dry_run, yes] { return Evict(invocation.options, *dry_run, *yes); });
-
-  Runs(app.add_subcommand(
-           "audit",
-           "Prove the books: every page reachable exactly once, every lease owned by a live "
-           "session; exit 1 on a finding"),
-       invocation, [&invocation] { return Audit(invocation.options); });
 }
 
 }  // namespace kvstrata::cli

@@ -9,9 +9,9 @@ namespace kvstrata::cli {
 namespace {
 
 using AddNoun = void (*)(CLI::App&, Invocation&);
-constexpr std::array<AddNoun, 11> kNouns = {AddStatus,   AddPlan,      AddModel,     AddSession,
-                                            AddSequence, AddPool,      AddWork,      AddConfig,
-                                            AddReplay,   AddCalibrate, AddCompletion};
+constexpr std::array<AddNoun, 12> kNouns = {AddStatus,   AddPlan,   AddModel,     AddSession,
+                                            AddSequence, AddPool,   AddWork,      AddAudit,
+                                            AddConfig,   AddReplay, AddCalibrate, AddCompletion};
 
 void SetFormat(Invocation& invocation, const std::string& name) {
   invocation.options.style.format = name == "json"   ? Format::kJson
@@ -23,6 +23,7 @@ void SetTimeout(Invocation& invocation, const std::string& text) {
   auto timeout = ParseDuration(text);
   if (!timeout.ok()) throw CLI::ValidationError("--timeout", timeout.status().message());
   invocation.options.timeout = *timeout;
+  invocation.options.timeout_given = true;
 }
 
 void AddGlobalOptions(CLI::App& app, Invocation& invocation) {

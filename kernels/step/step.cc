@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/step/dense_rows.h"
+#include "kernels/step/shadow_attention.h"
 
 namespace kvstrata {
 namespace {
@@ -37,6 +38,8 @@ Step::Step(std::vector<StepMember> members, const Backend& backend, Executor& ex
   }
   cost_.resize(members_.size());
 }
+
+Step::~Step() = default;
 
 // A prompt is cut at multiples of plan.chunk from the sequence's start; everything else is one
 // chunk.
@@ -114,6 +117,12 @@ void Step::SelectChunkOf(int layer, const Rows& q, Chunk* chunk) {
 
 void Step::Select(int layer, const Rows& q) {
   for (Chunk& chunk : chunks_) SelectChunkOf(layer, q, &chunk);
+  selected_layer_ = layer;
+}
+
+void Step::Choose(int layer, Selection selection) {
+  KVS_CHECK(chunks_.size() == 1);
+  chunks_[0].selection = std::move(selection);
   selected_layer_ = layer;
 }
 
@@ -329,7 +338,34 @@ void Step::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) 
     }
     RunTiles(layer, dense_q, dense_out, lse, std::span(tiles_).subspan(first, last - first));
   }
+  if (!shadows_.empty()) MeasureShadows(layer, dense_q, dense_out);
   if (!in_place) StoreOutput(out);
+}
+
+bool Step::Decodes(int member) const {
+  return members_[member].new_tokens == 1 && members_[member].state->prompt_tokens_ >= 0;
+}
+
+void Step::Shadow(int member) {
+  KVS_CHECK(Decodes(member));
+  shadows_.resize(members_.size());
+  shadows_[member] = std::make_unique<ShadowAttention>(members_[member], backend_, executor_);
+}
+
+const ShadowAttention* Step::shadow(int member) const {
+  return shadows_.empty() ? nullptr : shadows_[member].get();
+}
+
+void Step::MeasureShadows(int layer, const Rows& q, const MutableRows& out) {
+  for (int i = 0; i < members(); ++i) {
+    if (shadows_[i] == nullptr) continue;
+    std::vector<std::vector<Run>> attended;
+    for (int group = 0; group < Groups(i); ++group) attended.push_back(Positions(i, group));
+    const int64_t row = first_row_[i];
+    shadows_[i]->Measure(layer, reinterpret_cast<const float*>(q.data + row * q.token_stride),
+                         reinterpret_cast<const float*>(out.data + row * out.token_stride),
+                         attended);
+  }
 }
 
 int Step::Groups(int member) const {

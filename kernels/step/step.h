@@ -130,11 +130,14 @@ struct StepCost {
   uint64_t select_bytes = 0;  // summaries and keys that the selection read
 };
 
+class ShadowAttention;  // shadow_attention.h
+
 class Step {
  public:
   // Catches every member up: its index, for all layers, and its selector.
   // REQUIRES: members not empty, one geometry; states and views outlive the Step.
   Step(std::vector<StepMember> members, const Backend& backend, Executor& executor);
+  ~Step();
 
   // k, v [sum of new tokens][kv_heads][head_dim].
   void Append(int layer, const Rows& k, const Rows& v);
@@ -142,6 +145,8 @@ class Step {
   // Fixes the selection of `layer` from q [sum of new tokens][query_heads][head_dim].
   // REQUIRES: the layer was appended (a prompt chunk selects from the tokens before it).
   void Select(int layer, const Rows& q);
+  // Fixes it to `selection`, of a Step that has one member and no prompt to cut.
+  void Choose(int layer, Selection selection);
 
   // Attention of the new tokens over what Select chose (it selects first if Select was not called
   // for this layer): the history as selected for the first new token, the new tokens causally. A
@@ -150,6 +155,14 @@ class Step {
   // out like q; lse (may be null) [sum of new tokens][query_heads], natural log of the sum of exp
   // of the scaled scores.
   void Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
+
+  // Measures from now on what each Attend of `member` loses (shadow_attention.h); answers stay the
+  // same bits. REQUIRES: Decodes(member), before its first Attend.
+  void Shadow(int member);
+  // Null: Shadow was not called for it.
+  const ShadowAttention* shadow(int member) const;
+  // One new token behind a complete prompt.
+  bool Decodes(int member) const;
 
   // All layers hold the new tokens: the states advance. The Step is over. A Step that is destroyed
   // without End leaves its states as they were.
@@ -207,6 +220,7 @@ class Step {
   int64_t PartialRows(const Tile& tile) const;
   Rows DenseQueries(const Rows& q, int32_t first, int32_t count);
   void StoreOutput(const MutableRows& out);
+  void MeasureShadows(int layer, const Rows& q, const MutableRows& out);
   const float* QueriesOf(const Rows& q, const Tile& tile) const;
   void CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end);
   void PlanChunk(int chunk);
@@ -232,8 +246,9 @@ class Step {
   std::vector<StepMember> members_;
   std::vector<int32_t> first_row_;  // of each member in the packed batch
   std::vector<Chunk> chunks_;
-  std::vector<int> last_chunk_;  // of each member
-  std::vector<StepCost> cost_;   // of each member
+  std::vector<int> last_chunk_;                            // of each member
+  std::vector<StepCost> cost_;                             // of each member
+  std::vector<std::unique_ptr<ShadowAttention>> shadows_;  // of each member; empty: of none
   int selected_layer_ = -1;
   int32_t tokens_ = 0;
   const Backend& backend_;

@@ -162,6 +162,8 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnReport(frame);
     case shm::kPrefillDone:
       return OnPrefillDone(frame);
+    case shm::kRecall:
+      return OnRecall(frame);
     default:
       return Malformed("unknown message type " + std::to_string(type));
   }
@@ -410,6 +412,23 @@ RingSession::Outcome RingSession::OnPrefillDone(const Frame& frame) {
   std::span<const std::byte> rest = frame.payload;
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("PrefillDone of a wrong size");
   NoteEvent(in.sequence, store_->PrefillDone(session_, in.sequence));
+  return Outcome::kWorked;
+}
+
+// What it says is the audit's matter alone: it never fails the sequence.
+RingSession::Outcome RingSession::OnRecall(const Frame& frame) {
+  shm::Recall in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const int32_t> layers;
+  std::span<const float> recall, error;
+  if (!Take(&rest, &in) || !TakeArray(&rest, in.layers, &layers) ||
+      !TakeArray(&rest, uint64_t{in.layers} * in.heads, &recall) ||
+      !TakeArray(&rest, uint64_t{in.layers} * in.heads, &error) || !rest.empty()) {
+    return Malformed("Recall of a wrong size");
+  }
+  store_->AddRecall(session_, in.sequence,
+                    {in.audit, static_cast<int32_t>(in.position), static_cast<int32_t>(in.heads),
+                     (in.flags & shm::Recall::kRawGone) != 0, in.dropped, layers, recall, error});
   return Outcome::kWorked;
 }
 

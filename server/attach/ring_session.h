@@ -118,6 +118,7 @@ class RingSession {
   Outcome OnCommit(const Frame& frame);
   Outcome OnReport(const Frame& frame);
   Outcome OnPrefillDone(const Frame& frame);
+  Outcome OnRecall(const Frame& frame);
 
   void AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened);
   void NoteEvent(uint64_t sequence, const Status& status);

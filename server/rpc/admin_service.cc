@@ -5,6 +5,8 @@
 #include <chrono>
 #include <string>
 
+#include "server/rpc/recall_stream.h"
+
 namespace kvstrata {
 namespace {
 
@@ -246,6 +248,11 @@ grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,
     response->set_sessions(report.sessions);
     return OkStatus();
   });
+}
+
+grpc::ServerWriteReactor<v1::AuditRecallResponse>* AdminService::AuditRecall(
+    grpc::CallbackServerContext*, const v1::AuditRecallRequest* request) {
+  return RecallStream::Start(context_, *request);
 }
 
 grpc::ServerUnaryReactor* AdminService::Move(grpc::CallbackServerContext* call,

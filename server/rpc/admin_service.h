@@ -34,6 +34,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::GetConfigResponse*) override;
   grpc::ServerUnaryReactor* Audit(grpc::CallbackServerContext*, const v1::AuditRequest*,
                                   v1::AuditResponse*) override;
+  grpc::ServerWriteReactor<v1::AuditRecallResponse>* AuditRecall(
+      grpc::CallbackServerContext*, const v1::AuditRecallRequest*) override;
   grpc::ServerUnaryReactor* Demote(grpc::CallbackServerContext*, const v1::MoveRequest*,
                                    v1::MoveResponse*) override;
   grpc::ServerUnaryReactor* Prefetch(grpc::CallbackServerContext*, const v1::MoveRequest*,

@@ -75,6 +75,9 @@ class SequenceTables {
   // with. codes (may be null) [claims]: per claim, a Code as int; written on failure only.
   Result<Pinned> Pin(std::span<const TableClaim> claims, std::vector<int32_t>* codes);
 
+  // What an audit asks of the sequence's steps. REQUIRES: pinned.
+  shm::RecallRequest Recall(const RemoteSequence& s) const { return reader_.Recall(s.slot); }
+
   // Adds one to the heat of every page of which `selection` attends a row in any head.
   void CountHeat(const RemoteSequence& s, const Selection& selection);
 

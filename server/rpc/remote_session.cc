@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "kernels/step/shadow_attention.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -195,9 +196,13 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
     s->step = next_step_;
   }
   const auto layers = static_cast<size_t>(sequences.front()->state->geometry().layers);
-  steps_.emplace(next_step_,
-                 new RemoteStep{std::move(sequences), std::move(tokens), std::vector<bool>(layers),
-                                std::move(pinned), Step(std::move(batch), *backend_, *executor_)});
+  steps_.emplace(next_step_, new RemoteStep{std::move(sequences),
+                                            std::move(tokens),
+                                            std::vector<bool>(layers),
+                                            std::move(pinned),
+                                            Step(std::move(batch), *backend_, *executor_),
+                                            {}});
+  SampleRecall(steps_.at(next_step_).get());
   return next_step_++;
 }
 
@@ -248,7 +253,29 @@ Status RemoteSession::Commit(RemoteStep* step) {
     s->told_indexed = indexed;
     if (failed.ok()) failed = s->lost;
   }
+  TellRecall(*step);
   return failed;
+}
+
+void RemoteSession::SampleRecall(RemoteStep* s) {
+  for (int i = 0; i < s->step.members(); ++i) {
+    const shm::RecallRequest request = tables_.Recall(*s->sequences[i]);
+    if (!request.Samples(s->step.member(i).view.tokens) || !s->step.Decodes(i)) continue;
+    s->audits.resize(s->sequences.size());
+    s->audits[i] = request.audit;
+    s->step.Shadow(i);
+  }
+}
+
+void RemoteSession::TellRecall(const RemoteStep& s) {
+  for (size_t i = 0; i < s.audits.size(); ++i) {
+    if (s.audits[i] == 0) continue;
+    const ShadowAttention& shadow = *s.step.shadow(static_cast<int>(i));
+    const int32_t heads = shadow.raw_gone() ? 0 : s.geometry().query_heads;
+    store_->AddRecall(session_, s.sequences[i]->id,
+                      {s.audits[i], s.step.member(static_cast<int>(i)).view.tokens, heads,
+                       shadow.raw_gone(), 0, shadow.layers(), shadow.recall(), shadow.error()});
+  }
 }
 
 Status RemoteSession::TellIndexed(RemoteSequence* s) {

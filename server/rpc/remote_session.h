@@ -37,7 +37,8 @@ struct RemoteStep {
   std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
   std::vector<bool> appended;                // per layer
   SequenceTables::Pinned pinned;
-  Step step;  // after `pinned`: it goes first
+  Step step;                     // after `pinned`: it goes first
+  std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   const Geometry& geometry() const { return sequences.front()->state->geometry(); }
 };
@@ -94,6 +95,8 @@ class RemoteSession {
   Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,
                       std::vector<int32_t>* codes);
   Status Commit(RemoteStep* step);
+  void SampleRecall(RemoteStep* step);
+  void TellRecall(const RemoteStep& step);
   Status TellIndexed(RemoteSequence* s);
 
   Store* const store_;

@@ -218,6 +218,7 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   child->table = nullptr;
   child->version = 0;
   child->heat = {};
+  child->recall = nullptr;
   child->held_tokens = parent->tokens;
   if (child->codec) child->codec->OnFork();
   // Pages ahead of the tokens stay the parent's; all index blocks that may have rows are shared.
@@ -247,6 +248,8 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
     AnswerWaiters(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
                             "sequence " + std::to_string(s->id) + " was closed meanwhile"));
   }
+  StopRecall(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
+                       "sequence " + std::to_string(s->id) + " was closed by its client"));
   Unpublish(session, s);
   // No look-up gets past a page that was given back: what lies behind it would be cached in vain.
   const auto hole = std::find(s->pages.begin(), s->pages.end(), nullptr);

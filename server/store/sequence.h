@@ -17,6 +17,7 @@
 #include "server/store/artefacts.h"
 #include "server/store/epochs.h"
 #include "server/store/page.h"
+#include "server/store/recall_audit.h"
 #include "server/store/segments.h"
 
 namespace kvstrata {
@@ -118,6 +119,7 @@ struct Sequence {
   shm::SequenceTable* table = nullptr;     // the current version
   uint64_t version = 0;
   HeatSlice heat;
+  std::shared_ptr<RecallAudit> recall;  // null: none is running
   Clock::time_point opened;
 
   uint32_t page_tokens() const { return static_cast<uint32_t>(model->desc.geometry.page_tokens); }

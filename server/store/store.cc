@@ -165,6 +165,11 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
   if (it == sessions_.end()) return;
   Session* session = it->second.get();
   if (!session->fenced) {
+    for (const auto& [sequence, s] : session->sequences) {
+      StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
+                                 "the session of sequence " + std::to_string(sequence) +
+                                     " ended: its client detached or died"));
+    }
     while (!session->sequences.empty()) {
       CloseLocked(session, session->sequences.begin()->second.get());
     }
@@ -323,6 +328,22 @@ void Store::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
   impl_->TellSettled();
 }
 std::vector<WorkInfo> Store::Work() const { return impl_->Work(); }
+Result<RecallStart> Store::StartRecallAudit(uint64_t sequence, const RecallOptions& options,
+                                            RecallAudit::Listener listener) {
+  return impl_->StartRecallAudit(sequence, options, std::move(listener));
+}
+void Store::AddRecall(uint64_t session, uint64_t sequence, const RecallSamples& samples) {
+  impl_->AddRecall(session, sequence, samples);
+  impl_->TellSettled();
+}
+void Store::EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why) {
+  impl_->EndRecallAudit(sequence, audit, why);
+  impl_->TellSettled();
+}
+void Store::EndRecallAudits(const Status& why) {
+  impl_->EndRecallAudits(why);
+  impl_->TellSettled();
+}
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 MoveResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }

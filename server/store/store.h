@@ -25,6 +25,7 @@
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "proto/shm_layout.h"
+#include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
 
 namespace kvstrata {
@@ -168,6 +169,11 @@ struct StoreCounters {
   uint64_t recompressed_bytes = 0, released_bytes = 0;   // extents written; raw pages given up
   uint64_t artefacts = 0, artefact_hits = 0;             // held; prompts that needed no work
 };
+struct RecallStart {
+  std::shared_ptr<RecallAudit> audit;
+  SequenceInfo sequence;  // as it is now
+  Road road = Road::kLinked;
+};
 struct MoveResult {
   uint64_t pages = 0, bytes = 0, version = 0;
 };
@@ -242,6 +248,19 @@ class Store {
   // SEQUENCE_UNKNOWN, ABORTED SEQUENCE_CLOSED, UNAVAILABLE WORK_STOPPED.
   void Settle(uint64_t session, uint64_t sequence, SettleDone done);
   std::vector<WorkInfo> Work() const;
+
+  // --- recall audits (recall_audit.h) ---
+  // Asks the sequence's steps for samples until the audit has enough or ends. SEQUENCE_UNKNOWN;
+  // INVALID_ARGUMENT RECALL_OPTION; FAILED_PRECONDITION RECALL_RUNNING (one audit of a sequence at
+  // a time), RECALL_RAW_GONE. Ends that the store makes: OK; RECALL_RAW_GONE; ABORTED
+  // SEQUENCE_CLOSED, SESSION_ENDED; DATA_LOSS RECALL_SAMPLE.
+  Result<RecallStart> StartRecallAudit(uint64_t sequence, const RecallOptions& options,
+                                       RecallAudit::Listener listener);
+  // Samples of an audit that has ended are ignored. Never an error of the sequence.
+  void AddRecall(uint64_t session, uint64_t sequence, const RecallSamples& samples);
+  // Nothing if it has ended.
+  void EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why);
+  void EndRecallAudits(const Status& why);
 
   // --- memory ---
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is

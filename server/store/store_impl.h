@@ -7,6 +7,7 @@
 //   move.cc            copies between pools, private copies, eviction
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
+//   recall.cc          recall audits of sequences
 //   inspect.cc         snapshots; audit.cc: the proof of the books
 // Names that end in Locked need the lock; others take it.
 #ifndef KVSTRATA_SERVER_STORE_STORE_IMPL_H_
@@ -70,6 +71,13 @@ class Store::Impl {
   std::vector<WorkInfo> Work() const KVS_EXCLUDES(mu_);
   // Calls what settled; after every method that may have closed or finished something.
   void TellSettled() KVS_EXCLUDES(mu_);
+
+  Result<RecallStart> StartRecallAudit(uint64_t sequence, const RecallOptions& options,
+                                       RecallAudit::Listener listener) KVS_EXCLUDES(mu_);
+  void AddRecall(uint64_t session, uint64_t sequence, const RecallSamples& samples)
+      KVS_EXCLUDES(mu_);
+  void EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why) KVS_EXCLUDES(mu_);
+  void EndRecallAudits(const Status& why) KVS_EXCLUDES(mu_);
 
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
@@ -226,6 +234,11 @@ class Store::Impl {
   Status PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t* bytes) KVS_REQUIRES(mu_);
   bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(mu_);
 
+  // recall.cc
+  void AskRecall(Session* session, const Sequence& s, shm::RecallRequest request) KVS_REQUIRES(mu_);
+  // Hands the end to TellSettled: the listener is not called under the lock.
+  void StopRecall(Sequence* s, const Status& why) KVS_REQUIRES(mu_);
+
   // inspect.cc
   std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
@@ -254,6 +267,7 @@ class Store::Impl {
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
+  uint32_t next_recall_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_model_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_sequence_ KVS_GUARDED_BY(mu_) = 1;

@@ -92,6 +92,7 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "calibrate x",
                            "calibrate x y --out z.toml --offline -o json",
                            "audit",
+                           "audit --recall 17 --every 4 --steps 2 --timeout 1m -o json",
                            "evict --dry-run",
                            "version",
                            "completion bash",
@@ -106,9 +107,11 @@ TEST(Verbs, TheIssuesVerbsExist) {
 }
 
 TEST(Verbs, UsageErrors) {
-  for (const char* line : {"", "sttaus", "seq", "seq show", "seq show x", "status -o xml",
-                           "replay x", "calibrate", "calibrate --out x", "status --timeout 5y",
-                           "status health", "completion csh", "status --nope"}) {
+  for (const char* line :
+       {"", "sttaus", "seq", "seq show", "seq show x", "status -o xml", "replay x", "calibrate",
+        "calibrate --out x", "status --timeout 5y", "status health", "completion csh",
+        "status --nope", "audit --every 4", "audit --steps 4", "audit --recall x",
+        "audit --recall 1 --every 0", "audit --recall 1 --steps 1025"}) {
     std::istringstream words(line);
     const std::vector<std::string> all(std::istream_iterator<std::string>{words}, {});
     Table table;

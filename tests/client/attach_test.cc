@@ -314,6 +314,18 @@ TEST_F(RingTest, AFullRingMeetsTheDeadline) {
   EXPECT_TRUE(ring_->Post(shm::kCommit, {std::span(big)}).ok());
 }
 
+TEST_F(RingTest, WhatMayBeLostLeavesRoomForWhatMayNot) {
+  const std::vector<std::byte> sample(64 << 10);
+  int taken = 0;
+  while (ring_->Offer(shm::kRecall, {sample})) ++taken;
+  EXPECT_EQ(taken, 127);  // frames are a little more than 64 KiB
+  // The half that is left is for events that must arrive, without a wait.
+  EXPECT_TRUE(ring_->Post(shm::kCommit, {std::vector<std::byte>(7 << 20)}).ok());
+  EXPECT_FALSE(ring_->Offer(shm::kRecall, {}));
+  for (int i = 0; i < taken + 1; ++i) daemon_.Take();
+  EXPECT_TRUE(ring_->Offer(shm::kRecall, {sample}));
+}
+
 TEST_F(RingTest, ACorruptReplyEndsTheSession) {
   std::future<void> other = std::async(std::launch::async, [&] {
     daemon_.Take();

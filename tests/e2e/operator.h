@@ -11,8 +11,44 @@
 #include <string>
 
 #include "kvstrata/v1/admin.grpc.pb.h"
+#include "proto/status_map.h"
 
 namespace kvstrata::testing {
+
+// A recall audit as its caller sees it. Destroying it cancels.
+class RecallCall {
+ public:
+  RecallCall(v1::Admin::Stub* stub, const v1::AuditRecallRequest& request) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
+    reader_ = stub->AuditRecall(&context_, request);
+  }
+  RecallCall(const RecallCall&) = delete;
+  RecallCall& operator=(const RecallCall&) = delete;
+  ~RecallCall() {
+    if (reader_ != nullptr) (void)Cancel();
+  }
+
+  // Waits for a message; false when there is none any more.
+  bool Next() { return reader_->Read(&last_); }
+  // Reads to the end: how it ended.
+  kvstrata::Status Await() {
+    while (Next()) {
+    }
+    const grpc::Status status = reader_->Finish();
+    reader_ = nullptr;
+    return FromGrpc(status);
+  }
+  kvstrata::Status Cancel() {
+    context_.TryCancel();
+    return Await();
+  }
+  const v1::AuditRecallResponse& last() const { return last_; }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::AuditRecallResponse>> reader_;
+  v1::AuditRecallResponse last_;
+};
 
 // The daemon's admin service.
 class Operator {
@@ -45,6 +81,16 @@ class Operator {
     v1::ShowSequenceRequest request;
     request.set_sequence(s);
     return Call<v1::ShowSequenceResponse>(&v1::Admin::Stub::ShowSequence, request);
+  }
+  // Of one decode step in `every`, until `steps` are sampled or `timeout_ms` is over.
+  std::unique_ptr<RecallCall> Recall(uint64_t s, uint32_t every, uint32_t steps,
+                                     uint64_t timeout_ms = 60000) {
+    v1::AuditRecallRequest request;
+    request.set_sequence(s);
+    request.set_every(every);
+    request.set_steps(steps);
+    request.set_timeout_us(timeout_ms * 1000);
+    return std::make_unique<RecallCall>(stub_.get(), request);
   }
   // Bytes of all pools that anything, a cache included, has.
   uint64_t HeldBytes() {

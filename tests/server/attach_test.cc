@@ -405,6 +405,8 @@ TEST_F(AttachTest, MalformedFramesEndThatSessionOnly) {
       {"short report", shm::kReport, 0, 23},
       {"long report", shm::kReport, 0, 32},
       {"empty prefill", shm::kPrefillDone, 0, 0},
+      {"short recall", shm::kRecall, 0, sizeof(shm::Recall) - 1},
+      {"long recall", shm::kRecall, 0, sizeof(shm::Recall) + 4},
       {"detach with a payload", shm::kDetach, 1, 1},
   };
   uint64_t ended = 0;
@@ -433,6 +435,8 @@ TEST_F(AttachTest, LyingCountsAreMalformed) {
     EXPECT_TRUE(ends(shm::kLookup, PodBytes(shm::Lookup{1, n, 0}))) << n;
     EXPECT_TRUE(ends(shm::kCommit, PodBytes(shm::Commit{1, 0, n, 0, 0}))) << n;
     EXPECT_TRUE(ends(shm::kReport, PodBytes(shm::Report{1, 0, n, 7, 0}))) << n;
+    EXPECT_TRUE(ends(shm::kRecall, PodBytes(shm::Recall{1, 1, 0, n, 1, 0, 0}))) << n;
+    EXPECT_TRUE(ends(shm::kRecall, PodBytes(shm::Recall{1, 1, 0, n, n, 0, 0}))) << n;
     shm::RegisterModel model = SmallModel();
     model.boundary_count = static_cast<int32_t>(n);
     EXPECT_TRUE(ends(shm::kRegisterModel, PodBytes(model))) << n;

@@ -56,6 +56,19 @@ TEST(Ring, EmptyUntilPushed) {
   EXPECT_TRUE(ring.consumer.Empty());
 }
 
+TEST(Ring, HalfFreeIsWhatIsSaid) {
+  Ring ring(256);
+  EXPECT_TRUE(ring.producer.HasHalfFree(112));   // 128 with its header
+  EXPECT_FALSE(ring.producer.HasHalfFree(113));  // padded to 136
+  ASSERT_TRUE(ring.producer.Push(1, 1, {Payload(48, 1)}));
+  EXPECT_TRUE(ring.producer.HasHalfFree(48));
+  EXPECT_FALSE(ring.producer.HasHalfFree(49));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(ring.producer.Push(1, 1, {Payload(48, 1)}));
+  EXPECT_FALSE(ring.producer.HasHalfFree(0));
+  ring.control->head.store(1 << 20);  // a lie
+  EXPECT_FALSE(ring.producer.HasHalfFree(0));
+}
+
 TEST(Ring, PartsAreJoined) {
   Ring ring(256);
   const auto a = Payload(5, 1), b = Payload(11, 2);

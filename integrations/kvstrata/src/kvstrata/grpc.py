@@ -13,7 +13,7 @@ Threads: a client may be used from many.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
@@ -139,6 +139,22 @@ class Client:
 
     def audit(self) -> admin_pb2.AuditResponse:
         return self.call(self.admin.Audit, admin_pb2.AuditRequest())
+
+    def audit_recall(self, sequence: int, every: int = 16, steps: int = 8, timeout: float = 60.0
+                     ) -> Iterator[admin_pb2.AuditRecallResponse]:
+        """What the plan of a live sequence loses: progress, and the report in the last message.
+
+        Raises what ends it early after its last message; closing the iterator ends the audit.
+        """
+        call = self.admin.AuditRecall(admin_pb2.AuditRecallRequest(
+            sequence=sequence, every=every, steps=steps, timeout_us=int(timeout * 1e6)),
+            timeout=timeout + self.timeout)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise translate(error) from None
+        finally:
+            call.cancel()
 
     def demote(self, sequence: int) -> admin_pb2.MoveResponse:
         return self.call(self.admin.Demote, admin_pb2.MoveRequest(sequence=sequence))

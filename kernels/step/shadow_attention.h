@@ -1,0 +1,61 @@
+// ShadowAttention: what a plan loses on one decode token, measured beside the step that runs it.
+//
+// For every layer and query head, from full attention over the sequence's raw pages:
+//   recall  softmax mass of full attention on the positions that the plan attended one by one, in
+//           whatever form it holds them (spec/common.md, "mass recall"). Units that it attended as
+//           one coarse row do not count. 0 .. 1.
+//   error   ||plan - full|| / ||full|| of the head's output, both fp32 and before rounding to the
+//           engine's dtype: selection and codec together. 0 when both are zero; what is not finite
+//           is the largest float.
+// Full attention is a Step of plan `full` of its own, so a plan that attends everything raw has
+// recall 1 and error 0 exactly.
+//
+// Ownership: borrows the member's pages, the backend and the executor. Threads: the Step's.
+// Cost: a full attention and one over the attended positions per layer; memory for 2 floats per
+// layer and query head.
+#ifndef KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_
+#define KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/step/step.h"
+
+namespace kvstrata {
+
+class ShadowAttention {
+ public:
+  // REQUIRES: one new token.
+  ShadowAttention(const StepMember& member, const Backend& backend, Executor& executor);
+
+  // Some raw page of the sequence was given back: nothing can be measured.
+  bool raw_gone() const { return raw_gone_; }
+
+  // The plan answered `out` [query_heads][head_dim] to `q` (the same shape, fp32, heads side by
+  // side) over `attended`: 1, kv_heads or query_heads lists of positions. The layer's keys and
+  // values are in the pages. A layer that is measured again replaces what was found before.
+  void Measure(int layer, const float* q, const float* out,
+               const std::vector<std::vector<Run>>& attended);
+
+  // Measured layers, ascending; then [layers][query_heads] of each.
+  const std::vector<int32_t>& layers() const { return layers_; }
+  const std::vector<float>& recall() const { return recall_; }
+  const std::vector<float>& error() const { return error_; }
+
+ private:
+  // Raw attention over `selection`: outputs to out_, lse to `lse`.
+  void Attend(int layer, const float* q, const Selection* selection, std::vector<float>* lse);
+  size_t RowOf(int layer);
+
+  SequenceState state_;  // of plan `full`, over the member's tokens
+  const bool raw_gone_;
+  Step step_;
+  std::vector<float> out_, full_lse_, attended_lse_;
+  std::vector<int32_t> layers_;
+  std::vector<float> recall_, error_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_SHADOW_ATTENTION_H_

@@ -1,0 +1,240 @@
+// Recall audits: the numbers of a report, what is refused as a sample, and what the store asks of
+// whoever runs the sequence's steps.
+#include "server/store/recall_audit.h"
+
+#include <gmock/gmock.h>
+
+#include <limits>
+#include <numeric>
+
+#include "tests/server/store_fixture.h"
+
+namespace kvstrata {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::ExpectClean;
+using ::testing::HasSubstr;
+using testing::NewStore;
+using testing::SmallPools;
+using testing::TestSequence;
+using testing::TestSession;
+using testing::Tokens;
+
+using Floats = std::vector<float>;
+
+// Samples of one step that live as long as this.
+struct StepSamples {
+  std::vector<int32_t> layers;
+  Floats recall, error;
+  RecallSamples Of(uint32_t audit, int32_t position, int32_t heads, uint32_t dropped = 0) const {
+    return {audit, position, heads, false, dropped, layers, recall, error};
+  }
+};
+
+TEST(RecallReport, IsTheDistributionByLayer) {
+  RecallAudit audit(7, {.every = 2, .steps = 3}, 4, 2, nullptr);
+  const StepSamples a{{0, 3}, {0.1f, 0.9f, 1.0f, 1.0f}, {2, 4, 0, 0}};
+  const StepSamples b{{3}, {0.5f, 0.0f}, {1e-7f, 1000}};
+  EXPECT_TRUE(audit.Add(a.Of(7, 10, 2)).ok());
+  EXPECT_TRUE(audit.Add(b.Of(7, 12, 2, 5)).ok());
+  const RecallReport r = audit.Report();
+  EXPECT_EQ(r.progress.steps, 2u);
+  EXPECT_EQ(r.progress.wanted, 3u);
+  EXPECT_EQ(r.progress.dropped, 5u);
+  EXPECT_EQ(r.progress.first_position, 10);
+  EXPECT_EQ(r.progress.last_position, 12);
+  ASSERT_EQ(r.layers.size(), 2u);
+  EXPECT_EQ(r.layers[0].layer, 0);
+  EXPECT_EQ(r.layers[1].layer, 3);
+  EXPECT_EQ(r.layers[0].recall.samples, 2u);
+  EXPECT_NEAR(r.layers[0].recall.mean, 0.5, 1e-6);
+  EXPECT_NEAR(r.layers[0].recall.p5, 0.1 + 0.05 * 0.8, 1e-6);
+  EXPECT_NEAR(r.layers[0].error.p95, 2 + 0.95 * 2, 1e-6);
+  EXPECT_EQ(r.layers[1].recall.samples, 4u);
+  EXPECT_NEAR(r.layers[1].recall.p50, 0.75, 1e-6);
+  EXPECT_EQ(r.all.layer, -1);
+  EXPECT_EQ(r.all.recall.samples, 6u);
+  EXPECT_EQ(r.all.recall.min, 0);
+  EXPECT_EQ(r.all.recall.max, 1);
+  EXPECT_EQ(r.all.error.max, 1000);
+}
+
+TEST(RecallReport, BinsAreWhatTheirBoundsSay) {
+  const std::vector<double> recall = RecallBounds(), error = ErrorBounds();
+  ASSERT_EQ(recall.size(), kRecallBins + 1u);
+  ASSERT_EQ(error.size(), kErrorBins + 1u);
+  EXPECT_EQ(recall.back(), 1.0);
+  EXPECT_EQ(error[1], 0x1p-20);
+  EXPECT_EQ(error[kErrorBins - 1], 16);
+  const float most = std::numeric_limits<float>::max();
+  const Floats recalls = {0, 0.05f, 0.049f, 0.5f, 0.999f, 1};
+  const Floats errors = {0, 0x1p-21f, 0x1p-20f, 1, 16, most};
+  RecallAudit audit(1, {.every = 1, .steps = 1}, 1, 6, nullptr);
+  const StepSamples s{{0}, recalls, errors};
+  EXPECT_EQ(audit.Add(s.Of(1, 0, 6)).reason(), "RECALL_COMPLETE");
+  const RecallRow row = audit.Report().all;
+  for (const auto& [metric, bounds, values] :
+       {std::tuple(row.recall, recall, recalls), std::tuple(row.error, error, errors)}) {
+    std::vector<uint64_t> want(bounds.size() - 1);
+    for (const float x : values) {
+      size_t bin = want.size() - 1;
+      while (bin > 0 && x < bounds[bin]) --bin;
+      ++want[bin];
+    }
+    EXPECT_EQ(metric.histogram, want);
+  }
+}
+
+TEST(RecallSamples, ThatAreImpossibleAreNotTaken) {
+  RecallAudit audit(1, {.every = 1, .steps = 8}, 2, 1, nullptr);
+  const auto refused = [&](const StepSamples& s, int32_t heads, int32_t position = 3) {
+    const Status status = audit.Add(s.Of(1, position, heads));
+    EXPECT_EQ(status.code(), Code::kDataLoss);
+    EXPECT_EQ(status.reason(), "RECALL_SAMPLE") << status.message();
+  };
+  refused({{0}, {1}, {0}}, 2);
+  refused({{}, {}, {}}, 1);
+  refused({{0}, {1}, {0}}, 1, -1);
+  refused({{2}, {1}, {0}}, 1);
+  refused({{-1}, {1}, {0}}, 1);
+  refused({{1, 0}, {1, 1}, {0, 0}}, 1);
+  refused({{0, 0}, {1, 1}, {0, 0}}, 1);
+  refused({{0}, {1, 1}, {0}}, 1);
+  refused({{0}, {1.5f}, {0}}, 1);
+  refused({{0}, {NAN}, {0}}, 1);
+  refused({{0}, {1}, {-1}}, 1);
+  refused({{0}, {1}, {INFINITY}}, 1);
+  EXPECT_EQ(audit.Progress().steps, 0u);
+}
+
+TEST(RecallListener, HearsOfStepsAndOfOneEnd) {
+  int heard = 0;
+  RecallAudit audit(1, {.every = 1, .steps = 2}, 1, 1, [&heard] { ++heard; });
+  const StepSamples s{{0}, {1}, {0}};
+  EXPECT_TRUE(audit.Add(s.Of(1, 0, 1)).ok());
+  EXPECT_EQ(heard, 1);
+  EXPECT_EQ(audit.Add(s.Of(1, 1, 1)).reason(), "RECALL_COMPLETE");
+  Status why;
+  EXPECT_FALSE(audit.Ended(&why));
+  audit.End(OkStatus());
+  audit.End(Internal("LATE", ""));
+  EXPECT_EQ(heard, 2);
+  EXPECT_TRUE(audit.Ended(&why));
+  EXPECT_TRUE(why.ok());
+  EXPECT_EQ(audit.Add(s.Of(1, 2, 1)).reason(), "RECALL_COMPLETE");
+  EXPECT_EQ(audit.Progress().steps, 2u);
+}
+
+class StoreRecallTest : public ::testing::Test {
+ protected:
+  shm::RecallRequest Asked(const TestSequence& s) {
+    return session_.reader().Recall(s.opened().slot);
+  }
+  Result<RecallStart> Start(const TestSequence& s, RecallOptions options = {}) {
+    return store_->StartRecallAudit(s.id(), options, nullptr);
+  }
+  Status EndOf(const RecallStart& start) {
+    Status why = Internal("RUNNING", "");
+    (void)start.audit->Ended(&why);
+    return why;
+  }
+
+  const StepSamples one_{{0}, {0.5f, 0.25f}, {1, 2}};  // SmallModel: 1 layer, 2 query heads
+  std::unique_ptr<Store> store_ = NewStore(SmallPools(128, 128));
+  TestSession session_{store_.get()};
+  TestSequence s_ = TestSequence::Prompt(&session_, "quest{page = 16}", Tokens(40));
+};
+
+TEST_F(StoreRecallTest, AsksThroughTheSlotUntilItHasEnough) {
+  EXPECT_EQ(Asked(s_).audit, 0u);
+  const Result<RecallStart> start = Start(s_, {.every = 4, .steps = 2});
+  ASSERT_TRUE(start.ok()) << start.status().ToString();
+  EXPECT_EQ(start->sequence.sequence, s_.id());
+  EXPECT_EQ(start->sequence.plan.name, "quest");
+  const uint32_t audit = start->audit->number();
+  EXPECT_EQ(Asked(s_).audit, audit);
+  EXPECT_EQ(Asked(s_).every, 4u);
+  EXPECT_TRUE(Asked(s_).Samples(40));
+  EXPECT_FALSE(Asked(s_).Samples(41));
+  store_->AddRecall(session_.id(), s_.id(), one_.Of(audit, 40, 2));
+  store_->AddRecall(session_.id(), s_.id(), one_.Of(audit + 1, 44, 2));  // of no audit
+  store_->AddRecall(session_.id() + 1, s_.id(), one_.Of(audit, 44, 2));  // another's sequence
+  store_->AddRecall(session_.id(), s_.id() + 1, one_.Of(audit, 44, 2));  // none
+  EXPECT_EQ(start->audit->Progress().steps, 1u);
+  EXPECT_EQ(EndOf(*start).reason(), "RUNNING");
+  store_->AddRecall(session_.id(), s_.id(), one_.Of(audit, 44, 2));
+  EXPECT_TRUE(EndOf(*start).ok());
+  EXPECT_EQ(Asked(s_).audit, 0u);
+  EXPECT_TRUE(Start(s_).ok());
+  EXPECT_NE(Asked(s_).audit, audit) << "late samples of the first would count for the second";
+  ExpectClean(*store_);
+}
+
+TEST_F(StoreRecallTest, EveryEndTakesTheRequestBack) {
+  const auto end = [&](const char* reason, const std::function<void(const RecallStart&)>& how) {
+    const Result<RecallStart> start = Start(s_);
+    ASSERT_TRUE(start.ok()) << start.status().ToString();
+    how(*start);
+    EXPECT_EQ(EndOf(*start).reason(), reason);
+    EXPECT_EQ(Asked(s_).audit, 0u);
+  };
+  end("WHY", [&](const RecallStart& r) {
+    store_->EndRecallAudit(s_.id(), r.audit->number() + 1, Internal("OTHER", ""));
+    store_->EndRecallAudit(s_.id(), r.audit->number(), Internal("WHY", ""));
+  });
+  end("ALL", [&](const RecallStart&) { store_->EndRecallAudits(Internal("ALL", "")); });
+  end("RECALL_SAMPLE", [&](const RecallStart& r) {
+    store_->AddRecall(session_.id(), s_.id(), one_.Of(r.audit->number(), 40, 3));
+  });
+  end("RECALL_RAW_GONE", [&](const RecallStart& r) {
+    RecallSamples none;
+    none.audit = r.audit->number();
+    none.raw_gone = true;
+    store_->AddRecall(session_.id(), s_.id(), none);
+  });
+  end("SEQUENCE_CLOSED",
+      [&](const RecallStart&) { EXPECT_TRUE(store_->CloseSequence(session_.id(), s_.id()).ok()); });
+  EXPECT_EQ(Start(s_).status().reason(), "SEQUENCE_UNKNOWN");
+}
+
+TEST_F(StoreRecallTest, TheEndOfItsSessionEndsIt) {
+  const Result<RecallStart> start = Start(s_);
+  ASSERT_TRUE(start.ok());
+  store_->EndSession(session_.id(), SessionEnd::kEof);
+  EXPECT_EQ(EndOf(*start).reason(), "SESSION_ENDED");
+}
+
+TEST_F(StoreRecallTest, AForkIsNotAsked) {
+  ASSERT_TRUE(Start(s_).ok());
+  const Result<TestSequence> fork = s_.Fork();
+  ASSERT_TRUE(fork.ok());
+  EXPECT_EQ(Asked(*fork).audit, 0u);
+  EXPECT_TRUE(Start(*fork).ok());
+  EXPECT_EQ(Start(s_).status().reason(), "RECALL_RUNNING");
+}
+
+TEST_F(StoreRecallTest, OptionsNameTheirRange) {
+  const auto expect = [&](RecallOptions options, const char* words) {
+    const Status status = Start(s_, options).status();
+    EXPECT_EQ(status.reason(), "RECALL_OPTION");
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  };
+  expect({.every = 0}, "every is 0; allowed: 1 .. 65536");
+  expect({.steps = 0}, "steps is 0; allowed: 1 .. 1024");
+  expect({.steps = 1025}, "steps is 1025");
+  ModelDesc wide = testing::SmallModel();
+  wide.digest = "wide";
+  wide.geometry.layers = 16;
+  wide.geometry.query_heads = 256;
+  const Result<uint64_t> model = store_->RegisterModel(session_.id(), wide);
+  ASSERT_TRUE(model.ok());
+  const auto opened = store_->OpenSequence(session_.id(), *model, "full", Tokens(4));
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  const Status status = store_->StartRecallAudit(opened->sequence, {.steps = 257}, {}).status();
+  EXPECT_THAT(status.message(), HasSubstr("16 layers of 256 query heads: 1 .. 256"));
+  EXPECT_TRUE(store_->StartRecallAudit(opened->sequence, {.steps = 256}, {}).ok());
+}
+
+}  // namespace
+}  // namespace kvstrata
