@@ -168,18 +168,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine.load(tiny_gguf.write(tmp_path_factory.mktemp("m") / "x.gguf"), pre_rope=True)
 
 
-# 600 tokens on a model trained for 512. Prompt chunks see n_init + k + n_local + 512 rows at most, a decode
-# step 84: both are what a short text would have shown them.
-@pytest.mark.parametrize("plan, rows", [
-    ("tokenselect{k = 48, n_init = 4, n_local = 32, chunk = 128, compact = true, min_tokens = 0}", 84),
-    ("window{n_sink = 4, n_recent = 60, compact = true, min_tokens = 0}", 64)])
-def test_compact_goes_beyond_the_trained_context(tiny: Engine, daemon: Daemon, plan: str, rows: int):
+# 700 tokens on a model trained for 512: all but the prompt of `window`, which attends a prompt in full.
+# Chunks of a prompt under `tokenselect` see 84 + 128 rows at most.
+@pytest.mark.parametrize("plan, prompt, rows", [
+    ("tokenselect{k = 48, n_init = 4, n_local = 32, chunk = 128, compact = true, min_tokens = 0}", 600, 84),
+    ("window{n_sink = 4, n_recent = 60, compact = true, min_tokens = 0}", 400, 64)])
+def test_compact_goes_beyond_the_trained_context(tiny: Engine, daemon: Daemon, plan: str, prompt: int,
+                                                 rows: int):
     ids = [int(x) for x in np.random.default_rng(5).integers(3, 200, 700)]
     with kvstrata.attach(daemon.socket) as session:
         tiny.attach(session)
         cache = tiny.open(plan, [])
-        tiny.prefill(cache, ids[:600])
-        for token in ids[600:]:
+        tiny.prefill(cache, ids[:prompt])
+        for token in ids[prompt:]:
             logits = tiny.step(cache, token)
         assert cache.tokens == 700 > tiny.llama.config.context
         assert np.isfinite(logits).all()
