@@ -159,9 +159,9 @@ TEST_F(RpcControlTest, RotaryParametersAreListedAndPartOfTheIdentity) {
   EXPECT_NE(registered(5e5, 64, false), whole);
   const auto models = Control(&v1::Control::Stub::ListModels, v1::ListModelsRequest()).value();
   for (const v1::Model& m : models.models()) {
-    if (m.model() == plain) EXPECT_FALSE(m.keys_pre_rope() || m.has_rope());
+    EXPECT_EQ(m.has_rope(), m.keys_pre_rope());
+    EXPECT_EQ(m.keys_pre_rope(), m.model() != plain);
     if (m.model() != whole) continue;
-    EXPECT_TRUE(m.keys_pre_rope());
     EXPECT_EQ(m.rope().theta(), 1e4);
     EXPECT_EQ(m.rope().dim(), 64);
     EXPECT_FALSE(m.rope().interleaved());
