@@ -104,8 +104,10 @@ void Read(benchmark::State& state) {
 // attend_raw and merge of one decode step and layer; every head attends `runs`.
 class Step {
  public:
-  Step(std::vector<std::vector<Run>> slices, int queries, int position)
-      : slices_(std::move(slices)), queries_(queries), position_(position) {
+  // rotary: of keys that are stored before rotary embedding; null: they are used as they are.
+  Step(std::vector<std::vector<Run>> slices, int queries, int position,
+       const RotaryTable* rotary = nullptr)
+      : slices_(std::move(slices)), queries_(queries), position_(position), rotary_(rotary) {
     const size_t rows = kGeometry.kv_heads * slices_.size() * queries * kGroup;
     m_.resize(rows), l_.resize(rows), o_.resize(rows * kDim);
     out_.resize(static_cast<size_t>(queries) * kGeometry.query_heads * kDim);
@@ -123,7 +125,7 @@ class Step {
         attend_.push_back({a.Keys(layer, h), a.Values(layer, h), a.q.data() + h * kGroup * kDim,
                            kGeometry.query_heads * kDim, queries_, kGroup, position_,
                            slices_[s].data(), static_cast<int32_t>(slices_[s].size()), 0.0884f,
-                           &m_[at], &l_[at], &o_[at * kDim]});
+                           &m_[at], &l_[at], &o_[at * kDim], rotary_, position_});
       }
       merge_.push_back({&m_[first], &l_[first], &o_[first * kDim], parts, rows, kGroup, kDim,
                         &out_[h * kGroup * kDim], kGeometry.query_heads * kDim, nullptr, 0});
@@ -136,6 +138,7 @@ class Step {
  private:
   std::vector<std::vector<Run>> slices_;
   int queries_, position_;
+  const RotaryTable* rotary_;
   std::vector<AttendWork> attend_;
   std::vector<MergeWork> merge_;
   std::vector<float> m_, l_, o_, out_;
@@ -270,13 +273,19 @@ std::vector<std::vector<Run>> RandomUnits(int count, int size) {
   return slices;
 }
 
-void Decode(benchmark::State& state, std::vector<std::vector<Run>> slices) {
+const RotaryTable* SharedTable() {
+  static const RotaryTable table({500000, kDim});
+  return &table;
+}
+
+void Decode(benchmark::State& state, std::vector<std::vector<Run>> slices,
+            const RotaryTable* rotary = nullptr) {
   Arrays& a = Shared();
   int64_t rows = 0;
   for (const auto& slice : slices) {
     for (const Run& run : slice) rows += run.end - run.begin;
   }
-  Step step(std::move(slices), 1, kTokens - 1);
+  Step step(std::move(slices), 1, kTokens - 1, rotary);
   for (auto _ : state) step.RunLayer(Simd(), a.NextLayer(), *a.pool);
   state.SetBytesProcessed(state.iterations() * rows * kGeometry.kv_heads * 2 *
                           kGeometry.row_bytes());
@@ -287,10 +296,16 @@ void DecodeQuest(benchmark::State& state) { Decode(state, RandomUnits(128, 16));
 // 1 % of 32K, and the 16 + 1 pages that CHESS always keeps.
 void DecodeChess(benchmark::State& state) { Decode(state, RandomUnits(27, 32)); }
 
+void RotateFull(benchmark::State& state) { Decode(state, Slices(0, kTokens), SharedTable()); }
+void RotateQuest(benchmark::State& state) { Decode(state, RandomUnits(128, 16), SharedTable()); }
+// TokenSelect's: every row in another place.
+void DecodeTokens(benchmark::State& state) { Decode(state, RandomUnits(2048, 1)); }
+void RotateTokens(benchmark::State& state) { Decode(state, RandomUnits(2048, 1), SharedTable()); }
+
 // 64 query tokens against 4096 rows, all heads; GFLOP/s of the two products.
-void Prefill(benchmark::State& state) {
+void Prefill(benchmark::State& state, const RotaryTable* rotary) {
   Arrays& a = Shared();
-  Step step(Slices(0, 4096), kAttendQueryTile, 4096 - kAttendQueryTile);
+  Step step(Slices(0, 4096), kAttendQueryTile, 4096 - kAttendQueryTile, rotary);
   Executor& executor = state.range(0) == 1 ? InlineExecutor() : *a.pool;
   for (auto _ : state) step.RunLayer(Simd(), a.NextLayer(), executor);
   const double flops =
@@ -298,6 +313,9 @@ void Prefill(benchmark::State& state) {
   state.counters["GFLOP/s"] = benchmark::Counter(
       flops * 1e-9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
+
+void PrefillStored(benchmark::State& state) { Prefill(state, nullptr); }
+void PrefillRotate(benchmark::State& state) { Prefill(state, SharedTable()); }
 
 // Scores of 2048 units for all heads. Keys stand in for the minima, values for the maxima.
 void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
@@ -387,8 +405,16 @@ const std::vector<Case>& Cases() {
       {"attend_raw/864of32K/pages32", DecodeChess, {}, "attend_raw/full/32K"},
       {"attend_packed/full/32K/keep32", DecodePacked, {}, "attend_raw/full/32K", 1.5},
       {"score_packed/4096blocks", ScorePackedBlocks, {}},
-      {"attend_raw/prefill64x4096/1thread", Prefill, {1}},
-      {"attend_raw/prefill64x4096/2threads", Prefill, {2}},
+      {"attend_raw/prefill64x4096/1thread", PrefillStored, {1}},
+      {"attend_raw/prefill64x4096/2threads", PrefillStored, {2}},
+      {"attend_raw/full/32K/rotate", RotateFull, {}, "attend_raw/full/32K"},
+      {"attend_raw/2048of32K/pages16/rotate", RotateQuest, {}, "attend_raw/2048of32K/pages16"},
+      {"attend_raw/2048of32K/tokens", DecodeTokens, {}, "attend_raw/full/32K"},
+      {"attend_raw/2048of32K/tokens/rotate", RotateTokens, {}, "attend_raw/2048of32K/tokens"},
+      {"attend_raw/prefill64x4096/1thread/rotate",
+       PrefillRotate,
+       {1},
+       "attend_raw/prefill64x4096/1thread"},
       {"score/minmax/2048units", ScoreMinMax, {}, "read/32K", 0, 1.0 / 16},
       {"score/dot/2048units", ScoreDot, {}, "read/32K", 0, 1.0 / 32},
       {"summarize/minmax/512tokens", SummarizeMinMax, {}},

@@ -120,11 +120,9 @@ Result<ModelSpec> ReadModelDesc(const kvs_model_desc& desc) {
                   desc.head_dim, desc.page_tokens, static_cast<DType>(desc.dtype)};
   KVS_RETURN_IF_ERROR(Validate(out.geometry));
   KVS_RETURN_IF_ERROR(InRange("keys_pre_rope", desc.keys_pre_rope, 0, 1));
-  if (desc.keys_pre_rope == 1) {
-    return Unimplemented("KEYS_PRE_ROPE",
-                         "keys_pre_rope 1 does not exist yet; store keys after "
-                         "rotary embedding and pass 0");
-  }
+  KVS_ASSIGN_OR_RETURN(out.geometry.rotary, ReadRotary({desc.keys_pre_rope == 1, desc.rope_theta,
+                                                        desc.rope_dim, desc.rope_interleaved},
+                                                       desc.head_dim));
   KVS_RETURN_IF_ERROR(InRange("ranks", desc.ranks, 1, 1 << 16));
   KVS_RETURN_IF_ERROR(InRange("rank", desc.rank, 0, desc.ranks - 1));
   if (desc.ranks > 1) {

@@ -105,7 +105,10 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   request.head_dim = g.head_dim;
   request.page_tokens = g.page_tokens;
   request.dtype = static_cast<int32_t>(g.dtype);
-  request.keys_pre_rope = spec.keys_pre_rope ? 1 : 0;
+  request.keys_pre_rope = g.pre_rope() ? 1 : 0;
+  request.rope_theta = g.rotary.theta;
+  request.rope_dim = g.rotary.dim;
+  request.rope_interleaved = g.rotary.interleaved ? 1 : 0;
   request.rank = spec.rank;
   request.ranks = spec.ranks;
   request.boundary_count = static_cast<int32_t>(spec.boundary_tokens.size());

@@ -166,7 +166,12 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   g->set_head_dim(spec.geometry.head_dim);
   g->set_page_tokens(spec.geometry.page_tokens);
   g->set_dtype(static_cast<v1::DType>(spec.geometry.dtype));
-  request.set_keys_pre_rope(spec.keys_pre_rope);
+  if (const Rotary& rotary = spec.geometry.rotary; spec.geometry.pre_rope()) {
+    request.set_keys_pre_rope(true);
+    request.mutable_rope()->set_theta(rotary.theta);
+    request.mutable_rope()->set_dim(rotary.dim);
+    request.mutable_rope()->set_interleaved(rotary.interleaved);
+  }
   request.set_rank(spec.rank);
   request.set_ranks(spec.ranks);
   request.mutable_boundary_tokens()->Add(spec.boundary_tokens.begin(), spec.boundary_tokens.end());

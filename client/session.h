@@ -44,8 +44,7 @@ struct AttachOptions {
 
 struct ModelSpec {
   std::string name, digest, adapter;  // at most 63, 79, 63 bytes
-  Geometry geometry;                  // valid (kernels' Validate)
-  bool keys_pre_rope = false;
+  Geometry geometry;                  // valid (kernels' Validate); rotary: keys come before it
   int32_t rank = 0, ranks = 1;
   std::vector<int32_t> boundary_tokens;
 };

@@ -257,6 +257,8 @@ def run(engine: Engine, socket: str, document: str, question: str, out: pathlib.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--socket", default=os.environ.get("KVSTRATA_SOCKET"))
+    parser.add_argument("--pre-rope", action="store_true",
+                        help="hand over keys and queries before rotary embedding; the daemon's side rotates")
     parser.add_argument("--json-out")
     parser.add_argument("--commit", default="uncommitted")
     parser.add_argument("--date", default="")
@@ -265,7 +267,7 @@ def main() -> int:
     document = read_document(os.environ.get("DOC") or DOCUMENT)
     question = os.environ.get("ASK") or QUESTION
     with bar("load", "layer") as progress:
-        engine = Engine.load(model_path(), progress)
+        engine = Engine.load(model_path(), progress, args.pre_rope)
     with contextlib.ExitStack() as stack:
         socket = args.socket or stack.enter_context(Daemon()).socket
         rows, context = run(engine, socket, document, question,

@@ -5,6 +5,7 @@ set(KVS_OPS_SOURCES
   cuda/cuda_library.cc
   executor.cc
   page_view.cc
+  rotary.cc
   simd_target.cc
   ops/append/append_ref.cc
   ops/append/append_simd.cc

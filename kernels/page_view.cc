@@ -44,7 +44,7 @@ Status Validate(const Geometry& g) {
   if (!IsDType(static_cast<int>(g.dtype))) {
     return BadField("dtype", static_cast<int>(g.dtype), "1 (f32), 2 (f16), 3 (bf16)");
   }
-  return OkStatus();
+  return Validate(g.rotary, g.head_dim);
 }
 
 bool IndexLayout::operator==(const IndexLayout& o) const {

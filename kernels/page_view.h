@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "kernels/dtype.h"
+#include "kernels/rotary.h"
 
 namespace kvstrata {
 
@@ -26,7 +27,9 @@ struct Geometry {
   int32_t head_dim = 0;      // d: 64, 128 or 256
   int32_t page_tokens = 16;  // P: 16, 32 or 64
   DType dtype = DType::kBF16;
+  Rotary rotary;  // of keys that are stored before rotary embedding; {}: they are stored after it
 
+  bool pre_rope() const { return rotary.dim > 0; }
   int32_t group() const { return query_heads / kv_heads; }  // G
   int64_t row_bytes() const { return head_dim * SizeOf(dtype); }
   int64_t page_bytes() const { return int64_t{2} * layers * kv_heads * page_tokens * row_bytes(); }

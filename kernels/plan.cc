@@ -237,6 +237,42 @@ Status CheckTree(const Plan& plan) {
       "rest = \"drop\" drops it; use rest = \"mean\" or \"variance\"");
 }
 
+Status CheckCompact(const Plan& plan) {
+  if (!plan.compact || plan.rest == RestKind::kDrop) return OkStatus();
+  return InvalidArgument("PLAN_COMBINATION",
+                         "compact = true gives every attended row a place of its own, and rest = "
+                         "\"" +
+                             std::string(NameOf(plan.rest)) +
+                             "\" attends one row for many; use rest = \"drop\"");
+}
+
+// What keys that are stored before rotary embedding rule out, or what needs them.
+Status CheckRotary(const Plan& plan, const Geometry& geometry) {
+  if (!geometry.pre_rope()) {
+    if (!plan.compact) return OkStatus();
+    return InvalidArgument("PLAN_COMBINATION",
+                           "compact = true moves rows to other rotary positions, and this model's "
+                           "keys are stored after rotary embedding; register it with "
+                           "keys_pre_rope = 1, or use compact = false");
+  }
+  if (plan.codec != CodecKind::kRaw) {
+    return Unimplemented("PLAN_UNIMPLEMENTED",
+                         "codec '" + std::string(NameOf(plan.codec)) +
+                             "' over keys stored before rotary embedding (keys_pre_rope = 1) does "
+                             "not exist in this build: it would have to rotate what it unpacks; "
+                             "use codec \"raw\", or register the model with keys_pre_rope = 0");
+  }
+  if (plan.rest != RestKind::kDrop) {
+    return InvalidArgument(
+        "PLAN_COMBINATION",
+        "rest = \"" + std::string(NameOf(plan.rest)) +
+            "\" attends means of keys, and a mean of keys stored before rotary "
+            "embedding (keys_pre_rope = 1) has no position to be rotated to; use "
+            "rest = \"drop\"");
+  }
+  return OkStatus();
+}
+
 // Kept tokens are counted in 32 bits.
 Status CheckKept(const Plan& plan) {
   constexpr double kMaxKept = 1 << 30;
@@ -286,6 +322,7 @@ Status CheckTogether(const Plan& plan) {
   if (plan.segmenter == SegmenterKind::kHierarchy) KVS_RETURN_IF_ERROR(CheckGrid(plan));
   if (plan.segmenter == SegmenterKind::kSentence) KVS_RETURN_IF_ERROR(CheckKept(plan));
   KVS_RETURN_IF_ERROR(CheckTree(plan));
+  KVS_RETURN_IF_ERROR(CheckCompact(plan));
   if (plan.codec != CodecKind::kPacked) return OkStatus();
   KVS_RETURN_IF_ERROR(CheckBuffer(plan));
   return CheckKeep(plan, kLargestHeadDim);
@@ -362,6 +399,7 @@ std::string FormatPlan(const Plan& plan) {
 }
 
 Status CheckGeometry(const Plan& plan, const Geometry& geometry) {
+  KVS_RETURN_IF_ERROR(CheckRotary(plan, geometry));
   if (plan.codec == CodecKind::kPacked && !plan.search) {
     KVS_RETURN_IF_ERROR(CheckKeep(plan, geometry.head_dim));
   }

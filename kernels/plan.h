@@ -64,6 +64,10 @@ struct Plan {
   // Common to all plans (spec/common.md).
   int32_t min_tokens = 4096;   // below it a sequence is attended in full
   int32_t n_dense_layers = 0;  // the first layers are attended in full
+  // Attended rows stand at 0 .. r - 1, the query at r - 1, instead of at their positions: of models
+  // whose keys are stored before rotary embedding (spec/common.md; TokenSelect, length
+  // extrapolation). Codec raw.
+  bool compact = false;
 
   // Always-on sets in tokens. window: 4 + 2044 (StreamingLLM); quest: 0 + 1, rounded outwards to
   // whole pages; chess counts in pages: see `sinks` and `window`.
@@ -138,8 +142,8 @@ struct Plan {
 // PLAN_COMBINATION (all INVALID_ARGUMENT), PLAN_UNIMPLEMENTED (UNIMPLEMENTED), PLAN_SYNTAX.
 Result<Plan> ParsePlan(std::string_view text);
 
-// Whether a plan can serve a model; ParsePlan does not know it. PLAN_COMBINATION, when a sequence
-// is opened.
+// Whether a plan can serve a model; ParsePlan does not know it. PLAN_COMBINATION, or
+// PLAN_UNIMPLEMENTED (keys before rotary embedding under a codec), when a sequence is opened.
 Status CheckGeometry(const Plan& plan, const Geometry& geometry);
 
 // The text of a plan with every option that its axes read, so that Parse(Format(p)) == p.

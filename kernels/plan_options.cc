@@ -272,6 +272,7 @@ SetResult SetParameters(const OptionValue& value, Plan* plan) {
   return SetResult::kOk;
 }
 
+constexpr auto kRawRows = [](const Plan& p) { return p.codec == CodecKind::kRaw; };
 constexpr auto kFixed = [](const Plan& p) { return !p.search; };
 constexpr auto kSearch = [](const Plan& p) { return p.search; };
 constexpr auto kByLoss = [](const Plan& p) { return p.drift == 0; };
@@ -286,6 +287,8 @@ constexpr PlanOption kOptions[] = {
     Name<&Plan::tier, kTiers, kLaterTiers>("tier", kAll),
     Int<&Plan::min_tokens, 0, kMaxTokens>("min_tokens", kAll),
     Int<&Plan::n_dense_layers, 0, 512>("n_dense_layers", kAll),
+    Flag<&Plan::compact>("compact", kWindow | kMinMax | kCascade | kVote | kBucket | kBlock)
+        .When(kRawRows, "codec = \"raw\""),
     Int<&Plan::n_sink, 0, kMaxTokens>("n_sink", kWindow | kMinMax),
     Int<&Plan::n_recent, 1, kMaxTokens>("n_recent", kWindow | kPage),
     Int<&Plan::page, 1, 1024>("page", kPage | kHierarchy),

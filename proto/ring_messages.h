@@ -39,12 +39,14 @@ struct RegisterModel {
   char adapter[64];  // LoRA and the like; "" none
   int32_t layers, query_heads, kv_heads, head_dim, page_tokens;
   int32_t dtype;           // DType
-  int32_t keys_pre_rope;   // 0 post_rope, 1 pre_rope
+  int32_t keys_pre_rope;   // 0 post_rope, 1 pre_rope; then the rotary parameters below
   int32_t rank, ranks;     // tensor parallel
   int32_t boundary_count;  // token ids that follow, int32
-  int32_t reserved[2];
+  int32_t rope_dim;        // channels that turn; 0: the whole head
+  int32_t rope_interleaved;
+  double rope_theta;
 };
-static_assert(sizeof(RegisterModel) == 240 + 48);
+static_assert(sizeof(RegisterModel) == 240 + 56);
 
 struct ModelReply {
   uint64_t model;

@@ -13,6 +13,18 @@ constexpr const char* kNeeded[] = {"layers", "query_heads", "kv_heads", "head_di
 constexpr const char* kOptional[] = {"model",      "digest",   "tokenizer",
                                      "rope_theta", "rope_dim", "rope_scaling"};
 
+// What is measured of packing and spans holds for keys as codecs store them, rotated.
+Status CheckStoredRotated(const std::vector<Trace>& traces, const std::vector<std::string>& names) {
+  for (size_t i = 0; i < traces.size(); ++i) {
+    if (traces[i].shape().rotary.dim == 0) continue;
+    return Unimplemented("CALIBRATE_PRE_ROPE",
+                         "trace '" + names[i] +
+                             "' has __metadata__.keys 'pre_rope'; allowed: post_rope. Record the "
+                             "model's keys after rotary embedding to calibrate it");
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status CheckSameModel(const std::vector<Trace>& traces, const std::vector<std::string>& names) {
@@ -37,6 +49,7 @@ Result<Calibration> Calibrate(const std::vector<Trace>& traces,
                               const std::vector<std::string>& names,
                               const CalibrateOptions& options, const ReplayProgress& progress) {
   KVS_RETURN_IF_ERROR(CheckSameModel(traces, names));
+  KVS_RETURN_IF_ERROR(CheckStoredRotated(traces, names));
   Calibration out;
   out.entropy = MeasureEntropyPages(traces);
   out.spans = MeasureSpanShares(traces);

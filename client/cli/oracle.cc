@@ -6,6 +6,31 @@
 #include "client/cli/metrics.h"
 
 namespace kvstrata::cli {
+namespace {
+
+std::vector<double> Turned(const TraceShape& shape, const uint16_t* row, int64_t position) {
+  std::vector<double> out(static_cast<size_t>(shape.head_dim));
+  for (size_t c = 0; c < out.size(); ++c) out[c] = FromBf16(row[c]);
+  shape.rotary.Turn(position, out);
+  return out;
+}
+
+// q . key of positions [0, n) of one KV head as if both were rotated; the query is that of position
+// n - 1. A dot product depends on the distance alone: the query turns by it, the keys stay.
+std::vector<double> RotatedScores(const TraceShape& shape, const KeyRows& keys, const uint16_t* q,
+                                  int32_t n) {
+  std::vector<double> scores(static_cast<size_t>(n));
+  for (int32_t p = 0; p < n; ++p) {
+    const std::vector<double> query = Turned(shape, q, n - 1 - int64_t{p});
+    const uint16_t* key = keys.first + p * keys.stride;
+    double sum = 0;
+    for (size_t c = 0; c < query.size(); ++c) sum += query[c] * double{FromBf16(key[c])};
+    scores[static_cast<size_t>(p)] = sum;
+  }
+  return scores;
+}
+
+}  // namespace
 
 Oracle::Oracle(const TraceShape& shape, const TraceLayer& layer, int32_t t)
     : shape_(shape),
@@ -17,7 +42,9 @@ Oracle::Oracle(const TraceShape& shape, const TraceLayer& layer, int32_t t)
     Head& head = heads_[static_cast<size_t>(h)];
     const int64_t kv_head = h / (shape.query_heads / shape.kv_heads);
     const KeyRows keys{layer.k + kv_head * shape.head_dim, shape.kv_row(), shape.head_dim};
-    head.scores = Scores(keys, q + int64_t{h} * shape.head_dim, shape.prompt + t + 1);
+    const uint16_t* query = q + int64_t{h} * shape.head_dim;
+    head.scores = shape.rotary.dim > 0 ? RotatedScores(shape, keys, query, shape.prompt + t + 1)
+                                       : Scores(keys, query, shape.prompt + t + 1);
     head.largest = *std::ranges::max_element(head.scores) * scale_;
     for (const double score : head.scores) head.weight += std::exp(score * scale_ - head.largest);
   }

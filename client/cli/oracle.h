@@ -3,7 +3,8 @@
 // What a plan's answers are measured against where its own log-sum-exp says nothing: mass on any
 // set of positions, attention over any set, the best k. Ownership: borrows the trace's rows.
 // Threads: immutable. Cost: the constructor reads the layer's keys once per query head; memory is
-// 8 bytes per query head and position.
+// 8 bytes per query head and position. A trace with keys = pre_rope is rotated to its positions
+// first: a cosine and a sine a pair, head and position.
 #ifndef KVSTRATA_CLIENT_CLI_ORACLE_H_
 #define KVSTRATA_CLIENT_CLI_ORACLE_H_
 

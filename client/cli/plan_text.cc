@@ -61,7 +61,8 @@ bool StoresRaw(std::string_view text) { return PlanOption(text, "codec") == "raw
 
 bool AttendsPositionsOnly(std::string_view text) {
   const std::string rest = PlanOption(text, "rest");
-  return StoresRaw(text) && (rest.empty() || rest == "drop") && PlanOption(text, "tree") != "true";
+  return StoresRaw(text) && (rest.empty() || rest == "drop") &&
+         PlanOption(text, "tree") != "true" && PlanOption(text, "compact") != "true";
 }
 
 }  // namespace kvstrata::cli

@@ -15,7 +15,8 @@ std::string PlanOption(std::string_view text, std::string_view key);
 bool StoresRaw(std::string_view text);
 
 // Nothing but attended positions, stored raw, went into the softmax: the difference of two
-// log-sum-exps is then the mass on them. Not so with coarse rows (`rest`, `tree`) or a lossy codec.
+// log-sum-exps is then the mass on them. Not so with coarse rows (`rest`, `tree`), a lossy codec,
+// or rows that stand at other places than their positions (`compact`).
 bool AttendsPositionsOnly(std::string_view text);
 
 }  // namespace kvstrata::cli

@@ -42,6 +42,10 @@ Status ReplaySession::Register(const TraceShape& shape, size_t layers) {
   desc.head_dim = shape.head_dim;
   desc.page_tokens = shape.page_tokens;
   desc.dtype = KVS_BF16;
+  desc.keys_pre_rope = shape.rotary.dim > 0 ? 1 : 0;
+  desc.rope_theta = shape.rotary.theta;
+  desc.rope_dim = shape.rotary.dim;
+  desc.rope_interleaved = shape.rotary.interleaved ? 1 : 0;
   desc.ranks = 1;
   return FromAbi(kvs_model_register(session_.get(), &desc, &model_));
 }

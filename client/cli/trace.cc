@@ -31,6 +31,11 @@ bool ParseInt(std::string_view text, int32_t* out) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
+bool ParseDouble(std::string_view text, double* out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
 // Exponent all ones: infinite or not a number.
 bool AllFinite(const uint16_t* values, size_t n) {
   uint32_t bad = 0;
@@ -84,7 +89,26 @@ Status Trace::ReadMetadata() {
   if (!one_of(shape_.page_tokens, 16)) {
     return BadMetadata("page_tokens", Metadata("page_tokens"), "16, 32, 64");
   }
-  if (Metadata("keys") != "post_rope") return BadMetadata("keys", Metadata("keys"), "post_rope");
+  return ReadRotary();
+}
+
+Status Trace::ReadRotary() {
+  const std::string keys = Metadata("keys");
+  if (keys == "post_rope") return OkStatus();  // rope_* are for people then
+  if (keys != "pre_rope") return BadMetadata("keys", keys, "post_rope, pre_rope");
+  const std::string theta = Metadata("rope_theta"), scaling = Metadata("rope_scaling");
+  TraceRotary& r = shape_.rotary;
+  if (!ParseDouble(theta, &r.theta) || !(r.theta >= 1 && r.theta <= 1e12)) {
+    return BadMetadata("rope_theta", theta, "1 .. 1e12 (keys = pre_rope)");
+  }
+  KVS_ASSIGN_OR_RETURN(r.dim, Number("rope_dim", 2, shape_.head_dim));
+  if (r.dim % 2 != 0) return BadMetadata("rope_dim", Metadata("rope_dim"), "even numbers");
+  if (!scaling.empty() && scaling != "none") {
+    return BadMetadata("rope_scaling", scaling, "none; record scaled models with keys = post_rope");
+  }
+  if (Metadata("rope_interleaved").empty()) return OkStatus();
+  KVS_ASSIGN_OR_RETURN(const int32_t interleaved, Number("rope_interleaved", 0, 1));
+  r.interleaved = interleaved == 1;
   return OkStatus();
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/safetensors.h"
 #include "base/status.h"
+#include "client/cli/trace_rotary.h"
 
 namespace kvstrata::cli {
 
@@ -22,6 +23,7 @@ struct TraceShape {
   int32_t layers = 0;  // of the model; TraceLayer::layer says which are there
   int32_t query_heads = 0, kv_heads = 0, head_dim = 0, page_tokens = 0;
   int32_t prompt = 0, steps = 0, tail = 0;  // N0, T, tail
+  TraceRotary rotary;                       // of keys = pre_rope
 
   int32_t tokens() const { return prompt + steps; }
   int64_t kv_row() const { return int64_t{kv_heads} * head_dim; }  // values of one token
@@ -59,6 +61,7 @@ class Trace {
  private:
   explicit Trace(Safetensors file) : file_(std::make_shared<Safetensors>(std::move(file))) {}
   Status ReadMetadata();
+  Status ReadRotary();
   Result<std::vector<int32_t>> LayerNumbers() const;
   Result<int32_t> Number(const std::string& key, int32_t least, int32_t most) const;
   Result<const TensorView*> Tensor(const std::string& name, const std::string& dtype,

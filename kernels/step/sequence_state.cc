@@ -68,6 +68,7 @@ SequenceState::SequenceState(const Geometry& geometry, const Plan& plan, int32_t
     : geometry_(geometry),
       plan_(plan),
       index_(IndexOf(plan, geometry)),
+      rotary_(geometry.pre_rope() ? std::make_shared<const RotaryTable>(geometry.rotary) : nullptr),
       selector_(NewSelector(plan, geometry)),
       held_tokens_(tokens),
       tokens_(tokens),
@@ -80,6 +81,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->geometry_ = geometry_;
   copy->plan_ = plan_;
   copy->index_ = index_;
+  copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;

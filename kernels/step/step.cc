@@ -127,14 +127,16 @@ void Step::Choose(int layer, Selection selection) {
 }
 
 // Cuts the selected history [from, history) and the new tokens [history, end) into slices. Rows
-// below `from` are not on pages.
-void Step::CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end) {
+// below `from` are not on pages. The number of rows before the new tokens.
+int32_t Step::CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history,
+                      int32_t end) {
   int32_t room = 0;  // rows that the last slice can still take
+  int32_t rows = 0;
   const auto add = [&](Run run) {
     run.begin = std::max(run.begin, from);
     while (run.begin < run.end) {
       if (room == 0) {
-        slices_.push_back({runs_.size(), 0, run.begin, run.begin});
+        slices_.push_back({runs_.size(), 0, run.begin, run.begin, rows});
         room = kAttendSliceRows;
       }
       const int32_t taken = std::min(room, run.end - run.begin);
@@ -143,13 +145,29 @@ void Step::CutRuns(const std::vector<Run>& selected, int32_t from, int32_t histo
       slices_.back().end = run.begin + taken;
       run.begin += taken;
       room -= taken;
+      rows += taken;
     }
   };
+  int32_t last = history;  // begin of the run that goes on into the new tokens
   for (const Run& run : selected) {
-    if (run.end >= history) return add({std::min(run.begin, history), end});
+    if (run.end >= history) {
+      last = std::min(run.begin, history);
+      break;
+    }
     add(run);
   }
-  add({history, end});
+  add({last, end});
+  return rows - (end - history);
+}
+
+// Where the tile's queries and the slice's rows stand for rotary embedding.
+void Step::PlaceRows(const Tile& tile, const Slice& slice, AttendWork* work) const {
+  const SequenceState& state = *MemberOf(tile).state;
+  work->rotary = state.rotary();
+  work->query_place = work->position;
+  if (!state.plan_.compact) return;
+  work->query_place = tile.history + tile.begin - chunks_[tile.chunk].begin;
+  work->row_place = slice.rank;
 }
 
 // Positions that the tile's last query sees end here.
@@ -175,11 +193,12 @@ void Step::PlanChunk(int index) {
                                                      : 0;
   const int32_t start = m.view.tokens + chunk.begin;
   for (int i = 0; i < tiles; ++i) {
-    Tile tile{index, i * group / g.group(), i * group, group,         chunk.begin,
-              0,     slices_.size(),        0,         parts_.size(), 0};
+    Tile tile{index, i * group / g.group(), i * group, group, chunk.begin, 0, 0, slices_.size(),
+              0,     parts_.size(),         0};
     if (i < lists) {
-      CutRuns(selection.runs[i], from, start, start + chunk.count);
+      tile.history = CutRuns(selection.runs[i], from, start, start + chunk.count);
     } else {
+      tile.history = tiles_.back().history;
       tile.first_slice = tiles_.back().first_slice;  // one list for all heads
     }
     PlanStored(&tile);
@@ -221,6 +240,7 @@ void Step::AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_
   const int32_t end = VisibleEnd(tile);
   for (size_t i = 0; i < tile.slices; ++i, partial_row += int64_t{tile.queries} * tile.group) {
     const Slice& slice = slices_[tile.first_slice + i];
+    PlaceRows(tile, slice, &w);
     size_t first_run = slice.first_run;
     w.run_count = static_cast<int32_t>(slice.run_count);
     if (slice.end > end) {  // rows behind the last query would be read for nothing

@@ -90,6 +90,8 @@ class SequenceState {
   const Geometry& geometry() const { return geometry_; }
   const Plan& plan() const { return plan_; }
   const IndexLayout& index() const { return index_; }
+  // Null where keys are stored as attention uses them.
+  const RotaryTable* rotary() const { return rotary_.get(); }
   int32_t tokens() const { return tokens_; }
   int32_t indexed_tokens() const { return indexed_tokens_; }
   int32_t prompt_tokens() const { return prompt_tokens_; }
@@ -102,6 +104,7 @@ class SequenceState {
   Geometry geometry_;
   Plan plan_;
   IndexLayout index_;
+  std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
   std::unique_ptr<Selector> selector_;
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
@@ -152,6 +155,9 @@ class Step {
   // for this layer): the history as selected for the first new token, the new tokens causally. A
   // prompt is cut at multiples of plan.chunk, each chunk with a selection of its own, where the
   // selector selects in prefill (DECISIONS 4).
+  // Models with keys stored before rotary embedding pass q before it as well, everywhere; a token's
+  // rows and its query stand at their positions, or, with plan.compact, at their ranks among the
+  // rows that it attends: h rows of history at 0 .. h - 1, new token i and its query at h + i.
   // out like q; lse (may be null) [sum of new tokens][query_heads], natural log of the sum of exp
   // of the scaled scores.
   void Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
@@ -192,6 +198,7 @@ class Step {
   struct Slice {
     size_t first_run = 0, run_count = 0;  // in runs_
     int32_t begin = 0, end = 0;           // first position, and one past the last
+    int32_t rank = 0;                     // of its first row in the list
   };
   // What a group of heads attends in one extent, or of one level of the index (stored_parts.cc).
   struct StoredPart {
@@ -206,6 +213,7 @@ class Step {
     int chunk = 0, kv_head = 0;
     int32_t first_head = 0, group = 0;   // query heads
     int32_t begin = 0, queries = 0;      // of the member's new tokens
+    int32_t history = 0;                 // rows of the list before the chunk's first new token
     size_t first_slice = 0, slices = 0;  // in slices_: those that some query sees
     size_t first_part = 0, parts = 0;    // in parts_
   };
@@ -222,7 +230,8 @@ class Step {
   void StoreOutput(const MutableRows& out);
   void MeasureShadows(int layer, const Rows& q, const MutableRows& out);
   const float* QueriesOf(const Rows& q, const Tile& tile) const;
-  void CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end);
+  int32_t CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end);
+  void PlaceRows(const Tile& tile, const Slice& slice, AttendWork* work) const;
   void PlanChunk(int chunk);
   void AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_row);
   void AddMerge(const Tile& tile, int64_t partial_row, const MutableRows& out, float* lse);

@@ -57,7 +57,9 @@ Status ReadModel(const shm::RegisterModel& in, std::span<const int32_t> boundari
   }
   out->geometry = {in.layers,   in.query_heads, in.kv_heads,
                    in.head_dim, in.page_tokens, static_cast<DType>(in.dtype)};
-  out->keys_pre_rope = in.keys_pre_rope != 0;
+  KVS_ASSIGN_OR_RETURN(out->geometry.rotary, ReadRotary({in.keys_pre_rope != 0, in.rope_theta,
+                                                         in.rope_dim, in.rope_interleaved},
+                                                        in.head_dim));
   out->rank = in.rank;
   out->ranks = in.ranks;
   out->boundary_tokens.assign(boundaries.begin(), boundaries.end());

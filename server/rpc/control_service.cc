@@ -46,7 +46,10 @@ Result<ModelDesc> ReadModel(const v1::RegisterModelRequest& in) {
   out.geometry = {g.layers(),   g.query_heads(), g.kv_heads(),
                   g.head_dim(), g.page_tokens(), static_cast<DType>(g.dtype())};
   KVS_RETURN_IF_ERROR(Validate(out.geometry));
-  out.keys_pre_rope = in.keys_pre_rope();
+  const v1::Rotary& rope = in.rope();
+  KVS_ASSIGN_OR_RETURN(out.geometry.rotary, ReadRotary({in.keys_pre_rope(), rope.theta(),
+                                                        rope.dim(), rope.interleaved() ? 1 : 0},
+                                                       g.head_dim()));
   out.rank = in.rank();
   out.ranks = in.ranks() == 0 ? 1 : in.ranks();
   out.boundary_tokens.assign(in.boundary_tokens().begin(), in.boundary_tokens().end());
@@ -73,6 +76,12 @@ void Write(const ModelInfo& m, v1::Model* out) {
   out->set_sequences(static_cast<int64_t>(m.sequences));
   out->set_cached_pages(static_cast<int64_t>(m.cached_pages));
   out->set_boundary_tokens(static_cast<int32_t>(m.desc.boundary_tokens.size()));
+  if (!m.desc.geometry.pre_rope()) return;
+  const Rotary& rotary = m.desc.geometry.rotary;
+  out->set_keys_pre_rope(true);
+  out->mutable_rope()->set_theta(rotary.theta);
+  out->mutable_rope()->set_dim(rotary.dim);
+  out->mutable_rope()->set_interleaved(rotary.interleaved);
 }
 
 void Write(const OpenedSequence& s, v1::OpenSequenceResponse* out) {

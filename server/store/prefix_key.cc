@@ -4,6 +4,7 @@
 
 #include <openssl/sha.h>
 
+#include <bit>
 #include <cstring>
 #include <type_traits>
 
@@ -25,6 +26,7 @@ enum class Tag : uint8_t {
   kTokens,
   kIndexOf,
   kIndexLayout,
+  kRotary,
 };
 
 void Add(SHA256_CTX* context, Tag tag, const void* data, uint64_t bytes) {
@@ -60,7 +62,12 @@ KeyChain::KeyChain(std::string_view tenant, const ModelDesc& model)
   Add(&context, Tag::kLayout, model.layout);
   Add(&context, Tag::kGeometry,
       std::array<int64_t, 6>{g.layers, g.query_heads, g.kv_heads, g.head_dim, g.page_tokens,
-                             model.keys_pre_rope});
+                             g.pre_rope()});
+  if (g.pre_rope()) {
+    Add(&context, Tag::kRotary,
+        std::array<int64_t, 3>{std::bit_cast<int64_t>(g.rotary.theta), g.rotary.dim,
+                               g.rotary.interleaved});
+  }
   Add(&context, Tag::kDType, std::array<int64_t, 1>{static_cast<int64_t>(g.dtype)});
   Add(&context, Tag::kAdapter, model.adapter);
   Add(&context, Tag::kRank, std::array<int64_t, 2>{model.rank, model.ranks});

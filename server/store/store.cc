@@ -44,10 +44,6 @@ Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
   KVS_RETURN_IF_ERROR(CheckText("layout", desc.layout, false));
   KVS_RETURN_IF_ERROR(CheckText("adapter", desc.adapter, false));
   KVS_RETURN_IF_ERROR(Validate(desc.geometry));
-  if (desc.keys_pre_rope) {
-    return Unimplemented("MODEL_PRE_ROPE",
-                         "keys_pre_rope is 1; this build stores keys post_rope: 0");
-  }
   if (desc.ranks != 1 || desc.rank != 0) {
     return Unimplemented("MODEL_RANKS", "rank is " + std::to_string(desc.rank) + " of " +
                                             std::to_string(desc.ranks) +

@@ -84,7 +84,6 @@ struct SessionSegments {
 struct ModelDesc {
   std::string name, digest, layout, adapter;
   Geometry geometry;
-  bool keys_pre_rope = false;
   int32_t rank = 0, ranks = 1;
   std::vector<int32_t> boundary_tokens;
   bool operator==(const ModelDesc&) const = default;

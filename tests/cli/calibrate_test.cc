@@ -332,6 +332,17 @@ TEST_F(CalibrateTest, TracesOfDifferentModelsAreRefusedWithTheField) {
   EXPECT_TRUE(Refused(unnamed).ok());
 }
 
+TEST_F(CalibrateTest, KeysBeforeRotaryEmbeddingAreRefused) {
+  TraceFile file = SmallTrace(64, 2, 0, {1});
+  file.metadata["keys"] = "pre_rope";
+  file.metadata["rope_theta"] = "10000";
+  file.metadata["rope_dim"] = "64";
+  traces_.Add(file);
+  const Status status = Calibrate(traces_.all(), traces_.names(), {}, kQuiet).status();
+  EXPECT_EQ(status.reason(), "CALIBRATE_PRE_ROPE");
+  EXPECT_THAT(status.message(), HasSubstr("'pre_rope'; allowed: post_rope"));
+}
+
 // ---- plans ----
 
 Calibration Numbers() {

@@ -28,6 +28,8 @@ TEST(PlanText, WhatALogSumExpMayBeTrustedFor) {
   EXPECT_FALSE(AttendsPositionsOnly("quest{codec = \"raw\", rest = \"mean\"}"));
   EXPECT_FALSE(AttendsPositionsOnly("quest{codec = \"raw\", rest = \"variance\"}"));
   EXPECT_FALSE(AttendsPositionsOnly("chess{codec = \"raw\", rest = \"drop\", tree = true}"));
+  EXPECT_FALSE(AttendsPositionsOnly("window{codec = \"raw\", compact = true}"));
+  EXPECT_TRUE(AttendsPositionsOnly("window{codec = \"raw\", compact = false}"));
   EXPECT_FALSE(AttendsPositionsOnly("sekv{codec = \"lowrank\"}"));
   EXPECT_FALSE(AttendsPositionsOnly("mosaickv"));
   EXPECT_TRUE(StoresRaw("quest{codec = \"raw\", rest = \"mean\"}"));

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <complex>
+#include <numeric>
 
 #include "client/cli/oracle.h"
 #include "tests/cli/fake_client.h"
@@ -208,6 +210,41 @@ TEST(Oracle, MassAndAttentionOverNoRows) {
     EXPECT_EQ(value[c], FromBf16(fixture.trace.layers()[0].v[7 * 64 + c]));
   }
   EXPECT_NEAR(oracle.MassOn(1, one), Weights(fixture.trace.layers()[0], 2, 1)[7], 1e-12);
+}
+
+// Both rotated to their own positions by hand, as complex numbers.
+TEST(Oracle, RotatesWhatIsStoredBeforeRotaryEmbedding) {
+  for (const bool interleaved : {false, true}) {
+    TraceFile file = SmallTrace(40, 2, 0, {0});
+    file.metadata["keys"] = "pre_rope";
+    file.metadata["rope_theta"] = "100";
+    file.metadata["rope_dim"] = "48";
+    file.metadata["rope_interleaved"] = interleaved ? "1" : "0";
+    const Trace trace = Fixture::Open(file.File());
+    const TraceLayer& layer = trace.layers()[0];
+    const auto rotated = [&](const uint16_t* row, int position) {
+      std::vector<double> x(64);
+      for (size_t c = 0; c < 64; ++c) x[c] = FromBf16(row[c]);
+      for (int i = 0; i < 24; ++i) {
+        const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : 24 + i;
+        const auto z = std::complex<double>(x[a], x[b]) *
+                       std::polar(1.0, position * std::exp(-std::log(100.0) * i / 24));
+        x[a] = z.real(), x[b] = z.imag();
+      }
+      return x;
+    };
+    const std::vector<double> q = rotated(layer.q + (1 * 2 + 1) * 64, 41);  // step 1, head 1
+    std::vector<double> weights;
+    for (int row = 0; row <= 41; ++row) {
+      const std::vector<double> k = rotated(layer.k + row * 64, row);
+      weights.push_back(std::exp(std::inner_product(q.begin(), q.end(), k.begin(), 0.0) / 8));
+    }
+    const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+    const Oracle oracle(trace.shape(), layer, 1);
+    for (int32_t row = 0; row <= 41; ++row) {
+      EXPECT_NEAR(oracle.MassOn(1, {&row, 1}), weights[row] / all, 1e-9) << row;
+    }
+  }
 }
 
 TEST(Prefix, StepsFollowTheShorterPrompt) {

@@ -98,7 +98,7 @@ TEST(Trace, MetadataIsChecked) {
       {"format_version", "2", "TRACE_VERSION"},   {"layers", "", "TRACE_METADATA"},
       {"layers", "-4", "TRACE_METADATA"},         {"kv_heads", "0", "TRACE_METADATA"},
       {"query_heads", "2x", "TRACE_METADATA"},    {"head_dim", "80", "TRACE_METADATA"},
-      {"page_tokens", "48", "TRACE_METADATA"},    {"keys", "pre_rope", "TRACE_METADATA"},
+      {"page_tokens", "48", "TRACE_METADATA"},    {"keys", "rotated", "TRACE_METADATA"},
       {"N0", "99999999999999", "TRACE_METADATA"}, {"tail", "21", "TRACE_METADATA"},
       {"trace_layers", "0,4", "TRACE_METADATA"},  {"trace_layers", "2,0", "TRACE_METADATA"},
       {"trace_layers", "0,,2", "TRACE_METADATA"}, {"kv_heads", "3", "TRACE_METADATA"}};
@@ -109,6 +109,33 @@ TEST(Trace, MetadataIsChecked) {
     const bool group = std::string(c.key) == "kv_heads" && std::string(c.value) == "3";
     ExpectRefused(file, c.reason, group ? "query_heads" : c.key);
   }
+}
+
+TEST(Trace, KeysBeforeRotaryEmbeddingSayOfWhich) {
+  TraceFile file = Good();
+  file.metadata["rope_theta"] = "for people";  // ignored where keys are stored rotated
+  EXPECT_TRUE(Read(file.File()).ok());
+  file.metadata["keys"] = "pre_rope";
+  ExpectRefused(file, "TRACE_METADATA", "rope_theta");
+  file.metadata["rope_theta"] = "500000.0";
+  ExpectRefused(file, "TRACE_METADATA", "rope_dim");
+  for (const char* dim : {"0", "33", "66"}) {
+    file.metadata["rope_dim"] = dim;
+    ExpectRefused(file, "TRACE_METADATA", "rope_dim");
+  }
+  file.metadata["rope_dim"] = "32";
+  file.metadata["rope_scaling"] = "yarn";
+  ExpectRefused(file, "TRACE_METADATA", "rope_scaling");
+  file.metadata["rope_scaling"] = "none";
+  file.metadata["rope_interleaved"] = "2";
+  ExpectRefused(file, "TRACE_METADATA", "rope_interleaved");
+  file.metadata["rope_interleaved"] = "1";
+  auto parsed = Safetensors::Parse(file.File(), "trace");
+  const auto trace = Trace::FromFile(std::move(parsed).value());
+  ASSERT_TRUE(trace.ok()) << trace.status().ToString();
+  EXPECT_EQ(trace->shape().rotary.theta, 500000);
+  EXPECT_EQ(trace->shape().rotary.dim, 32);
+  EXPECT_TRUE(trace->shape().rotary.interleaved);
 }
 
 TEST(Trace, TensorsAreChecked) {

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <memory>
+#include <numeric>
 
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "tests/kernels/ops_fixture.h"
@@ -13,6 +15,8 @@ struct Case {
   int dim = 128, group = 4, queries = 1, position = 0, page_tokens = 16, padding = 0;
   std::vector<kvstrata::Run> runs;
   float scale = 0.125f;
+  Rotary rotary;  // {}: none
+  int32_t query_place = 0, row_place = -1;
 };
 
 struct Partial {
@@ -25,6 +29,11 @@ std::string Describe(const Case& c) {
                      " position " + std::to_string(c.position) + " runs";
   for (const kvstrata::Run& run : c.runs) {
     text += " [" + std::to_string(run.begin) + "," + std::to_string(run.end) + ")";
+  }
+  if (c.rotary.dim > 0) {
+    text += " theta " + std::to_string(c.rotary.theta) + " rotary dim " +
+            std::to_string(c.rotary.dim) + (c.rotary.interleaved ? " interleaved" : " halves") +
+            " places " + std::to_string(c.query_place) + " " + std::to_string(c.row_place);
   }
   return text;
 }
@@ -53,12 +62,67 @@ Partial RunCase(Attend attend, const Case& c, const Inputs& in) {
   const auto rows = static_cast<size_t>(c.queries * c.group);
   Partial p{std::vector<float>(rows, kNaN), std::vector<float>(rows, kNaN),
             std::vector<float>(rows * c.dim, kNaN)};
-  const AttendWork work{in.k.rows,  in.v.rows,     in.q.data(),
-                        in.q_token, c.queries,     c.group,
-                        c.position, c.runs.data(), static_cast<int32_t>(c.runs.size()),
-                        c.scale,    p.m.data(),    p.l.data(),
-                        p.o.data()};
+  AttendWork work{in.k.rows,  in.v.rows,     in.q.data(),
+                  in.q_token, c.queries,     c.group,
+                  c.position, c.runs.data(), static_cast<int32_t>(c.runs.size()),
+                  c.scale,    p.m.data(),    p.l.data(),
+                  p.o.data()};
+  std::unique_ptr<RotaryTable> table;
+  if (c.rotary.dim > 0) {
+    table = std::make_unique<RotaryTable>(c.rotary);
+    work.rotary = table.get();
+    work.query_place = c.query_place;
+    work.row_place = c.row_place;
+  }
   attend(&work, 1, InlineExecutor());
+  return p;
+}
+
+// A row turned to `place`, straight from the definition.
+std::vector<double> TurnedTo(int64_t place, std::vector<double> x, const Rotary& r) {
+  std::vector<double> y = x;
+  for (int i = 0; i < r.dim / 2; ++i) {
+    const double angle = static_cast<double>(place) / std::pow(r.theta, 2.0 * i / r.dim);
+    const int a = r.interleaved ? 2 * i : i, b = r.interleaved ? 2 * i + 1 : i + r.dim / 2;
+    y[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
+    y[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);
+  }
+  return y;
+}
+
+// The partial in double, by neither backend's code.
+Partial Direct(const Case& c, const Inputs& in) {
+  Partial p;
+  std::vector<std::pair<int, std::vector<double>>> rows;  // position, turned key
+  for (const kvstrata::Run& run : c.runs) {
+    for (int t = run.begin; t < run.end; ++t) {
+      std::vector<double> k(c.dim);
+      for (int d = 0; d < c.dim; ++d) k[d] = in.k.Get(t, d);
+      const int place = c.row_place < 0 ? t : c.row_place + static_cast<int>(rows.size());
+      rows.emplace_back(t, TurnedTo(place, k, c.rotary));
+    }
+  }
+  for (int i = 0; i < c.queries; ++i) {
+    for (int g = 0; g < c.group; ++g) {
+      const float* from = in.q.data() + i * in.q_token + int64_t{g} * c.dim;
+      const auto q = TurnedTo(c.query_place + i, {from, from + c.dim}, c.rotary);
+      double m = -INFINITY, l = 0;
+      std::vector<double> scores, o(c.dim);
+      for (const auto& [t, k] : rows) {
+        if (t > c.position + i) break;
+        scores.push_back(c.scale * std::inner_product(q.begin(), q.end(), k.begin(), 0.0));
+        m = std::max(m, scores.back());
+      }
+      for (size_t r = 0; r < scores.size(); ++r) {
+        const double weight = std::exp(scores[r] - m);
+        l += weight;
+        for (int d = 0; d < c.dim; ++d) o[d] += weight * in.v.Get(rows[r].first, d);
+      }
+      p.m.push_back(static_cast<float>(m));
+      p.l.push_back(static_cast<float>(l));
+      p.o.insert(p.o.end(), o.begin(), o.end());
+    }
+  }
   return p;
 }
 
@@ -72,6 +136,19 @@ class AttendRaw : public SimdTest {
     EXPECT_LE(RelativeL2(simd.m, ref.m), 1e-5);
     EXPECT_LE(RelativeL2(simd.l, ref.l), 1e-5);
     EXPECT_LE(RelativeL2(simd.o, ref.o), 1e-5);
+  }
+  // Scores sum up to 256 products of turned channels, each within 2^-20 at these places.
+  void ExpectLikeDirect(const Case& c) {
+    SCOPED_TRACE(random_.Trace());
+    SCOPED_TRACE(Describe(c));
+    const Inputs in(random_, c);
+    const Partial direct = Direct(c, in);
+    for (Attend attend : {AttendRawRef, AttendRawSimd}) {
+      const Partial p = RunCase(attend, c, in);
+      EXPECT_LE(RelativeL2(p.m, direct.m), 2e-5);
+      EXPECT_LE(RelativeL2(p.l, direct.l), 2e-5);
+      EXPECT_LE(RelativeL2(p.o, direct.o), 2e-5);
+    }
   }
   // Ascending disjoint runs below `tokens`.
   std::vector<kvstrata::Run> RandomRuns(int tokens) {
@@ -118,6 +195,65 @@ TEST_P(AttendRaw, RandomShapesRunsAndPages) {
     c.runs = RandomRuns(c.position + c.queries);
     ExpectLikeRef(c);
   }
+}
+
+TEST_P(AttendRaw, RotatesEveryTypeDimLayoutAndGroup) {
+  for (DType dtype : kDTypes) {
+    for (int dim : kDims) {
+      for (int group = 1; group <= 8; ++group) {
+        for (bool interleaved : {false, true}) {
+          Case c{dtype, dim, group, 1, 180, 16, 0, {{3, 100}, {133, 181}}, 0.1f};
+          c.rotary = {10000, dim, interleaved};
+          c.query_place = 180;
+          ExpectLikeDirect(c);
+          c.query_place = 144, c.row_place = 0;  // compact
+          ExpectLikeDirect(c);
+        }
+      }
+    }
+  }
+}
+
+// Partial rotary dimensions that fill no vector, chunks, far places, pages of any size.
+TEST_P(AttendRaw, RotatesRandomShapesAndPlaces) {
+  for (int i = 0; i < 60; ++i) {
+    Case c;
+    c.dtype = kDTypes[random_.Below(3)];
+    c.dim = kDims[random_.Below(3)];
+    c.group = 1 + random_.Below(8);
+    c.queries = 1 + random_.Below(i % 2 == 0 ? 4 : 64);
+    c.position = random_.Below(300);
+    c.page_tokens = 16 << random_.Below(3);
+    c.padding = 8 * random_.Below(3);
+    c.scale = 1 / std::sqrt(static_cast<float>(c.dim));
+    c.runs = RandomRuns(c.position + c.queries);
+    if (c.runs.empty() || c.runs[0].begin > c.position) continue;
+    c.rotary = {std::pow(10.0, 1 + random_.Below(6)), 2 + 2 * random_.Below(c.dim / 2),
+                random_.Below(2) == 1};
+    c.query_place = c.position;
+    if (random_.Below(2) == 1) {
+      c.row_place = random_.Below(1 << (5 * (1 + random_.Below(4))));
+      c.query_place = c.row_place + random_.Below(300);
+    }
+    ExpectLikeDirect(c);
+  }
+}
+
+// Turning queries and keys by the same number of places changes nothing but rounding.
+TEST_P(AttendRaw, OnlyDistancesBetweenPlacesMatter) {
+  Case c{DType::kBF16, 128, 3, 4, 200, 16, 0, {{0, 204}}, 0.1f};
+  c.rotary = {10000, 128};
+  SCOPED_TRACE(random_.Trace());
+  const Inputs in(random_, c);
+  c.query_place = 200, c.row_place = 0;
+  const Partial here = RunCase(AttendRawSimd, c, in);
+  for (const int32_t by : {1, 63, 64, 4096, 262144, 100000000}) {
+    c.query_place = 200 + by, c.row_place = by;
+    const Partial there = RunCase(AttendRawSimd, c, in);
+    EXPECT_LE(RelativeL2(there.o, here.o), 5e-5) << by;
+  }
+  c.query_place = 201, c.row_place = 0;
+  EXPECT_GT(RelativeL2(RunCase(AttendRawSimd, c, in).o, here.o), 1e-3);
 }
 
 TEST_P(AttendRaw, RowsOnlyAfterTheQueriesAreEmptyPartials) {
@@ -207,6 +343,30 @@ TEST_P(AttendRaw, ThePoolGivesTheSameBitsAsOneThread) {
 }
 
 KVS_INSTANTIATE_SIMD(AttendRaw);
+
+// The bound that rotary.h gives, for positions of every number of digits.
+TEST(RotaryTable, ProductsOfDigitsStayWithinTheBound) {
+  Random random;
+  SCOPED_TRACE(random.Trace());
+  const Rotary rotary{10000, 128};
+  const RotaryTable table(rotary);
+  for (int i = 0; i < 5000; ++i) {
+    const int digits = 1 + i % 5;
+    const int32_t position = random.Below(1 << std::min(6 * digits, 30));
+    const int pair = random.Below(64);
+    float cos = 1, sin = 0;
+    for (int level = 0; level < digits; ++level) {
+      const float* row = table.Row(level, position >> (6 * level) & 63);
+      const float c = row[pair], s = row[64 + pair];
+      const float before = cos;
+      cos = before * c - sin * s;
+      sin = sin * c + before * s;
+    }
+    const double angle = position * std::pow(10000.0, -pair / 64.0);
+    const double off = std::hypot(cos - std::cos(angle), sin - std::sin(angle));
+    EXPECT_LE(off, digits * 0x1p-24 + (digits - 1) * 0x1p-22) << position << " pair " << pair;
+  }
+}
 
 TEST(AttendRawRef, AttendsByHand) {
   // Two rows with scores 0 and ln 3: weights 1/3 and 1 relative to the maximum.

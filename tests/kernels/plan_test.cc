@@ -345,6 +345,10 @@ Plan RandomPlan(Random& r) {
     p.n_sink = r.Int(0, 1 << 29);
   }
   if (p.selector == SelectorKind::kMinMax) p.budget = r.Int(0, 1 << 29);
+  if (p.codec == CodecKind::kRaw && p.selector != SelectorKind::kFull &&
+      p.rest == RestKind::kDrop) {
+    p.compact = r.Coin();
+  }
   if (p.selector != SelectorKind::kCascade) return p;
   p.page = r.Int(1, 64);
   p.pages_per_chunk = r.Int(1, 32);
@@ -380,7 +384,7 @@ TEST(Plan, WhatFormatWritesParseReads) {
 TEST(Plan, FormatWritesEveryOption) {
   EXPECT_EQ(FormatPlan(MustParse("quest")),
             "quest{codec = \"raw\", tier = \"device\", min_tokens = 4096, n_dense_layers = 0, "
-            "n_sink = 0, n_recent = 1, page = 16, budget = 2048, group = \"max\", "
+            "compact = false, n_sink = 0, n_recent = 1, page = 16, budget = 2048, group = \"max\", "
             "rest = \"drop\"}");
   EXPECT_THAT(FormatPlan(MustParse("chess")), HasSubstr("thresholds = [inf, inf]"));
   EXPECT_THAT(FormatPlan(MustParse("{selector = \"full\"}")),
@@ -438,6 +442,19 @@ INSTANTIATE_TEST_SUITE_P(
             "PLAN_OPTION_UNKNOWN",
             {"selector 'block' over codec 'packed' does not read it"}},
         Bad{"sentencekv{codec = 'lowrank', pool = 3}", kBadInput, "PLAN_OPTION_UNKNOWN", {}},
+        Bad{"full{compact = true}",
+            kBadInput,
+            "PLAN_OPTION_UNKNOWN",
+            {"'compact'", "selector 'full' over codec 'raw' does not read it"}},
+        Bad{"mosaickv{compact = true}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'compact' = true", "codec = \"raw\""}},
+        Bad{"quest{compact = true, rest = 'mean'}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"compact = true", "rest = \"mean\"", "use rest = \"drop\""}},
+        Bad{"quest{compact = 1}", kBadInput, "PLAN_OPTION_INVALID", {"'compact' = 1", "true or"}},
         Bad{"quest{tree = true}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'tree'"}},
         Bad{"mosaickv{rest = 'mean'}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'rest'"}},
         Bad{"{selector = \"cascad\"}",
@@ -623,6 +640,29 @@ TEST(Plan, SomeModelsAreTooSmallForAPlan) {
   EXPECT_TRUE(CheckGeometry(MustParse("sekv{d_route = 128}"), g).ok());
   for (const std::string_view name : PresetNames()) {
     EXPECT_TRUE(CheckGeometry(MustParse(name), g).ok()) << name;
+  }
+}
+
+TEST(Plan, KeysBeforeRotaryEmbeddingRuleOutWhatCannotRotateThem) {
+  Geometry g{.layers = 2, .query_heads = 4, .kv_heads = 2, .head_dim = 64};
+  const Status stored_after = CheckGeometry(MustParse("window{compact = true}"), g);
+  EXPECT_EQ(stored_after.reason(), "PLAN_COMBINATION");
+  EXPECT_THAT(stored_after.message(), HasSubstr("keys_pre_rope = 1, or use compact = false"));
+  g.rotary = {10000, 64};
+  for (const char* plan : {"mosaickv", "sekv", "sentencekv{codec = 'lowrank'}",
+                           "{selector = 'full', codec = 'packed'}"}) {
+    const Status status = CheckGeometry(MustParse(plan), g);
+    EXPECT_EQ(status.code(), Code::kUnimplemented) << plan;
+    EXPECT_EQ(status.reason(), "PLAN_UNIMPLEMENTED") << plan;
+    EXPECT_THAT(status.message(), HasSubstr("keys_pre_rope = 1")) << plan;
+  }
+  const Status rest = CheckGeometry(MustParse("quest{rest = 'variance'}"), g);
+  EXPECT_EQ(rest.reason(), "PLAN_COMBINATION");
+  EXPECT_THAT(rest.message(), HasSubstr("rest = \"variance\""));
+  for (const char* plan : {"full", "window{compact = true}", "quest{compact = true}", "chess",
+                           "tokenselect{compact = true}", "sentencekv{compact = true}",
+                           "{selector = 'block', codec = 'raw', compact = true}"}) {
+    EXPECT_TRUE(CheckGeometry(MustParse(plan), g).ok()) << plan;
   }
 }
 

@@ -341,6 +341,8 @@ TEST_F(AttachTest, ImpossibleRequestsAreAnswered) {
   bad = SmallModel();
   bad.keys_pre_rope = 2;
   EXPECT_EQ(reason(client.Call(shm::kRegisterModel, PodBytes(bad))), "MODEL_KEYS");
+  bad.keys_pre_rope = 1;  // and no theta
+  EXPECT_EQ(reason(client.Call(shm::kRegisterModel, PodBytes(bad))), "MODEL_ROPE");
   bad = SmallModel();
   std::memset(bad.digest, 'x', sizeof(bad.digest));
   EXPECT_EQ(reason(client.Call(shm::kRegisterModel, PodBytes(bad))), "MODEL_TEXT");

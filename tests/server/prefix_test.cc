@@ -31,7 +31,10 @@ TEST(KeyChain, EveryPartOfTheIdentityCounts) {
   with([](ModelDesc& m) { m.adapter = "lora"; });
   with([](ModelDesc& m) { m.rank = 1; });
   with([](ModelDesc& m) { m.ranks = 2; });
-  with([](ModelDesc& m) { m.keys_pre_rope = true; });
+  with([](ModelDesc& m) { m.geometry.rotary = {10000, 64}; });
+  with([](ModelDesc& m) { m.geometry.rotary = {10001, 64}; });
+  with([](ModelDesc& m) { m.geometry.rotary = {10000, 32}; });
+  with([](ModelDesc& m) { m.geometry.rotary = {10000, 64, true}; });
   with([](ModelDesc& m) { m.geometry.dtype = DType::kF16; });
   with([](ModelDesc& m) { m.geometry.layers = 2; });
   with([](ModelDesc& m) { m.geometry.query_heads = 4; });

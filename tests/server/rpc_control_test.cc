@@ -135,8 +135,37 @@ TEST_F(RpcControlTest, RegisterModelNamesTheFieldThatIsWrong) {
       "MODEL_DTYPE");
   EXPECT_EQ(refuse([](auto* r) { r->set_name(std::string(64, 'n')); }).reason(), "TEXT_INVALID");
   EXPECT_EQ(refuse([](auto* r) { r->set_digest("a\nb"); }).reason(), "TEXT_INVALID");
-  EXPECT_EQ(refuse([](auto* r) { r->set_keys_pre_rope(true); }).code(), Code::kUnimplemented);
+  EXPECT_EQ(refuse([](auto* r) { r->set_keys_pre_rope(true); }).reason(), "MODEL_ROPE");
+  EXPECT_EQ(refuse([](auto* r) { r->mutable_rope()->set_theta(1e4); }).reason(), "MODEL_ROPE");
   EXPECT_EQ(refuse([](auto* r) { r->set_ranks(2); }).code(), Code::kUnimplemented);
+}
+
+TEST_F(RpcControlTest, RotaryParametersAreListedAndPartOfTheIdentity) {
+  const auto registered = [&](double theta, int dim, bool interleaved) {
+    v1::RegisterModelRequest request = RpcClient::ModelOf(client_.session());
+    if (theta > 0) {
+      request.set_keys_pre_rope(true);
+      request.mutable_rope()->set_theta(theta);
+      request.mutable_rope()->set_dim(dim);
+      request.mutable_rope()->set_interleaved(interleaved);
+    }
+    return Control(&v1::Control::Stub::RegisterModel, request).value().model();
+  };
+  const uint64_t plain = registered(0, 0, false), whole = registered(1e4, 0, false);
+  EXPECT_NE(whole, plain);
+  EXPECT_EQ(registered(1e4, 64, false), whole);  // 0 is the head's 64
+  EXPECT_NE(registered(1e4, 32, false), whole);
+  EXPECT_NE(registered(1e4, 64, true), whole);
+  EXPECT_NE(registered(5e5, 64, false), whole);
+  const auto models = Control(&v1::Control::Stub::ListModels, v1::ListModelsRequest()).value();
+  for (const v1::Model& m : models.models()) {
+    EXPECT_EQ(m.has_rope(), m.keys_pre_rope());
+    EXPECT_EQ(m.keys_pre_rope(), m.model() != plain);
+    if (m.model() != whole) continue;
+    EXPECT_EQ(m.rope().theta(), 1e4);
+    EXPECT_EQ(m.rope().dim(), 64);
+    EXPECT_FALSE(m.rope().interleaved());
+  }
 }
 
 TEST_F(RpcControlTest, SequencesShareTheirPrefix) {

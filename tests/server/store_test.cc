@@ -47,7 +47,9 @@ TEST(Store, RefusesModelsThatItCannotServe) {
   };
   EXPECT_EQ(reason([](ModelDesc& m) { m.digest.clear(); }), "MODEL_TEXT");
   EXPECT_EQ(reason([](ModelDesc& m) { m.name.assign(300, 'x'); }), "MODEL_TEXT");
-  EXPECT_EQ(reason([](ModelDesc& m) { m.keys_pre_rope = true; }), "MODEL_PRE_ROPE");
+  EXPECT_EQ(reason([](ModelDesc& m) { m.geometry.rotary = {0.5, 64}; }), "MODEL_ROPE");
+  EXPECT_EQ(reason([](ModelDesc& m) { m.geometry.rotary = {10000, 66}; }), "MODEL_ROPE");
+  EXPECT_EQ(reason([](ModelDesc& m) { m.geometry.rotary = {10000, 32, true}; }), "");
   EXPECT_EQ(reason([](ModelDesc& m) { m.ranks = 2; }), "MODEL_RANKS");
   EXPECT_EQ(reason([](ModelDesc& m) { m.geometry.layers = 512; }), "MODEL_PAGE_TOO_LARGE");
   EXPECT_FALSE(reason([](ModelDesc& m) { m.geometry.head_dim = 65; }).empty());

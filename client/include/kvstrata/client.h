@@ -87,6 +87,11 @@ struct ModelDesc {
   int page_tokens = 16;
   kvs_dtype dtype = KVS_BF16;
   std::vector<int32_t> boundary_tokens;
+  // Keys and queries come before rotary embedding; the others say of which (kvs_model_desc).
+  bool keys_pre_rope = false;
+  double rope_theta = 0;
+  int rope_dim = 0;
+  bool rope_interleaved = false;
 };
 
 // [tokens][heads][head_dim], contiguous unless strides (bytes) are given.
@@ -252,6 +257,10 @@ class Session {
     raw.head_dim = m.head_dim;
     raw.page_tokens = m.page_tokens;
     raw.dtype = m.dtype;
+    raw.keys_pre_rope = m.keys_pre_rope ? 1 : 0;
+    raw.rope_theta = m.rope_theta;
+    raw.rope_dim = m.rope_dim;
+    raw.rope_interleaved = m.rope_interleaved ? 1 : 0;
     raw.ranks = 1;
     raw.boundary_tokens = m.boundary_tokens.empty() ? nullptr : m.boundary_tokens.data();
     raw.boundary_count = m.boundary_tokens.size();

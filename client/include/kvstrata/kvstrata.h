@@ -90,10 +90,17 @@ typedef struct kvs_model_desc {
   int32_t head_dim;               /* 64, 128 or 256 */
   int32_t page_tokens;            /* 16, 32 or 64 */
   int32_t dtype;                  /* kvs_dtype of the stored keys and values */
-  int32_t keys_pre_rope;          /* 0; 1 is refused until it exists */
+  int32_t keys_pre_rope;          /* 0: keys and queries come after rotary embedding; 1: before it,
+                                     and attention rotates them (docs/plans.md) */
   int32_t rank, ranks;            /* tensor parallel; 0, 1 */
   const int32_t* boundary_tokens; /* token ids that end a sentence; may be NULL */
   size_t boundary_count;
+  /* Rotary embedding of keys_pre_rope 1; else all 0 (MODEL_ROPE). Pair i of rope_dim / 2 turns by
+   * position * rope_theta^(-2i / rope_dim). Part of the identity of pages: models that differ here
+   * share none. Frequency scaling is not known: store scaled models' keys after it. */
+  double rope_theta;        /* 1 to 1e12 */
+  int32_t rope_dim;         /* channels that turn, the first of a head; 0: all */
+  int32_t rope_interleaved; /* 0: pairs (i, i + rope_dim / 2); 1: pairs (2i, 2i + 1) */
 } kvs_model_desc;
 
 /* Registering the same description again gives the same handle. */
@@ -156,7 +163,8 @@ KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const
 /* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
  * append. */
 KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
-/* out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log
+/* q as the model's keys are: with keys_pre_rope 1 before rotary embedding, here and in kvs_select.
+ * out like q, any dtype; written. lse (may be NULL) [sum of new tokens][query_heads]: natural log
  * of the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
 KVS_API int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_tensor* out,
                        float* lse);

@@ -10,11 +10,19 @@
 // answers are the same bits on every road and machine size (DECISIONS 17).
 // Sums accumulate in fp32 (ref: double). Work items are independent.
 // Cost: reads each K and V row once per 8 (queries * group) or fewer; decode is bound by memory.
+//
+// Rotary embedding on the fly (spec/common.md; reference/core.py, attend_pre_rope): with `rotary`,
+// queries and keys come as they are before it, and s_i = scale * R(place of q) q . R(place of i)
+// k_i. A place is the position that the embedding uses: a row's own, or (compact) its rank among
+// the attended rows. Visibility goes by positions in either case.
+// Cost of it: each key is turned once per item, for all its queries (rotate_rows-inl.h; the ratio
+// to keys stored after rotary embedding is in docs/plans.md).
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_
 
 #include "kernels/executor.h"
 #include "kernels/page_view.h"
+#include "kernels/rotary.h"
 
 namespace kvstrata {
 
@@ -36,6 +44,11 @@ struct AttendWork {
   float* m = nullptr;  // [queries * group], index i * group + g
   float* l = nullptr;  // [queries * group]
   float* o = nullptr;  // [queries * group][dim]
+
+  const RotaryTable* rotary = nullptr;  // null: q and k are used as they are
+  int32_t query_place = 0;              // of query token 0; token i stands at query_place + i
+  // Of the first row of `runs`, the others following it one by one; -1: each row at its position.
+  int32_t row_place = -1;
 };
 
 void AttendRawRef(const AttendWork* work, int64_t n, Executor& executor);

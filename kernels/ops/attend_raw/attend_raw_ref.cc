@@ -1,5 +1,8 @@
 #include <cmath>
 #include <limits>
+#include <span>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -8,44 +11,78 @@
 namespace kvstrata {
 namespace {
 
-template <typename T>
-double Dot(const float* q, const std::byte* row, int dim) {
-  const T* k = reinterpret_cast<const T*>(row);
-  double sum = 0;
-  for (int c = 0; c < dim; ++c) sum += static_cast<double>(q[c]) * ToFloat(k[c]);
-  return sum;
+using Vector = std::vector<double>;
+
+// A row before and after rotary embedding to `place`.
+Vector Turned(const Rotary& rotary, Vector row, int32_t place) {
+  for (int32_t i = 0; i < rotary.pairs(); ++i) {
+    const double angle = place * RotaryTable::Frequency(rotary, i);
+    double& x = row[rotary.interleaved ? 2 * i : i];
+    double& y = row[rotary.interleaved ? 2 * i + 1 : rotary.pairs() + i];
+    std::tie(x, y) = std::pair(x * std::cos(angle) - y * std::sin(angle),
+                               y * std::cos(angle) + x * std::sin(angle));
+  }
+  return row;
 }
 
-template <typename T>
-void AddRow(double weight, const std::byte* row, std::vector<double>& o) {
-  const T* v = reinterpret_cast<const T*>(row);
-  for (size_t c = 0; c < o.size(); ++c) o[c] += weight * ToFloat(v[c]);
+Vector QueryOf(const AttendWork& w, int token, int head) {
+  const float* q = w.q + token * w.q_token + int64_t{head} * w.k.dim;
+  Vector row(q, q + w.k.dim);
+  return w.rotary == nullptr ? row
+                             : Turned(w.rotary->rotary(), std::move(row), w.query_place + token);
 }
 
-// The positions of the work's rows that a query token at `position` sees.
-std::vector<int32_t> VisibleRows(const AttendWork& w, int32_t position) {
-  std::vector<int32_t> rows;
+// A row of the work's runs.
+struct KeyRow {
+  int32_t position;
+  Vector key;  // as attention uses it
+};
+
+template <typename T>
+std::vector<KeyRow> KeysOfRuns(const AttendWork& w) {
+  std::vector<KeyRow> rows;
   for (int i = 0; i < w.run_count; ++i) {
-    for (int32_t t = w.runs[i].begin; t < w.runs[i].end && t <= position; ++t) rows.push_back(t);
+    for (int32_t t = w.runs[i].begin; t < w.runs[i].end; ++t) {
+      const T* k = reinterpret_cast<const T*>(w.k.Row(t));
+      Vector key(w.k.dim);
+      for (size_t c = 0; c < key.size(); ++c) key[c] = ToFloat(k[c]);
+      const auto rank = static_cast<int32_t>(rows.size());
+      const int32_t place = w.row_place < 0 ? t : w.row_place + rank;
+      if (w.rotary != nullptr) key = Turned(w.rotary->rotary(), std::move(key), place);
+      rows.push_back({t, std::move(key)});
+    }
   }
   return rows;
 }
 
+double Dot(const Vector& a, const Vector& b) {
+  double sum = 0;
+  for (size_t c = 0; c < a.size(); ++c) sum += a[c] * b[c];
+  return sum;
+}
+
 template <typename T>
-void AttendOne(const AttendWork& w, const std::vector<int32_t>& rows, const float* q, int64_t out) {
-  std::vector<double> scores;
+void AddRow(double weight, const std::byte* row, Vector& o) {
+  const T* v = reinterpret_cast<const T*>(row);
+  for (size_t c = 0; c < o.size(); ++c) o[c] += weight * ToFloat(v[c]);
+}
+
+// Over the rows that the query sees, the first ones of `rows`.
+template <typename T>
+void AttendOne(const AttendWork& w, std::span<const KeyRow> rows, const Vector& q, int64_t out) {
+  Vector scores;
   double m = -std::numeric_limits<double>::infinity();
-  for (int32_t t : rows) {
-    scores.push_back(w.scale * Dot<T>(q, w.k.Row(t), w.k.dim));
+  for (const KeyRow& row : rows) {
+    scores.push_back(w.scale * Dot(q, row.key));
     m = std::max(m, scores.back());
   }
   const double shift = std::isinf(m) && m < 0 ? 0 : m;
   double l = 0;
-  std::vector<double> o(w.v.dim, 0.0);
+  Vector o(w.v.dim, 0.0);
   for (size_t i = 0; i < rows.size(); ++i) {
     const double p = std::exp(scores[i] - shift);
     l += p;
-    AddRow<T>(p, w.v.Row(rows[i]), o);
+    AddRow<T>(p, w.v.Row(rows[i].position), o);
   }
   w.m[out] = static_cast<float>(m);
   w.l[out] = static_cast<float>(l);
@@ -54,10 +91,12 @@ void AttendOne(const AttendWork& w, const std::vector<int32_t>& rows, const floa
 
 template <typename T>
 void Attend(const AttendWork& w) {
+  const std::vector<KeyRow> rows = KeysOfRuns<T>(w);
   for (int i = 0; i < w.queries; ++i) {
-    const std::vector<int32_t> rows = VisibleRows(w, w.position + i);
+    size_t visible = 0;
+    while (visible < rows.size() && rows[visible].position <= w.position + i) ++visible;
     for (int g = 0; g < w.group; ++g) {
-      AttendOne<T>(w, rows, w.q + i * w.q_token + int64_t{g} * w.k.dim, int64_t{i} * w.group + g);
+      AttendOne<T>(w, std::span(rows).first(visible), QueryOf(w, i, g), int64_t{i} * w.group + g);
     }
   }
 }

@@ -16,7 +16,13 @@ namespace HWY_NAMESPACE {
 template <typename T>
 void AttendTyped(const AttendWork& w) {
   // Few queries: memory is the limit. Many: the multipliers are.
-  return w.queries * w.group <= kDecodeQueriesMax ? AttendFew<T>(w) : AttendMany<T>(w);
+  const bool few = w.queries * w.group <= kDecodeQueriesMax;
+  if (w.rotary == nullptr) {
+    return few ? AttendFew<T, StoredKeys<T>>(w) : AttendMany<T>(w, nullptr);
+  }
+  if (few) return AttendFew<T, TurnedKeys<T>>(w);
+  RowRotator rotator(w);
+  AttendMany<T>(w, &rotator);
 }
 
 void AttendItem(const AttendWork& w) {

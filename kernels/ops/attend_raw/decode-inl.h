@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
+#include "kernels/ops/attend_raw/rotate_rows-inl.h"
 #include "kernels/ops/attend_raw/row_cursor.h"
 #include "kernels/ops/simd_rows-inl.h"
 
@@ -34,7 +36,7 @@ inline constexpr int kValuePairs = 1;
 
 // Online softmax of up to kHeads queries. Vectors: lane h * kRows + r.
 struct DecodeState {
-  const float* q;  // [H][dim], scaled, in pair order
+  const float* q;  // [H][dim], scaled, in pair order, or turned (half order)
   float* o;        // [H][dim], in pair order
   int32_t position[kHeads];
   alignas(64) float m[kN];  // equal over r
@@ -47,21 +49,23 @@ HWY_INLINE void PrefetchRow(const std::byte* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
 }
 
-// Scores of the tile; rows that a query does not see get -inf. Prefetches the tile's values.
-template <typename T, int H>
-HWY_INLINE void ScoreTile(const RowTile& tile, int dim, bool prefetch, DecodeState& st) {
+// Scores of the tile, whose keys lie at `keys`, of K: as stored (K is T), or turned (K is float).
+// Rows that a query does not see get -inf. Prefetches the tile's values.
+template <typename T, typename K, int H>
+HWY_INLINE void ScoreTile(const RowTile& tile, const std::byte* const* keys, int dim, bool prefetch,
+                          DecodeState& st) {
   const float none = -std::numeric_limits<float>::infinity();
   int visible[H];
   for (int h = 0; h < H; ++h) visible[h] = tile.Visible(st.position[h]);
   for (int i = 0, block = 0; i < tile.count; i += kRows, ++block) {
     const std::byte* rows[kRows];
-    for (int r = 0; r < kRows; ++r) rows[r] = tile.k[std::min(i + r, tile.count - 1)];
+    for (int r = 0; r < kRows; ++r) rows[r] = keys[std::min(i + r, tile.count - 1)];
     if (prefetch) {
       for (int r = 0; r < kRows && i + r < tile.count; ++r) {
         PrefetchRow(tile.v[i + r], dim * static_cast<int64_t>(sizeof(T)));
       }
     }
-    hn::Store(DotRows<T, kRows, H>(rows, st.q, dim, dim), DF(), st.s[block]);
+    hn::Store(DotRows<K, kRows, H>(rows, st.q, dim, dim), DF(), st.s[block]);
     for (int h = 0; h < H; ++h) {
       if (i + kRows <= visible[h]) continue;
       for (int r = std::max(visible[h] - i, 0); r < kRows; ++r) st.s[block][h * kRows + r] = none;
@@ -147,10 +151,10 @@ HWY_INLINE void AddValues(const RowTile& tile, const RowTile* next, int dim, int
   }
 }
 
-template <typename T, int H>
-HWY_NOINLINE void DecodeTile(const RowTile& tile, const RowTile* next, int dim, bool prefetch,
-                             DecodeState& st) {
-  ScoreTile<T, H>(tile, dim, prefetch, st);
+template <typename T, typename K, int H>
+HWY_NOINLINE void DecodeTile(const RowTile& tile, const std::byte* const* keys, const RowTile* next,
+                             int dim, bool prefetch, DecodeState& st) {
+  ScoreTile<T, K, H>(tile, keys, dim, prefetch, st);
   WeighTile<H>(tile.count, st);
   if (tile.Visible(st.position[0]) == tile.count) {  // query 0 sees least
     AddValues<T, H>(tile, prefetch ? next : nullptr, dim, tile.count, 0, st);
@@ -162,23 +166,24 @@ HWY_NOINLINE void DecodeTile(const RowTile& tile, const RowTile* next, int dim, 
   }
 }
 
-template <typename T>
-HWY_INLINE void DecodeHeads(int heads, const RowTile& tile, const RowTile* next, int dim,
-                            bool prefetch, DecodeState& st) {
+template <typename T, typename K>
+HWY_INLINE void DecodeHeads(int heads, const RowTile& tile, const std::byte* const* keys,
+                            const RowTile* next, int dim, bool prefetch, DecodeState& st) {
   switch (heads) {
     case 1:
-      return DecodeTile<T, 1>(tile, next, dim, prefetch, st);
+      return DecodeTile<T, K, 1>(tile, keys, next, dim, prefetch, st);
     case 2:
-      return DecodeTile<T, 2>(tile, next, dim, prefetch, st);
+      return DecodeTile<T, K, 2>(tile, keys, next, dim, prefetch, st);
     case 3:
-      return DecodeTile<T, 3>(tile, next, dim, prefetch, st);
+      return DecodeTile<T, K, 3>(tile, keys, next, dim, prefetch, st);
     default:
-      return DecodeTile<T, 4>(tile, next, dim, prefetch, st);
+      return DecodeTile<T, K, 4>(tile, keys, next, dim, prefetch, st);
   }
 }
 
 template <typename T>
-HWY_INLINE void OpenState(const AttendWork& w, int first, int heads, float* q, DecodeState& st) {
+HWY_INLINE void OpenState(const AttendWork& w, int first, int heads, RowRotator* rotator, float* q,
+                          DecodeState& st) {
   const int dim = w.k.dim;
   st.q = q;
   st.o = w.o + int64_t{first} * dim;
@@ -187,8 +192,12 @@ HWY_INLINE void OpenState(const AttendWork& w, int first, int heads, float* q, D
   std::fill(st.l, st.l + kN, 0.0f);
   for (int h = 0; h < heads; ++h) {
     const int token = (first + h) / w.group;
-    const float* from = w.q + token * w.q_token + int64_t{(first + h) % w.group} * dim;
-    ToPairOrder<T>(from, q + h * dim, dim);
+    const int head = (first + h) % w.group;
+    if (rotator != nullptr) {
+      rotator->Query(token, head, q + h * dim);
+    } else {
+      ToPairOrder<T>(w.q + token * w.q_token + int64_t{head} * dim, q + h * dim, dim);
+    }
     for (int c = 0; c < dim; ++c) q[h * dim + c] *= w.scale;
     st.position[h] = w.position + token;
   }
@@ -205,25 +214,60 @@ HWY_INLINE void CloseState(const AttendWork& w, int first, int heads, const Deco
   }
 }
 
-// REQUIRES: queries * group <= kDecodeQueriesMax
+// Where the keys of a tile lie: on their pages, ...
 template <typename T>
+class StoredKeys {
+ public:
+  using Row = T;
+  explicit StoredKeys(const AttendWork&) {}
+  RowRotator* rotator() { return nullptr; }
+  HWY_INLINE const std::byte* const* Of(const RowTile& tile) { return tile.k; }
+};
+
+// ... or turned, one tile at a time.
+template <typename T>
+class TurnedKeys {
+ public:
+  using Row = float;
+  explicit TurnedKeys(const AttendWork& w) : rotator_(w) {
+    for (int i = 0; i < kDecodeTileRows; ++i) {
+      rows_[i] = reinterpret_cast<const std::byte*>(keys_ + i * w.k.dim);
+    }
+  }
+  RowRotator* rotator() { return &rotator_; }
+  HWY_INLINE const std::byte* const* Of(const RowTile& tile) {
+    rotator_.Keys<T>(tile, keys_);
+    return rows_;
+  }
+
+ private:
+  RowRotator rotator_;
+  const std::byte* rows_[kDecodeTileRows];
+  alignas(64) float keys_[kDecodeTileRows * kHeadDimMax];
+};
+
+// Keys is StoredKeys<T> or TurnedKeys<T>. REQUIRES: queries * group <= kDecodeQueriesMax
+template <typename T, typename Keys>
 HWY_NOINLINE void AttendFew(const AttendWork& w) {
   constexpr int kStates = kDecodeQueriesMax / kHeads;
   const int dim = w.k.dim;
   const int rows = w.queries * w.group;
   alignas(64) float q[kDecodeQueriesMax * kHeadDimMax];
   DecodeState states[kStates];
+  Keys keys(w);
   const auto heads_of = [rows](int s) HWY_ATTR { return std::min(rows - s * kHeads, kHeads); };
   for (int s = 0; s * kHeads < rows; ++s) {
-    OpenState<T>(w, s * kHeads, heads_of(s), q + s * kHeads * dim, states[s]);
+    OpenState<T>(w, s * kHeads, heads_of(s), keys.rotator(), q + s * kHeads * dim, states[s]);
   }
   RowTile tiles[2];
   RowCursor cursor(w);
   cursor.Next(kDecodeTileRows, &tiles[0]);
   for (int t = 0; tiles[t].count > 0; t = 1 - t) {
     cursor.Next(kDecodeTileRows, &tiles[1 - t]);
+    const std::byte* const* rows_of_tile = keys.Of(tiles[t]);
     for (int s = 0; s * kHeads < rows; ++s) {
-      DecodeHeads<T>(heads_of(s), tiles[t], &tiles[1 - t], dim, s == 0, states[s]);
+      DecodeHeads<T, typename Keys::Row>(heads_of(s), tiles[t], rows_of_tile, &tiles[1 - t], dim,
+                                         s == 0, states[s]);
     }
   }
   for (int s = 0; s * kHeads < rows; ++s) CloseState<T>(w, s * kHeads, heads_of(s), states[s]);

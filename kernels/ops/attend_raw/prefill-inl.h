@@ -19,6 +19,7 @@
 #include <memory>
 #include <new>
 
+#include "kernels/ops/attend_raw/rotate_rows-inl.h"
 #include "kernels/ops/attend_raw/row_cursor.h"
 #include "kernels/ops/simd_rows-inl.h"
 
@@ -77,8 +78,8 @@ HWY_INLINE void MultiplyBlock(const float* a, int a_row, int a_step, const float
 struct PrefillSpace {
   int dim, rows, padded;  // rows: queries * group; padded to a whole number of panels
   std::unique_ptr<float[], void (*)(float*)> memory;
-  float* q;         // [padded / kPanel][dim][kPanel], scaled, in pair order
-  float* k;         // [kPrefillTileRows][dim], in pair order
+  float* q;         // [padded / kPanel][dim][kPanel], scaled, in the order of k
+  float* k;         // [kPrefillTileRows][dim], in pair order, or turned (half order)
   float* v;         // [kPrefillTileRows][dim], in pair order
   float* s;         // [kPrefillTileRows][kPanel]
   float* m;         // [padded]
@@ -109,7 +110,7 @@ struct PrefillSpace {
 };
 
 template <typename T>
-HWY_INLINE void PackQueries(const AttendWork& w, PrefillSpace& sp) {
+HWY_INLINE void PackQueries(const AttendWork& w, RowRotator* rotator, PrefillSpace& sp) {
   float row[kHeadDimMax];
   std::fill(sp.q, sp.q + int64_t{sp.padded} * sp.dim, 0.0f);
   std::fill(sp.m, sp.m + sp.padded, -std::numeric_limits<float>::infinity());
@@ -119,14 +120,24 @@ HWY_INLINE void PackQueries(const AttendWork& w, PrefillSpace& sp) {
     std::memcpy(sp.position + j, &at, sizeof at);
   }
   for (int j = 0; j < sp.rows; ++j) {
-    const float* from = w.q + (j / w.group) * w.q_token + int64_t{j % w.group} * sp.dim;
-    ToPairOrder<T>(from, row, sp.dim);
+    const int token = j / w.group, head = j % w.group;
+    if (rotator != nullptr) {
+      rotator->Query(token, head, row);
+    } else {
+      ToPairOrder<T>(w.q + token * w.q_token + int64_t{head} * sp.dim, row, sp.dim);
+    }
     float* to = sp.q + int64_t{j / kPanel} * sp.dim * kPanel + j % kPanel;
     for (int c = 0; c < sp.dim; ++c) to[c * kPanel] = row[c] * w.scale;
   }
 }
 
-// Rows to fp32, in pair order; missing rows of the last block become 0.
+// Missing rows of the last block become 0.
+HWY_INLINE void PadBlock(int count, int dim, float* out) {
+  const int end = (count + kBlockRows - 1) / kBlockRows * kBlockRows;
+  std::fill(out + count * dim, out + end * dim, 0.0f);
+}
+
+// Rows to fp32, in pair order.
 template <typename T>
 HWY_INLINE void WidenRows(const std::byte* const* rows, int count, int dim, float* out) {
   const DF d;
@@ -139,8 +150,7 @@ HWY_INLINE void WidenRows(const std::byte* const* rows, int count, int dim, floa
       hn::StoreU(b, d, out + i * dim + c + kN);
     }
   }
-  const int end = (count + kBlockRows - 1) / kBlockRows * kBlockRows;
-  std::fill(out + count * dim, out + end * dim, 0.0f);
+  PadBlock(count, dim, out);
 }
 
 // s [rows][kPanel] = K Q^T of one panel; `width` vectors of queries are in use.
@@ -248,16 +258,22 @@ HWY_INLINE void AttendPanel(const AttendWork& w, const RowTile& tile, PrefillSpa
   AddPanelValues(w, tile, sp, first, end);
 }
 
+// rotator is null where keys are used as they are stored.
 template <typename T>
-HWY_NOINLINE void AttendMany(const AttendWork& w) {
+HWY_NOINLINE void AttendMany(const AttendWork& w, RowRotator* rotator) {
   const int dim = w.k.dim;
   PrefillSpace sp(dim, w.queries * w.group);
-  PackQueries<T>(w, sp);
+  PackQueries<T>(w, rotator, sp);
   std::fill(w.o, w.o + int64_t{sp.rows} * dim, 0.0f);
   RowTile tile;
   RowCursor cursor(w);
   for (cursor.Next(kPrefillTileRows, &tile); tile.count > 0; cursor.Next(kPrefillTileRows, &tile)) {
-    WidenRows<T>(tile.k, tile.count, dim, sp.k);
+    if (rotator != nullptr) {
+      rotator->Keys<T>(tile, sp.k);
+      PadBlock(tile.count, dim, sp.k);
+    } else {
+      WidenRows<T>(tile.k, tile.count, dim, sp.k);
+    }
     WidenRows<T>(tile.v, tile.count, dim, sp.v);
     for (int first = 0; first < sp.rows; first += kPanel) AttendPanel(w, tile, sp, first);
   }

@@ -29,7 +29,8 @@ class ModelDesc(c.Structure):
                 ("kv_heads", c.c_int32), ("head_dim", c.c_int32), ("page_tokens", c.c_int32),
                 ("dtype", c.c_int32), ("keys_pre_rope", c.c_int32), ("rank", c.c_int32),
                 ("ranks", c.c_int32), ("boundary_tokens", c.POINTER(c.c_int32)),
-                ("boundary_count", c.c_size_t)]
+                ("boundary_count", c.c_size_t), ("rope_theta", c.c_double), ("rope_dim", c.c_int32),
+                ("rope_interleaved", c.c_int32)]
 
 
 class Tensor(c.Structure):

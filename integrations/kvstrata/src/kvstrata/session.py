@@ -122,13 +122,18 @@ class Session:
     def register_model(self, name: str, digest: str, *, layers: int, query_heads: int, kv_heads: int,
                        head_dim: int, page_tokens: int = 32, dtype: DType = DType.BF16,
                        boundary_tokens: Ids = (), adapter: str | None = None,
-                       keys_pre_rope: bool = False, rank: int = 0, ranks: int = 1) -> Model:
-        """The same description again gives the same handle."""
+                       keys_pre_rope: bool = False, rope_theta: float = 0, rope_dim: int = 0,
+                       rope_interleaved: bool = False, rank: int = 0, ranks: int = 1) -> Model:
+        """The same description again gives the same handle.
+
+        keys_pre_rope: keys and queries come before rotary embedding, and attention rotates the first
+        rope_dim channels (0: all) with base rope_theta, pairs (i, i + rope_dim/2) or (2i, 2i + 1).
+        """
         boundary = _ids(boundary_tokens)
         desc = lib.ModelDesc(c.sizeof(lib.ModelDesc), name.encode(), digest.encode(),
                              adapter.encode() if adapter else None, layers, query_heads, kv_heads,
                              head_dim, page_tokens, dtype, int(keys_pre_rope), rank, ranks,
-                             _int32s(boundary), boundary.size)
+                             _int32s(boundary), boundary.size, rope_theta, rope_dim, int(rope_interleaved))
         out = c.c_uint64()
         self._lib.check(self._lib.kvs_model_register(self.handle, desc, out))
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))

@@ -4,7 +4,7 @@
     DaemonCache   in kvstratad's pages, selection and attention through libkvstrata
 
 A cache is a sequence: begin(ids), attend() once for each layer in order, end() or abort(). q, k, v come
-after rotary embedding, fp32 [new tokens][heads][head_dim]; nothing is kept of them after the call.
+after rotary embedding (before it from an engine with pre_rope, which DaemonCache alone serves), fp32 [new tokens][heads][head_dim]; nothing is kept of them after the call.
 prefill_done() follows the prompt; report() gives entropies or surprisals (nats) from position `first` on.
 Threads: one thread a cache.
 """

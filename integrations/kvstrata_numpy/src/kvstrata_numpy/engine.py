@@ -44,10 +44,14 @@ class Engine:
     model: kvstrata.Model | None = None
 
     @staticmethod
-    def load(path: str | os.PathLike[str], progress: Progress | None = None) -> Engine:
-        """Errors: gguf_file.GgufError."""
+    def load(path: str | os.PathLike[str], progress: Progress | None = None, pre_rope: bool = False) -> Engine:
+        """pre_rope: keys and queries go to the daemon before rotary embedding, and it rotates them. Plans
+        with `compact` then go beyond the model's context; own_cache() does not exist.
+
+        Errors: gguf_file.GgufError.
+        """
         file = gguf_file.read(path)
-        return Engine(Llama(file, progress), Tokenizer(file), file.digest(), os.fspath(path))
+        return Engine(Llama(file, progress, pre_rope), Tokenizer(file), file.digest(), os.fspath(path))
 
     def attach(self, session: kvstrata.Session, page_tokens: int = PAGE_TOKENS) -> None:
         """Registers the model with the daemon."""
@@ -56,7 +60,8 @@ class Engine:
         self.model = session.register_model(
             c.name[:63], self.digest, layers=c.layers, query_heads=c.query_heads, kv_heads=c.kv_heads,
             head_dim=c.head_dim, page_tokens=page_tokens, dtype=kvstrata.DType.BF16,
-            boundary_tokens=self.tokenizer.boundary_tokens())
+            boundary_tokens=self.tokenizer.boundary_tokens(), keys_pre_rope=c.pre_rope,
+            rope_theta=c.rope_theta if c.pre_rope else 0, rope_dim=c.head_dim if c.pre_rope else 0)
 
     def open(self, plan: str, ids: list[int]) -> DaemonCache:
         """A sequence of the daemon under a plan; cache.tokens of the prompt are there already."""
@@ -65,6 +70,9 @@ class Engine:
         return DaemonCache(self.session, self.session.open(self.model, plan, ids))
 
     def own_cache(self, capacity: int = 1024) -> OwnCache:
+        """Keys and values in this process. RuntimeError for an engine that was loaded with pre_rope."""
+        if self.llama.config.pre_rope:
+            raise RuntimeError("an own cache does not rotate keys: load the engine without pre_rope")
         return OwnCache(self.llama.config, capacity)
 
     def prefill(self, cache: Cache, ids: list[int], progress: Progress | None = None,

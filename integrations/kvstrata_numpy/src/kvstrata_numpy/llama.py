@@ -11,7 +11,7 @@ Threads: forward() from one thread at a time; BLAS uses its own threads inside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Config:
     context: int
     rope_theta: float
     epsilon: float
+    pre_rope: bool = False    # keys and queries go to the cache before rotary embedding
 
 
 @dataclass
@@ -93,10 +94,16 @@ def _read_layer(file: GgufFile, config: Config, i: int) -> Layer:
 
 
 class Llama:
-    """A loaded model. `forward` appends tokens to a cache and returns their last hidden states."""
+    """A loaded model. `forward` appends tokens to a cache and returns their last hidden states.
 
-    def __init__(self, file: GgufFile, progress: Progress | None = None) -> None:
-        self.config = config = config_of(file)
+    With pre_rope the cache rotates: any number of tokens, if it moves them to positions the model knows.
+    """
+
+    def __init__(self, file: GgufFile, progress: Progress | None = None, pre_rope: bool = False) -> None:
+        self.config = config = replace(config_of(file), pre_rope=pre_rope)
+        if pre_rope and "rope_freqs.weight" in file.names():
+            raise GgufError(f"{file.path}: rope_freqs.weight scales the rotary frequencies, which a cache that "
+                            "rotates does not know; load the model without pre_rope")
         self.layers: list[Layer] = []
         for i in range(config.layers):
             self.layers.append(_read_layer(file, config, i))
@@ -115,7 +122,7 @@ class Llama:
     def forward(self, ids: Sequence[int], cache: Cache) -> Array:
         """Hidden states [n, width] of the new tokens, normed. Keys and values go to the cache."""
         first, n = cache.tokens, len(ids)
-        if first + n > self.config.context:
+        if first + n > self.config.context and not self.config.pre_rope:
             raise ValueError(f"{first} + {n} tokens exceed the model's context of {self.config.context}; "
                              "shorten the document")
         position = slice(first, first + n)
@@ -138,13 +145,14 @@ class Llama:
         c, n = self.config, len(x)
         qkv = (rms_norm(x, c.epsilon) @ layer.qkv.T).reshape(n, -1, c.head_dim)
         rotated = c.query_heads + c.kv_heads
-        qk = self._rotate(qkv[:, :rotated], position)
+        qk = qkv[:, :rotated] if c.pre_rope else self.rotate(qkv[:, :rotated], position)
         out = cache.attend(i, qk[:, :c.query_heads], qk[:, c.query_heads:], qkv[:, rotated:])
         x = x + out.reshape(n, -1) @ layer.output.T
         gate, up = np.split(rms_norm(x, c.epsilon) @ layer.gate_up.T, 2, axis=1)
         return x + (silu(gate) * up) @ layer.down.T
 
-    def _rotate(self, qk: Array, position: slice) -> Array:
+    def rotate(self, qk: Array, position: slice) -> Array:
+        """Rotary embedding of rows [n, heads, d] at positions of the model's context."""
         cos, sin, half = self._cos[position], self._sin[position], qk.shape[2] // 2
         left, right = qk[:, :, :half], qk[:, :, half:]
         out = np.empty(qk.shape, np.float32)

@@ -135,8 +135,12 @@ def _check_metadata(path: str, metadata: dict[str, str]) -> None:
                              f"it is a number of at least {least}")
     if int(metadata["tail"]) > int(metadata["N0"]):
         raise TraceError(path, "TRACE_METADATA", f"tail = {metadata['tail']} exceeds N0 = {metadata['N0']}")
-    if metadata.get("keys") != "post_rope":
-        raise TraceError(path, "TRACE_METADATA", f"keys is {metadata.get('keys')!r}; allowed: 'post_rope'")
+    if metadata.get("keys") not in ("post_rope", "pre_rope"):
+        raise TraceError(path, "TRACE_METADATA", f"keys is {metadata.get('keys')!r}; "
+                         "allowed: 'post_rope', 'pre_rope'")
+    for key in ("rope_theta", "rope_dim") if metadata["keys"] == "pre_rope" else ():
+        if key not in metadata:
+            raise TraceError(path, "TRACE_METADATA", f"{key} is missing; keys = pre_rope needs it")
 
 
 def _wanted(metadata: dict[str, str]) -> dict[str, tuple[type, tuple[int, ...]]]:
@@ -252,8 +256,9 @@ def metadata_of(engine: Engine, layers: Sequence[int], prompt: int, steps: int, 
     c = engine.llama.config
     numbers = {"layers": c.layers, "query_heads": c.query_heads, "kv_heads": c.kv_heads,
                "head_dim": c.head_dim, "page_tokens": PAGE_TOKENS, "N0": prompt, "T": steps, "tail": tail,
-               "rope_theta": c.rope_theta, "rope_dim": c.head_dim}
-    return {"format": FORMAT, "format_version": VERSION, "keys": "post_rope", "model": c.name,
+               "rope_theta": c.rope_theta, "rope_dim": c.head_dim, "rope_interleaved": 0}
+    keys = "pre_rope" if c.pre_rope else "post_rope"
+    return {"format": FORMAT, "format_version": VERSION, "keys": keys, "model": c.name,
             "digest": engine.digest, "tokenizer": engine.tokenizer.name, "rope_scaling": "none",
             "source": source, "trace_layers": ",".join(map(str, layers)),
             **{key: str(value) for key, value in numbers.items()}}
@@ -297,27 +302,34 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=_layer_list, help="e.g. 0,9,19,29; default: all")
     parser.add_argument("--socket", help="of a kvstratad that holds keys and values meanwhile")
     parser.add_argument("--plan", default="full", help="with --socket (default %(default)s)")
-    return parser.parse_args(arguments)
+    parser.add_argument("--pre-rope", action="store_true",
+                        help="record keys and queries before rotary embedding; needs --socket")
+    options = parser.parse_args(arguments)
+    if options.pre_rope and not options.socket:
+        parser.error("--pre-rope needs --socket: the daemon rotates")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
     from .download import model_path
     from .progress import bar
     options = _parse(arguments)
-    engine = Engine.load(options.model or model_path())
+    engine = Engine.load(options.model or model_path(), pre_rope=options.pre_rope)
     with open(options.doc, encoding="utf-8", errors="replace") as file:
         ids = engine.tokenizer.encode(file.read())[:options.tokens]
     c = engine.llama.config
     layers = list(range(c.layers)) if options.layers is None else options.layers
     if layers[0] < 0 or layers[-1] >= c.layers:
         raise SystemExit(f"--layers: the model has layers 0 .. {c.layers - 1}")
-    if not ids or len(ids) + options.steps > c.context:
+    if not ids or (len(ids) + options.steps > c.context and not c.pre_rope):
         raise SystemExit(f"{len(ids)} prompt tokens + {options.steps} steps: allowed are 1 .. {c.context}")
     with contextlib.ExitStack() as stack:
-        cache: Cache = engine.own_cache(len(ids) + options.steps)
+        cache: Cache
         if options.socket:
             engine.attach(stack.enter_context(kvstrata.attach(options.socket, client_name="trace")))
             cache = engine.open(options.plan, [])
+        else:
+            cache = engine.own_cache(len(ids) + options.steps)
         progress = stack.enter_context(bar("prefill", "token"))
         arrays, metadata = record(engine, cache, ids, options.steps, options.tail, layers,
                                   os.path.basename(options.doc), progress)
