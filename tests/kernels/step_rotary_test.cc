@@ -148,6 +148,22 @@ TEST_P(RotarySteps, PromptChunksOfTokenSelectStandAfterTheirHistory) {
   }
 }
 
+TEST_P(RotarySteps, AStepOverSeveralPromptChunksPlacesEach) {
+  const Inputs in(RotaryGeometry({10000, 64}), 320, kSeed);
+  const std::string plan =
+      "tokenselect{k = 40, n_init = 4, n_local = 20, chunk = 32, min_tokens = 0, compact = true}";
+  HeldSequence at_once(in.g, plan), apart(in.g, plan);
+  for (HeldSequence* s : {&at_once, &apart}) RunTo(*s, in, 256, 256, backend());
+  const StepResult both = RunStep(at_once, in, 64, backend());
+  RunStep(apart, in, 32, backend());
+  const StepResult second = RunStep(apart, in, 32, backend());
+  const int64_t half = int64_t{32} * in.g.query_heads * in.g.head_dim;
+  for (int64_t layer = 0; layer < in.g.layers; ++layer) {
+    const auto from = both.out.begin() + (2 * layer + 1) * half;
+    EXPECT_TRUE(std::equal(from, from + half, second.out.begin() + layer * half)) << layer;
+  }
+}
+
 // core.py's test_compact_positions: a gap attended at compact places is a short sequence of the
 // attended rows, attended in full. So no place reaches the number of attended rows, however long
 // the sequence is.
