@@ -15,6 +15,12 @@ int DeviceCount() {
 constexpr CudaOps kOps = {
     .error_text = ErrorText,
     .device_count = DeviceCount,
+    .summarize = SummarizeCuda,
+    .score = ScoreCuda,
+    .vote_scratch_bytes = VoteScratchBytes,
+    .vote = VoteCuda,
+    .pick_scratch_bytes = PickScratchBytes,
+    .pick = PickCuda,
 };
 
 }  // namespace

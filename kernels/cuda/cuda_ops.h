@@ -12,6 +12,10 @@
 #include <cstdint>
 
 #include "kernels/cuda/batch.h"
+#include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/score/score_cuda.h"
+#include "kernels/ops/summarize/summarize_cuda.h"
+#include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
@@ -22,6 +26,14 @@ struct CudaOps {
   const char* (*error_text)(int code) = nullptr;
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
+
+  // Selection: each op's header is its contract.
+  int (*summarize)(const SummarizeBatch& work, Stream stream) = nullptr;
+  int (*score)(const ScoreBatch& work, Stream stream) = nullptr;
+  int64_t (*vote_scratch_bytes)(const VoteBatch& work) = nullptr;
+  int (*vote)(const VoteBatch& work, Stream stream) = nullptr;
+  int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
+  int (*pick)(const PickBatch& work, Stream stream) = nullptr;
 };
 
 }  // namespace kvstrata::cuda
