@@ -39,23 +39,25 @@ __device__ inline T QueryPart(float x, int field, int fields, bool low) {
   return low ? Rounded<T>(x - FloatOf(high)) : high;
 }
 
-// Fills `out` from q [query_heads][kDim] of one sequence. By all threads; barrier afterwards.
+// Fills `out` with the `group` queries from element `first_element` of q on. By all threads;
+// barrier afterwards.
 template <typename T, int kDim>
 __device__ void LoadQueries(QueryFragments<kDim>* out, const void* q, DType q_dtype,
                             int64_t first_element, int group, int fields) {
-  const bool wide = group > 4;
   constexpr int kChunks = kDim / 32;
-  for (int i = threadIdx.x; i < fields * 2 * kChunks * 32; i += blockDim.x) {
-    const int lane = i % 32, chunk = i / 32 % kChunks, tile = i / 32 / kChunks % 2;
-    const int field = i / 32 / kChunks / 2;
+  const bool wide = group > 4;
+  const int tiles = wide ? 2 : 1;
+  for (int i = threadIdx.x; i < fields * tiles * kChunks * 32; i += blockDim.x) {
+    const int lane = i % 32, chunk = i / 32 % kChunks;
+    const int tile = i / 32 / kChunks % tiles, field = i / 32 / kChunks / tiles;
     const int column = lane / 4;
     const int query = wide ? column : column % 4;
     const bool low = wide ? tile == 1 : column >= 4;
+    float x[8] = {};
+    const int64_t at = first_element + int64_t{query} * kDim + 32 * chunk + 8 * (lane % 4);
+    if (query < group) LoadFloats(q, q_dtype, at, x);
     T parts[8];
-    for (int e = 0; e < 8; ++e) {
-      const int64_t at = first_element + int64_t{query} * kDim + 32 * chunk + 8 * (lane % 4) + e;
-      parts[e] = QueryPart<T>(query < group ? LoadFloat(q, q_dtype, at) : 0.0f, field, fields, low);
-    }
+    for (int e = 0; e < 8; ++e) parts[e] = QueryPart<T>(x[e], field, fields, low);
     out->at[field][tile][chunk][lane] = {
         PackedPair(parts[0], parts[1]), PackedPair(parts[2], parts[3]),
         PackedPair(parts[4], parts[5]), PackedPair(parts[6], parts[7])};

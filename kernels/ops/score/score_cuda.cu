@@ -28,9 +28,10 @@ __global__ __launch_bounds__(kWarps * 32) void ScoreKernel(ScoreBatch w) {
   const int group = w.query_heads / w.rows.kv_heads;
   const bool wide = group > 4;
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
-  if (units.full) return;
+  // Before the test, so that queries and `tokens` arrive together.
   LoadQueries<T>(&queries, w.q, w.q_dtype,
                  (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
+  if (units.full) return;
   __syncthreads();
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
