@@ -45,15 +45,6 @@ __device__ inline void LoadFloats(const void* array, DType dtype, int64_t i, flo
   }
 }
 
-// 16 bytes that are read once: past L1.
-__device__ inline uint4 LoadStreaming(const void* address) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(__cvta_generic_to_global(address)));
-  return v;
-}
-
 }  // namespace kvstrata::cuda
 
 #endif  // KVSTRATA_KERNELS_CUDA_FLOAT_BITS_CUH_

@@ -64,7 +64,7 @@ __device__ void LoadQueries(QueryFragments<kDim>* out, const void* q, DType q_dt
   }
 }
 
-// The scores of two queries (LaneQuery) that a lane holds after ScoreRows. Groups of up to 4: lanes
+// The scores of two queries (LaneQuery) that a lane holds of a tile. Groups of up to 4: lanes
 // t and t + 2 hold the same.
 struct LaneScores {
   float row_g[2], row_g8[2];  // by query
@@ -73,38 +73,6 @@ struct LaneScores {
 // The first of the two queries (of the group) whose scores this lane holds.
 __device__ inline int LaneQuery(int lane, bool wide) { return 2 * (wide ? lane % 4 : lane % 2); }
 
-// row_g, row_g8: this lane's two rows, field 0, at its dims (16 bytes * t). Rows that do not count
-// must still be readable. By whole warps.
-template <typename T, int kDim>
-__device__ LaneScores ScoreRows(const QueryFragments<kDim>& q, int fields, int64_t field_stride,
-                                bool wide, const char* row_g, const char* row_g8) {
-  constexpr int kChunks = kDim / 32;
-  const int lane = threadIdx.x % 32;
-  float high[4] = {}, low[4] = {};
-  for (int field = 0; field < fields; ++field) {
-    uint4 a[kChunks], b[kChunks];
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      a[i] = LoadStreaming(row_g + field * field_stride + 64 * i);
-      b[i] = LoadStreaming(row_g8 + field * field_stride + 64 * i);
-    }
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const uint4 c = q.at[field][0][i][lane];
-      MmaM16N8K16<T>(high, a[i].x, b[i].x, a[i].y, b[i].y, c.x, c.y);
-      MmaM16N8K16<T>(high, a[i].z, b[i].z, a[i].w, b[i].w, c.z, c.w);
-      if (!wide) continue;
-      const uint4 d = q.at[field][1][i][lane];
-      MmaM16N8K16<T>(low, a[i].x, b[i].x, a[i].y, b[i].y, d.x, d.y);
-      MmaM16N8K16<T>(low, a[i].z, b[i].z, a[i].w, b[i].w, d.z, d.w);
-    }
-  }
-  if (!wide) {  // low parts are columns 4..7 of the same product
-    for (int i = 0; i < 4; ++i) low[i] = __shfl_xor_sync(~0u, high[i], 2);
-  }
-  return {{high[0] + low[0], high[1] + low[1]}, {high[2] + low[2], high[3] + low[3]}};
-}
-
 // Where row r of a head begins.
 __device__ inline const char* RowAddress(const DeviceRows& rows, const uint64_t* pages,
                                          int64_t head_offset, int32_t r) {
@@ -112,6 +80,120 @@ __device__ inline const char* RowAddress(const DeviceRows& rows, const uint64_t*
   return reinterpret_cast<const char*>(__ldg(pages + page)) + head_offset +
          (r - page * rows.page_rows) * rows.row_stride;
 }
+
+// A warp's ring of rows on their way from memory, in shared memory: one field of 16 rows a stage.
+// What a lane copies it alone reads, so that no barrier is needed.
+template <int kDim>
+struct RowRing {
+  static constexpr int kStages = kDim == 64 ? 6 : kDim == 128 ? 3 : 2;
+  uint4 at[kStages][kDim / 16][32];  // [stage][chunk of row g, of row g + 8, ...][lane]
+};
+
+// Scores tile after tile of 16 rows of one KV head, several stages of loads ahead. By whole warps.
+// row_of(i) is the first row of the warp's tile i; rows outside [first, last) are scored as the
+// nearest inside, and do not count.
+template <typename T, int kDim, typename RowOf>
+class TileScorer {
+ public:
+  // `fields` etc. as in ScoreBatch; pages: of the sequence; ring: the warp's own. Loads begin here;
+  // `queries` are read by Next.
+  __device__ TileScorer(const DeviceRows& rows, int fields, int64_t field_stride, int64_t sequence,
+                        int head, int first, int last, int tiles, RowOf row_of,
+                        const QueryFragments<kDim>& queries, bool wide, RowRing<kDim>* ring)
+      : rows_(rows),
+        pages_(rows.pages + sequence * rows.page_stride),
+        head_offset_(rows.offset + head * rows.head_stride + 16 * (threadIdx.x % 4)),
+        field_stride_(field_stride),
+        fields_(fields),
+        first_(first),
+        last_(last),
+        tiles_(tiles),
+        wide_(wide),
+        row_of_(row_of),
+        queries_(queries),
+        ring_(ring) {
+#pragma unroll
+    for (int stage = 0; stage < RowRing<kDim>::kStages; ++stage) Issue(stage);
+  }
+
+  // The next tile's scores.
+  __device__ LaneScores Next() {
+    float high[4] = {}, low[4] = {};
+    for (int field = 0; field < fields_; ++field) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(RowRing<kDim>::kStages - 1) : "memory");
+      Multiply(field, high, low);
+      Issue(stage_);
+      stage_ = stage_ + 1 == RowRing<kDim>::kStages ? 0 : stage_ + 1;
+    }
+    if (!wide_) {  // low parts are columns 4..7 of the same product
+      for (int i = 0; i < 4; ++i) low[i] = __shfl_xor_sync(~0u, high[i], 2);
+    }
+    return {{high[0] + low[0], high[1] + low[1]}, {high[2] + low[2], high[3] + low[3]}};
+  }
+
+ private:
+  static constexpr int kChunks = kDim / 32;
+
+  // Starts the copy of the next field of the next tile; nothing after the last, but as a group.
+  __device__ void Issue(int stage) {
+    if (tile_ < tiles_) {
+      if (field_ == 0) FindRows();
+      const int lane = threadIdx.x % 32;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        Copy(&ring_->at[stage][2 * i][lane], row_g_ + 64 * i);
+        Copy(&ring_->at[stage][2 * i + 1][lane], row_g8_ + 64 * i);
+      }
+      row_g_ += field_stride_;
+      row_g8_ += field_stride_;
+      if (++field_ == fields_) {
+        field_ = 0;
+        ++tile_;
+      }
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  __device__ void FindRows() {
+    const int near = row_of_(tile_) + static_cast<int>(threadIdx.x) % 32 / 4;
+    row_g_ = RowAddress(rows_, pages_, head_offset_, min(max(near, first_), last_ - 1));
+    row_g8_ = RowAddress(rows_, pages_, head_offset_, min(max(near + 8, first_), last_ - 1));
+  }
+
+  __device__ static void Copy(uint4* to, const char* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+  }
+
+  __device__ void Multiply(int field, float (&high)[4], float (&low)[4]) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const uint4 a = ring_->at[stage_][2 * i][lane], b = ring_->at[stage_][2 * i + 1][lane];
+      const uint4 c = queries_.at[field][0][i][lane];
+      MmaM16N8K16<T>(high, a.x, b.x, a.y, b.y, c.x, c.y);
+      MmaM16N8K16<T>(high, a.z, b.z, a.w, b.w, c.z, c.w);
+      if (!wide_) continue;
+      const uint4 d = queries_.at[field][1][i][lane];
+      MmaM16N8K16<T>(low, a.x, b.x, a.y, b.y, d.x, d.y);
+      MmaM16N8K16<T>(low, a.z, b.z, a.w, b.w, d.z, d.w);
+    }
+  }
+
+  const DeviceRows& rows_;
+  const uint64_t* pages_;
+  const int64_t head_offset_, field_stride_;
+  const int fields_, first_, last_, tiles_;
+  const bool wide_;
+  const RowOf row_of_;
+  const QueryFragments<kDim>& queries_;
+  RowRing<kDim>* ring_;
+  int stage_ = 0;             // of the ring, to be read next
+  int tile_ = 0, field_ = 0;  // to be copied next
+  const char *row_g_ = nullptr, *row_g8_ = nullptr;
+};
 
 }  // namespace kvstrata::cuda
 

@@ -47,8 +47,11 @@ class ScatteredPages {
   // Normal values of `dtype` throughout.
   ScatteredPages(int batch, int pages, int64_t page_bytes, DType dtype, std::mt19937_64& rng)
       : pages_(pages), host_(page_bytes * (int64_t{batch} * pages + 3)) {
-    for (size_t i = 0; i < host_.size(); i += SizeOf(dtype)) {
-      StoreFloat(&host_[i], dtype, Normal(rng));
+    // A prime number of them over and over: drawing each would take most of a test's time.
+    std::vector<float> values(65521);
+    for (float& x : values) x = Normal(rng);
+    for (size_t i = 0; i * SizeOf(dtype) < host_.size(); ++i) {
+      StoreFloat(&host_[i * SizeOf(dtype)], dtype, values[i % values.size()]);
     }
     std::vector<int64_t> slots(int64_t{batch} * pages + 3);
     std::iota(slots.begin(), slots.end(), 0);

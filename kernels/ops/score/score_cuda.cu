@@ -20,49 +20,62 @@ __device__ float GroupMax(const float (&scores)[2], int first_query, int group) 
   return fmaxf(best, __shfl_xor_sync(~0u, best, 2));
 }
 
+template <int kDim>
+struct Shared {
+  QueryFragments<kDim> queries;
+  RowRing<kDim> rings[kWarps];
+};
+
 // Grid (splits, kv_heads, batch); warps take tiles of units in turn.
 template <typename T, int kDim>
-__global__ __launch_bounds__(kWarps * 32) void ScoreKernel(ScoreBatch w) {
-  __shared__ QueryFragments<kDim> queries;
+__global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
   const int head = blockIdx.y, sequence = blockIdx.z;
   const int group = w.query_heads / w.rows.kv_heads;
   const bool wide = group > 4;
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
-  // Before the test, so that queries and `tokens` arrive together.
-  LoadQueries<T>(&queries, w.q, w.q_dtype,
-                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
   if (units.full) return;
+
+  // Tiles begin at multiples of 16 units, where a run of rows in a block begins too.
+  const int step = static_cast<int>(gridDim.x) * kWarps * kTileRows;
+  const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
+  const int begin = units.first / kTileRows * kTileRows + warp * kTileRows;
+  const int tiles = max(0, (units.last - begin + step - 1) / step);
+  const auto row_of = [=](int tile) { return begin + tile * step; };
+  TileScorer<T, kDim, decltype(row_of)> scorer(
+      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, tiles, row_of,
+      shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+  LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
+                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
   __syncthreads();
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint64_t* pages = w.rows.pages + int64_t{sequence} * w.rows.page_stride;
-  const int64_t head_offset = w.rows.offset + head * w.rows.head_stride + 16 * t;
   float* out = w.scores + (int64_t{sequence} * w.rows.kv_heads + head) * w.unit_stride;
-  const int step = static_cast<int>(gridDim.x) * kWarps * kTileRows;
-  // Tiles begin at multiples of 16 units, where a run of rows in a block begins too.
-  int tile = units.first / kTileRows * kTileRows;
-  tile += (static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32) * kTileRows;
-  for (; tile < units.last; tile += step) {
-    const int near = min(max(tile + g, units.first), units.last - 1);
-    const int far = min(max(tile + g + 8, units.first), units.last - 1);
-    const LaneScores scores = ScoreRows<T>(queries, w.fields, w.field_stride, wide,
-                                           RowAddress(w.rows, pages, head_offset, near),
-                                           RowAddress(w.rows, pages, head_offset, far));
+  for (int tile = 0; tile < tiles; ++tile) {
+    const LaneScores scores = scorer.Next();
     const float best_g = GroupMax(scores.row_g, LaneQuery(lane, wide), group);
     const float best_g8 = GroupMax(scores.row_g8, LaneQuery(lane, wide), group);
-    if (t == 0 && near == tile + g) out[near - units.first] = best_g;
-    if (t == 1 && far == tile + g + 8) out[far - units.first] = best_g8;
+    const int unit = row_of(tile) + g + 8 * t;  // by lanes t = 0 and 1
+    if (t < 2 && unit >= units.first && unit < units.last) {
+      out[unit - units.first] = t == 0 ? best_g : best_g8;
+    }
   }
 }
 
 template <typename T, int kDim>
 int Launch(const ScoreBatch& w, Stream stream) {
-  // About two waves of CTAs over the GPU: enough loads in flight, little left over at the end.
-  constexpr int kCtas = 1056;
-  const int tiles = (w.unit_stride + kTileRows) / kTileRows + 1;
-  const int wanted = (kCtas + w.rows.kv_heads * w.batch - 1) / (w.rows.kv_heads * w.batch);
-  const int splits = std::max(1, std::min(wanted, (tiles + kWarps - 1) / kWarps));
-  ScoreKernel<T, kDim><<<dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32, 0,
+  // One wave of CTAs of which four share an SM.
+  constexpr int kCtas = 528;
+  constexpr int kBytes = sizeof(Shared<kDim>);
+  static const cudaError_t raised = cudaFuncSetAttribute(
+      ScoreKernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (raised != cudaSuccess) return raised;
+  const int tiles = w.unit_stride / kTileRows + 2;
+  const int rows = w.rows.kv_heads * w.batch;
+  const int splits =
+      std::max(1, std::min((kCtas + rows / 2) / rows, (tiles + kWarps - 1) / kWarps));
+  ScoreKernel<T, kDim><<<dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32, kBytes,
                          static_cast<cudaStream_t>(stream)>>>(w);
   return cudaGetLastError();
 }

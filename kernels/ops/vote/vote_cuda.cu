@@ -12,8 +12,9 @@ constexpr int kTileRows = 16;
 constexpr int kTiles = 4;                       // of a block
 constexpr int kBlockRows = kTileRows * kTiles;  // candidates that share a maximum
 constexpr int kWarps = 8;                       // of a CTA of the first kernel
-constexpr int kSumBlocks = 16;                  // blocks that a CTA of the second kernel sums
-constexpr int kHeadTile = 32;                   // heads whose weights it holds at a time
+constexpr int kSumWarps = 4;                    // of a CTA of the second kernel
+constexpr int kSumBlocks = 2 * kSumWarps;       // blocks that it sums
+constexpr int kHeadTile = 32;                   // heads that it sums at a time
 constexpr float kWeightScale = 32768.0f;        // exp() of a block's maximum as fp16
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -54,29 +55,19 @@ struct BlockScores {
   float x[kTiles][2][2];  // [tile][row g, row g + 8][query]
 };
 
-template <typename T, int kDim>
-__device__ BlockScores ScoreBlock(const VoteBatch& w, const QueryFragments<kDim>& queries,
-                                  bool wide, const uint64_t* pages, int64_t head_offset,
-                                  Candidates units, int begin, float scale) {
-  const int lane = threadIdx.x % 32, g = lane / 4;
-  BlockScores out;
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int near = begin + tile * kTileRows + g, far = near + 8;
-    const auto clamped = [&](int row) { return min(max(row, units.first), units.last - 1); };
-    const LaneScores s = ScoreRows<T>(queries, w.fields, w.field_stride, wide,
-                                      RowAddress(w.rows, pages, head_offset, clamped(near)),
-                                      RowAddress(w.rows, pages, head_offset, clamped(far)));
-    const bool near_counts = near == clamped(near), far_counts = far == clamped(far);
-    // In groups up to 4, lanes t and t + 2 hold the same scores: one takes row g, one row g + 8.
-    const bool take_far = !wide && (lane & 2) != 0;
-    for (int i = 0; i < 2; ++i) {
-      const float x = take_far ? s.row_g8[i] : s.row_g[i];
-      out.x[tile][0][i] = (take_far ? far_counts : near_counts) ? x * scale : -INFINITY;
-      out.x[tile][1][i] = far_counts && wide ? s.row_g8[i] * scale : -INFINITY;
-    }
+// The scores of a lane's rows of a tile that count, times `scale`; -inf for the others.
+__device__ void KeepTile(const LaneScores& s, bool wide, int row, Candidates units, float scale,
+                         float (&out)[2][2]) {
+  const int lane = threadIdx.x % 32, near = row + lane / 4, far = near + 8;
+  const bool near_counts = near >= units.first && near < units.last;
+  const bool far_counts = far >= units.first && far < units.last;
+  // In groups up to 4, lanes t and t + 2 hold the same scores: one takes row g, one row g + 8.
+  const bool take_far = !wide && (lane & 2) != 0;
+  for (int i = 0; i < 2; ++i) {
+    const float x = take_far ? s.row_g8[i] : s.row_g[i];
+    out[0][i] = (take_far ? far_counts : near_counts) ? x * scale : -INFINITY;
+    out[1][i] = far_counts && wide ? s.row_g8[i] * scale : -INFINITY;
   }
-  return out;
 }
 
 // Over the lanes that hold the block's other rows of the same queries.
@@ -154,55 +145,79 @@ __device__ void KeepTotals(const VoteBatch& w, const Scratch& scratch, const Sof
                 query] = {all.max, all.sum};
 }
 
+template <int kDim>
+struct Shared {
+  QueryFragments<kDim> queries;
+  RowRing<kDim> rings[kWarps];
+};
+
 // Grid (splits, kv_heads, batch). A CTA takes a run of blocks, its warps by turns.
 template <typename T, int kDim>
 __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scratch scratch) {
-  __shared__ QueryFragments<kDim> queries;
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
   const int head = blockIdx.y, sequence = blockIdx.z;
   const int group = w.query_heads / w.rows.kv_heads;
   const bool wide = group > 4;
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
-  // Before the test, so that queries and `tokens` arrive together.
-  LoadQueries<T>(&queries, w.q, w.q_dtype,
-                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
   if (units.full) return;
-  __syncthreads();
 
   const int first_block = units.first / kBlockRows;
   const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
   const int each = (count + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(blockIdx.x) * each, end = min(begin + each, count);
-  const uint64_t* pages = w.rows.pages + int64_t{sequence} * w.rows.page_stride;
-  const int64_t head_offset = w.rows.offset + head * w.rows.head_stride + 16 * (threadIdx.x % 4);
+  const int begin = static_cast<int>(blockIdx.x) * each + static_cast<int>(threadIdx.x) / 32;
+  const int end = min(static_cast<int>(blockIdx.x + 1) * each, count);
+  const int blocks = max(0, (end - begin + kWarps - 1) / kWarps);
+  const auto row_of = [=](int tile) {
+    return (first_block + begin + tile / kTiles * kWarps) * kBlockRows + tile % kTiles * kTileRows;
+  };
+  TileScorer<T, kDim, decltype(row_of)> scorer(
+      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, blocks * kTiles,
+      row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+  LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
+                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
+  __syncthreads();
+
   Softmax totals[2];
-  for (int slot = begin + static_cast<int>(threadIdx.x) / 32; slot < end; slot += kWarps) {
-    const BlockScores s = ScoreBlock<T>(w, queries, wide, pages, head_offset, units,
-                                        (first_block + slot) * kBlockRows, w.scale * kLog2E);
-    KeepBlock(w, scratch, s, wide, sequence, slot, head * group, group, totals);
+  for (int i = 0; i < blocks; ++i) {
+    BlockScores s;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      KeepTile(scorer.Next(), wide, row_of(i * kTiles + tile), units, w.scale * kLog2E, s.x[tile]);
+    }
+    KeepBlock(w, scratch, s, wide, sequence, begin + i * kWarps, head * group, group, totals);
   }
   KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
 }
 
-// Maximum and 1 / sum of a head over all splits: by a warp, in a fixed order.
-__device__ float2 HeadTotal(const Scratch& scratch, int64_t sequence, int query_heads, int head) {
+// Maxima and 1 / sums of `count` heads, a lane each, over all splits in a fixed order: by the whole
+// CTA of the second kernel, with a barrier at the end.
+__device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_heads, int first,
+                           int count, float2 (&out)[kHeadTile]) {
+  __shared__ float2 parts[kSumWarps][kHeadTile];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float2* from = scratch.heads + sequence * scratch.splits * query_heads + first + lane;
   Softmax all;
-  for (int split = threadIdx.x % 32; split < scratch.splits; split += 32) {
-    const float2 part = scratch.heads[(sequence * scratch.splits + split) * query_heads + head];
+#pragma unroll 4
+  for (int split = warp; split < scratch.splits; split += kSumWarps) {
+    const float2 part = lane < count ? from[int64_t{split} * query_heads] : float2{-INFINITY, 0};
     all.Add(part.x, part.y);
   }
-  for (int step = 16; step > 0; step /= 2) {
-    const float max = __shfl_down_sync(~0u, all.max, step);
-    const float sum = __shfl_down_sync(~0u, all.sum, step);
-    all.Add(max, sum);
+  parts[warp][lane] = {all.max, all.sum};
+  __syncthreads();
+  if (warp == 0) {
+    Softmax total;
+    for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
+    out[lane] = {Softmax::Shift(total.max),
+                 total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale)};
   }
-  const float max = __shfl_sync(~0u, all.max, 0), sum = __shfl_sync(~0u, all.sum, 0);
-  return {max, sum == 0 ? 0.0f : 1.0f / (sum * kWeightScale)};
+  __syncthreads();
 }
 
-// Grid (candidates / 1024, output_rows, batch), 256 threads: thread i sums row i % 16 of the four
-// tiles of block i / 16, over the heads in order.
-__global__ __launch_bounds__(kSumBlocks * 16) void VoteKernel(VoteBatch w, Scratch scratch) {
-  __shared__ float head_weight[kSumBlocks][kHeadTile];
+// Grid (candidates / 512, output_rows, batch): thread i sums row i % 16 of the four tiles of block
+// i / 16, over the heads in order.
+__global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
+  __shared__ float2 totals[kHeadTile];
   const Candidates units = CandidatesOf(w.rule, w.tokens[blockIdx.z]);
   const int first_block = units.first / kBlockRows;
   const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
@@ -210,37 +225,33 @@ __global__ __launch_bounds__(kSumBlocks * 16) void VoteKernel(VoteBatch w, Scrat
   if (units.full || slots >= count) return;
   const int64_t sequence = blockIdx.z;
   const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
-  const int slot = slots + threadIdx.x / 16, row = threadIdx.x % 16;
+  const int row = threadIdx.x % 16;
+  const int slot = min(slots + static_cast<int>(threadIdx.x) / 16, count - 1);
+  const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
+  const float* block_max = scratch.block_max + cell;
+  const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
   float votes[kTiles] = {};
   for (int tile = 0; tile < heads; tile += kHeadTile) {
-    const int tile_heads = min(kHeadTile, heads - tile);
-    __syncthreads();
-    for (int h = threadIdx.x / 32; h < tile_heads; h += kSumBlocks / 2) {
-      const int head = first_head + tile + h, lane = threadIdx.x % 32;
-      const float2 total = HeadTotal(scratch, sequence, w.query_heads, head);
-      if (lane >= kSumBlocks || slots + lane >= count) continue;
-      const float max =
-          scratch.block_max[(sequence * scratch.blocks + slots + lane) * w.query_heads + head];
-      head_weight[lane][h] = Exp2(max - Softmax::Shift(total.x)) * total.y;
+    // All loads of the tile before the first use of one.
+    uint2 bits[kHeadTile];
+#pragma unroll
+    for (int h = 0; h < kHeadTile; ++h) {
+      if (tile + h < heads) bits[h] = weights[(tile + h) * kTileRows];
     }
-    __syncthreads();
-    if (slot >= count) continue;
-    const auto* weights = reinterpret_cast<const uint2*>(
-                              scratch.WeightsOf(sequence, slot, w.query_heads, first_head + tile)) +
-                          row;
-#pragma unroll 8
-    for (int h = 0; h < tile_heads; ++h) {
-      const uint2 bits = weights[h * kTileRows];
-      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits.x));
-      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits.y));
-      const float weight = head_weight[threadIdx.x / 16][h];
+    HeadTotals(scratch, sequence, w.query_heads, first_head + tile, heads - tile, totals);
+#pragma unroll
+    for (int h = 0; h < kHeadTile; ++h) {
+      if (tile + h >= heads) continue;
+      const float weight = Exp2(__ldg(block_max + tile + h) - totals[h].x) * totals[h].y;
+      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits[h].x));
+      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits[h].y));
       votes[0] += weight * low.x;
       votes[1] += weight * low.y;
       votes[2] += weight * high.x;
       votes[3] += weight * high.y;
     }
   }
-  if (slot >= count) return;
+  if (slots + static_cast<int>(threadIdx.x) / 16 != slot) return;
   float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * w.candidate_stride;
   for (int tile = 0; tile < kTiles; ++tile) {
     const int unit = (first_block + slot) * kBlockRows + tile * kTileRows + row;
@@ -282,11 +293,15 @@ template <typename T, int kDim>
 int Launch(const VoteBatch& w, Stream stream) {
   const Scratch scratch = ScratchOf(w);
   const auto on = static_cast<cudaStream_t>(stream);
+  constexpr int kBytes = sizeof(Shared<kDim>);
+  static const cudaError_t raised = cudaFuncSetAttribute(
+      WeightKernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (raised != cudaSuccess) return raised;
   WeightKernel<T, kDim>
-      <<<dim3(scratch.splits, w.rows.kv_heads, w.batch), kWarps * 32, 0, on>>>(w, scratch);
+      <<<dim3(scratch.splits, w.rows.kv_heads, w.batch), kWarps * 32, kBytes, on>>>(w, scratch);
   if (const int error = cudaGetLastError(); error != cudaSuccess) return error;
   VoteKernel<<<dim3((scratch.blocks + kSumBlocks - 1) / kSumBlocks, w.output_rows, w.batch),
-               kSumBlocks * 16, 0, on>>>(w, scratch);
+               kSumWarps * 32, 0, on>>>(w, scratch);
   return cudaGetLastError();
 }
 
