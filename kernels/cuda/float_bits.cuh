@@ -31,12 +31,12 @@ __device__ inline __half Rounded(float x) {
 __device__ inline void LoadFloats(const void* array, DType dtype, int64_t i, float (&out)[8]) {
   if (dtype == DType::kF32) {
     const auto* from = reinterpret_cast<const float4*>(static_cast<const float*>(array) + i);
-    const float4 a = __ldg(from), b = __ldg(from + 1);
+    const float4 a = from[0], b = from[1];
     const float values[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
     for (int e = 0; e < 8; ++e) out[e] = values[e];
     return;
   }
-  const uint4 v = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(array) + i));
+  const uint4 v = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(array) + i);
   const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
   for (int e = 0; e < 8; ++e) {
     const auto bits = static_cast<uint16_t>(pairs[e / 2] >> (16 * (e % 2)));

@@ -77,7 +77,7 @@ __device__ inline int LaneQuery(int lane, bool wide) { return 2 * (wide ? lane %
 __device__ inline const char* RowAddress(const DeviceRows& rows, const uint64_t* pages,
                                          int64_t head_offset, int32_t r) {
   const int32_t page = r / rows.page_rows;
-  return reinterpret_cast<const char*>(__ldg(pages + page)) + head_offset +
+  return reinterpret_cast<const char*>(pages[page]) + head_offset +
          (r - page * rows.page_rows) * rows.row_stride;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/warp_sums.cuh"
 #include "kernels/ops/pick/pick_cuda.h"
 
@@ -410,11 +411,12 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   extern __shared__ uint4 dynamic[];
   auto& shared = *reinterpret_cast<Shared*>(dynamic);
   const int list = blockIdx.y, sequence = list / w.groups;
-  const int32_t tokens = w.tokens[sequence];
   for (int i = threadIdx.x; i < kPasses * kBins / 4; i += blockDim.x) {
-    reinterpret_cast<int4*>(shared.histogram)[i] = {0, 0, 0, 0};  // while `tokens` is on its way
+    reinterpret_cast<int4*>(shared.histogram)[i] = {0, 0, 0, 0};
   }
-  const Candidates units = CandidatesOf(w.rule, tokens);
+  WaitForPrevious();
+  LetNextStart();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     w.counts[list] = units.full ? 0 : w.rule.take;
     if (list % w.groups == 0) {
@@ -428,44 +430,43 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   picker.Pick();
 }
 
-// CTAs that surely run at once: one an SM of the current device.
-int Resident() {
-  static const int multiprocessors = [] {
-    int device = 0, count = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return std::max(count, 1);
-  }();
-  return multiprocessors;
-}
-
 // Several CTAs a list pay where one cannot hold it; all of them must run at once.
 int CtasPerList(const PickBatch& w) {
   constexpr int kKeysPerCta = 2048;
-  const int most = std::min(kCtasMax, std::max(1, Resident() / (w.batch * w.groups)));
+  const int resident = DeviceAttribute<cudaDevAttrMultiProcessorCount>();
+  const int most = std::clamp(resident / (w.batch * w.groups), 1, kCtasMax);
   if (w.ctas_per_list > 0) return std::min(w.ctas_per_list, most);
   return w.score_stride <= kStagedKeys ? 1 : std::min(most, w.score_stride / kKeysPerCta);
 }
 
-int Launch(const PickBatch& w, int ctas, cudaStream_t stream) {
-  const int lists = w.batch * w.groups;
-  static const cudaError_t raised =
-      cudaFuncSetAttribute(PickKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
-  if (raised != cudaSuccess) return raised;
+int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* scratch,
+                      uint32_t* segments, Stream stream) {
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(ctas, lists);
-  // More warps where a CTA has many keys to go through.
-  config.blockDim = dim3(w.score_stride / ctas > 4096 ? kWarpsMax * 32 : kThreadsMin);
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
   config.dynamicSmemBytes = sizeof(Shared);
-  config.stream = stream;
+  config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &cooperative;
-  config.numAttrs = ctas > 1 ? 1 : 0;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, PickKernel, w, scratch, segments);
+}
+
+int Launch(const PickBatch& w, int ctas, Stream stream) {
+  static const cudaError_t raised =
+      cudaFuncSetAttribute(PickKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
+  if (raised != cudaSuccess) return raised;
+  const int lists = w.batch * w.groups;
   auto* scratch = static_cast<ListScratch*>(w.scratch);
-  return cudaLaunchKernelEx(&config, PickKernel, w, scratch,
-                            reinterpret_cast<uint32_t*>(scratch + lists));
+  auto* segments = reinterpret_cast<uint32_t*>(scratch + lists);
+  // More warps where a CTA has many keys to go through.
+  const int threads = w.score_stride / ctas > 4096 ? kWarpsMax * 32 : kThreadsMin;
+  const dim3 grid(ctas, lists);
+  return ctas > 1 ? LaunchCooperative(w, grid, threads, scratch, segments, stream)
+                  : LaunchDependent(PickKernel, grid, threads, sizeof(Shared), stream, w, scratch,
+                                    segments);
 }
 
 }  // namespace
@@ -483,7 +484,7 @@ int PickCuda(const PickBatch& w, Stream stream) {
   if (!known || w.score_stride % 8 != 0 || w.list_stride < w.rule.take || w.scratch == nullptr) {
     return cudaErrorInvalidValue;
   }
-  return Launch(w, CtasPerList(w), static_cast<cudaStream_t>(stream));
+  return Launch(w, CtasPerList(w), stream);
 }
 
 }  // namespace kvstrata::cuda

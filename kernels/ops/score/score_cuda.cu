@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/score/score_cuda.h"
 
@@ -34,6 +35,8 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   const int head = blockIdx.y, sequence = blockIdx.z;
   const int group = w.query_heads / w.rows.kv_heads;
   const bool wide = group > 4;
+  WaitForPrevious();
+  LetNextStart();
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
   if (units.full) return;
 
@@ -75,9 +78,8 @@ int Launch(const ScoreBatch& w, Stream stream) {
   const int rows = w.rows.kv_heads * w.batch;
   const int splits =
       std::max(1, std::min((kCtas + rows / 2) / rows, (tiles + kWarps - 1) / kWarps));
-  ScoreKernel<T, kDim><<<dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32, kBytes,
-                         static_cast<cudaStream_t>(stream)>>>(w);
-  return cudaGetLastError();
+  return LaunchDependent(ScoreKernel<T, kDim>, dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32,
+                         kBytes, stream, w);
 }
 
 template <typename T>

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "kernels/cuda/dependent_launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/vote/vote_cuda.h"
 
@@ -15,6 +16,7 @@ constexpr int kWarps = 8;                       // of a CTA of the first kernel
 constexpr int kSumWarps = 4;                    // of a CTA of the second kernel
 constexpr int kSumBlocks = 2 * kSumWarps;       // blocks that it sums
 constexpr int kHeadTile = 32;                   // heads that it sums at a time
+constexpr int kSumCtas = 660;                   // of one wave, five on each of 132 SMs
 constexpr float kWeightScale = 32768.0f;        // exp() of a block's maximum as fp16
 constexpr float kLog2E = 1.4426950408889634f;
 
@@ -159,6 +161,8 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scra
   const int head = blockIdx.y, sequence = blockIdx.z;
   const int group = w.query_heads / w.rows.kv_heads;
   const bool wide = group > 4;
+  WaitForPrevious();
+  LetNextStart();
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
   if (units.full) return;
 
@@ -190,47 +194,41 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scra
   KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
 }
 
-// Maxima and 1 / sums of `count` heads, a lane each, over all splits in a fixed order: by the whole
-// CTA of the second kernel, with a barrier at the end.
+// Maximum (0 for -inf) and 1 / sum of each of `heads` heads over all splits, in a fixed order: by
+// the whole CTA of the second kernel, with a barrier at the end.
 __device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_heads, int first,
-                           int count, float2 (&out)[kHeadTile]) {
+                           int heads, float2* out) {
   __shared__ float2 parts[kSumWarps][kHeadTile];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const float2* from = scratch.heads + sequence * scratch.splits * query_heads + first + lane;
-  Softmax all;
+  for (int head = lane; head - lane < heads; head += kHeadTile) {
+    const float2* from = scratch.heads + sequence * scratch.splits * query_heads + first + head;
+    Softmax all;
 #pragma unroll 4
-  for (int split = warp; split < scratch.splits; split += kSumWarps) {
-    const float2 part = lane < count ? from[int64_t{split} * query_heads] : float2{-INFINITY, 0};
-    all.Add(part.x, part.y);
+    for (int split = warp; split < scratch.splits; split += kSumWarps) {
+      const float2 part = head < heads ? from[int64_t{split} * query_heads] : float2{-INFINITY, 0};
+      all.Add(part.x, part.y);
+    }
+    parts[warp][lane] = {all.max, all.sum};
+    __syncthreads();
+    if (warp == 0 && head < heads) {
+      Softmax total;
+      for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
+      const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale);
+      out[head] = {Softmax::Shift(total.max), inverse};
+    }
+    __syncthreads();
   }
-  parts[warp][lane] = {all.max, all.sum};
-  __syncthreads();
-  if (warp == 0) {
-    Softmax total;
-    for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
-    out[lane] = {Softmax::Shift(total.max),
-                 total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale)};
-  }
-  __syncthreads();
 }
 
-// Grid (candidates / 512, output_rows, batch): thread i sums row i % 16 of the four tiles of block
-// i / 16, over the heads in order.
-__global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
-  __shared__ float2 totals[kHeadTile];
-  const Candidates units = CandidatesOf(w.rule, w.tokens[blockIdx.z]);
-  const int first_block = units.first / kBlockRows;
-  const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
-  const int slots = static_cast<int>(blockIdx.x) * kSumBlocks;
-  if (units.full || slots >= count) return;
-  const int64_t sequence = blockIdx.z;
-  const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
-  const int row = threadIdx.x % 16;
-  const int slot = min(slots + static_cast<int>(threadIdx.x) / 16, count - 1);
-  const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
-  const float* block_max = scratch.block_max + cell;
-  const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
-  float votes[kTiles] = {};
+// A thread's share of a block: one row of each of the four tiles.
+struct RowVotes {
+  float at[kTiles] = {};
+};
+
+// The sum over the heads, in order. weights, block_max: of the block's first head that counts.
+__device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const float2* totals,
+                             int heads) {
+  RowVotes votes;
   for (int tile = 0; tile < heads; tile += kHeadTile) {
     // All loads of the tile before the first use of one.
     uint2 bits[kHeadTile];
@@ -238,24 +236,47 @@ __global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratc
     for (int h = 0; h < kHeadTile; ++h) {
       if (tile + h < heads) bits[h] = weights[(tile + h) * kTileRows];
     }
-    HeadTotals(scratch, sequence, w.query_heads, first_head + tile, heads - tile, totals);
 #pragma unroll
     for (int h = 0; h < kHeadTile; ++h) {
       if (tile + h >= heads) continue;
-      const float weight = Exp2(__ldg(block_max + tile + h) - totals[h].x) * totals[h].y;
+      const float2 total = totals[tile + h];
+      const float weight = Exp2(block_max[tile + h] - total.x) * total.y;
       const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits[h].x));
       const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits[h].y));
-      votes[0] += weight * low.x;
-      votes[1] += weight * low.y;
-      votes[2] += weight * high.x;
-      votes[3] += weight * high.y;
+      votes.at[0] += weight * low.x;
+      votes.at[1] += weight * low.y;
+      votes.at[2] += weight * high.x;
+      votes.at[3] += weight * high.y;
     }
   }
-  if (slots + static_cast<int>(threadIdx.x) / 16 != slot) return;
+  return votes;
+}
+
+// Grid (CTAs, output_rows, batch), the CTAs of a list taking 8 blocks in turn: thread i sums row
+// i % 16 of block i / 16.
+__global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
+  extern __shared__ float2 totals[];
+  WaitForPrevious();
+  LetNextStart();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[blockIdx.z]);
+  if (units.full) return;
+  const int first_block = units.first / kBlockRows;
+  const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
+  const int64_t sequence = blockIdx.z;
+  const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
+  const int row = threadIdx.x % 16;
   float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * w.candidate_stride;
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int unit = (first_block + slot) * kBlockRows + tile * kTileRows + row;
-    if (unit >= units.first && unit < units.last) out[unit - units.first] = votes[tile];
+  HeadTotals(scratch, sequence, w.query_heads, first_head, heads, totals);
+  const int step = static_cast<int>(gridDim.x) * kSumBlocks;
+  int slot = static_cast<int>(blockIdx.x) * kSumBlocks + static_cast<int>(threadIdx.x) / 16;
+  for (; slot < count; slot += step) {
+    const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
+    const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
+    const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int unit = (first_block + slot) * kBlockRows + tile * kTileRows + row;
+      if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[tile];
+    }
   }
 }
 
@@ -292,17 +313,22 @@ Scratch ScratchOf(const VoteBatch& w) {
 template <typename T, int kDim>
 int Launch(const VoteBatch& w, Stream stream) {
   const Scratch scratch = ScratchOf(w);
-  const auto on = static_cast<cudaStream_t>(stream);
   constexpr int kBytes = sizeof(Shared<kDim>);
   static const cudaError_t raised = cudaFuncSetAttribute(
       WeightKernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (raised != cudaSuccess) return raised;
-  WeightKernel<T, kDim>
-      <<<dim3(scratch.splits, w.rows.kv_heads, w.batch), kWarps * 32, kBytes, on>>>(w, scratch);
-  if (const int error = cudaGetLastError(); error != cudaSuccess) return error;
-  VoteKernel<<<dim3((scratch.blocks + kSumBlocks - 1) / kSumBlocks, w.output_rows, w.batch),
-               kSumWarps * 32, 0, on>>>(w, scratch);
-  return cudaGetLastError();
+  const dim3 runs(scratch.splits, w.rows.kv_heads, w.batch);
+  if (const int error =
+          LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
+      error != cudaSuccess) {
+    return error;
+  }
+  const int lists = w.output_rows * w.batch;
+  const dim3 sums(std::clamp(kSumCtas / lists, 1, (scratch.blocks + kSumBlocks - 1) / kSumBlocks),
+                  w.output_rows, w.batch);
+  const int heads = w.query_heads / w.output_rows;
+  return LaunchDependent(VoteKernel, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,
+                         scratch);
 }
 
 template <typename T>
