@@ -221,18 +221,27 @@ struct Picked {
   DeviceArray<std::byte> scratch;
 };
 
-// Top-k alone, over `lists` of n normal scores, which the op before has left in L2.
-void BenchPick(Suite& suite, int batch, int groups, int n, int take, double target, int ctas = 0) {
+enum class Scores { kNormal, kVotes, kEqual };
+
+float Draw(Scores kind, std::mt19937_64& rng) {
+  static std::normal_distribution<float> normal;
+  if (kind == Scores::kEqual) return 0.25f;
+  return kind == Scores::kVotes ? std::exp(3 * normal(rng) - 15) : normal(rng);
+}
+
+// Top-k alone, over `lists` of n scores, which the op before has left in L2.
+void BenchPick(Suite& suite, int batch, int groups, int n, int take, double target, int ctas = 0,
+               Scores kind = Scores::kNormal) {
   const int lists = batch * groups;
   std::string id = "pick/" + std::to_string(take) + "of" + Length(n);
   if (lists > 1) id += "x" + std::to_string(lists);
   if (ctas > 0) id += "/" + std::to_string(ctas) + "ctas";
+  if (kind != Scores::kNormal) id += kind == Scores::kVotes ? "/votes" : "/equal";
   if (!suite.Wants(id)) return;
   constexpr int kSets = 4, kCalls = 20;
   std::mt19937_64 rng(3);
-  std::normal_distribution<float> normal;
   std::vector<float> values(int64_t{kSets} * lists * n);
-  for (float& x : values) x = normal(rng);
+  for (float& x : values) x = Draw(kind, rng);
   const DeviceArray<float> scores(values);
   const DeviceArray<int32_t> tokens(std::vector<int32_t>(batch, n));
   PickBatch w;
@@ -303,13 +312,14 @@ PagedLayer KeysOnly(const Pages& pages, int set, int page_tokens) {
 }
 
 // TokenSelect: the votes of all tokens, then the best 2048.
-void BenchVote(Suite& suite, int n) {
-  const std::string vote_id = "vote/" + Length(n), id = "tokenselect/" + Length(n);
+void BenchVote(Suite& suite, int n, int page = 16) {
+  const std::string what = Length(n) + (page == 16 ? "" : "/pages" + std::to_string(page));
+  const std::string vote_id = "vote/" + what, id = "tokenselect/" + what;
   if (!suite.Wants(vote_id) && !suite.Wants(id)) return;
   const double bytes = double{2048} * n;
   const int sets = std::max(2, static_cast<int>(200e6 / bytes) + 1), calls = std::max(sets, 4);
   // Values lie between the keys of two heads' pages, as in the store.
-  const Pages pages(sets, n / 16, int64_t{2} * kKvHeads * 16 * kDim * 2);
+  const Pages pages(sets, n / page, int64_t{2} * kKvHeads * page * kDim * 2);
   const DeviceArray<std::byte> q = Queries();
   const DeviceArray<int32_t> tokens(std::vector<int32_t>{n});
   const DeviceArray<float> votes(n);
@@ -322,7 +332,7 @@ void BenchVote(Suite& suite, int n) {
   w.query_heads = kQueryHeads;
   w.votes = votes.get();
   w.candidate_stride = n;
-  w.rows = KeyRows(KeysOnly(pages, 0, 16));
+  w.rows = KeyRows(KeysOnly(pages, 0, page));
   const DeviceArray<std::byte> scratch(static_cast<size_t>(kvs_cuda_ops()->vote_scratch_bytes(w)));
   w.scratch = scratch.get();
   PickBatch p;
@@ -332,7 +342,7 @@ void BenchVote(Suite& suite, int n) {
   p.tokens = tokens.get();
   const Picked picked(&p, 1, 1, 2048);
   const auto vote = [&](int i, Stream stream) {
-    w.rows = KeyRows(KeysOnly(pages, i % sets, 16));
+    w.rows = KeyRows(KeysOnly(pages, i % sets, page));
     return kvs_cuda_ops()->vote(w, stream);
   };
   if (suite.Wants(vote_id)) suite.Measure({vote_id, {}, bytes, 0, 0.85}, calls, vote);
@@ -394,6 +404,8 @@ int Main(int argc, char** argv) {
   for (const int n : {1 << 15, 1 << 17, 1 << 19, 1 << 20}) {
     BenchPick(suite, 1, 1, n, 2048, n == 1 << 17 ? 16 : n == 1 << 20 ? 28 : 0);
   }
+  BenchPick(suite, 1, 1, 1 << 20, 2048, 0, 0, Scores::kVotes);
+  BenchPick(suite, 1, 1, 1 << 20, 2048, 0, 0, Scores::kEqual);
   BenchPick(suite, 1, 8, 2048, 128, 5);
   BenchPick(suite, 1, 8, 8192, 128, 0);
   BenchPick(suite, 1, 8, 65536, 128, 0);
@@ -401,6 +413,7 @@ int Main(int argc, char** argv) {
   for (const int ctas : {16, 32, 64, 128}) BenchPick(suite, 1, 1, 1 << 17, 2048, 0, ctas);
   for (const int n : {1 << 15, 1 << 17, 1 << 20}) BenchQuest(suite, n);
   for (const int n : {1 << 15, 1 << 17, 1 << 19, 1 << 20}) BenchVote(suite, n);
+  BenchVote(suite, 1 << 20, 64);
   BenchSummarize(suite, 1 << 17, IndexLayout::Kind::kMinMax, 16);
   BenchSummarize(suite, 1 << 17, IndexLayout::Kind::kMean, 32);
   suite.WriteJson();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops/pick/pick.h"
 #include "kernels/ops/score/score.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/relative_error.h"
@@ -49,12 +50,13 @@ class ScoreCase {
     work_.q_dtype = s.q_dtype;
     work_.batch = s.batch;
     work_.query_heads = geometry_.query_heads;
-    work_.unit_stride = s.tokens_max / s.page + 3;
+    work_.unit_stride = (s.tokens_max / s.page + 7) / 8 * 8;
     scores_ = DeviceArray<float>(int64_t{s.batch} * s.kv_heads * work_.unit_stride);
     work_.scores = scores_.get();
   }
 
   const ScoreBatch& work() const { return work_; }
+  DeviceArray<int32_t>& tokens() { return tokens_; }
   std::vector<float> Scores() const { return scores_.Read(); }
   void SetTokens(const std::vector<int32_t>& tokens) {
     tokens_now_ = tokens;
@@ -182,6 +184,56 @@ TEST(ScoreCuda, OneGraphServesGrowingSequencesAndRepeats) {
   graph.Replay();
   const std::vector<float> again = score.Scores();
   EXPECT_EQ(std::memcmp(first.data(), again.data(), first.size() * sizeof(float)), 0);
+}
+
+// A copy, then the two kernels of a selection, in one graph: each sees what the one before wrote,
+// though kernels may start before the last one has ended.
+TEST(ScoreCuda, FeedsPickInOneGraph) {
+  std::mt19937_64 rng(TestSeed());
+  Shape s;
+  s.batch = 3;
+  ScoreCase score(s, rng);
+  const int lists = s.batch * s.kv_heads, take = score.work().rule.take;
+  const DeviceArray<int32_t> units(lists * take), counts(lists), sink(s.batch), recent(s.batch);
+  PickBatch pick;
+  pick.scores = score.work().scores;
+  pick.score_stride = score.work().unit_stride;
+  pick.batch = s.batch;
+  pick.groups = s.kv_heads;
+  pick.rule = score.work().rule;
+  pick.tokens = score.work().tokens;
+  pick.units = units.get();
+  pick.counts = counts.get();
+  pick.sink_end = sink.get();
+  pick.recent_begin = recent.get();
+  pick.list_stride = take;
+  const DeviceArray<std::byte> scratch(
+      std::vector<std::byte>(static_cast<size_t>(kvs_cuda_ops()->pick_scratch_bytes(pick))));
+  pick.scratch = scratch.get();
+  DeviceArray<int32_t> next(s.batch);
+  CapturedGraph graph([&](Stream stream) -> int {
+    Check(cudaMemcpyAsync(score.tokens().get(), next.get(), s.batch * sizeof(int32_t),
+                          cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)),
+          "cudaMemcpyAsync");
+    const int error = kvs_cuda_ops()->score(score.work(), stream);
+    return error != 0 ? error : kvs_cuda_ops()->pick(pick, stream);
+  });
+  for (int step = 0; step < 50; ++step) {
+    std::vector<int32_t> tokens(s.batch);
+    for (int32_t& n : tokens) n = static_cast<int32_t>(rng() % 6001);
+    next.Write(tokens);
+    graph.Replay();
+    const std::vector<float> scores = score.Scores();
+    const std::vector<int32_t> got = units.Read(), got_counts = counts.Read();
+    for (int list = 0; list < lists; ++list) {
+      const Candidates c = CandidatesOf(pick.rule, tokens[list / s.kv_heads]);
+      ASSERT_EQ(got_counts[list], c.full ? 0 : take);
+      if (c.full) continue;
+      std::vector<int32_t> want(take);
+      TopKRef({&scores[int64_t{list} * pick.score_stride], c.count(), take, want.data()});
+      for (int i = 0; i < take; ++i) ASSERT_EQ(got[list * take + i], want[i] + c.first);
+    }
+  }
 }
 
 TEST(ScoreCuda, RefusesWhatItDoesNotTake) {

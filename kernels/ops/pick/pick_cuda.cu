@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/warp_sums.cuh"
 #include "kernels/ops/pick/pick_cuda.h"
 
@@ -433,7 +433,7 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
 // Several CTAs a list pay where one cannot hold it; all of them must run at once.
 int CtasPerList(const PickBatch& w) {
   constexpr int kKeysPerCta = 2048;
-  const int resident = DeviceAttribute<cudaDevAttrMultiProcessorCount>();
+  const int resident = DeviceAttribute(cudaDevAttrMultiProcessorCount);
   const int most = std::clamp(resident / (w.batch * w.groups), 1, kCtasMax);
   if (w.ctas_per_list > 0) return std::min(w.ctas_per_list, most);
   return w.score_stride <= kStagedKeys ? 1 : std::min(most, w.score_stride / kKeysPerCta);
@@ -455,9 +455,7 @@ int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* s
 }
 
 int Launch(const PickBatch& w, int ctas, Stream stream) {
-  static const cudaError_t raised =
-      cudaFuncSetAttribute(PickKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
-  if (raised != cudaSuccess) return raised;
+  if (const int error = AllowShared(PickKernel, sizeof(Shared)); error != 0) return error;
   const int lists = w.batch * w.groups;
   auto* scratch = static_cast<ListScratch*>(w.scratch);
   auto* segments = reinterpret_cast<uint32_t*>(scratch + lists);

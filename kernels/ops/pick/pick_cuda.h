@@ -9,8 +9,9 @@
 // One kernel. Short lists: a CTA each. Long ones: a cooperative launch of several CTAs a list,
 // which hold their scores in shared memory, agree on the digits of the k-th largest score through a
 // histogram in `scratch`, and write what they hold of the answer in place: order comes for free.
-// The same input gives the same output, whatever the timing. Cost: reads the scores once (four
-// times where a CTA has more than 8192), 2 to 4 barriers over the CTAs of a list.
+// The same input gives the same output, whatever the timing. Cost: reads the scores once (several
+// times where a CTA has more than 8192), 2 to 4 barriers over the CTAs of a list. A device that is
+// busy with other kernels delays a cooperative launch until all its CTAs fit (at most one an SM).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 
@@ -39,7 +40,7 @@ struct PickBatch {
   int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128, for tests and tuning
 };
 
-// By shape alone.
+// By shape and by the multiprocessors of the current device.
 int64_t PickScratchBytes(const PickBatch& work);
 
 // cudaErrorInvalidValue for a shape that it does not take.

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/score/score_cuda.h"
 
@@ -71,9 +71,7 @@ int Launch(const ScoreBatch& w, Stream stream) {
   // One wave of CTAs of which four share an SM.
   constexpr int kCtas = 528;
   constexpr int kBytes = sizeof(Shared<kDim>);
-  static const cudaError_t raised = cudaFuncSetAttribute(
-      ScoreKernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (raised != cudaSuccess) return raised;
+  if (const int error = AllowShared(ScoreKernel<T, kDim>, kBytes); error != 0) return error;
   const int tiles = w.unit_stride / kTileRows + 2;
   const int rows = w.rows.kv_heads * w.batch;
   const int splits =

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "kernels/cuda/dependent_launch.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/vote/vote_cuda.h"
 
@@ -314,13 +314,11 @@ template <typename T, int kDim>
 int Launch(const VoteBatch& w, Stream stream) {
   const Scratch scratch = ScratchOf(w);
   constexpr int kBytes = sizeof(Shared<kDim>);
-  static const cudaError_t raised = cudaFuncSetAttribute(
-      WeightKernel<T, kDim>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (raised != cudaSuccess) return raised;
+  if (const int error = AllowShared(WeightKernel<T, kDim>, kBytes); error != 0) return error;
   const dim3 runs(scratch.splits, w.rows.kv_heads, w.batch);
   if (const int error =
           LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
-      error != cudaSuccess) {
+      error != 0) {
     return error;
   }
   const int lists = w.output_rows * w.batch;
