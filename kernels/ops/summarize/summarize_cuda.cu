@@ -86,7 +86,7 @@ __device__ void WriteMean(const SummarizeBatch& w, int sequence, int head, int32
 
 // Grid (units * channels / 1024, kv_heads, batch): a thread has 8 channels of a unit.
 template <typename T>
-__global__ __launch_bounds__(kThreads) void SummarizeKernel(SummarizeBatch w) {
+__global__ __launch_bounds__(kThreads, 5) void SummarizeKernel(SummarizeBatch w) {
   const int head = blockIdx.y, sequence = blockIdx.z;
   const int lanes = w.source.head_dim / kLane;
   const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
