@@ -21,6 +21,12 @@ constexpr CudaOps kOps = {
     .release_arena = ReleaseArena,
     .register_host = RegisterHost,
     .unregister_host = UnregisterHost,
+    .summarize = SummarizeCuda,
+    .score = ScoreCuda,
+    .vote_scratch_bytes = VoteScratchBytes,
+    .vote = VoteCuda,
+    .pick_scratch_bytes = PickScratchBytes,
+    .pick = PickCuda,
 };
 
 }  // namespace

@@ -13,6 +13,10 @@
 
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/score/score_cuda.h"
+#include "kernels/ops/summarize/summarize_cuda.h"
+#include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
@@ -31,6 +35,14 @@ struct CudaOps {
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
   int (*unregister_host)(void* base) = nullptr;
+
+  // Selection: each op's header is its contract.
+  int (*summarize)(const SummarizeBatch& work, Stream stream) = nullptr;
+  int (*score)(const ScoreBatch& work, Stream stream) = nullptr;
+  int64_t (*vote_scratch_bytes)(const VoteBatch& work) = nullptr;
+  int (*vote)(const VoteBatch& work, Stream stream) = nullptr;
+  int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
+  int (*pick)(const PickBatch& work, Stream stream) = nullptr;
 };
 
 }  // namespace kvstrata::cuda

@@ -1,0 +1,51 @@
+// Op pick on the GPU: scores of the candidates to a DeviceSelection, with no host round trip.
+//
+// For each list (sequence b, group g): the indices of the `rule.take` largest of the scores of the
+// candidates [first, last), ascending, as units (index + first). Bit for bit TopKRef (pick.h):
+// equal scores keep the lower index, -0 equals 0, NaN ranks below everything. Where everything
+// would be taken (or the sequence is shorter than rule.min_tokens) the selection is "all": no
+// entries, and sink_end = recent_begin = 0, so that positions [0, tokens) are attended.
+//
+// One kernel. Short lists: a CTA each. Long ones: a cooperative launch of several CTAs a list,
+// which hold their scores in shared memory, agree on the digits of the k-th largest score through a
+// histogram in `scratch`, and write what they hold of the answer in place: order comes for free.
+// The same input gives the same output, whatever the timing. Cost: reads the scores once (several
+// times where a CTA has more than 8192), 2 to 4 barriers over the CTAs of a list. A device that is
+// busy with other kernels delays a cooperative launch until all its CTAs fit (at most one an SM).
+#ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
+#define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
+
+#include "kernels/cuda/batch.h"
+#include "kernels/cuda/candidates.h"
+
+namespace kvstrata::cuda {
+
+struct PickBatch {
+  const void* scores = nullptr;  // device [batch][groups][score_stride], 16-byte aligned
+  DType dtype = DType::kF32;     // kF32 or kBF16
+  int32_t score_stride = 0;      // candidates a list may have, a multiple of 8
+  int32_t batch = 0, groups = 1;
+  CandidateRule rule;
+  const int32_t* tokens = nullptr;  // device [batch]
+  // The selection (batch.h), written: units [batch][groups][list_stride], counts [batch][groups],
+  // sink_end [batch], recent_begin [batch]. REQUIRES: list_stride >= rule.take.
+  int32_t* units = nullptr;
+  int32_t* counts = nullptr;
+  int32_t* sink_end = nullptr;
+  int32_t* recent_begin = nullptr;
+  int32_t list_stride = 0;
+  // device, PickScratchBytes, 16-byte aligned; all zero before the first call, and every call
+  // leaves what the next one needs. Calls that share it must not overlap.
+  void* scratch = nullptr;
+  int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128, for tests and tuning
+};
+
+// By shape and by the multiprocessors of the current device.
+int64_t PickScratchBytes(const PickBatch& work);
+
+// cudaErrorInvalidValue for a shape that it does not take.
+int PickCuda(const PickBatch& work, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/row_scores.cuh"
+#include "kernels/ops/score/score_cuda.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kTileRows = 16;  // units a warp scores at a time
+
+// The largest of a row's scores over the group, in all four lanes of the row.
+__device__ float GroupMax(const float (&scores)[2], int first_query, int group) {
+  float best = -INFINITY;
+  for (int i = 0; i < 2; ++i) {
+    if (first_query + i < group) best = fmaxf(best, scores[i]);
+  }
+  best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+  return fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+}
+
+template <int kDim>
+struct Shared {
+  QueryFragments<kDim> queries;
+  RowRing<kDim> rings[kWarps];
+};
+
+// Grid (splits, kv_heads, batch); warps take tiles of units in turn.
+template <typename T, int kDim>
+__global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
+  const int head = blockIdx.y, sequence = blockIdx.z;
+  const int group = w.query_heads / w.rows.kv_heads;
+  const bool wide = group > 4;
+  WaitForPrevious();
+  LetNextStart();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
+  if (units.full) return;
+
+  // Tiles begin at multiples of 16 units, where a run of rows in a block begins too.
+  const int step = static_cast<int>(gridDim.x) * kWarps * kTileRows;
+  const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
+  const int begin = units.first / kTileRows * kTileRows + warp * kTileRows;
+  const int tiles = max(0, (units.last - begin + step - 1) / step);
+  const auto row_of = [=](int tile) { return begin + tile * step; };
+  TileScorer<T, kDim, decltype(row_of)> scorer(
+      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, tiles, row_of,
+      shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+  LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
+                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
+  __syncthreads();
+
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float* out = w.scores + (int64_t{sequence} * w.rows.kv_heads + head) * w.unit_stride;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const LaneScores scores = scorer.Next();
+    const float best_g = GroupMax(scores.row_g, LaneQuery(lane, wide), group);
+    const float best_g8 = GroupMax(scores.row_g8, LaneQuery(lane, wide), group);
+    const int unit = row_of(tile) + g + 8 * t;  // by lanes t = 0 and 1
+    if (t < 2 && unit >= units.first && unit < units.last) {
+      out[unit - units.first] = t == 0 ? best_g : best_g8;
+    }
+  }
+}
+
+template <typename T, int kDim>
+int Launch(const ScoreBatch& w, Stream stream) {
+  // One wave of CTAs of which four share an SM.
+  constexpr int kCtas = 528;
+  constexpr int kBytes = sizeof(Shared<kDim>);
+  if (const int error = AllowShared(ScoreKernel<T, kDim>, kBytes); error != 0) return error;
+  const int tiles = w.unit_stride / kTileRows + 2;
+  const int rows = w.rows.kv_heads * w.batch;
+  const int splits =
+      std::max(1, std::min((kCtas + rows / 2) / rows, (tiles + kWarps - 1) / kWarps));
+  return LaunchDependent(ScoreKernel<T, kDim>, dim3(splits, w.rows.kv_heads, w.batch), kWarps * 32,
+                         kBytes, stream, w);
+}
+
+template <typename T>
+int LaunchDim(const ScoreBatch& w, Stream stream) {
+  switch (w.rows.head_dim) {
+    case 64:
+      return Launch<T, 64>(w, stream);
+    case 128:
+      return Launch<T, 128>(w, stream);
+    case 256:
+      return Launch<T, 256>(w, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+int ScoreCuda(const ScoreBatch& w, Stream stream) {
+  if (w.batch == 0 || w.unit_stride == 0) return cudaSuccess;
+  if (w.fields < 1 || w.fields > 2 || w.rows.kv_heads < 1 || w.query_heads % w.rows.kv_heads != 0 ||
+      w.query_heads > 8 * w.rows.kv_heads) {
+    return cudaErrorInvalidValue;
+  }
+  switch (w.rows.dtype) {
+    case DType::kBF16:
+      return LaunchDim<__nv_bfloat16>(w, stream);
+    case DType::kF16:
+      return LaunchDim<__half>(w, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace kvstrata::cuda

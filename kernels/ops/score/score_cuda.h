@@ -1,0 +1,39 @@
+// Op score on the GPU: queries against the summary rows of the candidate units (score.h).
+//
+//   scores[b][h][u - first] = max over the queries of KV head h of
+//       fields 1 (kDot)     q . row[u]
+//       fields 2 (kMinMax)  sum_c max(q_c * min_c[u], q_c * max_c[u])
+// for the candidates [first, last) of sequence b (kernels/cuda/candidates.h). Sequences that are
+// attended in full are not scored. The sum of the heads' softmax over units is op vote
+// (vote_cuda.h) with `rule` of units and one output per KV head.
+//
+// Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head. Sums in fp32: relative
+// error
+// <= 5e-3 of `ref`. Queries and rows must be finite. Cost: reads each row once; one kernel.
+#ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
+#define KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_
+
+#include "kernels/cuda/candidates.h"
+#include "kernels/cuda/device_rows.h"
+
+namespace kvstrata::cuda {
+
+struct ScoreBatch {
+  DeviceRows rows;           // field 0: the means, or the minima
+  int32_t fields = 1;        // 2: maxima lie `field_stride` bytes after the minima
+  int64_t field_stride = 0;  // bytes, a multiple of 16
+  CandidateRule rule;
+  const int32_t* tokens = nullptr;  // device [batch]
+  const void* q = nullptr;          // device [batch][query_heads][head_dim], 16-byte aligned
+  DType q_dtype = DType::kBF16;
+  int32_t batch = 0, query_heads = 0;
+  float* scores = nullptr;  // device [batch][kv_heads][unit_stride]
+  int32_t unit_stride = 0;  // candidates a sequence may have
+};
+
+// cudaErrorInvalidValue for a shape that it does not take.
+int ScoreCuda(const ScoreBatch& work, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_SCORE_SCORE_CUDA_H_

@@ -1,0 +1,37 @@
+// Op summarize on the GPU: the summary rows of the units that a range of tokens completes
+// (summarize.h), in all KV heads of one layer.
+//
+//   kMinMax  element-wise minimum and maximum, in the source's dtype
+//   kMean    fp32 sum in order of position, divided once, rounded to bf16 or kept as fp32
+// Bit for bit `ref`. Units that begin at or after `from` rounded down and are complete at `to`:
+// from / unit_rows <= unit < to / unit_rows; an empty range writes nothing. The means of a coarser
+// level are the same op over the rows of the finer one.
+//
+// Source rows bf16 or fp16 (kMean: also fp32), head_dim a multiple of 8.
+// Cost: reads each row once, writes 2 / unit_rows (kMean: 1 / unit_rows) of it; one kernel.
+#ifndef KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
+#define KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_
+
+#include "kernels/cuda/device_rows.h"
+
+namespace kvstrata::cuda {
+
+struct SummarizeBatch {
+  enum class Kind : uint8_t { kMinMax, kMean };
+  Kind kind = Kind::kMean;
+  DeviceRows source;              // keys (KeyRows), or the rows of a finer level
+  DeviceRows summary;             // written: field 0, minima or means
+  int64_t field_stride = 0;       // kMinMax: bytes from a minimum to its maximum
+  int32_t unit_rows = 0;          // rows of the source a unit has
+  const int32_t* from = nullptr;  // device [batch], rows of the source
+  const int32_t* to = nullptr;    // device [batch]
+  int32_t batch = 0;
+  int32_t units_max = 0;  // units that a call may complete in one sequence: fixes the launch shape
+};
+
+// cudaErrorInvalidValue for a shape that it does not take.
+int SummarizeCuda(const SummarizeBatch& work, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_SUMMARIZE_SUMMARIZE_CUDA_H_

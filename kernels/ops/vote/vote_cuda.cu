@@ -1,0 +1,369 @@
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/row_scores.cuh"
+#include "kernels/ops/vote/vote_cuda.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int kTileRows = 16;
+constexpr int kTiles = 4;                       // of a block
+constexpr int kBlockRows = kTileRows * kTiles;  // candidates that share a maximum
+constexpr int kWarps = 8;                       // of a CTA of the first kernel
+constexpr int kSumWarps = 4;                    // of a CTA of the second kernel
+constexpr int kSumBlocks = 2 * kSumWarps;       // blocks that it sums
+constexpr int kHeadTile = 32;                   // heads that it sums at a time
+constexpr int kSumCtas = 660;                   // of one wave, five on each of 132 SMs
+constexpr float kWeightScale = 32768.0f;        // exp() of a block's maximum as fp16
+constexpr float kLog2E = 1.4426950408889634f;
+
+// 2^x in one instruction; 2^-inf = 0.
+__device__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A maximum and the sum of 2^(x - maximum).
+struct Softmax {
+  float max = -INFINITY, sum = 0;
+
+  __device__ static float Shift(float max) { return max == -INFINITY ? 0.0f : max; }
+  __device__ void Add(float other_max, float other_sum) {
+    const float to = fmaxf(max, other_max), shift = Shift(to);
+    sum = sum * Exp2(max - shift) + other_sum * Exp2(other_max - shift);
+    max = to;
+  }
+};
+
+// The scratch of a call. Blocks are numbered by position (candidate / 64), so that they lie in
+// whole pages; a sequence has `blocks` slots from the block of its first candidate on.
+struct Scratch {
+  int blocks = 0, splits = 0;
+  __half* weights = nullptr;   // [batch][blocks][query_heads][16 rows][4 tiles]
+  float* block_max = nullptr;  // [batch][blocks][query_heads], of scores times log2(e)
+  float2* heads = nullptr;     // [batch][splits][query_heads], maximum and sum
+
+  __device__ __half* WeightsOf(int64_t sequence, int block, int query_heads, int head) const {
+    return weights + ((sequence * blocks + block) * query_heads + head) * kBlockRows;
+  }
+};
+
+// What a lane holds of a block: its two queries, in 4 tiles, of one row (groups up to 4) or two.
+struct BlockScores {
+  float x[kTiles][2][2];  // [tile][row g, row g + 8][query]
+};
+
+// The scores of a lane's rows of a tile that count, times `scale`; -inf for the others.
+__device__ void KeepTile(const LaneScores& s, bool wide, int row, Candidates units, float scale,
+                         float (&out)[2][2]) {
+  const int lane = threadIdx.x % 32, near = row + lane / 4, far = near + 8;
+  const bool near_counts = near >= units.first && near < units.last;
+  const bool far_counts = far >= units.first && far < units.last;
+  // In groups up to 4, lanes t and t + 2 hold the same scores: one takes row g, one row g + 8.
+  const bool take_far = !wide && (lane & 2) != 0;
+  for (int i = 0; i < 2; ++i) {
+    const float x = take_far ? s.row_g8[i] : s.row_g[i];
+    out[0][i] = (take_far ? far_counts : near_counts) ? x * scale : -INFINITY;
+    out[1][i] = far_counts && wide ? s.row_g8[i] * scale : -INFINITY;
+  }
+}
+
+// Over the lanes that hold the block's other rows of the same queries.
+template <typename Combine>
+__device__ float AcrossRows(float x, bool wide, Combine combine) {
+  if (!wide) x = combine(x, __shfl_xor_sync(~0u, x, 2));
+  for (int step = 4; step < 32; step *= 2) x = combine(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+
+__device__ float BlockMax(const BlockScores& s, int query, bool wide) {
+  float max = -INFINITY;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    max = fmaxf(max, fmaxf(s.x[tile][0][query], s.x[tile][1][query]));
+  }
+  return AcrossRows(max, wide, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// Four weights of one row of a head, tile by tile, in 8 bytes; returns their sum.
+__device__ float WriteWeights(const BlockScores& s, int half, int query, float shift, uint2* out) {
+  float p[kTiles], sum = 0;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    p[tile] = Exp2(s.x[tile][half][query] - shift);
+    sum += p[tile];
+    p[tile] *= kWeightScale;
+  }
+  if (out != nullptr) {
+    *out = {PackedPair(Rounded<__half>(p[0]), Rounded<__half>(p[1])),
+            PackedPair(Rounded<__half>(p[2]), Rounded<__half>(p[3]))};
+  }
+  return sum;
+}
+
+// Writes the block's weights and maxima for this lane's queries; adds them to `totals`.
+__device__ void KeepBlock(const VoteBatch& w, const Scratch& scratch, const BlockScores& s,
+                          bool wide, int sequence, int slot, int first_head, int group,
+                          Softmax (&totals)[2]) {
+  const int lane = threadIdx.x % 32, first = LaneQuery(lane, wide);
+  const int row = lane / 4 + (!wide && (lane & 2) != 0 ? 8 : 0);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool real = first + i < group;
+    const float max = BlockMax(s, i, wide), shift = Softmax::Shift(max);
+    auto* out = reinterpret_cast<uint2*>(
+        scratch.WeightsOf(sequence, slot, w.query_heads, first_head + first + i));
+    float sum = WriteWeights(s, 0, i, shift, real ? out + row : nullptr);
+    if (wide) sum += WriteWeights(s, 1, i, shift, real ? out + row + 8 : nullptr);
+    sum = AcrossRows(sum, wide, [](float a, float b) { return a + b; });
+    totals[i].Add(max, sum);
+    if (real && row == 0) {
+      scratch.block_max[(int64_t{sequence} * scratch.blocks + slot) * w.query_heads + first_head +
+                        first + i] = max;
+    }
+  }
+}
+
+// The CTA's maximum and sum of each head from its warps', in order of the warps.
+__device__ void KeepTotals(const VoteBatch& w, const Scratch& scratch, const Softmax (&totals)[2],
+                           bool wide, int sequence, int first_head, int group) {
+  __shared__ float2 warps[kWarps][8];
+  const int lane = threadIdx.x % 32;
+  if (lane < (wide ? 4 : 2)) {
+    for (int i = 0; i < 2; ++i) {
+      warps[threadIdx.x / 32][LaneQuery(lane, wide) + i] = {totals[i].max, totals[i].sum};
+    }
+  }
+  __syncthreads();
+  const int query = threadIdx.x;
+  if (query >= group) return;
+  Softmax all;
+  for (int warp = 0; warp < kWarps; ++warp) all.Add(warps[warp][query].x, warps[warp][query].y);
+  scratch.heads[(int64_t{sequence} * scratch.splits + blockIdx.x) * w.query_heads + first_head +
+                query] = {all.max, all.sum};
+}
+
+template <int kDim>
+struct Shared {
+  QueryFragments<kDim> queries;
+  RowRing<kDim> rings[kWarps];
+};
+
+// Grid (splits, kv_heads, batch). A CTA takes a run of blocks, its warps by turns.
+template <typename T, int kDim>
+__global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scratch scratch) {
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
+  const int head = blockIdx.y, sequence = blockIdx.z;
+  const int group = w.query_heads / w.rows.kv_heads;
+  const bool wide = group > 4;
+  WaitForPrevious();
+  LetNextStart();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
+  if (units.full) return;
+
+  const int first_block = units.first / kBlockRows;
+  const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
+  const int each = (count + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int begin = static_cast<int>(blockIdx.x) * each + static_cast<int>(threadIdx.x) / 32;
+  const int end = min(static_cast<int>(blockIdx.x + 1) * each, count);
+  const int blocks = max(0, (end - begin + kWarps - 1) / kWarps);
+  const auto row_of = [=](int tile) {
+    return (first_block + begin + tile / kTiles * kWarps) * kBlockRows + tile % kTiles * kTileRows;
+  };
+  TileScorer<T, kDim, decltype(row_of)> scorer(
+      w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, blocks * kTiles,
+      row_of, shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+  LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
+                 (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
+  __syncthreads();
+
+  Softmax totals[2];
+  for (int i = 0; i < blocks; ++i) {
+    BlockScores s;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      KeepTile(scorer.Next(), wide, row_of(i * kTiles + tile), units, w.scale * kLog2E, s.x[tile]);
+    }
+    KeepBlock(w, scratch, s, wide, sequence, begin + i * kWarps, head * group, group, totals);
+  }
+  KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
+}
+
+// Maximum (0 for -inf) and 1 / sum of each of `heads` heads over all splits, in a fixed order: by
+// the whole CTA of the second kernel, with a barrier at the end.
+__device__ void HeadTotals(const Scratch& scratch, int64_t sequence, int query_heads, int first,
+                           int heads, float2* out) {
+  __shared__ float2 parts[kSumWarps][kHeadTile];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int head = lane; head - lane < heads; head += kHeadTile) {
+    const float2* from = scratch.heads + sequence * scratch.splits * query_heads + first + head;
+    Softmax all;
+#pragma unroll 4
+    for (int split = warp; split < scratch.splits; split += kSumWarps) {
+      const float2 part = head < heads ? from[int64_t{split} * query_heads] : float2{-INFINITY, 0};
+      all.Add(part.x, part.y);
+    }
+    parts[warp][lane] = {all.max, all.sum};
+    __syncthreads();
+    if (warp == 0 && head < heads) {
+      Softmax total;
+      for (int i = 0; i < kSumWarps; ++i) total.Add(parts[i][lane].x, parts[i][lane].y);
+      const float inverse = total.sum == 0 ? 0.0f : 1.0f / (total.sum * kWeightScale);
+      out[head] = {Softmax::Shift(total.max), inverse};
+    }
+    __syncthreads();
+  }
+}
+
+// A thread's share of a block: one row of each of the four tiles.
+struct RowVotes {
+  float at[kTiles] = {};
+};
+
+// The sum over the heads, in order. weights, block_max: of the block's first head that counts.
+__device__ RowVotes SumHeads(const uint2* weights, const float* block_max, const float2* totals,
+                             int heads) {
+  RowVotes votes;
+  for (int tile = 0; tile < heads; tile += kHeadTile) {
+    // All loads of the tile before the first use of one.
+    uint2 bits[kHeadTile];
+#pragma unroll
+    for (int h = 0; h < kHeadTile; ++h) {
+      if (tile + h < heads) bits[h] = weights[(tile + h) * kTileRows];
+    }
+#pragma unroll
+    for (int h = 0; h < kHeadTile; ++h) {
+      if (tile + h >= heads) continue;
+      const float2 total = totals[tile + h];
+      const float weight = Exp2(block_max[tile + h] - total.x) * total.y;
+      const float2 low = __half22float2(reinterpret_cast<const __half2&>(bits[h].x));
+      const float2 high = __half22float2(reinterpret_cast<const __half2&>(bits[h].y));
+      votes.at[0] += weight * low.x;
+      votes.at[1] += weight * low.y;
+      votes.at[2] += weight * high.x;
+      votes.at[3] += weight * high.y;
+    }
+  }
+  return votes;
+}
+
+// Grid (CTAs, output_rows, batch), the CTAs of a list taking 8 blocks in turn: thread i sums row
+// i % 16 of block i / 16.
+__global__ __launch_bounds__(kSumWarps * 32) void VoteKernel(VoteBatch w, Scratch scratch) {
+  extern __shared__ float2 totals[];
+  WaitForPrevious();
+  LetNextStart();
+  const Candidates units = CandidatesOf(w.rule, w.tokens[blockIdx.z]);
+  if (units.full) return;
+  const int first_block = units.first / kBlockRows;
+  const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
+  const int64_t sequence = blockIdx.z;
+  const int heads = w.query_heads / w.output_rows, first_head = heads * blockIdx.y;
+  const int row = threadIdx.x % 16;
+  float* out = w.votes + (sequence * w.output_rows + blockIdx.y) * w.candidate_stride;
+  HeadTotals(scratch, sequence, w.query_heads, first_head, heads, totals);
+  const int step = static_cast<int>(gridDim.x) * kSumBlocks;
+  int slot = static_cast<int>(blockIdx.x) * kSumBlocks + static_cast<int>(threadIdx.x) / 16;
+  for (; slot < count; slot += step) {
+    const int64_t cell = (sequence * scratch.blocks + slot) * w.query_heads + first_head;
+    const auto* weights = reinterpret_cast<const uint2*>(scratch.weights + cell * kBlockRows) + row;
+    const RowVotes votes = SumHeads(weights, scratch.block_max + cell, totals, heads);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int unit = (first_block + slot) * kBlockRows + tile * kTileRows + row;
+      if (unit >= units.first && unit < units.last) out[unit - units.first] = votes.at[tile];
+    }
+  }
+}
+
+// Bytes of a call's scratch, and where its parts begin. REQUIRES: a valid shape.
+struct ScratchShape {
+  explicit ScratchShape(const VoteBatch& w) {
+    // One wave of two CTAs on each of 132 SMs; runs of less than 512 candidates do not pay.
+    constexpr int kCtas = 264;
+    blocks = (w.candidate_stride + kBlockRows - 1) / kBlockRows + 1;  // the first may begin inside
+    const int rows = w.rows.kv_heads * w.batch;
+    splits = std::max(1, std::min((kCtas + rows / 2) / rows, (blocks + kWarps - 1) / kWarps));
+    const int64_t cells = int64_t{w.batch} * blocks * w.query_heads;
+    heads_at = cells * kBlockRows * static_cast<int64_t>(sizeof(__half));
+    block_max_at =
+        heads_at + int64_t{w.batch} * splits * w.query_heads * static_cast<int64_t>(sizeof(float2));
+    bytes = block_max_at + cells * static_cast<int64_t>(sizeof(float));
+  }
+  int blocks = 0, splits = 0;
+  int64_t heads_at = 0, block_max_at = 0, bytes = 0;
+};
+
+Scratch ScratchOf(const VoteBatch& w) {
+  const ScratchShape shape(w);
+  auto* at = static_cast<std::byte*>(w.scratch);
+  Scratch s;
+  s.blocks = shape.blocks;
+  s.splits = shape.splits;
+  s.weights = reinterpret_cast<__half*>(at);
+  s.heads = reinterpret_cast<float2*>(at + shape.heads_at);
+  s.block_max = reinterpret_cast<float*>(at + shape.block_max_at);
+  return s;
+}
+
+template <typename T, int kDim>
+int Launch(const VoteBatch& w, Stream stream) {
+  const Scratch scratch = ScratchOf(w);
+  constexpr int kBytes = sizeof(Shared<kDim>);
+  if (const int error = AllowShared(WeightKernel<T, kDim>, kBytes); error != 0) return error;
+  const dim3 runs(scratch.splits, w.rows.kv_heads, w.batch);
+  if (const int error =
+          LaunchDependent(WeightKernel<T, kDim>, runs, kWarps * 32, kBytes, stream, w, scratch);
+      error != 0) {
+    return error;
+  }
+  const int lists = w.output_rows * w.batch;
+  const dim3 sums(std::clamp(kSumCtas / lists, 1, (scratch.blocks + kSumBlocks - 1) / kSumBlocks),
+                  w.output_rows, w.batch);
+  const int heads = w.query_heads / w.output_rows;
+  return LaunchDependent(VoteKernel, sums, kSumWarps * 32, heads * sizeof(float2), stream, w,
+                         scratch);
+}
+
+template <typename T>
+int LaunchDim(const VoteBatch& w, Stream stream) {
+  switch (w.rows.head_dim) {
+    case 64:
+      return Launch<T, 64>(w, stream);
+    case 128:
+      return Launch<T, 128>(w, stream);
+    case 256:
+      return Launch<T, 256>(w, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+bool IsValid(const VoteBatch& w) {
+  return w.fields >= 1 && w.fields <= 2 && w.rows.kv_heads >= 1 &&
+         w.query_heads % w.rows.kv_heads == 0 && w.query_heads <= 8 * w.rows.kv_heads &&
+         (w.output_rows == 1 || w.output_rows == w.rows.kv_heads) && w.scratch != nullptr;
+}
+
+}  // namespace
+
+int64_t VoteScratchBytes(const VoteBatch& w) { return ScratchShape(w).bytes; }
+
+int VoteCuda(const VoteBatch& w, Stream stream) {
+  if (w.batch == 0 || w.candidate_stride == 0) return cudaSuccess;
+  if (!IsValid(w)) return cudaErrorInvalidValue;
+  switch (w.rows.dtype) {
+    case DType::kBF16:
+      return LaunchDim<__nv_bfloat16>(w, stream);
+    case DType::kF16:
+      return LaunchDim<__half>(w, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace kvstrata::cuda

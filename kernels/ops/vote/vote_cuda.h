@@ -1,0 +1,49 @@
+// Op vote on the GPU: what the heads' softmax over the candidates gives each of them (vote.h,
+// spec/tokenselect.md 2; over units, spec/beyond.md 3).
+//
+//   votes[b][o][u - first] = sum over the query heads h of output o of
+//                            softmax over u in [first, last) of (scale * score(h, u))
+// with output_rows 1 all heads vote for one list (TokenSelect), with kv_heads each group for its
+// own (strata). score: q . row with fields 1, Quest's bound with fields 2 (score_cuda.h). A head
+// without any score above -inf votes for nothing. Sequences attended in full are left out.
+//
+// Two kernels. The first reads each row once for its group and keeps, for each head and candidate,
+// exp(score - the maximum of its block of 64 candidates) as fp16 times 2^15: 2 bytes with a
+// relative error of 2^-12 down to e^-20 below the block's maximum, and the second needs no
+// exponential. (A bf16 score of 20 would be off by 0.04, its vote by 4 %; an fp32 one takes twice
+// the bytes.) Sums in fp32 in a fixed order: the same input gives the same bits. Relative error <=
+// 5e-3. Rows bf16 or fp16, head_dim 64, 128 or 256, 1 to 8 queries a KV head, all finite. Cost,
+// bytes a layer: candidates * (rows + 4 * query_heads) + the votes.
+#ifndef KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
+#define KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_
+
+#include "kernels/cuda/candidates.h"
+#include "kernels/cuda/device_rows.h"
+
+namespace kvstrata::cuda {
+
+struct VoteBatch {
+  DeviceRows rows;  // the keys (KeyRows), or summaries as in ScoreBatch
+  int32_t fields = 1;
+  int64_t field_stride = 0;
+  float scale = 1.0f;  // > 0
+  CandidateRule rule;
+  const int32_t* tokens = nullptr;  // device [batch]
+  const void* q = nullptr;          // device [batch][query_heads][head_dim]
+  DType q_dtype = DType::kBF16;
+  int32_t batch = 0, query_heads = 0;
+  int32_t output_rows = 1;       // 1 or kv_heads
+  float* votes = nullptr;        // device [batch][output_rows][candidate_stride]
+  int32_t candidate_stride = 0;  // candidates a sequence may have
+  void* scratch = nullptr;       // device, VoteScratchBytes, 16-byte aligned; any contents
+};
+
+// By shape alone (batch, query_heads, kv_heads, candidate_stride).
+int64_t VoteScratchBytes(const VoteBatch& work);
+
+// cudaErrorInvalidValue for a shape that it does not take.
+int VoteCuda(const VoteBatch& work, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_VOTE_VOTE_CUDA_H_

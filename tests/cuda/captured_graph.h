@@ -1,0 +1,44 @@
+// What a function enqueues, captured once and replayed. Errors of CUDA end the program.
+#ifndef KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_
+#define KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_
+
+#include <cuda_runtime_api.h>
+
+#include "tests/cuda/device_array.h"
+
+namespace kvstrata::cuda {
+
+class CapturedGraph {
+ public:
+  // enqueue(stream) returns 0 or an error.
+  template <typename Enqueue>
+  explicit CapturedGraph(Enqueue enqueue) {
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
+    Check(enqueue(stream_), "an op under capture");
+    cudaGraph_t graph = nullptr;
+    Check(cudaStreamEndCapture(stream_, &graph), "EndCapture");
+    Check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    Check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  CapturedGraph(const CapturedGraph&) = delete;
+  ~CapturedGraph() {
+    cudaGraphExecDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+
+  void Launch() { Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
+  void Replay() {
+    Launch();
+    Check(cudaStreamSynchronize(stream_), "a graph");
+  }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_TESTS_CUDA_CAPTURED_GRAPH_H_
