@@ -15,6 +15,11 @@ int DeviceCount() {
 constexpr CudaOps kOps = {
     .error_text = ErrorText,
     .device_count = DeviceCount,
+    .append = Append,
+    .advance_tokens = AdvanceTokens,
+    .attend_raw_workspace_bytes = AttendRawWorkspaceBytes,
+    .attend_raw = AttendRaw,
+    .merge = Merge,
 };
 
 }  // namespace

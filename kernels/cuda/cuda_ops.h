@@ -12,6 +12,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/batch.h"
+#include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/merge/merge_cuda.h"
 
 namespace kvstrata::cuda {
 
@@ -22,6 +25,14 @@ struct CudaOps {
   const char* (*error_text)(int code) = nullptr;
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
+
+  // ops/append, ops/attend_raw, ops/merge: what each takes and costs is in its *_cuda.h.
+  int (*append)(const AppendBatch& work, Stream stream) = nullptr;
+  int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
+                        Stream stream) = nullptr;
+  int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
+  int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
+  int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
 };
 
 }  // namespace kvstrata::cuda
