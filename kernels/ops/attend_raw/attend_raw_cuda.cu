@@ -475,8 +475,8 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   a.partial = w.partial;
   a.counters = w.counters;
   a.split_o = w.workspace;
-  a.split_ml = reinterpret_cast<float2*>(w.workspace + SlotRows(w.group, w.layer.head_dim) *
-                                                           w.layer.head_dim);
+  a.split_ml = reinterpret_cast<float2*>(w.workspace +
+                                         SlotRows(w.group, w.layer.head_dim) * w.layer.head_dim);
   return a;
 }
 

@@ -32,8 +32,7 @@ struct AttendedRows {
   int32_t sink_strips, list_strips;  // before the recent rows
   const int32_t* units;
 
-  static __device__ __forceinline__ AttendedRows Of(const RowSource& from, int sequence,
-                                                    int head) {
+  static __device__ __forceinline__ AttendedRows Of(const RowSource& from, int sequence, int head) {
     const DeviceSelection& s = from.selection;
     const int list = sequence * s.groups + (s.groups == 1 ? 0 : head);
     AttendedRows r;
@@ -118,13 +117,13 @@ class RowStream {
     return position;
   }
   // Lanes without a row take that of another lane: what they read is weighed with 0, and must not
-  // be NaN. A strip without any row is never used.
+  // be NaN. A strip without any row reads row 0, which exists, and weighs nothing.
   __device__ __forceinline__ void FetchPage() {
     next_present_ = __ballot_sync(kAllLanes, position_ >= 0);
     const int32_t spare = __shfl_sync(kAllLanes, position_, __ffs(next_present_ | (1u << 31)) - 1);
     const int32_t position = max(position_ >= 0 ? position_ : spare, 0);
     const int32_t page = position >> from_.page_shift;
-    if (next_present_ != 0) page_ = pages_[page] + offset_;
+    page_ = pages_[page] + offset_;
     slot_bytes_ = (position - (page << from_.page_shift)) * stride_;
   }
 

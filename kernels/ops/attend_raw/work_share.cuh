@@ -64,7 +64,8 @@ __device__ ShareStart FindShare(const RowSource& from, int32_t items) {
   const int32_t first = min(static_cast<int32_t>(threadIdx.x) * each, items);
   const int32_t last = min(first + each, items);
   int32_t own = 0;
-  for (int32_t i = first; i < last; ++i) own += AttendedRows::Of(from, i / heads, i % heads).strips();
+  for (int32_t i = first; i < last; ++i)
+    own += AttendedRows::Of(from, i / heads, i % heads).strips();
   int32_t before = own;
   for (int step = 1; step < 32; step *= 2) {
     const int32_t x = __shfl_up_sync(kAllLanes, before, step);
