@@ -55,7 +55,7 @@ struct Shared {
   float top[kHeads], sum[kHeads];
   bool is_last;
   union {
-    float o[kWarps][kHeads][kDim];
+    alignas(16) float o[kWarps][kHeads][kDim];
     float weight[kHeads][kCtasMax];
   };
 };
