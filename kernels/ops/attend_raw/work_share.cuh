@@ -12,36 +12,38 @@
 
 namespace kvstrata::cuda {
 
-// Strips that are worth a CTA of their own: one a warp.
-inline constexpr int32_t kShareStripsMin = 4;
-
-// How `strips` are cut among `workers`: the first `rest` shares have one more.
+// How strips are cut among workers: share w is [w, w + 1) * strips / workers, rounded down.
 struct Cut {
-  int32_t strips, workers, each, rest;
+  int32_t strips, workers;
 
-  __device__ __forceinline__ Cut(int32_t all, int32_t ctas)
-      : strips(all),
-        workers(min(max(all / kShareStripsMin, 1), ctas)),
-        each(all / workers),
-        rest(all - each * workers) {}
-  __device__ __forceinline__ int32_t Begin(int32_t cta) const {
-    return cta * each + min(cta, rest);
+  // A CTA of four warps is worth 4 strips, or 2 as long as every SM has but one CTA. An item that
+  // begins or ends inside a share costs a second pass through everything that is not streaming:
+  // with as many workers for each item, shares of equally long items end where items end.
+  __device__ __forceinline__ Cut(int32_t all, int32_t items, int32_t ctas) : strips(all) {
+    const int32_t wanted = all / 2 <= ctas / 3 ? all / 2 : all / 4;
+    workers = min(max(wanted, 1), ctas);
+    const int32_t even = workers - workers % items;
+    if (even * 8 >= workers * 7) workers = even;
+  }
+  __device__ __forceinline__ int32_t Begin(int32_t worker) const {
+    const int32_t each = strips / workers;
+    return worker * each + worker * (strips - each * workers) / workers;
   }
   __device__ __forceinline__ int32_t Owner(int32_t strip) const {
-    const int32_t large = rest * (each + 1);
-    return strip < large ? strip / (each + 1) : rest + (strip - large) / each;
+    return static_cast<int32_t>((int64_t{strip + 1} * workers - 1) / strips);
   }
 };
 
-// The CTAs that share an item.
+// The CTAs that share an item. Plain, so that a CTA may keep it in shared memory.
 struct Sharers {
   int32_t first, count;
   bool first_is_later;  // the item is not the first of CTA `first`
 
-  __device__ __forceinline__ Sharers(const Cut& cut, int32_t item_begin, int32_t item_end)
-      : first(cut.Owner(item_begin)),
-        count(cut.Owner(item_end - 1) - first + 1),
-        first_is_later(cut.Begin(first) < item_begin) {}
+  static __device__ __forceinline__ Sharers Of(const Cut& cut, int32_t item_begin,
+                                               int32_t item_end) {
+    const int32_t first = cut.Owner(item_begin);
+    return {first, cut.Owner(item_end - 1) - first + 1, cut.Begin(first) < item_begin};
+  }
   __device__ __forceinline__ int32_t Slot(int32_t i) const {
     return 2 * (first + i) + (i == 0 && first_is_later ? 1 : 0);
   }
@@ -55,8 +57,9 @@ struct ShareStart {
 };
 
 // For all threads of a CTA of kThreads; ends with a barrier. `item` is -1 if there is no share.
+// `rows`, in shared memory, becomes what that item attends.
 template <int kThreads>
-__device__ ShareStart FindShare(const RowSource& from, int32_t items) {
+__device__ ShareStart FindShare(const RowSource& from, int32_t items, AttendedRows& rows) {
   __shared__ int32_t warp_strips[kThreads / 32];
   __shared__ ShareStart start;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = from.layer.kv_heads;
@@ -80,16 +83,18 @@ __device__ ShareStart FindShare(const RowSource& from, int32_t items) {
     if (w < warp) before += warp_strips[w];
     all += warp_strips[w];
   }
-  const Cut cut(all, gridDim.x);
+  const Cut cut(all, items, gridDim.x);
   const int32_t begin = cut.Begin(blockIdx.x);
   if (static_cast<int32_t>(blockIdx.x) < cut.workers && begin >= before && begin < before + own) {
-    int32_t i = first;
-    for (;; ++i) {
-      const int32_t strips = AttendedRows::Of(from, i / heads, i % heads).strips();
-      if (begin < before + strips) break;
-      before += strips;
+    for (int32_t i = first;; ++i) {
+      const AttendedRows found = AttendedRows::Of(from, i / heads, i % heads);
+      if (begin < before + found.strips()) {
+        start = {all, i, before};
+        rows = found;
+        break;
+      }
+      before += found.strips();
     }
-    start = {all, i, before};
   }
   __syncthreads();
   return start;
