@@ -50,8 +50,7 @@ struct Shape {
 
 template <int kDim>
 struct Shared {
-  AttendedRows rows;  // of the item at work
-  Sharers sharers;    // of the item at work
+  Turn turn;
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float top[kHeads], sum[kHeads];
   bool is_last;
@@ -271,20 +270,13 @@ class WarpAttention {
   float o_[kDim / 64][4][4] = {};
 };
 
-// One CTA's part of an item.
-struct Part {
-  int32_t item, item_begin, item_end;  // strips of the batch
-  int32_t begin, end;                  // within the item
-};
-
 // The CTA's partial of an item, in shared memory: maxima, sums, and outputs of each warp.
 template <typename T, int kDim>
-__device__ __forceinline__ void AttendStrips(const Arguments& a, int sequence, int head,
-                                             const Cut& cut, const Part& part,
-                                             Shared<kDim>& shared) {
+__device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& shared) {
   const int warp = threadIdx.x / 32;
-  WarpAttention<T, kDim> attention(a, sequence, head);
-  attention.Run(a.rows, shared.rows, sequence, head, part.begin, part.end);
+  const Turn& turn = shared.turn;
+  WarpAttention<T, kDim> attention(a, turn.sequence, turn.head);
+  attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end);
   attention.SumWeights();
   attention.StoreSums(shared, warp);
   __syncthreads();
@@ -296,8 +288,6 @@ __device__ __forceinline__ void AttendStrips(const Arguments& a, int sequence, i
     }
     shared.top[threadIdx.x] = top;
     shared.sum[threadIdx.x] = sum;
-  } else if (threadIdx.x == kThreads - 1) {
-    shared.sharers = Sharers::Of(cut, part.item_begin, part.item_end);
   }
   __syncthreads();
   attention.StoreOutput(shared, warp, a.group);
@@ -318,6 +308,7 @@ __device__ __forceinline__ WeightedRow CtaRow(const Shared<kDim>& shared, int he
 template <int kDim>
 __device__ void StoreSplit(const Arguments& a, const Shared<kDim>& shared, int32_t slot) {
   constexpr int kColumns = Shape<kDim>::kColumns;
+#pragma unroll 1
   for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
     const int head = i / kColumns, column = i % kColumns;
     const WeightedRow row = CtaRow(shared, head, column);
@@ -328,14 +319,17 @@ __device__ void StoreSplit(const Arguments& a, const Shared<kDim>& shared, int32
 }
 
 // True in the CTA that is the last of `count` to get here for this item. The counter wraps to 0.
-// One thread's fences order what the whole CTA wrote before the barrier and reads after it.
+// One thread's atomic, between barriers, orders what the whole CTA wrote before and reads after.
 template <int kDim>
 __device__ bool IsLast(uint32_t* counter, int32_t count, Shared<kDim>& shared) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    shared.is_last = atomicInc(counter, count - 1) == count - 1;
-    __threadfence();
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(count - 1)
+                 : "memory");
+    shared.is_last = before == static_cast<uint32_t>(count - 1);
   }
   __syncthreads();
   return shared.is_last;
@@ -345,8 +339,10 @@ __device__ bool IsLast(uint32_t* counter, int32_t count, Shared<kDim>& shared) {
 template <int kDim>
 __device__ void WeighSplits(const Arguments& a, const Sharers& sharers, Shared<kDim>& shared) {
   const int lane = threadIdx.x % 32;
+#pragma unroll 1
   for (int head = threadIdx.x / 32; head < a.group; head += kWarps) {
     float top = -INFINITY, sum = 0;
+#pragma unroll 2
     for (int i = lane; i < sharers.count; i += 32) {
       const float2 ml = __ldcg(&a.split_ml[int64_t{sharers.Slot(i)} * a.group + head]);
       const float higher = fmaxf(top, ml.x);
@@ -360,6 +356,7 @@ __device__ void WeighSplits(const Arguments& a, const Sharers& sharers, Shared<k
     }
     sum *= WeightOf(own, top);
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+#pragma unroll 1
     for (int i = lane; i < sharers.count; i += 32) {
       shared.weight[head][i] = WeightOf(shared.weight[head][i], top);
     }
@@ -376,14 +373,12 @@ struct SplitLoads {
 
   __device__ __forceinline__ void Load(const Arguments& a, const Sharers& sharers, int i,
                                        int first) {
-    constexpr int kColumns = Shape<kDim>::kColumns;
+    const int32_t stride = a.group * Shape<kDim>::kColumns;  // from a slot to the next
     const auto* from = reinterpret_cast<const float4*>(a.split_o) + i;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       o[j] = {0, 0, 0, 0};
-      if (first + j < sharers.count) {
-        o[j] = __ldcg(from + int64_t{sharers.Slot(first + j)} * a.group * kColumns);
-      }
+      if (first + j < sharers.count) o[j] = __ldcg(from + sharers.Slot(first + j) * stride);
     }
   }
   __device__ __forceinline__ void AddTo(float4& sum, const float* weights, int count) const {
@@ -415,14 +410,16 @@ __device__ __forceinline__ void MergeSplits(const Arguments& a, int32_t item,
                                             Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
   using Loads = SplitLoads<kDim>;
-  const Sharers sharers = shared.sharers;
+  const Sharers sharers = shared.turn.sharers;
   const int first_value = threadIdx.x;
   Loads loads;
   loads.Load(a, sharers, min(first_value, a.group * kColumns - 1), 0);
   WeighSplits(a, sharers, shared);
+#pragma unroll 1
   for (int i = first_value; i < a.group * kColumns; i += kThreads) {
     const int head = i / kColumns, column = i % kColumns;
     WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
+#pragma unroll 1
     for (int split = 0; split < sharers.count; split += Loads::kCount) {
       if (i != first_value || split != 0) loads.Load(a, sharers, i, split);
       loads.AddTo(row.o, &shared.weight[head][split], sharers.count - split);
@@ -432,20 +429,21 @@ __device__ __forceinline__ void MergeSplits(const Arguments& a, int32_t item,
 }
 
 template <typename T, int kDim>
-__device__ __forceinline__ void AttendPart(const Arguments& a, const Cut& cut, const Part& part,
-                                           Shared<kDim>& shared) {
+__device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
-  const int heads = a.rows.layer.kv_heads;
-  AttendStrips<T, kDim>(a, part.item / heads, part.item % heads, cut, part, shared);
-  const Sharers& sharers = shared.sharers;
+  AttendStrips<T, kDim>(a, shared);
+  const Turn& turn = shared.turn;
+  const Sharers& sharers = turn.sharers;
+  const int32_t item = turn.sequence * a.rows.layer.kv_heads + turn.head;
   if (sharers.count > 1) {
-    StoreSplit(a, shared, sharers.Slot(static_cast<int32_t>(blockIdx.x) - sharers.first));
-    if (IsLast(a.counters + part.item, sharers.count, shared)) MergeSplits(a, part.item, shared);
+    StoreSplit(a, shared, sharers.Slot(CtaIndex() - sharers.first));
+    if (IsLast(a.counters + item, sharers.count, shared)) MergeSplits(a, item, shared);
     return;
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
     const int head = i / kColumns, column = i % kColumns;
-    StoreResult(a, int64_t{part.item} * a.group + head, kDim, column, CtaRow(shared, head, column));
+    StoreResult(a, int64_t{item} * a.group + head, kDim, column, CtaRow(shared, head, column));
   }
 }
 
@@ -457,26 +455,15 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
   cudaTriggerProgrammaticLaunchCompletion();
   cudaGridDependencySynchronize();
 #endif
-  const int heads = a.rows.layer.kv_heads;
-  const ShareStart start = FindShare<kThreads>(a.rows, a.batch * heads, shared.rows);
-  if (start.item < 0) return;
-  const Cut cut(start.strips, a.batch * heads, gridDim.x);
-  const int32_t end = cut.Begin(blockIdx.x + 1);
-  Part part{start.item, start.item_begin};
-  for (int32_t begin = cut.Begin(blockIdx.x);;) {
-    part.item_end = part.item_begin + shared.rows.strips();
-    part.begin = begin - part.item_begin;
-    part.end = min(end, part.item_end) - part.item_begin;
-    AttendPart<T, kDim>(a, cut, part, shared);
-    if (part.item_end >= end) return;
-    begin = part.item_begin = part.item_end;
-    ++part.item;
-    __syncthreads();  // `shared` is read until here
-    if (threadIdx.x == 0) {
-      shared.rows = AttendedRows::Of(a.rows, part.item / heads, part.item % heads);
-    }
-    __syncthreads();
+  if (a.batch == 1) {
+    OnlyTurn(a.rows, shared.turn);
+  } else {
+    FirstTurn<kThreads>(a.rows, a.batch * a.rows.layer.kv_heads, shared.turn);
   }
+  if (shared.turn.sequence < 0) return;
+  do {
+    TakeTurn<T, kDim>(a, shared);
+  } while (a.batch > 1 && NextTurn(a.rows, shared.turn));
 }
 
 bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
@@ -514,13 +501,10 @@ int32_t ResidentCtas(int32_t head_dim) {
                            : ResidentCtas<64>();
 }
 
-// All that fit, or fewer where even full pages and lists would leave some idle.
-uint32_t GridOf(const AttendRawBatch& w) {
-  const int64_t rows = int64_t{w.layer.page_stride} * w.layer.page_tokens;
-  const int64_t strips = w.batch * w.layer.kv_heads * (rows / kStripRows + 3);
-  const int64_t useful = strips / 2 + 1;
-  const int32_t resident = ResidentCtas(w.layer.head_dim);
-  return static_cast<uint32_t>(useful < resident ? useful : resident);
+// All CTAs that fit; of one sequence, as many for each KV head.
+dim3 GridOf(const AttendRawBatch& w) {
+  const int32_t ctas = ResidentCtas(w.layer.head_dim), heads = w.layer.kv_heads;
+  return w.batch > 1 ? dim3(ctas) : dim3(ctas > heads ? ctas / heads : 1, heads);
 }
 
 int64_t SlotRows(int32_t group, int32_t head_dim) {

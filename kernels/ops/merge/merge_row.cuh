@@ -32,6 +32,7 @@ struct WeightedRow {
 // Adds channels 4 * c .. of `row` (of `rows`) of every part.
 __device__ inline void AddParts(const Partials& from, int64_t rows, int64_t row, int dim, int c,
                                 WeightedRow& sum) {
+#pragma unroll 1
   for (int part = 0; part < from.parts; ++part) {
     const int64_t at = part * rows + row;
     sum.Add(from.m[at] * kLog2E, from.l[at], reinterpret_cast<const float4*>(from.o + at * dim)[c]);
