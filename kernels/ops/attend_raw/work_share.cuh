@@ -13,8 +13,20 @@
 
 namespace kvstrata::cuda {
 
-// The least strips that are worth a CTA, which has four warps.
-inline constexpr int32_t kShareStripsMin = 4;
+// A CTA's warps take strips in turn: shares of whole rounds lose no warp's time, and fewer shares
+// are merged sooner.
+inline constexpr int32_t kRoundStrips = 4;
+
+__device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a + b - 1) / static_cast<uint32_t>(b));
+}
+
+// Strips of a share, where `strips` are to be shared by at most `ctas`, which three to an SM run at
+// once. Half a round (half a strip a warp) is best as long as every CTA has an SM to itself.
+__device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {
+  if (strips <= 2 * (ctas / 3)) return kRoundStrips / 2;
+  return (CeilDivide(strips, ctas) + kRoundStrips - 1) / kRoundStrips * kRoundStrips;
+}
 
 // floor(i * total / parts) for 0 <= i <= parts <= 1024, with the one division that depends on the
 // lengths. The rest is exact in floats: i * rest < 2^20, and the half keeps it off whole numbers.
@@ -32,9 +44,12 @@ struct Cut {
   // With as many workers for each item, shares of equally long items end where items end, and no
   // CTA needs a second turn: worth an eighth of the workers.
   static __device__ __forceinline__ Cut Of(int32_t strips, int32_t items, int32_t ctas) {
-    const int32_t workers = min(max(strips / kShareStripsMin, 1), ctas);
-    const int32_t even = workers - workers % items;
-    return {strips, even * 8 >= workers * 7 ? even : workers};
+    const int32_t each = ctas / items;
+    if (each * items * 8 >= ctas * 7) {
+      const int32_t item_strips = CeilDivide(strips, items);
+      return {strips, items * CeilDivide(item_strips, ShareStrips(item_strips, each))};
+    }
+    return {strips, CeilDivide(strips, ShareStrips(strips, ctas))};
   }
   __device__ __forceinline__ int32_t Begin(int32_t worker) const {
     return PartBegin(strips, workers, worker);
@@ -92,13 +107,13 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, Turn& turn) {
   if (threadIdx.x == 0) {
     const int head = blockIdx.y;
     turn.rows = AttendedRows::Of(from, 0, head);
-    const int32_t strips = turn.rows.strips();
-    const int32_t count = min(max(strips / kShareStripsMin, 1), static_cast<int32_t>(gridDim.x));
+    const int32_t strips = turn.rows.strips(), ctas = gridDim.x;
+    const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
     const int32_t i = blockIdx.x;
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
-    turn.begin = PartBegin(strips, count, i);
-    turn.end = PartBegin(strips, count, i + 1);
+    turn.begin = i * each;
+    turn.end = min(turn.begin + each, strips);
     turn.sharers = {static_cast<int32_t>(blockIdx.y * gridDim.x), count, false};
   }
   __syncthreads();
