@@ -8,9 +8,8 @@
 //
 // With at most 8 query heads a KV head, no column is wasted. The keys of the next tile are asked
 // for as soon as this tile's are used up, then the values: all but a small part of the time a warp
-// has 8 KiB (head_dim 64: 4 KiB) on its way to registers, and the next strip on its way to the L2.
-#include <climits>
-
+// has 8 KiB (head_dim 64: 4 KiB) in flight; 12 warps an SM. Asking the L2 for the next strip as
+// well made everything 6 % slower.
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/attend_raw/work_share.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
@@ -94,9 +93,7 @@ class WarpAttention {
     if (halves) return OneTile(stream, warp % 2 * kTileRows);
     LoadKeys(stream.key, 0, 0);
     LoadValues(stream.key, 0, 0);
-    if (lane_ >= kTileRows) stream.template PrefetchRow<kDim>(stream.key);
     for (int32_t strip = first; strip < end; strip += kWarps) {
-      stream.template PrefetchNext<kDim>();
       const uint64_t key = stream.key;
       const uint32_t present = stream.present;
       Tile(present & 0xFFFFu, key, 0, key, kTileRows, true);

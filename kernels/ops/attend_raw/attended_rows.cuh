@@ -110,22 +110,6 @@ class RowStream {
     position_ = NextPosition();
   }
 
-  // Asks the L2 for the rows of the next strip: more bytes on their way than registers hold.
-  template <int kDim>
-  __device__ __forceinline__ void PrefetchNext() const {
-    if (next_present_ != 0) PrefetchRow<kDim>(page_ + slot_bytes_);
-  }
-  // The same for a row and its values.
-  template <int kDim>
-  __device__ __forceinline__ void PrefetchRow(uint64_t row) const {
-    const int64_t to_values = from_.layer.value_offset - from_.layer.key_offset;
-#pragma unroll
-    for (int line = 0; line < kDim * 2; line += 128) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + line));
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(row + to_values + line));
-    }
-  }
-
  private:
   __device__ __forceinline__ int32_t NextPosition() {
     const int32_t position = strip_ < end_ ? rows_.Position(from_, strip_, lane_) : -1;
