@@ -27,11 +27,12 @@ struct AttendRawBatch {
   int64_t q_stride = 0;             // bytes from a sequence's queries to the next's; 16-aligned
   float scale = 1.0f;               // of logits
 
-  Partials with;             // of other ops on the same queries, merged into the output
-  AttentionOutput to;        // to.rows null: `partial` is written instead
-  Partials partial;          // 1 part: what merge.h calls a partial, over all attended rows
-  uint32_t* counters = nullptr;  // device [batch * kv_heads], 0 before the first call and after each
-  float* workspace = nullptr;    // device, AttendRawWorkspaceBytes, any content, 16-byte aligned
+  Partials with;       // of other ops on the same queries, merged into the output
+  AttentionOutput to;  // to.rows null: `partial` is written instead
+  Partials partial;    // 1 part: what merge.h calls a partial, over all attended rows
+  uint32_t* counters =
+      nullptr;                 // device [batch * kv_heads], 0 before the first call and after each
+  float* workspace = nullptr;  // device, AttendRawWorkspaceBytes, any content, 16-byte aligned
 };
 
 // Enough for any batch of this group and head_dim on the current GPU (about 2 MB).
