@@ -1,6 +1,7 @@
 # make demo   a language model decodes from the daemon's memory
 # make test   everything CI runs
 # make asan   the unit tests under ASan and UBSan (part of make test)
+# make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh)
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
 
@@ -9,7 +10,7 @@ PYTHON := /usr/bin/python3
 VENV   := $(BUILD)/venv
 JOBS   := $(shell nproc)
 
-.PHONY: demo test build bench asan tsan golden tidy format format-check clean
+.PHONY: demo test build bench bundle asan tsan golden tidy format format-check clean
 
 demo: build
 	@$(VENV)/bin/python integrations/demo.py
@@ -39,14 +40,17 @@ tsan: $(BUILD)/.packages
 bench: build
 	$(VENV)/bin/python bench/run.py --out bench/results
 
+bundle: build
+	bench/cuda/bundle.sh $(BUILD) dist/gpu
+
 tidy:
 	cmake --preset tidy && cmake --build $(BUILD)/tidy --parallel $(JOBS)
 	git ls-files '*.cc' | grep -v ^tests/ | xargs -P $(JOBS) -n 4 clang-tidy -p $(BUILD)/tidy --quiet
 
 format:
-	git ls-files '*.cc' '*.h' | xargs clang-format -i
+	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 format-check:
-	git ls-files '*.cc' '*.h' | xargs clang-format --dry-run -Werror
+	git ls-files '*.cc' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
 
 clean:
 	rm -rf $(BUILD)

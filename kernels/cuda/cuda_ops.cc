@@ -27,6 +27,11 @@ constexpr CudaOps kOps = {
     .vote = VoteCuda,
     .pick_scratch_bytes = PickScratchBytes,
     .pick = PickCuda,
+    .append = AppendCuda,
+    .advance_tokens = AdvanceTokens,
+    .attend_raw_workspace_bytes = AttendRawWorkspaceBytes,
+    .attend_raw = AttendRawCuda,
+    .merge = MergeCuda,
 };
 
 }  // namespace

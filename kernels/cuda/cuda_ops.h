@@ -13,6 +13,9 @@
 
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
@@ -43,6 +46,14 @@ struct CudaOps {
   int (*vote)(const VoteBatch& work, Stream stream) = nullptr;
   int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
   int (*pick)(const PickBatch& work, Stream stream) = nullptr;
+
+  // ops/append, ops/attend_raw, ops/merge: what each takes and costs is in its *_cuda.h.
+  int (*append)(const AppendBatch& work, Stream stream) = nullptr;
+  int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
+                        Stream stream) = nullptr;
+  int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
+  int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
+  int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
 };
 
 }  // namespace kvstrata::cuda

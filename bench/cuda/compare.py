@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Joins the results of cuda_bench and dense_baselines.py: each row gets the best dense time at its shape.
+
+    compare.py OURS.json DENSE.json [--json-out FILE]
+ratio = best dense / ours. Rows of lists are compared with dense attention over the whole sequence.
+"""
+import argparse
+import json
+
+# id -> what the row must reach: a ratio, or microseconds.
+MUST_RATIO = {f"attend_raw/full/b{b}/{k}K": 0.95 for b in (1, 8) for k in (128, 1024)}
+for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "tokenselect_miss": (None, 1.4, 1.5)}.items():
+    for length, ratio in zip(("32K", "128K", "1024K"), ratios):
+        if ratio:
+            MUST_RATIO[f"step/{plan}/b1/{length}"] = ratio
+MUST_US = {"attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
+           "attend_raw/pages/b1/2048of128K": 8, "attend_raw/tokens/b1/2688of128K": 8}
+
+
+def shape_of(row_id):
+    parts = row_id.split("/")
+    return f"full/{parts[2]}/{parts[3].split('of')[-1]}" if len(parts) > 3 else ""
+
+
+def joined(row, dense):
+    row = dict(row)
+    best = min((d for d in dense if d["id"] == shape_of(row["id"])), key=lambda d: d["value"],
+               default=None)
+    if best and not row["id"].endswith("replay"):
+        row["baseline"] = {"name": best["name"], "value": best["value"]}
+        row["ratio"] = best["value"] / row["value"]
+    if row["id"] in MUST_RATIO and best:
+        row["must"] = MUST_RATIO[row["id"]]
+    if row["id"] in MUST_US:
+        row.update(must=MUST_US[row["id"]], better="smaller")
+        row.pop("ratio", None)
+    return row
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("ours")
+    parser.add_argument("dense")
+    parser.add_argument("--json-out")
+    args = parser.parse_args()
+    ours, dense = json.load(open(args.ours)), json.load(open(args.dense))
+    ours["context"]["torch"] = dense["torch"]
+    ours["rows"] = [joined(row, dense["rows"]) for row in ours["rows"]]
+    for row in ours["rows"]:
+        base = row.get("baseline", {})
+        against = f"{base['value']:9.2f} us {base['value'] / row['value']:6.2f}x" if base else ""
+        print(f"{row['id']:36} {row['value']:9.2f} us {row['tbps']:5.2f} TB/s  {against}")
+    if args.json_out:
+        with open(args.json_out, "w") as file:
+            file.write(json.dumps(ours, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Times torch's dense decode attention at the shapes of cuda_bench, in the same way.
+
+    dense_baselines.py --json-out FILE [--only 1x128,8x32]
+One graph holds a call a set of inputs; all sets together are larger than the L2; medians of 60 replays.
+Backends: cuDNN and flash, both with enable_gqa (K and V are read once a KV head).
+"""
+import argparse
+import json
+import statistics
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SHAPES = [(b, k) for b, ks in {1: (1, 2, 4, 8, 32, 128, 1024), 8: (1, 4, 32, 128, 1024),
+                               64: (1, 4, 32)}.items() for k in ks]  # batch, kilotokens
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+QUERY_HEADS, KV_HEADS, DIM = 32, 8, 128
+TOKEN_BYTES = 2 * KV_HEADS * DIM * 2
+ROTATED_BYTES, REPLAYS, WARM_UPS = 300 << 20, 60, 5
+
+
+def inputs(batch, tokens):
+    sets = min(max(-(-ROTATED_BYTES // (batch * tokens * TOKEN_BYTES)), 1), 64)
+    draw = lambda heads, n: torch.randn(batch, heads, n, DIM, device="cuda", dtype=torch.bfloat16)
+    return draw(QUERY_HEADS, 1), [(draw(KV_HEADS, tokens), draw(KV_HEADS, tokens)) for _ in range(sets)]
+
+
+def capture(q, sets):
+    attend = lambda k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for k, v in sets[:2]:
+            attend(k, v)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        outs = [attend(k, v) for k, v in sets]
+    return graph, outs
+
+
+def time_us(graph, nodes):
+    times = []
+    for i in range(WARM_UPS + REPLAYS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / nodes)
+    times = sorted(times[WARM_UPS:])
+    return times[len(times) // 10], statistics.median(times), times[len(times) * 9 // 10]
+
+
+def row(batch, kilotokens, name):
+    q, sets = inputs(batch, kilotokens * 1024)
+    with sdpa_kernel(BACKENDS[name]):
+        graph, _ = capture(q, sets)
+        p10, median, p90 = time_us(graph, len(sets))
+    tbps = batch * kilotokens * 1024 * TOKEN_BYTES / median / 1e6
+    print(f"{name} b{batch} {kilotokens}K {median:.2f} us {tbps:.2f} TB/s", flush=True)
+    return {"id": f"full/b{batch}/{kilotokens}K", "name": f"torch SDPA {name}", "value": median,
+            "unit": "us", "p10": p10, "p90": p90, "n": REPLAYS, "tbps": tbps}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json-out", required=True)
+    parser.add_argument("--only", default="", help="batch x kilotokens, for example 1x128,8x32")
+    args = parser.parse_args()
+    only = {tuple(map(int, s.split("x"))) for s in args.only.split(",") if s}
+    rows = []
+    for shape in SHAPES:
+        for name in BACKENDS:
+            if only and shape not in only:
+                continue
+            try:
+                rows.append(row(*shape, name))
+            except RuntimeError as error:  # a shape that the backend refuses
+                print(f"{name} {shape}: {str(error).splitlines()[0]}", flush=True)
+            torch.cuda.empty_cache()
+    with open(args.json_out, "w") as file:
+        json.dump({"torch": torch.__version__, "device": torch.cuda.get_device_name(0), "rows": rows},
+                  file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+// Op append on the GPU (contract: append.h): writes the new tokens of a batch into the pages of one
+// layer and, in the same kernel, the index rows of the units that they complete.
+//
+// Lengths are advanced once a step, before the first layer, and include the new tokens from then
+// on: a captured step is advance, then append and attend of every layer, and all of them read the
+// same lengths.
+//
+// One CTA is one (sequence, KV head); without an index, long appends are shared by several.
+// Cost: reads and writes the new rows once, and reads the rows of completed units.
+#ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
+#define KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
+
+#include "kernels/cuda/batch.h"
+#include "kernels/page_view.h"
+
+namespace kvstrata::cuda {
+
+// Keys or values as the engine has them, [rows][kv_heads][head_dim]. Addresses and strides are
+// multiples of 16.
+struct DeviceSource {
+  const void* data = nullptr;  // device, row 0, head 0
+  int64_t row_stride = 0;      // bytes
+  int64_t head_stride = 0;     // bytes
+  DType dtype = DType::kBF16;
+};
+
+// The index rows of one layer that append keeps up to date: minima and maxima of keys (one level),
+// or means at every level, as summarize.h defines them, bit for bit. Coarse rows are not written.
+struct DeviceIndex {
+  struct Level {
+    int32_t unit_tokens = 0, units_per_block = 0;
+    int64_t offset = 0;  // bytes from a block's start to the layer's first row
+  };
+  IndexLayout::Kind kind = IndexLayout::Kind::kNone;
+  DType dtype = DType::kBF16;        // kMinMax: the pages' dtype; kMean: kBF16 or kF32
+  const uint64_t* blocks = nullptr;  // device [batch][block_stride], addresses of index blocks
+  int32_t block_stride = 0;
+  int32_t level_count = 0;
+  Level levels[3];
+};
+
+// A layer's part of `index`; blocks as above.
+inline DeviceIndex IndexOfLayer(const IndexLayout& index, int layer, const uint64_t* blocks,
+                                int32_t block_stride) {
+  DeviceIndex out{index.kind, index.dtype, blocks, block_stride, index.level_count, {}};
+  for (int i = 0; i < index.level_count; ++i) {
+    const IndexLevel& level = index.levels[static_cast<size_t>(i)];
+    out.levels[i] = {level.unit_tokens, level.units_per_block, index.RowOffset(i, layer, 0, 0, 0)};
+  }
+  return out;
+}
+
+struct AppendBatch {
+  PagedLayer layer;
+  int32_t batch = 0;
+  const int32_t* tokens = nullptr;  // device [batch], lengths with the new tokens
+  const int32_t* starts = nullptr;  // device [batch + 1]: rows [starts[b], starts[b + 1]) are the
+                                    // new ones of sequence b; null: row b, one each
+  int32_t rows_max = 0;             // rows of k and v that the batch may have: sets the grid
+  DeviceSource k, v;
+  DeviceIndex index;
+};
+
+// cudaErrorInvalidValue: a shape outside the ranges above.
+int AppendCuda(const AppendBatch& work, Stream stream);
+
+// tokens[b] += the new tokens of sequence b, as AppendBatch counts them. One small kernel.
+int AdvanceTokens(int32_t* tokens, const int32_t* starts, int32_t batch, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_

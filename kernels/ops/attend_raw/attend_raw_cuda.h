@@ -1,0 +1,47 @@
+// Op attend_raw on the GPU: attention of one query token a sequence (decode) over rows on pages,
+// and the merge of its splits, in one kernel.
+//
+// Work is counted in strips of 32 attended rows of one (sequence, KV head). A grid of as many CTAs
+// as the GPU holds shares the strips of the whole batch evenly, whatever the lengths are; the last
+// CTA to finish a (sequence, KV head) merges its splits in their order. The same inputs on the same
+// GPU give the same bits. Another batch splits otherwise: equal within rounding.
+//
+// Cost: reads each attended key and value once, at the bandwidth of the memory; one launch.
+// Accuracy: products and sums in fp32, weights rounded to the rows' dtype before they meet values.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
+#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
+
+#include "kernels/cuda/batch.h"
+#include "kernels/ops/merge/merge_cuda.h"
+
+namespace kvstrata::cuda {
+
+struct AttendRawBatch {
+  PagedLayer layer;           // head_dim 64, 128 or 256
+  DeviceSelection selection;  // listed rows outside [sink_end, recent_begin) are left out; sink_end
+                              // and recent_begin null: all rows are attended
+  int32_t batch = 0;
+  int32_t group = 0;                // query heads a KV head, 1..8
+  const int32_t* tokens = nullptr;  // device [batch], rows of each sequence, the new one's included
+  const void* q = nullptr;          // device [batch][kv_heads * group][head_dim], layer.dtype
+  int64_t q_stride = 0;             // bytes from a sequence's queries to the next's; 16-aligned
+  float scale = 1.0f;               // of logits
+
+  Partials with;       // of other ops on the same queries, merged into the output
+  AttentionOutput to;  // to.rows null: `partial` is written instead
+  Partials partial;    // 1 part: what merge.h calls a partial, over all attended rows
+  uint32_t* counters =
+      nullptr;                 // device [batch * kv_heads], 0 before the first call and after each
+  float* workspace = nullptr;  // device, AttendRawWorkspaceBytes, any content, 16-byte aligned
+};
+
+// Enough for any batch of this group and head_dim on the current GPU (about 2 MB).
+int64_t AttendRawWorkspaceBytes(int32_t group, int32_t head_dim);
+
+// cudaErrorInvalidValue: a shape outside the ranges above. Calls that share counters or workspace
+// must be ordered by a stream.
+int AttendRawCuda(const AttendRawBatch& work, Stream stream);
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_

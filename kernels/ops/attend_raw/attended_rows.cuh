@@ -1,0 +1,146 @@
+// Which rows a (sequence, KV head) attends, as strips of 32, and where they lie: one row a lane.
+//
+// Strips are counted through the sinks, then the list, then the recent rows; each of the three is
+// padded to whole strips. Recent rows start at a multiple of 32, so that their tiles lie in pages.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_
+
+#include "kernels/cuda/batch.h"
+#include "kernels/cuda/fragments.cuh"
+#include "kernels/cuda/mma_m16n8k16.cuh"
+
+namespace kvstrata::cuda {
+
+inline constexpr int kStripRows = 32;
+
+// The attended rows of all sequences, with what the host knows worked out.
+struct RowSource {
+  PagedLayer layer;
+  DeviceSelection selection;
+  const int32_t* tokens;  // device [batch]
+  int32_t page_shift;     // log2(page_tokens)
+  int32_t unit_shift;     // log2(unit_tokens)
+};
+
+__device__ __forceinline__ int32_t StripsFor(int32_t rows) {
+  return (rows + kStripRows - 1) / kStripRows;
+}
+
+// Of one (sequence, KV head). Plain, so that a CTA may keep it in shared memory.
+struct AttendedRows {
+  int32_t tokens, sink_end, recent_begin;
+  int32_t listed;                    // rows of the list
+  int32_t sink_strips, list_strips;  // before the recent rows
+  const int32_t* units;
+
+  static __device__ __forceinline__ AttendedRows Of(const RowSource& from, int sequence, int head) {
+    const DeviceSelection& s = from.selection;
+    const int list = sequence * s.groups + (s.groups == 1 ? 0 : head);
+    AttendedRows r;
+    r.tokens = max(from.tokens[sequence], 0);
+    r.sink_end = s.sink_end == nullptr ? 0 : min(max(s.sink_end[sequence], 0), r.tokens);
+    r.recent_begin = s.recent_begin == nullptr ? r.sink_end : s.recent_begin[sequence];
+    r.recent_begin = min(max(r.recent_begin, r.sink_end), r.tokens);
+    r.units = s.units + int64_t{list} * s.list_stride;
+    r.listed =
+        s.unit_tokens == 0 ? 0 : min(max(s.counts[list], 0), s.list_stride) << from.unit_shift;
+    r.sink_strips = StripsFor(r.sink_end);
+    r.list_strips = StripsFor(r.listed);
+    return r;
+  }
+
+  // At least one, so that someone writes the output of a sequence that attends nothing.
+  __device__ __forceinline__ int32_t strips() const {
+    return max(sink_strips + list_strips + StripsFor(tokens - FirstRecent()), 1);
+  }
+  // The row of `lane` in `strip`; -1: none.
+  __device__ __forceinline__ int32_t Position(const RowSource& from, int32_t strip,
+                                              int lane) const {
+    int32_t row = strip * kStripRows + lane;
+    if (strip < sink_strips) return row < sink_end ? row : -1;
+    row -= sink_strips * kStripRows;
+    if (strip < sink_strips + list_strips) return ListedPosition(from, row);
+    row += FirstRecent() - list_strips * kStripRows;
+    return row >= recent_begin && row < tokens ? row : -1;
+  }
+
+ private:
+  __device__ __forceinline__ int32_t FirstRecent() const {
+    return recent_begin / kStripRows * kStripRows;
+  }
+  __device__ __forceinline__ int32_t ListedPosition(const RowSource& from, int32_t row) const {
+    if (row >= listed) return -1;
+    const int32_t inside = row & (from.selection.unit_tokens - 1);
+    const int32_t position = (units[row >> from.unit_shift] << from.unit_shift) + inside;
+    return position >= sink_end && position < recent_begin ? position : -1;
+  }
+};
+
+// The addresses of a warp's strips, made ahead: while strip n is used, the page of n + 1 and the
+// list entry of n + 2 are on their way. Every lane holds one row's key.
+class RowStream {
+ public:
+  // Strips first, first + step, ...; none is used from `end` on.
+  __device__ __forceinline__ RowStream(const RowSource& from, const AttendedRows& rows,
+                                       int sequence, int head, int32_t first, int32_t step,
+                                       int32_t end)
+      : from_(from),
+        rows_(rows),
+        pages_(from.layer.pages + int64_t{sequence} * from.layer.page_stride),
+        offset_(from.layer.key_offset + head * from.layer.head_stride),
+        stride_(static_cast<int32_t>(from.layer.slot_stride)),
+        strip_(first),
+        step_(step),
+        end_(end),
+        lane_(threadIdx.x % 32) {
+    position_ = NextPosition();
+    FetchPage();
+    position_ = NextPosition();
+    Advance();
+  }
+
+  // Of the current strip: the key of row `lane` (another row of the strip where there is none), and
+  // which lanes have a row.
+  uint64_t key;
+  uint32_t present;
+
+  __device__ __forceinline__ void Advance() {
+    key = page_ + slot_bytes_;
+    present = next_present_;
+    FetchPage();
+    position_ = NextPosition();
+  }
+
+ private:
+  __device__ __forceinline__ int32_t NextPosition() {
+    const int32_t position = strip_ < end_ ? rows_.Position(from_, strip_, lane_) : -1;
+    strip_ += step_;
+    return position;
+  }
+  // Lanes without a row take that of another lane: what they read is weighed with 0, and must not
+  // be NaN. A strip without any row reads row 0, which exists, and weighs nothing.
+  __device__ __forceinline__ void FetchPage() {
+    next_present_ = __ballot_sync(kAllLanes, position_ >= 0);
+    const int32_t spare = __shfl_sync(kAllLanes, position_, __ffs(next_present_ | (1u << 31)) - 1);
+    const int32_t position = max(position_ >= 0 ? position_ : spare, 0);
+    const int32_t page = position >> from_.page_shift;
+    page_ = pages_[page] + offset_;
+    slot_bytes_ = (position - (page << from_.page_shift)) * stride_;
+  }
+
+  const RowSource& from_;
+  const AttendedRows& rows_;
+  const uint64_t* pages_;
+  int64_t offset_;
+  int32_t stride_;
+  int32_t strip_, step_, end_;
+  int lane_;
+  int32_t position_;        // of strip n + 2
+  uint64_t page_ = 0;       // of strip n + 1
+  int32_t slot_bytes_ = 0;  // of strip n + 1
+  uint32_t next_present_ = 0;
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTENDED_ROWS_CUH_

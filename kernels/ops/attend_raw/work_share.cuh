@@ -1,0 +1,185 @@
+// Which strips of a batch a CTA takes. An item is a (sequence, KV head).
+//
+// One sequence: the grid is [KV heads][CTAs an item], and those CTAs share the item evenly.
+// Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
+// share may begin and end inside items, and its CTA takes one turn for each item it touches.
+//
+// An item that several CTAs share is merged by the last of them to finish. A CTA leaves at most two
+// partials: slot 2 * cta is of its first item, 2 * cta + 1 of a later one.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
+
+#include "kernels/ops/attend_raw/attended_rows.cuh"
+
+namespace kvstrata::cuda {
+
+// A CTA's warps take strips in turn: shares of whole rounds lose no warp's time, and fewer shares
+// are merged sooner.
+inline constexpr int32_t kRoundStrips = 4;
+
+__device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a + b - 1) / static_cast<uint32_t>(b));
+}
+
+// Strips of a share, where `strips` are to be shared by at most `ctas`, which three to an SM run at
+// once. Half a round (half a strip a warp) is best as long as every CTA has an SM to itself.
+__device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {
+  if (strips <= 2 * (ctas / 3)) return kRoundStrips / 2;
+  return (CeilDivide(strips, ctas) + kRoundStrips - 1) / kRoundStrips * kRoundStrips;
+}
+
+// floor(i * total / parts) for 0 <= i <= parts <= 1024, with the one division that depends on the
+// lengths. The rest is exact in floats: i * rest < 2^20, and the half keeps it off whole numbers.
+__device__ __forceinline__ int32_t PartBegin(int32_t total, int32_t parts, int32_t i) {
+  const auto each = static_cast<int32_t>(static_cast<uint32_t>(total) / parts);
+  const int32_t rest = total - each * parts;
+  const float inverse = __fdividef(1.0f, static_cast<float>(parts));
+  return i * each + static_cast<int32_t>((static_cast<float>(i * rest) + 0.5f) * inverse);
+}
+
+// How strips are cut among workers.
+struct Cut {
+  int32_t strips, workers;
+
+  // With as many workers for each item, shares of equally long items end where items end, and no
+  // CTA needs a second turn: worth an eighth of the workers.
+  static __device__ __forceinline__ Cut Of(int32_t strips, int32_t items, int32_t ctas) {
+    const int32_t each = ctas / items;
+    if (each * items * 8 >= ctas * 7) {
+      const int32_t item_strips = CeilDivide(strips, items);
+      return {strips, items * CeilDivide(item_strips, ShareStrips(item_strips, each))};
+    }
+    return {strips, CeilDivide(strips, ShareStrips(strips, ctas))};
+  }
+  __device__ __forceinline__ int32_t Begin(int32_t worker) const {
+    return PartBegin(strips, workers, worker);
+  }
+  // The last worker that begins at `strip` or before: estimated, then put right.
+  __device__ __forceinline__ int32_t Owner(int32_t strip) const {
+    const int64_t goal = int64_t{strip + 1} * workers;
+    auto worker = static_cast<int32_t>(__fdividef(static_cast<float>(goal), strips));
+    while (int64_t{worker} * strips >= goal) --worker;
+    while (int64_t{worker + 1} * strips < goal) ++worker;
+    return worker;
+  }
+};
+
+// The CTAs that share an item.
+struct Sharers {
+  int32_t first, count;
+  bool first_is_later;  // the item is not the first of CTA `first`
+
+  static __device__ __forceinline__ Sharers Of(const Cut& cut, int32_t item_begin,
+                                               int32_t item_end) {
+    const int32_t first = cut.Owner(item_begin);
+    return {first, cut.Owner(item_end - 1) - first + 1, cut.Begin(first) < item_begin};
+  }
+  __device__ __forceinline__ int32_t Slot(int32_t i) const {
+    return 2 * (first + i) + (i == 0 && first_is_later ? 1 : 0);
+  }
+};
+
+// What a CTA does next, in shared memory.
+struct Turn {
+  AttendedRows rows;
+  Sharers sharers;
+  int32_t sequence, head;  // -1: nothing
+  int32_t begin, end;      // strips of the item
+  // Of several sequences: strips of the batch.
+  Cut cut;
+  int32_t item_begin, share_end;
+
+  // The part of item (sequence, head) that lies between `from_strip` and share_end.
+  __device__ __forceinline__ void Take(int sequence_, int head_, int32_t from_strip) {
+    const int32_t item_end = item_begin + rows.strips();
+    sequence = sequence_;
+    head = head_;
+    begin = from_strip - item_begin;
+    end = min(share_end, item_end) - item_begin;
+    sharers = Sharers::Of(cut, item_begin, item_end);
+  }
+};
+
+__device__ __forceinline__ int32_t CtaIndex() { return blockIdx.y * gridDim.x + blockIdx.x; }
+
+// The only turn of a CTA where there is one sequence.
+__device__ __forceinline__ void OnlyTurn(const RowSource& from, Turn& turn) {
+  if (threadIdx.x == 0) {
+    const int head = blockIdx.y;
+    turn.rows = AttendedRows::Of(from, 0, head);
+    const int32_t strips = turn.rows.strips(), ctas = gridDim.x;
+    const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
+    const int32_t i = blockIdx.x;
+    turn.sequence = i < count ? 0 : -1;
+    turn.head = head;
+    turn.begin = i * each;
+    turn.end = min(turn.begin + each, strips);
+    turn.sharers = {static_cast<int32_t>(blockIdx.y * gridDim.x), count, false};
+  }
+  __syncthreads();
+}
+
+// The first turn where there are several. Every thread counts the strips of a run of items.
+template <int kThreads>
+__device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, Turn& turn) {
+  __shared__ int32_t warp_strips[kThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = from.layer.kv_heads;
+  const int32_t each = (items + kThreads - 1) / kThreads;
+  const int32_t first = min(static_cast<int32_t>(threadIdx.x) * each, items);
+  const int32_t last = min(first + each, items);
+  int32_t own = 0;
+#pragma unroll 1
+  for (int32_t i = first; i < last; ++i) {
+    own += AttendedRows::Of(from, i / heads, i % heads).strips();
+  }
+  int32_t before = own;
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t x = __shfl_up_sync(kAllLanes, before, step);
+    if (lane >= step) before += x;
+  }
+  if (lane == 31) warp_strips[warp] = before;
+  if (threadIdx.x == 0) turn.sequence = -1;
+  before -= own;
+  __syncthreads();
+  int32_t all = 0;
+  for (int w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) before += warp_strips[w];
+    all += warp_strips[w];
+  }
+  const Cut cut = Cut::Of(all, items, gridDim.x);
+  const int32_t cta = blockIdx.x, begin = cut.Begin(cta);
+  if (cta < cut.workers && begin >= before && begin < before + own) {
+    turn.cut = cut;
+    turn.share_end = cut.Begin(cta + 1);
+#pragma unroll 1
+    for (int32_t i = first;; ++i) {
+      turn.rows = AttendedRows::Of(from, i / heads, i % heads);
+      turn.item_begin = before;
+      before += turn.rows.strips();
+      if (begin >= before) continue;
+      turn.Take(i / heads, i % heads, begin);
+      break;
+    }
+  }
+  __syncthreads();
+}
+
+// The next turn of a share, if it goes on; false if not. For all threads.
+__device__ __forceinline__ bool NextTurn(const RowSource& from, Turn& turn) {
+  const int32_t strip = turn.item_begin + turn.end;
+  if (strip >= turn.share_end) return false;
+  __syncthreads();  // `turn` is read until here
+  if (threadIdx.x == 0) {
+    const bool last_head = turn.head + 1 == from.layer.kv_heads;
+    const int sequence = turn.sequence + (last_head ? 1 : 0), head = last_head ? 0 : turn.head + 1;
+    turn.rows = AttendedRows::Of(from, sequence, head);
+    turn.item_begin = strip;
+    turn.Take(sequence, head, strip);
+  }
+  __syncthreads();
+  return true;
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_

@@ -1,0 +1,377 @@
+// attend_raw and merge on the GPU against ref, on fresh random inputs. Rows that are not attended
+// are NaN, and so is every output and workspace before it is written.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops/attend_raw/attend_raw.h"
+#include "kernels/ops/merge/merge.h"
+#include "tests/cuda/graph.h"
+#include "tests/cuda/paged_batch.h"
+#include "tests/cuda/seed.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+enum class Kind { kAll, kWindow, kUnits, kTokens };
+
+struct Case {
+  DType dtype = DType::kBF16;
+  int dim = 128, group = 4, kv_heads = 2, page_tokens = 16;
+  std::vector<int32_t> lengths;
+  Kind kind = Kind::kAll;
+  int unit_tokens = 16;   // of kUnits
+  bool per_head = false;  // lists
+  DType out_dtype = DType::kF32;
+};
+
+std::string Describe(const Case& c) {
+  std::string text = std::string(NameOf(c.dtype)) + " d" + std::to_string(c.dim) + " G" +
+                     std::to_string(c.group) + " Hkv" + std::to_string(c.kv_heads) + " page" +
+                     std::to_string(c.page_tokens) + " kind" +
+                     std::to_string(static_cast<int>(c.kind)) + " unit" +
+                     std::to_string(c.unit_tokens) + (c.per_head ? " per head" : "") + " lengths";
+  for (int32_t n : c.lengths) text += " " + std::to_string(n);
+  return text + " seed " + std::to_string(TestSeed());
+}
+
+// A selection on the host, in the shapes of DeviceSelection, and on the device.
+struct Selected {
+  int32_t unit_tokens = 0, groups = 1, stride = 0;
+  std::vector<int32_t> units, counts, sink_end, recent_begin;
+  DeviceArray<int32_t> d_units, d_counts, d_sink_end, d_recent_begin;
+
+  Selected(Rng& rng, const Case& c) {
+    const size_t batch = c.lengths.size();
+    if (c.kind == Kind::kUnits) unit_tokens = c.unit_tokens;
+    if (c.kind == Kind::kTokens) unit_tokens = 1;
+    groups = c.per_head ? c.kv_heads : 1;
+    const int32_t longest = *std::max_element(c.lengths.begin(), c.lengths.end());
+    stride = unit_tokens == 0 ? 0 : longest / unit_tokens + 1;
+    units.assign(batch * static_cast<size_t>(groups * stride), 1 << 30);
+    for (int32_t n : c.lengths) AddBounds(rng, c, n);
+    for (size_t b = 0; b < batch; ++b) {
+      for (int g = 0; g < groups; ++g) AddList(rng, b, g);
+    }
+    Upload();
+  }
+  void AddBounds(Rng& rng, const Case& c, int32_t n) {
+    int32_t sinks = c.kind == Kind::kAll ? 0 : std::min(n, Below(rng, 40));
+    int32_t recent = c.kind == Kind::kAll ? 0 : std::max(sinks, n - Below(rng, 100));
+    if (unit_tokens > 1) {  // lists of units lie between whole units
+      sinks = std::min(n, (sinks + unit_tokens - 1) / unit_tokens * unit_tokens);
+      recent = std::max(sinks, recent / unit_tokens * unit_tokens);
+    }
+    sink_end.push_back(sinks);
+    recent_begin.push_back(recent);
+  }
+  void AddList(Rng& rng, size_t b, int g) {
+    if (unit_tokens == 0) return counts.push_back(0);
+    const int odds = 1 + Below(rng, 12);
+    int32_t* list = &units[(b * static_cast<size_t>(groups) + static_cast<size_t>(g)) *
+                           static_cast<size_t>(stride)];
+    int32_t count = 0;
+    const int32_t first = (sink_end[b] + unit_tokens - 1) / unit_tokens;
+    for (int32_t u = first; u < recent_begin[b] / unit_tokens; ++u) {
+      if (Below(rng, odds) == 0) list[count++] = u;
+    }
+    counts.push_back(count);
+  }
+  void Upload() {
+    d_units = DeviceArray<int32_t>(units);
+    d_counts = DeviceArray<int32_t>(counts);
+    d_sink_end = DeviceArray<int32_t>(sink_end);
+    d_recent_begin = DeviceArray<int32_t>(recent_begin);
+  }
+  DeviceSelection Device(Kind kind) const {
+    if (kind == Kind::kAll) return {};
+    return {unit_tokens,         groups, stride, d_units.get(), d_counts.get(), d_sink_end.get(),
+            d_recent_begin.get()};
+  }
+  bool Has(int b, int head, int32_t n, int32_t t) const {
+    const auto at = static_cast<size_t>(b);
+    if (t < sink_end[at] || (t >= recent_begin[at] && t < n)) return true;
+    if (unit_tokens == 0) return false;
+    const size_t list =
+        at * static_cast<size_t>(groups) + static_cast<size_t>(groups == 1 ? 0 : head);
+    const int32_t* first = &units[list * static_cast<size_t>(stride)];
+    return std::binary_search(first, first + counts[list], t / unit_tokens);
+  }
+  std::vector<kvstrata::Run> Runs(int b, int head, int32_t n) const {
+    std::vector<kvstrata::Run> runs;
+    for (int32_t t = 0; t < n; ++t) {
+      if (!Has(b, head, n, t)) continue;
+      if (runs.empty() || runs.back().end != t) runs.push_back({t, t});
+      runs.back().end = t + 1;
+    }
+    return runs;
+  }
+};
+
+struct Attention {
+  std::vector<float> out, lse;
+};
+
+class Problem {
+ public:
+  Problem(Rng& rng, const Case& c)
+      : case_(c),
+        rows(rng, GeometryOf(c), c.lengths, Longest(c) + 64),
+        selected(rng, c),
+        q_bytes(RandomElements(rng, c.dtype, QueryElements())),
+        q(q_bytes),
+        out(QueryElements() * static_cast<size_t>(SizeOf(c.out_dtype))),
+        lse(QueryRows()),
+        counters(std::vector<uint32_t>(c.lengths.size() * static_cast<size_t>(c.kv_heads), 0)),
+        workspace(
+            static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(c.group, c.dim) / 4)) {
+    PoisonUnselected();
+    rows.Upload();
+  }
+
+  AttendRawBatch Work() const {
+    AttendRawBatch w;
+    w.layer = rows.DeviceLayer();
+    w.selection = selected.Device(case_.kind);
+    w.batch = rows.batch();
+    w.group = case_.group;
+    w.tokens = rows.device_tokens();
+    w.q = q.get();
+    w.q_stride = int64_t{case_.kv_heads} * case_.group * case_.dim * 2;
+    w.scale = Scale();
+    w.to = {out.get(), case_.out_dtype, lse.get()};
+    w.counters = counters.get();
+    w.workspace = workspace.get();
+    return w;
+  }
+  void Run(const AttendRawBatch& w) const {
+    out.Poison();
+    lse.Poison();
+    Check(kvs_cuda_ops()->attend_raw(w, nullptr), "attend_raw");
+  }
+  Attention Got() const { return {Floats(case_.out_dtype, out.Read()), lse.Read()}; }
+
+  Attention Expected() const {
+    Attention a{std::vector<float>(QueryElements()), std::vector<float>(QueryRows())};
+    for (int b = 0; b < rows.batch(); ++b) {
+      for (int h = 0; h < case_.kv_heads; ++h) ExpectedOf(b, h, a);
+    }
+    return a;
+  }
+  void ExpectLikeRef() const {
+    SCOPED_TRACE(Describe(case_));
+    Run(Work());
+    const Attention got = Got(), expected = Expected();
+    EXPECT_LE(RelativeError(got.out, expected.out), 5e-3);
+    EXPECT_LE(RelativeError(got.lse, expected.lse), 1e-3);
+    for (uint32_t c : counters.Read()) EXPECT_EQ(c, 0u);
+  }
+
+  static Geometry GeometryOf(const Case& c) {
+    return {2, c.kv_heads * c.group, c.kv_heads, c.dim, c.page_tokens, c.dtype};
+  }
+  static int32_t Longest(const Case& c) {
+    return *std::max_element(c.lengths.begin(), c.lengths.end());
+  }
+  size_t QueryRows() const {
+    return case_.lengths.size() * static_cast<size_t>(case_.kv_heads * case_.group);
+  }
+  size_t QueryElements() const { return QueryRows() * static_cast<size_t>(case_.dim); }
+  float Scale() const { return 1.0f / std::sqrt(static_cast<float>(case_.dim)); }
+
+ private:
+  void PoisonUnselected() {
+    for (int b = 0; b < rows.batch(); ++b) {
+      const int32_t n = rows.tokens[static_cast<size_t>(b)];
+      for (int h = 0; h < case_.kv_heads; ++h) {
+        for (int32_t t = 0; t < n; ++t) {
+          if (!selected.Has(b, h, n, t)) rows.PoisonRow(b, h, t);
+        }
+      }
+    }
+  }
+  void ExpectedOf(int b, int h, Attention& a) const {
+    const auto group = static_cast<size_t>(case_.group), dim = static_cast<size_t>(case_.dim);
+    const size_t row = static_cast<size_t>(b * case_.kv_heads + h) * group;
+    const std::vector<float> queries = Floats(case_.dtype, q_bytes);
+    const auto runs = selected.Runs(b, h, rows.tokens[static_cast<size_t>(b)]);
+    std::vector<float> m(group), l(group), o(group * dim);
+    const AttendWork work{rows.Keys(b, h),
+                          rows.Values(b, h),
+                          &queries[row * dim],
+                          0,
+                          1,
+                          case_.group,
+                          rows.tokens[static_cast<size_t>(b)],
+                          runs.data(),
+                          static_cast<int32_t>(runs.size()),
+                          Scale(),
+                          m.data(),
+                          l.data(),
+                          o.data()};
+    AttendRawRef(&work, 1, InlineExecutor());
+    const MergeWork merge{m.data(),    l.data(),    o.data(),  1,
+                          case_.group, case_.group, case_.dim, &a.out[row * dim],
+                          0,           &a.lse[row], 0};
+    MergeRef(&merge, 1, InlineExecutor());
+  }
+
+  Case case_;
+
+ public:
+  PagedBatch rows;
+  Selected selected;
+  std::vector<std::byte> q_bytes;
+  DeviceArray<std::byte> q;
+  mutable DeviceArray<std::byte> out;
+  mutable DeviceArray<float> lse;
+  DeviceArray<uint32_t> counters;
+  DeviceArray<float> workspace;
+};
+
+class AttendRawCuda : public ::testing::Test {
+ protected:
+  Rng rng_{TestSeed()};
+
+  std::vector<int32_t> RandomLengths(int count, int longest) {
+    std::vector<int32_t> lengths;
+    for (int i = 0; i < count; ++i) lengths.push_back(Below(rng_, longest));
+    return lengths;
+  }
+  void ExpectLikeRef(const Case& c) { Problem(rng_, c).ExpectLikeRef(); }
+};
+
+TEST_F(AttendRawCuda, EveryTypeDimAndGroup) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (int dim : {64, 128, 256}) {
+      for (int group = 1; group <= 8; ++group) {
+        ExpectLikeRef({dtype, dim, group, 2, 16, {Below(rng_, 700), 257}});
+      }
+    }
+  }
+}
+
+TEST_F(AttendRawCuda, LengthsAtEveryEdge) {
+  for (int dim : {64, 128, 256}) {
+    ExpectLikeRef({DType::kBF16, dim, 4, 2, 16, {0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65}});
+    ExpectLikeRef({DType::kBF16, dim, 4, 1, 64, {127, 128, 129, 0, 0, 511, 512, 513, 1023, 1025}});
+  }
+}
+
+TEST_F(AttendRawCuda, EveryPageAndSelection) {
+  for (int page : {16, 32, 64}) {
+    for (Kind kind : {Kind::kAll, Kind::kWindow, Kind::kUnits, Kind::kTokens}) {
+      for (bool per_head : {false, true}) {
+        for (int unit : {16, 32, 64}) {
+          if (unit != 16 && kind != Kind::kUnits) continue;
+          const int dim = 64 << Below(rng_, 3);
+          const DType dtype = Below(rng_, 2) == 0 ? DType::kBF16 : DType::kF16;
+          ExpectLikeRef({dtype, dim, 1 + Below(rng_, 8), 1 + Below(rng_, 4), page,
+                         RandomLengths(1 + Below(rng_, 6), 1200), kind, unit, per_head});
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AttendRawCuda, EveryOutputType) {
+  for (DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
+    Case c{DType::kBF16, 128, 4, 2, 16, RandomLengths(3, 900)};
+    c.out_dtype = out;
+    ExpectLikeRef(c);
+  }
+}
+
+TEST_F(AttendRawCuda, RaggedBatches) {
+  for (int batch : {1, 7, 33, 64}) {
+    ExpectLikeRef({DType::kBF16, 128, 4, 8, 16, RandomLengths(batch, 400)});
+    std::vector<int32_t> one_long(static_cast<size_t>(batch), 3);
+    one_long.back() = 5000;
+    ExpectLikeRef({DType::kBF16, 64, 2, 4, 32, one_long});
+  }
+}
+
+TEST_F(AttendRawCuda, LongSequencesHaveManySplits) {
+  ExpectLikeRef({DType::kBF16, 128, 8, 1, 16, {60000}});
+  ExpectLikeRef({DType::kF16, 64, 1, 1, 64, {70001}});
+  ExpectLikeRef({DType::kBF16, 256, 2, 1, 32, {20000, 9}});
+}
+
+TEST_F(AttendRawCuda, TwoRunsGiveTheSameBits) {
+  const Problem p(rng_, {DType::kBF16, 128, 4, 8, 16, RandomLengths(5, 3000)});
+  p.Run(p.Work());
+  const auto first = p.out.Read();
+  for (int i = 0; i < 5; ++i) {
+    p.Run(p.Work());
+    EXPECT_EQ(p.out.Read(), first) << TestSeed();
+  }
+}
+
+// What is left as a partial and merged later is what one call computes.
+TEST_F(AttendRawCuda, PartialsOfOtherOpsAreMerged) {
+  for (Kind kind : {Kind::kUnits, Kind::kTokens}) {
+    const Case c{DType::kBF16, 128, 4, 2, 16, {1500, 0, 40, 700}, kind};
+    const Problem p(rng_, c);
+    SCOPED_TRACE(Describe(c));
+    const size_t rows = p.QueryRows();
+    DeviceArray<float> m(2 * rows), l(2 * rows), o(2 * rows * 128);
+    // Sinks and recent rows, then the list alone: [tokens, tokens) is recent.
+    AttendRawBatch window = p.Work(), list = p.Work();
+    window.selection.unit_tokens = 0;
+    window.to.rows = nullptr;
+    window.partial = {m.get(), l.get(), o.get(), 1};
+    const DeviceArray<int32_t> zeros(std::vector<int32_t>(c.lengths.size(), 0));
+    list.selection.sink_end = zeros.get();
+    list.selection.recent_begin = list.tokens;
+    p.Run(window);
+    list.with = window.partial;
+    p.Run(list);
+    EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3);
+    // The same by merge.
+    list.with = {};
+    list.to.rows = nullptr;
+    list.partial = {m.get() + rows, l.get() + rows, o.get() + rows * 128, 1};
+    p.Run(list);
+    const MergeBatch merge{{m.get(), l.get(), o.get(), 2},
+                           {p.out.get(), DType::kF32, p.lse.get()},
+                           static_cast<int32_t>(c.lengths.size()),
+                           8,
+                           128};
+    Check(kvs_cuda_ops()->merge(merge, nullptr), "merge");
+    EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3);
+    EXPECT_LE(RelativeError(p.Got().lse, p.Expected().lse), 1e-3);
+  }
+}
+
+// One captured graph serves all lengths: counters are back at 0 after each replay.
+TEST_F(AttendRawCuda, GraphReplaysWhileTokensGrow) {
+  Case c{DType::kBF16, 128, 4, 2, 16, {2000, 2000, 2000}};
+  Problem p(rng_, c);
+  const OwnedStream stream;
+  const Graph graph(
+      stream, [&] { Check(kvs_cuda_ops()->attend_raw(p.Work(), stream.get()), "attend_raw"); });
+  for (int32_t n : {0, 1, 16, 129, 700, 1999, 2000, 31}) {
+    p.rows.tokens = {n, 2000 - n, n / 2};
+    p.rows.Upload();
+    p.out.Poison();
+    Check(cudaDeviceSynchronize(), "before a replay");
+    graph.Replay();
+    stream.Wait();
+    EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3) << n << " " << Describe(c);
+  }
+}
+
+TEST_F(AttendRawCuda, RefusesShapesItHasNot) {
+  const Problem p(rng_, {DType::kBF16, 128, 4, 2, 16, {10}});
+  AttendRawBatch w = p.Work();
+  w.group = 9;
+  EXPECT_NE(kvs_cuda_ops()->attend_raw(w, nullptr), 0);
+  w = p.Work();
+  w.layer.head_dim = 96;
+  EXPECT_NE(kvs_cuda_ops()->attend_raw(w, nullptr), 0);
+}
+
+}  // namespace
+}  // namespace kvstrata::cuda

@@ -1,0 +1,161 @@
+// A batch of sequences of random keys and values on pages, the same on host and GPU: pages in
+// random order, NaN wherever no row was written.
+#ifndef KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_
+#define KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/batch.h"
+#include "kernels/page_view.h"
+#include "tests/cuda/device_array.h"
+
+namespace kvstrata::cuda {
+
+using Rng = std::mt19937_64;
+
+inline float Normal(Rng& rng) { return std::normal_distribution<float>()(rng); }
+inline int Below(Rng& rng, int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); }
+
+inline float Get(DType t, const std::byte* p) {
+  if (t == DType::kF32) return *reinterpret_cast<const float*>(p);
+  return t == DType::kF16 ? ToFloat(*reinterpret_cast<const F16*>(p))
+                          : ToFloat(*reinterpret_cast<const BF16*>(p));
+}
+inline void Put(DType t, std::byte* p, float x) {
+  if (t == DType::kF32) *reinterpret_cast<float*>(p) = x;
+  if (t == DType::kF16) *reinterpret_cast<F16*>(p) = FromFloat<F16>(x);
+  if (t == DType::kBF16) *reinterpret_cast<BF16*>(p) = FromFloat<BF16>(x);
+}
+
+// `count` elements, random normal.
+inline std::vector<std::byte> RandomElements(Rng& rng, DType t, size_t count) {
+  std::vector<std::byte> out(count * static_cast<size_t>(SizeOf(t)));
+  for (size_t i = 0; i < count; ++i) Put(t, &out[i * static_cast<size_t>(SizeOf(t))], Normal(rng));
+  return out;
+}
+inline std::vector<float> Floats(DType t, const std::vector<std::byte>& bytes) {
+  std::vector<float> out(bytes.size() / static_cast<size_t>(SizeOf(t)));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = Get(t, &bytes[i * static_cast<size_t>(SizeOf(t))]);
+  }
+  return out;
+}
+
+// ||a - b|| / ||b||; infinity where one has a NaN, or an infinity that the other has not.
+inline double RelativeError(const std::vector<float>& a, const std::vector<float>& b) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    if (a[i] == b[i] && std::isinf(b[i])) continue;
+    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) {
+      return std::numeric_limits<double>::infinity();
+    }
+    error += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    size += double{b[i]} * b[i];
+  }
+  return error == 0 ? 0 : std::sqrt(error / size);
+}
+
+// Pages of `g.layers` layers for sequences of up to `capacity` tokens. Tests use the last layer.
+class PagedBatch {
+ public:
+  PagedBatch(Rng& rng, const Geometry& g, std::vector<int32_t> lengths, int32_t capacity)
+      : geometry(g),
+        layout(PageLayout::Of(g)),
+        tokens(std::move(lengths)),
+        stride((capacity + g.page_tokens - 1) / g.page_tokens) {
+    const size_t pages = tokens.size() * static_cast<size_t>(stride);
+    memory_.assign(pages * static_cast<size_t>(g.page_bytes()), std::byte{0xFF});
+    std::vector<size_t> order(pages);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), rng);
+    for (size_t i : order) {
+      pages_.push_back(memory_.data() + i * static_cast<size_t>(g.page_bytes()));
+    }
+    for (int b = 0; b < batch(); ++b) {
+      for (int32_t t = 0; t < tokens[static_cast<size_t>(b)]; ++t) FillToken(rng, b, t);
+    }
+  }
+
+  int batch() const { return static_cast<int>(tokens.size()); }
+  int layer() const { return geometry.layers - 1; }
+  std::byte* const* PagesOf(int sequence) const { return pages_.data() + sequence * stride; }
+  PagedRows Keys(int sequence, int head) const {
+    return KeysOf(PagesOf(sequence), layout, layer(), head);
+  }
+  PagedRows Values(int sequence, int head) const {
+    return ValuesOf(PagesOf(sequence), layout, layer(), head);
+  }
+  void FillToken(Rng& rng, int sequence, int32_t t) {
+    ForElements(sequence, t, [&](std::byte* p) { Put(geometry.dtype, p, Normal(rng)); });
+  }
+  void PoisonRow(int sequence, int head, int32_t t) {
+    const auto bytes = static_cast<size_t>(geometry.row_bytes());
+    std::memset(Keys(sequence, head).Row(t), 0xFF, bytes);
+    std::memset(Values(sequence, head).Row(t), 0xFF, bytes);
+  }
+
+  // Copies everything; device addresses stay the same from the first call on.
+  void Upload() {
+    if (device_.size() == 0) {
+      device_ = DeviceArray<std::byte>(memory_.size());
+      std::vector<uint64_t> addresses;
+      for (const std::byte* page : pages_) {
+        addresses.push_back(device_.address() + static_cast<uint64_t>(page - memory_.data()));
+      }
+      device_pages_ = DeviceArray<uint64_t>(addresses);
+      device_tokens_ = DeviceArray<int32_t>(tokens.size());
+    }
+    device_.Write(memory_);
+    device_tokens_.Write(tokens);
+  }
+  // The device's bytes, where this object's are on the host.
+  std::vector<std::byte> Download() const { return device_.Read(); }
+  const std::vector<std::byte>& memory() const { return memory_; }
+
+  PagedLayer DeviceLayer() const {
+    PagedLayer l;
+    l.pages = device_pages_.get();
+    l.page_stride = stride;
+    l.page_tokens = geometry.page_tokens;
+    l.kv_heads = geometry.kv_heads;
+    l.head_dim = geometry.head_dim;
+    l.dtype = geometry.dtype;
+    l.key_offset = layout.KeyOffset(layer(), 0, 0);
+    l.value_offset = layout.ValueOffset(layer(), 0, 0);
+    l.head_stride = layout.head_stride;
+    l.slot_stride = layout.slot_stride;
+    return l;
+  }
+  int32_t* device_tokens() const { return device_tokens_.get(); }
+
+  const Geometry geometry;
+  const PageLayout layout;
+  std::vector<int32_t> tokens;
+  const int32_t stride;  // pages a sequence
+
+ private:
+  template <class Fn>
+  void ForElements(int sequence, int32_t t, const Fn& fn) {
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      for (std::byte* row : {Keys(sequence, head).Row(t), Values(sequence, head).Row(t)}) {
+        for (int c = 0; c < geometry.head_dim; ++c) fn(row + c * SizeOf(geometry.dtype));
+      }
+    }
+  }
+
+  std::vector<std::byte> memory_;
+  std::vector<std::byte*> pages_;  // [batch][stride]
+  DeviceArray<std::byte> device_;
+  DeviceArray<uint64_t> device_pages_;
+  DeviceArray<int32_t> device_tokens_;
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_TESTS_CUDA_PAGED_BATCH_H_
