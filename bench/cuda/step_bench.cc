@@ -1,6 +1,7 @@
 // Decode steps on the GPU, op by op: what a layer costs from its new token to its output.
 //
-//   step_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE]
+//   step_bench [--json-out FILE] [--only PREFIX] [--stages 1] [--commit HASH] [--date DATE]
+// --stages: also what a step takes that ends after its first op, its second, ...
 //
 // One captured graph is one step of a model whose layers read more than the L2 holds: the lengths
 // advance, and each layer appends (its index row too), selects and attends. Sequences grow by a
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -114,7 +116,7 @@ class Step {
   Step(const Plan& plan, int batch, int32_t tokens)
       : plan_(plan),
         batch_(batch),
-        capacity_((tokens + kWarmUps + kReplays) / 512 * 512 + 512),
+        capacity_((tokens + kWarmUps + kReplays) / 512 * 512 + 1024),
         layers_(LayersOf(plan, batch, tokens)),
         index_(IndexOf(plan, layers_)),
         pages_(int64_t{batch} * capacity_ / kPage, layers_ * kLayerBytes, rng_),
@@ -140,9 +142,15 @@ class Step {
 
   int layers() const { return layers_; }
 
-  int Enqueue(Stream stream) const {
+  // How many ops a layer has.
+  int stages() const { return static_cast<int>(OpsOf(0).size()); }
+
+  // The first `stages` ops of every layer.
+  int Enqueue(int stages, Stream stream) const {
     int error = Ops().advance_tokens(tokens_.get(), nullptr, batch_, stream);
-    for (int layer = 0; layer < layers_ && error == 0; ++layer) error = Layer(layer, stream);
+    for (int layer = 0; layer < layers_ && error == 0; ++layer) {
+      error = Layer(layer, stages, stream);
+    }
     return error;
   }
   // Whether every output is a number.
@@ -164,16 +172,25 @@ class Step {
     return MakeIndexLayout(IndexLayout::Kind::kMinMax, g, &plan.rule.unit_tokens, 1);
   }
 
-  int Layer(int layer, Stream stream) const {
-    int error = Ops().append(Append(layer), stream);
-    if (error == 0 && plan_.kind == Plan::Kind::kBounds) error = Ops().score(Score(layer), stream);
-    const bool votes =
-        plan_.kind == Plan::Kind::kBoundVotes || plan_.kind == Plan::Kind::kTokenVotes;
-    if (error == 0 && votes) error = Ops().vote(Vote(layer), stream);
-    if (error == 0 && (votes || plan_.kind == Plan::Kind::kBounds)) {
-      error = Ops().pick(Pick(), stream);
+  int Layer(int layer, int stages, Stream stream) const {
+    const auto ops = OpsOf(layer);
+    int error = 0;
+    for (int i = 0; i < stages && error == 0; ++i) error = ops[static_cast<size_t>(i)](stream);
+    return error;
+  }
+  std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
+    using Kind = Plan::Kind;
+    std::vector<std::function<int(Stream)>> ops;
+    ops.push_back([=, this](Stream s) { return Ops().append(Append(layer), s); });
+    if (plan_.kind == Kind::kBounds) {
+      ops.push_back([=, this](Stream s) { return Ops().score(Score(layer), s); });
     }
-    return error != 0 ? error : Ops().attend_raw(Attend(layer), stream);
+    if (plan_.kind == Kind::kBoundVotes || plan_.kind == Kind::kTokenVotes) {
+      ops.push_back([=, this](Stream s) { return Ops().vote(Vote(layer), s); });
+    }
+    if (ops.size() > 1) ops.push_back([=, this](Stream s) { return Ops().pick(Pick(), s); });
+    ops.push_back([=, this](Stream s) { return Ops().attend_raw(Attend(layer), s); });
+    return ops;
   }
 
   PagedLayer Paged(int layer) const {
@@ -308,8 +325,8 @@ class Step {
 };
 
 // Microseconds of a layer.
-bench::Timing TimeStep(const Step& step) {
-  CapturedGraph graph([&](Stream stream) { return step.Enqueue(stream); });
+bench::Timing TimeStep(const Step& step, int stages) {
+  CapturedGraph graph([&](Stream stream) { return step.Enqueue(stages, stream); });
   cudaEvent_t begin, end;
   Check(cudaEventCreate(&begin), "cudaEventCreate");
   Check(cudaEventCreate(&end), "cudaEventCreate");
@@ -336,7 +353,7 @@ std::string Option(int argc, char** argv, const char* name) {
 }
 
 // 1 when an output is not a number.
-int Run(const std::string& only, ordered_json* rows) {
+int Run(const std::string& only, bool stages, ordered_json* rows) {
   int unsound = 0;
   for (const auto& [batch, kilotokens] : {std::pair{1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
     for (const Plan& plan : kPlans) {
@@ -344,7 +361,10 @@ int Run(const std::string& only, ordered_json* rows) {
                              std::to_string(kilotokens) + "K";
       if (!id.starts_with(only)) continue;
       const Step step(plan, batch, kilotokens * 1024);
-      const bench::Timing t = TimeStep(step);
+      for (int i = 1; stages && i < step.stages(); ++i) {
+        std::printf("%-34s %9.2f us  after op %d\n", id.c_str(), TimeStep(step, i).median, i);
+      }
+      const bench::Timing t = TimeStep(step, step.stages());
       if (!step.Sound()) {
         unsound = 1;
         std::printf("%s: an output is not a number\n", id.c_str());
@@ -377,7 +397,8 @@ int Main(int argc, char** argv) {
   cudaDeviceProp device{};
   Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   ordered_json rows = ordered_json::array();
-  const int unsound = Run(Option(argc, argv, "--only"), &rows);
+  const int unsound =
+      Run(Option(argc, argv, "--only"), !Option(argc, argv, "--stages").empty(), &rows);
   const ordered_json out = {
       {"suite", "cuda-steps"},
       {"device", device.name},
