@@ -221,11 +221,13 @@ struct Picked {
   DeviceArray<std::byte> scratch;
 };
 
-enum class Scores { kNormal, kVotes, kEqual };
+// kBounds: as Quest's are, close together and far from 0.
+enum class Scores { kNormal, kVotes, kEqual, kBounds };
 
 float Draw(Scores kind, std::mt19937_64& rng) {
   static std::normal_distribution<float> normal;
   if (kind == Scores::kEqual) return 0.25f;
+  if (kind == Scores::kBounds) return 50 + 3 * normal(rng);
   return kind == Scores::kVotes ? std::exp(3 * normal(rng) - 15) : normal(rng);
 }
 
@@ -236,7 +238,9 @@ void BenchPick(Suite& suite, int batch, int groups, int n, int take, double targ
   std::string id = "pick/" + std::to_string(take) + "of" + Length(n);
   if (lists > 1) id += "x" + std::to_string(lists);
   if (ctas > 0) id += "/" + std::to_string(ctas) + "ctas";
-  if (kind != Scores::kNormal) id += kind == Scores::kVotes ? "/votes" : "/equal";
+  if (kind != Scores::kNormal) {
+    id += kind == Scores::kVotes ? "/votes" : kind == Scores::kEqual ? "/equal" : "/bounds";
+  }
   if (!suite.Wants(id)) return;
   constexpr int kSets = 4, kCalls = 20;
   std::mt19937_64 rng(3);
@@ -409,6 +413,9 @@ int Main(int argc, char** argv) {
   BenchPick(suite, 1, 8, 2048, 128, 5);
   BenchPick(suite, 1, 8, 8192, 128, 0);
   BenchPick(suite, 1, 8, 65536, 128, 0);
+  for (const int n : {2048, 8192, 16384, 65536}) {
+    BenchPick(suite, 1, 8, n, 128, 0, 0, Scores::kBounds);
+  }
   BenchPick(suite, 8, 8, 8192, 128, 0);
   for (const int ctas : {16, 32, 64, 128}) BenchPick(suite, 1, 1, 1 << 17, 2048, 0, ctas);
   for (const int n : {1 << 15, 1 << 17, 1 << 20}) BenchQuest(suite, n);

@@ -1,6 +1,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/ops/append/append_cuda.h"
 
 namespace kvstrata::cuda {
@@ -157,6 +158,8 @@ __device__ void StoreIndexRows(const AppendBatch& w, const NewTokens& tokens, in
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__ AppendBatch w) {
+  WaitForPrevious();
+  LetNextStart();
   const int head = blockIdx.x, sequence = blockIdx.y;
   const NewTokens tokens(w, sequence);
   if (tokens.count == 0) return;
@@ -165,6 +168,8 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__
 }
 
 __global__ void AdvanceKernel(int32_t* tokens, const int32_t* starts, int32_t batch) {
+  WaitForPrevious();
+  LetNextStart();
   const int b = blockIdx.x * blockDim.x + threadIdx.x;
   if (b < batch) tokens[b] += starts == nullptr ? 1 : starts[b + 1] - starts[b];
 }
@@ -200,20 +205,15 @@ int AppendCuda(const AppendBatch& w, Stream stream) {
   if (!IsValid(w)) return cudaErrorInvalidValue;
   if (w.batch == 0) return cudaSuccess;
   const dim3 grid(w.layer.kv_heads, w.batch, SharesOf(w));
-  const auto on = static_cast<cudaStream_t>(stream);
-  if (w.layer.dtype == DType::kBF16) {
-    AppendKernel<__nv_bfloat16><<<grid, kThreads, 0, on>>>(w);
-  } else {
-    AppendKernel<__half><<<grid, kThreads, 0, on>>>(w);
-  }
-  return cudaGetLastError();
+  return w.layer.dtype == DType::kBF16
+             ? LaunchDependent(AppendKernel<__nv_bfloat16>, grid, kThreads, 0, stream, w)
+             : LaunchDependent(AppendKernel<__half>, grid, kThreads, 0, stream, w);
 }
 
 int AdvanceTokens(int32_t* tokens, const int32_t* starts, int32_t batch, Stream stream) {
   if (batch <= 0) return batch == 0 ? cudaSuccess : cudaErrorInvalidValue;
   const auto blocks = static_cast<uint32_t>((batch + kThreads - 1) / kThreads);
-  AdvanceKernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(tokens, starts, batch);
-  return cudaGetLastError();
+  return LaunchDependent(AdvanceKernel, dim3(blocks), kThreads, 0, stream, tokens, starts, batch);
 }
 
 }  // namespace kvstrata::cuda

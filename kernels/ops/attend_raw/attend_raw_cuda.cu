@@ -10,6 +10,7 @@
 // for as soon as this tile's are used up, then the values: all but a small part of the time a warp
 // has 8 KiB (head_dim 64: 4 KiB) in flight; 12 warps an SM. Asking the L2 for the next strip as
 // well made everything 6 % slower.
+#include "kernels/cuda/launch.cuh"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/attend_raw/work_share.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
@@ -449,10 +450,8 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<kDim> shared;
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-  cudaGridDependencySynchronize();
-#endif
+  WaitForPrevious();
+  LetNextStart();
   if (a.batch == 1) {
     OnlyTurn(a.rows, shared.turn);
   } else {
@@ -477,14 +476,6 @@ bool IsValid(const AttendRawBatch& w) {
          (s.unit_tokens == 0 || IsPowerOfTwo(s.unit_tokens)) &&
          (s.groups == 1 || s.groups == l.kv_heads) &&
          (w.to.rows != nullptr || w.partial.o != nullptr);
-}
-
-// Of the current GPU.
-int32_t DeviceAttribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 1;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&value, attribute, device);
-  return value;
 }
 
 // CTAs that the current GPU holds at once.
@@ -528,23 +519,11 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   return a;
 }
 
-// CTAs may be placed while the kernel before still runs; they wait for its end before they read.
 template <int kDim>
-void Launch(const AttendRawBatch& w, const Arguments& a, cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = GridOf(w);
-  config.blockDim = kThreads;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
-  if (w.layer.dtype == DType::kBF16) {
-    cudaLaunchKernelEx(&config, AttendKernel<__nv_bfloat16, kDim>, a);
-  } else {
-    cudaLaunchKernelEx(&config, AttendKernel<__half, kDim>, a);
-  }
+int Launch(const AttendRawBatch& w, const Arguments& a, Stream stream) {
+  return w.layer.dtype == DType::kBF16
+             ? LaunchDependent(AttendKernel<__nv_bfloat16, kDim>, GridOf(w), kThreads, 0, stream, a)
+             : LaunchDependent(AttendKernel<__half, kDim>, GridOf(w), kThreads, 0, stream, a);
 }
 
 }  // namespace
@@ -559,15 +538,12 @@ int AttendRawCuda(const AttendRawBatch& w, Stream stream) {
   const Arguments a = ArgumentsOf(w);
   switch (w.layer.head_dim) {
     case 64:
-      Launch<64>(w, a, static_cast<cudaStream_t>(stream));
-      break;
+      return Launch<64>(w, a, stream);
     case 128:
-      Launch<128>(w, a, static_cast<cudaStream_t>(stream));
-      break;
+      return Launch<128>(w, a, stream);
     default:
-      Launch<256>(w, a, static_cast<cudaStream_t>(stream));
+      return Launch<256>(w, a, stream);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace kvstrata::cuda
