@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kWarpsMax = 32;
 constexpr int kStagedKeys = 10240;  // keys that a CTA holds in shared memory
-constexpr int kCandidates = 8192;  // keys at the boundary that every CTA may look through alone
+constexpr int kCandidates = 8192;   // keys at the boundary that every CTA may look through alone
 constexpr int kBins = 2048;
 constexpr int kPasses = 3;     // digits of 11, 11 and 10 bits
 constexpr int kCtasMax = 128;  // of a list
