@@ -60,16 +60,27 @@ class Outcome:
 @dataclass
 class Tally:
     passed: int = 0
-    failed: int = 0
+    failures: list[str] = field(default_factory=list)
     not_run: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> int:
+        return len(self.failures)
 
     def check(self, case: str, name: str, problem: str) -> None:
         """An empty problem is a pass."""
         if problem:
-            self.failed += 1
-            print(f"FAIL {case} {name}: {problem}", flush=True)
+            self.failures.append(f"FAIL {case} {name}: {problem}")
         else:
             self.passed += 1
+
+    def add(self, other: Tally) -> None:
+        """Takes over what another one counted, and prints its failures."""
+        self.passed += other.passed
+        self.failures += other.failures
+        self.not_run.update(other.not_run)
+        for failure in other.failures:
+            print(failure, flush=True)
 
 
 # ---- inputs ----
@@ -262,6 +273,7 @@ def compare_out(arrays: Arrays, plan: str, outcome: Outcome, agrees: np.ndarray,
         return f"shape {outcome.out.shape}, expected {expected.shape}"
     norms = np.maximum(np.linalg.norm(expected, axis=-1), 1e-30)
     error = np.linalg.norm(outcome.out - expected, axis=-1) / norms
+    error = np.maximum(error - arrays.get(f"{plan}.out_spread", 0.0), 0)
     if not agrees.any():
         return "no row's choice agrees: nothing to compare"
     worst = np.where(agrees, np.where(np.isnan(error), np.inf, error), 0)
@@ -321,12 +333,17 @@ def compare_packed(got: np.ndarray, expected: np.ndarray, strategy: np.ndarray) 
     return f"{wrong} values are off" if wrong else ""
 
 
-def compare_signless(got: np.ndarray, expected: np.ndarray) -> str:
-    """Columns may have the other sign; within 1e-4 of the largest."""
+def aligned(rows: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Rows with the signs of their columns as those of `like`."""
+    return rows * np.where((rows.astype(np.float64) * like).sum(axis=0) < 0, -1.0, 1.0)
+
+
+def compare_signless(got: np.ndarray, expected: np.ndarray, spread: np.ndarray | float = 0.0) -> str:
+    """Columns may have the other sign; within 1e-4 of the largest, and the reference's own `spread`."""
     if got.shape != expected.shape:
         return f"shape {got.shape}, expected {expected.shape}"
-    flip = np.where((got.astype(np.float64) * expected).sum(axis=0) < 0, -1.0, 1.0)
-    return compare_scores(got * flip, expected)
+    return compare_within(aligned(got, expected), expected,
+                          SCORE_TOLERANCE * np.abs(expected).max(initial=0) + spread)
 
 
 def compare_exact(got: np.ndarray, expected: np.ndarray) -> str:
@@ -354,7 +371,7 @@ COMPARE = {
     "bucket_means": within(1e-5), "anchors": compare_exact, "raw": compare_exact, "spans": compare_exact,
     "k_mean": compare_bf16, "v_mean": compare_bf16, "k_rank": compare_exact, "v_rank": compare_exact,
     "k_longest": within(1e-2), "v_longest": within(1e-2), "relevance_logits": within(1e-2),
-    "eigenvalues": compare_scores, "rotated_rows": compare_signless,
+    "eigenvalues": compare_scores,
     "strategies": compare_exact,
 }
 
@@ -392,6 +409,10 @@ def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, limit: fl
         if name == "packed_rows":
             strategy = arrays[f"{plan}.strategies"][0, 0]
             tally.check(case, f"{plan}.{name}", compare_packed(got, arrays[f"{plan}.{name}"], strategy))
+            continue
+        if name == "rotated_rows":
+            spread = arrays.get(f"{plan}.{name}_spread", 0.0)
+            tally.check(case, f"{plan}.{name}", compare_signless(got, arrays[f"{plan}.{name}"], spread))
             continue
         compare = COMPARE.get(name, compare_relative if name.startswith("votes") else compare_scores)
         tally.check(case, f"{plan}.{name}", compare(got, arrays[f"{plan}.{name}"]))
@@ -491,7 +512,9 @@ def main(arguments: list[str]) -> int:
         session = stack.enter_context(kvstrata.attach(socket, road=options.road, backend=options.backend,
                                                       client_name="golden_runner", timeout_ms=30000))
         for path in sorted(options.folder.glob("*.npz")):
-            run_case(session, path, options.plan or list(PLANS), OUT_TOLERANCE[options.backend], folder, tally)
+            case = Tally()
+            run_case(session, path, options.plan or list(PLANS), OUT_TOLERANCE[options.backend], folder, case)
+            tally.add(case)
     for plan, why in tally.not_run.items():
         print(f"NOT RUN: plan {plan}: {why}")
     missing = [plan for plan in options.plan or () if plan in tally.not_run]

@@ -5,7 +5,10 @@ Usage: property_runner.py [--cases N] [--seed S] [--seconds T] [--backend ref|si
 
 A case is a random shape with random options of every plan; it goes through golden_runner's comparison, so
 selections must be equal where they are stable and outputs within its tolerances. The seed is printed;
---seed S --cases 1 repeats one case. Stops after T seconds if that comes first, and says how many cases that
+--seed S --cases 1 repeats one case. MosaicKV's axes are eigenvectors, and which elements are kept goes by
+their sizes: where eigenvalues or sizes lie close together, rounding decides. A case that fails there is held to
+its tolerances plus three times what the reference itself moves when rounding of fp32 size is added to its
+covariances, and the run says which cases those were. Stops after T seconds if that comes first, and says how many cases that
 were. Last line: `N passed, N failed`. Exit codes: 0 all passed, 1 a check failed or nothing ran.
 """
 
@@ -24,7 +27,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import golden_runner  # noqa: E402
 import kvstrata  # noqa: E402
-from reference import golden  # noqa: E402
+from reference import golden, mosaickv  # noqa: E402
+
+TRIALS, NOISE = 6, 2.0**-23
 
 
 def pick(rng: np.random.Generator, *choices):
@@ -62,6 +67,52 @@ def random_case(seed: int) -> dict:
     return {**shape, "plans": plans}
 
 
+def noisy_rotation(rng: np.random.Generator):
+    """mosaickv.rotation of covariances with symmetric noise of NOISE times their largest element."""
+    exact = mosaickv.rotation
+
+    def rotation(covariance: np.ndarray) -> np.ndarray:
+        noise = rng.normal(size=covariance.shape) * NOISE * np.abs(covariance).max()
+        return exact(covariance + (noise + noise.T) / 2)
+    return rotation
+
+
+def spreads(case: dict, arrays: golden_runner.Arrays) -> golden_runner.Arrays:
+    """How far noise moves the reference's outputs, relatively, and its rotated rows; three times the most."""
+    out, rows = (arrays[f"mosaickv.{name}"].astype(np.float64) for name in ("out", "rotated_rows"))
+    norms = np.maximum(np.linalg.norm(out, axis=-1), 1e-30)
+    moved, turned = np.zeros(out.shape[:-1]), np.zeros(rows.shape)
+    exact = mosaickv.rotation
+    for trial in range(TRIALS):
+        try:
+            mosaickv.rotation = noisy_rotation(np.random.default_rng(case["seed"] * TRIALS + trial))
+            other = golden.vectors(case)
+        finally:
+            mosaickv.rotation = exact
+        moved = np.maximum(moved, np.linalg.norm(other["mosaickv.out"] - out, axis=-1) / norms)
+        turned = np.maximum(turned, np.abs(golden_runner.aligned(other["mosaickv.rotated_rows"], rows) - rows))
+    return {"mosaickv.out_spread": 3 * moved, "mosaickv.rotated_rows_spread": 3 * turned}
+
+
+def run_case(session: kvstrata.Session, seed: int, plans: list[str], backend: str, folder: pathlib.Path,
+             tally: golden_runner.Tally) -> None:
+    case, limit = random_case(seed), golden_runner.OUT_TOLERANCE[backend]
+    arrays, first = golden.vectors(case), golden_runner.Tally()
+    golden_runner.run_arrays(session, f"seed {seed}", arrays, plans, limit, folder, first)
+    ours = [f for f in first.failures if " mosaickv.out:" in f or " mosaickv.rotated_rows:" in f]
+    if ours:
+        again = golden_runner.Tally()
+        golden_runner.run_arrays(session, f"seed {seed}", {**arrays, **spreads(case, arrays)}, ["mosaickv"], limit,
+                                 folder, again)
+        still = [f.split(":")[0] for f in again.failures]
+        excused = [f for f in ours if f.split(":")[0] not in still]
+        for failure in excused:
+            print(f"ILL-CONDITIONED {failure.removeprefix('FAIL ')}", flush=True)
+        first.failures = [f for f in first.failures if f not in excused]
+        first.passed += len(excused)
+    tally.add(first)
+
+
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Random cases: the reference against a running kvstratad.")
     parser.add_argument("--cases", type=int, default=500)
@@ -83,9 +134,7 @@ def main(arguments: list[str]) -> int:
         session = stack.enter_context(kvstrata.attach(socket, backend=options.backend,
                                                       client_name="property_runner", timeout_ms=30000))
         while ran < options.cases and time.monotonic() < end and tally.failed < 20:
-            case = random_case(seed + ran)
-            golden_runner.run_arrays(session, f"seed {seed + ran}", golden.vectors(case), plans,
-                                     golden_runner.OUT_TOLERANCE[options.backend], folder, tally)
+            run_case(session, seed + ran, plans, options.backend, folder, tally)
             ran += 1
     for plan, why in tally.not_run.items():
         print(f"NOT RUN: plan {plan}: {why}")
