@@ -58,12 +58,12 @@ def accuracy_table(result, rows):
 
 
 def table(suite, ids):
-    files = sorted((ROOT / "bench/results").glob(f"{suite}-*.json"))
-    if not files:
+    results = [json.loads(f.read_text()) for f in sorted((ROOT / "bench/results").glob(f"{suite}-*.json"))]
+    results = [r for r in results if r["suite"] == suite]
+    if not results:
         return f"No result of suite `{suite}` is kept yet: `make bench` measures one."
     parts = []
-    for file in files:
-        result = json.loads(file.read_text())
+    for result in results:
         rows = [r for r in result["rows"] if not ids or any(r["id"].startswith(i) for i in ids)]
         make = accuracy_table if rows and all("accuracy" in r for r in rows) else speed_table
         note = f"{result['device']}, {result['date']}, commit {result['commit'][:10]}; `{result['command']}`"
