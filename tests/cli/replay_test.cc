@@ -26,6 +26,7 @@ struct Fixture {
     auto read = Trace::FromFile(std::move(parsed).value());
     return std::move(read).value();
   }
+  static Trace Open(Bytes64&&) = delete;  // a trace is a view of its bytes
   Result<ReplayReport> Run(const ReplayOptions& options) const {
     return Replay(trace, options, [](const char*, int32_t, int32_t) {});
   }
@@ -220,7 +221,8 @@ TEST(Oracle, RotatesWhatIsStoredBeforeRotaryEmbedding) {
     file.metadata["rope_theta"] = "100";
     file.metadata["rope_dim"] = "48";
     file.metadata["rope_interleaved"] = interleaved ? "1" : "0";
-    const Trace trace = Fixture::Open(file.File());
+    const Bytes64 bytes = file.File();
+    const Trace trace = Fixture::Open(bytes);
     const TraceLayer& layer = trace.layers()[0];
     const auto rotated = [&](const uint16_t* row, int position) {
       std::vector<double> x(64);

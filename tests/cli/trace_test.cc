@@ -130,7 +130,8 @@ TEST(Trace, KeysBeforeRotaryEmbeddingSayOfWhich) {
   file.metadata["rope_interleaved"] = "2";
   ExpectRefused(file, "TRACE_METADATA", "rope_interleaved");
   file.metadata["rope_interleaved"] = "1";
-  auto parsed = Safetensors::Parse(file.File(), "trace");
+  const Bytes64 bytes = file.File();
+  auto parsed = Safetensors::Parse(bytes, "trace");
   const auto trace = Trace::FromFile(std::move(parsed).value());
   ASSERT_TRUE(trace.ok()) << trace.status().ToString();
   EXPECT_EQ(trace->shape().rotary.theta, 500000);
