@@ -22,7 +22,8 @@ namespace kvstrata::testing {
 struct Abi {
 #define KVS_ABI_FUNCTIONS(X)                                                                       \
   X(kvs_attach)                                                                                    \
-  X(kvs_detach) X(kvs_ping) X(kvs_model_register) X(kvs_sequence_open) X(kvs_sequence_fork)        \
+  X(kvs_detach)                                                                                    \
+  X(kvs_ping) X(kvs_model_register) X(kvs_sequence_open) X(kvs_sequence_fork)                      \
       X(kvs_sequence_close) X(kvs_sequence_tokens) X(kvs_prefill_done) X(kvs_report) X(kvs_settle) \
           X(kvs_step_begin) X(kvs_append) X(kvs_select) X(kvs_attend) X(kvs_step_end)              \
               X(kvs_step_abort) X(kvs_selection_groups) X(kvs_selection) X(kvs_page_table)         \
