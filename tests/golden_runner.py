@@ -18,7 +18,7 @@ import json
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -273,7 +273,6 @@ def compare_out(arrays: Arrays, plan: str, outcome: Outcome, agrees: np.ndarray,
         return f"shape {outcome.out.shape}, expected {expected.shape}"
     norms = np.maximum(np.linalg.norm(expected, axis=-1), 1e-30)
     error = np.linalg.norm(outcome.out - expected, axis=-1) / norms
-    error = np.maximum(error - arrays.get(f"{plan}.out_spread", 0.0), 0)
     if not agrees.any():
         return "no row's choice agrees: nothing to compare"
     worst = np.where(agrees, np.where(np.isnan(error), np.inf, error), 0)
@@ -333,17 +332,12 @@ def compare_packed(got: np.ndarray, expected: np.ndarray, strategy: np.ndarray) 
     return f"{wrong} values are off" if wrong else ""
 
 
-def aligned(rows: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Rows with the signs of their columns as those of `like`."""
-    return rows * np.where((rows.astype(np.float64) * like).sum(axis=0) < 0, -1.0, 1.0)
-
-
-def compare_signless(got: np.ndarray, expected: np.ndarray, spread: np.ndarray | float = 0.0) -> str:
-    """Columns may have the other sign; within 1e-4 of the largest, and the reference's own `spread`."""
+def compare_signless(got: np.ndarray, expected: np.ndarray) -> str:
+    """Columns may have the other sign; within 1e-4 of the largest."""
     if got.shape != expected.shape:
         return f"shape {got.shape}, expected {expected.shape}"
-    return compare_within(aligned(got, expected), expected,
-                          SCORE_TOLERANCE * np.abs(expected).max(initial=0) + spread)
+    flip = np.where((got.astype(np.float64) * expected).sum(axis=0) < 0, -1.0, 1.0)
+    return compare_scores(got * flip, expected)
 
 
 def compare_exact(got: np.ndarray, expected: np.ndarray) -> str:
@@ -371,9 +365,13 @@ COMPARE = {
     "bucket_means": within(1e-5), "anchors": compare_exact, "raw": compare_exact, "spans": compare_exact,
     "k_mean": compare_bf16, "v_mean": compare_bf16, "k_rank": compare_exact, "v_rank": compare_exact,
     "k_longest": within(1e-2), "v_longest": within(1e-2), "relevance_logits": within(1e-2),
-    "eigenvalues": compare_scores,
+    "eigenvalues": compare_scores, "rotated_rows": compare_signless,
     "strategies": compare_exact,
 }
+
+
+def compare_of(name: str) -> Callable[[np.ndarray, np.ndarray], str]:
+    return COMPARE.get(name, compare_relative if name.startswith("votes") else compare_scores)
 
 
 def check_per_step(case: str, arrays: Arrays, plan: str, outcome: Outcome, tally: Tally) -> None:
@@ -410,12 +408,7 @@ def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, limit: fl
             strategy = arrays[f"{plan}.strategies"][0, 0]
             tally.check(case, f"{plan}.{name}", compare_packed(got, arrays[f"{plan}.{name}"], strategy))
             continue
-        if name == "rotated_rows":
-            spread = arrays.get(f"{plan}.{name}_spread", 0.0)
-            tally.check(case, f"{plan}.{name}", compare_signless(got, arrays[f"{plan}.{name}"], spread))
-            continue
-        compare = COMPARE.get(name, compare_relative if name.startswith("votes") else compare_scores)
-        tally.check(case, f"{plan}.{name}", compare(got, arrays[f"{plan}.{name}"]))
+        tally.check(case, f"{plan}.{name}", compare_of(name)(got, arrays[f"{plan}.{name}"]))
 
 
 def check_chunk(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays: Arrays, limit: float,
