@@ -19,9 +19,11 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
-#include "tests/cuda/graph.h"
+#include "tests/cuda/captured_graph.h"
+#include "tests/cuda/device_array.h"
 
 namespace kvstrata::cuda {
 namespace {
@@ -32,7 +34,7 @@ constexpr int kKvHeads = 8, kGroup = 4, kDim = 128;
 constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
 constexpr int64_t kArenaBytes = int64_t{35} << 30;
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;  // a graph reads at least as much: 6 L2s
-constexpr int kReplays = 60, kWarmUps = 5;
+constexpr int kReplays = 60;
 
 struct Case {
   std::string id;
@@ -212,41 +214,21 @@ class Inputs {
   DeviceArray<float> workspace_;
 };
 
-// Microseconds of a replay, each timed by itself.
-bench::Timing TimeReplays(const OwnedStream& stream, const std::vector<const Graph*>& graphs,
-                          int nodes) {
-  cudaEvent_t begin, end;
-  Check(cudaEventCreate(&begin), "cudaEventCreate");
-  Check(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<double> us;
-  for (int i = 0; i < kWarmUps + kReplays; ++i) {
-    Check(cudaEventRecord(begin, stream.get()), "cudaEventRecord");
-    graphs[static_cast<size_t>(i) % graphs.size()]->Replay();
-    Check(cudaEventRecord(end, stream.get()), "cudaEventRecord");
-    stream.Wait();
-    float ms = 0;
-    Check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    if (i >= kWarmUps) us.push_back(double{ms} * 1e3 / nodes);
-  }
-  Check(cudaEventDestroy(begin), "cudaEventDestroy");
-  Check(cudaEventDestroy(end), "cudaEventDestroy");
-  return bench::TimingOf(us);
-}
-
 // One graph with a node a layer, or for single_node a graph a layer.
 template <class Fn>
 bench::Timing TimeLayers(int layers, bool single_node, const Fn& enqueue) {
-  const OwnedStream stream;
-  std::vector<std::unique_ptr<Graph>> graphs;
+  std::vector<std::unique_ptr<CapturedGraph>> graphs;
+  std::vector<CapturedGraph*> all;
   for (int first = 0; first < layers; first += single_node ? 1 : layers) {
     const int last = single_node ? first + 1 : layers;
-    graphs.push_back(std::make_unique<Graph>(stream, [&] {
-      for (int layer = first; layer < last; ++layer) Check(enqueue(layer, stream.get()), "op");
+    graphs.push_back(std::make_unique<CapturedGraph>([&](cudaStream_t stream) {
+      int error = 0;
+      for (int layer = first; layer < last && error == 0; ++layer) error = enqueue(layer, stream);
+      return error;
     }));
+    all.push_back(graphs.back().get());
   }
-  std::vector<const Graph*> all;
-  for (const auto& graph : graphs) all.push_back(graph.get());
-  return TimeReplays(stream, all, single_node ? 1 : layers);
+  return TimeReplays(all, single_node ? 1 : layers, kReplays);
 }
 
 class Report {
@@ -300,14 +282,12 @@ void BenchAppend(const Arena& arena, Report& report) {
 
 // Bytes read and written by a device-to-device copy, a second.
 double CopyTbps(const Arena& arena) {
-  const OwnedStream stream;
   constexpr int64_t kBytes = int64_t{4} << 30;
-  const Graph graph(stream, [&] {
-    Check(cudaMemcpyAsync(arena.get(), arena.get() + kBytes, kBytes, cudaMemcpyDeviceToDevice,
-                          stream.get()),
-          "copy");
+  CapturedGraph graph([&](cudaStream_t stream) {
+    return static_cast<int>(cudaMemcpyAsync(arena.get(), arena.get() + kBytes, kBytes,
+                                            cudaMemcpyDeviceToDevice, stream));
   });
-  return 2 * kBytes / TimeReplays(stream, {&graph}, 1).median / 1e6;
+  return 2 * kBytes / TimeReplays({&graph}, 1, kReplays).median / 1e6;
 }
 
 ordered_json Heading(const std::string& commit, const std::string& date, double copy) {

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/captured_graph.h"
@@ -58,7 +59,7 @@ class Suite {
       }
       return 0;
     });
-    row.us = Time(graph, calls);
+    row.us = TimeReplays({&graph}, calls, options_.replays);
     Print(row);
     rows_.push_back(row);
   }
@@ -66,28 +67,6 @@ class Suite {
   void WriteJson() const;
 
  private:
-  bench::Timing Time(CapturedGraph& graph, int calls) const {
-    cudaEvent_t start, stop;
-    Check(cudaEventCreate(&start), "cudaEventCreate");
-    Check(cudaEventCreate(&stop), "cudaEventCreate");
-    for (int i = 0; i < 5; ++i) graph.Replay();
-    std::vector<double> us;
-    for (int i = 0; i < options_.replays; ++i) {
-      // The first launch keeps the stream busy while the timed one is enqueued.
-      graph.Launch();
-      Check(cudaEventRecord(start, graph.stream()), "cudaEventRecord");
-      graph.Launch();
-      Check(cudaEventRecord(stop, graph.stream()), "cudaEventRecord");
-      Check(cudaEventSynchronize(stop), "a replay");
-      float ms = 0;
-      Check(cudaEventElapsedTime(&ms, start, stop), "cudaEventElapsedTime");
-      us.push_back(1e3 * ms / calls);
-    }
-    cudaEventDestroy(start);
-    cudaEventDestroy(stop);
-    return bench::TimingOf(us);
-  }
-
   double BaselineOf(const std::string& id) const {
     const auto found = options_.baseline.find(id);
     return found == options_.baseline.end() ? 0 : found->second;

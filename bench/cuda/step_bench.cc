@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/captured_graph.h"
@@ -116,7 +117,7 @@ class Step {
   Step(const Plan& plan, int batch, int32_t tokens)
       : plan_(plan),
         batch_(batch),
-        capacity_((tokens + kWarmUps + kReplays) / 512 * 512 + 1024),
+        capacity_((tokens + 4 * kReplays) / 512 * 512 + 1024),
         layers_(LayersOf(plan, batch, tokens)),
         index_(IndexOf(plan, layers_)),
         pages_(int64_t{batch} * capacity_ / kPage, layers_ * kLayerBytes, rng_),
@@ -327,22 +328,7 @@ class Step {
 // Microseconds of a layer.
 bench::Timing TimeStep(const Step& step, int stages) {
   CapturedGraph graph([&](Stream stream) { return step.Enqueue(stages, stream); });
-  cudaEvent_t begin, end;
-  Check(cudaEventCreate(&begin), "cudaEventCreate");
-  Check(cudaEventCreate(&end), "cudaEventCreate");
-  std::vector<double> us;
-  for (int i = 0; i < kWarmUps + kReplays; ++i) {
-    Check(cudaEventRecord(begin, graph.stream()), "cudaEventRecord");
-    graph.Launch();
-    Check(cudaEventRecord(end, graph.stream()), "cudaEventRecord");
-    Check(cudaEventSynchronize(end), "a step");
-    float ms = 0;
-    Check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
-    if (i >= kWarmUps) us.push_back(double{ms} * 1e3 / step.layers());
-  }
-  Check(cudaEventDestroy(begin), "cudaEventDestroy");
-  Check(cudaEventDestroy(end), "cudaEventDestroy");
-  return bench::TimingOf(us);
+  return TimeReplays({&graph}, step.layers(), kReplays);
 }
 
 std::string Option(int argc, char** argv, const char* name) {

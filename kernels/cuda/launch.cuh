@@ -9,6 +9,8 @@
 #ifndef KVSTRATA_KERNELS_CUDA_LAUNCH_CUH_
 #define KVSTRATA_KERNELS_CUDA_LAUNCH_CUH_
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -59,6 +61,21 @@ int LaunchDependent(void (*kernel)(Args...), dim3 grid, int threads, size_t shar
   config.attrs = &overlap;
   config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+// launch.template operator()<T, kDim>() for 16-bit rows of a head dim that kernels exist for, else
+// cudaErrorInvalidValue. The only two things that kernels are templates of.
+template <typename Launch>
+int ForRows(DType dtype, int head_dim, Launch launch) {
+  const auto of_dim = [&]<typename T>() {
+    return head_dim == 64    ? launch.template operator()<T, 64>()
+           : head_dim == 128 ? launch.template operator()<T, 128>()
+           : head_dim == 256 ? launch.template operator()<T, 256>()
+                             : int{cudaErrorInvalidValue};
+  };
+  return dtype == DType::kBF16  ? of_dim.template operator()<__nv_bfloat16>()
+         : dtype == DType::kF16 ? of_dim.template operator()<__half>()
+                                : int{cudaErrorInvalidValue};
 }
 
 }  // namespace kvstrata::cuda

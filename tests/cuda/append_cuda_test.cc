@@ -5,7 +5,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops/append/append.h"
 #include "kernels/ops/summarize/summarize.h"
-#include "tests/cuda/graph.h"
+#include "tests/cuda/captured_graph.h"
 #include "tests/cuda/paged_batch.h"
 #include "tests/cuda/seed.h"
 
@@ -198,18 +198,16 @@ TEST_F(AppendCuda, StepGraphSeesOneLength) {
   attend.to = {out.get(), DType::kF32, lse.get()};
   attend.counters = counters.get();
   attend.workspace = workspace.get();
-  const OwnedStream stream;
-  const Graph graph(stream, [&] {
+  CapturedGraph graph([&](Stream stream) {
     const CudaOps* ops = kvs_cuda_ops();
-    Check(ops->advance_tokens(batch.device_tokens(), nullptr, 3, stream.get()), "advance");
-    Check(ops->append(append, stream.get()), "append");
-    Check(ops->attend_raw(attend, stream.get()), "attend_raw");
+    Check(ops->advance_tokens(batch.device_tokens(), nullptr, 3, stream), "advance");
+    Check(ops->append(append, stream), "append");
+    return ops->attend_raw(attend, stream);
   });
   for (int step = 1; step <= 40; ++step) {
     k.Write(RandomElements(rng_, g.dtype, 3 * row));
     v.Write(RandomElements(rng_, g.dtype, 3 * row));
     graph.Replay();
-    stream.Wait();
     const std::vector<float> got = lse.Read();
     for (size_t b = 0; b < 3; ++b) {
       const auto tokens = static_cast<float>(batch.tokens[b] + step);

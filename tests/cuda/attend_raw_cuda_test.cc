@@ -8,8 +8,9 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/merge/merge.h"
-#include "tests/cuda/graph.h"
+#include "tests/cuda/captured_graph.h"
 #include "tests/cuda/paged_batch.h"
+#include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
 
 namespace kvstrata::cuda {
@@ -349,16 +350,13 @@ TEST_F(AttendRawCuda, PartialsOfOtherOpsAreMerged) {
 TEST_F(AttendRawCuda, GraphReplaysWhileTokensGrow) {
   Case c{DType::kBF16, 128, 4, 2, 16, {2000, 2000, 2000}};
   Problem p(rng_, c);
-  const OwnedStream stream;
-  const Graph graph(
-      stream, [&] { Check(kvs_cuda_ops()->attend_raw(p.Work(), stream.get()), "attend_raw"); });
+  CapturedGraph graph([&](Stream stream) { return kvs_cuda_ops()->attend_raw(p.Work(), stream); });
   for (int32_t n : {0, 1, 16, 129, 700, 1999, 2000, 31}) {
     p.rows.tokens = {n, 2000 - n, n / 2};
     p.rows.Upload();
     p.out.Poison();
     Check(cudaDeviceSynchronize(), "before a replay");
     graph.Replay();
-    stream.Wait();
     EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3) << n << " " << Describe(c);
   }
 }

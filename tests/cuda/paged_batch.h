@@ -14,52 +14,9 @@
 #include "kernels/cuda/batch.h"
 #include "kernels/page_view.h"
 #include "tests/cuda/device_array.h"
+#include "tests/cuda/elements.h"
 
 namespace kvstrata::cuda {
-
-using Rng = std::mt19937_64;
-
-inline float Normal(Rng& rng) { return std::normal_distribution<float>()(rng); }
-inline int Below(Rng& rng, int n) { return static_cast<int>(rng() % static_cast<uint64_t>(n)); }
-
-inline float Get(DType t, const std::byte* p) {
-  if (t == DType::kF32) return *reinterpret_cast<const float*>(p);
-  return t == DType::kF16 ? ToFloat(*reinterpret_cast<const F16*>(p))
-                          : ToFloat(*reinterpret_cast<const BF16*>(p));
-}
-inline void Put(DType t, std::byte* p, float x) {
-  if (t == DType::kF32) *reinterpret_cast<float*>(p) = x;
-  if (t == DType::kF16) *reinterpret_cast<F16*>(p) = FromFloat<F16>(x);
-  if (t == DType::kBF16) *reinterpret_cast<BF16*>(p) = FromFloat<BF16>(x);
-}
-
-// `count` elements, random normal.
-inline std::vector<std::byte> RandomElements(Rng& rng, DType t, size_t count) {
-  std::vector<std::byte> out(count * static_cast<size_t>(SizeOf(t)));
-  for (size_t i = 0; i < count; ++i) Put(t, &out[i * static_cast<size_t>(SizeOf(t))], Normal(rng));
-  return out;
-}
-inline std::vector<float> Floats(DType t, const std::vector<std::byte>& bytes) {
-  std::vector<float> out(bytes.size() / static_cast<size_t>(SizeOf(t)));
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = Get(t, &bytes[i * static_cast<size_t>(SizeOf(t))]);
-  }
-  return out;
-}
-
-// ||a - b|| / ||b||; infinity where one has a NaN, or an infinity that the other has not.
-inline double RelativeError(const std::vector<float>& a, const std::vector<float>& b) {
-  double error = 0, size = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    if (a[i] == b[i] && std::isinf(b[i])) continue;
-    if (!std::isfinite(a[i]) || !std::isfinite(b[i])) {
-      return std::numeric_limits<double>::infinity();
-    }
-    error += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    size += double{b[i]} * b[i];
-  }
-  return error == 0 ? 0 : std::sqrt(error / size);
-}
 
 // Pages of `g.layers` layers for sequences of up to `capacity` tokens. Tests use the last layer.
 class PagedBatch {
@@ -92,7 +49,7 @@ class PagedBatch {
     return ValuesOf(PagesOf(sequence), layout, layer(), head);
   }
   void FillToken(Rng& rng, int sequence, int32_t t) {
-    ForElements(sequence, t, [&](std::byte* p) { Put(geometry.dtype, p, Normal(rng)); });
+    ForElements(sequence, t, [&](std::byte* p) { StoreFloat(p, geometry.dtype, Normal(rng)); });
   }
   void PoisonRow(int sequence, int head, int32_t t) {
     const auto bytes = static_cast<size_t>(geometry.row_bytes());

@@ -1,20 +1,25 @@
-// The norm of a difference over the norm of what it should be; NaN never passes a comparison.
+// The norm of a difference over the norm of what it should be.
 #ifndef KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_
 #define KVSTRATA_TESTS_CUDA_RELATIVE_ERROR_H_
 
 #include <cmath>
-#include <cstdint>
+#include <limits>
+#include <span>
 
 namespace kvstrata::cuda {
 
-// got, want [n]. 0 for n = 0.
-inline double RelativeError(const float* got, const float* want, int64_t n) {
+// REQUIRES: equal sizes. Infinity where one has a NaN, or an infinity that the other has not.
+inline double RelativeError(std::span<const float> got, std::span<const float> want) {
   double off = 0, norm = 0;
-  for (int64_t i = 0; i < n; ++i) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (got[i] == want[i] && std::isinf(want[i])) continue;
+    if (!std::isfinite(got[i]) || !std::isfinite(want[i])) {
+      return std::numeric_limits<double>::infinity();
+    }
     off += (double{got[i]} - want[i]) * (double{got[i]} - want[i]);
     norm += double{want[i]} * want[i];
   }
-  return n == 0 ? 0 : std::sqrt(off) / std::sqrt(norm);
+  return off == 0 ? 0 : std::sqrt(off / norm);
 }
 
 }  // namespace kvstrata::cuda

@@ -13,34 +13,9 @@
 
 #include "kernels/dtype.h"
 #include "tests/cuda/device_array.h"
+#include "tests/cuda/elements.h"
 
 namespace kvstrata::cuda {
-
-inline float Normal(std::mt19937_64& rng) {
-  thread_local std::normal_distribution<float> normal;
-  return normal(rng);
-}
-
-inline void StoreFloat(std::byte* at, DType dtype, float x) {
-  if (dtype == DType::kF32) std::memcpy(at, &x, sizeof(x));
-  if (dtype == DType::kF16) *reinterpret_cast<F16*>(at) = FromFloat<F16>(x);
-  if (dtype == DType::kBF16) *reinterpret_cast<BF16*>(at) = FromFloat<BF16>(x);
-}
-
-// What was rounded to `dtype` on the way to the device, for a reference that takes floats.
-inline float RoundedTo(DType dtype, float x) {
-  if (dtype == DType::kF16) return ToFloat(FromFloat<F16>(x));
-  return dtype == DType::kBF16 ? ToFloat(FromFloat<BF16>(x)) : x;
-}
-
-// Values as elements of `dtype`.
-inline std::vector<std::byte> Encoded(const std::vector<float>& values, DType dtype) {
-  std::vector<std::byte> bytes(values.size() * SizeOf(dtype));
-  for (size_t i = 0; i < values.size(); ++i) {
-    StoreFloat(bytes.data() + i * SizeOf(dtype), dtype, values[i]);
-  }
-  return bytes;
-}
 
 class ScatteredPages {
  public:

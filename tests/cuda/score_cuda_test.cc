@@ -73,7 +73,7 @@ class ScoreCase {
       for (int h = 0; h < shape_.kv_heads; ++h) {
         const float* row = &got[(int64_t{b} * shape_.kv_heads + h) * work_.unit_stride];
         const std::vector<float> want = Reference(b, h, {c.first, c.last});
-        worst = std::max(worst, RelativeError(row, want.data(), c.count()));
+        worst = std::max(worst, RelativeError({row, want.size()}, want));
         for (int i = c.count(); i < work_.unit_stride; ++i) ASSERT_TRUE(std::isnan(row[i]));
       }
     }

@@ -86,7 +86,7 @@ class VoteCase {
       for (int row = 0; row < work_.output_rows; ++row) {
         const float* own = &got[(int64_t{b} * work_.output_rows + row) * work_.candidate_stride];
         const std::vector<float> want = Reference(b, row * heads, heads, c);
-        worst = std::max(worst, RelativeError(own, want.data(), c.count()));
+        worst = std::max(worst, RelativeError({own, want.size()}, want));
         for (int i = c.count(); i < work_.candidate_stride; ++i) EXPECT_TRUE(std::isnan(own[i]));
       }
     }
@@ -251,7 +251,7 @@ TEST(VoteCuda, VotesForUnitsByTheirBounds) {
     for (float& x : logits) x *= w.scale;
     VoteRef({logits.data(), c.count(), 4, c.count(), max.data(), sum.data(), want.data()},
             InlineExecutor());
-    EXPECT_LE(RelativeError(&got[int64_t{h} * 1280], want.data(), c.count()), 5e-3);
+    EXPECT_LE(RelativeError({&got[int64_t{h} * 1280], want.size()}, want), 5e-3);
   }
 }
 

@@ -80,20 +80,6 @@ int Launch(const ScoreBatch& w, Stream stream) {
                          kBytes, stream, w);
 }
 
-template <typename T>
-int LaunchDim(const ScoreBatch& w, Stream stream) {
-  switch (w.rows.head_dim) {
-    case 64:
-      return Launch<T, 64>(w, stream);
-    case 128:
-      return Launch<T, 128>(w, stream);
-    case 256:
-      return Launch<T, 256>(w, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
 }  // namespace
 
 int ScoreCuda(const ScoreBatch& w, Stream stream) {
@@ -102,14 +88,8 @@ int ScoreCuda(const ScoreBatch& w, Stream stream) {
       w.query_heads > 8 * w.rows.kv_heads) {
     return cudaErrorInvalidValue;
   }
-  switch (w.rows.dtype) {
-    case DType::kBF16:
-      return LaunchDim<__nv_bfloat16>(w, stream);
-    case DType::kF16:
-      return LaunchDim<__half>(w, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return ForRows(w.rows.dtype, w.rows.head_dim,
+                 [&]<typename T, int kDim>() { return Launch<T, kDim>(w, stream); });
 }
 
 }  // namespace kvstrata::cuda

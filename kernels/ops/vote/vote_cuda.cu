@@ -329,20 +329,6 @@ int Launch(const VoteBatch& w, Stream stream) {
                          scratch);
 }
 
-template <typename T>
-int LaunchDim(const VoteBatch& w, Stream stream) {
-  switch (w.rows.head_dim) {
-    case 64:
-      return Launch<T, 64>(w, stream);
-    case 128:
-      return Launch<T, 128>(w, stream);
-    case 256:
-      return Launch<T, 256>(w, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
 bool IsValid(const VoteBatch& w) {
   return w.fields >= 1 && w.fields <= 2 && w.rows.kv_heads >= 1 &&
          w.query_heads % w.rows.kv_heads == 0 && w.query_heads <= 8 * w.rows.kv_heads &&
@@ -356,14 +342,8 @@ int64_t VoteScratchBytes(const VoteBatch& w) { return ScratchShape(w).bytes; }
 int VoteCuda(const VoteBatch& w, Stream stream) {
   if (w.batch == 0 || w.candidate_stride == 0) return cudaSuccess;
   if (!IsValid(w)) return cudaErrorInvalidValue;
-  switch (w.rows.dtype) {
-    case DType::kBF16:
-      return LaunchDim<__nv_bfloat16>(w, stream);
-    case DType::kF16:
-      return LaunchDim<__half>(w, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return ForRows(w.rows.dtype, w.rows.head_dim,
+                 [&]<typename T, int kDim>() { return Launch<T, kDim>(w, stream); });
 }
 
 }  // namespace kvstrata::cuda

@@ -1,0 +1,43 @@
+// How long a replay of a captured graph takes. For all benchmarks of CUDA, and as
+// dense_baselines.py and selection_baseline.py time theirs.
+#ifndef KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_
+#define KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_
+
+#include <vector>
+
+#include "bench/machine.h"
+#include "tests/cuda/captured_graph.h"
+
+namespace kvstrata::cuda {
+
+// Microseconds of a node: each replay is timed by itself, with the one before it still running
+// while it is enqueued, so that nothing of the host is in it. Graphs, all of `nodes` nodes, take
+// turns.
+inline bench::Timing TimeReplays(const std::vector<CapturedGraph*>& graphs, int nodes,
+                                 int replays) {
+  constexpr int kWarmUps = 5;
+  cudaEvent_t begin, end;
+  Check(cudaEventCreate(&begin), "cudaEventCreate");
+  Check(cudaEventCreate(&end), "cudaEventCreate");
+  std::vector<double> us;
+  for (size_t i = 0; i < static_cast<size_t>(kWarmUps + replays); ++i) {
+    CapturedGraph& before = *graphs[2 * i % graphs.size()];
+    CapturedGraph& timed = *graphs[(2 * i + 1) % graphs.size()];
+    before.Launch();
+    Check(cudaEventRecord(begin, before.stream()), "cudaEventRecord");
+    Check(cudaStreamWaitEvent(timed.stream(), begin), "cudaStreamWaitEvent");
+    timed.Launch();
+    Check(cudaEventRecord(end, timed.stream()), "cudaEventRecord");
+    Check(cudaEventSynchronize(end), "a replay");
+    float ms = 0;
+    Check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+    if (i >= kWarmUps) us.push_back(double{ms} * 1e3 / nodes);
+  }
+  Check(cudaEventDestroy(begin), "cudaEventDestroy");
+  Check(cudaEventDestroy(end), "cudaEventDestroy");
+  return bench::TimingOf(us);
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_BENCH_CUDA_REPLAY_TIMING_H_

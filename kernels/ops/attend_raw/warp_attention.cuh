@@ -1,0 +1,277 @@
+// Attention of one warp over strips of rows. Every row goes from memory to registers in 16-byte
+// pieces and from there into tensor cores:
+//
+//   scores   S[16 rows][8 heads] = K Q^T. A is K: lane (g, t) loads 8 channels of rows g and g + 8.
+//            Channels of a product may come in any order if Q's come in the same.
+//   weights  P = exp2(S - m), transposed in registers to the B of the next product.
+//   output   O^T[channels][8 heads] += V^T P^T. A is V^T: lane (g, t) loads 8 channels of rows 2t,
+//            2t + 1, 2t + 8, 2t + 9, and byte permutes pair the rows.
+//
+// With at most 8 query heads a KV head, no column is wasted. The keys of the next tile are asked
+// for as soon as this tile's are used up, then the values: all but a small part of the time a warp
+// has 8 KiB (head_dim 64: 4 KiB) in flight; 12 warps an SM. Asking the L2 for the next strip as
+// well made everything 6 % slower.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
+
+#include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/attend_raw/work_share.cuh"
+#include "kernels/ops/merge/merge_row.cuh"
+
+namespace kvstrata::cuda {
+
+inline constexpr int kWarps = 4;
+inline constexpr int kThreads = 32 * kWarps;
+inline constexpr int kHeads = 8;      // query heads of a product
+inline constexpr int kTileRows = 16;  // rows of a product
+inline constexpr int kCtasMax =
+    640;  // the most splits of an item; their weights must fit into Shared
+
+struct Arguments {
+  RowSource rows;
+  const std::byte* q;
+  int64_t q_stride;
+  float scale;  // with log2(e)
+  int32_t batch, group;
+  Partials with;
+  AttentionOutput to;
+  Partials partial;
+  uint32_t* counters;
+  float2* split_ml;  // [slots][group], m in powers of two
+  float* split_o;    // [slots][group][head_dim]
+};
+
+template <int kDim>
+struct Shape {
+  static constexpr int kChunk = kDim < 128 ? kDim : 128;  // channels of a tile in registers
+  static constexpr int kChunks = kDim / kChunk;
+  static constexpr int kKeyLoads = kChunk / 32;    // a row and lane
+  static constexpr int kValueLoads = kChunk / 64;  // a row and lane
+  static constexpr int kColumns = kDim / 4;        // float4 of a row
+  static constexpr int kCtasPerSm = kDim == 256 ? 2 : kDim == 128 ? 3 : 4;
+};
+
+template <int kDim>
+struct Shared {
+  Turn turn;
+  float m[kWarps][kHeads], l[kWarps][kHeads];
+  float top[kHeads], sum[kHeads];
+  bool is_last;
+  union {
+    alignas(16) float o[kWarps][kHeads][kDim];
+    float weight[kHeads][kCtasMax];
+  };
+};
+
+__device__ __forceinline__ uint64_t AddressOf(uint64_t lane_address, int lane) {
+  return __shfl_sync(kAllLanes, lane_address, lane);
+}
+
+// Attention of one warp over its strips, for the query heads of one KV head.
+template <typename T, int kDim>
+class WarpAttention {
+  using S = Shape<kDim>;
+
+ public:
+  __device__ __forceinline__ WarpAttention(const Arguments& a, int sequence, int kv_head)
+      : lane_(threadIdx.x % 32),
+        g_(lane_ / 4),
+        t_(lane_ % 4),
+        to_values_(a.rows.layer.value_offset - a.rows.layer.key_offset),
+        scale_(a.scale) {
+    const std::byte* q = a.q + sequence * a.q_stride + int64_t{kv_head * a.group + g_} * kDim * 2;
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) {
+      q_[i] = g_ < a.group ? reinterpret_cast<const uint4*>(q)[4 * i + t_] : uint4{0, 0, 0, 0};
+    }
+  }
+
+  // The warp's share of strips [begin, end): every fourth; where there are but two, half of one.
+  __device__ __forceinline__ void Run(const RowSource& from, const AttendedRows& rows, int sequence,
+                                      int kv_head, int32_t begin, int32_t end) {
+    const int warp = threadIdx.x / 32;
+    const bool halves = 2 * (end - begin) <= kWarps;
+    const int32_t first = begin + (halves ? warp / 2 : warp);
+    if (first >= end || rows.tokens == 0) return;
+    RowStream stream(from, rows, sequence, kv_head, first, kWarps, end);
+    if (halves) return OneTile(stream, warp % 2 * kTileRows);
+    LoadKeys(stream.key, 0, 0);
+    LoadValues(stream.key, 0, 0);
+    for (int32_t strip = first; strip < end; strip += kWarps) {
+      const uint64_t key = stream.key;
+      const uint32_t present = stream.present;
+      Tile(present & 0xFFFFu, key, 0, key, kTileRows, true);
+      stream.Advance();
+      Tile(present >> kTileRows, key, kTileRows, stream.key, 0, strip + kWarps < end);
+    }
+  }
+
+  // Sums l over lanes. Afterwards every lane has those of heads 2t and 2t + 1.
+  __device__ __forceinline__ void SumWeights() {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      l_[0] += __shfl_xor_sync(kAllLanes, l_[0], step);
+      l_[1] += __shfl_xor_sync(kAllLanes, l_[1], step);
+    }
+  }
+  __device__ __forceinline__ void StoreSums(Shared<kDim>& shared, int warp) const {
+    if (g_ != 0) return;
+    for (int i = 0; i < 2; ++i) {
+      shared.m[warp][2 * t_ + i] = m_[i];
+      shared.l[warp][2 * t_ + i] = l_[i];
+    }
+  }
+  // The output relative to the CTA's maxima.
+  __device__ __forceinline__ void StoreOutput(Shared<kDim>& shared, int warp, int group) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int head = 2 * t_ + i;
+      if (head >= group) continue;
+      const float weight = WeightOf(m_[i], shared.top[head]);
+#pragma unroll
+      for (int j = 0; j < kDim / 64; ++j) {
+        float4* o = reinterpret_cast<float4*>(&shared.o[warp][head][64 * j + 8 * g_]);
+        const auto& x = o_[j];
+        o[0] = {weight * x[0][i], weight * x[0][2 + i], weight * x[1][i], weight * x[1][2 + i]};
+        o[1] = {weight * x[2][i], weight * x[2][2 + i], weight * x[3][i], weight * x[3][2 + i]};
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void OneTile(const RowStream& stream, int row) {
+    LoadKeys(stream.key, row, 0);
+    LoadValues(stream.key, row, 0);
+    Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
+  }
+  // Rows [row, row + 16) of the strip at `key`, then asks for those at next_key.
+  __device__ __forceinline__ void Tile(uint32_t present, uint64_t key, int row, uint64_t next_key,
+                                       int next_row, bool has_next) {
+    float s[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int c = 0; c < S::kChunks; ++c) {
+      AddScores(c, s);
+      if (c + 1 < S::kChunks) {
+        LoadKeys(key, row, c + 1);
+      } else if (has_next) {
+        LoadKeys(next_key, next_row, 0);
+      }
+    }
+    uint32_t p0 = 0, p1 = 0;
+    if (present != 0) Weigh(present, s, p0, p1);
+#pragma unroll
+    for (int c = 0; c < S::kChunks; ++c) {
+      if (present != 0) AddValues(c, p0, p1);
+      if (c + 1 < S::kChunks) {
+        LoadValues(key, row, c + 1);
+      } else if (has_next) {
+        LoadValues(next_key, next_row, 0);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ uint4 Load(uint64_t address) {
+    return kDim < 128 ? LoadOnce128(address) : LoadOnce256(address);
+  }
+  __device__ __forceinline__ void LoadKeys(uint64_t key, int row, int chunk) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint64_t from = AddressOf(key, row + 8 * half + g_) + chunk * 256 + t_ * 16;
+#pragma unroll
+      for (int i = 0; i < S::kKeyLoads; ++i) k_[half][i] = Load(from + i * 64);
+    }
+  }
+  __device__ __forceinline__ void LoadValues(uint64_t key, int row, int chunk) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint64_t from = AddressOf(key, row + 2 * t_ + (r & 1) + 8 * (r >> 1)) + to_values_ +
+                            chunk * 256 + g_ * 16;
+#pragma unroll
+      for (int j = 0; j < S::kValueLoads; ++j) v_[r][j] = Load(from + j * 128);
+    }
+  }
+
+  // s[0..3]: rows g and g + 8, heads 2t and 2t + 1.
+  __device__ __forceinline__ void AddScores(int chunk, float (&s)[4]) {
+    float odd[4] = {0, 0, 0, 0};  // two chains of products instead of one twice as long
+#pragma unroll
+    for (int i = 0; i < S::kKeyLoads; ++i) {
+      const uint4 a = k_[0][i], b = k_[1][i], q = q_[chunk * S::kKeyLoads + i];
+      MmaM16N8K16<T>(s, a.x, b.x, a.y, b.y, q.x, q.y);
+      MmaM16N8K16<T>(odd, a.z, b.z, a.w, b.w, q.z, q.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] += odd[i];
+  }
+
+  // Scores to weights: p0, p1 are rows {2t, 2t + 1} and {2t + 8, 2t + 9} of head g.
+  __device__ __forceinline__ void Weigh(uint32_t present, float (&s)[4], uint32_t& p0,
+                                        uint32_t& p1) {
+    const bool low = present >> g_ & 1, high = present >> (g_ + 8) & 1;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      s[i] = low ? s[i] * scale_ : -INFINITY;
+      s[2 + i] = high ? s[2 + i] * scale_ : -INFINITY;
+    }
+    const bool higher = fmaxf(s[0], s[2]) > m_[0] || fmaxf(s[1], s[3]) > m_[1];
+    if (__any_sync(kAllLanes, higher)) RaiseMaxima(s);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = exp2f(s[i] - m_[i & 1]);
+    l_[0] += s[0] + s[2];
+    l_[1] += s[1] + s[3];
+    p0 = Transpose8x8(Element<T>::Pack(s[0], s[1]));
+    p1 = Transpose8x8(Element<T>::Pack(s[2], s[3]));
+  }
+
+  __device__ __forceinline__ void RaiseMaxima(const float (&s)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = fmaxf(m_[i], fmaxf(s[i], s[2 + i]));
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
+      }
+      const float weight = WeightOf(m_[i], top);
+      m_[i] = top;
+      l_[i] *= weight;
+#pragma unroll
+      for (int j = 0; j < kDim / 64; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          o_[j][e][i] *= weight;
+          o_[j][e][2 + i] *= weight;
+        }
+      }
+    }
+  }
+
+  // Product e of a 64-channel piece j holds channels 64j + 8g + 2e (rows g) and the next (g + 8).
+  __device__ __forceinline__ void AddValues(int chunk, uint32_t p0, uint32_t p1) {
+#pragma unroll
+    for (int j = 0; j < S::kValueLoads; ++j) {
+      auto& o = o_[chunk * S::kValueLoads + j];
+      const uint4 a = v_[0][j], b = v_[1][j], c = v_[2][j], d = v_[3][j];
+      AddPair(o[0], a.x, b.x, c.x, d.x, p0, p1);
+      AddPair(o[1], a.y, b.y, c.y, d.y, p0, p1);
+      AddPair(o[2], a.z, b.z, c.z, d.z, p0, p1);
+      AddPair(o[3], a.w, b.w, c.w, d.w, p0, p1);
+    }
+  }
+  __device__ __forceinline__ static void AddPair(float (&o)[4], uint32_t a, uint32_t b, uint32_t c,
+                                                 uint32_t d, uint32_t p0, uint32_t p1) {
+    MmaM16N8K16<T>(o, LowHalves(a, b), HighHalves(a, b), LowHalves(c, d), HighHalves(c, d), p0, p1);
+  }
+
+  const int lane_, g_, t_;
+  const int64_t to_values_;
+  const float scale_;
+  uint4 q_[kDim / 32];  // head g, channels 32i + 8t ..
+  uint4 k_[2][S::kKeyLoads];
+  uint4 v_[4][S::kValueLoads];
+  float m_[2] = {-INFINITY, -INFINITY}, l_[2] = {0, 0};  // heads 2t, 2t + 1
+  float o_[kDim / 64][4][4] = {};
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
