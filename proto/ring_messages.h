@@ -168,8 +168,9 @@ struct Arena {
   uint32_t arena;
   uint64_t bytes;
   uint16_t tier;      // 0 device, 1 host
-  uint16_t writable;  // 1: this session writes it; else the descriptor is read-only
-  uint32_t reserved;
+  uint16_t writable;  // 1: this session writes it; else it maps it read-only
+  uint16_t memory;    // 0 memfd, 1 memory of the GPU that the Welcome names (a VMM handle)
+  uint16_t reserved;
 };
 
 }  // namespace kvstrata::shm

@@ -139,8 +139,15 @@ constexpr std::array kKeys = {
     Key{"socket.group", "KVSTRATA_SOCKET_GROUP", "", "a group's name or number; '': the daemon's",
         "group that may connect (the sockets have mode 0660)",
         [](std::string_view v, Config* c) { return GroupOf(v, &c->socket_group); }},
+    Key{"pool.device", "KVSTRATA_POOL_DEVICE", "emulated", "emulated, cuda, or GPU-UUID",
+        "memory of the device pool: the host's, the first visible GPU's, or that GPU's",
+        [](std::string_view v, Config* c) {
+          c->device = v;
+          return v == "emulated" || v == "cuda" || (v.starts_with("GPU-") && v.size() == 40);
+        },
+        true},
     Key{"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "4GiB", "a size, 1MiB to 16TiB",
-        "capacity of the device pool (host memory on a machine without a GPU)",
+        "capacity of the device pool; of a GPU at most what is free when the daemon starts",
         [](std::string_view v, Config* c) {
           return SizeIn(v, kMiB, 16 * kTiB, &c->store.device_bytes);
         }},

@@ -42,6 +42,7 @@ struct Config {
   mode_t socket_directory = 0;  // make PATH's directory with this mode if it is missing; 0: do not
   int64_t socket_group = -1;    // gid of both sockets; -1: the daemon's own
   StoreOptions store;
+  std::string device;  // "emulated", "cuda" (the first GPU), or a GPU's UUID
   AttachOptions attach;
   WorkOptions work;
   std::string backend;   // of the remote road; a name of kernels/backend.h

@@ -3,13 +3,14 @@ find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.81 REQUIRED)
 
 kvs_library(kvs_memory
+  memory/cuda_device.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
   memory/failing_resource.cc
   memory/host_pinned.cc
   memory/limiting_resource.cc
   memory/sealed_memfd.cc
-  LIBS kvs_base)
+  LIBS kvs_kernels kvs_base)
 
 kvs_library(kvs_store
   store/allocate.cc

@@ -19,6 +19,7 @@ constexpr CudaOps kOps = {
     .create_arena = CreateArena,
     .import_arena = ImportArena,
     .release_arena = ReleaseArena,
+    .copy_rows = CopyRows,
     .register_host = RegisterHost,
     .unregister_host = UnregisterHost,
     .summarize = SummarizeCuda,

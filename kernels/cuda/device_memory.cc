@@ -193,6 +193,19 @@ int ReleaseArena(int device, DeviceArena* arena) {
   return error != cudaSuccess ? static_cast<int>(error) : ErrorOf(unmapped);
 }
 
+int CopyRows(int device, void* to, const void* from, const CopiedRows& shape) {
+  const CurrentDevice current(device);
+  if (current.error() != cudaSuccess) return current.error();
+  cudaStream_t stream = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error != cudaSuccess) return error;
+  error = cudaMemcpy2DAsync(to, shape.pitch, from, shape.pitch, shape.width, shape.rows,
+                            cudaMemcpyDefault, stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  (void)cudaStreamDestroy(stream);
+  return error;
+}
+
 int RegisterHost(void* base, uint64_t bytes, bool read_only) {
   const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped |
                          (read_only ? cudaHostRegisterReadOnly : 0u);

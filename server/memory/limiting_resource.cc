@@ -26,6 +26,11 @@ class LimitedResource final : public MemoryResource {
     used_ -= block.bytes;
     upstream_->Free(std::move(block));
   }
+  Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
+    return upstream_->Copy(to, from, shape);
+  }
+  uint64_t granularity() const override { return upstream_->granularity(); }
+  Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }
 
  private:

@@ -1,17 +1,20 @@
-// MemoryResource: where a pool's arenas come from. A block is one sealed memfd: the daemon maps it
-// read-write, the one session that writes it gets `fd`, other sessions get `read_only_fd`.
+// MemoryResource: where a pool's arenas come from. A block is one sealed memfd, or memory of a GPU:
+// the daemon maps it read-write, the one session that writes it gets `fd`, other sessions get
+// `read_only_fd`.
 //
-// Implementations: emulated_device.cc (the `device` tier without a GPU), host_pinned.cc (`host`).
+// Implementations: emulated_device.cc (the `device` tier without a GPU), cuda_device.cc (with one),
+// host_pinned.cc (`host`).
 // Limits and faults are adaptors around a resource, not flags in it (limiting_resource.cc,
 // failing_resource.cc).
 // Ownership: a block belongs to whoever allocated it until Free of the same resource.
-// Thread-safety: none needed; the store calls under its lock.
+// Thread-safety: none needed, the store calls under its lock; but Copy from any thread.
 // Units: bytes. Cost: a few system calls; memory is touched only when used.
 #ifndef KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 #define KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string_view>
 
@@ -21,6 +24,18 @@
 namespace kvstrata {
 
 inline constexpr uint64_t kMemoryGranularity = 4096;
+
+// What a block is, hence how its descriptors are mapped; shm::Arena::memory.
+enum class Memory : uint16_t {
+  kMemfd = 0,
+  kCuda = 1,  // `base` is an address of the GPU: only Copy may follow it. Both descriptors are the
+              // driver's, and whoever maps one chooses how (kernels/cuda/device_memory.h).
+};
+
+// `rows` pieces of `width` bytes, each `pitch` bytes behind the one before, at both ends.
+struct CopyShape {
+  uint64_t width = 0, pitch = 0, rows = 1;
+};
 
 struct MemoryBlock {
   std::byte* base = nullptr;  // the daemon's mapping; zeros when new; null: no block
@@ -33,18 +48,42 @@ class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
 
-  // A zeroed block. INVALID_ARGUMENT MEMORY_SIZE when `bytes` is 0 or no multiple of
-  // kMemoryGranularity; RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none.
+  // A zeroed block. INVALID_ARGUMENT MEMORY_SIZE when `bytes` is 0 or no multiple of granularity();
+  // RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none.
   virtual Result<MemoryBlock> Allocate(uint64_t bytes) = 0;
+  virtual uint64_t granularity() const { return kMemoryGranularity; }  // a multiple of that
 
-  // Unmaps the block and gives its memory back, even while a client still maps it (it reads zeros).
+  // Unmaps the block and gives its memory back: a memfd's at once, even while a client still maps
+  // it (it reads zeros), a GPU's when the last client has unmapped it.
   virtual void Free(MemoryBlock block) = 0;
+
+  // Between a block of this resource and one of any resource of the daemon; done when it returns.
+  // INTERNAL COPY_FAILED.
+  virtual Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) {
+    for (uint64_t i = 0; i < shape.rows; ++i) {
+      std::memcpy(to + i * shape.pitch, from + i * shape.pitch, shape.width);
+    }
+    return OkStatus();
+  }
+
+  virtual Memory memory() const { return Memory::kMemfd; }
 
   virtual std::string_view name() const = 0;
 };
 
 std::unique_ptr<MemoryResource> NewEmulatedDevice();
 std::unique_ptr<MemoryResource> NewHostPinned();
+
+// A GPU's memory (server/memory/cuda_device.cc), of the GPU named `uuid`, or the first one if that
+// is
+// "". UNAVAILABLE CUDA_LIBRARY or CUDA_NO_DEVICE; NOT_FOUND DEVICE_UNKNOWN names those that there
+// are.
+struct CudaDevice {
+  std::unique_ptr<MemoryResource> memory;
+  std::string uuid;
+  uint64_t free_bytes = 0;  // when it was found
+};
+Result<CudaDevice> NewCudaDevice(std::string_view uuid);
 
 // At most `capacity` bytes of `upstream` at a time.
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,

@@ -72,6 +72,12 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
     return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(request.device_uuid()) +
                                           "'; allowed: '' or '" + options.device_uuid + "'");
   }
+  if (context_->store().memory(Tier::kDevice) != Memory::kMemfd) {
+    return Unimplemented(
+        "ROAD_UNAVAILABLE",
+        "the device pool is memory of " + options.device_uuid +
+            ", which the remote road does not compute on yet; link libkvstrata.so");
+  }
   const Backend* backend = options.backend;
   if (!request.backend().empty()) {
     KVS_ASSIGN_OR_RETURN(backend, FindBackend(request.backend()));

@@ -217,6 +217,11 @@ void Store::Impl::Reclaim() {
   ReclaimLocked();
 }
 
+Memory Store::Impl::memory(Tier tier) const {
+  MutexLock lock(mu_);
+  return pools_.memory(tier);
+}
+
 std::byte* Store::Impl::ArenaBase(uint32_t id) const {
   MutexLock lock(mu_);
   const Arena* arena = pools_.Find(id);

@@ -2,7 +2,6 @@
 // the lock, from pages that a reference pins; what changed meanwhile is seen when they are swapped
 // in.
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,18 +12,12 @@
 namespace kvstrata {
 namespace {
 
-// The first `rows` tokens of a KV page: of each layer, K and V, head one contiguous run.
-void CopyRows(const Geometry& g, const std::byte* from, std::byte* to, uint32_t rows) {
+// The first `rows` tokens of a KV page: one run of each layer, K and V, head.
+CopyShape RowsOf(const Geometry& g, uint32_t rows) {
   const PageLayout layout = PageLayout::Of(g);
-  const size_t bytes = static_cast<size_t>(rows * layout.slot_stride);
-  for (int layer = 0; layer < g.layers; ++layer) {
-    for (int head = 0; head < g.kv_heads; ++head) {
-      const int64_t key = layout.KeyOffset(layer, head, 0);
-      const int64_t value = layout.ValueOffset(layer, head, 0);
-      std::memcpy(to + key, from + key, bytes);
-      std::memcpy(to + value, from + value, bytes);
-    }
-  }
+  return {static_cast<uint64_t>(rows * layout.slot_stride),
+          static_cast<uint64_t>(layout.head_stride),
+          static_cast<uint64_t>(int64_t{2} * g.layers * g.kv_heads)};
 }
 
 bool Unused(const Artefact& artefact) { return artefact.unused(); }
@@ -59,14 +52,18 @@ void Store::Impl::Discard(const std::vector<Copy>& copies) {
   if (!copies.empty()) Advance(tenants_by_id_[copies.front().tenant]);
 }
 
-void Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry) {
+Status Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry) {
+  Status status;
   for (const Copy& c : copies) {
-    if (c.index || c.rows == static_cast<uint32_t>(geometry.page_tokens)) {
-      std::memcpy(c.copy->base(), c.source->base(), c.copy->bytes);
-    } else if (c.rows > 0) {
-      CopyRows(geometry, c.source->base(), c.copy->base(), c.rows);
-    }
+    const bool whole = c.index || c.rows == static_cast<uint32_t>(geometry.page_tokens);
+    const CopyShape shape =
+        whole ? CopyShape{c.copy->bytes, c.copy->bytes, 1} : RowsOf(geometry, c.rows);
+    if (status.ok() && shape.width > 0) status = pools_.Copy(*c.source, *c.copy, shape);
   }
+  if (status.ok()) return status;
+  MutexLock lock(mu_);
+  Discard(copies);
+  return status;
 }
 
 Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) {
@@ -119,7 +116,7 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
     for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];
     Pin(copies);
   }
-  CopyBytes(copies, geometry);
+  KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
   MutexLock lock(mu_);
   Result<Sequence*> s = FindSequence(sequence);
   if (!s.ok()) {

@@ -147,6 +147,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
     s->chain = it->second.second;
   }
   KVS_RETURN_IF_ERROR(CheckGeometry(plan, s->model->desc.geometry));
+  if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, s->model->desc.geometry));
   s->plan = plan;
   s->index = IndexOf(plan, s->model->desc.geometry);
   KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(plan, s->model->desc.geometry));

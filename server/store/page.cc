@@ -12,7 +12,7 @@ uint64_t DefaultArenaBytes(uint64_t capacity) {
   return std::clamp(capacity / 64, uint64_t{16} << 20, uint64_t{256} << 20);
 }
 
-uint64_t RoundDown(uint64_t bytes) { return bytes / kMemoryGranularity * kMemoryGranularity; }
+uint64_t RoundDown(uint64_t bytes, uint64_t to) { return bytes / to * to; }
 
 }  // namespace
 
@@ -23,10 +23,12 @@ PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_byt
                      uint64_t arena_bytes) {
   auto fill = [&](Tier tier, std::unique_ptr<MemoryResource> memory, uint64_t capacity) {
     Pool& pool = pools_[static_cast<int>(tier)];
-    pool.capacity = RoundDown(capacity);
+    const uint64_t granularity = memory->granularity();
+    pool.capacity = RoundDown(capacity, granularity);
     pool.memory = NewLimitedResource(std::move(memory), pool.capacity);
-    pool.arena_bytes = std::min(
-        pool.capacity, RoundDown(arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes));
+    const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
+    pool.arena_bytes =
+        std::min(pool.capacity, RoundDown(std::max(wanted, granularity), granularity));
   };
   fill(Tier::kDevice, std::move(device), device_bytes);
   fill(Tier::kHost, std::move(host), host_bytes);
@@ -84,8 +86,8 @@ bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
   Pool& pool = pools_[static_cast<int>(tier)];
   const uint64_t left = pool.capacity - pool.taken;
   if (bytes > left) return false;
-  const uint64_t needed =
-      (bytes + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
+  const uint64_t granularity = pool.memory->granularity();
+  const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
   Result<MemoryBlock> block = pool.memory->Allocate(size);
   if (!block.ok()) return false;
@@ -150,6 +152,13 @@ void PagePools::Ref(Page* page) {
 void PagePools::Unref(Page* page) {
   KVS_CHECK(page->refs > 0);
   if (--page->refs == 0) --page->arena->live;
+}
+
+// The device knows how to reach the host, not the other way round.
+Status PagePools::Copy(const Page& from, const Page& to, const CopyShape& shape) const {
+  const bool device = from.arena->tier == Tier::kDevice || to.arena->tier == Tier::kDevice;
+  const Pool& pool = pools_[static_cast<int>(device ? Tier::kDevice : Tier::kHost)];
+  return pool.memory->Copy(to.base(), from.base(), shape);
 }
 
 const Arena* PagePools::Find(uint32_t id) const {

@@ -91,6 +91,10 @@ class PagePools {
   void Ref(Page* page);
   void Unref(Page* page);
 
+  // Any thread, while both pages are pinned.
+  Status Copy(const Page& from, const Page& to, const CopyShape& shape) const;
+  Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }
+
   const Arena* Find(uint32_t id) const;
   uint64_t capacity(Tier tier) const { return pools_[static_cast<int>(tier)].capacity; }
   uint64_t arena_bytes(Tier tier) const { return pools_[static_cast<int>(tier)].arena_bytes; }

@@ -53,7 +53,7 @@ void Store::Impl::GrantArena(Session* session, const Arena& arena) {
   const bool writable = arena.writer == session->id;
   if (!session->granted.try_emplace(arena.id, writable).second) return;
   if (!session->sink) return;
-  session->sink({arena.id, arena.block.bytes, arena.tier, writable,
+  session->sink({arena.id, arena.block.bytes, arena.tier, writable, pools_.memory(arena.tier),
                  writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
 }
 

@@ -106,7 +106,7 @@ Status Store::Impl::PlaceRaw(uint64_t sequence, uint64_t* bytes) {
     KVS_RETURN_IF_ERROR(PlanPlacing(s, &copies, bytes));
     if (copies.empty()) return OkStatus();
   }
-  CopyBytes(copies, geometry);
+  KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
   MutexLock lock(mu_);
   Result<Sequence*> s = FindSequence(sequence);
   if (!s.ok()) {

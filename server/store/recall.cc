@@ -50,6 +50,11 @@ Result<RecallStart> Store::Impl::StartRecallAudit(uint64_t sequence, const Recal
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
   const Geometry& g = s->model->desc.geometry;
   KVS_RETURN_IF_ERROR(CheckSamples(options, g));
+  if (pools_.memory(Tier::kDevice) != Memory::kMemfd) {
+    return Unimplemented("RECALL_DEVICE",
+                         "the device pool is memory of a GPU, where steps are not shadowed yet; "
+                         "audit on a daemon with pool.device = \"emulated\"");
+  }
   if (s->recall) {
     const RecallProgress at = s->recall->Progress();
     return FailedPrecondition("RECALL_RUNNING",

@@ -127,7 +127,7 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
     for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];
     Pin(copies);
   }
-  CopyBytes(copies, geometry);
+  KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
   MutexLock lock(mu_);
   Result<Sequence*> s = FindSequence(session_id, sequence);
   if (!s.ok()) {

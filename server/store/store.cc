@@ -340,6 +340,7 @@ void Store::EndRecallAudits(const Status& why) {
   impl_->EndRecallAudits(why);
   impl_->TellSettled();
 }
+Memory Store::memory(Tier tier) const { return impl_->memory(tier); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 MoveResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }

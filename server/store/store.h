@@ -25,6 +25,7 @@
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "proto/shm_layout.h"
+#include "server/memory/memory_resource.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
 
@@ -47,6 +48,9 @@ struct StoreOptions {
       new_recompressor;
   std::function<Result<SpanParameters>(const std::string&, const Geometry&, const Plan&)>
       load_parameters;
+  // Whether the device pool's memory can serve a plan; null: it can serve all. Asked when a
+  // sequence opens.
+  std::function<Status(const Plan&, const Geometry&)> serves;
   std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
   std::chrono::microseconds recompress_retry{1'000'000};
@@ -66,6 +70,7 @@ struct ArenaGrant {
   uint64_t bytes = 0;
   Tier tier = Tier::kDevice;
   bool writable = false;
+  Memory memory = Memory::kMemfd;
   int fd = -1;  // read-only or writable descriptor, as `writable` says
 };
 // Called, under the store's lock, before a table that names the arena is published.
@@ -177,8 +182,6 @@ struct MoveResult {
   uint64_t pages = 0, bytes = 0, version = 0;
 };
 
-class MemoryResource;
-
 class Store {
  public:
   // PLAN_NAMED_INVALID when a named plan does not parse; POOL_SIZE when both pools are empty.
@@ -262,6 +265,8 @@ class Store {
   void EndRecallAudits(const Status& why);
 
   // --- memory ---
+  // What the arenas of a tier are.
+  Memory memory(Tier tier) const;
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
   // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const;

@@ -79,6 +79,7 @@ class Store::Impl {
   void EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why) KVS_EXCLUDES(mu_);
   void EndRecallAudits(const Status& why) KVS_EXCLUDES(mu_);
 
+  Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
   MoveResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
@@ -196,7 +197,9 @@ class Store::Impl {
 
   // move.cc
   void Pin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
-  static void CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry);
+  // Takes the lock and discards them if it fails. Reads of pools_ only what is constant.
+  Status CopyBytes(const std::vector<Copy>& copies,
+                   const Geometry& geometry) KVS_NO_THREAD_SAFETY_ANALYSIS;
   void Unpin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
   void Discard(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
   // Puts the copies in the place of their sources where those still are, unpins and publishes.

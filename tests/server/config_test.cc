@@ -123,6 +123,7 @@ struct KeyCase {
 const KeyCase kKeyCases[] = {
     {"socket.path", "KVSTRATA_SOCKET", "/tmp/k.sock", "/tmp/"},
     {"socket.group", "KVSTRATA_SOCKET_GROUP", "0", "no such group"},
+    {"pool.device", "KVSTRATA_POOL_DEVICE", "cuda", "GPU-1"},
     {"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "64 MiB", "4 gigs"},
     {"pool.host_bytes", "KVSTRATA_POOL_HOST_BYTES", "1073741824", "17TiB"},
     {"pool.arena_bytes", "KVSTRATA_POOL_ARENA_BYTES", "64KiB", "65537"},

@@ -19,6 +19,7 @@
 #include "kernels/plan.h"
 #include "proto/table_reader.h"
 #include "server/store/store.h"
+#include "tests/fakes/far_memory.h"
 
 namespace kvstrata::testing {
 
@@ -126,7 +127,8 @@ class TestSequence {
   std::byte* At(const shm::PageEntry* e) const {
     std::byte* base = session_->store()->ArenaBase(e->arena);
     EXPECT_NE(base, nullptr);
-    return base + e->offset;
+    const bool far = session_->store()->memory(static_cast<Tier>(e->tier)) != Memory::kMemfd;
+    return base + e->offset + (far ? kFarShift : 0);
   }
 
   // One step: begin (grow if needed, catch the index up), write the rows, commit.
@@ -145,7 +147,9 @@ class TestSequence {
       const uint32_t at = size() - 1;
       EXPECT_TRUE(session_->grants().at(table.page(at / 16)->arena))
           << "page not granted for writing";
-      std::memcpy(At(table.page(at / 16)) + at % 16 * 128, &hashes_[at], 8);
+      for (const bool value : {false, true}) {
+        std::memcpy(At(table.page(at / 16)) + RowOffset(at, value), &hashes_[at], 8);
+      }
     }
     session_->reader().Leave(slot);
     return session_->store()->Commit(session_->id(), id(), first, tokens, indexed_);
@@ -191,9 +195,11 @@ class TestSequence {
     ASSERT_GE(table.pages * 16, size());
     for (uint32_t i = 0; i < size(); ++i) {
       if ((table.page(i / 16)->flags & shm::kPageAbsent) != 0) continue;
-      uint64_t seen = 0;
-      std::memcpy(&seen, At(table.page(i / 16)) + i % 16 * 128, 8);
-      ASSERT_EQ(seen, hashes_[i]) << "sequence " << id() << ", token " << i;
+      for (const bool value : {false, true}) {
+        uint64_t seen = 0;
+        std::memcpy(&seen, At(table.page(i / 16)) + RowOffset(i, value), 8);
+        ASSERT_EQ(seen, hashes_[i]) << "sequence " << id() << ", token " << i;
+      }
     }
     ExpectExtents(table);
     for (uint32_t unit = 0; index_.level_count > 0 && (unit + 1) * Unit() <= indexed_; ++unit) {
@@ -208,6 +214,10 @@ class TestSequence {
     uint64_t h = hashes_.empty() ? 1469598103934665603u : hashes_.back();
     h = (h ^ static_cast<uint32_t>(token)) * 1099511628211u;
     hashes_.push_back(h ^ (h >> 29));
+  }
+  // Of a token's key or value in its page.
+  static uint32_t RowOffset(uint32_t token, bool value) {
+    return (value ? 2048 : 0) + token % 16 * 128;
   }
   uint32_t Unit() const { return static_cast<uint32_t>(index_.levels[0].unit_tokens); }
   std::byte* IndexRow(const shm::TableView& table, uint32_t unit) const {

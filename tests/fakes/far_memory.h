@@ -1,0 +1,56 @@
+// Memory that the daemon has but must not touch, as a GPU's: `base` is mapped without access, only
+// Copy moves bytes, and clients see them kFarShift higher.
+#ifndef KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
+#define KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <memory>
+
+#include "server/memory/memory_resource.h"
+
+namespace kvstrata::testing {
+
+inline constexpr std::ptrdiff_t kFarShift = std::ptrdiff_t{1} << 38;
+
+class FarMemory final : public MemoryResource {
+ public:
+  explicit FarMemory(std::shared_ptr<std::atomic<bool>> copies_fail)
+      : copies_fail_(std::move(copies_fail)) {}
+
+  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
+    void* const client = block.base + kFarShift;
+    KVS_CHECK(mmap(client, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
+                   block.fd.get(), 0) == client);
+    KVS_CHECK(mprotect(block.base, bytes, PROT_NONE) == 0);
+    return block;
+  }
+  void Free(MemoryBlock block) override {
+    munmap(block.base + kFarShift, block.bytes);
+    upstream_->Free(std::move(block));
+  }
+  Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
+    if (*copies_fail_) return Internal("COPY_FAILED", "injected failure");
+    return upstream_->Copy(const_cast<std::byte*>(Reachable(to)), Reachable(from), shape);
+  }
+  Memory memory() const override { return Memory::kCuda; }
+  std::string_view name() const override { return "far"; }
+
+ private:
+  // The client's mapping of a far address; host memory as it is.
+  static const std::byte* Reachable(const std::byte* at) {
+    unsigned char resident = 0;
+    auto* const page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t{4095});
+    auto* const far = static_cast<std::byte*>(page) + kFarShift;
+    return mincore(far, 1, &resident) == 0 ? at + kFarShift : at;
+  }
+
+  const std::unique_ptr<MemoryResource> upstream_ = NewEmulatedDevice();
+  const std::shared_ptr<std::atomic<bool>> copies_fail_;
+};
+
+}  // namespace kvstrata::testing
+
+#endif  // KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
