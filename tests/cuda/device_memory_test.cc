@@ -105,6 +105,7 @@ void ReportAndWait(bool done) {
 
 // -- what children do
 
+// Disabled: they run in processes that a parent test starts, never by themselves.
 TEST(DISABLED_Child, ReadsReadOnly) {
   DeviceArena arena;
   ASSERT_CUDA(Ops().import_arena(0, kChildFd, kBytes, false, &arena));
