@@ -45,14 +45,13 @@ RHO = tuple(rho(a, b, c) for a, b, c in [(.2, .2, .1), (.3, .3, .2), (.4, .4, .3
                                          (.7, .6, .5), (.8, .7, .7)])
 CHESS = 'trigger = "every", window = 4'
 COMPARISONS = [
-    *[Comparison(f"rest = {rest}", f"quest{{{group}budget = {budget}}}",
-                 f'quest{{{{{group}rest = "{rest}", budget = {{}}}}}}', BUDGETS)
-      for rest in ("mean", "variance") for group in ("", 'group = "softmax", ') for budget in (768, 2048)],
-    *[Comparison(f"rest = {rest}", f"chess{{{CHESS}, rho = {rho(.5, .5, .3)}}}",
-                 f'chess{{{{{CHESS}, rest = "{rest}", rho = {{}}}}}}', RHO) for rest in ("mean", "variance")],
-    *[Comparison(f"tree, rest = {rest}", f"chess{{{CHESS}, rho = {rho(.5, .5, .3)}}}",
-                 f'chess{{{{{CHESS}, tree = true, rest = "{rest}", rho = {{}}}}}}', RHO)
-      for rest in ("mean", "variance")],
+    *[Comparison("rest = mean", f"quest{{{group}budget = {budget}}}",
+                 f'quest{{{{{group}rest = "mean", budget = {{}}}}}}', BUDGETS)
+      for group in ("", 'group = "softmax", ') for budget in (768, 2048)],
+    Comparison("rest = mean", f"chess{{{CHESS}, rho = {rho(.5, .5, .3)}}}",
+               f'chess{{{{{CHESS}, rest = "mean", rho = {{}}}}}}', RHO),
+    Comparison("tree, rest = mean", f"chess{{{CHESS}, rho = {rho(.5, .5, .3)}}}",
+               f'chess{{{{{CHESS}, tree = true, rest = "mean", rho = {{}}}}}}', RHO),
     *[Comparison("group = softmax", f"quest{{budget = {b}}}", f'quest{{group = "softmax", budget = {b}}}')
       for b in (256, 768, 2048)],
     Comparison("group = softmax", "mosaickv", 'mosaickv{group = "softmax"}'),

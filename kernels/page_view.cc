@@ -17,13 +17,12 @@ Status BadField(std::string_view field, int64_t value, std::string_view allowed)
 }
 
 // Numbers the fields: what the selector ranks by, then the coarse rows; a mean of keys is both.
-void NumberFields(CoarseFields coarse, IndexLayout* index) {
+void NumberFields(bool coarse, IndexLayout* index) {
   const bool means = index->kind == IndexLayout::Kind::kMean;
   index->fields = means ? 1 : 2;
-  if (!coarse.means && !coarse.variance) return;
+  if (!coarse) return;
   index->key_mean = means ? 0 : index->fields++;
   index->value_mean = index->fields++;
-  if (coarse.variance) index->key_variance = index->fields++;
 }
 
 }  // namespace
@@ -51,7 +50,7 @@ bool IndexLayout::operator==(const IndexLayout& o) const {
   if (kind != o.kind || dtype != o.dtype || layers != o.layers || kv_heads != o.kv_heads ||
       head_dim != o.head_dim || fields != o.fields || block_tokens != o.block_tokens ||
       block_bytes != o.block_bytes || level_count != o.level_count || key_mean != o.key_mean ||
-      value_mean != o.value_mean || key_variance != o.key_variance) {
+      value_mean != o.value_mean) {
     return false;
   }
   return std::equal(levels.begin(), levels.begin() + level_count, o.levels.begin(),
@@ -62,7 +61,7 @@ bool IndexLayout::operator==(const IndexLayout& o) const {
 }
 
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
-                            int level_count, CoarseFields coarse, DType mean_dtype) {
+                            int level_count, bool coarse, DType mean_dtype) {
   IndexLayout index;
   index.kind = kind;
   if (kind == IndexLayout::Kind::kNone) return index;

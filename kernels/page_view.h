@@ -110,8 +110,8 @@ struct IndexLayout {
   int32_t level_count = 0;
   std::array<IndexLevel, 3> levels{};
   // Fields that serve as coarse rows of what is not selected (spec/beyond.md 1): means of keys and
-  // of values, per-channel variance of the keys within the unit. -1: the index has none.
-  int32_t key_mean = -1, value_mean = -1, key_variance = -1;
+  // of values. -1: the index has none.
+  int32_t key_mean = -1, value_mean = -1;
 
   bool operator==(const IndexLayout& o) const;
 
@@ -138,9 +138,7 @@ struct IndexLayout {
             head_dim,
             IsCoarse(field) ? coarse_dtype() : dtype};
   }
-  bool IsCoarse(int field) const {
-    return field == key_mean || field == value_mean || field == key_variance;
-  }
+  bool IsCoarse(int field) const { return field == key_mean || field == value_mean; }
   std::byte* Row(std::byte* const* blocks, int level, int layer, int field, int head,
                  int32_t unit) const {
     const int32_t n = levels[level].units_per_block;
@@ -148,18 +146,12 @@ struct IndexLayout {
   }
 };
 
-// Coarse rows that an index carries beside what its selector ranks by (spec/beyond.md 1).
-struct CoarseFields {
-  bool means = false;     // of keys and of values
-  bool variance = false;  // of keys; with the means
-};
-
 // Lays out an index of `kind` over units of units[0] tokens, units[1] units of level 0, ...
-// A block covers whole units of every level, and about 512 tokens if it can choose. mean_dtype: of
-// the rows of kMean.
+// A block covers whole units of every level, and about 512 tokens if it can choose. coarse: with
+// rows for what is not selected (spec/beyond.md 1), means of keys and of values. mean_dtype: of the
+// rows of kMean.
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
-                            int level_count, CoarseFields coarse = {},
-                            DType mean_dtype = DType::kBF16);
+                            int level_count, bool coarse = false, DType mean_dtype = DType::kBF16);
 
 }  // namespace kvstrata
 

@@ -234,7 +234,7 @@ Status CheckTree(const Plan& plan) {
   return InvalidArgument(
       "PLAN_COMBINATION",
       "tree = true shows what is not selected at the resolution of the tree, and "
-      "rest = \"drop\" drops it; use rest = \"mean\" or \"variance\"");
+      "rest = \"drop\" drops it; use rest = \"mean\"");
 }
 
 Status CheckCompact(const Plan& plan) {

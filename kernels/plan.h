@@ -42,7 +42,7 @@ enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
 enum class TierKind : uint8_t { kDevice, kHost };
 // What becomes of units that are not selected (spec/beyond.md 1): nothing, one row of means, or one
 // row of means with the second cumulant of the keys.
-enum class RestKind : uint8_t { kDrop, kMean, kVariance };
+enum class RestKind : uint8_t { kDrop, kMean };
 // Whether raw pages stay once a codec holds their rows (DECISIONS 10). kAuto: on `host` while there
 // is room.
 enum class KeepRaw : uint8_t { kAuto, kNo, kHost };

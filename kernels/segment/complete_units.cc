@@ -20,7 +20,6 @@ struct Field {
   int32_t field = 0;
   SummarizeWork::Kind kind = SummarizeWork::Kind::kMean;
   PagedRows source;  // tokens, or rows of the level below
-  PagedRows within;  // kVariance above level 0: variances of the level below
 };
 
 std::vector<Field> FieldsOf(const Update& u, int level, int layer, int head) {
@@ -33,25 +32,17 @@ std::vector<Field> FieldsOf(const Update& u, int level, int layer, int head) {
   };
   std::vector<Field> fields;
   if (index.kind == IndexLayout::Kind::kMinMax) {
-    fields.push_back({0, Kind::kMinMax, keys, {}});
+    fields.push_back({0, Kind::kMinMax, keys});
   } else {
-    fields.push_back({0, Kind::kMean, level == 0 ? keys : below(0), {}});
+    fields.push_back({0, Kind::kMean, level == 0 ? keys : below(0)});
   }
   if (index.key_mean > 0) {
-    fields.push_back({index.key_mean, Kind::kMean, level == 0 ? keys : below(index.key_mean), {}});
+    fields.push_back({index.key_mean, Kind::kMean, level == 0 ? keys : below(index.key_mean)});
   }
   if (index.value_mean >= 0) {
     const PagedRows values = ValuesOf(u.view.pages, pages, layer, head);
     fields.push_back(
-        {index.value_mean, Kind::kMean, level == 0 ? values : below(index.value_mean), {}});
-  }
-  if (index.key_variance >= 0) {
-    Field field{index.key_variance, Kind::kVariance, keys, {}};
-    if (level > 0) {
-      field.source = below(index.key_mean);
-      field.within = below(index.key_variance);
-    }
-    fields.push_back(field);
+        {index.value_mean, Kind::kMean, level == 0 ? values : below(index.value_mean)});
   }
   return fields;
 }
@@ -64,7 +55,6 @@ SummarizeWork UnitWork(const Update& u, int level, int layer, int head, const Fi
   SummarizeWork work;
   work.kind = field.kind;
   work.keys = field.source;
-  work.within = field.within;
   work.rows = {unit * size, (unit + 1) * size};
   work.out = index.Row(u.view.index_blocks, level, layer, field.field, head, unit);
   work.out_dtype = index.IsCoarse(field.field) ? index.coarse_dtype() : index.dtype;

@@ -3,8 +3,8 @@
 // Private to kernels/segment.
 //
 // One (layer, KV head) depends on nothing but itself, at every level: the loop is parallel over
-// them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once, twice
-// more with variances, and values with coarse rows; nothing when no unit completes.
+// them. Threads: as Segmenter::Update. Cost: reads (to - from) keys of all layers once,
+// and values with coarse rows; nothing when no unit completes.
 #ifndef KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 #define KVSTRATA_KERNELS_SEGMENT_COMPLETE_UNITS_H_
 

@@ -11,7 +11,7 @@ class HierarchySegmenter final : public Segmenter {
  public:
   IndexLayout Layout(const Plan& plan, const Geometry& geometry) const override {
     const int32_t units[] = {plan.page, plan.pages_per_chunk, plan.chunks_per_grid};
-    return MakeIndexLayout(IndexLayout::Kind::kMean, geometry, units, 3, CoarseFieldsOf(plan));
+    return MakeIndexLayout(IndexLayout::Kind::kMean, geometry, units, 3, HasCoarseRows(plan));
   }
 
   void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,

@@ -12,7 +12,7 @@ class PageSegmenter final : public Segmenter {
     const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
                                                             : IndexLayout::Kind::kMinMax;
     // Means that rank blocks are fp32 on the CPU (DECISIONS 25).
-    return MakeIndexLayout(kind, geometry, &plan.page, 1, CoarseFieldsOf(plan), DType::kF32);
+    return MakeIndexLayout(kind, geometry, &plan.page, 1, HasCoarseRows(plan), DType::kF32);
   }
 
   void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,

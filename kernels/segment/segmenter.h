@@ -28,10 +28,8 @@ class Segmenter {
                       Executor& executor) const = 0;
 };
 
-// The coarse rows that plan.rest asks of an index.
-inline CoarseFields CoarseFieldsOf(const Plan& plan) {
-  return {plan.rest != RestKind::kDrop, plan.rest == RestKind::kVariance};
-}
+// Whether plan.rest asks coarse rows of an index.
+inline bool HasCoarseRows(const Plan& plan) { return plan.rest != RestKind::kDrop; }
 
 // Lives for the process.
 const Segmenter& SegmenterOf(SegmenterKind kind);

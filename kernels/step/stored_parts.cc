@@ -242,14 +242,12 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
     row_bytes = int64_t{2} * g.head_dim * SizeOf(DType::kBF16);
   } else {
     const IndexLevel& level = index.levels[part.source];
-    const auto rows = [&](int32_t field) -> PagedRows {
-      if (field < 0) return {};
+    const auto rows = [&](int32_t field) {
       return index.Rows(m.view.index_blocks, part.source, layer, field, tile.kv_head);
     };
     w.k = rows(index.key_mean);
     w.v = rows(index.value_mean);
-    w.variance = rows(index.key_variance);
-    row_bytes = (index.key_variance < 0 ? 2 : 3) * g.head_dim * SizeOf(index.coarse_dtype());
+    row_bytes = int64_t{2} * g.head_dim * SizeOf(index.coarse_dtype());
     w.log_count_all = std::log(static_cast<float>(level.unit_tokens));
   }
   ForHeads(

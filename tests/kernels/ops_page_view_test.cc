@@ -116,27 +116,25 @@ TEST(IndexLayout, RowsFillTheBlockWithoutOverlap) {
 
 TEST(IndexLayout, CoarseRowsAreFurtherFields) {
   const int32_t unit = 16;
-  const auto layout = [&](IndexLayout::Kind kind, DType dtype, CoarseFields coarse) {
+  const auto layout = [&](IndexLayout::Kind kind, DType dtype, bool coarse) {
     const Geometry g{2, 4, 2, 64, 16, dtype};
     return MakeIndexLayout(kind, g, &unit, 1, coarse);
   };
   const auto minmax = IndexLayout::Kind::kMinMax, mean = IndexLayout::Kind::kMean;
-  const IndexLayout none = layout(minmax, DType::kF16, {});
-  const IndexLayout means = layout(minmax, DType::kF16, {true, false});
+  const IndexLayout none = layout(minmax, DType::kF16, false);
+  const IndexLayout means = layout(minmax, DType::kF16, true);
   EXPECT_EQ(means.fields, 4);
   EXPECT_EQ(means.key_mean, 2);
   EXPECT_EQ(means.value_mean, 3);
-  EXPECT_EQ(means.key_variance, -1);
   EXPECT_EQ(means.block_bytes, 2 * none.block_bytes);
   EXPECT_EQ(means.Rows(nullptr, 0, 0, 2, 0).dtype, DType::kBF16);
   EXPECT_EQ(means.Rows(nullptr, 0, 0, 1, 0).dtype, DType::kF16);
   EXPECT_FALSE(none == means);
-  const IndexLayout all = layout(minmax, DType::kF32, {true, true});
-  EXPECT_EQ(all.fields, 5);
-  EXPECT_EQ(all.Rows(nullptr, 0, 0, all.key_variance, 0).dtype, DType::kF32);
-  const IndexLayout shared = layout(mean, DType::kF32, {true, true});
+  const IndexLayout wide = layout(minmax, DType::kF32, true);
+  EXPECT_EQ(wide.Rows(nullptr, 0, 0, wide.value_mean, 0).dtype, DType::kF32);
+  const IndexLayout shared = layout(mean, DType::kF32, true);
   EXPECT_EQ(shared.key_mean, 0);  // what the selector ranks by
-  EXPECT_EQ(shared.fields, 3);
+  EXPECT_EQ(shared.fields, 2);
 }
 
 TEST(IndexLayout, EqualityComparesWhatIsUsed) {

@@ -171,8 +171,8 @@ TEST(Plan, OptionsOfThePapersAreSet) {
 }
 
 TEST(Plan, OptionsOfOurOwnAreSet) {
-  const Plan quest = MustParse("quest{rest = \"variance\", group = \"softmax\"}");
-  EXPECT_EQ(quest.rest, RestKind::kVariance);
+  const Plan quest = MustParse("quest{rest = \"mean\", group = \"softmax\"}");
+  EXPECT_EQ(quest.rest, RestKind::kMean);
   EXPECT_TRUE(quest.group_softmax);
   const Plan chess = MustParse("chess{rest = \"mean\", tree = true, centred = true}");
   EXPECT_EQ(chess.rest, RestKind::kMean);
@@ -338,7 +338,7 @@ Plan RandomPlan(Random& r) {
   }
   const bool pages = p.segmenter == SegmenterKind::kPage;
   if (pages || p.segmenter == SegmenterKind::kHierarchy)
-    p.rest = static_cast<RestKind>(r.Int(0, 2));
+    p.rest = static_cast<RestKind>(r.Int(0, 1));
   if (pages) p.page = r.Int(1, 1024);
   if (p.selector == SelectorKind::kWindow || pages) p.n_recent = r.Int(1, 1 << 29);
   if (p.selector == SelectorKind::kWindow || p.selector == SelectorKind::kMinMax) {
@@ -512,10 +512,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"mosaickv{neighbours = 3}", kBadInput, "PLAN_OPTION_INVALID", {"one of 1, 2, 4"}},
         Bad{"mosaickv{block = 32}", kBadInput, "PLAN_OPTION_INVALID", {"one of 4, 8, 16"}},
         Bad{"mosaickv{closing = 'never'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drift\""}},
-        Bad{"quest{rest = 'some'}",
-            kBadInput,
-            "PLAN_OPTION_INVALID",
-            {"\"drop\", \"mean\" or \"variance\""}}));
+        Bad{"quest{rest = 'some'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drop\" or \"mean\""}}));
 
 INSTANTIATE_TEST_SUITE_P(
     NotYet, Refused,
@@ -656,9 +653,9 @@ TEST(Plan, KeysBeforeRotaryEmbeddingRuleOutWhatCannotRotateThem) {
     EXPECT_EQ(status.reason(), "PLAN_UNIMPLEMENTED") << plan;
     EXPECT_THAT(status.message(), HasSubstr("keys_pre_rope = 1")) << plan;
   }
-  const Status rest = CheckGeometry(MustParse("quest{rest = 'variance'}"), g);
+  const Status rest = CheckGeometry(MustParse("quest{rest = 'mean'}"), g);
   EXPECT_EQ(rest.reason(), "PLAN_COMBINATION");
-  EXPECT_THAT(rest.message(), HasSubstr("rest = \"variance\""));
+  EXPECT_THAT(rest.message(), HasSubstr("rest = \"mean\""));
   for (const char* plan : {"full", "window{compact = true}", "quest{compact = true}", "chess",
                            "tokenselect{compact = true}", "sentencekv{compact = true}",
                            "{selector = 'block', codec = 'raw', compact = true}"}) {

@@ -172,8 +172,7 @@ TEST_P(Block, MinMaxSumsTheHeadsSoftmaxesAndKeepsTheRest) {
       }
     }
   }
-  Selecting s(in,
-              "quest{page = 8, budget = 40, group = 'softmax', rest = 'variance', min_tokens = 0}",
+  Selecting s(in, "quest{page = 8, budget = 40, group = 'softmax', rest = 'mean', min_tokens = 0}",
               backend());
   Selecting loud(in, "quest{page = 8, budget = 40, min_tokens = 0}", backend());
   for (Selecting* each : {&s, &loud}) {

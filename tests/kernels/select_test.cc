@@ -590,10 +590,10 @@ TEST_P(Chess, TheRestIsEverythingElse) {
   const Inputs in(SmallGeometry(), 700, kSeed);
   size_t levels[3] = {};
   for (const bool tree : {false, true}) {
-    HeldSequence sequence(
-        in.g, ChessText(std::string("trigger = \"every\", every = 2, rest = \"variance\", "
-                                    "rho = [0.4, 0.5, 0.5], tree = ") +
-                        (tree ? "true" : "false")));
+    HeldSequence sequence(in.g,
+                          ChessText(std::string("trigger = \"every\", every = 2, rest = \"mean\", "
+                                                "rho = [0.4, 0.5, 0.5], tree = ") +
+                                    (tree ? "true" : "false")));
     RunTo(sequence, in, 20, 20, backend());
     PrefillDone(sequence, backend());
     while (sequence.state->tokens() < in.n) {

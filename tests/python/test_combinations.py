@@ -39,7 +39,7 @@ COMBINATIONS = {
     "window over packed": '{selector = "window", codec = "packed", n_sink = 4, n_recent = 64, min_tokens = 0}',
     "packed, raw pages given back": '{selector = "minmax", codec = "packed", budget = 64, keep_raw = "no", '
                                     "min_tokens = 0}",
-    "coarse rest": 'quest{budget = 64, rest = "variance", min_tokens = 0}',
+    "coarse rest": 'quest{budget = 64, rest = "mean", min_tokens = 0}',
     "tree": 'chess{trigger = "every", every = 1, page = 16, window = 2, rest = "mean", tree = true, min_tokens = 0}',
     "generated spans": 'sekv{local = 8, generated = "spans", rows_share = 0.6, min_tokens = 0}',
     "drift": 'mosaickv{strategy = "search", closing = "drift", min_segment = 256, min_tokens = 0}',

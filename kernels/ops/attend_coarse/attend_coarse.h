@@ -1,7 +1,7 @@
 // Op attend_coarse: partial attention over units as one row each (spec/sekv.md 8; spec/beyond.md
 // 1).
 //
-// Unit u of n_u tokens: logit scale * q.k_u + ln n_u [+ scale^2 / 2 * sum_c q_c^2 var_c(u)], value
+// Unit u of n_u tokens: logit scale * q.k_u + ln n_u, value
 // v_u. Partials as in attend_raw.h; every query sees every unit. Output row of query token i and
 // head g is i * row_token + g, so that items for single heads of a group can share one part; rows
 // that no item writes are the caller's.
@@ -16,7 +16,6 @@ namespace kvstrata {
 
 struct AttendCoarseWork {
   PagedRows k, v;            // means, dressed as pages of units
-  PagedRows variance;        // of the keys, per channel; pages == nullptr: none
   const float* q = nullptr;  // query token i, head g: q + i*q_token + g*dim
   int64_t q_token = 0;
   int32_t queries = 1;

@@ -10,17 +10,9 @@ namespace {
 template <typename T>
 double Logit(const AttendCoarseWork& w, const float* q, int32_t u) {
   const T* k = reinterpret_cast<const T*>(w.k.Row(u));
-  double dot = 0, spread = 0;
+  double dot = 0;
   for (int c = 0; c < w.k.dim; ++c) dot += static_cast<double>(q[c]) * ToFloat(k[c]);
-  if (w.variance.pages != nullptr) {
-    const T* variance = reinterpret_cast<const T*>(w.variance.Row(u));
-    for (int c = 0; c < w.k.dim; ++c) {
-      spread += static_cast<double>(q[c]) * q[c] * ToFloat(variance[c]);
-    }
-  }
-  const double scale = w.scale;
-  return scale * dot + (w.log_count != nullptr ? w.log_count[u] : w.log_count_all) +
-         scale * scale / 2 * spread;
+  return w.scale * dot + (w.log_count != nullptr ? w.log_count[u] : w.log_count_all);
 }
 
 template <typename T>
@@ -59,8 +51,6 @@ void AttendCoarseRef(const AttendCoarseWork* work, int64_t n, Executor& executor
   executor.ParallelFor(n, [work](int64_t i) {
     const AttendCoarseWork& w = work[i];
     KVS_CHECK(w.k.dtype == w.v.dtype && w.k.dim == w.v.dim);
-    KVS_CHECK(w.variance.pages == nullptr ||
-              (w.variance.dtype == w.k.dtype && w.variance.dim == w.k.dim));
     switch (w.k.dtype) {
       case DType::kF32:
         return Attend<float>(w);

@@ -1,4 +1,4 @@
-// Predicted: bound by memory as attend_raw is, 2 rows a unit or 3 with variance.
+// Predicted: bound by memory as attend_raw is, 2 rows a unit.
 #include "kernels/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,10 +16,6 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 
-struct CoarsePass : QueryPass {
-  alignas(64) float half_squares[kQueries * kHeadDimMax];  // of q: what the variances meet
-};
-
 // Lane h * kRows + r: ln n of the tile's unit i + r; -inf beyond the last unit.
 HWY_INLINE VF LogCounts(const AttendCoarseWork& w, const RowTile& tile, int i) {
   alignas(64) float lanes[kN];
@@ -36,7 +32,7 @@ HWY_INLINE VF LogCounts(const AttendCoarseWork& w, const RowTile& tile, int i) {
 // Logits of the tile. Prefetches the tile's values.
 template <typename T, int H>
 HWY_NOINLINE void CoarseLogits(const AttendCoarseWork& w, const RowTile& tile, bool prefetch,
-                               const float* half_squares, DecodeState& st) {
+                               DecodeState& st) {
   const int dim = w.k.dim;
   for (int i = 0; i < tile.count; i += kRows) {
     const std::byte* rows[kRows];
@@ -46,25 +42,19 @@ HWY_NOINLINE void CoarseLogits(const AttendCoarseWork& w, const RowTile& tile, b
         PrefetchRow(tile.v[i + r], dim * static_cast<int64_t>(sizeof(T)));
       }
     }
-    VF logits = DotRows<T, kRows, H>(rows, st.q, dim, dim);
-    if (w.variance.pages != nullptr) {
-      for (int r = 0; r < kRows; ++r) {
-        rows[r] = w.variance.Row(tile.position[std::min(i + r, tile.count - 1)]);
-      }
-      logits = hn::Add(logits, DotRows<T, kRows, H>(rows, half_squares, dim, dim));
-    }
+    const VF logits = DotRows<T, kRows, H>(rows, st.q, dim, dim);
     hn::Store(hn::Add(logits, LogCounts(w, tile, i)), DF(), st.s[i / kRows]);
   }
 }
 
 template <typename T>
 HWY_INLINE void CoarseTile(const AttendCoarseWork& w, const RowTile& tile, const RowTile& next,
-                           CoarsePass& pass) {
+                           QueryPass& pass) {
   const int dim = w.k.dim;
   for (int s = 0; s < pass.StateCount(); ++s) {
     DecodeState& st = pass.states[s];
     WithHeads(pass.Heads(s), [&]<int H>() HWY_ATTR {
-      CoarseLogits<T, H>(w, tile, s == 0, pass.half_squares + s * kHeads * dim, st);
+      CoarseLogits<T, H>(w, tile, s == 0, st);
       WeighTile<H>(tile.count, st);
       AddValues<T, H>(tile, s == 0 ? &next : nullptr, dim, tile.count, 0, st);
     });
@@ -83,11 +73,8 @@ HWY_INLINE AttendWork RowsOf(const AttendCoarseWork& w) {
 }
 
 template <typename T>
-HWY_NOINLINE void CoarseQueries(const AttendCoarseWork& w, int first, CoarsePass& pass) {
+HWY_NOINLINE void CoarseQueries(const AttendCoarseWork& w, int first, QueryPass& pass) {
   OpenQueries<T>(w, first, w.k.dim, pass);
-  for (int c = 0; c < pass.count * w.k.dim; ++c) {
-    pass.half_squares[c] = 0.5f * pass.q[c] * pass.q[c];
-  }
   const AttendWork rows = RowsOf(w);
   RowCursor cursor(rows);
   RowTile tiles[2];
@@ -101,7 +88,7 @@ HWY_NOINLINE void CoarseQueries(const AttendCoarseWork& w, int first, CoarsePass
 
 template <typename T>
 HWY_INLINE void CoarseTyped(const AttendCoarseWork& w) {
-  CoarsePass pass;
+  QueryPass pass;
   for (int first = 0; first < w.queries * w.group; first += QueryPass::kQueries) {
     CoarseQueries<T>(w, first, pass);
   }
@@ -131,8 +118,6 @@ void AttendCoarseSimd(const AttendCoarseWork* work, int64_t n, Executor& executo
   executor.ParallelFor(n, [work](int64_t i) {
     const AttendCoarseWork& w = work[i];
     KVS_CHECK(w.k.dtype == w.v.dtype && w.k.dim == w.v.dim);
-    KVS_CHECK(w.variance.pages == nullptr ||
-              (w.variance.dtype == w.k.dtype && w.variance.dim == w.k.dim));
     KVS_CHECK(w.k.dim % 64 == 0 && w.k.dim <= 256);
     KVS_SIMD_CALL(AttendCoarseItem)(w);
   });

@@ -4,10 +4,6 @@
 //   kMean    fp32 sum in order of position, divided once by the count, then rounded to bf16 or kept
 //            as fp32 (CHESS Eq. 1; spec/chess.md 1). The order of the sum is part of the contract:
 //            ref, simd and cuda agree bit for bit.
-//   kVariance  population variance of each channel over the rows, in two passes (ref: double; simd:
-//            fp32), rounded as kMean's. `within` adds the mean of as many rows of variances, so
-//            that the variance of a coarser unit is that of all its tokens, if its units are of one
-//            size (spec/beyond.md 1): mean of variances + variance of means.
 //
 // The mean of rows of a finer level (CHESS chunks and grids, Eq. 2) is the same op over `rows`
 // instead of `keys`. Work items are independent. Cost: reads each key once. No allocation.
@@ -20,12 +16,11 @@
 namespace kvstrata {
 
 struct SummarizeWork {
-  enum class Kind : uint8_t { kMinMax, kMean, kVariance };
+  enum class Kind : uint8_t { kMinMax, kMean };
   Kind kind = Kind::kMean;
   PagedRows keys;             // the source: token rows, or rows of a finer level dressed as pages
   Run rows;                   // positions [begin, end) of the source; not empty
-  PagedRows within;           // kVariance: variances of the same rows; pages == nullptr: none
-  std::byte* out = nullptr;   // [dim] minimum, mean or variance
+  std::byte* out = nullptr;   // [dim] minimum or mean
   std::byte* out2 = nullptr;  // [dim] maximum; kMinMax only
   DType out_dtype = DType::kBF16;  // kMinMax: the keys' dtype; else kBF16 or kF32
 };

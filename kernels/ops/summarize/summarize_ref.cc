@@ -1,4 +1,3 @@
-#include <cmath>
 #include <vector>
 
 #include "kernels/ops/summarize/summarize.h"
@@ -37,39 +36,6 @@ void Mean(const SummarizeWork& w) {
   }
 }
 
-// Channel c of row t, whatever the dtype.
-double At(const PagedRows& rows, int32_t t, int c) {
-  const std::byte* row = rows.Row(t);
-  switch (rows.dtype) {
-    case DType::kF32:
-      return reinterpret_cast<const float*>(row)[c];
-    case DType::kF16:
-      return ToFloat(reinterpret_cast<const F16*>(row)[c]);
-    case DType::kBF16:
-      return ToFloat(reinterpret_cast<const BF16*>(row)[c]);
-  }
-  return 0;
-}
-
-void Variance(const SummarizeWork& w) {
-  const double count = w.rows.end - w.rows.begin;
-  for (int c = 0; c < w.keys.dim; ++c) {
-    double mean = 0, squares = 0, within = 0;
-    for (int32_t t = w.rows.begin; t < w.rows.end; ++t) mean += At(w.keys, t, c) / count;
-    for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
-      const double off = At(w.keys, t, c) - mean;
-      squares += off * off;
-      if (w.within.pages != nullptr) within += At(w.within, t, c);
-    }
-    const auto variance = static_cast<float>((squares + within) / count);
-    if (w.out_dtype == DType::kF32) {
-      reinterpret_cast<float*>(w.out)[c] = variance;
-    } else {
-      reinterpret_cast<BF16*>(w.out)[c] = FromFloat<BF16>(variance);
-    }
-  }
-}
-
 template <typename T>
 void Summarize(const SummarizeWork& w) {
   switch (w.kind) {
@@ -77,8 +43,6 @@ void Summarize(const SummarizeWork& w) {
       return MinMax<T>(w);
     case SummarizeWork::Kind::kMean:
       return Mean<T>(w);
-    case SummarizeWork::Kind::kVariance:
-      return Variance(w);
   }
 }
 

@@ -54,21 +54,17 @@ HWY_INLINE void MinMaxChannels(const SummarizeWork& w, int c) {
   }
 }
 
-// Sums of the rows' channels [c, c + kVectors * kN), in order of position.
+// Sums in order of position, divided by the count.
 template <typename T>
-HWY_INLINE void SumChannels(const PagedRows& rows, Run run, int c, VF* sum) {
+HWY_INLINE void MeanChannels(const SummarizeWork& w, int c) {
   const DF d;
+  VF sum[kVectors];
   for (int j = 0; j < kVectors; ++j) sum[j] = hn::Zero(d);
-  for (int32_t t = run.begin; t < run.end; ++t) {
-    const T* row = reinterpret_cast<const T*>(rows.Row(t)) + c;
+  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
+    const T* row = reinterpret_cast<const T*>(w.keys.Row(t)) + c;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) sum[j] = hn::Add(sum[j], LoadFloats(row + j * kN));
   }
-}
-
-// Writes sum / count.
-HWY_INLINE void StoreQuotients(const SummarizeWork& w, int c, const VF* sum) {
-  const DF d;
   const VF count = hn::Set(d, static_cast<float>(w.rows.end - w.rows.begin));
   float means[kVectors * kN];
   for (int j = 0; j < kVectors; ++j) hn::StoreU(hn::Div(sum[j], count), d, means + j * kN);
@@ -81,41 +77,6 @@ HWY_INLINE void StoreQuotients(const SummarizeWork& w, int c, const VF* sum) {
 }
 
 template <typename T>
-HWY_INLINE void MeanChannels(const SummarizeWork& w, int c) {
-  VF sum[kVectors];
-  SumChannels<T>(w.keys, w.rows, c, sum);
-  StoreQuotients(w, c, sum);
-}
-
-template <typename T>
-HWY_INLINE void VarianceChannels(const SummarizeWork& w, int c) {
-  const DF d;
-  VF mean[kVectors], squares[kVectors];
-  SumChannels<T>(w.keys, w.rows, c, mean);
-  const VF count = hn::Set(d, static_cast<float>(w.rows.end - w.rows.begin));
-  for (int j = 0; j < kVectors; ++j) {
-    mean[j] = hn::Div(mean[j], count);
-    squares[j] = hn::Zero(d);
-  }
-  if (w.within.pages != nullptr) {
-    if (w.within.dtype == DType::kF32) {
-      SumChannels<float>(w.within, w.rows, c, squares);
-    } else {
-      SumChannels<BF16>(w.within, w.rows, c, squares);
-    }
-  }
-  for (int32_t t = w.rows.begin; t < w.rows.end; ++t) {
-    const T* row = reinterpret_cast<const T*>(w.keys.Row(t)) + c;
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const VF off = hn::Sub(LoadFloats(row + j * kN), mean[j]);
-      squares[j] = hn::MulAdd(off, off, squares[j]);
-    }
-  }
-  StoreQuotients(w, c, squares);
-}
-
-template <typename T>
 HWY_INLINE void SummarizeTyped(const SummarizeWork& w) {
   for (int c = 0; c < w.keys.dim; c += kVectors * static_cast<int>(kN)) {
     switch (w.kind) {
@@ -124,9 +85,6 @@ HWY_INLINE void SummarizeTyped(const SummarizeWork& w) {
         break;
       case SummarizeWork::Kind::kMean:
         MeanChannels<T>(w, c);
-        break;
-      case SummarizeWork::Kind::kVariance:
-        VarianceChannels<T>(w, c);
         break;
     }
   }
