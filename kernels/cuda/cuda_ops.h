@@ -36,7 +36,7 @@ struct CudaOps {
   int (*import_arena)(int device, int fd, uint64_t bytes, bool writable,
                       DeviceArena* arena) = nullptr;
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
-  int (*copy_rows)(int device, void* to, const void* from, const CopiedRows& shape) = nullptr;
+  int (*copy_2d)(int device, void* to, const void* from, const Copied2D& shape) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
   int (*unregister_host)(void* base) = nullptr;
 

@@ -193,7 +193,7 @@ int ReleaseArena(int device, DeviceArena* arena) {
   return error != cudaSuccess ? static_cast<int>(error) : ErrorOf(unmapped);
 }
 
-int CopyRows(int device, void* to, const void* from, const CopiedRows& shape) {
+int Copy2D(int device, void* to, const void* from, const Copied2D& shape) {
   const CurrentDevice current(device);
   if (current.error() != cudaSuccess) return current.error();
   cudaStream_t stream = nullptr;

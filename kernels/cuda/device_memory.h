@@ -48,10 +48,10 @@ int ReleaseArena(int device, DeviceArena* arena);
 // `rows` pieces of `width` bytes, `pitch` bytes apart at both ends, between memory of `device` and
 // any that the GPU can reach; done when it returns. On a stream of its own: it waits for nobody
 // else's.
-struct CopiedRows {
+struct Copied2D {
   uint64_t width = 0, pitch = 0, rows = 1;
 };
-int CopyRows(int device, void* to, const void* from, const CopiedRows& shape);
+int Copy2D(int device, void* to, const void* from, const Copied2D& shape);
 
 // Makes [base, base + bytes) of this process's memory reachable by copy engines and kernels, at the
 // same addresses. `read_only`: the mapping is. Already registered memory is cudaErrorHostMemory-

@@ -48,7 +48,7 @@ class CudaMemory final : public MemoryResource {
   }
 
   Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
-    const int error = ops_.copy_rows(device_, to, from, {shape.width, shape.pitch, shape.rows});
+    const int error = ops_.copy_2d(device_, to, from, {shape.width, shape.pitch, shape.rows});
     if (error == 0) return OkStatus();
     return Internal("COPY_FAILED", std::string("copying pages of the GPU: ") +
                                        ops_.error_text(error) + "; look at dmesg and nvidia-smi");
