@@ -1,0 +1,85 @@
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/stream_work.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t EventOf(Event event) { return static_cast<cudaEvent_t>(event); }
+
+__global__ void WriteValueKernel(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+}  // namespace
+
+int AllocateDevice(uint64_t bytes, void** at) {
+  if (const cudaError_t error = cudaMalloc(at, bytes)) {
+    (void)cudaGetLastError();  // not sticky: the caller has it
+    return error;
+  }
+  cudaError_t error = cudaMemset(*at, 0, bytes);
+  // Streams that do not wait for the legacy one must see the zeros, too.
+  if (error == cudaSuccess) error = cudaStreamSynchronize(cudaStreamLegacy);
+  if (error == cudaSuccess) return error;
+  (void)cudaFree(*at);
+  *at = nullptr;
+  return error;
+}
+
+int FreeDevice(void* at) { return cudaFree(at); }
+
+int AllocatePinned(uint64_t bytes, void** at) {
+  return cudaHostAlloc(at, bytes, cudaHostAllocPortable);
+}
+
+int FreePinned(void* at) { return cudaFreeHost(at); }
+
+int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream) {
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Of(stream));
+}
+
+int Synchronize(Stream stream) { return cudaStreamSynchronize(Of(stream)); }
+
+int CreateEvent(Event* event) {
+  cudaEvent_t made = nullptr;
+  const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+  *event = made;
+  return error;
+}
+
+int DestroyEvent(Event event) { return cudaEventDestroy(EventOf(event)); }
+
+int RecordEvent(Event event, Stream stream) { return cudaEventRecord(EventOf(event), Of(stream)); }
+
+int IsEventDone(Event event, bool* done) {
+  const cudaError_t error = cudaEventQuery(EventOf(event));
+  *done = error == cudaSuccess;
+  return error == cudaErrorNotReady ? cudaSuccess : error;
+}
+
+int AwaitEvent(Stream stream, Event event) {
+  return cudaStreamWaitEvent(Of(stream), EventOf(event), 0);
+}
+
+int IsCapturing(Stream stream, bool* capturing) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(Of(stream), &status);
+  *capturing = status != cudaStreamCaptureStatusNone;
+  return error;
+}
+
+int IsDeviceMemory(const void* at, bool* device) {
+  cudaPointerAttributes attributes{};
+  const cudaError_t error = cudaPointerGetAttributes(&attributes, at);
+  *device = attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+  return error;
+}
+
+int WriteValue(uint64_t* address, uint64_t value, Stream stream) {
+  WriteValueKernel<<<1, 1, 0, Of(stream)>>>(address, value);
+  return cudaGetLastError();
+}
+
+}  // namespace kvstrata::cuda
