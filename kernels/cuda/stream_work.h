@@ -14,7 +14,7 @@ namespace kvstrata::cuda {
 
 using Event = void*;  // cudaEvent_t
 
-// Memory of the current device, zeroed. Freeing waits for work that uses it. Not under capture.
+// Memory of the current device, zeroed. Freeing waits for work that uses it.
 int AllocateDevice(uint64_t bytes, void** at);
 int FreeDevice(void* at);
 // Host memory that copies reach without waiting.

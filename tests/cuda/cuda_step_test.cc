@@ -280,9 +280,8 @@ constexpr const char* kStrata = "strata{budget = 96, min_tokens = 0}";
 constexpr const char* kPlans[] = {"full", kWindow, kQuest, "quest{budget = 70, min_tokens = 0}",
                                   kStrata};
 
-// New tokens of each member, the n-th round of a prompt: 0 where it is complete.
+// Prompts of these lengths, in three chunks each.
 void Prefill(Twins& twins, const std::vector<int32_t>& lengths) {
-  // Members of a step have at least one new token, so all begin with chunks and end one by one.
   std::vector<int32_t> rest = lengths;
   for (const int32_t chunk : {70, 33}) {
     std::vector<int32_t> n;
@@ -372,7 +371,7 @@ TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
 // Decodes by one graph, captured once: lengths grow, page and unit boundaries are crossed, tables
 // grow, and steps of other shapes run in between.
 TEST(CudaStep, CapturedLayersServeLaterSteps) {
-  Twins twins(Small(), {kQuest, kStrata, kStrata, "full", kWindow});
+  Twins twins(Small(), {kQuest, kStrata, kStrata, "full", kWindow}, 2 * kCapacity);
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 149}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
   std::vector<Tensors> tensors = twins.NewTensors(5, {});
