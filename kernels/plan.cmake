@@ -5,4 +5,5 @@ set(KVS_PLAN_SOURCES
   select/unit_scores.cc select/vote.cc select/token_scores.cc
   select/block.cc select/bucket.cc select/importance.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc
-  step/sequence_state.cc step/shadow_attention.cc step/step.cc step/stored_parts.cc)
+  step/sequence_state.cc step/shadow_attention.cc step/step_batch.cc
+  step/step.cc step/stored_parts.cc step/cuda_serves.cc step/cuda_workspace.cc step/cuda_step.cc step/cuda_selection.cc)

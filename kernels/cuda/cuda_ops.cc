@@ -33,6 +33,21 @@ constexpr CudaOps kOps = {
     .attend_raw_workspace_bytes = AttendRawWorkspaceBytes,
     .attend_raw = AttendRawCuda,
     .merge = MergeCuda,
+    .allocate_device = AllocateDevice,
+    .free_device = FreeDevice,
+    .allocate_pinned = AllocatePinned,
+    .free_pinned = FreePinned,
+    .copy_async = CopyAsync,
+    .synchronize = Synchronize,
+    .create_event = CreateEvent,
+    .destroy_event = DestroyEvent,
+    .record_event = RecordEvent,
+    .is_event_done = IsEventDone,
+    .await_event = AwaitEvent,
+    .is_capturing = IsCapturing,
+    .is_device_memory = IsDeviceMemory,
+    .write_value = WriteValue,
+    .copy_rows = CopyRowsCuda,
 };
 
 }  // namespace

@@ -13,8 +13,10 @@
 
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/stream_work.h"
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
@@ -23,7 +25,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 1;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 2;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -55,6 +57,23 @@ struct CudaOps {
   int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
   int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
+
+  // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
+  int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
+  int (*free_device)(void* at) = nullptr;
+  int (*allocate_pinned)(uint64_t bytes, void** at) = nullptr;
+  int (*free_pinned)(void* at) = nullptr;
+  int (*copy_async)(void* to, const void* from, uint64_t bytes, Stream stream) = nullptr;
+  int (*synchronize)(Stream stream) = nullptr;
+  int (*create_event)(Event* event) = nullptr;
+  int (*destroy_event)(Event event) = nullptr;
+  int (*record_event)(Event event, Stream stream) = nullptr;
+  int (*is_event_done)(Event event, bool* done) = nullptr;
+  int (*await_event)(Stream stream, Event event) = nullptr;
+  int (*is_capturing)(Stream stream, bool* capturing) = nullptr;
+  int (*is_device_memory)(const void* at, bool* device) = nullptr;
+  int (*write_value)(uint64_t* address, uint64_t value, Stream stream) = nullptr;
+  int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;
 };
 
 }  // namespace kvstrata::cuda

@@ -26,6 +26,10 @@ template <>
 __device__ inline __half Rounded(float x) {
   return __float2half_rn(x);
 }
+template <>
+__device__ inline float Rounded(float x) {
+  return x;
+}
 
 // Elements i .. i + 7 of an array of `dtype`, in vectors. REQUIRES: the first is 16-byte aligned.
 __device__ inline void LoadFloats(const void* array, DType dtype, int64_t i, float (&out)[8]) {

@@ -1,9 +1,9 @@
+#include "kernels/step/sequence_state.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include "kernels/step/step.h"
 
 namespace kvstrata {
 namespace {
@@ -136,8 +136,7 @@ void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Ex
   selector_->Begin(Context(view, backend, executor));
 }
 
-Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backend,
-                                  Executor& executor) {
+Status SequenceState::CheckPrompt() const {
   if (prompt_tokens_ >= 0) {
     return FailedPrecondition("PREFILL_REPEATED", "the prompt was complete already, at token " +
                                                       std::to_string(prompt_tokens_));
@@ -145,6 +144,18 @@ Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backe
   if (tokens_ == 0) {
     return FailedPrecondition("SEQUENCE_EMPTY", "the sequence has no tokens; append the prompt");
   }
+  return OkStatus();
+}
+
+Status SequenceState::ClosePrompt() {
+  KVS_RETURN_IF_ERROR(CheckPrompt());
+  prompt_tokens_ = tokens_;
+  return OkStatus();
+}
+
+Status SequenceState::PrefillDone(const SequenceView& view, const Backend& backend,
+                                  Executor& executor) {
+  KVS_RETURN_IF_ERROR(CheckPrompt());
   CatchUp(view, backend, executor);
   prompt_tokens_ = tokens_;
   selector_->PrefillDone(Context(view, backend, executor));

@@ -27,14 +27,10 @@ void Reserve(std::vector<float>* scratch, int64_t n) {
 }  // namespace
 
 Step::Step(std::vector<StepMember> members, const Backend& backend, Executor& executor)
-    : members_(std::move(members)), backend_(backend), executor_(executor) {
-  KVS_CHECK(!members_.empty());
-  for (const StepMember& m : members_) {
-    KVS_CHECK(m.new_tokens >= 1 && m.state->geometry() == geometry());
-    AddChunks(static_cast<int>(first_row_.size()));
-    first_row_.push_back(tokens_);
-    tokens_ += m.new_tokens;
-    m.state->CatchUp(m.view, backend_, executor_);
+    : StepBatch(std::move(members)), backend_(backend), executor_(executor) {
+  for (int i = 0; i < this->members(); ++i) {
+    AddChunks(i);
+    members_[i].state->CatchUp(members_[i].view, backend_, executor_);
   }
   cost_.resize(members_.size());
 }
@@ -362,10 +358,6 @@ void Step::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) 
   if (!in_place) StoreOutput(out);
 }
 
-bool Step::Decodes(int member) const {
-  return members_[member].new_tokens == 1 && members_[member].state->prompt_tokens_ >= 0;
-}
-
 void Step::Shadow(int member) {
   KVS_CHECK(Decodes(member));
   shadows_.resize(members_.size());
@@ -386,27 +378,6 @@ void Step::MeasureShadows(int layer, const Rows& q, const MutableRows& out) {
                          reinterpret_cast<const float*>(out.data + row * out.token_stride),
                          attended);
   }
-}
-
-int Step::Groups(int member) const {
-  return static_cast<int>(std::max(selection(member).runs.size(), selection(member).units.size()));
-}
-
-std::span<const int32_t> Step::Units(int member, int group) const {
-  const auto& units = selection(member).units;
-  if (units.empty()) return {};  // full and window have none
-  return units[units.size() * static_cast<size_t>(group) / static_cast<size_t>(Groups(member))];
-}
-
-std::vector<Run> Step::Positions(int member, int group) const {
-  const Selection& selected = selection(member);
-  const size_t list =
-      selected.runs.size() * static_cast<size_t>(group) / static_cast<size_t>(Groups(member));
-  const SpanStorage* spans = members_[member].state->spans();
-  if (spans == nullptr || selected.full) return selected.runs[list];
-  std::vector<Run> runs = selected.runs[list];
-  for (const int32_t unit : Units(member, group)) runs.push_back(spans->spans()[unit]);
-  return Normalize(std::move(runs));
 }
 
 void Step::End() {

@@ -179,6 +179,25 @@ TEST(PickCuda, TakesLongLists) {
   alone.ExpectReference();
 }
 
+TEST(PickCuda, BatchesOfSeveralSizesShareScratch) {
+  std::mt19937_64 rng(TestSeed());
+  constexpr int32_t kLists = 8;
+  DeviceArray<std::byte> scratch;
+  for (const int batch : {4, 1, 3, 2, 4}) {
+    SCOPED_TRACE("batch " + std::to_string(batch));
+    PickCase pick({batch, 2, 20000, 500, 16, 16, 5, 77}, Scores::kNearlyEqual, rng);
+    PickBatch work = pick.work();
+    work.scratch_lists = kLists;
+    const auto bytes = static_cast<size_t>(kvs_cuda_ops()->pick_scratch_bytes(work));
+    if (scratch.size() == 0) scratch = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
+    ASSERT_LE(bytes, scratch.size());  // the first batch is the largest
+    work.scratch = scratch.get();
+    pick.SetCandidates(std::vector<int32_t>(static_cast<size_t>(batch), 19000));
+    RunPick(work);
+    pick.ExpectReference();
+  }
+}
+
 TEST(PickCuda, TakesManyShortLists) {
   std::mt19937_64 rng(TestSeed());
   PickCase pick({64, 8, 2048, 128, 0, 16, 4, 100}, Scores::kNormal, rng);

@@ -454,11 +454,14 @@ int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* s
   return cudaLaunchKernelEx(&config, PickKernel, w, scratch, segments);
 }
 
+// Lists whose counters lie at the beginning of the scratch.
+int32_t ScratchLists(const PickBatch& w) { return std::max(w.scratch_lists, w.batch * w.groups); }
+
 int Launch(const PickBatch& w, int ctas, Stream stream) {
   if (const int error = AllowShared(PickKernel, sizeof(Shared)); error != 0) return error;
   const int lists = w.batch * w.groups;
   auto* scratch = static_cast<ListScratch*>(w.scratch);
-  auto* segments = reinterpret_cast<uint32_t*>(scratch + lists);
+  auto* segments = reinterpret_cast<uint32_t*>(scratch + ScratchLists(w));
   // More warps where a CTA has many keys to go through.
   const int threads = w.score_stride / ctas > 4096 ? kWarpsMax * 32 : kThreadsMin;
   const dim3 grid(ctas, lists);
@@ -473,7 +476,8 @@ int64_t PickScratchBytes(const PickBatch& w) {
   const int64_t lists = int64_t{w.batch} * w.groups;
   const int ctas = CtasPerList(w);
   if (ctas == 1) return 16;
-  return lists * (sizeof(ListScratch) + int64_t{ctas} * kCandidates * sizeof(uint32_t));
+  return ScratchLists(w) * int64_t{sizeof(ListScratch)} +
+         lists * ctas * kCandidates * int64_t{sizeof(uint32_t)};
 }
 
 int PickCuda(const PickBatch& w, Stream stream) {

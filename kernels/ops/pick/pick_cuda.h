@@ -37,6 +37,8 @@ struct PickBatch {
   // device, PickScratchBytes, 16-byte aligned; all zero before the first call, and every call
   // leaves what the next one needs. Calls that share it must not overlap.
   void* scratch = nullptr;
+  int32_t scratch_lists = 0;  // calls of several batch sizes share scratch if they say the same
+                              // number here, at least batch * groups; 0: of this size alone
   int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128, for tests and tuning
 };
 

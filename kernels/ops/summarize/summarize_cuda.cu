@@ -84,10 +84,12 @@ __device__ void WriteMean(const SummarizeBatch& w, int sequence, int head, int32
   reinterpret_cast<Channels<__nv_bfloat16>*>(out)[channel / kLane] = mean;
 }
 
-// Grid (units * channels / 1024, kv_heads, batch): a thread has 8 channels of a unit.
+// Grid (units * channels / 1024, kv_heads, batch * layers): a thread has 8 channels of a unit.
 template <typename T>
 __global__ __launch_bounds__(kThreads, 5) void SummarizeKernel(SummarizeBatch w) {
-  const int head = blockIdx.y, sequence = blockIdx.z;
+  const int head = blockIdx.y, layer = blockIdx.z / w.batch, sequence = blockIdx.z % w.batch;
+  w.source.offset += layer * w.source_layer_stride;
+  w.summary.offset += layer * w.summary_layer_stride;
   const int lanes = w.source.head_dim / kLane;
   const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
   const int32_t unit = w.from[sequence] / w.unit_rows + index / lanes;
@@ -100,7 +102,7 @@ __global__ __launch_bounds__(kThreads, 5) void SummarizeKernel(SummarizeBatch w)
 template <typename T>
 int Launch(const SummarizeBatch& w, Stream stream) {
   const int threads = w.units_max * (w.source.head_dim / kLane);
-  const dim3 grid((threads + kThreads - 1) / kThreads, w.source.kv_heads, w.batch);
+  const dim3 grid((threads + kThreads - 1) / kThreads, w.source.kv_heads, w.batch * w.layers);
   SummarizeKernel<T><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(w);
   return cudaGetLastError();
 }
@@ -111,6 +113,7 @@ int SummarizeCuda(const SummarizeBatch& w, Stream stream) {
   if (w.batch == 0 || w.units_max == 0) return cudaSuccess;
   const bool mean = w.kind == SummarizeBatch::Kind::kMean;
   const bool fits = mean ? w.summary.dtype != DType::kF16 : w.summary.dtype == w.source.dtype;
+  if (w.layers < 1 || int64_t{w.batch} * w.layers > 65535) return cudaErrorInvalidValue;
   if (!fits || w.unit_rows < 1 || w.source.head_dim % kLane != 0) return cudaErrorInvalidValue;
   switch (w.source.dtype) {
     case DType::kBF16:

@@ -1,5 +1,5 @@
 // Op summarize on the GPU: the summary rows of the units that a range of tokens completes
-// (summarize.h), in all KV heads of one layer.
+// (summarize.h), in all KV heads of one layer, or of several at once.
 //
 //   kMinMax  element-wise minimum and maximum, in the source's dtype
 //   kMean    fp32 sum in order of position, divided once, rounded to bf16 or kept as fp32
@@ -27,6 +27,8 @@ struct SummarizeBatch {
   const int32_t* to = nullptr;    // device [batch]
   int32_t batch = 0;
   int32_t units_max = 0;  // units that a call may complete in one sequence: fixes the launch shape
+  int32_t layers = 1;     // source and summary are of the first; batch * layers below 65536
+  int64_t source_layer_stride = 0, summary_layer_stride = 0;  // bytes, multiples of 16
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

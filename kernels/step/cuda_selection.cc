@@ -1,0 +1,86 @@
+// What a CudaStep selected, read back for tools and tests.
+#include <algorithm>
+
+#include "kernels/step/cuda_step.h"
+
+namespace kvstrata {
+
+const CudaStep::Part& CudaStep::PartOf(int member) const {
+  return *std::ranges::find_if(
+      parts_, [member](const Part& part) { return member < part.first + part.count; });
+}
+
+Result<Selection> CudaStep::ReadSelection(int member) const {
+  if (selected_layer_ < 0) {
+    return FailedPrecondition("SELECTION_NONE", "no layer of this step was selected; attend one");
+  }
+  const Part& part = PartOf(member);
+  const int32_t n = members_[member].view.tokens + 1;
+  if (!Selects(part, selected_layer_)) return Selection::Full(n);
+  if (part.plan.selector == SelectorKind::kMinMax) return ReadUnits(member, n);
+  if (AttendsInFull(n, part.plan.n_sink + part.plan.n_recent, 0, part.plan.min_tokens)) {
+    return Selection::Full(n);
+  }
+  Selection window;
+  window.Reset(n, 1);
+  AppendRun({0, part.plan.n_sink}, &window.runs[0]);
+  AppendRun({n - part.plan.n_recent, n}, &window.runs[0]);
+  return window;
+}
+
+// A selection of minmax, as its selector makes it (kernels/select/minmax.cc).
+Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
+  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
+  if (capturing) {
+    return FailedPrecondition("CAPTURE_READ",
+                              "a selection cannot be read while a graph is captured");
+  }
+  const Part& part = PartOf(member);
+  const Geometry& g = geometry();
+  const cuda::DeviceSelection device =
+      SelectionOf({member, 1, 1, true, part.plan}, selected_layer_);
+  std::vector<int32_t> counts(static_cast<size_t>(g.kv_heads));
+  std::vector<int32_t> units(counts.size() * static_cast<size_t>(device.list_stride));
+  int32_t sink_end = 0, recent_begin = 0;
+  KVS_RETURN_IF_ERROR(CopyToHost(counts.data(), device.counts, counts.size() * sizeof(int32_t)));
+  KVS_RETURN_IF_ERROR(CopyToHost(units.data(), device.units, units.size() * sizeof(int32_t)));
+  KVS_RETURN_IF_ERROR(CopyToHost(&sink_end, device.sink_end, sizeof(sink_end)));
+  KVS_RETURN_IF_ERROR(CopyToHost(&recent_begin, device.recent_begin, sizeof(recent_begin)));
+  if (recent_begin == 0) return Selection::Full(n);
+
+  const int32_t page = part.plan.page;
+  Selection selection;
+  selection.Reset(n, g.kv_heads);
+  selection.scored_bytes =
+      int64_t{2} * ((recent_begin - sink_end) / page) * g.kv_heads * g.head_dim * SizeOf(g.dtype);
+  for (int head = 0; head < g.kv_heads; ++head) {
+    std::vector<Run>& runs = selection.runs[head];
+    AppendRun({0, sink_end}, &runs);
+    for (int32_t i = 0; i < counts[head]; ++i) {
+      const int32_t unit = units[static_cast<size_t>(head * device.list_stride + i)];
+      selection.units[head].push_back(unit);
+      AppendRun({unit * page, (unit + 1) * page}, &runs);
+    }
+    AppendRun({recent_begin, n}, &runs);
+  }
+  return selection;
+}
+
+Result<StepCost> CudaStep::ReadCost(int member) const {
+  KVS_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(member));
+  const Geometry& g = geometry();
+  const auto fresh = static_cast<uint64_t>(members_[member].new_tokens);
+  StepCost cost;
+  for (int head = 0; head < g.kv_heads; ++head) {
+    uint64_t rows = 0;
+    for (const Run& run : selection.runs[selection.groups() == 1 ? 0 : head]) {
+      rows += static_cast<uint64_t>(run.end - run.begin);
+    }
+    cost.rows += fresh * rows + fresh * (fresh - 1) / 2;
+  }
+  cost.attend_bytes = cost.rows * 2 * static_cast<uint64_t>(g.row_bytes());
+  cost.select_bytes = static_cast<uint64_t>(selection.scored_bytes);
+  return cost;
+}
+
+}  // namespace kvstrata

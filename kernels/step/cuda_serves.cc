@@ -1,0 +1,56 @@
+// What CudaStep serves.
+#include <bit>
+#include <string>
+
+#include "kernels/step/cuda_step.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr int32_t kGroupMax = 8;  // query heads a KV head: columns of one product
+
+Status PlanUnserved(std::string_view key, std::string_view value) {
+  return Unimplemented("CUDA_PLAN",
+                       std::string(key) + " = " + std::string(value) +
+                           " is not served on a GPU; served there are selectors full, window and "
+                           "minmax (quest, strata) over codec raw with rest = \"drop\"; use one of "
+                           "them, or backend simd");
+}
+
+Status ModelUnserved(const std::string& what) {
+  return Unimplemented("CUDA_MODEL", what + "; use backend simd");
+}
+
+bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(n)); }
+
+}  // namespace
+
+Status CudaServes(const Plan& plan, const Geometry& geometry) {
+  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
+      plan.selector != SelectorKind::kMinMax) {
+    return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
+  }
+  if (plan.codec != CodecKind::kRaw) {
+    return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\"");
+  }
+  if (plan.rest != RestKind::kDrop) {
+    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
+  }
+  if (plan.selector == SelectorKind::kMinMax && !IsPowerOfTwo(plan.page)) {
+    return PlanUnserved("page", std::to_string(plan.page) + " (no power of two)");
+  }
+  if (geometry.pre_rope()) {
+    return ModelUnserved("keys stored before rotary embedding are not served on a GPU");
+  }
+  if (geometry.dtype == DType::kF32) {
+    return ModelUnserved("dtype f32 is not served on a GPU; bf16 and f16 are");
+  }
+  if (geometry.group() > kGroupMax) {
+    return ModelUnserved(std::to_string(geometry.group()) +
+                         " query heads a KV head are not served on a GPU; at most " +
+                         std::to_string(kGroupMax) + " are");
+  }
+  return OkStatus();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,141 @@
+// CudaStep: a step (API.md, "A step") on a GPU, for the plans that CudaServes. Sibling of Step
+// (step.h): the same members, tensors and rules, the same selections but for near-ties, outputs
+// equal within 5e-3.
+//
+//   Begin -> per layer Append, [Select,] Attend -> End
+//   Begin -> the engine launches a graph that it captured of those layers, Replay -> End
+//
+// Page and block addresses of the members' views are device addresses and are only passed on.
+// Everything is enqueued on the stream of Begin: after tensors of the device, no call waits for the
+// GPU. Begin refreshes addresses and lengths by copies that the stream orders, and writes the index
+// rows of the units that earlier steps completed; Append, Select and Attend enqueue kernels whose
+// arguments do not change from step to step, so that an engine may capture them, all layers, into
+// a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
+// (members with the same plans, in the same order, prompts complete or not, as many new tokens
+// each; tensors at the same addresses) launch it again. The graph is good as long as the
+// workspace's generation is that of the capture and Replay does not refuse.
+//
+// Tensors: device memory, or host memory, which is copied; a call with any of host memory returns
+// when its copies are done, and is refused under capture. Keys, values, outputs: bf16, fp16, fp32.
+// Queries are rounded to the pages' dtype for attention, not for scores.
+//
+// Several new tokens of a member are attended each as a query of its own: correct, but slow beside
+// an engine's own prefill kernels over the same page table.
+// Threads: one call at a time for a step, its workspace and its states.
+#ifndef KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
+#define KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
+
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/candidates.h"
+#include "kernels/step/cuda_workspace.h"
+#include "kernels/step/step_batch.h"
+
+namespace kvstrata {
+
+// Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN or CUDA_MODEL, which names the
+// key, its value and what is served. For opening a sequence; Begin asks it again.
+Status CudaServes(const Plan& plan, const Geometry& geometry);
+
+class CudaStep : public StepBatch {
+ public:
+  // Where the GPU writes `value` when it has done all of a step: the slot of a table's reader, so
+  // that the daemon sees the epoch left (DECISIONS 13). Host memory registered with CUDA.
+  struct Exit {
+    uint64_t* address = nullptr;  // null: nothing is written
+    uint64_t value = 0;
+  };
+
+  // REQUIRES: as StepBatch; the members' geometry is the workspace's; index blocks up to
+  // view.tokens are writable from indexed_tokens() on; states, views and workspace outlive the
+  // step. An error: UNIMPLEMENTED (CudaServes); FAILED_PRECONDITION WORKSPACE_BUSY (its last step
+  // is still open), CAPTURE_BEGIN (the stream is being captured); GPU_STUCK, GPU_MEMORY,
+  // CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU reads pages. Cost:
+  // compares the page tables with those of the step before; a copy of the lengths and one for each
+  // member whose table changed; one kernel where units are complete that have no rows yet.
+  static Result<std::unique_ptr<CudaStep>> Begin(std::vector<StepMember> members,
+                                                 CudaWorkspace* workspace, cuda::Stream stream,
+                                                 Exit exit);
+  // Without End: the states stay as they were, but for the index, and the exit is written.
+  ~CudaStep();
+
+  // As Step's, on the stream. Errors: CUDA_ERROR; CAPTURE_HOST_TENSOR and CAPTURE_ALLOCATES
+  // (FAILED_PRECONDITION) under capture. lse: device or host.
+  Status Append(int layer, const Rows& k, const Rows& v);
+  Status Select(int layer, const Rows& q);
+  Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
+
+  // The engine launched, on the stream, a graph that was captured of a step of this shape: all
+  // layers are done. FAILED_PRECONDITION GRAPH_STALE when none was, of all layers, at this
+  // generation.
+  Status Replay();
+
+  // All layers hold the new tokens: the states advance. Enqueues the exit on `stream`, which must
+  // come after everything of the step. The step is over. FAILED_PRECONDITION CAPTURE_END.
+  Status End(cuda::Stream stream);
+
+  // The selection of the last layer selected, attended or replayed, as Step::selection; GroupsOf,
+  // UnitsOf and PositionsOf read it. What attending that layer read for one member, as Step::cost;
+  // every new token counts by itself. For tools and tests: both copy from the device and wait.
+  // FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
+  Result<Selection> ReadSelection(int member) const;
+  Result<StepCost> ReadCost(int member) const;
+
+ private:
+  using Part = CudaWorkspace::Part;
+  using PerMember = CudaWorkspace::PerMember;
+
+  CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
+           Exit exit);
+  Status Check(int code, const char* what) const { return ws_.Check(code, what); }
+  Result<bool> IsCapturing(cuda::Stream stream) const;
+
+  // Begin.
+  void CutParts();
+  CudaWorkspace::Capacity Need() const;
+  Status Stage();
+  Status StageInts(const CudaWorkspace::StagingSlot& slot);
+  Status Summarize();
+  Status SummarizeMembers(int first, int count);
+  Status WriteExit(cuda::Stream stream);
+
+  // Tensors.
+  Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);
+  Result<Rows> Copied(const Rows& rows, int32_t heads, DType dtype, DeviceBuffer* to);
+  Result<cuda::DeviceSource> SourceOf(const Rows& rows, DeviceBuffer* copy, DeviceBuffer* dense);
+  bool IsDense(const void* data, int64_t token_stride, int64_t head_stride, DType dtype,
+               int32_t heads) const;
+  Status StoreOutput(const MutableRows& out, bool on_device);
+
+  // Ops. Rows of `q` and `out` are dense from here on.
+  bool Selects(const Part& part, int layer) const;
+  cuda::PagedLayer PagesOf(const Part& part, int layer) const;
+  cuda::DeviceSelection SelectionOf(const Part& part, int layer) const;
+  cuda::DeviceRows BoundsOf(const Part& part, int layer) const;
+  Status SelectFrom(int layer, const Rows& q);
+  Status SelectPart(const Part& part, int layer, const Rows& q);
+  Status ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype);
+  Status VoteBounds(const Part& part, int layer, const std::byte* q, DType dtype);
+  Status Pick(const Part& part);
+  Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
+  Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
+                     const MutableRows& out, float* lse);
+
+  CudaWorkspace::CapturedShape* ShapeUnderCapture();
+  const Part& PartOf(int member) const;
+  Status CopyToHost(void* to, const void* from, uint64_t bytes) const;
+  Result<Selection> ReadUnits(int member, int32_t n) const;
+
+  CudaWorkspace& ws_;
+  const cuda::CudaOps& ops_;
+  const cuda::Stream stream_;
+  const Exit exit_;
+  std::vector<Part> parts_;
+  int selected_layer_ = -1;
+  bool begun_ = false, ended_ = false;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_CUDA_STEP_H_

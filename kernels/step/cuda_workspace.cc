@@ -1,0 +1,221 @@
+#include "kernels/step/cuda_workspace.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+namespace kvstrata {
+namespace {
+
+constexpr std::chrono::seconds kStuck{10};
+
+// A quarter more, so that a growing sequence seldom makes a buffer grow.
+int32_t Generous(int32_t n, int32_t multiple) {
+  const int64_t most = int64_t{n} + n / 4;
+  return static_cast<int32_t>((most + multiple - 1) / multiple * multiple);
+}
+
+int32_t Grown(int32_t capacity, int32_t need, int32_t generous) {
+  return need <= capacity ? capacity : generous;
+}
+
+}  // namespace
+
+Status CudaStatus(const cuda::CudaOps& ops, int code, const char* what) {
+  if (code == 0) return OkStatus();
+  return Internal("CUDA_ERROR", std::string(what) + ": " + ops.error_text(code));
+}
+
+DeviceBuffer::~DeviceBuffer() { (void)Free(); }
+
+Status DeviceBuffer::Free() {
+  void* const data = std::exchange(data_, nullptr);
+  bytes_ = 0;
+  if (data == nullptr) return OkStatus();
+  return CudaStatus(*ops_, ops_->free_device(data), "freeing a buffer of the step");
+}
+
+Status DeviceBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
+  if (bytes <= bytes_) return OkStatus();
+  ops_ = &ops;
+  KVS_RETURN_IF_ERROR(Free());
+  if (const int error = ops.allocate_device(bytes, &data_); error != 0) {
+    data_ = nullptr;
+    return ResourceExhausted("GPU_MEMORY", std::to_string(bytes) +
+                                               " bytes for a step: " + ops.error_text(error) +
+                                               "; give the daemon's device pool less");
+  }
+  bytes_ = bytes;
+  return OkStatus();
+}
+
+CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
+                             int32_t reserve_tokens)
+    : ops_(ops), geometry_(geometry), reserve_tokens_(reserve_tokens) {}
+
+CudaWorkspace::~CudaWorkspace() {
+  KVS_CHECK(!in_step_);
+  if (last_work_ != nullptr) {
+    (void)AwaitOnHost(last_work_);  // pinned memory must outlive its copies
+    (void)ops_.destroy_event(last_work_);
+  }
+  for (const StagingSlot& slot : slots_) {
+    if (slot.copied != nullptr) (void)ops_.destroy_event(slot.copied);
+    if (slot.data != nullptr) (void)ops_.free_pinned(slot.data);
+  }
+}
+
+int64_t CudaWorkspace::IntsBeforeRows() const {
+  return int64_t{capacity_.members} * (static_cast<int>(PerMember::kCount) + 1) + 1;
+}
+
+Status CudaWorkspace::Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream stream) {
+  if (bytes <= buffer->bytes()) return OkStatus();
+  bool capturing = false;
+  KVS_RETURN_IF_ERROR(Check(ops_.is_capturing(stream, &capturing), "asking for a capture"));
+  if (capturing) {
+    return FailedPrecondition(
+        "CAPTURE_ALLOCATES",
+        "this step needs more memory of the GPU, which cannot be had while a "
+        "graph is captured; run one step of this shape before it is captured");
+  }
+  ++generation_;
+  captured_.clear();
+  return buffer->Reserve(ops_, bytes + bytes / 4);
+}
+
+Status CudaWorkspace::Fit(Capacity need) {
+  const Capacity now = capacity_;
+  Capacity c;
+  const auto power = [](int32_t n) {
+    return static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(n)));
+  };
+  c.members = Grown(now.members, need.members, power(need.members));
+  c.rows = Grown(now.rows, need.rows, power(need.rows));
+  c.pages = Grown(now.pages, need.pages, Generous(need.pages, 64));
+  c.blocks = Grown(now.blocks, need.blocks, Generous(need.blocks, 8));
+  c.units = Grown(now.units, need.units, Generous(need.units, 64));
+  c.list = std::max(now.list, need.list);
+  if (c == now) return OkStatus();
+
+  ++generation_;
+  captured_.clear();
+  capacity_ = {};  // until all of it is there
+  const auto reserve = [this](DeviceBuffer* buffer, int64_t bytes) {
+    return buffer->Reserve(ops_, static_cast<uint64_t>(bytes));
+  };
+  const int64_t lists = int64_t{c.members} * geometry_.kv_heads;
+  constexpr int64_t kInt = sizeof(int32_t), kAddress = sizeof(uint64_t);
+  const int64_t ints = int64_t{c.members} * (static_cast<int>(PerMember::kCount) + 1) + 1 + c.rows;
+  KVS_RETURN_IF_ERROR(reserve(&ints_, ints * kInt));
+  KVS_RETURN_IF_ERROR(reserve(&pages_.device, int64_t{c.members} * c.pages * kAddress));
+  KVS_RETURN_IF_ERROR(reserve(&blocks_.device, int64_t{c.members} * c.blocks * kAddress));
+  const int64_t items = std::max(c.members, std::min(c.rows, kItemsPerLaunch));
+  KVS_RETURN_IF_ERROR(reserve(&attend_counters_, items * geometry_.kv_heads * kInt));
+  KVS_RETURN_IF_ERROR(reserve(
+      &attend_workspace_, ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim)));
+  if (c.units > 0) {
+    KVS_RETURN_IF_ERROR(reserve(&scores_, lists * c.units * int64_t{sizeof(float)}));
+    KVS_RETURN_IF_ERROR(reserve(&units_, std::max(lists * c.list, int64_t{4}) * kInt));
+    KVS_RETURN_IF_ERROR(reserve(&counts_, lists * kInt));
+    KVS_RETURN_IF_ERROR(reserve(&sink_end_, c.members * kInt));
+    KVS_RETURN_IF_ERROR(reserve(&recent_begin_, c.members * kInt));
+    cuda::VoteBatch vote;
+    vote.rows.kv_heads = geometry_.kv_heads;
+    vote.batch = c.members;
+    vote.query_heads = geometry_.query_heads;
+    vote.output_rows = geometry_.kv_heads;
+    vote.candidate_stride = c.units;
+    KVS_RETURN_IF_ERROR(reserve(&vote_scratch_, ops_.vote_scratch_bytes(vote)));
+    cuda::PickBatch pick;
+    pick.score_stride = c.units;
+    pick.groups = geometry_.kv_heads;
+    pick.scratch_lists = static_cast<int32_t>(lists);
+    int64_t scratch = 0;  // small batches have more CTAs a list
+    for (pick.batch = 1; pick.batch <= c.members; ++pick.batch) {
+      scratch = std::max(scratch, ops_.pick_scratch_bytes(pick));
+    }
+    // Counters lie where `lists` puts them: what is left there of another number must go.
+    KVS_RETURN_IF_ERROR(pick_scratch_.Free());
+    KVS_RETURN_IF_ERROR(reserve(&pick_scratch_, scratch));
+  }
+  pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
+  blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
+  pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
+  blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
+  capacity_ = c;
+  return AllocateStaging();
+}
+
+Status CudaWorkspace::AllocateStaging() {
+  const uint64_t bytes = blocks_.staging_offset + blocks_.host.size() * sizeof(uint64_t);
+  if (last_work_ == nullptr) {
+    KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
+  }
+  for (StagingSlot& slot : slots_) {
+    if (slot.copied == nullptr) {
+      KVS_RETURN_IF_ERROR(Check(ops_.create_event(&slot.copied), "making an event"));
+    }
+    KVS_RETURN_IF_ERROR(AwaitOnHost(slot.copied));
+    void* data = slot.data;
+    slot.data = nullptr;
+    if (data != nullptr) {
+      KVS_RETURN_IF_ERROR(Check(ops_.free_pinned(data), "freeing pinned memory"));
+    }
+    KVS_RETURN_IF_ERROR(Check(ops_.allocate_pinned(bytes, &data), "allocating pinned memory"));
+    slot.data = static_cast<std::byte*>(data);
+  }
+  return OkStatus();
+}
+
+Status CudaWorkspace::Follow(cuda::Stream stream) {
+  return Check(ops_.await_event(stream, last_work_), "ordering two streams");
+}
+
+Status CudaWorkspace::AwaitOnHost(cuda::Event event) {
+  const auto deadline = std::chrono::steady_clock::now() + kStuck;
+  for (;;) {
+    bool done = false;
+    KVS_RETURN_IF_ERROR(Check(ops_.is_event_done(event, &done), "asking for an event"));
+    if (done) return OkStatus();
+    if (std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::yield();
+  }
+  return {Code::kDeadlineExceeded, "GPU_STUCK",
+          "the GPU has not finished earlier steps for 10 s; look for a kernel that hangs on the "
+          "engine's stream"};
+}
+
+Result<CudaWorkspace::StagingSlot*> CudaWorkspace::NextSlot() {
+  StagingSlot& slot = slots_[next_slot_];
+  KVS_RETURN_IF_ERROR(AwaitOnHost(slot.copied));
+  next_slot_ = (next_slot_ + 1) % slots_.size();
+  return &slot;
+}
+
+Status CudaWorkspace::Upload(AddressTable* table, int32_t stride, int member,
+                             const std::byte* const* addresses, int32_t count,
+                             const StagingSlot& slot, cuda::Stream stream) {
+  const int64_t row = int64_t{member} * stride;
+  uint64_t* const known = table->host.data() + row;
+  const auto address = [addresses](int32_t i) { return reinterpret_cast<uint64_t>(addresses[i]); };
+  int32_t first = 0, last = count;
+  while (first < count && known[first] == address(first)) ++first;
+  while (last > first && known[last - 1] == address(last - 1)) --last;
+  if (first == last) return OkStatus();
+  const auto bytes = static_cast<uint64_t>(last - first) * sizeof(uint64_t);
+  std::byte* const staged =
+      slot.data + table->staging_offset + static_cast<uint64_t>(row + first) * sizeof(uint64_t);
+  std::memcpy(staged, addresses + first, bytes);
+  KVS_RETURN_IF_ERROR(
+      Check(ops_.copy_async(table->device.as<uint64_t>() + row + first, staged, bytes, stream),
+            "copying a page table"));
+  std::memcpy(known + first, addresses + first, bytes);
+  return OkStatus();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,151 @@
+// CudaWorkspace: what the steps of one model keep on the GPU from one to the next, for one stream
+// of steps: address tables of pages and index blocks, lengths, scores, selections, scratch, and
+// copies of tensors that the ops do not take as they are. Steps (cuda_step.h) fill it; it decides
+// nothing.
+//
+// Its buffers are sized by the largest batch so far, generously, and their addresses and strides
+// stay the same until one has to grow. So one workspace serves batches of any shape in turn, and a
+// graph that was captured of a step serves every later step of the same shape, whatever ran in
+// between, until `generation` changes.
+//
+// Ownership: borrows the table of ops. Threads: one call at a time; one step at a time, too: steps
+// that are open together need a workspace each. The device is the one that is current in calls.
+// Cost: about 2 MB and, for plans with an index, 4 bytes a unit, KV head and sequence, and twice
+// that for strata; growing waits for the GPU.
+#ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
+#define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/plan.h"
+
+namespace kvstrata {
+
+// What a call of the table answered, as a Status: OK, or INTERNAL CUDA_ERROR that names `what`.
+Status CudaStatus(const cuda::CudaOps& ops, int code, const char* what);
+
+// Memory of a GPU that only grows. What was in it is lost then; new memory is zeroed.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer();
+
+  // RESOURCE_EXHAUSTED GPU_MEMORY.
+  Status Reserve(const cuda::CudaOps& ops, uint64_t bytes);
+  Status Free();
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  const cuda::CudaOps* ops_ = nullptr;
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+class CudaWorkspace {
+ public:
+  // Room for sequences of `reserve_tokens` from the first step on, so that graphs live longer.
+  CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry, int32_t reserve_tokens = 0);
+  CudaWorkspace(const CudaWorkspace&) = delete;
+  CudaWorkspace& operator=(const CudaWorkspace&) = delete;
+  // Waits for the GPU. REQUIRES: no step is open.
+  ~CudaWorkspace();
+
+  // Changes when a buffer has grown: graphs captured before hold addresses that are gone.
+  uint64_t generation() const { return generation_; }
+
+ private:
+  friend class CudaStep;
+
+  // New tokens of a member that one launch of attend_raw takes.
+  static constexpr int32_t kItemsPerLaunch = 256;
+  // Entries that buffers have room for; strides of tables and lists.
+  struct Capacity {
+    int32_t members = 0, rows = 0;  // of a batch; rows: new tokens
+    int32_t pages = 0, blocks = 0;  // of a member
+    int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
+    bool operator==(const Capacity&) const = default;
+  };
+  // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
+  enum class PerMember { kLengths, kFrom, kTo, kSinkEnd, kRecentBegin, kCount };
+  // New tokens of one member, or of several with one each, that one launch of every op serves.
+  struct Part {
+    int32_t first = 0, count = 0;  // members
+    int32_t new_tokens = 1;        // of each
+    bool selects = false;          // the prompt is complete and the plan selects
+    Plan plan;                     // of the members, where it selects
+    bool operator==(const Part&) const = default;
+  };
+  // A batch whose layers were captured, since the last growth.
+  struct CapturedShape {
+    std::vector<Part> parts;
+    std::vector<uint8_t> appended, attended;  // by layer
+  };
+  // Pinned memory that a step's tables are copied from, laid out as on the device.
+  struct StagingSlot {
+    std::byte* data = nullptr;
+    cuda::Event copied = nullptr;
+  };
+  struct AddressTable {
+    DeviceBuffer device;         // uint64_t [members][stride]
+    std::vector<uint64_t> host;  // what is there once all copies are done
+    uint64_t staging_offset = 0;
+  };
+
+  Status Check(int code, const char* what) const { return CudaStatus(ops_, code, what); }
+  // Makes every buffer large enough. Not under capture.
+  Status Fit(Capacity need);
+  // The same for one buffer; FAILED_PRECONDITION CAPTURE_ALLOCATES under capture.
+  Status Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream stream);
+  Status AllocateStaging();
+  // Orders `stream` behind the step before.
+  Status Follow(cuda::Stream stream);
+  // A slot whose copies are done. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
+  Result<StagingSlot*> NextSlot();
+  Status AwaitOnHost(cuda::Event event);
+  // Brings a member's row of a table up to date: copies what differs.
+  Status Upload(AddressTable* table, int32_t stride, int member, const std::byte* const* addresses,
+                int32_t count, const StagingSlot& slot, cuda::Stream stream);
+
+  int64_t IntsBeforeRows() const;
+  int32_t* Ints(PerMember array) const {
+    return ints_.as<int32_t>() + static_cast<int>(array) * int64_t{capacity_.members};
+  }
+  int32_t* starts() const { return Ints(PerMember::kCount); }
+  // Of each new token: the positions that it sees.
+  int32_t* visible() const { return ints_.as<int32_t>() + IntsBeforeRows(); }
+
+  const cuda::CudaOps& ops_;
+  const Geometry geometry_;
+  const int32_t reserve_tokens_;
+  uint64_t generation_ = 0;
+  Capacity capacity_;
+  bool in_step_ = false;
+
+  AddressTable pages_, blocks_;
+  DeviceBuffer ints_;
+  DeviceBuffer scores_, vote_scratch_, pick_scratch_;
+  DeviceBuffer units_, counts_, sink_end_, recent_begin_;  // a DeviceSelection
+  DeviceBuffer attend_counters_, attend_workspace_;
+  // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
+  DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;
+
+  std::array<StagingSlot, 4> slots_;
+  size_t next_slot_ = 0;
+  cuda::Event last_work_ = nullptr;  // of the last step
+  std::vector<CapturedShape> captured_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_

@@ -1,0 +1,108 @@
+// SequenceState: what a sequence keeps between steps, in the process that runs its steps: plan,
+// selector, reported series. Owned by a client's or a remote session's sequence.
+//
+// Threads: one call at a time for a state and for the step that it is in.
+#ifndef KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_
+#define KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "kernels/codec/lowrank.h"
+#include "kernels/codec/packed.h"
+#include "kernels/plan.h"
+#include "kernels/segment/segmenter.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+class SequenceState {
+ public:
+  // `tokens` are already held (a prefix hit) and their index is valid up to `indexed_tokens`.
+  SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens);
+
+  std::unique_ptr<SequenceState> Clone() const;
+
+  // Parses the extents of the view's table, if that is another one than the last time. Before every
+  // call below that takes a view, inside the same epoch. DATA_LOSS EXTENT_INVALID.
+  Status Refresh(const SequenceView& view);
+
+  // Summarises complete units below view.tokens and lets the selector act on what was committed and
+  // reported since; Begin of a step and settle do this. REQUIRES: view.tokens == tokens().
+  void CatchUp(const SequenceView& view, const Backend& backend, Executor& executor);
+
+  // The prompt is complete at tokens(); runs the plan's end-of-prefill work.
+  // FAILED_PRECONDITION PREFILL_REPEATED when it was already, SEQUENCE_EMPTY without tokens.
+  Status PrefillDone(const SequenceView& view, const Backend& backend, Executor& executor);
+  // The same for a sequence whose steps are CudaSteps: no plan that they serve computes anything at
+  // the end of a prompt, and its last index rows are written when the next step begins.
+  Status ClosePrompt();
+
+  // Entropy, surprisal in nats and sentence boundaries of positions [first, first + n); any of the
+  // arrays may be null. Each series comes in order, in parts. Entropy may skip positions, which
+  // then have none (prompt and forced tokens are not sampled); surprisal and boundaries may skip
+  // only the prefix that was held from the start. All or nothing. INVALID_ARGUMENT: REPORT_RANGE
+  // (positions that do not exist), REPORT_ORDER (reported before, or a gap), REPORT_VALUE (negative
+  // or not finite; boundary other than 0 and 1).
+  Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
+                const uint8_t* boundary);
+
+  // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a
+  // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
+  void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
+
+  // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
+  // "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
+  Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
+                               std::string_view name) const;
+
+  // "ok", or which input the plan misses and what it does instead (DECISIONS 3).
+  std::string StatusText() const;
+
+  // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw
+  // pages, which stay until it is complete, also where a segment of it is packed already.
+  const PackedStorage* packed() const { return prompt_tokens_ < 0 ? nullptr : packed_.get(); }
+  const SpanStorage* spans() const { return prompt_tokens_ < 0 ? nullptr : spans_.get(); }
+
+  const Geometry& geometry() const { return geometry_; }
+  const Plan& plan() const { return plan_; }
+  const IndexLayout& index() const { return index_; }
+  // Null where keys are stored as attention uses them.
+  const RotaryTable* rotary() const { return rotary_.get(); }
+  int32_t tokens() const { return tokens_; }
+  int32_t indexed_tokens() const { return indexed_tokens_; }
+  int32_t prompt_tokens() const { return prompt_tokens_; }
+
+ private:
+  friend class Step;
+  friend class CudaStep;
+  SequenceState() = default;
+  Status CheckPrompt() const;
+  SelectContext Context(const SequenceView& view, const Backend& backend, Executor& executor) const;
+
+  Geometry geometry_;
+  Plan plan_;
+  IndexLayout index_;
+  std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
+  std::unique_ptr<Selector> selector_;
+  std::unique_ptr<PackedStorage> packed_;
+  std::unique_ptr<SpanStorage> spans_;
+  uint64_t version_ = 0;                    // of the table that they were parsed from
+  std::vector<float> entropy_, surprisal_;  // by position; NaN: none
+  std::vector<uint8_t> boundary_;
+  bool boundary_marked_ = false;  // by MarkBoundaries: reports may replace any of it
+  int32_t held_tokens_ = 0;       // at the start
+  int32_t tokens_ = 0;
+  int32_t indexed_tokens_ = 0;
+  int32_t prompt_tokens_ = -1;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_

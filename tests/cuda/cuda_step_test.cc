@@ -1,0 +1,535 @@
+// CudaStep against Step with backend `ref`, side by side on random tokens: selections equal but for
+// near-ties, outputs and lse within rounding; eagerly, captured and replayed, with tensors of the
+// device and of the host; what it refuses; when it leaves the epoch.
+#include "kernels/step/cuda_step.h"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+
+#include "tests/cuda/relative_error.h"
+#include "tests/cuda/seed.h"
+#include "tests/cuda/step_batch_fixture.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int32_t kCapacity = 1024;  // tokens a sequence may have
+
+const Backend& RefBackend() { return *FindBackend("ref").value(); }
+
+// Where a test's tensors lie.
+enum class Memory { kDevice, kHost };
+
+// A tensor [tokens][heads][dim] with `gap` bytes after each head and token, on host and GPU.
+class Tensor {
+ public:
+  Tensor(DType dtype, int32_t tokens, int32_t heads, int32_t dim, int64_t gap)
+      : dtype_(dtype), tokens_(tokens), heads_(heads), dim_(dim) {
+    head_stride_ = dim * SizeOf(dtype) + gap;
+    token_stride_ = heads * head_stride_ + gap;
+    host_.assign(static_cast<size_t>(tokens * token_stride_), std::byte{0xFF});
+    device_ = DeviceArray<std::byte>(host_.size());
+  }
+  void Draw(Rng& rng) {
+    ForElements([&](std::byte* at) { StoreFloat(at, dtype_, Normal(rng)); });
+    device_.Write(host_);
+  }
+  void Poison() {
+    std::ranges::fill(host_, std::byte{0xFF});
+    device_.Poison();
+  }
+  Rows On(Memory memory) const {
+    return {memory == Memory::kHost ? host_.data() : device_.get(), token_stride_, head_stride_,
+            dtype_};
+  }
+  MutableRows Out(Memory memory) {
+    return {memory == Memory::kHost ? host_.data() : device_.get(), token_stride_, head_stride_,
+            dtype_};
+  }
+  std::vector<float> Read(Memory memory) {
+    if (memory == Memory::kDevice) {
+      const std::vector<std::byte> bytes = device_.Read();
+      std::ranges::copy(bytes, host_.begin());
+    }
+    std::vector<float> values;
+    ForElements([&](const std::byte* at) { values.push_back(LoadFloat(at, dtype_)); });
+    return values;
+  }
+
+ private:
+  template <typename Fn>
+  void ForElements(const Fn& fn) {
+    for (int32_t t = 0; t < tokens_; ++t) {
+      for (int32_t h = 0; h < heads_; ++h) {
+        for (int32_t c = 0; c < dim_; ++c) {
+          fn(host_.data() + t * token_stride_ + h * head_stride_ + c * SizeOf(dtype_));
+        }
+      }
+    }
+  }
+
+  DType dtype_;
+  int32_t tokens_, heads_, dim_;
+  int64_t head_stride_ = 0, token_stride_ = 0;
+  std::vector<std::byte> host_;
+  DeviceArray<std::byte> device_;
+};
+
+struct Tensors {
+  Tensors(const Geometry& g, int32_t tokens, DType dtype, int64_t gap)
+      : k(dtype, tokens, g.kv_heads, g.head_dim, gap),
+        v(dtype, tokens, g.kv_heads, g.head_dim, gap),
+        q(dtype, tokens, g.query_heads, g.head_dim, gap),
+        out(dtype, tokens, g.query_heads, g.head_dim, gap),
+        lse(DType::kF32, tokens, g.query_heads, 1, 0) {}
+  void Draw(Rng& rng) {
+    for (Tensor* t : {&k, &v, &q}) t->Draw(rng);
+    out.Poison();
+    lse.Poison();
+  }
+  Tensor k, v, q, out, lse;
+};
+
+struct TensorKind {
+  DType dtype = DType::kBF16;
+  Memory memory = Memory::kDevice;
+  int64_t gap = 0;  // bytes between rows
+};
+
+class Stream {
+ public:
+  Stream() { Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); }
+  Stream(const Stream&) = delete;
+  ~Stream() { cudaStreamDestroy(stream_); }
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+class Graph {
+ public:
+  template <typename Fn>
+  Graph(cudaStream_t stream, const Fn& enqueue) : stream_(stream) {
+    Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "BeginCapture");
+    enqueue();
+    cudaGraph_t graph = nullptr;
+    Check(cudaStreamEndCapture(stream, &graph), "EndCapture");
+    Check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    Check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  Graph(const Graph&) = delete;
+  ~Graph() { cudaGraphExecDestroy(graph_); }
+  void Launch() { Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+// A batch that both kinds of step run.
+class Twins {
+ public:
+  Twins(const Geometry& g, const std::vector<std::string>& plans, int32_t capacity = kCapacity)
+      : geometry(g), workspace(*kvs_cuda_ops(), g) {
+    for (const std::string& plan : plans) {
+      sequences.push_back(std::make_unique<TwinSequence>(rng, g, plan, capacity));
+    }
+  }
+
+  std::vector<StepMember> HostMembers(const std::vector<int32_t>& n) const {
+    std::vector<StepMember> members;
+    for (size_t i = 0; i < n.size(); ++i) {
+      members.push_back({sequences[i]->on_host.get(), sequences[i]->HostView(), n[i]});
+    }
+    return members;
+  }
+  std::vector<StepMember> DeviceMembers(const std::vector<int32_t>& n) const {
+    std::vector<StepMember> members;
+    for (size_t i = 0; i < n.size(); ++i) {
+      members.push_back({sequences[i]->on_device.get(), sequences[i]->DeviceView(), n[i]});
+    }
+    return members;
+  }
+  std::vector<int32_t> Each(int32_t n) const { return std::vector<int32_t>(sequences.size(), n); }
+  std::unique_ptr<CudaStep> Begin(const std::vector<int32_t>& n, CudaStep::Exit exit = {}) {
+    auto step = CudaStep::Begin(DeviceMembers(n), &workspace, stream.get(), exit);
+    EXPECT_TRUE(step.ok()) << step.status().ToString();
+    return step.ok() ? std::move(step).value() : nullptr;
+  }
+  std::vector<Tensors> NewTensors(int32_t tokens, TensorKind kind) {
+    std::vector<Tensors> tensors;
+    for (int i = 0; i < geometry.layers; ++i) {
+      tensors.emplace_back(geometry, tokens, kind.dtype, kind.gap);
+      tensors.back().Draw(rng);
+    }
+    return tensors;
+  }
+
+  // One step of both, layer by layer.
+  void Run(const std::vector<int32_t>& n, TensorKind kind = {}) {
+    const int32_t tokens = std::accumulate(n.begin(), n.end(), 0);
+    std::vector<Tensors> tensors = NewTensors(tokens, kind);
+    Step host(HostMembers(n), RefBackend(), InlineExecutor());
+    const auto device = Begin(n);
+    ASSERT_NE(device, nullptr);
+    for (int layer = 0; layer < geometry.layers; ++layer) {
+      Tensors& t = tensors[static_cast<size_t>(layer)];
+      ASSERT_NO_FATAL_FAILURE(Enqueue(*device, layer, t, kind.memory));
+      RunHost(host, layer, t);
+      std::vector<bool> equal(n.size());
+      for (size_t i = 0; i < n.size(); ++i) {
+        equal[i] = CompareSelections(host, *device, layer, static_cast<int>(i));
+      }
+      ASSERT_NO_FATAL_FAILURE(CompareOutputs(n, equal, t, kind.memory));
+    }
+    ASSERT_TRUE(device->End(stream.get()).ok());
+    host.End();
+    for (const auto& s : sequences) {
+      ASSERT_EQ(s->on_device->tokens(), s->on_host->tokens());
+      ASSERT_EQ(s->on_device->indexed_tokens(), s->on_host->indexed_tokens());
+    }
+  }
+  static void Enqueue(CudaStep& step, int layer, Tensors& t, Memory memory) {
+    const Status appended = step.Append(layer, t.k.On(memory), t.v.On(memory));
+    ASSERT_TRUE(appended.ok()) << appended.ToString();
+    const Status attended = step.Attend(layer, t.q.On(memory), t.out.Out(memory),
+                                        reinterpret_cast<float*>(t.lse.Out(memory).data));
+    ASSERT_TRUE(attended.ok()) << attended.ToString();
+  }
+  void RunHost(Step& step, int layer, Tensors& t) {
+    const Rows q = t.q.On(Memory::kHost);
+    queries = t.q.Read(Memory::kHost);
+    expected.assign(queries.size(), NAN);
+    expected_lse.assign(queries.size() / static_cast<size_t>(geometry.head_dim), NAN);
+    step.Append(layer, t.k.On(Memory::kHost), t.v.On(Memory::kHost));
+    const int64_t row = geometry.head_dim * int64_t{sizeof(float)};
+    step.Attend(layer, q,
+                {reinterpret_cast<std::byte*>(expected.data()), geometry.query_heads * row, row,
+                 DType::kF32},
+                expected_lse.data());
+  }
+  // Whether they are equal; a failure if they differ by more than near-ties.
+  bool CompareSelections(Step& host, CudaStep& device, int layer, int member) {
+    const auto got = device.ReadSelection(member);
+    EXPECT_TRUE(got.ok()) << got.status().ToString();
+    if (!got.ok()) return false;
+    int64_t first_row = 0;
+    for (int i = 0; i < member; ++i) first_row += host.member(i).new_tokens;
+    const NearTies ties(*sequences[static_cast<size_t>(member)], geometry, layer,
+                        queries.data() + first_row * geometry.query_heads * geometry.head_dim);
+    bool equal = false;
+    EXPECT_TRUE(ties.Agree(host.selection(member), got.value(), &equal))
+        << "member " << member << " layer " << layer << " tokens "
+        << host.member(member).view.tokens;
+    ++selections;
+    unequal += equal ? 0 : 1;
+    if (equal && host.member(member).new_tokens == 1) {
+      const auto cost = device.ReadCost(member);
+      EXPECT_TRUE(cost.ok());
+      EXPECT_EQ(cost.value().rows, host.cost(member).rows);
+      EXPECT_EQ(cost.value().attend_bytes, host.cost(member).attend_bytes);
+      EXPECT_EQ(cost.value().select_bytes, host.cost(member).select_bytes);
+    }
+    return equal;
+  }
+  void CompareOutputs(const std::vector<int32_t>& n, const std::vector<bool>& equal, Tensors& t,
+                      Memory memory) {
+    const std::vector<float> out = t.out.Read(memory), lse = t.lse.Read(memory);
+    const auto heads = static_cast<size_t>(geometry.query_heads);
+    const size_t token = heads * static_cast<size_t>(geometry.head_dim);
+    size_t row = 0;
+    for (size_t i = 0; i < n.size(); row += static_cast<size_t>(n[i]), ++i) {
+      if (!equal[i]) continue;
+      const auto count = static_cast<size_t>(n[i]);
+      const auto part = [&](const std::vector<float>& x, size_t size) {
+        return std::span(x).subspan(row * size, count * size);
+      };
+      ASSERT_LT(RelativeError(part(out, token), part(expected, token)), 5e-3) << "member " << i;
+      ASSERT_LT(RelativeError(part(lse, heads), part(expected_lse, heads)), 5e-3) << "member " << i;
+    }
+  }
+  void ClosePrompts() {
+    for (const auto& s : sequences) ASSERT_NO_FATAL_FAILURE(s->ClosePrompt(RefBackend()));
+  }
+  // Near-ties are rare; if they were not, outputs would go unchecked.
+  void ExpectFewTies() const { EXPECT_LE(unequal * 10, selections) << "of " << selections; }
+
+  Rng rng{TestSeed()};
+  const Geometry geometry;
+  CudaWorkspace workspace;
+  Stream stream;
+  std::vector<std::unique_ptr<TwinSequence>> sequences;
+  std::vector<float> queries, expected, expected_lse;  // of the last layer
+  int selections = 0, unequal = 0;
+};
+
+Geometry Small(DType dtype = DType::kBF16, int32_t page_tokens = 16) {
+  return {.layers = 2,
+          .query_heads = 8,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .page_tokens = page_tokens,
+          .dtype = dtype};
+}
+
+constexpr const char* kWindow = "window{n_sink = 4, n_recent = 60, min_tokens = 150}";
+constexpr const char* kQuest = "quest{budget = 64, n_dense_layers = 1, min_tokens = 150}";
+constexpr const char* kStrata = "strata{budget = 96, min_tokens = 0}";
+constexpr const char* kPlans[] = {"full", kWindow, kQuest, "quest{budget = 70, min_tokens = 0}",
+                                  kStrata};
+
+// Prompts of these lengths, in three chunks each.
+void Prefill(Twins& twins, const std::vector<int32_t>& lengths) {
+  std::vector<int32_t> rest = lengths;
+  for (const int32_t chunk : {70, 33}) {
+    std::vector<int32_t> n;
+    for (int32_t& r : rest) {
+      n.push_back(std::min(chunk, r - 1));
+      r -= n.back();
+    }
+    ASSERT_NO_FATAL_FAILURE(twins.Run(n));
+  }
+  ASSERT_NO_FATAL_FAILURE(twins.Run(rest));
+  ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+}
+
+TEST(CudaStep, FollowsTheCpuStep) {
+  for (const char* plan : kPlans) {
+    for (const auto& [dtype, page, batch] :
+         {std::tuple{DType::kBF16, 16, 1}, {DType::kBF16, 32, 5}, {DType::kF16, 16, 8}}) {
+      SCOPED_TRACE(std::string(plan) + " batch " + std::to_string(batch));
+      Twins twins(Small(dtype, page), std::vector<std::string>(static_cast<size_t>(batch), plan));
+      std::vector<int32_t> lengths;
+      for (int i = 0; i < batch; ++i) lengths.push_back(130 + Below(twins.rng, 200));
+      ASSERT_NO_FATAL_FAILURE(Prefill(twins, lengths));
+      for (int i = 0; i < 42; ++i) {
+        ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+      }
+      // A chunk behind the prompt: the selection of its first token.
+      std::vector<int32_t> n = twins.Each(1);
+      n[0] = 19;
+      ASSERT_NO_FATAL_FAILURE(twins.Run(n, {.dtype = dtype}));
+      ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+      twins.ExpectFewTies();
+    }
+  }
+}
+
+TEST(CudaStep, OtherShapesOfModels) {
+  for (const auto& [query_heads, kv_heads, head_dim] :
+       {std::tuple{32, 8, 128}, {8, 1, 128}, {4, 4, 64}, {8, 2, 256}}) {
+    SCOPED_TRACE(std::to_string(query_heads) + "/" + std::to_string(kv_heads) + " x " +
+                 std::to_string(head_dim));
+    Geometry g = Small();
+    g.query_heads = query_heads;
+    g.kv_heads = kv_heads;
+    g.head_dim = head_dim;
+    Twins twins(g, {kQuest, kStrata});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260}));
+    for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  }
+}
+
+TEST(CudaStep, MembersOfDifferentPlansAndStages) {
+  Twins twins(Small(), {"full", kStrata, kStrata, kQuest, kWindow, kStrata});
+  ASSERT_NO_FATAL_FAILURE(twins.Run({200, 180, 300, 170, 151, 90}));
+  // The last one's prompt goes on while the others decode.
+  for (size_t i = 0; i < 5; ++i) {
+    ASSERT_NO_FATAL_FAILURE(twins.sequences[i]->ClosePrompt(RefBackend()));
+  }
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1}));
+  }
+  twins.ExpectFewTies();
+}
+
+TEST(CudaStep, SummarizesAPrefixThatIsHeldWithoutIndex) {
+  Twins twins(Small(), {kStrata, kQuest});
+  ASSERT_NO_FATAL_FAILURE(twins.Run({333, 280}));
+  for (const auto& s : twins.sequences) s->ForgetIndex(twins.geometry);
+  ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+  for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+}
+
+TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
+  Twins twins(Small(), {kStrata, kQuest, "full"});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 210, 220}));
+  for (const Memory memory : {Memory::kHost, Memory::kDevice}) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const int64_t gap : {0, 4, 16}) {
+        SCOPED_TRACE(std::to_string(gap) + " bytes between rows");
+        ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1}, {dtype, memory, gap}));
+        ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 2}, {dtype, memory, gap}));
+      }
+    }
+  }
+  twins.ExpectFewTies();
+}
+
+// Decodes by one graph, captured once: lengths grow, page and unit boundaries are crossed, tables
+// grow, and steps of other shapes run in between.
+TEST(CudaStep, CapturedLayersServeLaterSteps) {
+  Twins twins(Small(), {kQuest, kStrata, kStrata, "full", kWindow}, 2 * kCapacity);
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 149}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
+  std::vector<Tensors> tensors = twins.NewTensors(5, {});
+  std::unique_ptr<Graph> graph;
+  uint64_t generation = 0;
+  int captures = 0, refused = 0;
+  const auto replay = [&] {
+    for (Tensors& t : tensors) t.Draw(twins.rng);
+    Step host(twins.HostMembers(twins.Each(1)), RefBackend(), InlineExecutor());
+    const auto device = twins.Begin(twins.Each(1));
+    ASSERT_NE(device, nullptr);
+    if (graph == nullptr || generation != twins.workspace.generation()) {
+      refused += device->Replay().ok() ? 0 : 1;
+      graph = std::make_unique<Graph>(twins.stream.get(), [&] {
+        for (int layer = 0; layer < twins.geometry.layers; ++layer) {
+          Twins::Enqueue(*device, layer, tensors[static_cast<size_t>(layer)], Memory::kDevice);
+        }
+      });
+      generation = twins.workspace.generation();
+      ++captures;
+    }
+    graph->Launch();
+    const Status replayed = device->Replay();
+    ASSERT_TRUE(replayed.ok()) << replayed.ToString();
+    for (int layer = 0; layer < twins.geometry.layers; ++layer) {
+      twins.RunHost(host, layer, tensors[static_cast<size_t>(layer)]);
+    }
+    // Of the last layer.
+    std::vector<bool> equal(5);
+    for (int i = 0; i < 5; ++i) {
+      equal[static_cast<size_t>(i)] = twins.CompareSelections(host, *device, 1, i);
+    }
+    ASSERT_NO_FATAL_FAILURE(
+        twins.CompareOutputs(twins.Each(1), equal, tensors.back(), Memory::kDevice));
+    ASSERT_TRUE(device->End(twins.stream.get()).ok());
+    host.End();
+  };
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_NO_FATAL_FAILURE(replay());
+    if (i % 10 != 5) continue;
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 9, 1, 3}));
+  }
+  EXPECT_EQ(captures, 1);
+  // Beyond what the tables have room for: the graph is stale, and only then.
+  ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 700, 1, 1}));
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(replay());
+  EXPECT_EQ(captures, 2);
+  EXPECT_EQ(refused, 2);
+  twins.ExpectFewTies();
+}
+
+TEST(CudaStep, RefusesUnderCapture) {
+  Twins twins(Small(), {kStrata});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
+  std::vector<Tensors> tensors = twins.NewTensors(1, {.dtype = DType::kF32});
+  auto step = twins.Begin({1});
+  ASSERT_NE(step, nullptr);
+  Tensors& t = tensors[0];
+  EXPECT_EQ(step->ReadSelection(0).status().reason(), "SELECTION_NONE");
+  Graph graph(twins.stream.get(), [&] {
+    EXPECT_EQ(step->Append(0, t.k.On(Memory::kHost), t.v.On(Memory::kHost)).reason(),
+              "CAPTURE_HOST_TENSOR");
+    EXPECT_TRUE(step->Append(0, t.k.On(Memory::kDevice), t.v.On(Memory::kDevice)).ok());
+    EXPECT_EQ(step->Attend(0, t.q.On(Memory::kHost), t.out.Out(Memory::kDevice), nullptr).reason(),
+              "CAPTURE_HOST_TENSOR");
+    // fp32 queries are copied, into memory that is not there yet.
+    EXPECT_EQ(
+        step->Attend(0, t.q.On(Memory::kDevice), t.out.Out(Memory::kDevice), nullptr).reason(),
+        "CAPTURE_ALLOCATES");
+    EXPECT_EQ(step->ReadSelection(0).status().reason(), "CAPTURE_READ");
+    EXPECT_EQ(step->End(twins.stream.get()).reason(), "CAPTURE_END");
+    const auto another =
+        CudaStep::Begin(twins.DeviceMembers({1}), &twins.workspace, twins.stream.get(), {});
+    EXPECT_EQ(another.status().reason(), "WORKSPACE_BUSY");
+    CudaWorkspace own(*kvs_cuda_ops(), twins.geometry);
+    EXPECT_EQ(
+        CudaStep::Begin(twins.DeviceMembers({1}), &own, twins.stream.get(), {}).status().reason(),
+        "CAPTURE_BEGIN");
+  });
+  EXPECT_EQ(step->Replay().reason(), "GRAPH_STALE");
+}
+
+TEST(CudaStep, RefusesPlansThatItDoesNotServe) {
+  Twins twins(Small(), {"full", "chess"});
+  const auto step =
+      CudaStep::Begin(twins.DeviceMembers({1, 1}), &twins.workspace, twins.stream.get(), {});
+  EXPECT_EQ(step.status().code(), Code::kUnimplemented);
+  EXPECT_EQ(step.status().reason(), "CUDA_PLAN");
+}
+
+// The reader's slot is written when the step has ended or was given up, behind all of its work.
+TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
+  Twins twins(Small(), {kStrata});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
+  alignas(4096) static uint64_t slots[512];
+  Check(kvs_cuda_ops()->register_host(slots, sizeof(slots), false), "registering");
+  std::atomic_ref<uint64_t> slot(slots[3]);
+  std::vector<Tensors> tensors = twins.NewTensors(1, {});
+  const auto wait = [&] { Check(cudaStreamSynchronize(twins.stream.get()), "the stream"); };
+
+  slot = 17;
+  auto step = twins.Begin({1}, {&slots[3], 0});
+  for (int layer = 0; layer < 2; ++layer) {
+    Twins::Enqueue(*step, layer, tensors[static_cast<size_t>(layer)], Memory::kDevice);
+  }
+  wait();
+  EXPECT_EQ(slot.load(), 17u);
+  ASSERT_TRUE(step->End(twins.stream.get()).ok());
+  wait();
+  EXPECT_EQ(slot.load(), 0u);
+  step.reset();
+
+  slot = 18;
+  const int32_t tokens = twins.sequences[0]->on_device->tokens();
+  step = twins.Begin({1}, {&slots[3], 5});
+  step.reset();
+  wait();
+  EXPECT_EQ(slot.load(), 5u);
+  EXPECT_EQ(twins.sequences[0]->on_device->tokens(), tokens);
+
+  // Given up while a graph is captured: the graph has not run, and must not write the slot.
+  slot = 19;
+  step = twins.Begin({1}, {&slots[3], 6});
+  Graph graph(twins.stream.get(), [&] {
+    Twins::Enqueue(*step, 0, tensors[0], Memory::kDevice);
+    step.reset();
+  });
+  EXPECT_EQ(slot.load(), 6u);
+  slot = 20;
+  graph.Launch();
+  wait();
+  EXPECT_EQ(slot.load(), 20u);
+  Check(kvs_cuda_ops()->unregister_host(slots), "unregistering");
+}
+
+// Steps on streams in turn are ordered by the workspace.
+TEST(CudaStep, StreamsTakeTurns) {
+  Twins twins(Small(), {kStrata, "full"});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 300}));
+  Stream other;
+  for (int i = 0; i < 6; ++i) {
+    std::vector<Tensors> tensors = twins.NewTensors(2, {});
+    Step host(twins.HostMembers({1, 1}), RefBackend(), InlineExecutor());
+    const cudaStream_t stream = i % 2 == 0 ? other.get() : twins.stream.get();
+    auto device = CudaStep::Begin(twins.DeviceMembers({1, 1}), &twins.workspace, stream, {});
+    ASSERT_TRUE(device.ok()) << device.status().ToString();
+    for (int layer = 0; layer < 2; ++layer) {
+      Tensors& t = tensors[static_cast<size_t>(layer)];
+      ASSERT_NO_FATAL_FAILURE(Twins::Enqueue(*device.value(), layer, t, Memory::kDevice));
+      twins.RunHost(host, layer, t);
+    }
+    const std::vector<bool> equal = {twins.CompareSelections(host, *device.value(), 1, 0),
+                                     twins.CompareSelections(host, *device.value(), 1, 1)};
+    ASSERT_NO_FATAL_FAILURE(twins.CompareOutputs({1, 1}, equal, tensors[1], Memory::kDevice));
+    ASSERT_TRUE(device.value()->End(stream).ok());
+    host.End();
+  }
+}
+
+}  // namespace
+}  // namespace kvstrata::cuda

@@ -1,0 +1,60 @@
+// What CudaStep serves, asked without a GPU: each refusal names the key and what is served.
+#include "gmock/gmock.h"
+#include "kernels/step/cuda_step.h"
+
+namespace kvstrata {
+namespace {
+
+using testing::HasSubstr;
+
+Geometry Llama() {
+  return {.layers = 2, .query_heads = 32, .kv_heads = 8, .head_dim = 128, .dtype = DType::kBF16};
+}
+
+Status Serves(const char* plan, const Geometry& g = Llama()) {
+  return CudaServes(ParsePlan(plan).value(), g);
+}
+
+TEST(CudaServes, RawPlansOfUnits) {
+  for (const char* plan : {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
+                           "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}"}) {
+    EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
+  }
+}
+
+TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
+  for (const auto& [plan, key] :
+       {std::pair{"chess", "selector = \"cascade\""},
+        {"tokenselect", "selector = \"vote\""},
+        {"sentencekv", "selector = \"bucket\""},
+        {"sekv", "selector = \"zoom\""},
+        {"mosaickv", "selector = \"block\""},
+        {"quest{rest = \"mean\"}", "rest = \"mean\""},
+        {"quest{codec = \"packed\"}", "codec = \"packed\""},
+        {"quest{page = 24}", "page = 24"}}) {
+    const Status status = Serves(plan);
+    EXPECT_EQ(status.code(), Code::kUnimplemented) << plan;
+    EXPECT_EQ(status.reason(), "CUDA_PLAN") << plan;
+    EXPECT_THAT(status.message(), HasSubstr(key));
+    EXPECT_THAT(status.message(), HasSubstr("quest, strata")) << "what is served";
+  }
+}
+
+TEST(CudaServes, NamesWhatOfAModelItDoesNotServe) {
+  const auto refused = [](Geometry g, const char* what) {
+    EXPECT_EQ(Serves("full", g).reason(), "CUDA_MODEL") << what;
+    EXPECT_THAT(Serves("full", g).message(), HasSubstr(what));
+  };
+  Geometry g = Llama();
+  g.dtype = DType::kF32;
+  refused(g, "f32");
+  g = Llama();
+  g.kv_heads = 2;
+  refused(g, "16 query heads");
+  g = Llama();
+  g.rotary.dim = 128;
+  refused(g, "before rotary embedding");
+}
+
+}  // namespace
+}  // namespace kvstrata
