@@ -28,6 +28,13 @@ std::string DefaultSocket() {
   return "/tmp/kvstrata-" + std::to_string(geteuid()) + "/kvstratad.sock";
 }
 
+Status NoStream(const void* stream) {
+  if (stream == nullptr) return OkStatus();
+  return Unimplemented("STREAM",
+                       "stream is not NULL, but this session's pages are no GPU's; pass "
+                       "NULL");
+}
+
 namespace {
 
 constexpr uint64_t kMaxTokens = uint64_t{1} << 30;   // of one call
@@ -101,13 +108,6 @@ int WithStep(kvs_step* handle, F body) {
     if (found->step == nullptr) return FindStep(handle).status();  // another thread ended it
     return body(*found);
   });
-}
-
-Status NoStream(const void* stream) {
-  if (stream == nullptr) return OkStatus();
-  return Unimplemented("STREAM",
-                       "stream is not NULL, but this library has no CUDA backend; pass "
-                       "NULL");
 }
 
 Status CopyOut(std::string_view field, const std::string& from, char* text, size_t capacity) {
@@ -318,7 +318,6 @@ int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t 
     KVS_RETURN_IF_ERROR(NotNull("session", session));
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_ASSIGN_OR_RETURN(std::shared_ptr<SessionHandle> found, FindSession(session));
-    KVS_RETURN_IF_ERROR(NoStream(stream));
     std::vector<int32_t> own_codes;
     if (codes == nullptr) {
       own_codes.resize(std::min<size_t>(n, kMaxMembers));
@@ -327,7 +326,7 @@ int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t 
     std::vector<BatchMember> batch;
     KVS_RETURN_IF_ERROR(CheckMembers(members, n, codes, &batch));
     KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionStep> step,
-                         found->session->StepBegin(batch, codes));
+                         found->session->StepBegin(batch, stream, codes));
     *out = AddStep(std::move(found), std::move(step));
     return OkStatus();
   });
@@ -338,8 +337,10 @@ int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_ten
     KVS_RETURN_IF_ERROR(CheckLayer(s, layer));
     KVS_ASSIGN_OR_RETURN(const Rows keys, ReadTensor("k", k, KeysOfStep(*s.step)));
     KVS_ASSIGN_OR_RETURN(const Rows values, ReadTensor("v", v, KeysOfStep(*s.step)));
-    KVS_RETURN_IF_ERROR(CheckFinite("k", keys, KeysOfStep(*s.step)));
-    KVS_RETURN_IF_ERROR(CheckFinite("v", values, KeysOfStep(*s.step)));
+    if (!s.step->on_gpu()) {
+      KVS_RETURN_IF_ERROR(CheckFinite("k", keys, KeysOfStep(*s.step)));
+      KVS_RETURN_IF_ERROR(CheckFinite("v", values, KeysOfStep(*s.step)));
+    }
     KVS_RETURN_IF_ERROR(s.step->Append(layer, keys, values));
     s.appended[static_cast<size_t>(layer)] = true;
     return OkStatus();
@@ -373,17 +374,26 @@ int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_ten
   });
 }
 
+int kvs_step_replay(kvs_step* step) {
+  return WithStep(step, [](StepHandle& s) -> Status {
+    KVS_RETURN_IF_ERROR(s.step->Replay());
+    s.appended.assign(s.appended.size(), true);
+    s.selected = true;
+    return OkStatus();
+  });
+}
+
 int kvs_step_end(kvs_step* step, void* stream) {
   return WithStep(step, [&](StepHandle& s) -> Status {
     const std::shared_ptr<StepHandle> taken = TakeStep(step);
     std::unique_ptr<SessionStep> ended = std::move(s.step);
-    KVS_RETURN_IF_ERROR(NoStream(stream));
+    if (!ended->on_gpu()) KVS_RETURN_IF_ERROR(NoStream(stream));
     if (const int layer = MissingLayer(s); layer >= 0) {
       return FailedPrecondition("LAYER_MISSING", "layer " + std::to_string(layer) +
                                                      " was not appended; the step was dropped and "
                                                      "nothing committed");
     }
-    return ended->End();
+    return ended->End(stream);
   });
 }
 
@@ -398,7 +408,7 @@ int kvs_selection_groups(kvs_step* step, uint32_t member, uint32_t* groups) {
   return WithStep(step, [&](StepHandle& s) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("groups", groups));
     KVS_RETURN_IF_ERROR(CheckSelection(s, member));
-    *groups = s.step->SelectionGroups(static_cast<int>(member));
+    KVS_ASSIGN_OR_RETURN(*groups, s.step->SelectionGroups(static_cast<int>(member)));
     return OkStatus();
   });
 }
@@ -410,10 +420,11 @@ int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int what, int
     KVS_RETURN_IF_ERROR(ArrayOf("out", out, capacity, UINT64_MAX));
     KVS_RETURN_IF_ERROR(CheckSelection(s, member));
     const auto m = static_cast<int>(member);
-    KVS_RETURN_IF_ERROR(InRange("group", group, 0, int64_t{s.step->SelectionGroups(m)} - 1));
+    KVS_ASSIGN_OR_RETURN(const uint32_t groups, s.step->SelectionGroups(m));
+    KVS_RETURN_IF_ERROR(InRange("group", group, 0, int64_t{groups} - 1));
     KVS_RETURN_IF_ERROR(InRange("what", what, KVS_TOKENS, KVS_UNITS));
     const auto kind = what == KVS_TOKENS ? SelectionKind::kTokens : SelectionKind::kUnits;
-    *n = s.step->CopySelection(m, group, kind, {out, capacity});
+    KVS_ASSIGN_OR_RETURN(*n, s.step->CopySelection(m, group, kind, {out, capacity}));
     return OkStatus();
   });
 }
@@ -423,7 +434,7 @@ int kvs_attend_cost(kvs_step* step, uint32_t member, kvs_cost* out) {
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_RETURN_IF_ERROR(StructSize("kvs_cost", out, out->size, sizeof(*out)));
     KVS_RETURN_IF_ERROR(CheckSelection(s, member));
-    const StepCost cost = s.step->Cost(static_cast<int>(member));
+    KVS_ASSIGN_OR_RETURN(const StepCost cost, s.step->Cost(static_cast<int>(member)));
     out->rows = cost.rows;
     out->coarse_rows = cost.coarse_rows;
     out->attend_bytes = cost.attend_bytes;

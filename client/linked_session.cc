@@ -29,13 +29,18 @@ Executor& ProcessExecutor(uint32_t threads) {
   return *pool;
 }
 
+template <size_t N>
+std::string TextOf(const char (&text)[N]) {
+  return {text, strnlen(text, N)};
+}
+
 // The option, else the environment, else what the daemon uses: both roads then answer alike.
 std::string BackendName(const AttachOptions& options, const shm::Welcome& welcome) {
   if (!options.backend.empty()) return options.backend;
   if (const char* name = std::getenv("KVSTRATA_BACKEND"); name != nullptr && *name != '\0') {
     return name;
   }
-  return std::string(welcome.backend, strnlen(welcome.backend, sizeof(welcome.backend)));
+  return TextOf(welcome.backend);
 }
 
 template <size_t N>
@@ -70,15 +75,40 @@ Result<std::unique_ptr<Session>> Session::Attach(const AttachOptions& options) {
                        Connection::Dial(options.socket, options.device_uuid, options.client_name,
                                         options.timeout, &state->arenas));
   Connection& c = *state->connection;
-  KVS_ASSIGN_OR_RETURN(state->backend, FindBackend(BackendName(options, c.welcome())));
+  KVS_RETURN_IF_ERROR(state->ChooseBackend());
   state->executor = &ProcessExecutor(options.threads);
   state->ring = std::make_unique<RingClient>(&c, options.timeout);
   state->reader = shm::TableReader(c.session(), c.tables(), c.table_bytes());
   return std::make_unique<Session>(std::move(state));
 }
 
+// Where the pages lie decides: the CPU's backends cannot follow a GPU's addresses, nor the other
+// way.
+Status Session::State::ChooseBackend() {
+  const shm::Welcome& welcome = connection->welcome();
+  const std::string name = BackendName(options, welcome);
+  if (TextOf(welcome.backend) != kCudaBackend) {
+    KVS_ASSIGN_OR_RETURN(backend, FindBackend(name));
+    return OkStatus();
+  }
+  const std::string uuid = TextOf(welcome.device_uuid);
+  if (name != kCudaBackend) {
+    return InvalidArgument("BACKEND_UNKNOWN", "backend is '" + name +
+                                                  "'; the daemon's pages lie on " + uuid +
+                                                  ", where 'cuda' alone computes");
+  }
+  KVS_ASSIGN_OR_RETURN(gpu, FindGpu(uuid));
+  arenas.Use(gpu);
+  KVS_ASSIGN_OR_RETURN(gpu_session, GpuSession::Make(gpu, connection->session()));
+  return OkStatus();
+}
+
 Session::~Session() {
   if (state_ == nullptr) return;
+  // What the GPU still works on is told before the end, so that others may have it: as far as it
+  // gets.
+  for (const auto& [id, s] : state_->sequences) (void)state_->TellAll(s.get());
+  state_->gpu_session.reset();
   state_->arenas.Clear();
   // Nothing is left to do about an error here: the closed socket ends the session as well.
   (void)state_->ring->Call(shm::kDetach, {}, nullptr);
@@ -157,7 +187,10 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, true));
+  // A GPU may be writing the page that a step began: no copy of it could be right.
+  const bool in_step_too = state_->gpu_session == nullptr;
+  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, in_step_too));
+  KVS_RETURN_IF_ERROR(state_->TellAll(parent.get()));
   KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
   const shm::SequenceRef request{sequence};
   std::vector<std::byte> payload;
@@ -211,6 +244,7 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
 
 Status Session::Close(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get()));
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     state_->sequences.erase(sequence);
@@ -236,14 +270,19 @@ Result<std::string> Session::PlanText(uint64_t sequence) {
 
 Status Session::PrefillDone(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
-  const Claim claim{s.get(), s->state->tokens()};
-  KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
-  Status done = s->state->Refresh(s->View());
-  if (done.ok()) done = s->state->PrefillDone(s->View(), *state_->backend, *state_->executor);
-  state_->Leave(slot);
-  KVS_RETURN_IF_ERROR(done);
+  KVS_RETURN_IF_ERROR(state_->ClosePrompt(s.get()));
   const shm::SequenceRef event{sequence};
-  return state_->ring->Post(shm::kPrefillDone, {BytesOf(event)});
+  return state_->Tell(s.get(), shm::kPrefillDone, {BytesOf(event)});
+}
+
+Status Session::State::ClosePrompt(Sequence* s) {
+  if (gpu_session != nullptr) return s->state->ClosePrompt();
+  const Claim claim{s, s->state->tokens()};
+  KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
+  Status done = s->state->Refresh(s->View());
+  if (done.ok()) done = s->state->PrefillDone(s->View(), *backend, *executor);
+  Leave(slot);
+  return done;
 }
 
 Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
@@ -261,8 +300,9 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
     const auto slice = [&]<typename T>(const T* a) {
       return a == nullptr ? std::span<const std::byte>() : std::as_bytes(std::span(a + done, part));
     };
-    KVS_RETURN_IF_ERROR(state_->ring->Post(
-        shm::kReport, {BytesOf(event), slice(surprisal), slice(entropy), slice(boundary)}));
+    KVS_RETURN_IF_ERROR(
+        state_->Tell(s.get(), shm::kReport,
+                     {BytesOf(event), slice(surprisal), slice(entropy), slice(boundary)}));
     done += part;
   }
   return OkStatus();
@@ -271,7 +311,9 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
 Status Session::Settle(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
   const shm::SequenceRef request{sequence};
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get()));
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
+  if (state_->gpu_session != nullptr) return OkStatus();  // the next step catches the index up
   const Claim claim{s.get(), s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
   const Status refreshed = s->state->Refresh(s->View());
@@ -282,8 +324,8 @@ Status Session::Settle(uint64_t sequence) {
 }
 
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
-                                                        int32_t* codes) {
-  return BeginStep(state_.get(), members, codes);
+                                                        void* stream, int32_t* codes) {
+  return BeginStep(state_.get(), members, stream, codes);
 }
 
 Result<PageTable> Session::GetPageTable(uint64_t sequence) {
@@ -308,6 +350,24 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   return table;
 }
 
+// What lies on a GPU is copied first: its selectors keep nothing but index rows.
+Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
+  if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
+  const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
+  std::vector<std::byte> copy(s.blocks.size() * bytes);
+  std::vector<std::byte*> blocks;
+  for (const std::byte* block : s.blocks) {
+    std::byte* const to = copy.data() + blocks.size() * bytes;
+    KVS_RETURN_IF_ERROR(CudaStatus(
+        *gpu.ops, gpu.ops->copy_2d(gpu.device, to, block, {bytes, bytes, 1}), "reading an index"));
+    blocks.push_back(to);
+  }
+  SequenceView view = s.View();
+  view.index_blocks = blocks.data();
+  KVS_ASSIGN_OR_RETURN(const Backend* const host, FindBackend(""));
+  return s.state->Inspect(view, *host, *executor, name);
+}
+
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
   int slot = -1;
@@ -317,8 +377,7 @@ Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) 
   }
   Status refreshed = s->state->Refresh(s->View());
   Result<InspectArray> array =
-      refreshed.ok() ? s->state->Inspect(s->View(), *state_->backend, *state_->executor, name)
-                     : Result<InspectArray>(refreshed);
+      refreshed.ok() ? state_->Inspect(*s.get(), name) : Result<InspectArray>(refreshed);
   if (slot >= 0) state_->Leave(slot);
   return array;
 }

@@ -8,6 +8,7 @@
 #ifndef KVSTRATA_CLIENT_LINKED_SESSION_H_
 #define KVSTRATA_CLIENT_LINKED_SESSION_H_
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,13 +16,17 @@
 #include <vector>
 
 #include "client/attach.h"
+#include "client/gpu_session.h"
 #include "client/page_map.h"
 #include "client/ring_client.h"
 #include "client/session.h"
+#include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
 #include "proto/table_reader.h"
 
 namespace kvstrata::client {
+
+inline constexpr std::string_view kCudaBackend = "cuda";  // in a Welcome, and where callers choose
 
 struct Sequence {
   uint64_t id = 0;
@@ -38,6 +43,16 @@ struct Sequence {
   uint32_t told_indexed = 0;    // what the daemon knows of state->indexed_tokens()
   uint32_t recall_audit = 0;    // the last audit that sampled a step of this sequence
   uint32_t recall_dropped = 0;  // its samples that the ring had no room for
+
+  // What the daemon is to be told once the GPU has finished a step, in order.
+  struct Deferred {
+    int reader_slot =
+        -1;  // of the step, and its number (GpuSession); -1: when those before are told
+    uint64_t number = 0;
+    uint32_t type = 0;  // shm::MessageType
+    std::vector<std::byte> message;
+  };
+  std::deque<Deferred> deferred;
 
   // The table as of the last Load, resolved. `table` is valid inside the epoch of that Load only,
   // the addresses as long as `version` is the published one.
@@ -70,8 +85,10 @@ struct Session::State {
   std::unique_ptr<Connection> connection;
   std::unique_ptr<RingClient> ring;
   shm::TableReader reader;
-  const Backend* backend = nullptr;
+  const Backend* backend = nullptr;  // null with a GPU
   Executor* executor = nullptr;
+  Gpu gpu;
+  std::unique_ptr<GpuSession> gpu_session;  // null without a GPU
 
   std::mutex mu;  // guards the maps
   struct RegisteredModel {
@@ -80,6 +97,8 @@ struct Session::State {
   };
   std::unordered_map<uint64_t, RegisteredModel> models;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
+
+  Status ChooseBackend();
 
   // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
   // tables that do not; returns the reader slot, to be given to Leave. codes (may be null)
@@ -94,11 +113,21 @@ struct Session::State {
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
+  Status ClosePrompt(Sequence* s);
+  Result<InspectArray> Inspect(const Sequence& s, std::string_view name);
   Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
                        std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
                        const Sequence* parent);
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
+
+  // Posts an event of the sequence behind those that wait for the GPU.
+  Status Tell(Sequence* s, shm::MessageType type,
+              std::initializer_list<std::span<const std::byte>> parts);
+  // Posts what waits and need not any more.
+  Status TellDone(Sequence* s);
+  // Posts all that waits, as soon as the GPU has got there. DEADLINE.
+  Status TellAll(Sequence* s);
 };
 
 // The use of a sequence by one call.
@@ -120,7 +149,7 @@ class SequenceUse {
 
 // step.cc
 Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
-                                               std::span<const BatchMember> members,
+                                               std::span<const BatchMember> members, void* stream,
                                                int32_t* codes);
 
 }  // namespace kvstrata::client

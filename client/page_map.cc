@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/cuda/cuda_library.h"
+
 namespace kvstrata::client {
 namespace {
 
@@ -68,6 +70,41 @@ Result<Mapping> Mapping::Of(int fd, uint64_t bytes, bool writable, std::string_v
   return mapping;
 }
 
+Result<Gpu> FindGpu(std::string_view uuid) {
+  KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
+  cuda::DeviceInfo info;
+  for (int device = 0; device < ops->device_count(); ++device) {
+    if (ops->describe_device(device, &info) == 0 && uuid == info.uuid) return Gpu{ops, device};
+  }
+  return NotFound("DEVICE_UNKNOWN",
+                  "the daemon's pages lie on " + std::string(uuid) +
+                      ", which this process does not see; check CUDA_VISIBLE_DEVICES");
+}
+
+void PageMap::Use(const Gpu& gpu) {
+  MutexLock lock(mu_);
+  gpu_ = gpu;
+}
+
+Status PageMap::Map(Arena* arena) {
+  if (!arena->on_gpu) {
+    KVS_ASSIGN_OR_RETURN(arena->mapping,
+                         Mapping::Of(arena->fd.get(), arena->bytes, arena->writable, "an arena"));
+  } else if (gpu_.ops == nullptr) {
+    return SegmentInvalid("an arena", "memory of a GPU, but the welcome names none");
+  }
+  if (gpu_.ops == nullptr) return OkStatus();
+  const int error =
+      arena->on_gpu
+          ? gpu_.ops->import_arena(gpu_.device, arena->fd.get(), arena->bytes, arena->writable,
+                                   &arena->device)
+          : gpu_.ops->register_host(arena->mapping.data(), arena->bytes, !arena->writable);
+  if (error == 0) return OkStatus();
+  return ResourceExhausted("MAP_FAILED", "mapping an arena of " + std::to_string(arena->bytes) +
+                                             " bytes for the GPU: " + gpu_.ops->error_text(error) +
+                                             "; look at nvidia-smi and at ulimit -l");
+}
+
 void PageMap::Add(const shm::Arena& arena, UniqueFd fd) {
   MutexLock lock(mu_);
   // An arena that comes twice is the same memory; addresses given out must stay.
@@ -76,6 +113,7 @@ void PageMap::Add(const shm::Arena& arena, UniqueFd fd) {
   it->second.fd = std::move(fd);
   it->second.bytes = arena.bytes;
   it->second.writable = arena.writable != 0;
+  it->second.on_gpu = arena.memory != 0;
 }
 
 Result<std::byte*> PageMap::Resolve(const shm::PageEntry& entry, uint64_t bytes) {
@@ -92,11 +130,10 @@ Result<std::byte*> PageMap::Resolve(const shm::PageEntry& entry, uint64_t bytes)
                       std::to_string(arena.bytes) + " bytes; detach and attach anew");
   }
   if (arena.fd) {
-    KVS_ASSIGN_OR_RETURN(arena.mapping,
-                         Mapping::Of(arena.fd.get(), arena.bytes, arena.writable, "an arena"));
+    KVS_RETURN_IF_ERROR(Map(&arena));
     arena.fd.Reset();
   }
-  return arena.mapping.data() + entry.offset;
+  return arena.base() + entry.offset;
 }
 
 bool PageMap::Writable(const shm::PageEntry& entry) {
@@ -109,12 +146,22 @@ bool PageMap::Writable(const shm::PageEntry& entry) {
 
 void PageMap::Clear() {
   MutexLock lock(mu_);
+  for (auto& [id, arena] : arenas_) {
+    // Errors are those of work long past: nothing can be done about them here.
+    if (arena.device.address != 0) (void)gpu_.ops->release_arena(gpu_.device, &arena.device);
+    if (gpu_.ops != nullptr && arena.mapping.data() != nullptr) {
+      (void)gpu_.ops->unregister_host(arena.mapping.data());
+    }
+  }
   arenas_.clear();
 }
 
 void PageMap::AbandonAfterFork() {
   // No lock: another thread may have held it at the fork, and this process has one thread.
-  for (auto& [id, arena] : arenas_) arena.mapping.Abandon();
+  for (auto& [id, arena] : arenas_) {
+    arena.mapping.Abandon();
+    arena.device = {};
+  }
 }
 
 }  // namespace kvstrata::client

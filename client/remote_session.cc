@@ -271,7 +271,8 @@ Status Session::Settle(uint64_t sequence) {
 }
 
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
-                                                        int32_t* codes) {
+                                                        void* stream, int32_t* codes) {
+  KVS_RETURN_IF_ERROR(NoStream(stream));
   std::fill_n(codes, members.size(), 0);
   auto step = std::make_unique<SessionStep::State>();
   v1::StepBeginRequest request;
@@ -396,19 +397,25 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
   return OkStatus();
 }
 
-Status SessionStep::End() { return state_->End(false); }
+Status SessionStep::Replay() {
+  return FailedPrecondition("GRAPH_STALE", "the remote road captures no graphs; make the calls");
+}
 
-uint32_t SessionStep::SelectionGroups(int member) const {
+Status SessionStep::End(void*) { return state_->End(false); }
+
+bool SessionStep::on_gpu() const { return false; }
+
+Result<uint32_t> SessionStep::SelectionGroups(int member) const {
   return static_cast<uint32_t>(state_->selections.members(member).groups_size());
 }
 
-StepCost SessionStep::Cost(int member) const {
+Result<StepCost> SessionStep::Cost(int member) const {
   const v1::AttendCost& cost = state_->selections.members(member).cost();
-  return {cost.rows(), cost.coarse_rows(), cost.attend_bytes(), cost.select_bytes()};
+  return StepCost{cost.rows(), cost.coarse_rows(), cost.attend_bytes(), cost.select_bytes()};
 }
 
-size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
-                                  std::span<int32_t> out) const {
+Result<size_t> SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
+                                          std::span<int32_t> out) const {
   const v1::SelectionGroup& g = state_->selections.members(member).groups(static_cast<int>(group));
   const auto& list = kind == SelectionKind::kTokens ? g.tokens() : g.units();
   const auto n = static_cast<size_t>(list.size());

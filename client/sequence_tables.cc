@@ -1,5 +1,6 @@
 // From published tables to addresses: reading, growing and resolving them (linked_session.h).
 #include <string>
+#include <thread>
 
 #include "client/linked_session.h"
 
@@ -111,6 +112,7 @@ Result<int> Session::State::Pin(std::span<const Claim> claims, int32_t* codes) {
       return ResourceExhausted("STEPS_OPEN", std::to_string(shm::kMaxReaders) +
                                                  " steps of this session are open; end one");
     }
+    if (gpu_session != nullptr) gpu_session->Entered(slot);
     Status failed;
     const auto fail = [&](size_t i, const Status& status) {
       if (codes != nullptr) codes[i] = static_cast<int32_t>(status.code());
@@ -161,6 +163,43 @@ Result<SequenceUse> SequenceUse::Of(Session::State* session, uint64_t sequence, 
                                                    " is in an open step; end or abort it first");
   }
   return SequenceUse(std::move(s), std::move(lock));
+}
+
+Status Session::State::Tell(Sequence* s, shm::MessageType type,
+                            std::initializer_list<std::span<const std::byte>> parts) {
+  KVS_RETURN_IF_ERROR(TellDone(s));
+  if (s->deferred.empty()) return ring->Post(type, parts);
+  Sequence::Deferred& event = s->deferred.emplace_back();
+  event.type = type;
+  for (const auto& part : parts)
+    event.message.insert(event.message.end(), part.begin(), part.end());
+  return OkStatus();
+}
+
+Status Session::State::TellDone(Sequence* s) {
+  for (; !s->deferred.empty(); s->deferred.pop_front()) {
+    const Sequence::Deferred& event = s->deferred.front();
+    if (event.reader_slot >= 0 && !gpu_session->Done(event.reader_slot, event.number)) break;
+    KVS_RETURN_IF_ERROR(
+        ring->Post(static_cast<shm::MessageType>(event.type), {std::span(event.message)}));
+  }
+  return OkStatus();
+}
+
+Status Session::State::TellAll(Sequence* s) {
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  while (true) {
+    KVS_RETURN_IF_ERROR(TellDone(s));
+    if (s->deferred.empty()) return OkStatus();
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return {Code::kDeadlineExceeded, "DEADLINE",
+              "the GPU did not finish the steps of sequence " + std::to_string(s->id) + " in " +
+                  std::to_string(options.timeout.count()) +
+                  " ms; synchronise the stream, or raise timeout_ms"};
+    }
+    // Nothing wakes a thread when the GPU writes memory.
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 Status Session::State::TellIndexed(Sequence* s) {

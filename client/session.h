@@ -78,6 +78,9 @@ std::string_view Road();
 // for root, else /tmp/kvstrata-UID/kvstratad.sock. Defined in abi.cc, for both roads.
 std::string DefaultSocket();
 
+// UNIMPLEMENTED STREAM unless it is null: what a road without a GPU says. Defined in abi.cc too.
+Status NoStream(const void* stream);
+
 // The open step of a batch. Destroying it without End drops the new tokens.
 class SessionStep {
  public:
@@ -95,16 +98,23 @@ class SessionStep {
   Status Append(int layer, const Rows& k, const Rows& v);
   Status Select(int layer, const Rows& q);
   Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
+  // The caller launches a graph that it captured of a step of this shape: all layers are appended
+  // and attended. FAILED_PRECONDITION GRAPH_STALE.
+  Status Replay();
   // Commits. Called at most once, when every layer was appended; destroy the step afterwards.
-  Status End();
+  Status End(void* stream);
 
-  // Of the last layer selected or attended. REQUIRES: there is one, and member < members().
-  uint32_t SelectionGroups(int member) const;
+  // Whether tensors may be a GPU's memory, and the step runs on the stream of its begin.
+  bool on_gpu() const;
+
+  // Of the last layer selected or attended; on a GPU these wait for it. REQUIRES: there is one, and
+  // member < members().
+  Result<uint32_t> SelectionGroups(int member) const;
   // Writes at most out.size() of the list and returns its length. REQUIRES: group < groups.
-  size_t CopySelection(int member, uint32_t group, SelectionKind kind,
-                       std::span<int32_t> out) const;
+  Result<size_t> CopySelection(int member, uint32_t group, SelectionKind kind,
+                               std::span<int32_t> out) const;
   // Of the last layer attended. REQUIRES: as SelectionGroups.
-  StepCost Cost(int member) const;
+  Result<StepCost> Cost(int member) const;
 
  private:
   std::unique_ptr<State> state_;
@@ -140,8 +150,8 @@ class Session {
 
   // REQUIRES: members not empty. Members of two models: MODELS_MIXED; twice the same sequence:
   // SEQUENCE_BUSY. codes (not null) [members.size()]: per member, a Code as int. Local when the
-  // published table has room.
-  Result<std::unique_ptr<SessionStep>> StepBegin(std::span<const BatchMember> members,
+  // published table has room. `stream`: of the GPU that holds the pages; without one, NoStream.
+  Result<std::unique_ptr<SessionStep>> StepBegin(std::span<const BatchMember> members, void* stream,
                                                  int32_t* codes);
 
   Result<PageTable> GetPageTable(uint64_t sequence);                       // local

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <unordered_set>
 
 #include "client/linked_session.h"
@@ -13,7 +14,9 @@ struct SessionStep::State {
   Session::State* session = nullptr;
   std::vector<std::shared_ptr<Sequence>> sequences;
   std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
+  // One of the two: on the CPU, on a GPU.
   std::unique_ptr<Step> step;
+  std::unique_ptr<CudaStep> gpu_step;
   int reader_slot = -1;
   std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
@@ -22,7 +25,16 @@ struct SessionStep::State {
   void TellRecall(int member);
   void CountHeat(int member);
   Status Separate(Sequence* s);
+  Status Begin(std::vector<StepMember> batch, void* stream);
+  template <typename Fn>
+  Status ForCommits(size_t member, const Fn& tell);
   Status Commit();
+  Status EndOnGpu(void* stream);
+  const StepBatch& batch() const {
+    return gpu_step != nullptr ? static_cast<const StepBatch&>(*gpu_step) : *step;
+  }
+  Result<const Selection*> SelectionOf(int member);
+  std::vector<std::optional<Selection>> read;  // from the GPU, of the last layer, per member
 };
 
 namespace {
@@ -76,8 +88,9 @@ Status DaemonGone() {
 }  // namespace
 
 Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
-                                               std::span<const BatchMember> members,
+                                               std::span<const BatchMember> members, void* stream,
                                                int32_t* codes) {
+  if (session->gpu_session == nullptr) KVS_RETURN_IF_ERROR(NoStream(stream));
   std::fill_n(codes, members.size(), 0);
   if (!session->connection->Poll()) {
     std::fill_n(codes, members.size(), static_cast<int32_t>(Code::kUnavailable));
@@ -91,6 +104,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   for (size_t i = 0; i < members.size(); ++i) {
     const auto n = static_cast<int32_t>(members[i].tokens.size());
     claims.push_back({uses[i].get(), uses[i]->state->tokens() + n});
+    KVS_RETURN_IF_ERROR(session->TellDone(uses[i].get()));
   }
   KVS_ASSIGN_OR_RETURN(const int slot, session->Pin(claims, codes));
   for (size_t i = 0; i < members.size(); ++i) {
@@ -109,21 +123,44 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
     batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
     state->tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
     state->sequences.push_back(uses[i].shared());
+  }
+  if (const Status begun = state->Begin(std::move(batch), stream); !begun.ok()) {
+    session->Leave(slot);
+    return begun;
+  }
+  for (size_t i = 0; i < members.size(); ++i) {
+    Sequence* s = uses[i].get();
     s->in_step = true;
     s->forked_in_step = false;
     s->step_tokens = claims[i].tokens_after;
   }
-  state->step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
-  state->SampleRecall();
   return std::make_unique<SessionStep>(std::move(state));
+}
+
+Status SessionStep::State::Begin(std::vector<StepMember> batch, void* stream) {
+  if (session->gpu_session == nullptr) {
+    step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
+    SampleRecall();
+    return OkStatus();
+  }
+  GpuSession& gpu = *session->gpu_session;
+  CudaWorkspace* const workspace =
+      gpu.WorkspaceOf(sequences.front()->model, sequences.front()->state->geometry(), stream);
+  KVS_ASSIGN_OR_RETURN(
+      gpu_step, CudaStep::Begin(std::move(batch), workspace, stream, {gpu.ExitOf(reader_slot), 0}));
+  return OkStatus();
 }
 
 SessionStep::SessionStep(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 SessionStep::~SessionStep() {
   if (state_ == nullptr) return;
-  state_->step.reset();
-  state_->session->Leave(state_->reader_slot);
+  // The GPU leaves the epoch of a step of its own, when it gets there.
+  if (state_->gpu_step == nullptr) {
+    state_->step.reset();
+    state_->session->Leave(state_->reader_slot);
+  }
+  state_->gpu_step.reset();
   for (const auto& s : state_->sequences) {
     std::lock_guard<std::mutex> lock(s->mu);
     s->in_step = false;
@@ -135,20 +172,32 @@ void SessionStep::AbandonAfterFork() { (void)state_.release(); }
 const Geometry& SessionStep::geometry() const {
   return state_->sequences.front()->state->geometry();
 }
-int32_t SessionStep::tokens() const { return state_->step->tokens(); }
-int SessionStep::members() const { return state_->step->members(); }
+int32_t SessionStep::tokens() const { return state_->batch().tokens(); }
+int SessionStep::members() const { return state_->batch().members(); }
+bool SessionStep::on_gpu() const { return state_->gpu_step != nullptr; }
 
 Status SessionStep::Append(int layer, const Rows& k, const Rows& v) {
+  if (on_gpu()) return state_->gpu_step->Append(layer, k, v);
   state_->step->Append(layer, k, v);
   return OkStatus();
 }
 
 Status SessionStep::Select(int layer, const Rows& q) {
+  state_->read.clear();
+  if (on_gpu()) return state_->gpu_step->Select(layer, q);
   state_->step->Select(layer, q);
   return OkStatus();
 }
 
+Status SessionStep::Replay() {
+  state_->read.clear();
+  if (on_gpu()) return state_->gpu_step->Replay();
+  return FailedPrecondition("GRAPH_STALE", "a CPU captures no graphs; make the calls");
+}
+
 Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
+  state_->read.clear();
+  if (on_gpu()) return state_->gpu_step->Attend(layer, q, out, lse);
   state_->step->Attend(layer, q, out, lse);
   for (int i = 0; i < members(); ++i) state_->CountHeat(i);
   return OkStatus();
@@ -233,28 +282,70 @@ Status SessionStep::State::Separate(Sequence* s) {
   return OkStatus();
 }
 
-Status SessionStep::State::Commit() {
-  if (!session->connection->Poll()) return DaemonGone();
-  for (const auto& s : sequences) {
-    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
-  }
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    Sequence& s = *sequences[i];
-    const std::span<const int32_t> ids(tokens[i]);
-    const auto indexed = static_cast<uint32_t>(s.state->indexed_tokens());
-    for (size_t done = 0; done < ids.size();) {
-      const auto part = ids.subspan(done, std::min(ids.size() - done, session->ring->max_tokens()));
-      const shm::Commit event{s.id, static_cast<uint32_t>(s.state->tokens() + done),
-                              static_cast<uint32_t>(part.size()), indexed, 0};
-      KVS_RETURN_IF_ERROR(session->ring->Post(shm::kCommit, {BytesOf(event), std::as_bytes(part)}));
-      done += part.size();
-    }
-    s.told_indexed = indexed;
+// Calls tell(event, its token ids) for what the daemon is told of a member's new tokens.
+template <typename Fn>
+Status SessionStep::State::ForCommits(size_t member, const Fn& tell) {
+  Sequence& s = *sequences[member];
+  const std::span<const int32_t> ids(tokens[member]);
+  const auto indexed = static_cast<uint32_t>(s.state->indexed_tokens());
+  for (size_t done = 0; done < ids.size();) {
+    const auto part = ids.subspan(done, std::min(ids.size() - done, session->ring->max_tokens()));
+    const shm::Commit event{s.id, static_cast<uint32_t>(s.state->tokens() + done),
+                            static_cast<uint32_t>(part.size()), indexed, 0};
+    KVS_RETURN_IF_ERROR(tell(event, std::as_bytes(part)));
+    done += part.size();
   }
   return OkStatus();
 }
 
-Status SessionStep::End() {
+Status SessionStep::State::Commit() {
+  for (const auto& s : sequences) {
+    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    KVS_RETURN_IF_ERROR(
+        ForCommits(i, [&](const shm::Commit& event, std::span<const std::byte> ids) {
+          return session->ring->Post(shm::kCommit, {BytesOf(event), ids});
+        }));
+    sequences[i]->told_indexed = static_cast<uint32_t>(sequences[i]->state->indexed_tokens());
+  }
+  return OkStatus();
+}
+
+// The same for a step that the GPU still works on: told when it has written the rows.
+Status SessionStep::State::EndOnGpu(void* stream) {
+  std::vector<Sequence::Deferred> commits;
+  std::vector<size_t> members;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    KVS_RETURN_IF_ERROR(
+        ForCommits(i, [&](const shm::Commit& event, std::span<const std::byte> ids) {
+          Sequence::Deferred& commit = commits.emplace_back();
+          commit.type = shm::kCommit;
+          for (const auto part : {BytesOf(event), ids}) {
+            commit.message.insert(commit.message.end(), part.begin(), part.end());
+          }
+          members.push_back(i);
+          return OkStatus();
+        }));
+    sequences[i]->state->MarkBoundaries(sequences[i]->state->tokens(), tokens[i],
+                                        *sequences[i]->boundary_tokens);
+  }
+  for (const auto& s : sequences) {
+    s->told_indexed = static_cast<uint32_t>(s->state->indexed_tokens());
+  }
+  KVS_RETURN_IF_ERROR(gpu_step->End(stream));
+  const uint64_t number = session->gpu_session->Ended(reader_slot);
+  for (size_t i = 0; i < commits.size(); ++i) {
+    commits[i].reader_slot = reader_slot;
+    commits[i].number = number;
+    sequences[members[i]]->deferred.push_back(std::move(commits[i]));
+  }
+  return OkStatus();
+}
+
+Status SessionStep::End(void* stream) {
+  if (!state_->session->connection->Poll()) return DaemonGone();
+  if (on_gpu()) return state_->EndOnGpu(stream);
   KVS_RETURN_IF_ERROR(state_->Commit());
   for (size_t i = 0; i < state_->audits.size(); ++i) {
     if (state_->audits[i] != 0) state_->TellRecall(static_cast<int>(i));
@@ -267,20 +358,34 @@ Status SessionStep::End() {
   return OkStatus();
 }
 
-uint32_t SessionStep::SelectionGroups(int member) const {
-  return static_cast<uint32_t>(state_->step->Groups(member));
+// Of the last layer; read from a GPU once.
+Result<const Selection*> SessionStep::State::SelectionOf(int member) {
+  if (gpu_step == nullptr) return &step->selection(member);
+  read.resize(sequences.size());
+  std::optional<Selection>& selection = read[static_cast<size_t>(member)];
+  if (!selection) {
+    KVS_ASSIGN_OR_RETURN(selection, gpu_step->ReadSelection(member));
+  }
+  return &*selection;
 }
 
-size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
-                                  std::span<int32_t> out) const {
+Result<uint32_t> SessionStep::SelectionGroups(int member) const {
+  KVS_ASSIGN_OR_RETURN(const Selection* const selection, state_->SelectionOf(member));
+  return static_cast<uint32_t>(GroupsOf(*selection));
+}
+
+Result<size_t> SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind,
+                                          std::span<int32_t> out) const {
+  KVS_ASSIGN_OR_RETURN(const Selection* const selection, state_->SelectionOf(member));
   const auto list = static_cast<int>(group);
   if (kind == SelectionKind::kUnits) {
-    const std::span<const int32_t> units = state_->step->Units(member, list);
+    const std::span<const int32_t> units = UnitsOf(*selection, list);
     std::copy_n(units.begin(), std::min(units.size(), out.size()), out.begin());
     return units.size();
   }
+  const SpanStorage* const spans = state_->batch().member(member).state->spans();
   size_t n = 0;
-  for (const Run& run : state_->step->Positions(member, list)) {
+  for (const Run& run : PositionsOf(*selection, spans, list)) {
     for (int32_t t = run.begin; t < run.end; ++t, ++n) {
       if (n < out.size()) out[n] = t;
     }
@@ -288,6 +393,9 @@ size_t SessionStep::CopySelection(int member, uint32_t group, SelectionKind kind
   return n;
 }
 
-StepCost SessionStep::Cost(int member) const { return state_->step->cost(member); }
+Result<StepCost> SessionStep::Cost(int member) const {
+  if (on_gpu()) return state_->gpu_step->ReadCost(member);
+  return state_->step->cost(member);
+}
 
 }  // namespace kvstrata::client

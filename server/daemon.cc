@@ -14,6 +14,7 @@
 #include "kernels/backend.h"
 #include "kernels/codec/codec.h"
 #include "kernels/executor.h"
+#include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
@@ -121,8 +122,28 @@ struct Daemon::Parts {
   std::unique_ptr<GrpcServer> grpc;
 
   Status Start();
+  Status MakeStore();
   Status StartGrpc();
 };
+
+// A GPU's pool takes at most what is free, but for what the daemon's own context and copies need.
+Status Daemon::Parts::MakeStore() {
+  config.store.new_recompressor = NewRecompressor;
+  config.store.load_parameters = LoadSpanParameters;
+  if (config.device == "emulated") {
+    KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
+    return OkStatus();
+  }
+  constexpr uint64_t kReserve = uint64_t{512} << 20;
+  KVS_ASSIGN_OR_RETURN(CudaDevice gpu, NewCudaDevice(config.device == "cuda" ? "" : config.device));
+  const uint64_t most = gpu.free_bytes > kReserve ? gpu.free_bytes - kReserve : 0;
+  config.store.device_bytes = std::min(config.store.device_bytes, most);
+  config.store.serves = CudaServes;
+  config.attach.device_uuid = gpu.uuid;
+  config.attach.backend = "cuda";
+  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(gpu.memory), NewHostPinned()));
+  return OkStatus();
+}
 
 Status Daemon::Parts::Start() {
   if (config.socket_directory != 0) {
@@ -131,9 +152,7 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(CheckSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(CheckSocketDirectory(config.socket));
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
-  config.store.new_recompressor = NewRecompressor;
-  config.store.load_parameters = LoadSpanParameters;
-  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
+  KVS_RETURN_IF_ERROR(MakeStore());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
   KVS_ASSIGN_OR_RETURN(grpc_listener,
@@ -205,6 +224,7 @@ int RunDaemon(const Config& config, int ready_fd) {
             {"pid", getpid()},
             {"version", DaemonVersion()},
             {"backend", config.backend},
+            {"device", config.device},
             {"device_bytes", config.store.device_bytes},
             {"host_bytes", config.store.host_bytes},
             {"startup_us", MicrosSince(started)}});

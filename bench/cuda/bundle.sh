@@ -1,19 +1,21 @@
 #!/bin/bash
-# Makes a relocatable folder with the GPU tests, the GPU benchmarks, libkvstrata_cuda.so and what
-# they load besides glibc, for a machine that has a GPU and no build of ours (Ubuntu 24.04 will do).
+# Makes a relocatable folder with the daemon, libkvstrata.so, libkvstrata_cuda.so, the GPU tests and
+# benchmarks, and what they load besides glibc, for a machine that has a GPU and no build of ours
+# (Ubuntu 24.04 will do).
 #
 #   bench/cuda/bundle.sh BUILD OUT        then, there: OUT/run_gpu.sh
 set -euo pipefail
 build=$1 out=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
-cp "$build"/lib/libkvstrata_cuda.so "$out/lib/"
-cp "$build"/bin/*cuda*_test "$build"/bin/{cuda,selection,step}_bench "$out/bin/"
+cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
+cp "$build"/bin/{*_cuda,cuda_library}_test "$build"/bin/{cuda,selection,step}_bench "$build"/bin/kvstratad \
+  "$out/bin/"
 cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,compare.py,run_gpu.sh} "$out/"
 git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' >"$out/commit"
 for program in "$out"/bin/*; do
   ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// {print $3}'
-done | sort -u | grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*)\.so|libkvstrata_cuda' |
+done | sort -u | grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*)\.so|libkvstrata' |
   xargs -r cp -L -t "$out/lib"
 strip "$out"/bin/* "$out"/lib/*
 du -sh "$out"

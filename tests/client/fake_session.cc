@@ -71,7 +71,8 @@ Status Session::Report(uint64_t sequence, uint32_t, uint32_t, const float*, cons
 Status Session::Settle(uint64_t sequence) { return UnlessOpen(sequence); }
 
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
-                                                        int32_t* codes) {
+                                                        void* stream, int32_t* codes) {
+  KVS_RETURN_IF_ERROR(NoStream(stream));
   auto state = std::make_unique<SessionStep::State>();
   Status failed;
   for (size_t i = 0; i < members.size(); ++i) {
@@ -110,15 +111,17 @@ Status SessionStep::Attend(int, const Rows&, const MutableRows& out, float*) {
   testing::Log().out = out;
   return OkStatus();
 }
-Status SessionStep::End() {
+Status SessionStep::Replay() { return OkStatus(); }
+Status SessionStep::End(void*) {
   ++testing::Log().committed;
   return OkStatus();
 }
-uint32_t SessionStep::SelectionGroups(int) const { return 2; }
-StepCost SessionStep::Cost(int) const { return {1, 2, 3, 4}; }
+bool SessionStep::on_gpu() const { return false; }
+Result<uint32_t> SessionStep::SelectionGroups(int) const { return uint32_t{2}; }
+Result<StepCost> SessionStep::Cost(int) const { return StepCost{1, 2, 3, 4}; }
 
-size_t SessionStep::CopySelection(int, uint32_t group, SelectionKind kind,
-                                  std::span<int32_t> out) const {
+Result<size_t> SessionStep::CopySelection(int, uint32_t group, SelectionKind kind,
+                                          std::span<int32_t> out) const {
   const std::vector<int32_t> all = kind == SelectionKind::kTokens
                                        ? std::vector<int32_t>{0, 1, 5 + static_cast<int32_t>(group)}
                                        : std::vector<int32_t>{};

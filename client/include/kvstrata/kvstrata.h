@@ -9,7 +9,9 @@
  * describe the calling thread's last failure: the field, its value, what to do. A failed call
  * changes nothing.
  *   - Structs whose first member is `size` are extensible: set it to sizeof the struct.
- *   - Strings are UTF-8 and NUL-terminated. Tensors are host memory; nothing is kept after a call.
+ *   - Strings are UTF-8 and NUL-terminated. Tensors are host memory, or, where the daemon's pages
+ * are a GPU's, its memory (host memory works there too: copied, for tools and tests). Nothing of
+ * the host's is kept after a call.
  *   - Threads: a session may be used from many threads; one sequence, and one step, from one thread
  *     at a time. A child of fork() is refused with KVS_FAILED_PRECONDITION (FORKED): attach anew.
  *   - Every wait has a deadline (kvs_attach_options.timeout_ms). When the daemon dies, calls return
@@ -66,7 +68,8 @@ typedef struct kvs_attach_options {
   size_t size;
   const char* device_uuid; /* NULL: any device pool */
   const char* client_name; /* shown by `kvstrata session ls`; NULL: the program's name */
-  const char* backend;     /* "ref", "simd"; NULL: KVSTRATA_BACKEND, else the daemon's */
+  const char* backend;     /* "ref", "simd", where pages are a GPU's "cuda"; NULL: KVSTRATA_BACKEND,
+                              else the daemon's */
   uint32_t threads;    /* of the process's pool for ops; 0: all cores. The first session decides */
   uint32_t timeout_ms; /* of every wait; 0: 5000 */
 } kvs_attach_options;
@@ -152,13 +155,15 @@ typedef struct kvs_step_member {
 } kvs_step_member;
 
 /* One forward pass over a batch; prefill chunks and decode are the same call. Tables are fixed
- * until kvs_step_end. `stream` is the engine's CUDA stream; NULL on the CPU. All members must be of
- * one model. codes (may be NULL) [n]: per member, why it cannot run; if any cannot, the call fails
- * with the first such code and nothing has begun. */
+ * until kvs_step_end. `stream`: the engine's CUDA stream (NULL: its default stream), on which all
+ * of the step is enqueued and which is not being captured; on the CPU it must be NULL. One step of
+ * a model is open on a stream at a time. All members must be of one model. codes (may be NULL) [n]:
+ * per member, why it cannot run; if any cannot, the call fails with the first such code and nothing
+ * has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
 /* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
- * infinity is refused (TENSOR_NOT_FINITE). */
+ * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
 /* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
  * append. */
@@ -168,7 +173,16 @@ KVS_API int kvs_select(kvs_step* step, int32_t layer, const kvs_tensor* q);
  * of the sum of exp of the scaled scores over what was attended. REQUIRES the layer's append. */
 KVS_API int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const kvs_tensor* out,
                        float* lse);
-/* Commits the new tokens; frees the step, also on error. Every layer must have been appended. */
+/* On a GPU the calls above may be captured, all layers between a begin and its end, into a CUDA
+ * graph of the caller's. Later steps of the same shape (as many members with the same plans,
+ * prompts complete or not, as many new tokens each; tensors at the same addresses) call this
+ * instead and launch the graph on the stream before kvs_step_end: lengths, page tables and
+ * selections are read on the GPU. GRAPH_STALE (FAILED_PRECONDITION): nothing of this shape was
+ * captured, or memory had to grow since; make the calls, or capture anew. */
+KVS_API int kvs_step_replay(kvs_step* step);
+/* Commits the new tokens; frees the step, also on error. Every layer must have been appended. On a
+ * GPU it returns while `stream`, which must come behind all of the step, still works: the daemon
+ * learns of the tokens afterwards, at the sequence's next call. */
 KVS_API int kvs_step_end(kvs_step* step, void* stream);
 /* Ends a step without committing. NULL is allowed. */
 KVS_API void kvs_step_abort(kvs_step* step);

@@ -1,0 +1,49 @@
+#include "client/gpu_session.h"
+
+#include <string>
+
+namespace kvstrata::client {
+
+Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::SessionHeader* header) {
+  if (const int error = gpu.ops->register_host(header, sizeof(*header), false); error != 0) {
+    return ResourceExhausted("MAP_FAILED", std::string("registering the session segment: ") +
+                                               gpu.ops->error_text(error) + "; look at ulimit -l");
+  }
+  return std::unique_ptr<GpuSession>(new GpuSession(gpu, header));
+}
+
+GpuSession::~GpuSession() {
+  {
+    MutexLock lock(mu_);
+    workspaces_.clear();
+  }
+  // An error is of work long past: nothing can be done about it here.
+  (void)gpu_.ops->unregister_host(header_);
+}
+
+CudaWorkspace* GpuSession::WorkspaceOf(uint64_t model, const Geometry& geometry,
+                                       cuda::Stream stream) {
+  MutexLock lock(mu_);
+  std::unique_ptr<CudaWorkspace>& workspace = workspaces_[{model, stream}];
+  if (workspace == nullptr) workspace = std::make_unique<CudaWorkspace>(*gpu_.ops, geometry);
+  return workspace.get();
+}
+
+uint64_t GpuSession::Ended(int slot) {
+  return holders_[static_cast<size_t>(slot)].ended.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+void GpuSession::Entered(int slot) {
+  Holders& h = holders_[static_cast<size_t>(slot)];
+  h.done.store(h.ended.load(std::memory_order_relaxed), std::memory_order_release);
+}
+
+// A slot that was taken again before Entered is seen only delays the answer.
+bool GpuSession::Done(int slot, uint64_t number) const {
+  if (holders_[static_cast<size_t>(slot)].done.load(std::memory_order_acquire) >= number) {
+    return true;
+  }
+  return header_->readers[slot].epoch.load(std::memory_order_acquire) == 0;
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,60 @@
+// GpuSession: what a session with a GPU keeps beside its sequences: a workspace for each stream of
+// steps, and which of the steps that ended here the GPU has finished.
+//
+// kvs_step_end returns while the GPU still works. The step's reader slot is left by the GPU itself,
+// and what the step committed is told to the daemon only afterwards: nobody may copy, share or read
+// a page whose rows are not there yet.
+//
+// Threads: any; one short lock. Destruction waits for the GPU.
+#ifndef KVSTRATA_CLIENT_GPU_SESSION_H_
+#define KVSTRATA_CLIENT_GPU_SESSION_H_
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+
+#include "base/sync.h"
+#include "client/page_map.h"
+#include "kernels/step/cuda_workspace.h"
+#include "proto/shm_layout.h"
+
+namespace kvstrata::client {
+
+class GpuSession {
+ public:
+  // Registers the session segment's reader slots, so that the GPU can write them.
+  // RESOURCE_EXHAUSTED MAP_FAILED.
+  static Result<std::unique_ptr<GpuSession>> Make(const Gpu& gpu, shm::SessionHeader* header);
+  ~GpuSession();
+
+  // The workspace of the steps of a model on a stream: one at a time. Lives as long as this.
+  CudaWorkspace* WorkspaceOf(uint64_t model, const Geometry& geometry, cuda::Stream stream);
+
+  // Where the GPU writes 0 when it is done with the step that holds a reader slot.
+  uint64_t* ExitOf(int slot) { return reinterpret_cast<uint64_t*>(&header_->readers[slot].epoch); }
+  // A step that holds `slot` ended; the number to ask Done for.
+  uint64_t Ended(int slot);
+  // The slot was free and is held by another step now: whoever held it before is done.
+  void Entered(int slot);
+  bool Done(int slot, uint64_t number) const;
+
+ private:
+  GpuSession(const Gpu& gpu, shm::SessionHeader* header) : gpu_(gpu), header_(header) {}
+
+  // Steps that held a slot: the last one that ended, the last one known to be done.
+  struct Holders {
+    std::atomic<uint64_t> ended{0}, done{0};
+  };
+
+  const Gpu gpu_;
+  shm::SessionHeader* const header_;
+  std::array<Holders, shm::kMaxReaders> holders_;
+  Mutex mu_;
+  std::map<std::pair<uint64_t, cuda::Stream>, std::unique_ptr<CudaWorkspace>> workspaces_
+      KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata::client
+
+#endif  // KVSTRATA_CLIENT_GPU_SESSION_H_
