@@ -45,11 +45,7 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
   }
   KVS_RETURN_IF_ERROR(workspace->Fit(step->Need()));
   KVS_RETURN_IF_ERROR(workspace->Follow(stream));
-  KVS_RETURN_IF_ERROR(step->Stage());
-  if (const Status summarized = step->Summarize(); !summarized.ok()) {
-    (void)workspace->ops_.synchronize(stream);  // other members' rows may be under way
-    return summarized;
-  }
+  KVS_RETURN_IF_ERROR(step->Prepare());
   step->begun_ = workspace->in_step_ = true;
   return step;
 }
@@ -88,20 +84,29 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   return need;
 }
 
-Status CudaStep::Stage() {
+// What Begin does on the stream.
+Status CudaStep::Prepare() {
   KVS_ASSIGN_OR_RETURN(const CudaWorkspace::StagingSlot* const slot, ws_.NextSlot());
-  KVS_RETURN_IF_ERROR(StageInts(*slot));
+  Status status = Stage(*slot);
+  if (status.ok()) status = Summarize();
+  if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
+  if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
+  return status;
+}
+
+Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
+  KVS_RETURN_IF_ERROR(StageInts(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
     const int32_t page = geometry().page_tokens;
     KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.pages_, ws_.capacity_.pages, i, view.pages,
-                                   (tokens + page - 1) / page, *slot, stream_));
+                                   (tokens + page - 1) / page, slot, stream_));
     KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.blocks_, ws_.capacity_.blocks, i, view.index_blocks,
-                                   members_[i].state->index().BlocksFor(view.tokens), *slot,
+                                   members_[i].state->index().BlocksFor(view.tokens), slot,
                                    stream_));
   }
-  return Check(ops_.record_event(slot->copied, stream_), "marking the copies of a step");
+  return OkStatus();
 }
 
 // Lengths of this step, and what follows from them.
@@ -179,7 +184,7 @@ CudaStep::~CudaStep() {
   }
   // Nothing captured has run: only Begin's own work is to be waited for.
   const size_t slot = (ws_.next_slot_ + ws_.slots_.size() - 1) % ws_.slots_.size();
-  (void)ws_.AwaitOnHost(ws_.slots_[slot].copied);
+  (void)ws_.AwaitOnHost(ws_.slots_[slot].done);
   if (exit_.address == nullptr) return;
   std::atomic_ref<uint64_t>(*exit_.address).store(exit_.value, std::memory_order_release);
 }

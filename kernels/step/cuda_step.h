@@ -97,7 +97,8 @@ class CudaStep : public StepBatch {
   // Begin.
   void CutParts();
   CudaWorkspace::Capacity Need() const;
-  Status Stage();
+  Status Prepare();
+  Status Stage(const CudaWorkspace::StagingSlot& slot);
   Status StageInts(const CudaWorkspace::StagingSlot& slot);
   Status Summarize();
   Status SummarizeMembers(int first, int count);

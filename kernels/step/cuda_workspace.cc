@@ -64,7 +64,7 @@ CudaWorkspace::~CudaWorkspace() {
     (void)ops_.destroy_event(last_work_);
   }
   for (const StagingSlot& slot : slots_) {
-    if (slot.copied != nullptr) (void)ops_.destroy_event(slot.copied);
+    if (slot.done != nullptr) (void)ops_.destroy_event(slot.done);
     if (slot.data != nullptr) (void)ops_.free_pinned(slot.data);
   }
 }
@@ -157,10 +157,10 @@ Status CudaWorkspace::AllocateStaging() {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }
   for (StagingSlot& slot : slots_) {
-    if (slot.copied == nullptr) {
-      KVS_RETURN_IF_ERROR(Check(ops_.create_event(&slot.copied), "making an event"));
+    if (slot.done == nullptr) {
+      KVS_RETURN_IF_ERROR(Check(ops_.create_event(&slot.done), "making an event"));
     }
-    KVS_RETURN_IF_ERROR(AwaitOnHost(slot.copied));
+    KVS_RETURN_IF_ERROR(AwaitOnHost(slot.done));
     void* data = slot.data;
     slot.data = nullptr;
     if (data != nullptr) {
@@ -192,7 +192,7 @@ Status CudaWorkspace::AwaitOnHost(cuda::Event event) {
 
 Result<CudaWorkspace::StagingSlot*> CudaWorkspace::NextSlot() {
   StagingSlot& slot = slots_[next_slot_];
-  KVS_RETURN_IF_ERROR(AwaitOnHost(slot.copied));
+  KVS_RETURN_IF_ERROR(AwaitOnHost(slot.done));
   next_slot_ = (next_slot_ + 1) % slots_.size();
   return &slot;
 }
