@@ -6,4 +6,6 @@ set(KVS_PLAN_SOURCES
   select/block.cc select/bucket.cc select/importance.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc
   step/sequence_state.cc step/shadow_attention.cc step/step_batch.cc
-  step/step.cc step/stored_parts.cc step/cuda_serves.cc step/cuda_workspace.cc step/cuda_step.cc step/cuda_selection.cc)
+  step/step.cc step/stored_parts.cc
+  step/cuda_serves.cc step/cuda_workspace.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc
+  step/cuda_selection.cc)

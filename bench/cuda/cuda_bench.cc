@@ -287,7 +287,7 @@ double CopyTbps(const Arena& arena) {
     return static_cast<int>(cudaMemcpyAsync(arena.get(), arena.get() + kBytes, kBytes,
                                             cudaMemcpyDeviceToDevice, stream));
   });
-  return 2 * kBytes / TimeReplays({&graph}, 1, kReplays).median / 1e6;
+  return 2 * kBytes / TimeReplays<CapturedGraph>({&graph}, 1, kReplays).median / 1e6;
 }
 
 ordered_json Heading(const std::string& commit, const std::string& date, double copy) {

@@ -12,17 +12,17 @@ namespace kvstrata::cuda {
 
 // Microseconds of a node: each replay is timed by itself, with the one before it still running
 // while it is enqueued, so that nothing of the host is in it. Graphs, all of `nodes` nodes, take
-// turns.
-inline bench::Timing TimeReplays(const std::vector<CapturedGraph*>& graphs, int nodes,
-                                 int replays) {
+// turns. Graph: a CapturedGraph, or what launches one and has a stream.
+template <typename Graph>
+bench::Timing TimeReplays(const std::vector<Graph*>& graphs, int nodes, int replays) {
   constexpr int kWarmUps = 5;
   cudaEvent_t begin, end;
   Check(cudaEventCreate(&begin), "cudaEventCreate");
   Check(cudaEventCreate(&end), "cudaEventCreate");
   std::vector<double> us;
   for (size_t i = 0; i < static_cast<size_t>(kWarmUps + replays); ++i) {
-    CapturedGraph& before = *graphs[2 * i % graphs.size()];
-    CapturedGraph& timed = *graphs[(2 * i + 1) % graphs.size()];
+    Graph& before = *graphs[2 * i % graphs.size()];
+    Graph& timed = *graphs[(2 * i + 1) % graphs.size()];
     before.Launch();
     Check(cudaEventRecord(begin, before.stream()), "cudaEventRecord");
     Check(cudaStreamWaitEvent(timed.stream(), begin), "cudaStreamWaitEvent");

@@ -59,7 +59,7 @@ class Suite {
       }
       return 0;
     });
-    row.us = TimeReplays({&graph}, calls, options_.replays);
+    row.us = TimeReplays<CapturedGraph>({&graph}, calls, options_.replays);
     Print(row);
     rows_.push_back(row);
   }

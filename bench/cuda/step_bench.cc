@@ -1,21 +1,24 @@
 // Decode steps on the GPU, op by op: what a layer costs from its new token to its output.
 //
 //   step_bench [--json-out FILE] [--only PREFIX] [--stages 1] [--commit HASH] [--date DATE]
-// --stages: also what a step takes that ends after its first op, its second, ...
+// --stages: also what a graph takes that ends after a layer's append, its selection, ...
 //
-// One captured graph is one step of a model whose layers read more than the L2 holds: the lengths
-// advance, and each layer appends (its index row too), selects and attends. Sequences grow by a
-// token a replay. Values are medians of a step, divided by its layers: launches between the ops are
-// in them, nothing of the host is. Llama-3.1-8B: 32 query heads, 8 KV heads x 128, bf16; pages of
-// 16 tokens and index blocks lie in random order.
+// A step is one of a model whose layers read more than the L2 holds: CudaStep's Begin, a captured
+// graph in which each layer appends, selects and attends, and End (TokenSelect: the ops alone).
+// Sequences grow by a token a step. Values are medians of a step, divided by its layers: launches
+// between the ops, copies and index rows of Begin are in them, nothing of the host is; what Begin
+// and End take of the host stands beside them. Llama-3.1-8B: 32 query heads, 8 KV heads x 128,
+// bf16; pages of 16 tokens and index blocks lie in random order.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -24,6 +27,7 @@
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/step/cuda_step.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
 
@@ -40,40 +44,37 @@ constexpr int64_t kRotatedBytes = int64_t{300} << 20;  // a step reads at least 
 constexpr int64_t kMostBytes = int64_t{60} << 30;
 constexpr int kWarmUps = 5, kReplays = 60;
 
-// How a plan chooses. kind kFull: it does not; kKept: a list of an earlier step goes on (a hit of
-// TokenSelect's cache).
-struct Plan {
-  enum class Kind { kFull, kBounds, kBoundVotes, kTokenVotes, kKept };
+// text: of plans that a CudaStep serves; else kTokenVotes, or kKept: a list of an earlier step goes
+// on (a hit of TokenSelect's cache).
+struct BenchPlan {
+  enum class Kind { kServed, kTokenVotes, kKept };
   const char* name;
+  const char* text;
   Kind kind;
   CandidateRule rule;
 
-  bool has_index() const { return kind == Kind::kBounds || kind == Kind::kBoundVotes; }
-  bool shared() const { return kind == Kind::kTokenVotes || kind == Kind::kKept; }
   int64_t attended() const {
     return int64_t{rule.take} * rule.unit_tokens + rule.sink_tokens + rule.recent_tokens;
   }
 };
 
-const Plan kPlans[] = {
-    {"full", Plan::Kind::kFull, {}},
-    {"quest", Plan::Kind::kBounds, {16, 0, 1, 128, 0}},
-    {"strata", Plan::Kind::kBoundVotes, {32, 4, 64, 64, 0}},
-    {"tokenselect_miss", Plan::Kind::kTokenVotes, {1, 128, 512, 2048, 0}},
-    {"tokenselect_hit", Plan::Kind::kKept, {1, 128, 512, 2048, 0}},
+const BenchPlan kPlans[] = {
+    {"full", "full", BenchPlan::Kind::kServed, {}},
+    {"quest", "quest{min_tokens = 0}", BenchPlan::Kind::kServed, {16, 0, 1, 128, 0}},
+    {"strata", "strata{min_tokens = 0}", BenchPlan::Kind::kServed, {32, 4, 64, 64, 0}},
+    {"tokenselect_miss", nullptr, BenchPlan::Kind::kTokenVotes, {1, 128, 512, 2048, 0}},
+    {"tokenselect_hit", nullptr, BenchPlan::Kind::kKept, {1, 128, 512, 2048, 0}},
 };
 
 // Bytes that a step of one layer must read.
-int64_t BytesOf(const Plan& plan, int64_t batch, int64_t tokens) {
+int64_t BytesOf(const BenchPlan& plan, int64_t batch, int64_t tokens) {
   switch (plan.kind) {
-    case Plan::Kind::kFull:
-      return batch * tokens * kTokenBytes;
-    case Plan::Kind::kBounds:
-    case Plan::Kind::kBoundVotes:
+    case BenchPlan::Kind::kServed:
+      if (plan.rule.take == 0) return batch * tokens * kTokenBytes;
       return batch * (tokens / plan.rule.unit_tokens + plan.attended()) * kTokenBytes;
-    case Plan::Kind::kTokenVotes:
+    case BenchPlan::Kind::kTokenVotes:
       return batch * (tokens / 2 + plan.attended()) * kTokenBytes;
-    case Plan::Kind::kKept:
+    case BenchPlan::Kind::kKept:
       return batch * plan.attended() * kTokenBytes;
   }
   return 0;
@@ -92,17 +93,18 @@ class Pieces {
                        std::min(block.size() * 2, memory_.size() - at), cudaMemcpyHostToDevice),
             "fill");
     }
+    for (int64_t i = 0; i < count; ++i) addresses_.push_back(memory_.get() + i * bytes);
+    std::shuffle(addresses_.begin(), addresses_.end(), rng);
     std::vector<uint64_t> table;
-    for (int64_t i = 0; i < count; ++i) {
-      table.push_back(memory_.address() + static_cast<uint64_t>(i * bytes));
-    }
-    std::shuffle(table.begin(), table.end(), rng);
+    for (const std::byte* at : addresses_) table.push_back(reinterpret_cast<uint64_t>(at));
     table_ = DeviceArray<uint64_t>(table);
   }
   const uint64_t* table() const { return table_.get(); }
+  const std::vector<std::byte*>& addresses() const { return addresses_; }
 
  private:
   DeviceArray<std::byte> memory_;
+  std::vector<std::byte*> addresses_;
   DeviceArray<uint64_t> table_;
 };
 
@@ -111,26 +113,143 @@ DeviceArray<T> Zeros(size_t n) {
   return DeviceArray<T>(std::vector<T>(n));
 }
 
-// A batch of equally long sequences in a model of `layers` layers, and a step of it.
-class Step {
+Geometry GeometryOf(int layers) { return {layers, kHeads, kKvHeads, kDim, kPage, DType::kBF16}; }
+
+// Layers enough that a step reads more than the L2 holds.
+int LayersOf(const BenchPlan& plan, int batch, int64_t tokens) {
+  const int64_t read = BytesOf(plan, batch, tokens);
+  const int64_t fit = kMostBytes / (batch * tokens * kTokenBytes * 9 / 8);
+  return static_cast<int>(
+      std::clamp<int64_t>((kRotatedBytes + read - 1) / read, 1, std::clamp<int64_t>(fit, 1, 32)));
+}
+
+// Tokens that a sequence may have.
+int32_t CapacityOf(int32_t tokens) { return (tokens + 4 * kReplays) / 512 * 512 + 1024; }
+
+// Whether every output is a number.
+bool IsSound(const DeviceArray<BF16>& output) {
+  const std::vector<BF16> out = output.Read();
+  return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
+}
+
+void CheckStep(const Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::abort();
+}
+
+// Steps of a batch of equally long sequences as an engine makes them: Begin, a graph of all layers,
+// End. Sequences grow by a token a step.
+class ServedSteps {
  public:
-  Step(const Plan& plan, int batch, int32_t tokens)
+  ServedSteps(const BenchPlan& plan, int batch, int32_t tokens)
+      : geometry_(GeometryOf(LayersOf(plan, batch, tokens))),
+        plan_(ParsePlan(plan.text).value()),
+        index_(IndexOf(plan_, geometry_)),
+        pages_(int64_t{batch} * CapacityOf(tokens) / kPage, geometry_.page_bytes(), rng_),
+        blocks_(std::max<int64_t>(int64_t{batch} * index_.BlocksFor(CapacityOf(tokens)), 1),
+                std::max<int64_t>(index_.block_bytes, 16), rng_),
+        input_(1, int64_t{batch} * kHeads * kRowBytes, rng_),
+        output_(static_cast<size_t>(int64_t{batch} * kHeads * kDim)),
+        workspace_(*kvs_cuda_ops(), geometry_, CapacityOf(tokens)) {
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    const auto pages = pages_.addresses().size() / static_cast<size_t>(batch);
+    const auto blocks = static_cast<size_t>(index_.BlocksFor(CapacityOf(tokens)));
+    for (size_t i = 0; i < static_cast<size_t>(batch); ++i) {
+      states_.push_back(std::make_unique<SequenceState>(geometry_, plan_, tokens, tokens));
+      CheckStep(states_.back()->ClosePrompt());
+      views_.push_back({.pages = pages_.addresses().data() + i * pages,
+                        .index_blocks = blocks_.addresses().data() + i * blocks});
+    }
+    graph_ = Capture(kStages);
+  }
+  ServedSteps(const ServedSteps&) = delete;
+  ~ServedSteps() {
+    graph_.reset();
+    cudaStreamDestroy(stream_);
+  }
+
+  int layers() const { return geometry_.layers; }
+  cudaStream_t stream() const { return stream_; }
+
+  // A step.
+  void Launch() {
+    using Clock = std::chrono::steady_clock;
+    const auto begin = Clock::now();
+    const std::unique_ptr<CudaStep> step = Begin();
+    const auto begun = Clock::now();
+    graph_->Launch();
+    CheckStep(step->Replay());
+    const auto launched = Clock::now();
+    CheckStep(step->End(stream_));
+    const auto host = begun - begin + (Clock::now() - launched);
+    host_us_.push_back(std::chrono::duration<double, std::micro>(host).count());
+  }
+  // What Begin and End take of the host.
+  bench::Timing HostTime() const { return bench::TimingOf(host_us_); }
+
+  // A layer's append, its selection, its attention.
+  static constexpr int kStages = 3;
+  // A graph of the first `stages` of every layer.
+  std::unique_ptr<CapturedGraph> Capture(int stages) {
+    const std::unique_ptr<CudaStep> step = Begin();
+    const Rows in{input_.addresses()[0], kHeads * kRowBytes, kRowBytes, DType::kBF16};
+    const MutableRows out{reinterpret_cast<std::byte*>(output_.get()), kHeads * kRowBytes,
+                          kRowBytes, DType::kBF16};
+    return std::make_unique<CapturedGraph>(stream_, [&](Stream) {
+      for (int layer = 0; layer < layers(); ++layer) {
+        CheckStep(step->Append(layer, in, in));
+        if (stages > 1) CheckStep(step->Select(layer, in));
+        if (stages > 2) CheckStep(step->Attend(layer, in, out, nullptr));
+      }
+      return 0;
+    });
+  }
+  bool Sound() const { return IsSound(output_); }
+
+ private:
+  std::unique_ptr<CudaStep> Begin() {
+    std::vector<StepMember> members;
+    for (size_t i = 0; i < states_.size(); ++i) {
+      views_[i].tokens = states_[i]->tokens();
+      members.push_back({states_[i].get(), views_[i], 1});
+    }
+    auto step = CudaStep::Begin(std::move(members), &workspace_, stream_, {});
+    CheckStep(step.status());
+    return std::move(step).value();
+  }
+
+  const Geometry geometry_;
+  const kvstrata::Plan plan_;
+  const IndexLayout index_;
+  std::mt19937_64 rng_{std::random_device{}()};
+  Pieces pages_, blocks_;
+  Pieces input_;  // queries, whose first heads serve as keys and values too
+  DeviceArray<BF16> output_;
+  CudaWorkspace workspace_;
+  cudaStream_t stream_ = nullptr;
+  std::vector<std::unique_ptr<SequenceState>> states_;
+  std::vector<SequenceView> views_;
+  std::unique_ptr<CapturedGraph> graph_;
+  std::vector<double> host_us_;
+};
+
+// The same of TokenSelect, which no CudaStep serves yet, from ops: its lengths advance on the
+// device.
+class TokenSteps {
+ public:
+  TokenSteps(const BenchPlan& plan, int batch, int32_t tokens)
       : plan_(plan),
         batch_(batch),
-        capacity_((tokens + 4 * kReplays) / 512 * 512 + 1024),
+        capacity_(CapacityOf(tokens)),
         layers_(LayersOf(plan, batch, tokens)),
-        index_(IndexOf(plan, layers_)),
         pages_(int64_t{batch} * capacity_ / kPage, layers_ * kLayerBytes, rng_),
-        blocks_(plan.has_index() ? int64_t{batch} * index_.BlocksFor(capacity_) : 1,
-                plan.has_index() ? index_.block_bytes : 16, rng_),
         tokens_(std::vector<int32_t>(static_cast<size_t>(batch), tokens)),
         input_(1, int64_t{batch} * kHeads * kRowBytes, rng_),
         output_(static_cast<size_t>(int64_t{batch} * kHeads * kDim)),
         counters_(Zeros<uint32_t>(static_cast<size_t>(batch) * kKvHeads)),
         workspace_(static_cast<size_t>(Ops().attend_raw_workspace_bytes(kGroup, kDim)) / 4) {
-    if (plan.kind == Plan::Kind::kFull) return;
-    const int groups = plan.shared() ? 1 : kKvHeads;
-    const auto lists = static_cast<size_t>(batch * groups);
+    const auto lists = static_cast<size_t>(batch);
     scores_ = DeviceArray<float>(lists * static_cast<size_t>(capacity_ / plan.rule.unit_tokens));
     units_ = DeviceArray<int32_t>(lists * static_cast<size_t>(plan.rule.take));
     counts_ = DeviceArray<int32_t>(lists);
@@ -138,7 +257,7 @@ class Step {
     recent_ = DeviceArray<int32_t>(static_cast<size_t>(batch));
     vote_scratch_ = DeviceArray<std::byte>(static_cast<size_t>(Ops().vote_scratch_bytes(Vote(0))));
     pick_scratch_ = Zeros<std::byte>(static_cast<size_t>(Ops().pick_scratch_bytes(Pick())));
-    if (plan.kind == Plan::Kind::kKept) KeepRandomList(tokens);
+    if (plan.kind == BenchPlan::Kind::kKept) KeepRandomList(tokens);
   }
 
   int layers() const { return layers_; }
@@ -154,25 +273,10 @@ class Step {
     }
     return error;
   }
-  // Whether every output is a number.
-  bool Sound() const {
-    const std::vector<BF16> out = output_.Read();
-    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
-  }
+  bool Sound() const { return IsSound(output_); }
 
  private:
   static const CudaOps& Ops() { return *kvs_cuda_ops(); }
-  static int LayersOf(const Plan& plan, int batch, int64_t tokens) {
-    const int64_t read = BytesOf(plan, batch, tokens);
-    const int64_t fit = kMostBytes / (batch * tokens * kTokenBytes * 9 / 8);
-    return static_cast<int>(
-        std::clamp<int64_t>((kRotatedBytes + read - 1) / read, 1, std::clamp<int64_t>(fit, 1, 32)));
-  }
-  static IndexLayout IndexOf(const Plan& plan, int layers) {
-    const Geometry g{layers, kHeads, kKvHeads, kDim, kPage, DType::kBF16};
-    return MakeIndexLayout(IndexLayout::Kind::kMinMax, g, &plan.rule.unit_tokens, 1);
-  }
-
   int Layer(int layer, int stages, Stream stream) const {
     const auto ops = OpsOf(layer);
     int error = 0;
@@ -180,16 +284,12 @@ class Step {
     return error;
   }
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    using Kind = Plan::Kind;
     std::vector<std::function<int(Stream)>> ops;
     ops.push_back([=, this](Stream s) { return Ops().append(Append(layer), s); });
-    if (plan_.kind == Kind::kBounds) {
-      ops.push_back([=, this](Stream s) { return Ops().score(Score(layer), s); });
-    }
-    if (plan_.kind == Kind::kBoundVotes || plan_.kind == Kind::kTokenVotes) {
+    if (plan_.kind == BenchPlan::Kind::kTokenVotes) {
       ops.push_back([=, this](Stream s) { return Ops().vote(Vote(layer), s); });
+      ops.push_back([=, this](Stream s) { return Ops().pick(Pick(), s); });
     }
-    if (ops.size() > 1) ops.push_back([=, this](Stream s) { return Ops().pick(Pick(), s); });
     ops.push_back([=, this](Stream s) { return Ops().attend_raw(Attend(layer), s); });
     return ops;
   }
@@ -200,12 +300,6 @@ class Step {
             kDim,           DType::kBF16,      keys,  keys + kKvHeads * kHeadBytes,
             kHeadBytes,     kRowBytes};
   }
-  DeviceRows Bounds(int layer) const {
-    return IndexRows(blocks_.table(), index_.BlocksFor(capacity_), index_, 0, layer, 0);
-  }
-  int64_t FieldStride() const {
-    return index_.RowOffset(0, 0, 1, 0, 0) - index_.RowOffset(0, 0, 0, 0, 0);
-  }
   const void* input() const { return reinterpret_cast<const void*>(input_address_); }
 
   AppendBatch Append(int layer) const {
@@ -214,37 +308,18 @@ class Step {
     w.batch = w.rows_max = batch_;
     w.tokens = tokens_.get();
     w.k = w.v = {input(), kHeads * kRowBytes, kRowBytes, DType::kBF16};
-    if (plan_.has_index()) {
-      w.index = IndexOfLayer(index_, layer, blocks_.table(), index_.BlocksFor(capacity_));
-    }
-    return w;
-  }
-  ScoreBatch Score(int layer) const {
-    ScoreBatch w;
-    w.rows = Bounds(layer);
-    w.fields = 2;
-    w.field_stride = FieldStride();
-    w.rule = plan_.rule;
-    w.tokens = tokens_.get();
-    w.q = input();
-    w.batch = batch_;
-    w.query_heads = kHeads;
-    w.scores = scores_.get();
-    w.unit_stride = capacity_ / plan_.rule.unit_tokens;
     return w;
   }
   VoteBatch Vote(int layer) const {
     VoteBatch w;
-    w.rows = plan_.has_index() ? Bounds(layer) : KeyRows(Paged(layer));
-    w.fields = plan_.has_index() ? 2 : 1;
-    w.field_stride = plan_.has_index() ? FieldStride() : 0;
+    w.rows = KeyRows(Paged(layer));
     w.scale = 1 / std::sqrt(float{kDim});
     w.rule = plan_.rule;
     w.tokens = tokens_.get();
     w.q = input();
     w.batch = batch_;
     w.query_heads = kHeads;
-    w.output_rows = plan_.shared() ? 1 : kKvHeads;
+    w.output_rows = 1;
     w.votes = scores_.get();
     w.candidate_stride = capacity_ / plan_.rule.unit_tokens;
     w.scratch = vote_scratch_.get();
@@ -255,7 +330,7 @@ class Step {
     w.scores = scores_.get();
     w.score_stride = capacity_ / plan_.rule.unit_tokens;
     w.batch = batch_;
-    w.groups = plan_.shared() ? 1 : kKvHeads;
+    w.groups = 1;
     w.rule = plan_.rule;
     w.tokens = tokens_.get();
     w.units = units_.get();
@@ -269,12 +344,7 @@ class Step {
   AttendRawBatch Attend(int layer) const {
     AttendRawBatch w;
     w.layer = Paged(layer);
-    if (plan_.kind != Plan::Kind::kFull) {
-      w.selection = {plan_.rule.unit_tokens, plan_.shared() ? 1 : kKvHeads,
-                     plan_.rule.take,        units_.get(),
-                     counts_.get(),          sink_.get(),
-                     recent_.get()};
-    }
+    w.selection = {1, 1, plan_.rule.take, units_.get(), counts_.get(), sink_.get(), recent_.get()};
     w.batch = batch_;
     w.group = kGroup;
     w.tokens = tokens_.get();
@@ -302,33 +372,57 @@ class Step {
     recent_.Write(std::vector<int32_t>(batch, tokens - plan_.rule.recent_tokens));
   }
 
-  const Plan& plan_;
+  const BenchPlan& plan_;
   const int batch_;
   const int32_t capacity_;  // tokens a sequence may have, a multiple of 512
   const int layers_;
-  const IndexLayout index_;
   std::mt19937_64 rng_{std::random_device{}()};
-  Pieces pages_, blocks_;
+  Pieces pages_;
   DeviceArray<int32_t> tokens_;
   Pieces input_;  // queries, whose first heads serve as keys and values too
-  const uint64_t input_address_ = DeviceWord(input_.table());
+  const uint64_t input_address_ = reinterpret_cast<uint64_t>(input_.addresses()[0]);
   DeviceArray<BF16> output_;
   DeviceArray<uint32_t> counters_;
   DeviceArray<float> workspace_, scores_;
   DeviceArray<int32_t> units_, counts_, sink_, recent_;
   DeviceArray<std::byte> vote_scratch_, pick_scratch_;
-
-  static uint64_t DeviceWord(const uint64_t* at) {
-    uint64_t word = 0;
-    Check(cudaMemcpy(&word, at, sizeof(word), cudaMemcpyDeviceToHost), "an address");
-    return word;
-  }
 };
 
 // Microseconds of a layer.
-bench::Timing TimeStep(const Step& step, int stages) {
-  CapturedGraph graph([&](Stream stream) { return step.Enqueue(stages, stream); });
-  return TimeReplays({&graph}, step.layers(), kReplays);
+bench::Timing TimeSteps(ServedSteps& steps) {
+  return TimeReplays<ServedSteps>({&steps}, steps.layers(), kReplays);
+}
+bench::Timing TimeSteps(ServedSteps& steps, int stages) {
+  const std::unique_ptr<CapturedGraph> graph = steps.Capture(stages);
+  return TimeReplays<CapturedGraph>({graph.get()}, steps.layers(), kReplays);
+}
+bench::Timing TimeSteps(const TokenSteps& steps, int stages) {
+  CapturedGraph graph([&](Stream stream) { return steps.Enqueue(stages, stream); });
+  return TimeReplays<CapturedGraph>({&graph}, steps.layers(), kReplays);
+}
+
+struct Measured {
+  bench::Timing layer;  // microseconds
+  double host_us = 0;   // of Begin and End, a step
+  bool sound = false;
+};
+
+void PrintStage(const std::string& id, int stage, const bench::Timing& t) {
+  std::printf("%-34s %9.2f us  after op %d\n", id.c_str(), t.median, stage);
+}
+
+Measured Measure(const BenchPlan& plan, int batch, int32_t tokens, bool stages,
+                 const std::string& id) {
+  if (plan.text == nullptr) {
+    const TokenSteps steps(plan, batch, tokens);
+    for (int i = 1; stages && i < steps.stages(); ++i) PrintStage(id, i, TimeSteps(steps, i));
+    const bench::Timing t = TimeSteps(steps, steps.stages());
+    return {t, 0, steps.Sound()};
+  }
+  ServedSteps steps(plan, batch, tokens);
+  for (int i = 1; stages && i <= ServedSteps::kStages; ++i) PrintStage(id, i, TimeSteps(steps, i));
+  const bench::Timing t = TimeSteps(steps);
+  return {t, steps.HostTime().median, steps.Sound()};
 }
 
 std::string Option(int argc, char** argv, const char* name) {
@@ -342,23 +436,20 @@ std::string Option(int argc, char** argv, const char* name) {
 int Run(const std::string& only, bool stages, ordered_json* rows) {
   int unsound = 0;
   for (const auto& [batch, kilotokens] : {std::pair{1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
-    for (const Plan& plan : kPlans) {
+    for (const BenchPlan& plan : kPlans) {
       const std::string id = "step/" + std::string(plan.name) + "/b" + std::to_string(batch) + "/" +
                              std::to_string(kilotokens) + "K";
       if (!id.starts_with(only)) continue;
-      const Step step(plan, batch, kilotokens * 1024);
-      for (int i = 1; stages && i < step.stages(); ++i) {
-        std::printf("%-34s %9.2f us  after op %d\n", id.c_str(), TimeStep(step, i).median, i);
-      }
-      const bench::Timing t = TimeStep(step, step.stages());
-      if (!step.Sound()) {
+      const Measured measured = Measure(plan, batch, kilotokens * 1024, stages, id);
+      const bench::Timing& t = measured.layer;
+      if (!measured.sound) {
         unsound = 1;
         std::printf("%s: an output is not a number\n", id.c_str());
       }
       const double tbps =
           static_cast<double>(BytesOf(plan, batch, kilotokens * 1024)) / t.median * 1e-6;
-      std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s\n", id.c_str(), t.median, t.p10,
-                  t.p90, tbps);
+      std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s  host %6.1f us a step\n",
+                  id.c_str(), t.median, t.p10, t.p90, tbps, measured.host_us);
       std::fflush(stdout);
       rows->push_back({{"id", id},
                        {"plan", plan.name},
@@ -369,7 +460,8 @@ int Run(const std::string& only, bool stages, ordered_json* rows) {
                        {"p10", t.p10},
                        {"p90", t.p90},
                        {"n", t.n},
-                       {"tbps", tbps}});
+                       {"tbps", tbps},
+                       {"host_us", measured.host_us}});
     }
   }
   return unsound;
@@ -393,8 +485,9 @@ int Main(int argc, char** argv) {
       {"command", "bench/cuda/run_gpu.sh steps dense (make bundle)"},
       {"context",
        {{"notes",
-         "one layer: advance, append, select, attend in a captured graph, lengths grow a token a "
-         "replay; 32 query heads, 8 KV heads x 128, bf16, pages of 16 scattered"}}},
+         "one layer of a step: CudaStep's Begin, a captured graph of append, select, attend, End "
+         "(tokenselect: the ops alone); lengths grow a token a step; 32 query heads, 8 KV heads x "
+         "128, bf16, pages of 16 scattered"}}},
       {"ceilings", ordered_json::object()},
       {"rows", rows}};
   const std::string file = Option(argc, argv, "--json-out");

@@ -2,34 +2,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
-#include <cstring>
 #include <string>
 #include <utility>
 
 namespace kvstrata {
-namespace {
 
-constexpr uintptr_t kVector = 16;  // bytes that ops read at a time
-
-bool IsAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVector == 0; }
-
-cuda::CandidateRule RuleOf(const Plan& plan) {
+cuda::CandidateRule CudaStep::RuleOf(const Plan& plan) {
   return {plan.page, plan.n_sink, plan.n_recent, plan.budget / plan.page, plan.min_tokens};
 }
 
-float ScaleOf(const Geometry& g) { return 1.0f / std::sqrt(static_cast<float>(g.head_dim)); }
-
-// Bytes from a unit's minimum to its maximum.
-int64_t FieldStride(const IndexLayout& index) {
+int64_t CudaStep::FieldStride(const IndexLayout& index) {
   return index.RowOffset(0, 0, 1, 0, 0) - index.RowOffset(0, 0, 0, 0, 0);
 }
-
-const std::byte* RowAt(const Rows& rows, int32_t row) {
-  return rows.data + row * rows.token_stride;
-}
-
-}  // namespace
 
 CudaStep::CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
                    Exit exit)
@@ -61,8 +45,7 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
   }
   KVS_RETURN_IF_ERROR(workspace->Fit(step->Need()));
   KVS_RETURN_IF_ERROR(workspace->Follow(stream));
-  KVS_RETURN_IF_ERROR(step->Stage());
-  KVS_RETURN_IF_ERROR(step->Summarize());
+  KVS_RETURN_IF_ERROR(step->Prepare());
   step->begun_ = workspace->in_step_ = true;
   return step;
 }
@@ -101,20 +84,29 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   return need;
 }
 
-Status CudaStep::Stage() {
+// What Begin does on the stream.
+Status CudaStep::Prepare() {
   KVS_ASSIGN_OR_RETURN(const CudaWorkspace::StagingSlot* const slot, ws_.NextSlot());
-  KVS_RETURN_IF_ERROR(StageInts(*slot));
+  Status status = Stage(*slot);
+  if (status.ok()) status = Summarize();
+  if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
+  if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
+  return status;
+}
+
+Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
+  KVS_RETURN_IF_ERROR(StageInts(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
     const int32_t page = geometry().page_tokens;
     KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.pages_, ws_.capacity_.pages, i, view.pages,
-                                   (tokens + page - 1) / page, *slot, stream_));
+                                   (tokens + page - 1) / page, slot, stream_));
     KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.blocks_, ws_.capacity_.blocks, i, view.index_blocks,
-                                   members_[i].state->index().BlocksFor(view.tokens), *slot,
+                                   members_[i].state->index().BlocksFor(view.tokens), slot,
                                    stream_));
   }
-  return Check(ops_.record_event(slot->copied, stream_), "marking the copies of a step");
+  return OkStatus();
 }
 
 // Lengths of this step, and what follows from them.
@@ -192,7 +184,7 @@ CudaStep::~CudaStep() {
   }
   // Nothing captured has run: only Begin's own work is to be waited for.
   const size_t slot = (ws_.next_slot_ + ws_.slots_.size() - 1) % ws_.slots_.size();
-  (void)ws_.AwaitOnHost(ws_.slots_[slot].copied);
+  (void)ws_.AwaitOnHost(ws_.slots_[slot].done);
   if (exit_.address == nullptr) return;
   std::atomic_ref<uint64_t>(*exit_.address).store(exit_.value, std::memory_order_release);
 }
@@ -252,321 +244,6 @@ Status CudaStep::Replay() {
                             "no graph of all layers was captured of such a batch at generation " +
                                 std::to_string(ws_.generation_) +
                                 " of its workspace; run the layers, or capture them anew");
-}
-
-Result<Rows> CudaStep::OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy) {
-  bool device = false;
-  KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(rows.data, &device), "asking for an address"));
-  if (device) return rows;
-  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
-  if (capturing) {
-    return FailedPrecondition("CAPTURE_HOST_TENSOR",
-                              "a tensor of host memory cannot be captured; pass device memory");
-  }
-  const auto bytes =
-      static_cast<uint64_t>((tokens_ - 1) * rows.token_stride + (heads - 1) * rows.head_stride +
-                            geometry().head_dim * SizeOf(rows.dtype));
-  KVS_RETURN_IF_ERROR(ws_.Reserve(copy, bytes, stream_));
-  KVS_RETURN_IF_ERROR(
-      Check(ops_.copy_async(copy->as<std::byte>(), rows.data, bytes, stream_), "copying a tensor"));
-  // The caller may write to it when we return; of pinned memory the copy is still to come.
-  KVS_RETURN_IF_ERROR(Check(ops_.synchronize(stream_), "copying a tensor"));
-  return Rows{copy->as<std::byte>(), rows.token_stride, rows.head_stride, rows.dtype};
-}
-
-// A dense copy, as `dtype`.
-Result<Rows> CudaStep::Copied(const Rows& rows, int32_t heads, DType dtype, DeviceBuffer* to) {
-  cuda::CopyRowsBatch w;
-  w.from = rows.data;
-  w.from_row_stride = rows.token_stride;
-  w.from_head_stride = rows.head_stride;
-  w.from_dtype = rows.dtype;
-  w.to_dtype = dtype;
-  w.rows = tokens_;
-  w.heads = heads;
-  w.dim = geometry().head_dim;
-  w.to_head_stride = w.dim * SizeOf(dtype);
-  w.to_row_stride = heads * w.to_head_stride;
-  KVS_RETURN_IF_ERROR(ws_.Reserve(to, static_cast<uint64_t>(tokens_ * w.to_row_stride), stream_));
-  w.to = to->as<std::byte>();
-  KVS_RETURN_IF_ERROR(Check(ops_.copy_rows(w, stream_), "op copy_rows"));
-  return Rows{to->as<std::byte>(), w.to_row_stride, w.to_head_stride, dtype};
-}
-
-bool CudaStep::IsDense(const void* data, int64_t token_stride, int64_t head_stride, DType dtype,
-                       int32_t heads) const {
-  const int64_t row = geometry().head_dim * SizeOf(dtype);
-  return IsAligned(data) && head_stride == row && (token_stride == heads * row || tokens_ == 1);
-}
-
-Result<cuda::DeviceSource> CudaStep::SourceOf(const Rows& rows, DeviceBuffer* copy,
-                                              DeviceBuffer* dense) {
-  const int32_t heads = geometry().kv_heads;
-  KVS_ASSIGN_OR_RETURN(Rows from, OnDevice(rows, heads, copy));
-  if (!IsAligned(from.data) || from.token_stride % kVector != 0 ||
-      from.head_stride % kVector != 0) {
-    KVS_ASSIGN_OR_RETURN(from, Copied(from, heads, from.dtype, dense));
-  }
-  return cuda::DeviceSource{from.data, from.token_stride, from.head_stride, from.dtype};
-}
-
-Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
-  cuda::AppendBatch w;
-  KVS_ASSIGN_OR_RETURN(w.k, SourceOf(k, &ws_.host_k_, &ws_.dense_k_));
-  KVS_ASSIGN_OR_RETURN(w.v, SourceOf(v, &ws_.host_v_, &ws_.dense_v_));
-  w.layer = PagesOf({0, members(), 1, false, {}}, layer);
-  w.batch = members();
-  w.tokens = ws_.Ints(PerMember::kLengths);
-  w.starts = tokens_ == members() ? nullptr : ws_.starts();
-  w.rows_max = tokens_;
-  KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
-  if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
-  return OkStatus();
-}
-
-bool CudaStep::Selects(const Part& part, int layer) const {
-  return part.selects && layer >= part.plan.n_dense_layers;
-}
-
-cuda::PagedLayer CudaStep::PagesOf(const Part& part, int layer) const {
-  const PageLayout layout = PageLayout::Of(geometry());
-  cuda::PagedLayer pages;
-  pages.page_stride = ws_.capacity_.pages;
-  pages.pages = ws_.pages_.device.as<uint64_t>() + int64_t{part.first} * pages.page_stride;
-  pages.page_tokens = layout.page_tokens;
-  pages.kv_heads = layout.kv_heads;
-  pages.head_dim = layout.head_dim;
-  pages.dtype = layout.dtype;
-  pages.key_offset = layout.KeyOffset(layer, 0, 0);
-  pages.value_offset = layout.ValueOffset(layer, 0, 0);
-  pages.head_stride = layout.head_stride;
-  pages.slot_stride = layout.slot_stride;
-  return pages;
-}
-
-cuda::DeviceRows CudaStep::BoundsOf(const Part& part, int layer) const {
-  const int32_t stride = ws_.capacity_.blocks;
-  return cuda::IndexRows(ws_.blocks_.device.as<uint64_t>() + int64_t{part.first} * stride, stride,
-                         members_[part.first].state->index(), 0, layer, 0);
-}
-
-cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
-  if (!Selects(part, layer)) return {};
-  cuda::DeviceSelection selection;
-  if (part.plan.selector == SelectorKind::kWindow) {
-    selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
-    selection.recent_begin = ws_.Ints(PerMember::kRecentBegin) + part.first;
-    return selection;
-  }
-  const int64_t list = int64_t{part.first} * geometry().kv_heads;
-  selection.unit_tokens = part.plan.page;
-  selection.groups = geometry().kv_heads;
-  selection.list_stride = ws_.capacity_.list;
-  selection.units = ws_.units_.as<int32_t>() + list * selection.list_stride;
-  selection.counts = ws_.counts_.as<int32_t>() + list;
-  selection.sink_end = ws_.sink_end_.as<int32_t>() + part.first;
-  selection.recent_begin = ws_.recent_begin_.as<int32_t>() + part.first;
-  return selection;
-}
-
-Status CudaStep::Select(int layer, const Rows& q) {
-  KVS_ASSIGN_OR_RETURN(const Rows queries, OnDevice(q, geometry().query_heads, &ws_.host_q_));
-  return SelectFrom(layer, queries);
-}
-
-Status CudaStep::SelectFrom(int layer, const Rows& q) {
-  const int32_t heads = geometry().query_heads;
-  Rows dense{};
-  for (const Part& part : parts_) {
-    if (!Selects(part, layer) || part.plan.selector == SelectorKind::kWindow) continue;
-    if (dense.data == nullptr) {
-      dense = q;
-      if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
-        KVS_ASSIGN_OR_RETURN(dense, Copied(q, heads, q.dtype, &ws_.dense_q_));
-      }
-    }
-    KVS_RETURN_IF_ERROR(SelectPart(part, layer, dense));
-  }
-  selected_layer_ = layer;
-  return OkStatus();
-}
-
-// For the first new token of each member.
-Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
-  const std::byte* const queries = RowAt(q, first_row_[part.first]);
-  KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
-                                              : ScoreBounds(part, layer, queries, q.dtype));
-  return Pick(part);
-}
-
-Status CudaStep::ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype) {
-  cuda::ScoreBatch w;
-  w.rows = BoundsOf(part, layer);
-  w.fields = 2;
-  w.field_stride = FieldStride(members_[part.first].state->index());
-  w.rule = RuleOf(part.plan);
-  w.tokens = ws_.visible() + first_row_[part.first];
-  w.q = q;
-  w.q_dtype = dtype;
-  w.batch = part.count;
-  w.query_heads = geometry().query_heads;
-  w.unit_stride = ws_.capacity_.units;
-  w.scores = ws_.scores_.as<float>() + int64_t{part.first} * geometry().kv_heads * w.unit_stride;
-  return Check(ops_.score(w, stream_), "op score");
-}
-
-Status CudaStep::VoteBounds(const Part& part, int layer, const std::byte* q, DType dtype) {
-  cuda::VoteBatch w;
-  w.rows = BoundsOf(part, layer);
-  w.fields = 2;
-  w.field_stride = FieldStride(members_[part.first].state->index());
-  w.scale = ScaleOf(geometry());
-  w.rule = RuleOf(part.plan);
-  w.tokens = ws_.visible() + first_row_[part.first];
-  w.q = q;
-  w.q_dtype = dtype;
-  w.batch = part.count;
-  w.query_heads = geometry().query_heads;
-  w.output_rows = geometry().kv_heads;
-  w.candidate_stride = ws_.capacity_.units;
-  w.votes =
-      ws_.scores_.as<float>() + int64_t{part.first} * geometry().kv_heads * w.candidate_stride;
-  w.scratch = ws_.vote_scratch_.as<std::byte>();
-  return Check(ops_.vote(w, stream_), "op vote");
-}
-
-Status CudaStep::Pick(const Part& part) {
-  const int64_t list = int64_t{part.first} * geometry().kv_heads;
-  cuda::PickBatch w;
-  w.score_stride = ws_.capacity_.units;
-  w.scores = ws_.scores_.as<float>() + list * w.score_stride;
-  w.batch = part.count;
-  w.groups = geometry().kv_heads;
-  w.rule = RuleOf(part.plan);
-  w.tokens = ws_.visible() + first_row_[part.first];
-  w.list_stride = ws_.capacity_.list;
-  w.units = ws_.units_.as<int32_t>() + list * w.list_stride;
-  w.counts = ws_.counts_.as<int32_t>() + list;
-  w.sink_end = ws_.sink_end_.as<int32_t>() + part.first;
-  w.recent_begin = ws_.recent_begin_.as<int32_t>() + part.first;
-  w.scratch = ws_.pick_scratch_.as<std::byte>();
-  w.scratch_lists = ws_.capacity_.members * geometry().kv_heads;
-  return Check(ops_.pick(w, stream_), "op pick");
-}
-
-Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
-  const Geometry& g = geometry();
-  const int64_t row = int64_t{g.query_heads} * g.head_dim * SizeOf(out.dtype);
-  KVS_ASSIGN_OR_RETURN(const Rows given, OnDevice(q, g.query_heads, &ws_.host_q_));
-  if (selected_layer_ != layer) KVS_RETURN_IF_ERROR(SelectFrom(layer, given));
-  Rows queries = given;
-  const bool usable = given.dtype == g.dtype && IsAligned(given.data) &&
-                      given.head_stride == g.row_bytes() && given.token_stride % kVector == 0;
-  if (!usable) {
-    KVS_ASSIGN_OR_RETURN(queries, Copied(given, g.query_heads, g.dtype, &ws_.native_q_));
-  }
-
-  bool out_device = false, lse_device = true;
-  KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(out.data, &out_device), "asking for an address"));
-  if (lse != nullptr) {
-    KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(lse, &lse_device), "asking for an address"));
-  }
-  CudaWorkspace::CapturedShape* const shape = ShapeUnderCapture();
-  if (shape != nullptr && !(out_device && lse_device)) {
-    return FailedPrecondition("CAPTURE_HOST_TENSOR",
-                              "a tensor of host memory cannot be captured; pass device memory");
-  }
-  const bool in_place =
-      out_device && IsDense(out.data, out.token_stride, out.head_stride, out.dtype, g.query_heads);
-  MutableRows dense{out.data, row, row / g.query_heads, out.dtype};
-  if (!in_place) {
-    KVS_RETURN_IF_ERROR(ws_.Reserve(&ws_.out_, static_cast<uint64_t>(tokens_ * row), stream_));
-    dense.data = ws_.out_.as<std::byte>();
-  }
-  const auto lse_bytes = static_cast<uint64_t>(tokens_ * g.query_heads) * sizeof(float);
-  float* sums = lse;
-  if (!lse_device) {
-    KVS_RETURN_IF_ERROR(ws_.Reserve(&ws_.lse_, lse_bytes, stream_));
-    sums = ws_.lse_.as<float>();
-  }
-  for (const Part& part : parts_) {
-    KVS_RETURN_IF_ERROR(AttendPart(part, layer, queries, dense, sums));
-  }
-  if (!in_place) KVS_RETURN_IF_ERROR(StoreOutput(out, out_device));
-  if (!lse_device) KVS_RETURN_IF_ERROR(CopyToHost(lse, sums, lse_bytes));
-  if (shape != nullptr) shape->attended[layer] = 1;
-  return OkStatus();
-}
-
-Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out,
-                            float* lse) {
-  const Geometry& g = geometry();
-  cuda::AttendRawBatch w;
-  w.layer = PagesOf(part, layer);
-  w.selection = SelectionOf(part, layer);
-  w.group = g.group();
-  w.scale = ScaleOf(g);
-  w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.attend_workspace_.as<float>();
-  const int32_t first = first_row_[part.first];
-  if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
-  // Every new token is an item with the same row of the page table. A selection has one list for
-  // all of them, which the op cannot share between items.
-  w.layer.page_stride = 0;
-  const int32_t at_once = Selects(part, layer) ? 1 : CudaWorkspace::kItemsPerLaunch;
-  for (int32_t t = 0; t < part.new_tokens; t += at_once) {
-    const int32_t items = std::min(at_once, part.new_tokens - t);
-    KVS_RETURN_IF_ERROR(AttendItems(w, first + t, items, q, out, lse));
-  }
-  return OkStatus();
-}
-
-// Rows [row, row + items) of the batch.
-Status CudaStep::AttendItems(cuda::AttendRawBatch w, int32_t row, int32_t items, const Rows& q,
-                             const MutableRows& out, float* lse) {
-  w.batch = items;
-  w.tokens = ws_.visible() + row;
-  w.q = RowAt(q, row);
-  w.q_stride = q.token_stride;
-  w.to.rows = out.data + row * out.token_stride;
-  w.to.dtype = out.dtype;
-  w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads;
-  return Check(ops_.attend_raw(w, stream_), "op attend_raw");
-}
-
-// From the dense outputs in out_ to where the caller wants them.
-Status CudaStep::StoreOutput(const MutableRows& out, bool on_device) {
-  const Geometry& g = geometry();
-  const int64_t row = g.head_dim * SizeOf(out.dtype);
-  if (on_device) {
-    cuda::CopyRowsBatch w;
-    w.from = ws_.out_.as<std::byte>();
-    w.from_head_stride = row;
-    w.from_row_stride = g.query_heads * row;
-    w.from_dtype = w.to_dtype = out.dtype;
-    w.to = out.data;
-    w.to_row_stride = out.token_stride;
-    w.to_head_stride = out.head_stride;
-    w.rows = tokens_;
-    w.heads = g.query_heads;
-    w.dim = g.head_dim;
-    return Check(ops_.copy_rows(w, stream_), "op copy_rows");
-  }
-  std::vector<std::byte> rows(static_cast<size_t>(tokens_ * g.query_heads * row));
-  KVS_RETURN_IF_ERROR(CopyToHost(rows.data(), ws_.out_.as<std::byte>(), rows.size()));
-  const std::byte* from = rows.data();
-  for (int32_t t = 0; t < tokens_; ++t) {
-    for (int32_t h = 0; h < g.query_heads; ++h, from += row) {
-      std::memcpy(out.data + t * out.token_stride + h * out.head_stride, from,
-                  static_cast<size_t>(row));
-    }
-  }
-  return OkStatus();
-}
-
-Status CudaStep::CopyToHost(void* to, const void* from, uint64_t bytes) const {
-  KVS_RETURN_IF_ERROR(Check(ops_.copy_async(to, from, bytes, stream_), "copying from the GPU"));
-  return Check(ops_.synchronize(stream_), "copying from the GPU");
 }
 
 }  // namespace kvstrata

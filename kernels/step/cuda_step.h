@@ -88,13 +88,17 @@ class CudaStep : public StepBatch {
 
   CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
            Exit exit);
+  static cuda::CandidateRule RuleOf(const Plan& plan);
+  // Bytes from a unit's minimum to its maximum.
+  static int64_t FieldStride(const IndexLayout& index);
   Status Check(int code, const char* what) const { return ws_.Check(code, what); }
   Result<bool> IsCapturing(cuda::Stream stream) const;
 
   // Begin.
   void CutParts();
   CudaWorkspace::Capacity Need() const;
-  Status Stage();
+  Status Prepare();
+  Status Stage(const CudaWorkspace::StagingSlot& slot);
   Status StageInts(const CudaWorkspace::StagingSlot& slot);
   Status Summarize();
   Status SummarizeMembers(int first, int count);
@@ -106,6 +110,8 @@ class CudaStep : public StepBatch {
   Result<cuda::DeviceSource> SourceOf(const Rows& rows, DeviceBuffer* copy, DeviceBuffer* dense);
   bool IsDense(const void* data, int64_t token_stride, int64_t head_stride, DType dtype,
                int32_t heads) const;
+  // Whether attend_raw takes the queries as they are.
+  bool IsAttendable(const Rows& q) const;
   Status StoreOutput(const MutableRows& out, bool on_device);
 
   // Ops. Rows of `q` and `out` are dense from here on.

@@ -94,7 +94,7 @@ class CudaWorkspace {
   // Pinned memory that a step's tables are copied from, laid out as on the device.
   struct StagingSlot {
     std::byte* data = nullptr;
-    cuda::Event copied = nullptr;
+    cuda::Event done = nullptr;  // what Begin enqueued
   };
   struct AddressTable {
     DeviceBuffer device;         // uint64_t [members][stride]
@@ -110,7 +110,7 @@ class CudaWorkspace {
   Status AllocateStaging();
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
-  // A slot whose copies are done. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
+  // A slot whose last step has begun on the GPU. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
   Result<StagingSlot*> NextSlot();
   Status AwaitOnHost(cuda::Event event);
   // Brings a member's row of a table up to date: copies what differs.

@@ -12,9 +12,13 @@ class CapturedGraph {
  public:
   // enqueue(stream) returns 0 or an error.
   template <typename Enqueue>
-  explicit CapturedGraph(Enqueue enqueue) {
-    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
+  explicit CapturedGraph(Enqueue enqueue) : CapturedGraph(NewStream(), enqueue) {
+    owns_stream_ = true;
+  }
+  // On a stream of the caller's.
+  template <typename Enqueue>
+  CapturedGraph(cudaStream_t stream, Enqueue enqueue) : stream_(stream) {
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "BeginCapture");
     Check(enqueue(stream_), "an op under capture");
     cudaGraph_t graph = nullptr;
     Check(cudaStreamEndCapture(stream_, &graph), "EndCapture");
@@ -24,7 +28,7 @@ class CapturedGraph {
   CapturedGraph(const CapturedGraph&) = delete;
   ~CapturedGraph() {
     cudaGraphExecDestroy(graph_);
-    cudaStreamDestroy(stream_);
+    if (owns_stream_) cudaStreamDestroy(stream_);
   }
 
   void Launch() { Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
@@ -35,7 +39,14 @@ class CapturedGraph {
   cudaStream_t stream() const { return stream_; }
 
  private:
+  static cudaStream_t NewStream() {
+    cudaStream_t stream = nullptr;
+    Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    return stream;
+  }
+
   cudaStream_t stream_ = nullptr;
+  bool owns_stream_ = false;
   cudaGraphExec_t graph_ = nullptr;
 };
 

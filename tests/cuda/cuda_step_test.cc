@@ -6,7 +6,10 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
+#include <thread>
 
+#include "tests/cuda/captured_graph.h"
 #include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
 #include "tests/cuda/step_batch_fixture.h"
@@ -106,26 +109,6 @@ class Stream {
 
  private:
   cudaStream_t stream_ = nullptr;
-};
-
-class Graph {
- public:
-  template <typename Fn>
-  Graph(cudaStream_t stream, const Fn& enqueue) : stream_(stream) {
-    Check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "BeginCapture");
-    enqueue();
-    cudaGraph_t graph = nullptr;
-    Check(cudaStreamEndCapture(stream, &graph), "EndCapture");
-    Check(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
-    Check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  }
-  Graph(const Graph&) = delete;
-  ~Graph() { cudaGraphExecDestroy(graph_); }
-  void Launch() { Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraphExec_t graph_ = nullptr;
 };
 
 // A batch that both kinds of step run.
@@ -375,7 +358,7 @@ TEST(CudaStep, CapturedLayersServeLaterSteps) {
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 149}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
   std::vector<Tensors> tensors = twins.NewTensors(5, {});
-  std::unique_ptr<Graph> graph;
+  std::unique_ptr<CapturedGraph> graph;
   uint64_t generation = 0;
   int captures = 0, refused = 0;
   const auto replay = [&] {
@@ -385,10 +368,11 @@ TEST(CudaStep, CapturedLayersServeLaterSteps) {
     ASSERT_NE(device, nullptr);
     if (graph == nullptr || generation != twins.workspace.generation()) {
       refused += device->Replay().ok() ? 0 : 1;
-      graph = std::make_unique<Graph>(twins.stream.get(), [&] {
+      graph = std::make_unique<CapturedGraph>(twins.stream.get(), [&](cudaStream_t) {
         for (int layer = 0; layer < twins.geometry.layers; ++layer) {
           Twins::Enqueue(*device, layer, tensors[static_cast<size_t>(layer)], Memory::kDevice);
         }
+        return 0;
       });
       generation = twins.workspace.generation();
       ++captures;
@@ -431,7 +415,7 @@ TEST(CudaStep, RefusesUnderCapture) {
   ASSERT_NE(step, nullptr);
   Tensors& t = tensors[0];
   EXPECT_EQ(step->ReadSelection(0).status().reason(), "SELECTION_NONE");
-  Graph graph(twins.stream.get(), [&] {
+  CapturedGraph graph(twins.stream.get(), [&](cudaStream_t) {
     EXPECT_EQ(step->Append(0, t.k.On(Memory::kHost), t.v.On(Memory::kHost)).reason(),
               "CAPTURE_HOST_TENSOR");
     EXPECT_TRUE(step->Append(0, t.k.On(Memory::kDevice), t.v.On(Memory::kDevice)).ok());
@@ -450,6 +434,7 @@ TEST(CudaStep, RefusesUnderCapture) {
     EXPECT_EQ(
         CudaStep::Begin(twins.DeviceMembers({1}), &own, twins.stream.get(), {}).status().reason(),
         "CAPTURE_BEGIN");
+    return 0;
   });
   EXPECT_EQ(step->Replay().reason(), "GRAPH_STALE");
 }
@@ -495,9 +480,10 @@ TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
   // Given up while a graph is captured: the graph has not run, and must not write the slot.
   slot = 19;
   step = twins.Begin({1}, {&slots[3], 6});
-  Graph graph(twins.stream.get(), [&] {
+  CapturedGraph graph(twins.stream.get(), [&](cudaStream_t) {
     Twins::Enqueue(*step, 0, tensors[0], Memory::kDevice);
     step.reset();
+    return 0;
   });
   EXPECT_EQ(slot.load(), 6u);
   slot = 20;
@@ -507,7 +493,32 @@ TEST(CudaStep, LeavesTheEpochWhenTheGpuIsDone) {
   Check(kvs_cuda_ops()->unregister_host(slots), "unregistering");
 }
 
-// Steps on streams in turn are ordered by the workspace.
+// The second of two steps, on another stream, does not begin before the first is done.
+TEST(CudaStep, OrdersTheStreamsOfItsSteps) {
+  Twins twins(Small(), {kStrata});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
+  Stream other;
+  std::atomic<bool> held = true;
+  const auto hold = [](void* flag) {
+    while (static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+  };
+  auto first = twins.Begin({1});
+  Check(cudaLaunchHostFunc(twins.stream.get(), hold, &held), "a function that holds the stream");
+  ASSERT_TRUE(first->End(twins.stream.get()).ok());
+  const auto second = CudaStep::Begin(twins.DeviceMembers({1}), &twins.workspace, other.get(), {});
+  ASSERT_TRUE(second.ok());
+  // Its copies would be done long before.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  cudaError_t state = cudaErrorNotReady;
+  while (state == cudaErrorNotReady && std::chrono::steady_clock::now() < end) {
+    state = cudaStreamQuery(other.get());
+  }
+  EXPECT_EQ(state, cudaErrorNotReady);
+  held = false;
+  Check(cudaStreamSynchronize(other.get()), "the second step");
+}
+
+// Steps on streams in turn see each other's tokens.
 TEST(CudaStep, StreamsTakeTurns) {
   Twins twins(Small(), {kStrata, "full"});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 300}));

@@ -1,0 +1,240 @@
+// A layer of a CudaStep: append, select, attend.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/step/cuda_step.h"
+
+namespace kvstrata {
+namespace {
+
+float ScaleOf(const Geometry& g) { return 1.0f / std::sqrt(static_cast<float>(g.head_dim)); }
+
+const std::byte* RowAt(const Rows& rows, int32_t row) {
+  return rows.data + row * rows.token_stride;
+}
+
+}  // namespace
+
+Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
+  cuda::AppendBatch w;
+  KVS_ASSIGN_OR_RETURN(w.k, SourceOf(k, &ws_.host_k_, &ws_.dense_k_));
+  KVS_ASSIGN_OR_RETURN(w.v, SourceOf(v, &ws_.host_v_, &ws_.dense_v_));
+  w.layer = PagesOf({0, members(), 1, false, {}}, layer);
+  w.batch = members();
+  w.tokens = ws_.Ints(PerMember::kLengths);
+  w.starts = tokens_ == members() ? nullptr : ws_.starts();
+  w.rows_max = tokens_;
+  KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
+  if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
+  return OkStatus();
+}
+
+bool CudaStep::Selects(const Part& part, int layer) const {
+  return part.selects && layer >= part.plan.n_dense_layers;
+}
+
+cuda::PagedLayer CudaStep::PagesOf(const Part& part, int layer) const {
+  const PageLayout layout = PageLayout::Of(geometry());
+  cuda::PagedLayer pages;
+  pages.page_stride = ws_.capacity_.pages;
+  pages.pages = ws_.pages_.device.as<uint64_t>() + int64_t{part.first} * pages.page_stride;
+  pages.page_tokens = layout.page_tokens;
+  pages.kv_heads = layout.kv_heads;
+  pages.head_dim = layout.head_dim;
+  pages.dtype = layout.dtype;
+  pages.key_offset = layout.KeyOffset(layer, 0, 0);
+  pages.value_offset = layout.ValueOffset(layer, 0, 0);
+  pages.head_stride = layout.head_stride;
+  pages.slot_stride = layout.slot_stride;
+  return pages;
+}
+
+cuda::DeviceRows CudaStep::BoundsOf(const Part& part, int layer) const {
+  const int32_t stride = ws_.capacity_.blocks;
+  return cuda::IndexRows(ws_.blocks_.device.as<uint64_t>() + int64_t{part.first} * stride, stride,
+                         members_[part.first].state->index(), 0, layer, 0);
+}
+
+cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
+  if (!Selects(part, layer)) return {};
+  cuda::DeviceSelection selection;
+  if (part.plan.selector == SelectorKind::kWindow) {
+    selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
+    selection.recent_begin = ws_.Ints(PerMember::kRecentBegin) + part.first;
+    return selection;
+  }
+  const int64_t list = int64_t{part.first} * geometry().kv_heads;
+  selection.unit_tokens = part.plan.page;
+  selection.groups = geometry().kv_heads;
+  selection.list_stride = ws_.capacity_.list;
+  selection.units = ws_.units_.as<int32_t>() + list * selection.list_stride;
+  selection.counts = ws_.counts_.as<int32_t>() + list;
+  selection.sink_end = ws_.sink_end_.as<int32_t>() + part.first;
+  selection.recent_begin = ws_.recent_begin_.as<int32_t>() + part.first;
+  return selection;
+}
+
+Status CudaStep::Select(int layer, const Rows& q) {
+  KVS_ASSIGN_OR_RETURN(const Rows queries, OnDevice(q, geometry().query_heads, &ws_.host_q_));
+  return SelectFrom(layer, queries);
+}
+
+Status CudaStep::SelectFrom(int layer, const Rows& q) {
+  const int32_t heads = geometry().query_heads;
+  Rows dense{};
+  for (const Part& part : parts_) {
+    if (!Selects(part, layer) || part.plan.selector == SelectorKind::kWindow) continue;
+    if (dense.data == nullptr) {
+      dense = q;
+      if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
+        KVS_ASSIGN_OR_RETURN(dense, Copied(q, heads, q.dtype, &ws_.dense_q_));
+      }
+    }
+    KVS_RETURN_IF_ERROR(SelectPart(part, layer, dense));
+  }
+  selected_layer_ = layer;
+  return OkStatus();
+}
+
+// For the first new token of each member.
+Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
+  const std::byte* const queries = RowAt(q, first_row_[part.first]);
+  KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
+                                              : ScoreBounds(part, layer, queries, q.dtype));
+  return Pick(part);
+}
+
+Status CudaStep::ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype) {
+  cuda::ScoreBatch w;
+  w.rows = BoundsOf(part, layer);
+  w.fields = 2;
+  w.field_stride = FieldStride(members_[part.first].state->index());
+  w.rule = RuleOf(part.plan);
+  w.tokens = ws_.visible() + first_row_[part.first];
+  w.q = q;
+  w.q_dtype = dtype;
+  w.batch = part.count;
+  w.query_heads = geometry().query_heads;
+  w.unit_stride = ws_.capacity_.units;
+  w.scores = ws_.scores_.as<float>() + int64_t{part.first} * geometry().kv_heads * w.unit_stride;
+  return Check(ops_.score(w, stream_), "op score");
+}
+
+Status CudaStep::VoteBounds(const Part& part, int layer, const std::byte* q, DType dtype) {
+  cuda::VoteBatch w;
+  w.rows = BoundsOf(part, layer);
+  w.fields = 2;
+  w.field_stride = FieldStride(members_[part.first].state->index());
+  w.scale = ScaleOf(geometry());
+  w.rule = RuleOf(part.plan);
+  w.tokens = ws_.visible() + first_row_[part.first];
+  w.q = q;
+  w.q_dtype = dtype;
+  w.batch = part.count;
+  w.query_heads = geometry().query_heads;
+  w.output_rows = geometry().kv_heads;
+  w.candidate_stride = ws_.capacity_.units;
+  w.votes =
+      ws_.scores_.as<float>() + int64_t{part.first} * geometry().kv_heads * w.candidate_stride;
+  w.scratch = ws_.vote_scratch_.as<std::byte>();
+  return Check(ops_.vote(w, stream_), "op vote");
+}
+
+Status CudaStep::Pick(const Part& part) {
+  const int64_t list = int64_t{part.first} * geometry().kv_heads;
+  cuda::PickBatch w;
+  w.score_stride = ws_.capacity_.units;
+  w.scores = ws_.scores_.as<float>() + list * w.score_stride;
+  w.batch = part.count;
+  w.groups = geometry().kv_heads;
+  w.rule = RuleOf(part.plan);
+  w.tokens = ws_.visible() + first_row_[part.first];
+  w.list_stride = ws_.capacity_.list;
+  w.units = ws_.units_.as<int32_t>() + list * w.list_stride;
+  w.counts = ws_.counts_.as<int32_t>() + list;
+  w.sink_end = ws_.sink_end_.as<int32_t>() + part.first;
+  w.recent_begin = ws_.recent_begin_.as<int32_t>() + part.first;
+  w.scratch = ws_.pick_scratch_.as<std::byte>();
+  w.scratch_lists = ws_.capacity_.members * geometry().kv_heads;
+  return Check(ops_.pick(w, stream_), "op pick");
+}
+
+Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
+  const Geometry& g = geometry();
+  const int64_t row = int64_t{g.query_heads} * g.head_dim * SizeOf(out.dtype);
+  KVS_ASSIGN_OR_RETURN(const Rows given, OnDevice(q, g.query_heads, &ws_.host_q_));
+  if (selected_layer_ != layer) KVS_RETURN_IF_ERROR(SelectFrom(layer, given));
+  Rows queries = given;
+  if (!IsAttendable(given)) {
+    KVS_ASSIGN_OR_RETURN(queries, Copied(given, g.query_heads, g.dtype, &ws_.native_q_));
+  }
+
+  bool out_device = false, lse_device = true;
+  KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(out.data, &out_device), "asking for an address"));
+  if (lse != nullptr) {
+    KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(lse, &lse_device), "asking for an address"));
+  }
+  CudaWorkspace::CapturedShape* const shape = ShapeUnderCapture();
+  if (shape != nullptr && !(out_device && lse_device)) {
+    return FailedPrecondition("CAPTURE_HOST_TENSOR",
+                              "a tensor of host memory cannot be captured; pass device memory");
+  }
+  const bool in_place =
+      out_device && IsDense(out.data, out.token_stride, out.head_stride, out.dtype, g.query_heads);
+  MutableRows dense{out.data, row, row / g.query_heads, out.dtype};
+  if (!in_place) {
+    KVS_RETURN_IF_ERROR(ws_.Reserve(&ws_.out_, static_cast<uint64_t>(tokens_ * row), stream_));
+    dense.data = ws_.out_.as<std::byte>();
+  }
+  const auto lse_bytes = static_cast<uint64_t>(tokens_ * g.query_heads) * sizeof(float);
+  float* sums = lse;
+  if (!lse_device) {
+    KVS_RETURN_IF_ERROR(ws_.Reserve(&ws_.lse_, lse_bytes, stream_));
+    sums = ws_.lse_.as<float>();
+  }
+  for (const Part& part : parts_) {
+    KVS_RETURN_IF_ERROR(AttendPart(part, layer, queries, dense, sums));
+  }
+  if (!in_place) KVS_RETURN_IF_ERROR(StoreOutput(out, out_device));
+  if (!lse_device) KVS_RETURN_IF_ERROR(CopyToHost(lse, sums, lse_bytes));
+  if (shape != nullptr) shape->attended[layer] = 1;
+  return OkStatus();
+}
+
+Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                            float* lse) {
+  const Geometry& g = geometry();
+  cuda::AttendRawBatch w;
+  w.layer = PagesOf(part, layer);
+  w.selection = SelectionOf(part, layer);
+  w.group = g.group();
+  w.scale = ScaleOf(g);
+  w.counters = ws_.attend_counters_.as<uint32_t>();
+  w.workspace = ws_.attend_workspace_.as<float>();
+  const int32_t first = first_row_[part.first];
+  if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
+  // Every new token is an item with the same row of the page table. A selection has one list for
+  // all of them, which the op cannot share between items.
+  w.layer.page_stride = 0;
+  const int32_t at_once = Selects(part, layer) ? 1 : CudaWorkspace::kItemsPerLaunch;
+  for (int32_t t = 0; t < part.new_tokens; t += at_once) {
+    const int32_t items = std::min(at_once, part.new_tokens - t);
+    KVS_RETURN_IF_ERROR(AttendItems(w, first + t, items, q, out, lse));
+  }
+  return OkStatus();
+}
+
+// Rows [row, row + items) of the batch.
+Status CudaStep::AttendItems(cuda::AttendRawBatch w, int32_t row, int32_t items, const Rows& q,
+                             const MutableRows& out, float* lse) {
+  w.batch = items;
+  w.tokens = ws_.visible() + row;
+  w.q = RowAt(q, row);
+  w.q_stride = q.token_stride;
+  w.to.rows = out.data + row * out.token_stride;
+  w.to.dtype = out.dtype;
+  w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads;
+  return Check(ops_.attend_raw(w, stream_), "op attend_raw");
+}
+
+}  // namespace kvstrata
