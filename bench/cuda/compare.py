@@ -12,8 +12,9 @@ MUST_RATIO = {f"attend_raw/full/b{b}/{k}K": 0.95 for b in (1, 8) for k in (128, 
 for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "tokenselect_miss": (None, 1.4, 1.5)}.items():
     for length, ratio in zip(("32K", "128K", "1024K"), ratios):
         if ratio:
-            MUST_RATIO[f"step/{plan}/b1/{length}"] = ratio
-MUST_US = {"attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
+            MUST_RATIO[f"step/{plan}/b1/{length}"] = MUST_RATIO[f"linked/{plan}/b1/{length}"] = ratio
+MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
+           "attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
            "attend_raw/pages/b1/2048of128K": 8, "attend_raw/tokens/b1/2688of128K": 8}
 
 

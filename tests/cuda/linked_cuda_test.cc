@@ -223,11 +223,13 @@ class LinkedCuda : public ::testing::Test {
     std::vector<kvs_step_member> batch;
     int row = 0;
     tensors->Poison();
+    first_new_.clear();
     for (size_t i = 0; i < members.size(); ++i) {
       batch.push_back(
           {members[i]->handle, tokens[i].data(), static_cast<uint32_t>(tokens[i].size())});
       tensors->Fill(row, static_cast<int32_t>(members[i]->ids.size()), tokens[i]);
       row += static_cast<int>(tokens[i].size());
+      first_new_.push_back(members[i]->ids.size());
       members[i]->ids.insert(members[i]->ids.end(), tokens[i].begin(), tokens[i].end());
     }
     rows_.clear();
@@ -245,8 +247,14 @@ class LinkedCuda : public ::testing::Test {
   // The output of each member's last new token.
   void Verify(kvs_step* step, int layer, const std::vector<Sequence*>& members, Tensors* tensors) {
     for (size_t i = 0; i < members.size(); ++i) {
-      const auto lists = Selected(step, static_cast<uint32_t>(i));
+      // What the first new token attends; the others see the new tokens before them, too.
+      auto lists = Selected(step, static_cast<uint32_t>(i));
       ASSERT_FALSE(lists.empty());
+      for (auto& list : lists) {
+        for (size_t t = first_new_[i] + 1; t < members[i]->ids.size(); ++t) {
+          list.push_back(static_cast<int32_t>(t));
+        }
+      }
       const auto want = Attention(layer, members[i]->ids, lists);
       const auto got = tensors->Output(layer, rows_[i]);
       ASSERT_LE(RelativeError(got, want), kTolerance)
@@ -267,7 +275,8 @@ class LinkedCuda : public ::testing::Test {
   kvs_session* session_ = nullptr;
   kvs_model model_ = 0;
   cudaStream_t stream_ = nullptr;
-  std::vector<int> rows_;  // of each member's last new token
+  std::vector<int> rows_;          // of each member's last new token
+  std::vector<size_t> first_new_;  // position of its first
   size_t attended_ = 0;
 };
 
@@ -286,7 +295,8 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 }
 
 TEST_F(LinkedCuda, PlansSelect) {
-  for (const char* plan : {kQuest, "strata{budget = 64, min_tokens = 0}", "window"}) {
+  for (const char* plan :
+       {kQuest, "strata{budget = 64, min_tokens = 0}", "window{n_sink = 4, n_recent = 64}"}) {
     SCOPED_TRACE(plan);
     Sequence s;
     Open(plan, Ids(600), &s);

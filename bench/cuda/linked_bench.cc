@@ -1,0 +1,263 @@
+// Decode steps as an engine makes them: a daemon with a pool of the GPU's, libkvstrata.so, and a
+// CUDA graph of all layers that the engine captured once.
+//
+//   linked_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE]
+//
+// A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
+// one sequence; its pages are where the daemon's allocator put them. Values: microseconds of a
+// layer on the stream, from a step's first work to its last; a model has as many layers as read
+// more than the L2 holds. Beside them the step's time on the CPU, with the stream idle.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/cuda/replay_timing.h"
+#include "client/include/kvstrata/kvstrata.h"
+#include "kernels/dtype.h"
+#include "tests/cuda/device_array.h"
+#include "tests/fakes/daemon_process.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kKvHeads = 8, kHeads = 32, kDim = 128, kPage = 16, kReplays = 60;
+constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
+constexpr int64_t kRotatedBytes = int64_t{300} << 20;              // a step reads at least: 6 L2s
+constexpr int32_t kChunk = 4096;                                   // tokens of a prefill step
+
+void CheckKvs(int code, const char* what) {
+  if (code == KVS_OK) return;
+  std::fprintf(stderr, "%s: %s %s\n", what, kvs_error_reason(), kvs_error_message());
+  std::exit(1);
+}
+
+struct Plan {
+  const char* name;
+  const char* text;
+  int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
+};
+const Plan kPlans[] = {
+    {"full", "full", [](int64_t n) { return n; }},
+    {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},
+    {"strata", "strata{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 32 + 2048; }},
+};
+
+// A sequence of `tokens` random rows in a model of its own, and a graph of its decode step.
+class Steps {
+ public:
+  Steps(kvs_session* session, const Plan& plan, int32_t tokens)
+      : session_(session),
+        layers_(static_cast<int>(std::clamp<int64_t>(
+            kRotatedBytes / (plan.rows_read(tokens) * kTokenBytes) + 1, 1, 32))),
+        rows_(Random(int64_t{kChunk} * kKvHeads * kDim)),
+        q_(Random(int64_t{kHeads} * kDim)),
+        out_(size_t{kHeads} * kDim) {
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    Open(plan.text, tokens);
+    for (int32_t done = 0; done < tokens; done += kChunk) Append(std::min(kChunk, tokens - done));
+    CheckKvs(kvs_prefill_done(session_, sequence_), "kvs_prefill_done");
+    Step([this](kvs_step* step) { Layers(step, 1, true); });  // memory is had before the capture
+    Capture();
+  }
+  ~Steps() {
+    cudaGraphExecDestroy(graph_);
+    CheckKvs(kvs_sequence_close(session_, sequence_), "kvs_sequence_close");
+    cudaStreamDestroy(stream_);
+  }
+
+  int layers() const { return layers_; }
+  cudaStream_t stream() const { return stream_; }
+  void Launch() {
+    Step([this](kvs_step* step) {
+      CheckKvs(kvs_step_replay(step), "kvs_step_replay");
+      Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+    });
+  }
+  // Microseconds of the CPU that a step takes.
+  bench::Timing TimeOnCpu() {
+    std::vector<double> us;
+    for (int i = 0; i < kReplays; ++i) {
+      Check(cudaStreamSynchronize(stream_), "a step");
+      const auto begin = std::chrono::steady_clock::now();
+      Launch();
+      us.push_back(
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+              .count());
+    }
+    return bench::TimingOf(us);
+  }
+  bool Sound() const {
+    const std::vector<BF16> out = out_.Read();
+    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
+  }
+
+ private:
+  static std::vector<BF16> Random(int64_t n) {
+    std::mt19937 rng(std::random_device{}());
+    std::normal_distribution<float> normal;
+    std::vector<BF16> values(static_cast<size_t>(n));
+    for (BF16& x : values) x = FromFloat<BF16>(normal(rng));
+    return values;
+  }
+  void Open(const char* plan, int32_t tokens) {
+    kvs_model_desc desc{};
+    desc.size = sizeof(desc);
+    const std::string digest = std::to_string(std::random_device{}());
+    desc.name = "llama-3.1-8b";
+    desc.digest = digest.c_str();
+    desc.layers = layers_;
+    desc.query_heads = kHeads;
+    desc.kv_heads = kKvHeads;
+    desc.head_dim = kDim;
+    desc.page_tokens = kPage;
+    desc.dtype = KVS_BF16;
+    desc.ranks = 1;
+    kvs_model model = 0;
+    CheckKvs(kvs_model_register(session_, &desc, &model), "kvs_model_register");
+    ids_.resize(kChunk);
+    uint32_t held = 0;
+    const std::vector<int32_t> prompt(static_cast<size_t>(tokens));
+    CheckKvs(
+        kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence_, &held),
+        "kvs_sequence_open");
+  }
+  template <typename Fn>
+  void StepOf(int32_t tokens, const Fn& work) {
+    const kvs_step_member member{sequence_, ids_.data(), static_cast<uint32_t>(tokens)};
+    kvs_step* step = nullptr;
+    CheckKvs(kvs_step_begin(session_, &member, 1, stream_, &step, nullptr), "kvs_step_begin");
+    work(step);
+    CheckKvs(kvs_step_end(step, stream_), "kvs_step_end");
+  }
+  template <typename Fn>
+  void Step(const Fn& work) {
+    StepOf(1, work);
+  }
+  void Append(int32_t tokens) {
+    StepOf(tokens, [&](kvs_step* step) { Layers(step, tokens, false); });
+  }
+  void Layers(kvs_step* step, int32_t tokens, bool attend) {
+    const auto tensor = [tokens](const DeviceArray<BF16>& of, int heads) {
+      return kvs_tensor{of.get(), KVS_BF16, heads, kDim, tokens, 0, 0};
+    };
+    const kvs_tensor rows = tensor(rows_, kKvHeads), q = tensor(q_, kHeads),
+                     o = tensor(out_, kHeads);
+    for (int layer = 0; layer < layers_; ++layer) {
+      CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
+      if (attend) CheckKvs(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
+    }
+  }
+  void Capture() {
+    Step([this](kvs_step* step) {
+      cudaGraph_t captured = nullptr;
+      Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
+      Layers(step, 1, true);
+      Check(cudaStreamEndCapture(stream_, &captured), "EndCapture");
+      Check(cudaGraphInstantiate(&graph_, captured, 0), "Instantiate");
+      Check(cudaGraphDestroy(captured), "cudaGraphDestroy");
+      Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+    });
+  }
+
+  kvs_session* const session_;
+  const int layers_;
+  DeviceArray<BF16> rows_, q_, out_;
+  std::vector<int32_t> ids_;
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+  kvs_sequence sequence_ = 0;
+};
+
+std::string Option(int argc, char** argv, const char* name) {
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], name) == 0) return argv[i + 1];
+  }
+  return {};
+}
+
+ordered_json Measure(kvs_session* session, const Plan& plan, int kilotokens) {
+  const std::string id =
+      std::string("linked/") + plan.name + "/b1/" + std::to_string(kilotokens) + "K";
+  Steps steps(session, plan, kilotokens * 1024);
+  const bench::Timing t = TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
+  const bench::Timing cpu = steps.TimeOnCpu();
+  if (!steps.Sound()) {
+    std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
+    std::exit(1);
+  }
+  const double tbps =
+      static_cast<double>(plan.rows_read(int64_t{kilotokens} * 1024) * kTokenBytes) / t.median *
+      1e-6;
+  std::printf(
+      "%-28s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s  %2d layers, %6.1f us of CPU a step\n",
+      id.c_str(), t.median, t.p10, t.p90, tbps, steps.layers(), cpu.median);
+  std::fflush(stdout);
+  return {{"id", id},
+          {"plan", plan.text},
+          {"batch", 1},
+          {"tokens", kilotokens * 1024},
+          {"value", t.median},
+          {"unit", "us"},
+          {"p10", t.p10},
+          {"p90", t.p90},
+          {"n", t.n},
+          {"tbps", tbps},
+          {"layers", steps.layers()},
+          {"cpu_us_a_step", cpu.median}};
+}
+
+int Main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
+    return 77;
+  }
+  const testing::DaemonProcess daemon({"--set", "pool.device=cuda", "--set",
+                                       "pool.device_bytes=40GiB", "--set", "pool.arena_bytes=1GiB",
+                                       "--set", "pool.host_bytes=16MiB"});
+  kvs_session* session = nullptr;
+  CheckKvs(kvs_attach(daemon.socket().c_str(), nullptr, &session), "kvs_attach");
+  cudaDeviceProp device{};
+  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
+  ordered_json rows = ordered_json::array();
+  for (const int kilotokens : {1, 4, 32, 128, 1024}) {
+    for (const Plan& plan : kPlans) {
+      if (kilotokens < 32 && std::strcmp(plan.name, "full") != 0) continue;
+      if (!(std::string("linked/") + plan.name).starts_with(only)) continue;
+      rows.push_back(Measure(session, plan, kilotokens));
+    }
+  }
+  kvs_detach(session);
+  const ordered_json out = {{"suite", "cuda-linked"},
+                            {"device", device.name},
+                            {"commit", Option(argc, argv, "--commit")},
+                            {"date", Option(argc, argv, "--date")},
+                            {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
+                            {"context",
+                             {{"notes",
+                               "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
+                               "all layers' append, select "
+                               "and attend, kvs_step_end; pages from the daemon's allocator; "
+                               "lengths grow a token a step; "
+                               "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
+                            {"ceilings", ordered_json::object()},
+                            {"rows", rows}};
+  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvstrata::cuda
+
+int main(int argc, char** argv) { return kvstrata::cuda::Main(argc, argv); }
