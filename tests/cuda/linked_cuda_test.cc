@@ -295,8 +295,8 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 }
 
 TEST_F(LinkedCuda, PlansSelect) {
-  for (const char* plan :
-       {kQuest, "strata{budget = 64, min_tokens = 0}", "window{n_sink = 4, n_recent = 64}"}) {
+  for (const char* plan : {kQuest, "strata{budget = 64, min_tokens = 0}",
+                           "window{n_sink = 4, n_recent = 64, min_tokens = 0}"}) {
     SCOPED_TRACE(plan);
     Sequence s;
     Open(plan, Ids(600), &s);
