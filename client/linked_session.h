@@ -80,6 +80,7 @@ struct Session::State {
   };
   std::unordered_map<uint64_t, RegisteredModel> models;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
+  std::unordered_map<std::string, Plan> plans;  // by text: PlanOf
 
   // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
   // tables that do not; returns the reader slot, to be given to Leave. codes (may be null)
@@ -94,6 +95,8 @@ struct Session::State {
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
+  // ParsePlan, once for each of the few plans that an engine opens its many sequences with.
+  Result<Plan> PlanOf(const std::string& text);
   Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
                        std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
                        const Sequence* parent);
