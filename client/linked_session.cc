@@ -200,6 +200,15 @@ Result<Opened> Session::Fork(uint64_t sequence) {
                        payload, parent.get());
 }
 
+Result<Plan> Session::State::PlanOf(const std::string& text) {
+  constexpr size_t kMaxPlans = 64;
+  std::lock_guard<std::mutex> lock(mu);
+  if (const auto it = plans.find(text); it != plans.end()) return it->second;
+  KVS_ASSIGN_OR_RETURN(Plan plan, ParsePlan(text));
+  if (plans.size() == kMaxPlans) plans.clear();
+  return plans.emplace(text, std::move(plan)).first->second;
+}
+
 Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& registered,
                                      std::span<const int32_t> tokens,
                                      const std::vector<std::byte>& payload,
@@ -220,7 +229,7 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
   if (parent != nullptr) {
     s->state = parent->state->Clone();
   } else {
-    KVS_ASSIGN_OR_RETURN(const Plan plan, ParsePlan(s->plan_text));
+    KVS_ASSIGN_OR_RETURN(const Plan plan, PlanOf(s->plan_text));
     s->state = std::make_unique<SequenceState>(registered.geometry, plan,
                                                static_cast<int32_t>(reply.held_tokens),
                                                static_cast<int32_t>(reply.indexed_tokens));

@@ -97,6 +97,7 @@ struct Session::State {
   };
   std::unordered_map<uint64_t, RegisteredModel> models;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
+  std::unordered_map<std::string, Plan> plans;  // by text: PlanOf
 
   Status ChooseBackend();
 
@@ -115,6 +116,8 @@ struct Session::State {
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
   Status ClosePrompt(Sequence* s);
   Result<InspectArray> Inspect(const Sequence& s, std::string_view name);
+  // ParsePlan, once for each of the few plans that an engine opens its many sequences with.
+  Result<Plan> PlanOf(const std::string& text);
   Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
                        std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
                        const Sequence* parent);

@@ -11,6 +11,7 @@ namespace {
 constexpr std::chrono::microseconds kPause{4};  // a reply of an awake daemon takes about one
 constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::milliseconds kSlice{10};
+constexpr uint64_t kWarmBytes = 1 << 20;  // of the request ring, unless the daemon is behind
 
 void Pause() {
 #if defined(__x86_64__)
@@ -100,6 +101,8 @@ Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
   if (connection_->gone()) return DaemonGone();
   std::unique_lock<std::timed_mutex> lock(post_mu_, deadline);
   if (!lock.owns_lock()) return Deadline(timeout_);
+  // Not for an event: it should not have to wait for the daemon to take the pad.
+  if (id != 0) producer_.StartOver(kWarmBytes);
   const auto spin_until = Clock::now() + kSpin;
   while (!producer_.Push(type, id, parts)) {  // full: the daemon is behind
     const auto now = Clock::now();

@@ -69,6 +69,18 @@ class RingProducer {
     return true;
   }
 
+  // An empty ring that is `warm` bytes or more past its beginning goes on there, behind a pad. Who
+  // mostly keeps it empty then stays within memory that both sides have touched already, instead of
+  // faulting in all of a large ring. Until the consumer took the pad, room is what lies before it:
+  // at least `warm`.
+  void StartOver(uint64_t warm) {
+    const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+    const uint64_t at = tail & (capacity_ - 1);
+    if (at < warm || control_->head.load(std::memory_order_acquire) != tail) return;
+    WriteHeader(tail, {static_cast<uint32_t>(capacity_ - at), 0, 0});
+    control_->tail.store(tail + capacity_ - at, std::memory_order_release);
+  }
+
   // Whether the consumer said that it blocks; call after Push, then wake it. Sequentially
   // consistent with RingConsumer::PrepareSleep, so a wake-up is never lost.
   bool ConsumerSleeps() const {

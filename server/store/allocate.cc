@@ -29,10 +29,8 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = model.id;
   model.pages += got;
   if (got == n) return OkStatus();
-  while (out->size() > before) {
-    FreePage(out->back());
-    out->pop_back();
-  }
+  FreePages(std::span<Page* const>(*out).subspan(before));
+  out->resize(before);
   std::string state;
   for (const Tier tier : taker.tiers) {
     state += "; pool '" + std::string(NameOf(tier)) + "' has " +
@@ -43,6 +41,27 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
                                                  std::to_string(bytes) + " bytes are needed, " +
                                                  std::to_string(got) + " could be had" + state +
                                                  "; close sequences or enlarge the pools");
+}
+
+Status Store::Impl::TakeUpTo(const Session& session, Sequence* s, uint64_t tokens) {
+  const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
+  const auto missing = [](size_t want, size_t have) {
+    return static_cast<uint32_t>(want - std::min(want, have));
+  };
+  const Taker taker = TakerOf(session, *s);
+  KVS_RETURN_IF_ERROR(Allocate(taker, static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
+                               missing(s->PagesFor(tokens), old_pages), &s->pages));
+  const std::span<Page* const> pages = std::span<Page* const>(s->pages).subspan(old_pages);
+  const Status status = Allocate(taker, static_cast<uint64_t>(s->index.block_bytes),
+                                 missing(s->BlocksFor(tokens), old_blocks), &s->index_blocks);
+  if (!status.ok()) {
+    FreePages(pages);  // never published
+    s->pages.resize(old_pages);
+    return status;
+  }
+  for (Page* page : pages) RefPage(page);
+  for (size_t i = old_blocks; i < s->index_blocks.size(); ++i) RefPage(s->index_blocks[i]);
+  return OkStatus();
 }
 
 uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
@@ -179,9 +198,9 @@ void Store::Impl::Retire(Page* page) {
   tenant->retired.Push(tenant->epoch, page);
 }
 
-void Store::Impl::FreePage(Page* page) {
-  --models_.at(page->model)->pages;
-  pools_.Free(page);
+void Store::Impl::FreePages(std::span<Page* const> pages) {
+  for (const Page* page : pages) --models_.at(page->model)->pages;
+  pools_.Free(pages);
 }
 
 // What was retired so far stays until every reader that is inside a step now has left it.
@@ -193,23 +212,27 @@ void Store::Impl::Advance(Tenant* tenant) {
 }
 
 void Store::Impl::ReclaimLocked() {
-  for (Tenant* tenant : tenants_by_id_) {
-    uint64_t oldest = kNoReader;
-    for (Session* session : tenant->sessions) {
-      const uint64_t own = OldestReader(*session->memory->header());
-      oldest = std::min(oldest, own);
-      SessionMemory* memory = session->memory.get();
-      session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
-      session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
-    }
-    tenant->retired.Reclaim(oldest, [this](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
-      if (page->jobs > 0) {
-        parked_.insert(page);  // the last of the jobs frees it
-      } else {
-        FreePage(page);
-      }
-    });
+  for (Tenant* tenant : tenants_by_id_) ReclaimLocked(tenant);
+}
+
+void Store::Impl::ReclaimLocked(Tenant* tenant) {
+  uint64_t oldest = kNoReader;
+  for (Session* session : tenant->sessions) {
+    const uint64_t own = OldestReader(*session->memory->header());
+    oldest = std::min(oldest, own);
+    SessionMemory* memory = session->memory.get();
+    session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
+    session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
   }
+  std::vector<Page*> passed;
+  tenant->retired.Reclaim(oldest, [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (page->jobs > 0) {
+      parked_.insert(page);  // the last of the jobs frees it
+    } else {
+      passed.push_back(page);
+    }
+  });
+  FreePages(passed);
 }
 
 void Store::Impl::Reclaim() {

@@ -52,31 +52,18 @@ Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape,
   return hit;
 }
 
-Status Store::Impl::TakeForOpen(Session* session, Sequence* s, const Hit& hit, uint64_t cover) {
+Status Store::Impl::TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover) {
   // References first: allocation may evict what nobody uses.
   for (Page* page : hit.pages) RefPage(page);
   for (Page* block : hit.index_blocks) RefPage(block);
-  s->pages = hit.pages;
-  s->index_blocks = hit.index_blocks;
-  const Taker taker = TakerOf(*session, *s);
-  std::vector<Page*> pages, blocks;
-  Status status = Allocate(taker, static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
-                           s->PagesFor(cover) - static_cast<uint32_t>(s->pages.size()), &pages);
-  const uint32_t want = s->BlocksFor(cover);
-  if (status.ok() && want > s->index_blocks.size()) {
-    status = Allocate(taker, static_cast<uint64_t>(s->index.block_bytes),
-                      want - static_cast<uint32_t>(s->index_blocks.size()), &blocks);
+  s->pages = std::move(hit.pages);
+  s->pages.reserve(s->PagesFor(cover));
+  s->index_blocks = std::move(hit.index_blocks);
+  const Status status = TakeUpTo(session, s, cover);
+  if (!status.ok()) {
+    ReleaseAll(&s->index_blocks);
+    ReleaseAll(&s->pages);
   }
-  if (status.ok()) {
-    for (Page* page : pages) RefPage(page);
-    for (Page* block : blocks) RefPage(block);
-    s->pages.insert(s->pages.end(), pages.begin(), pages.end());
-    s->index_blocks.insert(s->index_blocks.end(), blocks.begin(), blocks.end());
-    return status;
-  }
-  for (Page* page : pages) FreePage(page);  // never published
-  ReleaseAll(&s->index_blocks);
-  ReleaseAll(&s->pages);
   return status;
 }
 
@@ -158,7 +145,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
 
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-  const Hit hit = FindPrefix(*s, keys);
+  Hit hit = FindPrefix(*s, keys);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = hit.pages.back()->key;
   s->indexed_tokens =
@@ -167,7 +154,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
       std::min<uint64_t>(tokens.size() + options_.headroom_tokens, kMaxSequenceTokens);
   s->session = session->id;
   AwaitArtefact(s.get(), *session->tenant, last_page, tokens);
-  if (const Status status = TakeForOpen(session, s.get(), hit, cover); !status.ok()) {
+  if (const Status status = TakeForOpen(*session, s.get(), std::move(hit), cover); !status.ok()) {
     Advance(session->tenant);
     return status;
   }
@@ -270,6 +257,8 @@ Status Store::Impl::CloseSequence(uint64_t session_id, uint64_t sequence) {
   Session* session = sessions_.at(session_id).get();
   CloseLocked(session, s);
   Advance(session->tenant);
+  // What comes back now is still in the caches, for the next sequence.
+  ReclaimLocked(session->tenant);
   return OkStatus();
 }
 

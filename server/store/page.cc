@@ -52,13 +52,13 @@ uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
   if (it == by_writer_.end()) return 0;
   uint32_t taken = 0;
   std::vector<uint64_t> offsets;
+  offsets.reserve(n);
   for (Arena* arena : it->second) {
     if (taken == n) break;
     offsets.clear();
     taken += arena->extents.AllocateMany(bytes, n - taken, &offsets);
     for (const uint64_t offset : offsets) {
       Page* page = NewRecord();
-      *page = Page{};
       page->arena = arena;
       page->offset = offset;
       page->bytes = arena->extents.Rounded(bytes);
@@ -110,13 +110,31 @@ void PagePools::Drop(Arena* arena) {
   arenas_.erase(arena->id);
 }
 
-void PagePools::Free(Page* page) {
-  KVS_CHECK(page->arena != nullptr && page->refs == 0 && !page->indexed);
-  Arena* arena = page->arena;
-  arena->extents.Free(page->offset, page->bytes);
+void PagePools::Free(std::span<Page* const> pages) {
+  for (size_t i = 0; i < pages.size();) {
+    Arena* const arena = pages[i]->arena;
+    KVS_CHECK(arena != nullptr);
+    uint64_t begin = pages[i]->offset, end = begin;
+    for (; i < pages.size() && pages[i]->arena == arena; ++i) {
+      const Page& page = *pages[i];
+      if (page.offset == end) {
+        end += page.bytes;
+      } else if (page.offset + page.bytes == begin) {
+        begin = page.offset;
+      } else {
+        break;
+      }
+      FreeRecord(pages[i]);
+    }
+    arena->extents.Free(begin, end - begin);
+    if (arena->extents.used() == 0 && arena->writer == kOrphan) Drop(arena);
+  }
+}
+
+void PagePools::FreeRecord(Page* page) {
+  KVS_CHECK(page->refs == 0 && !page->indexed);
   *page = Page{};
   free_records_.push_back(page);
-  if (arena->extents.used() == 0 && arena->writer == kOrphan) Drop(arena);
 }
 
 void PagePools::Orphan(uint64_t session) {

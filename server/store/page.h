@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -81,8 +82,9 @@ class PagePools {
              const std::function<bool(const Arena&)>& may_adopt);
   // Makes an arena; false when the pool has no room for one that holds `bytes`.
   bool AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes);
-  // Returns the page's extent and record; an orphan arena that is empty after it goes back too.
-  void Free(Page* page);
+  // Returns the pages' extents and records, neighbours in one piece; an orphan arena that is empty
+  // after it goes back too.
+  void Free(std::span<Page* const> pages);
   // The session's arenas have no writer any more; empty ones go back.
   void Orphan(uint64_t session);
   // Returns empty arenas for which `may_drop` agrees; whether there was one.
@@ -114,6 +116,7 @@ class PagePools {
   };
   void Drop(Arena* arena);
   Page* NewRecord();
+  void FreeRecord(Page* page);
 
   std::array<Pool, kTiers> pools_;
   std::unordered_map<uint32_t, std::unique_ptr<Arena>> arenas_;

@@ -163,7 +163,7 @@ void Store::Impl::UnpinJob(const RecompressJob& job) {
   const auto found = jobs_.find(job.id);
   KVS_CHECK(found != jobs_.end());
   for (Page* page : found->second) {
-    if (--page->jobs == 0 && parked_.erase(page) != 0) FreePage(page);
+    if (--page->jobs == 0 && parked_.erase(page) != 0) FreePages({&page, 1});
   }
   jobs_.erase(found);
 }
@@ -256,7 +256,7 @@ Status Store::Impl::TakeExtents(const Sequence& s, const RecompressOutput& outpu
     if (!status.ok()) break;
   }
   if (!status.ok()) {
-    for (Page* page : *fresh) FreePage(page);
+    FreePages(*fresh);
     fresh->clear();
     return status;
   }

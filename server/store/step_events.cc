@@ -22,26 +22,10 @@ Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens)
     KVS_ASSIGN_OR_RETURN(
         table, ReserveTable(session, *s, std::max(want_pages, 2 * s->table->page_capacity)));
   }
-  const Taker taker = TakerOf(*session, *s);
-  std::vector<Page*> pages, blocks;
-  Status status;
-  if (want_pages > old_pages) {
-    status = Allocate(taker, static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
-                      want_pages - static_cast<uint32_t>(old_pages), &pages);
-  }
-  if (status.ok() && want_blocks > old_blocks) {
-    status = Allocate(taker, static_cast<uint64_t>(s->index.block_bytes),
-                      want_blocks - static_cast<uint32_t>(old_blocks), &blocks);
-  }
-  if (!status.ok()) {
-    for (Page* page : pages) FreePage(page);
+  if (const Status status = TakeUpTo(*session, s, tokens); !status.ok()) {
     if (table != nullptr) session->memory->FreeTable(table);
     return status;
   }
-  for (Page* page : pages) RefPage(page);
-  for (Page* block : blocks) RefPage(block);
-  s->pages.insert(s->pages.end(), pages.begin(), pages.end());
-  s->index_blocks.insert(s->index_blocks.end(), blocks.begin(), blocks.end());
   if (table == nullptr) {
     PublishInPlace(session, s);
   } else {
@@ -113,7 +97,7 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
     }
     if (status.ok()) status = ExtendLocked(session, s, tokens);
     if (!status.ok()) {
-      for (Page* page : taken) FreePage(page);
+      FreePages(taken);
       return status;
     }
     if (copies.empty()) {

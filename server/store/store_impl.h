@@ -133,7 +133,7 @@ class Store::Impl {
   // open_sequence.cc
   Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys) const KVS_REQUIRES(mu_);
   // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
-  Status TakeForOpen(Session* session, Sequence* s, const Hit& hit, uint64_t cover)
+  Status TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover)
       KVS_REQUIRES(mu_);
   Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s) KVS_REQUIRES(mu_);
   void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(mu_);
@@ -177,6 +177,9 @@ class Store::Impl {
       KVS_REQUIRES(mu_);
   uint32_t AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
                       std::vector<Page*>* out) KVS_REQUIRES(mu_);
+  // Gives `s` the pages and index blocks that it is short of for `tokens`, a reference each; all or
+  // nothing. No table names them yet.
+  Status TakeUpTo(const Session& session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
   bool EvictFor(const Taker& taker, Tier tier, uint64_t bytes) KVS_REQUIRES(mu_);
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
   // Drops the oldest artefact that nobody uses and that has bytes in `tier`.
@@ -189,11 +192,12 @@ class Store::Impl {
   void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(mu_);
   void Retire(Page* page) KVS_REQUIRES(mu_);
   void RefPage(Page* page) KVS_REQUIRES(mu_);
-  void FreePage(Page* page) KVS_REQUIRES(mu_);
+  void FreePages(std::span<Page* const> pages) KVS_REQUIRES(mu_);
   // What was retired before is free once the readers of now have left. Only after the tables that
   // named it are unpublished.
   void Advance(Tenant* tenant) KVS_REQUIRES(mu_);
   void ReclaimLocked() KVS_REQUIRES(mu_);
+  void ReclaimLocked(Tenant* tenant) KVS_REQUIRES(mu_);
 
   // move.cc
   void Pin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);

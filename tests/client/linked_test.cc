@@ -265,6 +265,24 @@ TEST_F(LinkedTest, ARaggedBatchOfManyPlans) {
   ASSERT_GOOD(step->End());
 }
 
+// The library remembers parsed plans, but not any number of them.
+TEST_F(LinkedTest, OfManyPlansEachSequenceHasItsOwn) {
+  for (int i = 0; i < 140; ++i) {
+    const int recent = 8 + i % 70;
+    const std::string plan =
+        "window{n_sink = 4, n_recent = " + std::to_string(recent) + ", min_tokens = 0}";
+    if (i % 10 != 0) {
+      ASSERT_GOOD(session_.Open(model_, plan));
+      continue;
+    }
+    auto sequence = Prefilled(31, 100, plan);
+    ASSERT_TRUE(sequence);
+    ASSERT_GOOD(sequence->PrefillDone());
+    const Answer a = RunStep(session_, *sequence, 31, 100, 1);
+    EXPECT_EQ(a.attended[1][0].size(), static_cast<size_t>(4 + recent)) << i;
+  }
+}
+
 TEST_F(LinkedTest, AStepThatEndsBadlyChangesNothing) {
   auto s = Prefilled(41, 30);
   ASSERT_TRUE(s);

@@ -1,6 +1,7 @@
 // The audit finds what is broken, and the store breaks nothing under random use.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 
 #include "server/store/store_impl.h"
@@ -69,8 +70,25 @@ TEST_F(AuditTest, FindsALeakedPage) {
   PagePools& pools = AuditTestPeer::PoolsOf(*store_);
   ASSERT_EQ(pools.Take(Tier::kDevice, 0, session_.id(), 4096, 1, &leaked), 1u);
   ExpectFinding("reachable from nowhere");
-  pools.Free(leaked[0]);
+  pools.Free(leaked);
   ExpectClean(*store_);
+}
+
+TEST_F(AuditTest, PagesGoBackInAnyOrder) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  PagePools& pools = AuditTestPeer::PoolsOf(*store_);
+  const uint64_t used = UsedBytes(*store_);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<Page*> pages;
+    ASSERT_EQ(pools.Take(Tier::kDevice, 0, session_.id(), 8192, 12, &pages), 12u);
+    if (round > 1) std::shuffle(pages.begin(), pages.end(), random);
+    if (round == 1) std::reverse(pages.begin(), pages.end());
+    pools.Free(pages);
+    ExpectClean(*store_);
+    EXPECT_EQ(UsedBytes(*store_), used);
+  }
 }
 
 TEST_F(AuditTest, FindsAPageInTwoStates) {

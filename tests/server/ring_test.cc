@@ -128,6 +128,42 @@ TEST(Ring, LargestFrame) {
   }
 }
 
+// An empty ring goes on at its beginning once it is past what is to be warm.
+TEST(Ring, StartsOverWhenItIsEmpty) {
+  for (uint64_t first = 16; first <= 128; first += 8) {
+    Ring ring(256);
+    FrameHeader header{};
+    std::vector<std::byte> got;
+    for (int i = 0; i < 100; ++i) {
+      const uint64_t at = ring.control->tail.load() % 256;
+      ring.producer.StartOver(96);
+      const uint64_t next = ring.control->tail.load() % 256;
+      ASSERT_EQ(next, at < 96 ? at : 0) << first << " " << i;
+      const auto payload = Payload((first - 16 + 8 * (i % 3)) % 104, i);
+      // Past a pad that is not taken yet, there is room for what lies before it alone.
+      if (!ring.producer.Push(2, i + 1, {payload})) {
+        ASSERT_EQ(PopOne(&ring), Outcome::kEmpty);
+        ASSERT_TRUE(ring.producer.Push(2, i + 1, {payload})) << first << " " << i;
+      }
+      ASSERT_EQ(ring.consumer.Pop(&header, &got), Outcome::kFrame) << first << " " << i;
+      ASSERT_EQ(header.id, static_cast<uint64_t>(i + 1));
+      ASSERT_EQ(got, payload);
+    }
+  }
+}
+
+TEST(Ring, DoesNotStartOverWhileAFrameWaits) {
+  Ring ring(256);
+  ASSERT_TRUE(ring.producer.Push(1, 1, {Payload(112, 1)}));
+  ring.producer.StartOver(64);
+  EXPECT_EQ(ring.control->tail.load(), 128u);
+  ASSERT_EQ(PopOne(&ring), Outcome::kFrame);
+  ring.producer.StartOver(64);
+  EXPECT_EQ(ring.control->tail.load(), 256u);
+  ring.producer.StartOver(64);  // at its beginning already
+  EXPECT_EQ(ring.control->tail.load(), 256u);
+}
+
 // Random sizes through a small ring from another thread: nothing lost, changed or reordered.
 TEST(Ring, TwoThreadsRandomSizes) {
   const uint64_t seed = std::random_device{}();
@@ -139,6 +175,7 @@ TEST(Ring, TwoThreadsRandomSizes) {
     std::mt19937_64 random(seed);
     for (uint64_t i = 1; i <= kFrames; ++i) {
       const auto payload = Payload(random() % 700, i);
+      if (i % 8 == 0) ring.producer.StartOver(1024);
       while (!ring.producer.Push(1 + i % 60, i, {payload})) std::this_thread::yield();
     }
   });

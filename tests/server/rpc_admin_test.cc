@@ -15,6 +15,29 @@ class RpcAdminTest : public ::testing::Test {
     return response;
   }
 
+  // A connection of another user of this machine, let in by the socket's mode. Needs root.
+  std::shared_ptr<grpc::Channel> ConnectAsOther() {
+    std::filesystem::permissions(daemon_.folder(), std::filesystem::perms(0755));
+    std::filesystem::permissions(daemon_.path(), std::filesystem::perms(0666));
+    UniqueFd fd = daemon_.Dial(kOther);
+    EXPECT_TRUE(fd);
+    return grpc::CreateInsecureChannelFromFd("other", fd.release());
+  }
+  // How a stream of answers ends.
+  template <typename Stream, typename Response>
+  static Status EndOf(Stream stream, Response* last) {
+    while (stream->Read(last)) {
+    }
+    return FromGrpc(stream->Finish());
+  }
+  static Status AuditRecall(RpcClient& client, const v1::AuditRecallRequest& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    v1::AuditRecallResponse response;
+    return EndOf(client.admin->AuditRecall(&context, request), &response);
+  }
+
+  static constexpr uid_t kOther = 4242;
   RpcDaemon daemon_;
   RpcClient client_{daemon_.Connect()};
   std::mt19937 random_{11};
@@ -153,26 +176,64 @@ TEST_F(RpcAdminTest, WhatIsNotThereYetSaysSo) {
   expect(FromGrpc(stream->Finish()));
 }
 
-// Another user of this machine, let in by the socket's mode: has sessions of its own, sees nobody
-// else's, and is no operator.
-TEST_F(RpcAdminTest, AnotherUserIsNoOperatorAndSeesNoSessionButItsOwn) {
-  constexpr uid_t kOther = 4242;
+TEST_F(RpcAdminTest, ARecallAuditEndsInTimeAndRefusesOneOfDays) {
+  v1::AuditRecallRequest request;
+  request.set_sequence(client_.Open(model_, "full", Ids(20)).value().sequence());
+  request.set_timeout_us(1000);  // nothing decodes meanwhile
+  EXPECT_EQ(AuditRecall(client_, request).reason(), "RECALL_TIMEOUT");
+  request.set_timeout_us(3'600'000'001);
+  const Status long_one = AuditRecall(client_, request);
+  EXPECT_EQ(long_one.reason(), "RECALL_OPTION");
+  EXPECT_TRUE(long_one.message().starts_with("timeout_us")) << long_one.message();
+}
+
+// Every method: each asks for itself.
+TEST_F(RpcAdminTest, AnotherUserMayCallNothingOfAdmin) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to connect as another user";
-  std::filesystem::permissions(daemon_.folder(), std::filesystem::perms(0755));
-  std::filesystem::permissions(daemon_.path(), std::filesystem::perms(0666));
-  UniqueFd fd = daemon_.Dial(kOther);
-  ASSERT_TRUE(fd);
-  const auto channel = grpc::CreateInsecureChannelFromFd("other", fd.release());
-  RpcClient other(channel);
+  RpcClient other(ConnectAsOther());
+  ASSERT_TRUE(other.failure.ok()) << other.failure.ToString();
+  const uint64_t sequence = client_.Open(model_, "full", Ids(20)).value().sequence();
+  const auto refused =
+      [&]<typename Request, typename Response>(
+          grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+          const Request& request, const char* name) {
+        Response response;
+        EXPECT_EQ(Call(*other.admin, method, request, &response).reason(), "ADMIN_ONLY") << name;
+      };
+  v1::ShowSequenceRequest show;
+  show.set_sequence(sequence);
+  v1::MoveRequest move;
+  move.set_sequence(sequence);
+  refused(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), "GetStatus");
+  refused(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), "ListSessions");
+  refused(&v1::Admin::Stub::ListSequences, v1::ListSequencesRequest(), "ListSequences");
+  refused(&v1::Admin::Stub::ShowSequence, show, "ShowSequence");
+  refused(&v1::Admin::Stub::ListPools, v1::ListPoolsRequest(), "ListPools");
+  refused(&v1::Admin::Stub::ListWork, v1::ListWorkRequest(), "ListWork");
+  refused(&v1::Admin::Stub::GetConfig, v1::GetConfigRequest(), "GetConfig");
+  refused(&v1::Admin::Stub::Audit, v1::AuditRequest(), "Audit");
+  refused(&v1::Admin::Stub::Demote, move, "Demote");
+  refused(&v1::Admin::Stub::Prefetch, move, "Prefetch");
+  refused(&v1::Admin::Stub::Evict, v1::EvictRequest(), "Evict");
+  refused(&v1::Admin::Stub::Pin, v1::PinRequest(), "Pin");
+  refused(&v1::Admin::Stub::SetQuota, v1::SetQuotaRequest(), "SetQuota");
+  refused(&v1::Admin::Stub::Drain, v1::DrainRequest(), "Drain");
+  refused(&v1::Admin::Stub::Verify, v1::VerifyRequest(), "Verify");
+  v1::AuditRecallRequest recall;
+  recall.set_sequence(sequence);
+  recall.set_timeout_us(1000);
+  EXPECT_EQ(AuditRecall(other, recall).reason(), "ADMIN_ONLY");
+  grpc::ClientContext context;
+  v1::WatchResponse event;
+  EXPECT_EQ(EndOf(other.admin->Watch(&context, v1::WatchRequest()), &event).reason(), "ADMIN_ONLY");
+}
+
+// Another user of this machine has sessions of its own, sees nobody else's, and is no operator.
+TEST_F(RpcAdminTest, AnotherUserIsNoOperatorAndSeesNoSessionButItsOwn) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to connect as another user";
+  RpcClient other(ConnectAsOther());
   ASSERT_TRUE(other.failure.ok()) << other.failure.ToString();
   EXPECT_EQ(daemon_.store().Sessions().back().peer.tenant, "uid:4242");
-  v1::GetStatusResponse status;
-  EXPECT_EQ(
-      Call(*other.admin, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).reason(),
-      "ADMIN_ONLY");
-  v1::AuditResponse audit;
-  EXPECT_EQ(Call(*other.admin, &v1::Admin::Stub::Audit, v1::AuditRequest(), &audit).code(),
-            Code::kPermissionDenied);
   v1::ListModelsResponse models;
   EXPECT_EQ(Call(*other.control, &v1::Control::Stub::ListModels, v1::ListModelsRequest(), &models)
                 .reason(),

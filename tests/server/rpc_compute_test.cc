@@ -122,11 +122,14 @@ TEST_F(RpcComputeTest, WrongTensorsNameTheField) {
   EXPECT_EQ(refuse([](auto* t) { t->set_head_dim(128); }).reason(), "TENSOR_HEAD_DIM");
   EXPECT_EQ(refuse([](auto* t) { t->set_dtype(v1::DTYPE_UNSPECIFIED); }).reason(), "TENSOR_DTYPE");
   EXPECT_EQ(refuse([](auto* t) { t->mutable_inline_()->pop_back(); }).reason(), "TENSOR_DATA");
+  EXPECT_EQ(refuse([](auto* t) { t->mutable_inline_()->push_back(0); }).reason(), "TENSOR_DATA");
   EXPECT_EQ(refuse([](auto* t) { t->clear_place(); }).reason(), "TENSOR_DATA");
   EXPECT_EQ(refuse([](auto* t) { t->set_segment_offset(4096); }).code(), Code::kUnimplemented);
   for (const int layer : {-1, 2}) {
     EXPECT_EQ(client_.Append(step, layer, Keys(2), Keys(2)).reason(), "ARGUMENT_RANGE");
   }
+  const Status k = client_.Append(step, 0, Queries(2), Keys(2));
+  EXPECT_NE(k.message().find("k.heads 4; expected 2"), std::string::npos) << k.message();
   v1::AttendRequest attend = client_.AttendOf(step, 0, Queries(2));
   ASSERT_TRUE(client_.Append(step, 0, Keys(2), Keys(2)).ok());
   attend.set_out_dtype(static_cast<v1::DType>(9));
@@ -135,6 +138,29 @@ TEST_F(RpcComputeTest, WrongTensorsNameTheField) {
   const auto narrow = Compute(&v1::Compute::Stub::Attend, attend);
   ASSERT_TRUE(narrow.ok());
   EXPECT_EQ(narrow.value().out().inline_().size(), 2u * 4 * 64 * 2);
+}
+
+TEST_F(RpcComputeTest, SelectAndAttendNameWhatIsWrong) {
+  const uint64_t step = client_.Begin(Open("quest{min_tokens = 0}"), {8, 9}).value();
+  ASSERT_TRUE(client_.Append(step, 0, Keys(2), Keys(2)).ok());
+  const auto both = [&](int layer, const v1::TensorRef& q) {
+    v1::SelectRequest select;
+    select.set_session(client_.session());
+    select.set_step(step);
+    select.set_layer(layer);
+    *select.mutable_q() = q;
+    return std::vector<Status>{
+        Compute(&v1::Compute::Stub::Select, select).status(),
+        Compute(&v1::Compute::Stub::Attend, client_.AttendOf(step, layer, q)).status()};
+  };
+  for (const int layer : {-1, 2}) {
+    for (const Status& s : both(layer, Queries(2))) EXPECT_EQ(s.reason(), "ARGUMENT_RANGE");
+  }
+  for (const Status& s : both(0, Keys(2))) {
+    EXPECT_EQ(s.reason(), "TENSOR_HEADS");
+    EXPECT_NE(s.message().find("q.heads 2; expected 4"), std::string::npos) << s.message();
+  }
+  for (const Status& s : both(0, Queries(2))) EXPECT_TRUE(s.ok()) << s.ToString();
 }
 
 TEST_F(RpcComputeTest, OtherDtypesAreConverted) {
@@ -234,6 +260,16 @@ TEST_F(RpcComputeTest, StepsHaveALimitAndABusySequenceSaysSo) {
                 .status()
                 .reason(),
             "SEQUENCE_BUSY");
+  EXPECT_EQ(
+      Compute(&v1::Compute::Stub::PrefillDone, client_.Of<v1::PrefillDoneRequest>(sequences[0]))
+          .status()
+          .reason(),
+      "SEQUENCE_BUSY");
+  v1::OpenSequenceResponse fork;
+  EXPECT_EQ(Call(*client_.control, &v1::Control::Stub::ForkSequence,
+                 client_.Of<v1::ForkSequenceRequest>(sequences[0]), &fork)
+                .reason(),
+            "SEQUENCE_BUSY");
   for (const uint64_t s : steps) EXPECT_TRUE(client_.End(s, true).ok());
   EXPECT_TRUE(client_.Run(sequences[64], {1}, &random_).ok());
 }
@@ -306,10 +342,15 @@ TEST_F(RpcComputeTest, ReportsMustFit) {
   report.add_surprisal(1.0f);
   EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().reason(), "SERIES_LENGTH");
   report.clear_surprisal();
+  report.set_boundary(std::string(31, 0));
+  EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().reason(), "SERIES_LENGTH");
+  report.clear_boundary();
   report.set_first(90);
   EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().code(), Code::kInvalidArgument);
-  report.set_first(0xFFFFFFFF);
-  EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().reason(), "ARGUMENT_RANGE");
+  for (const uint32_t first : {0xFFFFFFFFu, 0x7FFFFFFFu - 31}) {
+    report.set_first(first);
+    EXPECT_EQ(Compute(&v1::Compute::Stub::Report, report).status().reason(), "ARGUMENT_RANGE");
+  }
   const auto s =
       Compute(&v1::Compute::Stub::GetSequence, client_.Of<v1::GetSequenceRequest>(sequence));
   ASSERT_TRUE(s.ok());

@@ -38,6 +38,18 @@ TEST_F(RpcControlTest, OpenSessionSaysWhatIsThere) {
   EXPECT_EQ(sessions[0].peer.uid, geteuid());
 }
 
+TEST_F(RpcControlTest, AClientsNameIsMadePrintable) {
+  v1::OpenSessionRequest request;
+  request.set_client_name("two\nlines");
+  grpc::ClientContext context;
+  v1::OpenSessionResponse response;
+  auto stream = client_.control->OpenSession(&context, request);
+  ASSERT_TRUE(stream->Read(&response));
+  EXPECT_EQ(daemon_.store().Sessions().back().client_name, "two?lines");
+  context.TryCancel();
+  (void)stream->Finish();
+}
+
 TEST_F(RpcControlTest, OpenSessionRefusesWhatItCannotGive) {
   const RpcClient wrong(daemon_.Connect(), "abacus");
   EXPECT_EQ(wrong.failure.code(), Code::kInvalidArgument);
@@ -135,6 +147,14 @@ TEST_F(RpcControlTest, RegisterModelNamesTheFieldThatIsWrong) {
       "MODEL_DTYPE");
   EXPECT_EQ(refuse([](auto* r) { r->set_name(std::string(64, 'n')); }).reason(), "TEXT_INVALID");
   EXPECT_EQ(refuse([](auto* r) { r->set_digest("a\nb"); }).reason(), "TEXT_INVALID");
+  EXPECT_EQ(refuse([](auto* r) { r->set_layout(std::string(32, 'l')); }).reason(), "TEXT_INVALID");
+  const Status adapter = refuse([](auto* r) { r->set_adapter(std::string(64, 'a')); });
+  EXPECT_EQ(adapter.reason(), "TEXT_INVALID");
+  EXPECT_TRUE(adapter.message().starts_with("adapter has 64 bytes")) << adapter.message();
+  const Status boundaries =
+      refuse([](auto* r) { r->mutable_boundary_tokens()->Resize((1 << 16) + 1, 7); });
+  EXPECT_EQ(boundaries.reason(), "ARGUMENT_RANGE");
+  EXPECT_TRUE(boundaries.message().starts_with("boundary_tokens")) << boundaries.message();
   EXPECT_EQ(refuse([](auto* r) { r->set_keys_pre_rope(true); }).reason(), "MODEL_ROPE");
   EXPECT_EQ(refuse([](auto* r) { r->mutable_rope()->set_theta(1e4); }).reason(), "MODEL_ROPE");
   EXPECT_EQ(refuse([](auto* r) { r->set_ranks(2); }).code(), Code::kUnimplemented);

@@ -290,6 +290,33 @@ TEST(Store, AParkedReaderKeepsItsBytesThroughAThousandPublications) {
   ExpectClean(*store);
 }
 
+// Memory that nobody reads is there for the next sequence at once; what somebody may read is not.
+TEST(Store, ClosingFreesWhatNoReaderSees) {
+  auto store = NewStore(SmallPools(64, 64));
+  TestSession session(store.get());
+  TestSequence first = TestSequence::Prompt(&session, kQuest, Tokens(10));
+  const uint64_t offset = first.Table().page(0)->offset;
+  ASSERT_TRUE(first.Close().ok());
+  EXPECT_EQ(UsedBytes(*store), 0u);
+  EXPECT_EQ(store->Counters().retired_bytes, 0u);
+  TestSequence second = TestSequence::Prompt(&session, kQuest, Tokens(10, 500));
+  EXPECT_EQ(second.Table().page(0)->offset, offset);
+
+  const int reader = session.reader().Enter();
+  const shm::TableView seen = second.Table();
+  const TestSequence as_seen = second;
+  ASSERT_TRUE(second.Close().ok());
+  EXPECT_GT(UsedBytes(*store), 0u);
+  TestSequence third = TestSequence::Prompt(&session, kQuest, Tokens(10, 900));
+  EXPECT_NE(third.Table().page(0)->offset, offset);
+  as_seen.ExpectIntact(seen);
+  session.reader().Leave(reader);
+  ASSERT_TRUE(third.Close().ok());
+  EXPECT_EQ(UsedBytes(*store), 0u);
+  EXPECT_EQ(store->Counters().retired_bytes, 0u);
+  ExpectClean(*store);
+}
+
 TEST(Store, AParkedReaderHoldsBackNoOtherTenant) {
   auto store = NewStore(SmallPools(64, 64));
   TestSession a(store.get(), "uid:1"), b(store.get(), "uid:2");
