@@ -32,6 +32,9 @@ constexpr CudaOps kOps = {
     .attend_raw_workspace_bytes = AttendRawWorkspaceBytes,
     .attend_raw = AttendRawCuda,
     .merge = MergeCuda,
+    .score_packed = ScorePackedCuda,
+    .attend_packed_workspace_bytes = AttendPackedWorkspaceBytes,
+    .attend_packed = AttendPackedCuda,
 };
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "kernels/cuda/batch.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
@@ -23,7 +24,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 1;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 2;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -54,6 +55,11 @@ struct CudaOps {
   int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
   int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
+
+  // ops/attend_packed.
+  int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
+  int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
 };
 
 }  // namespace kvstrata::cuda
