@@ -7,7 +7,7 @@
 // advance, and each layer appends (its index row too), selects and attends. Sequences grow by a
 // token a replay. Values are medians of a step, divided by its layers: launches between the ops are
 // in them, nothing of the host is. Llama-3.1-8B: 32 query heads, 8 KV heads x 128, bf16; pages of
-// 16 tokens and index blocks lie in random order.
+// 16 tokens and index blocks lie in random order. Plan mosaickv: packed_step.h.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/packed_step.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -326,9 +327,49 @@ class Step {
 };
 
 // Microseconds of a layer.
-bench::Timing TimeStep(const Step& step, int stages) {
+template <typename AnyStep>
+bench::Timing TimeStep(const AnyStep& step, int stages) {
   CapturedGraph graph([&](Stream stream) { return step.Enqueue(stages, stream); });
   return TimeReplays({&graph}, step.layers(), kReplays);
+}
+
+struct Row {
+  std::string plan;
+  int batch;
+  int32_t tokens;
+  int64_t bytes;
+
+  std::string id() const {
+    return "step/" + plan + "/b" + std::to_string(batch) + "/" + std::to_string(tokens / 1024) +
+           "K";
+  }
+};
+
+// Whether every output is a number.
+template <typename AnyStep>
+bool Measure(const Row& row, const AnyStep& step, bool stages, ordered_json* rows) {
+  const std::string id = row.id();
+  for (int i = 1; stages && i < step.stages(); ++i) {
+    std::printf("%-34s %9.2f us  after op %d\n", id.c_str(), TimeStep(step, i).median, i);
+  }
+  const bench::Timing t = TimeStep(step, step.stages());
+  const bool sound = step.Sound();
+  if (!sound) std::printf("%s: an output is not a number\n", id.c_str());
+  const double tbps = static_cast<double>(row.bytes) / t.median * 1e-6;
+  std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s\n", id.c_str(), t.median, t.p10,
+              t.p90, tbps);
+  std::fflush(stdout);
+  rows->push_back({{"id", id},
+                   {"plan", row.plan},
+                   {"batch", row.batch},
+                   {"tokens", row.tokens},
+                   {"value", t.median},
+                   {"unit", "us"},
+                   {"p10", t.p10},
+                   {"p90", t.p90},
+                   {"n", t.n},
+                   {"tbps", tbps}});
+  return sound;
 }
 
 std::string Option(int argc, char** argv, const char* name) {
@@ -340,39 +381,19 @@ std::string Option(int argc, char** argv, const char* name) {
 
 // 1 when an output is not a number.
 int Run(const std::string& only, bool stages, ordered_json* rows) {
-  int unsound = 0;
+  bool sound = true;
   for (const auto& [batch, kilotokens] : {std::pair{1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
+    const int32_t tokens = kilotokens * 1024;
     for (const Plan& plan : kPlans) {
-      const std::string id = "step/" + std::string(plan.name) + "/b" + std::to_string(batch) + "/" +
-                             std::to_string(kilotokens) + "K";
-      if (!id.starts_with(only)) continue;
-      const Step step(plan, batch, kilotokens * 1024);
-      for (int i = 1; stages && i < step.stages(); ++i) {
-        std::printf("%-34s %9.2f us  after op %d\n", id.c_str(), TimeStep(step, i).median, i);
-      }
-      const bench::Timing t = TimeStep(step, step.stages());
-      if (!step.Sound()) {
-        unsound = 1;
-        std::printf("%s: an output is not a number\n", id.c_str());
-      }
-      const double tbps =
-          static_cast<double>(BytesOf(plan, batch, kilotokens * 1024)) / t.median * 1e-6;
-      std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s\n", id.c_str(), t.median, t.p10,
-                  t.p90, tbps);
-      std::fflush(stdout);
-      rows->push_back({{"id", id},
-                       {"plan", plan.name},
-                       {"batch", batch},
-                       {"tokens", kilotokens * 1024},
-                       {"value", t.median},
-                       {"unit", "us"},
-                       {"p10", t.p10},
-                       {"p90", t.p90},
-                       {"n", t.n},
-                       {"tbps", tbps}});
+      const Row row{plan.name, batch, tokens, BytesOf(plan, batch, tokens)};
+      if (!row.id().starts_with(only)) continue;
+      sound &= Measure(row, Step(plan, batch, tokens), stages, rows);
     }
+    const Row row{"mosaickv", batch, tokens, PackedStep::BytesOf(batch, tokens)};
+    if (!row.id().starts_with(only)) continue;
+    sound &= Measure(row, PackedStep(batch, tokens, kRotatedBytes), stages, rows);
   }
-  return unsound;
+  return sound ? 0 : 1;
 }
 
 int Main(int argc, char** argv) {

@@ -61,11 +61,12 @@ struct Shared {
   int32_t ids[PackedShape<kDim, kChannels>::kThreadsMax];  // chosen blocks under way
   float m[kWarpsMax][kPackedHeads], l[kWarpsMax][kPackedHeads];
   float total_m[kPackedHeads], total_l[kPackedHeads];  // of the segments done, in powers of two
+  float before[kPackedHeads];                          // weight of the total before a segment
   alignas(16) float total_o[kPackedHeads][kDim];
   bool is_last;
 };
 
-// The rows of chosen blocks of one segment, as tiles of 16: lane r % 16 has row r of a tile.
+// The rows of chosen blocks of one segment, as tiles of 16.
 struct TileRows {
   const int32_t* ids;
   int32_t count;  // blocks
@@ -78,14 +79,14 @@ struct TileRows {
   __device__ __forceinline__ int32_t tiles() const {
     return ((count << block_shift) + kTileRows - 1) / kTileRows;
   }
-  // -1: none.
-  __device__ __forceinline__ int32_t Row(int32_t tile) const {
+  // Bit r: row r of a tile is one.
+  __device__ __forceinline__ uint32_t Present(int32_t tile) const {
     const int32_t i = tile * kTileRows + static_cast<int32_t>(threadIdx.x % kTileRows);
-    const int32_t entry = i >> block_shift;
-    if (entry >= count) return -1;
-    const int32_t row =
-        ((ids[entry] - first_block) << block_shift) + (i & ((1 << block_shift) - 1));
-    return row < rows ? row : -1;
+    const int32_t entry = i >> block_shift, inside = i & ((1 << block_shift) - 1);
+    const bool present =
+        entry < count &&
+        ((ids[min(entry, count - 1)] - first_block) << block_shift) + inside < rows;
+    return __ballot_sync(kAllLanes, present) & 0xFFFFu;
   }
 };
 
@@ -99,6 +100,8 @@ class SegmentAttention {
   // Forgets the segment before.
   __device__ __forceinline__ void Open(const PackedLayer& layer, const PackedSegment& s) {
     format_ = RowFormat::Of(StoredChannels(layer), s.keep, s.neighbours);
+    block_chunks_ = s.block * format_.chunks;
+    inverse_ = (1u << 20) / static_cast<uint32_t>(block_chunks_) + 1;
     arrays_[0] = s.keys;
     arrays_[1] = s.values;
     keys_.Locate(format_);
@@ -108,65 +111,74 @@ class SegmentAttention {
   __device__ __forceinline__ void Begin(const TileRows& rows) {
     next_ = static_cast<int32_t>(threadIdx.x / 32);
     stage_ = 0;
+#pragma unroll 1
     for (int i = 0; i < kStages; ++i) Issue(rows);
   }
-  __device__ __forceinline__ void LoadQueries(const RotatedQueries<kDim, kChannels>& queries,
-                                              int group) {
-    queries_.Load(queries, group);
-  }
-  __device__ __forceinline__ void Run(const TileRows& rows) {
+  __device__ __forceinline__ void Run(const TileRows& rows,
+                                      const RotatedQueries<kDim, kChannels>& queries, bool wide) {
     const auto warps = static_cast<int32_t>(blockDim.x / 32);
 #pragma unroll 1
     for (auto tile = static_cast<int32_t>(threadIdx.x / 32); tile < rows.tiles(); tile += warps) {
       AwaitOldestCopy();
-      const uint32_t present = __ballot_sync(kAllLanes, rows.Row(tile) >= 0) & 0xFFFFu;
-      if (present != 0) Attend(present);
+      Attend(rows.Present(tile), queries, wide);
       Issue(rows);
     }
   }
   __device__ __forceinline__ TileSoftmax<kChannels / 16>& softmax() { return softmax_; }
 
  private:
-  __device__ __forceinline__ void Attend(uint32_t present) {
-    const uint32_t keys = ring_ + stage_ * TileBytes();
+  __device__ __forceinline__ void Attend(uint32_t present,
+                                         const RotatedQueries<kDim, kChannels>& queries,
+                                         bool wide) {
+    const uint32_t keys = ring_ + stage_ * 2 * format_.tile_bytes();
     float s[4];
-    queries_.Score(keys_, keys, format_.shared_stride, s);
+    queries.Score(keys_, keys, format_.stride(), wide, s);
     uint32_t p0, p1;
     softmax_.template Weigh<Weight>(present, scale_, s, p0, p1);
-    values_.ForEach(keys + TileBytes() / 2, format_.shared_stride,
+    values_.ForEach(keys + format_.tile_bytes(), format_.stride(),
                     [&](int i, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
                       MmaM16N8K16<Weight>(softmax_.o[i], a0, a1, a2, a3, p0, p1);
                     });
   }
-  // Rows that are none are read as the tile's first, which weighs nothing there.
+  // The chunks of a block follow each other in memory, and a tile's blocks in shared memory. What
+  // is no row is zeros.
   __device__ __forceinline__ void Issue(const TileRows& rows) {
     __syncwarp();
     if (next_ < rows.tiles()) {
-      const int32_t row = rows.Row(next_), first = __shfl_sync(kAllLanes, row, 0);
-      CopyTile(ring_ + stage_ * TileBytes(), arrays_, max(row >= 0 ? row : first, 0), format_);
+      const uint32_t to = ring_ + stage_ * 2 * format_.tile_bytes();
+      const int32_t first = next_ * kTileRows >> rows.block_shift;
+#pragma unroll 1
+      for (auto i = static_cast<int32_t>(threadIdx.x % 32); i < kTileRows * format_.chunks;
+           i += 32) {
+        const auto nth = static_cast<int32_t>(static_cast<uint32_t>(i) * inverse_ >> 20);
+        const int32_t entry = min(first + nth, rows.count - 1);
+        const int32_t chunk = (rows.ids[entry] - rows.first_block - nth) * block_chunks_ + i;
+        const bool real = first + nth == entry && chunk < rows.rows * format_.chunks;
+        const int64_t from = real ? int64_t{chunk} * 16 : 0;
+        CopyChunk(to + i * 16, arrays_[0] + from, real);
+        CopyChunk(to + format_.tile_bytes() + i * 16, arrays_[1] + from, real);
+      }
     }
     EndCopies();
     next_ += static_cast<int32_t>(blockDim.x / 32);
     stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
   }
-  __device__ __forceinline__ uint32_t TileBytes() const {
-    return 2 * kTileRows * format_.shared_stride;
-  }
 
   const float scale_;
   const uint32_t ring_;
   RowFormat format_;
+  int32_t block_chunks_;
+  uint32_t inverse_;  // of block_chunks_, exact for the chunks of a tile
   uint64_t arrays_[2];
   KeyRuns<kChannels> keys_;
   ValueRuns<kChannels> values_;
-  QueryProducts<kChannels> queries_;
   TileSoftmax<kChannels / 16> softmax_;
   int32_t next_;  // tile to be copied next
   int stage_;
 };
 
-// Warps' sums of a segment to the CTA's, in shared.queries.rotated [group][kChannels], relative to
-// the largest of their maxima in shared.m. `scratch` [warps][group][kChannels].
+// Warps' sums of a segment to the CTA's, in shared.queries.rotated [group][kChannels], and what
+// they and the total so far weigh in the new total. `scratch` [warps][group][kChannels].
 template <int kDim, int kChannels>
 __device__ __forceinline__ void SumWarps(SegmentAttention<kDim, kChannels>& attention, int group,
                                          float* scratch, Shared<kDim, kChannels>& shared) {
@@ -181,13 +193,22 @@ __device__ __forceinline__ void SumWarps(SegmentAttention<kDim, kChannels>& atte
     }
   }
   __syncthreads();  // tiles are used up too: the scratch is where they were
+  if (threadIdx.x < kPackedHeads) {
+    const int head = threadIdx.x;
+    float top = shared.total_m[head], sum = 0;
+    for (int w = 0; w < warps; ++w) top = fmaxf(top, shared.m[w][head]);
+    for (int w = 0; w < warps; ++w) sum += WeightOf(shared.m[w][head], top) * shared.l[w][head];
+    const float before = WeightOf(shared.total_m[head], top);
+    shared.before[head] = before;
+    shared.total_m[head] = top;
+    shared.total_l[head] = before * shared.total_l[head] + sum;
+  }
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int head = 2 * t + i;
     if (head >= group) continue;
-    float top = -INFINITY;
-    for (int w = 0; w < warps; ++w) top = fmaxf(top, shared.m[w][head]);
-    const float weight = WeightOf(softmax.m[i], top);
+    const float weight = WeightOf(softmax.m[i], shared.total_m[head]);
     float* to = scratch + (warp * group + head) * kChannels + ValueRuns<kChannels>::kRun * g;
 #pragma unroll
     for (int j = 0; j < kChannels / 16; ++j) {
@@ -198,8 +219,9 @@ __device__ __forceinline__ void SumWarps(SegmentAttention<kDim, kChannels>& atte
   __syncthreads();
   for (int i = threadIdx.x; i < group * kChannels; i += blockDim.x) {
     float sum = 0;
+#pragma unroll 4
     for (int w = 0; w < warps; ++w) sum += scratch[w * group * kChannels + i];
-    shared.queries.rotated[0][i] = sum;
+    (&shared.queries.rotated[0][0])[i] = sum;
   }
   __syncthreads();
 }
@@ -220,7 +242,7 @@ __device__ __forceinline__ void RotateBack(uint64_t r, int stored, int group, fl
 #pragma unroll
     for (int h = 0; h < kPackedHeads; ++h) {
       if (h >= group) break;
-      const float o = shared.queries.rotated[0][h * kChannels + c];
+      const float o = (&shared.queries.rotated[0][0])[h * kChannels + c];
       sums[h] = {sums[h].x + o * x.x, sums[h].y + o * x.y, sums[h].z + o * x.z,
                  sums[h].w + o * x.w};
     }
@@ -232,46 +254,24 @@ __device__ __forceinline__ void RotateBack(uint64_t r, int stored, int group, fl
   }
 }
 
-// Adds a segment's sums to the CTA's total. Scratch of RotateBack; barriers before and after.
+// Adds a segment's sums to the CTA's total. Barriers before and after.
 template <int kDim, int kChannels>
 __device__ __forceinline__ void AddToTotal(int group, const float* scratch,
                                            Shared<kDim, kChannels>& shared) {
   constexpr int kColumns = kDim / 4;
-  const int warps = static_cast<int>(blockDim.x) / 32;
   const int parts = static_cast<int>(blockDim.x) / kColumns;
-  // A head's threads are in several warps; its total_m and total_l change behind a barrier.
-  constexpr int kTurns = kPackedHeads * kColumns / 64;
-  float tops[kTurns], sums[kTurns];
-#pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const int i = turn * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-    if (i >= group * kColumns) continue;
-    const int head = i / kColumns;
-    WeightedRow part;
-    for (int w = 0; w < warps; ++w) part.m = fmaxf(part.m, shared.m[w][head]);
-    for (int w = 0; w < warps; ++w) {
-      part.l += WeightOf(shared.m[w][head], part.m) * shared.l[w][head];
-    }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < group * kColumns; i += blockDim.x) {
+    auto& total = reinterpret_cast<float4*>(shared.total_o)[i];
+    const float before = shared.before[i / kColumns];
+    float4 o = {before * total.x, before * total.y, before * total.z, before * total.w};
+#pragma unroll 4
     for (int p = 0; p < parts; ++p) {
       const float4 x = reinterpret_cast<const float4*>(scratch)[p * group * kColumns + i];
-      part.o = {part.o.x + x.x, part.o.y + x.y, part.o.z + x.z, part.o.w + x.w};
+      o = {o.x + x.x, o.y + x.y, o.z + x.z, o.w + x.w};
     }
-    auto& o = reinterpret_cast<float4*>(shared.total_o)[i];
-    WeightedRow total{shared.total_m[head], shared.total_l[head], o};
-    total.Add(part.m, part.l, part.o);
-    o = total.o;
-    tops[turn] = total.m;
-    sums[turn] = total.l;
+    total = o;
   }
-  __syncthreads();
-#pragma unroll
-  for (int turn = 0; turn < kTurns; ++turn) {
-    const int i = turn * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
-    if (i >= group * kColumns || i % kColumns != 0) continue;
-    shared.total_m[i / kColumns] = tops[turn];
-    shared.total_l[i / kColumns] = sums[turn];
-  }
-  __syncthreads();
 }
 
 // All of a CTA's share: blocks [begin, end) of the chosen ones. The result is the total in
@@ -283,48 +283,53 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, const ChosenBloc
   const PackedLayer& layer = a.work.layer;
   const int group = a.work.queries.group;
   auto* scratch = reinterpret_cast<float*>(dynamic);
-  SegmentAttention<kDim, kChannels> attention(
-      a.scale, static_cast<uint32_t>(__cvta_generic_to_shared(dynamic)) +
-                   threadIdx.x / 32 * static_cast<uint32_t>(a.ring_bytes));
-  int open = -1;
-  const auto close = [&] {
-    SumWarps(attention, group, scratch, shared);
-    RotateBack(shared.segments.at[open].r_v, StoredChannels(layer), group, scratch, shared);
-    __syncthreads();
-    AddToTotal(group, scratch, shared);
-  };
+  uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(dynamic)) +
+                  threadIdx.x / 32 * static_cast<uint32_t>(a.ring_bytes);
+  KeepInRegister(ring);
+  SegmentAttention<kDim, kChannels> attention(a.scale, ring);
+  const auto own = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
+  int open = -1;                // segment
+  int32_t count = 0, done = 0;  // of the ids in shared memory
 #pragma unroll 1
-  for (; begin < end; begin += static_cast<int32_t>(blockDim.x)) {
-    const int32_t count = min(end - begin, static_cast<int32_t>(blockDim.x));
-    const auto own = static_cast<int32_t>(threadIdx.x);
-    __syncthreads();  // the ids before are used up
-    if (own < count) shared.ids[own] = chosen.At(begin + own);
-    __syncthreads();
-#pragma unroll 1
-    for (int32_t done = 0; done < count;) {
-      const int segment = shared.segments.Of(shared.ids[done]);
-      const PackedSegment& s = shared.segments.at[segment];
-      const bool in_segment =
-          own >= done && own < count && shared.ids[own] < SegmentTable::EndBlock(s);
-      const int32_t n = __syncthreads_count(in_segment);
-      if (n == 0) break;  // a list that names blocks that are none
-      const TileRows rows = TileRows::Of(s, shared.ids + done, n);
-      if (segment == open) {
-        attention.Begin(rows);
-      } else {
-        if (open >= 0) close();
-        attention.Open(layer, s);
-        attention.Begin(rows);
-        shared.queries.Rotate(s.r_k, group);
-        __syncthreads();
-        attention.LoadQueries(shared.queries, group);
-        open = segment;
-      }
-      attention.Run(rows);
-      done += n;
+  while (true) {
+    if (done == count && begin < end) {
+      __syncthreads();  // the ids before are used up
+      count = min(end - begin, threads);
+      done = 0;
+      if (own < count) shared.ids[own] = chosen.At(begin + own);
+      begin += threads;
+      __syncthreads();
     }
+    // The next segment, and how many of the ids lie in it.
+    int segment = -1, n = 0;
+    if (done < count) {
+      segment = shared.segments.Of(shared.ids[done]);
+      const int32_t last = SegmentTable::EndBlock(shared.segments.at[segment]);
+      n = __syncthreads_count(own >= done && own < count && shared.ids[own] < last);
+      if (n == 0) segment = -1;  // a list that names blocks that are none
+    }
+    if (open >= 0 && segment != open) {
+      SumWarps(attention, group, scratch, shared);
+      RotateBack(shared.segments.at[open].r_v, StoredChannels(layer), group, scratch, shared);
+      __syncthreads();
+      AddToTotal(group, scratch, shared);
+      __syncthreads();
+    }
+    if (segment < 0) return;
+    const PackedSegment& s = shared.segments.at[segment];
+    const TileRows rows = TileRows::Of(s, shared.ids + done, n);
+    if (segment != open) attention.Open(layer, s);
+    attention.Begin(rows);
+    if (segment != open) {
+      shared.queries.Rotate(s.r_k, group);
+      __syncthreads();
+      shared.queries.MakeFragments(group);
+      __syncthreads();
+      open = segment;
+    }
+    attention.Run(rows, shared.queries, group > 4);
+    done += n;
   }
-  if (open >= 0) close();
 }
 
 // Grid (CTAs an item, kv_heads, batch).
@@ -385,7 +390,7 @@ __global__ void __launch_bounds__(PackedShape<kDim, kChannels>::kThreadsMax, 1)
     WeightedRow sum;
     Partials splits = a.splits;
     splits.parts = sharers;
-    AddParts<8>(splits, rows, row, kDim, column, sum);
+    AddParts<4>(splits, rows, row, kDim, column, sum);
     StoreResult(w.with, w.to, w.partial, rows, row, kDim, column, sum);
   });
 }
@@ -403,7 +408,7 @@ int64_t SplitRows(const AttendPackedBatch& w) {
 template <int kDim, int kChannels>
 int Launch(const AttendPackedBatch& w, Stream stream) {
   const auto kernel = AttendPackedKernel<kDim, kChannels>;
-  const int tile = 2 * kTileRows * LargestFormat(w.layer).shared_stride;
+  const int tile = 2 * LargestFormat(w.layer).tile_bytes();
   const TileRings rings = TileRings::Of(PackedShape<kDim, kChannels>::kThreadsMax, tile);
   // Sums of warps, and products of rotations, lie where tiles did.
   const int threads = rings.warps * 32;

@@ -21,43 +21,26 @@ inline constexpr int kStages = 3;  // tiles of a warp on their way or in use
 // A damaged bitmap asks for values beyond its row: this much memory behind the last one.
 inline constexpr int kTileSlack = 512;
 
-// How the rows of a segment lie in memory and in shared memory.
+// How the rows of a segment lie, in memory as in shared memory: without gaps.
 struct RowFormat {
-  int32_t chunks;         // of 16 bytes
-  int32_t shared_stride;  // bytes, an odd number of chunks: rows begin in different banks
-  int32_t value_offset;   // bytes
+  int32_t chunks;        // of 16 bytes
+  int32_t value_offset;  // bytes
   int32_t neighbours;
 
   static __host__ __device__ RowFormat Of(int stored_channels, int keep, int neighbours) {
     const int value_offset = (stored_channels / neighbours + 127) / 128 * 16;
-    const int chunks = (value_offset + (2 * keep + 15) / 16 * 16) / 16;
-    return {chunks, (chunks | 1) * 16, value_offset, neighbours};
+    return {value_offset / 16 + (2 * keep + 15) / 16, value_offset, neighbours};
   }
   __host__ __device__ int32_t stride() const { return chunks * 16; }
+  __host__ __device__ int32_t tile_bytes() const { return kTileRows * stride(); }
 };
 
-// Starts the copy of rows to shared memory: lane r < 16 names row r of the tile, from each of the
-// arrays `rows`, which follow each other in shared memory.
-template <int kArrays>
-__device__ __forceinline__ void CopyTile(uint32_t to, const uint64_t (&rows)[kArrays], int32_t row,
-                                         const RowFormat& f) {
-  const int lane = threadIdx.x % 32, pieces = kTileRows * f.chunks;
-  const uint32_t inverse = 65536u / static_cast<uint32_t>(f.chunks) + 1;  // exact below 1024 pieces
-#pragma unroll 1
-  for (int first = 0; first < pieces; first += 32) {
-    const int i = first + lane;
-    const int r = min(static_cast<int>(static_cast<uint32_t>(i) * inverse >> 16), kTileRows - 1);
-    const int chunk = i - r * f.chunks;
-    const int64_t from = int64_t{__shfl_sync(kAllLanes, row, r)} * f.stride() + chunk * 16;
-    if (i >= pieces) continue;
-#pragma unroll
-    for (int a = 0; a < kArrays; ++a) {
-      const uint32_t at = to + (a * kTileRows + r) * f.shared_stride + chunk * 16;
-      asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at),
-                   "l"(rows[a] + from)
-                   : "memory");
-    }
-  }
+// Starts the copy of 16 bytes; of nothing, and zeros instead, where `real` is false. A row of zeros
+// stores no channel.
+__device__ __forceinline__ void CopyChunk(uint32_t to, uint64_t from, bool real) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(real ? 16 : 0)
+               : "memory");
 }
 __device__ __forceinline__ void EndCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the newest kStages - 1 copies of this warp are there.
@@ -65,6 +48,9 @@ __device__ __forceinline__ void AwaitOldestCopy() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
   __syncwarp();
 }
+
+// For what is cheap to work out: the compiler would do it again for every tile.
+__device__ __forceinline__ void KeepInRegister(uint32_t& x) { asm("" : "+r"(x)); }
 
 __device__ __forceinline__ uint32_t LoadShared(uint32_t at) {
   uint32_t x;
@@ -128,11 +114,11 @@ class ChannelRun {
     for (int w = 0; w < kWords; ++w) {
       const int bits = min(max(first - 32 * w, 0), 32);
       before_[w] = bits == 32 ? ~0u : (1u << bits) - 1;
-      asm("" : "+r"(before_[w]));  // else it is worked out again for every row
+      KeepInRegister(before_[w]);
     }
   }
 
-  // Which channels the row at `row` stores, and in `at` where the first one's value is.
+  // Which bits of the row at `row` are of the run, and in `at` where its first value is.
   __device__ __forceinline__ uint32_t Find(uint32_t row, uint32_t& at) const {
     int count = 0;
 #pragma unroll
@@ -145,8 +131,14 @@ class ChannelRun {
     }
     at = row + value_offset_ + 2 * count * neighbours_;
     const uint32_t low = LoadShared(row + word_at_), high = LoadShared(row + word_at_ + 4);
-    const uint32_t bits = __funnelshift_r(low, high, shift_) & within_;
-    return neighbours_ == 1 ? bits : SpreadBits(bits, neighbours_);
+    return __funnelshift_r(low, high, shift_) & within_;
+  }
+  // A bit for every channel.
+  template <int kRows>
+  __device__ __forceinline__ void ToChannels(uint32_t (&bits)[kRows]) const {
+    if (neighbours_ == 1) return;
+#pragma unroll
+    for (uint32_t& x : bits) x = SpreadBits(x, neighbours_);
   }
 
  private:
@@ -155,36 +147,40 @@ class ChannelRun {
   int32_t neighbours_, value_offset_, word_at_, shift_;
 };
 
-// Keys of a tile as left-hand fragments, times `q` (RotatedQueries::Fragment).
+// Keys of a tile as left-hand fragments.
 template <int kChannels>
 class KeyRuns {
  public:
   static constexpr int kRun = kChannels / 4;
   static constexpr int kPieces = kRun > 32 ? 2 : 1;  // a mask is 32 bits
   static constexpr int kPiece = kRun / kPieces;
-  static constexpr int kProducts = kChannels / 16;
 
   __device__ __forceinline__ void Locate(const RowFormat& f) {
     const int t = threadIdx.x % 4;
+    row_ = static_cast<int>(threadIdx.x % 32 / 4) * f.stride();
+    KeepInRegister(row_);
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) runs_[i].Locate(f, t * kRun + i * kPiece);
   }
-  // visit(product, a0, a1, a2, a3) for each 16 channels of the tile at `tile`.
+  // visit(product, a0, a1, a2, a3) for each 16 channels of the tile at `tile`. A loop: the code of
+  // a tile that is met for the first time comes from the L2.
   template <typename Visit>
   __device__ __forceinline__ void ForEach(uint32_t tile, int32_t stride, Visit visit) const {
-    const int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      uint32_t at[2], stored[2], x[2][4];
+      uint32_t at[2], stored[2];
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
-        stored[half] = runs_[i].Find(tile + (g + 8 * half) * stride, at[half]);
+        stored[half] = runs_[i].Find(tile + row_ + 8 * half * stride, at[half]);
       }
+      runs_[i].ToChannels(stored);
 #pragma unroll
       for (int p = 0; p < kPiece / 4; ++p) {
+        uint32_t x[2][4];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int e = 0; e < 4; ++e) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
+          for (int half = 0; half < 2; ++half) {
             x[half][e] = NextValue(stored[half] & (1u << (4 * p + e)), at[half]);
           }
         }
@@ -196,6 +192,7 @@ class KeyRuns {
 
  private:
   ChannelRun<kChannels, kPiece> runs_[kPieces];
+  uint32_t row_;  // where row g begins in a tile
 };
 
 // Values of a tile as left-hand fragments of their transpose.
@@ -206,16 +203,18 @@ class ValueRuns {
 
   __device__ __forceinline__ void Locate(const RowFormat& f) {
     run_.Locate(f, static_cast<int>(threadIdx.x % 32 / 4) * kRun);
+    row_ = static_cast<int>(threadIdx.x % 4) * 2 * f.stride();
+    KeepInRegister(row_);
   }
   // visit(product, a0, a1, a2, a3): product i holds channels kRun g + 2i and kRun g + 2i + 1.
   template <typename Visit>
   __device__ __forceinline__ void ForEach(uint32_t tile, int32_t stride, Visit visit) const {
-    const int t = threadIdx.x % 4;
     uint32_t at[4], stored[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      stored[r] = run_.Find(tile + (2 * t + (r & 1) + 8 * (r >> 1)) * stride, at[r]);
+      stored[r] = run_.Find(tile + row_ + ((r & 1) + 8 * (r >> 1)) * stride, at[r]);
     }
+    run_.ToChannels(stored);
 #pragma unroll
     for (int p = 0; p < kRun / 2; ++p) {
       uint32_t x[2][4];
@@ -231,6 +230,7 @@ class ValueRuns {
 
  private:
   ChannelRun<kChannels, kRun> run_;
+  uint32_t row_;  // where row 2t begins in a tile
 };
 
 }  // namespace kvstrata::cuda

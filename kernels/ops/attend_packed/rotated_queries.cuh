@@ -17,7 +17,6 @@ inline constexpr int kSegmentsMax = 128;  // of a sequence
 template <int kDim, int kChannels>
 struct PackedShape {
   static constexpr int kThreadsMax = kDim == 256 ? 256 : 512;
-  static constexpr int kProducts = kChannels / 16;
 };
 
 struct SegmentTable {
@@ -54,8 +53,9 @@ struct SegmentTable {
 
 template <int kDim, int kChannels>
 struct RotatedQueries {
-  float given[kPackedHeads][kDim];
+  alignas(16) float given[kPackedHeads][kDim];
   float rotated[kPackedHeads][kChannels];
+  uint2 fragments[2][kChannels / 16][32];  // [high, low][product][lane]
 
   // Barrier afterwards.
   __device__ __forceinline__ void Load(const PackedQueries& from, int sequence, int head) {
@@ -67,30 +67,56 @@ struct RotatedQueries {
     }
   }
 
-  // rotated = the first kChannels of R q. A warp takes rows of R in turn. Barrier afterwards.
+  // rotated = the first kChannels of R q. Eight lanes take a row of R. Barrier afterwards.
   __device__ __forceinline__ void Rotate(uint64_t r, int group) {
-    constexpr int kPerLane = kDim / 32;
-    const int lane = threadIdx.x % 32, warps = static_cast<int>(blockDim.x) / 32;
-#pragma unroll 6
-    for (int c = threadIdx.x / 32; c < kChannels; c += warps) {
-      const float* row = reinterpret_cast<const float*>(r) + c * kDim + lane * kPerLane;
-      float x[kPerLane];
-      LoadRow(row, x);
+    constexpr int kVectors = kDim / 32;  // of a row and lane
+    const auto* rows = reinterpret_cast<const float4*>(r);
+    const int lane = threadIdx.x % 8;
+#pragma unroll 2
+    for (int c = threadIdx.x / 8; c < kChannels; c += blockDim.x / 8) {
+      float4 x[kVectors];
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) x[i] = rows[c * (kDim / 4) + 8 * i + lane];
+#pragma unroll 1
       for (int h = 0; h < group; ++h) {
-        float sum = 0;
-#pragma unroll
-        for (int e = 0; e < kPerLane; ++e) sum += x[e] * given[h][lane * kPerLane + e];
-#pragma unroll
-        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+        const float sum = Dot(x, reinterpret_cast<const float4*>(given[h]));
         if (lane == 0) rotated[h][c] = sum;
       }
     }
   }
 
-  // The right-hand fragment of product `i` of KeyRuns. Columns are heads; of up to 4 heads, columns
-  // 4..7 are what the first four lose by rounding, and of more, `low` is.
-  __device__ __forceinline__ uint2 Fragment(int i, int group, bool low) const {
-    const int column = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  // The rotated queries as right-hand fragments of KeyRuns. Columns are heads; of up to 4 heads,
+  // columns 4..7 of `high` are what the first four lose by rounding, and of more, `low` is.
+  // Barriers before and afterwards.
+  __device__ __forceinline__ void MakeFragments(int group) {
+    constexpr int kFragments = kChannels / 16 * 32;
+    const int lows = group > 4 ? 2 : 1;
+    for (int i = threadIdx.x; i < lows * kFragments; i += blockDim.x) {
+      (&fragments[0][0][0])[i] = FragmentOf(i % kFragments / 32, i % 32, group, i >= kFragments);
+    }
+  }
+  // s[0..3]: rows g and g + 8 of the tile, heads 2t and 2t + 1; of up to 4 heads, lanes t and t + 2
+  // have the same.
+  __device__ __forceinline__ void Score(const KeyRuns<kChannels>& keys, uint32_t tile,
+                                        int32_t stride, bool wide, float (&s)[4]) const {
+    using T = __nv_bfloat16;
+    const int lane = threadIdx.x % 32;
+    float rest[4] = {0, 0, 0, 0};
+    for (float& x : s) x = 0;
+    keys.ForEach(tile, stride, [&](int i, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
+      const uint2 high = fragments[0][i][lane];
+      MmaM16N8K16<T>(s, a0, a1, a2, a3, high.x, high.y);
+      if (!wide) return;
+      const uint2 low = fragments[1][i][lane];
+      MmaM16N8K16<T>(rest, a0, a1, a2, a3, low.x, low.y);
+    });
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] += wide ? rest[i] : __shfl_xor_sync(kAllLanes, s[i], 2);
+  }
+
+ private:
+  __device__ __forceinline__ uint2 FragmentOf(int i, int lane, int group, bool low) const {
+    const int column = lane / 4, t = lane % 4;
     const bool wide = group > 4;
     const int head = wide ? column : column % 4;
     if (head >= group) return {0, 0};
@@ -98,58 +124,24 @@ struct RotatedQueries {
     const bool rest = wide ? low : column >= 4;
     return {Pair(x[0], x[1], rest), Pair(x[2], x[3], rest)};
   }
-
- private:
   static __device__ __forceinline__ uint32_t Pair(float a, float b, bool rest) {
     using E = Element<__nv_bfloat16>;
     const uint32_t high = E::Pack(a, b);
     if (!rest) return high;
     return E::Pack(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xFFFF0000u));
   }
-  static __device__ __forceinline__ void LoadRow(const float* from, float (&x)[kDim / 32]) {
-    if constexpr (kDim == 64) {
-      const float2 v = *reinterpret_cast<const float2*>(from);
-      x[0] = v.x, x[1] = v.y;
-    } else {
+  // Over eight lanes, whose row is `x`. kChannels and the threads of a CTA are multiples of 32, so
+  // that warps are whole here.
+  static __device__ __forceinline__ float Dot(const float4 (&x)[kDim / 32], const float4* q) {
+    float sum = 0;
 #pragma unroll
-      for (int i = 0; i < kDim / 128; ++i) {
-        const float4 v = reinterpret_cast<const float4*>(from)[i];
-        x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
-      }
+    for (int i = 0; i < kDim / 32; ++i) {
+      const float4 y = q[8 * i + threadIdx.x % 8];
+      sum += x[i].x * y.x + x[i].y * y.y + x[i].z * y.z + x[i].w * y.w;
     }
-  }
-};
-
-// Rotated queries as right-hand fragments in registers, and what a tile of keys scores by them.
-template <int kChannels>
-struct QueryProducts {
-  static constexpr int kProducts = kChannels / 16;
-  uint2 high[kProducts], low[kProducts];
-  bool wide;
-
-  template <int kDim>
-  __device__ __forceinline__ void Load(const RotatedQueries<kDim, kChannels>& queries, int group) {
-    wide = group > 4;
 #pragma unroll
-    for (int i = 0; i < kProducts; ++i) {
-      high[i] = queries.Fragment(i, group, false);
-      low[i] = wide ? queries.Fragment(i, group, true) : uint2{0, 0};
-    }
-  }
-
-  // s[0..3]: rows g and g + 8, heads 2t and 2t + 1; of up to 4 heads, lanes t and t + 2 have the
-  // same.
-  __device__ __forceinline__ void Score(const KeyRuns<kChannels>& keys, uint32_t tile,
-                                        int32_t stride, float (&s)[4]) const {
-    using T = __nv_bfloat16;
-    float rest[4] = {0, 0, 0, 0};
-    for (float& x : s) x = 0;
-    keys.ForEach(tile, stride, [&](int i, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-      MmaM16N8K16<T>(s, a0, a1, a2, a3, high[i].x, high[i].y);
-      if (wide) MmaM16N8K16<T>(rest, a0, a1, a2, a3, low[i].x, low[i].y);
-    });
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] += wide ? rest[i] : __shfl_xor_sync(kAllLanes, s[i], 2);
+    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    return sum;
   }
 };
 
@@ -190,7 +182,7 @@ inline RowFormat LargestFormat(const PackedLayer& layer) {
 struct TileRings {
   int warps, bytes;
   static TileRings Of(int threads_max, int tile_bytes) {
-    constexpr int kMost = 190 * 1024;
+    constexpr int kMost = 180 * 1024;
     const int each = kStages * tile_bytes;
     int warps = threads_max / 32;
     while (warps > 2 && warps * each > kMost) warps -= 2;
