@@ -6,7 +6,8 @@
 // and as much again to score all blocks; rotations 1.5 / 12 MB an op, at most 0.5 / 4 us. Decoding
 // takes some 12 instructions and 5 to 7 wavefronts of shared memory a row and SM, where memory
 // brings one every 6 cycles: both at their limit. Predicted: a latency of 6 us an op and 1.3 times
-// the floor: attend 11 / 45 us, score 9 / 40 us.
+// the floor: attend 11 / 45 us, score 9 / 40 us. Measured: attend 33 / 98 us, score 18 / 61 us
+// (docs/cuda.md).
 #include <algorithm>
 
 #include "kernels/cuda/last_arrival.cuh"
