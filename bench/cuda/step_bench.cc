@@ -4,7 +4,8 @@
 // --stages: also what a graph takes that ends after a layer's append, its selection, ...
 //
 // A step is one of a model whose layers read more than the L2 holds: CudaStep's Begin, a captured
-// graph in which each layer appends, selects and attends, and End (TokenSelect: the ops alone).
+// graph in which each layer appends, selects and attends, and End (TokenSelect and mosaickv
+// (packed_step.h): the ops alone).
 // Sequences grow by a token a step. Values are medians of a step, divided by its layers: launches
 // between the ops, copies and index rows of Begin are in them, nothing of the host is; what Begin
 // and End take of the host stands beside them. Llama-3.1-8B: 32 query heads, 8 KV heads x 128,
@@ -24,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/packed_step.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -396,7 +398,8 @@ bench::Timing TimeSteps(ServedSteps& steps, int stages) {
   const std::unique_ptr<CapturedGraph> graph = steps.Capture(stages);
   return TimeReplays<CapturedGraph>({graph.get()}, steps.layers(), kReplays);
 }
-bench::Timing TimeSteps(const TokenSteps& steps, int stages) {
+template <typename Ops>
+bench::Timing TimeOps(const Ops& steps, int stages) {
   CapturedGraph graph([&](Stream stream) { return steps.Enqueue(stages, stream); });
   return TimeReplays<CapturedGraph>({&graph}, steps.layers(), kReplays);
 }
@@ -404,25 +407,24 @@ bench::Timing TimeSteps(const TokenSteps& steps, int stages) {
 struct Measured {
   bench::Timing layer;  // microseconds
   double host_us = 0;   // of Begin and End, a step
-  bool sound = false;
+  bool sound = false;   // every output is a number
 };
 
 void PrintStage(const std::string& id, int stage, const bench::Timing& t) {
   std::printf("%-34s %9.2f us  after op %d\n", id.c_str(), t.median, stage);
 }
 
-Measured Measure(const BenchPlan& plan, int batch, int32_t tokens, bool stages,
-                 const std::string& id) {
-  if (plan.text == nullptr) {
-    const TokenSteps steps(plan, batch, tokens);
-    for (int i = 1; stages && i < steps.stages(); ++i) PrintStage(id, i, TimeSteps(steps, i));
-    const bench::Timing t = TimeSteps(steps, steps.stages());
-    return {t, 0, steps.Sound()};
-  }
-  ServedSteps steps(plan, batch, tokens);
+Measured Measure(ServedSteps steps, bool stages, const std::string& id) {
   for (int i = 1; stages && i <= ServedSteps::kStages; ++i) PrintStage(id, i, TimeSteps(steps, i));
   const bench::Timing t = TimeSteps(steps);
   return {t, steps.HostTime().median, steps.Sound()};
+}
+// Steps that are their ops alone.
+template <typename Ops>
+Measured MeasureOps(const Ops& steps, bool stages, const std::string& id) {
+  for (int i = 1; stages && i < steps.stages(); ++i) PrintStage(id, i, TimeOps(steps, i));
+  const bench::Timing t = TimeOps(steps, steps.stages());
+  return {t, 0, steps.Sound()};
 }
 
 std::string Option(int argc, char** argv, const char* name) {
@@ -432,39 +434,60 @@ std::string Option(int argc, char** argv, const char* name) {
   return {};
 }
 
+struct Row {
+  std::string plan;
+  int batch;
+  int32_t tokens;
+  int64_t bytes;
+
+  std::string id() const {
+    return "step/" + plan + "/b" + std::to_string(batch) + "/" + std::to_string(tokens / 1024) +
+           "K";
+  }
+};
+
+// Whether every output is a number.
+bool Report(const Row& row, const Measured& measured, ordered_json* rows) {
+  const bench::Timing& t = measured.layer;
+  if (!measured.sound) std::printf("%s: an output is not a number\n", row.id().c_str());
+  const double tbps = static_cast<double>(row.bytes) / t.median * 1e-6;
+  std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s  host %6.1f us a step\n",
+              row.id().c_str(), t.median, t.p10, t.p90, tbps, measured.host_us);
+  std::fflush(stdout);
+  rows->push_back({{"id", row.id()},
+                   {"plan", row.plan},
+                   {"batch", row.batch},
+                   {"tokens", row.tokens},
+                   {"value", t.median},
+                   {"unit", "us"},
+                   {"p10", t.p10},
+                   {"p90", t.p90},
+                   {"n", t.n},
+                   {"tbps", tbps},
+                   {"host_us", measured.host_us}});
+  return measured.sound;
+}
+
 // 1 when an output is not a number.
 int Run(const std::string& only, bool stages, ordered_json* rows) {
-  int unsound = 0;
+  bool sound = true;
   for (const auto& [batch, kilotokens] : {std::pair{1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
+    const int32_t tokens = kilotokens * 1024;
     for (const BenchPlan& plan : kPlans) {
-      const std::string id = "step/" + std::string(plan.name) + "/b" + std::to_string(batch) + "/" +
-                             std::to_string(kilotokens) + "K";
-      if (!id.starts_with(only)) continue;
-      const Measured measured = Measure(plan, batch, kilotokens * 1024, stages, id);
-      const bench::Timing& t = measured.layer;
-      if (!measured.sound) {
-        unsound = 1;
-        std::printf("%s: an output is not a number\n", id.c_str());
-      }
-      const double tbps =
-          static_cast<double>(BytesOf(plan, batch, kilotokens * 1024)) / t.median * 1e-6;
-      std::printf("%-34s %9.2f us  p10 %9.2f  p90 %9.2f  %5.2f TB/s  host %6.1f us a step\n",
-                  id.c_str(), t.median, t.p10, t.p90, tbps, measured.host_us);
-      std::fflush(stdout);
-      rows->push_back({{"id", id},
-                       {"plan", plan.name},
-                       {"batch", batch},
-                       {"tokens", kilotokens * 1024},
-                       {"value", t.median},
-                       {"unit", "us"},
-                       {"p10", t.p10},
-                       {"p90", t.p90},
-                       {"n", t.n},
-                       {"tbps", tbps},
-                       {"host_us", measured.host_us}});
+      const Row row{plan.name, batch, tokens, BytesOf(plan, batch, tokens)};
+      if (!row.id().starts_with(only)) continue;
+      sound &= Report(row,
+                      plan.text == nullptr
+                          ? MeasureOps(TokenSteps(plan, batch, tokens), stages, row.id())
+                          : Measure(ServedSteps(plan, batch, tokens), stages, row.id()),
+                      rows);
     }
+    const Row row{"mosaickv", batch, tokens, PackedStep::BytesOf(batch, tokens)};
+    if (!row.id().starts_with(only)) continue;
+    sound &=
+        Report(row, MeasureOps(PackedStep(batch, tokens, kRotatedBytes), stages, row.id()), rows);
   }
-  return unsound;
+  return sound ? 0 : 1;
 }
 
 int Main(int argc, char** argv) {

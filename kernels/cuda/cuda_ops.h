@@ -15,6 +15,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
 #include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
@@ -25,7 +26,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 2;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 3;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -58,6 +59,10 @@ struct CudaOps {
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
   int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
 
+  // ops/attend_packed.
+  int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
+  int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
   // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;

@@ -77,6 +77,16 @@ struct LaneScores {
 // The first of the two queries (of the group) whose scores this lane holds.
 __device__ inline int LaneQuery(int lane, bool wide) { return 2 * (wide ? lane % 4 : lane % 2); }
 
+// The largest of a row's scores over the group, in all four lanes of the row.
+__device__ inline float GroupMax(const float (&scores)[2], int first_query, int group) {
+  float best = -INFINITY;
+  for (int i = 0; i < 2; ++i) {
+    if (first_query + i < group) best = fmaxf(best, scores[i]);
+  }
+  best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+  return fmaxf(best, __shfl_xor_sync(~0u, best, 2));
+}
+
 // Where row r of a head begins.
 __device__ inline const char* RowAddress(const DeviceRows& rows, const uint64_t* pages,
                                          int64_t head_offset, int32_t r) {

@@ -1,5 +1,6 @@
 // Warps attend strips (warp_attention.cuh), CTAs make partials of them, and the last CTA of an item
 // merges those in their order.
+#include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/attend_raw/warp_attention.cuh"
 
@@ -52,23 +53,6 @@ __device__ void StoreSplit(const Arguments& a, const Shared<kDim>& shared, int32
     reinterpret_cast<float4*>(a.split_o)[at * kColumns + column] = row.o;
     if (column == 0) a.split_ml[at] = {row.m, row.l};
   }
-}
-
-// True in the CTA that is the last of `count` to get here for this item. The counter wraps to 0.
-// One thread's atomic, between barriers, orders what the whole CTA wrote before and reads after.
-template <int kDim>
-__device__ bool IsLast(uint32_t* counter, int32_t count, Shared<kDim>& shared) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(counter), "r"(count - 1)
-                 : "memory");
-    shared.is_last = before == static_cast<uint32_t>(count - 1);
-  }
-  __syncthreads();
-  return shared.is_last;
 }
 
 // Maxima and sums of an item's splits, and each split's weight, in shared memory.
@@ -130,14 +114,8 @@ struct SplitLoads {
 // Four channels of an item's query row, over all its rows, to the output or to the partial.
 __device__ __forceinline__ void StoreResult(const Arguments& a, int64_t row, int dim, int column,
                                             WeightedRow sum) {
-  if (a.to.rows != nullptr) {
-    AddParts(a.with, int64_t{a.batch} * a.rows.layer.kv_heads * a.group, row, dim, column, sum);
-    return StoreRow(a.to, row, dim, column, sum);
-  }
-  reinterpret_cast<float4*>(a.partial.o + row * dim)[column] = sum.o;
-  if (column != 0) return;
-  a.partial.m[row] = sum.m * kLn2;
-  a.partial.l[row] = sum.l;
+  const int64_t rows = int64_t{a.batch} * a.rows.layer.kv_heads * a.group;
+  StoreResult(a.with, a.to, a.partial, rows, row, dim, column, sum);
 }
 
 // The item's result from its splits, in their order. The first loads do not wait for weights.
@@ -173,7 +151,7 @@ __device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& share
   const int32_t item = turn.sequence * a.rows.layer.kv_heads + turn.head;
   if (sharers.count > 1) {
     StoreSplit(a, shared, sharers.Slot(CtaIndex() - sharers.first));
-    if (IsLast(a.counters + item, sharers.count, shared)) MergeSplits(a, item, shared);
+    if (ArrivesLast(a.counters + item, sharers.count, shared.is_last)) MergeSplits(a, item, shared);
     return;
   }
 #pragma unroll 1

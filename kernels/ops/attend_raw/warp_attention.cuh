@@ -16,7 +16,7 @@
 
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/attend_raw/work_share.cuh"
-#include "kernels/ops/merge/merge_row.cuh"
+#include "kernels/ops/merge/tile_softmax.cuh"
 
 namespace kvstrata::cuda {
 
@@ -106,19 +106,12 @@ class WarpAttention {
     }
   }
 
-  // Sums l over lanes. Afterwards every lane has those of heads 2t and 2t + 1.
-  __device__ __forceinline__ void SumWeights() {
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) {
-      l_[0] += __shfl_xor_sync(kAllLanes, l_[0], step);
-      l_[1] += __shfl_xor_sync(kAllLanes, l_[1], step);
-    }
-  }
+  __device__ __forceinline__ void SumWeights() { softmax_.SumWeights(); }
   __device__ __forceinline__ void StoreSums(Shared<kDim>& shared, int warp) const {
     if (g_ != 0) return;
     for (int i = 0; i < 2; ++i) {
-      shared.m[warp][2 * t_ + i] = m_[i];
-      shared.l[warp][2 * t_ + i] = l_[i];
+      shared.m[warp][2 * t_ + i] = softmax_.m[i];
+      shared.l[warp][2 * t_ + i] = softmax_.l[i];
     }
   }
   // The output relative to the CTA's maxima.
@@ -127,11 +120,11 @@ class WarpAttention {
     for (int i = 0; i < 2; ++i) {
       const int head = 2 * t_ + i;
       if (head >= group) continue;
-      const float weight = WeightOf(m_[i], shared.top[head]);
+      const float weight = WeightOf(softmax_.m[i], shared.top[head]);
 #pragma unroll
       for (int j = 0; j < kDim / 64; ++j) {
         float4* o = reinterpret_cast<float4*>(&shared.o[warp][head][64 * j + 8 * g_]);
-        const auto& x = o_[j];
+        const auto* x = &softmax_.o[4 * j];
         o[0] = {weight * x[0][i], weight * x[0][2 + i], weight * x[1][i], weight * x[1][2 + i]};
         o[1] = {weight * x[2][i], weight * x[2][2 + i], weight * x[3][i], weight * x[3][2 + i]};
       }
@@ -158,7 +151,7 @@ class WarpAttention {
       }
     }
     uint32_t p0 = 0, p1 = 0;
-    if (present != 0) Weigh(present, s, p0, p1);
+    if (present != 0) softmax_.template Weigh<T>(present, scale_, s, p0, p1);
 #pragma unroll
     for (int c = 0; c < S::kChunks; ++c) {
       if (present != 0) AddValues(c, p0, p1);
@@ -204,52 +197,11 @@ class WarpAttention {
     for (int i = 0; i < 4; ++i) s[i] += odd[i];
   }
 
-  // Scores to weights: p0, p1 are rows {2t, 2t + 1} and {2t + 8, 2t + 9} of head g.
-  __device__ __forceinline__ void Weigh(uint32_t present, float (&s)[4], uint32_t& p0,
-                                        uint32_t& p1) {
-    const bool low = present >> g_ & 1, high = present >> (g_ + 8) & 1;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      s[i] = low ? s[i] * scale_ : -INFINITY;
-      s[2 + i] = high ? s[2 + i] * scale_ : -INFINITY;
-    }
-    const bool higher = fmaxf(s[0], s[2]) > m_[0] || fmaxf(s[1], s[3]) > m_[1];
-    if (__any_sync(kAllLanes, higher)) RaiseMaxima(s);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = exp2f(s[i] - m_[i & 1]);
-    l_[0] += s[0] + s[2];
-    l_[1] += s[1] + s[3];
-    p0 = Transpose8x8(Element<T>::Pack(s[0], s[1]));
-    p1 = Transpose8x8(Element<T>::Pack(s[2], s[3]));
-  }
-
-  __device__ __forceinline__ void RaiseMaxima(const float (&s)[4]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float top = fmaxf(m_[i], fmaxf(s[i], s[2 + i]));
-#pragma unroll
-      for (int step = 4; step < 32; step *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-      }
-      const float weight = WeightOf(m_[i], top);
-      m_[i] = top;
-      l_[i] *= weight;
-#pragma unroll
-      for (int j = 0; j < kDim / 64; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          o_[j][e][i] *= weight;
-          o_[j][e][2 + i] *= weight;
-        }
-      }
-    }
-  }
-
   // Product e of a 64-channel piece j holds channels 64j + 8g + 2e (rows g) and the next (g + 8).
   __device__ __forceinline__ void AddValues(int chunk, uint32_t p0, uint32_t p1) {
 #pragma unroll
     for (int j = 0; j < S::kValueLoads; ++j) {
-      auto& o = o_[chunk * S::kValueLoads + j];
+      auto* o = &softmax_.o[4 * (chunk * S::kValueLoads + j)];
       const uint4 a = v_[0][j], b = v_[1][j], c = v_[2][j], d = v_[3][j];
       AddPair(o[0], a.x, b.x, c.x, d.x, p0, p1);
       AddPair(o[1], a.y, b.y, c.y, d.y, p0, p1);
@@ -268,8 +220,7 @@ class WarpAttention {
   uint4 q_[kDim / 32];  // head g, channels 32i + 8t ..
   uint4 k_[2][S::kKeyLoads];
   uint4 v_[4][S::kValueLoads];
-  float m_[2] = {-INFINITY, -INFINITY}, l_[2] = {0, 0};  // heads 2t, 2t + 1
-  float o_[kDim / 64][4][4] = {};
+  TileSoftmax<kDim / 16> softmax_;  // products by AddValues
 };
 
 }  // namespace kvstrata::cuda

@@ -1,5 +1,5 @@
 // The end of every attention: four channels of one query row, from a partial (m in powers of two)
-// and the partials of other ops to its output. For merge and attend_raw.
+// and the partials of other ops to its output. For merge and the attention ops.
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
 #define KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
 
@@ -29,10 +29,11 @@ struct WeightedRow {
   }
 };
 
-// Adds channels 4 * c .. of `row` (of `rows`) of every part.
+// Adds channels 4 * c .. of `row` (of `rows`) of every part, kAtOnce of which are loaded at a time.
+template <int kAtOnce = 1>
 __device__ inline void AddParts(const Partials& from, int64_t rows, int64_t row, int dim, int c,
                                 WeightedRow& sum) {
-#pragma unroll 1
+#pragma unroll kAtOnce
   for (int part = 0; part < from.parts; ++part) {
     const int64_t at = part * rows + row;
     sum.Add(from.m[at] * kLog2E, from.l[at], reinterpret_cast<const float4*>(from.o + at * dim)[c]);
@@ -56,6 +57,21 @@ __device__ inline void StoreRow(const AttentionOutput& to, int64_t row, int dim,
   if (c == 0 && to.lse != nullptr) {
     to.lse[row] = sum.l == 0 ? -INFINITY : (sum.m + log2f(sum.l)) * kLn2;
   }
+}
+
+// Four channels of query row `row` of `rows`, over all rows that an op attended: with other ops'
+// parts to the output, or to the op's own partial where to.rows is null.
+__device__ inline void StoreResult(const Partials& with, const AttentionOutput& to,
+                                   const Partials& partial, int64_t rows, int64_t row, int dim,
+                                   int c, WeightedRow sum) {
+  if (to.rows != nullptr) {
+    AddParts(with, rows, row, dim, c, sum);
+    return StoreRow(to, row, dim, c, sum);
+  }
+  reinterpret_cast<float4*>(partial.o + row * dim)[c] = sum.o;
+  if (c != 0) return;
+  partial.m[row] = sum.m * kLn2;
+  partial.l[row] = sum.l;
 }
 
 }  // namespace kvstrata::cuda

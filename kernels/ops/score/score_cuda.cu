@@ -11,16 +11,6 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kTileRows = 16;  // units a warp scores at a time
 
-// The largest of a row's scores over the group, in all four lanes of the row.
-__device__ float GroupMax(const float (&scores)[2], int first_query, int group) {
-  float best = -INFINITY;
-  for (int i = 0; i < 2; ++i) {
-    if (first_query + i < group) best = fmaxf(best, scores[i]);
-  }
-  best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
-  return fmaxf(best, __shfl_xor_sync(~0u, best, 2));
-}
-
 template <int kDim>
 struct Shared {
   QueryFragments<kDim> queries;

@@ -1,0 +1,556 @@
+// attend_packed and score_packed on the GPU against ref, on fresh random inputs. Rows that are not
+// attended are 0xFF throughout (all channels stored, all NaN), and so is every output and workspace
+// before it is written.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops/merge/merge.h"
+#include "tests/cuda/captured_graph.h"
+#include "tests/cuda/device_array.h"
+#include "tests/cuda/packed_rows.h"
+#include "tests/cuda/relative_error.h"
+#include "tests/cuda/seed.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+enum class Chosen { kAll, kNone, kSome };
+
+// What a segment is packed with; keep 0: drawn for every segment and KV head.
+struct Strategy {
+  int keep = 0, neighbours = 1, block = 8;
+};
+
+struct Case {
+  int dim = 128, group = 4, kv_heads = 2;
+  bool truncated = true;
+  std::vector<std::vector<int32_t>> rows;  // of the segments of each sequence
+  Strategy strategy = {};
+  Chosen chosen = Chosen::kSome;
+  DType q_dtype = DType::kBF16;
+  DType out_dtype = DType::kF32;
+};
+
+std::string Describe(const Case& c) {
+  std::string text =
+      "d" + std::to_string(c.dim) + (c.truncated ? " cut" : "") + " G" + std::to_string(c.group) +
+      " Hkv" + std::to_string(c.kv_heads) + " keep" + std::to_string(c.strategy.keep) + " g" +
+      std::to_string(c.strategy.neighbours) + " b" + std::to_string(c.strategy.block) + " chosen" +
+      std::to_string(static_cast<int>(c.chosen)) + " rows";
+  for (const auto& sequence : c.rows) {
+    for (int32_t n : sequence) text += " " + std::to_string(n);
+    text += ";";
+  }
+  return text + " seed " + std::to_string(TestSeed());
+}
+
+int32_t BlocksFor(int32_t rows, int32_t block) { return (rows + block - 1) / block; }
+
+// One KV head of one segment, on the host.
+struct Segment {
+  Strategy strategy;
+  int32_t rows = 0, first_block = 0;
+  std::vector<float> r_k, r_v;
+  std::vector<std::byte> k, v, b;
+  PackedRows keys, values, blocks;
+
+  Segment(Rng& rng, const Case& c, int32_t n) : strategy(c.strategy), rows(n) {
+    if (strategy.keep == 0) {
+      strategy.neighbours = 1 << Below(rng, 3);
+      strategy.block = 4 << Below(rng, 3);
+      strategy.keep = c.dim / 8 * (1 + Below(rng, 3));
+    }
+    const PackedRows format = PackedFormat(c.dim, strategy.keep, strategy.neighbours, c.truncated);
+    k = RandomPackedRows(rng, format, n);
+    v = RandomPackedRows(rng, format, n);
+    b = RandomPackedRows(rng, format, end_block());
+    keys = values = blocks = format;
+    keys.data = k.data();
+    values.data = v.data();
+    blocks.data = b.data();
+    r_k = RandomRotation(rng, c.dim);
+    r_v = RandomRotation(rng, c.dim);
+  }
+  int32_t end_block() const { return BlocksFor(rows, strategy.block); }
+  void PoisonBlock(int32_t block) {
+    for (int32_t t = block * strategy.block; t < std::min((block + 1) * strategy.block, rows);
+         ++t) {
+      std::fill_n(k.data() + t * keys.stride, keys.stride, std::byte{0xFF});
+      std::fill_n(v.data() + t * values.stride, values.stride, std::byte{0xFF});
+    }
+  }
+};
+
+// The segment's arrays on the GPU, with poison behind the last row.
+struct DeviceSegment {
+  DeviceArray<float> r_k, r_v;
+  DeviceArray<std::byte> k, v, b;
+
+  explicit DeviceSegment(const Segment& s)
+      : r_k(s.r_k), r_v(s.r_v), k(s.k.size() + 512), v(s.v.size() + 512), b(s.b.size() + 512) {
+    k.Write(s.k);
+    v.Write(s.v);
+    b.Write(s.b);
+  }
+  PackedSegment Of(const Segment& s) const {
+    return {r_k.address(),
+            r_v.address(),
+            k.address(),
+            v.address(),
+            b.address(),
+            s.rows,
+            s.first_block,
+            s.strategy.keep,
+            s.strategy.neighbours,
+            s.strategy.block,
+            0};
+  }
+};
+
+struct Attention {
+  std::vector<float> out, lse;
+};
+
+class Problem {
+ public:
+  Problem(Rng& rng, const Case& c) : case_(c) {
+    for (const auto& sequence : c.rows) stride_ = std::max(stride_, sequence.size());
+    for (const auto& sequence : c.rows) {
+      for (size_t i = 0; i < stride_; ++i) {
+        for (int h = 0; h < c.kv_heads; ++h) {
+          segments_.emplace_back(rng, c, i < sequence.size() ? sequence[i] : 1);
+        }
+      }
+    }
+    NumberBlocks();
+    Choose(rng);
+    q_bytes_ = RandomElements(rng, c.q_dtype, QueryElements());
+    Upload();
+  }
+
+  AttendPackedBatch Work() const {
+    AttendPackedBatch w;
+    w.layer = Layer();
+    w.queries = Queries();
+    if (case_.chosen != Chosen::kAll) {
+      w.selection = {1,
+                     case_.kv_heads,
+                     list_stride_,
+                     d_units_.get(),
+                     d_unit_counts_.get(),
+                     d_sink_end_.get(),
+                     d_recent_begin_.get()};
+    }
+    w.scale = Scale();
+    w.to = {out_.get(), case_.out_dtype, lse_.get()};
+    w.counters = counters_.get();
+    w.workspace = workspace_.get();
+    return w;
+  }
+  void Run(const AttendPackedBatch& w) const {
+    out_.Poison();
+    lse_.Poison();
+    Check(kvs_cuda_ops()->attend_packed(w, nullptr), "attend_packed");
+  }
+  Attention Got() const { return {Floats(case_.out_dtype, out_.Read()), lse_.Read()}; }
+  Attention Expected() const {
+    Attention a{std::vector<float>(QueryElements()), std::vector<float>(QueryRows())};
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < case_.kv_heads; ++h) ExpectedOf(b, h, a);
+    }
+    return a;
+  }
+  void ExpectLikeRef() const {
+    SCOPED_TRACE(Describe(case_));
+    Run(Work());
+    const Attention got = Got(), expected = Expected();
+    EXPECT_LE(RelativeError(got.out, expected.out), 5e-3);
+    EXPECT_LE(RelativeError(got.lse, expected.lse), 1e-3);
+    for (uint32_t c : counters_.Read()) EXPECT_EQ(c, 0u);
+  }
+  void ExpectScoresLikeRef(int32_t first) const {
+    SCOPED_TRACE(Describe(case_));
+    const int32_t stride = MostBlocks() + 5;
+    const DeviceArray<float> scores(Lists() * static_cast<size_t>(stride));
+    const ScorePackedBatch work{Layer(), Queries(), scores.get(), stride, first};
+    Check(kvs_cuda_ops()->score_packed(work, nullptr), "score_packed");
+    const std::vector<float> got = scores.Read();
+    std::vector<float> scored, expected;  // of all lists: a single score may be close to 0
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < case_.kv_heads; ++h) {
+        const std::vector<float> all = ScoresOf(b, h);
+        const float* from =
+            &got[static_cast<size_t>(b * case_.kv_heads + h) * static_cast<size_t>(stride)];
+        const size_t skipped = std::min(static_cast<size_t>(first), all.size());
+        const size_t count = all.size() - skipped;
+        expected.insert(expected.end(), all.begin() + static_cast<int64_t>(skipped), all.end());
+        scored.insert(scored.end(), from, from + count);
+        for (size_t i = count; i < static_cast<size_t>(stride); ++i) {
+          EXPECT_TRUE(std::isnan(from[i])) << i;
+        }
+      }
+    }
+    EXPECT_LE(RelativeError(scored, expected), 1e-3);
+  }
+  // Other lengths: the first rows of the segments, and all blocks of them.
+  void Shorten(int b, size_t i, int32_t rows) {
+    case_.rows[static_cast<size_t>(b)][i] = rows;
+    for (int h = 0; h < case_.kv_heads; ++h) At(b, static_cast<int>(i), h).rows = rows;
+    NumberBlocks();
+    UploadTable();
+  }
+
+  int batch() const { return static_cast<int>(case_.rows.size()); }
+  size_t QueryRows() const {
+    return case_.rows.size() * static_cast<size_t>(case_.kv_heads * case_.group);
+  }
+  size_t QueryElements() const { return QueryRows() * static_cast<size_t>(case_.dim); }
+
+ private:
+  float Scale() const { return 1.0f / std::sqrt(static_cast<float>(case_.dim)); }
+  size_t Lists() const { return case_.rows.size() * static_cast<size_t>(case_.kv_heads); }
+  int SegmentCount(int b) const {
+    return static_cast<int>(case_.rows[static_cast<size_t>(b)].size());
+  }
+  size_t Index(int b, int i, int h) const {
+    return (static_cast<size_t>(b) * stride_ + static_cast<size_t>(i)) *
+               static_cast<size_t>(case_.kv_heads) +
+           static_cast<size_t>(h);
+  }
+  Segment& At(int b, int i, int h) { return segments_[Index(b, i, h)]; }
+  const Segment& At(int b, int i, int h) const { return segments_[Index(b, i, h)]; }
+  int32_t Blocks(int b, int h) const {
+    const int count = SegmentCount(b);
+    return count == 0 ? 0 : At(b, count - 1, h).first_block + At(b, count - 1, h).end_block();
+  }
+  int32_t MostBlocks() const {
+    int32_t most = 0;
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < case_.kv_heads; ++h) most = std::max(most, Blocks(b, h));
+    }
+    return most;
+  }
+  void NumberBlocks() {
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < case_.kv_heads; ++h) {
+        int32_t before = 0;
+        for (int i = 0; i < SegmentCount(b); ++i) {
+          At(b, i, h).first_block = before;
+          before += At(b, i, h).end_block();
+        }
+      }
+    }
+  }
+  // Of each head some blocks between the first and the last few, which the heads of a sequence may
+  // number differently. What is not chosen is poisoned.
+  void Choose(Rng& rng) {
+    list_stride_ = MostBlocks() + 1;
+    for (int b = 0; b < batch(); ++b) {
+      int32_t least = Blocks(b, 0);
+      for (int h = 1; h < case_.kv_heads; ++h) least = std::min(least, Blocks(b, h));
+      const bool some = case_.chosen == Chosen::kSome;
+      sink_end_.push_back(some ? std::min(least, Below(rng, 3)) : 0);
+      recent_begin_.push_back(some ? std::max(sink_end_.back(), least - Below(rng, 4))
+                                   : MostBlocks() + 1);
+      for (int h = 0; h < case_.kv_heads; ++h) AddList(rng, b, h, 1 + Below(rng, 9));
+    }
+    if (case_.chosen == Chosen::kAll) return;
+    for (int b = 0; b < batch(); ++b) {
+      for (int h = 0; h < case_.kv_heads; ++h) PoisonOthers(b, h);
+    }
+  }
+  void AddList(Rng& rng, int b, int h, int odds) {
+    const auto at = static_cast<size_t>(b);
+    std::vector<int32_t> list;
+    if (case_.chosen == Chosen::kSome) {
+      for (int32_t u = sink_end_[at]; u < std::min(recent_begin_[at], Blocks(b, h)); ++u) {
+        if (Below(rng, odds) == 0) list.push_back(u);
+      }
+    }
+    unit_counts_.push_back(static_cast<int32_t>(list.size()));
+    list.resize(static_cast<size_t>(list_stride_), 1 << 30);
+    units_.insert(units_.end(), list.begin(), list.end());
+  }
+  bool Has(int b, int h, int32_t block) const {
+    if (case_.chosen == Chosen::kAll) return true;
+    const auto at = static_cast<size_t>(b);
+    if (block < sink_end_[at] || block >= recent_begin_[at]) return true;
+    const size_t list = at * static_cast<size_t>(case_.kv_heads) + static_cast<size_t>(h);
+    const int32_t* first = &units_[list * static_cast<size_t>(list_stride_)];
+    return std::binary_search(first, first + unit_counts_[list], block);
+  }
+  void PoisonOthers(int b, int h) {
+    for (int i = 0; i < SegmentCount(b); ++i) {
+      Segment& s = At(b, i, h);
+      for (int32_t block = 0; block < s.end_block(); ++block) {
+        if (!Has(b, h, s.first_block + block)) s.PoisonBlock(block);
+      }
+    }
+  }
+  void Upload() {
+    for (const Segment& s : segments_) device_segments_.emplace_back(s);
+    table_ = DeviceArray<PackedSegment>(segments_.size());
+    counts_ = DeviceArray<int32_t>(case_.rows.size());
+    UploadTable();
+    d_units_ = DeviceArray<int32_t>(units_);
+    d_unit_counts_ = DeviceArray<int32_t>(unit_counts_);
+    d_sink_end_ = DeviceArray<int32_t>(sink_end_);
+    d_recent_begin_ = DeviceArray<int32_t>(recent_begin_);
+    q_ = DeviceArray<std::byte>(q_bytes_);
+    out_ = DeviceArray<std::byte>(QueryElements() * static_cast<size_t>(SizeOf(case_.out_dtype)));
+    lse_ = DeviceArray<float>(QueryRows());
+    counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(Lists(), 0));
+    workspace_ = DeviceArray<float>(
+        static_cast<size_t>(kvs_cuda_ops()->attend_packed_workspace_bytes(Work()) / 4));
+  }
+  void UploadTable() {
+    std::vector<PackedSegment> table;
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      table.push_back(device_segments_[i].Of(segments_[i]));
+    }
+    table_.Write(table);
+    std::vector<int32_t> counts;
+    for (int b = 0; b < batch(); ++b) counts.push_back(SegmentCount(b));
+    counts_.Write(counts);
+  }
+  PackedLayer Layer() const {
+    int32_t keep_max = 0;
+    for (const Segment& s : segments_) keep_max = std::max(keep_max, s.strategy.keep);
+    return {table_.get(),   counts_.get(), static_cast<int32_t>(stride_),
+            case_.kv_heads, case_.dim,     case_.truncated,
+            keep_max};
+  }
+  PackedQueries Queries() const {
+    return {q_.get(), case_.q_dtype, int64_t{case_.kv_heads} * case_.group * case_.dim, batch(),
+            case_.group};
+  }
+  // [group][dim], rotated into a segment.
+  std::vector<float> RotatedQueries(int b, int h, const Segment& s) const {
+    const std::vector<float> q = Floats(case_.q_dtype, q_bytes_);
+    const size_t row = static_cast<size_t>((b * case_.kv_heads + h) * case_.group);
+    std::vector<float> rotated(static_cast<size_t>(case_.group * case_.dim));
+    const RotateWork rotate{
+        s.r_k.data(), case_.dim,   false,         &q[row * static_cast<size_t>(case_.dim)],
+        case_.dim,    case_.group, rotated.data()};
+    RotateRef(&rotate, 1, InlineExecutor());
+    return rotated;
+  }
+  void ExpectedOf(int b, int h, Attention& a) const {
+    const auto group = static_cast<size_t>(case_.group), dim = static_cast<size_t>(case_.dim);
+    const auto parts = static_cast<size_t>(SegmentCount(b));
+    const size_t row = static_cast<size_t>(b * case_.kv_heads + h) * group;
+    std::vector<float> m(parts * group + 1), l(parts * group + 1), o(parts * group * dim + 1);
+    for (size_t i = 0; i < parts; ++i) {
+      const Segment& s = At(b, static_cast<int>(i), h);
+      std::vector<kvstrata::Run> runs;
+      for (int32_t block = 0; block < s.end_block(); ++block) {
+        if (!Has(b, h, s.first_block + block)) continue;
+        const int32_t first = block * s.strategy.block;
+        runs.push_back({first, std::min(first + s.strategy.block, s.rows)});
+      }
+      const std::vector<float> q = RotatedQueries(b, h, s);
+      AttendPackedWork work;
+      work.k = s.keys;
+      work.v = s.values;
+      work.r_v = s.r_v.data();
+      work.q = q.data();
+      work.group = case_.group;
+      work.runs = runs.data();
+      work.run_count = static_cast<int32_t>(runs.size());
+      work.scale = Scale();
+      work.m = &m[i * group];
+      work.l = &l[i * group];
+      work.o = &o[i * group * dim];
+      AttendPackedRef(&work, 1, InlineExecutor());
+    }
+    const MergeWork merge{m.data(),    l.data(),    o.data(),  static_cast<int32_t>(parts),
+                          case_.group, case_.group, case_.dim, &a.out[row * dim],
+                          0,           &a.lse[row], 0};
+    MergeRef(&merge, 1, InlineExecutor());
+  }
+  std::vector<float> ScoresOf(int b, int h) const {
+    std::vector<float> scores(static_cast<size_t>(Blocks(b, h)) + 1);
+    for (int i = 0; i < SegmentCount(b); ++i) {
+      const Segment& s = At(b, i, h);
+      const std::vector<float> q = RotatedQueries(b, h, s);
+      ScorePackedWork work;
+      work.rows = s.blocks;
+      work.q = q.data();
+      work.queries = case_.group;
+      work.units = {0, s.end_block()};
+      work.out = &scores[static_cast<size_t>(s.first_block)];
+      ScorePackedRef(&work, 1, InlineExecutor());
+    }
+    scores.pop_back();
+    return scores;
+  }
+
+  Case case_;
+  size_t stride_ = 1;              // segments a sequence may have
+  std::vector<Segment> segments_;  // [batch][stride][kv_heads]
+  std::vector<DeviceSegment> device_segments_;
+  DeviceArray<PackedSegment> table_;
+  DeviceArray<int32_t> counts_;
+  int32_t list_stride_ = 0;
+  std::vector<int32_t> units_, unit_counts_, sink_end_, recent_begin_;
+  DeviceArray<int32_t> d_units_, d_unit_counts_, d_sink_end_, d_recent_begin_;
+  std::vector<std::byte> q_bytes_;
+  DeviceArray<std::byte> q_;
+
+ public:
+  mutable DeviceArray<std::byte> out_;
+  mutable DeviceArray<float> lse_;
+  DeviceArray<uint32_t> counters_;
+  DeviceArray<float> workspace_;
+};
+
+class AttendPackedCuda : public ::testing::Test {
+ protected:
+  Rng rng_{TestSeed()};
+
+  std::vector<std::vector<int32_t>> RandomRows(int batch, int segments, int longest) {
+    std::vector<std::vector<int32_t>> rows(static_cast<size_t>(batch));
+    for (auto& sequence : rows) {
+      for (int i = Below(rng_, segments + 1); i > 0; --i) {
+        sequence.push_back(1 + Below(rng_, longest));
+      }
+    }
+    return rows;
+  }
+  void ExpectLikeRef(const Case& c) {
+    const Problem p(rng_, c);
+    p.ExpectLikeRef();
+    p.ExpectScoresLikeRef(0);
+    p.ExpectScoresLikeRef(1);
+  }
+};
+
+TEST_F(AttendPackedCuda, EveryDimAndGroup) {
+  for (int dim : {64, 128, 256}) {
+    for (bool truncated : {true, false}) {
+      for (int group = 1; group <= 8; ++group) {
+        ExpectLikeRef({dim, group, 2, truncated, {{1 + Below(rng_, 300), 100}, {77}}});
+      }
+    }
+  }
+}
+
+TEST_F(AttendPackedCuda, EveryStrategy) {
+  for (int dim : {64, 128, 256}) {
+    for (bool truncated : {true, false}) {
+      for (int neighbours : {1, 2, 4}) {
+        for (int keep : {4, dim / 8, dim / 4, 3 * dim / 8, truncated ? dim - dim / 4 : dim}) {
+          const Strategy strategy{keep, neighbours, 4 << Below(rng_, 3)};
+          ExpectLikeRef({dim, 1 + Below(rng_, 8), 1, truncated, {{150, 33}}, strategy});
+        }
+      }
+    }
+  }
+}
+
+TEST_F(AttendPackedCuda, RowsAtEveryEdge) {
+  for (int block : {4, 8, 16}) {
+    Case c{128, 4, 2, true, {{},          {1},  {2},   {3},   {4},       {5},    {7},  {8},
+                             {9},         {15}, {16},  {17},  {1, 1, 1}, {31},   {32}, {33},
+                             {16, 0, 16}, {0},  {255}, {256}, {257},     {0, 40}}};
+    c.strategy = {32, 1, block};
+    for (Chosen chosen : {Chosen::kAll, Chosen::kNone, Chosen::kSome}) {
+      c.chosen = chosen;
+      ExpectLikeRef(c);
+    }
+  }
+}
+
+TEST_F(AttendPackedCuda, EveryQueryAndOutputType) {
+  for (DType q : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
+      Case c{128, 4, 2, true, RandomRows(3, 3, 200)};
+      c.q_dtype = q;
+      c.out_dtype = out;
+      ExpectLikeRef(c);
+    }
+  }
+}
+
+TEST_F(AttendPackedCuda, RaggedBatches) {
+  for (int batch : {1, 7, 33, 64}) {
+    ExpectLikeRef({128, 4, 8, true, RandomRows(batch, 4, 100)});
+    auto one_long = RandomRows(batch, 1, 10);
+    one_long.back() = {2000, 900};
+    ExpectLikeRef({64, 2, 2, true, one_long});
+  }
+}
+
+// More chosen blocks than a CTA looks at once, in shares that begin and end inside segments.
+TEST_F(AttendPackedCuda, LongSequencesHaveManySplits) {
+  Case c{128, 8, 1, true, {{60000, 41, 30000}}, {32, 1, 8}, Chosen::kAll};
+  ExpectLikeRef(c);
+  c = {64, 2, 64, true, {{9000, 3000}, {5000}}, {16, 2, 4}, Chosen::kAll};
+  ExpectLikeRef(c);
+  c = {256, 1, 1, false, {std::vector<int32_t>(128, 50)}, {}, Chosen::kSome};
+  ExpectLikeRef(c);
+}
+
+TEST_F(AttendPackedCuda, TwoRunsGiveTheSameBits) {
+  const Problem p(rng_, {128, 4, 8, true, {{5000, 100}, {40}, {300, 2, 900}}});
+  p.Run(p.Work());
+  const auto first = p.out_.Read();
+  for (int i = 0; i < 5; ++i) {
+    p.Run(p.Work());
+    EXPECT_EQ(p.out_.Read(), first) << TestSeed();
+  }
+}
+
+// A part that is left as a partial and merged into another call's output: all of it twice is once.
+TEST_F(AttendPackedCuda, PartialsOfOtherOpsAreMerged) {
+  const Case c{128, 4, 2, true, {{700, 33}, {}, {40}, {9, 500}}};
+  const Problem p(rng_, c);
+  SCOPED_TRACE(Describe(c));
+  const size_t rows = p.QueryRows();
+  const DeviceArray<float> m(rows), l(rows), o(rows * 128);
+  AttendPackedBatch part = p.Work();
+  part.to.rows = nullptr;
+  part.partial = {m.get(), l.get(), o.get(), 1};
+  p.Run(part);
+  AttendPackedBatch whole = p.Work();
+  whole.with = part.partial;
+  p.Run(whole);
+  Attention expected = p.Expected();
+  EXPECT_LE(RelativeError(p.Got().out, expected.out), 5e-3);
+  for (float& x : expected.lse) x += std::log(2.0f);
+  EXPECT_LE(RelativeError(p.Got().lse, expected.lse), 1e-3);
+}
+
+// One captured graph serves all lengths.
+TEST_F(AttendPackedCuda, GraphReplaysWhileSegmentsGrow) {
+  Case c{128, 4, 2, true, {{2000, 900}, {1000}}, {32, 1, 8}, Chosen::kAll};
+  Problem p(rng_, c);
+  CapturedGraph graph(
+      [&](Stream stream) { return kvs_cuda_ops()->attend_packed(p.Work(), stream); });
+  for (int32_t n : {0, 1, 16, 129, 700, 899, 900, 31}) {
+    p.Shorten(0, 1, n);
+    p.Shorten(1, 0, 1000 - n);
+    p.out_.Poison();
+    Check(cudaDeviceSynchronize(), "before a replay");
+    graph.Replay();
+    EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3) << n << " " << Describe(c);
+  }
+}
+
+TEST_F(AttendPackedCuda, RefusesShapesItHasNot) {
+  const Problem p(rng_, {128, 4, 2, true, {{10}}});
+  for (const auto& spoil : {+[](AttendPackedBatch& w) { w.queries.group = 9; },
+                            +[](AttendPackedBatch& w) { w.layer.head_dim = 96; },
+                            +[](AttendPackedBatch& w) { w.layer.segment_stride = 129; },
+                            +[](AttendPackedBatch& w) { w.selection.unit_tokens = 8; }}) {
+    AttendPackedBatch w = p.Work();
+    spoil(w);
+    EXPECT_NE(kvs_cuda_ops()->attend_packed(w, nullptr), 0);
+  }
+}
+
+}  // namespace
+}  // namespace kvstrata::cuda
