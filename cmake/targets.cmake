@@ -2,7 +2,9 @@
 
 find_program(KVS_CCACHE ccache)
 if(KVS_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${KVS_CCACHE})
+  # Without these two, ccache passes by what uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${KVS_CCACHE})
   set(CMAKE_C_COMPILER_LAUNCHER ${KVS_CCACHE})
 endif()
 
@@ -23,6 +25,11 @@ if(KVS_SANITIZE)
     "HWY_DISABLED_TARGETS=(HWY_AVX3|HWY_AVX3_DL|HWY_SSSE3|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
   target_link_options(kvs_flags INTERFACE -fsanitize=${KVS_SANITIZE})
 endif()
+if(KVS_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  # Functions with more than 100 accesses check them by calls, not inline: the same checks and
+  # reports, and Highway's long functions compile in half the time.
+  target_compile_options(kvs_flags INTERFACE --param=asan-instrumentation-with-call-threshold=100)
+endif()
 
 # All GoogleTest programs; those that the sanitizer runs build, which leave out what links gRPC:
 # Debian's is not instrumented, and half of the time would go into its headers (docs/testing.md).
@@ -36,23 +43,49 @@ function(kvs_library name)
   target_link_libraries(${name} PUBLIC kvs_flags ${A_LIBS})
 endfunction()
 
-# kvs_test(NAME SOURCES... [EIGEN] [LIBS ...] [LABELS ...]): a GoogleTest program, one ctest.
-# What is tested is compiled as ever; the tests themselves as fast as they can be, since they are
-# half of a build. EIGEN: they hold results to Eigen's, which needs an optimiser and no sanitizer.
-function(kvs_test name)
-  cmake_parse_arguments(A "EIGEN" "" "LIBS;LABELS" ${ARGN})
-  add_executable(${name} ${A_UNPARSED_ARGUMENTS})
-  if(A_EIGEN OR NOT KVS_SANITIZE)
+# kvs_precompile(TARGET HEADER): compiles one header of the target's folder once for all its sources.
+function(kvs_precompile target header)
+  target_precompile_headers(${target} PRIVATE ${header})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    target_compile_options(${target} PRIVATE -fpch-preprocess)  # for ccache
+  endif()
+endfunction()
+
+# kvs_test_sources(SOURCES...): compiles tests as fast as can be, since they are half of a build; what
+# they test is compiled as ever. KVS_TEST_ORACLES: those of this folder compute for longer than an
+# optimiser takes.
+function(kvs_test_sources)
+  if(KVS_TEST_ORACLES AND NOT KVS_SANITIZE)
     set(options -O1)
   else()
     set(options -O0)
   endif()
-  if(A_EIGEN AND KVS_SANITIZE)
-    list(APPEND options -fno-sanitize=all)
-  elseif(KVS_SANITIZE MATCHES undefined)
+  if(KVS_SANITIZE MATCHES undefined)
     list(APPEND options -fno-sanitize=undefined)
   endif()
-  set_source_files_properties(${A_UNPARSED_ARGUMENTS} PROPERTIES COMPILE_OPTIONS "${options}")
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${options}")
+endfunction()
+
+# kvs_eigen_sources(SOURCES...): those that include the Eigen library, which needs an optimiser and
+# no sanitizer.
+function(kvs_eigen_sources)
+  set(options -O1)
+  if(KVS_SANITIZE)
+    list(APPEND options -fno-sanitize=all)
+  endif()
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${options}")
+endfunction()
+
+# kvs_test(NAME SOURCES... [EIGEN] [LIBS ...] [LABELS ...]): a GoogleTest program, one ctest.
+# EIGEN: its tests hold results to Eigen's.
+function(kvs_test name)
+  cmake_parse_arguments(A "EIGEN" "" "LIBS;LABELS" ${ARGN})
+  add_executable(${name} ${A_UNPARSED_ARGUMENTS})
+  if(A_EIGEN)
+    kvs_eigen_sources(${A_UNPARSED_ARGUMENTS})
+  else()
+    kvs_test_sources(${A_UNPARSED_ARGUMENTS})
+  endif()
   target_link_libraries(${name} PRIVATE kvs_flags ${A_LIBS} GTest::gtest GTest::gmock GTest::gtest_main)
   add_dependencies(unit_tests ${name})
   if(NOT "rpc" IN_LIST A_LABELS)

@@ -1,5 +1,6 @@
 # One suite for both recompressors, one each for what their papers say, and the rules of segments.
 kvs_test(codec_test codec_test.cc LIBS kvs_kernels)
+set_tests_properties(codec_test PROPERTIES COST 100)  # the longest under a sanitizer: starts first
 kvs_test(codec_packed_test codec_packed_test.cc LIBS kvs_kernels)
 kvs_test(codec_lowrank_test codec_lowrank_test.cc LIBS kvs_kernels)
 kvs_test(segment_rules_test segment_rules_test.cc LIBS kvs_kernels)
