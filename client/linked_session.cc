@@ -233,6 +233,7 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
     s->state = std::make_unique<SequenceState>(registered.geometry, plan,
                                                static_cast<int32_t>(reply.held_tokens),
                                                static_cast<int32_t>(reply.indexed_tokens));
+    s->state->NoteHeldSurprisal(static_cast<int32_t>(reply.surprisal_tokens));
     s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
                              *s->boundary_tokens);
   }

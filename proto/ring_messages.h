@@ -64,11 +64,14 @@ struct SequenceRef {
 
 struct SequenceReply {
   uint64_t sequence;
-  uint32_t slot;            // in TableHeader::slots
-  uint32_t held_tokens;     // leading tokens already held, pages and index
-  uint32_t indexed_tokens;  // up to here the index blocks are valid
-  uint32_t plan_bytes;      // of the canonical plan text that follows
+  uint32_t slot;              // in TableHeader::slots
+  uint32_t held_tokens;       // leading tokens already held, pages and index
+  uint32_t indexed_tokens;    // up to here the index blocks are valid
+  uint32_t plan_bytes;        // of the canonical plan text that follows
+  uint32_t surprisal_tokens;  // leading tokens whose surprisal was stored with held pages
+  uint32_t reserved;
 };
+static_assert(sizeof(SequenceReply) == 32);
 
 struct Grow {
   uint64_t sequence;

@@ -81,6 +81,7 @@ struct SelectContext {
   // Entropy in nats per position, NaN where none was reported; as long as what was reported.
   std::span<const float> entropy;
   std::span<const float> surprisal;   // the same, nats
+  int32_t surprisal_held = 0;         // leading positions whose surprisal is known elsewhere
   std::span<const uint8_t> boundary;  // 1: this token ends a sentence
   int32_t prompt_tokens = -1;         // length of the prompt; -1 until prefill_done
   // What the extents hold, parsed; null: nothing yet (all rows are raw), or another codec.

@@ -45,7 +45,7 @@ class SpanBucketSelector final : public Selector {
   std::string StatusText(const SelectContext& context) const override {
     if (context.prompt_tokens < 0 || context.spans != nullptr ||
         context.view.tokens < plan_.min_tokens ||
-        HasSurprisal(context.surprisal, {0, context.prompt_tokens})) {
+        HasSurprisal(context.surprisal, {context.surprisal_held, context.prompt_tokens})) {
       return "";
     }
     return "surprisal was not reported for all of the prompt's " +

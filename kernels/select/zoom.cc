@@ -183,7 +183,7 @@ class ZoomSelector final : public Selector {
 
   std::string WhyNoSpans(const SelectContext& context) const {
     if (context.view.tokens < plan_.min_tokens) return "";
-    if (HasSurprisal(context.surprisal, {0, context.prompt_tokens})) return "";
+    if (HasSurprisal(context.surprisal, {context.surprisal_held, context.prompt_tokens})) return "";
     return "surprisal was not reported for all of the prompt's " +
            std::to_string(context.prompt_tokens) + " tokens: no spans, attends in full";
   }

@@ -88,6 +88,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->boundary_ = boundary_;
   copy->boundary_marked_ = boundary_marked_;
   copy->held_tokens_ = held_tokens_;
+  copy->surprisal_held_ = surprisal_held_;
   copy->tokens_ = tokens_;
   copy->indexed_tokens_ = indexed_tokens_;
   copy->prompt_tokens_ = prompt_tokens_;
@@ -105,6 +106,7 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend& ba
   context.executor = &executor;
   context.entropy = entropy_;
   context.surprisal = surprisal_;
+  context.surprisal_held = surprisal_held_;
   context.boundary = boundary_;
   context.packed = packed();
   context.spans = spans();

@@ -53,6 +53,10 @@ class SequenceState {
   Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
                 const uint8_t* boundary);
 
+  // Whoever builds the plan's extents has the surprisal of the first `tokens` positions: it was
+  // stored with the pages that the sequence was held for.
+  void NoteHeldSurprisal(int32_t tokens) { surprisal_held_ = tokens; }
+
   // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
   void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
@@ -98,6 +102,7 @@ class SequenceState {
   std::vector<uint8_t> boundary_;
   bool boundary_marked_ = false;  // by MarkBoundaries: reports may replace any of it
   int32_t held_tokens_ = 0;       // at the start
+  int32_t surprisal_held_ = 0;    // of them, NoteHeldSurprisal
   int32_t tokens_ = 0;
   int32_t indexed_tokens_ = 0;
   int32_t prompt_tokens_ = -1;

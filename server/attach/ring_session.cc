@@ -208,8 +208,13 @@ void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened
   const OpenedSequence& s = opened.value();
   sequences_.try_emplace(s.sequence);
   const std::string plan = FormatPlan(s.plan);
-  const shm::SequenceReply reply{s.sequence, s.slot, s.held_tokens, s.indexed_tokens,
-                                 static_cast<uint32_t>(plan.size())};
+  const shm::SequenceReply reply{s.sequence,
+                                 s.slot,
+                                 s.held_tokens,
+                                 s.indexed_tokens,
+                                 static_cast<uint32_t>(plan.size()),
+                                 s.surprisal_tokens,
+                                 0};
   Answer(id, OkStatus(), BytesOf(reply), std::as_bytes(std::span(plan)));
 }
 

@@ -110,6 +110,9 @@ Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t mode
                                          std::to_string(s->state->tokens()) + " (" +
                                          std::to_string(s->state->indexed_tokens()) + ")");
   }
+  if (parent == nullptr) {
+    s->state->NoteHeldSurprisal(static_cast<int32_t>(opened.surprisal_tokens));
+  }
   s->boundary_tokens = opened.boundary_tokens;
   std::ranges::sort(s->boundary_tokens);
   if (parent == nullptr) {

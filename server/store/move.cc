@@ -80,6 +80,7 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* cop
     if (c.keeps_key) {
       c.copy->sealed = true;
       c.copy->key = c.source->key;
+      c.copy->series = std::move(c.source->series);
       if (c.source->indexed) prefix_.Replace(c.source, c.copy);
     }
     Release(c.source);

@@ -27,6 +27,7 @@ OpenedSequence Describe(const Sequence& s) {
           s.slot,
           s.held_tokens,
           s.indexed_tokens,
+          s.series.LeadingSurprisals(),
           s.plan,
           s.model->desc.geometry,
           s.model->desc.boundary_tokens};
@@ -148,6 +149,10 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   Hit hit = FindPrefix(*s, keys);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = hit.pages.back()->key;
+  for (size_t i = 0; i < hit.pages.size(); ++i) {
+    const Series* const series = hit.pages[i]->series.get();
+    if (series != nullptr) s->series.Put(static_cast<uint32_t>(i) * s->page_tokens(), *series);
+  }
   s->indexed_tokens =
       static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
   const uint64_t cover =

@@ -49,6 +49,19 @@ struct Arena {
   uint32_t live = 0;  // pages with refs > 0
 };
 
+// Reported by the engine, per position; NaN and 0 where nothing was.
+struct Series {
+  std::vector<float> surprisal, entropy;
+  std::vector<uint8_t> boundary;
+
+  // Positions from the first on that have a surprisal; the very first needs none.
+  uint32_t LeadingSurprisals() const;
+  // Takes what `part` has as positions `first` and on.
+  void Put(uint32_t first, const Series& part);
+  // Positions [first, first + n), as far as they were reported.
+  Series Slice(uint32_t first, uint32_t n) const;
+};
+
 struct Page {
   Arena* arena = nullptr;  // null: a free record
   uint64_t offset = 0;
@@ -61,7 +74,8 @@ struct Page {
   uint32_t artefacts = 0;  // of the references: artefacts (artefacts.h)
   uint32_t jobs = 0;       // recompressions that read it: it is not freed before they end
   PageKey key{};
-  Page* older = nullptr;  // the prefix index's list of pages that nobody uses
+  std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
+  Page* older = nullptr;           // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
 
   std::byte* base() const { return arena->block.base + offset; }

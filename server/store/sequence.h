@@ -51,12 +51,6 @@ struct Tenant {
   std::vector<Session*> sessions;  // fenced ones too: their processes may still read
 };
 
-// Reported by the engine, per position; NaN and 0 where nothing was.
-struct Series {
-  std::vector<float> surprisal, entropy;
-  std::vector<uint8_t> boundary;
-};
-
 // What a sequence has besides whose plan stores rows by a codec.
 struct CodecState {
   enum class Work : uint8_t { kIdle, kDue, kQueued, kRunning };

@@ -121,6 +121,17 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
   return SwapIn(sessions_.at(session_id).get(), *s, &copies);
 }
 
+// What was reported of a sealed page's positions goes with the page: whoever is held for it has it
+// too (DECISIONS 11).
+void Store::Impl::KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) {
+  const uint32_t page_tokens = s->page_tokens();
+  for (uint32_t i = first / page_tokens; i * page_tokens < end && i < s->pages.size(); ++i) {
+    Page* page = s->pages[i];
+    if (page == nullptr || !page->sealed) continue;
+    page->series = std::make_unique<Series>(s->series.Slice(i * page_tokens, page_tokens));
+  }
+}
+
 void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
                              std::span<const int32_t> tokens, uint32_t indexed_tokens) {
   const size_t first = s->tokens / s->page_tokens();
@@ -130,6 +141,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     page->sealed = true;
     prefix_.Insert(page);  // if somebody was faster, theirs is found and ours stays private
   }
+  KeepSeriesWithPages(s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
   s->tokens += static_cast<uint32_t>(tokens.size());
   const size_t behind = s->tokens % s->page_tokens();
   if (!keys.empty()) {
@@ -230,13 +242,6 @@ Status CheckSeries(std::string_view field, uint32_t first, uint32_t n, const flo
   return OkStatus();
 }
 
-template <typename T>
-void KeepSeries(std::vector<T>* series, uint32_t first, uint32_t n, const T* values, T missing) {
-  if (values == nullptr || n == 0) return;
-  if (series->size() < size_t{first} + n) series->resize(size_t{first} + n, missing);
-  std::copy_n(values, n, series->begin() + first);
-}
-
 }  // namespace
 
 Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
@@ -252,10 +257,11 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
                                                   std::to_string(sequence) + " has " +
                                                   std::to_string(s->tokens) + " tokens");
   }
-  const float missing = std::numeric_limits<float>::quiet_NaN();
-  KeepSeries(&s->series.surprisal, first, n, surprisal, missing);
-  KeepSeries(&s->series.entropy, first, n, entropy, missing);
-  KeepSeries(&s->series.boundary, first, n, boundary, uint8_t{0});
+  const auto reported = [n]<typename T>(const T* values) {
+    return values == nullptr ? std::vector<T>() : std::vector<T>(values, values + n);
+  };
+  s->series.Put(first, {reported(surprisal), reported(entropy), reported(boundary)});
+  KeepSeriesWithPages(s, first, first + n);
   NoteDue(s);
   return OkStatus();
 }

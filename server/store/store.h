@@ -99,6 +99,7 @@ struct OpenedSequence {
   uint32_t slot = 0;
   uint32_t held_tokens = 0;
   uint32_t indexed_tokens = 0;
+  uint32_t surprisal_tokens = 0;  // leading ones whose surprisal was stored with held pages
   Plan plan;
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // of the model

@@ -148,6 +148,7 @@ class Store::Impl {
   std::vector<Copy> PlanPrivateCopies(const Sequence& s, uint32_t writable, uint32_t index_writable,
                                       bool* stale_flags) const KVS_REQUIRES(mu_);
   Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
+  void KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) KVS_REQUIRES(mu_);
   void SealLocked(Sequence* s, std::span<const PageKey> keys, std::span<const int32_t> tokens,
                   uint32_t indexed_tokens) KVS_REQUIRES(mu_);
   Status CheckCommit(const Sequence& s, uint32_t first, size_t n, uint32_t indexed_tokens) const

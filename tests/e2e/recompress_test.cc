@@ -122,6 +122,39 @@ TEST_F(RecompressTest, BothRoadsGiveTheSameBits) {
   EXPECT_EQ(admin_.Audit(), "");
 }
 
+// Spans need the surprisal of the whole prompt: that of a held prefix is found with its pages.
+TEST_F(RecompressTest, SpansOfAHeldPrefix) {
+  for (const Abi* abi : {&Linked(), &Remote()}) {
+    ToyModel model;
+    model.digest += abi->kvs_road();
+    Engine engine(*abi, daemon_.socket(), model);
+    std::vector<int32_t> prompt = Prompt(400, 3);
+    std::vector<float> nats;
+    for (int i = 0; i < 460; ++i) nats.push_back(static_cast<float>(i * 37 % 101) / 20);
+    const kvs_sequence first = engine.Prefill("full", prompt);
+    ASSERT_NE(first, 0u) << engine.error();
+    ASSERT_EQ(abi->kvs_report(engine.session(), first, 0, 400, nats.data(), nullptr, nullptr),
+              KVS_OK);
+
+    const std::vector<int32_t> more = Prompt(60, 4);
+    prompt.insert(prompt.end(), more.begin(), more.end());
+    uint32_t held = 0;
+    const kvs_sequence s = engine.Open("sekv{min_tokens = 0}", prompt, &held);
+    ASSERT_EQ(held, 400u) << engine.error();
+    ASSERT_FALSE(engine.Run(s, more, held).empty()) << engine.error();
+    ASSERT_EQ(abi->kvs_report(engine.session(), s, held, 60, nats.data() + held, nullptr, nullptr),
+              KVS_OK);
+    ASSERT_EQ(abi->kvs_prefill_done(engine.session(), s), KVS_OK) << engine.error();
+    ASSERT_EQ(abi->kvs_settle(engine.session(), s), KVS_OK) << engine.error();
+    char status[256];
+    ASSERT_EQ(abi->kvs_sequence_status(engine.session(), s, status, sizeof(status)), KVS_OK);
+    EXPECT_EQ(std::string(status).find("surprisal"), std::string::npos) << status;
+    EXPECT_GT(admin_.Show(s).sequence().extents(), 0u);
+    ASSERT_FALSE(engine.Run(s, {5}, 460).empty()) << engine.error();
+  }
+  EXPECT_EQ(admin_.Audit(), "");
+}
+
 TEST_F(RecompressTest, AClientKilledWhileWorkersRunLeavesNothing) {
   for (int round = 0; round < 8; ++round) {
     ClientProcess client("busy", daemon_.socket(), 100 * round);

@@ -142,6 +142,36 @@ TEST(Store, ReportsAreCheckedAndKeptAnywhereBelowTheTokens) {
   EXPECT_EQ(store->Show(s.id())->info.prompt_tokens, 20u);
 }
 
+TEST(Store, WhatWasReportedGoesWithThePages) {
+  auto store = NewStore(SmallPools(64, 64));
+  TestSession session(store.get());
+  const std::vector<int32_t> prompt = Tokens(50);
+  TestSequence s = TestSequence::Prompt(&session, "full", std::span(prompt).first(40));
+  const std::vector<float> nats(40, 2.0f);
+  const auto report = [&](uint32_t first, uint32_t n) {
+    return store->Report(session.id(), s.id(), first, n, nats.data(), nullptr, nullptr);
+  };
+  const auto known = [&] {
+    const Result<OpenedSequence> opened = session.Open("full", prompt);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    EXPECT_TRUE(store->CloseSequence(session.id(), opened->sequence).ok());
+    return opened->surprisal_tokens;
+  };
+  EXPECT_EQ(known(), 0u);
+  ASSERT_TRUE(report(1, 19).ok());  // the first token of a text has none
+  EXPECT_EQ(known(), 20u);
+  ASSERT_TRUE(report(20, 20).ok());
+  EXPECT_EQ(known(), 32u) << "the third page is not full yet";
+  ASSERT_TRUE(s.Append(std::span(prompt).subspan(40, 8)).ok());
+  EXPECT_EQ(known(), 40u) << "what came before it was full";
+  ASSERT_TRUE(store->Move(s.id(), Tier::kHost).ok());
+  EXPECT_EQ(known(), 40u);
+  ASSERT_TRUE(s.Close().ok());
+  EXPECT_EQ(known(), 40u);
+  store->Evict(false);
+  EXPECT_EQ(known(), 0u);
+}
+
 // --- sequences ---
 
 TEST(Store, DecodingExtendsTheTableAheadOfNeed) {
