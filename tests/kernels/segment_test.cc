@@ -135,7 +135,7 @@ void ExpectClose(const Row& got, const std::vector<double>& expected, int levels
 }
 
 // Per channel, in double.
-std::vector<double> MeanOf(const std::vector<Row>& rows) {
+std::vector<double> ChannelMeans(const std::vector<Row>& rows) {
   std::vector<double> mean(rows[0].size());
   for (size_t c = 0; c < mean.size(); ++c) {
     for (const Row& row : rows) mean[c] += row[c] / static_cast<double>(rows.size());
@@ -171,8 +171,10 @@ TEST_P(Segment, CoarseRowsAreMeansOfTheUnit) {
           const auto stored = [&](int field) {
             return CoarseRow(sequence, level, 1, field, 1, unit);
           };
-          ASSERT_NO_FATAL_FAILURE(ExpectClose(stored(index.key_mean), MeanOf(keys), level + 1));
-          ASSERT_NO_FATAL_FAILURE(ExpectClose(stored(index.value_mean), MeanOf(values), level + 1));
+          ASSERT_NO_FATAL_FAILURE(
+              ExpectClose(stored(index.key_mean), ChannelMeans(keys), level + 1));
+          ASSERT_NO_FATAL_FAILURE(
+              ExpectClose(stored(index.value_mean), ChannelMeans(values), level + 1));
         }
       }
     }
