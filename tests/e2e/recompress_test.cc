@@ -139,7 +139,7 @@ TEST_F(RecompressTest, SpansOfAHeldPrefix) {
     const std::vector<int32_t> more = Prompt(60, 4);
     prompt.insert(prompt.end(), more.begin(), more.end());
     uint32_t held = 0;
-    const kvs_sequence s = engine.Open("sekv{min_tokens = 0}", prompt, &held);
+    const kvs_sequence s = engine.Open("sekv{min_tokens = 0, rows = 20, local = 16}", prompt, &held);
     ASSERT_EQ(held, 400u) << engine.error();
     ASSERT_FALSE(engine.Run(s, more, held).empty()) << engine.error();
     ASSERT_EQ(abi->kvs_report(engine.session(), s, held, 60, nats.data() + held, nullptr, nullptr),

@@ -554,7 +554,8 @@ TEST(Store, AnArenaMappedReadOnlyNeverChangesItsWriterToThatSession) {
 
 // Engines in four threads, an operator beside them; run under TSan by the preset of that name.
 TEST(Store, ManyThreads) {
-  auto store = NewStore(SmallPools(512, 512));
+  // A reader that waits for a core holds back all that the loop below retires meanwhile.
+  auto store = NewStore(SmallPools(2048, 2048));
   constexpr int kThreads = 4;
   std::atomic<int> running{kThreads};
   std::vector<std::thread> threads;
