@@ -116,9 +116,9 @@ class ExtentsTest : public ::testing::Test {
     const std::vector<int32_t> ids = Ids(n, first);
     const BatchMember member{sequence, ids};
     int32_t code = 0;
-    KVS_ASSIGN_OR_RETURN(auto step, session_->StepBegin({&member, 1}, &code));
+    KVS_ASSIGN_OR_RETURN(auto step, session_->StepBegin({&member, 1}, nullptr, &code));
     KVS_RETURN_IF_ERROR(Write(step.get(), first, n));
-    return step->End();
+    return step->End(nullptr);
   }
   static Status Write(SessionStep* step, int first, int n) {
     std::vector<uint16_t> rows;
@@ -219,12 +219,12 @@ TEST_F(ExtentsTest, StepsForksAndPrivateCopiesGoOnWithHoles) {
   const std::vector<int32_t> ids = Ids(5, 470);
   const BatchMember member{id, ids};
   int32_t code = 0;
-  auto step = session_->StepBegin({&member, 1}, &code);
+  auto step = session_->StepBegin({&member, 1}, nullptr, &code);
   ASSERT_TRUE(step.ok()) << step.status().ToString();
   ASSERT_TRUE(Write(step->get(), 470, 5).ok());
   const Result<Opened> second = session_->Fork(id);
   ASSERT_TRUE(second.ok()) << second.status().ToString();
-  ASSERT_TRUE((*step)->End().ok());
+  ASSERT_TRUE((*step)->End(nullptr).ok());
   step->reset();
   for (const uint64_t each : {id, child->sequence, second->sequence}) {
     ASSERT_TRUE(session_->Settle(each).ok());
@@ -244,7 +244,7 @@ TEST_F(ExtentsTest, AParkedReaderSeesItsBytesThroughManyRecompressions) {
   const std::vector<int32_t> ids = Ids(1, 100);
   const BatchMember member{id, ids};
   int32_t code = 0;
-  auto step = session_->StepBegin({&member, 1}, &code);
+  auto step = session_->StepBegin({&member, 1}, nullptr, &code);
   ASSERT_TRUE(step.ok());
   const SequenceView view = Find(id)->View();  // as the step sees it
   ASSERT_EQ(view.extent_count, 1);
@@ -259,7 +259,7 @@ TEST_F(ExtentsTest, AParkedReaderSeesItsBytesThroughManyRecompressions) {
   EXPECT_EQ(std::memcmp(before.data(), view.extents[0].data, before.size()), 0);
   ExpectHeld(view, 100);
   ASSERT_TRUE(Write(step->get(), 100, 1).ok());
-  ASSERT_TRUE((*step)->End().ok());
+  ASSERT_TRUE((*step)->End(nullptr).ok());
   step->reset();
   store_->Reclaim();
   EXPECT_EQ(Retired(), 0u);
@@ -279,7 +279,7 @@ TEST_F(ExtentsTest, AnOpenStepStaysOnItsVersion) {
   const std::vector<int32_t> ids = Ids(1, 100);
   const BatchMember member{id, ids};
   int32_t code = 0;
-  auto step = session_->StepBegin({&member, 1}, &code);
+  auto step = session_->StepBegin({&member, 1}, nullptr, &code);
   ASSERT_TRUE(step.ok());
   const SequenceView view = Find(id)->View();
   ASSERT_EQ(view.extent_count, 0);
@@ -292,7 +292,7 @@ TEST_F(ExtentsTest, AnOpenStepStaysOnItsVersion) {
   ExpectHeld(view, 100);  // on raw pages that nobody else has any more
   EXPECT_GE(Retired(), uint64_t{6} * 4096);
   ASSERT_TRUE(Write(step->get(), 100, 1).ok());
-  ASSERT_TRUE((*step)->End().ok());
+  ASSERT_TRUE((*step)->End(nullptr).ok());
   step->reset();
   ASSERT_TRUE(session_->Settle(id).ok());
   ExpectHeld(Find(id)->View(), 101);
