@@ -28,13 +28,6 @@ std::string DefaultSocket() {
   return "/tmp/kvstrata-" + std::to_string(geteuid()) + "/kvstratad.sock";
 }
 
-Status NoStream(const void* stream) {
-  if (stream == nullptr) return OkStatus();
-  return Unimplemented("STREAM",
-                       "stream is not NULL, but this session's pages are no GPU's; pass "
-                       "NULL");
-}
-
 namespace {
 
 constexpr uint64_t kMaxTokens = uint64_t{1} << 30;   // of one call

@@ -78,8 +78,12 @@ std::string_view Road();
 // for root, else /tmp/kvstrata-UID/kvstratad.sock. Defined in abi.cc, for both roads.
 std::string DefaultSocket();
 
-// UNIMPLEMENTED STREAM unless it is null: what a road without a GPU says. Defined in abi.cc too.
-Status NoStream(const void* stream);
+// UNIMPLEMENTED STREAM unless it is null: what a session without a GPU says.
+inline Status NoStream(const void* stream) {
+  if (stream == nullptr) return OkStatus();
+  return Unimplemented("STREAM",
+                       "stream is not NULL, but this session's pages are no GPU's; pass NULL");
+}
 
 // The open step of a batch. Destroying it without End drops the new tokens.
 class SessionStep {
