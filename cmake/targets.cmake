@@ -27,7 +27,7 @@ if(KVS_SANITIZE)
 endif()
 if(KVS_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   # Functions with more than 100 accesses check them by calls, not inline: the same checks and
-  # reports, and Highway's long functions compile in half the time.
+  # reports, and long functions compile in a half to two thirds of the time.
   target_compile_options(kvs_flags INTERFACE --param=asan-instrumentation-with-call-threshold=100)
 endif()
 
