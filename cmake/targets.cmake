@@ -25,11 +25,6 @@ if(KVS_SANITIZE)
     "HWY_DISABLED_TARGETS=(HWY_AVX3|HWY_AVX3_DL|HWY_SSSE3|HWY_SVE|HWY_SVE2|HWY_SVE_256|HWY_SVE2_128)")
   target_link_options(kvs_flags INTERFACE -fsanitize=${KVS_SANITIZE})
 endif()
-if(KVS_SANITIZE MATCHES address AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-  # Functions with more than 100 accesses check them by calls, not inline: the same checks and
-  # reports, and long functions compile in a half to two thirds of the time.
-  target_compile_options(kvs_flags INTERFACE --param=asan-instrumentation-with-call-threshold=100)
-endif()
 
 # All GoogleTest programs; those that the sanitizer runs build, which leave out what links gRPC:
 # Debian's is not instrumented, and half of the time would go into its headers (docs/testing.md).

@@ -5,8 +5,10 @@
 set -euo pipefail
 source_dir=$(cd "$(dirname "$0")/.." && pwd)
 root=${1:-$(mktemp -d /var/tmp/kvstrata-root.XXXXXX)}
-mirror=$(sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\?\(http[^ ]*\) bookworm main.*/\2/p' \
-  /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -n 1)
+# Where this machine has its packages from; either of the two forms of a sources file may be missing.
+mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
+  sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\?\(http[^ ]*\) bookworm main.*/\2/p' |
+  sed -n '/\/debian$/{p;q}' || true)
 command -v debootstrap >/dev/null || apt-get -q install -y debootstrap
 debootstrap --variant=minbase bookworm "$root" "${mirror:-http://deb.debian.org/debian}"
 for f in /etc/resolv.conf /etc/hosts; do cp "$f" "$root$f"; done
