@@ -19,6 +19,8 @@ git -C "$source_dir" archive HEAD | tar -x -C "$root/src"
 for m in proc dev; do mount --rbind "/$m" "$root/$m"; done
 trap 'umount -R -l "$root/proc" "$root/dev"' EXIT
 chroot "$root" /src/docker/install_packages.sh
+# pip trusts whom this machine trusts: a proxy's authority, for example.
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 chroot "$root" make -C /src build
 chroot "$root" /bin/bash -euc '
   /src/build/bin/kvstratad --socket /run/kvstrata/kvstratad.sock --ready-fd 3 3> >(read -r -n 1 -t 10 && echo ready) &
