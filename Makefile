@@ -3,6 +3,7 @@
 # make asan   the unit tests under ASan and UBSan (part of make test)
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh)
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
+# make all    tests and benchmarks too
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
 
 BUILD  := build
@@ -10,15 +11,18 @@ PYTHON := /usr/bin/python3
 VENV   := $(BUILD)/venv
 JOBS   := $(shell nproc)
 
-.PHONY: demo test build bench bundle asan tsan golden tidy format format-check clean
+.PHONY: demo test build all bench bundle asan tsan golden tidy format format-check clean
 
 demo: build
 	@$(VENV)/bin/python integrations/demo.py
 
-test: build asan
+test: all asan
 	cd $(BUILD) && ctest --parallel $(JOBS) --repeat until-pass:2 --output-on-failure --no-tests=error
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
+	cmake --build $(BUILD) --parallel $(JOBS) --target product
+
+all: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS)
 
 # ASan + UBSan over the unit tests. A test that fails runs once more, with another seed; a report of
@@ -37,10 +41,10 @@ tsan: $(BUILD)/.packages
 	cmake --build $(BUILD)/tsan --parallel $(JOBS) --target sanitized_tests
 	cd $(BUILD)/tsan && TSAN_OPTIONS=ignore_noninstrumented_modules=1 ctest -L unit -LE rpc --output-on-failure --no-tests=error
 
-bench: build
+bench: all
 	$(VENV)/bin/python bench/run.py --out bench/results
 
-bundle: build
+bundle: all
 	bench/cuda/bundle.sh $(BUILD) dist/gpu
 
 tidy:
