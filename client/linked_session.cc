@@ -107,7 +107,8 @@ Session::~Session() {
   if (state_ == nullptr) return;
   // What the GPU still works on is told before the end, so that others may have it: as far as it
   // gets.
-  for (const auto& [id, s] : state_->sequences) (void)state_->TellAll(s.get());
+  const auto deadline = state_->Deadline();
+  for (const auto& [id, s] : state_->sequences) (void)state_->TellAll(s.get(), deadline);
   state_->gpu_session.reset();
   state_->arenas.Clear();
   // Nothing is left to do about an error here: the closed socket ends the session as well.
@@ -190,7 +191,7 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   // A GPU may be writing the page that a step began: no copy of it could be right.
   const bool in_step_too = state_->gpu_session == nullptr;
   KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, in_step_too));
-  KVS_RETURN_IF_ERROR(state_->TellAll(parent.get()));
+  KVS_RETURN_IF_ERROR(state_->TellAll(parent.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
   const shm::SequenceRef request{sequence};
   std::vector<std::byte> payload;
@@ -254,7 +255,7 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
 
 Status Session::Close(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
-  KVS_RETURN_IF_ERROR(state_->TellAll(s.get()));
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     state_->sequences.erase(sequence);
@@ -321,7 +322,7 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
 Status Session::Settle(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
   const shm::SequenceRef request{sequence};
-  KVS_RETURN_IF_ERROR(state_->TellAll(s.get()));
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
   if (state_->gpu_session != nullptr) return OkStatus();  // the next step catches the index up
   const Claim claim{s.get(), s->state->tokens()};

@@ -46,10 +46,9 @@ struct Sequence {
 
   // What the daemon is to be told once the GPU has finished a step, in order.
   struct Deferred {
-    int reader_slot =
-        -1;  // of the step, and its number (GpuSession); -1: when those before are told
+    int reader_slot = -1;  // of the step to wait for (GpuSession); -1: of none but those before
     uint64_t number = 0;
-    uint32_t type = 0;  // shm::MessageType
+    shm::MessageType type = shm::kPad;  // kPad: nothing is told
     std::vector<std::byte> message;
   };
   std::deque<Deferred> deferred;
@@ -130,7 +129,10 @@ struct Session::State {
   // Posts what waits and need not any more.
   Status TellDone(Sequence* s);
   // Posts all that waits, as soon as the GPU has got there. DEADLINE.
-  Status TellAll(Sequence* s);
+  Status TellAll(Sequence* s, std::chrono::steady_clock::time_point deadline);
+  std::chrono::steady_clock::time_point Deadline() const {
+    return std::chrono::steady_clock::now() + options.timeout;
+  }
 };
 
 // The use of a sequence by one call.

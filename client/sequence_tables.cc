@@ -25,7 +25,7 @@ Result<std::byte*> Session::State::Resolve(const shm::PageEntry& entry, uint64_t
   Result<std::byte*> at = arenas.Resolve(entry, bytes);
   if (at.ok() || at.status().reason() != "ARENA_UNKNOWN") return at;
   // Its descriptor was sent before the table was published; a full socket may have delayed it.
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  const auto deadline = Deadline();
   while (!at.ok() && at.status().reason() == "ARENA_UNKNOWN") {
     if (!connection->AwaitPacket(deadline)) return at;
     at = arenas.Resolve(entry, bytes);
@@ -180,14 +180,13 @@ Status Session::State::TellDone(Sequence* s) {
   for (; !s->deferred.empty(); s->deferred.pop_front()) {
     const Sequence::Deferred& event = s->deferred.front();
     if (event.reader_slot >= 0 && !gpu_session->Done(event.reader_slot, event.number)) break;
-    KVS_RETURN_IF_ERROR(
-        ring->Post(static_cast<shm::MessageType>(event.type), {std::span(event.message)}));
+    if (event.type == shm::kPad) continue;
+    KVS_RETURN_IF_ERROR(ring->Post(event.type, {std::span(event.message)}));
   }
   return OkStatus();
 }
 
-Status Session::State::TellAll(Sequence* s) {
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+Status Session::State::TellAll(Sequence* s, std::chrono::steady_clock::time_point deadline) {
   while (true) {
     KVS_RETURN_IF_ERROR(TellDone(s));
     if (s->deferred.empty()) return OkStatus();

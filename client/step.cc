@@ -17,6 +17,7 @@ struct SessionStep::State {
   // One of the two: on the CPU, on a GPU.
   std::unique_ptr<Step> step;
   std::unique_ptr<CudaStep> gpu_step;
+  bool ended_on_gpu = false;
   int reader_slot = -1;
   std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
@@ -30,6 +31,7 @@ struct SessionStep::State {
   Status ForCommits(size_t member, const Fn& tell);
   Status Commit();
   Status EndOnGpu(void* stream);
+  void AbortOnGpu();
   const StepBatch& batch() const {
     return gpu_step != nullptr ? static_cast<const StepBatch&>(*gpu_step) : *step;
   }
@@ -155,12 +157,14 @@ SessionStep::SessionStep(std::unique_ptr<State> state) : state_(std::move(state)
 
 SessionStep::~SessionStep() {
   if (state_ == nullptr) return;
-  // The GPU leaves the epoch of a step of its own, when it gets there.
   if (state_->gpu_step == nullptr) {
     state_->step.reset();
     state_->session->Leave(state_->reader_slot);
+  } else if (state_->ended_on_gpu) {
+    state_->gpu_step.reset();
+  } else {
+    state_->AbortOnGpu();
   }
-  state_->gpu_step.reset();
   for (const auto& s : state_->sequences) {
     std::lock_guard<std::mutex> lock(s->mu);
     s->in_step = false;
@@ -334,6 +338,7 @@ Status SessionStep::State::EndOnGpu(void* stream) {
     s->told_indexed = static_cast<uint32_t>(s->state->indexed_tokens());
   }
   KVS_RETURN_IF_ERROR(gpu_step->End(stream));
+  ended_on_gpu = true;
   const uint64_t number = session->gpu_session->Ended(reader_slot);
   for (size_t i = 0; i < commits.size(); ++i) {
     commits[i].reader_slot = reader_slot;
@@ -341,6 +346,14 @@ Status SessionStep::State::EndOnGpu(void* stream) {
     sequences[members[i]]->deferred.push_back(std::move(commits[i]));
   }
   return OkStatus();
+}
+
+// The GPU leaves the epoch of its step itself. Index rows that the begin wrote stay, so that what
+// the daemon is told next waits for them.
+void SessionStep::State::AbortOnGpu() {
+  gpu_step.reset();
+  const uint64_t number = session->gpu_session->Ended(reader_slot);
+  for (const auto& s : sequences) s->deferred.push_back({reader_slot, number, shm::kPad, {}});
 }
 
 Status SessionStep::End(void* stream) {

@@ -30,6 +30,7 @@ kvs_library(kvs_store
   store/recall_audit.cc
   store/recompress.cc
   store/segments.cc
+  store/series.cc
   store/step_events.cc
   store/store.cc
   LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)

@@ -74,10 +74,8 @@ class MemoryResource {
 std::unique_ptr<MemoryResource> NewEmulatedDevice();
 std::unique_ptr<MemoryResource> NewHostPinned();
 
-// A GPU's memory (server/memory/cuda_device.cc), of the GPU named `uuid`, or the first one if that
-// is
-// "". UNAVAILABLE CUDA_LIBRARY or CUDA_NO_DEVICE; NOT_FOUND DEVICE_UNKNOWN names those that there
-// are.
+// Memory of the GPU named `uuid`; "": of the first one. UNAVAILABLE CUDA_LIBRARY or CUDA_NO_DEVICE;
+// NOT_FOUND DEVICE_UNKNOWN names those that there are.
 struct CudaDevice {
   std::unique_ptr<MemoryResource> memory;
   std::string uuid;

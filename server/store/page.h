@@ -23,6 +23,7 @@
 #include "server/memory/extent_allocator.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/prefix_key.h"
+#include "server/store/series.h"
 #include "server/store/store.h"
 
 namespace kvstrata {
@@ -47,19 +48,6 @@ struct Arena {
   MemoryBlock block;
   ExtentAllocator extents;
   uint32_t live = 0;  // pages with refs > 0
-};
-
-// Reported by the engine, per position; NaN and 0 where nothing was.
-struct Series {
-  std::vector<float> surprisal, entropy;
-  std::vector<uint8_t> boundary;
-
-  // Positions from the first on that have a surprisal; the very first needs none.
-  uint32_t LeadingSurprisals() const;
-  // Takes what `part` has as positions `first` and on.
-  void Put(uint32_t first, const Series& part);
-  // Positions [first, first + n), as far as they were reported.
-  Series Slice(uint32_t first, uint32_t n) const;
 };
 
 struct Page {

@@ -124,6 +124,7 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
 // too (DECISIONS 11).
 void Store::Impl::KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) {
+  if (s->series.empty()) return;
   const uint32_t page_tokens = s->page_tokens();
   for (uint32_t i = first / page_tokens; i * page_tokens < end && i < s->pages.size(); ++i) {
     Page* page = s->pages[i];
@@ -248,6 +249,10 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
                            const float* surprisal, const float* entropy, const uint8_t* boundary) {
   KVS_RETURN_IF_ERROR(CheckSeries("surprisal", first, n, surprisal));
   KVS_RETURN_IF_ERROR(CheckSeries("entropy", first, n, entropy));
+  const auto reported = [n]<typename T>(const T* values) {
+    return values == nullptr ? std::vector<T>() : std::vector<T>(values, values + n);
+  };
+  const Series part{reported(surprisal), reported(entropy), reported(boundary)};
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
   if (uint64_t{first} + n > s->tokens) {
@@ -257,10 +262,7 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
                                                   std::to_string(sequence) + " has " +
                                                   std::to_string(s->tokens) + " tokens");
   }
-  const auto reported = [n]<typename T>(const T* values) {
-    return values == nullptr ? std::vector<T>() : std::vector<T>(values, values + n);
-  };
-  s->series.Put(first, {reported(surprisal), reported(entropy), reported(boundary)});
+  s->series.Put(first, part);
   KeepSeriesWithPages(s, first, first + n);
   NoteDue(s);
   return OkStatus();

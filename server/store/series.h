@@ -1,0 +1,29 @@
+// Series: what an engine reports of a sequence's positions. Kept with a sequence, and in pieces
+// with its sealed pages, so that whoever is held for a page has them too (DECISIONS 11).
+//
+// A plain value. Cost: a copy of what is put or cut.
+#ifndef KVSTRATA_SERVER_STORE_SERIES_H_
+#define KVSTRATA_SERVER_STORE_SERIES_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace kvstrata {
+
+// Reported by the engine, per position; NaN and 0 where nothing was.
+struct Series {
+  std::vector<float> surprisal, entropy;
+  std::vector<uint8_t> boundary;
+
+  bool empty() const { return surprisal.empty() && entropy.empty() && boundary.empty(); }
+  // Positions from the first on that have a surprisal; the very first needs none.
+  uint32_t LeadingSurprisals() const;
+  // Takes what `part` has as positions `first` and on.
+  void Put(uint32_t first, const Series& part);
+  // Positions [first, first + n), as far as they were reported.
+  Series Slice(uint32_t first, uint32_t n) const;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_SERIES_H_
