@@ -5,8 +5,9 @@
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // one sequence; its pages are where the daemon's allocator put them. Values: microseconds of a
-// layer on the stream, from a step's first work to its last; a model has as many layers as read
-// more than the L2 holds. Beside them the step's time on the CPU, with the stream idle.
+// layer on the stream, from a step's first work to its last; a model has 32 layers, or as many as
+// fit: a page holds all layers, so their number decides how far apart a layer's rows lie. Beside
+// them the step's time on the CPU, with the stream idle.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -30,9 +31,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kKvHeads = 8, kHeads = 32, kDim = 128, kPage = 16, kReplays = 60;
+constexpr int kKvHeads = 8, kHeads = 32, kDim = 128, kPage = 16, kReplays = 60,
+              kLayersOfAModel = 32;
 constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
-constexpr int64_t kRotatedBytes = int64_t{300} << 20;              // a step reads at least: 6 L2s
+constexpr int64_t kMostBytes = int64_t{48} << 30;                  // of a sequence's pages
 constexpr int32_t kChunk = 4096;                                   // tokens of a prefill step
 
 void CheckKvs(int code, const char* what) {
@@ -57,8 +59,8 @@ class Steps {
  public:
   Steps(kvs_session* session, const Plan& plan, int32_t tokens)
       : session_(session),
-        layers_(static_cast<int>(std::clamp<int64_t>(
-            kRotatedBytes / (plan.rows_read(tokens) * kTokenBytes) + 1, 1, 32))),
+        layers_(static_cast<int>(
+            std::clamp<int64_t>(kMostBytes / (tokens * kTokenBytes), 1, kLayersOfAModel))),
         rows_(Random(int64_t{kChunk} * kKvHeads * kDim)),
         q_(Random(int64_t{kHeads} * kDim)),
         out_(size_t{kHeads} * kDim) {
@@ -223,7 +225,7 @@ int Main(int argc, char** argv) {
     return 77;
   }
   const testing::DaemonProcess daemon({"--set", "pool.device=cuda", "--set",
-                                       "pool.device_bytes=40GiB", "--set", "pool.arena_bytes=1GiB",
+                                       "pool.device_bytes=64GiB", "--set", "pool.arena_bytes=1GiB",
                                        "--set", "pool.host_bytes=16MiB"});
   kvs_session* session = nullptr;
   CheckKvs(kvs_attach(daemon.socket().c_str(), nullptr, &session), "kvs_attach");

@@ -13,7 +13,7 @@ __device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& s
   const int warp = threadIdx.x / 32;
   const Turn& turn = shared.turn;
   WarpAttention<T, kDim> attention(a, turn.sequence, turn.head);
-  attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end);
+  attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end, turn.step);
   attention.SumWeights();
   attention.StoreSums(shared, warp);
   __syncthreads();

@@ -86,23 +86,24 @@ class WarpAttention {
     }
   }
 
-  // The warp's share of strips [begin, end): every fourth; where there are but two, half of one.
+  // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
+  // there are but two in all, half of one.
   __device__ __forceinline__ void Run(const RowSource& from, const AttendedRows& rows, int sequence,
-                                      int kv_head, int32_t begin, int32_t end) {
+                                      int kv_head, int32_t begin, int32_t end, int32_t step) {
     const int warp = threadIdx.x / 32;
     const bool halves = 2 * (end - begin) <= kWarps;
     const int32_t first = begin + (halves ? warp / 2 : warp);
     if (first >= end || rows.tokens == 0) return;
-    RowStream stream(from, rows, sequence, kv_head, first, kWarps, end);
+    RowStream stream(from, rows, sequence, kv_head, first, step, end);
     if (halves) return OneTile(stream, warp % 2 * kTileRows);
     LoadKeys(stream.key, 0, 0);
     LoadValues(stream.key, 0, 0);
-    for (int32_t strip = first; strip < end; strip += kWarps) {
+    for (int32_t strip = first; strip < end; strip += step) {
       const uint64_t key = stream.key;
       const uint32_t present = stream.present;
       Tile(present & 0xFFFFu, key, 0, key, kTileRows, true);
       stream.Advance();
-      Tile(present >> kTileRows, key, kTileRows, stream.key, 0, strip + kWarps < end);
+      Tile(present >> kTileRows, key, kTileRows, stream.key, 0, strip + step < end);
     }
   }
 

@@ -85,6 +85,7 @@ struct Turn {
   Sharers sharers;
   int32_t sequence, head;  // -1: nothing
   int32_t begin, end;      // strips of the item
+  int32_t step;            // from a round of the CTA's to its next
   // Of several sequences: strips of the batch.
   Cut cut;
   int32_t item_begin, share_end;
@@ -96,6 +97,7 @@ struct Turn {
     head = head_;
     begin = from_strip - item_begin;
     end = min(share_end, item_end) - item_begin;
+    step = kRoundStrips;
     sharers = Sharers::Of(cut, item_begin, item_end);
   }
 };
@@ -112,8 +114,13 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, Turn& turn) {
     const int32_t i = blockIdx.x;
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
-    turn.begin = i * each;
-    turn.end = min(turn.begin + each, strips);
+    // Whole rounds are dealt out in turn: what runs at one time then reads neighbouring pages. CTAs
+    // that are a share apart may meet in the same few channels of the memory, where an allocator
+    // hands out pages in order: 12 % slower with pages of 64 KiB, 2 % with pages of 2 MiB.
+    const int32_t dealt = min(each, kRoundStrips);
+    turn.begin = i * dealt;
+    turn.end = dealt < kRoundStrips ? min(turn.begin + dealt, strips) : strips;
+    turn.step = count * kRoundStrips;
     turn.sharers = {static_cast<int32_t>(blockIdx.y * gridDim.x), count, false};
   }
   __syncthreads();
