@@ -195,8 +195,11 @@ Status ReplayStream::ReportStep(int32_t t) {
       trace_.entropy().empty() ? nullptr : trace_.entropy().data() + static_cast<size_t>(t);
   const uint8_t* boundary =
       trace_.boundary().empty() ? nullptr : trace_.boundary().data() + position;
-  if (entropy == nullptr && boundary == nullptr) return OkStatus();
-  return FromAbi(kvs_report(session_, sequence_, static_cast<uint32_t>(position), 1, nullptr,
+  const float* surprisal = trace_.step_surprisal().empty()
+                               ? nullptr
+                               : trace_.step_surprisal().data() + static_cast<size_t>(t);
+  if (entropy == nullptr && boundary == nullptr && surprisal == nullptr) return OkStatus();
+  return FromAbi(kvs_report(session_, sequence_, static_cast<uint32_t>(position), 1, surprisal,
                             entropy, boundary));
 }
 

@@ -173,12 +173,24 @@ Result<std::vector<float>> Trace::Series(const std::string& name, int64_t n) con
   return values;
 }
 
+// Of the prompt, or of the steps' tokens as well.
+Status Trace::ReadSurprisal() {
+  const auto found = file_->tensors().find("surprisal");
+  const bool of_all = found != file_->tensors().end() &&
+                      found->second.shape == std::vector<int64_t>{shape_.tokens()};
+  KVS_ASSIGN_OR_RETURN(surprisal_, Series("surprisal", of_all ? shape_.tokens() : shape_.prompt));
+  if (!of_all) return OkStatus();
+  step_surprisal_.assign(surprisal_.begin() + shape_.prompt, surprisal_.end());
+  surprisal_.resize(static_cast<size_t>(shape_.prompt));
+  return OkStatus();
+}
+
 Status Trace::ReadTensors() {
   const int64_t n = shape_.tokens();
   KVS_ASSIGN_OR_RETURN(const TensorView* tokens, Tensor("tokens", "I32", {n}));
   tokens_.resize(static_cast<size_t>(n));
   std::memcpy(tokens_.data(), tokens->bytes.data(), tokens->bytes.size());
-  KVS_ASSIGN_OR_RETURN(surprisal_, Series("surprisal", shape_.prompt));
+  KVS_RETURN_IF_ERROR(ReadSurprisal());
   KVS_ASSIGN_OR_RETURN(entropy_, Series("entropy", shape_.steps));
   if (file_->tensors().contains("boundary")) {
     KVS_ASSIGN_OR_RETURN(const TensorView* boundary, Tensor("boundary", "U8", {n}));
@@ -213,6 +225,7 @@ Trace Trace::Prefix(int32_t prompt) const {
   out.shape_.tail = 0;
   out.tokens_.resize(static_cast<size_t>(out.shape_.tokens()));
   if (!surprisal_.empty()) out.surprisal_.resize(static_cast<size_t>(prompt));
+  out.step_surprisal_.clear();  // of other tokens
   if (!boundary_.empty()) out.boundary_.resize(static_cast<size_t>(out.shape_.tokens()));
   return out;
 }

@@ -52,7 +52,8 @@ class Trace {
   const std::vector<TraceLayer>& layers() const { return layers_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
   // Empty when the trace has none.
-  const std::vector<float>& surprisal() const { return surprisal_; }
+  const std::vector<float>& surprisal() const { return surprisal_; }            // [N0]
+  const std::vector<float>& step_surprisal() const { return step_surprisal_; }  // [T]
   const std::vector<float>& entropy() const { return entropy_; }
   const std::vector<uint8_t>& boundary() const { return boundary_; }
   // "" when the key is absent.
@@ -68,13 +69,14 @@ class Trace {
                                    const std::vector<int64_t>& shape) const;
   Result<const uint16_t*> Rows(const std::string& name, const std::vector<int64_t>& shape) const;
   Result<std::vector<float>> Series(const std::string& name, int64_t n) const;
+  Status ReadSurprisal();
   Status ReadTensors();
 
   std::shared_ptr<const Safetensors> file_;
   TraceShape shape_;
   std::vector<TraceLayer> layers_;
   std::vector<int32_t> tokens_;
-  std::vector<float> surprisal_, entropy_;
+  std::vector<float> surprisal_, step_surprisal_, entropy_;
   std::vector<uint8_t> boundary_;
 };
 

@@ -46,6 +46,23 @@ TEST(Trace, ReadsWhatWasWritten) {
   EXPECT_TRUE(std::isfinite(k) && k != 0);
 }
 
+TEST(Trace, SurprisalsMayGoOnOverTheSteps) {
+  TraceFile trace_file = Good();
+  std::vector<float> nats(23);
+  for (size_t i = 0; i < nats.size(); ++i) nats[i] = static_cast<float>(i);
+  trace_file.Hide("surprisal");
+  trace_file.Add("padding", "U8", {1}, std::vector<uint8_t>(1));  // behind 23 bytes of boundaries
+  trace_file.Add("surprisal", "F32", {23}, nats);
+  const Bytes64 bytes = trace_file.File();
+  auto file = Safetensors::Parse(bytes, "trace");
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  const auto trace = Trace::FromFile(std::move(*file));
+  ASSERT_TRUE(trace.ok()) << trace.status().ToString();
+  EXPECT_EQ(trace->surprisal(), std::vector<float>(nats.begin(), nats.begin() + 20));
+  EXPECT_EQ(trace->step_surprisal(), (std::vector<float>{20, 21, 22}));
+  EXPECT_TRUE(trace->Prefix(10).step_surprisal().empty());
+}
+
 TEST(Trace, TruncatedAtEveryByteIsAnError) {
   const Bytes64 whole = Good().File();
   ASSERT_TRUE(Read(whole).ok());

@@ -43,6 +43,18 @@ def test_shapes_and_series(engine: Engine, path: pathlib.Path):
     np.testing.assert_array_equal(t["boundary"][:PROMPT] == 1, t["tokens"][:PROMPT] == dot)
 
 
+def test_reading_on_is_a_trace_of_known_steps(engine: Engine, tmp_path: pathlib.Path):
+    ids = engine.tokenizer.encode("the cat and the dog. " * 20)[:PROMPT]
+    whole, _ = trace.record(engine, engine.own_cache(), ids, 0, PROMPT, [0, 1], "words")
+    trace.write(tmp_path / "x", *trace.record_reading(engine, engine.own_cache(), ids, STEPS, TAIL, [0, 1], "words"))
+    t = trace.read(tmp_path / "x")
+    assert (t.prompt, t.steps, t.tail) == (PROMPT - STEPS, STEPS, TAIL)
+    assert t["surprisal"].shape == (PROMPT,) and "entropy" not in t.arrays
+    for name in ("tokens", "surprisal", "k.1", "v.0"):
+        np.testing.assert_array_equal(t[name], whole[name])
+    np.testing.assert_array_equal(t["q.1"], whole["q.1"][-TAIL - STEPS:])
+
+
 def test_others_can_read_it(path: pathlib.Path):
     with safetensors.safe_open(path, framework="np") as file:
         assert file.metadata()["format"] == "kvstrata-trace"

@@ -1,10 +1,10 @@
 """Records and reads traces: what a model wrote into its cache and asked of it (docs/traces.md).
 
     python -m kvstrata_numpy.trace --out FILE [--model GGUF] [--doc TEXT] [--tokens N] [--steps T]
-                                   [--tail N] [--layers 0,9,19,29] [--socket PATH] [--plan PLAN]
+                                   [--tail N] [--layers 0,9,19,29] [--read] [--socket PATH] [--plan PLAN]
 
-The prompt is the document's first N tokens; the steps feed what the model writes (greedy). Without
---socket, keys and values stay in this process. `kvstrata replay FILE --plan quest` runs a trace.
+The prompt is the document's first N tokens; the steps feed what the model writes (greedy), with --read the
+document's next T tokens (at the speed of a prefill, without entropies). Without --socket, keys and values stay in this process. `kvstrata replay FILE --plan quest` runs a trace.
 
 read() maps a file and proves it whole: TraceError names what is wrong with a truncated or foreign one.
 """
@@ -166,9 +166,10 @@ def read(path: str | os.PathLike[str]) -> Trace:
     metadata = header.pop("__metadata__", {})
     _check_metadata(path, metadata)
     arrays = _views(path, header, data[begin:])
-    optional = {"surprisal": (np.float32, (int(metadata["N0"]),)),
-                "entropy": (np.float32, (int(metadata["T"]),)),
-                "boundary": (np.uint8, (int(metadata["N0"]) + int(metadata["T"]),))}
+    prompt, steps = int(metadata["N0"]), int(metadata["T"])
+    of_all = "surprisal" in arrays and arrays["surprisal"].shape == (prompt + steps,)
+    optional = {"surprisal": (np.float32, (prompt + steps if of_all else prompt,)),
+                "entropy": (np.float32, (steps,)), "boundary": (np.uint8, (prompt + steps,))}
     wanted = _wanted(metadata)
     for name, (kind, shape) in {**wanted, **optional}.items():
         if name not in arrays and name in optional:
@@ -283,6 +284,20 @@ def record(engine: Engine, cache: Cache, ids: list[int], steps: int, tail: int, 
     return arrays, metadata_of(engine, layers, len(ids), steps, tail, source)
 
 
+def record_reading(engine: Engine, cache: Cache, ids: list[int], steps: int, tail: int, layers: Sequence[int],
+                   source: str, progress: Any = None) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """record() of a model that reads on: the steps feed the last `steps` of `ids`, whose surprisals are known."""
+    prompt = len(ids) - steps
+    tail = min(tail, prompt)
+    recorder = Recorder(cache, engine.llama.config, layers, len(ids), prompt - tail)
+    surprisal = np.zeros(len(ids), np.float32)
+    engine.prefill(recorder, ids, progress, surprisal)
+    boundary = np.isin(ids, engine.tokenizer.boundary_tokens()).astype(np.uint8)
+    arrays = {"tokens": np.array(ids, np.int32), "surprisal": np.maximum(surprisal, 0), "boundary": boundary,
+              **recorder.arrays}
+    return arrays, metadata_of(engine, layers, prompt, steps, tail, source)
+
+
 def _layer_list(text: str) -> list[int]:
     try:
         layers = sorted({int(x) for x in text.split(",")})
@@ -300,6 +315,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=64, help="decode steps (default %(default)s)")
     parser.add_argument("--tail", type=int, default=32, help="prompt queries kept (default %(default)s)")
     parser.add_argument("--layers", type=_layer_list, help="e.g. 0,9,19,29; default: all")
+    parser.add_argument("--read", action="store_true", help="the steps feed the document's next tokens")
     parser.add_argument("--socket", help="of a kvstratad that holds keys and values meanwhile")
     parser.add_argument("--plan", default="full", help="with --socket (default %(default)s)")
     parser.add_argument("--pre-rope", action="store_true",
@@ -316,25 +332,29 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     engine = Engine.load(options.model or model_path(), pre_rope=options.pre_rope)
     with open(options.doc, encoding="utf-8", errors="replace") as file:
-        ids = engine.tokenizer.encode(file.read())[:options.tokens]
+        ids = engine.tokenizer.encode(file.read())[:options.tokens + (options.steps if options.read else 0)]
+    steps = 0 if options.read else options.steps  # behind the ids
     c = engine.llama.config
     layers = list(range(c.layers)) if options.layers is None else options.layers
     if layers[0] < 0 or layers[-1] >= c.layers:
         raise SystemExit(f"--layers: the model has layers 0 .. {c.layers - 1}")
-    if not ids or (len(ids) + options.steps > c.context and not c.pre_rope):
-        raise SystemExit(f"{len(ids)} prompt tokens + {options.steps} steps: allowed are 1 .. {c.context}")
+    if not ids or (len(ids) + steps > c.context and not c.pre_rope):
+        raise SystemExit(f"{len(ids)} prompt tokens + {steps} steps: allowed are 1 .. {c.context}")
+    if options.read and len(ids) <= options.steps:
+        raise SystemExit(f"--steps {options.steps}: the document has {len(ids)} tokens, one is the prompt's")
     with contextlib.ExitStack() as stack:
         cache: Cache
         if options.socket:
             engine.attach(stack.enter_context(kvstrata.attach(options.socket, client_name="trace")))
             cache = engine.open(options.plan, [])
         else:
-            cache = engine.own_cache(len(ids) + options.steps)
+            cache = engine.own_cache(len(ids) + steps)
         progress = stack.enter_context(bar("prefill", "token"))
-        arrays, metadata = record(engine, cache, ids, options.steps, options.tail, layers,
-                                  os.path.basename(options.doc), progress)
+        record_steps = record_reading if options.read else record
+        arrays, metadata = record_steps(engine, cache, ids, options.steps, options.tail, layers,
+                                        os.path.basename(options.doc), progress)
     write(options.out, arrays, metadata)
-    print(f"{options.out}: {len(ids)} + {options.steps} tokens, {len(layers)} layers, "
+    print(f"{options.out}: {metadata['N0']} + {metadata['T']} tokens, {len(layers)} layers, "
           f"{os.path.getsize(options.out) / 1e6:.1f} MB")
     return 0
 
