@@ -46,24 +46,28 @@ def tenth(tokens: int) -> dict[str, str]:
             "strata": f"strata{{budget = {(n - 96) // PAGE * PAGE}}}"}
 
 
-def trace_of(document: str) -> pathlib.Path:
-    """The document's trace; recorded if it is not there (two minutes)."""
-    path = ROOT / "build" / f"{document}.safetensors"
+def trace_of(document: str, *, reading: bool = False) -> pathlib.Path:
+    """The document's trace; recorded if it is not there (two minutes). reading: most of it as decode steps."""
+    path = ROOT / "build" / f"{document}{'-reading' if reading else ''}.safetensors"
     if path.exists():
         return path
     path.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "kvstrata_numpy.trace", "--out", str(path), "--tokens", "7936",
-               "--steps", "128", "--tail", "64", "--layers", DOCUMENTS[document]]
+    tokens = ["--tokens", "2048", "--steps", "5888", "--read"] if reading else ["--tokens", "7936", "--steps", "128"]
+    command = [sys.executable, "-m", "kvstrata_numpy.trace", "--out", str(path), *tokens, "--tail", "64",
+               "--layers", DOCUMENTS[document]]
     if document == "pydoc":
-        text = path.with_suffix(".txt")
+        text = path.with_name("pydoc.txt")
         text.write_text("\n\n".join(body for _, body in sorted(pydoc_data.topics.topics.items())))
         command += ["--doc", str(text)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])})
     return path
 
 
-def replay(socket: str, trace: pathlib.Path, steps: int, plans: list[str]) -> list[dict]:
-    arguments = [str(CLI), "--socket", socket, "--timeout", "120s", "replay", str(trace), "--steps", str(steps), "-o", "json"]
+def replay(socket: str, trace: pathlib.Path, steps: int | None, plans: list[str]) -> list[dict]:
+    """Reports of the plans over the first `steps` steps; None: over all."""
+    arguments = [str(CLI), "--socket", socket, "--timeout", "120s", "replay", str(trace), "-o", "json"]
+    if steps is not None:
+        arguments += ["--steps", str(steps)]
     for plan in plans:
         arguments += ["--plan", plan]
     done = subprocess.run(arguments, capture_output=True, text=True)

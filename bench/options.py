@@ -6,8 +6,8 @@
 A base plan is replayed beside variants of it that differ by one option, each with several budgets; a
 variant's error at the base's bytes is read off the line between the two budgets that enclose them (logarithms
 of both). Options that cost no bytes are compared as they are. A ratio above 1 says that the option loses less.
-Options about what is generated over thousands of tokens (`generated`, `closing`) have no row: these traces
-generate 64.
+`closing`, which is about what is generated over thousands of tokens, has traces of its own: a short prompt, and
+the rest of the document as 5888 decode steps.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Comparison:
     base: str
     variant: str
     values: tuple[object, ...] = ()
+    reading: bool = False
 
     def plans(self) -> list[str]:
         return [self.base, *([self.variant.format(v) for v in self.values] or [self.variant])]
@@ -63,6 +64,7 @@ COMPARISONS = [
     Comparison("centred", f"chess{{{CHESS}, rho = {rho(.5, .5, .3)}}}",
                f"chess{{{CHESS}, centred = true, rho = {rho(.5, .5, .3)}}}"),
     Comparison("centred", "chess{trigger = \"every\"}", 'chess{trigger = "every", centred = true}'),
+    Comparison("closing = drift", "mosaickv", 'mosaickv{closing = "drift"}', reading=True),
 ]
 
 
@@ -83,7 +85,8 @@ def error_at(size: float, variants: list[dict]) -> float | None:
 def compare(document: str, socket: str, steps: int) -> list[dict]:
     rows = []
     for c in COMPARISONS:
-        base, *variants = replay(socket, trace_of(document), steps, c.plans())
+        trace = trace_of(document, reading=c.reading)
+        base, *variants = replay(socket, trace, None if c.reading else steps, c.plans())
         error = error_at(read_bytes(base), variants) if c.values else error_of(variants[0])
         row = {"id": f"{document}/{c.option}/{c.base}", "plan": c.variant.format("..") if c.values else c.variant,
                "unit": "relative L2", "value": error,
@@ -111,7 +114,7 @@ def main() -> int:
         pathlib.Path(args.json_out).write_text(json.dumps(
             {"suite": "options", "device": device_name(), "commit": args.commit, "date": args.date,
              "command": "bench/options.py", "ceilings": {},
-             "context": {"notes": f"SmolLM2-135M-Instruct, {args.steps} steps, layers {DOCUMENTS}"},
+             "context": {"notes": f"SmolLM2-135M-Instruct, {args.steps} steps (closing: 5888), layers {DOCUMENTS}"},
              "rows": rows}, indent=1) + "\n")
     return 0
 

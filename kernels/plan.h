@@ -116,7 +116,6 @@ struct Plan {
   int32_t rows = -1;  // budget, rows per head and step; -1: rows_share of N; 0: no limit
   double rows_share = 0.25;
   std::string parameters;  // file of trained parameters in the daemon's folder; "" untrained
-  bool spans_of_generated = false;  // `generated = "spans"` (spec/beyond.md 5)
 
   // block (spec/mosaickv.md): a share of the tokens. Over raw pages blocks are `page` tokens.
   double share = 0.1;

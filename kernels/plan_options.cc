@@ -161,7 +161,6 @@ constexpr std::string_view kCombines[] = {"and", "or"};
 constexpr std::string_view kRests[] = {"drop", "mean"};
 constexpr std::string_view kGroups[] = {"max", "softmax"};
 constexpr std::string_view kCosines[] = {"flat", "head"};
-constexpr std::string_view kGenerated[] = {"raw", "spans"};
 constexpr std::string_view kStrategies[] = {"fixed", "search"};
 constexpr std::string_view kClosings[] = {"loss", "drift"};
 constexpr std::string_view kKeepRaws[] = {"auto", "no", "host"};
@@ -345,7 +344,6 @@ constexpr PlanOption kOptions[] = {
            "or "
            "\"\" for none");
      }},
-    Name<&Plan::spans_of_generated, kGenerated>("generated", kLowRank),
 
     Number<&Plan::share, kShare>("share", kBlock),
     Name<&Plan::group_softmax, kGroups>("group", kMinMax | kBlock),

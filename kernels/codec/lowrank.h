@@ -1,11 +1,11 @@
 // Codec lowrank: spans as coarse rows and low-rank factors (spec/sekv.md; paper 3.1, 3.2).
 //
 // SpanStorage is the reading side. Spans are numbered from 0 over all kSpanSummary extents in order
-// of position: the prompt's, which is several parts when it is long, and with `generated = "spans"`
-// later ranges'. Per part there are three extents: kSpanSummary, kSpanFactors, kRawRows. Rows of
-// the range that lie in no span are raw rows, compacted in kRawRows; rows from end() on are on raw
-// pages: the local window, generated tokens, and for a while what no part holds yet. Bytes:
-// lowrank_layout.h, docs/extents.md. The writing side is the Recompressor of codec.h.
+// of position; a long prompt's are of several parts. Per part there are three extents:
+// kSpanSummary, kSpanFactors, kRawRows. Rows of the range that lie in no span are raw rows,
+// compacted in kRawRows; rows from end() on are on raw pages: the local window, generated tokens,
+// and for a while what no part holds yet. Bytes: lowrank_layout.h, docs/extents.md. The writing
+// side is the Recompressor of codec.h.
 //
 // Threads: immutable after Parse. Ownership: points into the extents; valid as long as they are.
 #ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_H_

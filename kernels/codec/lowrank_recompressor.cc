@@ -17,9 +17,6 @@
 namespace kvstrata {
 namespace {
 
-// Generated tokens of a part (spec/beyond.md 5).
-constexpr int32_t kGeneratedTokens = 512;
-
 class SpanRecompressor final : public Recompressor {
  public:
   SpanRecompressor(const Plan& plan, const Geometry& geometry,
@@ -81,17 +78,13 @@ class SpanRecompressor final : public Recompressor {
     return plan_.rows_share * n - 1e-9 <= n - 1;
   }
 
-  // What is still to be done of the prompt, or the next part of generated text; empty: nothing.
+  // What is still to be done of the prompt; empty: nothing.
   Tokens NextRange(const RecompressInput& input) const {
     if (input.prompt_tokens <= 0) return {};
     const int32_t end = EndOf(input.view);
     if (end == 0 && !(ReachesMinimum(input, plan_) && ExceedsBudget(input))) return {};
-    Tokens next = {end, input.prompt_tokens - plan_.local};
-    if (next.begin >= next.end) {
-      next.end = next.begin + kGeneratedTokens;
-      if (!plan_.spans_of_generated || next.end > input.view.tokens - plan_.local) return {};
-      if (!HasSurprisal(input.surprisal, next)) return {};
-    }
+    const Tokens next = {end, input.prompt_tokens - plan_.local};
+    if (next.begin >= next.end) return {};
     return HasSurprisal(input.surprisal, {0, input.prompt_tokens}) ? next : Tokens{};
   }
 
@@ -104,10 +97,9 @@ class SpanRecompressor final : public Recompressor {
     range.spans = SpansIn(input.surprisal, next, threshold, plan_.l_min);
     CutBetweenSpans(&range);
     // The first part names all anchors of the prompt, those in its window too.
-    Tokens named = range.tokens;
-    named.begin = std::max(named.begin, input.prompt_tokens);
-    if (range.first) named = {0, std::max(range.tokens.end, input.prompt_tokens)};
-    range.anchors = AnchorsIn(input.surprisal, named, threshold);
+    if (range.first) {
+      range.anchors = AnchorsIn(input.surprisal, {0, input.prompt_tokens}, threshold);
+    }
     return range;
   }
 

@@ -218,53 +218,6 @@ TEST(SpanCodec, WaitsForItsInputs) {
   EXPECT_TRUE(exceeded.recompressor().Due(exceeded.Input())) << "N = 201";
 }
 
-TEST(SpanCodec, GeneratedTextBecomesSpans) {
-  const Inputs in(SmallGeometry(), 1400, kSeed);
-  Plan plan = SpanPlan();
-  plan.spans_of_generated = true;
-  std::vector<float> surprisal = SomeSurprisal(1400);
-  CodecSequence s(plan, in.g, in);
-  s.Commit(200);
-  s.PrefillDone();
-  s.Report(surprisal);
-  s.Settle();
-  EXPECT_EQ(Parsed(s)->end(), 168);
-  s.Commit(168 + 512 + 31);
-  EXPECT_FALSE(s.recompressor().Due(s.Input()));
-  s.Commit(168 + 512 + 32);
-  s.Settle();
-  EXPECT_EQ(Parsed(s)->end(), 168 + 512);
-  surprisal[900] = NAN;
-  s.Report(surprisal);
-  s.Commit(1400);
-  EXPECT_FALSE(s.recompressor().Due(s.Input())) << "its surprisal is not known";
-  surprisal[900] = 1;
-  s.Report(surprisal);
-  s.Settle();
-  const auto storage = Parsed(s);
-  EXPECT_EQ(storage->parts().size(), 3u);
-  EXPECT_EQ(storage->end(), 168 + 1024);
-  EXPECT_EQ(s.released(), (Runs{{0, 168 + 1024}}));
-  const Ints anchors = Inspected<int32_t>(s, "anchors");
-  EXPECT_TRUE(std::ranges::is_sorted(anchors));
-  EXPECT_EQ(std::ranges::adjacent_find(anchors), anchors.end());
-  for (const int32_t t : anchors) {
-    EXPECT_TRUE(std::ranges::none_of(storage->spans(),
-                                     [&](const Tokens& r) { return r.begin <= t && t < r.end; }));
-  }
-  // Norms of a later part are of the first part's routers.
-  const float* w = storage->Router(1, 3);
-  const float* mean_norm = storage->InverseNorms(2, 1, 3);
-  const auto* mean = reinterpret_cast<const BF16*>(storage->KeyMeans(2, 1, 1).Row(0));
-  double squares = 0;
-  for (int i = 0; i < storage->d_route(); ++i) {
-    double dot = 0;
-    for (int c = 0; c < 64; ++c) dot += double{w[i * 64 + c]} * double{ToFloat(mean[c])};
-    squares += dot * dot;
-  }
-  EXPECT_NEAR(mean_norm[0] * std::sqrt(squares), 1, 1e-5);
-}
-
 TEST(SpanCodec, LongPromptsAreSeveralParts) {
   const Inputs in(SmallGeometry(), 700, kSeed);
   const auto run = [&](int64_t bytes) {
@@ -286,6 +239,18 @@ TEST(SpanCodec, LongPromptsAreSeveralParts) {
     EXPECT_EQ(Inspected<uint32_t>(*split, name), Inspected<uint32_t>(*whole, name)) << name;
   }
   EXPECT_EQ(split->released(), whole->released());
+  // Norms of a later part are of the first part's routers.
+  const auto storage = Parsed(*split);
+  const float* w = storage->Router(1, 3);
+  const float* mean_norm = storage->InverseNorms(2, 1, 3);
+  const auto* mean = reinterpret_cast<const BF16*>(storage->KeyMeans(2, 1, 1).Row(0));
+  double squares = 0;
+  for (int i = 0; i < storage->d_route(); ++i) {
+    double dot = 0;
+    for (int c = 0; c < 64; ++c) dot += double{w[i * 64 + c]} * double{ToFloat(mean[c])};
+    squares += dot * dot;
+  }
+  EXPECT_NEAR(mean_norm[0] * std::sqrt(squares), 1, 1e-5);
 }
 
 TEST(SpanCodec, UntrainedRoutersArePrincipalDirections) {

@@ -30,7 +30,6 @@ Plan SmallPackedPlan() {
 Plan SmallSpanPlan() {
   Plan plan = SpanPlan();
   plan.alpha = 1.5;
-  plan.spans_of_generated = true;
   return plan;
 }
 

@@ -41,7 +41,6 @@ COMBINATIONS = {
                                     "min_tokens = 0}",
     "coarse rest": 'quest{budget = 64, rest = "mean", min_tokens = 0}',
     "tree": 'chess{trigger = "every", every = 1, page = 16, window = 2, rest = "mean", tree = true, min_tokens = 0}',
-    "generated spans": 'sekv{local = 8, generated = "spans", rows_share = 0.6, min_tokens = 0}',
     "drift": 'mosaickv{strategy = "search", closing = "drift", min_segment = 256, min_tokens = 0}',
 }
 
