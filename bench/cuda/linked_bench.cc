@@ -6,7 +6,8 @@
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // one sequence; its pages are where the daemon's allocator put them. Values: microseconds of a
 // layer on the stream, from a step's first work to its last; a model has as many layers as read
-// more than the L2 holds. Beside them the step's time on the CPU, with the stream idle.
+// more than the L2 holds. Beside them the step's time on the CPU, with the stream idle. Of a plan
+// that selects only now and then, the mean of a whole period of steps, its selection included.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -45,12 +46,17 @@ struct Plan {
   const char* name;
   const char* text;
   int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
+  int period = 1;                        // steps, of which one selects
 };
 const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},
     {"strata", "strata{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 32 + 2048; }},
+    // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
+    {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
+     [](int64_t n) { return n / 100 + 17 * 32 + 160; }, 320},
 };
+constexpr int kPeriods = 5;
 
 // A sequence of `tokens` random rows in a model of its own, and a graph of its decode step.
 class Steps {
@@ -82,6 +88,26 @@ class Steps {
       CheckKvs(kvs_step_replay(step), "kvs_step_replay");
       Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
     });
+  }
+  // Microseconds of a layer, the mean of `period` steps that follow each other without a pause.
+  bench::Timing TimePeriods(int period) {
+    cudaEvent_t begin, end;
+    Check(cudaEventCreate(&begin), "cudaEventCreate");
+    Check(cudaEventCreate(&end), "cudaEventCreate");
+    std::vector<double> us;
+    for (int i = 0; i < kPeriods; ++i) {
+      Launch();  // still running when the period's first step is enqueued
+      Check(cudaEventRecord(begin, stream_), "cudaEventRecord");
+      for (int step = 0; step < period; ++step) Launch();
+      Check(cudaEventRecord(end, stream_), "cudaEventRecord");
+      Check(cudaEventSynchronize(end), "a period");
+      float ms = 0;
+      Check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+      us.push_back(double{ms} * 1e3 / period / layers_);
+    }
+    Check(cudaEventDestroy(begin), "cudaEventDestroy");
+    Check(cudaEventDestroy(end), "cudaEventDestroy");
+    return bench::TimingOf(us);
   }
   // Microseconds of the CPU that a step takes.
   bench::Timing TimeOnCpu() {
@@ -189,7 +215,8 @@ ordered_json Measure(kvs_session* session, const Plan& plan, int kilotokens) {
   const std::string id =
       std::string("linked/") + plan.name + "/b1/" + std::to_string(kilotokens) + "K";
   Steps steps(session, plan, kilotokens * 1024);
-  const bench::Timing t = TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
+  const bench::Timing t = plan.period > 1 ? steps.TimePeriods(plan.period)
+                                          : TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
   const bench::Timing cpu = steps.TimeOnCpu();
   if (!steps.Sound()) {
     std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
@@ -206,6 +233,7 @@ ordered_json Measure(kvs_session* session, const Plan& plan, int kilotokens) {
           {"plan", plan.text},
           {"batch", 1},
           {"tokens", kilotokens * 1024},
+          {"period", plan.period},
           {"value", t.median},
           {"unit", "us"},
           {"p10", t.p10},
@@ -239,20 +267,22 @@ int Main(int argc, char** argv) {
     }
   }
   kvs_detach(session);
-  const ordered_json out = {{"suite", "cuda-linked"},
-                            {"device", device.name},
-                            {"commit", Option(argc, argv, "--commit")},
-                            {"date", Option(argc, argv, "--date")},
-                            {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
-                            {"context",
-                             {{"notes",
-                               "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
-                               "all layers' append, select "
-                               "and attend, kvs_step_end; pages from the daemon's allocator; "
-                               "lengths grow a token a step; "
-                               "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
-                            {"ceilings", ordered_json::object()},
-                            {"rows", rows}};
+  const ordered_json out = {
+      {"suite", "cuda-linked"},
+      {"device", device.name},
+      {"commit", Option(argc, argv, "--commit")},
+      {"date", Option(argc, argv, "--date")},
+      {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
+      {"context",
+       {{"notes",
+         "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
+         "all layers' append, select "
+         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection; pages "
+         "from the daemon's allocator; "
+         "lengths grow a token a step; "
+         "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
+      {"ceilings", ordered_json::object()},
+      {"rows", rows}};
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
   return 0;
 }

@@ -18,6 +18,7 @@ Result<Selection> CudaStep::ReadSelection(int member) const {
   const int32_t n = members_[member].view.tokens + 1;
   if (!Selects(part, selected_layer_)) return Selection::Full(n);
   if (part.plan.selector == SelectorKind::kMinMax) return ReadUnits(member, n);
+  if (part.plan.selector == SelectorKind::kCascade) return ReadCascade(member, n);
   if (AttendsInFull(n, part.plan.n_sink + part.plan.n_recent, 0, part.plan.min_tokens)) {
     return Selection::Full(n);
   }
