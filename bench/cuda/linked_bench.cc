@@ -65,7 +65,7 @@ class Steps {
       : session_(session),
         layers_(static_cast<int>(std::clamp<int64_t>(
             kRotatedBytes / (plan.rows_read(tokens) * kTokenBytes) + 1, 1, 32))),
-        rows_(Random(int64_t{kChunk} * kKvHeads * kDim)),
+        rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
         q_(Random(int64_t{kHeads} * kDim)),
         out_(size_t{kHeads} * kDim) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
@@ -128,11 +128,10 @@ class Steps {
   }
 
  private:
-  static std::vector<BF16> Random(int64_t n) {
-    std::mt19937 rng(std::random_device{}());
+  std::vector<BF16> Random(int64_t n) {
     std::normal_distribution<float> normal;
     std::vector<BF16> values(static_cast<size_t>(n));
-    for (BF16& x : values) x = FromFloat<BF16>(normal(rng));
+    for (BF16& x : values) x = FromFloat<BF16>(normal(rng_));
     return values;
   }
   void Open(const char* plan, int32_t tokens) {
@@ -173,11 +172,14 @@ class Steps {
     StepOf(tokens, [&](kvs_step* step) { Layers(step, tokens, false); });
   }
   void Layers(kvs_step* step, int32_t tokens, bool attend) {
-    const auto tensor = [tokens](const DeviceArray<BF16>& of, int heads) {
-      return kvs_tensor{of.get(), KVS_BF16, heads, kDim, tokens, 0, 0};
+    const auto tensor = [tokens](BF16* data, int heads) {
+      return kvs_tensor{data, KVS_BF16, heads, kDim, tokens, 0, 0};
     };
-    const kvs_tensor rows = tensor(rows_, kKvHeads), q = tensor(q_, kHeads),
-                     o = tensor(out_, kHeads);
+    // A prompt's chunks begin anywhere in them: were they all the same, units that are selected
+    // would lie as regularly, at addresses that share channels of the memory.
+    const int64_t first = tokens == 1 ? 0 : static_cast<int64_t>(rng_() % kChunk);
+    const kvs_tensor rows = tensor(rows_.get() + first * kKvHeads * kDim, kKvHeads),
+                     q = tensor(q_.get(), kHeads), o = tensor(out_.get(), kHeads);
     for (int layer = 0; layer < layers_; ++layer) {
       CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
       if (attend) CheckKvs(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
@@ -197,6 +199,7 @@ class Steps {
 
   kvs_session* const session_;
   const int layers_;
+  std::mt19937 rng_{std::random_device{}()};
   DeviceArray<BF16> rows_, q_, out_;
   std::vector<int32_t> ids_;
   cudaStream_t stream_ = nullptr;
