@@ -281,7 +281,7 @@ constexpr const char* kChessAlways =
     "rho = [0.6, 0.6, 0.9], trigger = \"always\", min_tokens = 0}";
 constexpr const char* kChessEntropy =
     "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 2, sinks = 2, window = 1, "
-    "rho = [0.8, 0.8, 0.5], thresholds = [1.2, 0.5], combine = \"or\", min_tokens = 0}";
+    "rho = [0.8, 0.8, 0.5], thresholds = [1.0, 0.35], combine = \"or\", min_tokens = 0}";
 constexpr const char* kPlans[] = {
     "full",  kWindow, kQuest,       "quest{budget = 70, min_tokens = 0}",
     kStrata, kChess,  kChessAlways, kChessEntropy};
