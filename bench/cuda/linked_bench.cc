@@ -56,7 +56,7 @@ const Plan kPlans[] = {
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
      [](int64_t n) { return n / 100 + 17 * 32 + 160; }, 320},
 };
-constexpr int kPeriods = 5;
+constexpr int kPeriods = 9;
 
 // A sequence of `tokens` random rows in a model of its own, and a graph of its decode step.
 class Steps {
