@@ -85,11 +85,10 @@ Status CudaStep::SelectCascade(int first, int count) {
   for (int i = first; i < first + count; ++i) {
     w.pages_max = std::max(w.pages_max, TriggerOf(members_[i]).selected_at() / plan.page);
   }
-  const cuda::DeviceSelection to = CascadeOf(part);
   w.scratch = ws_.cascade_scratch_.as<std::byte>();
-  w.units = const_cast<int32_t*>(to.units);
-  w.counts = const_cast<int32_t*>(to.counts);
-  w.list_stride = to.list_stride;
+  w.list_stride = ws_.capacity_.cascade_pages;
+  w.units = ws_.cascade_units_.as<int32_t>() + int64_t{first} * w.list_stride;
+  w.counts = ws_.cascade_counts_.as<int32_t>() + first;
   return Check(ops_.cascade(w, stream_), "op cascade");
 }
 

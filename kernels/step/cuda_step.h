@@ -54,7 +54,8 @@ class CudaStep : public StepBatch {
   // is still open), CAPTURE_BEGIN (the stream is being captured); GPU_STUCK, GPU_MEMORY,
   // CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU reads pages. Cost:
   // compares the page tables with those of the step before; a copy of the lengths and one for each
-  // member whose table changed; one kernel where units are complete that have no rows yet.
+  // member whose table changed; one kernel a level where units are complete that have no rows yet,
+  // three where chess selects.
   static Result<std::unique_ptr<CudaStep>> Begin(std::vector<StepMember> members,
                                                  CudaWorkspace* workspace, cuda::Stream stream,
                                                  Exit exit);
