@@ -28,6 +28,7 @@ constexpr CudaOps kOps = {
     .vote = VoteCuda,
     .pick_scratch_bytes = PickScratchBytes,
     .pick = PickCuda,
+    .cascade = CascadeCuda,
     .append = AppendCuda,
     .advance_tokens = AdvanceTokens,
     .attend_raw_workspace_bytes = AttendRawWorkspaceBytes,

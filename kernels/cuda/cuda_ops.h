@@ -17,6 +17,7 @@
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
@@ -26,7 +27,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 3;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 4;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -50,6 +51,7 @@ struct CudaOps {
   int (*vote)(const VoteBatch& work, Stream stream) = nullptr;
   int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
   int (*pick)(const PickBatch& work, Stream stream) = nullptr;
+  int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
 
   // ops/append, ops/attend_raw, ops/merge: what each takes and costs is in its *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;

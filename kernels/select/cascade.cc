@@ -2,10 +2,10 @@
 // spec/chess.md). Selects at the end of the prompt and then when a trigger fires; in between a step
 // costs nothing. The window's start stays where the last selection put it, so the list grows.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/select/affinity.h"
+#include "kernels/select/cascade_trigger.h"
 #include "kernels/select/inspect_array.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
@@ -143,31 +143,17 @@ class CascadeSelector final : public Selector {
   void Begin(const SelectContext& context) override {
     scored_bytes_ = 0;
     if (context.prompt_tokens < 0) return;
-    // Many tokens at once select at each page boundary inside, as one at a time would; of the
-    // selections only the last one's pages can be seen, so only that one is computed.
-    int32_t select_at = -1;
-    const int32_t now = context.view.tokens;
-    for (int32_t page = seen_ / plan_.page; page < now / plan_.page; ++page) {
-      ++pages_since_;
-      if (plan_.trigger == Plan::Trigger::kAlways || !IsDue(context, page)) continue;
-      select_at = (page + 1) * plan_.page;
-      pages_since_ = 0;
-      ++selections_;
+    if (trigger_.Advance(plan_, context.entropy, context.prompt_tokens, context.view.tokens)) {
+      SelectPages(context, trigger_.selected_at());
     }
-    if (plan_.trigger == Plan::Trigger::kAlways && now > seen_) {
-      select_at = now;
-      selections_ += now - seen_;
-    }
-    seen_ = now;
-    if (select_at >= 0) SelectPages(context, select_at);
   }
 
   void PrefillDone(const SelectContext& context) override {
-    seen_ = context.view.tokens;
-    pages_since_ = 0;
-    ++selections_;
-    SelectPages(context, seen_);
+    trigger_.PromptDone(context.view.tokens);
+    SelectPages(context, context.view.tokens);
   }
+
+  CascadeTrigger* trigger() override { return &trigger_; }
 
   void Select(const SelectContext& context, int, const float*, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
@@ -194,7 +180,8 @@ class CascadeSelector final : public Selector {
   }
 
   Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
-    if (name == "selections") return ArrayOf(InspectArray::Type::kI32, Units{selections_});
+    if (name == "selections")
+      return ArrayOf(InspectArray::Type::kI32, Units{trigger_.selections()});
     if (name == "page_vectors_bf16") return PageVectors(context);
     static constexpr std::string_view kScores[] = {"page_scores", "chunk_scores", "grid_scores"};
     for (size_t level = 0; level < scores_.size(); ++level) {
@@ -207,34 +194,9 @@ class CascadeSelector final : public Selector {
   }
 
  private:
-  // Whether the completed page asks for a re-selection (section 3.3).
-  bool IsDue(const SelectContext& context, int32_t page) const {
-    // Prompt tokens have no entropy, whatever was reported for them (spec/chess.md 6).
-    const auto reported = static_cast<int32_t>(context.entropy.size());
-    const int32_t begin = std::max(page * plan_.page, context.prompt_tokens);
-    const int32_t end = std::min((page + 1) * plan_.page, reported);
-    double sum = 0, squares = 0;
-    int32_t given = 0;
-    for (int32_t t = begin; t < end; ++t) {
-      if (std::isnan(context.entropy[t])) continue;
-      sum += context.entropy[t];
-      ++given;
-    }
-    if (plan_.trigger == Plan::Trigger::kEvery || given == 0) return pages_since_ >= plan_.every;
-    const double mean = sum / given;
-    for (int32_t t = begin; t < end; ++t) {
-      if (std::isnan(context.entropy[t])) continue;
-      squares += (context.entropy[t] - mean) * (context.entropy[t] - mean);
-    }
-    const bool mean_over = mean > plan_.thresholds[0];
-    const bool variance_over = squares / given > plan_.thresholds[1];
-    return plan_.trigger_or ? mean_over || variance_over : mean_over && variance_over;
-  }
-
   // Chooses pages anew as of `tokens`, whatever came after.
   void SelectPages(const SelectContext& context, int32_t tokens) {
-    const int32_t pages = (tokens + plan_.page - 1) / plan_.page;
-    window_start_ = std::max(0, pages - plan_.window);
+    window_start_ = CascadeTrigger::WindowStart(plan_, tokens);
     if (tokens < plan_.page) return;  // no complete page yet: everything is in the window
     scores_ = ScoreAffinity(context, tokens, window_start_, plan_.centred);
     // Every mean of every level was read, in all layers: a layer's share.
@@ -273,9 +235,7 @@ class CascadeSelector final : public Selector {
   }
 
   Plan plan_;
-  int32_t seen_ = 0;         // tokens that the trigger has seen
-  int32_t pages_since_ = 0;  // pages completed since the last selection
-  int32_t selections_ = 0;
+  CascadeTrigger trigger_;
   int64_t scored_bytes_ = 0;  // a layer's share of the selection that this step began with
   int32_t window_start_ = 0;  // first window page of the last selection; 0: everything is attended
   Units selected_;            // pages of the last selection

@@ -21,8 +21,9 @@
 
 namespace kvstrata {
 
-class PackedStorage;  // kernels/codec/packed.h
-class SpanStorage;    // kernels/codec/lowrank.h
+class CascadeTrigger;  // kernels/select/cascade_trigger.h
+class PackedStorage;   // kernels/codec/packed.h
+class SpanStorage;     // kernels/codec/lowrank.h
 
 // Units of one level of the plan's index (0 the finest), or spans (level 0), each attended as one
 // row of means.
@@ -131,6 +132,10 @@ class Selector {
 
   // The step's `count` new tokens are committed; their queries were those of the last Selects.
   virtual void Advance(int32_t count) { (void)count; }
+
+  // What decides when it selects, for steps on a GPU, which do the rest of its work themselves;
+  // null but for selector cascade.
+  virtual CascadeTrigger* trigger() { return nullptr; }
 
   // What the plan's status should say of it; "" nothing.
   virtual std::string StatusText(const SelectContext& context) const {

@@ -49,10 +49,10 @@ cuda::PagedLayer CudaStep::PagesOf(const Part& part, int layer) const {
   return pages;
 }
 
-cuda::DeviceRows CudaStep::BoundsOf(const Part& part, int layer) const {
+cuda::DeviceRows CudaStep::IndexRowsOf(const Part& part, int level, int layer) const {
   const int32_t stride = ws_.capacity_.blocks;
   return cuda::IndexRows(ws_.blocks_.device.as<uint64_t>() + int64_t{part.first} * stride, stride,
-                         members_[part.first].state->index(), 0, layer, 0);
+                         members_[part.first].state->index(), level, layer, 0);
 }
 
 cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
@@ -63,6 +63,7 @@ cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
     selection.recent_begin = ws_.Ints(PerMember::kRecentBegin) + part.first;
     return selection;
   }
+  if (part.plan.selector == SelectorKind::kCascade) return CascadeOf(part);
   const int64_t list = int64_t{part.first} * geometry().kv_heads;
   selection.unit_tokens = part.plan.page;
   selection.groups = geometry().kv_heads;
@@ -83,7 +84,7 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
-    if (!Selects(part, layer) || part.plan.selector == SelectorKind::kWindow) continue;
+    if (!Selects(part, layer) || part.plan.selector != SelectorKind::kMinMax) continue;
     if (dense.data == nullptr) {
       dense = q;
       if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {

@@ -17,7 +17,15 @@ Result<Selection> CudaStep::ReadSelection(int member) const {
   const Part& part = PartOf(member);
   const int32_t n = members_[member].view.tokens + 1;
   if (!Selects(part, selected_layer_)) return Selection::Full(n);
-  if (part.plan.selector == SelectorKind::kMinMax) return ReadUnits(member, n);
+  if (part.plan.selector != SelectorKind::kWindow) {
+    KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
+    if (capturing) {
+      return FailedPrecondition("CAPTURE_READ",
+                                "a selection cannot be read while a graph is captured");
+    }
+    return part.plan.selector == SelectorKind::kCascade ? ReadCascade(member, n)
+                                                        : ReadUnits(member, n);
+  }
   if (AttendsInFull(n, part.plan.n_sink + part.plan.n_recent, 0, part.plan.min_tokens)) {
     return Selection::Full(n);
   }
@@ -30,11 +38,6 @@ Result<Selection> CudaStep::ReadSelection(int member) const {
 
 // A selection of minmax, as its selector makes it (kernels/select/minmax.cc).
 Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
-  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
-  if (capturing) {
-    return FailedPrecondition("CAPTURE_READ",
-                              "a selection cannot be read while a graph is captured");
-  }
   const Part& part = PartOf(member);
   const Geometry& g = geometry();
   const cuda::DeviceSelection device =

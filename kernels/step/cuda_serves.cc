@@ -12,9 +12,9 @@ constexpr int32_t kGroupMax = 8;  // query heads a KV head: columns of one produ
 Status PlanUnserved(std::string_view key, std::string_view value) {
   return Unimplemented("CUDA_PLAN",
                        std::string(key) + " = " + std::string(value) +
-                           " is not served on a GPU; served there are selectors full, window and "
-                           "minmax (quest, strata) over codec raw with rest = \"drop\"; use one of "
-                           "them, or backend simd");
+                           " is not served on a GPU; served there are selectors full, window, "
+                           "minmax (quest, strata) and cascade (chess) over codec raw with "
+                           "rest = \"drop\"; use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -26,8 +26,9 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 }  // namespace
 
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
-  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kMinMax) {
+  const bool of_units =
+      plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
+  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow && !of_units) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
   if (plan.codec != CodecKind::kRaw) {
@@ -36,8 +37,14 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   if (plan.rest != RestKind::kDrop) {
     return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
   }
-  if (plan.selector == SelectorKind::kMinMax && !IsPowerOfTwo(plan.page)) {
+  if (of_units && !IsPowerOfTwo(plan.page)) {
     return PlanUnserved("page", std::to_string(plan.page) + " (no power of two)");
+  }
+  if (plan.selector == SelectorKind::kCascade && plan.cascade != Plan::Cascade::kTop) {
+    return PlanUnserved("cascade", "\"literal\"");
+  }
+  if (plan.selector == SelectorKind::kCascade && plan.centred) {
+    return PlanUnserved("centred", "true");
   }
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");

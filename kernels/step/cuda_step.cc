@@ -78,6 +78,10 @@ CudaWorkspace::Capacity CudaStep::Need() const {
     if (index.kind == IndexLayout::Kind::kNone) continue;
     const cuda::CandidateRule rule = RuleOf(m.state->plan());
     need.blocks = std::max(need.blocks, index.BlocksFor(tokens));
+    if (Cascades(m)) {
+      need.cascade_pages = std::max(need.cascade_pages, tokens / m.state->plan().page + 1);
+      continue;
+    }
     need.units = std::max(need.units, tokens / rule.unit_tokens + 1);
     need.list = std::max(need.list, rule.take);
   }
@@ -87,8 +91,10 @@ CudaWorkspace::Capacity CudaStep::Need() const {
 // What Begin does on the stream.
 Status CudaStep::Prepare() {
   KVS_ASSIGN_OR_RETURN(const CudaWorkspace::StagingSlot* const slot, ws_.NextSlot());
+  DecideCascades();
   Status status = Stage(*slot);
   if (status.ok()) status = Summarize();
+  if (status.ok()) status = SelectCascades();
   if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
   if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
   return status;
@@ -122,11 +128,14 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     const Plan& plan = m.state->plan();
     const int32_t n = m.view.tokens + 1;
     const bool in_full = AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens);
+    const Run window = in_full ? Run{} : Run{plan.n_sink, n - plan.n_recent};
+    const Run between = Cascades(m) ? CascadeList(m) : window;  // not always on
     at(PerMember::kLengths, i) = m.view.tokens + m.new_tokens;
     at(PerMember::kFrom, i) = m.state->indexed_tokens_;
     at(PerMember::kTo, i) = m.view.tokens;
-    at(PerMember::kSinkEnd, i) = in_full ? 0 : plan.n_sink;  // of selector window
-    at(PerMember::kRecentBegin, i) = in_full ? 0 : n - plan.n_recent;
+    at(PerMember::kSinkEnd, i) = between.begin;
+    at(PerMember::kRecentBegin, i) = between.end;
+    at(PerMember::kSelectAt, i) = CascadeAt(i);
     at(PerMember::kCount, i) = first_row_[i];
     for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = n + t;
   }
@@ -149,27 +158,40 @@ Status CudaStep::Summarize() {
 }
 
 Status CudaStep::SummarizeMembers(int first, int count) {
-  const IndexLayout& index = members_[first].state->index();
-  int32_t units = 0;
-  for (int i = first; i < first + count; ++i) {
-    const SequenceState& state = *members_[i].state;
-    units = std::max(units,
-                     index.UnitsFor(0, state.tokens_) - index.UnitsFor(0, state.indexed_tokens_));
+  for (int level = 0; level < members_[first].state->index().level_count; ++level) {
+    KVS_RETURN_IF_ERROR(SummarizeLevel({first, count, 1, false, {}}, level));
   }
-  const Part part{first, count, 1, false, {}};
+  return OkStatus();
+}
+
+// A coarser level's rows from those of the level below, which are written before.
+Status CudaStep::SummarizeLevel(const Part& part, int level) {
+  const IndexLayout& index = members_[part.first].state->index();
+  int32_t units = 0;
+  for (int i = part.first; i < part.first + part.count; ++i) {
+    const SequenceState& state = *members_[i].state;
+    units = std::max(
+        units, index.UnitsFor(level, state.tokens_) - index.UnitsFor(level, state.indexed_tokens_));
+  }
+  const bool means = index.kind == IndexLayout::Kind::kMean;
   cuda::SummarizeBatch w;
-  w.kind = cuda::SummarizeBatch::Kind::kMinMax;
-  w.source = cuda::KeyRows(PagesOf(part, 0));
-  w.summary = BoundsOf(part, 0);
-  w.field_stride = FieldStride(index);
-  w.unit_rows = index.levels[0].unit_tokens;
-  w.from = ws_.Ints(PerMember::kFrom) + first;
-  w.to = ws_.Ints(PerMember::kTo) + first;
-  w.batch = count;
+  w.kind = means ? cuda::SummarizeBatch::Kind::kMean : cuda::SummarizeBatch::Kind::kMinMax;
+  w.source = level == 0 ? cuda::KeyRows(PagesOf(part, 0)) : IndexRowsOf(part, level - 1, 0);
+  w.summary = IndexRowsOf(part, level, 0);
+  w.field_stride = means ? 0 : FieldStride(index);
+  w.row_tokens = level == 0 ? 1 : index.levels[level - 1].unit_tokens;
+  w.unit_rows = index.levels[level].unit_tokens / w.row_tokens;
+  w.from = ws_.Ints(PerMember::kFrom) + part.first;
+  w.to = ws_.Ints(PerMember::kTo) + part.first;
+  w.batch = part.count;
   w.units_max = units;
   w.layers = geometry().layers;
-  w.source_layer_stride = PageLayout::Of(geometry()).layer_stride;
-  w.summary_layer_stride = index.RowOffset(0, 1, 0, 0, 0) - index.RowOffset(0, 0, 0, 0, 0);
+  const auto layer_stride = [&index](int of) {
+    return index.RowOffset(of, 1, 0, 0, 0) - index.RowOffset(of, 0, 0, 0, 0);
+  };
+  w.source_layer_stride =
+      level == 0 ? PageLayout::Of(geometry()).layer_stride : layer_stride(level - 1);
+  w.summary_layer_stride = layer_stride(level);
   return Check(ops_.summarize(w, stream_), "op summarize");
 }
 

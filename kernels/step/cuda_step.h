@@ -8,7 +8,8 @@
 // Page and block addresses of the members' views are device addresses and are only passed on.
 // Everything is enqueued on the stream of Begin: after tensors of the device, no call waits for the
 // GPU. Begin refreshes addresses and lengths by copies that the stream orders, and writes the index
-// rows of the units that earlier steps completed; Append, Select and Attend enqueue kernels whose
+// rows of the units that earlier steps completed; where chess selects anew it does so here, for all
+// layers; Append, Select and Attend enqueue kernels whose
 // arguments do not change from step to step, so that an engine may capture them, all layers, into
 // a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
 // (members with the same plans, in the same order, prompts complete or not, as many new tokens
@@ -53,7 +54,8 @@ class CudaStep : public StepBatch {
   // is still open), CAPTURE_BEGIN (the stream is being captured); GPU_STUCK, GPU_MEMORY,
   // CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU reads pages. Cost:
   // compares the page tables with those of the step before; a copy of the lengths and one for each
-  // member whose table changed; one kernel where units are complete that have no rows yet.
+  // member whose table changed; one kernel a level where units are complete that have no rows yet,
+  // three where chess selects.
   static Result<std::unique_ptr<CudaStep>> Begin(std::vector<StepMember> members,
                                                  CudaWorkspace* workspace, cuda::Stream stream,
                                                  Exit exit);
@@ -102,7 +104,21 @@ class CudaStep : public StepBatch {
   Status StageInts(const CudaWorkspace::StagingSlot& slot);
   Status Summarize();
   Status SummarizeMembers(int first, int count);
+  Status SummarizeLevel(const Part& part, int level);
   Status WriteExit(cuda::Stream stream);
+
+  // Selector cascade (cuda_cascade.cc): the host decides when, Begin's kernels select.
+  static bool Cascades(const StepMember& m);
+  static const CascadeTrigger& TriggerOf(const StepMember& m);
+  static Run CascadeList(const StepMember& m);
+  bool IsCascadeDue(int member) const;
+  // How many tokens a selection that is due sees; -1: none is.
+  int32_t CascadeAt(int member) const;
+  void DecideCascades();
+  Status SelectCascades();
+  Status SelectCascade(int first, int count);
+  cuda::DeviceSelection CascadeOf(const Part& part) const;
+  Result<Selection> ReadCascade(int member, int32_t n) const;
 
   // Tensors.
   Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);
@@ -118,7 +134,11 @@ class CudaStep : public StepBatch {
   bool Selects(const Part& part, int layer) const;
   cuda::PagedLayer PagesOf(const Part& part, int layer) const;
   cuda::DeviceSelection SelectionOf(const Part& part, int layer) const;
-  cuda::DeviceRows BoundsOf(const Part& part, int layer) const;
+  // Of the members' index: field 0 of a level.
+  cuda::DeviceRows IndexRowsOf(const Part& part, int level, int layer) const;
+  cuda::DeviceRows BoundsOf(const Part& part, int layer) const {
+    return IndexRowsOf(part, 0, layer);
+  }
   Status SelectFrom(int layer, const Rows& q);
   Status SelectPart(const Part& part, int layer, const Rows& q);
   Status ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype);
@@ -138,6 +158,7 @@ class CudaStep : public StepBatch {
   const cuda::Stream stream_;
   const Exit exit_;
   std::vector<Part> parts_;
+  std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
   int selected_layer_ = -1;
   bool begun_ = false, ended_ = false;
 };

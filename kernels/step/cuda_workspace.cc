@@ -100,6 +100,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.blocks = Grown(now.blocks, need.blocks, Generous(need.blocks, 8));
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
   c.list = std::max(now.list, need.list);
+  c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
   if (c == now) return OkStatus();
 
   ++generation_;
@@ -143,6 +144,14 @@ Status CudaWorkspace::Fit(Capacity need) {
     KVS_RETURN_IF_ERROR(pick_scratch_.Free());
     KVS_RETURN_IF_ERROR(reserve(&pick_scratch_, scratch));
   }
+  if (c.cascade_pages > 0) {
+    const int64_t channels = int64_t{geometry_.layers} * geometry_.kv_heads * geometry_.head_dim;
+    KVS_RETURN_IF_ERROR(reserve(&cascade_units_, int64_t{c.members} * c.cascade_pages * kInt));
+    KVS_RETURN_IF_ERROR(reserve(&cascade_counts_, c.members * kInt));
+    KVS_RETURN_IF_ERROR(reserve(&cascade_scratch_,
+                                c.members * cuda::CascadeScratchBytes(channels, c.cascade_pages)));
+  }
+  cascade_ids_.assign(static_cast<size_t>(c.members), 0);
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
   blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);

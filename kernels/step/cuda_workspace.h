@@ -11,7 +11,8 @@
 // Ownership: borrows the table of ops. Threads: one call at a time; one step at a time, too: steps
 // that are open together need a workspace each. The device is the one that is current in calls.
 // Cost: about 2 MB and, for plans with an index, 4 bytes a unit, KV head and sequence, and twice
-// that for strata; growing waits for the GPU.
+// that for strata; for chess 19 bytes a page and sequence, and 8 a channel of all layers and KV
+// heads; growing waits for the GPU.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
@@ -74,10 +75,11 @@ class CudaWorkspace {
     int32_t members = 0, rows = 0;  // of a batch; rows: new tokens
     int32_t pages = 0, blocks = 0;  // of a member
     int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
+    int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
     bool operator==(const Capacity&) const = default;
   };
   // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
-  enum class PerMember { kLengths, kFrom, kTo, kSinkEnd, kRecentBegin, kCount };
+  enum class PerMember { kLengths, kFrom, kTo, kSinkEnd, kRecentBegin, kSelectAt, kCount };
   // New tokens of one member, or of several with one each, that one launch of every op serves.
   struct Part {
     int32_t first = 0, count = 0;  // members
@@ -136,6 +138,10 @@ class CudaWorkspace {
   DeviceBuffer ints_;
   DeviceBuffer scores_, vote_scratch_, pick_scratch_;
   DeviceBuffer units_, counts_, sink_end_, recent_begin_;  // a DeviceSelection
+  // Of selector cascade, a list of pages each member, which steps that select nothing find as it
+  // was; whose it is (CascadeTrigger::selection_id), 0: nobody's.
+  DeviceBuffer cascade_units_, cascade_counts_, cascade_scratch_;
+  std::vector<uint64_t> cascade_ids_;
   DeviceBuffer attend_counters_, attend_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;

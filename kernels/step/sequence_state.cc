@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/select/cascade_trigger.h"
+
 namespace kvstrata {
 namespace {
 
@@ -152,6 +154,9 @@ Status SequenceState::CheckPrompt() const {
 Status SequenceState::ClosePrompt() {
   KVS_RETURN_IF_ERROR(CheckPrompt());
   prompt_tokens_ = tokens_;
+  if (CascadeTrigger* const trigger = selector_->trigger(); trigger != nullptr) {
+    trigger->PromptDone(tokens_);
+  }
   return OkStatus();
 }
 

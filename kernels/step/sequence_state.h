@@ -40,8 +40,8 @@ class SequenceState {
   // The prompt is complete at tokens(); runs the plan's end-of-prefill work.
   // FAILED_PRECONDITION PREFILL_REPEATED when it was already, SEQUENCE_EMPTY without tokens.
   Status PrefillDone(const SequenceView& view, const Backend& backend, Executor& executor);
-  // The same for a sequence whose steps are CudaSteps: no plan that they serve computes anything at
-  // the end of a prompt, and its last index rows are written when the next step begins.
+  // The same for a sequence whose steps are CudaSteps: what their plans compute at the end of a
+  // prompt (chess its first selection) and its last index rows are made when the next step begins.
   Status ClosePrompt();
 
   // Entropy, surprisal in nats and sentence boundaries of positions [first, first + n); any of the

@@ -137,7 +137,7 @@ class Twins {
   }
   std::vector<int32_t> Each(int32_t n) const { return std::vector<int32_t>(sequences.size(), n); }
   std::unique_ptr<CudaStep> Begin(const std::vector<int32_t>& n, CudaStep::Exit exit = {}) {
-    auto step = CudaStep::Begin(DeviceMembers(n), &workspace, stream.get(), exit);
+    auto step = CudaStep::Begin(DeviceMembers(n), used, stream.get(), exit);
     EXPECT_TRUE(step.ok()) << step.status().ToString();
     return step.ok() ? std::move(step).value() : nullptr;
   }
@@ -236,12 +236,25 @@ class Twins {
   void ClosePrompts() {
     for (const auto& s : sequences) ASSERT_NO_FATAL_FAILURE(s->ClosePrompt(RefBackend()));
   }
+  // The entropy of each last token but for one in seven, which has none.
+  void ReportEntropies() {
+    for (const auto& s : sequences) {
+      const float entropy = static_cast<float>(Below(rng, 2000)) * 1e-3f;
+      const int32_t t = s->on_host->tokens() - 1;
+      if (t % 7 == 3) continue;
+      for (SequenceState* state : {s->on_host.get(), s->on_device.get()}) {
+        const Status reported = state->Report(t, 1, nullptr, &entropy, nullptr);
+        ASSERT_TRUE(reported.ok()) << reported.ToString();
+      }
+    }
+  }
   // Near-ties are rare; if they were not, outputs would go unchecked.
   void ExpectFewTies() const { EXPECT_LE(unequal * 10, selections) << "of " << selections; }
 
   Rng rng{TestSeed()};
   const Geometry geometry;
   CudaWorkspace workspace;
+  CudaWorkspace* used = &workspace;  // by Begin
   Stream stream;
   std::vector<std::unique_ptr<TwinSequence>> sequences;
   std::vector<float> queries, expected, expected_lse;  // of the last layer
@@ -260,8 +273,18 @@ Geometry Small(DType dtype = DType::kBF16, int32_t page_tokens = 16) {
 constexpr const char* kWindow = "window{n_sink = 4, n_recent = 60, min_tokens = 150}";
 constexpr const char* kQuest = "quest{budget = 64, n_dense_layers = 1, min_tokens = 150}";
 constexpr const char* kStrata = "strata{budget = 96, min_tokens = 0}";
-constexpr const char* kPlans[] = {"full", kWindow, kQuest, "quest{budget = 70, min_tokens = 0}",
-                                  kStrata};
+constexpr const char* kChess =
+    "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 3, window = 2, rho = [0.7, 0.6, 0.6], "
+    "trigger = \"every\", every = 1, min_tokens = 150, n_dense_layers = 1}";
+constexpr const char* kChessAlways =
+    "chess{page = 32, pages_per_chunk = 1, chunks_per_grid = 2, sinks = 0, window = 1, "
+    "rho = [0.6, 0.6, 0.9], trigger = \"always\", min_tokens = 0}";
+constexpr const char* kChessEntropy =
+    "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 2, sinks = 2, window = 1, "
+    "rho = [0.8, 0.8, 0.5], thresholds = [1.0, 0.35], combine = \"or\", min_tokens = 0}";
+constexpr const char* kPlans[] = {
+    "full",  kWindow, kQuest,       "quest{budget = 70, min_tokens = 0}",
+    kStrata, kChess,  kChessAlways, kChessEntropy};
 
 // Prompts of these lengths, in three chunks each.
 void Prefill(Twins& twins, const std::vector<int32_t>& lengths) {
@@ -309,28 +332,28 @@ TEST(CudaStep, OtherShapesOfModels) {
     g.query_heads = query_heads;
     g.kv_heads = kv_heads;
     g.head_dim = head_dim;
-    Twins twins(g, {kQuest, kStrata});
-    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260}));
+    Twins twins(g, {kQuest, kStrata, kChess});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260, 230}));
     for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   }
 }
 
 TEST(CudaStep, MembersOfDifferentPlansAndStages) {
-  Twins twins(Small(), {"full", kStrata, kStrata, kQuest, kWindow, kStrata});
-  ASSERT_NO_FATAL_FAILURE(twins.Run({200, 180, 300, 170, 151, 90}));
-  // The last one's prompt goes on while the others decode.
-  for (size_t i = 0; i < 5; ++i) {
+  Twins twins(Small(), {"full", kStrata, kStrata, kQuest, kWindow, kStrata, kChess, kChessAlways});
+  ASSERT_NO_FATAL_FAILURE(twins.Run({200, 180, 300, 170, 151, 90, 190, 260}));
+  // One prompt goes on while the others decode.
+  for (const size_t i : {0, 1, 2, 3, 4, 6, 7}) {
     ASSERT_NO_FATAL_FAILURE(twins.sequences[i]->ClosePrompt(RefBackend()));
   }
   for (int i = 0; i < 20; ++i) {
-    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1}));
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1, 1, 1}));
   }
   twins.ExpectFewTies();
 }
 
 TEST(CudaStep, SummarizesAPrefixThatIsHeldWithoutIndex) {
-  Twins twins(Small(), {kStrata, kQuest});
-  ASSERT_NO_FATAL_FAILURE(twins.Run({333, 280}));
+  Twins twins(Small(), {kStrata, kQuest, kChess});
+  ASSERT_NO_FATAL_FAILURE(twins.Run({333, 280, 299}));
   for (const auto& s : twins.sequences) s->ForgetIndex(twins.geometry);
   ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
   for (int i = 0; i < 3; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
@@ -351,60 +374,128 @@ TEST(CudaStep, TensorsOfTheHostAndOfAnyStride) {
   twins.ExpectFewTies();
 }
 
-// Decodes by one graph, captured once: lengths grow, page and unit boundaries are crossed, tables
-// grow, and steps of other shapes run in between.
-TEST(CudaStep, CapturedLayersServeLaterSteps) {
-  Twins twins(Small(), {kQuest, kStrata, kStrata, "full", kWindow}, 2 * kCapacity);
-  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 149}));
-  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
-  std::vector<Tensors> tensors = twins.NewTensors(5, {});
-  std::unique_ptr<CapturedGraph> graph;
-  uint64_t generation = 0;
-  int captures = 0, refused = 0;
-  const auto replay = [&] {
-    for (Tensors& t : tensors) t.Draw(twins.rng);
-    Step host(twins.HostMembers(twins.Each(1)), RefBackend(), InlineExecutor());
-    const auto device = twins.Begin(twins.Each(1));
+// Decodes by one graph, captured once and again when it is stale.
+class Replays {
+ public:
+  explicit Replays(Twins& twins)
+      : twins_(twins), n_(twins.Each(1)), tensors_(twins.NewTensors(Batch(), {})) {}
+
+  void Step() {
+    for (Tensors& t : tensors_) t.Draw(twins_.rng);
+    kvstrata::Step host(twins_.HostMembers(n_), RefBackend(), InlineExecutor());
+    const auto device = twins_.Begin(n_);
     ASSERT_NE(device, nullptr);
-    if (graph == nullptr || generation != twins.workspace.generation()) {
-      refused += device->Replay().ok() ? 0 : 1;
-      graph = std::make_unique<CapturedGraph>(twins.stream.get(), [&](cudaStream_t) {
-        for (int layer = 0; layer < twins.geometry.layers; ++layer) {
-          Twins::Enqueue(*device, layer, tensors[static_cast<size_t>(layer)], Memory::kDevice);
-        }
-        return 0;
-      });
-      generation = twins.workspace.generation();
-      ++captures;
-    }
-    graph->Launch();
+    if (graph_ == nullptr || generation_ != twins_.workspace.generation()) Capture(*device);
+    graph_->Launch();
     const Status replayed = device->Replay();
     ASSERT_TRUE(replayed.ok()) << replayed.ToString();
-    for (int layer = 0; layer < twins.geometry.layers; ++layer) {
-      twins.RunHost(host, layer, tensors[static_cast<size_t>(layer)]);
+    const int last = twins_.geometry.layers - 1;
+    for (int layer = 0; layer <= last; ++layer) {
+      twins_.RunHost(host, layer, tensors_[static_cast<size_t>(layer)]);
     }
-    // Of the last layer.
-    std::vector<bool> equal(5);
-    for (int i = 0; i < 5; ++i) {
-      equal[static_cast<size_t>(i)] = twins.CompareSelections(host, *device, 1, i);
+    std::vector<bool> equal;
+    for (int i = 0; i < Batch(); ++i) {
+      equal.push_back(twins_.CompareSelections(host, *device, last, i));
     }
-    ASSERT_NO_FATAL_FAILURE(
-        twins.CompareOutputs(twins.Each(1), equal, tensors.back(), Memory::kDevice));
-    ASSERT_TRUE(device->End(twins.stream.get()).ok());
+    ASSERT_NO_FATAL_FAILURE(twins_.CompareOutputs(n_, equal, tensors_.back(), Memory::kDevice));
+    ASSERT_TRUE(device->End(twins_.stream.get()).ok());
     host.End();
-  };
-  for (int i = 0; i < 40; ++i) {
-    ASSERT_NO_FATAL_FAILURE(replay());
-    if (i % 10 != 5) continue;
-    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 9, 1, 3}));
   }
-  EXPECT_EQ(captures, 1);
+
+  int captures = 0, refused = 0;
+
+ private:
+  int32_t Batch() const { return static_cast<int32_t>(n_.size()); }
+  void Capture(CudaStep& device) {
+    refused += device.Replay().ok() ? 0 : 1;
+    graph_ = std::make_unique<CapturedGraph>(twins_.stream.get(), [&](cudaStream_t) {
+      for (int layer = 0; layer < twins_.geometry.layers; ++layer) {
+        Twins::Enqueue(device, layer, tensors_[static_cast<size_t>(layer)], Memory::kDevice);
+      }
+      return 0;
+    });
+    generation_ = twins_.workspace.generation();
+    ++captures;
+  }
+
+  Twins& twins_;
+  const std::vector<int32_t> n_;
+  std::vector<Tensors> tensors_;
+  std::unique_ptr<CapturedGraph> graph_;
+  uint64_t generation_ = 0;
+};
+
+// Lengths grow, page and unit boundaries are crossed, tables grow, and steps of other shapes run in
+// between.
+TEST(CudaStep, CapturedLayersServeLaterSteps) {
+  Twins twins(Small(), {kQuest, kStrata, kStrata, "full", kWindow, kChess}, 2 * kCapacity);
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 149, 170}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
+  Replays replays(twins);
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_NO_FATAL_FAILURE(replays.Step());
+    if (i % 10 != 5) continue;
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 9, 1, 3, 2}));
+  }
+  EXPECT_EQ(replays.captures, 1);
   // Beyond what the tables have room for: the graph is stale, and only then.
-  ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 700, 1, 1}));
-  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(replay());
-  EXPECT_EQ(captures, 2);
-  EXPECT_EQ(refused, 2);
+  ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 700, 1, 1, 1}));
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(replays.Step());
+  EXPECT_EQ(replays.captures, 2);
+  EXPECT_EQ(replays.refused, 2);
   twins.ExpectFewTies();
+}
+
+// One graph serves steps that select anew and steps that do not, whoever has which place: sequences
+// change places, a clone goes on for its original, and another workspace has a turn.
+TEST(CudaStep, CascadesSelectBesideTheGraph) {
+  Twins twins(Small(), {kChessEntropy, kChessEntropy, kChess});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {160, 311, 224}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  CudaWorkspace other(*kvs_cuda_ops(), twins.geometry);
+  Replays replays(twins);
+  for (int i = 0; i < 90; ++i) {
+    SCOPED_TRACE("step " + std::to_string(i));
+    ASSERT_NO_FATAL_FAILURE(replays.Step());
+    ASSERT_NO_FATAL_FAILURE(twins.ReportEntropies());
+    if (i % 7 == 3) std::swap(twins.sequences[0], twins.sequences[1]);
+    if (i % 11 == 5) twins.sequences[0]->Clone();
+    if (i % 13 == 8) {
+      twins.used = &other;
+      ASSERT_NO_FATAL_FAILURE(twins.Run({1, 21, 2}));
+      twins.used = &twins.workspace;
+    }
+  }
+  EXPECT_EQ(replays.captures, 1);
+  for (const auto& s : twins.sequences) {
+    const auto made = TwinSequence::Inspected<int32_t>(*s->on_host, s->HostView(), "selections");
+    EXPECT_GT(made[0], 3);
+    EXPECT_EQ(TwinSequence::Inspected<int32_t>(*s->on_device, s->HostView(), "selections"), made);
+  }
+  twins.ExpectFewTies();
+}
+
+// Levels of more units than a CTA has threads; random keys, and keys that all score the same.
+TEST(CudaStep, CascadesOfLongSequences) {
+  for (const char* shape :
+       {"page = 16", "page = 16, pages_per_chunk = 1, chunks_per_grid = 1, rho = [0.9, 0.8, 0.7]",
+        "page = 32, pages_per_chunk = 3, chunks_per_grid = 5, rho = [1.0, 0.4, 0.3]"}) {
+    for (const float scale : {1.0f, 0.0f}) {
+      SCOPED_TRACE(std::string(shape) + (scale == 0 ? ", equal scores" : ""));
+      const std::string plan = "chess{" + std::string(shape) + "}";
+      Twins twins(Small(), {plan, plan}, 41000);
+      for (const auto& s : twins.sequences) {
+        s->pages.Draw(twins.rng, twins.geometry.dtype, scale);
+        s->Hold(twins.geometry, 33000 + Below(twins.rng, 7000));
+      }
+      ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+      for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+      if (scale == 0) {
+        EXPECT_EQ(twins.unequal, 0);
+      }
+      twins.ExpectFewTies();
+    }
+  }
 }
 
 TEST(CudaStep, RefusesUnderCapture) {
@@ -440,7 +531,7 @@ TEST(CudaStep, RefusesUnderCapture) {
 }
 
 TEST(CudaStep, RefusesPlansThatItDoesNotServe) {
-  Twins twins(Small(), {"full", "chess"});
+  Twins twins(Small(), {"full", "mosaickv"});
   const auto step =
       CudaStep::Begin(twins.DeviceMembers({1, 1}), &twins.workspace, twins.stream.get(), {});
   EXPECT_EQ(step.status().code(), Code::kUnimplemented);

@@ -281,6 +281,9 @@ class LinkedCuda : public ::testing::Test {
 };
 
 constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
+constexpr char kChess[] =
+    "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, rho = [0.6, 0.6, 0.5], "
+    "trigger = \"every\", every = 1, min_tokens = 0}";
 
 TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
   for (const bool on_gpu : {true, false}) {
@@ -296,7 +299,7 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 
 TEST_F(LinkedCuda, PlansSelect) {
   for (const char* plan : {kQuest, "strata{budget = 64, min_tokens = 0}",
-                           "window{n_sink = 4, n_recent = 64, min_tokens = 0}"}) {
+                           "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
     SCOPED_TRACE(plan);
     Sequence s;
     Open(plan, Ids(600), &s);
@@ -307,10 +310,13 @@ TEST_F(LinkedCuda, PlansSelect) {
   }
 }
 
-TEST_F(LinkedCuda, AGraphOfTheCallersServesLaterSteps) {
+class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph, ::testing::Values(kQuest, kChess));
+
+TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   Sequence a, b;
-  Open(kQuest, Ids(300), &a);
-  Open(kQuest, Ids(150, 5000), &b);
+  Open(GetParam(), Ids(300), &a);
+  Open(GetParam(), Ids(150, 5000), &b);
   ASSERT_NO_FATAL_FAILURE(Prefill(&a, Ids(300), true));
   ASSERT_NO_FATAL_FAILURE(Prefill(&b, Ids(150, 5000), true));
   Tensors tensors(2, true);

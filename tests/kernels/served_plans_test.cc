@@ -17,14 +17,18 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
 
 TEST(CudaServes, RawPlansOfUnits) {
   for (const char* plan : {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
-                           "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}"}) {
+                           "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
+                           "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
 
 TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
   for (const auto& [plan, key] :
-       {std::pair{"chess", "selector = \"cascade\""},
+       {std::pair{"chess{cascade = \"literal\"}", "cascade = \"literal\""},
+        {"chess{centred = true}", "centred = true"},
+        {"chess{rest = \"mean\"}", "rest = \"mean\""},
+        {"chess{page = 48}", "page = 48"},
         {"tokenselect", "selector = \"vote\""},
         {"sentencekv", "selector = \"bucket\""},
         {"sekv", "selector = \"zoom\""},

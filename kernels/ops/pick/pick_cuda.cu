@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/score_keys.cuh"
 #include "kernels/cuda/warp_sums.cuh"
 #include "kernels/ops/pick/pick_cuda.h"
 
@@ -27,15 +28,6 @@ struct alignas(16) ListScratch {
   int2 counts[kCtasMax];  // of a CTA: keys above the range of candidates, and within
   uint32_t barrier;
 };
-
-// Keys order as the scores do: -0 equal to 0, NaN below everything. 0 is no score's key.
-constexpr uint32_t kAbsent = 0, kNaN = 1;
-__device__ uint32_t KeyOf(float x) {
-  uint32_t bits = __float_as_uint(x);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return kNaN;
-  if (bits == 0x80000000u) bits = 0;
-  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
 
 // The keys [low, top] that the k-th largest is among; `need` of them are taken, all above them, and
 // none below. Where it is one key, its lowest indices fill `need`.

@@ -92,8 +92,9 @@ __global__ __launch_bounds__(kThreads, 5) void SummarizeKernel(SummarizeBatch w)
   w.summary.offset += layer * w.summary_layer_stride;
   const int lanes = w.source.head_dim / kLane;
   const int index = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
-  const int32_t unit = w.from[sequence] / w.unit_rows + index / lanes;
-  if (unit >= w.to[sequence] / w.unit_rows || index / lanes >= w.units_max) return;
+  const int32_t unit_tokens = w.unit_rows * w.row_tokens;
+  const int32_t unit = w.from[sequence] / unit_tokens + index / lanes;
+  if (unit >= w.to[sequence] / unit_tokens || index / lanes >= w.units_max) return;
   const int channel = index % lanes * kLane;
   if (w.kind == SummarizeBatch::Kind::kMean) return WriteMean<T>(w, sequence, head, unit, channel);
   WriteMinMax<T>(w, sequence, head, unit, channel);
@@ -114,7 +115,8 @@ int SummarizeCuda(const SummarizeBatch& w, Stream stream) {
   const bool mean = w.kind == SummarizeBatch::Kind::kMean;
   const bool fits = mean ? w.summary.dtype != DType::kF16 : w.summary.dtype == w.source.dtype;
   if (w.layers < 1 || int64_t{w.batch} * w.layers > 65535) return cudaErrorInvalidValue;
-  if (!fits || w.unit_rows < 1 || w.source.head_dim % kLane != 0) return cudaErrorInvalidValue;
+  if (!fits || w.unit_rows < 1 || w.row_tokens < 1 || w.source.head_dim % kLane != 0)
+    return cudaErrorInvalidValue;
   switch (w.source.dtype) {
     case DType::kBF16:
       return Launch<__nv_bfloat16>(w, stream);

@@ -5,7 +5,7 @@
 //   kMean    fp32 sum in order of position, divided once, rounded to bf16 or kept as fp32
 // Bit for bit `ref`. Units that begin at or after `from` rounded down and are complete at `to`:
 // from / unit_rows <= unit < to / unit_rows; an empty range writes nothing. The means of a coarser
-// level are the same op over the rows of the finer one.
+// level are the same op over the rows of the finer one, whose `row_tokens` let both have one range.
 //
 // Source rows bf16 or fp16 (kMean: also fp32), head_dim a multiple of 8.
 // Cost: reads each row once, writes 2 / unit_rows (kMean: 1 / unit_rows) of it; one kernel.
@@ -23,7 +23,8 @@ struct SummarizeBatch {
   DeviceRows summary;             // written: field 0, minima or means
   int64_t field_stride = 0;       // kMinMax: bytes from a minimum to its maximum
   int32_t unit_rows = 0;          // rows of the source a unit has
-  const int32_t* from = nullptr;  // device [batch], rows of the source
+  int32_t row_tokens = 1;         // what a row of the source counts for in `from` and `to`
+  const int32_t* from = nullptr;  // device [batch], rows of the source, or tokens (row_tokens)
   const int32_t* to = nullptr;    // device [batch]
   int32_t batch = 0;
   int32_t units_max = 0;  // units that a call may complete in one sequence: fixes the launch shape

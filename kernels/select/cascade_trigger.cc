@@ -1,0 +1,71 @@
+#include "kernels/select/cascade_trigger.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+namespace kvstrata {
+
+int32_t CascadeTrigger::WindowStart(const Plan& plan, int32_t tokens) {
+  return std::max(0, (tokens + plan.page - 1) / plan.page - plan.window);
+}
+
+void CascadeTrigger::SelectAt(int32_t tokens) {
+  static std::atomic<uint64_t> last_id = 0;
+  selected_at_ = tokens;
+  selection_id_ = ++last_id;
+}
+
+void CascadeTrigger::PromptDone(int32_t tokens) {
+  seen_ = tokens;
+  pages_since_ = 0;
+  ++selections_;
+  SelectAt(tokens);
+}
+
+bool CascadeTrigger::Advance(const Plan& plan, std::span<const float> entropy,
+                             int32_t prompt_tokens, int32_t now) {
+  const bool always = plan.trigger == Plan::Trigger::kAlways;
+  int32_t select_at = -1;
+  for (int32_t page = seen_ / plan.page; page < now / plan.page; ++page) {
+    ++pages_since_;
+    if (always || !IsDue(plan, entropy, prompt_tokens, page)) continue;
+    select_at = (page + 1) * plan.page;
+    pages_since_ = 0;
+    ++selections_;
+  }
+  if (always && now > seen_) {
+    select_at = now;
+    selections_ += now - seen_;
+  }
+  seen_ = now;
+  if (select_at >= 0) SelectAt(select_at);
+  return select_at >= 0;
+}
+
+// Whether the completed page asks for a re-selection.
+bool CascadeTrigger::IsDue(const Plan& plan, std::span<const float> entropy, int32_t prompt_tokens,
+                           int32_t page) const {
+  // Prompt tokens have no entropy, whatever was reported for them (spec/chess.md 6).
+  const auto reported = static_cast<int32_t>(entropy.size());
+  const int32_t begin = std::max(page * plan.page, prompt_tokens);
+  const int32_t end = std::min((page + 1) * plan.page, reported);
+  double sum = 0, squares = 0;
+  int32_t given = 0;
+  for (int32_t t = begin; t < end; ++t) {
+    if (std::isnan(entropy[t])) continue;
+    sum += entropy[t];
+    ++given;
+  }
+  if (plan.trigger == Plan::Trigger::kEvery || given == 0) return pages_since_ >= plan.every;
+  const double mean = sum / given;
+  for (int32_t t = begin; t < end; ++t) {
+    if (std::isnan(entropy[t])) continue;
+    squares += (entropy[t] - mean) * (entropy[t] - mean);
+  }
+  const bool mean_over = mean > plan.thresholds[0];
+  const bool variance_over = squares / given > plan.thresholds[1];
+  return plan.trigger_or ? mean_over || variance_over : mean_over && variance_over;
+}
+
+}  // namespace kvstrata
