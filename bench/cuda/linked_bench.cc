@@ -6,7 +6,8 @@
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // one sequence; its pages are where the daemon's allocator put them. Values: microseconds of a
 // layer on the stream, from a step's first work to its last; a model has as many layers as read
-// more than the L2 holds. Beside them the step's time on the CPU, with the stream idle.
+// more than the L2 holds, as far as the pool has room. Beside them the step's time on the CPU, with
+// the stream idle. tokenselect_0.9: of ten steps, one of which turns its query away and selects.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -33,6 +34,7 @@ using nlohmann::ordered_json;
 constexpr int kKvHeads = 8, kHeads = 32, kDim = 128, kPage = 16, kReplays = 60;
 constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;              // a step reads at least: 6 L2s
+constexpr int64_t kMostBytes = int64_t{36} << 30;                  // a sequence takes at most
 constexpr int32_t kChunk = 4096;                                   // tokens of a prefill step
 
 void CheckKvs(int code, const char* what) {
@@ -45,11 +47,18 @@ struct Plan {
   const char* name;
   const char* text;
   int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
+  int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
 };
+constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},
     {"strata", "strata{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 32 + 2048; }},
+    {"tokenselect_miss", "tokenselect{theta = 1, min_tokens = 0}",
+     [](int64_t n) { return n / 2 + kTokenRows; }},
+    {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},
+    {"tokenselect_0.9", "tokenselect{min_tokens = 0}",
+     [](int64_t n) { return n / 20 + kTokenRows; }, 10},
 };
 
 // A sequence of `tokens` random rows in a model of its own, and a graph of its decode step.
@@ -57,10 +66,11 @@ class Steps {
  public:
   Steps(kvs_session* session, const Plan& plan, int32_t tokens)
       : session_(session),
-        layers_(static_cast<int>(std::clamp<int64_t>(
-            kRotatedBytes / (plan.rows_read(tokens) * kTokenBytes) + 1, 1, 32))),
+        steps_a_query_(plan.steps_a_query),
+        layers_(LayersOf(plan, tokens)),
         rows_(Random(int64_t{kChunk} * kKvHeads * kDim)),
         q_(Random(int64_t{kHeads} * kDim)),
+        queries_(Random(int64_t{2} * kHeads * kDim)),
         out_(size_t{kHeads} * kDim) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     Open(plan.text, tokens);
@@ -76,8 +86,14 @@ class Steps {
   }
 
   int layers() const { return layers_; }
+  // That a launch makes.
+  int steps() const { return std::max(steps_a_query_, 1); }
   cudaStream_t stream() const { return stream_; }
   void Launch() {
+    if (steps_a_query_ > 0) TurnQuery();
+    for (int i = 0; i < steps(); ++i) LaunchStep();
+  }
+  void LaunchStep() {
     Step([this](kvs_step* step) {
       CheckKvs(kvs_step_replay(step), "kvs_step_replay");
       Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
@@ -89,7 +105,7 @@ class Steps {
     for (int i = 0; i < kReplays; ++i) {
       Check(cudaStreamSynchronize(stream_), "a step");
       const auto begin = std::chrono::steady_clock::now();
-      Launch();
+      LaunchStep();
       us.push_back(
           std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
               .count());
@@ -102,6 +118,19 @@ class Steps {
   }
 
  private:
+  static int LayersOf(const Plan& plan, int64_t tokens) {
+    const int64_t rotated = kRotatedBytes / (plan.rows_read(tokens) * kTokenBytes) + 1;
+    const int64_t fit = std::max<int64_t>(kMostBytes / (tokens * kTokenBytes), 1);
+    return static_cast<int>(std::min<int64_t>({rotated, fit, 32}));
+  }
+  // Two random queries by turns.
+  void TurnQuery() {
+    turned_ = !turned_;
+    const size_t n = q_.size();
+    Check(cudaMemcpyAsync(q_.get(), queries_.get() + (turned_ ? n : 0), n * sizeof(BF16),
+                          cudaMemcpyDeviceToDevice, stream_),
+          "another query");
+  }
   static std::vector<BF16> Random(int64_t n) {
     std::mt19937 rng(std::random_device{}());
     std::normal_distribution<float> normal;
@@ -170,8 +199,10 @@ class Steps {
   }
 
   kvs_session* const session_;
+  const int steps_a_query_;
   const int layers_;
-  DeviceArray<BF16> rows_, q_, out_;
+  DeviceArray<BF16> rows_, q_, queries_, out_;
+  bool turned_ = false;
   std::vector<int32_t> ids_;
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
@@ -189,7 +220,7 @@ ordered_json Measure(kvs_session* session, const Plan& plan, int kilotokens) {
   const std::string id =
       std::string("linked/") + plan.name + "/b1/" + std::to_string(kilotokens) + "K";
   Steps steps(session, plan, kilotokens * 1024);
-  const bench::Timing t = TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
+  const bench::Timing t = TimeReplays<Steps>({&steps}, steps.layers() * steps.steps(), kReplays);
   const bench::Timing cpu = steps.TimeOnCpu();
   if (!steps.Sound()) {
     std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());

@@ -6,17 +6,24 @@
 namespace kvstrata {
 
 const CudaStep::Part& CudaStep::PartOf(int member) const {
-  return *std::ranges::find_if(
-      parts_, [member](const Part& part) { return member < part.first + part.count; });
+  return *std::find_if(parts_.rbegin(), parts_.rend(),
+                       [member](const Part& part) { return part.first <= member; });
 }
 
 Result<Selection> CudaStep::ReadSelection(int member) const {
   if (selected_layer_ < 0) {
     return FailedPrecondition("SELECTION_NONE", "no layer of this step was selected; attend one");
   }
-  const Part& part = PartOf(member);
-  const int32_t n = members_[member].view.tokens + 1;
+  return ReadPart(PartOf(member), member);
+}
+
+Result<Selection> CudaStep::ReadPart(const Part& part, int member) const {
+  const int32_t n = members_[member].view.tokens + part.begin + 1;
   if (!Selects(part, selected_layer_)) return Selection::Full(n);
+  if (part.plan.selector == SelectorKind::kVote) {
+    KVS_RETURN_IF_ERROR(CheckReadable());
+    return ReadVotes(part, member, part.prompt ? n - 1 : n);
+  }
   if (part.plan.selector == SelectorKind::kMinMax) return ReadUnits(member, n);
   if (AttendsInFull(n, part.plan.n_sink + part.plan.n_recent, 0, part.plan.min_tokens)) {
     return Selection::Full(n);
@@ -28,13 +35,15 @@ Result<Selection> CudaStep::ReadSelection(int member) const {
   return window;
 }
 
+Status CudaStep::CheckReadable() const {
+  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
+  if (!capturing) return OkStatus();
+  return FailedPrecondition("CAPTURE_READ", "a selection cannot be read while a graph is captured");
+}
+
 // A selection of minmax, as its selector makes it (kernels/select/minmax.cc).
 Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
-  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
-  if (capturing) {
-    return FailedPrecondition("CAPTURE_READ",
-                              "a selection cannot be read while a graph is captured");
-  }
+  KVS_RETURN_IF_ERROR(CheckReadable());
   const Part& part = PartOf(member);
   const Geometry& g = geometry();
   const cuda::DeviceSelection device =
@@ -67,19 +76,24 @@ Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
 }
 
 Result<StepCost> CudaStep::ReadCost(int member) const {
-  KVS_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(member));
+  KVS_RETURN_IF_ERROR(ReadSelection(member).status());
   const Geometry& g = geometry();
-  const auto fresh = static_cast<uint64_t>(members_[member].new_tokens);
   StepCost cost;
-  for (int head = 0; head < g.kv_heads; ++head) {
-    uint64_t rows = 0;
-    for (const Run& run : selection.runs[selection.groups() == 1 ? 0 : head]) {
-      rows += static_cast<uint64_t>(run.end - run.begin);
+  for (const Part& part : parts_) {
+    if (member < part.first || member >= part.first + part.count) continue;
+    KVS_ASSIGN_OR_RETURN(const Selection selection, ReadPart(part, member));
+    const int32_t start = members_[member].view.tokens + part.begin;
+    const auto fresh = static_cast<uint64_t>(part.new_tokens);
+    for (int head = 0; head < g.kv_heads; ++head) {
+      uint64_t history = 0;
+      for (const Run& run : selection.runs[selection.groups() == 1 ? 0 : head]) {
+        history += static_cast<uint64_t>(std::min(run.end, start) - run.begin);
+      }
+      cost.rows += fresh * history + fresh * (fresh + 1) / 2;
     }
-    cost.rows += fresh * rows + fresh * (fresh - 1) / 2;
+    cost.select_bytes += static_cast<uint64_t>(selection.scored_bytes);
   }
   cost.attend_bytes = cost.rows * 2 * static_cast<uint64_t>(g.row_bytes());
-  cost.select_bytes = static_cast<uint64_t>(selection.scored_bytes);
   return cost;
 }
 

@@ -12,9 +12,9 @@ constexpr int32_t kGroupMax = 8;  // query heads a KV head: columns of one produ
 Status PlanUnserved(std::string_view key, std::string_view value) {
   return Unimplemented("CUDA_PLAN",
                        std::string(key) + " = " + std::string(value) +
-                           " is not served on a GPU; served there are selectors full, window and "
-                           "minmax (quest, strata) over codec raw with rest = \"drop\"; use one of "
-                           "them, or backend simd");
+                           " is not served on a GPU; served there are selectors full, window, "
+                           "minmax (quest, strata) and vote (tokenselect) over codec raw with rest "
+                           "= \"drop\"; use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -27,7 +27,7 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
   if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kMinMax) {
+      plan.selector != SelectorKind::kMinMax && plan.selector != SelectorKind::kVote) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
   if (plan.codec != CodecKind::kRaw) {
@@ -38,6 +38,12 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   }
   if (plan.selector == SelectorKind::kMinMax && !IsPowerOfTwo(plan.page)) {
     return PlanUnserved("page", std::to_string(plan.page) + " (no power of two)");
+  }
+  if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
+    return PlanUnserved("max_pool", std::to_string(plan.max_pool));
+  }
+  if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
+    return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
   }
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");

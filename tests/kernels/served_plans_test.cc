@@ -16,27 +16,30 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
 }
 
 TEST(CudaServes, RawPlansOfUnits) {
-  for (const char* plan : {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
-                           "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}"}) {
+  for (const char* plan :
+       {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
+        "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "tokenselect",
+        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
 
 TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
-  for (const auto& [plan, key] :
-       {std::pair{"chess", "selector = \"cascade\""},
-        {"tokenselect", "selector = \"vote\""},
-        {"sentencekv", "selector = \"bucket\""},
-        {"sekv", "selector = \"zoom\""},
-        {"mosaickv", "selector = \"block\""},
-        {"quest{rest = \"mean\"}", "rest = \"mean\""},
-        {"quest{codec = \"packed\"}", "codec = \"packed\""},
-        {"quest{page = 24}", "page = 24"}}) {
+  for (const auto& [plan, key] : {std::pair{"chess", "selector = \"cascade\""},
+                                  {"tokenselect{max_pool = 3}", "max_pool = 3"},
+                                  {"tokenselect{scale = false}", "scale = false"},
+                                  {"tokenselect{codec = \"packed\"}", "codec = \"packed\""},
+                                  {"sentencekv", "selector = \"bucket\""},
+                                  {"sekv", "selector = \"zoom\""},
+                                  {"mosaickv", "selector = \"block\""},
+                                  {"quest{rest = \"mean\"}", "rest = \"mean\""},
+                                  {"quest{codec = \"packed\"}", "codec = \"packed\""},
+                                  {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);
     EXPECT_EQ(status.code(), Code::kUnimplemented) << plan;
     EXPECT_EQ(status.reason(), "CUDA_PLAN") << plan;
     EXPECT_THAT(status.message(), HasSubstr(key));
-    EXPECT_THAT(status.message(), HasSubstr("quest, strata")) << "what is served";
+    EXPECT_THAT(status.message(), HasSubstr("tokenselect")) << "what is served";
   }
 }
 

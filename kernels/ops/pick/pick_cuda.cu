@@ -371,7 +371,8 @@ class ListPicker {
   __device__ void Write(const Boundary& b, int32_t taken_before, int32_t ties_before) {
     const int2 before = CountsBefore(CountWarp(b), 2);
     int32_t taken = taken_before + before.x, ties = ties_before + before.y;
-    int32_t* out = w_.units + int64_t{list_} * w_.list_stride;
+    int32_t* out = w_.lists != nullptr ? reinterpret_cast<int32_t*>(w_.lists[list_])
+                                       : w_.units + int64_t{list_} * w_.list_stride;
     ForEachVector([&](int i, const uint32_t(&keys)[4]) {
       int32_t count = 0;  // above in the low half, equal in the high half
 #pragma unroll
@@ -416,6 +417,7 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   }
   WaitForPrevious();
   LetNextStart();
+  if (w.tokens[sequence] == kNoQuery) return;
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     w.counts[list] = units.full ? 0 : w.rule.take;
