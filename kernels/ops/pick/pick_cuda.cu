@@ -443,16 +443,18 @@ int CtasPerList(const PickBatch& w) {
 
 int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* scratch,
                       uint32_t* segments, Stream stream) {
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = sizeof(Shared);
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 2 : 1;
   return cudaLaunchKernelEx(&config, PickKernel, w, scratch, segments);
 }
 

@@ -115,6 +115,9 @@ __global__ __launch_bounds__(kWarps * 32) void ReuseKernel(ReuseBatch w, PickCac
     *reinterpret_cast<int32_t*>(at) = tokens;
     return;
   }
+  if (made[1 - pick] >= tokens) {  // of a step that was given up
+    *reinterpret_cast<int32_t*>(cache + (1 - pick) * layout.pick_bytes()) = 0;
+  }
   w.counts[sequence] = w.rule.take;
   w.sink_end[sequence] = units.first;
   w.recent_begin[sequence] = w.append_departed ? CandidatesOf(w.rule, made[pick]).last : units.last;

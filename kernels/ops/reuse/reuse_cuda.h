@@ -3,8 +3,9 @@
 // then make a new selection, or return at once: one captured graph serves hits and misses.
 //
 // A cache belongs to a sequence and holds two picks a layer: the last one that counts, and room for
-// the next. A pick counts in steps of more tokens than its own, so a step that was given up leaves
-// nothing behind: the next one has as many tokens. Zeroed memory holds no pick.
+// the next. A pick counts in steps of more tokens than its own, so that of a step that was given up
+// does not: the next step has as many tokens, and replaces or clears it. Zeroed memory holds no
+// pick.
 //
 // A hit: the cosine of the query (all heads, or each head) to the pick's is at least theta. Sums of
 // 8 products in fp32, those in double: where the cosine is within 1e-6 of theta the CPU's answer
