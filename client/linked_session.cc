@@ -361,9 +361,16 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   return table;
 }
 
-// What lies on a GPU is copied first: its selectors keep nothing but index rows.
+// What lies on a GPU is copied first: index rows. Of selector vote, whose hits and votes the GPU
+// keeps, only the reported series are here.
 Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
   if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
+  if (s.state->plan().selector == SelectorKind::kVote &&
+      (name == "hits" || name.starts_with("votes_"))) {
+    return Unimplemented("CUDA_PLAN", "array '" + std::string(name) +
+                                          "' of selector 'vote' is not read from a GPU; entropy, "
+                                          "surprisal and boundary are");
+  }
   const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
   std::vector<std::byte> copy(s.blocks.size() * bytes);
   std::vector<std::byte*> blocks;

@@ -7,8 +7,9 @@
 // one sequence; its pages are where the daemon's allocator put them. Values: microseconds of a
 // layer on the stream, from a step's first work to its last; a model has 32 layers, or as many as
 // fit: a page holds all layers, so their number decides how far apart a layer's rows lie. Beside
-// them the step's time on the CPU, with the stream idle. Of a plan that selects only now and then,
-// the mean of a whole period of steps, its selection included.
+// them the step's time on the CPU, with the stream idle. chess: the mean of a whole period of
+// steps, its selection included. tokenselect_0.9: of ten steps, one of which turns its query away
+// and selects.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -49,8 +50,10 @@ struct Plan {
   const char* name;
   const char* text;
   int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
-  int period = 1;                        // steps, of which one selects
+  int period = 1;                        // steps, of which Begin selects in one
+  int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
 };
+constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},
@@ -58,6 +61,11 @@ const Plan kPlans[] = {
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
      [](int64_t n) { return n / 100 + 17 * 32 + 160; }, 320},
+    {"tokenselect_miss", "tokenselect{theta = 1, min_tokens = 0}",
+     [](int64_t n) { return n / 2 + kTokenRows; }},
+    {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},
+    {"tokenselect_0.9", "tokenselect{min_tokens = 0}",
+     [](int64_t n) { return n / 20 + kTokenRows; }, 1, 10},
 };
 constexpr int kPeriods = 9;
 
@@ -66,10 +74,12 @@ class Steps {
  public:
   Steps(kvs_session* session, const Plan& plan, int32_t tokens)
       : session_(session),
+        steps_a_query_(plan.steps_a_query),
         layers_(static_cast<int>(
             std::clamp<int64_t>(kMostBytes / (tokens * kTokenBytes), 1, kLayersOfAModel))),
         rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
         q_(Random(int64_t{kHeads} * kDim)),
+        queries_(Random(int64_t{2} * kHeads * kDim)),
         out_(size_t{kHeads} * kDim) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     Open(plan.text, tokens);
@@ -85,8 +95,14 @@ class Steps {
   }
 
   int layers() const { return layers_; }
+  // That a launch makes.
+  int steps() const { return std::max(steps_a_query_, 1); }
   cudaStream_t stream() const { return stream_; }
   void Launch() {
+    if (steps_a_query_ > 0) TurnQuery();
+    for (int i = 0; i < steps(); ++i) LaunchStep();
+  }
+  void LaunchStep() {
     Step([this](kvs_step* step) {
       CheckKvs(kvs_step_replay(step), "kvs_step_replay");
       Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
@@ -118,7 +134,7 @@ class Steps {
     for (int i = 0; i < kReplays; ++i) {
       Check(cudaStreamSynchronize(stream_), "a step");
       const auto begin = std::chrono::steady_clock::now();
-      Launch();
+      LaunchStep();
       us.push_back(
           std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
               .count());
@@ -131,6 +147,14 @@ class Steps {
   }
 
  private:
+  // Two random queries by turns.
+  void TurnQuery() {
+    turned_ = !turned_;
+    const size_t n = q_.size();
+    Check(cudaMemcpyAsync(q_.get(), queries_.get() + (turned_ ? n : 0), n * sizeof(BF16),
+                          cudaMemcpyDeviceToDevice, stream_),
+          "another query");
+  }
   std::vector<BF16> Random(int64_t n) {
     std::normal_distribution<float> normal;
     std::vector<BF16> values(static_cast<size_t>(n));
@@ -201,9 +225,11 @@ class Steps {
   }
 
   kvs_session* const session_;
+  const int steps_a_query_;
   const int layers_;
   std::mt19937 rng_{std::random_device{}()};
-  DeviceArray<BF16> rows_, q_, out_;
+  DeviceArray<BF16> rows_, q_, queries_, out_;
+  bool turned_ = false;
   std::vector<int32_t> ids_;
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
@@ -229,8 +255,9 @@ ordered_json Measure(const Plan& plan, int kilotokens) {
   const std::string id =
       std::string("linked/") + plan.name + "/b1/" + std::to_string(kilotokens) + "K";
   Steps steps(session, plan, kilotokens * 1024);
-  const bench::Timing t = plan.period > 1 ? steps.TimePeriods(plan.period)
-                                          : TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
+  const bench::Timing t =
+      plan.period > 1 ? steps.TimePeriods(plan.period)
+                      : TimeReplays<Steps>({&steps}, steps.layers() * steps.steps(), kReplays);
   const bench::Timing cpu = steps.TimeOnCpu();
   if (!steps.Sound()) {
     std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());

@@ -4,8 +4,8 @@
 // --stages: also what a graph takes that ends after a layer's append, its selection, ...
 //
 // A step is one of a model whose layers read more than the L2 holds: CudaStep's Begin, a captured
-// graph in which each layer appends, selects and attends, and End (TokenSelect and mosaickv
-// (packed_step.h): the ops alone).
+// graph in which each layer appends, selects and attends, and End (mosaickv (packed_step.h): the
+// ops alone).
 // Sequences grow by a token a step. Values are medians of a step, divided by its layers: launches
 // between the ops, copies and index rows of Begin are in them, nothing of the host is; what Begin
 // and End take of the host stands beside them. Llama-3.1-8B: 32 query heads, 8 KV heads x 128,
@@ -18,7 +18,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -39,47 +38,32 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int kKvHeads = 8, kGroup = 4, kHeads = kKvHeads * kGroup, kDim = 128, kPage = 16;
-constexpr int64_t kRowBytes = kDim * 2, kHeadBytes = kPage * kRowBytes;
-constexpr int64_t kLayerBytes = int64_t{2} * kKvHeads * kHeadBytes;  // of a page
-constexpr int64_t kTokenBytes = kLayerBytes / kPage;
+constexpr int64_t kRowBytes = kDim * 2;
+constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kRowBytes;  // of a layer
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;  // a step reads at least as much: 6 L2s
 constexpr int64_t kMostBytes = int64_t{60} << 30;
 constexpr int kWarmUps = 5, kReplays = 60;
 
-// text: of plans that a CudaStep serves; else kTokenVotes, or kKept: a list of an earlier step goes
-// on (a hit of TokenSelect's cache).
+// Queries are the same in every step: theta below 1 is a hit of TokenSelect's cache.
 struct BenchPlan {
-  enum class Kind { kServed, kTokenVotes, kKept };
   const char* name;
   const char* text;
-  Kind kind;
-  CandidateRule rule;
-
-  int64_t attended() const {
-    return int64_t{rule.take} * rule.unit_tokens + rule.sink_tokens + rule.recent_tokens;
-  }
+  int64_t (*rows_read)(int64_t tokens);  // of a layer and sequence, summaries included
 };
 
+constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const BenchPlan kPlans[] = {
-    {"full", "full", BenchPlan::Kind::kServed, {}},
-    {"quest", "quest{min_tokens = 0}", BenchPlan::Kind::kServed, {16, 0, 1, 128, 0}},
-    {"strata", "strata{min_tokens = 0}", BenchPlan::Kind::kServed, {32, 4, 64, 64, 0}},
-    {"tokenselect_miss", nullptr, BenchPlan::Kind::kTokenVotes, {1, 128, 512, 2048, 0}},
-    {"tokenselect_hit", nullptr, BenchPlan::Kind::kKept, {1, 128, 512, 2048, 0}},
+    {"full", "full", [](int64_t n) { return n; }},
+    {"quest", "quest{min_tokens = 0}", [](int64_t n) { return n / 16 + 2048 + 1; }},
+    {"strata", "strata{min_tokens = 0}", [](int64_t n) { return n / 32 + 2048 + 68; }},
+    {"tokenselect_miss", "tokenselect{theta = 1, min_tokens = 0}",
+     [](int64_t n) { return n / 2 + kTokenRows; }},
+    {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},
 };
 
 // Bytes that a step of one layer must read.
 int64_t BytesOf(const BenchPlan& plan, int64_t batch, int64_t tokens) {
-  switch (plan.kind) {
-    case BenchPlan::Kind::kServed:
-      if (plan.rule.take == 0) return batch * tokens * kTokenBytes;
-      return batch * (tokens / plan.rule.unit_tokens + plan.attended()) * kTokenBytes;
-    case BenchPlan::Kind::kTokenVotes:
-      return batch * (tokens / 2 + plan.attended()) * kTokenBytes;
-    case BenchPlan::Kind::kKept:
-      return batch * plan.attended() * kTokenBytes;
-  }
-  return 0;
+  return batch * plan.rows_read(tokens) * kTokenBytes;
 }
 
 // Memory of random bf16 in [-1, 1) cut into `count` pieces in random order.
@@ -109,11 +93,6 @@ class Pieces {
   std::vector<std::byte*> addresses_;
   DeviceArray<uint64_t> table_;
 };
-
-template <typename T>
-DeviceArray<T> Zeros(size_t n) {
-  return DeviceArray<T>(std::vector<T>(n));
-}
 
 Geometry GeometryOf(int layers) { return {layers, kHeads, kKvHeads, kDim, kPage, DType::kBF16}; }
 
@@ -236,160 +215,6 @@ class ServedSteps {
   std::vector<double> host_us_;
 };
 
-// The same of TokenSelect, which no CudaStep serves yet, from ops: its lengths advance on the
-// device.
-class TokenSteps {
- public:
-  TokenSteps(const BenchPlan& plan, int batch, int32_t tokens)
-      : plan_(plan),
-        batch_(batch),
-        capacity_(CapacityOf(tokens)),
-        layers_(LayersOf(plan, batch, tokens)),
-        pages_(int64_t{batch} * capacity_ / kPage, layers_ * kLayerBytes, rng_),
-        tokens_(std::vector<int32_t>(static_cast<size_t>(batch), tokens)),
-        input_(1, int64_t{batch} * kHeads * kRowBytes, rng_),
-        output_(static_cast<size_t>(int64_t{batch} * kHeads * kDim)),
-        counters_(Zeros<uint32_t>(static_cast<size_t>(batch) * kKvHeads)),
-        workspace_(static_cast<size_t>(Ops().attend_raw_workspace_bytes(kGroup, kDim)) / 4) {
-    const auto lists = static_cast<size_t>(batch);
-    scores_ = DeviceArray<float>(lists * static_cast<size_t>(capacity_ / plan.rule.unit_tokens));
-    units_ = DeviceArray<int32_t>(lists * static_cast<size_t>(plan.rule.take));
-    counts_ = DeviceArray<int32_t>(lists);
-    sink_ = DeviceArray<int32_t>(static_cast<size_t>(batch));
-    recent_ = DeviceArray<int32_t>(static_cast<size_t>(batch));
-    vote_scratch_ = DeviceArray<std::byte>(static_cast<size_t>(Ops().vote_scratch_bytes(Vote(0))));
-    pick_scratch_ = Zeros<std::byte>(static_cast<size_t>(Ops().pick_scratch_bytes(Pick())));
-    if (plan.kind == BenchPlan::Kind::kKept) KeepRandomList(tokens);
-  }
-
-  int layers() const { return layers_; }
-
-  // How many ops a layer has.
-  int stages() const { return static_cast<int>(OpsOf(0).size()); }
-
-  // The first `stages` ops of every layer.
-  int Enqueue(int stages, Stream stream) const {
-    int error = Ops().advance_tokens(tokens_.get(), nullptr, batch_, stream);
-    for (int layer = 0; layer < layers_ && error == 0; ++layer) {
-      error = Layer(layer, stages, stream);
-    }
-    return error;
-  }
-  bool Sound() const { return IsSound(output_); }
-
- private:
-  static const CudaOps& Ops() { return *kvs_cuda_ops(); }
-  int Layer(int layer, int stages, Stream stream) const {
-    const auto ops = OpsOf(layer);
-    int error = 0;
-    for (int i = 0; i < stages && error == 0; ++i) error = ops[static_cast<size_t>(i)](stream);
-    return error;
-  }
-  std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    std::vector<std::function<int(Stream)>> ops;
-    ops.push_back([=, this](Stream s) { return Ops().append(Append(layer), s); });
-    if (plan_.kind == BenchPlan::Kind::kTokenVotes) {
-      ops.push_back([=, this](Stream s) { return Ops().vote(Vote(layer), s); });
-      ops.push_back([=, this](Stream s) { return Ops().pick(Pick(), s); });
-    }
-    ops.push_back([=, this](Stream s) { return Ops().attend_raw(Attend(layer), s); });
-    return ops;
-  }
-
-  PagedLayer Paged(int layer) const {
-    const int64_t keys = layer * kLayerBytes;
-    return {pages_.table(), capacity_ / kPage, kPage, kKvHeads,
-            kDim,           DType::kBF16,      keys,  keys + kKvHeads * kHeadBytes,
-            kHeadBytes,     kRowBytes};
-  }
-  const void* input() const { return reinterpret_cast<const void*>(input_address_); }
-
-  AppendBatch Append(int layer) const {
-    AppendBatch w;
-    w.layer = Paged(layer);
-    w.batch = w.rows_max = batch_;
-    w.tokens = tokens_.get();
-    w.k = w.v = {input(), kHeads * kRowBytes, kRowBytes, DType::kBF16};
-    return w;
-  }
-  VoteBatch Vote(int layer) const {
-    VoteBatch w;
-    w.rows = KeyRows(Paged(layer));
-    w.scale = 1 / std::sqrt(float{kDim});
-    w.rule = plan_.rule;
-    w.tokens = tokens_.get();
-    w.q = input();
-    w.batch = batch_;
-    w.query_heads = kHeads;
-    w.output_rows = 1;
-    w.votes = scores_.get();
-    w.candidate_stride = capacity_ / plan_.rule.unit_tokens;
-    w.scratch = vote_scratch_.get();
-    return w;
-  }
-  PickBatch Pick() const {
-    PickBatch w;
-    w.scores = scores_.get();
-    w.score_stride = capacity_ / plan_.rule.unit_tokens;
-    w.batch = batch_;
-    w.groups = 1;
-    w.rule = plan_.rule;
-    w.tokens = tokens_.get();
-    w.units = units_.get();
-    w.counts = counts_.get();
-    w.sink_end = sink_.get();
-    w.recent_begin = recent_.get();
-    w.list_stride = plan_.rule.take;
-    w.scratch = pick_scratch_.get();
-    return w;
-  }
-  AttendRawBatch Attend(int layer) const {
-    AttendRawBatch w;
-    w.layer = Paged(layer);
-    w.selection = {1, 1, plan_.rule.take, units_.get(), counts_.get(), sink_.get(), recent_.get()};
-    w.batch = batch_;
-    w.group = kGroup;
-    w.tokens = tokens_.get();
-    w.q = input();
-    w.q_stride = kHeads * kRowBytes;
-    w.scale = 1 / std::sqrt(float{kDim});
-    w.to = {output_.get(), DType::kBF16, nullptr};
-    w.counters = counters_.get();
-    w.workspace = workspace_.get();
-    return w;
-  }
-  // What an earlier step chose: tokens at random.
-  void KeepRandomList(int32_t tokens) {
-    std::vector<int32_t> all, units;
-    for (int32_t t = plan_.rule.sink_tokens; t < tokens - plan_.rule.recent_tokens; ++t) {
-      all.push_back(t);
-    }
-    for (int b = 0; b < batch_; ++b) {
-      std::sample(all.begin(), all.end(), std::back_inserter(units), plan_.rule.take, rng_);
-    }
-    const auto batch = static_cast<size_t>(batch_);
-    units_.Write(units);
-    counts_.Write(std::vector<int32_t>(batch, plan_.rule.take));
-    sink_.Write(std::vector<int32_t>(batch, plan_.rule.sink_tokens));
-    recent_.Write(std::vector<int32_t>(batch, tokens - plan_.rule.recent_tokens));
-  }
-
-  const BenchPlan& plan_;
-  const int batch_;
-  const int32_t capacity_;  // tokens a sequence may have, a multiple of 512
-  const int layers_;
-  std::mt19937_64 rng_{std::random_device{}()};
-  Pieces pages_;
-  DeviceArray<int32_t> tokens_;
-  Pieces input_;  // queries, whose first heads serve as keys and values too
-  const uint64_t input_address_ = reinterpret_cast<uint64_t>(input_.addresses()[0]);
-  DeviceArray<BF16> output_;
-  DeviceArray<uint32_t> counters_;
-  DeviceArray<float> workspace_, scores_;
-  DeviceArray<int32_t> units_, counts_, sink_, recent_;
-  DeviceArray<std::byte> vote_scratch_, pick_scratch_;
-};
-
 // Microseconds of a layer.
 bench::Timing TimeSteps(ServedSteps& steps) {
   return TimeReplays<ServedSteps>({&steps}, steps.layers(), kReplays);
@@ -476,11 +301,7 @@ int Run(const std::string& only, bool stages, ordered_json* rows) {
     for (const BenchPlan& plan : kPlans) {
       const Row row{plan.name, batch, tokens, BytesOf(plan, batch, tokens)};
       if (!row.id().starts_with(only)) continue;
-      sound &= Report(row,
-                      plan.text == nullptr
-                          ? MeasureOps(TokenSteps(plan, batch, tokens), stages, row.id())
-                          : Measure(ServedSteps(plan, batch, tokens), stages, row.id()),
-                      rows);
+      sound &= Report(row, Measure(ServedSteps(plan, batch, tokens), stages, row.id()), rows);
     }
     const Row row{"mosaickv", batch, tokens, PackedStep::BytesOf(batch, tokens)};
     if (!row.id().starts_with(only)) continue;
@@ -508,8 +329,8 @@ int Main(int argc, char** argv) {
       {"command", "bench/cuda/run_gpu.sh steps dense (make bundle)"},
       {"context",
        {{"notes",
-         "one layer of a step: CudaStep's Begin, a captured graph of append, select, attend, End "
-         "(tokenselect: the ops alone); lengths grow a token a step; 32 query heads, 8 KV heads x "
+         "one layer of a step: CudaStep's Begin, a captured graph of append, select, attend, End; "
+         "lengths grow a token a step; 32 query heads, 8 KV heads x "
          "128, bf16, pages of 16 scattered"}}},
       {"ceilings", ordered_json::object()},
       {"rows", rows}};

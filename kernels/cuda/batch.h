@@ -43,6 +43,8 @@ struct DeviceSelection {
   const int32_t* counts = nullptr;        // device [batch][groups]
   const int32_t* sink_end = nullptr;      // device [batch]
   const int32_t* recent_begin = nullptr;  // device [batch]
+  const uint64_t* lists = nullptr;        // device [batch][groups], addresses of lists; null: units
+  bool shared = false;                    // all sequences of the batch have that of the first
 };
 
 }  // namespace kvstrata::cuda

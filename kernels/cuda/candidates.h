@@ -16,6 +16,10 @@
 
 namespace kvstrata::cuda {
 
+// As `tokens` of a sequence: nothing is to be selected for it in this call, and op pick leaves its
+// selection as it is.
+inline constexpr int32_t kNoQuery = -1;
+
 struct CandidateRule {
   int32_t unit_tokens = 1;
   int32_t sink_tokens = 0, recent_tokens = 0;

@@ -19,8 +19,10 @@
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
+#include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/reuse/reuse_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
@@ -52,6 +54,8 @@ struct CudaOps {
   int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
   int (*pick)(const PickBatch& work, Stream stream) = nullptr;
   int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
+  int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
+  int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
 
   // ops/append, ops/attend_raw, ops/merge: what each takes and costs is in its *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;

@@ -57,6 +57,7 @@ cuda::DeviceRows CudaStep::IndexRowsOf(const Part& part, int level, int layer) c
 
 cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
   if (!Selects(part, layer)) return {};
+  if (part.plan.selector == SelectorKind::kVote) return VotedSelection(part);
   cuda::DeviceSelection selection;
   if (part.plan.selector == SelectorKind::kWindow) {
     selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
@@ -97,9 +98,10 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   return OkStatus();
 }
 
-// For the first new token of each member.
+// For the first new token of each member, or for a chunk.
 Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
-  const std::byte* const queries = RowAt(q, first_row_[part.first]);
+  const std::byte* const queries = RowAt(q, first_row_[part.first] + part.begin);
+  if (part.plan.selector == SelectorKind::kVote) return SelectVotes(part, layer, queries, q.dtype);
   KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
                                               : ScoreBounds(part, layer, queries, q.dtype));
   return Pick(part);
@@ -212,14 +214,13 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   w.scale = ScaleOf(g);
   w.counters = ws_.attend_counters_.as<uint32_t>();
   w.workspace = ws_.attend_workspace_.as<float>();
-  const int32_t first = first_row_[part.first];
+  const int32_t first = first_row_[part.first] + part.begin;
   if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
-  // Every new token is an item with the same row of the page table. A selection has one list for
-  // all of them, which the op cannot share between items.
+  // Every new token is an item with the same row of the page table and the same selection.
   w.layer.page_stride = 0;
-  const int32_t at_once = Selects(part, layer) ? 1 : CudaWorkspace::kItemsPerLaunch;
-  for (int32_t t = 0; t < part.new_tokens; t += at_once) {
-    const int32_t items = std::min(at_once, part.new_tokens - t);
+  w.selection.shared = true;
+  for (int32_t t = 0; t < part.new_tokens; t += CudaWorkspace::kItemsPerLaunch) {
+    const int32_t items = std::min(CudaWorkspace::kItemsPerLaunch, part.new_tokens - t);
     KVS_RETURN_IF_ERROR(AttendItems(w, first + t, items, q, out, lse));
   }
   return OkStatus();

@@ -4,36 +4,47 @@
 #include "kernels/step/cuda_step.h"
 
 namespace kvstrata {
+namespace {
+
+Selection WindowOf(const Plan& plan, int32_t n) {
+  if (AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens)) return Selection::Full(n);
+  Selection window;
+  window.Reset(n, 1);
+  AppendRun({0, plan.n_sink}, &window.runs[0]);
+  AppendRun({n - plan.n_recent, n}, &window.runs[0]);
+  return window;
+}
+
+}  // namespace
 
 const CudaStep::Part& CudaStep::PartOf(int member) const {
-  return *std::ranges::find_if(
-      parts_, [member](const Part& part) { return member < part.first + part.count; });
+  return *std::find_if(parts_.rbegin(), parts_.rend(),
+                       [member](const Part& part) { return part.first <= member; });
 }
 
 Result<Selection> CudaStep::ReadSelection(int member) const {
   if (selected_layer_ < 0) {
     return FailedPrecondition("SELECTION_NONE", "no layer of this step was selected; attend one");
   }
-  const Part& part = PartOf(member);
-  const int32_t n = members_[member].view.tokens + 1;
+  return ReadPart(PartOf(member), member);
+}
+
+Result<Selection> CudaStep::ReadPart(const Part& part, int member) const {
+  const int32_t n = members_[member].view.tokens + part.begin + 1;
   if (!Selects(part, selected_layer_)) return Selection::Full(n);
-  if (part.plan.selector != SelectorKind::kWindow) {
-    KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
-    if (capturing) {
-      return FailedPrecondition("CAPTURE_READ",
-                                "a selection cannot be read while a graph is captured");
-    }
-    return part.plan.selector == SelectorKind::kCascade ? ReadCascade(member, n)
-                                                        : ReadUnits(member, n);
+  if (part.plan.selector == SelectorKind::kWindow) return WindowOf(part.plan, n);
+  KVS_RETURN_IF_ERROR(CheckReadable());
+  if (part.plan.selector == SelectorKind::kCascade) return ReadCascade(member, n);
+  if (part.plan.selector == SelectorKind::kVote) {
+    return ReadVotes(part, member, part.prompt ? n - 1 : n);
   }
-  if (AttendsInFull(n, part.plan.n_sink + part.plan.n_recent, 0, part.plan.min_tokens)) {
-    return Selection::Full(n);
-  }
-  Selection window;
-  window.Reset(n, 1);
-  AppendRun({0, part.plan.n_sink}, &window.runs[0]);
-  AppendRun({n - part.plan.n_recent, n}, &window.runs[0]);
-  return window;
+  return ReadUnits(member, n);
+}
+
+Status CudaStep::CheckReadable() const {
+  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
+  if (!capturing) return OkStatus();
+  return FailedPrecondition("CAPTURE_READ", "a selection cannot be read while a graph is captured");
 }
 
 // A selection of minmax, as its selector makes it (kernels/select/minmax.cc).
@@ -70,19 +81,24 @@ Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
 }
 
 Result<StepCost> CudaStep::ReadCost(int member) const {
-  KVS_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(member));
+  KVS_RETURN_IF_ERROR(ReadSelection(member).status());
   const Geometry& g = geometry();
-  const auto fresh = static_cast<uint64_t>(members_[member].new_tokens);
   StepCost cost;
-  for (int head = 0; head < g.kv_heads; ++head) {
-    uint64_t rows = 0;
-    for (const Run& run : selection.runs[selection.groups() == 1 ? 0 : head]) {
-      rows += static_cast<uint64_t>(run.end - run.begin);
+  for (const Part& part : parts_) {
+    if (member < part.first || member >= part.first + part.count) continue;
+    KVS_ASSIGN_OR_RETURN(const Selection selection, ReadPart(part, member));
+    const int32_t start = members_[member].view.tokens + part.begin;
+    const auto fresh = static_cast<uint64_t>(part.new_tokens);
+    for (int head = 0; head < g.kv_heads; ++head) {
+      uint64_t history = 0;
+      for (const Run& run : selection.runs[selection.groups() == 1 ? 0 : head]) {
+        history += static_cast<uint64_t>(std::min(run.end, start) - run.begin);
+      }
+      cost.rows += fresh * history + fresh * (fresh + 1) / 2;
     }
-    cost.rows += fresh * rows + fresh * (fresh - 1) / 2;
+    cost.select_bytes += static_cast<uint64_t>(selection.scored_bytes);
   }
   cost.attend_bytes = cost.rows * 2 * static_cast<uint64_t>(g.row_bytes());
-  cost.select_bytes = static_cast<uint64_t>(selection.scored_bytes);
   return cost;
 }
 

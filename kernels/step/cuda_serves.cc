@@ -13,8 +13,8 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
   return Unimplemented("CUDA_PLAN",
                        std::string(key) + " = " + std::string(value) +
                            " is not served on a GPU; served there are selectors full, window, "
-                           "minmax (quest, strata) and cascade (chess) over codec raw with "
-                           "rest = \"drop\"; use one of them, or backend simd");
+                           "minmax (quest, strata), cascade (chess) and vote (tokenselect) over "
+                           "codec raw with rest = \"drop\"; use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -28,7 +28,8 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
-  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow && !of_units) {
+  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
+      plan.selector != SelectorKind::kVote && !of_units) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
   if (plan.codec != CodecKind::kRaw) {
@@ -45,6 +46,12 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   }
   if (plan.selector == SelectorKind::kCascade && plan.centred) {
     return PlanUnserved("centred", "true");
+  }
+  if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
+    return PlanUnserved("max_pool", std::to_string(plan.max_pool));
+  }
+  if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
+    return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
   }
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");

@@ -54,12 +54,18 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
 void CudaStep::CutParts() {
   for (int i = 0; i < members(); ++i) {
     const SequenceState& state = *members_[i].state;
+    const SelectorKind selector = state.plan().selector;
+    if (state.prompt_tokens() < 0 && selector == SelectorKind::kVote) {
+      CutPrompt(i);
+      continue;
+    }
     Part part{i, 1, members_[i].new_tokens, false, {}};
-    part.selects = state.prompt_tokens() >= 0 && state.plan().selector != SelectorKind::kFull;
+    part.selects = state.prompt_tokens() >= 0 && selector != SelectorKind::kFull;
     if (part.selects) part.plan = state.plan();
+    if (part.selects && selector == SelectorKind::kVote) part.list = vote_lists_++;
     Part* const last = parts_.empty() ? nullptr : &parts_.back();
     if (last != nullptr && part.new_tokens == 1 && last->new_tokens == 1 &&
-        part.selects == last->selects && part.plan == last->plan) {
+        part.selects == last->selects && part.plan == last->plan && !last->prompt) {
       ++last->count;
     } else {
       parts_.push_back(std::move(part));
@@ -70,6 +76,7 @@ void CudaStep::CutParts() {
 CudaWorkspace::Capacity CudaStep::Need() const {
   CudaWorkspace::Capacity need;
   need.members = members();
+  need.votes = NeedOfVotes();
   need.rows = tokens_;
   for (const StepMember& m : members_) {
     const IndexLayout& index = m.state->index();
@@ -102,6 +109,7 @@ Status CudaStep::Prepare() {
 
 Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StageInts(slot));
+  KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;

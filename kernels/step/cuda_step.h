@@ -22,6 +22,10 @@
 //
 // Several new tokens of a member are attended each as a query of its own: correct, but slow beside
 // an engine's own prefill kernels over the same page table.
+//
+// Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
+// graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
+// state that is cloned must have no step under way on the GPU.
 // Threads: one call at a time for a step, its workspace and its states.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
@@ -78,9 +82,9 @@ class CudaStep : public StepBatch {
   Status End(cuda::Stream stream);
 
   // The selection of the last layer selected, attended or replayed, as Step::selection; GroupsOf,
-  // UnitsOf and PositionsOf read it. What attending that layer read for one member, as Step::cost;
-  // every new token counts by itself. For tools and tests: both copy from the device and wait.
-  // FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
+  // UnitsOf and PositionsOf read it; of a prompt that is cut, the last chunk's. What attending that
+  // layer read for one member, as Step::cost; every new token counts by itself. For tools and
+  // tests: both copy from the device and wait. FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
   Result<Selection> ReadSelection(int member) const;
   Result<StepCost> ReadCost(int member) const;
 
@@ -98,10 +102,14 @@ class CudaStep : public StepBatch {
 
   // Begin.
   void CutParts();
+  void CutPrompt(int member);
   CudaWorkspace::Capacity Need() const;
+  VoteBuffers::Capacity NeedOfVotes() const;
   Status Prepare();
   Status Stage(const CudaWorkspace::StagingSlot& slot);
   Status StageInts(const CudaWorkspace::StagingSlot& slot);
+  Status StageVoteCaches(const CudaWorkspace::StagingSlot& slot);
+  Status OwnVoteCache(SequenceState* state);
   Status Summarize();
   Status SummarizeMembers(int first, int count);
   Status SummarizeLevel(const Part& part, int level);
@@ -144,12 +152,24 @@ class CudaStep : public StepBatch {
   Status ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype);
   Status VoteBounds(const Part& part, int layer, const std::byte* q, DType dtype);
   Status Pick(const Part& part);
+  // Selector vote (cuda_vote.cc).
+  Status SelectVotes(const Part& part, int layer, const std::byte* q, DType dtype);
+  Status MeanQuery(const Part& part, const std::byte* q, DType dtype);
+  Status Reuse(const Part& part, int layer, const std::byte* q, DType dtype, const int32_t* tokens);
+  Status CountVotes(const Part& part, int layer, const std::byte* q, DType dtype,
+                    const int32_t* tokens);
+  Status PickVoted(const Part& part, const int32_t* tokens);
+  cuda::DeviceSelection VotedSelection(const Part& part) const;
+  Result<Selection> ReadVotes(const Part& part, int member, int32_t n) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
                      const MutableRows& out, float* lse);
 
   CudaWorkspace::CapturedShape* ShapeUnderCapture();
+  // The last that holds new tokens of the member.
   const Part& PartOf(int member) const;
+  Status CheckReadable() const;
+  Result<Selection> ReadPart(const Part& part, int member) const;
   Status CopyToHost(void* to, const void* from, uint64_t bytes) const;
   Result<Selection> ReadUnits(int member, int32_t n) const;
 
@@ -159,6 +179,7 @@ class CudaStep : public StepBatch {
   const Exit exit_;
   std::vector<Part> parts_;
   std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
+  int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
   int selected_layer_ = -1;
   bool begun_ = false, ended_ = false;
 };

@@ -25,34 +25,6 @@ int32_t Grown(int32_t capacity, int32_t need, int32_t generous) {
 
 }  // namespace
 
-Status CudaStatus(const cuda::CudaOps& ops, int code, const char* what) {
-  if (code == 0) return OkStatus();
-  return Internal("CUDA_ERROR", std::string(what) + ": " + ops.error_text(code));
-}
-
-DeviceBuffer::~DeviceBuffer() { (void)Free(); }
-
-Status DeviceBuffer::Free() {
-  void* const data = std::exchange(data_, nullptr);
-  bytes_ = 0;
-  if (data == nullptr) return OkStatus();
-  return CudaStatus(*ops_, ops_->free_device(data), "freeing a buffer of the step");
-}
-
-Status DeviceBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
-  if (bytes <= bytes_) return OkStatus();
-  ops_ = &ops;
-  KVS_RETURN_IF_ERROR(Free());
-  if (const int error = ops.allocate_device(bytes, &data_); error != 0) {
-    data_ = nullptr;
-    return ResourceExhausted("GPU_MEMORY", std::to_string(bytes) +
-                                               " bytes for a step: " + ops.error_text(error) +
-                                               "; give the daemon's device pool less");
-  }
-  bytes_ = bytes;
-  return OkStatus();
-}
-
 CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
                              int32_t reserve_tokens)
     : ops_(ops), geometry_(geometry), reserve_tokens_(reserve_tokens) {}
@@ -101,6 +73,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
+  c.votes = now.votes.Grown(need.votes);
   if (c == now) return OkStatus();
 
   ++generation_;
@@ -152,16 +125,20 @@ Status CudaWorkspace::Fit(Capacity need) {
                                 c.members * cuda::CascadeScratchBytes(channels, c.cascade_pages)));
   }
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
+  KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
+  KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
   blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
+  vote_caches_.host.assign(static_cast<size_t>(c.members), 0);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
+  vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
 
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes = blocks_.staging_offset + blocks_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes = vote_caches_.staging_offset + vote_caches_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }

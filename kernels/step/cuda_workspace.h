@@ -23,35 +23,10 @@
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/plan.h"
+#include "kernels/step/device_buffer.h"
+#include "kernels/step/vote_buffers.h"
 
 namespace kvstrata {
-
-// What a call of the table answered, as a Status: OK, or INTERNAL CUDA_ERROR that names `what`.
-Status CudaStatus(const cuda::CudaOps& ops, int code, const char* what);
-
-// Memory of a GPU that only grows. What was in it is lost then; new memory is zeroed.
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  DeviceBuffer(const DeviceBuffer&) = delete;
-  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
-  ~DeviceBuffer();
-
-  // RESOURCE_EXHAUSTED GPU_MEMORY.
-  Status Reserve(const cuda::CudaOps& ops, uint64_t bytes);
-  Status Free();
-
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-  uint64_t bytes() const { return bytes_; }
-
- private:
-  const cuda::CudaOps* ops_ = nullptr;
-  void* data_ = nullptr;
-  uint64_t bytes_ = 0;
-};
 
 class CudaWorkspace {
  public:
@@ -76,16 +51,21 @@ class CudaWorkspace {
     int32_t pages = 0, blocks = 0;  // of a member
     int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
     int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
+    VoteBuffers::Capacity votes;    // of selector vote
     bool operator==(const Capacity&) const = default;
   };
   // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
   enum class PerMember { kLengths, kFrom, kTo, kSinkEnd, kRecentBegin, kSelectAt, kCount };
-  // New tokens of one member, or of several with one each, that one launch of every op serves.
+  // New tokens of one member, or of several with one each, that one launch of every op serves. A
+  // prompt whose chunks select has a part for each.
   struct Part {
     int32_t first = 0, count = 0;  // members
     int32_t new_tokens = 1;        // of each
     bool selects = false;          // the prompt is complete and the plan selects
     Plan plan;                     // of the members, where it selects
+    int32_t begin = 0;             // first of them among the member's new tokens
+    bool prompt = false;           // a chunk of a prompt, with a selection of its own
+    int32_t list = 0;              // of selector vote: its first list in VoteBuffers
     bool operator==(const Part&) const = default;
   };
   // A batch whose layers were captured, since the last growth.
@@ -134,7 +114,7 @@ class CudaWorkspace {
   Capacity capacity_;
   bool in_step_ = false;
 
-  AddressTable pages_, blocks_;
+  AddressTable pages_, blocks_, vote_caches_;  // vote_caches_: one entry a member
   DeviceBuffer ints_;
   DeviceBuffer scores_, vote_scratch_, pick_scratch_;
   DeviceBuffer units_, counts_, sink_end_, recent_begin_;  // a DeviceSelection
@@ -142,6 +122,7 @@ class CudaWorkspace {
   // was; whose it is (CascadeTrigger::selection_id), 0: nobody's.
   DeviceBuffer cascade_units_, cascade_counts_, cascade_scratch_;
   std::vector<uint64_t> cascade_ids_;
+  VoteBuffers votes_;
   DeviceBuffer attend_counters_, attend_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;

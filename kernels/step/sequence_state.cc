@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/select/cascade_trigger.h"
+#include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
 namespace {
@@ -85,6 +86,8 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->index_ = index_;
   copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
+  copy->vote_cache_ = vote_cache_;
+  if (vote_cache_ != nullptr) vote_cache_->shared = true;
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;
   copy->boundary_ = boundary_;

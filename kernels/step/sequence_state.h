@@ -22,6 +22,8 @@
 
 namespace kvstrata {
 
+struct CudaVoteCache;  // cuda_vote_cache.h
+
 class SequenceState {
  public:
   // `tokens` are already held (a prefix hit) and their index is valid up to `indexed_tokens`.
@@ -95,6 +97,7 @@ class SequenceState {
   IndexLayout index_;
   std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
   std::unique_ptr<Selector> selector_;
+  std::shared_ptr<CudaVoteCache> vote_cache_;  // of CudaSteps
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
   uint64_t version_ = 0;                    // of the table that they were parsed from

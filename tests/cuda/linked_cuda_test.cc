@@ -247,12 +247,13 @@ class LinkedCuda : public ::testing::Test {
   // The output of each member's last new token.
   void Verify(kvs_step* step, int layer, const std::vector<Sequence*>& members, Tensors* tensors) {
     for (size_t i = 0; i < members.size(); ++i) {
-      // What the first new token attends; the others see the new tokens before them, too.
+      // What the first new token attends, or what a prompt's last chunk attends before itself; the
+      // others see the new tokens before them, too.
       auto lists = Selected(step, static_cast<uint32_t>(i));
       ASSERT_FALSE(lists.empty());
       for (auto& list : lists) {
-        for (size_t t = first_new_[i] + 1; t < members[i]->ids.size(); ++t) {
-          list.push_back(static_cast<int32_t>(t));
+        for (auto t = list.back() + 1; t < static_cast<int32_t>(members[i]->ids.size()); ++t) {
+          list.push_back(t);
         }
       }
       const auto want = Attention(layer, members[i]->ids, lists);
@@ -261,6 +262,7 @@ class LinkedCuda : public ::testing::Test {
           << "seed " << TestSeed() << ", layer " << layer << ", member " << i << " of "
           << members[i]->ids.size() << " tokens";
       attended_ = lists[0].size();
+      lists_.push_back(std::move(lists[0]));
     }
   }
   void Decode(Sequence* s, int steps, bool on_gpu) {
@@ -278,8 +280,12 @@ class LinkedCuda : public ::testing::Test {
   std::vector<int> rows_;          // of each member's last new token
   std::vector<size_t> first_new_;  // position of its first
   size_t attended_ = 0;
+  std::vector<std::vector<int32_t>> lists_;  // of every verified member, its first group's
 };
 
+// Of two random queries one in two is alike.
+constexpr char kTokens[] =
+    "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
 constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
 constexpr char kChess[] =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, rho = [0.6, 0.6, 0.5], "
@@ -298,7 +304,7 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 }
 
 TEST_F(LinkedCuda, PlansSelect) {
-  for (const char* plan : {kQuest, "strata{budget = 64, min_tokens = 0}",
+  for (const char* plan : {kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
                            "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
     SCOPED_TRACE(plan);
     Sequence s;
@@ -347,6 +353,49 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   a.ids.pop_back();
   Tensors one(1, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a}, {{2}}, &one));  // nothing of the aborted step is left
+  cudaGraphExecDestroy(graph);
+  cudaGraphDestroy(captured);
+}
+
+// TokenSelect: a graph of the caller's, whose steps the GPU finds to be hits or misses; a fork goes
+// on with the cache.
+TEST_F(LinkedCuda, AGraphServesHitsAndMissesOfTheSelectionCache) {
+  Sequence a, b;
+  Open(kTokens, Ids(400), &a);
+  ASSERT_NO_FATAL_FAILURE(Prefill(&a, Ids(400), true));
+  ASSERT_NO_FATAL_FAILURE(Decode(&a, 3, true));
+  b = a;
+  ASSERT_KVS(kvs_sequence_fork(session_, a.handle, &b.handle));
+  Tensors tensors(2, true);
+  ASSERT_NO_FATAL_FAILURE(Step({&a, &b}, {{7}, {8}}, &tensors));
+  kvs_step* step = nullptr;
+  ASSERT_NO_FATAL_FAILURE(Begin({&a, &b}, {{9}, {10}}, &tensors, &step));
+  cudaGraph_t captured = nullptr;
+  cudaGraphExec_t graph = nullptr;
+  Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
+  for (int layer = 0; layer < kLayers; ++layer) {
+    ASSERT_NO_FATAL_FAILURE(Layer(step, layer, &tensors));
+  }
+  Check(cudaStreamEndCapture(stream_, &captured), "EndCapture");
+  Check(cudaGraphInstantiate(&graph, captured, 0), "Instantiate");
+  Check(cudaGraphLaunch(graph, stream_), "cudaGraphLaunch");
+  ASSERT_KVS(kvs_step_end(step, stream_));
+  lists_.clear();
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Begin({&a, &b}, {{100 + i}, {200 + i}}, &tensors, &step));
+    ASSERT_KVS(kvs_step_replay(step));
+    Check(cudaGraphLaunch(graph, stream_), "cudaGraphLaunch");
+    ASSERT_NO_FATAL_FAILURE(Verify(step, kLayers - 1, {&a, &b}, &tensors)) << "replay " << i;
+    ASSERT_KVS(kvs_step_end(step, stream_));
+  }
+  // The picked tokens stay on a hit, and change on a miss.
+  int hits = 0, misses = 0;
+  for (size_t i = 2; i < lists_.size(); ++i) {
+    const bool same = std::equal(lists_[i].begin(), lists_[i].begin() + 68, lists_[i - 2].begin());
+    ++(same ? hits : misses);
+  }
+  EXPECT_GT(hits, 8);
+  EXPECT_GT(misses, 8);
   cudaGraphExecDestroy(graph);
   cudaGraphDestroy(captured);
 }

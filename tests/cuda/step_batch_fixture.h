@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -44,6 +45,16 @@ class TwinPieces {
     device_.Write(host_);
   }
 
+  // The same pieces hold the same bytes. REQUIRES: the GPU is idle.
+  void CopyFrom(const TwinPieces& other, int64_t bytes) {
+    const auto size = static_cast<size_t>(bytes);
+    for (size_t i = 0; i < host_pieces.size(); ++i) {
+      std::memcpy(host_pieces[i], other.host_pieces[i], size);
+      Check(cudaMemcpy(device_pieces[i], other.device_pieces[i], size, cudaMemcpyDeviceToDevice),
+            "copying a page");
+    }
+  }
+
   std::vector<std::byte*> host_pieces, device_pieces;
 
  private:
@@ -51,9 +62,17 @@ class TwinPieces {
   DeviceArray<std::byte> device_;
 };
 
+// Tokens that one selection has and the other has not, and the other way round.
+struct Difference {
+  std::vector<int32_t> missing, extra;
+  bool operator==(const Difference&) const = default;
+};
+
 struct TwinSequence {
   TwinSequence(Rng& rng, const Geometry& g, const std::string& plan_text, int32_t capacity)
-      : plan(ParsePlan(plan_text).value()),
+      : TwinSequence(rng, g, ParsePlan(plan_text).value(), capacity) {}
+  TwinSequence(Rng& rng, const Geometry& g, const Plan& plan_, int32_t capacity)
+      : plan(plan_),
         on_host(std::make_unique<SequenceState>(g, plan, 0, 0)),
         on_device(std::make_unique<SequenceState>(g, plan, 0, 0)),
         pages(rng, capacity / g.page_tokens + 1, g.page_bytes()),
@@ -74,6 +93,15 @@ struct TwinSequence {
   void ClosePrompt(const Backend& backend) {
     ASSERT_TRUE(on_host->PrefillDone(HostView(), backend, InlineExecutor()).ok());
     ASSERT_TRUE(on_device->ClosePrompt().ok());
+  }
+  // A fork on pages of its own. REQUIRES: the GPU is idle.
+  std::unique_ptr<TwinSequence> Fork(Rng& rng, const Geometry& g, int32_t capacity) const {
+    auto child = std::make_unique<TwinSequence>(rng, g, plan, capacity);
+    child->pages.CopyFrom(pages, g.page_bytes());
+    child->on_host = on_host->Clone();
+    child->on_device = on_device->Clone();
+    child->tied = tied;
+    return child;
   }
   // Both hold `tokens`, as of a prefix that is held without an index.
   void Hold(const Geometry& g, int32_t tokens) {
@@ -100,18 +128,22 @@ struct TwinSequence {
   Plan plan;
   std::unique_ptr<SequenceState> on_host, on_device;
   TwinPieces pages, blocks;
+  // By layer: where near-ties made the last selection of selector vote another one; hits keep it.
+  std::map<int, Difference> tied;
 };
 
-// Whether two selections are the same but for units whose scores by `q` [query_heads][head_dim] are
-// within 1 % of each other, or, of selector cascade, for pages that hang on scores within 1e-5 of
-// their level's largest; *equal: they are the same.
+// Whether two selections are the same but for units (selector vote: tokens) whose scores by `q`
+// [query_heads][head_dim] are within 1 % of each other, or, of selector cascade, for pages that
+// hang on scores within 1e-5 of their level's largest; *equal: they are the same. reused: both go
+// on with an earlier selection.
 class NearTies {
  public:
-  NearTies(const TwinSequence& sequence, const Geometry& g, int layer, const float* q)
-      : sequence_(sequence), g_(g), layer_(layer), q_(q) {}
+  NearTies(TwinSequence& sequence, const Geometry& g, int layer, const float* q, bool reused)
+      : sequence_(sequence), g_(g), layer_(layer), q_(q), reused_(reused) {}
 
   bool Agree(const Selection& want, const Selection& got, bool* equal) const {
     *equal = want.runs == got.runs && want.units == got.units && want.full == got.full;
+    if (sequence_.plan.selector == SelectorKind::kVote) return AgreeOnTokens(want, got);
     if (*equal) return true;
     if (want.full || got.full || want.units.size() != got.units.size()) return false;
     if (sequence_.plan.selector == SelectorKind::kCascade) {
@@ -162,6 +194,61 @@ class NearTies {
     }
     return true;
   }
+  bool AgreeOnTokens(const Selection& want, const Selection& got) const {
+    if (want.full || got.full) return want.full == got.full && want.runs == got.runs;
+    const std::vector<int32_t> a = TokensOf(want), b = TokensOf(got);
+    Difference d;
+    std::ranges::set_difference(a, b, std::back_inserter(d.missing));
+    std::ranges::set_difference(b, a, std::back_inserter(d.extra));
+    if (reused_) return d == sequence_.tied[layer_];
+    sequence_.tied[layer_] = d;
+    if (a.size() != b.size()) return false;
+    if (d.missing.empty()) return true;
+    const std::vector<double> votes = Votes(want.tokens);
+    for (const int32_t m : d.missing) {
+      for (const int32_t e : d.extra) {
+        if (votes[m] - votes[e] > 1e-2 * votes[m]) return false;
+      }
+    }
+    return true;
+  }
+  static std::vector<int32_t> TokensOf(const Selection& s) {
+    std::vector<int32_t> tokens;
+    for (const Run& run : s.runs[0]) {
+      for (int32_t t = run.begin; t < run.end; ++t) tokens.push_back(t);
+    }
+    return tokens;
+  }
+  // What the heads' softmax over the middle gives each token; 0 outside.
+  std::vector<double> Votes(int32_t n) const {
+    const Plan& plan = sequence_.plan;
+    const int32_t first = plan.n_init, last = n - plan.n_local;
+    std::vector<double> votes(static_cast<size_t>(n)), weights(votes.size());
+    for (int head = 0; head < g_.query_heads; ++head) {
+      double sum = 0;
+      for (int32_t t = first; t < last; ++t) {
+        sum += weights[static_cast<size_t>(t)] =
+            std::exp(Dot(head, t) / std::sqrt(double{1} * g_.head_dim));
+      }
+      for (int32_t t = first; t < last; ++t) {
+        votes[static_cast<size_t>(t)] += weights[static_cast<size_t>(t)] / sum;
+      }
+    }
+    return votes;
+  }
+  double Dot(int head, int32_t token) const {
+    const PageLayout layout = PageLayout::Of(g_);
+    const std::byte* const page =
+        sequence_.pages.host_pieces[static_cast<size_t>(token / g_.page_tokens)];
+    const std::byte* const key =
+        page + layout.KeyOffset(layer_, head / g_.group(), token % g_.page_tokens);
+    double sum = 0;
+    for (int c = 0; c < g_.head_dim; ++c) {
+      sum += double{q_[int64_t{head} * g_.head_dim + c]} *
+             LoadFloat(key + c * SizeOf(g_.dtype), g_.dtype);
+    }
+    return sum;
+  }
   // Of the units that compete, by id.
   std::vector<double> Scores(const Selection& s, int head) const {
     const Plan& plan = sequence_.plan;
@@ -200,10 +287,11 @@ class NearTies {
     return sum;
   }
 
-  const TwinSequence& sequence_;
+  TwinSequence& sequence_;
   const Geometry& g_;
   const int layer_;
   const float* q_;
+  const bool reused_;
 };
 
 }  // namespace kvstrata::cuda

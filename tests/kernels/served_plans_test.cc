@@ -16,9 +16,11 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
 }
 
 TEST(CudaServes, RawPlansOfUnits) {
-  for (const char* plan : {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
-                           "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
-                           "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}"}) {
+  for (const char* plan :
+       {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
+        "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
+        "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
+        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -29,7 +31,9 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"chess{centred = true}", "centred = true"},
         {"chess{rest = \"mean\"}", "rest = \"mean\""},
         {"chess{page = 48}", "page = 48"},
-        {"tokenselect", "selector = \"vote\""},
+        {"tokenselect{max_pool = 3}", "max_pool = 3"},
+        {"tokenselect{scale = false}", "scale = false"},
+        {"tokenselect{codec = \"packed\"}", "codec = \"packed\""},
         {"sentencekv", "selector = \"bucket\""},
         {"sekv", "selector = \"zoom\""},
         {"mosaickv", "selector = \"block\""},
@@ -40,7 +44,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
     EXPECT_EQ(status.code(), Code::kUnimplemented) << plan;
     EXPECT_EQ(status.reason(), "CUDA_PLAN") << plan;
     EXPECT_THAT(status.message(), HasSubstr(key));
-    EXPECT_THAT(status.message(), HasSubstr("quest, strata")) << "what is served";
+    EXPECT_THAT(status.message(), HasSubstr("tokenselect")) << "what is served";
   }
 }
 

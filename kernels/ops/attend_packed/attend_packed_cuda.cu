@@ -426,7 +426,8 @@ int Launch(const AttendPackedBatch& w, Stream stream) {
 
 bool IsValid(const AttendPackedBatch& w) {
   const DeviceSelection& s = w.selection;
-  const bool chosen = s.unit_tokens == 1 && s.groups == w.layer.kv_heads;
+  const bool chosen =
+      s.unit_tokens == 1 && s.groups == w.layer.kv_heads && s.lists == nullptr && !s.shared;
   return IsValid(w.queries) && (s.unit_tokens == 0 || chosen) &&
          (w.to.rows != nullptr || w.partial.o != nullptr);
 }

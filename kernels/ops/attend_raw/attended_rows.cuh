@@ -35,13 +35,15 @@ struct AttendedRows {
 
   static __device__ __forceinline__ AttendedRows Of(const RowSource& from, int sequence, int head) {
     const DeviceSelection& s = from.selection;
-    const int list = sequence * s.groups + (s.groups == 1 ? 0 : head);
+    const int selected = s.shared ? 0 : sequence;
+    const int list = selected * s.groups + (s.groups == 1 ? 0 : head);
     AttendedRows r;
     r.tokens = max(from.tokens[sequence], 0);
-    r.sink_end = s.sink_end == nullptr ? 0 : min(max(s.sink_end[sequence], 0), r.tokens);
-    r.recent_begin = s.recent_begin == nullptr ? r.sink_end : s.recent_begin[sequence];
+    r.sink_end = s.sink_end == nullptr ? 0 : min(max(s.sink_end[selected], 0), r.tokens);
+    r.recent_begin = s.recent_begin == nullptr ? r.sink_end : s.recent_begin[selected];
     r.recent_begin = min(max(r.recent_begin, r.sink_end), r.tokens);
-    r.units = s.units + int64_t{list} * s.list_stride;
+    r.units = s.lists != nullptr ? reinterpret_cast<const int32_t*>(s.lists[list])
+                                 : s.units + int64_t{list} * s.list_stride;
     r.listed =
         s.unit_tokens == 0 ? 0 : min(max(s.counts[list], 0), s.list_stride) << from.unit_shift;
     r.sink_strips = StripsFor(r.sink_end);

@@ -363,7 +363,8 @@ class ListPicker {
   __device__ void Write(const Boundary& b, int32_t taken_before, int32_t ties_before) {
     const int2 before = CountsBefore(CountWarp(b), 2);
     int32_t taken = taken_before + before.x, ties = ties_before + before.y;
-    int32_t* out = w_.units + int64_t{list_} * w_.list_stride;
+    int32_t* out = w_.lists != nullptr ? reinterpret_cast<int32_t*>(w_.lists[list_])
+                                       : w_.units + int64_t{list_} * w_.list_stride;
     ForEachVector([&](int i, const uint32_t(&keys)[4]) {
       int32_t count = 0;  // above in the low half, equal in the high half
 #pragma unroll
@@ -408,6 +409,7 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   }
   WaitForPrevious();
   LetNextStart();
+  if (w.tokens[sequence] == kNoQuery) return;
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     w.counts[list] = units.full ? 0 : w.rule.take;
@@ -433,16 +435,18 @@ int CtasPerList(const PickBatch& w) {
 
 int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* scratch,
                       uint32_t* segments, Stream stream) {
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = sizeof(Shared);
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 2 : 1;
   return cudaLaunchKernelEx(&config, PickKernel, w, scratch, segments);
 }
 

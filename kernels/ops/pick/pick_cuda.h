@@ -4,7 +4,8 @@
 // candidates [first, last), ascending, as units (index + first). Bit for bit TopKRef (pick.h):
 // equal scores keep the lower index, -0 equals 0, NaN ranks below everything. Where everything
 // would be taken (or the sequence is shorter than rule.min_tokens) the selection is "all": no
-// entries, and sink_end = recent_begin = 0, so that positions [0, tokens) are attended.
+// entries, and sink_end = recent_begin = 0, so that positions [0, tokens) are attended. Of a
+// sequence with kNoQuery tokens nothing is written.
 //
 // One kernel. Short lists: a CTA each. Long ones: a cooperative launch of several CTAs a list,
 // which hold their scores in shared memory, agree on the digits of the k-th largest score through a
@@ -30,6 +31,7 @@ struct PickBatch {
   // The selection (batch.h), written: units [batch][groups][list_stride], counts [batch][groups],
   // sink_end [batch], recent_begin [batch]. REQUIRES: list_stride >= rule.take.
   int32_t* units = nullptr;
+  const uint64_t* lists = nullptr;  // device [batch][groups], where each list goes; null: units
   int32_t* counts = nullptr;
   int32_t* sink_end = nullptr;
   int32_t* recent_begin = nullptr;

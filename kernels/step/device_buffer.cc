@@ -1,0 +1,36 @@
+#include "kernels/step/device_buffer.h"
+
+#include <string>
+#include <utility>
+
+namespace kvstrata {
+
+Status CudaStatus(const cuda::CudaOps& ops, int code, const char* what) {
+  if (code == 0) return OkStatus();
+  return Internal("CUDA_ERROR", std::string(what) + ": " + ops.error_text(code));
+}
+
+DeviceBuffer::~DeviceBuffer() { (void)Free(); }
+
+Status DeviceBuffer::Free() {
+  void* const data = std::exchange(data_, nullptr);
+  bytes_ = 0;
+  if (data == nullptr) return OkStatus();
+  return CudaStatus(*ops_, ops_->free_device(data), "freeing a buffer of the step");
+}
+
+Status DeviceBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
+  if (bytes <= bytes_) return OkStatus();
+  ops_ = &ops;
+  KVS_RETURN_IF_ERROR(Free());
+  if (const int error = ops.allocate_device(bytes, &data_); error != 0) {
+    data_ = nullptr;
+    return ResourceExhausted("GPU_MEMORY", std::to_string(bytes) +
+                                               " bytes for a step: " + ops.error_text(error) +
+                                               "; give the daemon's device pool less");
+  }
+  bytes_ = bytes;
+  return OkStatus();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,44 @@
+// DeviceBuffer: memory of a GPU that steps (cuda_step.h) keep from one to the next.
+//
+// Ownership: borrows the table of ops. Threads: one call at a time. The device is the one that is
+// current in Reserve. Cost: Reserve and Free may wait for the GPU.
+#ifndef KVSTRATA_KERNELS_STEP_DEVICE_BUFFER_H_
+#define KVSTRATA_KERNELS_STEP_DEVICE_BUFFER_H_
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "kernels/cuda/cuda_ops.h"
+
+namespace kvstrata {
+
+// What a call of the table answered, as a Status: OK, or INTERNAL CUDA_ERROR that names `what`.
+Status CudaStatus(const cuda::CudaOps& ops, int code, const char* what);
+
+// Memory of a GPU that only grows. What was in it is lost then; new memory is zeroed.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+  ~DeviceBuffer();
+
+  // RESOURCE_EXHAUSTED GPU_MEMORY.
+  Status Reserve(const cuda::CudaOps& ops, uint64_t bytes);
+  Status Free();
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  const cuda::CudaOps* ops_ = nullptr;
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_DEVICE_BUFFER_H_
