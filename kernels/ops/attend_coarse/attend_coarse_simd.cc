@@ -55,7 +55,7 @@ HWY_INLINE void CoarseTile(const AttendCoarseWork& w, const RowTile& tile, const
     DecodeState& st = pass.states[s];
     WithHeads(pass.Heads(s), [&]<int H>() HWY_ATTR {
       CoarseLogits<T, H>(w, tile, s == 0, st);
-      WeighTile<H>(tile.count, st);
+      WeighTile(tile.count, st);
       AddValues<T, H>(tile, s == 0 ? &next : nullptr, dim, tile.count, 0, st);
     });
   }

@@ -104,7 +104,7 @@ HWY_NOINLINE void AttendSpan(const LowRankSpan& span, const PaddedRows& keys,
     const int n = std::min(kDecodeTileRows, span.n - first);
     for (int i = 0; i < n; ++i) tile[i] = keys.Row(first + i);
     ScoreRows<BF16, H>(tile, n, q, keys.padded(), keys.padded(), st);
-    WeighTile<H>(n, st);
+    WeighTile(n, st);
     for (int i = 0; i < n; ++i) tile[i] = values.Row(first + i);
     if (factored) ScaleSums<H>(dim, st);
     AddRows<BF16, H>({tile, n, st.s[0], st.alpha, values.padded(), factored ? u : st.o},

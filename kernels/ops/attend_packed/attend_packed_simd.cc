@@ -1,9 +1,11 @@
-// Predicted on a 2.5 to 3 GHz AVX-512 core without VBMI2 (Cascade Lake), G = 4, dim 128, keep 32 of
-// 96, per row and KV head, in instructions: stage and expand K and V 2 * 65, products 2 * 30, sums
-// over lanes and loads 50, softmax 10; at 4 a cycle some 65 cycles or 25 ns. Of these the shuffle
-// port, with 6 expands of 2 and 6 mask moves for each of K and V, takes 40. Memory: 160 bytes, 16
-// to 26 ns of a core that has half of 12 to 20 GB/s. attend_raw reads 512 bytes, 117 ns of each of
-// two cores on the machine of bench/results (in the L1: 130 instructions).
+// On a 2.4 GHz AVX-512 core without VBMI2 (Cascade Lake), G = 4, dim 128, keep 32 of 96, per row
+// and KV head. Predicted: vector operations on two ports, an expand 2 and a mask move 1 of them on
+// the second: 12 chunks * (3 + 4 products), sums over lanes 12, stage 8, softmax 8: 112, or 56
+// cycles. Measured: 105 cycles, 44 ns, from the L2 as from memory (rows are prefetched between the
+// products); staging takes 8 ns of it, scores 18, weights 3, sums 14. With expanded rows stored and
+// loaded again it was 55 ns from the L2 and 65 from memory. A hyperthread of others on the core
+// doubles all of these. attend_raw reads 512 bytes, 85 ns of each of two cores on the machine of
+// bench/results.
 #include "kernels/simd_target.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,32 +25,133 @@ namespace kvstrata {
 namespace HWY_NAMESPACE {
 
 inline constexpr int kPackedQueries = 16;    // that share one decoding of a row
-inline constexpr int kPackedTileRows = 32;   // of rows up to kNarrowChannels; half of it beyond
-inline constexpr int kNarrowChannels = 128;  // a tile of fp32 rows is 16 KiB, half of an L1
+inline constexpr int kDenseChannels = 4096;  // a tile of fp32 rows is 16 KiB, half of an L1
+inline constexpr int kDenseRowsMax = 32;
 
-HWY_INLINE int TileRowsOf(const PackedDecoder& decoder) {
-  return decoder.channels() <= kNarrowChannels ? kPackedTileRows : kPackedTileRows / 2;
-}
+// Rows of which some will be read next: first and last byte name every cache line of a run.
+struct RowsAhead {
+  const std::byte* const* rows = nullptr;
+  int count = 0;
+  int64_t stride = 0;
 
-// Fp32 rows of a tile.
-struct DenseTile {
-  alignas(64) float values[kPackedTileRows * kNarrowChannels];
-  const std::byte* rows[kPackedTileRows];
-
-  HWY_INLINE void Fill(const std::byte* const* packed, int count, PackedDecoder& decoder) {
-    decoder.Decode(packed, count, values);
-    for (int i = 0; i < count; ++i) {
-      rows[i] = reinterpret_cast<const std::byte*>(values + i * decoder.channels());
-    }
-  }
-};
-
-// Rows follow each other, so first and last byte name every cache line.
-HWY_INLINE void PrefetchPacked(const std::byte* const* rows, int count, int64_t stride) {
-  for (int i = 0; i < count; ++i) {
+  HWY_INLINE void Prefetch(int i) const {
+    if (i >= count) return;
     __builtin_prefetch(rows[i]);
     __builtin_prefetch(rows[i] + stride - 1);
   }
+};
+
+// Fp32 rows of a tile in the L1, decoded once for all states of a pass.
+class DenseTile {
+ public:
+  static HWY_INLINE int RowsMax(int channels) {
+    return channels * kDenseRowsMax <= kDenseChannels ? kDenseRowsMax : kDenseRowsMax / 2;
+  }
+
+  HWY_INLINE void Fill(const std::byte* const* packed, int count, const RowsAhead& ahead,
+                       PackedDecoder& decoder) {
+    for (int i = 0; i < ahead.count; ++i) ahead.Prefetch(i);
+    count_ = count;
+    channels_ = decoder.channels();
+    decoder.Decode(packed, count, values_);
+    for (int i = 0; i < count; ++i) {
+      rows_[i] = reinterpret_cast<const std::byte*>(values_ + i * channels_);
+    }
+  }
+
+  template <int H>
+  HWY_INLINE void Score(const float* q, DecodeState& st) const {
+    ScoreRows<float, H>(rows_, count_, q, channels_, channels_, st);
+  }
+  template <int H>
+  HWY_INLINE void Add(int dim, DecodeState& st) const {
+    AddRows<float, H>({rows_, count_, st.s[0], st.alpha, dim, st.o}, channels_);
+  }
+
+ private:
+  alignas(64) float values_[kDenseChannels];
+  const std::byte* rows_[kDenseRowsMax];
+  int count_ = 0, channels_ = 0;
+};
+
+#if HWY_TARGET == HWY_AVX3
+// Staged rows of a tile, expanded in registers by the only state that needs them: no dense row is
+// stored and loaded again.
+class StagedTile {
+ public:
+  static HWY_INLINE int RowsMax(int channels) {
+    return channels * kStageRowsMax <= kStageChannels ? kStageRowsMax : kStageRowsMax / 2;
+  }
+
+  HWY_INLINE void Fill(const std::byte* const* packed, int count, const RowsAhead& ahead,
+                       PackedDecoder& decoder) {
+    count_ = count;
+    ahead_ = ahead;
+    decoder_ = &decoder;
+    decoder.StageRows(packed, count);
+  }
+
+  template <int H>
+  HWY_NOINLINE void Score(const float* q, DecodeState& st) const {
+    const int channels = decoder_->channels();
+    for (int i = 0; i < count_; i += kRows) {
+      for (int r = 0; r < kRows; ++r) ahead_.Prefetch(i + r);
+      hn::Store(Dot<H>(i, channels, q), DF(), st.s[i / kRows]);
+      HideRows<H>(count_ - i, st.s[i / kRows]);
+    }
+  }
+  template <int H>
+  HWY_INLINE void Add(int dim, DecodeState& st) const {
+    AddRowsOf<H>(*this, {nullptr, count_, st.s[0], st.alpha, dim, st.o}, decoder_->channels());
+  }
+
+  // For AddRowsOf.
+  HWY_INLINE StagedRow At(int i, int c) const {
+    if (c == 0) ahead_.Prefetch(i);
+    return decoder_->At(i, c);
+  }
+
+ private:
+  // As DotRows, of rows from i on; the last stands for those beyond it.
+  template <int H>
+  HWY_INLINE VF Dot(int i, int channels, const float* q) const {
+    StagedRow rows[] = {Clamped(i), Clamped(i + 1), Clamped(i + 2), Clamped(i + 3)};
+    static_assert(std::size(rows) == kRows);
+    VF acc[kN];
+#pragma GCC unroll 16
+    for (size_t k = 0; k < kN; ++k) acc[k] = hn::Zero(DF());
+    for (int c = 0; c < channels; c += 2 * static_cast<int>(kN)) {
+      VF a[kRows], b[kRows];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) rows[r].NextPair(a[r], b[r]);
+#pragma GCC unroll 4
+      for (int h = 0; h < H; ++h) {
+        const VF qa = hn::LoadU(DF(), q + h * channels + c);
+        const VF qb = hn::LoadU(DF(), q + h * channels + c + kN);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          acc[h * kRows + r] = hn::MulAdd(qb, b[r], hn::MulAdd(qa, a[r], acc[h * kRows + r]));
+        }
+      }
+    }
+    return SumEach(acc);
+  }
+  HWY_INLINE StagedRow Clamped(int i) const { return decoder_->At(std::min(i, count_ - 1), 0); }
+
+  int count_ = 0;
+  RowsAhead ahead_;
+  PackedDecoder* decoder_ = nullptr;
+};
+#endif
+
+// Calls fn.template operator()<Tile>() for the tile that suits `queries`.
+template <typename F>
+HWY_INLINE void WithTile(int queries, const F& fn) {
+#if HWY_TARGET == HWY_AVX3
+  if (queries <= kHeads) return fn.template operator()<StagedTile>();
+#endif
+  (void)queries;
+  fn.template operator()<DenseTile>();
 }
 
 // All rows as one page, which is how RowCursor walks runs.
@@ -79,24 +182,22 @@ HWY_INLINE void OpenPass(const AttendPackedWork& w, int channels, PackedPass& pa
   }
 }
 
-HWY_NOINLINE void ScorePackedTile(const DenseTile& tile, int count, int channels,
-                                  PackedPass& pass) {
+template <typename Tile>
+HWY_NOINLINE void ScorePackedTile(const Tile& tile, int count, PackedPass& pass) {
   for (int s = 0; s * kHeads < pass.count; ++s) {
     DecodeState& st = pass.states[s];
     WithHeads(pass.Heads(s), [&]<int H>() HWY_ATTR {
-      ScoreRows<float, H>(tile.rows, count, st.q, channels, channels, st);
-      WeighTile<H>(count, st);
+      tile.template Score<H>(st.q, st);
+      WeighTile(count, st);
     });
   }
 }
 
-HWY_NOINLINE void AddPackedTile(const DenseTile& tile, int count, int channels, int dim,
-                                PackedPass& pass) {
+template <typename Tile>
+HWY_NOINLINE void AddPackedTile(const Tile& tile, int dim, PackedPass& pass) {
   for (int s = 0; s * kHeads < pass.count; ++s) {
     DecodeState& st = pass.states[s];
-    WithHeads(pass.Heads(s), [&]<int H>() HWY_ATTR {
-      AddRows<float, H>({tile.rows, count, st.s[0], st.alpha, dim, st.o}, channels);
-    });
+    WithHeads(pass.Heads(s), [&]<int H>() HWY_ATTR { tile.template Add<H>(dim, st); });
   }
 }
 
@@ -120,6 +221,7 @@ HWY_NOINLINE void ClosePass(const AttendPackedWork& w, int channels, PackedPass&
   }
 }
 
+template <typename Tile>
 HWY_NOINLINE void AttendPass(const AttendPackedWork& w, PackedPass& pass) {
   PackedDecoder keys(w.k), values(w.v);
   OpenPass(w, keys.channels(), pass);
@@ -131,19 +233,18 @@ HWY_NOINLINE void AttendPass(const AttendPackedWork& w, PackedPass& pass) {
   rows.run_count = w.run_count;
   rows.position = std::numeric_limits<int32_t>::max() - 1;  // sees every row
   RowCursor cursor(rows);
-  const int tile_rows = std::min(TileRowsOf(keys), TileRowsOf(values));
+  const int tile_rows = Tile::RowsMax(std::max(keys.channels(), values.channels()));
   RowTile tiles[2];
-  DenseTile dense;
+  Tile dense;
   cursor.Next(tile_rows, &tiles[0]);
   for (int t = 0; tiles[t].count > 0; t = 1 - t) {
     const RowTile& tile = tiles[t];
+    const RowTile& next = tiles[1 - t];
     cursor.Next(tile_rows, &tiles[1 - t]);
-    PrefetchPacked(tile.v, tile.count, w.v.stride);
-    dense.Fill(tile.k, tile.count, keys);
-    ScorePackedTile(dense, tile.count, keys.channels(), pass);
-    PrefetchPacked(tiles[1 - t].k, tiles[1 - t].count, w.k.stride);
-    dense.Fill(tile.v, tile.count, values);
-    AddPackedTile(dense, tile.count, values.channels(), w.v.dim, pass);
+    dense.Fill(tile.k, tile.count, {tile.v, tile.count, w.v.stride}, keys);
+    ScorePackedTile(dense, tile.count, pass);
+    dense.Fill(tile.v, tile.count, {next.k, next.count, w.k.stride}, values);
+    AddPackedTile(dense, w.v.dim, pass);
   }
   ClosePass(w, values.channels(), pass);
 }
@@ -153,28 +254,36 @@ void AttendPackedItem(const AttendPackedWork& w) {
   const int queries = w.queries * w.group;
   for (pass.first = 0; pass.first < queries; pass.first += kPackedQueries) {
     pass.count = std::min(kPackedQueries, queries - pass.first);
-    AttendPass(w, pass);
+    WithTile(pass.count, [&]<typename Tile>() HWY_ATTR { AttendPass<Tile>(w, pass); });
   }
 }
 
-// Scores of H queries, lane h * kRows + r of st.s, into the item's output.
+// Scores of `heads` queries, lane h * kRows + r of st.s, into the item's output.
 HWY_INLINE void PutScores(const ScorePackedWork& w, const DecodeState& st, int first_query,
                           int heads, int64_t first_row, int count) {
-  for (int h = 0; h < heads; ++h) {
-    for (int i = 0; i < count; ++i) {
-      const float score = st.s[i / kRows][h * kRows + i % kRows];
-      if (w.out_query != 0) {
-        w.out[(first_query + h) * w.out_query + first_row + i] = score;
-      } else {
-        float& best = w.out[first_row + i];
-        // The first query overwrites; std::max keeps the first where the second is a NaN.
-        best =
-            std::max(first_query + h == 0 ? -std::numeric_limits<float>::infinity() : best, score);
+  const hn::CappedTag<float, kRows> d;
+  for (int i = 0; i < count; i += kRows) {
+    const float* s = st.s[i / kRows];
+    const int rows = std::min(kRows, count - i);
+    float* out = w.out + first_row + i;
+    if (w.out_query != 0) {
+      for (int h = 0; h < heads; ++h) {
+        std::copy_n(s + h * kRows, rows, out + (first_query + h) * w.out_query);
       }
+      continue;
     }
+    alignas(64) float largest[kRows];
+    std::fill(largest, largest + kRows, -std::numeric_limits<float>::infinity());
+    if (first_query > 0) std::copy_n(out, rows, largest);
+    auto best = hn::Load(d, largest);
+    // The second operand is what x86 returns for a NaN.
+    for (int h = 0; h < heads; ++h) best = hn::Max(hn::LoadU(d, s + h * kRows), best);
+    hn::Store(best, d, largest);
+    std::copy_n(largest, rows, out);
   }
 }
 
+template <typename Tile>
 HWY_NOINLINE void ScorePackedPass(const ScorePackedWork& w, int first, int count,
                                   PackedDecoder& decoder) {
   const int channels = decoder.channels();
@@ -183,27 +292,34 @@ HWY_NOINLINE void ScorePackedPass(const ScorePackedWork& w, int first, int count
     const float* from = w.q + int64_t{first + i} * w.rows.dim;
     for (int c = 0; c < channels; ++c) q[i * channels + c] = from[c] * w.scale;
   }
-  DenseTile dense;
+  Tile dense;
   DecodeState st;
-  const std::byte* packed[kPackedTileRows];
-  for (int32_t u = w.units.begin; u < w.units.end; u += TileRowsOf(decoder)) {
-    const int rows = std::min(TileRowsOf(decoder), w.units.end - u);
-    for (int i = 0; i < rows; ++i) packed[i] = w.rows.data + (int64_t{u} + i) * w.rows.stride;
-    dense.Fill(packed, rows, decoder);
+  const std::byte* packed[2][kStageRowsMax];
+  const auto list = [&](int32_t u, const std::byte** rows) HWY_ATTR {
+    const int n = std::clamp(w.units.end - u, 0, Tile::RowsMax(channels));
+    for (int i = 0; i < n; ++i) rows[i] = w.rows.data + (int64_t{u} + i) * w.rows.stride;
+    return n;
+  };
+  int rows = list(w.units.begin, packed[0]);
+  for (int32_t u = w.units.begin, t = 0; rows > 0; t = 1 - t) {
+    const int next = list(u + rows, packed[1 - t]);
+    dense.Fill(packed[t], rows, {packed[1 - t], next, w.rows.stride}, decoder);
     for (int h = 0; h < count; h += kHeads) {
       const int heads = std::min(kHeads, count - h);
-      WithHeads(heads, [&]<int H>() HWY_ATTR {
-        ScoreRows<float, H>(dense.rows, rows, q + h * channels, channels, channels, st);
-      });
+      WithHeads(heads, [&]<int H>() HWY_ATTR { dense.template Score<H>(q + h * channels, st); });
       PutScores(w, st, first + h, heads, u - w.units.begin, rows);
     }
+    u += rows;
+    rows = next;
   }
 }
 
 void ScorePackedItem(const ScorePackedWork& w) {
   PackedDecoder decoder(w.rows);
   for (int first = 0; first < w.queries; first += kPackedQueries) {
-    ScorePackedPass(w, first, std::min(kPackedQueries, w.queries - first), decoder);
+    const int count = std::min(kPackedQueries, w.queries - first);
+    WithTile(count,
+             [&]<typename Tile>() HWY_ATTR { ScorePackedPass<Tile>(w, first, count, decoder); });
   }
 }
 

@@ -1,12 +1,13 @@
 // Packed rows to fp32 rows, a few at a time, in a buffer that stays in the L1. Included once per
 // Highway target.
 //
-// Two passes over up to kStageRows rows. The first copies values and mask to the stage: one mask
-// bit per channel whatever `neighbours` is, and room for as many values as there are channels, so
-// that a damaged bitmap finds zeros there instead of leaving its row. The second expands. Going
-// through the stage costs stores, of which there is plenty; 16 rows lie between a store and the
-// loads that straddle it, so that none waits for store forwarding. AVX3: one expand a 16 channels.
-// Others: one byte shuffle a vector, from a table of 8-bit masks.
+// Two passes over some rows. The first copies values to the stage, with room for as many as there
+// are channels, so that a damaged bitmap finds zeros there instead of leaving its row; and the
+// mask, one bit a channel, where the bitmap is not one already. The second expands, to memory or
+// (AVX3) to registers that the products use at once. Going through the stage costs stores, of which
+// there is plenty; 16 rows lie between a store and the loads that straddle it, so that none waits
+// for store forwarding. AVX3: one expand a 16 channels. Others: one byte shuffle a vector, from a
+// table of 8-bit masks.
 #if defined(KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_ROWS_INL_H_
 #undef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_ROWS_INL_H_
@@ -27,7 +28,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata {
 namespace HWY_NAMESPACE {
 
-inline constexpr int kStageRows = 16;
+inline constexpr int kStageRows = 16;     // of a decoding to memory
+inline constexpr int kStageRowsMax = 32;  // of up to kStageChannels channels together
+#if HWY_TARGET == HWY_AVX3
+inline constexpr int kStageChannels = 16 * kHeadDimMax;
+#else
+inline constexpr int kStageChannels = kStageRows * kHeadDimMax;
+#endif
 inline constexpr int kChannelUnit = 32;  // dense rows are padded to whole units
 
 // Each of the low 64 / kNeighbours bits as kNeighbours equal bits.
@@ -48,6 +55,25 @@ HWY_INLINE uint64_t SpreadBits(uint64_t bits) {
   return bits * ((1u << kNeighbours) - 1);
 }
 
+#if HWY_TARGET == HWY_AVX3
+// Expands a staged row in registers, ascending.
+struct StagedRow {
+  const std::byte* mask;
+  const float* values;
+
+  // The next 32 channels.
+  HWY_INLINE void NextPair(VF& a, VF& b) {
+    uint32_t present;
+    std::memcpy(&present, mask, sizeof present);
+    const int first = std::popcount(present & 0xFFFFu);
+    a = VF{_mm512_maskz_expandloadu_ps(static_cast<uint16_t>(present), values)};
+    b = VF{_mm512_maskz_expandloadu_ps(static_cast<uint16_t>(present >> 16), values + first)};
+    values += std::popcount(present);
+    mask += sizeof present;
+  }
+};
+#endif
+
 class PackedDecoder {
  public:
 #if HWY_TARGET == HWY_AVX3
@@ -64,7 +90,7 @@ class PackedDecoder {
     KVS_CHECK(rows.neighbours == 1 || rows.neighbours == 2 || rows.neighbours == 4);
     KVS_CHECK(rows.keep <= stored && rows.value_offset * 8 >= (rows.bits + 127) / 128 * 128);
     KVS_CHECK(rows.value_offset + (2 * rows.keep + 15) / 16 * 16 <= rows.stride);
-    std::fill(values_, values_ + kStageRows * channels_, Staged{0});
+    whole_ = stored == channels_ && rows.neighbours == 1;
     for (int i = 0; i < kMaskWords; ++i) {
       const int left = std::clamp(stored - 64 * i, 0, 64);
       stored_[i] = left == 64 ? ~0ull : (1ull << left) - 1;
@@ -78,36 +104,63 @@ class PackedDecoder {
   HWY_NOINLINE void Decode(const std::byte* const* rows, int count, float* dense) {
     for (int first = 0; first < count; first += kStageRows) {
       const int n = std::min(kStageRows, count - first);
-      switch (rows_.neighbours) {
-        case 1:
-          Stage<1>(rows + first, n);
-          break;
-        case 2:
-          Stage<2>(rows + first, n);
-          break;
-        default:
-          Stage<4>(rows + first, n);
-      }
+      StageRows(rows + first, n);
       Expand(n, dense + first * channels_);
     }
   }
+
+  // count * channels() <= kStageChannels, count <= kStageRowsMax. The rows must stay.
+  HWY_INLINE void StageRows(const std::byte* const* rows, int count) {
+    if (cleared_ < count) {
+      std::fill(values_ + cleared_ * channels_, values_ + count * channels_, Staged{0});
+      cleared_ = count;
+    }
+    switch (rows_.neighbours) {
+      case 1:
+        return Stage<1>(rows, count);
+      case 2:
+        return Stage<2>(rows, count);
+      default:
+        return Stage<4>(rows, count);
+    }
+  }
+
+#if HWY_TARGET == HWY_AVX3
+  // Row i of those staged, from channel c on, a multiple of 32.
+  HWY_INLINE StagedRow At(int i, int c) const {
+    StagedRow row = {mask_of_[i], values_ + i * channels_};
+    for (; c > 0; c -= 32, row.mask += sizeof(uint32_t)) {
+      uint32_t before;
+      std::memcpy(&before, row.mask, sizeof before);
+      row.values += std::popcount(before);
+    }
+    return row;
+  }
+#endif
 
  private:
   static constexpr int kMaskWords = kHeadDimMax / 64;
 
   template <int kNeighbours>
   HWY_INLINE void Stage(const std::byte* const* rows, int count) {
-    constexpr int kBytes = 8 / kNeighbours;  // of the bitmap to a word of the mask
-    const int words = (channels_ + 63) / 64, keep = rows_.keep, offset = rows_.value_offset;
+    const int keep = rows_.keep, offset = rows_.value_offset;
     Staged* to = values_;
     for (int i = 0; i < count; ++i, to += channels_) {
-      for (int w = 0; w < words; ++w) {
-        uint64_t bits = 0;
-        std::memcpy(&bits, rows[i] + w * kBytes, kBytes);
-        masks_[i][w] = SpreadBits<kNeighbours>(bits) & stored_[w];
-      }
+      mask_of_[i] = whole_ ? rows[i] : StageMask<kNeighbours>(rows[i], masks_[i]);
       StageValues(reinterpret_cast<const uint16_t*>(rows[i] + offset), keep, to);
     }
+  }
+
+  template <int kNeighbours>
+  HWY_INLINE const std::byte* StageMask(const std::byte* row, uint64_t* mask) const {
+    constexpr int kBytes = 8 / kNeighbours;  // of the bitmap to a word of the mask
+    const int words = (channels_ + 63) / 64;
+    for (int w = 0; w < words; ++w) {
+      uint64_t bits = 0;
+      std::memcpy(&bits, row + w * kBytes, kBytes);
+      mask[w] = SpreadBits<kNeighbours>(bits) & stored_[w];
+    }
+    return reinterpret_cast<const std::byte*>(mask);
   }
 
 #if HWY_TARGET == HWY_AVX3
@@ -133,7 +186,7 @@ class PackedDecoder {
     const int channels = channels_;
     for (int i = 0; i < count; ++i) {
       const float* values = values_ + i * channels;
-      const auto* mask = reinterpret_cast<const std::byte*>(masks_[i]);
+      const std::byte* mask = mask_of_[i];
       for (int c = 0; c < channels; c += kChannelUnit, mask += 4, dense += kChannelUnit) {
         uint16_t present[2];
         std::memcpy(present, mask, sizeof present);
@@ -164,7 +217,7 @@ class PackedDecoder {
     const int channels = channels_;
     for (int i = 0; i < count; ++i) {
       const uint16_t* values = values_ + i * channels;
-      const auto* mask = reinterpret_cast<const uint8_t*>(masks_[i]);
+      const auto* mask = reinterpret_cast<const uint8_t*>(mask_of_[i]);
       for (int c = 0; c < channels; c += kChannelUnit, dense += kChannelUnit) {
 #pragma GCC unroll 4
         for (int b = 0; b < kChannelUnit; b += 8) values = Expand8(*mask++, values, dense + b);
@@ -175,9 +228,12 @@ class PackedDecoder {
 
   const PackedRows rows_;
   const int channels_;
-  uint64_t stored_[kMaskWords];
-  uint64_t masks_[kStageRows][kMaskWords];
-  alignas(64) Staged values_[kStageRows * kHeadDimMax];
+  bool whole_;                   // a row's bitmap is its mask
+  uint64_t stored_[kMaskWords];  // channels that may be stored
+  const std::byte* mask_of_[kStageRowsMax];
+  uint64_t masks_[kStageRowsMax][kMaskWords];
+  int cleared_ = 0;  // rows of values_ that are 0 behind their values
+  alignas(64) Staged values_[kStageChannels];
 };
 
 }  // namespace HWY_NAMESPACE

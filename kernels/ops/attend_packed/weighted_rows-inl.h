@@ -39,22 +39,48 @@ struct WeightedRows {
   float* o;            // in T's pair order
 };
 
-// acc += weights of one row (query h at weights[h * kRows]) times 2 * P vectors of it.
-template <typename T, int H, int P>
-HWY_INLINE void AddRow(const T* row, const float* weights, VF (&acc)[H][2 * P]) {
-  VF v[2 * P];
+// Reads a row of T in pairs of vectors, ascending.
+template <typename T>
+struct StoredRow {
+  const T* at;
+
+  HWY_INLINE void NextPair(VF& a, VF& b) {
+    LoadPair(at, a, b);
+    at += 2 * kN;
+  }
+};
+
+// Rows of T by their addresses.
+template <typename T>
+struct StoredRows {
+  const std::byte* const* rows;
+
+  // Row i from channel c on.
+  HWY_INLINE StoredRow<T> At(int i, int c) const {
+    return {reinterpret_cast<const T*>(rows[i]) + c};
+  }
+};
+
+// acc += weights of a row (query h at weights[h * kRows]) times its next P pairs.
+template <int H, int P, typename Row>
+HWY_INLINE void AddRow(Row row, const float* weights, VF (&acc)[H][2 * P]) {
+  VF weight[H];
 #pragma GCC unroll 4
-  for (int j = 0; j < P; ++j) LoadPair(row + 2 * j * kN, v[2 * j], v[2 * j + 1]);
+  for (int h = 0; h < H; ++h) weight[h] = hn::Set(DF(), weights[h * kRows]);
 #pragma GCC unroll 4
-  for (int h = 0; h < H; ++h) {
-    const VF weight = hn::Set(DF(), weights[h * kRows]);
-#pragma GCC unroll 8
-    for (int j = 0; j < 2 * P; ++j) acc[h][j] = hn::MulAdd(weight, v[j], acc[h][j]);
+  for (int j = 0; j < 2 * P; j += 2) {
+    VF a, b;
+    row.NextPair(a, b);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      acc[h][j] = hn::MulAdd(weight[h], a, acc[h][j]);
+      acc[h][j + 1] = hn::MulAdd(weight[h], b, acc[h][j + 1]);
+    }
   }
 }
 
-template <typename T, int H, int P>
-HWY_INLINE void AddPairs(const WeightedRows& w, int c) {
+template <int H, int P, typename Rows>
+HWY_INLINE void AddPairs(const Rows& rows, const WeightedRows& w, int c) {
   const DF d;
   constexpr int kVectors = 2 * P;
   VF acc[H][kVectors];
@@ -70,13 +96,9 @@ HWY_INLINE void AddPairs(const WeightedRows& w, int c) {
   int i = 0;
   for (; i + kRows <= w.count; i += kRows, p += kN) {
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      AddRow<T, H, P>(reinterpret_cast<const T*>(w.rows[i + r]) + c, p + r, acc);
-    }
+    for (int r = 0; r < kRows; ++r) AddRow<H, P>(rows.At(i + r, c), p + r, acc);
   }
-  for (; i < w.count; ++i, ++p) {
-    AddRow<T, H, P>(reinterpret_cast<const T*>(w.rows[i]) + c, p, acc);
-  }
+  for (; i < w.count; ++i, ++p) AddRow<H, P>(rows.At(i, c), p, acc);
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 8
@@ -87,17 +109,23 @@ HWY_INLINE void AddPairs(const WeightedRows& w, int c) {
 }
 
 // o = o * alpha + weights . rows, of H queries and the first `channels` channels, a multiple of 2N.
-template <typename T, int H>
-HWY_NOINLINE void AddRows(const WeightedRows& w, int channels) {
+// `rows` stand for w.rows: StoredRows, or what has an At like its.
+template <int H, typename Rows>
+HWY_NOINLINE void AddRowsOf(const Rows& rows, const WeightedRows& w, int channels) {
   constexpr int pair = 2 * static_cast<int>(kN);
   int c = 0;
   for (; c + kWidePairs * pair <= channels; c += kWidePairs * pair) {
-    AddPairs<T, H, kWidePairs>(w, c);
+    AddPairs<H, kWidePairs>(rows, w, c);
   }
   if constexpr (kWidePairs > 2) {
-    for (; c + 2 * pair <= channels; c += 2 * pair) AddPairs<T, H, 2>(w, c);
+    for (; c + 2 * pair <= channels; c += 2 * pair) AddPairs<H, 2>(rows, w, c);
   }
-  for (; c < channels; c += pair) AddPairs<T, H, 1>(w, c);
+  for (; c < channels; c += pair) AddPairs<H, 1>(rows, w, c);
+}
+
+template <typename T, int H>
+HWY_INLINE void AddRows(const WeightedRows& w, int channels) {
+  AddRowsOf<H>(StoredRows<T>{w.rows}, w, channels);
 }
 
 // out [H][dim] += weights . rows of a matrix [count][dim]; weight of row i and query h is
@@ -148,6 +176,14 @@ HWY_INLINE float SumOfWeights(const DecodeState& st, int h) {
   return l;
 }
 
+// Scores of the rows from the first `count` of kRows on are -inf.
+template <int H>
+HWY_INLINE void HideRows(int count, float* scores) {
+  for (int r = count; r < kRows; ++r) {
+    for (int h = 0; h < H; ++h) scores[h * kRows + r] = -std::numeric_limits<float>::infinity();
+  }
+}
+
 // st.s of `count` rows = rows . queries q [H][q_stride], over dim channels, a multiple of 2N; the
 // lanes beyond the last row get -inf. `q` in T's pair order.
 template <typename T, int H>
@@ -158,9 +194,7 @@ HWY_NOINLINE void ScoreRows(const std::byte* const* rows, int count, const float
     for (int r = 0; r < kRows; ++r) four[r] = rows[std::min(i + r, count - 1)];
     float* s = st.s[i / kRows];
     hn::Store(DotRows<T, kRows, H>(four, q, q_stride, dim), DF(), s);
-    for (int r = count - i; r < kRows; ++r) {
-      for (int h = 0; h < H; ++h) s[h * kRows + r] = -std::numeric_limits<float>::infinity();
-    }
+    HideRows<H>(count - i, s);
   }
 }
 

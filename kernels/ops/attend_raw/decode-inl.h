@@ -73,22 +73,23 @@ HWY_INLINE void ScoreTile(const RowTile& tile, const std::byte* const* keys, int
   }
 }
 
+// In each lane the largest of the lanes of its query.
+HWY_INLINE VF MaxOverRows(VF v) {
+  if constexpr (kRows > 1) v = hn::Max(v, hn::Shuffle2301(v));
+  if constexpr (kRows > 2) v = hn::Max(v, hn::Shuffle1032(v));
+  static_assert(kRows <= 4);
+  return v;
+}
+
 // Scores to weights exp(s - m); updates m and l, and sets alpha = exp(m before - m).
-template <int H>
 HWY_INLINE void WeighTile(int count, DecodeState& st) {
   const DF d;
   const float none = -std::numeric_limits<float>::infinity();
   const int blocks = (count + kRows - 1) / kRows;
   VF top = hn::Load(d, st.m);
-  for (int b = 0; b < blocks; ++b) top = hn::Max(top, hn::Load(d, st.s[b]));
-  alignas(64) float m[kN];
-  hn::Store(top, d, m);
-  for (int h = 0; h < kHeads; ++h) {
-    float best = h < H ? m[h * kRows] : none;
-    for (int r = 1; r < kRows && h < H; ++r) best = std::max(best, m[h * kRows + r]);
-    for (int r = 0; r < kRows; ++r) m[h * kRows + r] = best;
-  }
-  const VF now = hn::Load(d, m);
+  // The second operand is what x86 returns for a NaN: m is the largest of the numbers.
+  for (int b = 0; b < blocks; ++b) top = hn::Max(hn::Load(d, st.s[b]), top);
+  const VF now = MaxOverRows(top);
   const VF shift = hn::IfThenElse(hn::Eq(now, hn::Set(d, none)), hn::Zero(d), now);
   const VF alpha = ExpNonPositive(hn::Sub(hn::Load(d, st.m), shift));
   VF sum = hn::Mul(hn::Load(d, st.l), alpha);
@@ -155,7 +156,7 @@ template <typename T, typename K, int H>
 HWY_NOINLINE void DecodeTile(const RowTile& tile, const std::byte* const* keys, const RowTile* next,
                              int dim, bool prefetch, DecodeState& st) {
   ScoreTile<T, K, H>(tile, keys, dim, prefetch, st);
-  WeighTile<H>(tile.count, st);
+  WeighTile(tile.count, st);
   if (tile.Visible(st.position[0]) == tile.count) {  // query 0 sees least
     AddValues<T, H>(tile, prefetch ? next : nullptr, dim, tile.count, 0, st);
     return;
