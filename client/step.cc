@@ -1,5 +1,6 @@
 // SessionStep of the linked road: kernels/step on mapped pages, inside one epoch.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -216,12 +217,14 @@ void SessionStep::State::CountHeat(int member) {
   const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
   if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
   page_marks.assign((count + 63) / 64, 0);
-  const int32_t page_tokens = s.state->geometry().page_tokens;
+  // Pages hold a power of two of tokens: runs are many, and divisions slow.
+  const int shift = std::countr_zero(static_cast<uint32_t>(s.state->geometry().page_tokens));
   for (const std::vector<Run>& runs : step->selection(member).runs) {
     for (const Run& run : runs) {
       if (run.end <= run.begin) continue;
-      const uint64_t last = static_cast<uint64_t>(run.end - 1) / page_tokens;
-      for (uint64_t p = run.begin / page_tokens; p <= last && p < count; ++p) {
+      const auto first_page = static_cast<uint64_t>(run.begin) >> shift;
+      const auto last_page = static_cast<uint64_t>(run.end - 1) >> shift;
+      for (uint64_t p = first_page; p <= last_page && p < count; ++p) {
         page_marks[p / 64] |= uint64_t{1} << (p % 64);
       }
     }

@@ -128,9 +128,8 @@ class PackedBlockSelector final : public Selector {
     for (const ScorePackedWork& w : works_) {
       out->scored_bytes += (w.units.end - w.units.begin) * w.rows.stride;
     }
-    context.executor->ParallelFor(out->groups(), [&](int64_t head) {
-      Pick(*context.backend, static_cast<int>(head), packed->end(), out);
-    });
+    context.executor->ParallelFor(
+        out->groups(), [&](int64_t head) { Pick(static_cast<int>(head), packed->end(), out); });
   }
 
   std::unique_ptr<Selector> Clone() const override {
@@ -178,14 +177,14 @@ class PackedBlockSelector final : public Selector {
   }
 
   // The first block, then others by descending score until one exceeds the budget; at least one.
-  void Pick(const Backend& backend, int head, int32_t packed_end, Selection* out) const {
+  void Pick(int head, int32_t packed_end, Selection* out) const {
     const BlockRanges& ranges = ranges_[head];
     const std::vector<float>& scores = scores_[head];
     const int32_t budget = CeilShare(plan_.share, out->tokens);
     std::vector<int32_t>& units = out->units[head];
     units.push_back(0);
     int32_t room = budget;
-    VisitRanked(backend, scores.data() + 1, ranges.count() - 1, [&](int32_t i) {
+    VisitRanked(scores.data() + 1, ranges.count() - 1, [&](int32_t i) {
       const Run tokens = ranges.Tokens(i + 1);
       if (units.size() > 1 && tokens.end - tokens.begin > room) return false;
       units.push_back(i + 1);

@@ -51,6 +51,7 @@ class Supply {
 
   // How many lie below `end`.
   int32_t Below(int32_t end) const {
+    if (listed_ && end >= bucket_.tokens.end) return bucket_.kept_end - bucket_.kept;
     if (!listed_) {
       return std::clamp(end - bucket_.tokens.begin, 0, bucket_.tokens.end - bucket_.tokens.begin);
     }
@@ -59,7 +60,10 @@ class Supply {
   }
   void AppendFirst(int32_t count, std::vector<Run>* runs) const {
     if (!listed_) return AppendRun({bucket_.tokens.begin, bucket_.tokens.begin + count}, runs);
-    for (int32_t i = 0; i < count; ++i) AppendRun({kept_[i], kept_[i] + 1}, runs);
+    for (int32_t i = 0, next; i < count; i = next) {
+      for (next = i + 1; next < count && kept_[next] == kept_[next - 1] + 1;) ++next;
+      AppendRun({kept_[i], kept_[next - 1] + 1}, runs);
+    }
   }
 
  private:
@@ -146,8 +150,7 @@ class BucketSelector final : public Selector {
       out->scored_bytes += static_cast<int64_t>(scores.size()) * dim * SizeOf(DType::kF32);
     }
     context.executor->ParallelFor(rows_per_layer_, [&](int64_t row) {
-      Fill(*context.backend, RowOf(layer, static_cast<int>(row)), scores_[row], window,
-           static_cast<int>(row), out);
+      Fill(RowOf(layer, static_cast<int>(row)), scores_[row], window, static_cast<int>(row), out);
     });
   }
 
@@ -322,32 +325,27 @@ class BucketSelector final : public Selector {
     context.backend->score(works_.data(), static_cast<int64_t>(works_.size()), *context.executor);
   }
 
-  struct Share {
-    int32_t bucket, tokens;
-  };
-
   // Buckets by descending score until tau tokens below `window`; the last one is cut.
-  void Fill(const Backend& backend, const Row& row, const std::vector<float>& scores,
-            int32_t window, int group, Selection* out) const {
+  void Fill(const Row& row, const std::vector<float>& scores, int32_t window, int group,
+            Selection* out) const {
     // Buckets are in order of position: from some one on none has a token below the window.
     const auto usable = static_cast<int32_t>(
         std::ranges::partition_point(
             row.buckets, [&](const Bucket& b) { return SupplyOf(row, b).Below(window) > 0; }) -
         row.buckets.begin());
-    std::vector<Share> shares;
+    std::vector<int32_t> taken(usable);  // tokens, by bucket
     int32_t room = plan_.tau;
-    VisitRanked(backend, scores.data(), usable, [&](int32_t b) {
-      const int32_t taken = std::min(SupplyOf(row, row.buckets[b]).Below(window), room);
-      if (taken > 0) shares.push_back({b, taken});
-      room -= taken;
+    VisitRanked(scores.data(), usable, [&](int32_t b) {
+      taken[b] = std::min(SupplyOf(row, row.buckets[b]).Below(window), room);
+      room -= taken[b];
       return room > 0;
     });
-    std::ranges::sort(shares, {}, &Share::bucket);
     std::vector<Run>& runs = out->runs[group];
     AppendRun({0, plan_.start}, &runs);
-    for (const Share& share : shares) {
-      out->units[group].push_back(share.bucket);
-      SupplyOf(row, row.buckets[share.bucket]).AppendFirst(share.tokens, &runs);
+    for (int32_t b = 0; b < usable; ++b) {
+      if (taken[b] == 0) continue;
+      out->units[group].push_back(b);
+      SupplyOf(row, row.buckets[b]).AppendFirst(taken[b], &runs);
     }
     AppendRun({std::max(window, 0), out->tokens}, &runs);
   }

@@ -3,34 +3,30 @@
 #define KVSTRATA_KERNELS_SELECT_RANKING_H_
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <functional>
-#include <limits>
 #include <vector>
-
-#include "kernels/backend.h"
 
 namespace kvstrata {
 
+// Larger for what comes earlier: by score, -0 equal to 0 and NaN last, then by lower index.
+inline uint64_t RankOf(float score, int32_t index) {
+  const auto bits = std::bit_cast<uint32_t>(score + 0.0f);
+  const uint32_t order = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+  return uint64_t{std::isnan(score) ? 0 : order} << 32 | ~static_cast<uint32_t>(index);
+}
+
 // Calls visit(i) for the indices of scores [n] in descending score, ties to the lower index, NaN
-// last, until it returns false. Cost: few passes over the scores, and a sort of what was visited.
+// last, until it returns false. Cost: n, and log n for each index visited.
 template <typename Visit>
-void VisitRanked(const Backend& backend, const float* scores, int32_t n, const Visit& visit) {
-  constexpr int32_t kFirst = 64, kGrowth = 8;
-  const auto rank = [scores](int32_t i) {
-    return std::isnan(scores[i]) ? -std::numeric_limits<float>::infinity() : scores[i];
-  };
-  std::vector<int32_t> best;
-  int32_t visited = 0;
-  for (int32_t k = std::min(n, kFirst); visited < n;
-       k = static_cast<int32_t>(std::min<int64_t>(n, int64_t{k} * kGrowth))) {
-    best.resize(k);
-    backend.top_k({scores, n, k, best.data()});
-    std::ranges::stable_sort(best, std::greater<>(), rank);
-    for (; visited < k; ++visited) {  // the first ones are those of the round before
-      if (!visit(best[visited])) return;
-    }
+void VisitRanked(const float* scores, int32_t n, const Visit& visit) {
+  std::vector<uint64_t> ranks(n);  // a heap
+  for (int32_t i = 0; i < n; ++i) ranks[i] = RankOf(scores[i], i);
+  std::ranges::make_heap(ranks);
+  for (; !ranks.empty(); ranks.pop_back()) {
+    std::ranges::pop_heap(ranks);
+    if (!visit(static_cast<int32_t>(~static_cast<uint32_t>(ranks.back())))) return;
   }
 }
 

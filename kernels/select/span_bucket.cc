@@ -72,14 +72,13 @@ class SpanBucketSelector final : public Selector {
     const float* q = q_.data() + int64_t{row} * geometry_.head_dim;
     ScoreSpans(context, layer, row * group_ / geometry_.group(), q, 1, scores.data());
     int32_t room = plan_.tau;
-    VisitRanked(*context.backend, scores.data(), static_cast<int32_t>(scores.size()),
-                [&](int32_t span) {
-                  const int32_t tokens = spans[span].end - spans[span].begin;
-                  if (tokens > room) return false;
-                  chosen->push_back(span);
-                  room -= tokens;
-                  return true;
-                });
+    VisitRanked(scores.data(), static_cast<int32_t>(scores.size()), [&](int32_t span) {
+      const int32_t tokens = spans[span].end - spans[span].begin;
+      if (tokens > room) return false;
+      chosen->push_back(span);
+      room -= tokens;
+      return true;
+    });
     std::ranges::sort(*chosen);
   }
 

@@ -162,7 +162,7 @@ class ZoomSelector final : public Selector {
     const float* logits = logits_.data() + int64_t{query_head} * count;
     const double threshold = ThresholdLogit(spans.Threshold(layer, query_head));
     std::vector<int32_t>& expanded = out->units[query_head];
-    VisitRanked(*context.backend, logits, count, [&](int32_t span) {
+    VisitRanked(logits, count, [&](int32_t span) {
       const Run tokens = spans.spans()[span];
       const int32_t more = tokens.end - tokens.begin - 1;
       if (!(double{logits[span]} > threshold) || more > room) return false;
