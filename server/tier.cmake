@@ -4,7 +4,15 @@ find_package(Threads REQUIRED)
 pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET liburing)
 
 set(KVS_TIER_SOURCES
+  checkpoint.cc
+  disk_checkpoint.cc
+  disk_start.cc
+  disk_tier.cc
+  format.cc
   pread_queue.cc
+  segment_table.cc
+  tier_directory.cc
+  transfer_queue.cc
   uring_queue.cc)
 list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
 kvs_library(kvs_tier ${KVS_TIER_SOURCES} LIBS kvs_base Threads::Threads)
