@@ -413,7 +413,177 @@ class CrashState {
   uint64_t slot_begin_ = 0, slot_end_ = 0;  // all of a value's writes are victims
 };
 
+// -- bit flips
+
+constexpr uint64_t kFlipSegmentBytes = 256 << 10;
+constexpr uint32_t kFlipSegments = 8, kFlipValues = 100;
+const std::vector<std::vector<uint64_t>> kFlipShapes = {{1500}, {9000, 300}, {3000}, {16000}};
+
+const std::vector<uint64_t>& FlipShape(uint32_t i) { return kFlipShapes[i % kFlipShapes.size()]; }
+
+struct Bytes {
+  size_t file = 0;
+  uint64_t offset = 0, count = 0;
+};
+
+// A tier full of values, whose bytes on disk are known, flipped and put back.
+class FlippedTier {
+ public:
+  FlippedTier(uint32_t seed, FlipFindings* findings) : random_(seed), findings_(findings) {
+    auto tier = Open();
+    files_ = std::make_unique<Files>(path(), kFlipSegments);
+    for (uint32_t i = 0; i < kFlipValues; ++i) {
+      values_.push_back(ValueOf(std::to_string(i), 0, FlipShape(i)));
+      KVS_CHECK(PutOne(tier.get(), std::to_string(i), values_[i]).ok());
+    }
+    KVS_CHECK(tier->Checkpoint(Soon()).ok());
+    tier.reset();
+    image_ = files_->Read();
+    FindBytes();
+  }
+
+  // One bit of each value, half of them in its header, while the tier is mounted.
+  void FlipValues() {
+    auto tier = Open();
+    for (const auto& [i, header] : headers_) {
+      Flip(random_() % 2 == 0 ? header : payloads_[i][random_() % payloads_[i].size()]);
+    }
+    for (uint32_t i = 0; i < kFlipValues; ++i) CountServed(tier.get(), i);
+    tier.reset();
+    files_->Write(image_);
+  }
+
+  // One bit of each header before a start that reads them.
+  void FlipHeaders() {
+    ClearCheckpoints();
+    for (const auto& [i, header] : headers_) Flip(header);
+    auto tier = Open();
+    std::set<std::string> listed;
+    tier->ForEach([&](const std::string& key, std::span<const uint64_t>) { listed.insert(key); });
+    findings_->flips += kFlipValues;
+    for (const std::string& key : listed) {
+      findings_->undetected += GetOne(tier.get(), key, AlignedBuffers(tier->Sizes(key))).ok();
+    }
+    tier.reset();
+    files_->Write(image_);
+  }
+
+  void FlipCheckpoint() {
+    Flip(random_() % 4 == 0 ? Bytes{checkpoint_.file, 0, kBlockBytes} : checkpoint_);
+    auto tier = Open();
+    ++findings_->flips;
+    findings_->undetected += tier->Stats().scanned_segments == 0;
+    CountLost(tier.get());
+    tier.reset();
+    files_->Write(image_);
+  }
+
+  // One bit of one copy in each segment that has any.
+  void FlipSuperblocks() {
+    for (const size_t segment : formatted_) {
+      Flip({segment, random_() % 2 * kBlockBytes, kBlockBytes});
+    }
+    auto tier = Open();
+    findings_->flips += formatted_.size();
+    findings_->undetected += formatted_.size() - tier->Stats().scanned_segments;
+    CountLost(tier.get());
+    tier.reset();
+    files_->Write(image_);
+  }
+
+ private:
+  std::string path() const { return dir_.path() + "/tier"; }
+  std::unique_ptr<DiskTier> Open() const {
+    auto tier =
+        DiskTier::Open(TierOptions(path(), kFlipSegmentBytes, kFlipSegments, nullptr), Soon());
+    KVS_CHECK(tier.ok());
+    return std::move(*tier);
+  }
+
+  // From the files alone, by the format's own words.
+  void FindBytes() {
+    for (size_t file = 0; file < kFlipSegments; ++file) {
+      const std::byte* base = image_[file].data();
+      const auto* super = reinterpret_cast<const disk::Superblock*>(base);
+      if (super->magic != disk::Superblock::kMagic) continue;
+      formatted_.push_back(file);
+      for (uint64_t block = 2; (block + super->slot_blocks) * kBlockBytes <= kFlipSegmentBytes;
+           block += super->slot_blocks) {
+        FindValue(file, block, reinterpret_cast<const SlotHeader*>(base + block * kBlockBytes));
+      }
+    }
+    KVS_CHECK(headers_.size() == kFlipValues);
+    for (size_t file : {kFlipSegments, kFlipSegments + 1}) {
+      const auto* header = reinterpret_cast<const disk::CheckpointHeader*>(image_[file].data());
+      if (header->magic != disk::CheckpointHeader::kMagic) continue;
+      checkpoint_ = {file, kBlockBytes, header->entry_bytes};
+    }
+  }
+
+  void FindValue(size_t file, uint64_t block, const SlotHeader* header) {
+    if (header->magic != SlotHeader::kMagic) return;
+    const auto i = static_cast<uint32_t>(std::stoul(std::string(header->key_view())));
+    headers_[i] = {file, block * kBlockBytes, kBlockBytes};
+    uint64_t at = (block + 1) * kBlockBytes;
+    for (const uint64_t bytes : FlipShape(i)) {
+      payloads_[i].push_back({file, at, bytes});
+      at += disk::BlocksOf(bytes) * kBlockBytes;
+    }
+  }
+
+  void Flip(const Bytes& where) {
+    const uint64_t at = where.offset + random_() % where.count;
+    const std::byte flipped = image_[where.file][at] ^ static_cast<std::byte>(1 << random_() % 8);
+    files_->Write(where.file, at, &flipped, 1);
+  }
+
+  void ClearCheckpoints() {
+    const std::vector<std::byte> zeros(kBlockBytes);
+    for (size_t file : {kFlipSegments, kFlipSegments + 1}) {
+      files_->Write(file, 0, zeros.data(), zeros.size());
+    }
+  }
+
+  void CountServed(DiskTier* tier, uint32_t i) {
+    ++findings_->flips;
+    findings_->undetected += GetOne(tier, std::to_string(i), AlignedBuffers(FlipShape(i))).ok();
+  }
+
+  void CountLost(DiskTier* tier) {
+    for (uint32_t i = 0; i < kFlipValues; ++i) {
+      const AlignedBuffers got(FlipShape(i));
+      const bool served = GetOne(tier, std::to_string(i), got).ok();
+      findings_->lost += !served || !SameBytes(got, values_[i]);
+    }
+  }
+
+  std::mt19937 random_;
+  FlipFindings* const findings_;
+  ScratchDir dir_{"/dev/shm"};
+  std::unique_ptr<Files> files_;
+  std::vector<AlignedBuffers> values_;
+  Files::Image image_;
+  std::map<uint32_t, Bytes> headers_;
+  std::map<uint32_t, std::vector<Bytes>> payloads_;
+  std::vector<size_t> formatted_;
+  Bytes checkpoint_;
+};
+
 }  // namespace
+
+FlipFindings FlipBits(uint32_t seed, const FlipCounts& counts) {
+  FlipFindings findings;
+  FlippedTier tier(seed, &findings);
+  const auto until = [&](uint64_t flips, void (FlippedTier::*round)()) {
+    const uint64_t end = findings.flips + flips;
+    while (findings.flips < end) (tier.*round)();
+  };
+  until(counts.values, &FlippedTier::FlipValues);
+  until(counts.headers, &FlippedTier::FlipHeaders);
+  until(counts.checkpoints, &FlippedTier::FlipCheckpoint);
+  until(counts.superblocks, &FlippedTier::FlipSuperblocks);
+  return findings;
+}
 
 uint32_t TestSeed() {
   const char* given = std::getenv("KVS_TEST_SEED");

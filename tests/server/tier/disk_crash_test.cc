@@ -18,5 +18,12 @@ TEST(DiskCrash, NoStateShowsWrongBytesOrLosesWhatAFlushCovered) {
   std::printf("%lu states, %lu values read\n", found.states, found.reads);
 }
 
+TEST(DiskFlips, EveryFlippedBitIsFoundAndNothingElseIsLost) {
+  const FlipFindings found = FlipBits(TestSeed(), {80000, 15000, 2500, 2500});
+  EXPECT_GE(found.flips, 100000u);
+  EXPECT_EQ(found.undetected, 0u);
+  EXPECT_EQ(found.lost, 0u);
+}
+
 }  // namespace
 }  // namespace kvstrata
