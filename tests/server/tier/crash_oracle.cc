@@ -483,19 +483,23 @@ class FlippedTier {
     for (const size_t segment : formatted_) {
       Flip({segment, random_() % 2 * kBlockBytes, kBlockBytes});
     }
-    auto tier = Open();
     findings_->flips += formatted_.size();
-    findings_->undetected += formatted_.size() - tier->Stats().scanned_segments;
-    CountLost(tier.get());
-    tier.reset();
+    if (auto tier = DiskTier::Open(Options(), Soon()); tier.ok()) {
+      findings_->undetected += formatted_.size() - (*tier)->Stats().scanned_segments;
+      CountLost(tier->get());
+    } else {
+      ++findings_->undetected;
+    }
     files_->Write(image_);
   }
 
  private:
   std::string path() const { return dir_.path() + "/tier"; }
+  DiskTierOptions Options() const {
+    return TierOptions(path(), kFlipSegmentBytes, kFlipSegments, nullptr);
+  }
   std::unique_ptr<DiskTier> Open() const {
-    auto tier =
-        DiskTier::Open(TierOptions(path(), kFlipSegmentBytes, kFlipSegments, nullptr), Soon());
+    auto tier = DiskTier::Open(Options(), Soon());
     KVS_CHECK(tier.ok());
     return std::move(*tier);
   }
@@ -593,11 +597,12 @@ uint32_t TestSeed() {
   return seed;
 }
 
-Findings ReplayCrashes(uint32_t seed, uint64_t states) {
+Findings ReplayCrashes(uint32_t seed, uint64_t states, Until until) {
   Findings findings;
-  for (uint32_t run = 0; findings.states < states; ++run) {
+  const auto found = [&] { return until == Until::kFirstFinding && !findings.none(); };
+  for (uint32_t run = 0; findings.states < states && !found(); ++run) {
     const Workload workload(seed + run);
-    for (size_t cut = 0; cut <= workload.history().size(); ++cut) {
+    for (size_t cut = 0; cut <= workload.history().size() && !found(); ++cut) {
       for (size_t kind = 0; kind < static_cast<size_t>(CrashKind::kCount); ++kind) {
         const auto state_seed = static_cast<uint32_t>(seed + run * 1000003 + cut * 31 + kind);
         CrashState(workload, cut, static_cast<CrashKind>(kind), state_seed).Check(&findings);

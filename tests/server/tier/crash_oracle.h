@@ -36,8 +36,10 @@ struct Findings {
   bool none() const { return wrong == 0 && lost == 0 && failed_starts == 0; }
 };
 
-// At least `states` states of random histories.
-Findings ReplayCrashes(uint32_t seed, uint64_t states);
+enum class Until : uint8_t { kAll, kFirstFinding };
+
+// At least `states` states of random histories; fewer when `until` asks for no more.
+Findings ReplayCrashes(uint32_t seed, uint64_t states, Until until = Until::kAll);
 
 struct FlipCounts {
   uint64_t values = 0;   // in payloads and headers of a mounted tier
@@ -47,8 +49,9 @@ struct FlipCounts {
 };
 struct FlipFindings {
   uint64_t flips = 0;
-  uint64_t undetected = 0;  // the value was served, or the checkpoint or superblock believed
-  uint64_t lost = 0;        // values that the flip did not touch and that are not there
+  uint64_t undetected =
+      0;              // the value was served, the checkpoint or superblock believed, or no start
+  uint64_t lost = 0;  // values that the flip did not touch and that are not there
 };
 FlipFindings FlipBits(uint32_t seed, const FlipCounts& counts);
 
