@@ -181,14 +181,15 @@ void DiskTier::Impl::Put(std::span<DiskPut> requests, Deadline deadline) {
   const std::vector<PlannedPut> puts = PlanPuts(requests);
   std::set<uint32_t> segments;
   for (const PlannedPut& put : puts) segments.insert(put.at.segment);
-  const std::set<uint32_t> failed = MarkDirty(segments, deadline);
+  const Errors failed = MarkDirty(segments, deadline);
   size_t next = 0;
   writer_.transfers.Run(
       [&]() -> std::optional<Transfer> {
         for (; next < puts.size(); ++next) {
           const PlannedPut& put = puts[next];
-          if (!failed.contains(put.at.segment)) return TransferOf(puts[next++]);
-          put.request->status = {Code::kDataLoss, "DISK_IO", "its segment takes no mark"};
+          const auto error = failed.find(put.at.segment);
+          if (error == failed.end()) return TransferOf(puts[next++]);
+          put.request->status = IoError(error->second);
           MutexLock lock(mu_);
           table_.Free(put.at);
         }
@@ -247,10 +248,10 @@ void DiskTier::Impl::FinishPut(const PlannedPut& put, int error) {
 
 // -- superblocks and erased slots
 
-// Segments of `segments` that could not be marked.
-std::set<uint32_t> DiskTier::Impl::MarkDirty(const std::set<uint32_t>& segments,
-                                             Deadline deadline) {
-  std::set<uint32_t> failed;
+// Those that could not be marked.
+DiskTier::Impl::Errors DiskTier::Impl::MarkDirty(const std::set<uint32_t>& segments,
+                                                 Deadline deadline) {
+  Errors failed;
   std::vector<uint32_t> to_mark;
   {
     MutexLock lock(mu_);
@@ -271,7 +272,7 @@ std::set<uint32_t> DiskTier::Impl::MarkDirty(const std::set<uint32_t>& segments,
   return failed;
 }
 
-Transfer DiskTier::Impl::MarkTransfer(uint32_t i, std::set<uint32_t>* failed) {
+Transfer DiskTier::Impl::MarkTransfer(uint32_t i, Errors* failed) {
   const std::shared_ptr<std::byte> scratch = writer_.scratch.Take();
   KVS_CHECK(scratch != nullptr);
   Transfer transfer;
@@ -295,7 +296,7 @@ Transfer DiskTier::Impl::MarkTransfer(uint32_t i, std::set<uint32_t>* failed) {
   transfer.next = [this, i, failed](int error) -> std::vector<IoRequest> {
     Observe(error, i);
     MutexLock relock(mu_);
-    if (error != 0) failed->insert(i);
+    if (error != 0) (*failed)[i] = error;
     table_.at(i).formatted = table_.at(i).dirty = error == 0;
     return {};
   };
@@ -306,7 +307,7 @@ Transfer DiskTier::Impl::MarkTransfer(uint32_t i, std::set<uint32_t>* failed) {
 Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline) {
   std::set<uint32_t> segments;
   for (const Condemned& slot : slots) segments.insert(slot.at.segment);
-  const std::set<uint32_t> failed = MarkDirty(segments, deadline);
+  const Errors failed = MarkDirty(segments, deadline);
   Status first;
   const auto finish = [&](const Condemned& slot, int error) -> std::vector<IoRequest> {
     Observe(error, slot.at.segment);
@@ -319,8 +320,8 @@ Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline
   const auto more = [&]() -> std::optional<Transfer> {
     while (next < slots.size()) {
       const Condemned& slot = slots[next++];
-      if (failed.contains(slot.at.segment)) {
-        finish(slot, EIO);
+      if (const auto error = failed.find(slot.at.segment); error != failed.end()) {
+        finish(slot, error->second);
         continue;
       }
       if (!Holds(Guard::kErasure)) {

@@ -147,9 +147,9 @@ class DiskTier::Impl {
   // Forgets the value at `at` if it is still that one, and has its slot overwritten later.
   Status Lose(const PlannedGet& get, bool reuse, Status why) KVS_EXCLUDES(mu_);
   disk::SlotId Forget(disk::Index::iterator it) KVS_REQUIRES(mu_);
-  std::set<uint32_t> MarkDirty(const std::set<uint32_t>& segments, Deadline deadline)
-      KVS_EXCLUDES(mu_);
-  disk::Transfer MarkTransfer(uint32_t segment, std::set<uint32_t>* failed) KVS_EXCLUDES(mu_);
+  using Errors = std::map<uint32_t, int>;  // errno by segment
+  Errors MarkDirty(const std::set<uint32_t>& segments, Deadline deadline) KVS_EXCLUDES(mu_);
+  disk::Transfer MarkTransfer(uint32_t segment, Errors* failed) KVS_EXCLUDES(mu_);
   Status Overwrite(std::vector<Condemned> slots, Deadline deadline) KVS_EXCLUDES(mu_);
   void OverwriteCondemned(Deadline deadline) KVS_EXCLUDES(mu_);
   Status FlushWritten(Deadline deadline) KVS_EXCLUDES(mu_);

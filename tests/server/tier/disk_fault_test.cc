@@ -112,7 +112,7 @@ TEST_F(DiskFault, WithoutSpaceNothingIsAdmittedAndAllIsServed) {
   ASSERT_TRUE(Put("a", kLarge).ok());
   Fail(Op::kWrite, {IoFault::Kind::kFail, ENOSPC});
   for (int i = 0; i < 20; ++i) {
-    EXPECT_FALSE(Put("b", kSmall).ok());
+    EXPECT_EQ(Put("b", kSmall).reason(), "DISK_SPACE");
     EXPECT_TRUE(Get("a", kLarge).ok());
   }
   EXPECT_FALSE(tier_->Contains("b"));
