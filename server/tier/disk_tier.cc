@@ -73,6 +73,16 @@ std::vector<IoRequest> PayloadRequests(Op op, const disk::Place& place,
   return requests;
 }
 
+// Header and payload of a small value lie side by side in scratch as on disk: one request.
+bool JoinHeader(const std::byte* scratch, std::vector<IoRequest>* payload) {
+  IoRequest& first = payload->front();
+  if (payload->size() > 1 || first.data != scratch + kBlockBytes) return false;
+  first.data -= kBlockBytes;
+  first.offset -= kBlockBytes;
+  first.bytes += kBlockBytes;
+  return true;
+}
+
 // Copies what goes by scratch: small values, ends of buffers.
 template <typename Byte, typename Copy>
 void ForScratch(const std::vector<std::span<Byte>>& buffers, std::byte* scratch, const Copy& copy) {
@@ -218,10 +228,11 @@ Transfer DiskTier::Impl::TransferOf(const PlannedPut& put) {
   });
   Transfer transfer;
   transfer.requests = PayloadRequests(Op::kWrite, put.place, buffers, scratch.get());
+  const bool one_write = JoinHeader(scratch.get(), &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, put.request->keep);
   transfer.next = [this, &put, scratch,
-                   header_written = false](int error) mutable -> std::vector<IoRequest> {
+                   header_written = one_write](int error) mutable -> std::vector<IoRequest> {
     if (error == 0 && !std::exchange(header_written, true)) {
       const uint64_t offset = uint64_t{put.place.block} * kBlockBytes;
       return {{Op::kWrite, put.at.segment, kBlockBytes, offset, scratch.get()}};
@@ -417,12 +428,7 @@ Transfer DiskTier::Impl::TransferOf(const PlannedGet& get) {
   Transfer transfer;
   transfer.requests = PayloadRequests(Op::kRead, get.place, get.request->buffers, scratch.get());
   const uint64_t offset = uint64_t{get.place.block} * kBlockBytes;
-  if (IoRequest& first = transfer.requests.front();
-      first.data == scratch.get() + kBlockBytes && first.offset == offset + kBlockBytes) {
-    first.data -= kBlockBytes;  // header and small value lie side by side at both ends
-    first.offset -= kBlockBytes;
-    first.bytes += kBlockBytes;
-  } else {
+  if (!JoinHeader(scratch.get(), &transfer.requests)) {
     transfer.requests.push_back({Op::kRead, get.at.segment, kBlockBytes, offset, scratch.get()});
   }
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(

@@ -7,6 +7,8 @@ namespace kvstrata::disk {
 namespace {
 
 constexpr uint32_t kMaxRetries = 16;  // of EAGAIN and EINTR
+constexpr size_t kSubmitAt = 8;       // requests for one system call
+constexpr size_t kCollect = 16;       // results to look at before the queue is filled again
 constexpr uint32_t kSector = 512;     // a short transfer ends at one, or O_DIRECT cannot go on
 
 // Memory that a device may still write to when its queue is gone stays for the life of the process.
@@ -43,13 +45,13 @@ void TransferQueue::Enter(std::list<Running>::iterator running, std::vector<IoRe
 void TransferQueue::Run(const Source& more, Deadline deadline) {
   bool exhausted = false;
   for (;;) {
-    while (!exhausted && running_.size() < kMaxRunning && to_submit_.empty()) {
+    while (!exhausted && running_.size() < kMaxRunning && to_submit_.size() < kMaxRunning) {
       std::optional<Transfer> transfer = more();
       exhausted = !transfer.has_value();
       if (exhausted) break;
       running_.push_back({std::move(*transfer)});
       Enter(std::prev(running_.end()), std::move(running_.back().transfer.requests));
-      SubmitWaiting();
+      if (to_submit_.size() >= kSubmitAt) SubmitWaiting();
     }
     if (running_.empty()) return;
     SubmitWaiting();
@@ -97,7 +99,7 @@ void TransferQueue::SubmitWaiting() {
 }
 
 bool TransferQueue::Collect(Deadline deadline) {
-  std::array<IoResult, 64> results;
+  std::array<IoResult, kCollect> results;
   const size_t n = queue_->Wait(results, deadline);
   for (size_t i = 0; i < n; ++i) Complete(results[i]);
   return n > 0;

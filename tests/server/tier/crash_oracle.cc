@@ -193,7 +193,7 @@ class Workload {
 };
 
 const SlotHeader* HeaderIn(const IoEvent& event) {
-  if (event.bytes.size() != kBlockBytes) return nullptr;
+  if (event.bytes.size() < kBlockBytes) return nullptr;
   const auto* header = reinterpret_cast<const SlotHeader*>(event.bytes.data());
   return header->magic == SlotHeader::kMagic ? header : nullptr;
 }
