@@ -1,0 +1,20 @@
+# The disk tier's storage engine. Knows nothing of pages, sequences or the store.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET GLOBAL liburing)
+
+set(KVS_TIER_SOURCES
+  checkpoint.cc
+  disk_checkpoint.cc
+  disk_start.cc
+  disk_tier.cc
+  format.cc
+  pread_queue.cc
+  segment_table.cc
+  tier_directory.cc
+  transfer_queue.cc
+  uring_queue.cc)
+list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)
+set(KVS_TIER_SOURCES ${KVS_TIER_SOURCES} PARENT_SCOPE)  # for the negative controls
+kvs_library(kvs_tier ${KVS_TIER_SOURCES} LIBS kvs_base Threads::Threads)
+target_link_libraries(kvs_tier PRIVATE PkgConfig::LIBURING)

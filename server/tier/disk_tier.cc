@@ -1,0 +1,625 @@
+#include "server/tier/disk_tier.h"
+
+#include <cerrno>
+#include <cstring>
+#include <unordered_set>
+
+#include "server/tier/disk_tier_impl.h"
+#include "server/tier/guard.h"
+
+namespace kvstrata {
+
+using disk::BlocksOf;
+using disk::kBlockBytes;
+using disk::PayloadBlocks;
+using disk::SlotBlocks;
+using disk::SlotHeader;
+using disk::SlotId;
+using disk::Transfer;
+using Op = IoRequest::Op;
+
+namespace {
+
+constexpr uint64_t kSmallBlocks = disk::kMaxBuffers;  // values that go through scratch whole
+constexpr uint32_t kSegmentErrors = 4;                // then a segment takes no more writes
+
+template <typename Byte>
+std::vector<uint64_t> SizesOf(const std::vector<std::span<Byte>>& buffers) {
+  std::vector<uint64_t> sizes;
+  for (const auto& buffer : buffers) sizes.push_back(buffer.size());
+  return sizes;
+}
+
+template <typename Byte>
+Status CheckBuffers(const std::vector<std::span<Byte>>& buffers) {
+  if (buffers.empty() || buffers.size() > disk::kMaxBuffers) {
+    return InvalidArgument("DISK_VALUE", std::to_string(buffers.size()) +
+                                             " buffers; a value has 1 to 16, join or split some");
+  }
+  const bool small = PayloadBlocks(SizesOf(buffers)) <= kSmallBlocks;
+  for (const auto& buffer : buffers) {
+    if (buffer.empty()) return InvalidArgument("DISK_VALUE", "a buffer is empty; leave it out");
+    if (!small && reinterpret_cast<uintptr_t>(buffer.data()) % kBlockBytes != 0) {
+      return InvalidArgument("DISK_VALUE",
+                             "a buffer of a value above 64 KiB begins at no multiple of 4096");
+    }
+  }
+  return OkStatus();
+}
+
+// What moves a value's payload: a small one in one piece behind the header in scratch; of a large
+// one whole blocks from or to the caller's memory, and the ends of its buffers by scratch.
+template <typename Byte>
+std::vector<IoRequest> PayloadRequests(Op op, const disk::Place& place,
+                                       const std::vector<std::span<Byte>>& buffers,
+                                       std::byte* scratch) {
+  const uint64_t blocks = PayloadBlocks(SizesOf(buffers));
+  uint64_t offset = (uint64_t{place.block} + 1) * kBlockBytes;
+  std::vector<IoRequest> requests;
+  const auto add = [&](std::byte* data, uint64_t bytes) {
+    if (bytes == 0) return;
+    requests.push_back({op, place.segment, static_cast<uint32_t>(bytes), offset, data});
+    offset += bytes;
+  };
+  if (blocks <= kSmallBlocks) {
+    add(scratch + kBlockBytes, blocks * kBlockBytes);
+    return requests;
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const uint64_t whole = buffers[i].size() / kBlockBytes * kBlockBytes;
+    add(const_cast<std::byte*>(buffers[i].data()), whole);
+    if (whole < buffers[i].size()) add(scratch + (1 + i) * kBlockBytes, kBlockBytes);
+  }
+  return requests;
+}
+
+// Header and payload of a small value lie side by side in scratch as on disk: one request.
+bool JoinHeader(const std::byte* scratch, std::vector<IoRequest>* payload) {
+  IoRequest& first = payload->front();
+  if (payload->size() > 1 || first.data != scratch + kBlockBytes) return false;
+  first.data -= kBlockBytes;
+  first.offset -= kBlockBytes;
+  first.bytes += kBlockBytes;
+  return true;
+}
+
+// Copies what goes by scratch: small values, ends of buffers.
+template <typename Byte, typename Copy>
+void ForScratch(const std::vector<std::span<Byte>>& buffers, std::byte* scratch, const Copy& copy) {
+  const bool small = PayloadBlocks(SizesOf(buffers)) <= kSmallBlocks;
+  uint64_t block = 1;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const uint64_t whole = small ? 0 : buffers[i].size() / kBlockBytes * kBlockBytes;
+    if (!small) block = 1 + i;
+    copy(scratch + block * kBlockBytes, buffers[i].subspan(whole));
+    block += BlocksOf(buffers[i].size());
+  }
+}
+
+Status IoError(int error) {
+  if (error == ETIMEDOUT) return disk::DeadlineExceeded("the disk");
+  if (error == ENOSPC || error == EDQUOT) {
+    return ResourceExhausted("DISK_SPACE", std::string("write: ") + std::strerror(error));
+  }
+  return {Code::kDataLoss, "DISK_IO", std::strerror(error)};
+}
+
+Status Miss() { return NotFound("DISK_MISS", "no such key on disk"); }
+
+}  // namespace
+
+Status disk::DeadlineExceeded(const char* what) {
+  return {Code::kDeadlineExceeded, "DISK_DEADLINE", std::string(what) + " did not answer in time"};
+}
+
+// -- shared by both sides
+
+Status DiskTier::Impl::MayAsk() {
+  MutexLock lock(mu_);
+  if (breaker_.Allow(std::chrono::steady_clock::now())) return OkStatus();
+  return Unavailable("DISK_BREAKER", options_.directory + " failed repeatedly and is left alone");
+}
+
+void DiskTier::Impl::Observe(int error, uint32_t segment) {
+  MutexLock lock(mu_);
+  if (error == 0) return breaker_.Succeeded();
+  if (error == ETIMEDOUT || error == ENOSPC || error == EDQUOT) return;
+  ++stats_.io_errors;
+  breaker_.Failed(std::chrono::steady_clock::now());
+  if (++table_.at(segment).errors >= kSegmentErrors) table_.Stop(segment);
+}
+
+void DiskTier::Impl::ObserveDeadline() {
+  MutexLock lock(mu_);
+  ++stats_.deadlines;
+  breaker_.Failed(std::chrono::steady_clock::now());
+}
+
+disk::Place DiskTier::Impl::PlaceOf(SlotId at) const {
+  return {store_, at.segment, table_.BlockOf(at), table_.at(at.segment).slot_blocks};
+}
+
+SlotId DiskTier::Impl::Forget(disk::Index::iterator it) {
+  const SlotId at = it->second.at;
+  table_.at(at.segment).keys[at.slot] = nullptr;
+  index_.erase(it);
+  return at;
+}
+
+// -- Put
+
+Status DiskTier::Impl::CheckPut(const DiskPut& request) const {
+  if (request.key.empty() || request.key.size() > disk::kMaxKeyBytes) {
+    return InvalidArgument(
+        "DISK_VALUE", "a key of " + std::to_string(request.key.size()) + " bytes; it has 1 to 64");
+  }
+  KVS_RETURN_IF_ERROR(CheckBuffers(request.buffers));
+  const uint64_t bytes = uint64_t{SlotBlocks(SizesOf(request.buffers))} * kBlockBytes;
+  const uint64_t room = options_.segment_bytes - disk::kFirstSlotBlock * kBlockBytes;
+  if (bytes <= room) return OkStatus();
+  return InvalidArgument("DISK_VALUE", "a value of " + std::to_string(bytes) +
+                                           " bytes; a segment has room for " +
+                                           std::to_string(room));
+}
+
+std::vector<DiskTier::Impl::PlannedPut> DiskTier::Impl::PlanPuts(std::span<DiskPut> requests) {
+  std::vector<PlannedPut> puts;
+  std::unordered_set<std::string_view> keys;
+  MutexLock lock(mu_);
+  for (DiskPut& request : requests) {
+    request.status = CheckPut(request);
+    if (!request.status.ok() || index_.contains(request.key)) continue;
+    if (!keys.insert(request.key).second) continue;  // the first of that key decides
+    const auto at = table_.Allocate(SlotBlocks(SizesOf(request.buffers)));
+    if (!at) {
+      request.status = ResourceExhausted("DISK_FULL", "no slot for the value; erase some");
+      continue;
+    }
+    puts.push_back({&request, *at, PlaceOf(*at), ++generation_});
+  }
+  return puts;
+}
+
+void DiskTier::Impl::Put(std::span<DiskPut> requests, Deadline deadline) {
+  const disk::HeldTurn turn(&writer_.turn, deadline);
+  const Status may = turn.held() ? MayAsk() : disk::DeadlineExceeded("another writer");
+  if (!may.ok()) {
+    for (DiskPut& request : requests) request.status = may;
+    return;
+  }
+  OverwriteCondemned(deadline);
+  const std::vector<PlannedPut> puts = PlanPuts(requests);
+  std::set<uint32_t> segments;
+  for (const PlannedPut& put : puts) segments.insert(put.at.segment);
+  const Errors failed = MarkDirty(segments, deadline);
+  size_t next = 0;
+  writer_.transfers.Run(
+      [&]() -> std::optional<Transfer> {
+        for (; next < puts.size(); ++next) {
+          const PlannedPut& put = puts[next];
+          const auto error = failed.find(put.at.segment);
+          if (error == failed.end()) return TransferOf(puts[next++]);
+          put.request->status = IoError(error->second);
+          MutexLock lock(mu_);
+          table_.Free(put.at);
+        }
+        return std::nullopt;
+      },
+      deadline);
+  for (const PlannedPut& put : puts) {
+    if (put.request->status.reason() == "DISK_DEADLINE") return ObserveDeadline();
+  }
+}
+
+Transfer DiskTier::Impl::TransferOf(const PlannedPut& put) {
+  const std::shared_ptr<std::byte> scratch = writer_.scratch.Take();
+  KVS_CHECK(scratch != nullptr);  // as many as may run and be abandoned
+  const auto& buffers = put.request->buffers;
+  std::vector<SlotHeader::Buffer> described;
+  for (const auto& buffer : buffers) {
+    described.push_back({buffer.size(), disk::ChecksumOf(buffer.data(), buffer.size())});
+  }
+  disk::WriteHeader(put.place, disk::SlotState::kValue, put.generation, put.request->key, described,
+                    reinterpret_cast<SlotHeader*>(scratch.get()));
+  ForScratch(buffers, scratch.get(), [](std::byte* to, std::span<const std::byte> from) {
+    std::memcpy(to, from.data(), from.size());
+    const uint64_t end = BlocksOf(from.size()) * kBlockBytes;
+    std::memset(to + from.size(), 0, end - from.size());
+  });
+  Transfer transfer;
+  transfer.requests = PayloadRequests(Op::kWrite, put.place, buffers, scratch.get());
+  const bool one_write = JoinHeader(scratch.get(), &transfer.requests);
+  transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+      scratch, put.request->keep);
+  transfer.next = [this, &put, scratch,
+                   header_written = one_write](int error) mutable -> std::vector<IoRequest> {
+    if (error == 0 && !std::exchange(header_written, true)) {
+      const uint64_t offset = uint64_t{put.place.block} * kBlockBytes;
+      return {{Op::kWrite, put.at.segment, kBlockBytes, offset, scratch.get()}};
+    }
+    FinishPut(put, error);
+    return {};
+  };
+  return transfer;
+}
+
+void DiskTier::Impl::FinishPut(const PlannedPut& put, int error) {
+  Observe(error, put.at.segment);
+  MutexLock lock(mu_);
+  if (error != 0) {
+    put.request->status = IoError(error);
+    // A request that was not answered may still be carried out: nothing may lie there later.
+    if (error != ETIMEDOUT) condemned_.push_back({put.at, error == ENOSPC || error == EDQUOT});
+    return;
+  }
+  disk::Entry entry{put.at, put.generation, SizesOf(put.request->buffers)};
+  const auto it = index_.emplace(put.request->key, std::move(entry)).first;
+  table_.at(put.at.segment).keys[put.at.slot] = &it->first;
+}
+
+// -- superblocks and erased slots
+
+// Those that could not be marked.
+DiskTier::Impl::Errors DiskTier::Impl::MarkDirty(const std::set<uint32_t>& segments,
+                                                 Deadline deadline) {
+  Errors failed;
+  std::vector<uint32_t> to_mark;
+  {
+    MutexLock lock(mu_);
+    for (const uint32_t i : segments) {
+      disk::Segment& segment = table_.at(i);
+      segment.written = true;
+      const bool marked = segment.dirty || !Holds(Guard::kDirtyMark);
+      if (!segment.formatted || !marked) to_mark.push_back(i);
+    }
+  }
+  size_t next = 0;
+  writer_.transfers.Run(
+      [&]() -> std::optional<Transfer> {
+        if (next == to_mark.size()) return std::nullopt;
+        return MarkTransfer(to_mark[next++], &failed);
+      },
+      deadline);
+  return failed;
+}
+
+Transfer DiskTier::Impl::MarkTransfer(uint32_t i, Errors* failed) {
+  const std::shared_ptr<std::byte> scratch = writer_.scratch.Take();
+  KVS_CHECK(scratch != nullptr);
+  Transfer transfer;
+  transfer.keep = scratch;
+  MutexLock lock(mu_);
+  disk::Segment& segment = table_.at(i);
+  const uint32_t copies = segment.formatted ? 1 : 2;  // an empty one may lose both
+  for (uint32_t copy = 0; copy < copies; ++copy) {
+    std::byte* at = scratch.get() + copy * kBlockBytes;
+    auto* block = new (at) disk::Superblock{};
+    block->segment = i;
+    block->store = store_;
+    block->sequence = ++segment.sequence;
+    block->dirty_after = checkpoint_sequence_;
+    block->segment_bytes = options_.segment_bytes;
+    block->slot_blocks = segment.slot_blocks;
+    disk::Seal(block);
+    const uint64_t offset = segment.sequence % 2 * kBlockBytes;
+    transfer.requests.push_back({Op::kWrite, i, kBlockBytes, offset, at});
+  }
+  transfer.next = [this, i, failed](int error) -> std::vector<IoRequest> {
+    Observe(error, i);
+    MutexLock relock(mu_);
+    if (error != 0) (*failed)[i] = error;
+    table_.at(i).formatted = table_.at(i).dirty = error == 0;
+    return {};
+  };
+  return transfer;
+}
+
+// Overwrites the headers of slots that hold nothing, and frees them. The first error.
+Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline) {
+  std::set<uint32_t> segments;
+  for (const Condemned& slot : slots) segments.insert(slot.at.segment);
+  const Errors failed = MarkDirty(segments, deadline);
+  Status first;
+  const auto finish = [&](const Condemned& slot, int error) -> std::vector<IoRequest> {
+    Observe(error, slot.at.segment);
+    if (error != 0 && first.ok()) first = IoError(error);
+    MutexLock lock(mu_);
+    if (error == 0 && slot.reuse) table_.Free(slot.at);  // else it stays taken until the next start
+    return {};
+  };
+  size_t next = 0;
+  const auto more = [&]() -> std::optional<Transfer> {
+    while (next < slots.size()) {
+      const Condemned& slot = slots[next++];
+      if (const auto error = failed.find(slot.at.segment); error != failed.end()) {
+        finish(slot, error->second);
+        continue;
+      }
+      if (!Holds(Guard::kErasure)) {
+        finish(slot, 0);
+        continue;
+      }
+      const std::shared_ptr<std::byte> scratch = writer_.scratch.Take();
+      KVS_CHECK(scratch != nullptr);
+      MutexLock lock(mu_);
+      const disk::Place place = PlaceOf(slot.at);
+      disk::WriteHeader(place, disk::SlotState::kErased, ++generation_, "", {},
+                        reinterpret_cast<SlotHeader*>(scratch.get()));
+      const uint64_t offset = uint64_t{place.block} * kBlockBytes;
+      return Transfer{{{Op::kWrite, slot.at.segment, kBlockBytes, offset, scratch.get()}},
+                      scratch,
+                      [&finish, &slot](int error) { return finish(slot, error); }};
+    }
+    return std::nullopt;
+  };
+  writer_.transfers.Run(more, deadline);
+  if (first.reason() == "DISK_DEADLINE") ObserveDeadline();
+  return first;
+}
+
+void DiskTier::Impl::OverwriteCondemned(Deadline deadline) {
+  std::vector<Condemned> slots;
+  {
+    MutexLock lock(mu_);
+    slots.swap(condemned_);
+  }
+  // An error is counted; those slots stay taken, and the next start judges them.
+  (void)Overwrite(std::move(slots), deadline);
+}
+
+Status DiskTier::Impl::Erase(std::span<const std::string> keys, Deadline deadline) {
+  const disk::HeldTurn turn(&writer_.turn, deadline);
+  if (!turn.held()) return disk::DeadlineExceeded("another writer");
+  KVS_RETURN_IF_ERROR(MayAsk());
+  OverwriteCondemned(deadline);
+  std::vector<Condemned> slots;
+  {
+    MutexLock lock(mu_);
+    for (const std::string& key : keys) {
+      const auto it = index_.find(key);
+      if (it != index_.end()) slots.push_back({Forget(it), true});
+    }
+  }
+  return Overwrite(std::move(slots), deadline);
+}
+
+// -- Get
+
+std::vector<DiskTier::Impl::PlannedGet> DiskTier::Impl::PlanGets(std::span<DiskGet> requests) {
+  std::vector<PlannedGet> gets;
+  MutexLock lock(mu_);
+  for (DiskGet& request : requests) {
+    const auto it = index_.find(request.key);
+    request.status = it == index_.end() ? Miss() : CheckBuffers(request.buffers);
+    if (!request.status.ok()) continue;
+    if (SizesOf(request.buffers) != it->second.sizes) {
+      request.status = InvalidArgument("DISK_VALUE", "the value was put with other sizes");
+      continue;
+    }
+    it->second.used = true;
+    gets.push_back({&request, it->second.at, PlaceOf(it->second.at), it->second.generation});
+  }
+  return gets;
+}
+
+void DiskTier::Impl::Get(std::span<DiskGet> requests, Deadline deadline) {
+  const disk::HeldTurn turn(&reader_.turn, deadline);
+  const Status may = turn.held() ? MayAsk() : disk::DeadlineExceeded("another reader");
+  if (!may.ok()) {
+    for (DiskGet& request : requests) request.status = may;
+    return;
+  }
+  const std::vector<PlannedGet> gets = PlanGets(requests);
+  size_t next = 0;
+  reader_.transfers.Run(
+      [&]() -> std::optional<Transfer> {
+        if (next == gets.size()) return std::nullopt;
+        return TransferOf(gets[next++]);
+      },
+      deadline);
+  for (const PlannedGet& get : gets) {
+    if (get.request->status.reason() == "DISK_DEADLINE") return ObserveDeadline();
+  }
+}
+
+Transfer DiskTier::Impl::TransferOf(const PlannedGet& get) {
+  const std::shared_ptr<std::byte> scratch = reader_.scratch.Take();
+  KVS_CHECK(scratch != nullptr);
+  Transfer transfer;
+  transfer.requests = PayloadRequests(Op::kRead, get.place, get.request->buffers, scratch.get());
+  const uint64_t offset = uint64_t{get.place.block} * kBlockBytes;
+  if (!JoinHeader(scratch.get(), &transfer.requests)) {
+    transfer.requests.push_back({Op::kRead, get.at.segment, kBlockBytes, offset, scratch.get()});
+  }
+  transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+      scratch, get.request->keep);
+  transfer.next = [this, &get, scratch](int error) -> std::vector<IoRequest> {
+    get.request->status = FinishGet(get, scratch.get(), error);
+    return {};
+  };
+  return transfer;
+}
+
+Status DiskTier::Impl::FinishGet(const PlannedGet& get, std::byte* scratch, int error) {
+  Observe(error, get.at.segment);
+  if (error == ETIMEDOUT) return IoError(error);
+  if (error != 0) return Lose(get, false, IoError(error));
+  const auto* header = reinterpret_cast<const SlotHeader*>(scratch);
+  const Status corrupt{Code::kDataLoss, "DISK_CORRUPT", "a value failed its check on disk"};
+  if (!disk::HeaderCounts(*header, get.place)) return Lose(get, true, corrupt);
+  if (Holds(Guard::kIdentity) &&
+      (header->state != disk::SlotState::kValue || header->generation != get.generation ||
+       header->key_view() != get.request->key)) {
+    return Lose(get, true, corrupt);
+  }
+  const auto& buffers = get.request->buffers;
+  ForScratch(buffers, scratch, [](std::byte* from, std::span<std::byte> to) {
+    std::memcpy(to.data(), from, to.size());
+  });
+  bool whole = header->buffer_count == buffers.size();
+  for (size_t i = 0; whole && i < buffers.size(); ++i) {
+    const SlotHeader::Buffer& described = header->buffers[i];
+    whole = described.bytes == buffers[i].size() &&
+            described.checksum == disk::ChecksumOf(buffers[i].data(), buffers[i].size());
+  }
+  if (!whole && Holds(Guard::kPayloadChecksum)) return Lose(get, true, corrupt);
+  return OkStatus();
+}
+
+Status DiskTier::Impl::Lose(const PlannedGet& get, bool reuse, Status why) {
+  MutexLock lock(mu_);
+  const auto it = index_.find(get.request->key);
+  // Erased meanwhile: its slot may have been written again under the read.
+  if (it == index_.end() || it->second.generation != get.generation) return Miss();
+  condemned_.push_back({Forget(it), reuse});
+  if (why.reason() == "DISK_CORRUPT") ++stats_.corrupt;
+  return why;
+}
+
+// -- Flush
+
+Status DiskTier::Impl::Flush(Deadline deadline) {
+  const disk::HeldTurn turn(&writer_.turn, deadline);
+  if (!turn.held()) return disk::DeadlineExceeded("another writer");
+  KVS_RETURN_IF_ERROR(MayAsk());
+  OverwriteCondemned(deadline);
+  return FlushWritten(deadline);
+}
+
+Status DiskTier::Impl::FlushWritten(Deadline deadline) {
+  std::vector<uint32_t> written;
+  uint64_t generation = 0;
+  {
+    MutexLock lock(mu_);
+    generation = generation_;
+    for (uint32_t i = 0; i < table_.size(); ++i) {
+      if (table_.at(i).written) written.push_back(i);
+    }
+  }
+  Status outcome;
+  size_t next = 0;
+  const auto more = [&]() -> std::optional<Transfer> {
+    if (next == written.size()) return std::nullopt;
+    const uint32_t i = written[next++];
+    return Transfer{{{Op::kFlush, i}}, nullptr, [&, i](int error) -> std::vector<IoRequest> {
+                      Observe(error, i);
+                      MutexLock lock(mu_);
+                      table_.at(i).written = false;
+                      if (error == 0 || !Holds(Guard::kFailedFlush)) {
+                        table_.at(i).flushed = generation;
+                      } else {
+                        LoseUnflushed(i);
+                        outcome = {Code::kDataLoss, "DISK_FLUSH",
+                                   "segment " + std::to_string(i) + ": " + std::strerror(error) +
+                                       "; what was put to it since its last flush is given up"};
+                      }
+                      return {};
+                    }};
+  };
+  writer_.transfers.Run(more, deadline);
+  return outcome;
+}
+
+// Nothing that the failed flush covered may count as written, nor be flushed again.
+void DiskTier::Impl::LoseUnflushed(uint32_t i) {
+  ++stats_.lost_flushes;
+  const std::vector<const std::string*> keys = table_.at(i).keys;
+  for (const std::string* key : keys) {
+    const auto it = key == nullptr ? index_.end() : index_.find(*key);
+    if (it != index_.end() && it->second.generation > table_.at(i).flushed) Forget(it);
+  }
+  table_.Stop(i);
+}
+
+// -- the index
+
+std::vector<uint64_t> DiskTier::Impl::Sizes(std::string_view key) const {
+  MutexLock lock(mu_);
+  const auto it = index_.find(key);
+  return it == index_.end() ? std::vector<uint64_t>() : it->second.sizes;
+}
+
+void DiskTier::Impl::ForEach(
+    const std::function<void(const std::string&, std::span<const uint64_t>)>& visit) const {
+  MutexLock lock(mu_);
+  for (const auto& [key, entry] : index_) visit(key, entry.sizes);
+}
+
+std::vector<std::string> DiskTier::Impl::Victims(std::span<const uint64_t> sizes) {
+  const uint32_t blocks = SlotBlocks(sizes);
+  MutexLock lock(mu_);
+  if (table_.HasRoom(blocks)) return {};
+  const std::vector<uint32_t> segments = table_.OfClass(blocks);
+  if (segments.empty()) return table_.KeysOfEmptiest();
+  const uint64_t slots = table_.SlotsOf(blocks);
+  uint64_t& hand = hands_[blocks];
+  for (uint64_t i = 0; i < 2 * slots * segments.size(); ++i) {
+    hand = (hand + 1) % (slots * segments.size());
+    const std::string* key = table_.at(segments[hand / slots]).keys[hand % slots];
+    if (key == nullptr) continue;
+    if (!std::exchange(index_.find(*key)->second.used, false)) return {*key};
+  }
+  return table_.KeysOfEmptiest();  // all of its size are beyond use
+}
+
+DiskTierStats DiskTier::Impl::Stats() const {
+  MutexLock lock(mu_);
+  DiskTierStats stats = stats_;
+  stats.direct = directory_.direct;
+  stats.queue = queue_name_;
+  stats.degraded = degraded_;
+  stats.entries = index_.size();
+  stats.breaker_open = breaker_.open();
+  stats.capacity_bytes = uint64_t{table_.size()} * options_.segment_bytes;
+  for (uint32_t i = 0; i < table_.size(); ++i) {
+    const disk::Segment& segment = table_.at(i);
+    stats.used_bytes += uint64_t{segment.used} * segment.slot_blocks * kBlockBytes;
+    stats.stopped_segments += segment.stopped;
+  }
+  return stats;
+}
+
+Status DiskTier::Impl::ChangeMemory(std::byte* base, uint64_t bytes, bool add, Deadline deadline) {
+  for (disk::Side* side : {&reader_, &writer_}) {
+    const disk::HeldTurn turn(&side->turn, deadline);
+    if (!turn.held()) return disk::DeadlineExceeded("another user");
+    IoQueue& queue = side->transfers.queue();
+    add ? queue.AddMemory(base, bytes) : queue.RemoveMemory(base);
+  }
+  return OkStatus();
+}
+
+// -- DiskTier
+
+DiskTier::DiskTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+DiskTier::~DiskTier() = default;
+
+void DiskTier::Put(std::span<DiskPut> requests, Deadline deadline) {
+  impl_->Put(requests, deadline);
+}
+void DiskTier::Get(std::span<DiskGet> requests, Deadline deadline) {
+  impl_->Get(requests, deadline);
+}
+Status DiskTier::Erase(std::span<const std::string> keys, Deadline deadline) {
+  return impl_->Erase(keys, deadline);
+}
+Status DiskTier::Flush(Deadline deadline) { return impl_->Flush(deadline); }
+Status DiskTier::Checkpoint(Deadline deadline) { return impl_->Checkpoint(deadline); }
+bool DiskTier::Contains(std::string_view key) const { return impl_->Contains(key); }
+std::vector<uint64_t> DiskTier::Sizes(std::string_view key) const { return impl_->Sizes(key); }
+void DiskTier::ForEach(const std::function<void(const std::string& key,
+                                                std::span<const uint64_t> sizes)>& visit) const {
+  impl_->ForEach(visit);
+}
+std::vector<std::string> DiskTier::Victims(std::span<const uint64_t> sizes) {
+  return impl_->Victims(sizes);
+}
+Status DiskTier::AddMemory(std::byte* base, uint64_t bytes, Deadline deadline) {
+  return impl_->ChangeMemory(base, bytes, true, deadline);
+}
+Status DiskTier::RemoveMemory(std::byte* base, Deadline deadline) {
+  return impl_->ChangeMemory(base, 0, false, deadline);
+}
+DiskTierStats DiskTier::Stats() const { return impl_->Stats(); }
+
+}  // namespace kvstrata

@@ -1,0 +1,121 @@
+// DiskTier: values on disk that outlive the daemon: opaque buffers under a key, all or nothing.
+//
+// A value is 1 to 16 buffers under a key of 1 to 64 bytes; equal keys must mean equal bytes, and a
+// Put of a key that is there is done at once. Any value may be lost; what Get returns was stored
+// under that key and has been checksummed since it left the disk (docs/disk_format.md).
+//
+// Ownership: `keep` of a request owns its buffers. It is let go when the disk no longer uses them,
+// which after DEADLINE_EXCEEDED may be later than the call: reuse them only then. Buffers of values
+// above 64 KiB must begin at a multiple of 4096; they are moved without a copy.
+// Thread-safety: all methods, from any thread. Calls of the read side (Get) run one at a time,
+// those of the write side (Put, Erase, Flush, Checkpoint) too, a read beside a write; the others
+// hold a lock for a look-up. Who waits for its turn longer than its deadline gets
+// DEADLINE_EXCEEDED. So one thread that reads in batches keeps the device busy, and one that
+// writes. Errors: DEADLINE_EXCEEDED DISK_DEADLINE; UNAVAILABLE DISK_BREAKER: the device failed
+// repeatedly and is left alone for a while. Of a request: INVALID_ARGUMENT DISK_VALUE; others are
+// named below. Cost: Contains a hash look-up (under 1 us); memory about 250 bytes an entry.
+#ifndef KVSTRATA_SERVER_TIER_DISK_TIER_H_
+#define KVSTRATA_SERVER_TIER_DISK_TIER_H_
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "server/tier/io_queue.h"
+
+namespace kvstrata {
+
+struct DiskTierOptions {
+  std::string directory;
+  uint64_t budget_bytes = 0;              // of all files
+  uint64_t segment_bytes = 256ull << 20;  // a value must fit; never changes for a directory
+  uint32_t depth = 64;                    // requests in flight, of reads and of writes
+  std::function<IoQueueChoice(uint32_t depth)> new_queue = NewIoQueue;
+};
+
+struct DiskPut {
+  std::string key;
+  std::vector<std::span<const std::byte>> buffers;
+  std::shared_ptr<void> keep;
+  Status status;
+};
+
+struct DiskGet {
+  std::string key;
+  std::vector<std::span<std::byte>> buffers;  // of the sizes that were put
+  std::shared_ptr<void> keep;
+  Status status;
+};
+
+struct DiskTierStats {
+  bool direct = false;  // O_DIRECT
+  std::string queue;    // "io_uring", "pread"
+  Status degraded;      // why no io_uring, or fewer segments than the budget allows; OK: neither
+  uint64_t capacity_bytes = 0, used_bytes = 0;  // slots whole
+  uint64_t entries = 0;
+  uint64_t corrupt = 0;    // values that failed a check, and left
+  uint64_t io_errors = 0;  // errors of the device
+  uint64_t deadlines = 0;  // requests that it did not answer in time
+  uint64_t lost_flushes = 0;
+  uint32_t stopped_segments = 0;
+  bool breaker_open = false;
+  uint64_t scanned_segments = 0;  // at start, because no checkpoint covered them
+};
+
+class DiskTier {
+ public:
+  // Blocks for as long as the start takes: seconds from a checkpoint, else one small read a slot.
+  // What TierDirectory returns; FAILED_PRECONDITION DISK_VERSION: it is of a newer kvstrata.
+  static Result<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options, Deadline deadline);
+  // Writes nothing: call Checkpoint before. Waits a second at most for what is in flight.
+  ~DiskTier();
+
+  // Writes values; readable when it returns, durable after a later Flush. Of a request:
+  // RESOURCE_EXHAUSTED DISK_FULL (see Victims) or DISK_SPACE; DATA_LOSS DISK_IO.
+  void Put(std::span<DiskPut> requests, Deadline deadline);
+
+  // Reads values into the callers' buffers, whose bytes mean nothing unless OK. Of a request:
+  // NOT_FOUND DISK_MISS; DATA_LOSS DISK_CORRUPT or DISK_IO: the value has left.
+  void Get(std::span<DiskGet> requests, Deadline deadline);
+
+  // Forgets values; keys that are not there are fine. Gone for good after a later Flush.
+  Status Erase(std::span<const std::string> keys, Deadline deadline);
+
+  // Makes durable what was put and erased before. DATA_LOSS DISK_FLUSH: values put since the last
+  // good flush to a segment that failed have left, and it takes no more.
+  Status Flush(Deadline deadline);
+
+  // Flush, then the index. RESOURCE_EXHAUSTED DISK_CHECKPOINT: it is larger than its file.
+  Status Checkpoint(Deadline deadline);
+
+  bool Contains(std::string_view key) const;
+  // Bytes of each buffer; empty: it is not there.
+  std::vector<uint64_t> Sizes(std::string_view key) const;
+  // `visit` must not call the tier.
+  void ForEach(const std::function<void(const std::string& key, std::span<const uint64_t> sizes)>&
+                   visit) const;
+  // Keys to Erase so that a value of these sizes finds room: one not used lately of its size, or,
+  // while no segment serves its size, all of the segment that holds the fewest. Empty: there is
+  // room.
+  std::vector<std::string> Victims(std::span<const uint64_t> sizes);
+
+  // Memory that buffers lie in: io_uring registers it. Takes the turns of both sides.
+  // REQUIRES of Remove: no request, also no abandoned one, uses it.
+  Status AddMemory(std::byte* base, uint64_t bytes, Deadline deadline);
+  Status RemoveMemory(std::byte* base, Deadline deadline);
+
+  DiskTierStats Stats() const;
+
+ private:
+  class Impl;
+  explicit DiskTier(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_TIER_DISK_TIER_H_

@@ -1,0 +1,203 @@
+// DiskTier::Impl: the state of the engine. disk_tier.cc: values and flushes; disk_start.cc: the
+// index from the slots; disk_checkpoint.cc: the checkpoint.
+//
+// Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
+#ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
+#define KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
+
+#include <condition_variable>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "base/sync.h"
+#include "server/tier/breaker.h"
+#include "server/tier/checkpoint.h"
+#include "server/tier/disk_tier.h"
+#include "server/tier/format.h"
+#include "server/tier/scratch.h"
+#include "server/tier/segment_table.h"
+#include "server/tier/tier_directory.h"
+#include "server/tier/transfer_queue.h"
+
+namespace kvstrata {
+
+namespace disk {
+
+// A lock that is waited for until a deadline.
+class Turn {
+ public:
+  bool Take(Deadline deadline) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    std::unique_lock lock(mu_.native());
+    if (!free_.wait_until(lock, deadline, [this] { return !taken_; })) return false;
+    taken_ = true;
+    return true;
+  }
+  void GiveBack() {
+    MutexLock lock(mu_);
+    taken_ = false;
+    free_.notify_one();
+  }
+
+ private:
+  Mutex mu_;
+  std::condition_variable free_;
+  bool taken_ KVS_GUARDED_BY(mu_) = false;
+};
+
+class HeldTurn {
+ public:
+  HeldTurn(Turn* turn, Deadline deadline) : turn_(turn), held_(turn->Take(deadline)) {}
+  HeldTurn(const HeldTurn&) = delete;
+  HeldTurn& operator=(const HeldTurn&) = delete;
+  ~HeldTurn() {
+    if (held_) turn_->GiveBack();
+  }
+  bool held() const { return held_; }
+
+ private:
+  Turn* const turn_;
+  const bool held_;
+};
+
+// One of the two sides: whoever has the turn uses queue and scratch.
+struct Side {
+  Side(std::unique_ptr<IoQueue> queue, uint32_t depth)
+      : scratch(TransferQueue::kMaxRunning + depth), transfers(std::move(queue)) {
+    transfers.queue().AddMemory(scratch.base(), scratch.bytes());
+  }
+  Turn turn;
+  Scratch scratch;
+  TransferQueue transfers;
+};
+
+struct StringHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
+};
+using Index = std::unordered_map<std::string, Entry, StringHash, std::equal_to<>>;
+
+Status DeadlineExceeded(const char* what);
+
+}  // namespace disk
+
+class DiskTier::Impl {
+ public:
+  Impl(const DiskTierOptions& options, disk::TierDirectory directory, IoQueueChoice reads,
+       IoQueueChoice writes);
+  Status AddFiles();
+  Status Start(Deadline deadline);
+
+  void Put(std::span<DiskPut> requests, Deadline deadline) KVS_EXCLUDES(mu_);
+  void Get(std::span<DiskGet> requests, Deadline deadline) KVS_EXCLUDES(mu_);
+  Status Erase(std::span<const std::string> keys, Deadline deadline) KVS_EXCLUDES(mu_);
+  Status Flush(Deadline deadline) KVS_EXCLUDES(mu_);
+  Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
+  Status ChangeMemory(std::byte* base, uint64_t bytes, bool add, Deadline deadline);
+
+  bool Contains(std::string_view key) const KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    return index_.contains(key);
+  }
+  std::vector<uint64_t> Sizes(std::string_view key) const KVS_EXCLUDES(mu_);
+  void ForEach(const std::function<void(const std::string&, std::span<const uint64_t>)>& visit)
+      const KVS_EXCLUDES(mu_);
+  std::vector<std::string> Victims(std::span<const uint64_t> sizes) KVS_EXCLUDES(mu_);
+  DiskTierStats Stats() const KVS_EXCLUDES(mu_);
+
+ private:
+  // A value that has a slot and is not yet in the index.
+  struct PlannedPut {
+    DiskPut* request = nullptr;
+    disk::SlotId at;
+    disk::Place place;
+    uint64_t generation = 0;
+  };
+  struct PlannedGet {
+    DiskGet* request = nullptr;
+    disk::SlotId at;
+    disk::Place place;
+    uint64_t generation = 0;
+  };
+  struct Condemned {
+    disk::SlotId at;
+    bool reuse = false;  // free once its header is overwritten; else the medium is not trusted
+  };
+  struct Covered {  // a checkpoint
+    std::vector<disk::NamedEntry> entries;
+    uint64_t sequence = 0;
+  };
+  struct Superblocks {  // what a segment's first blocks say
+    disk::Superblock newest{};
+    bool valid = false;
+    bool both = false;
+  };
+
+  // disk_tier.cc
+  Status MayAsk() KVS_EXCLUDES(mu_);
+  void Observe(int error, uint32_t segment) KVS_EXCLUDES(mu_);
+  void ObserveDeadline() KVS_EXCLUDES(mu_);
+  Status CheckPut(const DiskPut& request) const;
+  std::vector<PlannedPut> PlanPuts(std::span<DiskPut> requests) KVS_EXCLUDES(mu_);
+  disk::Transfer TransferOf(const PlannedPut& put) KVS_EXCLUDES(mu_);
+  void FinishPut(const PlannedPut& put, int error) KVS_EXCLUDES(mu_);
+  std::vector<PlannedGet> PlanGets(std::span<DiskGet> requests) KVS_EXCLUDES(mu_);
+  disk::Transfer TransferOf(const PlannedGet& get) KVS_EXCLUDES(mu_);
+  Status FinishGet(const PlannedGet& get, std::byte* scratch, int error) KVS_EXCLUDES(mu_);
+  // Forgets the value at `at` if it is still that one, and has its slot overwritten later.
+  Status Lose(const PlannedGet& get, bool reuse, Status why) KVS_EXCLUDES(mu_);
+  disk::SlotId Forget(disk::Index::iterator it) KVS_REQUIRES(mu_);
+  using Errors = std::map<uint32_t, int>;  // errno by segment
+  Errors MarkDirty(const std::set<uint32_t>& segments, Deadline deadline) KVS_EXCLUDES(mu_);
+  disk::Transfer MarkTransfer(uint32_t segment, Errors* failed) KVS_EXCLUDES(mu_);
+  Status Overwrite(std::vector<Condemned> slots, Deadline deadline) KVS_EXCLUDES(mu_);
+  void OverwriteCondemned(Deadline deadline) KVS_EXCLUDES(mu_);
+  Status FlushWritten(Deadline deadline) KVS_EXCLUDES(mu_);
+  void LoseUnflushed(uint32_t segment) KVS_REQUIRES(mu_);
+  disk::Place PlaceOf(disk::SlotId at) const KVS_REQUIRES(mu_);
+
+  // disk_checkpoint.cc
+  std::vector<std::byte> EncodeEntries(disk::CheckpointHeader* header) KVS_EXCLUDES(mu_);
+  std::optional<Covered> LoadCheckpoint(Deadline deadline);
+  std::optional<std::vector<disk::NamedEntry>> LoadEntries(uint32_t which,
+                                                           const disk::CheckpointHeader& header,
+                                                           Deadline deadline);
+
+  // disk_start.cc
+  Status ReadSuperblocks(std::vector<Superblocks>* all, Deadline deadline);
+  Status ChooseStore(std::span<const Superblocks> all);
+  void AdoptSegments(std::span<const Superblocks> all);
+  bool Plausible(std::span<const disk::NamedEntry> entries) const;
+  Status ScanSegments(const std::set<uint32_t>& segments, std::vector<disk::NamedEntry>* found,
+                      Deadline deadline);
+  void EnterFound(disk::NamedEntry found) KVS_EXCLUDES(mu_);
+  void FreeUnheld() KVS_EXCLUDES(mu_);
+
+  uint32_t checkpoint_file(uint64_t sequence) const {
+    return segments_count_ + static_cast<uint32_t>(sequence % 2);
+  }
+
+  const DiskTierOptions options_;
+  const disk::TierDirectory directory_;
+  const uint32_t segments_count_;
+  const std::string queue_name_;
+  const Status degraded_;
+  disk::StoreId store_{};  // constant after Start
+
+  disk::Side reader_, writer_;  // whose turn it is
+
+  mutable Mutex mu_;
+  disk::Index index_ KVS_GUARDED_BY(mu_);
+  disk::SegmentTable table_ KVS_GUARDED_BY(mu_);
+  disk::Breaker breaker_ KVS_GUARDED_BY(mu_);
+  std::vector<Condemned> condemned_ KVS_GUARDED_BY(mu_);
+  std::set<disk::SlotId> unreadable_ KVS_GUARDED_BY(mu_);   // at start
+  std::map<uint32_t, uint64_t> hands_ KVS_GUARDED_BY(mu_);  // of Victims, by blocks of a slot
+  uint64_t generation_ KVS_GUARDED_BY(mu_) = 0;             // the last one given
+  uint64_t checkpoint_sequence_ KVS_GUARDED_BY(mu_) = 0;    // of the last one, tried or found
+  DiskTierStats stats_ KVS_GUARDED_BY(mu_);
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_

@@ -1,0 +1,82 @@
+#include "server/tier/format.h"
+
+#include <cstring>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "server/tier/guard.h"
+
+namespace kvstrata::disk {
+namespace {
+
+template <typename Block>
+Seen LookAt(const Block& block, Guard guard) {
+  if (block.magic != Block::kMagic) return Seen::kDamaged;
+  const Checksum is = ChecksumOf(&block.magic, kBlockBytes - sizeof(Checksum));
+  if (is != block.checksum && Holds(guard)) return Seen::kDamaged;
+  return block.version == kVersion ? Seen::kWhole : Seen::kForeign;
+}
+
+bool Fits(const SlotHeader& header) {
+  if (header.buffer_count > kMaxBuffers || header.key_bytes > kMaxKeyBytes) return false;
+  uint64_t left = header.slot_blocks - 1;
+  for (uint32_t i = 0; i < header.buffer_count; ++i) {
+    if (header.buffers[i].bytes > left * kBlockBytes) return false;
+    left -= BlocksOf(header.buffers[i].bytes);
+  }
+  return true;
+}
+
+}  // namespace
+
+Checksum ChecksumOf(const void* data, size_t bytes) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
+  return std::bit_cast<Checksum>(canonical);
+}
+
+uint64_t ClassOf(uint64_t blocks) {
+  if (blocks <= 32) return blocks;
+  const uint64_t step = std::bit_floor(blocks) / 16;
+  return (blocks + step - 1) / step * step;
+}
+
+uint64_t PayloadBlocks(std::span<const uint64_t> sizes) {
+  uint64_t blocks = 0;
+  for (const uint64_t bytes : sizes) blocks += BlocksOf(bytes);
+  return blocks;
+}
+
+uint32_t SlotBlocks(std::span<const uint64_t> sizes) {
+  return static_cast<uint32_t>(1 + ClassOf(PayloadBlocks(sizes)));
+}
+
+Seen Look(const Superblock& block) { return LookAt(block, Guard::kSuperblockChecksum); }
+Seen Look(const SlotHeader& block) { return LookAt(block, Guard::kHeaderChecksum); }
+Seen Look(const CheckpointHeader& block) { return LookAt(block, Guard::kCheckpointChecksum); }
+
+bool HeaderCounts(const SlotHeader& header, const Place& place) {
+  if (Look(header) != Seen::kWhole || header.slot_blocks != place.slot_blocks) return false;
+  const bool here =
+      header.store == place.store && header.segment == place.segment && header.block == place.block;
+  return (here || !Holds(Guard::kPlace)) && Fits(header);
+}
+
+void WriteHeader(const Place& place, SlotState state, uint64_t generation, std::string_view key,
+                 std::span<const SlotHeader::Buffer> buffers, SlotHeader* header) {
+  *header = {};
+  header->state = state;
+  header->store = place.store;
+  header->segment = place.segment;
+  header->block = place.block;
+  header->generation = generation;
+  header->slot_blocks = place.slot_blocks;
+  header->key_bytes = static_cast<uint16_t>(key.size());
+  header->buffer_count = static_cast<uint16_t>(buffers.size());
+  std::memcpy(header->key, key.data(), key.size());
+  std::copy(buffers.begin(), buffers.end(), header->buffers);
+  Seal(header);
+}
+
+}  // namespace kvstrata::disk

@@ -1,0 +1,36 @@
+// Guards: the checks that stand between a disk and a wrong byte, by name.
+//
+// In the product all of them hold, at compile time. The negative controls of tests/server/tier
+// compile the engine with KVS_LEAVE_OUT_GUARDS and leave out one at a time: their oracle must then
+// find the harm that the guard prevents, or the guard is not proven to do anything.
+#ifndef KVSTRATA_SERVER_TIER_GUARD_H_
+#define KVSTRATA_SERVER_TIER_GUARD_H_
+
+#include <cstdint>
+
+namespace kvstrata {
+
+enum class Guard : uint8_t {
+  kNone,
+  kHeaderChecksum,      // of slot headers
+  kSuperblockChecksum,  // of superblocks
+  kCheckpointChecksum,  // of checkpoint headers and entries
+  kPayloadChecksum,     // of every buffer, at every read
+  kPlace,               // a header names its own store, segment and block
+  kIdentity,            // a read demands the whole key and the index's generation
+  kNewest,              // of two slots of one key the higher generation holds
+  kDirtyMark,           // a checkpoint counts only for segments unchanged since
+  kErasure,             // an erased slot's header is overwritten
+  kFailedFlush,         // what a failed flush covered leaves the index
+};
+
+#ifdef KVS_LEAVE_OUT_GUARDS
+extern Guard left_out_guard;
+inline bool Holds(Guard guard) { return guard != left_out_guard; }
+#else
+constexpr bool Holds(Guard) { return true; }
+#endif
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_TIER_GUARD_H_

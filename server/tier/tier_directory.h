@@ -1,0 +1,33 @@
+// TierDirectory: the files of a disk tier, locked, preallocated and open.
+//
+// O_DIRECT where the file system has it. What a full disk has no room for is left out and said.
+// Cost: blocks; one fallocate for each new file.
+#ifndef KVSTRATA_SERVER_TIER_TIER_DIRECTORY_H_
+#define KVSTRATA_SERVER_TIER_TIER_DIRECTORY_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "base/unique_fd.h"
+
+namespace kvstrata::disk {
+
+struct TierDirectory {
+  UniqueFd lock;
+  std::array<UniqueFd, 2> checkpoints;
+  std::vector<UniqueFd> segments;
+  bool direct = true;
+  Status degraded;  // RESOURCE_EXHAUSTED DISK_SPACE: fewer segments than asked for
+};
+
+// Segments of a number beyond `segments` are deleted. FAILED_PRECONDITION DISK_LOCKED: another
+// daemon has it; DISK_SEGMENT_BYTES: it was made with another size; INTERNAL DISK_OPEN.
+Result<TierDirectory> OpenTierDirectory(const std::string& path, uint32_t segments,
+                                        uint64_t segment_bytes, uint64_t checkpoint_bytes);
+
+}  // namespace kvstrata::disk
+
+#endif  // KVSTRATA_SERVER_TIER_TIER_DIRECTORY_H_

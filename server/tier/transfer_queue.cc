@@ -1,0 +1,154 @@
+#include "server/tier/transfer_queue.h"
+
+#include <array>
+#include <cerrno>
+
+namespace kvstrata::disk {
+namespace {
+
+constexpr uint32_t kMaxRetries = 16;  // of EAGAIN and EINTR
+constexpr size_t kSubmitAt = 8;       // requests for one system call
+constexpr size_t kCollect = 16;       // results to look at before the queue is filled again
+constexpr uint32_t kSector = 512;     // a short transfer ends at one, or O_DIRECT cannot go on
+
+// Memory that a device may still write to when its queue is gone stays for the life of the process.
+void KeepForGood(std::unordered_map<uint64_t, std::shared_ptr<void>> memory) {
+  static auto* kept = new std::vector<std::unordered_map<uint64_t, std::shared_ptr<void>>>;
+  kept->push_back(std::move(memory));
+}
+
+}  // namespace
+
+TransferQueue::~TransferQueue() {
+  const Deadline deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  while (!abandoned_.empty() && Collect(deadline)) {
+  }
+  if (!abandoned_.empty()) KeepForGood(std::move(abandoned_));
+}
+
+void TransferQueue::Enter(std::list<Running>::iterator running, std::vector<IoRequest> requests) {
+  for (IoRequest r : requests) {
+    for (bool first = true; first || r.bytes > 0; first = false) {
+      IoRequest piece = r;
+      piece.bytes = std::min(r.bytes, kPieceBytes);
+      piece.tag = next_tag_++;
+      r.bytes -= piece.bytes;
+      r.offset += piece.bytes;
+      if (r.data != nullptr) r.data += piece.bytes;
+      pending_.emplace(piece.tag, Pending{piece, running});
+      to_submit_.push_back(piece);
+      ++running->waiting;
+    }
+  }
+}
+
+void TransferQueue::Run(const Source& more, Deadline deadline) {
+  bool exhausted = false;
+  for (;;) {
+    while (!exhausted && running_.size() < kMaxRunning && to_submit_.size() < kMaxRunning) {
+      std::optional<Transfer> transfer = more();
+      exhausted = !transfer.has_value();
+      if (exhausted) break;
+      running_.push_back({std::move(*transfer)});
+      Enter(std::prev(running_.end()), std::move(running_.back().transfer.requests));
+      if (to_submit_.size() >= kSubmitAt) SubmitWaiting();
+    }
+    if (running_.empty()) return;
+    SubmitWaiting();
+    if (!Collect(deadline)) break;
+  }
+  Abandon();
+  while (!exhausted) {
+    const std::optional<Transfer> transfer = more();
+    exhausted = !transfer.has_value();
+    if (!exhausted) transfer->next(ETIMEDOUT);
+  }
+}
+
+int TransferQueue::RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep,
+                          Deadline deadline) {
+  int outcome = 0;
+  bool given = false;
+  Run(
+      [&]() -> std::optional<Transfer> {
+        if (std::exchange(given, true)) return std::nullopt;
+        return Transfer{std::move(requests), std::move(keep), [&](int error) {
+                          outcome = error;
+                          return std::vector<IoRequest>();
+                        }};
+      },
+      deadline);
+  return outcome;
+}
+
+size_t TransferQueue::abandoned() {
+  while (!abandoned_.empty() && Collect({})) {
+  }
+  return abandoned_.size();
+}
+
+void TransferQueue::SubmitWaiting() {
+  while (!to_submit_.empty()) {
+    std::array<IoRequest, 64> batch;
+    const size_t n = std::min(batch.size(), to_submit_.size());
+    std::copy_n(to_submit_.begin(), n, batch.begin());
+    const size_t taken = queue_->Submit(std::span(batch.data(), n));
+    to_submit_.erase(to_submit_.begin(), to_submit_.begin() + static_cast<ptrdiff_t>(taken));
+    if (taken < n) return;
+  }
+}
+
+bool TransferQueue::Collect(Deadline deadline) {
+  std::array<IoResult, kCollect> results;
+  const size_t n = queue_->Wait(results, deadline);
+  for (size_t i = 0; i < n; ++i) Complete(results[i]);
+  return n > 0;
+}
+
+void TransferQueue::Complete(const IoResult& result) {
+  if (abandoned_.erase(result.tag) > 0) return;
+  const auto it = pending_.find(result.tag);
+  KVS_CHECK(it != pending_.end());
+  Pending& pending = it->second;
+  IoRequest& r = pending.request;
+  int error = 0;
+  if (result.result == -EAGAIN || result.result == -EINTR) {
+    if (pending.retries++ < kMaxRetries) return to_submit_.push_back(r);
+    error = EIO;
+  } else if (result.result < 0) {
+    error = -result.result;
+  } else if (const auto done = static_cast<uint32_t>(result.result); done < r.bytes) {
+    if (done > 0 && done % kSector == 0) {
+      r.data += done;
+      r.offset += done;
+      r.bytes -= done;
+      return to_submit_.push_back(r);
+    }
+    error = EIO;
+  }
+  const auto owner = pending.owner;
+  pending_.erase(it);
+  CompletedOne(owner, error);
+}
+
+void TransferQueue::CompletedOne(std::list<Running>::iterator running, int error) {
+  if (running->error == 0) running->error = error;
+  if (--running->waiting > 0) return;
+  std::vector<IoRequest> phase = running->transfer.next(running->error);
+  if (running->error != 0 || phase.empty()) {
+    running_.erase(running);
+  } else {
+    Enter(running, std::move(phase));
+  }
+}
+
+void TransferQueue::Abandon() {
+  for (const IoRequest& r : to_submit_) pending_.erase(r.tag);
+  to_submit_.clear();
+  for (const auto& [tag, pending] : pending_) abandoned_[tag] = pending.owner->transfer.keep;
+  pending_.clear();
+  for (Running& running : running_) running.transfer.next(ETIMEDOUT);
+  running_.clear();
+}
+
+}  // namespace kvstrata::disk

@@ -1,0 +1,80 @@
+// TransferQueue: runs many transfers, each of a few requests, over one IoQueue, and keeps it full.
+//
+// A transfer may have phases: what `next` returns is submitted when all before it has completed.
+// Short reads and writes are continued; a request that makes no progress fails with EIO.
+// Deadlines: when one passes, every transfer still running ends with ETIMEDOUT. Requests that the
+// device has not answered are *abandoned*: they hold the transfer's memory (`keep`) until it does,
+// and a place in the queue. Thread-safety: one thread at a time.
+#ifndef KVSTRATA_SERVER_TIER_TRANSFER_QUEUE_H_
+#define KVSTRATA_SERVER_TIER_TRANSFER_QUEUE_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "server/tier/io_queue.h"
+
+namespace kvstrata::disk {
+
+struct Transfer {
+  std::vector<IoRequest> requests;  // tags are set by the queue
+  std::shared_ptr<void> keep;       // owns the memory that the requests name
+  // Called when all requests have completed, with 0 or an errno of one of them. Returns the next
+  // phase; nothing: it has ended. After an error it has ended in any case.
+  std::function<std::vector<IoRequest>(int error)> next;
+};
+
+class TransferQueue {
+ public:
+  static constexpr uint32_t kMaxRunning = 64;
+  static constexpr uint32_t kPieceBytes = 512 << 10;  // larger requests are cut
+
+  explicit TransferQueue(std::unique_ptr<IoQueue> queue) : queue_(std::move(queue)) {}
+  ~TransferQueue();
+
+  // Runs transfers until `more` has none and all have ended, or the deadline passes.
+  using Source = std::function<std::optional<Transfer>()>;
+  void Run(const Source& more, Deadline deadline);
+
+  // One transfer of one phase; its errno.
+  int RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep, Deadline deadline);
+
+  IoQueue& queue() { return *queue_; }
+  // Requests that a device holds beyond their deadline. Looks for answers first.
+  size_t abandoned();
+
+ private:
+  struct Running {
+    Transfer transfer;
+    uint32_t waiting = 0;  // requests not completed
+    int error = 0;
+  };
+  struct Pending {
+    IoRequest request;
+    std::list<Running>::iterator owner;
+    uint32_t retries = 0;
+  };
+
+  void Enter(std::list<Running>::iterator running, std::vector<IoRequest> requests);
+  void SubmitWaiting();
+  bool Collect(Deadline deadline);
+  void Complete(const IoResult& result);
+  void CompletedOne(std::list<Running>::iterator running, int error);
+  void Abandon();
+
+  const std::unique_ptr<IoQueue> queue_;
+  uint64_t next_tag_ = 0;
+  std::list<Running> running_;
+  std::deque<IoRequest> to_submit_;
+  std::unordered_map<uint64_t, Pending> pending_;  // of running transfers
+  std::unordered_map<uint64_t, std::shared_ptr<void>> abandoned_;
+};
+
+}  // namespace kvstrata::disk
+
+#endif  // KVSTRATA_SERVER_TIER_TRANSFER_QUEUE_H_

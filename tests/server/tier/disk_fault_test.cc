@@ -1,0 +1,304 @@
+// A device that fails under the tier: errors, short transfers, requests that are never answered.
+// Linked with the engine whose guards can be left out, for the one that failed flushes need.
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+
+#include <atomic>
+#include <thread>
+
+#include "server/tier/breaker.h"
+#include "server/tier/format.h"
+#include "server/tier/guard.h"
+#include "tests/server/tier/scratch_dir.h"
+#include "tests/server/tier/test_queues.h"
+#include "tests/server/tier/tier_values.h"
+
+namespace kvstrata {
+
+Guard left_out_guard = Guard::kNone;
+
+namespace {
+
+using Op = IoRequest::Op;
+using std::chrono::milliseconds;
+constexpr uint64_t kSegment = 1 << 20;
+const std::vector<uint64_t> kLarge = {150000, 3000}, kSmall = {5000};
+
+Deadline In(int ms) { return std::chrono::steady_clock::now() + milliseconds(ms); }
+
+// The real queue of this machine under the faults.
+class DiskFault : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.directory = dir_.path() + "/tier";
+    options_.segment_bytes = kSegment;
+    options_.budget_bytes = 8 * kSegment + 2 * disk::CheckpointBytes(9 * kSegment);
+    options_.depth = 16;
+    options_.new_queue = [this](uint32_t depth) {
+      IoQueueChoice choice = NewIoQueue(depth);
+      return IoQueueChoice{NewFaultyQueue(std::move(choice.queue), &plan_), choice.degraded};
+    };
+    Open();
+  }
+  void TearDown() override {
+    left_out_guard = Guard::kNone;
+    plan_.Release();
+    tier_.reset();
+  }
+  void Open() {
+    tier_.reset();
+    auto tier = DiskTier::Open(options_, Soon());
+    ASSERT_TRUE(tier.ok()) << tier.status().ToString();
+    tier_ = std::move(*tier);
+  }
+  void Fail(Op op, IoFault fault) {
+    plan_.Set([=](const IoRequest& r) {
+      return r.op == op ? std::optional<IoFault>(fault) : std::nullopt;
+    });
+  }
+  Status Put(const std::string& key, const std::vector<uint64_t>& sizes) {
+    return PutOne(tier_.get(), key, ValueOf(key, 0, sizes));
+  }
+  // OK only with the right bytes.
+  Status Get(const std::string& key, const std::vector<uint64_t>& sizes,
+             Deadline deadline = Soon()) {
+    const AlignedBuffers got(sizes);
+    const Status status = GetOne(tier_.get(), key, got, deadline);
+    EXPECT_TRUE(!status.ok() || SameBytes(got, ValueOf(key, 0, sizes))) << key;
+    return status;
+  }
+
+  ScratchDir dir_;
+  FaultPlan plan_;
+  DiskTierOptions options_;
+  std::unique_ptr<DiskTier> tier_;
+};
+
+TEST_F(DiskFault, ShortTransfersAreContinued) {
+  for (const uint32_t bytes : {512u, 4096u, 65536u}) {
+    plan_.Set([bytes](const IoRequest& r) -> std::optional<IoFault> {
+      if (r.op == Op::kFlush || r.bytes <= bytes) return std::nullopt;
+      return IoFault{IoFault::Kind::kShort, bytes};
+    });
+    const std::string key = std::to_string(bytes);
+    ASSERT_TRUE(Put(key, kLarge).ok());
+    ASSERT_TRUE(Get(key, kLarge).ok());
+  }
+}
+
+TEST_F(DiskFault, ATransferWithoutProgressIsAnError) {
+  ASSERT_TRUE(Put("a", kLarge).ok());
+  Fail(Op::kRead, {IoFault::Kind::kShort, 0});
+  EXPECT_EQ(Get("a", kLarge).reason(), "DISK_IO");
+  EXPECT_FALSE(tier_->Contains("a"));
+  Fail(Op::kWrite, {IoFault::Kind::kShort, 0});
+  EXPECT_EQ(Put("b", kLarge).reason(), "DISK_IO");
+  EXPECT_FALSE(tier_->Contains("b"));
+}
+
+TEST_F(DiskFault, EagainIsTriedAgainButNotForEver) {
+  std::atomic<int> asked = 0;
+  plan_.Set([&](const IoRequest&) -> std::optional<IoFault> {
+    if (++asked % 3 != 0) return IoFault{IoFault::Kind::kFail, EAGAIN};
+    return std::nullopt;
+  });
+  EXPECT_TRUE(Put("a", kLarge).ok());
+  EXPECT_TRUE(Get("a", kLarge).ok());
+  Fail(Op::kRead, {IoFault::Kind::kFail, EAGAIN});
+  EXPECT_EQ(Get("a", kLarge).reason(), "DISK_IO");
+}
+
+TEST_F(DiskFault, WithoutSpaceNothingIsAdmittedAndAllIsServed) {
+  ASSERT_TRUE(Put("a", kLarge).ok());
+  Fail(Op::kWrite, {IoFault::Kind::kFail, ENOSPC});
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(Put("b", kSmall).reason(), "DISK_SPACE");
+    EXPECT_TRUE(Get("a", kLarge).ok());
+  }
+  EXPECT_FALSE(tier_->Contains("b"));
+  EXPECT_FALSE(tier_->Stats().breaker_open);
+  plan_.Set(nullptr);
+  EXPECT_TRUE(Put("b", kSmall).ok());
+  EXPECT_TRUE(Get("b", kSmall).ok());
+}
+
+// Each request of a put, an erase, a flush, a checkpoint and a get fails in turn.
+TEST_F(DiskFault, EveryRequestMayFailAndNoneMisleads) {
+  for (const IoFault fault :
+       {IoFault{IoFault::Kind::kFail, EIO}, IoFault{IoFault::Kind::kFail, ENOSPC},
+        IoFault{IoFault::Kind::kShort, 0}}) {
+    for (int n = 0;; ++n) {
+      plan_.Set(nullptr);
+      tier_.reset();
+      std::filesystem::remove_all(options_.directory);
+      Open();
+      ASSERT_TRUE(Put("kept", kLarge).ok());
+      ASSERT_TRUE(Put("erased", kSmall).ok());
+      ASSERT_TRUE(tier_->Flush(Soon()).ok());
+      std::atomic<int> left = n;
+      std::atomic<bool> hit = false;
+      plan_.Set([&](const IoRequest&) -> std::optional<IoFault> {
+        if (left-- != 0) return std::nullopt;
+        hit = true;
+        return fault;
+      });
+      const bool put = Put("new", kLarge).ok();
+      const bool erased = tier_->Erase(std::vector<std::string>{"erased"}, Soon()).ok();
+      const bool flushed = tier_->Flush(Soon()).ok();
+      (void)tier_->Checkpoint(Soon());
+      EXPECT_FALSE(tier_->Contains("erased"));
+      (void)Get("kept", kLarge);
+      (void)Get("new", kLarge);
+      const bool kept = tier_->Contains("kept"), fresh = tier_->Contains("new");
+      plan_.Set(nullptr);
+      Open();
+      EXPECT_TRUE(!kept || Get("kept", kLarge).ok()) << n;
+      EXPECT_TRUE(!(put && flushed && fresh) || Get("new", kLarge).ok()) << n;
+      EXPECT_FALSE(erased && flushed && tier_->Contains("erased")) << n;
+      if (!hit) break;
+    }
+  }
+}
+
+TEST_F(DiskFault, AfterAFailedFlushNothingItCoveredCounts) {
+  ASSERT_TRUE(Put("flushed", kSmall).ok());
+  ASSERT_TRUE(tier_->Flush(Soon()).ok());
+  ASSERT_TRUE(Put("lost", kSmall).ok());
+  Fail(Op::kFlush, {IoFault::Kind::kFail, EIO});
+  EXPECT_EQ(tier_->Flush(Soon()).reason(), "DISK_FLUSH");
+  plan_.Set(nullptr);
+  EXPECT_FALSE(tier_->Contains("lost"));
+  EXPECT_TRUE(Get("flushed", kSmall).ok());
+  EXPECT_EQ(tier_->Stats().lost_flushes, 1u);
+  EXPECT_EQ(tier_->Stats().stopped_segments, 1u);
+  int flushes = 0;
+  plan_.Set([&](const IoRequest& r) -> std::optional<IoFault> {
+    flushes += r.op == Op::kFlush;
+    return std::nullopt;
+  });
+  EXPECT_TRUE(tier_->Flush(Soon()).ok());
+  EXPECT_EQ(flushes, 0);                  // not once more
+  EXPECT_TRUE(Put("lost", kSmall).ok());  // to another segment
+  EXPECT_TRUE(tier_->Flush(Soon()).ok());
+  EXPECT_TRUE(Get("lost", kSmall).ok());
+}
+
+TEST_F(DiskFault, ControlWithoutItsGuardAFailedFlushPassesForWritten) {
+  left_out_guard = Guard::kFailedFlush;
+  ASSERT_TRUE(Put("lost", kSmall).ok());
+  Fail(Op::kFlush, {IoFault::Kind::kFail, EIO});
+  EXPECT_TRUE(tier_->Flush(Soon()).ok());
+  EXPECT_TRUE(tier_->Contains("lost"));
+}
+
+TEST_F(DiskFault, ErrorsStopASegmentThenTheDevice) {
+  for (int i = 0; i < 12; ++i) ASSERT_TRUE(Put(std::to_string(i), kSmall).ok());
+  Fail(Op::kRead, {IoFault::Kind::kFail, EIO});
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(Get(std::to_string(i), kSmall).reason(), "DISK_IO");
+  EXPECT_EQ(tier_->Stats().stopped_segments, 1u);
+  EXPECT_FALSE(tier_->Stats().breaker_open);
+  for (int i = 4; i < 8; ++i) EXPECT_EQ(Get(std::to_string(i), kSmall).reason(), "DISK_IO");
+  EXPECT_TRUE(tier_->Stats().breaker_open);
+  EXPECT_EQ(Get("8", kSmall).reason(), "DISK_BREAKER");
+  EXPECT_EQ(Put("x", kSmall).reason(), "DISK_BREAKER");
+  EXPECT_TRUE(tier_->Contains("8"));  // nobody asked the disk
+}
+
+TEST(DiskBreaker, OneMayTryAfterThePauseAndASuccessCloses) {
+  disk::Breaker breaker;
+  disk::Breaker::Time now{};
+  for (uint32_t i = 0; i < disk::Breaker::kFailures; ++i) {
+    EXPECT_TRUE(breaker.Allow(now));
+    breaker.Failed(now);
+  }
+  EXPECT_FALSE(breaker.Allow(now));
+  now += std::chrono::seconds(1);
+  EXPECT_TRUE(breaker.Allow(now));
+  EXPECT_FALSE(breaker.Allow(now));  // one is enough
+  breaker.Failed(now);
+  now += std::chrono::seconds(1);
+  EXPECT_TRUE(breaker.Allow(now));
+  breaker.Failed(now);
+  now += std::chrono::seconds(1);
+  EXPECT_FALSE(breaker.Allow(now));  // 2 s by now
+  now += std::chrono::seconds(1);
+  EXPECT_TRUE(breaker.Allow(now));
+  breaker.Succeeded();
+  EXPECT_TRUE(breaker.Allow(now));
+}
+
+// Deadlines in these tests are waited for in full, so that a hang would show as a test's time
+// limit.
+TEST_F(DiskFault, AStuckRequestEndsAtItsDeadlineAndKeepsItsMemory) {
+  ASSERT_TRUE(Put("a", kLarge).ok());
+  ASSERT_TRUE(Put("b", kSmall).ok());
+  Fail(Op::kRead, {IoFault::Kind::kStuck});
+  auto buffers = std::make_unique<AlignedBuffers>(kLarge);
+  const std::weak_ptr<void> memory = buffers->owner();
+  EXPECT_EQ(GetOne(tier_.get(), "a", *buffers, In(30)).reason(), "DISK_DEADLINE");
+  buffers.reset();
+  EXPECT_FALSE(memory.expired());  // the disk may still write to it
+  EXPECT_TRUE(tier_->Contains("a"));
+  plan_.Set(nullptr);
+  EXPECT_TRUE(Get("b", kSmall).ok());  // one that does not answer holds up no other
+  EXPECT_TRUE(Put("c", kLarge).ok());
+  plan_.Release();
+  EXPECT_TRUE(Get("b", kSmall).ok());
+  EXPECT_TRUE(memory.expired());
+}
+
+TEST_F(DiskFault, ADeviceThatStopsAnsweringOpensTheBreakerAndHoldsUpNobody) {
+  std::vector<std::string> keys;
+  for (int i = 0; i < 64; ++i) {
+    keys.push_back(std::to_string(i));
+    ASSERT_TRUE(Put(keys.back(), kSmall).ok());
+  }
+  plan_.Set([](const IoRequest&) { return IoFault{IoFault::Kind::kStuck}; });
+  std::thread writer([&] {
+    for (int i = 0; i < 5; ++i) {
+      const auto value = ValueOf("w", 0, kSmall);
+      DiskPut put = PutOf("w" + std::to_string(i), value);
+      tier_->Put({&put, 1}, In(20));
+      EXPECT_FALSE(put.status.ok());
+    }
+    EXPECT_FALSE(tier_->Flush(In(20)).ok());
+  });
+  for (int i = 0; i < 12; ++i) EXPECT_FALSE(Get(keys[i], kSmall, In(20)).ok());
+  writer.join();
+  EXPECT_TRUE(tier_->Stats().breaker_open);
+  EXPECT_EQ(tier_->Stats().entries, 64u);
+  tier_.reset();  // and it ends
+}
+
+TEST_F(DiskFault, AStuckFlushIsALostOne) {
+  ASSERT_TRUE(Put("a", kSmall).ok());
+  Fail(Op::kFlush, {IoFault::Kind::kStuck});
+  EXPECT_EQ(tier_->Flush(In(20)).reason(), "DISK_FLUSH");
+  EXPECT_FALSE(tier_->Contains("a"));
+}
+
+// The real thing: a file system without room for the whole budget.
+TEST(DiskSpace, AFullFileSystemGivesASmallerTierThatSaysSo) {
+  ScratchDir dir;
+  if (mount("tmpfs", dir.path().c_str(), "tmpfs", 0, "size=5m") != 0) {
+    GTEST_SKIP() << "mount: " << std::strerror(errno);
+  }
+  DiskTierOptions options;
+  options.directory = dir.path() + "/tier";
+  options.segment_bytes = kSegment;
+  options.budget_bytes = 20 * kSegment;
+  {
+    auto tier = DiskTier::Open(options, Soon());
+    ASSERT_TRUE(tier.ok()) << tier.status().ToString();
+    EXPECT_EQ((*tier)->Stats().degraded.reason(), "DISK_SPACE");
+    EXPECT_EQ((*tier)->Stats().capacity_bytes, 4 * kSegment);
+    uint64_t stored = 0;
+    while (PutOne(tier->get(), std::to_string(stored), ValueOf("", 0, kLarge)).ok()) ++stored;
+    EXPECT_EQ(stored, 4u * 6);
+    EXPECT_TRUE(GetOne(tier->get(), "0", AlignedBuffers(kLarge)).ok());
+  }
+  EXPECT_EQ(umount2(dir.path().c_str(), MNT_DETACH), 0);
+}
+
+}  // namespace
+}  // namespace kvstrata

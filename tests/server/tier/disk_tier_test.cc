@@ -1,0 +1,272 @@
+// The disk tier on a directory that behaves, by io_uring and by threads.
+#include "server/tier/disk_tier.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "server/tier/format.h"
+#include "tests/server/tier/scratch_dir.h"
+#include "tests/server/tier/test_queues.h"
+#include "tests/server/tier/tier_values.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint64_t kSegment = 1 << 20;
+
+DiskTierOptions Options(const std::string& directory, uint64_t segments = 8) {
+  DiskTierOptions options;
+  options.directory = directory;
+  options.segment_bytes = kSegment;
+  options.budget_bytes =
+      segments * kSegment + 2 * disk::CheckpointBytes(segments * kSegment + 65536);
+  options.depth = 16;
+  return options;
+}
+
+std::unique_ptr<DiskTier> MustOpen(const DiskTierOptions& options) {
+  Result<std::unique_ptr<DiskTier>> tier = DiskTier::Open(options, Soon());
+  EXPECT_TRUE(tier.ok()) << tier.status().ToString();
+  return tier.ok() ? std::move(*tier) : nullptr;
+}
+
+std::map<std::string, std::vector<uint64_t>> Listing(const DiskTier& tier) {
+  std::map<std::string, std::vector<uint64_t>> all;
+  tier.ForEach([&](const std::string& key, std::span<const uint64_t> sizes) {
+    all[key].assign(sizes.begin(), sizes.end());
+  });
+  return all;
+}
+
+class OnEitherQueue : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    options_ = Options(dir_.path() + "/tier", 16);
+    if (std::string_view(GetParam()) == "pread") {
+      options_.new_queue = [](uint32_t depth) {
+        return IoQueueChoice{NewPreadQueue(depth), OkStatus()};
+      };
+    }
+    tier_ = MustOpen(options_);
+    ASSERT_NE(tier_, nullptr);
+  }
+  void Reopen() {
+    tier_.reset();
+    tier_ = MustOpen(options_);
+  }
+
+  ScratchDir dir_;
+  DiskTierOptions options_;
+  std::unique_ptr<DiskTier> tier_;
+};
+
+TEST_P(OnEitherQueue, ValuesOfAllShapesComeBackAndSurviveAStart) {
+  const std::vector<std::vector<uint64_t>> shapes = {{1},
+                                                     {4096},
+                                                     {4097},
+                                                     {65536},
+                                                     {65537},
+                                                     {100000, 1, 4096},
+                                                     {131072, 77},
+                                                     {900000},
+                                                     {512, 512, 512},
+                                                     {300000, 300000},
+                                                     std::vector<uint64_t>(16, 4095),
+                                                     std::vector<uint64_t>(16, 20001)};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const std::string key = "key " + std::to_string(i);
+    ASSERT_TRUE(PutOne(tier_.get(), key, ValueOf(key, 0, shapes[i])).ok());
+  }
+  for (const bool checkpointed : {false, true}) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const std::string key = "key " + std::to_string(i);
+      const AlignedBuffers got(shapes[i]);
+      EXPECT_TRUE(tier_->Contains(key));
+      EXPECT_EQ(tier_->Sizes(key), shapes[i]);
+      const Status status = GetOne(tier_.get(), key, got);
+      ASSERT_TRUE(status.ok()) << key << status.ToString();
+      ASSERT_TRUE(SameBytes(got, ValueOf(key, 0, shapes[i]))) << key;
+    }
+    if (checkpointed) {
+      ASSERT_TRUE(tier_->Checkpoint(Soon()).ok());
+    }
+    Reopen();
+    EXPECT_EQ(tier_->Stats().scanned_segments == 0, checkpointed);
+  }
+}
+
+TEST_P(OnEitherQueue, ManyValuesInOneBatch) {
+  constexpr size_t kCount = 300;
+  std::vector<AlignedBuffers> values, got;
+  std::vector<DiskPut> puts;
+  std::vector<DiskGet> gets;
+  for (size_t i = 0; i < kCount; ++i) {
+    const std::string key = std::to_string(i);
+    values.push_back(ValueOf(key, 0, {16384}));
+    got.emplace_back(std::vector<uint64_t>{16384});
+    puts.push_back(PutOf(key, values.back()));
+    gets.push_back({key, got.back().buffers(), got.back().owner(), {}});
+  }
+  tier_->Put(puts, Soon());
+  tier_->Get(gets, Soon());
+  for (size_t i = 0; i < kCount; ++i) {
+    ASSERT_TRUE(puts[i].status.ok()) << puts[i].status.ToString();
+    ASSERT_TRUE(gets[i].status.ok()) << gets[i].status.ToString();
+    ASSERT_TRUE(SameBytes(values[i], got[i]));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OnEitherQueue, ::testing::Values("default", "pread"),
+                         [](const auto& param) { return std::string(param.param); });
+
+class DiskTierTest : public ::testing::Test {
+ protected:
+  ScratchDir dir_{"/dev/shm"};
+  DiskTierOptions options_ = Options(dir_.path() + "/tier");
+};
+
+TEST_F(DiskTierTest, ErasedKeysAreGoneAndTheirSlotsUsedAgain) {
+  auto tier = MustOpen(options_);
+  const auto value = ValueOf("a", 0, {200000});
+  for (int round = 0; round < 100; ++round) {  // 20 MB through 8
+    ASSERT_TRUE(PutOne(tier.get(), "a", value).ok());
+    ASSERT_TRUE(tier->Erase(std::vector<std::string>{"a", "never there"}, Soon()).ok());
+    EXPECT_FALSE(tier->Contains("a"));
+    EXPECT_EQ(GetOne(tier.get(), "a", value).reason(), "DISK_MISS");
+  }
+  EXPECT_EQ(tier->Stats().used_bytes, 0u);
+  tier.reset();
+  tier = MustOpen(options_);
+  EXPECT_TRUE(Listing(*tier).empty());
+}
+
+TEST_F(DiskTierTest, APutOfAKeyThatIsThereIsDone) {
+  auto tier = MustOpen(options_);
+  ASSERT_TRUE(PutOne(tier.get(), "a", ValueOf("a", 0, {5000})).ok());
+  ASSERT_TRUE(PutOne(tier.get(), "a", ValueOf("a", 1, {5000})).ok());
+  const AlignedBuffers got({5000});
+  ASSERT_TRUE(GetOne(tier.get(), "a", got).ok());
+  EXPECT_TRUE(SameBytes(got, ValueOf("a", 0, {5000})));
+}
+
+TEST_F(DiskTierTest, AFullTierNamesVictims) {
+  auto tier = MustOpen(options_);
+  const std::vector<uint64_t> big = {196000}, small = {10000};
+  std::vector<std::string> stored;
+  for (;;) {
+    const std::string key = "big " + std::to_string(stored.size());
+    const Status status = PutOne(tier.get(), key, ValueOf(key, 0, big));
+    if (!status.ok()) {
+      EXPECT_EQ(status.reason(), "DISK_FULL");
+      break;
+    }
+    stored.push_back(key);
+  }
+  EXPECT_EQ(stored.size(), 8u * 5);  // slots of 49 blocks in 254
+  for (int i = 0; i < 100; ++i) {    // of the same size: one at a time
+    const std::vector<std::string> victims = tier->Victims(big);
+    ASSERT_EQ(victims.size(), 1u);
+    ASSERT_TRUE(tier->Erase(victims, Soon()).ok());
+    const std::string key = "more " + std::to_string(i);
+    ASSERT_TRUE(PutOne(tier.get(), key, ValueOf(key, 0, big)).ok());
+  }
+  const std::vector<std::string> segment = tier->Victims(small);  // no segment of that size yet
+  EXPECT_EQ(segment.size(), 5u);
+  ASSERT_TRUE(tier->Erase(segment, Soon()).ok());
+  EXPECT_TRUE(tier->Victims(small).empty());
+  EXPECT_TRUE(PutOne(tier.get(), "small", ValueOf("small", 0, small)).ok());
+}
+
+TEST_F(DiskTierTest, AValueReadLatelyIsNoVictim) {
+  auto tier = MustOpen(Options(dir_.path() + "/tier", 1));
+  const std::vector<uint64_t> sizes = {196000};
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(PutOne(tier.get(), std::to_string(i), ValueOf("", i, sizes)).ok());
+  }
+  const std::string first = tier->Victims(sizes).at(0);  // clears what Put set
+  for (int i = 0; i < 5; ++i) {
+    if (std::to_string(i) == first) continue;
+    ASSERT_TRUE(GetOne(tier.get(), std::to_string(i), AlignedBuffers(sizes)).ok());
+  }
+  EXPECT_EQ(tier->Victims(sizes).at(0), first);
+}
+
+TEST_F(DiskTierTest, RefusesWhatIsNoValue) {
+  auto tier = MustOpen(options_);
+  const auto value = ValueOf("", 0, {100000});
+  const auto refused = [&](DiskPut put) {
+    tier->Put({&put, 1}, Soon());
+    return put.status.reason() == "DISK_VALUE";
+  };
+  EXPECT_TRUE(refused({"", value.readable(), {}, {}}));
+  EXPECT_TRUE(refused({std::string(65, 'k'), value.readable(), {}, {}}));
+  EXPECT_TRUE(refused({"k", {}, {}, {}}));
+  EXPECT_TRUE(refused({"k", {value.readable()[0].first(0)}, {}, {}}));
+  EXPECT_TRUE(refused({"k", {value.readable()[0].subspan(1)}, {}, {}}));
+  EXPECT_TRUE(refused({"k", ValueOf("", 0, {kSegment}).readable(), {}, {}}));
+  EXPECT_TRUE(refused({"k", ValueOf("", 0, std::vector<uint64_t>(17, 1)).readable(), {}, {}}));
+  EXPECT_FALSE(refused({std::string(64, 'k'), value.readable(), {}, {}}));
+  EXPECT_EQ(GetOne(tier.get(), std::string(64, 'k'), AlignedBuffers({99999})).reason(),
+            "DISK_VALUE");
+}
+
+TEST_F(DiskTierTest, OneDaemonADirectory) {
+  auto tier = MustOpen(options_);
+  EXPECT_EQ(DiskTier::Open(options_, Soon()).status().reason(), "DISK_LOCKED");
+  tier.reset();
+  EXPECT_NE(MustOpen(options_), nullptr);
+}
+
+TEST_F(DiskTierTest, AnotherSegmentSizeIsRefusedAndASmallerBudgetDeletes) {
+  ASSERT_NE(MustOpen(options_), nullptr);
+  DiskTierOptions other = options_;
+  other.segment_bytes /= 2;
+  EXPECT_EQ(DiskTier::Open(other, Soon()).status().reason(), "DISK_SEGMENT_BYTES");
+  ASSERT_NE(MustOpen(Options(options_.directory, 2)), nullptr);
+  EXPECT_TRUE(std::filesystem::exists(options_.directory + "/segment.1"));
+  EXPECT_FALSE(std::filesystem::exists(options_.directory + "/segment.2"));
+}
+
+TEST_F(DiskTierTest, WithAndWithoutCheckpointTheIndexIsTheSame) {
+  std::random_device device;
+  const uint32_t seed = getenv("KVS_TEST_SEED") ? atoi(getenv("KVS_TEST_SEED")) : device();
+  SCOPED_TRACE("KVS_TEST_SEED=" + std::to_string(seed));
+  std::mt19937 random(seed);
+  auto tier = MustOpen(options_);
+  for (int round = 0; round < 30; ++round) {
+    for (int i = 0; i < 20; ++i) {
+      const std::string key = std::to_string(random() % 60);
+      if (random() % 3 == 0) {
+        ASSERT_TRUE(tier->Erase({&key, 1}, Soon()).ok());
+      } else if (random() % 10 == 0) {
+        ASSERT_TRUE(tier->Checkpoint(Soon()).ok());
+      } else {
+        (void)PutOne(tier.get(), key, ValueOf(key, 0, {1 + random() % 90000, 1 + random() % 9000}));
+      }
+    }
+    const auto before = Listing(*tier);
+    tier.reset();
+    tier = MustOpen(options_);  // what a killed daemon leaves
+    ASSERT_EQ(Listing(*tier), before);
+    tier.reset();
+    for (const char* name : {"/checkpoint.0", "/checkpoint.1"}) {
+      std::filesystem::remove(options_.directory + name);
+    }
+    tier = MustOpen(options_);
+    ASSERT_EQ(Listing(*tier), before);
+  }
+}
+
+TEST(SizeClasses, WasteASixteenthAtMost) {
+  for (uint64_t blocks = 1; blocks < 100000; ++blocks) {
+    const uint64_t size = disk::ClassOf(blocks);
+    ASSERT_GE(size, blocks);
+    ASSERT_LE((size - blocks) * 16, blocks) << blocks;
+    ASSERT_EQ(disk::ClassOf(size), size);
+  }
+}
+
+}  // namespace
+}  // namespace kvstrata
