@@ -85,7 +85,9 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
-    if (!Selects(part, layer) || part.plan.selector != SelectorKind::kMinMax) continue;
+    const bool asks = part.plan.selector == SelectorKind::kMinMax ||
+                      part.plan.selector == SelectorKind::kVote;  // by the queries, here
+    if (!Selects(part, layer) || !asks) continue;
     if (dense.data == nullptr) {
       dense = q;
       if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
