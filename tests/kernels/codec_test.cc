@@ -119,7 +119,8 @@ TEST_P(CodecTest, OneTokenAtATimeOrAllAtOnceGivesTheSameBytes) {
   fast->Settle();
   fast->Commit(in.n);
   fast->Settle();
-  EXPECT_GE(slow->extents().size(), 6u);
+  // Segments go on with what is generated; spans are the prompt's.
+  EXPECT_GE(slow->extents().size(), codec() == "packed" ? 6u : 3u);
   EXPECT_EQ(slow->extents(), fast->extents());
   EXPECT_EQ(slow->released(), fast->released());
   EXPECT_EQ(fast->recompressor().ReleasableBytes(fast->Input()), 0);

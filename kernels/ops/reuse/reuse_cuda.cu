@@ -37,7 +37,8 @@ struct CosineSums {
 
 // The pick that counts in a step of `tokens`; -1: none.
 __device__ int LastPick(int32_t first, int32_t second, int32_t tokens) {
-  const bool has_first = first > 0 && first<tokens, has_second = second> 0 && second < tokens;
+  const bool has_first = first > 0 && (first < tokens);
+  const bool has_second = second > 0 && (second < tokens);
   if (has_first && has_second) return first > second ? 0 : 1;
   return has_first ? 0 : has_second ? 1 : -1;
 }
