@@ -4,8 +4,10 @@
 // Inputs rotate over kPrompts prompts of 134 MB each, more than any last-level cache; every plan
 // runs over the same shared pages. CHESS re-selects every 320 tokens and is measured over 320
 // steps, so its share of selections is in the figure. TokenSelect misses its cache when each step's
-// query is another one, and hits when it is the same. Ratios are against plan `full` of the same
-// run. Usage: plans_bench [--json-out FILE] [--commit HASH] [--date DATE] [--tokens N]
+// query is another one, and hits when it is the same. Plans take turns, kRounds times: a ratio is
+// the median of the rounds', each against plan `full` of that round, because a shared machine
+// changes its speed from minute to minute. Usage: plans_bench [--json-out FILE] [--commit HASH]
+// [--date DATE] [--tokens N]
 #include <kvstrata/kvstrata.h>
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -25,6 +28,7 @@
 namespace {
 
 constexpr int kQueryHeads = 32, kKvHeads = 8, kDim = 128, kPrompts = 4, kChunk = 512;
+constexpr int kRounds = 5;
 constexpr uint32_t kWatched = 64;  // last tokens of a prompt whose queries are attended
 
 void Must(int code, const char* what) {
@@ -72,7 +76,6 @@ struct Run {
   kvs_session* session;
   kvs_model model;
   Noise noise{1};
-  bool same_query = false;
   std::vector<std::vector<int32_t>> prompts;
 
   // A sequence of `plan` over prompt p, its tokens filled in as far as no prefix is held.
@@ -120,13 +123,12 @@ struct Run {
     Must(kvs_attend(step, 0, &tq, &to, nullptr), "attend");
   }
 
-  // Microseconds of one decode step.
-  double Step(kvs_sequence s) {
-    static std::vector<uint16_t> k(kKvHeads * kDim), v(k.size()), q(kQueryHeads * kDim);
+  // Microseconds of one decode step that asks `q` [kQueryHeads][kDim].
+  double Step(kvs_sequence s, const std::vector<uint16_t>& q) {
+    static std::vector<uint16_t> k(kKvHeads * kDim), v(k.size());
     static std::vector<float> out(kQueryHeads * kDim);
     noise.Fill(k);
     noise.Fill(v);
-    if (!same_query || q.front() == 0) noise.Fill(q);
     const int32_t token = 7;
     const kvs_step_member member{s, &token, 1};
     const kvs_tensor tk = Tensor(k.data(), kKvHeads, 1), tv = Tensor(v.data(), kKvHeads, 1);
@@ -142,14 +144,80 @@ struct Run {
   }
 };
 
-Timing Measure(Run& run, const char* plan, int steps) {
-  std::vector<kvs_sequence> sequences;
-  for (int p = 0; p < kPrompts; ++p) sequences.push_back(run.Open(plan, p));
-  for (kvs_sequence s : sequences) run.Step(s);
-  std::vector<double> us;
-  for (int i = 0; i < steps; ++i) us.push_back(run.Step(sequences[i % kPrompts]));
-  for (kvs_sequence s : sequences) Must(kvs_sequence_close(run.session, s), "close");
-  return kvstrata::bench::TimingOf(us);
+struct Row {
+  const char *id, *plan, *label;
+  int steps;
+  double must;
+  bool same_query = false;
+  bool amortised = false;  // a mean: a median would leave the re-selections out
+};
+const Row kRows[] = {
+    {"full/32K/b1", "full", "full", 60, 0},
+    {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
+    {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
+     320 * kPrompts, 20, false, true},
+    {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},
+    {"tokenselect/hit/32K/b1", "tokenselect", "tokenselect", 400, 8, true},
+    {"sentencekv/1024/32K/b1", "sentencekv{tau = 1024}", "sentencekv", 400, 12},
+    {"mosaickv/10pct/32K/b1", "mosaickv", "mosaickv", 200, 8},
+};
+
+// A row's sequences, one a prompt, and what its steps took.
+class Turns {
+ public:
+  Turns(Run& run, const Row& row) : run_(run), row_(row), q_(kQueryHeads * kDim) {
+    for (int p = 0; p < kPrompts; ++p) sequences_.push_back(run_.Open(row.plan, p));
+    run_.noise.Fill(q_);
+    for (const kvs_sequence s : sequences_) run_.Step(s, q_);
+  }
+  ~Turns() {
+    for (const kvs_sequence s : sequences_) Must(kvs_sequence_close(run_.session, s), "close");
+  }
+  void Take() {
+    std::vector<double> us;
+    for (int i = 0; i < row_.steps / kRounds; ++i) {
+      if (!row_.same_query) run_.noise.Fill(q_);
+      us.push_back(run_.Step(sequences_[i % kPrompts], q_));
+    }
+    rounds_.push_back(ValueOf(kvstrata::bench::TimingOf(us)));
+    all_.insert(all_.end(), us.begin(), us.end());
+  }
+
+  const Row& row() const { return row_; }
+  double ValueOf(const Timing& t) const { return row_.amortised ? t.mean : t.median; }
+  Timing timing() const { return kvstrata::bench::TimingOf(all_); }
+  // Against `full`, by rounds; an amortised row's rounds are not alike.
+  double RatioOf(const Turns& full) const {
+    std::vector<double> ratios;
+    const double mean = timing().mean;
+    for (int i = 0; i < kRounds; ++i) {
+      ratios.push_back(full.rounds_[i] / (row_.amortised ? mean : rounds_[i]));
+    }
+    return kvstrata::bench::TimingOf(ratios).median;
+  }
+
+ private:
+  Run& run_;
+  const Row& row_;
+  std::vector<uint16_t> q_;
+  std::vector<kvs_sequence> sequences_;
+  std::vector<double> rounds_, all_;
+};
+
+nlohmann::json JsonOf(const Turns& turns, const Turns& full, int tokens) {
+  const Timing t = turns.timing();
+  const Row& row = turns.row();
+  const double value = turns.ValueOf(t), ratio = turns.RatioOf(full);
+  std::printf("%-30s %9.1f us   %6.2fx full\n", row.id, value, ratio);
+  nlohmann::json r = {{"id", row.id}, {"plan", row.label}, {"tokens", tokens},
+                      {"batch", 1},   {"value", value},    {"unit", "us"},
+                      {"p10", t.p10}, {"p90", t.p90},      {"n", t.n}};
+  if (row.must > 0) {
+    r["baseline"] = {{"name", "plan full"}, {"value", full.timing().median}};
+    r["ratio"] = ratio;
+    r["must"] = row.must;
+  }
+  return r;
 }
 
 }  // namespace
@@ -182,40 +250,14 @@ int main(int argc, char** argv) {
     run.prompts.emplace_back(tokens);
     for (int32_t& t : run.prompts.back()) t = static_cast<int32_t>(rng() % 50000);
   }
-  struct Row {
-    const char *id, *plan, *label;
-    int steps;
-    double must;
-    bool same_query = false;
-  };
-  const Row rows[] = {
-      {"full/32K/b1", "full", "full", 60, 0},
-      {"quest/2048/32K/b1", "quest{budget = 2048}", "quest", 400, 6},
-      {"chess/1pct/32K/b1/amortised", "chess{trigger = \"every\", every = 10}", "chess",
-       320 * kPrompts, 20},
-      {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},
-      {"tokenselect/hit/32K/b1", "tokenselect", "tokenselect", 400, 8, true},
-      {"sentencekv/1024/32K/b1", "sentencekv{tau = 1024}", "sentencekv", 400, 12},
-      {"mosaickv/10pct/32K/b1", "mosaickv", "mosaickv", 200, 8},
-  };
   nlohmann::json out_rows = nlohmann::json::array();
-  double full = 0;
-  for (const Row& row : rows) {
-    run.same_query = row.same_query;
-    const Timing t = Measure(run, row.plan, row.steps);
-    // Amortised rows are a mean: a median would leave the re-selections out.
-    const double value = row.must == 20 ? t.mean : t.median;
-    if (full == 0) full = value;
-    std::printf("%-30s %9.1f us   %6.2fx full\n", row.id, value, full / value);
-    nlohmann::json r = {{"id", row.id}, {"plan", row.label}, {"tokens", tokens},
-                        {"batch", 1},   {"value", value},    {"unit", "us"},
-                        {"p10", t.p10}, {"p90", t.p90},      {"n", t.n}};
-    if (row.must > 0) {
-      r["baseline"] = {{"name", "plan full"}, {"value", full}};
-      r["ratio"] = full / value;
-      r["must"] = row.must;
+  {
+    std::vector<std::unique_ptr<Turns>> all;
+    for (const Row& row : kRows) all.push_back(std::make_unique<Turns>(run, row));
+    for (int i = 0; i < kRounds; ++i) {
+      for (const auto& turns : all) turns->Take();
     }
-    out_rows.push_back(r);
+    for (const auto& turns : all) out_rows.push_back(JsonOf(*turns, *all.front(), tokens));
   }
   kvs_detach(run.session);
   if (!json_out.empty()) {

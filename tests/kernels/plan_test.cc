@@ -506,7 +506,6 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"sekv{rows_share = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'rows_share'"}},
         Bad{"sekv{parameters = '../x'}", kBadInput, "PLAN_OPTION_INVALID", {"a file's name"}},
         Bad{"sekv{parameters = '.x'}", kBadInput, "PLAN_OPTION_INVALID", {"'parameters'"}},
-        Bad{"sekv{generated = 'none'}", kBadInput, "PLAN_OPTION_INVALID", {"\"spans\""}},
         Bad{"sekv{keep_raw = 'yes'}", kBadInput, "PLAN_OPTION_INVALID", {"\"auto\""}},
         Bad{"mosaickv{neighbours = 3}", kBadInput, "PLAN_OPTION_INVALID", {"one of 1, 2, 4"}},
         Bad{"mosaickv{block = 32}", kBadInput, "PLAN_OPTION_INVALID", {"one of 4, 8, 16"}},
