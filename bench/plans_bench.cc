@@ -7,7 +7,7 @@
 // query is another one, and hits when it is the same. Plans take turns, kRounds times: a ratio is
 // the median of the rounds', each against plan `full` of that round, because a shared machine
 // changes its speed from minute to minute. Usage: plans_bench [--json-out FILE] [--commit HASH]
-// [--date DATE] [--tokens N]
+// [--date DATE] [--tokens N] [--only PLAN]
 #include <kvstrata/kvstrata.h>
 
 #include <algorithm>
@@ -223,12 +223,13 @@ nlohmann::json JsonOf(const Turns& turns, const Turns& full, int tokens) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json_out, commit = "uncommitted", date;
+  std::string json_out, commit = "uncommitted", date, only;
   int tokens = 32768;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (!std::strcmp(argv[i], "--json-out")) json_out = argv[i + 1];
     if (!std::strcmp(argv[i], "--commit")) commit = argv[i + 1];
     if (!std::strcmp(argv[i], "--date")) date = argv[i + 1];
+    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
     if (!std::strcmp(argv[i], "--tokens")) tokens = std::atoi(argv[i + 1]);
   }
   kvstrata::testing::DaemonProcess daemon;
@@ -253,7 +254,10 @@ int main(int argc, char** argv) {
   nlohmann::json out_rows = nlohmann::json::array();
   {
     std::vector<std::unique_ptr<Turns>> all;
-    for (const Row& row : kRows) all.push_back(std::make_unique<Turns>(run, row));
+    for (const Row& row : kRows) {
+      if (row.must > 0 && !only.empty() && only != row.label) continue;
+      all.push_back(std::make_unique<Turns>(run, row));
+    }
     for (int i = 0; i < kRounds; ++i) {
       for (const auto& turns : all) turns->Take();
     }
