@@ -81,12 +81,14 @@ class BlockRanges {
       const Run tokens = packed.segments()[s].tokens;
       const int32_t block = packed.head(static_cast<int>(s), layer, head).block;
       segments_.push_back({count_, block, tokens});
+      largest_ = std::max(largest_, block);
       const int32_t blocks = (tokens.end - tokens.begin + block - 1) / block;
       count_ += blocks;
     }
   }
 
   int32_t count() const { return count_; }
+  int32_t largest() const { return largest_; }  // tokens of a block at most
   int32_t first(size_t segment) const { return segments_[segment].first; }
   int32_t end(size_t segment) const {
     return segment + 1 < segments_.size() ? segments_[segment + 1].first : count_;
@@ -97,6 +99,10 @@ class BlockRanges {
     const int32_t begin = s.tokens.begin + (id - s.first) * s.block;
     return {begin, std::min(begin + s.block, s.tokens.end)};
   }
+  int32_t Size(int32_t id) const {
+    const Run tokens = Tokens(id);
+    return tokens.end - tokens.begin;
+  }
 
  private:
   struct Segment {
@@ -105,7 +111,7 @@ class BlockRanges {
     Run tokens;
   };
   std::vector<Segment> segments_;
-  int32_t count_ = 0;
+  int32_t count_ = 0, largest_ = 0;
 };
 
 class PackedBlockSelector final : public Selector {
@@ -128,8 +134,9 @@ class PackedBlockSelector final : public Selector {
     for (const ScorePackedWork& w : works_) {
       out->scored_bytes += (w.units.end - w.units.begin) * w.rows.stride;
     }
-    context.executor->ParallelFor(
-        out->groups(), [&](int64_t head) { Pick(static_cast<int>(head), packed->end(), out); });
+    context.executor->ParallelFor(out->groups(), [&](int64_t head) {
+      Pick(*context.backend, static_cast<int>(head), packed->end(), out);
+    });
   }
 
   std::unique_ptr<Selector> Clone() const override {
@@ -177,24 +184,46 @@ class PackedBlockSelector final : public Selector {
   }
 
   // The first block, then others by descending score until one exceeds the budget; at least one.
-  void Pick(int head, int32_t packed_end, Selection* out) const {
+  void Pick(const Backend& backend, int head, int32_t packed_end, Selection* out) const {
     const BlockRanges& ranges = ranges_[head];
-    const std::vector<float>& scores = scores_[head];
+    const float* scores = scores_[head].data() + 1;
     const int32_t budget = CeilShare(plan_.share, out->tokens);
     std::vector<int32_t>& units = out->units[head];
-    units.push_back(0);
-    int32_t room = budget;
-    VisitRanked(scores.data() + 1, ranges.count() - 1, [&](int32_t i) {
-      const Run tokens = ranges.Tokens(i + 1);
-      if (units.size() > 1 && tokens.end - tokens.begin > room) return false;
-      units.push_back(i + 1);
-      room -= tokens.end - tokens.begin;
-      return true;
-    });
+    if (!PickUnranked(backend, ranges, scores, budget, &units)) {
+      units.assign(1, 0);
+      int32_t room = budget;
+      VisitRanked(scores, ranges.count() - 1, [&](int32_t i) {
+        const int32_t size = ranges.Size(i + 1);
+        if (units.size() > 1 && size > room) return false;
+        units.push_back(i + 1);
+        room -= size;
+        return true;
+      });
+    }
     std::ranges::sort(units);
     std::vector<Run>& runs = out->runs[head];
     for (const int32_t id : units) AppendRun(ranges.Tokens(id), &runs);
     AppendRun({packed_end, out->tokens}, &runs);
+  }
+
+  // As many blocks as fit whatever their sizes are; no order among them matters. False if the one
+  // that comes next would fit as well.
+  static bool PickUnranked(const Backend& backend, const BlockRanges& ranges, const float* scores,
+                           int32_t budget, std::vector<int32_t>* units) {
+    const int32_t n = ranges.count() - 1;
+    const int32_t fit = std::min(std::max(1, budget / ranges.largest()), n);
+    units->assign(static_cast<size_t>(std::min(fit + 1, n)) + 1, 0);
+    int32_t* const best = units->data() + 1;
+    backend.top_k({scores, n, std::min(fit + 1, n), best});
+    if (fit < n) {
+      std::swap(*LastRanked(scores, best, fit + 1), best[fit]);
+      int32_t room = budget - ranges.Size(best[fit] + 1);
+      for (int32_t i = 0; i < fit; ++i) room -= ranges.Size(best[i] + 1);
+      if (room >= 0) return false;
+      units->pop_back();
+    }
+    for (int32_t i = 0; i < fit; ++i) ++best[i];
+    return true;
   }
 
   Plan plan_;

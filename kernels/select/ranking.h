@@ -17,6 +17,12 @@ inline uint64_t RankOf(float score, int32_t index) {
   return uint64_t{std::isnan(score) ? 0 : order} << 32 | ~static_cast<uint32_t>(index);
 }
 
+// Of indices [count] (not 0) into scores the one that VisitRanked would visit last.
+inline int32_t* LastRanked(const float* scores, int32_t* indices, int32_t count) {
+  return std::ranges::min_element(indices, indices + count, {},
+                                  [scores](int32_t i) { return RankOf(scores[i], i); });
+}
+
 // Calls visit(i) for the indices of scores [n] in descending score, ties to the lower index, NaN
 // last, until it returns false. Cost: n, and log n for each index visited.
 template <typename Visit>
