@@ -114,6 +114,7 @@ struct Daemon::Parts {
   Config config;
   Clock::time_point started = Clock::now();
   UniqueFd lock;
+  std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
@@ -122,6 +123,9 @@ struct Daemon::Parts {
   std::unique_ptr<GrpcServer> grpc;
 
   Status Start();
+  Status OpenDisk();
+  void CheckpointDisk();
+  std::string Health() const;
   Status MakeStore();
   Status StartGrpc();
 };
@@ -145,6 +149,45 @@ Status Daemon::Parts::MakeStore() {
   return OkStatus();
 }
 
+Status Daemon::Parts::OpenDisk() {
+  if (config.disk.directory.empty()) return OkStatus();
+  KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
+  const DiskTierStats stats = disk->Stats();
+  LogEvent(stats.degraded.ok() ? LogLevel::kInfo : LogLevel::kWarn, "disk_open",
+           {{"path", config.disk.directory},
+            {"queue", stats.queue},
+            {"direct", stats.direct},
+            {"capacity_bytes", stats.capacity_bytes},
+            {"entries", stats.entries},
+            {"scanned_segments", stats.scanned_segments},
+            {"degraded", stats.degraded.message()}});
+  return OkStatus();
+}
+
+// So that the next start need not read every slot. What is put is there without it.
+void Daemon::Parts::CheckpointDisk() {
+  if (disk == nullptr) return;
+  const Status status = disk->Checkpoint(Clock::now() + config.shutdown_timeout / 4);
+  if (status.ok()) return;
+  LogEvent(LogLevel::kWarn, "disk_checkpoint_failed",
+           {{"reason", status.reason()}, {"why", status.message()}});
+}
+
+// Slower I/O (no io_uring) is no illness: the log and `DiskTierStats` tell it.
+std::string Daemon::Parts::Health() const {
+  if (disk == nullptr) return "serving";
+  const DiskTierStats stats = disk->Stats();
+  if (stats.breaker_open) return "degraded: the disk tier failed repeatedly and is left alone";
+  if (stats.stopped_segments != 0) {
+    return "degraded: " + std::to_string(stats.stopped_segments) +
+           " segments of the disk tier take no more writes after errors";
+  }
+  if (stats.degraded.reason() == "DISK_SPACE") {
+    return "degraded: disk tier: " + std::string(stats.degraded.message());
+  }
+  return "serving";
+}
+
 Status Daemon::Parts::Start() {
   if (config.socket_directory != 0) {
     KVS_RETURN_IF_ERROR(MakeSocketDirectory(config.socket, config.socket_directory));
@@ -152,6 +195,7 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(CheckSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(CheckSocketDirectory(config.socket));
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
+  KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
@@ -179,6 +223,7 @@ Status Daemon::Parts::StartGrpc() {
   options.commit = DaemonCommit();
   options.device_uuid = config.attach.device_uuid;
   options.started = started;
+  options.health = [this] { return Health(); };
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
   return OkStatus();
@@ -199,6 +244,7 @@ Daemon::~Daemon() {
   parts_->store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   parts_->grpc->Shutdown(
       std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
+  parts_->CheckpointDisk();
 }
 
 Store& Daemon::store() { return *parts_->store; }

@@ -2,7 +2,8 @@
 """Proves the direction of the tree: who may include whom (TREE rules; docs/design.md, "Layers").
 
     base <- {proto, kernels} <- {client, server} ; inside kernels ops <- {segment, select} <- step
-    inside server memory <- store <- {attach, rpc, work} <- daemon <- main
+    inside server memory <- store <- {attach, rpc, work} <- daemon <- main; tier (disk) <- {work,
+    daemon}
 
 Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
 """
