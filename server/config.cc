@@ -234,6 +234,17 @@ constexpr std::array kKeys = {
           return DurationIn(v, microseconds(100'000), microseconds(3'600'000'000),
                             &c->disk_start_timeout);
         }},
+    Key{"disk.queue", "KVSTRATA_DISK_QUEUE", "65536", "1 to 10000000",
+        "pages that may wait to be written; more are not written",
+        [](std::string_view v, Config* c) {
+          return NumberIn(v, 1, 10'000'000, &c->disk_pages.queue);
+        }},
+    Key{"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "500ms", "a duration, 1ms to 60s",
+        "how long an opening sequence may wait for pages on disk; then its prefix ends there",
+        [](std::string_view v, Config* c) {
+          return DurationIn(v, microseconds(1000), microseconds(60'000'000),
+                            &c->disk_pages.load_timeout);
+        }},
     Key{"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
         "a directory's absolute path; '': none",
         "where the files lie that plans name by `parameters` (SeKV, trained)",

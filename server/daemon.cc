@@ -18,6 +18,7 @@
 #include "server/attach/unix_listener.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
+#include "server/work/disk_pages.h"
 #include "server/work/recompress.h"
 
 #ifndef KVS_VERSION
@@ -116,6 +117,7 @@ struct Daemon::Parts {
   UniqueFd lock;
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
+  std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
@@ -164,9 +166,21 @@ Status Daemon::Parts::OpenDisk() {
   return OkStatus();
 }
 
-// So that the next start need not read every slot. What is put is there without it.
+// Writes what waits, then the index, so that the next start need not read every slot. What is put
+// is there without it.
 void Daemon::Parts::CheckpointDisk() {
   if (disk == nullptr) return;
+  disk_pages->Stop(Clock::now() + config.shutdown_timeout / 8);
+  const DiskPagesCounters c = disk_pages->counters();
+  LogEvent(LogLevel::kInfo, "disk_pages",
+           {{"written", c.written},
+            {"dropped", c.dropped},
+            {"gone", c.gone},
+            {"failed", c.failed},
+            {"evicted", c.evicted},
+            {"read", c.read},
+            {"late", c.late_loads},
+            {"refused", c.refused_loads}});
   const Status status = disk->Checkpoint(Clock::now() + config.shutdown_timeout / 4);
   if (status.ok()) return;
   LogEvent(LogLevel::kWarn, "disk_checkpoint_failed",
@@ -197,6 +211,9 @@ Status Daemon::Parts::Start() {
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
+  if (disk != nullptr) {
+    disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
+  }
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
   KVS_ASSIGN_OR_RETURN(grpc_listener,

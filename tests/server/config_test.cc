@@ -142,6 +142,8 @@ const KeyCase kKeyCases[] = {
     {"disk.budget_bytes", "KVSTRATA_DISK_BUDGET_BYTES", "1TiB", "much"},
     {"disk.segment_bytes", "KVSTRATA_DISK_SEGMENT_BYTES", "1MiB", "65537"},
     {"disk.start_timeout", "KVSTRATA_DISK_START_TIMEOUT", "5s", "1ms"},
+    {"disk.queue", "KVSTRATA_DISK_QUEUE", "1", "0"},
+    {"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "5s", "0"},
     {"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "/tmp", "tmp"},
     {"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "1s", "6s"},
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},

@@ -25,7 +25,7 @@ ALLOWED = {
     "server/store": ["base", "kernels", "proto", "server/memory"],
     "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],
     "server/rpc": ["base", "kernels", "proto", "server/store", "server/telemetry", "server/attach"],
-    "server/work": ["base", "kernels", "server/store", "server/telemetry"],
+    "server/work": ["base", "kernels", "server/store", "server/telemetry", "server/tier"],
     "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
                "server/rpc", "server/work", "server/telemetry", "server/tier"],
     "tests": ["*"],
