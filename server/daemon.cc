@@ -128,6 +128,7 @@ struct Daemon::Parts {
   Status OpenDisk();
   void CheckpointDisk();
   std::string Health() const;
+  DiskInfo Disk() const;
   Status MakeStore();
   Status StartGrpc();
 };
@@ -187,6 +188,34 @@ void Daemon::Parts::CheckpointDisk() {
            {{"reason", status.reason()}, {"why", status.message()}});
 }
 
+DiskInfo Daemon::Parts::Disk() const {
+  const DiskTierStats stats = disk->Stats();
+  const DiskPagesCounters counters = disk_pages->counters();
+  DiskInfo info;
+  info.path = config.disk.directory;
+  info.queue = stats.queue;
+  info.degraded = stats.degraded.message();
+  info.direct = stats.direct;
+  info.breaker_open = stats.breaker_open;
+  info.capacity_bytes = stats.capacity_bytes;
+  info.used_bytes = stats.used_bytes;
+  info.entries = stats.entries;
+  info.waiting = disk_pages->waiting();
+  info.written = counters.written;
+  info.dropped = counters.dropped;
+  info.gone = counters.gone;
+  info.failed = counters.failed;
+  info.evicted = counters.evicted;
+  info.read = counters.read;
+  info.late_loads = counters.late_loads;
+  info.refused_loads = counters.refused_loads;
+  info.corrupt = stats.corrupt;
+  info.io_errors = stats.io_errors;
+  info.deadlines = stats.deadlines;
+  info.stopped_segments = stats.stopped_segments;
+  return info;
+}
+
 // Slower I/O (no io_uring) is no illness: the log and `DiskTierStats` tell it.
 std::string Daemon::Parts::Health() const {
   if (disk == nullptr) return "serving";
@@ -241,6 +270,7 @@ Status Daemon::Parts::StartGrpc() {
   options.device_uuid = config.attach.device_uuid;
   options.started = started;
   options.health = [this] { return Health(); };
+  if (disk != nullptr) options.disk = [this] { return Disk(); };
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
   return OkStatus();

@@ -56,7 +56,7 @@ bool Store::Impl::CopySealed(const PageKey& key, std::span<std::byte> to) {
 // --- in ------------------------------------------------------------------------------------------
 
 // The pages of the longest prefix that memory and tier have together, and its index blocks.
-std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o) {
+std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o, const PageTier& tier) {
   const Sequence& s = *o.sequence;
   const size_t block_pages =
       s.SharesIndex() ? static_cast<size_t>(s.index.block_tokens) / s.page_tokens() : 0;
@@ -66,18 +66,15 @@ std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o) {
     if (block_pages == 0 || (i + 1) % block_pages != 0) continue;
     all.push_back({IndexBlockKey(o.keys[i], s.index), true, false});
   }
-  PageTier* tier = nullptr;
   {
     MutexLock lock(mu_);
-    tier = tier_;
-    if (tier == nullptr) return {};
     for (Wanted& w : all) w.here = prefix_.Find(w.key) != nullptr;
   }
   std::vector<Wanted> wanted;
   bool blocks = true;
   for (const Wanted& w : all) {
     if (w.index && !blocks) continue;
-    const bool there = w.here || tier->Holds(w.key);
+    const bool there = w.here || tier.Holds(w.key);
     if (there) {
       wanted.push_back(w);
     } else if (w.index) {
@@ -89,8 +86,8 @@ std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o) {
   return wanted;
 }
 
-std::vector<PageKey> Store::Impl::BeginLoad(Opening* o) {
-  std::vector<Wanted> wanted = WantedOf(*o);
+std::vector<PageKey> Store::Impl::BeginLoad(Opening* o, const PageTier& tier) {
+  std::vector<Wanted> wanted = WantedOf(*o, tier);
   std::vector<PageKey> keys;
   MutexLock lock(mu_);
   std::vector<Page*> held;
@@ -181,15 +178,16 @@ void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_vie
                                std::span<const int32_t> tokens, OpenDone done) {
   Result<Opening> prepared = PrepareOpen(session, model, plan, tokens);
   if (!prepared.ok()) return done(prepared.status());
-  const auto o = std::make_shared<Opening>(std::move(*prepared));
-  PrefixLoad load;
-  load.keys = BeginLoad(o.get());
   PageTier* tier = nullptr;
   {
     MutexLock lock(mu_);
     tier = tier_;
   }
-  if (load.keys.empty() || tier == nullptr) return done(FinishOpen(o.get()));
+  if (tier == nullptr) return done(FinishOpen(&*prepared));
+  const auto o = std::make_shared<Opening>(std::move(*prepared));
+  PrefixLoad load;
+  load.keys = BeginLoad(o.get(), *tier);
+  if (load.keys.empty()) return done(FinishOpen(o.get()));
   load.take = [this, o, keys = load.keys](size_t first, auto values) {
     return TakeLoaded(o.get(), first, values, keys);
   };

@@ -176,9 +176,9 @@ class Store::Impl {
   // Enters a sealed page or index block under its key and offers it to the tier below; if somebody
   // was faster, theirs is found and ours stays private.
   void EnterPrefix(Page* page) KVS_REQUIRES(mu_);
-  std::vector<Wanted> WantedOf(const Opening& o) KVS_EXCLUDES(mu_);
+  std::vector<Wanted> WantedOf(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
-  std::vector<PageKey> BeginLoad(Opening* o) KVS_EXCLUDES(mu_);
+  std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
   std::vector<Page*> TakeForLoad(const Opening& o, size_t first,
                                  std::span<const std::span<const std::byte>> values, bool* more)

@@ -94,6 +94,12 @@ TEST_P(DiskRestartTest, TheNextDaemonHoldsThePromptBitForBit) {
     EXPECT_EQ(held, kPrompt / kPage * kPage);
     EXPECT_TRUE(SameBits(got, want));
     EXPECT_EQ(Operator(daemon->socket()).Audit(), "");
+    const auto disk = Operator(daemon->socket()).Status().disks(0);
+    EXPECT_EQ(disk.path(), tier());
+    EXPECT_GE(disk.entries(), kPrompt / kPage);
+    EXPECT_GE(disk.used_bytes(), disk.entries() * 8192);
+    EXPECT_GE(disk.read(), kPrompt / kPage);
+    EXPECT_EQ(disk.corrupt(), 0u);
     daemon->Stop(SIGKILL);
   }
   // One byte of the fifth page that was written: the prefix ends there, and what follows is right.

@@ -112,6 +112,8 @@ TEST_F(DiskPagesTest, TheNextStoreHoldsWhatWasSealed) {
   // Now they are in memory.
   EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
   EXPECT_EQ(machine.pages->counters().read, 20u);
+  machine.store->Evict(false);
+  EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
 }
 
 TEST_F(DiskPagesTest, IndexBlocksComeWithTheirPages) {
@@ -152,6 +154,8 @@ TEST_F(DiskPagesTest, MemoryAndDiskMakeOnePrefix) {
   EXPECT_EQ(HeldAfterwards(machine, "full", 101), 96u);
   EXPECT_EQ(HeldAfterwards(machine, "full", 400), 384u);
   EXPECT_EQ(machine.store->Counters().loaded_pages, 24u) << "none twice";
+  machine.store->Evict(false);
+  EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
 }
 
 TEST_F(DiskPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
