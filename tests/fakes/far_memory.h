@@ -1,5 +1,6 @@
 // Memory that the daemon has but must not touch, as a GPU's: `base` is mapped without access, only
-// Copy moves bytes, and clients see them kFarShift higher.
+// Copy moves bytes, and clients see them kFarShift away: below, as above it the address space may
+// end.
 #ifndef KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
 #define KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
 
@@ -15,7 +16,7 @@
 
 namespace kvstrata::testing {
 
-inline constexpr std::ptrdiff_t kFarShift = std::ptrdiff_t{1} << 38;
+inline constexpr std::ptrdiff_t kFarShift = -(std::ptrdiff_t{1} << 38);
 
 class FarMemory final : public MemoryResource {
  public:
