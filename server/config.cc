@@ -22,7 +22,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
+constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB,
+                   kPiB = 1024 * kTiB;
 constexpr uint64_t kMaxFileBytes = kMiB;
 constexpr std::string_view kPlanPrefix = "plans.";
 
@@ -209,6 +210,41 @@ constexpr std::array kKeys = {
     Key{"work.cpus", "KVSTRATA_WORK_CPUS", "", "a list such as 0-3,6; '': all",
         "cores that workers and their ops may run on",
         [](std::string_view v, Config* c) { return CpuList(v, &c->work.cpus); }},
+    Key{"disk.path", "KVSTRATA_DISK_PATH", "", "a directory's absolute path; '': no disk tier",
+        "where sealed pages are kept across restarts; made with mode 0700 if its parent exists",
+        [](std::string_view v, Config* c) {
+          c->disk.directory = v;
+          return v.empty() || v.front() == '/';
+        },
+        true},
+    Key{"disk.budget_bytes", "KVSTRATA_DISK_BUDGET_BYTES", "16GiB",
+        "a size that holds a segment and two checkpoints, at most 8190 segments",
+        "bytes of all files of the disk tier, reserved at the start",
+        [](std::string_view v, Config* c) { return SizeIn(v, 0, kPiB, &c->disk.budget_bytes); }},
+    Key{"disk.segment_bytes", "KVSTRATA_DISK_SEGMENT_BYTES", "256MiB",
+        "a size, 64KiB to 4GiB and a multiple of 4KiB",
+        "size of one file; a page with all its layers must fit; never changes for a directory",
+        [](std::string_view v, Config* c) {
+          return SizeIn(v, 64 * kKiB, 4 * kGiB, &c->disk.segment_bytes) &&
+                 c->disk.segment_bytes % (4 * kKiB) == 0;
+        }},
+    Key{"disk.start_timeout", "KVSTRATA_DISK_START_TIMEOUT", "60s", "a duration, 100ms to 60min",
+        "how long the disk tier's index may take at the start; then the start fails",
+        [](std::string_view v, Config* c) {
+          return DurationIn(v, microseconds(100'000), microseconds(3'600'000'000),
+                            &c->disk_start_timeout);
+        }},
+    Key{"disk.queue", "KVSTRATA_DISK_QUEUE", "65536", "1 to 10000000",
+        "pages that may wait to be written; more are not written",
+        [](std::string_view v, Config* c) {
+          return NumberIn(v, 1, 10'000'000, &c->disk_pages.queue);
+        }},
+    Key{"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "500ms", "a duration, 1ms to 60s",
+        "how long an opening sequence may wait for pages on disk; then its prefix ends there",
+        [](std::string_view v, Config* c) {
+          return DurationIn(v, microseconds(1000), microseconds(60'000'000),
+                            &c->disk_pages.load_timeout);
+        }},
     Key{"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
         "a directory's absolute path; '': none",
         "where the files lie that plans name by `parameters` (SeKV, trained)",
@@ -555,6 +591,7 @@ Result<Config> LoadConfig(const ConfigSources& sources) {
   const auto [path, mode] = DefaultSocket(sources);
   KVS_RETURN_IF_ERROR(ApplyKeys(given, path, &config));
   KVS_RETURN_IF_ERROR(ApplyPlans(given, &config));
+  if (!config.disk.directory.empty()) KVS_RETURN_IF_ERROR(DiskTier::Check(config.disk));
   if (given.count("socket.path") == 0) config.socket_directory = mode;
   if (const Status status = CheckSocketPath(config.socket); !status.ok()) {
     const auto found = given.find("socket.path");

@@ -6,8 +6,8 @@
 //
 // Values; thread-safe. Errors (INVALID_ARGUMENT unless said): CONFIG_KEY (unknown, with the nearest
 // known one), CONFIG_VALUE (names key, value, where it was given, what is allowed), CONFIG_SYNTAX
-// (file, line, column), CONFIG_FILE (NOT_FOUND or PERMISSION_DENIED), and the PLAN_* of a named
-// plan.
+// (file, line, column), CONFIG_FILE (NOT_FOUND or PERMISSION_DENIED), the PLAN_* of a named plan,
+// and what DiskTier::Check returns.
 #ifndef KVSTRATA_SERVER_CONFIG_H_
 #define KVSTRATA_SERVER_CONFIG_H_
 
@@ -24,6 +24,8 @@
 #include "server/attach/attach_server.h"
 #include "server/store/store.h"
 #include "server/telemetry/log.h"
+#include "server/tier/disk_tier.h"
+#include "server/work/disk_pages.h"
 #include "server/work/recompress.h"
 
 namespace kvstrata {
@@ -45,6 +47,9 @@ struct Config {
   std::string device;  // "emulated", "cuda" (the first GPU), or a GPU's UUID
   AttachOptions attach;
   WorkOptions work;
+  DiskTierOptions disk;  // no directory: no disk tier
+  std::chrono::microseconds disk_start_timeout{60'000'000};
+  DiskPagesOptions disk_pages;
   std::string backend;   // of the remote road; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};

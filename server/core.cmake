@@ -21,6 +21,7 @@ kvs_library(kvs_store
   store/move.cc
   store/open_sequence.cc
   store/page.cc
+  store/page_tier.cc
   store/parameters.cc
   store/prefix_index.cc
   store/prefix_key.cc

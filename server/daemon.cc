@@ -18,6 +18,7 @@
 #include "server/attach/unix_listener.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
+#include "server/work/disk_pages.h"
 #include "server/work/recompress.h"
 
 #ifndef KVS_VERSION
@@ -114,7 +115,9 @@ struct Daemon::Parts {
   Config config;
   Clock::time_point started = Clock::now();
   UniqueFd lock;
+  std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
+  std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
@@ -122,6 +125,10 @@ struct Daemon::Parts {
   std::unique_ptr<GrpcServer> grpc;
 
   Status Start();
+  Status OpenDisk();
+  void CheckpointDisk();
+  std::string Health() const;
+  DiskInfo Disk() const;
   Status MakeStore();
   Status StartGrpc();
 };
@@ -145,6 +152,85 @@ Status Daemon::Parts::MakeStore() {
   return OkStatus();
 }
 
+Status Daemon::Parts::OpenDisk() {
+  if (config.disk.directory.empty()) return OkStatus();
+  KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
+  const DiskTierStats stats = disk->Stats();
+  LogEvent(stats.degraded.ok() ? LogLevel::kInfo : LogLevel::kWarn, "disk_open",
+           {{"path", config.disk.directory},
+            {"queue", stats.queue},
+            {"direct", stats.direct},
+            {"capacity_bytes", stats.capacity_bytes},
+            {"entries", stats.entries},
+            {"scanned_segments", stats.scanned_segments},
+            {"degraded", stats.degraded.message()}});
+  return OkStatus();
+}
+
+// Writes what waits, then the index, so that the next start need not read every slot. What is put
+// is there without it.
+void Daemon::Parts::CheckpointDisk() {
+  if (disk == nullptr) return;
+  disk_pages->Stop(Clock::now() + config.shutdown_timeout / 8);
+  const DiskPagesCounters c = disk_pages->counters();
+  LogEvent(LogLevel::kInfo, "disk_pages",
+           {{"written", c.written},
+            {"dropped", c.dropped},
+            {"gone", c.gone},
+            {"failed", c.failed},
+            {"evicted", c.evicted},
+            {"read", c.read},
+            {"late", c.late_loads},
+            {"refused", c.refused_loads}});
+  const Status status = disk->Checkpoint(Clock::now() + config.shutdown_timeout / 4);
+  if (status.ok()) return;
+  LogEvent(LogLevel::kWarn, "disk_checkpoint_failed",
+           {{"reason", status.reason()}, {"why", status.message()}});
+}
+
+DiskInfo Daemon::Parts::Disk() const {
+  const DiskTierStats stats = disk->Stats();
+  const DiskPagesCounters counters = disk_pages->counters();
+  DiskInfo info;
+  info.path = config.disk.directory;
+  info.queue = stats.queue;
+  info.degraded = stats.degraded.message();
+  info.direct = stats.direct;
+  info.breaker_open = stats.breaker_open;
+  info.capacity_bytes = stats.capacity_bytes;
+  info.used_bytes = stats.used_bytes;
+  info.entries = stats.entries;
+  info.waiting = disk_pages->waiting();
+  info.written = counters.written;
+  info.dropped = counters.dropped;
+  info.gone = counters.gone;
+  info.failed = counters.failed;
+  info.evicted = counters.evicted;
+  info.read = counters.read;
+  info.late_loads = counters.late_loads;
+  info.refused_loads = counters.refused_loads;
+  info.corrupt = stats.corrupt;
+  info.io_errors = stats.io_errors;
+  info.deadlines = stats.deadlines;
+  info.stopped_segments = stats.stopped_segments;
+  return info;
+}
+
+// Slower I/O (no io_uring) is no illness: the log and `DiskTierStats` tell it.
+std::string Daemon::Parts::Health() const {
+  if (disk == nullptr) return "serving";
+  const DiskTierStats stats = disk->Stats();
+  if (stats.breaker_open) return "degraded: the disk tier failed repeatedly and is left alone";
+  if (stats.stopped_segments != 0) {
+    return "degraded: " + std::to_string(stats.stopped_segments) +
+           " segments of the disk tier take no more writes after errors";
+  }
+  if (stats.degraded.reason() == "DISK_SPACE") {
+    return "degraded: disk tier: " + std::string(stats.degraded.message());
+  }
+  return "serving";
+}
+
 Status Daemon::Parts::Start() {
   if (config.socket_directory != 0) {
     KVS_RETURN_IF_ERROR(MakeSocketDirectory(config.socket, config.socket_directory));
@@ -152,7 +238,11 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(CheckSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(CheckSocketDirectory(config.socket));
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
+  KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
+  if (disk != nullptr) {
+    disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
+  }
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
   KVS_ASSIGN_OR_RETURN(grpc_listener,
@@ -179,6 +269,8 @@ Status Daemon::Parts::StartGrpc() {
   options.commit = DaemonCommit();
   options.device_uuid = config.attach.device_uuid;
   options.started = started;
+  options.health = [this] { return Health(); };
+  if (disk != nullptr) options.disk = [this] { return Disk(); };
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
   return OkStatus();
@@ -199,6 +291,7 @@ Daemon::~Daemon() {
   parts_->store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   parts_->grpc->Shutdown(
       std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
+  parts_->CheckpointDisk();
 }
 
 Store& Daemon::store() { return *parts_->store; }

@@ -53,6 +53,7 @@ void AddSession(CLI::App& app, Invocation& invocation);
 void AddSequence(CLI::App& app, Invocation& invocation);
 void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict
 void AddAudit(CLI::App& app, Invocation& invocation);
+void AddTier(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);

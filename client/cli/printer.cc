@@ -84,6 +84,11 @@ void AppendYaml(const Json& value, int indent, bool in_list, std::string* out) {
 
 }  // namespace
 
+std::string OrDash(const Json& value) {
+  const std::string text = value.is_string() ? value.get<std::string>() : "";
+  return text.empty() ? "-" : Printable(text);
+}
+
 std::string Printable(std::string_view text) {
   std::string out;
   for (const char c : text) {

@@ -54,6 +54,8 @@ std::string Percent(const Json& value);  // 0.5 -> "50.0 %"
 
 // Control characters as \xNN.
 std::string Printable(std::string_view text);
+// Printable text; "-" for the empty one that proto3 has instead of none.
+std::string OrDash(const Json& value);
 // Terminal cells of UTF-8 text; every code point counts as one.
 size_t Width(std::string_view text);
 

@@ -7,12 +7,6 @@
 namespace kvstrata::cli {
 namespace {
 
-// "-" for the empty text that proto3 has instead of none.
-std::string OrDash(const Json& value) {
-  const std::string text = value.is_string() ? value.get<std::string>() : "";
-  return text.empty() ? "-" : Printable(text);
-}
-
 constexpr Column kList[] = {
     {"SEQUENCE", "/sequence", nullptr, true},
     {"SESSION", "/session", nullptr, true},

@@ -88,7 +88,7 @@ RingSession::RingSession(std::byte* base, const SessionSegments& segments, Store
       session_(segments.session),
       store_(store),
       options_(std::move(options)),
-      box_(new SettleBox{options_.wake}) {
+      box_(new AnswerBox{options_.wake}) {
   // The client has not got the segment yet: its header can still be believed.
   auto* header = reinterpret_cast<shm::SessionHeader*>(base_);
   KVS_CHECK(header->request_ring_offset + shm::kRequestRingBytes <= bytes_);
@@ -103,7 +103,7 @@ RingSession::~RingSession() { munmap(base_, bytes_); }
 
 RingSession::Outcome RingSession::Drain(int max_frames) {
   FlushBacklog();
-  Outcome outcome = AnswerSettled() ? Outcome::kWorked : Outcome::kIdle;
+  Outcome outcome = AnswerLate() ? Outcome::kWorked : Outcome::kIdle;
   for (int i = 0; i < max_frames && MayTake(); ++i) {
     shm::FrameHeader header{};
     switch (requests_.Pop(&header, &payload_)) {
@@ -269,7 +269,12 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
     return Malformed("OpenSequence of a wrong size");
   }
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
-  AnswerOpened(frame.header.id, store_->OpenSequence(session_, in.model, text, tokens));
+  const uint64_t id = frame.header.id;
+  ++opening_;
+  store_->OpenSequence(
+      session_, in.model, text, tokens,
+      [box = box_, id](const Result<OpenedSequence>& opened) { box->PutOpened(id, opened); });
+  AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;
 }
 
@@ -318,28 +323,44 @@ RingSession::Outcome RingSession::OnSettle(const Frame& frame) {
   const uint64_t id = frame.header.id;
   settling_[id] = std::chrono::steady_clock::now() + options_.settle_timeout;
   store_->Settle(session_, in.sequence,
-                 [box = box_, id](const Status& status) { box->Put(id, status); });
-  AnswerSettled();  // most have nothing to wait for
+                 [box = box_, id](const Status& status) { box->PutSettled(id, status); });
+  AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;
 }
 
-void RingSession::SettleBox::Put(uint64_t id, const Status& status) {
+void RingSession::AnswerBox::PutSettled(uint64_t id, const Status& status) {
   {
     MutexLock lock(mu);
     settled.emplace_back(id, status);
   }
+  Tell();
+}
+
+void RingSession::AnswerBox::PutOpened(uint64_t id, const Result<OpenedSequence>& sequence) {
+  {
+    MutexLock lock(mu);
+    opened.emplace_back(id, sequence);
+  }
+  Tell();
+}
+
+void RingSession::AnswerBox::Tell() {
   any.store(true, std::memory_order_release);
   if (wake) wake();
 }
 
-bool RingSession::AnswerSettled() {
+bool RingSession::AnswerLate() {
   if (!box_->any.load(std::memory_order_acquire)) return false;
   std::vector<std::pair<uint64_t, Status>> settled;
+  std::vector<std::pair<uint64_t, Result<OpenedSequence>>> opened;
   {
     MutexLock lock(box_->mu);
     settled.swap(box_->settled);
+    opened.swap(box_->opened);
     box_->any.store(false, std::memory_order_release);
   }
+  opening_ -= opened.size();
+  for (const auto& [id, sequence] : opened) AnswerOpened(id, sequence);
   for (const auto& [id, status] : settled) {
     if (settling_.erase(id) != 0) Answer(id, status);  // else it has had its answer
   }

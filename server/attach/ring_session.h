@@ -5,11 +5,12 @@
 // something impossible is answered with an error and costs nothing.
 // Events have no answer: the first error of a sequence's events is the answer to the next kGrow,
 // kForkSequence or kSettle on it, so that nothing is lost silently.
-// A kSettle is answered when the store says so, from a worker's thread: what it says waits in a box
-// that Drain empties, and the loop is woken. Meanwhile the ring is served; after `settle_timeout`
-// the answer is DEADLINE_EXCEEDED SETTLE_TIMEOUT. Back-pressure: replies that the reply ring does
-// not take wait here; while more than `backlog_bytes` wait, or kMaxSettles settles, no more
-// requests are taken.
+// A kSettle or kOpenSequence is answered when the store says so, which may be from another thread
+// (a worker's; the disk tier's): what it says waits in a box that Drain empties, and the loop is
+// woken. Meanwhile the ring is served. A settle has `settle_timeout`, then the answer is
+// DEADLINE_EXCEEDED SETTLE_TIMEOUT; an open has the tier's deadline. Back-pressure: replies that
+// the reply ring does not take wait here; while more than `backlog_bytes` wait, or kMaxSettles
+// settles and opens, no more requests are taken.
 //
 // Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the
 // end of the session in the store. Thread-safety: one thread (the attach server's). Cost: no system
@@ -81,20 +82,23 @@ class RingSession {
     uint64_t id;
     std::vector<std::byte> bytes;  // ErrorReply and payload
   };
-  // Where the store's answers to settles arrive; outlives the session, as long as the store needs.
-  struct SettleBox {
-    void Put(uint64_t id, const Status& status) KVS_EXCLUDES(mu);
+  // Where the store's late answers arrive; outlives the session, as long as the store needs.
+  struct AnswerBox {
+    void PutSettled(uint64_t id, const Status& status) KVS_EXCLUDES(mu);
+    void PutOpened(uint64_t id, const Result<OpenedSequence>& opened) KVS_EXCLUDES(mu);
+    void Tell();
 
     const std::function<void()> wake;
     std::atomic<bool> any{false};
     Mutex mu;
     std::vector<std::pair<uint64_t, Status>> settled KVS_GUARDED_BY(mu);
+    std::vector<std::pair<uint64_t, Result<OpenedSequence>>> opened KVS_GUARDED_BY(mu);
   };
 
   RingSession(std::byte* base, const SessionSegments& segments, Store* store, RingOptions options);
 
   bool MayTake() const {
-    return backlog_used_ <= options_.backlog_bytes && settling_.size() < kMaxSettles;
+    return backlog_used_ <= options_.backlog_bytes && settling_.size() + opening_ < kMaxSettles;
   }
   Outcome Handle(const Frame& frame);
   Outcome Malformed(std::string why);
@@ -105,7 +109,7 @@ class RingSession {
                std::span<const std::byte> tail);
   void FlushBacklog();
   // Whether there was one.
-  bool AnswerSettled();
+  bool AnswerLate();
 
   Outcome OnRegisterModel(const Frame& frame);
   Outcome OnOpen(const Frame& frame);
@@ -131,7 +135,7 @@ class RingSession {
   const uint64_t session_;
   Store* const store_;
   const RingOptions options_;
-  const std::shared_ptr<SettleBox> box_;
+  const std::shared_ptr<AnswerBox> box_;
 
   // The attach thread's.
   shm::RingConsumer requests_;
@@ -143,6 +147,7 @@ class RingSession {
   std::map<uint64_t, Status> sequences_;
   // Settles that were not answered yet, by request, with their deadlines.
   std::map<uint64_t, std::chrono::steady_clock::time_point> settling_;
+  size_t opening_ = 0;  // opens that were not answered yet
   std::string malformed_;
   uint64_t frames_ = 0;
 };

@@ -57,7 +57,8 @@ class MemoryResource {
   // it (it reads zeros), a GPU's when the last client has unmapped it.
   virtual void Free(MemoryBlock block) = 0;
 
-  // Between a block of this resource and one of any resource of the daemon; done when it returns.
+  // Between a block of this resource and one of any resource of the daemon, or other memory of its
+  // own; done when it returns.
   // INTERNAL COPY_FAILED.
   virtual Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) {
     for (uint64_t i = 0; i < shape.rows; ++i) {

@@ -135,6 +135,30 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_artefact_hits(counters.artefact_hits);
 }
 
+void Write(const DiskInfo& d, v1::Disk* out) {
+  out->set_path(d.path);
+  out->set_queue(d.queue);
+  out->set_direct(d.direct);
+  out->set_degraded(d.degraded);
+  out->set_capacity_bytes(d.capacity_bytes);
+  out->set_used_bytes(d.used_bytes);
+  out->set_entries(d.entries);
+  out->set_waiting(d.waiting);
+  out->set_written(d.written);
+  out->set_dropped(d.dropped);
+  out->set_gone(d.gone);
+  out->set_failed(d.failed);
+  out->set_evicted(d.evicted);
+  out->set_read(d.read);
+  out->set_late_loads(d.late_loads);
+  out->set_refused_loads(d.refused_loads);
+  out->set_corrupt(d.corrupt);
+  out->set_io_errors(d.io_errors);
+  out->set_deadlines(d.deadlines);
+  out->set_stopped_segments(d.stopped_segments);
+  out->set_breaker_open(d.breaker_open);
+}
+
 // Ends at once, with a status and no message.
 class Refusal final : public grpc::ServerWriteReactor<v1::WatchResponse> {
  public:
@@ -161,6 +185,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   for (const PoolInfo& p : context_->store().Pools()) {
     Write(p, options.device_uuid, response->add_pools());
   }
+  if (options.disk) Write(options.disk(), response->add_disks());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 

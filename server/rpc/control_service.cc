@@ -168,16 +168,40 @@ grpc::ServerUnaryReactor* ControlService::ListModels(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerContext* call,
                                                        const v1::OpenSequenceRequest* request,
                                                        v1::OpenSequenceResponse* response) {
-  return context_->InSession(
-      call, request->session(), [request, response](RemoteSession& s) -> Status {
-        const std::span<const int32_t> tokens(request->tokens().data(),
-                                              static_cast<size_t>(request->tokens_size()));
-        const std::string plan = request->plan().empty() ? "full" : request->plan();
-        KVS_ASSIGN_OR_RETURN(const OpenedSequence opened,
-                             s.OpenSequence(request->model(), plan, tokens));
-        Write(opened, response);
-        return OkStatus();
-      });
+  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
+  if (!found.ok()) return ServiceContext::Answer(call, found.status());
+  // In the session's turn, so that earlier calls count; then, when the store has read what is on
+  // disk, again in its turn. Nothing waits meanwhile.
+  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  const std::span<const int32_t> tokens(request->tokens().data(),
+                                        static_cast<size_t>(request->tokens_size()));
+  Store* store = &context_->store();
+  const auto adopt = [store, call, reactor, request, response, tokens,
+                      s = *found](const Result<OpenedSequence>& opened) {
+    if (!opened.ok()) return reactor->Finish(ToGrpc(opened.status()));
+    const auto drop = [store, s, id = opened->sequence] {
+      (void)store->CloseSequence(s->id(), id);
+    };
+    if (call->IsCancelled()) {
+      drop();
+      return reactor->Finish(grpc::Status::CANCELLED);
+    }
+    const Status posted = s->Post([reactor, request, response, tokens, s, opened = *opened] {
+      const Result<OpenedSequence> adopted = s->AdoptOpened(opened, request->model(), tokens);
+      if (adopted.ok()) Write(*adopted, response);
+      reactor->Finish(ToGrpc(adopted.status()));
+    });
+    if (posted.ok()) return;
+    drop();
+    reactor->Finish(ToGrpc(posted));
+  };
+  const Status posted = (*found)->Post([store, call, reactor, request, tokens, adopt, s = *found] {
+    if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
+    const std::string plan = request->plan().empty() ? "full" : request->plan();
+    store->OpenSequence(s->id(), request->model(), plan, tokens, adopt);
+  });
+  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* ControlService::ForkSequence(grpc::CallbackServerContext* call,

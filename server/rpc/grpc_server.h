@@ -39,6 +39,17 @@ struct ConfigItem {
   std::string description;
 };
 
+// The disk tier as Admin.GetStatus shows it.
+struct DiskInfo {
+  std::string path, queue, degraded;
+  bool direct = false, breaker_open = false;
+  uint64_t capacity_bytes = 0, used_bytes = 0, entries = 0, waiting = 0;
+  uint64_t written = 0, dropped = 0, gone = 0, failed = 0, evicted = 0;
+  uint64_t read = 0, late_loads = 0, refused_loads = 0;
+  uint64_t corrupt = 0, io_errors = 0, deadlines = 0;
+  uint32_t stopped_segments = 0;
+};
+
 struct GrpcOptions {
   int listen_fd = -1;       // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
   std::string socket_path;  // shown by Admin.GetStatus
@@ -52,6 +63,7 @@ struct GrpcOptions {
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
+  std::function<DiskInfo()> disk;       // any thread; null: there is none
 };
 
 class GrpcServer {

@@ -74,9 +74,8 @@ Result<RemoteSequence*> RemoteSession::FindIdle(uint64_t sequence) {
                                                  "; end or abort it first");
 }
 
-Result<OpenedSequence> RemoteSession::OpenSequence(uint64_t model, std::string_view plan,
-                                                   std::span<const int32_t> tokens) {
-  KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->OpenSequence(session_, model, plan, tokens));
+Result<OpenedSequence> RemoteSession::AdoptOpened(OpenedSequence opened, uint64_t model,
+                                                  std::span<const int32_t> tokens) {
   return Adopt(std::move(opened), model, tokens, nullptr);
 }
 

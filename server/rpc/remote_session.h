@@ -59,8 +59,10 @@ class RemoteSession {
   static void End(std::shared_ptr<RemoteSession> self, WorkQueue::Task done);
 
   // --- inside tasks only ---
-  Result<OpenedSequence> OpenSequence(uint64_t model, std::string_view plan,
-                                      std::span<const int32_t> tokens);
+  // Takes over a sequence that the store opened for this session. Opening it may wait for the disk,
+  // which is for the caller to await (Store::OpenSequence), outside of the session's turn.
+  Result<OpenedSequence> AdoptOpened(OpenedSequence opened, uint64_t model,
+                                     std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
   Status CloseSequence(uint64_t sequence);
 

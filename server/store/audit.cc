@@ -53,6 +53,9 @@ class Auditor {
       if (page->jobs == 0) Find(NameOfPage(*page) + " is parked for no recompression");
     }
     for (const Page* page : store_.pins_) ++references_[page];
+    for (const auto& [id, pages] : store_.loads_) {
+      for (const Page* page : pages) ++references_[page];
+    }
     for (const Tenant* tenant : store_.tenants_by_id_) {
       for (const auto& [epoch, page] : tenant->retired.items()) {
         if (!retired_.insert(page).second) Find(NameOfPage(*page) + " is retired twice");

@@ -107,18 +107,16 @@ Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan,
   return std::optional<CodecState>(std::move(codec));
 }
 
-void Store::Impl::AwaitArtefact(Sequence* s, const Tenant& tenant, const PageKey& last_page,
-                                std::span<const int32_t> tokens) {
-  if (!s->codec || !s->HoldsAll(tokens.size())) return;
-  const size_t whole = tokens.size() / s->page_tokens() * s->page_tokens();
-  const PageKey key = Artefacts::KeyOf(tenant.id, s->model->id, last_page, tokens.subspan(whole),
+void Store::Impl::AwaitArtefact(Sequence* s, const Tenant& tenant, const Opening& o) {
+  if (!s->codec || !s->HoldsAll(o.tokens)) return;
+  const PageKey key = Artefacts::KeyOf(tenant.id, s->model->id, o.last_page, o.tail,
                                        FormatPlan(s->plan), s->codec->parameters_digest);
-  if (artefacts_.Contains(key)) s->codec->awaited_prompt = static_cast<uint32_t>(tokens.size());
+  if (artefacts_.Contains(key)) s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
 }
 
-Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t model_id,
-                                                 std::string_view plan_text,
-                                                 std::span<const int32_t> tokens) {
+Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
+                                                      std::string_view plan_text,
+                                                      std::span<const int32_t> tokens) {
   KVS_ASSIGN_OR_RETURN(const Plan plan, ResolvePlan(plan_text));
   if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
   auto s = std::make_unique<Sequence>();
@@ -139,14 +137,30 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   s->plan = plan;
   s->index = IndexOf(plan, s->model->desc.geometry);
   KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(plan, s->model->desc.geometry));
+  Opening o;
+  o.session = session_id;
+  o.tokens = tokens.size();
+  const size_t whole = tokens.size() / s->page_tokens() * s->page_tokens();
+  o.tail.assign(tokens.begin() + static_cast<ptrdiff_t>(whole), tokens.end());
   // Hashing costs as much as all the rest: never under the lock.
-  std::vector<PageKey> keys = s->chain.Pages(PageKey{}, tokens);
-  const PageKey last_page = keys.empty() ? PageKey{} : keys.back();
-  keys.resize(UsablePages(tokens.size(), s->page_tokens(), &s->plan));
+  o.keys = s->chain.Pages(PageKey{}, tokens);
+  if (!o.keys.empty()) o.last_page = o.keys.back();
+  o.keys.resize(UsablePages(tokens.size(), s->page_tokens(), &s->plan));
+  o.sequence = std::move(s);
+  return o;
+}
 
+Result<OpenedSequence> Store::Impl::FinishOpen(Opening* o) {
   MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-  Hit hit = FindPrefix(*s, keys);
+  Result<OpenedSequence> opened = FinishOpenLocked(o);
+  EndLoad(o);
+  return opened;
+}
+
+Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
+  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(o->session));
+  std::unique_ptr<Sequence> s = std::move(o->sequence);
+  Hit hit = FindPrefix(*s, o->keys);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = hit.pages.back()->key;
   for (size_t i = 0; i < hit.pages.size(); ++i) {
@@ -156,9 +170,9 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   s->indexed_tokens =
       static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
   const uint64_t cover =
-      std::min<uint64_t>(tokens.size() + options_.headroom_tokens, kMaxSequenceTokens);
+      std::min<uint64_t>(o->tokens + options_.headroom_tokens, kMaxSequenceTokens);
   s->session = session->id;
-  AwaitArtefact(s.get(), *session->tenant, last_page, tokens);
+  AwaitArtefact(s.get(), *session->tenant, *o);
   if (const Status status = TakeForOpen(*session, s.get(), std::move(hit), cover); !status.ok()) {
     Advance(session->tenant);
     return status;
@@ -167,10 +181,17 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session_id, uint64_t m
   Result<OpenedSequence> opened = Enter(session, std::move(s));
   if (opened.ok()) {
     NoteDue(sequences_.at(opened->sequence));
-    counters_.lookup_tokens += tokens.size();
+    counters_.lookup_tokens += o->tokens;
     counters_.lookup_hit_tokens += held;
   }
   return opened;
+}
+
+Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session, uint64_t model,
+                                                 std::string_view plan,
+                                                 std::span<const int32_t> tokens) {
+  KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens));
+  return FinishOpen(&o);
 }
 
 Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,

@@ -179,6 +179,16 @@ Status PagePools::Copy(const Page& from, const Page& to, const CopyShape& shape)
   return pool.memory->Copy(to.base(), from.base(), shape);
 }
 
+Status PagePools::Read(const Page& from, std::byte* to) const {
+  const Pool& pool = pools_[static_cast<int>(from.arena->tier)];
+  return pool.memory->Copy(to, from.base(), {from.bytes, from.bytes, 1});
+}
+
+Status PagePools::Write(const Page& to, const std::byte* from) const {
+  const Pool& pool = pools_[static_cast<int>(to.arena->tier)];
+  return pool.memory->Copy(to.base(), from, {to.bytes, to.bytes, 1});
+}
+
 const Arena* PagePools::Find(uint32_t id) const {
   const auto it = arenas_.find(id);
   return it == arenas_.end() ? nullptr : it->second.get();

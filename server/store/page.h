@@ -60,7 +60,8 @@ struct Page {
   bool indexed = false;    // the prefix index knows it
   bool retired = false;    // waits for readers, then is freed
   uint32_t artefacts = 0;  // of the references: artefacts (artefacts.h)
-  uint32_t jobs = 0;       // recompressions that read it: it is not freed before they end
+  uint32_t jobs = 0;       // who read it without a reference (RecompressJob, CopySealed): it is not
+                           // freed before they end
   PageKey key{};
   std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
@@ -97,6 +98,9 @@ class PagePools {
 
   // Any thread, while both pages are pinned.
   Status Copy(const Page& from, const Page& to, const CopyShape& shape) const;
+  // All of a page's bytes to or from memory of the daemon that is in no pool; likewise.
+  Status Read(const Page& from, std::byte* to) const;
+  Status Write(const Page& to, const std::byte* from) const;
   Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }
 
   const Arena* Find(uint32_t id) const;

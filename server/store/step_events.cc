@@ -140,7 +140,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     Page* page = s->pages[first + i];
     page->key = keys[i];
     page->sealed = true;
-    prefix_.Insert(page);  // if somebody was faster, theirs is found and ours stays private
+    EnterPrefix(page);
   }
   KeepSeriesWithPages(s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
   s->tokens += static_cast<uint32_t>(tokens.size());
@@ -163,7 +163,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     if (last_page == nullptr) continue;  // given back, and its key with it
     block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = true;
-    prefix_.Insert(block);
+    EnterPrefix(block);
   }
 }
 

@@ -267,6 +267,10 @@ Result<OpenedSequence> Store::OpenSequence(uint64_t session, uint64_t model, std
                                            std::span<const int32_t> tokens) {
   return impl_->OpenSequence(session, model, plan, tokens);
 }
+void Store::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                         std::span<const int32_t> tokens, OpenDone done) {
+  impl_->OpenSequence(session, model, plan, tokens, std::move(done));
+}
 Result<OpenedSequence> Store::ForkSequence(uint64_t session, uint64_t sequence) {
   return impl_->ForkSequence(session, sequence);
 }
@@ -292,6 +296,11 @@ Status Store::PrefillDone(uint64_t session, uint64_t sequence) {
 }
 Result<uint32_t> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
   return impl_->Lookup(session, model, tokens);
+}
+void Store::SetPageTier(PageTier* tier) { impl_->SetPageTier(tier); }
+uint64_t Store::SealedBytes(const PageKey& key) const { return impl_->SealedBytes(key); }
+bool Store::CopySealed(const PageKey& key, std::span<std::byte> to) {
+  return impl_->CopySealed(key, to);
 }
 void Store::SetRecompressSink(RecompressSink* sink) {
   impl_->SetRecompressSink(sink);

@@ -26,6 +26,7 @@
 #include "kernels/plan.h"
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
+#include "server/store/page_tier.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
 
@@ -111,6 +112,8 @@ enum class SessionEnd : uint8_t {
   kDied,  // the process is dead: the fence falls
 };
 
+using OpenDone = std::function<void(const Result<OpenedSequence>&)>;
+
 // Snapshots for the admin service: plain values, ordered by id.
 struct PoolInfo {
   Tier tier = Tier::kDevice;
@@ -173,6 +176,7 @@ struct StoreCounters {
   uint64_t recompressions = 0, recompress_failures = 0;  // published; not
   uint64_t recompressed_bytes = 0, released_bytes = 0;   // extents written; raw pages given up
   uint64_t artefacts = 0, artefact_hits = 0;             // held; prompts that needed no work
+  uint64_t loaded_pages = 0;                             // from the tier below, index blocks too
 };
 struct RecallStart {
   std::shared_ptr<RecallAudit> audit;
@@ -208,6 +212,11 @@ class Store {
   // PARAMETERS_* (parameters.h), PLAN_COMBINATION of a plan that cannot serve the model.
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens);
+  // The same, after what the tier below has of the prefix beyond memory was read: never waits for
+  // it, calls `done` once, at once in this thread or later in the tier's. A page that is lost,
+  // corrupt or late ends the prefix, and is no error.
+  void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                    std::span<const int32_t> tokens, OpenDone done);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
   Status CloseSequence(uint64_t session, uint64_t sequence);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
@@ -225,6 +234,7 @@ class Store {
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                 const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
+  // Of the prefix in memory.
   Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
 
   // --- recompression (recompress_job.h) ---
@@ -264,6 +274,14 @@ class Store {
   // Nothing if it has ended.
   void EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why);
   void EndRecallAudits(const Status& why);
+
+  // --- the tier below (page_tier.h) ---
+  // Null: there is none. It outlives all its loads and is unset before it ends.
+  void SetPageTier(PageTier* tier);
+  // Bytes of the page or index block that the prefix index has under this key; 0: none.
+  uint64_t SealedBytes(const PageKey& key) const;
+  // Copies them, outside of the lock; false: it is not there any more, or of another size.
+  bool CopySealed(const PageKey& key, std::span<std::byte> to);
 
   // --- memory ---
   // What the arenas of a tier are.

@@ -4,6 +4,7 @@
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
+//   page_tier.cc       pages to and from the tier below
 //   move.cc            copies between pools, private copies, eviction
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "server/store/page_tier.h"
 #include "server/store/parameters.h"
 #include "server/store/prefix_index.h"
 #include "server/store/sequence.h"
@@ -46,6 +48,8 @@ class Store::Impl {
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                    std::span<const int32_t> tokens, OpenDone done) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
@@ -78,6 +82,10 @@ class Store::Impl {
       KVS_EXCLUDES(mu_);
   void EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why) KVS_EXCLUDES(mu_);
   void EndRecallAudits(const Status& why) KVS_EXCLUDES(mu_);
+
+  void SetPageTier(PageTier* tier) KVS_EXCLUDES(mu_);
+  uint64_t SealedBytes(const PageKey& key) const KVS_EXCLUDES(mu_);
+  bool CopySealed(const PageKey& key, std::span<std::byte> to) KVS_EXCLUDES(mu_);
 
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
@@ -121,6 +129,22 @@ class Store::Impl {
   struct Hit {
     std::vector<Page*> pages, index_blocks;
   };
+  // A sequence on its way to be opened.
+  struct Opening {
+    uint64_t session = 0;
+    std::unique_ptr<Sequence> sequence;
+    std::vector<PageKey> keys;  // of the pages that it may be held for
+    PageKey last_page{};        // of its tokens; zeros: none
+    size_t tokens = 0;
+    std::vector<int32_t> tail;      // of them, those behind the last whole page
+    uint64_t load = 0;              // of loads_; 0: none
+    std::vector<bool> loads_index;  // per key of the load: it is an index block's
+  };
+  struct Wanted {
+    PageKey key;
+    bool index = false;
+    bool here = false;  // in the prefix index
+  };
 
   // store.cc
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
@@ -140,8 +164,35 @@ class Store::Impl {
   // The codec's part of a new sequence; none for raw. Reads files: not under the lock.
   Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry);
   // When an artefact of this prompt may be had at its end, nothing is due before.
-  void AwaitArtefact(Sequence* s, const Tenant& tenant, const PageKey& last_page,
-                     std::span<const int32_t> tokens) KVS_REQUIRES(mu_);
+  void AwaitArtefact(Sequence* s, const Tenant& tenant, const Opening& o) KVS_REQUIRES(mu_);
+  // What needs no lock: checks, the codec, the keys.
+  Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
+                              std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  // Also ends its load, whatever comes of it. Once.
+  Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(mu_);
+  Result<OpenedSequence> FinishOpenLocked(Opening* o) KVS_REQUIRES(mu_);
+
+  // page_tier.cc
+  // Enters a sealed page or index block under its key and offers it to the tier below; if somebody
+  // was faster, theirs is found and ours stays private.
+  void EnterPrefix(Page* page) KVS_REQUIRES(mu_);
+  std::vector<Wanted> WantedOf(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
+  // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
+  std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
+  // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
+  std::vector<Page*> TakeForLoad(const Opening& o, size_t first,
+                                 std::span<const std::span<const std::byte>> values, bool* more)
+      KVS_REQUIRES(mu_);
+  bool TakeLoaded(Opening* o, size_t first, std::span<const std::span<const std::byte>> values,
+                  std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+  void EndLoad(Opening* o) KVS_REQUIRES(mu_);
+  // Of a held page. They read of pools_ only what is constant.
+  Status ReadPage(const Page& page, std::byte* to) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return pools_.Read(page, to);
+  }
+  Status WritePage(const Page& page, const std::byte* from) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return pools_.Write(page, from);
+  }
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);
@@ -267,7 +318,11 @@ class Store::Impl {
   std::map<uint64_t, std::unique_ptr<Session>> sessions_ KVS_GUARDED_BY(mu_);
   std::unordered_map<uint64_t, Sequence*> sequences_ KVS_GUARDED_BY(mu_);
   std::vector<Page*> pins_ KVS_GUARDED_BY(mu_);  // references of copies under way, both sides
-  // Pages that recompressions read, by job; those of them that everybody else has passed already.
+  // References of prefixes that are being loaded from the tier below, by load.
+  std::unordered_map<uint64_t, std::vector<Page*>> loads_ KVS_GUARDED_BY(mu_);
+  PageTier* tier_ KVS_GUARDED_BY(mu_) = nullptr;
+  // Pages that recompressions and the tier below read, by job; those of them that everybody else
+  // has passed already.
   std::unordered_map<uint64_t, std::vector<Page*>> jobs_ KVS_GUARDED_BY(mu_);
   std::set<Page*> parked_ KVS_GUARDED_BY(mu_);
   Artefacts artefacts_ KVS_GUARDED_BY(mu_);
@@ -275,6 +330,7 @@ class Store::Impl {
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
+  uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;
   uint32_t next_recall_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_model_ KVS_GUARDED_BY(mu_) = 1;

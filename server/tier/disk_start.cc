@@ -20,7 +20,14 @@ using Op = IoRequest::Op;
 
 namespace {
 
-Status CheckOptions(const DiskTierOptions& options) {
+Status Unread(int error) {
+  if (error == ETIMEDOUT) return disk::DeadlineExceeded("the disk");
+  return {Code::kDataLoss, "DISK_IO", std::strerror(error)};
+}
+
+}  // namespace
+
+Status DiskTier::Check(const DiskTierOptions& options) {
   if (options.segment_bytes % kBlockBytes != 0 || options.segment_bytes < 16 * kBlockBytes ||
       options.segment_bytes > (4ull << 30)) {
     return InvalidArgument("DISK_SEGMENT_BYTES",
@@ -38,16 +45,9 @@ Status CheckOptions(const DiskTierOptions& options) {
   return OkStatus();
 }
 
-Status Unread(int error) {
-  if (error == ETIMEDOUT) return disk::DeadlineExceeded("the disk");
-  return {Code::kDataLoss, "DISK_IO", std::strerror(error)};
-}
-
-}  // namespace
-
 Result<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options,
                                                  Deadline deadline) {
-  KVS_RETURN_IF_ERROR(CheckOptions(options));
+  KVS_RETURN_IF_ERROR(Check(options));
   const uint64_t checkpoint = disk::CheckpointBytes(options.budget_bytes);
   const auto segments =
       static_cast<uint32_t>((options.budget_bytes - 2 * checkpoint) / options.segment_bytes);

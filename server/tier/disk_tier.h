@@ -68,8 +68,11 @@ struct DiskTierStats {
 
 class DiskTier {
  public:
+  // INVALID_ARGUMENT DISK_SEGMENT_BYTES, DISK_BUDGET.
+  static Status Check(const DiskTierOptions& options);
   // Blocks for as long as the start takes: seconds from a checkpoint, else one small read a slot.
-  // What TierDirectory returns; FAILED_PRECONDITION DISK_VERSION: it is of a newer kvstrata.
+  // What Check and TierDirectory return; FAILED_PRECONDITION DISK_VERSION: it is of a newer
+  // kvstrata.
   static Result<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options, Deadline deadline);
   // Writes nothing: call Checkpoint before. Waits a second at most for what is in flight.
   ~DiskTier();

@@ -181,6 +181,7 @@ def daemon_lists(cli):
     expect(cli("plan", "show", "qest"), 5, "PLAN_UNKNOWN", "quest")
     expect(cli("plan", "show", "quest{budgte = 1}"), 2, "budget")
     for words in (["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["work", "ls"],
+                  ["tier", "ls"],
                   ["config", "show"]):
         table = expect(cli(*words), 0).stdout.splitlines()
         rows = expect(cli(*words, "--no-headers"), 0).stdout.splitlines()

@@ -5,6 +5,7 @@
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/disk_slots.h"
 
 namespace kvstrata::testing {
 namespace {
@@ -84,6 +85,40 @@ INSTANTIATE_TEST_SUITE_P(
                       "quest{budget = 128, min_tokens = 0}",
                       "chess{page = 16, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, "
                       "rho = [0.6, 0.6, 0.5], thresholds = [0.9, 0.0], min_tokens = 0}"));
+
+// What one road's client left on disk is held by the next daemon on the other, and on its own.
+TEST(DiskRoadsTest, BothHoldWhatIsOnDisk) {
+  char folder[] = "/tmp/kvstrata-roads.XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string tier = std::string(folder) + "/tier";
+  const std::vector<std::string> flags = {
+      "--set", "disk.path=" + tier,       "--set", "disk.budget_bytes=16MiB",
+      "--set", "disk.segment_bytes=1MiB", "--set", "disk.load_timeout=60s"};
+  const std::vector<int32_t> prompt = Prompt(325, 4);
+  std::vector<Step> want;
+  {
+    DaemonProcess daemon(flags);
+    Engine remote(Remote(), daemon.socket());
+    want = Decode(remote, "full", prompt);
+    ASSERT_TRUE(Eventually([&] { return DiskSlots(tier).size() >= 20; }));
+    daemon.Stop(SIGKILL);
+  }
+  for (const Abi* abi : {&Remote(), &Linked()}) {
+    DaemonProcess daemon(flags);
+    Engine engine(*abi, daemon.socket());
+    uint32_t held = 0;
+    const kvs_sequence s = engine.Open("full", prompt, &held);
+    EXPECT_EQ(held, 320u);
+    EXPECT_EQ(abi->kvs_sequence_close(engine.session(), s), KVS_OK);
+    const std::vector<Step> got = Decode(engine, "full", prompt);
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(std::memcmp(got[i].out.data(), want[i].out.data(), got[i].out.size() * 4), 0) << i;
+    }
+    daemon.Stop(SIGKILL);
+  }
+  std::filesystem::remove_all(folder);
+}
 
 }  // namespace
 }  // namespace kvstrata::testing

@@ -1,18 +1,22 @@
 // Memory that the daemon has but must not touch, as a GPU's: `base` is mapped without access, only
-// Copy moves bytes, and clients see them kFarShift higher.
+// Copy moves bytes, and clients see them kFarShift away: below, as above it the address space may
+// end.
 #ifndef KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
 #define KVSTRATA_TESTS_FAKES_FAR_MEMORY_H_
 
 #include <sys/mman.h>
 
 #include <atomic>
+#include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
 
 #include "server/memory/memory_resource.h"
 
 namespace kvstrata::testing {
 
-inline constexpr std::ptrdiff_t kFarShift = std::ptrdiff_t{1} << 38;
+inline constexpr std::ptrdiff_t kFarShift = -(std::ptrdiff_t{1} << 38);
 
 class FarMemory final : public MemoryResource {
  public:
@@ -25,9 +29,15 @@ class FarMemory final : public MemoryResource {
     KVS_CHECK(mmap(client, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE,
                    block.fd.get(), 0) == client);
     KVS_CHECK(mprotect(block.base, bytes, PROT_NONE) == 0);
+    std::lock_guard lock(mu_);
+    blocks_[block.base] = bytes;
     return block;
   }
   void Free(MemoryBlock block) override {
+    {
+      std::lock_guard lock(mu_);
+      blocks_.erase(block.base);
+    }
     munmap(block.base + kFarShift, block.bytes);
     upstream_->Free(std::move(block));
   }
@@ -40,13 +50,16 @@ class FarMemory final : public MemoryResource {
 
  private:
   // The client's mapping of a far address; host memory as it is.
-  static const std::byte* Reachable(const std::byte* at) {
-    unsigned char resident = 0;
-    auto* const page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t{4095});
-    auto* const far = static_cast<std::byte*>(page) + kFarShift;
-    return mincore(far, 1, &resident) == 0 ? at + kFarShift : at;
+  const std::byte* Reachable(const std::byte* at) {
+    std::lock_guard lock(mu_);
+    const auto after = blocks_.upper_bound(at);
+    if (after == blocks_.begin()) return at;
+    const auto& [base, bytes] = *std::prev(after);
+    return at < base + bytes ? at + kFarShift : at;
   }
 
+  std::mutex mu_;
+  std::map<const std::byte*, uint64_t> blocks_;
   const std::unique_ptr<MemoryResource> upstream_ = NewEmulatedDevice();
   const std::shared_ptr<std::atomic<bool>> copies_fail_;
 };

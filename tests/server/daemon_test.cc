@@ -268,6 +268,32 @@ TEST_F(DaemonTest, CheckConfig) {
   EXPECT_FALSE(std::filesystem::exists(socket_));
 }
 
+TEST_F(DaemonTest, OpensADiskTierAndLeavesACheckpoint) {
+  const std::string disk = directory_ + "/disk";
+  const Strings flags = {"--set", "disk.path=" + disk,        "--set", "disk.budget_bytes=1MiB",
+                         "--set", "disk.segment_bytes=256KiB"};
+  Strings command = {"--socket", directory_ + "/other.sock"};
+  command.insert(command.end(), flags.begin(), flags.end());
+  {
+    auto daemon = Start(flags);
+    EXPECT_THAT(Output(), HasSubstr("event=disk_open"));
+    EXPECT_EQ(Run(command), 1);
+    EXPECT_THAT(Output(), HasSubstr("DISK_LOCKED"));
+    daemon->Signal(SIGTERM);
+    EXPECT_EQ(daemon->Wait(), 0);
+  }
+  std::ifstream checkpoint(disk + "/checkpoint.1", std::ios::binary);
+  char magic[8];
+  checkpoint.seekg(16);
+  checkpoint.read(magic, sizeof(magic));
+  EXPECT_EQ(std::string(magic, sizeof(magic)), "KVSCHKP1") << "docs/disk_format.md";
+  command.insert(command.end(), {"--set", "disk.budget_bytes=64KiB"});
+  EXPECT_EQ(Run(command), 2);
+  EXPECT_THAT(Output(), HasSubstr("DISK_BUDGET"));
+  command.push_back("--check-config");
+  EXPECT_EQ(Run(command), 1);
+}
+
 TEST_F(DaemonTest, JsonLog) {
   auto daemon = Start({"--set", "log.format=json"});
   daemon->Signal(SIGTERM);

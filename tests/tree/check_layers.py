@@ -2,7 +2,8 @@
 """Proves the direction of the tree: who may include whom (TREE rules; docs/design.md, "Layers").
 
     base <- {proto, kernels} <- {client, server} ; inside kernels ops <- {segment, select} <- step
-    inside server memory <- store <- {attach, rpc, work} <- daemon <- main
+    inside server memory <- store <- {attach, rpc, work} <- daemon <- main; tier (disk) <- {work,
+    daemon}
 
 Usage: check_layers.py ROOT. Prints every forbidden include and ends with `N passed, N failed`.
 """
@@ -24,7 +25,7 @@ ALLOWED = {
     "server/store": ["base", "kernels", "proto", "server/memory"],
     "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],
     "server/rpc": ["base", "kernels", "proto", "server/store", "server/telemetry", "server/attach"],
-    "server/work": ["base", "kernels", "server/store", "server/telemetry"],
+    "server/work": ["base", "kernels", "server/store", "server/telemetry", "server/tier"],
     "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
                "server/rpc", "server/work", "server/telemetry", "server/tier"],
     "tests": ["*"],

@@ -1,0 +1,56 @@
+// The slots of a disk tier's files, as docs/disk_format.md has them: for tests that count values or
+// damage one.
+#ifndef KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_
+#define KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace kvstrata::testing {
+
+struct DiskSlot {
+  std::string file;
+  uint64_t offset = 0;
+  uint64_t generation = 0;
+};
+
+// Those that hold a value, in the order in which they were written. Reads all files.
+inline std::vector<DiskSlot> DiskSlots(const std::string& directory) {
+  constexpr uint64_t kBlock = 4096;
+  std::vector<DiskSlot> slots;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (!entry.path().filename().string().starts_with("segment.")) continue;
+    std::ifstream file(entry.path(), std::ios::binary);
+    std::vector<char> block(kBlock);
+    for (uint64_t at = 0; file.read(block.data(), kBlock); at += kBlock) {
+      uint32_t state = 0;
+      uint64_t generation = 0;
+      std::memcpy(&state, block.data() + 28, sizeof(state));
+      std::memcpy(&generation, block.data() + 56, sizeof(generation));
+      const bool slot = std::memcmp(block.data() + 16, "KVSSLOT1", 8) == 0;
+      if (slot && state == 1) slots.push_back({entry.path().string(), at, generation});
+    }
+  }
+  std::sort(slots.begin(), slots.end(),
+            [](const DiskSlot& a, const DiskSlot& b) { return a.generation < b.generation; });
+  return slots;
+}
+
+// Changes a byte of the value.
+inline void FlipByte(const DiskSlot& slot) {
+  std::fstream file(slot.file, std::ios::binary | std::ios::in | std::ios::out);
+  const auto at = static_cast<std::streamoff>(slot.offset + 4096 + 5);
+  file.seekg(at);
+  const auto byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(at);
+  file.put(byte);
+}
+
+}  // namespace kvstrata::testing
+
+#endif  // KVSTRATA_TESTS_FAKES_DISK_SLOTS_H_

@@ -1,0 +1,260 @@
+// Pages between a store and a disk tier in one process: what was sealed is found by the next store,
+// and whatever goes wrong on the way ends a prefix, never a call, and never wrongly.
+#include "server/work/disk_pages.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "tests/fakes/disk_slots.h"
+#include "tests/fakes/far_memory.h"
+#include "tests/server/store_fixture.h"
+#include "tests/server/tier/scratch_dir.h"
+#include "tests/server/tier/test_queues.h"
+
+namespace kvstrata::testing {
+namespace {
+
+using std::chrono::seconds;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr const char* kQuest = "quest{min_tokens = 0}";
+
+// A store over a disk: what a daemon is between two starts.
+struct Machine {
+  explicit Machine(const DiskTierOptions& disk_options, DiskPagesOptions options = {},
+                   uint64_t pool_pages = 256, bool far = false) {
+    Result<std::unique_ptr<DiskTier>> opened =
+        DiskTier::Open(disk_options, SteadyClock::now() + seconds(30));
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    disk = std::move(*opened);
+    const StoreOptions pools = SmallPools(pool_pages, 64);
+    if (far) {
+      auto fail = std::make_shared<std::atomic<bool>>(false);
+      store = std::move(*Store::Create(pools, std::make_unique<FarMemory>(fail), NewHostPinned()));
+    } else {
+      store = NewStore(pools);
+    }
+    pages = std::make_unique<DiskPages>(options, store.get(), disk.get());
+  }
+  // Until everything that was offered is on disk, or counted.
+  void Settle() const {
+    const auto end = SteadyClock::now() + seconds(30);
+    while (pages->waiting() != 0) {
+      ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
+      std::this_thread::yield();
+    }
+  }
+  // As a client opens: answered when the disk was asked.
+  Result<OpenedSequence> Open(const TestSession& session, std::string_view plan,
+                              std::span<const int32_t> tokens) const {
+    std::promise<Result<OpenedSequence>> answer;
+    store->OpenSequence(session.id(), session.model(), plan, tokens,
+                        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    return answer.get_future().get();
+  }
+
+  std::unique_ptr<DiskTier> disk;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<DiskPages> pages;
+};
+
+class DiskPagesTest : public ::testing::Test {
+ protected:
+  DiskPagesTest() {
+    options_.directory = dir_.path() + "/tier";
+    options_.budget_bytes = 4 << 20;
+    options_.segment_bytes = 1 << 20;
+  }
+  // Leaves `n` tokens on disk.
+  void Write(std::string_view plan, int32_t n, bool far = false) {
+    const Machine machine(options_, {}, 256, far);
+    TestSession session(machine.store.get());
+    TestSequence s = TestSequence::Prompt(&session, plan, Tokens(n));
+    EXPECT_TRUE(s.Append(-1).ok());  // completes the index of what is before it
+    machine.Settle();
+    EXPECT_GT(machine.pages->counters().written, 0u);
+    EXPECT_EQ(machine.pages->counters().failed, 0u);
+    ExpectClean(*machine.store);
+  }
+  // Opens the same tokens in a new store; held tokens. What is held is right, and the rest can be
+  // computed behind it.
+  uint32_t HeldAfterwards(const Machine& machine, std::string_view plan, int32_t n) {
+    TestSession session(machine.store.get());
+    const std::vector<int32_t> tokens = Tokens(n);
+    const Result<OpenedSequence> opened = machine.Open(session, plan, tokens);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    if (!opened.ok()) return 0;
+    TestSequence s(&session, *opened, tokens);
+    s.ExpectIntact();
+    ExpectClean(*machine.store);
+    indexed_ = opened->indexed_tokens;
+    const Status rest = s.Append(std::span(tokens).subspan(opened->held_tokens));
+    EXPECT_TRUE(rest.ok()) << rest.ToString();
+    s.ExpectIntact();
+    EXPECT_TRUE(s.Close().ok());
+    ExpectClean(*machine.store);
+    machine.store->EndSession(session.id(), SessionEnd::kDied);
+    ExpectClean(*machine.store);
+    return opened->held_tokens;
+  }
+  const ScratchDir dir_;
+  DiskTierOptions options_;
+  uint32_t indexed_ = 0;
+};
+
+TEST_F(DiskPagesTest, TheNextStoreHoldsWhatWasSealed) {
+  Write("full", 325);
+  const Machine machine(options_);
+  EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
+  EXPECT_EQ(machine.store->Counters().loaded_pages, 20u);
+  EXPECT_EQ(machine.pages->counters().read, 20u);
+  // Now they are in memory.
+  EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
+  EXPECT_EQ(machine.pages->counters().read, 20u);
+  machine.store->Evict(false);
+  EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
+}
+
+TEST_F(DiskPagesTest, IndexBlocksComeWithTheirPages) {
+  Write(kQuest, 40 * 16 + 1);
+  const Machine machine(options_);
+  EXPECT_EQ(HeldAfterwards(machine, kQuest, 40 * 16 + 1), 640u);
+  EXPECT_GT(indexed_, 0u);
+}
+
+TEST_F(DiskPagesTest, PagesOfAGpuTakeTheSameRoad) {
+  Write("full", 100, /*far=*/true);
+  const Machine machine(options_, {}, 256, /*far=*/true);
+  EXPECT_EQ(HeldAfterwards(machine, "full", 100), 96u);
+}
+
+TEST_F(DiskPagesTest, AnotherTenantFindsNothing) {
+  Write("full", 100);
+  const Machine machine(options_);
+  const TestSession other(machine.store.get(), "uid:2");
+  const Result<OpenedSequence> opened = machine.Open(other, "full", Tokens(100));
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(opened->held_tokens, 0u);
+}
+
+TEST_F(DiskPagesTest, ADamagedPageEndsThePrefix) {
+  Write("full", 200);
+  FlipByte(DiskSlots(options_.directory).at(7));
+  const Machine machine(options_);
+  EXPECT_EQ(HeldAfterwards(machine, "full", 200), 7 * 16u);
+  EXPECT_EQ(machine.disk->Stats().corrupt, 1u);
+  machine.Settle();  // it was computed and written again
+  EXPECT_EQ(machine.pages->counters().written, 1u);
+}
+
+TEST_F(DiskPagesTest, MemoryAndDiskMakeOnePrefix) {
+  Write("full", 400);
+  const Machine machine(options_);
+  EXPECT_EQ(HeldAfterwards(machine, "full", 101), 96u);
+  EXPECT_EQ(HeldAfterwards(machine, "full", 400), 384u);
+  EXPECT_EQ(machine.store->Counters().loaded_pages, 24u) << "none twice";
+  machine.store->Evict(false);
+  EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
+}
+
+TEST_F(DiskPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
+  Write("full", 400);  // 25 pages
+  const Machine machine(options_, {}, 32);
+  TestSession session(machine.store.get());
+  // Somebody needs nearly all of it.
+  TestSequence other = TestSequence::Prompt(&session, "full", Tokens(80 * 16, 100000));
+  const Result<OpenedSequence> opened = machine.Open(session, "full", Tokens(400));
+  EXPECT_EQ(opened.status().reason(), "POOL_EXHAUSTED");
+  ExpectClean(*machine.store);
+  ASSERT_TRUE(other.Close().ok());
+  EXPECT_EQ(HeldAfterwards(machine, "full", 400), 384u);
+}
+
+TEST_F(DiskPagesTest, AFullQueueDropsAndCounts) {
+  DiskPagesOptions options;
+  options.queue = 1;
+  const Machine machine(options_, options);
+  TestSession session(machine.store.get());
+  // One commit offers all of them, faster than the writer, who needs the store's lock, takes them.
+  TestSequence::Prompt(&session, "full", Tokens(200 * 16));
+  machine.Settle();
+  const DiskPagesCounters counters = machine.pages->counters();
+  EXPECT_GE(counters.dropped, 150u);
+  EXPECT_EQ(counters.dropped + counters.written + counters.gone, 200u);
+  ExpectClean(*machine.store);
+}
+
+TEST_F(DiskPagesTest, AFullDiskGivesUpOldPages) {
+  options_.budget_bytes = (1 << 20) + (128 << 10);  // room for 127 pages
+  const Machine machine(options_);
+  TestSession session(machine.store.get());
+  for (int i = 0; i < 4; ++i) {
+    TestSequence s = TestSequence::Prompt(&session, "full", Tokens(50 * 16, i * 10000));
+    ASSERT_TRUE(s.Close().ok());
+    machine.Settle();
+  }
+  const DiskPagesCounters counters = machine.pages->counters();
+  EXPECT_EQ(counters.failed, 0u);
+  EXPECT_EQ(counters.written, 200u);
+  EXPECT_GT(counters.evicted, 60u);
+}
+
+TEST_F(DiskPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
+  Write("full", 200);
+  FaultPlan plan;
+  options_.new_queue = [&plan](uint32_t depth) {
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+  };
+  DiskPagesOptions options;
+  options.load_timeout = std::chrono::milliseconds(20);
+  {
+    const Machine machine(options_, options);
+    plan.Set([](const IoRequest& r) {
+      return r.op == IoRequest::Op::kRead ? std::optional(IoFault{IoFault::Kind::kStuck, 0})
+                                          : std::nullopt;
+    });
+    EXPECT_EQ(HeldAfterwards(machine, "full", 200), 0u);
+    EXPECT_EQ(machine.pages->counters().late_loads, 1u);
+    plan.Release();
+  }
+}
+
+TEST_F(DiskPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
+  Write("full", 200);
+  FaultPlan plan;
+  options_.new_queue = [&plan](uint32_t depth) {
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+  };
+  DiskPagesOptions options;
+  options.load_timeout = seconds(20);
+  const Machine machine(options_, options);
+  plan.Set([](const IoRequest& r) {
+    return r.op == IoRequest::Op::kRead ? std::optional(IoFault{IoFault::Kind::kStuck, 0})
+                                        : std::nullopt;
+  });
+  std::promise<Result<OpenedSequence>> answer;
+  {
+    TestSession session(machine.store.get());
+    machine.store->OpenSequence(
+        session.id(), session.model(), "full", Tokens(200),
+        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    machine.store->EndSession(session.id(), SessionEnd::kDied);
+  }
+  plan.Release();
+  EXPECT_EQ(answer.get_future().get().status().reason(), "SESSION_UNKNOWN");
+  ExpectClean(*machine.store);
+  machine.store->Evict(false);
+  EXPECT_EQ(UsedBytes(*machine.store), 0u);
+}
+
+TEST_F(DiskPagesTest, StoppedItAnswersFromMemory) {
+  Write("full", 200);
+  const Machine machine(options_);
+  machine.pages->Stop(SteadyClock::now());
+  EXPECT_EQ(HeldAfterwards(machine, "full", 200), 0u);
+  EXPECT_EQ(machine.pages->counters().refused_loads, 1u);
+}
+
+}  // namespace
+}  // namespace kvstrata::testing
