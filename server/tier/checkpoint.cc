@@ -1,6 +1,6 @@
 #include "server/tier/checkpoint.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "server/tier/format.h"
 
@@ -25,7 +25,7 @@ void Append(const void* data, size_t bytes, std::vector<std::byte>* out) {
 // Moves `bytes` from the front of `from`; false: there are fewer.
 bool Take(std::span<const std::byte>* from, void* to, size_t bytes) {
   if (from->size() < bytes) return false;
-  std::memcpy(to, from->data(), bytes);
+  std::copy_n(from->data(), bytes, static_cast<std::byte*>(to));
   *from = from->subspan(bytes);
   return true;
 }

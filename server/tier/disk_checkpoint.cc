@@ -1,4 +1,5 @@
 // The index on disk: written in turn to two files, read at start.
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -75,7 +76,7 @@ Status DiskTier::Impl::Checkpoint(Deadline deadline) {
   disk::Seal(&header);
   const std::shared_ptr<std::byte> blocks = AlignedBlocks(kBlockBytes + entries.size());
   std::memcpy(blocks.get(), &header, kBlockBytes);
-  std::memcpy(blocks.get() + kBlockBytes, entries.data(), entries.size());
+  std::ranges::copy(entries, blocks.get() + kBlockBytes);  // there may be none
   const uint32_t file = checkpoint_file(header.sequence);
   const uint64_t bytes = disk::BlocksOf(entries.size()) * kBlockBytes;
   const std::vector<IoRequest> flush = {{Op::kFlush, file}};
