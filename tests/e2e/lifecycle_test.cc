@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <cstring>
+#include <set>
 
 #include "tests/e2e/engine.h"
 #include "tests/e2e/main.h"
@@ -57,6 +58,26 @@ TEST_F(LifecycleTest, EveryPlanDecodesLikeFullBelowMinTokens) {
     for (int i = 0; i < 40; ++i) ASSERT_TRUE(engine.DecodesRight(s, &history, 100 + i)) << plan;
   }
   EXPECT_EQ(Operator(daemon_.socket()).Audit(), "");
+}
+
+// 160 tokens of prompt on 10 pages; a step reads the first 4 positions and the last 20.
+TEST_F(LifecycleTest, HeatIsOfThePagesThatStepsRead) {
+  Engine engine(Linked(), daemon_.socket());
+  Operator op(daemon_.socket());
+  std::vector<int32_t> history = Prompt(160, 3);
+  const kvs_sequence s =
+      engine.Prefill("window{n_sink = 4, n_recent = 20, min_tokens = 0}", history);
+  ASSERT_NE(s, 0u) << engine.error();
+  const v1::ShowSequenceResponse before = op.Show(s);
+  engine.Run(s, {7}, 160);
+  ASSERT_EQ(engine.code(), KVS_OK) << engine.error();
+  const v1::ShowSequenceResponse after = op.Show(s);
+  ASSERT_GE(after.pages_size(), 11);
+  const std::set<int> read = {0, 8, 9, 10};
+  for (int page = 0; page < before.pages_size(); ++page) {
+    const bool hotter = after.pages(page).selected() > before.pages(page).selected();
+    EXPECT_EQ(hotter, read.contains(page)) << "page " << page;
+  }
 }
 
 TEST_F(LifecycleTest, ForksDivergeAndKeepTheirOwnContent) {
