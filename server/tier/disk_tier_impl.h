@@ -1,5 +1,5 @@
-// DiskTier::Impl: the state of the engine. disk_tier.cc: values and flushes; disk_start.cc: the
-// index from the slots; disk_checkpoint.cc: the checkpoint.
+// DiskTier::Impl: the state of the engine. disk_tier.cc: values; disk_flush.cc: dirty marks and
+// flushes; disk_start.cc: the index from the slots; disk_checkpoint.cc: the checkpoint.
 //
 // Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
@@ -147,14 +147,16 @@ class DiskTier::Impl {
   // Forgets the value at `at` if it is still that one, and has its slot overwritten later.
   Status Lose(const PlannedGet& get, bool reuse, Status why) KVS_EXCLUDES(mu_);
   disk::SlotId Forget(disk::Index::iterator it) KVS_REQUIRES(mu_);
+  Status Overwrite(std::vector<Condemned> slots, Deadline deadline) KVS_EXCLUDES(mu_);
+  void OverwriteCondemned(Deadline deadline) KVS_EXCLUDES(mu_);
+  disk::Place PlaceOf(disk::SlotId at) const KVS_REQUIRES(mu_);
+
+  // disk_flush.cc
   using Errors = std::map<uint32_t, int>;  // errno by segment
   Errors MarkDirty(const std::set<uint32_t>& segments, Deadline deadline) KVS_EXCLUDES(mu_);
   disk::Transfer MarkTransfer(uint32_t segment, Errors* failed) KVS_EXCLUDES(mu_);
-  Status Overwrite(std::vector<Condemned> slots, Deadline deadline) KVS_EXCLUDES(mu_);
-  void OverwriteCondemned(Deadline deadline) KVS_EXCLUDES(mu_);
   Status FlushWritten(Deadline deadline) KVS_EXCLUDES(mu_);
   void LoseUnflushed(uint32_t segment) KVS_REQUIRES(mu_);
-  disk::Place PlaceOf(disk::SlotId at) const KVS_REQUIRES(mu_);
 
   // disk_checkpoint.cc
   std::vector<std::byte> EncodeEntries(disk::CheckpointHeader* header) KVS_EXCLUDES(mu_);
