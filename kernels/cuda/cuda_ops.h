@@ -17,6 +17,9 @@
 #include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/attend_spans/attend_spans_cuda.h"
+#include "kernels/ops/attend_spans/expand_spans_cuda.h"
+#include "kernels/ops/attend_spans/score_spans_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
 #include "kernels/ops/mean_query/mean_query_cuda.h"
@@ -69,6 +72,13 @@ struct CudaOps {
   int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
   int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
   int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
+
+  // ops/attend_spans: attend_coarse and attend_lowrank.
+  int (*score_spans)(const ScoreSpansBatch& work, Stream stream) = nullptr;
+  int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
+  int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
+
   // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;

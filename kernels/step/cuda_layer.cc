@@ -85,6 +85,14 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
+    if (ReadsSpans(part)) {
+      Rows native = q;
+      if (!IsAttendable(q)) {
+        KVS_ASSIGN_OR_RETURN(native, Copied(q, heads, geometry().dtype, &ws_.native_q_));
+      }
+      KVS_RETURN_IF_ERROR(ScoreSpans(part, layer, native, 0));
+      continue;
+    }
     const bool asks = part.plan.selector == SelectorKind::kMinMax ||
                       part.plan.selector == SelectorKind::kVote;  // by the queries, here
     if (!Selects(part, layer) || !asks) continue;
@@ -208,6 +216,7 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
 
 Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out,
                             float* lse) {
+  if (ReadsSpans(part)) return AttendSpans(part, layer, q, out, lse);
   const Geometry& g = geometry();
   cuda::AttendRawBatch w;
   w.layer = PagesOf(part, layer);

@@ -31,6 +31,10 @@ Result<Selection> CudaStep::ReadSelection(int member) const {
 
 Result<Selection> CudaStep::ReadPart(const Part& part, int member) const {
   const int32_t n = members_[member].view.tokens + part.begin + 1;
+  if (ReadsSpans(part)) {
+    KVS_RETURN_IF_ERROR(CheckReadable());
+    return ReadSpans(part, member, n);
+  }
   if (!Selects(part, selected_layer_)) return Selection::Full(n);
   if (part.plan.selector == SelectorKind::kWindow) return WindowOf(part.plan, n);
   KVS_RETURN_IF_ERROR(CheckReadable());

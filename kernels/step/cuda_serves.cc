@@ -14,7 +14,8 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
                        std::string(key) + " = " + std::string(value) +
                            " is not served on a GPU; served there are selectors full, window, "
                            "minmax (quest, strata), cascade (chess) and vote (tokenselect) over "
-                           "codec raw with rest = \"drop\"; use one of them, or backend simd");
+                           "codec raw with rest = \"drop\", and sekv; use one of them, or backend "
+                           "simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -28,14 +29,15 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
-  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
+  const bool spans = plan.selector == SelectorKind::kZoom && plan.codec == CodecKind::kLowRank;
+  if (!spans && plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
       plan.selector != SelectorKind::kVote && !of_units) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
-  if (plan.codec != CodecKind::kRaw) {
+  if (!spans && plan.codec != CodecKind::kRaw) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\"");
   }
-  if (plan.rest != RestKind::kDrop) {
+  if (!spans && plan.rest != RestKind::kDrop) {
     return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
   }
   if (of_units && !IsPowerOfTwo(plan.page)) {

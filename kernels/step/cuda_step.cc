@@ -77,6 +77,7 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   CudaWorkspace::Capacity need;
   need.members = members();
   need.votes = NeedOfVotes();
+  NeedOfSpans(&need);
   need.rows = tokens_;
   for (const StepMember& m : members_) {
     const IndexLayout& index = m.state->index();
@@ -110,6 +111,7 @@ Status CudaStep::Prepare() {
 Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StageInts(slot));
   KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
+  KVS_RETURN_IF_ERROR(StageSpans(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
@@ -144,6 +146,11 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     at(PerMember::kSinkEnd, i) = between.begin;
     at(PerMember::kRecentBegin, i) = between.end;
     at(PerMember::kSelectAt, i) = CascadeAt(i);
+    const SpanCounts spans = SpanCountsOf(m);
+    at(PerMember::kSpanParts, i) = spans.parts;
+    at(PerMember::kSpanRoom, i) = spans.room;
+    at(PerMember::kSpanEnd, i) = spans.end;
+    at(PerMember::kAllRows, i) = cuda::kExpandAll;
     at(PerMember::kCount, i) = first_row_[i];
     for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = n + t;
   }

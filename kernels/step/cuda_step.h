@@ -23,6 +23,9 @@
 // Several new tokens of a member are attended each as a query of its own: correct, but slow beside
 // an engine's own prefill kernels over the same page table.
 //
+// Selector zoom: Attend takes the queries that Select took, in the pages' dtype; a member's state
+// is refreshed from its view before Begin, and what it points into outlives the step on the GPU.
+//
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
 // graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
 // state that is cloned must have no step under way on the GPU.
@@ -161,6 +164,21 @@ class CudaStep : public StepBatch {
   Status PickVoted(const Part& part, const int32_t* tokens);
   cuda::DeviceSelection VotedSelection(const Part& part) const;
   Result<Selection> ReadVotes(const Part& part, int member, int32_t n) const;
+  // Plan sekv (cuda_spans.cc).
+  struct SpanCounts {
+    int32_t parts = 0, room = 0, end = 0;
+  };
+  static bool ReadsSpans(const Part& part);
+  void NeedOfSpans(CudaWorkspace::Capacity* need) const;
+  Status CheckSpans() const;
+  static SpanCounts SpanCountsOf(const StepMember& m);
+  Status StageSpans(const CudaWorkspace::StagingSlot& slot);
+  cuda::SpanLayer SpansOf(const Part& part, int layer) const;
+  cuda::SpanQueries SpanQueriesOf(const Part& part, const Rows& q, int32_t token) const;
+  Status ScoreSpans(const Part& part, int layer, const Rows& q, int32_t token);
+  Status AttendSpans(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                     float* lse);
+  Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
                      const MutableRows& out, float* lse);

@@ -73,6 +73,9 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
+  c.span_parts = Grown(now.span_parts, need.span_parts, power(need.span_parts));
+  c.spans = Grown(now.spans, need.span_parts > 0 ? std::max(need.spans, 1) : 0,
+                  Generous(std::max(need.spans, 1), 32));
   c.votes = now.votes.Grown(need.votes);
   if (c == now) return OkStatus();
 
@@ -125,6 +128,7 @@ Status CudaWorkspace::Fit(Capacity need) {
                                 c.members * cuda::CascadeScratchBytes(channels, c.cascade_pages)));
   }
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
+  KVS_RETURN_IF_ERROR(FitSpans(c));
   KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
@@ -133,12 +137,48 @@ Status CudaWorkspace::Fit(Capacity need) {
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
+  span_parts_.staging_offset = vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
+  span_routers_.staging_offset = span_parts_.staging_offset + span_parts_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
 
+// What plan sekv keeps.
+Status CudaWorkspace::FitSpans(const Capacity& c) {
+  constexpr size_t kPartWords = sizeof(cuda::SpanPart) / sizeof(uint64_t);
+  constexpr size_t kRouterWords = sizeof(cuda::SpanRouter) / sizeof(uint64_t);
+  const auto members = static_cast<size_t>(c.span_parts > 0 ? c.members : 0);
+  span_parts_.host.assign(members * static_cast<size_t>(c.span_parts) * kPartWords, 0);
+  span_routers_.host.assign(members * kRouterWords, 0);
+  if (members == 0) return OkStatus();
+  const auto reserve = [this](DeviceBuffer* buffer, uint64_t count, uint64_t bytes) {
+    return buffer->Reserve(ops_, count * bytes);
+  };
+  const uint64_t rows = members * static_cast<uint64_t>(geometry_.query_heads);
+  const uint64_t lists = members * static_cast<uint64_t>(geometry_.kv_heads);
+  const auto spans = static_cast<uint64_t>(c.spans);
+  KVS_RETURN_IF_ERROR(reserve(&span_parts_.device, span_parts_.host.size(), sizeof(uint64_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_routers_.device, span_routers_.host.size(), sizeof(uint64_t)));
+  KVS_RETURN_IF_ERROR(reserve(&relevance_, rows * spans, sizeof(float)));
+  KVS_RETURN_IF_ERROR(reserve(&later_relevance_, rows * spans, sizeof(float)));
+  KVS_RETURN_IF_ERROR(reserve(&coarse_, rows * spans, sizeof(float)));
+  KVS_RETURN_IF_ERROR(reserve(&span_chosen_, rows * spans / 32, sizeof(uint32_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_list_, lists * spans, sizeof(uint32_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_counts_, lists, sizeof(int32_t)));
+  cuda::AttendSpansBatch w;
+  w.layer.kv_heads = geometry_.kv_heads;
+  w.layer.group = geometry_.group();
+  w.layer.head_dim = geometry_.head_dim;
+  int64_t bytes = 0;  // small batches have more CTAs an item
+  for (w.queries.batch = 1; w.queries.batch <= c.members; ++w.queries.batch) {
+    bytes = std::max(bytes, ops_.attend_spans_workspace_bytes(w));
+  }
+  return reserve(&span_workspace_, static_cast<uint64_t>(bytes), 1);
+}
+
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes = vote_caches_.staging_offset + vote_caches_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes =
+      span_routers_.staging_offset + span_routers_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }

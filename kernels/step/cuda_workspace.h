@@ -47,15 +47,28 @@ class CudaWorkspace {
   static constexpr int32_t kItemsPerLaunch = 256;
   // Entries that buffers have room for; strides of tables and lists.
   struct Capacity {
-    int32_t members = 0, rows = 0;  // of a batch; rows: new tokens
-    int32_t pages = 0, blocks = 0;  // of a member
-    int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
-    int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
-    VoteBuffers::Capacity votes;    // of selector vote
+    int32_t members = 0, rows = 0;      // of a batch; rows: new tokens
+    int32_t pages = 0, blocks = 0;      // of a member
+    int32_t units = 0, list = 0;        // of a (member, KV head): candidates, chosen ones
+    int32_t cascade_pages = 0;          // of a member with selector cascade: candidates
+    int32_t span_parts = 0, spans = 0;  // of a member with codec lowrank
+    VoteBuffers::Capacity votes;        // of selector vote
     bool operator==(const Capacity&) const = default;
   };
   // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
-  enum class PerMember { kLengths, kFrom, kTo, kSinkEnd, kRecentBegin, kSelectAt, kCount };
+  enum class PerMember {
+    kLengths,
+    kFrom,
+    kTo,
+    kSinkEnd,
+    kRecentBegin,
+    kSelectAt,
+    kSpanParts,
+    kSpanRoom,
+    kSpanEnd,
+    kAllRows,  // cuda::kExpandAll of every member
+    kCount
+  };
   // New tokens of one member, or of several with one each, that one launch of every op serves. A
   // prompt whose chunks select has a part for each.
   struct Part {
@@ -90,6 +103,7 @@ class CudaWorkspace {
   // The same for one buffer; FAILED_PRECONDITION CAPTURE_ALLOCATES under capture.
   Status Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream stream);
   Status AllocateStaging();
+  Status FitSpans(const Capacity& c);
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
   // A slot whose last step has begun on the GPU. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
@@ -123,6 +137,10 @@ class CudaWorkspace {
   DeviceBuffer cascade_units_, cascade_counts_, cascade_scratch_;
   std::vector<uint64_t> cascade_ids_;
   VoteBuffers votes_;
+  // Of plan sekv: tables of 8-byte words, scores of all query heads, lists of all KV heads.
+  AddressTable span_parts_, span_routers_;
+  DeviceBuffer relevance_, later_relevance_, coarse_;
+  DeviceBuffer span_list_, span_counts_, span_chosen_, span_workspace_;
   DeviceBuffer attend_counters_, attend_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;
