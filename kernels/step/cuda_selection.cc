@@ -85,7 +85,10 @@ Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
 }
 
 Result<StepCost> CudaStep::ReadCost(int member) const {
-  KVS_RETURN_IF_ERROR(ReadSelection(member).status());
+  KVS_ASSIGN_OR_RETURN(const Selection last, ReadSelection(member));
+  if (ReadsSpans(PartOf(member)) && members_[member].state->spans() != nullptr) {
+    return CostOfSpans(last, member);
+  }
   const Geometry& g = geometry();
   StepCost cost;
   for (const Part& part : parts_) {

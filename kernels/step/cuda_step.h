@@ -178,6 +178,7 @@ class CudaStep : public StepBatch {
   Status ScoreSpans(const Part& part, int layer, const Rows& q, int32_t token);
   Status AttendSpans(const Part& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);
+  StepCost CostOfSpans(const Selection& selection, int member) const;
   Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/codec/codec.h"
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
 #include "tests/cuda/device_array.h"
@@ -82,17 +83,66 @@ struct TwinSequence {
   SequenceView HostView() const {
     return {.pages = pages.host_pieces.data(),
             .index_blocks = blocks.host_pieces.data(),
-            .tokens = on_host->tokens()};
+            .tokens = on_host->tokens(),
+            .extents = host_extents.data(),
+            .extent_count = static_cast<int32_t>(host_extents.size()),
+            .version = version};
   }
   SequenceView DeviceView() const {
     return {.pages = pages.device_pieces.data(),
             .index_blocks = blocks.device_pieces.data(),
-            .tokens = on_device->tokens()};
+            .tokens = on_device->tokens(),
+            .extents = device_extents.data(),
+            .extent_count = static_cast<int32_t>(device_extents.size()),
+            .version = version};
   }
   // The prompt is complete.
   void ClosePrompt(const Backend& backend) {
     ASSERT_TRUE(on_host->PrefillDone(HostView(), backend, InlineExecutor()).ok());
     ASSERT_TRUE(on_device->ClosePrompt().ok());
+  }
+  // The plan's codec makes the prompt's extents: the device's lie in its memory, described.
+  void Recompress(const Backend& backend, const std::vector<float>& surprisal) {
+    const auto codec = NewRecompressor(plan, on_host->geometry(), nullptr);
+    RecompressInput in;
+    in.prompt_tokens = on_host->prompt_tokens();
+    in.indexed_tokens = on_host->indexed_tokens();
+    in.surprisal = surprisal;
+    in.backend = &backend;
+    in.executor = &InlineExecutor();
+    for (in.view = HostView(); codec->Due(in); in.view = HostView()) {
+      auto out = codec->Run(in);
+      ASSERT_TRUE(out.ok()) << out.status().ToString();
+      std::vector<std::vector<std::byte>> bytes;
+      for (ExtentDraft& draft : out.value().extents) {
+        bytes.push_back(draft.kept < 0 ? std::move(draft.bytes)
+                                       : extents[static_cast<size_t>(draft.kept)]);
+      }
+      extents = std::move(bytes);
+      DescribeExtents();
+    }
+    ASSERT_TRUE(on_host->Refresh(HostView()).ok());
+    const Status refreshed = on_device->Refresh(DeviceView());
+    ASSERT_TRUE(refreshed.ok()) << refreshed.ToString();
+  }
+  void DescribeExtents() {
+    ++version;
+    host_extents.clear();
+    device_extents.clear();
+    extent_memory.clear();
+    for (const auto& bytes : extents) {
+      const auto size = static_cast<int64_t>(bytes.size());
+      const std::span front(bytes.data(), static_cast<size_t>(std::min(size, kExtentFrontBytes)));
+      extent_memory.emplace_back(bytes);
+      const std::span<const int32_t> range(reinterpret_cast<const int32_t*>(bytes.data() + 8),
+                                           2);  // docs/extents.md
+      host_extents.push_back({bytes.data(), size, {range[0], range[1]}});
+      device_extents.push_back({extent_memory.back().get(),
+                                size,
+                                {range[0], range[1]},
+                                bytes.data(),
+                                DescriptionBytes(front, size)});
+    }
   }
   // A fork on pages of its own. REQUIRES: the GPU is idle.
   std::unique_ptr<TwinSequence> Fork(Rng& rng, const Geometry& g, int32_t capacity) const {
@@ -128,6 +178,10 @@ struct TwinSequence {
   Plan plan;
   std::unique_ptr<SequenceState> on_host, on_device;
   TwinPieces pages, blocks;
+  std::vector<std::vector<std::byte>> extents;
+  std::vector<DeviceArray<std::byte>> extent_memory;
+  std::vector<ExtentView> host_extents, device_extents;
+  uint64_t version = 0;
   // By layer: where near-ties made the last selection of selector vote another one; hits keep it.
   std::map<int, Difference> tied;
 };
@@ -146,6 +200,7 @@ class NearTies {
     if (sequence_.plan.selector == SelectorKind::kVote) return AgreeOnTokens(want, got);
     if (*equal) return true;
     if (want.full || got.full || want.units.size() != got.units.size()) return false;
+    if (sequence_.plan.selector == SelectorKind::kZoom) return SpansAgree(want, got);
     if (sequence_.plan.selector == SelectorKind::kCascade) {
       return CascadeAgrees(want.units[0], got.units[0]);
     }
@@ -167,6 +222,22 @@ class NearTies {
   }
 
  private:
+  // What is expanded on one side only has one relevance.
+  bool SpansAgree(const Selection& want, const Selection& got) const {
+    const auto logits = TwinSequence::Inspected<float>(*sequence_.on_host, sequence_.HostView(),
+                                                       "relevance_logits");
+    const size_t spans = sequence_.on_host->spans()->spans().size();
+    for (size_t head = 0; head < want.units.size(); ++head) {
+      std::vector<int32_t> different;
+      std::ranges::set_symmetric_difference(want.units[head], got.units[head],
+                                            std::back_inserter(different));
+      const float* of_head = &logits[(static_cast<size_t>(layer_ * g_.query_heads) + head) * spans];
+      for (const int32_t u : different) {
+        if (std::abs(of_head[u] - of_head[different[0]]) > 1e-3f) return false;
+      }
+    }
+    return true;
+  }
   bool CascadeAgrees(const std::vector<int32_t>& want, const std::vector<int32_t>& got) const {
     std::vector<int32_t> missing, extra;
     std::ranges::set_difference(want, got, std::back_inserter(missing));
