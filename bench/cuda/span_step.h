@@ -172,6 +172,7 @@ class SpanStep {
     begins_ = all(0);
     lengths_ = all(kWindow);
   }
+  // Routers as large as makes relevance vary by more than ln n does.
   void MakeQueries(bool agree) {
     std::vector<std::byte> q =
         RandomElements(rng_, DType::kBF16, static_cast<size_t>(batch_ * kHeads * kDim));
@@ -181,7 +182,7 @@ class SpanStep {
     }
     q_ = DeviceArray<std::byte>(q);
     std::vector<float> w(static_cast<size_t>(Heads() * kRoutes * kDim));
-    for (float& x : w) x = Normal(rng_) / std::sqrt(float{kDim});
+    for (float& x : w) x = Normal(rng_) / 2;
     w_ = DeviceArray<float>(w);
     tau_ = DeviceArray<float>(std::vector<float>(static_cast<size_t>(layers_ * kHeads), 0));
     routers_ = DeviceArray<SpanRouter>(std::vector<SpanRouter>(
@@ -194,7 +195,7 @@ class SpanStep {
     relevance_ = DeviceArray<float>(rows * stride);
     coarse_ = DeviceArray<float>(rows * stride);
     chosen_ = DeviceArray<uint32_t>(rows * stride / 32);
-    list_ = DeviceArray<uint32_t>(items * stride);
+    list_ = DeviceArray<uint32_t>(items * stride * kSpanPieces);
     list_counts_ = DeviceArray<int32_t>(items);
     counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(items, 0));
     output_ = DeviceArray<BF16>(rows * kDim);

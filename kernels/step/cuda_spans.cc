@@ -140,7 +140,7 @@ Status CudaStep::ScoreSpans(const Part& part, int layer, const Rows& q, int32_t 
   const bool dense = layer < part.plan.n_dense_layers;
   e.room = ws_.Ints(dense ? PerMember::kAllRows : PerMember::kSpanRoom) + part.first;
   const int64_t list = int64_t{part.first} * geometry().kv_heads;
-  e.list = ws_.span_list_.as<uint32_t>() + list * ws_.capacity_.spans;
+  e.list = ws_.span_list_.as<uint32_t>() + list * cuda::kSpanPieces * ws_.capacity_.spans;
   e.counts = ws_.span_counts_.as<int32_t>() + list;
   e.chosen = ws_.span_chosen_.as<uint32_t>() + place / 32;
   e.counters = ws_.attend_counters_.as<uint32_t>();
@@ -155,7 +155,7 @@ Status CudaStep::AttendSpans(const Part& part, int layer, const Rows& q, const M
   w.layer = SpansOf(part, layer);
   w.coarse =
       ws_.coarse_.as<float>() + int64_t{part.first} * geometry().query_heads * ws_.capacity_.spans;
-  w.list = ws_.span_list_.as<uint32_t>() + list * ws_.capacity_.spans;
+  w.list = ws_.span_list_.as<uint32_t>() + list * cuda::kSpanPieces * ws_.capacity_.spans;
   w.counts = ws_.span_counts_.as<int32_t>() + list;
   w.pages = PagesOf(part, layer);
   w.window_begin = ws_.Ints(PerMember::kSpanEnd) + part.first;
@@ -194,11 +194,12 @@ Result<Selection> CudaStep::ReadSpans(const Part& part, int member, int32_t n) c
     int32_t listed = 0;
     KVS_RETURN_IF_ERROR(CopyToHost(&listed, ws_.span_counts_.as<int32_t>() + item, sizeof(listed)));
     std::vector<uint32_t> list(static_cast<size_t>(listed));
-    KVS_RETURN_IF_ERROR(CopyToHost(list.data(),
-                                   ws_.span_list_.as<uint32_t>() + item * ws_.capacity_.spans,
-                                   list.size() * sizeof(uint32_t)));
+    KVS_RETURN_IF_ERROR(CopyToHost(
+        list.data(), ws_.span_list_.as<uint32_t>() + item * cuda::kSpanPieces * ws_.capacity_.spans,
+        list.size() * sizeof(uint32_t)));
     for (int32_t i = 0; i < g.group(); ++i) {
       const auto of = static_cast<size_t>(head * g.group() + i);
+      list.erase(std::unique(list.begin(), list.end()), list.end());  // pieces of one span
       for (const uint32_t entry : list) {
         if ((entry >> i & 1) != 0) selection.units[of].push_back(static_cast<int32_t>(entry >> 8));
       }

@@ -163,7 +163,7 @@ Status CudaWorkspace::FitSpans(const Capacity& c) {
   KVS_RETURN_IF_ERROR(reserve(&later_relevance_, rows * spans, sizeof(float)));
   KVS_RETURN_IF_ERROR(reserve(&coarse_, rows * spans, sizeof(float)));
   KVS_RETURN_IF_ERROR(reserve(&span_chosen_, rows * spans / 32, sizeof(uint32_t)));
-  KVS_RETURN_IF_ERROR(reserve(&span_list_, lists * spans, sizeof(uint32_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_list_, lists * spans * cuda::kSpanPieces, sizeof(uint32_t)));
   KVS_RETURN_IF_ERROR(reserve(&span_counts_, lists, sizeof(int32_t)));
   cuda::AttendSpansBatch w;
   w.layer.kv_heads = geometry_.kv_heads;

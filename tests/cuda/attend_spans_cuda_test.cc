@@ -354,7 +354,8 @@ class Problem {
     relevance_ = DeviceArray<float>(rows * stride);
     coarse_ = DeviceArray<float>(rows * stride);
     chosen_ = DeviceArray<uint32_t>(rows * stride / 32);
-    list_ = DeviceArray<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads) * stride);
+    list_ =
+        DeviceArray<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads * kSpanPieces) * stride);
     list_counts_ = DeviceArray<int32_t>(static_cast<size_t>(batch() * case_.kv_heads));
     counters_ = DeviceArray<uint32_t>(
         std::vector<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads), 0));
@@ -459,13 +460,23 @@ class Problem {
         std::vector<uint32_t> want;
         for (int32_t u = 0; u < Spans(b); ++u) {
           const uint32_t heads = HeadsOf(b, h, u);
-          if (heads != 0) want.push_back(static_cast<uint32_t>(u) << 8 | heads);
+          if (heads == 0) continue;
+          const int32_t pieces = std::min((LengthOf(b, u) + 31) / 32, kSpanPieces);
+          want.insert(want.end(), static_cast<size_t>(pieces),
+                      static_cast<uint32_t>(u) << 8 | heads);
         }
-        const auto* from = &lists[item * static_cast<size_t>(span_stride_)];
+        const auto* from = &lists[item * static_cast<size_t>(kSpanPieces * span_stride_)];
         ASSERT_EQ(counts[item], static_cast<int32_t>(want.size()));
         EXPECT_EQ(std::vector<uint32_t>(from, from + want.size()), want);
       }
     }
+  }
+  int32_t LengthOf(int b, int32_t u) const {
+    for (const Part& part : parts_[static_cast<size_t>(b)]) {
+      if (u < part.spans()) return part.Length(u);
+      u -= part.spans();
+    }
+    return 0;
   }
   // Heads of a group that read a span token by token.
   uint32_t HeadsOf(int b, int h, int32_t u) const {

@@ -15,12 +15,13 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
   return CudaServes(ParsePlan(plan).value(), g);
 }
 
-TEST(CudaServes, RawPlansOfUnits) {
+TEST(CudaServes, PlansOfUnitsAndOfSpans) {
   for (const char* plan :
        {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
         "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
-        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}"}) {
+        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}", "sekv",
+        "sekv{rows = 0, n_dense_layers = 2}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -35,7 +36,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"tokenselect{scale = false}", "scale = false"},
         {"tokenselect{codec = \"packed\"}", "codec = \"packed\""},
         {"sentencekv", "selector = \"bucket\""},
-        {"sekv", "selector = \"zoom\""},
+        {"sentencekv{codec = \"lowrank\"}", "selector = \"bucket\""},
         {"mosaickv", "selector = \"block\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\""},

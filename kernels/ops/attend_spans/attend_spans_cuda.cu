@@ -109,7 +109,13 @@ class UnitVisitor {
   }
   __device__ __forceinline__ void Expanded(int32_t i) {
     const SpanLayer& l = w_.layer;
-    const uint32_t entry = w_.list[Item() * l.span_stride + i];
+    // The entries before tell which piece of the span this one is.
+    const uint32_t* list = w_.list + Item() * kSpanPieces * l.span_stride;
+    const int32_t back = min(static_cast<int32_t>(threadIdx.x % 32), i);
+    const uint32_t near = list[i - min(back, kSpanPieces - 1)];
+    const uint32_t entry = __shfl_sync(kAllLanes, near, 0);
+    const bool same = near == entry && back == threadIdx.x % 32 && back < kSpanPieces;
+    const int32_t piece = __popc(__ballot_sync(kAllLanes, same)) - 1;
     const SpanPart& part = shared_.parts.Of(static_cast<int32_t>(entry >> 8));
     const int32_t local = static_cast<int32_t>(entry >> 8) - part.first_span;
     const SpanFactors f = reinterpret_cast<const SpanFactors*>(
@@ -119,7 +125,7 @@ class UnitVisitor {
     const FactorPair v = FactorPair::At(part.factors, f.v, n, f.v_rank);
     Prefetch(k, n);
     Prefetch(v, n);
-    warp_.AddSpan(k, v, n, entry & 0xFF);
+    warp_.AddSpan(k, v, n, entry & 0xFF, piece * kSpanTileRows, SpanPieces(n) * kSpanTileRows);
   }
   // Asks the L2 for a factored side: its arrays are read one after the other.
   static __device__ __forceinline__ void Prefetch(const FactorPair& x, int32_t n) {

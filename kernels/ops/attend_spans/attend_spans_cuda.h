@@ -26,7 +26,7 @@ struct AttendSpansBatch {
   SpanLayer layer;
   SpanQueries queries;
   const float* coarse = nullptr;          // device [batch][query_heads][span_stride], natural
-  const uint32_t* list = nullptr;         // device [batch][kv_heads][span_stride], of expand_spans
+  const uint32_t* list = nullptr;         // device, of expand_spans
   const int32_t* counts = nullptr;        // device [batch][kv_heads]
   PagedLayer pages;                       // of this layer; page_tokens a multiple of 16
   const int32_t* window_begin = nullptr;  // device [batch]

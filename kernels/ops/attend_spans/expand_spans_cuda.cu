@@ -17,13 +17,17 @@ namespace {
 constexpr int kWarps = 32;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kBins = 2 * kThreads;
-constexpr int kPasses = 3;              // digits of 11, 11 and 10 bits
-constexpr int kStagedKeys = 48 * 1024;  // in shared memory; more are read again in every pass
+constexpr int kPasses = 3;  // digits of 11, 11 and 10 bits
+constexpr int kCandidates = 2048;
+constexpr int kStagedKeys = 46 * 1024;  // in shared memory; more are read again in every pass
 
 struct Shared {
   SpanParts parts;
   int32_t histogram[kBins];
   int32_t warp_sums[kWarps];
+  float least[kWarps], most[kWarps];
+  int32_t candidates[kCandidates];
+  int32_t candidate_count;
   uint32_t digit;
   int32_t above;  // rows of keys with larger digits
   bool cut;       // some key does not fit
@@ -54,27 +58,45 @@ class HeadExpander {
     begin_ = min(warp * each, words_);
     end_ = min(begin_ + each, words_);
     if (staged_ == nullptr) return;
-#pragma unroll 4
+#pragma unroll 8
     for (int32_t i = threadIdx.x; i < spans_; i += kThreads) staged_[i] = KeyOf(from_[i]);
+    __syncthreads();
   }
 
   // Keys above `floor` compete for `room` rows. Afterwards: the least key that is taken, and how
   // many rows are left for those that are equal to it.
+  //
+  // Scores are first cut into equal ranges between the least and the largest, as the first bits of
+  // many are the same; the few of the range in question then go by the digits of their keys.
   __device__ void FindLeast(uint32_t floor, int32_t room) {
+    floor_ = floor;
     least_ = floor;
     left_ = -1;
+    FindRange();
+    Clear();
+#pragma unroll 8
+    for (int32_t i = threadIdx.x; i < spans_; i += kThreads) {
+      const uint32_t key = Key(i);
+      const int32_t rows = Rows(i);
+      if (key > floor) atomicAdd(&s_.histogram[RangeOf(key)], rows);
+    }
+    __syncthreads();
+    if (!FindDigit(room)) return;  // everything fits
+    room -= s_.above;
+    range_ = s_.digit;
+    Gather();
     uint32_t known = 0, prefix = 0;  // bits that are fixed, and their values
     for (int pass = 0; pass < kPasses; ++pass) {
       const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
       const uint32_t digits = pass == 2 ? 1023 : 2047;
-      for (int i = threadIdx.x; i < kBins; i += kThreads) s_.histogram[i] = 0;
-      __syncthreads();
-      ForEach([&](int32_t span, uint32_t key) {
-        if (key <= floor || (key & known) != prefix) return;
+      Clear();
+      ForEachCandidate([&](int32_t span) {
+        const uint32_t key = Key(span);
+        if ((key & known) != prefix) return;
         atomicAdd(&s_.histogram[(key >> shift) & digits], Rows(span));
       });
       __syncthreads();
-      if (!FindDigit(room)) return;  // everything fits
+      FindDigit(room);
       room -= s_.above;
       prefix |= s_.digit << shift;
       known |= digits << shift;
@@ -112,6 +134,71 @@ class HeadExpander {
   }
 
  private:
+  __device__ void Clear() {
+    __syncthreads();
+    for (int i = threadIdx.x; i < kBins; i += kThreads) s_.histogram[i] = 0;
+    __syncthreads();
+  }
+  // The least and the largest of the scores that compete.
+  __device__ void FindRange() {
+    float least = INFINITY, most = -INFINITY;
+#pragma unroll 8
+    for (int32_t i = threadIdx.x; i < spans_; i += kThreads) {
+      const uint32_t key = Key(i);
+      if (key <= floor_) continue;
+      least = fminf(least, ScoreOf(key));
+      most = fmaxf(most, ScoreOf(key));
+    }
+    const int lane = threadIdx.x % 32;
+    const auto over_lanes = [&] {
+      for (int step = 16; step > 0; step /= 2) {
+        least = fminf(least, __shfl_xor_sync(~0u, least, step));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      }
+    };
+    over_lanes();
+    if (lane == 0) {
+      s_.least[threadIdx.x / 32] = least;
+      s_.most[threadIdx.x / 32] = most;
+    }
+    __syncthreads();
+    least = s_.least[lane];
+    most = s_.most[lane];
+    over_lanes();
+    base_ = least;
+    scale_ = most > least ? static_cast<float>(kBins - 1) / (most - least) : 0.0f;
+  }
+  // Ascends with the score; all the same where one of them is infinite.
+  __device__ uint32_t RangeOf(uint32_t key) const {
+    const float at = (ScoreOf(key) - base_) * scale_;
+    return at > 0 ? min(static_cast<uint32_t>(at), static_cast<uint32_t>(kBins - 1)) : 0u;
+  }
+  static __device__ float ScoreOf(uint32_t key) {
+    return __uint_as_float((key >> 31) != 0 ? key & 0x7FFFFFFFu : ~key);
+  }
+  __device__ bool IsCandidate(uint32_t key) const { return key > floor_ && RangeOf(key) == range_; }
+  // Spans of the range in question, in any order, if they are few enough.
+  __device__ void Gather() {
+    if (threadIdx.x == 0) s_.candidate_count = 0;
+    __syncthreads();
+#pragma unroll 4
+    for (int32_t i = threadIdx.x; i < spans_; i += kThreads) {
+      if (!IsCandidate(Key(i))) continue;
+      const int32_t at = atomicAdd(&s_.candidate_count, 1);
+      if (at < kCandidates) s_.candidates[at] = i;
+    }
+    __syncthreads();
+  }
+  template <typename Visit>
+  __device__ void ForEachCandidate(Visit visit) const {
+    if (s_.candidate_count <= kCandidates) {
+      for (int32_t i = threadIdx.x; i < s_.candidate_count; i += kThreads) visit(s_.candidates[i]);
+      return;
+    }
+    for (int32_t i = threadIdx.x; i < spans_; i += kThreads) {
+      if (IsCandidate(Key(i))) visit(i);
+    }
+  }
   __device__ uint32_t Key(int32_t span) const {
     return staged_ != nullptr ? staged_[span] : KeyOf(from_[span]);
   }
@@ -147,8 +234,10 @@ class HeadExpander {
   uint32_t* staged_;
   Shared& s_;
   int32_t begin_, end_;  // words of this warp
-  uint32_t least_ = kAbsent;
-  int32_t left_ = -1;  // -1: no key is cut, all above least_ are taken
+  uint32_t floor_ = kAbsent, least_ = kAbsent;
+  float base_ = 0, scale_ = 0;  // of the ranges that scores are cut into
+  uint32_t range_ = 0;          // the one in question
+  int32_t left_ = -1;           // -1: no key is cut, all above least_ are taken
 };
 
 // The lists of a KV head's query heads as one.
@@ -158,33 +247,34 @@ __device__ void JoinLists(const ExpandSpansBatch& w, int64_t item, int32_t words
   const int32_t each = (words + kThreads - 1) / kThreads;
   const int32_t begin = min(static_cast<int32_t>(threadIdx.x) * each, words);
   const int32_t end = min(begin + each, words);
-  const auto word_of = [&](int g, int32_t word) {
-    return __ldcg(chosen + int64_t{g} * (l.span_stride / 32) + word);
+  // visit(span, heads, pieces) of this thread's words.
+  const auto for_each = [&](auto visit) {
+    for (int32_t word = begin; word < end; ++word) {
+      uint32_t of_head[8] = {}, any = 0;
+#pragma unroll
+      for (int g = 0; g < 8; ++g) {
+        if (g < l.group) of_head[g] = __ldcg(chosen + int64_t{g} * (l.span_stride / 32) + word);
+        any |= of_head[g];
+      }
+      for (; any != 0; any &= any - 1) {
+        const int bit = __ffs(static_cast<int>(any)) - 1;
+        uint32_t heads = 0;
+#pragma unroll
+        for (int g = 0; g < 8; ++g) heads |= (of_head[g] >> bit & 1) << g;
+        const int32_t span = word * 32 + bit;
+        const SpanPart& part = s.parts.Of(span);
+        visit(span, heads, SpanPieces(SpanLength(part, span - part.first_span)));
+      }
+    }
   };
   int32_t own = 0, total = 0;
-  for (int32_t word = begin; word < end; ++word) {
-    uint32_t any = 0;
-    for (int g = 0; g < l.group; ++g) any |= word_of(g, word);
-    own += __popc(any);
-  }
+  for_each([&](int32_t, uint32_t, int32_t pieces) { own += pieces; });
   const int32_t before = InclusiveSum(own, s, &total) - own;
   if (threadIdx.x == 0) w.counts[item] = total;
-  uint32_t* out = w.list + item * l.span_stride + before;
-  for (int32_t word = begin; word < end; ++word) {
-    uint32_t of_head[8] = {}, any = 0;
-#pragma unroll
-    for (int g = 0; g < 8; ++g) {
-      if (g < l.group) of_head[g] = word_of(g, word);
-      any |= of_head[g];
-    }
-    for (; any != 0; any &= any - 1) {
-      const int bit = __ffs(static_cast<int>(any)) - 1;
-      uint32_t heads = 0;
-#pragma unroll
-      for (int g = 0; g < 8; ++g) heads |= (of_head[g] >> bit & 1) << g;
-      *out++ = static_cast<uint32_t>(word * 32 + bit) << 8 | heads;
-    }
-  }
+  uint32_t* out = w.list + item * kSpanPieces * l.span_stride + before;
+  for_each([&](int32_t span, uint32_t heads, int32_t pieces) {
+    for (; pieces > 0; --pieces) *out++ = static_cast<uint32_t>(span) << 8 | heads;
+  });
 }
 
 // The key of ln(tau / (1 - tau)), which what is taken must exceed.

@@ -24,8 +24,9 @@ struct ExpandSpansBatch {
   const float* relevance = nullptr;  // device [batch][query_heads][span_stride]
   float* coarse = nullptr;           // device, the same: changed
   const int32_t* room = nullptr;     // device [batch], rows or kExpandAll
-  // The list of a KV head, ascending: span << 8 | heads of the group that read it, a bit each.
-  uint32_t* list = nullptr;      // device [batch][kv_heads][span_stride]
+  // The list of a KV head, ascending: span << 8 | heads of the group that read it, a bit each; once
+  // for every piece of the span.
+  uint32_t* list = nullptr;      // device [batch][kv_heads][kSpanPieces * span_stride]
   int32_t* counts = nullptr;     // device [batch][kv_heads]
   uint32_t* chosen = nullptr;    // device scratch [batch][query_heads][span_stride / 32]
   uint32_t* counters = nullptr;  // device [batch][kv_heads], 0 before the first call, after each

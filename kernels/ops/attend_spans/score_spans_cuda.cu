@@ -11,10 +11,15 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
 constexpr int kTileSpans = 16;
 constexpr int kHeads = 8;
+
+// One CTA an SM, as every CTA routes the queries.
+template <int kDim>
+struct Shape {
+  static constexpr int kWarps = kDim == 256 ? 8 : 16;
+  static constexpr int kThreads = 32 * kWarps;
+};
 
 template <int kDim>
 struct Shared {
@@ -24,40 +29,47 @@ struct Shared {
   float routes[kHeads][kDim];  // W q
 };
 
-// pulled = W^T W q / sqrt(d') of the KV head's queries. By all threads; barriers before and after.
+// pulled = W^T W q / sqrt(d') of the KV head's queries. By all threads; barrier before, and after.
+// A router's rows are read for all heads that share it.
 template <typename T, int kDim>
 __device__ void RouteQueries(const SpanLayer& l, const SpanRouter& router, const T* q, int head,
                              Shared<kDim>& shared) {
+  constexpr int kWarps = Shape<kDim>::kWarps, kLanes = kDim / 32;
   const int lane = threadIdx.x % 32, routes = router.d_route, group = l.group;
   const bool trained = router.routers == l.kv_heads * group;  // one for each query head
-  const auto rows_of = [&](int g) {
-    const int at = l.layer * router.routers + (trained ? head * group + g : head);
-    return reinterpret_cast<const float*>(router.w) + int64_t{at} * routes * kDim;
-  };
-#pragma unroll 4
-  for (int i = threadIdx.x / 32; i < group * routes; i += kWarps) {
-    const int g = i / routes, r = i % routes;
-    const float* w = rows_of(g) + int64_t{r} * kDim;
-    float sum = 0;
-#pragma unroll
-    for (int c = 0; c < kDim; c += 32) sum += w[c + lane] * FloatOf(q[g * kDim + c + lane]);
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (lane == 0) shared.routes[g][r] = sum;
-  }
-  __syncthreads();
+  const int sharing = trained ? 1 : group;
   const float scale = rsqrtf(static_cast<float>(routes));
-  for (int i = threadIdx.x; i < group * kDim; i += kThreads) {
-    const int g = i / kDim, c = i % kDim;
-    const float* w = rows_of(g) + c;
-    float sum = 0;
-#pragma unroll 8
-    for (int r = 0; r < routes; ++r) sum += shared.routes[g][r] * w[int64_t{r} * kDim];
-    shared.pulled[g][c] = sum * scale;
+  for (int first = 0; first < group; first += sharing) {
+    const int at = l.layer * router.routers + (trained ? head * group + first : head);
+    const float* w = reinterpret_cast<const float*>(router.w) + int64_t{at} * routes * kDim;
+#pragma unroll 2
+    for (int r = threadIdx.x / 32; r < routes; r += kWarps) {
+      float x[kLanes];
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) x[i] = w[r * kDim + 32 * i + lane];
+#pragma unroll 4
+      for (int g = first; g < first + sharing; ++g) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kLanes; ++i) sum += x[i] * FloatOf(q[g * kDim + 32 * i + lane]);
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+        if (lane == 0) shared.routes[g][r] = sum;
+      }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < sharing * kDim; i += Shape<kDim>::kThreads) {
+      const int g = first + i / kDim, c = i % kDim;
+      float sum = 0;
+#pragma unroll 16
+      for (int r = 0; r < routes; ++r) sum += shared.routes[g][r] * w[r * kDim + c];
+      shared.pulled[g][c] = sum * scale;
+    }
   }
   __syncthreads();
 }
 
 // A warp's tiles of one sequence, part after part.
+template <int kWarps>
 class TileCursor {
  public:
   __device__ __forceinline__ TileCursor(const SpanParts& parts)
@@ -88,7 +100,7 @@ class TileCursor {
 
 // Grid (splits, kv_heads, batch).
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kThreads, kDim == 256 ? 3 : 5)
+__global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     ScoreSpansKernel(const __grid_constant__ ScoreSpansBatch w) {
   extern __shared__ uint4 dynamic[];
   auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
@@ -102,14 +114,26 @@ __global__ void __launch_bounds__(kThreads, kDim == 256 ? 3 : 5)
   shared.parts.Load(l, sequence);
   __syncthreads();
   KeyTile<kDim> keys;
-  TileCursor cursor(shared.parts);
+  TileCursor<Shape<kDim>::kWarps> cursor(shared.parts);
   int32_t local = 0;
   const SpanPart* part = cursor.Next(&local);
+  const int first_head = LaneQuery(lane, wide);
+  float norms[4];      // of the lane's rows and heads
+  int32_t lengths[2];  // of rows g and g + 8
   const auto load = [&] {
     if (part == nullptr) return;
     const int32_t rows = min(part->span_count - local, kTileSpans);
     keys.Load(
         {MeansOf(l, *part, head, part->k_mean) + int64_t{local} * kDim * 2, kDim * 2, 0, rows});
+    const auto* from = reinterpret_cast<const float*>(part->inverse_norms) +
+                       int64_t{l.layer} * l.kv_heads * group * part->span_count + local;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int query_head = head * group + min(first_head + (i & 1), group - 1);
+      norms[i] = from[int64_t{query_head} * part->span_count + min(g + 8 * (i >> 1), rows - 1)];
+    }
+    lengths[0] = SpanLength(*part, local + min(g, rows - 1));
+    lengths[1] = SpanLength(*part, local + min(g + 8, rows - 1));
   };
   load();
   if (shared.parts.count == 0) return;
@@ -121,31 +145,29 @@ __global__ void __launch_bounds__(kThreads, kDim == 256 ? 3 : 5)
   LoadQueries<Mean>(&shared.given, q, l.dtype, 0, group, 1);
   __syncthreads();
 
-  const int first_head = LaneQuery(lane, wide);
   while (part != nullptr) {
     float relevance[4], coarse[4];
     keys.template Score<Mean>(shared.routed, wide, relevance);
     keys.template Score<Mean>(shared.given, wide, coarse);
-    const SpanPart& here = *part;
-    const int32_t begin = local;
+    const float logs[2] = {logf(static_cast<float>(lengths[0])),
+                           logf(static_cast<float>(lengths[1]))};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      relevance[i] = relevance[i] * norms[i] + logs[i >> 1];
+      coarse[i] = coarse[i] * w.queries.scale + logs[i >> 1];
+    }
+    const int32_t begin = part->first_span + local, rows = part->span_count - local;
     part = cursor.Next(&local);
     load();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int of_group = first_head + (i & 1);
-      const int32_t u = begin + g + 8 * (i >> 1);
-      if (of_group >= group || u >= here.span_count) continue;
-      const int query_head = head * group + of_group;
-      const float rows = logf(static_cast<float>(SpanLength(here, u)));
-      const int64_t at = (int64_t{sequence} * l.kv_heads * group + query_head) * l.span_stride +
-                         here.first_span + u;
+      const int of_group = first_head + (i & 1), row = g + 8 * (i >> 1);
+      if (of_group >= group || row >= rows) continue;
+      const int64_t query_head = (int64_t{sequence} * l.kv_heads + head) * group + of_group;
+      const int64_t at = query_head * l.span_stride + begin + row;
       // Of up to 4 heads, lanes t < 2 write the one, the others the other.
-      if (wide || t < 2) {
-        const auto* norms = reinterpret_cast<const float*>(here.inverse_norms) +
-                            (int64_t{l.layer} * l.kv_heads * group + query_head) * here.span_count;
-        w.relevance[at] = relevance[i] * norms[u] + rows;
-      }
-      if (wide || t >= 2) w.coarse[at] = coarse[i] * w.queries.scale + rows;
+      if (wide || t < 2) w.relevance[at] = relevance[i];
+      if (wide || t >= 2) w.coarse[at] = coarse[i];
     }
   }
 }
@@ -156,11 +178,12 @@ int Launch(const ScoreSpansBatch& w, Stream stream) {
   const auto kernel = ScoreSpansKernel<T, kDim>;
   if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
   const int items = w.layer.kv_heads * w.queries.batch;
-  const int ctas = DeviceAttribute(cudaDevAttrMultiProcessorCount) * (kDim == 256 ? 3 : 5);
+  constexpr int kWarps = Shape<kDim>::kWarps;
+  const int ctas = DeviceAttribute(cudaDevAttrMultiProcessorCount);
   const int tiles = w.layer.span_stride / kTileSpans + w.layer.part_stride;
   const int splits = std::clamp((tiles + kWarps - 1) / kWarps, 1, std::max(ctas / items, 1));
-  return LaunchDependent(kernel, dim3(splits, w.layer.kv_heads, w.queries.batch), kThreads, kBytes,
-                         stream, w);
+  return LaunchDependent(kernel, dim3(splits, w.layer.kv_heads, w.queries.batch),
+                         Shape<kDim>::kThreads, kBytes, stream, w);
 }
 
 }  // namespace

@@ -9,6 +9,9 @@
 namespace kvstrata::cuda {
 
 inline constexpr int32_t kSpanPartsMax = 64;  // of a sequence
+// A long span is read by several warps: one for every 32 tokens, at most this many. So many entries
+// a list has for each span.
+inline constexpr int32_t kSpanPieces = 4;
 
 // One part of a sequence: three extents, all layers. Addresses are multiples of 16.
 struct SpanPart {

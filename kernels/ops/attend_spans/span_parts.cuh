@@ -36,6 +36,9 @@ __device__ __forceinline__ int32_t SpanLength(const SpanPart& part, int32_t loca
   return span.y - span.x;
 }
 
+// Pieces of a span of n tokens.
+__device__ __forceinline__ int32_t SpanPieces(int32_t n) { return min((n + 31) / 32, kSpanPieces); }
+
 // Means of span 0 of a part, at `means`.
 __device__ __forceinline__ uint64_t MeansOf(const SpanLayer& l, const SpanPart& part, int head,
                                             uint64_t means) {

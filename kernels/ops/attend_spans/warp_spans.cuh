@@ -80,11 +80,13 @@ class WarpSpans {
     v.template AddTo<Factor>(softmax_.o, p0, p1);
   }
 
-  // A span of n tokens that the heads whose bit is set read.
+  // A piece of a span of n tokens that the heads whose bit is set read: the 16 tokens from `first`
+  // on, and every `step` tokens behind. REQUIRES: first < n.
   __device__ __forceinline__ void AddSpan(const FactorPair& k, const FactorPair& v, int32_t n,
-                                          uint32_t heads) {
-    if (k.rank >= 0 || v.rank >= 0) return AddFactored(k, v, n, heads);
-    for (int32_t first = 0; first < n; first += kSpanTileRows) {
+                                          uint32_t heads, int32_t first, int32_t step) {
+    if (k.rank >= 0 || v.rank >= 0) return AddFactored(k, v, n, heads, first, step);
+#pragma unroll 1
+    for (; first < n; first += step) {
       AddTile<Factor>(factor_, RowsAt(k.left, first, n), RowsAt(v.left, first, n), heads);
     }
   }
@@ -94,6 +96,11 @@ class WarpSpans {
   // Right-hand fragments of T of one block.
   struct RankQueries {
     uint32_t high[kRankTiles][2], low[kRankTiles][2];
+  };
+
+  // A, or its transpose, of 16 tokens and one block.
+  struct LeftFragments {
+    uint32_t x[kRankTiles][4];
   };
 
   static __device__ __forceinline__ RowTile RowsAt(uint64_t rows, int32_t first, int32_t n) {
@@ -123,12 +130,16 @@ class WarpSpans {
   }
 
   __device__ __forceinline__ void AddFactored(const FactorPair& k, const FactorPair& v, int32_t n,
-                                              uint32_t heads) {
+                                              uint32_t heads, int32_t begin, int32_t step) {
     RankQueries queries = {};
     float u[kRankTiles][4] = {};
 #pragma unroll 1
-    for (int32_t first = 0; first < n; first += kSpanTileRows) {
+    for (int32_t first = begin; first < n; first += step) {
       const int32_t rows = min(n - first, kSpanTileRows);
+      // Both sides' elements are asked for at once.
+      LeftFragments left_k, left_v;
+      if (k.blocks() == 1) LoadTokens(k, first, rows, 0, left_k);
+      if (v.blocks() == 1) LoadRanks(v, first, rows, 0, left_v);
       float s[4] = {0, 0, 0, 0};
       if (k.rank < 0) {
         KeyTile<kDim> keys;
@@ -137,8 +148,9 @@ class WarpSpans {
       }
 #pragma unroll 1
       for (int32_t block = 0; block < k.blocks(); ++block) {
-        if (first == 0 || k.blocks() > 1) Project(k, block * kRankBlock, queries);
-        AddScores(k, first, rows, block * kRankBlock, queries, s);
+        if (first == begin || k.blocks() > 1) Project(k, block * kRankBlock, queries);
+        if (k.blocks() > 1) LoadTokens(k, first, rows, block * kRankBlock, left_k);
+        AddScores(left_k, queries, s);
       }
       if (k.rank >= 0 && !wide_) {
 #pragma unroll
@@ -160,10 +172,11 @@ class WarpSpans {
 #pragma unroll
         for (int i = 0; i < 4; ++i) u[j][i] *= weight[i & 1];
       }
-      const bool last = first + kSpanTileRows >= n;
+      const bool last = first + step >= n;
 #pragma unroll 1
       for (int32_t block = 0; block < v.blocks(); ++block) {
-        AddWeights(v, first, rows, block * kRankBlock, p0, p1, u);
+        if (v.blocks() > 1) LoadRanks(v, first, rows, block * kRankBlock, left_v);
+        AddWeights(left_v, p0, p1, u);
         if (last || v.blocks() > 1) AddBack(v, block * kRankBlock, u);
       }
     }
@@ -187,26 +200,22 @@ class WarpSpans {
       q.low[j][1] = Transpose8x8(PackPart(s[2], s[3], true));
     }
   }
-  // s += A T of 16 tokens; of up to 4 heads, columns 4..7 have what T's rounding lost.
-  __device__ __forceinline__ void AddScores(const FactorPair& k, int32_t first, int32_t rows,
-                                            int32_t rank, const RankQueries& q,
-                                            float (&s)[4]) const {
+  // A of 16 tokens and a block's ranks, and its transpose. 0 where a rank is none.
+  __device__ __forceinline__ void LoadTokens(const FactorPair& k, int32_t first, int32_t rows,
+                                             int32_t rank, LeftFragments& a) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int32_t low = first + min(g, rows - 1), high = first + min(g + 8, rows - 1);
 #pragma unroll
     for (int j = 0; j < kRankTiles; ++j) {
       const int32_t c = rank + j * kSpanTileRows + 2 * t;
-      if (rank + j * kSpanTileRows >= k.rank) break;
-      const uint32_t a0 = k.Pair(low, c, low, c + 1), a1 = k.Pair(high, c, high, c + 1);
-      const uint32_t a2 = k.Pair(low, c + 8, low, c + 9), a3 = k.Pair(high, c + 8, high, c + 9);
-      MmaM16N8K16<Factor>(s, a0, a1, a2, a3, q.high[j][0], q.high[j][1]);
-      if (wide_) MmaM16N8K16<Factor>(s, a0, a1, a2, a3, q.low[j][0], q.low[j][1]);
+      a.x[j][0] = k.Pair(low, c, low, c + 1);
+      a.x[j][1] = k.Pair(high, c, high, c + 1);
+      a.x[j][2] = k.Pair(low, c + 8, low, c + 9);
+      a.x[j][3] = k.Pair(high, c + 8, high, c + 9);
     }
   }
-  // u += A^T P of 16 tokens.
-  __device__ __forceinline__ void AddWeights(const FactorPair& v, int32_t first, int32_t rows,
-                                             int32_t rank, uint32_t p0, uint32_t p1,
-                                             float (&u)[kRankTiles][4]) const {
+  __device__ __forceinline__ void LoadRanks(const FactorPair& v, int32_t first, int32_t rows,
+                                            int32_t rank, LeftFragments& a) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     int32_t token[4];
 #pragma unroll
@@ -214,10 +223,29 @@ class WarpSpans {
 #pragma unroll
     for (int j = 0; j < kRankTiles; ++j) {
       const int32_t c = rank + j * kSpanTileRows + g;
-      if (rank + j * kSpanTileRows >= v.rank) break;
-      MmaM16N8K16<Factor>(
-          u[j], v.Pair(token[0], c, token[1], c), v.Pair(token[0], c + 8, token[1], c + 8),
-          v.Pair(token[2], c, token[3], c), v.Pair(token[2], c + 8, token[3], c + 8), p0, p1);
+      a.x[j][0] = v.Pair(token[0], c, token[1], c);
+      a.x[j][1] = v.Pair(token[0], c + 8, token[1], c + 8);
+      a.x[j][2] = v.Pair(token[2], c, token[3], c);
+      a.x[j][3] = v.Pair(token[2], c + 8, token[3], c + 8);
+    }
+  }
+  // s += A T of 16 tokens; of up to 4 heads, columns 4..7 have what T's rounding lost.
+  __device__ __forceinline__ void AddScores(const LeftFragments& a, const RankQueries& q,
+                                            float (&s)[4]) const {
+#pragma unroll
+    for (int j = 0; j < kRankTiles; ++j) {
+      const auto& x = a.x[j];
+      MmaM16N8K16<Factor>(s, x[0], x[1], x[2], x[3], q.high[j][0], q.high[j][1]);
+      if (wide_) MmaM16N8K16<Factor>(s, x[0], x[1], x[2], x[3], q.low[j][0], q.low[j][1]);
+    }
+  }
+  // u += A^T P of 16 tokens.
+  __device__ __forceinline__ void AddWeights(const LeftFragments& a, uint32_t p0, uint32_t p1,
+                                             float (&u)[kRankTiles][4]) const {
+#pragma unroll
+    for (int j = 0; j < kRankTiles; ++j) {
+      const auto& x = a.x[j];
+      MmaM16N8K16<Factor>(u[j], x[0], x[1], x[2], x[3], p0, p1);
     }
   }
   // o += B^T U of the ranks of a block, and U is 0 again.
