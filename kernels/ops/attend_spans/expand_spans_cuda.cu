@@ -74,11 +74,14 @@ class HeadExpander {
     left_ = -1;
     FindRange();
     Clear();
+    for (int p = 0; p < s_.parts.count; ++p) {
+      const SpanPart& part = s_.parts.at[p];
 #pragma unroll 8
-    for (int32_t i = threadIdx.x; i < spans_; i += kThreads) {
-      const uint32_t key = Key(i);
-      const int32_t rows = Rows(i);
-      if (key > floor) atomicAdd(&s_.histogram[RangeOf(key)], rows);
+      for (int32_t u = threadIdx.x; u < part.span_count; u += kThreads) {
+        const int32_t rows = SpanLength(part, u) - 1;
+        const uint32_t key = Key(part.first_span + u);
+        if (key > floor) atomicAdd(&s_.histogram[RangeOf(key)], rows);
+      }
     }
     __syncthreads();
     if (!FindDigit(room)) return;  // everything fits
@@ -247,34 +250,50 @@ __device__ void JoinLists(const ExpandSpansBatch& w, int64_t item, int32_t words
   const int32_t each = (words + kThreads - 1) / kThreads;
   const int32_t begin = min(static_cast<int32_t>(threadIdx.x) * each, words);
   const int32_t end = min(begin + each, words);
-  // visit(span, heads, pieces) of this thread's words.
-  const auto for_each = [&](auto visit) {
-    for (int32_t word = begin; word < end; ++word) {
-      uint32_t of_head[8] = {}, any = 0;
-#pragma unroll
-      for (int g = 0; g < 8; ++g) {
-        if (g < l.group) of_head[g] = __ldcg(chosen + int64_t{g} * (l.span_stride / 32) + word);
-        any |= of_head[g];
-      }
-      for (; any != 0; any &= any - 1) {
-        const int bit = __ffs(static_cast<int>(any)) - 1;
-        uint32_t heads = 0;
-#pragma unroll
-        for (int g = 0; g < 8; ++g) heads |= (of_head[g] >> bit & 1) << g;
-        const int32_t span = word * 32 + bit;
-        const SpanPart& part = s.parts.Of(span);
-        visit(span, heads, SpanPieces(SpanLength(part, span - part.first_span)));
-      }
+  int32_t own = 0, count = 0;
+  for (int32_t word = begin; word < end; ++word) {
+    uint32_t any = 0;
+    for (int g = 0; g < l.group; ++g) {
+      any |= __ldcg(chosen + int64_t{g} * (l.span_stride / 32) + word);
     }
-  };
-  int32_t own = 0, total = 0;
-  for_each([&](int32_t, uint32_t, int32_t pieces) { own += pieces; });
-  const int32_t before = InclusiveSum(own, s, &total) - own;
-  if (threadIdx.x == 0) w.counts[item] = total;
-  uint32_t* out = w.list + item * kSpanPieces * l.span_stride + before;
-  for_each([&](int32_t span, uint32_t heads, int32_t pieces) {
-    for (; pieces > 0; --pieces) *out++ = static_cast<uint32_t>(span) << 8 | heads;
-  });
+    own += __popc(any);
+  }
+  // One entry a span, at the end of the list's memory: what is written below never overtakes what
+  // is still to be read there.
+  uint32_t* const list = w.list + item * kSpanPieces * l.span_stride;
+  uint32_t* const spans = list + int64_t{kSpanPieces - 1} * l.span_stride;
+  uint32_t* out = spans + InclusiveSum(own, s, &count) - own;
+  for (int32_t word = begin; word < end; ++word) {
+    uint32_t of_head[8] = {}, any = 0;
+#pragma unroll
+    for (int g = 0; g < 8; ++g) {
+      if (g < l.group) of_head[g] = __ldcg(chosen + int64_t{g} * (l.span_stride / 32) + word);
+      any |= of_head[g];
+    }
+    for (; any != 0; any &= any - 1) {
+      const int bit = __ffs(static_cast<int>(any)) - 1;
+      uint32_t heads = 0;
+#pragma unroll
+      for (int g = 0; g < 8; ++g) heads |= (of_head[g] >> bit & 1) << g;
+      *out++ = static_cast<uint32_t>(word * 32 + bit) << 8 | heads;
+    }
+  }
+  __syncthreads();
+  int32_t written = 0;
+  for (int32_t first = 0; first < count; first += kThreads) {
+    const int32_t i = first + static_cast<int32_t>(threadIdx.x);
+    const uint32_t entry = i < count ? spans[i] : 0;
+    int32_t pieces = 0, total = 0;
+    if (i < count) {
+      const auto span = static_cast<int32_t>(entry >> 8);
+      const SpanPart& part = s.parts.Of(span);
+      pieces = SpanPieces(SpanLength(part, span - part.first_span));
+    }
+    const int32_t at = written + InclusiveSum(pieces, s, &total) - pieces;
+    for (int32_t p = 0; p < pieces; ++p) list[at + p] = entry;
+    written += total;
+  }
+  if (threadIdx.x == 0) w.counts[item] = written;
 }
 
 // The key of ln(tau / (1 - tau)), which what is taken must exceed.
