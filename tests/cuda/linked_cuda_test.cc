@@ -20,6 +20,7 @@
 #include "tests/cuda/elements.h"
 #include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
+#include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 
 namespace kvstrata::cuda {
@@ -312,6 +313,23 @@ TEST_F(LinkedCuda, PlansSelect) {
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
     ASSERT_NO_FATAL_FAILURE(Decode(&s, 40, true));
     EXPECT_LT(attended_, 640u);
+    ASSERT_KVS(kvs_sequence_close(session_, s.handle));
+  }
+}
+
+TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
+  testing::Operator admin(daemon_.socket());
+  for (const char* plan : {"full", kQuest, kTokens}) {
+    SCOPED_TRACE(plan);
+    Sequence s;
+    Open(plan, Ids(600), &s);
+    ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 3, true));
+    EXPECT_GE(admin.Demote(s.handle).pages(), 600u / kPage);
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 20, true));
+    EXPECT_GE(admin.Prefetch(s.handle).pages(), 600u / kPage);
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 3, true));
+    EXPECT_EQ(admin.Audit(), "");
     ASSERT_KVS(kvs_sequence_close(session_, s.handle));
   }
 }
