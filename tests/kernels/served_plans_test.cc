@@ -39,7 +39,7 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"sekv", "selector = \"zoom\""},
         {"mosaickv{strategy = \"search\"}", "strategy = \"search\""},
         {"mosaickv{group = \"softmax\"}", "group = \"softmax\""},
-        {"quest{selector = \"block\"}", "codec = \"raw\""},
+        {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\""},
         {"quest{page = 24}", "page = 24"}}) {
