@@ -52,6 +52,7 @@ struct Plan {
   int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
   int period = 1;                        // steps, of which Begin selects in one
   int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
+  int most_layers = kLayersOfAModel;     // fewer where the daemon's CPUs pack the prompt first
 };
 constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const Plan kPlans[] = {
@@ -66,6 +67,9 @@ const Plan kPlans[] = {
     {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},
     {"tokenselect_0.9", "tokenselect{min_tokens = 0}",
      [](int64_t n) { return n / 20 + kTokenRows; }, 1, 10},
+    // A packed row has 5 of 16 of a raw one's bytes; block keys are as many bytes as what is taken.
+    {"mosaickv", "mosaickv{share = 0.0625, min_tokens = 0}",
+     [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }, 1, 0, 2},
 };
 constexpr int kPeriods = 9;
 
@@ -76,7 +80,7 @@ class Steps {
       : session_(session),
         steps_a_query_(plan.steps_a_query),
         layers_(static_cast<int>(
-            std::clamp<int64_t>(kMostBytes / (tokens * kTokenBytes), 1, kLayersOfAModel))),
+            std::clamp<int64_t>(kMostBytes / (tokens * kTokenBytes), 1, plan.most_layers))),
         rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
         q_(Random(int64_t{kHeads} * kDim)),
         queries_(Random(int64_t{2} * kHeads * kDim)),
@@ -85,6 +89,7 @@ class Steps {
     Open(plan.text, tokens);
     for (int32_t done = 0; done < tokens; done += kChunk) Append(std::min(kChunk, tokens - done));
     CheckKvs(kvs_prefill_done(session_, sequence_), "kvs_prefill_done");
+    CheckKvs(kvs_settle(session_, sequence_), "kvs_settle");  // of a codec: all is packed
     Step([this](kvs_step* step) { Layers(step, 1, true); });  // memory is had before the capture
     Capture();
   }
@@ -246,11 +251,14 @@ std::string Option(int argc, char** argv, const char* name) {
 // With a daemon of its own: pages of closed sequences stay as prefixes until the pool is full, and
 // what a step pays then is another thing.
 ordered_json Measure(const Plan& plan, int kilotokens) {
-  const testing::DaemonProcess daemon({"--set", "pool.device=cuda", "--set",
-                                       "pool.device_bytes=64GiB", "--set", "pool.arena_bytes=1GiB",
-                                       "--set", "pool.host_bytes=16MiB"});
+  const testing::DaemonProcess daemon(
+      {"--set", "pool.device=cuda", "--set", "pool.device_bytes=64GiB", "--set",
+       "pool.arena_bytes=1GiB", "--set", "pool.host_bytes=16MiB", "--set", "work.op_threads=16"});
   kvs_session* session = nullptr;
-  CheckKvs(kvs_attach(daemon.socket().c_str(), nullptr, &session), "kvs_attach");
+  kvs_attach_options options{};
+  options.size = sizeof(options);
+  options.timeout_ms = 300000;  // packing a prompt takes its time
+  CheckKvs(kvs_attach(daemon.socket().c_str(), &options, &session), "kvs_attach");
   const std::unique_ptr<kvs_session, decltype(&kvs_detach)> detached(session, &kvs_detach);
   const std::string id =
       std::string("linked/") + plan.name + "/b1/" + std::to_string(kilotokens) + "K";

@@ -23,11 +23,15 @@ Status CheckPlace(const ExtentView& extent) {
   constexpr int64_t kSmallest = sizeof(ExtentHeader) + kExtentAlign;
   if (extent.data == nullptr) return BadField("address", 0, "an address");
   // Elements of arrays are read in place; nothing wider than 8 bytes is.
-  if (const auto odd = reinterpret_cast<uintptr_t>(extent.data) % 8; odd != 0) {
-    return BadField("address modulo 8", static_cast<int64_t>(odd), "0");
+  for (const std::byte* at : {extent.data, extent.description}) {
+    const auto odd = reinterpret_cast<uintptr_t>(at) % 8;
+    if (odd != 0) return BadField("address modulo 8", static_cast<int64_t>(odd), "0");
   }
   if (extent.bytes < kSmallest) {
     return BadField("size", extent.bytes, "at least " + std::to_string(kSmallest));
+  }
+  if (ReadableBytes(extent) < static_cast<int64_t>(sizeof(ExtentHeader))) {
+    return BadField("description", extent.description_bytes, "at least 64 bytes");
   }
   return OkStatus();
 }
@@ -48,7 +52,7 @@ Status CheckRange(const ExtentHeader& h, const ExtentView& extent) {
 Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind) {
   KVS_RETURN_IF_ERROR(CheckPlace(extent));
   ExtentHeader h;
-  std::memcpy(&h, extent.data, sizeof(h));
+  std::memcpy(&h, ReadableData(extent), sizeof(h));
   KVS_RETURN_IF_ERROR(Expect("magic", h.magic, kExtentMagic));
   KVS_RETURN_IF_ERROR(Expect("version", h.version, kExtentVersion));
   KVS_RETURN_IF_ERROR(Expect("kind", h.kind, static_cast<int64_t>(kind)));
@@ -79,8 +83,9 @@ Status VerifyExtent(std::span<const std::byte> extent) {
 
 ExtentKind KindOf(const ExtentView& extent) {
   ExtentHeader h;
-  if (extent.data == nullptr || extent.bytes < static_cast<int64_t>(sizeof(h))) return {};
-  std::memcpy(&h, extent.data, sizeof(h));
+  const std::byte* data = ReadableData(extent);
+  if (data == nullptr || ReadableBytes(extent) < static_cast<int64_t>(sizeof(h))) return {};
+  std::memcpy(&h, data, sizeof(h));
   return static_cast<ExtentKind>(h.kind);
 }
 

@@ -9,10 +9,17 @@
 //   codec lowrank: bases of the same range (tier host) kRawRows        codec lowrank: the rows of
 //   the range that stay raw, compacted (tier device)
 // An extent never changes once it is published; a new one replaces it.
+//
+// An extent of a GPU's pool lies where the host cannot read. Its description is a copy, in host
+// memory, of its first bytes, as far as a parser reads them: header, scalars and entries, and the
+// lists of spans, anchors and raw positions. Parsers read there and answer addresses in the extent
+// itself, held against the extent's size as ever; what they would read beyond the description is
+// EXTENT_INVALID. Bulk arrays (rows, rotations, means, factors, losses) are in no description.
 // Threads: plain data; any.
 #ifndef KVSTRATA_KERNELS_CODEC_EXTENT_H_
 #define KVSTRATA_KERNELS_CODEC_EXTENT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -55,7 +62,27 @@ struct ExtentView {
   const std::byte* data = nullptr;
   int64_t bytes = 0;
   Run tokens;  // the header's begin and end
+  // The extent's description, aligned to 8 bytes, and its size; null: `data` is readable itself.
+  const std::byte* description = nullptr;
+  int64_t description_bytes = 0;
 };
+
+// Where the host reads an extent, and how far.
+inline const std::byte* ReadableData(const ExtentView& extent) {
+  return extent.description == nullptr ? extent.data : extent.description;
+}
+inline int64_t ReadableBytes(const ExtentView& extent) {
+  if (extent.description == nullptr) return extent.bytes;
+  return std::min(extent.bytes, extent.description_bytes);
+}
+
+// What of an extent is enough to tell how long its description is.
+inline constexpr int64_t kExtentFrontBytes = 256;
+
+// Bytes of the description of an extent of `bytes` bytes that begins with `front`, its first
+// min(bytes, kExtentFrontBytes). At most `bytes`, whatever `front` holds: a damaged extent is the
+// parser's to refuse. Cost: constant.
+int64_t DescriptionBytes(std::span<const std::byte> front, int64_t bytes);
 
 // Whether the header is sound and of this geometry. DATA_LOSS EXTENT_INVALID names the field.
 // Cost: reads the header alone.

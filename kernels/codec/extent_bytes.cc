@@ -34,7 +34,9 @@ Result<ExtentReader> ExtentReader::Open(const ExtentView& extent, const Geometry
   KVS_RETURN_IF_ERROR(CheckExtent(extent, geometry, kind));
   ExtentReader reader;
   reader.data_ = extent.data;
-  std::memcpy(&reader.header_, extent.data, sizeof(reader.header_));
+  reader.readable_ = ReadableData(extent);
+  reader.readable_bytes_ = static_cast<uint64_t>(ReadableBytes(extent));
+  std::memcpy(&reader.header_, reader.readable_, sizeof(reader.header_));
   return reader;
 }
 

@@ -61,7 +61,8 @@ class ExtentReader {
   Run tokens() const { return {header_.begin, header_.end}; }
   int64_t bytes() const { return static_cast<int64_t>(header_.bytes); }
 
-  // `count` elements at `offset`; null when they are not all inside, slack excluded, or not
+  // The address of `count` elements at `offset`, which the host may not be able to read (extent.h,
+  // description); null when they are not all inside, slack excluded, or not
   // aligned. count * sizeof(T) may be anything, also negative.
   template <typename T>
   const T* Array(uint64_t offset, int64_t count) const {
@@ -71,8 +72,18 @@ class ExtentReader {
     return reinterpret_cast<const T*>(data_ + offset);
   }
 
+  // The same elements to be read here; null also when the description does not reach so far.
+  template <typename T>
+  const T* Read(uint64_t offset, int64_t count) const {
+    if (Array<T>(offset, count) == nullptr) return nullptr;
+    if (offset + static_cast<uint64_t>(count) * sizeof(T) > readable_bytes_) return nullptr;
+    return reinterpret_cast<const T*>(readable_ + offset);
+  }
+
  private:
   const std::byte* data_ = nullptr;
+  const std::byte* readable_ = nullptr;
+  uint64_t readable_bytes_ = 0;
   ExtentHeader header_;
 };
 

@@ -98,16 +98,16 @@ Status ReadSummary(const ExtentReader& reader, const Geometry& g, bool first, Su
                    SummaryAddresses* out) {
   const auto damaged = [&](std::string_view what) { return DamagedExtent(reader.tokens(), what); };
   const uint32_t flags = reader.header().flags;
-  const auto* at = reader.Array<SpanInfo>(kSpanInfoAt, 1);
+  const auto* at = reader.Read<SpanInfo>(kSpanInfoAt, 1);
   if (at == nullptr || (flags & ~kSpansTrained) != 0) return damaged("too short, or its flags");
   const SpanInfo info = *at;
   summary->trained = (flags & kSpansTrained) != 0;
   summary->d_route = info.d_route;
-  const auto* pairs = reader.Array<int32_t>(info.spans, int64_t{info.span_count} * 2);
+  const auto* pairs = reader.Read<int32_t>(info.spans, int64_t{info.span_count} * 2);
   if (pairs == nullptr || !ReadSpans(pairs, info.span_count, reader.tokens(), &summary->spans)) {
     return damaged("its spans lie outside");
   }
-  const auto* anchors = reader.Array<int32_t>(info.anchors, info.anchor_count);
+  const auto* anchors = reader.Read<int32_t>(info.anchors, info.anchor_count);
   if (anchors == nullptr || !Ascends(anchors, info.anchor_count)) return damaged("its anchors");
   summary->anchors.assign(anchors, anchors + info.anchor_count);
   const int64_t means = HeadCount(g) * info.span_count * g.head_dim;
@@ -124,11 +124,11 @@ Status ReadSummary(const ExtentReader& reader, const Geometry& g, bool first, Su
 
 Result<const FactorEntry*> ReadFactors(const ExtentReader& reader, const Geometry& g,
                                        const std::vector<Run>& spans) {
-  const auto* info = reader.Array<FactorsInfo>(kSpanInfoAt, 1);
+  const auto* info = reader.Read<FactorsInfo>(kSpanInfoAt, 1);
   const auto count = static_cast<int64_t>(spans.size());
   const FactorEntry* entries = nullptr;
   if (info != nullptr && info->span_count == count && reader.header().flags == 0) {
-    entries = reader.Array<FactorEntry>(info->entries, HeadCount(g) * count);
+    entries = reader.Read<FactorEntry>(info->entries, HeadCount(g) * count);
   }
   if (entries == nullptr) return DamagedExtent(reader.tokens(), "its factors lie outside");
   for (int64_t i = 0; i < HeadCount(g) * count; ++i) {
@@ -145,12 +145,12 @@ Result<const FactorEntry*> ReadFactors(const ExtentReader& reader, const Geometr
 
 Status ReadRawRows(const ExtentReader& reader, const Geometry& g, const std::vector<Run>& spans,
                    SpanStorage::Part* part) {
-  const auto* info = reader.Array<RawRowsInfo>(kSpanInfoAt, 1);
+  const auto* info = reader.Read<RawRowsInfo>(kSpanInfoAt, 1);
   if (info == nullptr || reader.header().flags != 0) {
     return DamagedExtent(reader.tokens(), "too short, or its flags");
   }
   part->raw_count = info->raw_count;
-  part->raw_positions = reader.Array<int32_t>(info->positions, info->raw_count);
+  part->raw_positions = reader.Read<int32_t>(info->positions, info->raw_count);
   part->raw_rows =
       reader.Array<std::byte>(info->rows, HeadCount(g) * 2 * info->raw_count * g.row_bytes());
   if (part->raw_positions == nullptr || part->raw_rows == nullptr) {

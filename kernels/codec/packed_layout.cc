@@ -3,9 +3,6 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint64_t kInfoAt = sizeof(ExtentHeader);
-constexpr uint64_t kEntriesAt = kInfoAt + sizeof(PackedInfo);
-
 // The plan's part of the info against the extent's range.
 bool InfoFits(const PackedStub& s) {
   const PackedInfo& i = s.info;
@@ -57,7 +54,7 @@ bool ReadHead(const ExtentReader& reader, const PackedEntry& e, const PackedExte
 
 Result<PackedStub> ReadStub(const ExtentReader& reader) {
   const uint32_t flags = reader.header().flags;
-  const auto* info = reader.Array<PackedInfo>(kInfoAt, 1);
+  const auto* info = reader.Read<PackedInfo>(kPackedInfoAt, 1);
   if (info == nullptr) return DamagedExtent(reader.tokens(), "too short");
   const PackedStub stub{reader.tokens(), (flags & kPackedFinal) != 0, *info};
   if ((flags & ~(kPackedFinal | kPackedTruncated)) != 0 || !InfoFits(stub)) {
@@ -85,7 +82,7 @@ Result<PackedExtent> ReadPackedExtent(const ExtentView& view, const Geometry& ge
   extent.truncated = (reader.header().flags & kPackedTruncated) != 0;
   extent.bytes = reader.bytes();
   const int64_t count = int64_t{geometry.layers} * geometry.kv_heads;
-  const auto* entries = reader.Array<PackedEntry>(kEntriesAt, count);
+  const auto* entries = reader.Read<PackedEntry>(kPackedEntriesAt, count);
   if (entries == nullptr) return DamagedExtent(extent.tokens, "too short for its heads");
   extent.heads.resize(static_cast<size_t>(count));
   for (size_t i = 0; i < extent.heads.size(); ++i) {

@@ -27,6 +27,9 @@
 
 namespace kvstrata {
 
+inline constexpr uint64_t kPackedInfoAt = 64;
+inline constexpr uint64_t kPackedEntriesAt = 128;
+
 inline constexpr uint32_t kPackedFinal = 1;
 inline constexpr uint32_t kPackedTruncated = 2;
 
@@ -42,7 +45,7 @@ struct PackedInfo {
   uint64_t flushes;  // temporary: where the losses of the flushes are
   uint64_t reserved[3];
 };
-static_assert(sizeof(PackedInfo) == 64);
+static_assert(sizeof(PackedInfo) == kPackedEntriesAt - kPackedInfoAt);
 
 struct PackedEntry {
   uint64_t r_k, r_v, eigenvalues;  // 0 where begin != plan_begin
@@ -61,8 +64,9 @@ struct PackedExtent {
   bool final = false, truncated = false;
   PackedInfo info = {};
   int64_t bytes = 0;
-  std::vector<PackedHead> heads;    // [layers][kv_heads]
-  const double* flushes = nullptr;  // temporary: [rows / info.buffer]
+  std::vector<PackedHead> heads;  // [layers][kv_heads]
+  // Temporary: [rows / info.buffer]. Readable where the whole extent is.
+  const double* flushes = nullptr;
 
   int32_t rows() const { return tokens.end - tokens.begin; }
   bool has_rotations() const { return info.plan_begin == tokens.begin; }

@@ -86,7 +86,8 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   Rows dense{};
   for (const Part& part : parts_) {
     const bool asks = part.plan.selector == SelectorKind::kMinMax ||
-                      part.plan.selector == SelectorKind::kVote;  // by the queries, here
+                      part.plan.selector == SelectorKind::kVote ||
+                      part.plan.selector == SelectorKind::kBlock;  // by the queries, here
     if (!Selects(part, layer) || !asks) continue;
     if (dense.data == nullptr) {
       dense = q;
@@ -104,6 +105,9 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
 Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
   const std::byte* const queries = RowAt(q, first_row_[part.first] + part.begin);
   if (part.plan.selector == SelectorKind::kVote) return SelectVotes(part, layer, queries, q.dtype);
+  if (part.plan.selector == SelectorKind::kBlock) {
+    return SelectBlocks(part, layer, queries, q.dtype);
+  }
   KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
                                               : ScoreBounds(part, layer, queries, q.dtype));
   return Pick(part);
@@ -208,6 +212,9 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
 
 Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out,
                             float* lse) {
+  if (part.selects && part.plan.codec == CodecKind::kPacked) {
+    return AttendPacked(part, layer, q, out, lse);
+  }
   const Geometry& g = geometry();
   cuda::AttendRawBatch w;
   w.layer = PagesOf(part, layer);

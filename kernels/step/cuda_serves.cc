@@ -14,7 +14,8 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
                        std::string(key) + " = " + std::string(value) +
                            " is not served on a GPU; served there are selectors full, window, "
                            "minmax (quest, strata), cascade (chess) and vote (tokenselect) over "
-                           "codec raw with rest = \"drop\"; use one of them, or backend simd");
+                           "codec raw, and block over codec packed (mosaickv), with rest = "
+                           "\"drop\"; use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -28,11 +29,12 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
+  const bool of_blocks = plan.selector == SelectorKind::kBlock;
   if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kVote && !of_units) {
+      plan.selector != SelectorKind::kVote && !of_units && !of_blocks) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
-  if (plan.codec != CodecKind::kRaw) {
+  if (plan.codec != (of_blocks ? CodecKind::kPacked : CodecKind::kRaw)) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\"");
   }
   if (plan.rest != RestKind::kDrop) {
@@ -52,6 +54,12 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   }
   if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
     return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
+  }
+  if (of_blocks && plan.search) {
+    return PlanUnserved("strategy", "\"search\"");  // blocks of a layer's heads differ
+  }
+  if (of_blocks && plan.group_softmax) {
+    return PlanUnserved("group", "\"softmax\"");  // op score_packed takes the group's maximum
   }
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");

@@ -43,6 +43,7 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
                               "the stream is being captured; begin the step before its layers are "
                               "captured: its copies differ from step to step");
   }
+  KVS_RETURN_IF_ERROR(step->CheckPacked());
   KVS_RETURN_IF_ERROR(workspace->Fit(step->Need()));
   KVS_RETURN_IF_ERROR(workspace->Follow(stream));
   KVS_RETURN_IF_ERROR(step->Prepare());
@@ -77,6 +78,7 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   CudaWorkspace::Capacity need;
   need.members = members();
   need.votes = NeedOfVotes();
+  need.packed = NeedOfPacked();
   need.rows = tokens_;
   for (const StepMember& m : members_) {
     const IndexLayout& index = m.state->index();
@@ -110,6 +112,7 @@ Status CudaStep::Prepare() {
 Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StageInts(slot));
   KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
+  KVS_RETURN_IF_ERROR(StagePacked(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
@@ -137,13 +140,19 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     const int32_t n = m.view.tokens + 1;
     const bool in_full = AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens);
     const Run window = in_full ? Run{} : Run{plan.n_sink, n - plan.n_recent};
-    const Run between = Cascades(m) ? CascadeList(m) : window;  // not always on
+    const Run between = Cascades(m)   ? CascadeList(m)
+                        : IsPacked(m) ? Run{0, PackedEnd(m)}
+                                      : window;  // not always on
+    const PackedCounts packed = PackedCountsOf(i);
     at(PerMember::kLengths, i) = m.view.tokens + m.new_tokens;
     at(PerMember::kFrom, i) = m.state->indexed_tokens_;
     at(PerMember::kTo, i) = m.view.tokens;
     at(PerMember::kSinkEnd, i) = between.begin;
     at(PerMember::kRecentBegin, i) = between.end;
     at(PerMember::kSelectAt, i) = CascadeAt(i);
+    at(PerMember::kSegments, i) = packed.segments;
+    at(PerMember::kBlocks, i) = packed.blocks;
+    at(PerMember::kTake, i) = packed.take;
     at(PerMember::kCount, i) = first_row_[i];
     for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = n + t;
   }

@@ -23,6 +23,10 @@
 // Several new tokens of a member are attended each as a query of its own: correct, but slow beside
 // an engine's own prefill kernels over the same page table.
 //
+// Codec packed: extents may lie in device memory; the views then name their descriptions
+// (codec/extent.h). A graph stays good while the daemon packs more, until there are more extents
+// than the workspace has room for.
+//
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
 // graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
 // state that is cloned must have no step under way on the GPU.
@@ -55,11 +59,11 @@ class CudaStep : public StepBatch {
   // REQUIRES: as StepBatch; the members' geometry is the workspace's; index blocks up to
   // view.tokens are writable from indexed_tokens() on; states, views and workspace outlive the
   // step. An error: UNIMPLEMENTED (CudaServes); FAILED_PRECONDITION WORKSPACE_BUSY (its last step
-  // is still open), CAPTURE_BEGIN (the stream is being captured); GPU_STUCK, GPU_MEMORY,
-  // CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU reads pages. Cost:
-  // compares the page tables with those of the step before; a copy of the lengths and one for each
-  // member whose table changed; one kernel a level where units are complete that have no rows yet,
-  // three where chess selects.
+  // is still open), CAPTURE_BEGIN (the stream is being captured); DATA_LOSS EXTENT_INVALID;
+  // GPU_STUCK, GPU_MEMORY, CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU
+  // reads pages. Cost: compares the page tables with those of the step before; a copy of the
+  // lengths and one for each member whose table changed; one kernel a level where units are
+  // complete that have no rows yet, three where chess selects.
   static Result<std::unique_ptr<CudaStep>> Begin(std::vector<StepMember> members,
                                                  CudaWorkspace* workspace, cuda::Stream stream,
                                                  Exit exit);
@@ -161,6 +165,27 @@ class CudaStep : public StepBatch {
   Status PickVoted(const Part& part, const int32_t* tokens);
   cuda::DeviceSelection VotedSelection(const Part& part) const;
   Result<Selection> ReadVotes(const Part& part, int member, int32_t n) const;
+  // Selector block over codec packed (cuda_packed.cc).
+  struct PackedCounts {
+    int32_t segments = 0, blocks = 0, take = 0;
+  };
+  static bool IsPacked(const StepMember& m);
+  static int32_t PackedEnd(const StepMember& m);
+  Status CheckPacked() const;
+  PackedBuffers::Capacity NeedOfPacked() const;
+  PackedCounts PackedCountsOf(int member) const;
+  // Whether the table of segments on the GPU is that of the member's packed storage.
+  bool KnowsPacked(int member) const;
+  Status StagePacked(const CudaWorkspace::StagingSlot& slot);
+  cuda::PackedLayer PackedLayerOf(const Part& part, int layer) const;
+  cuda::DeviceSelection BlocksOf(const Part& part, int layer) const;
+  Status SelectBlocks(const Part& part, int layer, const std::byte* q, DType dtype);
+  Status AttendPacked(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                      float* lse);
+  Status AttendPackedItems(const Part& part, int layer, int32_t row, const Rows& q,
+                           const MutableRows& out, float* lse);
+  Result<Selection> ReadBlocks(int member, int32_t n) const;
+  uint64_t PackedRowsIn(const Part& part, int member, const std::vector<Run>& runs) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
                      const MutableRows& out, float* lse);

@@ -74,6 +74,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
   c.votes = now.votes.Grown(need.votes);
+  c.packed = now.packed.Grown(need.packed);
   if (c == now) return OkStatus();
 
   ++generation_;
@@ -126,6 +127,12 @@ Status CudaWorkspace::Fit(Capacity need) {
   }
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
   KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
+  KVS_RETURN_IF_ERROR(packed_.Fit(ops_, geometry_, c.packed));
+  const int64_t segment_words =
+      int64_t{geometry_.layers} * c.packed.batch * PackedBuffers::SegmentWords(geometry_, c.packed);
+  KVS_RETURN_IF_ERROR(reserve(&packed_segments_.device, segment_words * kAddress));
+  packed_segments_.host.assign(static_cast<size_t>(segment_words), 0);
+  packed_ids_.assign(static_cast<size_t>(c.packed.batch), 0);
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
   blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
@@ -133,12 +140,15 @@ Status CudaWorkspace::Fit(Capacity need) {
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
+  packed_segments_.staging_offset =
+      vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
 
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes = vote_caches_.staging_offset + vote_caches_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes =
+      packed_segments_.staging_offset + packed_segments_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }

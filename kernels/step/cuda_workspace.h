@@ -24,6 +24,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/plan.h"
 #include "kernels/step/device_buffer.h"
+#include "kernels/step/packed_buffers.h"
 #include "kernels/step/vote_buffers.h"
 
 namespace kvstrata {
@@ -47,15 +48,27 @@ class CudaWorkspace {
   static constexpr int32_t kItemsPerLaunch = 256;
   // Entries that buffers have room for; strides of tables and lists.
   struct Capacity {
-    int32_t members = 0, rows = 0;  // of a batch; rows: new tokens
-    int32_t pages = 0, blocks = 0;  // of a member
-    int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
-    int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
-    VoteBuffers::Capacity votes;    // of selector vote
+    int32_t members = 0, rows = 0;   // of a batch; rows: new tokens
+    int32_t pages = 0, blocks = 0;   // of a member
+    int32_t units = 0, list = 0;     // of a (member, KV head): candidates, chosen ones
+    int32_t cascade_pages = 0;       // of a member with selector cascade: candidates
+    VoteBuffers::Capacity votes;     // of selector vote
+    PackedBuffers::Capacity packed;  // of codec packed
     bool operator==(const Capacity&) const = default;
   };
   // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
-  enum class PerMember { kLengths, kFrom, kTo, kSinkEnd, kRecentBegin, kSelectAt, kCount };
+  enum class PerMember {
+    kLengths,
+    kFrom,
+    kTo,
+    kSinkEnd,
+    kRecentBegin,
+    kSelectAt,
+    kSegments,
+    kBlocks,
+    kTake,
+    kCount
+  };
   // New tokens of one member, or of several with one each, that one launch of every op serves. A
   // prompt whose chunks select has a part for each.
   struct Part {
@@ -123,6 +136,11 @@ class CudaWorkspace {
   DeviceBuffer cascade_units_, cascade_counts_, cascade_scratch_;
   std::vector<uint64_t> cascade_ids_;
   VoteBuffers votes_;
+  // Of codec packed: uint64_t words of PackedSegment [layers][batch][segments][kv_heads], and whose
+  // they are (PackedStorage::id), 0: nobody's.
+  AddressTable packed_segments_;
+  std::vector<uint64_t> packed_ids_;
+  PackedBuffers packed_;
   DeviceBuffer attend_counters_, attend_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;

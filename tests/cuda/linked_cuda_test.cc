@@ -334,8 +334,40 @@ TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
   }
 }
 
+// All values of a row are kept, so that packed rows are those that were written, but for a
+// rounding of their rotation. A worker of the daemon packs the prompt, then every 16 tokens.
+constexpr char kMosaic[] =
+    "mosaickv{keep = 64, truncate = false, segment = 128, buffer = 16, share = 0.25, "
+    "min_tokens = 0}";
+
+TEST_F(LinkedCuda, PackedRowsAreAttended) {
+  Sequence s;
+  Open(kMosaic, Ids(304), &s);
+  ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(304), true));
+  ASSERT_KVS(kvs_settle(session_, s.handle));
+  ASSERT_NO_FATAL_FAILURE(Decode(&s, 1, true));
+  EXPECT_LT(attended_, 150u) << "nothing was packed";
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 9, true));
+    ASSERT_KVS(kvs_settle(session_, s.handle));
+    EXPECT_LT(attended_, 150u);
+  }
+  // A second sequence finds the prompt and what is packed of it, and a fork goes on from there.
+  Sequence second, child;
+  uint32_t held = 0;
+  Open(kMosaic, Ids(304), &second, &held);
+  EXPECT_GT(held, 0u);
+  ASSERT_NO_FATAL_FAILURE(Prefill(&second, Ids(304), true));
+  ASSERT_KVS(kvs_settle(session_, second.handle));
+  ASSERT_NO_FATAL_FAILURE(Decode(&second, 20, true));
+  ASSERT_KVS(kvs_sequence_fork(session_, second.handle, &child.handle));
+  child.ids = second.ids;
+  ASSERT_NO_FATAL_FAILURE(Decode(&child, 20, false));
+  EXPECT_LT(attended_, 180u);
+}
+
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph, ::testing::Values(kQuest, kChess));
+INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph, ::testing::Values(kQuest, kChess, kMosaic));
 
 TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   Sequence a, b;
@@ -441,7 +473,8 @@ TEST_F(LinkedCuda, APrefixIsSharedAndAForkIsNot) {
 TEST_F(LinkedCuda, WhatAGpuDoesNotServeIsRefused) {
   kvs_sequence sequence = 0;
   uint32_t held = 0;
-  EXPECT_REFUSED(kvs_sequence_open(session_, model_, "mosaickv", nullptr, 0, &sequence, &held),
+  EXPECT_REFUSED(kvs_sequence_open(session_, model_, "mosaickv{strategy = \"search\"}", nullptr, 0,
+                                   &sequence, &held),
                  "CUDA_PLAN");
   kvs_attach_options options{};
   options.size = sizeof(options);

@@ -1,5 +1,6 @@
 // Sequences that a Step and a CudaStep run side by side: the same tokens on pages of the host and
-// of the GPU, at the same places of two arenas, NaN wherever nothing was written.
+// of the GPU, at the same places of two arenas, NaN wherever nothing was written; and, of codec
+// packed, the same extents.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
 #define KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
 
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/codec/codec.h"
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
 #include "tests/cuda/device_array.h"
@@ -62,6 +64,79 @@ class TwinPieces {
   DeviceArray<std::byte> device_;
 };
 
+// The extents of a sequence of codec packed, which its Recompressor makes of the host's pages: on
+// the host, and as copies on the GPU with descriptions, as a session reads them.
+class TwinExtents {
+ public:
+  // Until nothing is due. REQUIRES: the GPU is idle.
+  void Settle(const Plan& plan, const Geometry& g, SequenceView view, int32_t prompt) {
+    if (recompressor_ == nullptr) recompressor_ = NewRecompressor(plan, g, nullptr);
+    RecompressInput input;
+    input.prompt_tokens = prompt;
+    input.indexed_tokens = view.tokens;
+    input.backend = FindBackend("ref").value();
+    input.executor = &InlineExecutor();
+    input.view = HostView(view);
+    for (; recompressor_->Due(input); input.view = HostView(view)) {
+      auto output = recompressor_->Run(input);
+      ASSERT_TRUE(output.ok()) << output.status().ToString();
+      std::vector<Extent> next;
+      for (ExtentDraft& draft : output.value().extents) {
+        if (draft.kept >= 0) {
+          next.push_back(std::move(extents_[static_cast<size_t>(draft.kept)]));
+        } else {
+          next.emplace_back(std::move(draft));
+        }
+      }
+      extents_ = std::move(next);
+      ++version_;
+    }
+  }
+  SequenceView HostView(SequenceView view) { return Viewed(view, false); }
+  SequenceView DeviceView(SequenceView view) { return Viewed(view, true); }
+  int32_t end() const { return extents_.empty() ? 0 : extents_.back().tokens.end; }
+  size_t size() const { return extents_.size(); }
+  // Of extent `i`, to be damaged.
+  std::vector<std::byte>& description(size_t i) {
+    ++version_;
+    return extents_[i].description;
+  }
+
+ private:
+  struct Extent {
+    explicit Extent(ExtentDraft draft)
+        : tokens(draft.tokens), bytes(std::move(draft.bytes)), device(bytes) {
+      const std::span front(bytes.data(), std::min(bytes.size(), size_t{kExtentFrontBytes}));
+      const int64_t size = DescriptionBytes(front, static_cast<int64_t>(bytes.size()));
+      description.assign(bytes.begin(), bytes.begin() + size);
+    }
+    kvstrata::Run tokens;
+    std::vector<std::byte> bytes, description;
+    DeviceArray<std::byte> device;
+  };
+
+  SequenceView Viewed(SequenceView view, bool device) {
+    std::vector<ExtentView>& views = views_[device ? 1 : 0];
+    views.clear();
+    for (const Extent& e : extents_) {
+      const auto size = static_cast<int64_t>(e.bytes.size());
+      views.push_back({device ? e.device.get() : e.bytes.data(), size, e.tokens});
+      if (!device) continue;
+      views.back().description = e.description.data();
+      views.back().description_bytes = static_cast<int64_t>(e.description.size());
+    }
+    view.extents = views.data();
+    view.extent_count = static_cast<int32_t>(views.size());
+    view.version = version_;
+    return view;
+  }
+
+  std::unique_ptr<Recompressor> recompressor_;
+  std::vector<Extent> extents_;
+  std::vector<ExtentView> views_[2];
+  uint64_t version_ = 1;
+};
+
 // Tokens that one selection has and the other has not, and the other way round.
 struct Difference {
   std::vector<int32_t> missing, extra;
@@ -80,14 +155,25 @@ struct TwinSequence {
                std::max<int64_t>(on_host->index().block_bytes, 64)) {}
 
   SequenceView HostView() const {
-    return {.pages = pages.host_pieces.data(),
-            .index_blocks = blocks.host_pieces.data(),
-            .tokens = on_host->tokens()};
+    return extents->HostView({.pages = pages.host_pieces.data(),
+                              .index_blocks = blocks.host_pieces.data(),
+                              .tokens = on_host->tokens()});
   }
   SequenceView DeviceView() const {
-    return {.pages = pages.device_pieces.data(),
-            .index_blocks = blocks.device_pieces.data(),
-            .tokens = on_device->tokens()};
+    return extents->DeviceView({.pages = pages.device_pieces.data(),
+                                .index_blocks = blocks.device_pieces.data(),
+                                .tokens = on_device->tokens()});
+  }
+  // Packs what is due. Nobody may read the GPU's rows of it any more: they become NaN.
+  void Pack(const Geometry& g) {
+    Check(cudaDeviceSynchronize(), "the steps before");
+    extents->Settle(plan, g, HostView(), on_host->prompt_tokens());
+    for (int32_t i = 0; i < extents->end() / g.page_tokens; ++i) {
+      Check(cudaMemset(pages.device_pieces[static_cast<size_t>(i)], 0xFF,
+                       static_cast<size_t>(g.page_bytes())),
+            "poisoning a page");
+    }
+    Check(cudaDeviceSynchronize(), "poisoning pages");
   }
   // The prompt is complete.
   void ClosePrompt(const Backend& backend) {
@@ -128,6 +214,7 @@ struct TwinSequence {
   Plan plan;
   std::unique_ptr<SequenceState> on_host, on_device;
   TwinPieces pages, blocks;
+  std::unique_ptr<TwinExtents> extents = std::make_unique<TwinExtents>();
   // By layer: where near-ties made the last selection of selector vote another one; hits keep it.
   std::map<int, Difference> tied;
 };
@@ -156,7 +243,8 @@ class NearTies {
       std::vector<int32_t> missing, extra;
       std::ranges::set_difference(a, b, std::back_inserter(missing));
       std::ranges::set_difference(b, a, std::back_inserter(extra));
-      const std::vector<double> scores = Scores(want, head);
+      const std::vector<double> scores =
+          sequence_.plan.codec == CodecKind::kPacked ? BlockScores(head) : Scores(want, head);
       for (const int32_t m : missing) {
         for (const int32_t e : extra) {
           if (scores[m] - scores[e] > 1e-2 * std::abs(scores[m])) return false;
@@ -269,6 +357,32 @@ class NearTies {
         double& score = scores[static_cast<size_t>(u)];
         score = plan.group_softmax ? score + x / sum : i == 0 ? x : std::max(score, x);
       }
+    }
+    return scores;
+  }
+  // Of the blocks of packed rows, by id.
+  std::vector<double> BlockScores(int head) const {
+    const PackedStorage& packed = *sequence_.on_host->packed();
+    const Backend& backend = *FindBackend("ref").value();
+    std::vector<double> scores;
+    for (size_t s = 0; s < packed.segments().size(); ++s) {
+      const PackedHead& h = packed.head(static_cast<int>(s), layer_, head);
+      const kvstrata::Run tokens = packed.segments()[s].tokens;
+      const int32_t blocks = (tokens.end - tokens.begin + h.block - 1) / h.block;
+      std::vector<float> rotated(static_cast<size_t>(g_.group() * g_.head_dim));
+      const RotateWork rotate{
+          h.r_k,       g_.head_dim, false,         q_ + int64_t{head} * g_.group() * g_.head_dim,
+          g_.head_dim, g_.group(),  rotated.data()};
+      backend.rotate(&rotate, 1, InlineExecutor());
+      std::vector<float> out(static_cast<size_t>(blocks));
+      ScorePackedWork score;
+      score.rows = h.blocks;
+      score.q = rotated.data();
+      score.queries = g_.group();
+      score.units = {0, blocks};
+      score.out = out.data();
+      backend.score_packed(&score, 1, InlineExecutor());
+      scores.insert(scores.end(), out.begin(), out.end());
     }
     return scores;
   }

@@ -1,4 +1,6 @@
 // What holds for every Recompressor and for the extents that it writes (kernels/codec/codec.h).
+#include <sys/mman.h>
+
 #include <random>
 
 #include "gmock/gmock.h"
@@ -290,6 +292,119 @@ TEST_P(CodecTest, LossOfRawPagesIsAnError) {
   pages[2] = nullptr;
   input.view.pages = pages.data();
   EXPECT_EQ(s->recompressor().Run(input).status().reason(), "RAW_ROWS_GONE");
+}
+
+// The extents of a sequence where no byte can be read, as on a GPU, and descriptions of them.
+class UnreadableExtents {
+ public:
+  explicit UnreadableExtents(const std::vector<Bytes>& extents) {
+    for (const Bytes& e : extents) bytes_ += e.size();
+    void* at = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    KVS_CHECK(at != MAP_FAILED);
+    data_ = static_cast<std::byte*>(at);
+    const std::byte* place = data_;
+    for (const Bytes& e : extents) {
+      const auto size = static_cast<int64_t>(e.size());
+      const std::span front(e.data(), static_cast<size_t>(std::min(size, kExtentFrontBytes)));
+      const int64_t described = DescriptionBytes(front, size);
+      descriptions_.emplace_back(e.begin(), e.begin() + described);
+      views_.push_back({place, size, {}, descriptions_.back().data(), described});
+      place += size;
+    }
+  }
+  ~UnreadableExtents() { munmap(data_, bytes_); }
+  UnreadableExtents(const UnreadableExtents&) = delete;
+
+  SequenceView Of(SequenceView view) {
+    for (size_t i = 0; i < views_.size(); ++i) views_[i].tokens = view.extents[i].tokens;
+    view.extents = views_.data();
+    return view;
+  }
+  std::vector<ExtentView>& views() { return views_; }
+  Bytes& description(size_t i) { return descriptions_[i]; }
+
+ private:
+  size_t bytes_ = 0;
+  std::byte* data_ = nullptr;
+  std::vector<Bytes> descriptions_;
+  std::vector<ExtentView> views_;
+};
+
+void ExpectSamePlace(const void* readable, const ExtentView& there, const void* unreadable,
+                     const ExtentView& here) {
+  EXPECT_EQ(static_cast<const std::byte*>(readable) - there.data,
+            static_cast<const std::byte*>(unreadable) - here.data);
+}
+
+TEST_P(CodecTest, DescriptionsAreEnoughToParse) {
+  const Inputs in(SmallGeometry(), 720, kSeed);
+  const auto s = Start(in);
+  s->Commit(kPrompt);
+  s->PrefillDone();
+  s->Commit(in.n);
+  s->Settle();
+  UnreadableExtents far(s->extents());
+  const SequenceView near_view = s->View(), far_view = far.Of(near_view);
+  const Geometry& g = s->geometry();
+  EXPECT_EQ(KindOf(far_view.extents[0]), KindOf(near_view.extents[0]));
+  if (packed()) {
+    const auto a = *PackedStorage::Parse(near_view, g), b = *PackedStorage::Parse(far_view, g);
+    ASSERT_EQ(a->segments().size(), b->segments().size());
+    for (int i = 0; i < near_view.extent_count; ++i) {
+      const ExtentView &there = near_view.extents[i], &here = far_view.extents[i];
+      for (int h = 0; h < g.kv_heads; ++h) {
+        const PackedHead &x = a->head(i, 0, h), &y = b->head(i, 0, h);
+        ExpectSamePlace(x.keys.data, there, y.keys.data, here);
+        ExpectSamePlace(x.values.data, there, y.values.data, here);
+        ExpectSamePlace(x.blocks.data, there, y.blocks.data, here);
+        EXPECT_EQ(x.keys.keep, y.keys.keep);
+        EXPECT_EQ(x.block, y.block);
+      }
+    }
+    ExpectSamePlace(a->head(0, 0, 1).r_v, near_view.extents[0], b->head(0, 0, 1).r_v,
+                    far_view.extents[0]);
+    return;
+  }
+  const auto a = *SpanStorage::Parse(near_view, g), b = *SpanStorage::Parse(far_view, g);
+  EXPECT_EQ(a->spans(), b->spans());
+  EXPECT_EQ(a->anchors(), b->anchors());
+  EXPECT_TRUE(std::equal(a->parts()[0].raw_positions,
+                         a->parts()[0].raw_positions + a->parts()[0].raw_count,
+                         b->parts()[0].raw_positions));
+  ExpectSamePlace(a->parts()[0].raw_rows, near_view.extents[2], b->parts()[0].raw_rows,
+                  far_view.extents[2]);
+  const LowRankSpan x = a->Factors(0, 0, 1), y = b->Factors(0, 0, 1);
+  ExpectSamePlace(x.v.left, near_view.extents[1], y.v.left, far_view.extents[1]);
+}
+
+TEST_P(CodecTest, DamagedDescriptionsAreRefused) {
+  const Inputs in(SmallGeometry(), 400, kSeed);
+  const auto s = Start(in);
+  s->Commit(kPrompt);
+  s->PrefillDone();
+  s->Commit(in.n);
+  s->Settle();
+  UnreadableExtents far(s->extents());
+  const SequenceView view = far.Of(s->View());
+  const auto parse = [&] {
+    return packed() ? PackedStorage::Parse(view, s->geometry()).status()
+                    : SpanStorage::Parse(view, s->geometry()).status();
+  };
+  ASSERT_TRUE(parse().ok()) << parse().ToString();
+  for (size_t i = 0; i < far.views().size(); ++i) {
+    far.description(i)[0] ^= std::byte{1};
+    EXPECT_EQ(parse().reason(), "EXTENT_INVALID");
+    far.description(i)[0] ^= std::byte{1};
+    // Up to 256 bytes a description may be longer than what is read of it.
+    int64_t& described = far.views()[i].description_bytes;
+    const int64_t whole = described;
+    for (described = 0; described < whole; described += 1 + described / 3) {
+      const Status status = parse();
+      EXPECT_TRUE(status.reason() == "EXTENT_INVALID" || (status.ok() && described >= 128))
+          << described << " " << status.ToString();
+    }
+    described = whole;
+  }
 }
 
 // Flipped bits: an error, or numbers nobody asked for; never an access beyond the extent. Proven

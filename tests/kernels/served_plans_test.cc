@@ -20,7 +20,8 @@ TEST(CudaServes, RawPlansOfUnits) {
        {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
         "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
-        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}"}) {
+        "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}", "mosaickv",
+        "mosaickv{share = 0.0625, keep = 16, neighbours = 2, block = 16, truncate = false}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -36,7 +37,9 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"tokenselect{codec = \"packed\"}", "codec = \"packed\""},
         {"sentencekv", "selector = \"bucket\""},
         {"sekv", "selector = \"zoom\""},
-        {"mosaickv", "selector = \"block\""},
+        {"mosaickv{strategy = \"search\"}", "strategy = \"search\""},
+        {"mosaickv{group = \"softmax\"}", "group = \"softmax\""},
+        {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
         {"quest{codec = \"packed\"}", "codec = \"packed\""},
         {"quest{page = 24}", "page = 24"}}) {
