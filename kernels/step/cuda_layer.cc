@@ -9,6 +9,12 @@ namespace {
 
 float ScaleOf(const Geometry& g) { return 1.0f / std::sqrt(static_cast<float>(g.head_dim)); }
 
+// In every layer, here; the others before any layer.
+bool SelectsByQuery(SelectorKind selector) {
+  return selector == SelectorKind::kMinMax || selector == SelectorKind::kVote ||
+         selector == SelectorKind::kBlock;
+}
+
 const std::byte* RowAt(const Rows& rows, int32_t row) {
   return rows.data + row * rows.token_stride;
 }
@@ -85,10 +91,7 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
-    const bool asks = part.plan.selector == SelectorKind::kMinMax ||
-                      part.plan.selector == SelectorKind::kVote ||
-                      part.plan.selector == SelectorKind::kBlock;  // by the queries, here
-    if (!Selects(part, layer) || !asks) continue;
+    if (!Selects(part, layer) || !SelectsByQuery(part.plan.selector)) continue;
     if (dense.data == nullptr) {
       dense = q;
       if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
@@ -126,6 +129,7 @@ Status CudaStep::ScoreBounds(const Part& part, int layer, const std::byte* q, DT
   w.query_heads = geometry().query_heads;
   w.unit_stride = ws_.capacity_.units;
   w.scores = ws_.scores_.as<float>() + int64_t{part.first} * geometry().kv_heads * w.unit_stride;
+  w.ahead = true;
   return Check(ops_.score(w, stream_), "op score");
 }
 
@@ -224,6 +228,8 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   w.counters = ws_.attend_counters_.as<uint32_t>();
   w.workspace = ws_.attend_workspace_.as<float>();
   const int32_t first = first_row_[part.first] + part.begin;
+  // What the GPU selects in the layer itself is not there before.
+  w.ahead = part.new_tokens == 1 && !(Selects(part, layer) && SelectsByQuery(part.plan.selector));
   if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
   // Every new token is an item with the same row of the page table and the same selection.
   w.layer.page_stride = 0;

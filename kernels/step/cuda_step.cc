@@ -104,9 +104,18 @@ Status CudaStep::Prepare() {
   Status status = Stage(*slot);
   if (status.ok()) status = Summarize();
   if (status.ok()) status = SelectCascades();
+  if (status.ok()) status = SeparateOps(*slot);
   if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
   if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
   return status;
+}
+
+// Ops read what Begin made ahead of the kernels before them (launch.cuh): no op may start while a
+// kernel of Begin's runs. Nothing but a copy (of what is there) keeps every kernel behind it back.
+Status CudaStep::SeparateOps(const CudaWorkspace::StagingSlot& slot) {
+  if (!launched_) return OkStatus();
+  return Check(ops_.copy_async(ws_.ints_.as<int32_t>(), slot.data, sizeof(int32_t), stream_),
+               "separating a step's ops from its begin");
 }
 
 Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
@@ -209,6 +218,7 @@ Status CudaStep::SummarizeLevel(const Part& part, int level) {
   w.source_layer_stride =
       level == 0 ? PageLayout::Of(geometry()).layer_stride : layer_stride(level - 1);
   w.summary_layer_stride = layer_stride(level);
+  launched_ |= units > 0;
   return Check(ops_.summarize(w, stream_), "op summarize");
 }
 

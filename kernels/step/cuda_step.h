@@ -111,6 +111,7 @@ class CudaStep : public StepBatch {
   VoteBuffers::Capacity NeedOfVotes() const;
   Status Prepare();
   Status Stage(const CudaWorkspace::StagingSlot& slot);
+  Status SeparateOps(const CudaWorkspace::StagingSlot& slot);
   Status StageInts(const CudaWorkspace::StagingSlot& slot);
   Status StageVoteCaches(const CudaWorkspace::StagingSlot& slot);
   Status OwnVoteCache(SequenceState* state);
@@ -207,6 +208,7 @@ class CudaStep : public StepBatch {
   int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
   int selected_layer_ = -1;
   bool begun_ = false, ended_ = false;
+  bool launched_ = false;  // Begin, a kernel
 };
 
 }  // namespace kvstrata

@@ -55,6 +55,9 @@ struct AttendedRows {
   __device__ __forceinline__ int32_t strips() const {
     return max(sink_strips + list_strips + StripsFor(tokens - FirstRecent()), 1);
   }
+  __device__ __forceinline__ bool MayHoldNewest(int32_t strip) const {
+    return strip == strips() - 1 || recent_begin == tokens;
+  }
   // The row of `lane` in `strip`; -1: none.
   __device__ __forceinline__ int32_t Position(const RowSource& from, int32_t strip,
                                               int lane) const {
