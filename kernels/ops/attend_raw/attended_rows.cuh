@@ -78,6 +78,11 @@ struct AttendedRows {
   }
 };
 
+// Of an item of a batch of sequences (work_share.cuh).
+__device__ __forceinline__ AttendedRows RowsOf(const RowSource& from, int sequence, int head) {
+  return AttendedRows::Of(from, sequence, head);
+}
+
 // The addresses of a warp's strips, made ahead: while strip n is used, the page of n + 1 and the
 // list entry of n + 2 are on their way. Every lane holds one row's key.
 class RowStream {
@@ -101,13 +106,15 @@ class RowStream {
     Advance();
   }
 
-  // Of the current strip: the key of row `lane` (another row of the strip where there is none), and
-  // which lanes have a row.
+  // Of the current strip: the key of row `lane` (another row of the strip where there is none), its
+  // position (-1: none), and which lanes have a row.
   uint64_t key;
+  int32_t position;
   uint32_t present;
 
   __device__ __forceinline__ void Advance() {
     key = page_ + slot_bytes_;
+    position = found_;
     present = next_present_;
     FetchPage();
     position_ = NextPosition();
@@ -122,6 +129,7 @@ class RowStream {
   // Lanes without a row take that of another lane: what they read is weighed with 0, and must not
   // be NaN. A strip without any row reads row 0, which exists, and weighs nothing.
   __device__ __forceinline__ void FetchPage() {
+    found_ = position_;
     next_present_ = __ballot_sync(kAllLanes, position_ >= 0);
     const int32_t spare = __shfl_sync(kAllLanes, position_, __ffs(next_present_ | (1u << 31)) - 1);
     const int32_t position = max(position_ >= 0 ? position_ : spare, 0);
@@ -138,6 +146,7 @@ class RowStream {
   int32_t strip_, step_, end_;
   int lane_;
   int32_t position_;        // of strip n + 2
+  int32_t found_ = -1;      // of strip n + 1
   uint64_t page_ = 0;       // of strip n + 1
   int32_t slot_bytes_ = 0;  // of strip n + 1
   uint32_t next_present_ = 0;

@@ -1,0 +1,445 @@
+// Attention of a CTA over a share of a tile's rows. Rows are gathered into shared memory by
+// cp.async, blocks of 64 (32 with head_dim 256) one and a half ahead of their use; a warp has 32
+// (16) query rows against a whole block:
+//
+//   scores   S[queries][rows] = Q K^T. A is Q, B is K, both by ldmatrix.
+//   weights  P = 2^(S - m), in the registers where S was: they are the A of the next product.
+//   output   O[queries][channels] += P V. B is V, transposed by ldmatrix.
+//
+// 32 query rows a warp, because what ldmatrix reads of a block then serves two products: with one,
+// shared memory would be the limit. A lane holds columns {2t, 2t + 1} of rows g and g + 8.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_TILE_ATTENTION_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_TILE_ATTENTION_CUH_
+
+#include <climits>
+
+#include "kernels/cuda/exp2.cuh"
+#include "kernels/cuda/shared_matrix.cuh"
+#include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
+#include "kernels/ops/attend_raw/work_share.cuh"
+#include "kernels/ops/merge/merge_row.cuh"
+
+namespace kvstrata::cuda {
+
+inline constexpr int kTileWarps = 4;
+inline constexpr int kTileThreads = 32 * kTileWarps;
+
+template <int kDim>
+struct TileShape {
+  static constexpr int kWarpProducts = kDim == 256 ? 1 : 2;  // of 16 query rows
+  static constexpr int kWarpRows = 16 * kWarpProducts;
+  static constexpr int kRows = kWarpRows * kTileWarps;  // query rows of a tile
+  static constexpr int kKeys = kDim == 256 ? 32 : 64;   // rows of a block
+  static constexpr int kBlockStrips = kKeys / kStripRows;
+  static constexpr int kCopied = kKeys / kTileWarps;  // rows of a block that a warp copies
+  static constexpr int kCtasPerSm = kDim == 64 ? 3 : 2;
+};
+
+// A chunk as tiles: what work_share.cuh takes for sequences.
+struct QueryTiles : RowSource {
+  int32_t rows, group;  // new tokens; query heads of each
+  int32_t tile_rows;
+
+  __device__ __forceinline__ int32_t FirstToken(int tile) const {
+    return static_cast<int32_t>(static_cast<uint32_t>(tile * tile_rows) / group);
+  }
+  __device__ __forceinline__ int32_t LastToken(int tile) const {
+    return min(static_cast<int32_t>(static_cast<uint32_t>((tile + 1) * tile_rows - 1) / group),
+               rows - 1);
+  }
+};
+
+// What the last token of a tile attends; the others see the first of it.
+__device__ __forceinline__ AttendedRows RowsOf(const QueryTiles& from, int tile, int head) {
+  return AttendedRows::Of(from, from.LastToken(tile), head);
+}
+
+struct TileArguments {
+  QueryTiles tiles;
+  const std::byte* q;
+  int64_t q_stride;
+  float scale;  // with log2(e)
+  AttentionOutput to;
+  uint32_t* counters;
+  float2* split_ml;  // [slots][query rows of a tile], m in powers of two
+  float4* split_o;   // [slots][float4s of a thread][threads]
+};
+
+template <int kDim>
+struct TileShared {
+  using S = TileShape<kDim>;
+  static constexpr int kPieces = kDim / 8;
+  uint4 q[S::kRows][kPieces];
+  uint4 k[2][S::kKeys][kPieces], v[2][S::kKeys][kPieces];
+  int32_t position[2][S::kKeys];  // of a block's rows; kNone: no row
+  uint32_t masked[2];             // by warp, a byte each: some query of the tile does not see all
+  Turn turn;
+  bool is_last;
+};
+
+template <typename T, int kDim>
+class TileAttention {
+  using S = TileShape<kDim>;
+  using Matrix = SharedMatrix<kDim>;
+  static constexpr int32_t kNone = INT_MAX;
+  static constexpr int kProducts = S::kWarpProducts;
+  static constexpr int kPieces = Matrix::kPieces;
+  static constexpr uint32_t kBlockBytes = S::kKeys * Matrix::kRowBytes;
+
+ public:
+  static constexpr int kFloat4s = kProducts * kDim / 8;  // of a thread's output
+
+  __device__ __forceinline__ TileAttention(const TileArguments& a, TileShared<kDim>& shared)
+      : a_(a),
+        shared_(shared),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32),
+        tile_(shared.turn.sequence),
+        head_(shared.turn.head) {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        m_[p][h] = -INFINITY;
+        l_[p][h] = 0;
+      }
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o_[p][j][i] = 0;
+      }
+    }
+  }
+
+  // The strips [begin, end) of the turn. Afterwards l is summed over lanes. A barrier must come
+  // before the next turn.
+  __device__ __forceinline__ void Run() {
+    const Turn& turn = shared_.turn;
+    if (turn.rows.tokens == 0) return;
+    const int32_t blocks = CeilDivide(turn.end - turn.begin, S::kBlockStrips);
+    const int first_strip = warp_ * S::kCopied / kStripRows;  // of those of a block
+    RowStream stream(a_.tiles, turn.rows, 0, head_, turn.begin + first_strip, S::kBlockStrips,
+                     turn.end);
+    const int32_t all_see = a_.tiles.tokens[a_.tiles.FirstToken(tile_)];
+    CopyQueries();
+    CopyRows(stream, 0, shared_.k[0]);
+    CommitCopies();
+    CopyRows(stream, ValuesAfterKeys(), shared_.v[0]);
+    KeepPositions(stream.position, all_see, 0);
+    CommitCopies();
+    stream.Advance();
+    if (blocks > 1) CopyRows(stream, 0, shared_.k[1]);
+    CommitCopies();
+#pragma unroll 1
+    for (int32_t i = 0; i < blocks; ++i) {
+      const int stage = i & 1, other = stage ^ 1;
+      AwaitCopies<2>();  // the keys of block i
+      __syncthreads();   // of all warps; block i - 1 is done with
+      if (i + 1 < blocks) {
+        CopyRows(stream, ValuesAfterKeys(), shared_.v[other]);
+        KeepPositions(stream.position, all_see, other);
+        stream.Advance();
+      }
+      CommitCopies();
+      float s[kProducts][S::kKeys / 8][4];
+      Score(stage, s);
+      AwaitCopies<2>();  // the values of block i
+      __syncthreads();
+      if (i + 2 < blocks) CopyRows(stream, 0, shared_.k[stage]);
+      CommitCopies();
+      if (shared_.masked[stage] != 0) Mask(stage, s);
+      Weigh(s);
+      AddValues(stage, s);
+    }
+    SumWeights();
+  }
+
+  __device__ __forceinline__ void StoreSplit(int32_t slot) const {
+    float4* o = a_.split_o + int64_t{slot} * kFloat4s * kTileThreads + threadIdx.x;
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        const auto& x = o_[p][j];
+        o[(p * (kDim / 8) + j) * kTileThreads] = {x[0], x[1], x[2], x[3]};
+      }
+      if (lane_ % 4 != 0) continue;
+      for (int h = 0; h < 2; ++h) {
+        a_.split_ml[int64_t{slot} * S::kRows + RowOf(p, h)] = {m_[p][h] * a_.scale, l_[p][h]};
+      }
+    }
+  }
+
+  // Takes the sums of all splits, in their order, for its own.
+  __device__ __forceinline__ void Merge(const Sharers& sharers) {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) MergeProduct(sharers, p);
+  }
+
+  // m is now in powers of two.
+  __device__ __forceinline__ void ScaleMaxima() {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+      for (int h = 0; h < 2; ++h) m_[p][h] *= a_.scale;
+    }
+  }
+
+  // After ScaleMaxima or Merge.
+  __device__ __forceinline__ void StoreOutput() const {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) StoreRow(p, h);
+    }
+  }
+
+ private:
+  // Query row of the tile in which this lane holds two columns.
+  __device__ __forceinline__ int RowOf(int product, int half) const {
+    return warp_ * S::kWarpRows + product * 16 + half * 8 + lane_ / 4;
+  }
+  __device__ __forceinline__ int64_t ValuesAfterKeys() const {
+    return a_.tiles.layer.value_offset - a_.tiles.layer.key_offset;
+  }
+  // The new token of a query row of the tile, and the query's head of its group; rows beyond the
+  // chunk have tokens beyond it.
+  __device__ __forceinline__ int TokenOf(int row, int& query) const {
+    const int at = tile_ * S::kRows + row;
+    const auto token = static_cast<int>(static_cast<uint32_t>(at) / a_.tiles.group);
+    query = at - token * a_.tiles.group;
+    return token;
+  }
+
+  // A warp's share; zeros for rows beyond the chunk.
+  __device__ __forceinline__ void CopyQueries() const {
+    constexpr int kRowsAtOnce = 32 / (kPieces < 32 ? kPieces : 32);
+    const uint32_t to = SharedAddress(shared_.q);
+#pragma unroll 1
+    for (int i = 0; i < S::kWarpRows; i += kRowsAtOnce) {
+      const int row = warp_ * S::kWarpRows + i + lane_ / kPieces, piece = lane_ % kPieces;
+      int query;
+      const int token = TokenOf(row, query);
+      const bool present = token < a_.tiles.rows;
+      const std::byte* from = a_.q + (present ? token : 0) * a_.q_stride +
+                              int64_t{head_ * a_.tiles.group + query} * Matrix::kRowBytes +
+                              piece * 16;
+      CopyPiece(to + Matrix::Piece(row, piece), reinterpret_cast<uint64_t>(from), present);
+    }
+  }
+  // The warp's rows of a block, `offset` bytes behind their keys; zeros for a strip without rows.
+  __device__ __forceinline__ void CopyRows(const RowStream& stream, int64_t offset,
+                                           uint4 (&block)[S::kKeys][kPieces]) const {
+    constexpr int kRowsAtOnce = 32 / kPieces;
+    const int row = warp_ * S::kCopied + lane_ / kPieces, piece = lane_ % kPieces;
+    const uint32_t to = SharedAddress(block);
+#pragma unroll
+    for (int i = 0; i < S::kCopied; i += kRowsAtOnce) {
+      const uint64_t key = __shfl_sync(kAllLanes, stream.key, (row + i) % kStripRows);
+      CopyPiece(to + Matrix::Piece(row + i, piece), key + offset + piece * 16, stream.present != 0);
+    }
+  }
+  __device__ __forceinline__ void KeepPositions(int32_t position, int32_t all_see,
+                                                int stage) const {
+    const int first = warp_ * S::kCopied % kStripRows, i = lane_ - first;  // of the warp's rows
+    const bool own = i >= 0 && i < S::kCopied;
+    if (own) shared_.position[stage][warp_ * S::kCopied + i] = position < 0 ? kNone : position;
+    const bool masked = own && (position < 0 || position >= all_see);
+    const bool any = __any_sync(kAllLanes, masked);
+    if (lane_ == 0) reinterpret_cast<uint8_t*>(&shared_.masked[stage])[warp_] = any ? 1 : 0;
+  }
+
+  __device__ __forceinline__ void Score(int stage, float (&s)[kProducts][S::kKeys / 8][4]) const {
+    const uint32_t q =
+        SharedAddress(shared_.q) + Matrix::Piece(warp_ * S::kWarpRows + lane_ % 16, lane_ / 16);
+    const uint32_t k = SharedAddress(shared_.k) + stage * kBlockBytes +
+                       Matrix::Piece(lane_ / 16 * 8 + lane_ % 8, lane_ / 8 % 2);
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int j = 0; j < S::kKeys / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[p][j][i] = 0;
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kDim / 16; ++c) {
+      uint4 a[kProducts];
+#pragma unroll
+      for (int p = 0; p < kProducts; ++p) {
+        a[p] = LoadMatrices(Matrix::Pair(q, c) + p * 16 * Matrix::kRowBytes);
+      }
+#pragma unroll
+      for (int j = 0; j < S::kKeys / 16; ++j) {
+        const uint4 b = LoadMatrices(Matrix::Pair(k, c) + j * 16 * Matrix::kRowBytes);
+#pragma unroll
+        for (int p = 0; p < kProducts; ++p) {
+          MmaM16N8K16<T>(s[p][2 * j], a[p].x, a[p].y, a[p].z, a[p].w, b.x, b.y);
+          MmaM16N8K16<T>(s[p][2 * j + 1], a[p].x, a[p].y, a[p].z, a[p].w, b.z, b.w);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void Mask(int stage, float (&s)[kProducts][S::kKeys / 8][4]) const {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        int query;
+        const int token = TokenOf(RowOf(p, h), query);
+        const int32_t sees = a_.tiles.tokens[min(token, a_.tiles.rows - 1)];
+#pragma unroll
+        for (int j = 0; j < S::kKeys / 8; ++j) {
+          const int2 at =
+              *reinterpret_cast<const int2*>(&shared_.position[stage][8 * j + lane_ % 4 * 2]);
+          if (at.x >= sees) s[p][j][2 * h] = -INFINITY;
+          if (at.y >= sees) s[p][j][2 * h + 1] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Scores to weights, relative to maxima that may rise.
+  __device__ __forceinline__ void Weigh(float (&s)[kProducts][S::kKeys / 8][4]) {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float top = m_[p][h];
+#pragma unroll
+        for (int j = 0; j < S::kKeys / 8; ++j) {
+          top = fmaxf(top, fmaxf(s[p][j][2 * h], s[p][j][2 * h + 1]));
+        }
+        if (__any_sync(kAllLanes, top > m_[p][h])) Raise(p, h, top);
+        const float shift = m_[p][h] == -INFINITY ? 0.0f : m_[p][h] * a_.scale;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < S::kKeys / 8; ++j) {
+#pragma unroll
+          for (int i = 2 * h; i < 2 * h + 2; ++i) {
+            s[p][j][i] = Exp2(s[p][j][i] * a_.scale - shift);
+            sum += s[p][j][i];
+          }
+        }
+        l_[p][h] += sum;
+      }
+    }
+  }
+  __device__ __forceinline__ void Raise(int p, int h, float top) {
+    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, 2));
+    const float weight = m_[p][h] == -INFINITY ? 0.0f : Exp2((m_[p][h] - top) * a_.scale);
+    m_[p][h] = top;
+    l_[p][h] *= weight;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; ++j) {
+      o_[p][j][2 * h] *= weight;
+      o_[p][j][2 * h + 1] *= weight;
+    }
+  }
+
+  __device__ __forceinline__ void AddValues(int stage,
+                                            const float (&s)[kProducts][S::kKeys / 8][4]) {
+    const uint32_t v =
+        SharedAddress(shared_.v) + stage * kBlockBytes + Matrix::Piece(lane_ % 16, lane_ / 16);
+#pragma unroll
+    for (int r = 0; r < S::kKeys / 16; ++r) {
+      uint4 a[kProducts];
+#pragma unroll
+      for (int p = 0; p < kProducts; ++p) {
+        const auto &x = s[p][2 * r], &y = s[p][2 * r + 1];
+        a[p] = {Element<T>::Pack(x[0], x[1]), Element<T>::Pack(x[2], x[3]),
+                Element<T>::Pack(y[0], y[1]), Element<T>::Pack(y[2], y[3])};
+      }
+#pragma unroll
+      for (int c = 0; c < kDim / 16; ++c) {
+        const uint4 b = LoadTransposed(Matrix::Pair(v, c) + r * 16 * Matrix::kRowBytes);
+#pragma unroll
+        for (int p = 0; p < kProducts; ++p) {
+          MmaM16N8K16<T>(o_[p][2 * c], a[p].x, a[p].y, a[p].z, a[p].w, b.x, b.y);
+          MmaM16N8K16<T>(o_[p][2 * c + 1], a[p].x, a[p].y, a[p].z, a[p].w, b.z, b.w);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void SumWeights() {
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        l_[p][h] += __shfl_xor_sync(kAllLanes, l_[p][h], 1);
+        l_[p][h] += __shfl_xor_sync(kAllLanes, l_[p][h], 2);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MergeProduct(const Sharers& sharers, int p) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) m_[p][h] = -INFINITY, l_[p][h] = 0;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o_[p][j][i] = 0;
+    }
+#pragma unroll 1
+    for (int32_t split = 0; split < sharers.count; ++split) {
+      const int64_t slot = sharers.Slot(split);
+      float old[2], added[2];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 ml = __ldcg(&a_.split_ml[slot * S::kRows + RowOf(p, h)]);
+        const float top = fmaxf(m_[p][h], ml.x);
+        old[h] = WeightOf(m_[p][h], top);
+        added[h] = WeightOf(ml.x, top);
+        m_[p][h] = top;
+        l_[p][h] = old[h] * l_[p][h] + added[h] * ml.y;
+      }
+      const float4* o =
+          a_.split_o + (slot * kFloat4s + p * (kDim / 8)) * kTileThreads + threadIdx.x;
+#pragma unroll
+      for (int j = 0; j < kDim / 8; ++j) {
+        const float4 x = __ldcg(o + j * kTileThreads);
+        auto& sum = o_[p][j];
+        sum[0] = old[0] * sum[0] + added[0] * x.x;
+        sum[1] = old[0] * sum[1] + added[0] * x.y;
+        sum[2] = old[1] * sum[2] + added[1] * x.z;
+        sum[3] = old[1] * sum[3] + added[1] * x.w;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void StoreRow(int p, int h) const {
+    int query;
+    const int token = TokenOf(RowOf(p, h), query);
+    if (token >= a_.tiles.rows) return;
+    const int heads = a_.tiles.layer.kv_heads * a_.tiles.group;
+    const int64_t row = int64_t{token} * heads + head_ * a_.tiles.group + query;
+    const float l = l_[p][h], scale = l == 0 ? 0.0f : 1.0f / l;
+    if (a_.to.lse != nullptr && lane_ % 4 == 0) {
+      a_.to.lse[row] = l == 0 ? -INFINITY : (m_[p][h] + log2f(l)) * kLn2;
+    }
+    const int64_t pair = row * (kDim / 2) + lane_ % 4;
+#pragma unroll
+    for (int j = 0; j < kDim / 8; ++j) {
+      const float x = o_[p][j][2 * h] * scale, y = o_[p][j][2 * h + 1] * scale;
+      if (a_.to.dtype == DType::kF32) {
+        static_cast<float2*>(a_.to.rows)[pair + 4 * j] = {x, y};
+      } else {
+        static_cast<uint32_t*>(a_.to.rows)[pair + 4 * j] = a_.to.dtype == DType::kBF16
+                                                               ? Element<__nv_bfloat16>::Pack(x, y)
+                                                               : Element<__half>::Pack(x, y);
+      }
+    }
+  }
+
+  const TileArguments& a_;
+  TileShared<kDim>& shared_;
+  const int lane_, warp_, tile_, head_;
+  float m_[kProducts][2], l_[kProducts][2];  // m: of products q . k, until ScaleMaxima
+  float o_[kProducts][kDim / 8][4];
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_TILE_ATTENTION_CUH_
