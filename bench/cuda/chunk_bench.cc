@@ -234,6 +234,8 @@ void BenchChunks(Report& report) {
     int kilotokens;
     double keys;  // without those of the chunk
   } const kCases[] = {
+      {"full", "full", 8, 8 * 1024},
+      {"full", "full", 32, 32 * 1024},
       {"full", "full", 128, 128 * 1024},
       {"full", "full", 1024, 1024 * 1024},
       {"tokenselect", "tokenselect{min_tokens = 0}", 128, 2048 + 128 + 512},
@@ -258,7 +260,7 @@ void BenchChunks(Report& report) {
 
 void BenchFew(Report& report) {
   for (const int kilotokens : {4, 32}) {
-    for (const int rows : {2, 3, 4, 8, 16, 32}) {
+    for (const int rows : {4, 8, 16, 32, 64}) {
       const Sequence sequence(kilotokens * 1024, rows);
       const FewTokens few(sequence);
       for (const bool chunk : {false, true}) {

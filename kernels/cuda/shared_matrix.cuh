@@ -19,14 +19,8 @@ __device__ __forceinline__ void CopyPiece(uint32_t to, uint64_t from, bool prese
                "r"(present ? 16 : 0)
                : "memory");
 }
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Until at most kLater of the groups that this thread has committed are on their way.
-template <int kLater>
-__device__ __forceinline__ void AwaitCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-}
+// Until all copies that this thread has started are done.
+__device__ __forceinline__ void AwaitCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Four 8x8 matrices, lane l giving the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ uint4 LoadMatrices(uint32_t address) {

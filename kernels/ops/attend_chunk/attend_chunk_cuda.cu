@@ -5,17 +5,67 @@
 namespace kvstrata::cuda {
 namespace {
 
+constexpr int32_t kWavesMax = 3;  // of CTAs that leave partials
+
+// How every tile's strips are cut.
+struct Cut {
+  int32_t items;        // (tile, KV head)
+  int32_t part_strips;  // a multiple of a block's
+  int32_t parts;        // of the longest tile
+};
+
+// The most strips that a tile attends: those of the chunk's last token. By one warp.
+__device__ __forceinline__ int32_t LongestStrips(const QueryTiles& tiles) {
+  int32_t strips = 1;
+  for (int head = threadIdx.x % 32; head < tiles.layer.kv_heads; head += 32) {
+    strips = max(strips, AttendedRows::Of(tiles, tiles.rows - 1, head).strips());
+  }
+  return __reduce_max_sync(kAllLanes, strips);
+}
+
+// As many parts as make the time of all waves shortest, counted in strips.
+__device__ __forceinline__ Cut CutOf(int32_t strips, int32_t items, int32_t ctas, int32_t block) {
+  constexpr int32_t kBeginCost = 8, kMergeCost = 1, kPartsMax = 64;  // strips a part; on an H100
+  Cut best{items, CeilDivide(strips, block) * block, 1};
+  int32_t best_cost = INT_MAX;
+  for (int32_t parts = 1; parts <= kPartsMax; ++parts) {
+    if (parts > 1 && items * parts > kWavesMax * ctas) break;
+    const int32_t each = CeilDivide(CeilDivide(strips, parts), block) * block;
+    const int32_t cost = CeilDivide(items * parts, ctas) * (each + kBeginCost) + parts * kMergeCost;
+    if (cost >= best_cost) continue;
+    best_cost = cost;
+    best = {items, each, CeilDivide(strips, each)};
+  }
+  return best;
+}
+
+// Parts in an order in which CTAs that run at one time read the same rows, from the L2 then.
+__device__ __forceinline__ void FindPart(const QueryTiles& tiles, const Cut& cut, int32_t index,
+                                         TilePart& part) {
+  const int32_t of_tile = index / cut.items, item = index % cut.items;
+  part.tile = item / tiles.layer.kv_heads;
+  part.head = item % tiles.layer.kv_heads;
+  part.rows = AttendedRows::Of(tiles, tiles.LastToken(part.tile), part.head);
+  const int32_t strips = part.rows.strips();
+  part.begin = of_tile * cut.part_strips;
+  part.first_slot = item;
+  part.slot_step = cut.items;
+  // An earlier tile may have a strip more than the last: of its only recent rows.
+  part.parts = min(CeilDivide(strips, cut.part_strips), cut.parts);
+  part.end = of_tile + 1 == part.parts ? strips : min(part.begin + cut.part_strips, strips);
+}
+
+// Part `index` of all: shared.part.
 template <typename T, int kDim>
-__device__ __forceinline__ void TakeTurn(const TileArguments& a, TileShared<kDim>& shared) {
+__device__ __forceinline__ void AttendPart(const TileArguments& a, int32_t index,
+                                           TileShared<kDim>& shared) {
+  const TilePart& part = shared.part;
   TileAttention<T, kDim> attention(a, shared);
   attention.Run();
-  const Turn& turn = shared.turn;
-  const Sharers& sharers = turn.sharers;
-  if (sharers.count > 1) {
-    attention.StoreSplit(sharers.Slot(CtaIndex() - sharers.first));
-    const int32_t item = turn.sequence * a.tiles.layer.kv_heads + turn.head;
-    if (!ArrivesLast(a.counters + item, sharers.count, shared.is_last)) return;
-    attention.Merge(sharers);
+  if (part.parts > 1) {
+    attention.StorePartial(index);
+    if (!ArrivesLast(a.counters + part.first_slot, part.parts, shared.is_last)) return;
+    attention.Merge();
   } else {
     attention.ScaleMaxima();
   }
@@ -24,16 +74,26 @@ __device__ __forceinline__ void TakeTurn(const TileArguments& a, TileShared<kDim
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kTileThreads, TileShape<kDim>::kCtasPerSm)
-    AttendChunkKernel(const __grid_constant__ TileArguments a, int32_t items) {
+    AttendChunkKernel(const __grid_constant__ TileArguments a) {
   extern __shared__ __align__(1024) std::byte dynamic[];
   auto& shared = *reinterpret_cast<TileShared<kDim>*>(dynamic);
+  __shared__ Cut cut;
   WaitForPrevious();
   LetNextStart();
-  FirstTurn<kTileThreads>(a.tiles, items, shared.turn);
-  if (shared.turn.sequence < 0) return;
-  do {
-    TakeTurn<T, kDim>(a, shared);
-  } while (NextTurn(a.tiles, shared.turn));
+  if (threadIdx.x < 32) {
+    const int32_t strips = LongestStrips(a.tiles);
+    if (threadIdx.x == 0) {
+      cut = CutOf(strips, a.tiles.tiles * a.tiles.layer.kv_heads, gridDim.x,
+                  TileShape<kDim>::kBlockStrips);
+    }
+  }
+  __syncthreads();
+  for (int32_t index = blockIdx.x; index < cut.items * cut.parts; index += gridDim.x) {
+    if (threadIdx.x == 0) FindPart(a.tiles, cut, index, shared.part);
+    __syncthreads();
+    if (shared.part.begin < shared.part.end) AttendPart<T>(a, index, shared);
+    __syncthreads();  // `shared` is read until here
+  }
 }
 
 bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
@@ -60,8 +120,8 @@ int32_t ResidentCtas() {
 }
 
 template <int kDim>
-int64_t SplitRows() {
-  return int64_t{2} * ResidentCtas<kDim>() * TileShape<kDim>::kRows;
+int64_t PartialRows() {
+  return int64_t{kWavesMax} * ResidentCtas<kDim>() * TileShape<kDim>::kRows;
 }
 
 template <int kDim>
@@ -76,13 +136,14 @@ TileArguments ArgumentsOf(const AttendChunkBatch& w) {
   a.tiles.rows = w.rows;
   a.tiles.group = w.group;
   a.tiles.tile_rows = TileShape<kDim>::kRows;
+  a.tiles.tiles = (w.rows * w.group + TileShape<kDim>::kRows - 1) / TileShape<kDim>::kRows;
   a.q = static_cast<const std::byte*>(w.q);
   a.q_stride = w.q_stride;
   a.scale = w.scale * kLog2E;
   a.to = w.to;
   a.counters = w.counters;
-  a.split_o = reinterpret_cast<float4*>(w.workspace);
-  a.split_ml = reinterpret_cast<float2*>(w.workspace + SplitRows<kDim>() * kDim);
+  a.partial_o = reinterpret_cast<float4*>(w.workspace);
+  a.partial_ml = reinterpret_cast<float2*>(w.workspace + PartialRows<kDim>() * kDim);
   return a;
 }
 
@@ -90,17 +151,16 @@ template <typename T, int kDim>
 int Launch(const AttendChunkBatch& w, Stream stream) {
   constexpr int kBytes = sizeof(TileShared<kDim>);
   if (const int error = AllowShared(AttendChunkKernel<T, kDim>, kBytes); error != 0) return error;
-  const int32_t tiles = (w.rows * w.group + TileShape<kDim>::kRows - 1) / TileShape<kDim>::kRows;
   return LaunchDependent(AttendChunkKernel<T, kDim>, dim3(ResidentCtas<kDim>()), kTileThreads,
-                         kBytes, stream, ArgumentsOf<kDim>(w), tiles * w.layer.kv_heads);
+                         kBytes, stream, ArgumentsOf<kDim>(w));
 }
 
 }  // namespace
 
 int64_t AttendChunkWorkspaceBytes(int32_t head_dim) {
-  const int64_t rows = head_dim == 256   ? SplitRows<256>()
-                       : head_dim == 128 ? SplitRows<128>()
-                                         : SplitRows<64>();
+  const int64_t rows = head_dim == 256   ? PartialRows<256>()
+                       : head_dim == 128 ? PartialRows<128>()
+                                         : PartialRows<64>();
   return rows * (head_dim + 2) * int64_t{sizeof(float)};
 }
 

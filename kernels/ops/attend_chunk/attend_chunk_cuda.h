@@ -3,10 +3,9 @@
 // token a sequence; here each key and value serves many queries.
 //
 // A tile is 128 query rows (64 with head_dim 256) of one KV head: new tokens in order, each with
-// its query group. Strips of 32 attended rows of all (tile, KV head) are shared evenly by a grid of
-// as many CTAs as the GPU holds, whatever the lengths are; a tile reads rows up to the last
-// position that one of its queries sees. The last CTA to finish a tile merges its splits in their
-// order: the same inputs on the same GPU give the same bits.
+// its query group. It reads rows up to the last position that one of its queries sees, in as many
+// parts as fill the GPU; the last CTA to finish a tile merges its parts in their order: the same
+// inputs on the same GPU give the same bits.
 //
 // Cost: 4 * rows * query_heads * head_dim operations on tensor cores an attended row; each row is
 // read once a tile, for the most part from the L2; one launch. A chunk of few rows still costs a
@@ -39,7 +38,7 @@ struct AttendChunkBatch {
   float* workspace = nullptr;    // device, AttendChunkWorkspaceBytes, any content, 16-byte aligned
 };
 
-// Enough for any chunk of this head_dim on the current GPU (35 MB of an H100).
+// Enough for any chunk of this head_dim on the current GPU (52 MB of an H100).
 int64_t AttendChunkWorkspaceBytes(int32_t head_dim);
 
 // cudaErrorInvalidValue: a shape outside the ranges above. Calls that share counters or workspace

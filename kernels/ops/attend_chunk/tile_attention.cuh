@@ -1,6 +1,5 @@
-// Attention of a CTA over a share of a tile's rows. Rows are gathered into shared memory by
-// cp.async, blocks of 64 (32 with head_dim 256) one and a half ahead of their use; a warp has 32
-// (16) query rows against a whole block:
+// Attention of a CTA over some of a tile's rows. They are gathered into shared memory by cp.async,
+// a block of 64 (32 with head_dim 256) ahead; a warp has 32 (16) query rows against a whole block:
 //
 //   scores   S[queries][rows] = Q K^T. A is Q, B is K, both by ldmatrix.
 //   weights  P = 2^(S - m), in the registers where S was: they are the A of the next product.
@@ -16,7 +15,7 @@
 #include "kernels/cuda/exp2.cuh"
 #include "kernels/cuda/shared_matrix.cuh"
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
-#include "kernels/ops/attend_raw/work_share.cuh"
+#include "kernels/ops/attend_raw/attended_rows.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
 
 namespace kvstrata::cuda {
@@ -35,10 +34,10 @@ struct TileShape {
   static constexpr int kCtasPerSm = kDim == 64 ? 3 : 2;
 };
 
-// A chunk as tiles: what work_share.cuh takes for sequences.
+// A chunk, cut into tiles.
 struct QueryTiles : RowSource {
-  int32_t rows, group;  // new tokens; query heads of each
-  int32_t tile_rows;
+  int32_t rows, group;       // new tokens; query heads of each
+  int32_t tile_rows, tiles;  // query rows of a tile; of each KV head
 
   __device__ __forceinline__ int32_t FirstToken(int tile) const {
     return static_cast<int32_t>(static_cast<uint32_t>(tile * tile_rows) / group);
@@ -49,10 +48,14 @@ struct QueryTiles : RowSource {
   }
 };
 
-// What the last token of a tile attends; the others see the first of it.
-__device__ __forceinline__ AttendedRows RowsOf(const QueryTiles& from, int tile, int head) {
-  return AttendedRows::Of(from, from.LastToken(tile), head);
-}
+// Some strips of what the last token of a tile attends; its other tokens see fewer of them.
+struct TilePart {
+  AttendedRows rows;
+  int32_t tile, head;
+  int32_t begin, end;  // strips
+  // Partials of the tile: slots first_slot, first_slot + slot_step, ...
+  int32_t first_slot, slot_step, parts;
+};
 
 struct TileArguments {
   QueryTiles tiles;
@@ -61,8 +64,8 @@ struct TileArguments {
   float scale;  // with log2(e)
   AttentionOutput to;
   uint32_t* counters;
-  float2* split_ml;  // [slots][query rows of a tile], m in powers of two
-  float4* split_o;   // [slots][float4s of a thread][threads]
+  float2* partial_ml;  // [slots][query rows of a tile], m in powers of two
+  float4* partial_o;   // [slots][float4s of a thread][threads]
 };
 
 template <int kDim>
@@ -73,7 +76,7 @@ struct TileShared {
   uint4 k[2][S::kKeys][kPieces], v[2][S::kKeys][kPieces];
   int32_t position[2][S::kKeys];  // of a block's rows; kNone: no row
   uint32_t masked[2];             // by warp, a byte each: some query of the tile does not see all
-  Turn turn;
+  TilePart part;
   bool is_last;
 };
 
@@ -94,8 +97,8 @@ class TileAttention {
         shared_(shared),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
-        tile_(shared.turn.sequence),
-        head_(shared.turn.head) {
+        tile_(shared.part.tile),
+        head_(shared.part.head) {
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
 #pragma unroll
@@ -111,42 +114,26 @@ class TileAttention {
     }
   }
 
-  // The strips [begin, end) of the turn. Afterwards l is summed over lanes. A barrier must come
-  // before the next turn.
+  // Afterwards l is summed over lanes. A barrier must come before the next part.
   __device__ __forceinline__ void Run() {
-    const Turn& turn = shared_.turn;
-    if (turn.rows.tokens == 0) return;
-    const int32_t blocks = CeilDivide(turn.end - turn.begin, S::kBlockStrips);
+    const TilePart& part = shared_.part;
+    if (part.rows.tokens == 0) return;
+    const int32_t blocks = CeilDivide(part.end - part.begin, S::kBlockStrips);
     const int first_strip = warp_ * S::kCopied / kStripRows;  // of those of a block
-    RowStream stream(a_.tiles, turn.rows, 0, head_, turn.begin + first_strip, S::kBlockStrips,
-                     turn.end);
+    RowStream stream(a_.tiles, part.rows, 0, head_, part.begin + first_strip, S::kBlockStrips,
+                     part.end);
     const int32_t all_see = a_.tiles.tokens[a_.tiles.FirstToken(tile_)];
     CopyQueries();
-    CopyRows(stream, 0, shared_.k[0]);
-    CommitCopies();
-    CopyRows(stream, ValuesAfterKeys(), shared_.v[0]);
-    KeepPositions(stream.position, all_see, 0);
-    CommitCopies();
-    stream.Advance();
-    if (blocks > 1) CopyRows(stream, 0, shared_.k[1]);
-    CommitCopies();
+    CopyBlock(stream, all_see, 0);
 #pragma unroll 1
     for (int32_t i = 0; i < blocks; ++i) {
-      const int stage = i & 1, other = stage ^ 1;
-      AwaitCopies<2>();  // the keys of block i
-      __syncthreads();   // of all warps; block i - 1 is done with
-      if (i + 1 < blocks) {
-        CopyRows(stream, ValuesAfterKeys(), shared_.v[other]);
-        KeepPositions(stream.position, all_see, other);
-        stream.Advance();
-      }
-      CommitCopies();
+      const int stage = i & 1;
+      AwaitCopies();
+      __syncthreads();  // of all warps; block i - 1 is done with
+      stream.Advance();
+      if (i + 1 < blocks) CopyBlock(stream, all_see, stage ^ 1);
       float s[kProducts][S::kKeys / 8][4];
       Score(stage, s);
-      AwaitCopies<2>();  // the values of block i
-      __syncthreads();
-      if (i + 2 < blocks) CopyRows(stream, 0, shared_.k[stage]);
-      CommitCopies();
       if (shared_.masked[stage] != 0) Mask(stage, s);
       Weigh(s);
       AddValues(stage, s);
@@ -154,8 +141,8 @@ class TileAttention {
     SumWeights();
   }
 
-  __device__ __forceinline__ void StoreSplit(int32_t slot) const {
-    float4* o = a_.split_o + int64_t{slot} * kFloat4s * kTileThreads + threadIdx.x;
+  __device__ __forceinline__ void StorePartial(int64_t slot) const {
+    float4* o = a_.partial_o + slot * kFloat4s * kTileThreads + threadIdx.x;
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
 #pragma unroll
@@ -165,15 +152,15 @@ class TileAttention {
       }
       if (lane_ % 4 != 0) continue;
       for (int h = 0; h < 2; ++h) {
-        a_.split_ml[int64_t{slot} * S::kRows + RowOf(p, h)] = {m_[p][h] * a_.scale, l_[p][h]};
+        a_.partial_ml[slot * S::kRows + RowOf(p, h)] = {m_[p][h] * a_.scale, l_[p][h]};
       }
     }
   }
 
-  // Takes the sums of all splits, in their order, for its own.
-  __device__ __forceinline__ void Merge(const Sharers& sharers) {
+  // Takes the sums of all parts of the tile, in their order, for its own.
+  __device__ __forceinline__ void Merge() {
 #pragma unroll
-    for (int p = 0; p < kProducts; ++p) MergeProduct(sharers, p);
+    for (int p = 0; p < kProducts; ++p) MergeProduct(p);
   }
 
   // m is now in powers of two.
@@ -198,9 +185,6 @@ class TileAttention {
   __device__ __forceinline__ int RowOf(int product, int half) const {
     return warp_ * S::kWarpRows + product * 16 + half * 8 + lane_ / 4;
   }
-  __device__ __forceinline__ int64_t ValuesAfterKeys() const {
-    return a_.tiles.layer.value_offset - a_.tiles.layer.key_offset;
-  }
   // The new token of a query row of the tile, and the query's head of its group; rows beyond the
   // chunk have tokens beyond it.
   __device__ __forceinline__ int TokenOf(int row, int& query) const {
@@ -212,7 +196,7 @@ class TileAttention {
 
   // A warp's share; zeros for rows beyond the chunk.
   __device__ __forceinline__ void CopyQueries() const {
-    constexpr int kRowsAtOnce = 32 / (kPieces < 32 ? kPieces : 32);
+    constexpr int kRowsAtOnce = 32 / kPieces;
     const uint32_t to = SharedAddress(shared_.q);
 #pragma unroll 1
     for (int i = 0; i < S::kWarpRows; i += kRowsAtOnce) {
@@ -226,21 +210,27 @@ class TileAttention {
       CopyPiece(to + Matrix::Piece(row, piece), reinterpret_cast<uint64_t>(from), present);
     }
   }
-  // The warp's rows of a block, `offset` bytes behind their keys; zeros for a strip without rows.
-  __device__ __forceinline__ void CopyRows(const RowStream& stream, int64_t offset,
-                                           uint4 (&block)[S::kKeys][kPieces]) const {
+  // Starts the copy of the warp's rows of a block; of zeros for a strip without rows.
+  __device__ __forceinline__ void CopyBlock(const RowStream& stream, int32_t all_see,
+                                            int stage) const {
     constexpr int kRowsAtOnce = 32 / kPieces;
     const int row = warp_ * S::kCopied + lane_ / kPieces, piece = lane_ % kPieces;
-    const uint32_t to = SharedAddress(block);
+    const uint32_t k = SharedAddress(shared_.k) + stage * kBlockBytes;
+    const uint32_t v = SharedAddress(shared_.v) + stage * kBlockBytes;
+    const int64_t values = a_.tiles.layer.value_offset - a_.tiles.layer.key_offset;
+    const bool present = stream.present != 0;
 #pragma unroll
     for (int i = 0; i < S::kCopied; i += kRowsAtOnce) {
-      const uint64_t key = __shfl_sync(kAllLanes, stream.key, (row + i) % kStripRows);
-      CopyPiece(to + Matrix::Piece(row + i, piece), key + offset + piece * 16, stream.present != 0);
+      const uint64_t from = __shfl_sync(kAllLanes, stream.key, (row + i) % kStripRows) + piece * 16;
+      const uint32_t to = Matrix::Piece(row + i, piece);
+      CopyPiece(k + to, from, present);
+      CopyPiece(v + to, from + values, present);
     }
+    KeepPositions(stream.position, all_see, stage);
   }
   __device__ __forceinline__ void KeepPositions(int32_t position, int32_t all_see,
                                                 int stage) const {
-    const int first = warp_ * S::kCopied % kStripRows, i = lane_ - first;  // of the warp's rows
+    const int i = lane_ - warp_ * S::kCopied % kStripRows;  // of the warp's rows
     const bool own = i >= 0 && i < S::kCopied;
     if (own) shared_.position[stage][warp_ * S::kCopied + i] = position < 0 ? kNone : position;
     const bool masked = own && (position < 0 || position >= all_see);
@@ -374,7 +364,8 @@ class TileAttention {
     }
   }
 
-  __device__ __forceinline__ void MergeProduct(const Sharers& sharers, int p) {
+  __device__ __forceinline__ void MergeProduct(int p) {
+    const TilePart& part = shared_.part;
 #pragma unroll
     for (int h = 0; h < 2; ++h) m_[p][h] = -INFINITY, l_[p][h] = 0;
 #pragma unroll
@@ -383,12 +374,12 @@ class TileAttention {
       for (int i = 0; i < 4; ++i) o_[p][j][i] = 0;
     }
 #pragma unroll 1
-    for (int32_t split = 0; split < sharers.count; ++split) {
-      const int64_t slot = sharers.Slot(split);
+    for (int32_t i = 0; i < part.parts; ++i) {
+      const int64_t slot = part.first_slot + i * part.slot_step;
       float old[2], added[2];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 ml = __ldcg(&a_.split_ml[slot * S::kRows + RowOf(p, h)]);
+        const float2 ml = __ldcg(&a_.partial_ml[slot * S::kRows + RowOf(p, h)]);
         const float top = fmaxf(m_[p][h], ml.x);
         old[h] = WeightOf(m_[p][h], top);
         added[h] = WeightOf(ml.x, top);
@@ -396,7 +387,7 @@ class TileAttention {
         l_[p][h] = old[h] * l_[p][h] + added[h] * ml.y;
       }
       const float4* o =
-          a_.split_o + (slot * kFloat4s + p * (kDim / 8)) * kTileThreads + threadIdx.x;
+          a_.partial_o + (slot * kFloat4s + p * (kDim / 8)) * kTileThreads + threadIdx.x;
 #pragma unroll
       for (int j = 0; j < kDim / 8; ++j) {
         const float4 x = __ldcg(o + j * kTileThreads);

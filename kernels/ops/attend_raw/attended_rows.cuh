@@ -22,6 +22,10 @@ struct RowSource {
   int32_t unit_shift;     // log2(unit_tokens)
 };
 
+__device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a + b - 1) / static_cast<uint32_t>(b));
+}
+
 __device__ __forceinline__ int32_t StripsFor(int32_t rows) {
   return (rows + kStripRows - 1) / kStripRows;
 }
@@ -77,11 +81,6 @@ struct AttendedRows {
     return position >= sink_end && position < recent_begin ? position : -1;
   }
 };
-
-// Of an item of a batch of sequences (work_share.cuh).
-__device__ __forceinline__ AttendedRows RowsOf(const RowSource& from, int sequence, int head) {
-  return AttendedRows::Of(from, sequence, head);
-}
 
 // The addresses of a warp's strips, made ahead: while strip n is used, the page of n + 1 and the
 // list entry of n + 2 are on their way. Every lane holds one row's key.

@@ -1,5 +1,4 @@
-// Which strips of a batch a CTA takes. An item is a (sequence, KV head); attend_chunk takes tiles
-// of queries for sequences. RowsOf(source, sequence, head) says what an item attends.
+// Which strips of a batch a CTA takes. An item is a (sequence, KV head).
 //
 // One sequence: the grid is [KV heads][CTAs an item], and those CTAs share the item evenly.
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
@@ -17,10 +16,6 @@ namespace kvstrata::cuda {
 // A CTA's warps take strips in turn: shares of whole rounds lose no warp's time, and fewer shares
 // are merged sooner.
 inline constexpr int32_t kRoundStrips = 4;
-
-__device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a + b - 1) / static_cast<uint32_t>(b));
-}
 
 // Strips of a share, where `strips` are to be shared by at most `ctas`, which three to an SM run at
 // once. Half a round (half a strip a warp) is best as long as every CTA has an SM to itself.
@@ -128,8 +123,8 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, Turn& turn) {
 }
 
 // The first turn where there are several. Every thread counts the strips of a run of items.
-template <int kThreads, typename Source>
-__device__ __forceinline__ void FirstTurn(const Source& from, int32_t items, Turn& turn) {
+template <int kThreads>
+__device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, Turn& turn) {
   __shared__ int32_t warp_strips[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = from.layer.kv_heads;
   const int32_t each = (items + kThreads - 1) / kThreads;
@@ -138,7 +133,7 @@ __device__ __forceinline__ void FirstTurn(const Source& from, int32_t items, Tur
   int32_t own = 0;
 #pragma unroll 1
   for (int32_t i = first; i < last; ++i) {
-    own += RowsOf(from, i / heads, i % heads).strips();
+    own += AttendedRows::Of(from, i / heads, i % heads).strips();
   }
   int32_t before = own;
   for (int step = 1; step < 32; step *= 2) {
@@ -161,7 +156,7 @@ __device__ __forceinline__ void FirstTurn(const Source& from, int32_t items, Tur
     turn.share_end = cut.Begin(cta + 1);
 #pragma unroll 1
     for (int32_t i = first;; ++i) {
-      turn.rows = RowsOf(from, i / heads, i % heads);
+      turn.rows = AttendedRows::Of(from, i / heads, i % heads);
       turn.item_begin = before;
       before += turn.rows.strips();
       if (begin >= before) continue;
@@ -173,15 +168,14 @@ __device__ __forceinline__ void FirstTurn(const Source& from, int32_t items, Tur
 }
 
 // The next turn of a share, if it goes on; false if not. For all threads.
-template <typename Source>
-__device__ __forceinline__ bool NextTurn(const Source& from, Turn& turn) {
+__device__ __forceinline__ bool NextTurn(const RowSource& from, Turn& turn) {
   const int32_t strip = turn.item_begin + turn.end;
   if (strip >= turn.share_end) return false;
   __syncthreads();  // `turn` is read until here
   if (threadIdx.x == 0) {
     const bool last_head = turn.head + 1 == from.layer.kv_heads;
     const int sequence = turn.sequence + (last_head ? 1 : 0), head = last_head ? 0 : turn.head + 1;
-    turn.rows = RowsOf(from, sequence, head);
+    turn.rows = AttendedRows::Of(from, sequence, head);
     turn.item_begin = strip;
     turn.Take(sequence, head, strip);
   }
