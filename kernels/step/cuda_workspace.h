@@ -44,7 +44,7 @@ class CudaWorkspace {
   friend class CudaStep;
 
   // New tokens of a member that are queries of attend_raw, each by itself; more are a chunk.
-  static constexpr int32_t kItemsOfMember = 2;
+  static constexpr int32_t kItemsOfMember = 8;
   // Entries that buffers have room for; strides of tables and lists.
   struct Capacity {
     int32_t members = 0, rows = 0;  // of a batch; rows: new tokens

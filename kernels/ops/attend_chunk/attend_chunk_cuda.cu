@@ -23,20 +23,22 @@ __device__ __forceinline__ int32_t LongestStrips(const QueryTiles& tiles) {
   return __reduce_max_sync(kAllLanes, strips);
 }
 
-// As many parts as make the time of all waves shortest, counted in strips.
+// As many parts as make the time of all waves shortest, counted in strips. By one warp.
 __device__ __forceinline__ Cut CutOf(int32_t strips, int32_t items, int32_t ctas, int32_t block) {
-  constexpr int32_t kBeginCost = 8, kMergeCost = 1, kPartsMax = 64;  // strips a part; on an H100
-  Cut best{items, CeilDivide(strips, block) * block, 1};
-  int32_t best_cost = INT_MAX;
-  for (int32_t parts = 1; parts <= kPartsMax; ++parts) {
-    if (parts > 1 && items * parts > kWavesMax * ctas) break;
-    const int32_t each = CeilDivide(CeilDivide(strips, parts), block) * block;
-    const int32_t cost = CeilDivide(items * parts, ctas) * (each + kBeginCost) + parts * kMergeCost;
-    if (cost >= best_cost) continue;
-    best_cost = cost;
-    best = {items, each, CeilDivide(strips, each)};
+  constexpr int32_t kBeginCost = 8, kMergeCost = 1;  // strips a part; on an H100
+  constexpr int32_t kPartsMax = 64;
+  const auto part_strips = [=](int32_t parts) {
+    return CeilDivide(CeilDivide(strips, parts), block) * block;
+  };
+  uint32_t best = ~0u;  // cost, then parts
+  for (int32_t parts = 1 + threadIdx.x % 32; parts <= kPartsMax; parts += 32) {
+    if (parts > 1 && items * parts > kWavesMax * ctas) continue;
+    const int32_t waves = CeilDivide(items * parts, ctas);
+    const int64_t cost = int64_t{waves} * (part_strips(parts) + kBeginCost) + parts * kMergeCost;
+    best = min(best, static_cast<uint32_t>(min(cost, int64_t{UINT_MAX / 128 - 1})) * 128 + parts);
   }
-  return best;
+  const int32_t each = part_strips(static_cast<int32_t>(__reduce_min_sync(kAllLanes, best) % 128));
+  return {items, each, CeilDivide(strips, each)};
 }
 
 // Parts in an order in which CTAs that run at one time read the same rows, from the L2 then.
@@ -82,10 +84,9 @@ __global__ void __launch_bounds__(kTileThreads, TileShape<kDim>::kCtasPerSm)
   LetNextStart();
   if (threadIdx.x < 32) {
     const int32_t strips = LongestStrips(a.tiles);
-    if (threadIdx.x == 0) {
-      cut = CutOf(strips, a.tiles.tiles * a.tiles.layer.kv_heads, gridDim.x,
-                  TileShape<kDim>::kBlockStrips);
-    }
+    const Cut found = CutOf(strips, a.tiles.tiles * a.tiles.layer.kv_heads, gridDim.x,
+                            TileShape<kDim>::kBlockStrips);
+    if (threadIdx.x == 0) cut = found;
   }
   __syncthreads();
   for (int32_t index = blockIdx.x; index < cut.items * cut.parts; index += gridDim.x) {

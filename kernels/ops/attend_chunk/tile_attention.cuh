@@ -85,6 +85,7 @@ class TileAttention {
   using S = TileShape<kDim>;
   using Matrix = SharedMatrix<kDim>;
   static constexpr int32_t kNone = INT_MAX;
+  static constexpr float kSlack = 8;
   static constexpr int kProducts = S::kWarpProducts;
   static constexpr int kPieces = Matrix::kPieces;
   static constexpr uint32_t kBlockBytes = S::kKeys * Matrix::kRowBytes;
@@ -135,7 +136,7 @@ class TileAttention {
       float s[kProducts][S::kKeys / 8][4];
       Score(stage, s);
       if (shared_.masked[stage] != 0) Mask(stage, s);
-      Weigh(s);
+      RaiseMaxima(s);
       AddValues(stage, s);
     }
     SumWeights();
@@ -289,30 +290,27 @@ class TileAttention {
     }
   }
 
-  // Scores to weights, relative to maxima that may rise.
-  __device__ __forceinline__ void Weigh(float (&s)[kProducts][S::kKeys / 8][4]) {
+  // Maxima rise only where a weight would be above 2^kSlack: sums are relative to them in any case.
+  __device__ __forceinline__ void RaiseMaxima(const float (&s)[kProducts][S::kKeys / 8][4]) {
+    float top[kProducts][2];
+    bool rises = false;
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float top = m_[p][h];
+        top[p][h] = m_[p][h];
 #pragma unroll
         for (int j = 0; j < S::kKeys / 8; ++j) {
-          top = fmaxf(top, fmaxf(s[p][j][2 * h], s[p][j][2 * h + 1]));
+          top[p][h] = fmaxf(top[p][h], fmaxf(s[p][j][2 * h], s[p][j][2 * h + 1]));
         }
-        if (__any_sync(kAllLanes, top > m_[p][h])) Raise(p, h, top);
-        const float shift = m_[p][h] == -INFINITY ? 0.0f : m_[p][h] * a_.scale;
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < S::kKeys / 8; ++j) {
-#pragma unroll
-          for (int i = 2 * h; i < 2 * h + 2; ++i) {
-            s[p][j][i] = Exp2(s[p][j][i] * a_.scale - shift);
-            sum += s[p][j][i];
-          }
-        }
-        l_[p][h] += sum;
+        rises |= (top[p][h] - m_[p][h]) * a_.scale > kSlack;
       }
+    }
+    if (!__any_sync(kAllLanes, rises)) return;
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) Raise(p, h, top[p][h]);
     }
   }
   __device__ __forceinline__ void Raise(int p, int h, float top) {
@@ -328,16 +326,30 @@ class TileAttention {
     }
   }
 
-  __device__ __forceinline__ void AddValues(int stage,
-                                            const float (&s)[kProducts][S::kKeys / 8][4]) {
+  // Weights of 16 rows of the block from r on at a time, while tensor cores have those before.
+  __device__ __forceinline__ void AddValues(int stage, float (&s)[kProducts][S::kKeys / 8][4]) {
     const uint32_t v =
         SharedAddress(shared_.v) + stage * kBlockBytes + Matrix::Piece(lane_ % 16, lane_ / 16);
+    float shift[kProducts][2];
+#pragma unroll
+    for (int p = 0; p < kProducts; ++p) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        shift[p][h] = m_[p][h] == -INFINITY ? 0.0f : m_[p][h] * a_.scale;
+      }
+    }
 #pragma unroll
     for (int r = 0; r < S::kKeys / 16; ++r) {
       uint4 a[kProducts];
 #pragma unroll
       for (int p = 0; p < kProducts; ++p) {
-        const auto &x = s[p][2 * r], &y = s[p][2 * r + 1];
+        auto &x = s[p][2 * r], &y = s[p][2 * r + 1];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i] = Exp2(x[i] * a_.scale - shift[p][i / 2]);
+          y[i] = Exp2(y[i] * a_.scale - shift[p][i / 2]);
+          l_[p][i / 2] += x[i] + y[i];
+        }
         a[p] = {Element<T>::Pack(x[0], x[1]), Element<T>::Pack(x[2], x[3]),
                 Element<T>::Pack(y[0], y[1]), Element<T>::Pack(y[2], y[3])};
       }
