@@ -17,6 +17,7 @@ for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "chess
             MUST_RATIO[f"step/{plan}/b1/{length}"] = MUST_RATIO[f"linked/{plan}/b1/{length}"] = ratio
 MUST_RATIO["linked/full/b8/128K"] = 0.95
 MUST_CALL_US = 12  # of the CPU, a linked call outside a graph
+MUST_RATIO |= {"chunk/tokenselect/512of1024K": 20, "chunk/full/512of128K": 0.6}
 MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
            "attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
            "attend_raw/pages/b1/2048of128K": 8, "attend_raw/tokens/b1/2688of128K": 8}
@@ -24,6 +25,8 @@ MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
 
 def shape_of(row_id):
     parts = row_id.split("/")
+    if parts[0] == "chunk":
+        return f"chunk/{parts[2]}"
     return f"full/{parts[2]}/{parts[3].split('of')[-1]}" if len(parts) > 3 else ""
 
 
@@ -65,7 +68,8 @@ def main():
     for row in ours["rows"]:
         base = row.get("baseline", {})
         against = f"{base['value']:9.2f} us {base['value'] / row['value']:6.2f}x" if base else ""
-        print(f"{row['id']:36} {row['value']:9.2f} us {row.get('tbps', 0):5.2f} TB/s  {against}")
+        rate = f"{row['tflops']:5.0f} TFLOP/s" if "tflops" in row else f"{row.get('tbps', 0):5.2f} TB/s"
+        print(f"{row['id']:36} {row['value']:9.2f} us {rate}  {against}")
     if args.json_out:
         with open(args.json_out, "w") as file:
             file.write(json.dumps(ours, indent=1) + "\n")

@@ -15,6 +15,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
 #include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
@@ -57,12 +58,14 @@ struct CudaOps {
   int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
   int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
 
-  // ops/append, ops/attend_raw, ops/merge: what each takes and costs is in its *_cuda.h.
+  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
                         Stream stream) = nullptr;
   int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
+  int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
   int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
 
   // ops/attend_packed.

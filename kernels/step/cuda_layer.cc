@@ -231,12 +231,30 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   // What the GPU selects in the layer itself is not there before.
   w.ahead = part.new_tokens == 1 && !(Selects(part, layer) && SelectsByQuery(part.plan.selector));
   if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
+  if (part.new_tokens > CudaWorkspace::kItemsOfMember) return AttendChunk(part, layer, q, out, lse);
   // Every new token is an item with the same row of the page table and the same selection.
   w.layer.page_stride = 0;
   w.selection.shared = true;
-  for (int32_t t = 0; t < part.new_tokens; t += CudaWorkspace::kItemsPerLaunch) {
-    const int32_t items = std::min(CudaWorkspace::kItemsPerLaunch, part.new_tokens - t);
-    KVS_RETURN_IF_ERROR(AttendItems(w, first + t, items, q, out, lse));
+  return AttendItems(w, first, part.new_tokens, q, out, lse);
+}
+
+Status CudaStep::AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                             float* lse) {
+  cuda::AttendChunkBatch w;
+  w.layer = PagesOf(part, layer);
+  w.selection = SelectionOf(part, layer);
+  w.group = geometry().group();
+  w.q_stride = q.token_stride;
+  w.scale = ScaleOf(geometry());
+  w.counters = ws_.attend_counters_.as<uint32_t>();
+  w.workspace = ws_.attend_workspace_.as<float>();
+  int32_t row = first_row_[part.first] + part.begin;
+  for (int32_t left = part.new_tokens; left > 0; left -= w.rows, row += w.rows) {
+    w.rows = std::min(left, cuda::kAttendChunkRows);
+    w.tokens = ws_.visible() + row;
+    w.q = RowAt(q, row);
+    w.to = OutputFrom(row, out, lse);
+    KVS_RETURN_IF_ERROR(Check(ops_.attend_chunk(w, stream_), "op attend_chunk"));
   }
   return OkStatus();
 }
@@ -248,10 +266,13 @@ Status CudaStep::AttendItems(cuda::AttendRawBatch w, int32_t row, int32_t items,
   w.tokens = ws_.visible() + row;
   w.q = RowAt(q, row);
   w.q_stride = q.token_stride;
-  w.to.rows = out.data + row * out.token_stride;
-  w.to.dtype = out.dtype;
-  w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads;
+  w.to = OutputFrom(row, out, lse);
   return Check(ops_.attend_raw(w, stream_), "op attend_raw");
+}
+
+cuda::AttentionOutput CudaStep::OutputFrom(int32_t row, const MutableRows& out, float* lse) const {
+  return {out.data + row * out.token_stride, out.dtype,
+          lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads};
 }
 
 }  // namespace kvstrata

@@ -256,9 +256,7 @@ Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, con
   w.selection = BlocksOf(part, layer);
   w.scale = scale;
   w.with = of_pages;
-  w.to.rows = out.data + row * out.token_stride;
-  w.to.dtype = out.dtype;
-  w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * g.query_heads;
+  w.to = OutputFrom(row, out, lse);
   w.counters = ws_.attend_counters_.as<uint32_t>();
   w.workspace = ws_.packed_.workspace.as<float>();
   return Check(ops_.attend_packed(w, stream_), "op attend_packed");

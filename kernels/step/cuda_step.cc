@@ -83,6 +83,9 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   for (const StepMember& m : members_) {
     const IndexLayout& index = m.state->index();
     const int32_t tokens = std::max(m.view.tokens + m.new_tokens, ws_.reserve_tokens_);
+    if (m.new_tokens > CudaWorkspace::kItemsOfMember) {
+      need.chunk = std::max(need.chunk, std::min(m.new_tokens, cuda::kAttendChunkRows));
+    }
     need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
     if (index.kind == IndexLayout::Kind::kNone) continue;
     const cuda::CandidateRule rule = RuleOf(m.state->plan());

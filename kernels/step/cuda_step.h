@@ -20,8 +20,8 @@
 // when its copies are done, and is refused under capture. Keys, values, outputs: bf16, fp16, fp32.
 // Queries are rounded to the pages' dtype for attention, not for scores.
 //
-// Several new tokens of a member are attended each as a query of its own: correct, but slow beside
-// an engine's own prefill kernels over the same page table.
+// Several new tokens of a member are attended together (ops/attend_chunk), a prompt chunk that
+// selects by itself.
 //
 // Codec packed: extents may lie in device memory; the views then name their descriptions
 // (codec/extent.h). A graph stays good while the daemon packs more, until there are more extents
@@ -188,6 +188,9 @@ class CudaStep : public StepBatch {
   Result<Selection> ReadBlocks(int member, int32_t n) const;
   uint64_t PackedRowsIn(const Part& part, int member, const std::vector<Run>& runs) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
+  Status AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                     float* lse);
+  cuda::AttentionOutput OutputFrom(int32_t row, const MutableRows& out, float* lse) const;
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
                      const MutableRows& out, float* lse);
 

@@ -68,6 +68,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   };
   c.members = Grown(now.members, need.members, power(need.members));
   c.rows = Grown(now.rows, need.rows, power(need.rows));
+  c.chunk = Grown(now.chunk, need.chunk, power(need.chunk));
   c.pages = Grown(now.pages, need.pages, Generous(need.pages, 64));
   c.blocks = Grown(now.blocks, need.blocks, Generous(need.blocks, 8));
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
@@ -89,10 +90,14 @@ Status CudaWorkspace::Fit(Capacity need) {
   KVS_RETURN_IF_ERROR(reserve(&ints_, ints * kInt));
   KVS_RETURN_IF_ERROR(reserve(&pages_.device, int64_t{c.members} * c.pages * kAddress));
   KVS_RETURN_IF_ERROR(reserve(&blocks_.device, int64_t{c.members} * c.blocks * kAddress));
-  const int64_t items = std::max(c.members, std::min(c.rows, kItemsPerLaunch));
+  const int64_t tiles = int64_t{c.chunk} * geometry_.group() / 64 + 1;
+  const int64_t items = std::max<int64_t>({c.members, kItemsOfMember, tiles});
   KVS_RETURN_IF_ERROR(reserve(&attend_counters_, items * geometry_.kv_heads * kInt));
-  KVS_RETURN_IF_ERROR(reserve(
-      &attend_workspace_, ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim)));
+  int64_t splits = ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim);
+  if (c.chunk > 0) {
+    splits = std::max(splits, ops_.attend_chunk_workspace_bytes(geometry_.head_dim));
+  }
+  KVS_RETURN_IF_ERROR(reserve(&attend_workspace_, splits));
   if (c.units > 0) {
     KVS_RETURN_IF_ERROR(reserve(&scores_, lists * c.units * int64_t{sizeof(float)}));
     KVS_RETURN_IF_ERROR(reserve(&units_, std::max(lists * c.list, int64_t{4}) * kInt));

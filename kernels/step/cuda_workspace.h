@@ -44,11 +44,12 @@ class CudaWorkspace {
  private:
   friend class CudaStep;
 
-  // New tokens of a member that one launch of attend_raw takes.
-  static constexpr int32_t kItemsPerLaunch = 256;
+  // New tokens of a member that are queries of attend_raw, each by itself; more are a chunk.
+  static constexpr int32_t kItemsOfMember = 8;
   // Entries that buffers have room for; strides of tables and lists.
   struct Capacity {
     int32_t members = 0, rows = 0;   // of a batch; rows: new tokens
+    int32_t chunk = 0;               // new tokens of a launch of attend_chunk
     int32_t pages = 0, blocks = 0;   // of a member
     int32_t units = 0, list = 0;     // of a (member, KV head): candidates, chosen ones
     int32_t cascade_pages = 0;       // of a member with selector cascade: candidates
