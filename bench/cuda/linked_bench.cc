@@ -8,7 +8,8 @@
 // layer on the stream, from a step's first work to its last; a model has 32 layers, or as many as
 // fit: a page holds all layers, so their number decides how far apart a layer's rows lie. Beside
 // them the step's time on the CPU, with the stream idle. chess: the mean of a whole period of
-// steps, its selection included. tokenselect_0.9: of ten steps, one of which turns its query away
+// steps, its selection included; sentencekv: the same, the buckets of the sentences that end
+// included. tokenselect_0.9: of ten steps, one of which turns its query away
 // and selects.
 #include <cuda_runtime_api.h>
 
@@ -52,7 +53,10 @@ struct Plan {
   int64_t (*rows_read)(int64_t tokens);  // of a layer, summaries included
   int period = 1;                        // steps, of which Begin selects in one
   int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
+  bool sentences = false;                // boundaries are reported, and the last queries observed
 };
+constexpr int kObserved = 32;     // last prompt tokens, which go through attention
+constexpr double kSentence = 27;  // median of its tokens (the paper's corpora: 25 to 30)
 constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
@@ -61,6 +65,9 @@ const Plan kPlans[] = {
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
      [](int64_t n) { return n / 100 + 17 * 32 + 160; }, 320},
+    // Means, of 8 heads as large as a token: about 300 buckets of random keys.
+    {"sentencekv", "sentencekv{min_tokens = 0}",
+     [](int64_t) { return int64_t{1024 + 32 + 40 + 300}; }, 320, 0, true},
     {"tokenselect_miss", "tokenselect{theta = 1, min_tokens = 0}",
      [](int64_t n) { return n / 2 + kTokenRows; }},
     {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},
@@ -80,10 +87,17 @@ class Steps {
         rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
         q_(Random(int64_t{kHeads} * kDim)),
         queries_(Random(int64_t{2} * kHeads * kDim)),
-        out_(size_t{kHeads} * kDim) {
+        observed_(Random(int64_t{kObserved} * kHeads * kDim)),
+        out_(size_t{kObserved} * kHeads * kDim),
+        sentences_(plan.sentences) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     Open(plan.text, tokens);
-    for (int32_t done = 0; done < tokens; done += kChunk) Append(std::min(kChunk, tokens - done));
+    const int32_t appended = sentences_ ? tokens - kObserved : tokens;
+    for (int32_t done = 0; done < appended; done += kChunk) {
+      Append(std::min(kChunk, appended - done));
+    }
+    if (sentences_) StepOf(kObserved, [this](kvs_step* step) { Layers(step, kObserved, true); });
+    if (sentences_) ReportBoundaries(tokens);
     CheckKvs(kvs_prefill_done(session_, sequence_), "kvs_prefill_done");
     Step([this](kvs_step* step) { Layers(step, 1, true); });  // memory is had before the capture
     Capture();
@@ -143,10 +157,25 @@ class Steps {
   }
   bool Sound() const {
     const std::vector<BF16> out = out_.Read();
-    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
+    return std::all_of(out.begin(), out.begin() + kHeads * kDim,
+                       [](BF16 x) { return std::isfinite(ToFloat(x)); });
   }
 
  private:
+  // Of the next `count` tokens. Lengths of sentences: lognormal, cut at the plan's 100.
+  void ReportBoundaries(int32_t count) {
+    std::lognormal_distribution<double> length(std::log(kSentence), 0.5);
+    std::vector<uint8_t> ends(static_cast<size_t>(count));
+    for (uint8_t& end : ends) {
+      if (--left_in_sentence_ > 0) continue;
+      end = 1;
+      left_in_sentence_ = std::max(1, static_cast<int>(length(rng_)));
+    }
+    CheckKvs(kvs_report(session_, sequence_, reported_, static_cast<uint32_t>(count), nullptr,
+                        nullptr, ends.data()),
+             "kvs_report");
+    reported_ += static_cast<uint32_t>(count);
+  }
   // Two random queries by turns.
   void TurnQuery() {
     turned_ = !turned_;
@@ -194,6 +223,7 @@ class Steps {
   template <typename Fn>
   void Step(const Fn& work) {
     StepOf(1, work);
+    if (sentences_) ReportBoundaries(1);
   }
   void Append(int32_t tokens) {
     StepOf(tokens, [&](kvs_step* step) { Layers(step, tokens, false); });
@@ -206,7 +236,8 @@ class Steps {
     // would lie as regularly, at addresses that share channels of the memory.
     const int64_t first = tokens == 1 ? 0 : static_cast<int64_t>(rng_() % kChunk);
     const kvs_tensor rows = tensor(rows_.get() + first * kKvHeads * kDim, kKvHeads),
-                     q = tensor(q_.get(), kHeads), o = tensor(out_.get(), kHeads);
+                     q = tensor(tokens == 1 ? q_.get() : observed_.get(), kHeads),
+                     o = tensor(out_.get(), kHeads);
     for (int layer = 0; layer < layers_; ++layer) {
       CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
       if (attend) CheckKvs(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
@@ -228,8 +259,11 @@ class Steps {
   const int steps_a_query_;
   const int layers_;
   std::mt19937 rng_{std::random_device{}()};
-  DeviceArray<BF16> rows_, q_, queries_, out_;
+  DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
   bool turned_ = false;
+  const bool sentences_;
+  int left_in_sentence_ = 1;
+  uint32_t reported_ = 0;
   std::vector<int32_t> ids_;
   cudaStream_t stream_ = nullptr;
   cudaGraphExec_t graph_ = nullptr;
@@ -312,7 +346,9 @@ int Main(int argc, char** argv) {
        {{"notes",
          "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
          "all layers' append, select "
-         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection; pages "
+         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of "
+         "sentencekv of 320 steps and the sentences that end in them; its boundaries are reported "
+         "for each token: lognormal lengths with a median of 27, at most 100; pages "
          "from the daemon's allocator; "
          "lengths grow a token a step; "
          "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},

@@ -33,6 +33,10 @@ bool CudaStep::Selects(const Part& part, int layer) const {
   return part.selects && layer >= part.plan.n_dense_layers;
 }
 
+bool CudaStep::Observes(const Part& part, int layer) const {
+  return part.observes && layer >= part.plan.n_dense_layers;
+}
+
 cuda::PagedLayer CudaStep::PagesOf(const Part& part, int layer) const {
   const PageLayout layout = PageLayout::Of(geometry());
   cuda::PagedLayer pages;
@@ -58,6 +62,7 @@ cuda::DeviceRows CudaStep::IndexRowsOf(const Part& part, int level, int layer) c
 cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
   if (!Selects(part, layer)) return {};
   if (part.plan.selector == SelectorKind::kVote) return VotedSelection(part);
+  if (part.plan.selector == SelectorKind::kBucket) return BucketSelection(part);
   cuda::DeviceSelection selection;
   if (part.plan.selector == SelectorKind::kWindow) {
     selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
@@ -86,8 +91,9 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   Rows dense{};
   for (const Part& part : parts_) {
     const bool asks = part.plan.selector == SelectorKind::kMinMax ||
-                      part.plan.selector == SelectorKind::kVote;  // by the queries, here
-    if (!Selects(part, layer) || !asks) continue;
+                      part.plan.selector == SelectorKind::kVote ||
+                      part.plan.selector == SelectorKind::kBucket;  // by the queries, here
+    if (!(Selects(part, layer) && asks) && !Observes(part, layer)) continue;
     if (dense.data == nullptr) {
       dense = q;
       if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
@@ -100,10 +106,15 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   return OkStatus();
 }
 
-// For the first new token of each member, or for a chunk.
+// For the first new token of each member, or for a chunk; of a prompt that is observed, its last
+// tokens.
 Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
   const std::byte* const queries = RowAt(q, first_row_[part.first] + part.begin);
+  if (part.observes) return Observe(part, layer, queries, q.dtype);
   if (part.plan.selector == SelectorKind::kVote) return SelectVotes(part, layer, queries, q.dtype);
+  if (part.plan.selector == SelectorKind::kBucket) {
+    return PickBuckets(part, layer, queries, q.dtype);
+  }
   KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
                                               : ScoreBounds(part, layer, queries, q.dtype));
   return Pick(part);

@@ -13,8 +13,9 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
   return Unimplemented("CUDA_PLAN",
                        std::string(key) + " = " + std::string(value) +
                            " is not served on a GPU; served there are selectors full, window, "
-                           "minmax (quest, strata), cascade (chess) and vote (tokenselect) over "
-                           "codec raw with rest = \"drop\"; use one of them, or backend simd");
+                           "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
+                           "bucket (sentencekv) over codec raw with rest = \"drop\"; use one of "
+                           "them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -29,7 +30,7 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
   if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kVote && !of_units) {
+      plan.selector != SelectorKind::kVote && plan.selector != SelectorKind::kBucket && !of_units) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
   if (plan.codec != CodecKind::kRaw) {
@@ -46,6 +47,12 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   }
   if (plan.selector == SelectorKind::kCascade && plan.centred) {
     return PlanUnserved("centred", "true");
+  }
+  if (plan.selector == SelectorKind::kBucket && plan.keep_rest) {
+    return PlanUnserved("keep_rest", "true");
+  }
+  if (plan.selector == SelectorKind::kBucket && plan.per_query_head) {
+    return PlanUnserved("per_query_head", "true");
   }
   if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
     return PlanUnserved("max_pool", std::to_string(plan.max_pool));

@@ -74,6 +74,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
   c.votes = now.votes.Grown(need.votes);
+  c.bucket_list = std::max(now.bucket_list, need.bucket_list);
   if (c == now) return OkStatus();
 
   ++generation_;
@@ -126,19 +127,23 @@ Status CudaWorkspace::Fit(Capacity need) {
   }
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
   KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
+  KVS_RETURN_IF_ERROR(buckets_.Fit(ops_, geometry_, c.members, c.bucket_list));
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
+  KVS_RETURN_IF_ERROR(reserve(&sentences_.device, c.members * kSentenceEntries * kAddress));
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
   blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
   vote_caches_.host.assign(static_cast<size_t>(c.members), 0);
+  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, 0);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
+  sentences_.staging_offset = vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
 
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes = vote_caches_.staging_offset + vote_caches_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes = sentences_.staging_offset + sentences_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }
