@@ -17,6 +17,13 @@
 
 namespace kvstrata::cuda {
 
+// What op pick_buckets knows of a bucket: its score, the tokens that it supplies, and where they
+// begin: an entry of `kept`, or the first token of a whole one.
+struct alignas(16) BucketScore {
+  float score = 0;
+  int32_t size = 0, first = 0, unused = 0;
+};
+
 struct SentenceTable {
   float* observed = nullptr;     // [layers][n_obs][query_heads][head_dim], position t at t % n_obs
   float* queries = nullptr;      // [rows][2 sums], QuerySumFloats each: op pick_buckets
@@ -26,7 +33,8 @@ struct SentenceTable {
   float* means = nullptr;        // [rows][bucket_stride][head_dim]
   int32_t* whole = nullptr;      // [whole_stride][2]
   float* whole_means = nullptr;  // [whole_stride][rows][head_dim]
-  float* scores = nullptr;       // [kv_heads][bucket_stride + whole_stride], of the layer under way
+  BucketScore* scores =
+      nullptr;  // [kv_heads][bucket_stride + whole_stride], of the layer under way
   int32_t kept_stride = 0, bucket_stride = 0, whole_stride = 0;
   int32_t rows = 0;  // layers * kv_heads
 

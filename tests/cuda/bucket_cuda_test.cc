@@ -157,7 +157,8 @@ class Tables {
   }
 
   size_t rows;
-  DeviceArray<float> queries, means, whole_means, scores;
+  DeviceArray<float> queries, means, whole_means;
+  DeviceArray<BucketScore> scores;
   DeviceArray<int32_t> kept, firsts, counts, whole;
   SentenceTable table;
 };
@@ -496,9 +497,12 @@ class PickedBuckets {
     const auto row = static_cast<size_t>(kLayer * kHeads + head);
     const auto buckets = TokensOf(t, row);
     const size_t listed = buckets.size() - static_cast<size_t>(whole_), dim = mean.size();
-    const auto means = t.means.Read(), whole_means = t.whole_means.Read(), all = t.scores.Read();
-    const auto scores =
-        std::span(all).subspan(static_cast<size_t>(head * t.table.score_stride()), buckets.size());
+    const auto means = t.means.Read(), whole_means = t.whole_means.Read();
+    const auto all = t.scores.Read();
+    std::vector<float> scores;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      scores.push_back(all[static_cast<size_t>(head * t.table.score_stride()) + i].score);
+    }
     for (size_t i = 0; i < buckets.size(); ++i) {
       const float* at = i < listed ? &means[(row * static_cast<size_t>(listed_) + i) * dim]
                                    : &whole_means[((i - listed) * t.rows + row) * dim];

@@ -41,7 +41,6 @@ __device__ int32_t CountBefore(bool yes, int32_t* total) {
 // A CTA a row: completes its kept tokens and cuts them into buckets.
 __global__ __launch_bounds__(kRowThreads) void CutKernel(PromptBucketsBatch w) {
   WaitForPrevious();
-  LetNextStart();
   const int64_t row = blockIdx.x;
   int32_t* const kept = w.table.kept + row * w.table.kept_stride;
   int32_t* const firsts = w.table.firsts + row * (w.table.bucket_stride + 1);
@@ -100,7 +99,6 @@ class RowKeys {
 template <typename T, int kDim>
 __global__ __launch_bounds__(kMeanWarps * 32) void MeanKernel(PromptBucketsBatch w) {
   WaitForPrevious();
-  LetNextStart();
   const int64_t row = blockIdx.y;
   const auto bucket = static_cast<int32_t>(blockIdx.x * kMeanWarps + threadIdx.x / 32);
   if (bucket >= w.table.counts[row]) return;
@@ -118,7 +116,6 @@ template <typename T, int kDim>
 __global__ __launch_bounds__(kMeanWarps *
                              32) void WholeKernel(const __grid_constant__ WholeBucketsBatch w) {
   WaitForPrevious();
-  LetNextStart();
   const int64_t row = int64_t{blockIdx.y} * kMeanWarps + threadIdx.x / 32;
   const int64_t rows = int64_t{w.layers} * w.keys.kv_heads;
   if (row >= rows) return;

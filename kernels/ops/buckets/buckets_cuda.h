@@ -2,7 +2,8 @@
 // all layers: which kept tokens belong to a sentence, and their mean keys.
 //
 // Means: sums in fp32 in order of position. Rare: at the end of a prompt, and where a generated
-// sentence ends.
+// sentence ends. The kernel after does not start before they are complete: op pick_buckets reads
+// buckets before it waits.
 #ifndef KVSTRATA_KERNELS_OPS_BUCKETS_BUCKETS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_BUCKETS_BUCKETS_CUDA_H_
 

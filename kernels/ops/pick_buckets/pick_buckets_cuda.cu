@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kCtas = 132;          // of a launch, about: one on each SM
 constexpr int kMostSplits = 16;     // CTAs of a list
-constexpr int kHeld = 4096;         // buckets of a list whose keys and sizes stay in shared memory
+constexpr int kHeld = 3072;         // buckets of a list that stay in shared memory
 constexpr int kBucketsPerWarp = 4;  // whose means a warp reads at a time
 
 struct QuerySum {
@@ -21,58 +21,56 @@ struct QuerySum {
   float sum[1];  // [head_dim]
 };
 
-// What a CTA knows of its list.
+// A CTA's list. Of the prompt's buckets there are `listed`, of all `count`.
 struct List {
-  const SentenceTable& table;
+  SentenceTable table;
   int64_t row;
-  int32_t listed, count;  // buckets of the prompt; all
-  int32_t window;         // tokens from here on are attended anyway
+  int32_t listed, count;
+  int32_t window;  // tokens from here on are attended anyway
 
   __device__ const float* MeanOf(int32_t bucket, int dim) const {
     return bucket < listed
                ? table.means + (row * table.bucket_stride + bucket) * dim
                : table.whole_means + (int64_t{bucket - listed} * table.rows + row) * dim;
   }
-  __device__ const int32_t* KeptOf(int32_t bucket, int32_t* size) const {
-    const int32_t* const firsts = table.firsts + row * (table.bucket_stride + 1) + bucket;
-    *size = firsts[1] - firsts[0];
-    return table.kept + row * table.kept_stride + firsts[0];
+  __device__ const int32_t* kept() const { return table.kept + row * table.kept_stride; }
+  __device__ BucketScore* ScoresOf(int head) const {
+    return table.scores + int64_t{head} * table.score_stride();
   }
-  // Tokens that the bucket supplies below the window.
-  __device__ int32_t SizeOf(int32_t bucket) const {
+  // Where a bucket's tokens are, and how many it supplies below the window.
+  __device__ BucketScore Unscored(int32_t bucket) const {
     if (bucket >= listed) {
       const int32_t* const run = table.whole + 2 * int64_t{bucket - listed};
-      return min(max(window - run[0], 0), run[1] - run[0]);
+      return {0, min(max(window - run[0], 0), run[1] - run[0]), run[0], 0};
     }
-    int32_t size;
-    const int32_t* const kept = KeptOf(bucket, &size);
-    if (kept[size - 1] < window) return size;
-    int32_t below = 0;
-    while (kept[below] < window) ++below;
-    return below;
+    const int32_t* const firsts = table.firsts + row * (table.bucket_stride + 1) + bucket;
+    const int32_t first = firsts[0];
+    int32_t size = firsts[1] - first;
+    if (kept()[first + size - 1] >= window) {
+      size = 0;
+      while (kept()[first + size] < window) ++size;
+    }
+    return {0, size, first, 0};
   }
-  __device__ void Write(int32_t bucket, int32_t taken, int32_t* to) const {
+  __device__ void Write(int32_t bucket, int32_t first, int32_t taken, int32_t* to) const {
     if (bucket >= listed) {
-      const int32_t begin = table.whole[2 * int64_t{bucket - listed}];
-      for (int32_t i = 0; i < taken; ++i) to[i] = begin + i;
+      for (int32_t i = 0; i < taken; ++i) to[i] = first + i;
       return;
     }
-    int32_t size;
-    const int32_t* const kept = KeptOf(bucket, &size);
-#pragma unroll 4
-    for (int32_t i = 0; i < taken; ++i) to[i] = kept[i];
+#pragma unroll 8
+    for (int32_t i = 0; i < taken; ++i) to[i] = kept()[first + i];
   }
 };
 
 struct Shared {
   float query[256];  // the sentence's mean
-  bool last;
+  bool last, many;
   int32_t histogram[256];
   uint32_t digit;
   int32_t need, all;
   int64_t warps[kWarps];
   uint32_t keys[kHeld];
-  int32_t sizes[kHeld];
+  int32_t sizes[kHeld], firsts[kHeld];
 };
 
 __device__ float QueryAt(const PickBucketsBatch& w, int64_t element) {
@@ -101,7 +99,8 @@ __device__ void MeanQuery(const PickBucketsBatch& w, const List& list, int seque
                      : counts(made[1])                                          ? 1
                                                                                 : -1;
   const int32_t count = (before < 0 ? 0 : sums[before]->count) + 1;
-  QuerySum* const next = sums[before == 0 ? 1 : 0];
+  // Of a step that was given up, of as many tokens as this one, nothing may stay.
+  QuerySum* const next = sums[before == 0 || (before < 0 && made[1] >= tokens) ? 1 : 0];
   __syncthreads();  // all have read `made`
   if (c < w.head_dim) {
     if (before >= 0) sum += sums[before]->sum[c];
@@ -115,39 +114,63 @@ __device__ void MeanQuery(const PickBucketsBatch& w, const List& list, int seque
   __syncthreads();
 }
 
-// Scores of kBucketsPerWarp buckets from `first` on, `step` apart, by a warp.
+// kBucketsPerWarp buckets from `first` on, `step` apart, of a warp.
 template <int kDim>
-__device__ void ScoreBuckets(const List& list, const float* query, int32_t first, int32_t step,
-                             float* scores) {
-  constexpr int kOwn = kDim / 32;  // channels of a lane
-  const int lane = threadIdx.x % 32;
-  float dots[kBucketsPerWarp] = {}, rows[kBucketsPerWarp][kOwn];
+class Tile {
+ public:
+  // Issues all loads.
+  __device__ void Load(const List& list, int32_t first, int32_t step) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < kBucketsPerWarp; ++j) {
-    const float* const mean = list.MeanOf(min(first + j * step, list.count - 1), kDim);
+    for (int j = 0; j < kBucketsPerWarp; ++j) {
+      if (first + j * step >= list.count) continue;
+      const float* const mean = list.MeanOf(first + j * step, kDim);
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) rows[j][i] = mean[lane + 32 * i];
+      for (int i = 0; i < kOwn; ++i) rows_[j][i] = mean[lane + 32 * i];
+    }
+    own_ = first + lane * step;
+    has_own_ = lane < kBucketsPerWarp && own_ < list.count;
+    if (has_own_) score_ = list.Unscored(own_);
   }
+  // Lane j writes the j-th bucket's.
+  __device__ void Score(const float* query, BucketScore* scores) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < kBucketsPerWarp; ++j) {
+    for (int j = 0; j < kBucketsPerWarp; ++j) {
+      float dot = 0;
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) dots[j] += rows[j][i] * query[lane + 32 * i];
-    for (int half = 16; half > 0; half /= 2) dots[j] += __shfl_xor_sync(~0u, dots[j], half);
-    if (lane == 0 && first + j * step < list.count) scores[first + j * step] = dots[j];
+      for (int i = 0; i < kOwn; ++i) dot += rows_[j][i] * query[lane + 32 * i];
+      for (int half = 16; half > 0; half /= 2) dot += __shfl_xor_sync(~0u, dot, half);
+      if (lane == j) score_.score = dot;
+    }
+    if (has_own_) scores[own_] = score_;
   }
-}
 
-// Key and size of a bucket: held in shared memory, or made again.
-__device__ uint32_t KeyAt(const Shared& s, const float* scores, int32_t bucket) {
-  return bucket < kHeld ? s.keys[bucket] : KeyOf(scores[bucket]);
-}
-__device__ int32_t SizeAt(const Shared& s, const List& list, int32_t bucket) {
-  return bucket < kHeld ? s.sizes[bucket] : list.SizeOf(bucket);
-}
+ private:
+  static constexpr int kOwn = kDim / 32;  // channels of a lane
+  float rows_[kBucketsPerWarp][kOwn] = {};
+  BucketScore score_;
+  int32_t own_ = 0;
+  bool has_own_ = false;
+};
 
-// All buckets above `key` are taken, and of those equal to it the first `need` tokens.
+// Of a bucket: held in shared memory, or read again.
+struct Held {
+  const Shared& s;
+  const BucketScore* scores;
+
+  __device__ uint32_t Key(int32_t b) const {
+    return b < kHeld ? s.keys[b] : KeyOf(scores[b].score);
+  }
+  __device__ int32_t Size(int32_t b) const { return b < kHeld ? s.sizes[b] : scores[b].size; }
+  __device__ int32_t First(int32_t b) const { return b < kHeld ? s.firsts[b] : scores[b].first; }
+};
+
+// All buckets whose key is above `key` in the digits from `shift` on are taken, and of those equal
+// to it there the first `need` tokens.
 struct Boundary {
   uint32_t key;
+  int shift;
   int32_t need;
 };
 
@@ -174,24 +197,34 @@ __device__ void FindDigit(Shared& s) {
 }
 
 // REQUIRES: tau > 0. With fewer tokens than tau all are taken: the boundary is below every key.
-__device__ Boundary FindBoundary(Shared& s, const List& list, const float* scores, int32_t tau) {
-  if (threadIdx.x == 0) s.need = tau;
+// Ends as soon as one bucket is left that has the digits so far.
+__device__ Boundary FindBoundary(Shared& s, const Held& held, int32_t count, int32_t tau) {
+  if (threadIdx.x == 0) {
+    s.need = tau;
+    s.many = false;
+  }
   uint32_t prefix = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {
+    const auto matches = [=](uint32_t key) { return shift == 24 || key >> shift >> 8 == prefix; };
     for (int i = threadIdx.x; i < 256; i += kThreads) s.histogram[i] = 0;
-    __syncthreads();
-    for (int32_t b = threadIdx.x; b < list.count; b += kThreads) {
-      const uint32_t key = KeyAt(s, scores, b);
-      if (shift < 24 && key >> shift >> 8 != prefix) continue;
-      atomicAdd(&s.histogram[key >> shift & 255], SizeAt(s, list, b));
+    int own = 0;
+    for (int32_t b = threadIdx.x; b < count; b += kThreads) own += matches(held.Key(b)) ? 1 : 0;
+    if (__syncthreads_count(own > 0) == 1 && shift < 24) {
+      if (own > 1) s.many = true;
+      __syncthreads();
+      if (!s.many) return {prefix, shift + 8, s.need};
+    }
+    for (int32_t b = threadIdx.x; own > 0 && b < count; b += kThreads) {
+      const uint32_t key = held.Key(b);
+      if (matches(key)) atomicAdd(&s.histogram[key >> shift & 255], held.Size(b));
     }
     __syncthreads();
     if (threadIdx.x < 32) FindDigit(s);
     __syncthreads();
-    if (shift == 24 && s.all < tau) return {kAbsent, 0};
+    if (shift == 24 && s.all < tau) return {kAbsent, 0, 0};
     prefix = prefix << 8 | s.digit;
   }
-  return {prefix, s.need};
+  return {prefix, 0, s.need};
 }
 
 // The sum over the threads before this one; *total: over all.
@@ -215,64 +248,75 @@ __device__ int64_t SumBefore(Shared& s, int64_t own, int64_t* total) {
 }
 
 // Lists the tokens of what is taken, bucket after bucket; how many they are.
-__device__ int32_t WriteTokens(Shared& s, const List& list, const float* scores, Boundary boundary,
+__device__ int32_t WriteTokens(Shared& s, const List& list, const Held& held, Boundary boundary,
                                int32_t* to) {
   int64_t done = 0;  // tokens above the boundary << 32 | on it, of the buckets before
   for (int32_t first = 0; first < list.count; first += kThreads) {
     const int32_t b = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t key = b < list.count ? KeyAt(s, scores, b) : kAbsent;
-    const int32_t size = b < list.count ? SizeAt(s, list, b) : 0;
+    const uint32_t key = b < list.count ? held.Key(b) >> boundary.shift : kAbsent;
+    const int32_t size = b < list.count ? held.Size(b) : 0;
     const int32_t above = key > boundary.key ? size : 0, tied = key == boundary.key ? size : 0;
     int64_t total = 0;
     const int64_t before = done + SumBefore(s, int64_t{above} << 32 | tied, &total);
     const auto ties_before = static_cast<int32_t>(before & 0xFFFFFFFF);
     const int32_t ties = min(max(boundary.need - ties_before, 0), tied);
     const int32_t at = static_cast<int32_t>(before >> 32) + min(ties_before, boundary.need);
-    if (above + ties > 0) list.Write(b, above + ties, to + at);
+    if (above + ties > 0) list.Write(b, held.First(b), above + ties, to + at);
     done += total;
   }
   return static_cast<int32_t>(done >> 32) +
          min(static_cast<int32_t>(done & 0xFFFFFFFF), boundary.need);
 }
 
-// Grid (splits, kv_heads, batch).
+// Grid (splits, kv_heads, batch). Buckets are loaded while the kernel before is at work.
 template <int kDim>
 __global__ __launch_bounds__(kThreads) void PickBucketsKernel(PickBucketsBatch w) {
   extern __shared__ uint4 dynamic[];
   Shared& s = *reinterpret_cast<Shared*>(dynamic);
-  WaitForPrevious();
-  LetNextStart();
   const int split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
   const int64_t out = int64_t{sequence} * w.kv_heads + head;
-  const int32_t window = w.recent_begin[sequence];
-  const bool keeps = split == 0;
-  if (keeps && window == 0 && threadIdx.x == 0) w.counts[out] = 0;
-  if (w.queries_from[sequence] < 0 || (window == 0 && !keeps)) return;
-  const SentenceTable& table = w.tables[sequence];
   const int64_t row = int64_t{w.layer} * w.kv_heads + head;
-  List list{table, row, 0, 0, window};
-  MeanQuery(w, list, sequence, head, keeps, s.query);
-  if (window == 0) return;
-
-  list.listed = table.bucket_stride > 0 ? table.counts[row] : 0;
-  list.count = list.listed + w.whole[sequence];
-  float* const scores = table.scores + int64_t{head} * table.score_stride();
+  const bool keeps = split == 0;  // the query
+  const bool ready = w.queries_from[sequence] >= 0;
+  List list{{}, row, 0, 0, w.recent_begin[sequence]};
+  const bool picks = ready && list.window != 0;
+  if (ready) list.table = w.tables[sequence];
+  if (picks) {
+    list.listed = list.table.bucket_stride > 0 ? list.table.counts[row] : 0;
+    list.count = list.listed + w.whole[sequence];
+  }
   const auto warps = static_cast<int32_t>(gridDim.x * kWarps);
-  const auto warp = static_cast<int32_t>(split * kWarps + threadIdx.x / 32);
-  for (int32_t b = warp; b < list.count; b += warps * kBucketsPerWarp) {
-    ScoreBuckets<kDim>(list, s.query, b, warps, scores);
+  auto bucket = static_cast<int32_t>(split * kWarps + threadIdx.x / 32);
+  Tile<kDim> tile;
+  tile.Load(list, bucket, warps);
+
+  WaitForPrevious();
+  LetNextStart();
+  if (keeps && !picks && threadIdx.x == 0) w.counts[out] = 0;
+  if (!ready || (!picks && !keeps)) return;
+  MeanQuery(w, list, sequence, head, keeps, s.query);
+  if (!picks) return;
+  BucketScore* const scores = list.ScoresOf(head);
+  for (;;) {
+    tile.Score(s.query, scores);
+    bucket += warps * kBucketsPerWarp;
+    if (bucket >= list.count) break;
+    tile.Load(list, bucket, warps);
   }
   if (!ArrivesLast(w.counters + out, static_cast<int32_t>(gridDim.x), s.last)) return;
 
   for (int32_t b = threadIdx.x; b < min(list.count, kHeld); b += kThreads) {
-    s.keys[b] = KeyOf(scores[b]);
-    s.sizes[b] = list.SizeOf(b);
+    const BucketScore score = scores[b];
+    s.keys[b] = KeyOf(score.score);
+    s.sizes[b] = score.size;
+    s.firsts[b] = score.first;
   }
   __syncthreads();
-  Boundary boundary{~0u, 0};  // nothing
-  if (w.tau > 0) boundary = FindBoundary(s, list, scores, w.tau);
+  const Held held{s, scores};
+  Boundary boundary{~0u, 0, 0};  // nothing
+  if (w.tau > 0) boundary = FindBoundary(s, held, list.count, w.tau);
   const int32_t count =
-      WriteTokens(s, list, scores, boundary, w.units + out * int64_t{w.list_stride});
+      WriteTokens(s, list, held, boundary, w.units + out * int64_t{w.list_stride});
   if (threadIdx.x == 0) w.counts[out] = count;
 }
 
