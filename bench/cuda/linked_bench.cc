@@ -8,8 +8,9 @@
 // layer on the stream, from a step's first work to its last; a model has 32 layers, or as many as
 // fit: a page holds all layers, so their number decides how far apart a layer's rows lie. Beside
 // them the step's time on the CPU, with the stream idle, and that of one kvs_select and kvs_attend
-// outside a graph (rows .../call). chess: the mean of a whole period of
-// steps, its selection included. tokenselect_0.9: of ten steps, one of which turns its query away
+// outside a graph (rows .../call). chess: the mean of a whole period of steps, its selection
+// included; sentencekv: the same, the buckets of the sentences that end included. tokenselect_0.9:
+// of ten steps, one of which turns its query away
 // and selects.
 #include <cuda_runtime_api.h>
 
@@ -54,7 +55,10 @@ struct Plan {
   int period = 1;                        // steps, of which Begin selects in one
   int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
   int most_layers = kLayersOfAModel;     // fewer where the daemon's CPUs pack the prompt first
+  bool sentences = false;                // boundaries are reported, and the last queries observed
 };
+constexpr int kObserved = 32;     // last prompt tokens, which go through attention
+constexpr double kSentence = 27;  // median of its tokens (the paper's corpora: 25 to 30)
 constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
 const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
@@ -63,6 +67,9 @@ const Plan kPlans[] = {
     // 1 %, a sink and a window of 16 pages that is half of 320 tokens longer at the mean.
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}",
      [](int64_t n) { return n / 100 + 17 * 32 + 160; }, 320},
+    // Means, of 8 heads as large as a token: about 300 buckets of random keys.
+    {"sentencekv", "sentencekv{min_tokens = 0}",
+     [](int64_t) { return int64_t{1024 + 32 + 40 + 300}; }, 320, 0, kLayersOfAModel, true},
     {"tokenselect_miss", "tokenselect{theta = 1, min_tokens = 0}",
      [](int64_t n) { return n / 2 + kTokenRows; }},
     {"tokenselect_hit", "tokenselect{min_tokens = 0}", [](int64_t) { return kTokenRows; }},
@@ -86,10 +93,14 @@ class Steps {
         rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
         q_(Random(int64_t{batch} * kHeads * kDim)),
         queries_(Random(int64_t{2} * batch * kHeads * kDim)),
-        out_(static_cast<size_t>(batch) * kHeads * kDim) {
+        observed_(Random(int64_t{kObserved} * kHeads * kDim)),
+        out_(static_cast<size_t>(std::max(batch, kObserved)) * kHeads * kDim),
+        sentences_(plan.sentences) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     const kvs_model model = RegisterModel();
-    for (int i = 0; i < batch; ++i) Open(model, plan.text, tokens, i);
+    const std::vector<uint8_t> ends = NextBoundaries(tokens);
+    for (int i = 0; i < batch; ++i) Open(model, plan.text, tokens, i, ends);
+    reported_ = static_cast<uint32_t>(tokens);
     Step([this](kvs_step* step) { Layers(step, Batch(), true); });  // memory before the capture
     Capture();
   }
@@ -159,10 +170,27 @@ class Steps {
   }
   bool Sound() const {
     const std::vector<BF16> out = out_.Read();
-    return std::all_of(out.begin(), out.end(), [](BF16 x) { return std::isfinite(ToFloat(x)); });
+    return std::all_of(out.begin(), out.begin() + int64_t{Batch()} * kHeads * kDim,
+                       [](BF16 x) { return std::isfinite(ToFloat(x)); });
   }
 
  private:
+  // Of the next `count` tokens. Lengths of sentences: lognormal, cut at the plan's 100.
+  std::vector<uint8_t> NextBoundaries(int32_t count) {
+    std::lognormal_distribution<double> length(std::log(kSentence), 0.5);
+    std::vector<uint8_t> ends(static_cast<size_t>(count));
+    for (uint8_t& end : ends) {
+      if (--left_in_sentence_ > 0) continue;
+      end = 1;
+      left_in_sentence_ = std::max(1, static_cast<int>(length(rng_)));
+    }
+    return ends;
+  }
+  void Report(kvs_sequence sequence, uint32_t first, const std::vector<uint8_t>& ends) {
+    CheckKvs(kvs_report(session_, sequence, first, static_cast<uint32_t>(ends.size()), nullptr,
+                        nullptr, ends.data()),
+             "kvs_report");
+  }
   // Two random queries by turns.
   void TurnQuery() {
     turned_ = !turned_;
@@ -195,18 +223,24 @@ class Steps {
     return model;
   }
   // A sequence whose prompt is like no other's.
-  void Open(kvs_model model, const char* plan, int32_t tokens, int32_t id) {
+  void Open(kvs_model model, const char* plan, int32_t tokens, int32_t id,
+            const std::vector<uint8_t>& ends) {
     const std::vector<int32_t> prompt(static_cast<size_t>(tokens), id);
     kvs_sequence sequence = 0;
     uint32_t held = 0;
     CheckKvs(
         kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence, &held),
         "kvs_sequence_open");
-    for (int32_t done = 0, n; done < tokens; done += n) {
-      n = std::min(kChunk, tokens - done);
+    const auto run = [&](int32_t n, bool attend) {
       StepOf({{sequence, prompt.data(), static_cast<uint32_t>(n)}},
-             [&](kvs_step* step) { Layers(step, n, false); });
+             [&](kvs_step* step) { Layers(step, n, attend); });
+    };
+    const int32_t appended = sentences_ ? tokens - kObserved : tokens;
+    for (int32_t done = 0; done < appended; done += kChunk) {
+      run(std::min(kChunk, appended - done), false);
     }
+    if (sentences_) run(kObserved, true);
+    if (sentences_) Report(sequence, 0, ends);
     CheckKvs(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
     CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // of a codec: all is packed
     members_.push_back({sequence, &id_, 1});
@@ -222,6 +256,10 @@ class Steps {
   template <typename Fn>
   void Step(const Fn& work) {
     StepOf(members_, work);
+    if (!sentences_) return;
+    const std::vector<uint8_t> ends = NextBoundaries(1);
+    for (const kvs_step_member& member : members_) Report(member.sequence, reported_, ends);
+    ++reported_;
   }
   int32_t Batch() const { return static_cast<int32_t>(members_.size()); }
   // `tokens` new rows, of one sequence or of a batch. call_us: gets each layer's CPU time of its
@@ -234,7 +272,8 @@ class Steps {
     // would lie as regularly, at addresses that share channels of the memory.
     const int64_t first = attend ? 0 : static_cast<int64_t>(rng_() % kChunk);
     const kvs_tensor rows = tensor(rows_.get() + first * kKvHeads * kDim, kKvHeads),
-                     q = tensor(q_.get(), kHeads), o = tensor(out_.get(), kHeads);
+                     q = tensor(tokens == kObserved ? observed_.get() : q_.get(), kHeads),
+                     o = tensor(out_.get(), kHeads);
     for (int layer = 0; layer < layers_; ++layer) {
       CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
       if (!attend) continue;
@@ -262,8 +301,11 @@ class Steps {
   const int steps_a_query_;
   const int layers_;
   std::mt19937 rng_{std::random_device{}()};
-  DeviceArray<BF16> rows_, q_, queries_, out_;
+  DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
   bool turned_ = false;
+  const bool sentences_;
+  int left_in_sentence_ = 1;
+  uint32_t reported_ = 0;
   const int32_t id_ = 0;                  // of every new token
   std::vector<kvs_step_member> members_;  // of a decode step
   cudaStream_t stream_ = nullptr;
@@ -362,7 +404,9 @@ int Main(int argc, char** argv) {
        {{"notes",
          "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
          "all layers' append, select "
-         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection; pages "
+         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of "
+         "sentencekv of 320 steps and the sentences that end in them; its boundaries are reported "
+         "for each token: lognormal lengths with a median of 27, at most 100; pages "
          "from the daemon's allocator; "
          "lengths grow a token a step; "
          "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},

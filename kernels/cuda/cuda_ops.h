@@ -18,11 +18,15 @@
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/buckets/buckets_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
+#include "kernels/ops/importance/importance_cuda.h"
 #include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/reuse/reuse_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
@@ -57,6 +61,11 @@ struct CudaOps {
   int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
   int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
   int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
+  int (*observe)(const ObserveBatch& work, Stream stream) = nullptr;
+  int (*importance)(const ImportanceBatch& work, Stream stream) = nullptr;
+  int (*prompt_buckets)(const PromptBucketsBatch& work, Stream stream) = nullptr;
+  int (*whole_buckets)(const WholeBucketsBatch& work, Stream stream) = nullptr;
+  int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
 
   // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;

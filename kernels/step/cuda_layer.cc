@@ -12,7 +12,7 @@ float ScaleOf(const Geometry& g) { return 1.0f / std::sqrt(static_cast<float>(g.
 // In every layer, here; the others before any layer.
 bool SelectsByQuery(SelectorKind selector) {
   return selector == SelectorKind::kMinMax || selector == SelectorKind::kVote ||
-         selector == SelectorKind::kBlock;
+         selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
 }
 
 const std::byte* RowAt(const Rows& rows, int32_t row) {
@@ -37,6 +37,10 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
 
 bool CudaStep::Selects(const Part& part, int layer) const {
   return part.selects && layer >= part.plan.n_dense_layers;
+}
+
+bool CudaStep::Observes(const Part& part, int layer) const {
+  return part.observes && layer >= part.plan.n_dense_layers;
 }
 
 cuda::PagedLayer CudaStep::PagesOf(const Part& part, int layer) const {
@@ -64,6 +68,7 @@ cuda::DeviceRows CudaStep::IndexRowsOf(const Part& part, int level, int layer) c
 cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
   if (!Selects(part, layer)) return {};
   if (part.plan.selector == SelectorKind::kVote) return VotedSelection(part);
+  if (part.plan.selector == SelectorKind::kBucket) return BucketSelection(part);
   cuda::DeviceSelection selection;
   if (part.plan.selector == SelectorKind::kWindow) {
     selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
@@ -91,7 +96,8 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
-    if (!Selects(part, layer) || !SelectsByQuery(part.plan.selector)) continue;
+    const bool selects = Selects(part, layer) && SelectsByQuery(part.plan.selector);
+    if (!selects && !Observes(part, layer)) continue;
     if (dense.data == nullptr) {
       dense = q;
       if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
@@ -104,12 +110,17 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   return OkStatus();
 }
 
-// For the first new token of each member, or for a chunk.
+// For the first new token of each member, or for a chunk; of a prompt that is observed, its last
+// tokens.
 Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
   const std::byte* const queries = RowAt(q, first_row_[part.first] + part.begin);
+  if (part.observes) return Observe(part, layer, queries, q.dtype);
   if (part.plan.selector == SelectorKind::kVote) return SelectVotes(part, layer, queries, q.dtype);
   if (part.plan.selector == SelectorKind::kBlock) {
     return SelectBlocks(part, layer, queries, q.dtype);
+  }
+  if (part.plan.selector == SelectorKind::kBucket) {
+    return PickBuckets(part, layer, queries, q.dtype);
   }
   KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
                                               : ScoreBounds(part, layer, queries, q.dtype));

@@ -35,6 +35,7 @@ Result<Selection> CudaStep::ReadPart(const Part& part, int member) const {
   if (part.plan.selector == SelectorKind::kWindow) return WindowOf(part.plan, n);
   KVS_RETURN_IF_ERROR(CheckReadable());
   if (part.plan.selector == SelectorKind::kCascade) return ReadCascade(member, n);
+  if (part.plan.selector == SelectorKind::kBucket) return ReadBuckets(member, n);
   if (part.plan.selector == SelectorKind::kVote) {
     return ReadVotes(part, member, part.prompt ? n - 1 : n);
   }

@@ -13,9 +13,9 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
   return Unimplemented("CUDA_PLAN",
                        std::string(key) + " = " + std::string(value) +
                            " is not served on a GPU; served there are selectors full, window, "
-                           "minmax (quest, strata), cascade (chess) and vote (tokenselect) over "
-                           "codec raw, and block over codec packed (mosaickv), with rest = "
-                           "\"drop\"; use one of them, or backend simd");
+                           "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
+                           "bucket (sentencekv) over codec raw, and block over codec packed "
+                           "(mosaickv), with rest = \"drop\"; use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -31,7 +31,8 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
   const bool of_blocks = plan.selector == SelectorKind::kBlock;
   if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kVote && !of_units && !of_blocks) {
+      plan.selector != SelectorKind::kVote && plan.selector != SelectorKind::kBucket && !of_units &&
+      !of_blocks) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
   if (plan.codec != (of_blocks ? CodecKind::kPacked : CodecKind::kRaw)) {
@@ -48,6 +49,12 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   }
   if (plan.selector == SelectorKind::kCascade && plan.centred) {
     return PlanUnserved("centred", "true");
+  }
+  if (plan.selector == SelectorKind::kBucket && plan.keep_rest) {
+    return PlanUnserved("keep_rest", "true");
+  }
+  if (plan.selector == SelectorKind::kBucket && plan.per_query_head) {
+    return PlanUnserved("per_query_head", "true");
   }
   if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
     return PlanUnserved("max_pool", std::to_string(plan.max_pool));

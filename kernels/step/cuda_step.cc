@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/step/cuda_sentences.h"
+
 namespace kvstrata {
 
 cuda::CandidateRule CudaStep::RuleOf(const Plan& plan) {
@@ -62,11 +64,13 @@ void CudaStep::CutParts() {
     }
     Part part{i, 1, members_[i].new_tokens, false, {}};
     part.selects = state.prompt_tokens() >= 0 && selector != SelectorKind::kFull;
-    if (part.selects) part.plan = state.plan();
+    part.observes = state.prompt_tokens() < 0 && selector == SelectorKind::kBucket;
+    if (part.selects || part.observes) part.plan = state.plan();
     if (part.selects && selector == SelectorKind::kVote) part.list = vote_lists_++;
     Part* const last = parts_.empty() ? nullptr : &parts_.back();
     if (last != nullptr && part.new_tokens == 1 && last->new_tokens == 1 &&
-        part.selects == last->selects && part.plan == last->plan && !last->prompt) {
+        part.selects == last->selects && part.observes == last->observes &&
+        part.plan == last->plan && !last->prompt) {
       ++last->count;
     } else {
       parts_.push_back(std::move(part));
@@ -87,6 +91,9 @@ CudaWorkspace::Capacity CudaStep::Need() const {
       need.chunk = std::max(need.chunk, std::min(m.new_tokens, cuda::kAttendChunkRows));
     }
     need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
+    if (HasBuckets(m)) {
+      need.bucket_list = std::max({need.bucket_list, m.state->plan().tau, 1});
+    }
     if (index.kind == IndexLayout::Kind::kNone) continue;
     const cuda::CandidateRule rule = RuleOf(m.state->plan());
     need.blocks = std::max(need.blocks, index.BlocksFor(tokens));
@@ -104,9 +111,11 @@ CudaWorkspace::Capacity CudaStep::Need() const {
 Status CudaStep::Prepare() {
   KVS_ASSIGN_OR_RETURN(const CudaWorkspace::StagingSlot* const slot, ws_.NextSlot());
   DecideCascades();
+  DecideSentences();
   Status status = Stage(*slot);
   if (status.ok()) status = Summarize();
   if (status.ok()) status = SelectCascades();
+  if (status.ok()) status = MakeBuckets();
   if (status.ok()) status = SeparateOps(*slot);
   if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
   if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
@@ -125,6 +134,7 @@ Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StageInts(slot));
   KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
   KVS_RETURN_IF_ERROR(StagePacked(slot));
+  KVS_RETURN_IF_ERROR(StageSentences(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
@@ -152,10 +162,14 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     const int32_t n = m.view.tokens + 1;
     const bool in_full = AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens);
     const Run window = in_full ? Run{} : Run{plan.n_sink, n - plan.n_recent};
+    const bool buckets = HasBuckets(m);
     const Run between = Cascades(m)   ? CascadeList(m)
+                        : buckets     ? BucketList(m)
                         : IsPacked(m) ? Run{0, PackedEnd(m)}
                                       : window;  // not always on
     const PackedCounts packed = PackedCountsOf(i);
+    const CudaSentences* const sentences = buckets ? m.state->sentences_.get() : nullptr;
+    const bool ready = buckets && sentences->ready;
     at(PerMember::kLengths, i) = m.view.tokens + m.new_tokens;
     at(PerMember::kFrom, i) = m.state->indexed_tokens_;
     at(PerMember::kTo, i) = m.view.tokens;
@@ -165,6 +179,8 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     at(PerMember::kSegments, i) = packed.segments;
     at(PerMember::kBlocks, i) = packed.blocks;
     at(PerMember::kTake, i) = packed.take;
+    at(PerMember::kQueriesFrom, i) = ready ? sentences->queries_from : -1;
+    at(PerMember::kWholeBuckets, i) = ready ? static_cast<int32_t>(sentences->whole.size()) : 0;
     at(PerMember::kCount, i) = first_row_[i];
     for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = n + t;
   }
@@ -290,6 +306,11 @@ Status CudaStep::Replay() {
   for (const CudaWorkspace::CapturedShape& shape : ws_.captured_) {
     if (shape.parts != parts_ || !all(shape.appended) || !all(shape.attended)) continue;
     selected_layer_ = geometry().layers - 1;
+    for (const Part& part : parts_) {
+      for (int layer = 0; layer < geometry().layers; ++layer) {
+        if (Observes(part, layer)) NoteObserved(part, layer);
+      }
+    }
     return OkStatus();
   }
   return FailedPrecondition("GRAPH_STALE",

@@ -8,10 +8,10 @@
 // Page and block addresses of the members' views are device addresses and are only passed on.
 // Everything is enqueued on the stream of Begin: after tensors of the device, no call waits for the
 // GPU. Begin refreshes addresses and lengths by copies that the stream orders, and writes the index
-// rows of the units that earlier steps completed; where chess selects anew it does so here, for all
-// layers; Append, Select and Attend enqueue kernels whose
-// arguments do not change from step to step, so that an engine may capture them, all layers, into
-// a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
+// rows of the units that earlier steps completed; where chess selects anew, and where SentenceKV
+// gets new buckets, it does so here, for all layers; Append, Select and Attend enqueue kernels
+// whose arguments do not change from step to step, so that an engine may capture them, all layers,
+// into a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
 // (members with the same plans, in the same order, prompts complete or not, as many new tokens
 // each; tensors at the same addresses) launch it again. The graph is good as long as the
 // workspace's generation is that of the capture and Replay does not refuse.
@@ -30,6 +30,9 @@
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
 // graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
 // state that is cloned must have no step under way on the GPU.
+// Selector bucket: prompt tokens that no layer was given queries of are not observed (spec/
+// sentencekv.md 2); the Begin behind a prompt's end ranks its tokens, which takes the GPU about as
+// long as attending n_obs of them in full.
 // Threads: one call at a time for a step, its workspace and its states.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
@@ -91,6 +94,9 @@ class CudaStep : public StepBatch {
   // tests: both copy from the device and wait. FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
   Result<Selection> ReadSelection(int member) const;
   Result<StepCost> ReadCost(int member) const;
+  // Selector bucket: the prompt's tokens that a KV head of that layer keeps, ascending. Also
+  // FAILED_PRECONDITION KEPT_NONE.
+  Result<std::vector<int32_t>> ReadKept(int member, int head) const;
 
  private:
   using Part = CudaWorkspace::Part;
@@ -133,6 +139,26 @@ class CudaStep : public StepBatch {
   cuda::DeviceSelection CascadeOf(const Part& part) const;
   Result<Selection> ReadCascade(int member, int32_t n) const;
 
+  // Selector bucket (cuda_bucket.cc): the host closes sentences, Begin's kernels make their
+  // buckets.
+  static bool HasBuckets(const StepMember& m);
+  static Run BucketList(const StepMember& m);
+  void DecideSentences();
+  Status StageSentences(const CudaWorkspace::StagingSlot& slot);
+  Status FitBuckets(SequenceState* state);
+  Status MakeBuckets();
+  Status MakePromptBuckets(int member);
+  Status RankPrompt(int member, int layer, const int32_t* lengths);
+  Status MakeWholeBuckets(int member);
+  const cuda::SentenceTable* TablesOf(const Part& part) const;
+  Status Observe(const Part& part, int layer, const std::byte* q, DType dtype);
+  void NoteObserved(const Part& part, int layer);
+  Status PickBuckets(const Part& part, int layer, const std::byte* q, DType dtype);
+  cuda::DeviceSelection BucketSelection(const Part& part) const;
+  Result<Selection> ReadBuckets(int member, int32_t n) const;
+  Result<std::vector<int32_t>> ReadBucketEnds(const StepMember& m, int head) const;
+  Result<std::vector<int32_t>> ReadKeptOf(const StepMember& m, int head) const;
+
   // Tensors.
   Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);
   Result<Rows> Copied(const Rows& rows, int32_t heads, DType dtype, DeviceBuffer* to);
@@ -145,6 +171,7 @@ class CudaStep : public StepBatch {
 
   // Ops. Rows of `q` and `out` are dense from here on.
   bool Selects(const Part& part, int layer) const;
+  bool Observes(const Part& part, int layer) const;
   cuda::PagedLayer PagesOf(const Part& part, int layer) const;
   cuda::DeviceSelection SelectionOf(const Part& part, int layer) const;
   // Of the members' index: field 0 of a level.
@@ -208,6 +235,7 @@ class CudaStep : public StepBatch {
   const Exit exit_;
   std::vector<Part> parts_;
   std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
+  std::vector<uint8_t> observed_;   // [members][layers]: queries of a prompt were kept
   int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
   int selected_layer_ = -1;
   bool begun_ = false, ended_ = false;

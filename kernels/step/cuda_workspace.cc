@@ -76,6 +76,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
   c.votes = now.votes.Grown(need.votes);
   c.packed = now.packed.Grown(need.packed);
+  c.bucket_list = std::max(now.bucket_list, need.bucket_list);
   if (c == now) return OkStatus();
 
   ++generation_;
@@ -138,22 +139,26 @@ Status CudaWorkspace::Fit(Capacity need) {
   KVS_RETURN_IF_ERROR(reserve(&packed_segments_.device, segment_words * kAddress));
   packed_segments_.host.assign(static_cast<size_t>(segment_words), 0);
   packed_ids_.assign(static_cast<size_t>(c.packed.batch), 0);
+  KVS_RETURN_IF_ERROR(buckets_.Fit(ops_, geometry_, c.members, c.bucket_list));
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
+  KVS_RETURN_IF_ERROR(reserve(&sentences_.device, c.members * kSentenceEntries * kAddress));
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
   blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
   vote_caches_.host.assign(static_cast<size_t>(c.members), 0);
+  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, 0);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
   packed_segments_.staging_offset =
       vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
+  sentences_.staging_offset =
+      packed_segments_.staging_offset + packed_segments_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
 
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes =
-      packed_segments_.staging_offset + packed_segments_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes = sentences_.staging_offset + sentences_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }

@@ -22,7 +22,9 @@
 
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/sentence_table.h"
 #include "kernels/plan.h"
+#include "kernels/step/bucket_buffers.h"
 #include "kernels/step/device_buffer.h"
 #include "kernels/step/packed_buffers.h"
 #include "kernels/step/vote_buffers.h"
@@ -41,6 +43,9 @@ class CudaWorkspace {
   // Changes when a buffer has grown: graphs captured before hold addresses that are gone.
   uint64_t generation() const { return generation_; }
 
+  // Entries of an address table that a cuda::SentenceTable takes.
+  static constexpr int32_t kSentenceEntries = sizeof(cuda::SentenceTable) / sizeof(uint64_t);
+
  private:
   friend class CudaStep;
 
@@ -53,6 +58,7 @@ class CudaWorkspace {
     int32_t pages = 0, blocks = 0;   // of a member
     int32_t units = 0, list = 0;     // of a (member, KV head): candidates, chosen ones
     int32_t cascade_pages = 0;       // of a member with selector cascade: candidates
+    int32_t bucket_list = 0;         // of a (member, KV head) with selector bucket: tokens chosen
     VoteBuffers::Capacity votes;     // of selector vote
     PackedBuffers::Capacity packed;  // of codec packed
     bool operator==(const Capacity&) const = default;
@@ -68,6 +74,8 @@ class CudaWorkspace {
     kSegments,
     kBlocks,
     kTake,
+    kQueriesFrom,
+    kWholeBuckets,
     kCount
   };
   // New tokens of one member, or of several with one each, that one launch of every op serves. A
@@ -80,6 +88,7 @@ class CudaWorkspace {
     int32_t begin = 0;             // first of them among the member's new tokens
     bool prompt = false;           // a chunk of a prompt, with a selection of its own
     int32_t list = 0;              // of selector vote: its first list in VoteBuffers
+    bool observes = false;  // of a prompt whose last queries are kept; the plan is there, too
     bool operator==(const Part&) const = default;
   };
   // A batch whose layers were captured, since the last growth.
@@ -129,6 +138,7 @@ class CudaWorkspace {
   bool in_step_ = false;
 
   AddressTable pages_, blocks_, vote_caches_;  // vote_caches_: one entry a member
+  AddressTable sentences_;                     // a cuda::SentenceTable a member
   DeviceBuffer ints_;
   DeviceBuffer scores_, vote_scratch_, pick_scratch_;
   DeviceBuffer units_, counts_, sink_end_, recent_begin_;  // a DeviceSelection
@@ -142,6 +152,7 @@ class CudaWorkspace {
   AddressTable packed_segments_;
   std::vector<uint64_t> packed_ids_;
   PackedBuffers packed_;
+  BucketBuffers buckets_;
   DeviceBuffer attend_counters_, attend_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;

@@ -266,6 +266,12 @@ class LinkedCuda : public ::testing::Test {
       lists_.push_back(std::move(lists[0]));
     }
   }
+  // Every eleventh token ends a sentence.
+  void Report(const Sequence& s) {
+    std::vector<uint8_t> ends(s.ids.size());
+    for (size_t t = 10; t < ends.size(); t += 11) ends[t] = 1;
+    ASSERT_KVS(kvs_report(session_, s.handle, 0, ends.size(), nullptr, nullptr, ends.data()));
+  }
   void Decode(Sequence* s, int steps, bool on_gpu) {
     Tensors tensors(1, on_gpu);
     for (int i = 0; i < steps; ++i) {
@@ -287,6 +293,9 @@ class LinkedCuda : public ::testing::Test {
 // Of two random queries one in two is alike.
 constexpr char kTokens[] =
     "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
+// Boundaries are those of the prompt: generated sentences are as long as they may be.
+constexpr char kSentences[] =
+    "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, max_length = 24, min_tokens = 0}";
 constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
 constexpr char kChess[] =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, rho = [0.6, 0.6, 0.5], "
@@ -305,12 +314,14 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 }
 
 TEST_F(LinkedCuda, PlansSelect) {
-  for (const char* plan : {kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
+  // SentenceKV first: it asks for queries of the prompt that a held prefix has not.
+  for (const char* plan : {kSentences, kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
                            "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
     SCOPED_TRACE(plan);
     Sequence s;
     Open(plan, Ids(600), &s);
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+    ASSERT_NO_FATAL_FAILURE(Report(s));
     ASSERT_NO_FATAL_FAILURE(Decode(&s, 40, true));
     EXPECT_LT(attended_, 640u);
     ASSERT_KVS(kvs_sequence_close(session_, s.handle));
@@ -367,7 +378,8 @@ TEST_F(LinkedCuda, PackedRowsAreAttended) {
 }
 
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph, ::testing::Values(kQuest, kChess, kMosaic));
+INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph,
+                         ::testing::Values(kQuest, kChess, kMosaic, kSentences));
 
 TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   Sequence a, b;
@@ -375,6 +387,8 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   Open(GetParam(), Ids(150, 5000), &b);
   ASSERT_NO_FATAL_FAILURE(Prefill(&a, Ids(300), true));
   ASSERT_NO_FATAL_FAILURE(Prefill(&b, Ids(150, 5000), true));
+  ASSERT_NO_FATAL_FAILURE(Report(a));
+  ASSERT_NO_FATAL_FAILURE(Report(b));
   Tensors tensors(2, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a, &b}, {{7}, {8}}, &tensors));  // buffers get their size
   kvs_step* step = nullptr;

@@ -187,12 +187,25 @@ struct TwinSequence {
     child->on_host = on_host->Clone();
     child->on_device = on_device->Clone();
     child->tied = tied;
+    child->bounded = bounded;
     return child;
   }
   // Both hold `tokens`, as of a prefix that is held without an index.
   void Hold(const Geometry& g, int32_t tokens) {
     on_host = std::make_unique<SequenceState>(g, plan, tokens, 0);
     on_device = std::make_unique<SequenceState>(g, plan, tokens, 0);
+    bounded = tokens;
+  }
+  // What was committed since the last report: one token in `every` ends a sentence.
+  void ReportBoundaries(Rng& rng, int every) {
+    std::vector<uint8_t> ends(static_cast<size_t>(on_host->tokens() - bounded));
+    for (uint8_t& end : ends) end = Below(rng, every) == 0 ? 1 : 0;
+    const auto count = static_cast<int32_t>(ends.size());
+    for (SequenceState* state : {on_host.get(), on_device.get()}) {
+      const Status reported = state->Report(bounded, count, nullptr, nullptr, ends.data());
+      ASSERT_TRUE(reported.ok()) << reported.ToString();
+    }
+    bounded += count;
   }
   void ForgetIndex(const Geometry& g) { Hold(g, on_host->tokens()); }
   // Clones go on for both.
@@ -217,6 +230,7 @@ struct TwinSequence {
   std::unique_ptr<TwinExtents> extents = std::make_unique<TwinExtents>();
   // By layer: where near-ties made the last selection of selector vote another one; hits keep it.
   std::map<int, Difference> tied;
+  int32_t bounded = 0;  // tokens whose boundaries were reported
 };
 
 // Whether two selections are the same but for units (selector vote: tokens) whose scores by `q`
@@ -232,6 +246,7 @@ class NearTies {
     *equal = want.runs == got.runs && want.units == got.units && want.full == got.full;
     if (sequence_.plan.selector == SelectorKind::kVote) return AgreeOnTokens(want, got);
     if (*equal) return true;
+    if (sequence_.plan.selector == SelectorKind::kBucket) return AgreeOnSizes(want, got);
     if (want.full || got.full || want.units.size() != got.units.size()) return false;
     if (sequence_.plan.selector == SelectorKind::kCascade) {
       return CascadeAgrees(want.units[0], got.units[0]);
@@ -254,7 +269,38 @@ class NearTies {
     return true;
   }
 
+  // Selector bucket: whether a head of the prompt keeps the same tokens but for those whose
+  // importance is within 0.1 % of each other's; *equal: they are the same.
+  bool AgreeOnKept(int head, const std::vector<int32_t>& got, bool* equal) const {
+    const auto inspected = [this](const char* name, auto value) {
+      return TwinSequence::Inspected<decltype(value)>(*sequence_.on_host, sequence_.HostView(),
+                                                      name);
+    };
+    const auto kept = inspected("kept", int32_t{}), offsets = inspected("kept_offsets", int32_t{});
+    const auto importance = inspected("importance", float{});
+    const auto row = static_cast<size_t>(layer_ * g_.kv_heads + head);
+    const auto want = std::span(kept).subspan(static_cast<size_t>(offsets[row]),
+                                              static_cast<size_t>(offsets[row + 1] - offsets[row]));
+    std::vector<int32_t> missing, extra;
+    std::ranges::set_difference(want, got, std::back_inserter(missing));
+    std::ranges::set_difference(got, want, std::back_inserter(extra));
+    *equal = missing.empty() && extra.empty();
+    const size_t tokens = importance.size() / static_cast<size_t>(g_.layers * g_.kv_heads);
+    for (const int32_t m : missing) {
+      for (const int32_t e : extra) {
+        const float a = importance[row * tokens + static_cast<size_t>(m)];
+        const float b = importance[row * tokens + static_cast<size_t>(e)];
+        if (a - b > 1e-3f * a) return false;
+      }
+    }
+    return missing.size() == extra.size();
+  }
+
  private:
+  // Near-ties of scores in fp32 are too rare to ask for more; Twins counts them.
+  static bool AgreeOnSizes(const Selection& want, const Selection& got) {
+    return want.full == got.full && want.RowsPerHead() == got.RowsPerHead();
+  }
   bool CascadeAgrees(const std::vector<int32_t>& want, const std::vector<int32_t>& got) const {
     std::vector<int32_t> missing, extra;
     std::ranges::set_difference(want, got, std::back_inserter(missing));
