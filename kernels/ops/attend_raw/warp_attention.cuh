@@ -227,7 +227,7 @@ class WarpAttention {
   const int64_t to_values_;
   const float scale_;
   const std::byte* q_from_;  // head g; null: there is none
-  uint4 q_[kDim / 32];  // head g, channels 32i + 8t ..
+  uint4 q_[kDim / 32];       // head g, channels 32i + 8t ..
   uint4 k_[2][S::kKeyLoads];
   uint4 v_[4][S::kValueLoads];
   TileSoftmax<kDim / 16> softmax_;  // products by AddValues
