@@ -58,7 +58,8 @@ struct CudaOps {
   int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
   int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
 
-  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its *_cuda.h.
+  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its
+  // *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
                         Stream stream) = nullptr;
