@@ -67,7 +67,8 @@ struct CudaOps {
   int (*whole_buckets)(const WholeBucketsBatch& work, Stream stream) = nullptr;
   int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
 
-  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its *_cuda.h.
+  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its
+  // *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
                         Stream stream) = nullptr;

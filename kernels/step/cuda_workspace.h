@@ -10,9 +10,9 @@
 //
 // Ownership: borrows the table of ops. Threads: one call at a time; one step at a time, too: steps
 // that are open together need a workspace each. The device is the one that is current in calls.
-// Cost: about 2 MB and, for plans with an index, 4 bytes a unit, KV head and sequence, and twice
-// that for strata; for chess 19 bytes a page and sequence, and 8 a channel of all layers and KV
-// heads; growing waits for the GPU.
+// Cost: about 2 MB, 52 MB once prompts come in chunks, and, for plans with an index, 4 bytes a
+// unit, KV head and sequence, and twice that for strata; for chess 19 bytes a page and sequence,
+// and 8 a channel of all layers and KV heads; growing waits for the GPU.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
