@@ -19,10 +19,13 @@
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
+#include "kernels/ops/covariance/covariance_cuda.h"
+#include "kernels/ops/eigen/eigen_cuda.h"
 #include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/reuse/reuse_cuda.h"
+#include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
@@ -69,6 +72,12 @@ struct CudaOps {
   int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
   int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
   int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
+  // What makes packed segments: ops/covariance, ops/eigen, ops/rotate_pack.
+  int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
+  int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;
+  int64_t (*eigen_workspace_bytes)(const EigenBatch& work) = nullptr;
+  int (*eigen)(const EigenBatch& work, Stream stream) = nullptr;
+  int (*rotate_pack)(const RotatePackBatch& work, Stream stream) = nullptr;
   // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;
