@@ -74,34 +74,56 @@ __device__ __forceinline__ void Turn(float2 angle, float& x, float& y) {
   y = angle.y * old + angle.x * y;
 }
 
-// All rows of V, and all pairs of rows of A, in the columns of pair `l`.
+// All rows of V in the columns of a pair. Everything is read before the first write: the compiler
+// cannot know that rows do not overlap.
 template <int kDim>
-__device__ __forceinline__ void TurnColumns(float* a, float* v, int round, int l,
-                                            const Shared<kDim>& shared) {
-  constexpr int kStride = MatrixShape<kDim>::kStride, kPairs = MatrixShape<kDim>::kPairs;
-  const int warp = threadIdx.x / 32;
-  const Pair column = PairOf<kDim>(round, l);
-  const float2 angle = shared.angles[l];
+__device__ __forceinline__ void TurnVectors(float* v, const Pair& column, float2 angle) {
+  constexpr int kStride = MatrixShape<kDim>::kStride, kEach = kDim / kWarps;
+  float* row = v + threadIdx.x / 32 * kStride;
+  float x[kEach], y[kEach];
 #pragma unroll
-  for (int k = warp; k < kPairs; k += kWarps) {
-    const Pair row = PairOf<kDim>(round, k);
-    float *upper = a + row.p * kStride, *lower = a + row.q * kStride;
-    float pp = upper[column.p], pq = upper[column.q], qp = lower[column.p], qq = lower[column.q];
-    const float2 rows = shared.angles[k];
-    Turn(rows, pp, qp);
-    Turn(rows, pq, qq);
-    Turn(angle, pp, pq);
-    Turn(angle, qp, qq);
-    if (k == l && angle.y != 0) {
-      pp = shared.diagonal[k].x;
-      qq = shared.diagonal[k].y;
-      pq = qp = 0;
-    }
-    upper[column.p] = pp, upper[column.q] = pq, lower[column.p] = qp, lower[column.q] = qq;
+  for (int i = 0; i < kEach; ++i) {
+    x[i] = row[i * kWarps * kStride + column.p];
+    y[i] = row[i * kWarps * kStride + column.q];
   }
 #pragma unroll
-  for (int c = warp; c < kDim; c += kWarps)
-    Turn(angle, v[c * kStride + column.p], v[c * kStride + column.q]);
+  for (int i = 0; i < kEach; ++i) {
+    Turn(angle, x[i], y[i]);
+    row[i * kWarps * kStride + column.p] = x[i];
+    row[i * kWarps * kStride + column.q] = y[i];
+  }
+}
+
+// All pairs of rows of A in the columns of pair `l`, from both sides. Reads first, as above.
+template <int kDim>
+__device__ __forceinline__ void TurnMatrix(float* a, int round, int l, const Pair& column,
+                                           float2 angle, const Shared<kDim>& shared) {
+  constexpr int kStride = MatrixShape<kDim>::kStride, kEach = MatrixShape<kDim>::kPairs / kWarps;
+  const int warp = threadIdx.x / 32;
+  float pp[kEach], pq[kEach], qp[kEach], qq[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const Pair row = PairOf<kDim>(round, warp + i * kWarps);
+    pp[i] = a[row.p * kStride + column.p], pq[i] = a[row.p * kStride + column.q];
+    qp[i] = a[row.q * kStride + column.p], qq[i] = a[row.q * kStride + column.q];
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int k = warp + i * kWarps;
+    const float2 rows = shared.angles[k];
+    Turn(rows, pp[i], qp[i]);
+    Turn(rows, pq[i], qq[i]);
+    Turn(angle, pp[i], pq[i]);
+    Turn(angle, qp[i], qq[i]);
+    if (k == l && angle.y != 0) {
+      pp[i] = shared.diagonal[k].x;
+      qq[i] = shared.diagonal[k].y;
+      pq[i] = qp[i] = 0;
+    }
+    const Pair row = PairOf<kDim>(round, k);
+    a[row.p * kStride + column.p] = pp[i], a[row.p * kStride + column.q] = pq[i];
+    a[row.q * kStride + column.p] = qp[i], a[row.q * kStride + column.q] = qq[i];
+  }
 }
 
 // Whether any pair turned.
@@ -113,7 +135,12 @@ __device__ __forceinline__ bool Round(float* a, float* v, int round, float done,
   const bool turns = own < kPairs && TakeAngle<kDim>(a, round, own, done, shared);
   if (!__syncthreads_or(turns)) return false;
 #pragma unroll 1
-  for (int l = own % 32; l < kPairs; l += 32) TurnColumns<kDim>(a, v, round, l, shared);
+  for (int l = own % 32; l < kPairs; l += 32) {
+    const Pair column = PairOf<kDim>(round, l);
+    const float2 angle = shared.angles[l];
+    TurnMatrix<kDim>(a, round, l, column, angle, shared);
+    TurnVectors<kDim>(v, column, angle);
+  }
   __syncthreads();
   return true;
 }
@@ -180,7 +207,7 @@ __device__ __forceinline__ void Write(const float* v, float* vectors, const Shar
       largest = max(largest, __float_as_uint(x[j]) & ~kSign);
     }
     largest = __reduce_max_sync(~0u, largest);
-    uint32_t first = kDim;  // twice the channel that is the largest, and whether it is negative
+    uint32_t first = 2 * kDim;  // twice the channel that is the largest, and whether it is negative
 #pragma unroll
     for (int j = kEach - 1; j >= 0; --j) {
       const uint32_t bits = __float_as_uint(x[j]);

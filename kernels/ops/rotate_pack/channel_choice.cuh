@@ -32,27 +32,28 @@ struct Cut {
   bool exact;
 };
 
-// As FindCut of choose-inl.h, for eight rows at once. count(value) is how many norms of the row
-// exceed it, NaNs always.
+// For eight rows at once; neighbouring rows are cut at similar values, so it starts at `guess`.
+// About as many norms as are wanted lie in an octave around the cut: the next probe is as far away
+// as the count is off, as long as that stays between what is known, and helps. count(value) is how
+// many norms of the row exceed it, NaNs always.
 template <typename Count>
 __device__ __forceinline__ Cut FindCut(int wanted, int32_t guess, Count count) {
   constexpr int32_t kTop = 0x7F800000;  // infinity: only NaNs exceed it
-  int32_t low = -1, high = kTop, probe = min(guess, kTop - 1), step = 1 << 20;
+  constexpr int kSteps = 8;             // bisection afterwards
+  const int32_t per_norm = (1 << 23) / max(wanted, 1);
+  int32_t low = -1, high = kTop, probe = min(guess, kTop - 1);
   Cut cut{kTop, false};
   bool found = false;
-  while (true) {
+#pragma unroll 1
+  for (int step = 0;; ++step) {
     const int above = count(__int_as_float(probe));
     if (!found) {
-      const bool more = above > wanted;
-      cut.exact = above == wanted;
-      cut.at = probe;
-      (more ? low : high) = probe;
-      const bool between = low >= 0 && high < kTop;
-      probe = more ? probe + step : probe - step;
-      step = min(2 * step, 1 << 26);
-      if (between || probe <= low || probe >= high) probe = low + (high - low) / 2;
+      cut = {probe, above == wanted};
+      (above > wanted ? low : high) = probe;
       if (!cut.exact && high - low <= 1) cut.at = high;
       found = cut.exact || high - low <= 1;
+      probe += (above - wanted) * per_norm;
+      if (step >= kSteps || probe <= low || probe >= high) probe = low + (high - low) / 2;
     }
     if (__all_sync(kAllLanes, found)) return cut;
   }

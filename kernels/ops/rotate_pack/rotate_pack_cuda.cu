@@ -62,7 +62,7 @@ class Rotation {
   // Barrier afterwards.
   __device__ __forceinline__ Rotation(const float* r, uint4* shared) : r_(r), shared_(shared) {
     if constexpr (Shape<kDim, kChannels>::kResident) {
-#pragma unroll 2
+#pragma unroll 4
       for (int i = threadIdx.x; i < kPieces * 32; i += blockDim.x) {
         const RotationPiece piece = SplitPiece<T>(r + Offset(i / 32, i % 32));
         shared[i] = piece.high;
@@ -309,11 +309,13 @@ class StripPacker {
   LossSums losses_;
 };
 
-// Rows of a strip: eight blocks, or fewer where there are more warps than such strips.
+// Rows of a strip: eight blocks, or fewer where there are more warps than such strips; whole
+// blocks.
 __device__ __forceinline__ int32_t StripRows(const RotatePackItem& item, int32_t rows, int warps) {
   const int32_t most = item.blocks != 0 ? kPackedAtOnce * item.block : 64;
+  const int32_t unit = item.blocks != 0 ? max(item.block, kPackedAtOnce) : kPackedAtOnce;
   const int32_t even = (rows + warps - 1) / warps;
-  return min(most, (even + kTileRows - 1) / kTileRows * kTileRows);
+  return min(most, (even + unit - 1) / unit * unit);
 }
 
 // The CTA's sums, in order. In shared memory that warps used.
