@@ -158,12 +158,13 @@ __device__ __forceinline__ uint32_t GroupBits(uint32_t x, int neighbours) {
 template <int kChannels>
 __device__ __forceinline__ uint32_t BitmapWord(const ChannelSet<kChannels>& set, int w,
                                                int neighbours) {
+  const int shift = neighbours / 2;  // of 1, 2, 4
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < ChannelSet<kChannels>::kWords; ++i) {
-    if (i / neighbours != w) continue;
+    if (i >> shift != w) continue;
     const uint32_t bits = neighbours == 1 ? set.words[i] : GroupBits(set.words[i], neighbours);
-    word |= bits << (i % neighbours * (32 / neighbours));
+    word |= bits << ((i & (neighbours - 1)) * (32 >> shift));
   }
   return word;
 }
