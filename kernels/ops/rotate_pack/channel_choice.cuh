@@ -93,6 +93,7 @@ struct ChannelSet {
 #pragma unroll
     for (uint32_t& word : words) {
       int here = __popc(word);
+#pragma unroll 1
       for (; here > count; --here) word ^= 1u << (31 - __clz(word));
       count -= here;
     }
@@ -169,6 +170,19 @@ __device__ __forceinline__ uint32_t BitmapWord(const ChannelSet<kChannels>& set,
   return word;
 }
 
+// 16 bits to shared memory if `wanted` is not 0, without a branch.
+__device__ __forceinline__ void StoreIf(uint32_t wanted, uint32_t at, uint32_t value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %0, 0;\n"
+      "@p st.shared.u16 [%1], %2;\n"
+      "}"
+      :
+      : "r"(wanted), "r"(at), "h"(static_cast<uint16_t>(value))
+      : "memory");
+}
+
 // The row's bytes to `row`, in shared memory. Returns the sum of the squares of what is kept, of
 // this lane's channels.
 template <int kChannels>
@@ -179,24 +193,23 @@ __device__ __forceinline__ float WriteRow(const float (&x)[kChannels / 4],
   for (int w = t; w < f.value_offset / 4; w += 4) {
     reinterpret_cast<uint32_t*>(row)[w] = BitmapWord(set, w, f.neighbours);
   }
-  auto* values = reinterpret_cast<__nv_bfloat16*>(row + f.value_offset);
+  char* values = row + f.value_offset;
+  auto base = static_cast<uint32_t>(__cvta_generic_to_shared(values));  // of the word's values
   float kept = 0;
-  int before = 0;  // values of the words before
 #pragma unroll
   for (int i = 0; i < kChannels / 4; i += 2) {
     const uint32_t word = set.words[i / 8];
     const int bit = i / 2 % 4 * 8 + 2 * t;
-    int at = before + __popc(word & ((1u << bit) - 1));
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if ((word >> (bit + e) & 1) == 0) continue;
-      values[at++] = Rounded<__nv_bfloat16>(x[i + e]);
-      kept += x[i + e] * x[i + e];
-    }
-    if (i % 8 == 6) before += __popc(word);
+    const uint32_t first = word >> bit & 1, second = word >> (bit + 1) & 1;
+    const uint32_t at = base + 2 * __popc(word & ((1u << bit) - 1));
+    const uint32_t pair = Element<__nv_bfloat16>::Pack(x[i], x[i + 1]);
+    StoreIf(first, at, pair);
+    StoreIf(second, at + 2 * first, pair >> 16);
+    kept += (first != 0 ? x[i] * x[i] : 0) + (second != 0 ? x[i + 1] * x[i + 1] : 0);
+    if (i % 8 == 6) base += 2 * __popc(word);
   }
   for (int i = f.keep + t; i < (f.stride - f.value_offset) / 2; i += 4) {
-    values[i] = __ushort_as_bfloat16(0);
+    reinterpret_cast<uint16_t*>(values)[i] = 0;
   }
   return kept;
 }

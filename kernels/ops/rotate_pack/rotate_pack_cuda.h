@@ -4,8 +4,8 @@
 // Rotations are in tensor cores, elements of R as two numbers of the rows' type, sums in fp32: x'
 // within 3e-5 of |x| of the exact one. The choice is exact for that x'; so where two groups' norms
 // differ by less than that, the other one may be kept than `ref` keeps, and a stored value may be
-// the other neighbour in bf16. Energies are of the raw rows: no rotation changes them. Rows of NaNs
-// keep the lowest channels.
+// the other neighbour in bf16. Energies are of the raw rows: no rotation changes them. NaNs are
+// chosen first and stored as some NaN.
 // Cost: each row is read once, R once a chunk; d = 256 reads R from the L2 for every 16 rows.
 #ifndef KVSTRATA_KERNELS_OPS_ROTATE_PACK_ROTATE_PACK_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ROTATE_PACK_ROTATE_PACK_CUDA_H_
