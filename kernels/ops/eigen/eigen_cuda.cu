@@ -6,6 +6,7 @@
 // Predicted for 512 matrices of 128 x 128 on an H100 (four a SM, one after the other): a round
 // reads and writes A and V once, 2048 wavefronts of shared memory, and issues about as much; with
 // two barriers and an angle 2500 cycles; 127 rounds, 8 sweeps: 1.5 ms a matrix, 6 ms in all.
+// Measured: 8.3.
 #include <cstdint>
 
 #include "kernels/cuda/launch.cuh"
