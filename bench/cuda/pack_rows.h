@@ -86,7 +86,7 @@ class PackRows {
       const uint64_t r = r_.address() + i * kSquare * sizeof(float);
       sums.push_back({rows, a});
       eigen.push_back({a, values_.address() + i * kDim * sizeof(float), r});
-      const uint64_t blocks = packed_.address() + kItems * row_bytes + keys_before(i) * block_bytes;
+      const uint64_t blocks = packed_.address() + kItems * row_bytes + KeysBefore(i) * block_bytes;
       pack.push_back({rows, r, packed_.address() + i * row_bytes, keys ? blocks : 0,
                       losses_.address() + i * (kTokens / kPackChunkRows) * sizeof(PackLoss), kKeep,
                       1, kBlock, 0});
@@ -103,9 +103,7 @@ class PackRows {
     eigen_ = {kDim, eigen_items_.get(), kItems, nullptr};
     pack_ = {shape, pack_items_.get(), kItems, kTokens, true};
   }
-  static uint64_t keys_before(uint64_t item) {
-    return item / (2 * kHeads) * kHeads + item % kHeads;
-  }
+  static uint64_t KeysBefore(uint64_t item) { return item / (2 * kHeads) * kHeads + item % kHeads; }
 
   // Packed rows of a flush go where the segment's were: what is timed does not read them.
   void MakeFlushes() {
