@@ -21,6 +21,8 @@
 #include "kernels/ops/buckets/buckets_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
+#include "kernels/ops/covariance/covariance_cuda.h"
+#include "kernels/ops/eigen/eigen_cuda.h"
 #include "kernels/ops/importance/importance_cuda.h"
 #include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
@@ -28,13 +30,14 @@
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/reuse/reuse_cuda.h"
+#include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 4;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 5;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -82,6 +85,12 @@ struct CudaOps {
   int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
   int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
   int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
+  // What makes packed segments: ops/covariance, ops/eigen, ops/rotate_pack.
+  int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
+  int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;
+  int64_t (*eigen_workspace_bytes)(const EigenBatch& work) = nullptr;
+  int (*eigen)(const EigenBatch& work, Stream stream) = nullptr;
+  int (*rotate_pack)(const RotatePackBatch& work, Stream stream) = nullptr;
   // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;
