@@ -18,8 +18,11 @@ PackedBuffers::Capacity PackedBuffers::Capacity::Grown(const Capacity& need) con
   // An open segment has up to 28 pieces, now more, now fewer.
   if (need.segments > segments)
     c.segments = std::min(Multiple(need.segments + 8, 16), kSegmentsMax);
-  if (need.blocks > blocks) c.blocks = Multiple(need.blocks + need.blocks / 4, 64);
-  if (need.list > list) c.list = Multiple(need.list + need.list / 4, 64);
+  // Together: both grow with a sequence, and each growth makes graphs stale.
+  if (need.blocks > blocks || need.list > list) {
+    c.blocks = std::max(blocks, Multiple(need.blocks + need.blocks / 4, 64));
+    c.list = std::max(list, Multiple(need.list + need.list / 4 + 1, 64));
+  }
   return c;
 }
 
