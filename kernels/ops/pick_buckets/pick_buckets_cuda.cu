@@ -79,39 +79,49 @@ __device__ float QueryAt(const PickBucketsBatch& w, int64_t element) {
   return FloatOf(static_cast<const __nv_bfloat16*>(w.q)[element]);
 }
 
-// The mean of the sentence's queries; keeps their sum if `keep`.
-__device__ void MeanQuery(const PickBucketsBatch& w, const List& list, int sequence, int head,
-                          bool keep, float* mean) {
-  const int64_t floats = QuerySumFloats(w.head_dim);
-  float* const at = list.table.queries + list.row * 2 * floats;
-  QuerySum* const sums[2] = {reinterpret_cast<QuerySum*>(at),
-                             reinterpret_cast<QuerySum*>(at + floats)};
-  const int c = threadIdx.x;
+// The sum of the sentence's queries before this step: the thread's channel.
+struct QueriesBefore {
   float sum = 0;
-  const int64_t first = (int64_t{sequence} * w.kv_heads + head) * w.group * w.head_dim + c;
-  for (int i = 0; c < w.head_dim && i < w.group; ++i) {
-    sum += QueryAt(w, first + int64_t{i} * w.head_dim);
+  int32_t count = 0;
+  QuerySum* next = nullptr;  // where this step's sum goes
+
+  __device__ QueriesBefore(const PickBucketsBatch& w, const List& list, int sequence) {
+    const int64_t floats = QuerySumFloats(w.head_dim);
+    float* const at = list.table.queries + list.row * 2 * floats;
+    QuerySum* const sums[2] = {reinterpret_cast<QuerySum*>(at),
+                               reinterpret_cast<QuerySum*>(at + floats)};
+    const int32_t tokens = w.tokens[sequence], from = w.queries_from[sequence];
+    const int32_t made[2] = {sums[0]->tokens, sums[1]->tokens};
+    const int32_t counts[2] = {sums[0]->count, sums[1]->count};
+    const int c = min(static_cast<int>(threadIdx.x), w.head_dim - 1);
+    const float own[2] = {sums[0]->sum[c], sums[1]->sum[c]};
+    const auto is_of = [=](int32_t t) { return t > from && t < tokens; };
+    const bool first = is_of(made[0]) && !(is_of(made[1]) && made[1] > made[0]);
+    const bool second = !first && is_of(made[1]);
+    if (first || second) {
+      sum = own[second];
+      count = counts[second];
+    }
+    // Of a step that was given up, of as many tokens as this one, nothing may stay.
+    next = sums[first || (!second && made[1] >= tokens) ? 1 : 0];
   }
-  const int32_t tokens = w.tokens[sequence], from = w.queries_from[sequence];
-  const int32_t made[2] = {sums[0]->tokens, sums[1]->tokens};
-  const auto counts = [=](int32_t t) { return t > from && t < tokens; };
-  const int before = counts(made[0]) && (!counts(made[1]) || made[0] > made[1]) ? 0
-                     : counts(made[1])                                          ? 1
-                                                                                : -1;
-  const int32_t count = (before < 0 ? 0 : sums[before]->count) + 1;
-  // Of a step that was given up, of as many tokens as this one, nothing may stay.
-  QuerySum* const next = sums[before == 0 || (before < 0 && made[1] >= tokens) ? 1 : 0];
-  __syncthreads();  // all have read `made`
+};
+
+// The mean of the sentence's queries, this step's included; keeps their sum if `keep`.
+__device__ void MeanQuery(const PickBucketsBatch& w, const QueriesBefore& before, int sequence,
+                          int head, bool keep, float* mean) {
+  const int c = threadIdx.x;
   if (c < w.head_dim) {
-    if (before >= 0) sum += sums[before]->sum[c];
-    mean[c] = __fdiv_rn(sum, static_cast<float>(w.group * count));
-    if (keep) next->sum[c] = sum;
-  }
-  if (keep && threadIdx.x == 0) {
-    next->tokens = tokens;
-    next->count = count;
+    float sum = before.sum;
+    const int64_t first = (int64_t{sequence} * w.kv_heads + head) * w.group * w.head_dim + c;
+    for (int i = 0; i < w.group; ++i) sum += QueryAt(w, first + int64_t{i} * w.head_dim);
+    mean[c] = __fdiv_rn(sum, static_cast<float>(w.group * (before.count + 1)));
+    if (keep) before.next->sum[c] = sum;
   }
   __syncthreads();
+  if (!keep || threadIdx.x != 0) return;
+  before.next->tokens = w.tokens[sequence];
+  before.next->count = before.count + 1;
 }
 
 // kBucketsPerWarp buckets from `first` on, `step` apart, of a warp.
@@ -289,12 +299,18 @@ __global__ __launch_bounds__(kThreads) void PickBucketsKernel(PickBucketsBatch w
   auto bucket = static_cast<int32_t>(split * kWarps + threadIdx.x / 32);
   Tile<kDim> tile;
   tile.Load(list, bucket, warps);
+  if (!ready) {
+    WaitForPrevious();
+    if (keeps && threadIdx.x == 0) w.counts[out] = 0;
+    return;
+  }
+  const QueriesBefore before(w, list, sequence);
 
   WaitForPrevious();
   LetNextStart();
   if (keeps && !picks && threadIdx.x == 0) w.counts[out] = 0;
-  if (!ready || (!picks && !keeps)) return;
-  MeanQuery(w, list, sequence, head, keeps, s.query);
+  if (!picks && !keeps) return;
+  MeanQuery(w, before, sequence, head, keeps, s.query);
   if (!picks) return;
   BucketScore* const scores = list.ScoresOf(head);
   for (;;) {

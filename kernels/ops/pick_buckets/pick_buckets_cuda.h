@@ -10,8 +10,8 @@
 // does not count; a sum counts in steps of more tokens than its own, if it was made behind
 // queries_from. So a step that is given up leaves nothing: the next one has as many tokens.
 //
-// REQUIRES: all that it reads but q, tokens and the sums of queries is written by a copy, or before
-// the kernel that is enqueued before this one, or by op buckets: it is read while that kernel runs.
+// REQUIRES: all that it reads but q is written by a copy, or before the kernel that is enqueued
+// before this one, or by op buckets: it is read while that kernel runs.
 //
 // One kernel: several CTAs a list score, and the last one to finish picks. The same input gives the
 // same output. Sums in fp32: near-ties may fall otherwise than on the CPU, which sums in double.
