@@ -156,6 +156,18 @@ def numpy_attend():
     return row("numpy/attend/32K", "ms", times[ours][4:], "numpy fp32 BLAS", times[blas][4:], 3.0)
 
 
+def write_result(args, suite, notes, rows):
+    """Prints rows; keeps them where args.json_out says (shared/RESULTS.md)."""
+    for r in rows:
+        print(f"{r['id']:20} {r['value']:8.2f} {r['unit']}  {r['ratio']:.3f}x {r['baseline']['name']}")
+    if args.json_out:
+        result = {"suite": suite, "device": device_name(), "commit": args.commit, "date": args.date,
+                  "command": "make bench",
+                  "context": {"cpu": platform.processor(), "numpy": np.__version__, "notes": notes},
+                  "ceilings": {}, "rows": rows}
+        pathlib.Path(args.json_out).write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json-out")
@@ -163,13 +175,7 @@ def main():
     parser.add_argument("--date", default="")
     args = parser.parse_args()
     rows = [numpy_attend(), engine_tax()]
-    for r in rows:
-        print(f"{r['id']:20} {r['value']:8.2f} {r['unit']}  {r['ratio']:.3f}x {r['baseline']['name']}")
-    if args.json_out:
-        result = {"suite": "engine", "device": device_name(), "commit": args.commit, "date": args.date,
-                  "command": "make bench", "context": {"cpu": platform.processor(), "numpy": np.__version__},
-                  "ceilings": {}, "rows": rows}
-        pathlib.Path(args.json_out).write_text(json.dumps(result, indent=1) + "\n")
+    write_result(args, "engine", "", rows)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def commands(out, commit, date):
         "plans": [str(BIN / "plans_bench"), "--json-out", file("plans"), *common],
         "engine": [sys.executable, str(ROOT / "bench" / "engine_bench.py"), "--json-out", file("engine"),
                    *common],
+        "reuse": [sys.executable, str(ROOT / "bench" / "reuse.py"), "--json-out", file("reuse"), *common],
         "work": [str(BIN / "work_bench"), "--json-out", file("work"), *common],
         "memory": [sys.executable, str(ROOT / "bench" / "memory.py"), "--json-out", file("memory"), *common],
         "fidelity": [sys.executable, str(ROOT / "bench" / "fidelity.py"), "--json-out", file("fidelity"),

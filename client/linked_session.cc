@@ -371,6 +371,12 @@ Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view
                                           "' of selector 'vote' is not read from a GPU; entropy, "
                                           "surprisal and boundary are");
   }
+  if (s.state->plan().codec == CodecKind::kPacked && name != "segments" && name != "strategies" &&
+      name != "entropy" && name != "surprisal" && name != "boundary") {
+    return Unimplemented("CUDA_PLAN", "array '" + std::string(name) +
+                                          "' of codec 'packed' is not read from a GPU; segments, "
+                                          "strategies, entropy, surprisal and boundary are");
+  }
   const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
   std::vector<std::byte> copy(s.blocks.size() * bytes);
   std::vector<std::byte*> blocks;

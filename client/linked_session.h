@@ -9,9 +9,11 @@
 #define KVSTRATA_CLIENT_LINKED_SESSION_H_
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -59,6 +61,8 @@ struct Sequence {
   uint64_t version = 0;
   std::vector<std::byte*> pages, blocks;  // null: a page that was given back
   std::vector<ExtentView> extents;
+  // Of the extents in a GPU's memory, by address and tokens (kernels/codec/extent.h).
+  std::map<std::tuple<const std::byte*, int32_t, int32_t>, std::vector<std::byte>> descriptions;
 
   SequenceView View() const {
     return {pages.data(),
@@ -108,6 +112,9 @@ struct Session::State {
   // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
   Status Load(Sequence* s);
   Status LoadExtents(Sequence* s, const shm::TableView& view);
+  // Copies an extent's description from the GPU, unless the last table had the extent too. Waits
+  // for the copy.
+  Status Describe(Sequence* s, ExtentView* extent);
   Status Grow(const Claim& claim);
   bool Holds(const Claim& claim);
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);

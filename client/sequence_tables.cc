@@ -1,4 +1,5 @@
 // From published tables to addresses: reading, growing and resolving them (linked_session.h).
+#include <algorithm>
 #include <string>
 #include <thread>
 
@@ -42,7 +43,38 @@ Status Session::State::LoadExtents(Sequence* s, const shm::TableView& view) {
     KVS_ASSIGN_OR_RETURN(const std::byte* const at,
                          Resolve({e.arena, e.flags, e.tier, e.offset}, e.bytes));
     s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
+    const bool far = gpu_session != nullptr && e.tier == 0;
+    if (far) KVS_RETURN_IF_ERROR(Describe(s, &s->extents.back()));
   }
+  std::erase_if(s->descriptions, [s](const auto& known) {
+    const std::byte* const copy = known.second.data();
+    return std::ranges::find(s->extents, copy, &ExtentView::description) == s->extents.end();
+  });
+  return OkStatus();
+}
+
+Status Session::State::Describe(Sequence* s, ExtentView* extent) {
+  std::vector<std::byte> copy;
+  const auto read = [&](int64_t bytes) {
+    const auto size = static_cast<uint64_t>(bytes);
+    copy.resize(size);
+    return CudaStatus(*gpu.ops,
+                      gpu.ops->copy_2d(gpu.device, copy.data(), extent->data, {size, size, 1}),
+                      "reading an extent");
+  };
+  const auto [known, fresh] =
+      s->descriptions.try_emplace({extent->data, extent->tokens.begin, extent->tokens.end});
+  if (fresh) {
+    Status status = read(std::min(extent->bytes, kExtentFrontBytes));
+    if (status.ok()) status = read(DescriptionBytes(copy, extent->bytes));
+    if (!status.ok()) {
+      s->descriptions.erase(known);
+      return status;
+    }
+    known->second = std::move(copy);
+  }
+  extent->description = known->second.data();
+  extent->description_bytes = static_cast<int64_t>(known->second.size());
   return OkStatus();
 }
 
@@ -52,6 +84,8 @@ Status Session::State::Load(Sequence* s) {
   if (view.table->version != s->version) {
     s->pages.clear();
     s->blocks.clear();
+    // Extents of one table and the next are never in the same place, but for those that are kept.
+    if (view.table->version != s->version + 1) s->descriptions.clear();
     s->version = 0;  // until all of it was loaded
     KVS_RETURN_IF_ERROR(LoadExtents(s, view));
     s->version = view.table->version;

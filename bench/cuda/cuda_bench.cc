@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/pack_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -280,6 +281,35 @@ void BenchAppend(const Arena& arena, Report& report) {
   }
 }
 
+// Packing a prompt's segment, all layers, as one and op by op; flushing the update buffer, a layer.
+void BenchPack(const Arena& arena, Report& report) {
+  if (!report.Wants("pack") && !report.Wants("flush")) return;
+  PackRows rows(arena.address());
+  const auto time = [&](const std::string& id, int32_t tokens, int nodes, int64_t bytes,
+                        const auto& enqueue) {
+    const Case c{id, {tokens}};
+    if (report.Wants(id)) report.Add(c, TimeLayers(nodes, false, enqueue), bytes);
+  };
+  const auto all = [&](int, cudaStream_t stream) {
+    int error = rows.Covariance(stream);
+    if (error == 0) error = rows.Eigen(stream);
+    return error == 0 ? rows.RotatePack(stream) : error;
+  };
+  constexpr int64_t kRead = PackRows::kReadBytes;
+  CapturedGraph([&](cudaStream_t stream) { return all(0, stream); }).Replay();
+  rows.CopyRotations();
+  time("pack/64K/covariance", PackRows::kTokens, 1, kRead,
+       [&](int, cudaStream_t stream) { return rows.Covariance(stream); });
+  time("pack/64K/eigen", PackRows::kTokens, 1, 0,
+       [&](int, cudaStream_t stream) { return rows.Eigen(stream); });
+  time("pack/64K/rotate_pack", PackRows::kTokens, 1, kRead + rows.packed_bytes(),
+       [&](int, cudaStream_t stream) { return rows.RotatePack(stream); });
+  time("pack/64K", PackRows::kTokens, 1, 2 * kRead + rows.packed_bytes(), all);
+  time("flush/32", PackRows::kFlushTokens, PackRows::kFlushes,
+       kRead / PackRows::kLayers / PackRows::kTokens * PackRows::kFlushTokens,
+       [&](int n, cudaStream_t stream) { return rows.Flush(n, stream); });
+}
+
 // Bytes read and written by a device-to-device copy, a second.
 double CopyTbps(const Arena& arena) {
   constexpr int64_t kBytes = int64_t{4} << 30;
@@ -329,6 +359,7 @@ int Main(int argc, char** argv) {
               out["ceilings"]["copy_tbps"].get<double>());
   BenchAttend(arena, report);
   BenchAppend(arena, report);
+  BenchPack(arena, report);
   out["rows"] = report.rows;
   const std::string file = Option(argc, argv, "--json-out");
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";

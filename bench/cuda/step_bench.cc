@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "bench/cuda/packed_step.h"
+#include "bench/cuda/pieces.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/span_step.h"
 #include "bench/machine.h"
@@ -68,34 +69,6 @@ const BenchPlan kPlans[] = {
 int64_t BytesOf(const BenchPlan& plan, int64_t batch, int64_t tokens) {
   return batch * plan.rows_read(tokens) * kTokenBytes;
 }
-
-// Memory of random bf16 in [-1, 1) cut into `count` pieces in random order.
-class Pieces {
- public:
-  Pieces(int64_t count, int64_t bytes, std::mt19937_64& rng)
-      : memory_(static_cast<size_t>(count * bytes)) {
-    std::vector<BF16> block(size_t{61} << 20 >> 1);
-    for (BF16& x : block)
-      x = FromFloat<BF16>(static_cast<float>(static_cast<int32_t>(rng())) * 0x1p-31f);
-    for (size_t at = 0; at < memory_.size(); at += block.size() * 2) {
-      Check(cudaMemcpy(memory_.get() + at, block.data(),
-                       std::min(block.size() * 2, memory_.size() - at), cudaMemcpyHostToDevice),
-            "fill");
-    }
-    for (int64_t i = 0; i < count; ++i) addresses_.push_back(memory_.get() + i * bytes);
-    std::shuffle(addresses_.begin(), addresses_.end(), rng);
-    std::vector<uint64_t> table;
-    for (const std::byte* at : addresses_) table.push_back(reinterpret_cast<uint64_t>(at));
-    table_ = DeviceArray<uint64_t>(table);
-  }
-  const uint64_t* table() const { return table_.get(); }
-  const std::vector<std::byte*>& addresses() const { return addresses_; }
-
- private:
-  DeviceArray<std::byte> memory_;
-  std::vector<std::byte*> addresses_;
-  DeviceArray<uint64_t> table_;
-};
 
 Geometry GeometryOf(int layers) { return {layers, kHeads, kKvHeads, kDim, kPage, DType::kBF16}; }
 

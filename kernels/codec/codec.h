@@ -58,6 +58,13 @@ struct RecompressInput {
   const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
 };
 
+// What of its view a Run reads, beyond the extents' descriptions (extent.h). For who must copy it
+// from memory that the host cannot read.
+struct RecompressReads {
+  Run rows;                      // raw rows of all layers
+  std::vector<int32_t> extents;  // numbers of the view's
+};
+
 struct ExtentDraft {
   int32_t kept = -1;             // >= 0: extent number `kept` of the view stays; else `bytes`
   std::vector<std::byte> bytes;  // header included
@@ -81,6 +88,9 @@ class Recompressor {
   // One unit of work. ABORTED when cancelled: nothing has changed. Called again while Due. When not
   // Due it answers the extents there are and what may be released by now.
   virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
+
+  // Of the next Run. Cheap; reads descriptions alone.
+  virtual RecompressReads Reads(const RecompressInput& input) const = 0;
 
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.
   virtual int64_t ReleasableBytes(const RecompressInput& input) const = 0;

@@ -60,6 +60,15 @@ class SpanRecompressor final : public Recompressor {
     return output;
   }
 
+  RecompressReads Reads(const RecompressInput& input) const override {
+    const Tokens next = NextRange(input);
+    if (next.begin >= next.end) return {};
+    if (parameters_ != nullptr) return {RangeOf(input, next).tokens, {}};
+    // Routing is made of all of the prompt, and lies in the first extent from then on.
+    if (input.view.extent_count == 0) return {{0, input.prompt_tokens}, {}};
+    return {RangeOf(input, next).tokens, {0}};
+  }
+
   std::unique_ptr<Recompressor> Clone() const override {
     return std::make_unique<SpanRecompressor>(*this);
   }

@@ -3,6 +3,7 @@
 #include "kernels/codec/packed.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "kernels/codec/packed_layout.h"
 
@@ -46,7 +47,9 @@ Result<Extents> ReadAll(const SequenceView& view, const Geometry& geometry) {
 Result<std::unique_ptr<PackedStorage>> PackedStorage::Parse(const SequenceView& view,
                                                             const Geometry& geometry) {
   KVS_ASSIGN_OR_RETURN(const Extents extents, ReadAll(view, geometry));
+  static std::atomic<uint64_t> parsed{0};
   auto storage = std::make_unique<PackedStorage>();
+  storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
   storage->layers_ = static_cast<size_t>(geometry.layers);
   storage->kv_heads_ = static_cast<size_t>(geometry.kv_heads);
   storage->heads_.reserve(extents.size() * storage->layers_ * storage->kv_heads_);

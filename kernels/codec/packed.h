@@ -55,12 +55,15 @@ class PackedStorage {
   // Blocks of one (layer, head) over all segments: id -> tokens. Ids count from position 0.
   int32_t BlockCount(int layer, int kv_head) const;
   int64_t bytes() const { return bytes_; }
+  // Of this Parse, in this process; never 0.
+  uint64_t id() const { return id_; }
 
  private:
   std::vector<Segment> segments_;
   std::vector<PackedHead> heads_;  // [segments][layers][kv_heads]
   size_t layers_ = 0, kv_heads_ = 0;
   int64_t bytes_ = 0;
+  uint64_t id_ = 0;
 };
 
 // Arrays of golden/README: "eigenvalues", "rotated_rows" and "packed_rows" (first segment, layer 0,

@@ -106,6 +106,26 @@ class PackedRecompressor final : public Recompressor {
                             ReleasedRows(input, state.final_end)};
   }
 
+  RecompressReads Reads(const RecompressInput& input) const override {
+    const Result<PackedState> state = ReadState(input.view, geometry_);
+    if (!state.ok()) return {};
+    const Work work = NextWork(input, *state);
+    RecompressReads reads = {work.tokens, {}};
+    if (work.unit == Unit::kNone || work.unit == Unit::kRelease) return {};
+    if (work.unit == Unit::kPrompt || work.unit == Unit::kClose) return reads;
+    reads.extents.push_back(state->plan);
+    if (work.unit == Unit::kRest) {
+      const auto first = ReadPackedExtent(input.view.extents[state->plan], geometry_);
+      if (!first.ok()) return {};
+      reads.rows.end = EndOfNext(PlansIn(*first), work.tokens);
+      return reads;
+    }
+    for (int32_t i = state->final_count; i < input.view.extent_count; ++i) {
+      reads.extents.push_back(i);
+    }
+    return reads;
+  }
+
   std::unique_ptr<Recompressor> Clone() const override {
     return std::make_unique<PackedRecompressor>(*this);
   }
@@ -186,14 +206,18 @@ class PackedRecompressor final : public Recompressor {
     return output;
   }
 
+  // Where an extent of the first of `tokens`, as many as it may hold, ends.
+  int32_t EndOfNext(const SegmentPlans& plans, Tokens tokens) const {
+    const int64_t fitting = extent_bytes_ / PackedBytesPerToken(geometry_, plan_, plans);
+    const int64_t rows = std::max<int64_t>(fitting / kSplitTokens, 1) * kSplitTokens;
+    return static_cast<int32_t>(std::min<int64_t>(tokens.begin + rows, tokens.end));
+  }
+
   // Packs as many tokens after range->tokens as an extent may hold, and moves the range there.
   Status PackNext(const RecompressInput& input, const SegmentPlans& plans, PackedRange* range,
                   RecompressOutput* output) const {
-    const int64_t fitting = extent_bytes_ / PackedBytesPerToken(geometry_, plan_, plans);
-    const int64_t rows = std::max<int64_t>(fitting / kSplitTokens, 1) * kSplitTokens;
     const int32_t begin = range->tokens.end;
-    range->tokens = {begin,
-                     static_cast<int32_t>(std::min<int64_t>(begin + rows, range->info.plan_end))};
+    range->tokens = {begin, EndOfNext(plans, {begin, range->info.plan_end})};
     KVS_ASSIGN_OR_RETURN(PackedBytes packed, PackRange(input, geometry_, plan_, plans, *range, {}));
     range->info.loss = packed.info.loss;
     output->extents.push_back({-1, std::move(packed.bytes), range->tokens, plan_.tier});

@@ -15,24 +15,32 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/stream_work.h"
 #include "kernels/ops/append/append_cuda.h"
+#include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/attend_spans/attend_spans_cuda.h"
 #include "kernels/ops/attend_spans/expand_spans_cuda.h"
 #include "kernels/ops/attend_spans/score_spans_cuda.h"
+#include "kernels/ops/buckets/buckets_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
+#include "kernels/ops/covariance/covariance_cuda.h"
+#include "kernels/ops/eigen/eigen_cuda.h"
+#include "kernels/ops/importance/importance_cuda.h"
 #include "kernels/ops/mean_query/mean_query_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
+#include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/reuse/reuse_cuda.h"
+#include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 4;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 5;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -59,26 +67,38 @@ struct CudaOps {
   int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
   int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
   int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
+  int (*observe)(const ObserveBatch& work, Stream stream) = nullptr;
+  int (*importance)(const ImportanceBatch& work, Stream stream) = nullptr;
+  int (*prompt_buckets)(const PromptBucketsBatch& work, Stream stream) = nullptr;
+  int (*whole_buckets)(const WholeBucketsBatch& work, Stream stream) = nullptr;
+  int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
 
-  // ops/append, ops/attend_raw, ops/merge: what each takes and costs is in its *_cuda.h.
+  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its
+  // *_cuda.h.
   int (*append)(const AppendBatch& work, Stream stream) = nullptr;
   int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
                         Stream stream) = nullptr;
   int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
   int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
+  int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
   int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
 
   // ops/attend_packed.
   int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
   int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
   int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
-
   // ops/attend_spans: attend_coarse and attend_lowrank.
   int (*score_spans)(const ScoreSpansBatch& work, Stream stream) = nullptr;
   int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
   int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
   int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
-
+  // What makes packed segments: ops/covariance, ops/eigen, ops/rotate_pack.
+  int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
+  int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;
+  int64_t (*eigen_workspace_bytes)(const EigenBatch& work) = nullptr;
+  int (*eigen)(const EigenBatch& work, Stream stream) = nullptr;
+  int (*rotate_pack)(const RotatePackBatch& work, Stream stream) = nullptr;
   // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;

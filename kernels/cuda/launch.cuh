@@ -6,6 +6,11 @@
 // WaitForPrevious before it touches global memory: it returns when all kernels before are complete
 // and their writes can be seen. What they may have written must not be read with __ldg: its cache
 // is not told.
+//
+// The exception: with `ahead` in an op's batch, the caller says that the op's tables, lengths and
+// old rows were complete before a copy, a graph's launch or an event that all kernels since are
+// behind. Those are read before WaitForPrevious: several kernels of a step start at once, and their
+// first rows are on the way while the ones before still run.
 #ifndef KVSTRATA_KERNELS_CUDA_LAUNCH_CUH_
 #define KVSTRATA_KERNELS_CUDA_LAUNCH_CUH_
 

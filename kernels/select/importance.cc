@@ -80,22 +80,29 @@ class HeadImportance {
 
 }  // namespace
 
+void ObservedRange::Add(int32_t first, int32_t count, int32_t capacity) {
+  if (first != end) begin = first;
+  end = first + count;
+  begin = std::max(begin, end - capacity);
+}
+
+bool ObservedRange::Cover(int32_t tokens, int32_t capacity) const {
+  return end == tokens && end - begin >= std::min(capacity, tokens);
+}
+
 void ObservedQueries::Add(int layer, const float* q, int64_t q_token, int32_t first,
                           int32_t count) {
   Layer& own = layers_[layer];
   own.rows.resize(capacity_ * RowFloats());
-  if (first != own.end) own.begin = first;
   for (int32_t t = std::max(0, count - capacity_); t < count; ++t) {
     std::copy_n(q + t * q_token, RowFloats(),
                 own.rows.data() + (first + t) % capacity_ * RowFloats());
   }
-  own.end = first + count;
-  own.begin = std::max(own.begin, own.end - capacity_);
+  own.held.Add(first, count, capacity_);
 }
 
 bool ObservedQueries::Cover(int layer, int32_t tokens) const {
-  const Layer& own = layers_[layer];
-  return own.end == tokens && own.end - own.begin >= std::min(capacity_, tokens);
+  return layers_[layer].held.Cover(tokens, capacity_);
 }
 
 std::vector<float> ObservedQueries::Queries(int layer, int32_t tokens) const {

@@ -12,6 +12,16 @@
 
 namespace kvstrata {
 
+// Which of a layer's queries a ring of the last `capacity` ones holds: those of [begin, end).
+struct ObservedRange {
+  int32_t begin = 0, end = 0;
+
+  // The queries of [first, first + count) are added; a gap before `first` forgets what was before.
+  void Add(int32_t first, int32_t count, int32_t capacity);
+  // Whether they are the last min(capacity, tokens) of a prompt of `tokens`.
+  bool Cover(int32_t tokens, int32_t capacity) const;
+};
+
 // The last queries of each layer. Memory: layers * count * query_heads * head_dim floats.
 class ObservedQueries {
  public:
@@ -30,7 +40,7 @@ class ObservedQueries {
  private:
   struct Layer {
     std::vector<float> rows;  // a ring: position t at t % capacity
-    int32_t begin = 0, end = 0;
+    ObservedRange held;
   };
   int64_t RowFloats() const { return int64_t{geometry_.query_heads} * geometry_.head_dim; }
 

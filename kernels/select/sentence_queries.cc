@@ -1,21 +1,10 @@
 #include "kernels/select/sentence_queries.h"
 
-#include <algorithm>
-
-#include "kernels/segment/sentence_rule.h"
-
 namespace kvstrata {
 
 std::vector<Run> SentenceQueries::Close(std::span<const uint8_t> boundary, int32_t tokens) {
-  SentenceRule rule(max_length_, begin_);
-  std::vector<Run> complete;
-  Run ended;
-  for (int32_t t = begin_; t < tokens; ++t) {
-    const auto i = static_cast<size_t>(t);
-    if (rule.Add(i < boundary.size() && boundary[i] != 0, &ended)) complete.push_back(ended);
-  }
+  std::vector<Run> complete = ends_.Close(boundary, tokens);
   if (complete.empty()) return complete;
-  begin_ = complete.back().end;
   for (Layer& layer : layers_) {
     layer.sum.clear();
     layer.count = 0;

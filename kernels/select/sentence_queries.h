@@ -11,19 +11,20 @@
 #include <vector>
 
 #include "kernels/page_view.h"
+#include "kernels/select/sentence_ends.h"
 
 namespace kvstrata {
 
 class SentenceQueries {
  public:
   SentenceQueries(const Geometry& geometry, int32_t max_length)
-      : geometry_(geometry), max_length_(max_length), layers_(geometry.layers) {}
+      : geometry_(geometry), ends_(max_length), layers_(geometry.layers) {}
 
   // The prompt is complete: a sentence begins behind it.
-  void Start(int32_t prompt_tokens) { begin_ = prompt_tokens; }
+  void Start(int32_t prompt_tokens) { ends_.Start(prompt_tokens); }
 
   // Where the sentence begins that is being generated.
-  int32_t begin() const { return begin_; }
+  int32_t begin() const { return ends_.begin(); }
 
   // The sentences that are complete at `tokens`; the cache is emptied if there are any. A boundary
   // that is reported late ends its sentence late, and takes the queries since with it.
@@ -47,8 +48,7 @@ class SentenceQueries {
   };
 
   Geometry geometry_;
-  int32_t max_length_;
-  int32_t begin_ = 0;
+  SentenceEnds ends_;
   std::vector<Layer> layers_;
 };
 

@@ -89,6 +89,7 @@ Status CudaStep::SelectCascade(int first, int count) {
   w.list_stride = ws_.capacity_.cascade_pages;
   w.units = ws_.cascade_units_.as<int32_t>() + int64_t{first} * w.list_stride;
   w.counts = ws_.cascade_counts_.as<int32_t>() + first;
+  launched_ = true;
   return Check(ops_.cascade(w, stream_), "op cascade");
 }
 

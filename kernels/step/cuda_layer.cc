@@ -9,6 +9,12 @@ namespace {
 
 float ScaleOf(const Geometry& g) { return 1.0f / std::sqrt(static_cast<float>(g.head_dim)); }
 
+// In every layer, here; the others before any layer.
+bool SelectsByQuery(SelectorKind selector) {
+  return selector == SelectorKind::kMinMax || selector == SelectorKind::kVote ||
+         selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
+}
+
 const std::byte* RowAt(const Rows& rows, int32_t row) {
   return rows.data + row * rows.token_stride;
 }
@@ -31,6 +37,10 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
 
 bool CudaStep::Selects(const Part& part, int layer) const {
   return part.selects && layer >= part.plan.n_dense_layers;
+}
+
+bool CudaStep::Observes(const Part& part, int layer) const {
+  return part.observes && layer >= part.plan.n_dense_layers;
 }
 
 cuda::PagedLayer CudaStep::PagesOf(const Part& part, int layer) const {
@@ -58,6 +68,7 @@ cuda::DeviceRows CudaStep::IndexRowsOf(const Part& part, int level, int layer) c
 cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
   if (!Selects(part, layer)) return {};
   if (part.plan.selector == SelectorKind::kVote) return VotedSelection(part);
+  if (part.plan.selector == SelectorKind::kBucket) return BucketSelection(part);
   cuda::DeviceSelection selection;
   if (part.plan.selector == SelectorKind::kWindow) {
     selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
@@ -93,9 +104,8 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
       KVS_RETURN_IF_ERROR(ScoreSpans(part, layer, native, 0));
       continue;
     }
-    const bool asks = part.plan.selector == SelectorKind::kMinMax ||
-                      part.plan.selector == SelectorKind::kVote;  // by the queries, here
-    if (!Selects(part, layer) || !asks) continue;
+    const bool selects = Selects(part, layer) && SelectsByQuery(part.plan.selector);
+    if (!selects && !Observes(part, layer)) continue;
     if (dense.data == nullptr) {
       dense = q;
       if (!IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) {
@@ -108,10 +118,18 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   return OkStatus();
 }
 
-// For the first new token of each member, or for a chunk.
+// For the first new token of each member, or for a chunk; of a prompt that is observed, its last
+// tokens.
 Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
   const std::byte* const queries = RowAt(q, first_row_[part.first] + part.begin);
+  if (part.observes) return Observe(part, layer, queries, q.dtype);
   if (part.plan.selector == SelectorKind::kVote) return SelectVotes(part, layer, queries, q.dtype);
+  if (part.plan.selector == SelectorKind::kBlock) {
+    return SelectBlocks(part, layer, queries, q.dtype);
+  }
+  if (part.plan.selector == SelectorKind::kBucket) {
+    return PickBuckets(part, layer, queries, q.dtype);
+  }
   KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
                                               : ScoreBounds(part, layer, queries, q.dtype));
   return Pick(part);
@@ -130,6 +148,7 @@ Status CudaStep::ScoreBounds(const Part& part, int layer, const std::byte* q, DT
   w.query_heads = geometry().query_heads;
   w.unit_stride = ws_.capacity_.units;
   w.scores = ws_.scores_.as<float>() + int64_t{part.first} * geometry().kv_heads * w.unit_stride;
+  w.ahead = true;
   return Check(ops_.score(w, stream_), "op score");
 }
 
@@ -217,6 +236,9 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
 Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out,
                             float* lse) {
   if (ReadsSpans(part)) return AttendSpans(part, layer, q, out, lse);
+  if (part.selects && part.plan.codec == CodecKind::kPacked) {
+    return AttendPacked(part, layer, q, out, lse);
+  }
   const Geometry& g = geometry();
   cuda::AttendRawBatch w;
   w.layer = PagesOf(part, layer);
@@ -226,13 +248,33 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   w.counters = ws_.attend_counters_.as<uint32_t>();
   w.workspace = ws_.attend_workspace_.as<float>();
   const int32_t first = first_row_[part.first] + part.begin;
+  // What the GPU selects in the layer itself is not there before.
+  w.ahead = part.new_tokens == 1 && !(Selects(part, layer) && SelectsByQuery(part.plan.selector));
   if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
+  if (part.new_tokens > CudaWorkspace::kItemsOfMember) return AttendChunk(part, layer, q, out, lse);
   // Every new token is an item with the same row of the page table and the same selection.
   w.layer.page_stride = 0;
   w.selection.shared = true;
-  for (int32_t t = 0; t < part.new_tokens; t += CudaWorkspace::kItemsPerLaunch) {
-    const int32_t items = std::min(CudaWorkspace::kItemsPerLaunch, part.new_tokens - t);
-    KVS_RETURN_IF_ERROR(AttendItems(w, first + t, items, q, out, lse));
+  return AttendItems(w, first, part.new_tokens, q, out, lse);
+}
+
+Status CudaStep::AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                             float* lse) {
+  cuda::AttendChunkBatch w;
+  w.layer = PagesOf(part, layer);
+  w.selection = SelectionOf(part, layer);
+  w.group = geometry().group();
+  w.q_stride = q.token_stride;
+  w.scale = ScaleOf(geometry());
+  w.counters = ws_.attend_counters_.as<uint32_t>();
+  w.workspace = ws_.attend_workspace_.as<float>();
+  int32_t row = first_row_[part.first] + part.begin;
+  for (int32_t left = part.new_tokens; left > 0; left -= w.rows, row += w.rows) {
+    w.rows = std::min(left, cuda::kAttendChunkRows);
+    w.tokens = ws_.visible() + row;
+    w.q = RowAt(q, row);
+    w.to = OutputFrom(row, out, lse);
+    KVS_RETURN_IF_ERROR(Check(ops_.attend_chunk(w, stream_), "op attend_chunk"));
   }
   return OkStatus();
 }
@@ -244,10 +286,13 @@ Status CudaStep::AttendItems(cuda::AttendRawBatch w, int32_t row, int32_t items,
   w.tokens = ws_.visible() + row;
   w.q = RowAt(q, row);
   w.q_stride = q.token_stride;
-  w.to.rows = out.data + row * out.token_stride;
-  w.to.dtype = out.dtype;
-  w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads;
+  w.to = OutputFrom(row, out, lse);
   return Check(ops_.attend_raw(w, stream_), "op attend_raw");
+}
+
+cuda::AttentionOutput CudaStep::OutputFrom(int32_t row, const MutableRows& out, float* lse) const {
+  return {out.data + row * out.token_stride, out.dtype,
+          lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads};
 }
 
 }  // namespace kvstrata

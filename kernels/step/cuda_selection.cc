@@ -39,9 +39,11 @@ Result<Selection> CudaStep::ReadPart(const Part& part, int member) const {
   if (part.plan.selector == SelectorKind::kWindow) return WindowOf(part.plan, n);
   KVS_RETURN_IF_ERROR(CheckReadable());
   if (part.plan.selector == SelectorKind::kCascade) return ReadCascade(member, n);
+  if (part.plan.selector == SelectorKind::kBucket) return ReadBuckets(member, n);
   if (part.plan.selector == SelectorKind::kVote) {
     return ReadVotes(part, member, part.prompt ? n - 1 : n);
   }
+  if (part.plan.selector == SelectorKind::kBlock) return ReadBlocks(member, n);
   return ReadUnits(member, n);
 }
 
@@ -91,6 +93,7 @@ Result<StepCost> CudaStep::ReadCost(int member) const {
   }
   const Geometry& g = geometry();
   StepCost cost;
+  uint64_t packed_rows = 0, packed_bytes = 0;
   for (const Part& part : parts_) {
     if (member < part.first || member >= part.first + part.count) continue;
     KVS_ASSIGN_OR_RETURN(const Selection selection, ReadPart(part, member));
@@ -102,10 +105,18 @@ Result<StepCost> CudaStep::ReadCost(int member) const {
         history += static_cast<uint64_t>(std::min(run.end, start) - run.begin);
       }
       cost.rows += fresh * history + fresh * (fresh + 1) / 2;
+      const uint64_t packed =
+          fresh * PackedRowsIn(part, member, selection.runs[selection.groups() == 1 ? 0 : head]);
+      if (packed == 0) continue;
+      const PackedStorage& storage = *members_[member].state->packed();
+      packed_rows += packed;
+      packed_bytes +=
+          packed * 2 * static_cast<uint64_t>(storage.head(0, selected_layer_, head).keys.stride);
     }
     cost.select_bytes += static_cast<uint64_t>(selection.scored_bytes);
   }
-  cost.attend_bytes = cost.rows * 2 * static_cast<uint64_t>(g.row_bytes());
+  cost.attend_bytes =
+      (cost.rows - packed_rows) * 2 * static_cast<uint64_t>(g.row_bytes()) + packed_bytes;
   return cost;
 }
 

@@ -13,9 +13,10 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
   return Unimplemented("CUDA_PLAN",
                        std::string(key) + " = " + std::string(value) +
                            " is not served on a GPU; served there are selectors full, window, "
-                           "minmax (quest, strata), cascade (chess) and vote (tokenselect) over "
-                           "codec raw with rest = \"drop\", and sekv; use one of them, or backend "
-                           "simd");
+                           "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
+                           "bucket (sentencekv) over codec raw, and block over codec packed "
+                           "(mosaickv), with rest = \"drop\", and zoom over codec lowrank (sekv); "
+                           "use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -29,15 +30,20 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
-  const bool spans = plan.selector == SelectorKind::kZoom && plan.codec == CodecKind::kLowRank;
-  if (!spans && plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kVote && !of_units) {
+  const bool of_blocks = plan.selector == SelectorKind::kBlock;
+  const bool of_spans = plan.selector == SelectorKind::kZoom;
+  const CodecKind codec = of_blocks  ? CodecKind::kPacked
+                          : of_spans ? CodecKind::kLowRank
+                                     : CodecKind::kRaw;
+  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
+      plan.selector != SelectorKind::kVote && plan.selector != SelectorKind::kBucket && !of_units &&
+      !of_blocks && !of_spans) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
-  if (!spans && plan.codec != CodecKind::kRaw) {
+  if (plan.codec != codec) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\"");
   }
-  if (!spans && plan.rest != RestKind::kDrop) {
+  if (!of_spans && plan.rest != RestKind::kDrop) {
     return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
   }
   if (of_units && !IsPowerOfTwo(plan.page)) {
@@ -49,11 +55,23 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   if (plan.selector == SelectorKind::kCascade && plan.centred) {
     return PlanUnserved("centred", "true");
   }
+  if (plan.selector == SelectorKind::kBucket && plan.keep_rest) {
+    return PlanUnserved("keep_rest", "true");
+  }
+  if (plan.selector == SelectorKind::kBucket && plan.per_query_head) {
+    return PlanUnserved("per_query_head", "true");
+  }
   if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
     return PlanUnserved("max_pool", std::to_string(plan.max_pool));
   }
   if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
     return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
+  }
+  if (of_blocks && plan.search) {
+    return PlanUnserved("strategy", "\"search\"");  // blocks of a layer's heads differ
+  }
+  if (of_blocks && plan.group_softmax) {
+    return PlanUnserved("group", "\"softmax\"");  // op score_packed takes the group's maximum
   }
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");

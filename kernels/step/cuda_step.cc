@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/step/cuda_sentences.h"
+
 namespace kvstrata {
 
 cuda::CandidateRule CudaStep::RuleOf(const Plan& plan) {
@@ -43,6 +45,7 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
                               "the stream is being captured; begin the step before its layers are "
                               "captured: its copies differ from step to step");
   }
+  KVS_RETURN_IF_ERROR(step->CheckPacked());
   KVS_RETURN_IF_ERROR(workspace->Fit(step->Need()));
   KVS_RETURN_IF_ERROR(workspace->Follow(stream));
   KVS_RETURN_IF_ERROR(step->Prepare());
@@ -61,11 +64,13 @@ void CudaStep::CutParts() {
     }
     Part part{i, 1, members_[i].new_tokens, false, {}};
     part.selects = state.prompt_tokens() >= 0 && selector != SelectorKind::kFull;
-    if (part.selects) part.plan = state.plan();
+    part.observes = state.prompt_tokens() < 0 && selector == SelectorKind::kBucket;
+    if (part.selects || part.observes) part.plan = state.plan();
     if (part.selects && selector == SelectorKind::kVote) part.list = vote_lists_++;
     Part* const last = parts_.empty() ? nullptr : &parts_.back();
     if (last != nullptr && part.new_tokens == 1 && last->new_tokens == 1 &&
-        part.selects == last->selects && part.plan == last->plan && !last->prompt) {
+        part.selects == last->selects && part.observes == last->observes &&
+        part.plan == last->plan && !last->prompt) {
       ++last->count;
     } else {
       parts_.push_back(std::move(part));
@@ -78,11 +83,18 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   need.members = members();
   need.votes = NeedOfVotes();
   NeedOfSpans(&need);
+  need.packed = NeedOfPacked();
   need.rows = tokens_;
   for (const StepMember& m : members_) {
     const IndexLayout& index = m.state->index();
     const int32_t tokens = std::max(m.view.tokens + m.new_tokens, ws_.reserve_tokens_);
+    if (m.new_tokens > CudaWorkspace::kItemsOfMember) {
+      need.chunk = std::max(need.chunk, std::min(m.new_tokens, cuda::kAttendChunkRows));
+    }
     need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
+    if (HasBuckets(m)) {
+      need.bucket_list = std::max({need.bucket_list, m.state->plan().tau, 1});
+    }
     if (index.kind == IndexLayout::Kind::kNone) continue;
     const cuda::CandidateRule rule = RuleOf(m.state->plan());
     need.blocks = std::max(need.blocks, index.BlocksFor(tokens));
@@ -100,17 +112,30 @@ CudaWorkspace::Capacity CudaStep::Need() const {
 Status CudaStep::Prepare() {
   KVS_ASSIGN_OR_RETURN(const CudaWorkspace::StagingSlot* const slot, ws_.NextSlot());
   DecideCascades();
+  DecideSentences();
   Status status = Stage(*slot);
   if (status.ok()) status = Summarize();
   if (status.ok()) status = SelectCascades();
+  if (status.ok()) status = MakeBuckets();
+  if (status.ok()) status = SeparateOps(*slot);
   if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
   if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
   return status;
 }
 
+// Ops read what Begin made ahead of the kernels before them (launch.cuh): no op may start while a
+// kernel of Begin's runs. Nothing but a copy (of what is there) keeps every kernel behind it back.
+Status CudaStep::SeparateOps(const CudaWorkspace::StagingSlot& slot) {
+  if (!launched_) return OkStatus();
+  return Check(ops_.copy_async(ws_.ints_.as<int32_t>(), slot.data, sizeof(int32_t), stream_),
+               "separating a step's ops from its begin");
+}
+
 Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StageInts(slot));
   KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
+  KVS_RETURN_IF_ERROR(StagePacked(slot));
+  KVS_RETURN_IF_ERROR(StageSentences(slot));
   KVS_RETURN_IF_ERROR(StageSpans(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
@@ -139,14 +164,26 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     const int32_t n = m.view.tokens + 1;
     const bool in_full = AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens);
     const Run window = in_full ? Run{} : Run{plan.n_sink, n - plan.n_recent};
-    const Run between = Cascades(m) ? CascadeList(m) : window;  // not always on
+    const bool buckets = HasBuckets(m);
+    const Run between = Cascades(m)   ? CascadeList(m)
+                        : buckets     ? BucketList(m)
+                        : IsPacked(m) ? Run{0, PackedEnd(m)}
+                                      : window;  // not always on
+    const PackedCounts packed = PackedCountsOf(i);
+    const SpanCounts spans = SpanCountsOf(m);
+    const CudaSentences* const sentences = buckets ? m.state->sentences_.get() : nullptr;
+    const bool ready = buckets && sentences->ready;
     at(PerMember::kLengths, i) = m.view.tokens + m.new_tokens;
     at(PerMember::kFrom, i) = m.state->indexed_tokens_;
     at(PerMember::kTo, i) = m.view.tokens;
     at(PerMember::kSinkEnd, i) = between.begin;
     at(PerMember::kRecentBegin, i) = between.end;
     at(PerMember::kSelectAt, i) = CascadeAt(i);
-    const SpanCounts spans = SpanCountsOf(m);
+    at(PerMember::kSegments, i) = packed.segments;
+    at(PerMember::kBlocks, i) = packed.blocks;
+    at(PerMember::kTake, i) = packed.take;
+    at(PerMember::kQueriesFrom, i) = ready ? sentences->queries_from : -1;
+    at(PerMember::kWholeBuckets, i) = ready ? static_cast<int32_t>(sentences->whole.size()) : 0;
     at(PerMember::kSpanParts, i) = spans.parts;
     at(PerMember::kSpanRoom, i) = spans.room;
     at(PerMember::kSpanEnd, i) = spans.end;
@@ -207,6 +244,7 @@ Status CudaStep::SummarizeLevel(const Part& part, int level) {
   w.source_layer_stride =
       level == 0 ? PageLayout::Of(geometry()).layer_stride : layer_stride(level - 1);
   w.summary_layer_stride = layer_stride(level);
+  launched_ |= units > 0;
   return Check(ops_.summarize(w, stream_), "op summarize");
 }
 
@@ -275,6 +313,11 @@ Status CudaStep::Replay() {
   for (const CudaWorkspace::CapturedShape& shape : ws_.captured_) {
     if (shape.parts != parts_ || !all(shape.appended) || !all(shape.attended)) continue;
     selected_layer_ = geometry().layers - 1;
+    for (const Part& part : parts_) {
+      for (int layer = 0; layer < geometry().layers; ++layer) {
+        if (Observes(part, layer)) NoteObserved(part, layer);
+      }
+    }
     return OkStatus();
   }
   return FailedPrecondition("GRAPH_STALE",

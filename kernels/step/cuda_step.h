@@ -8,10 +8,10 @@
 // Page and block addresses of the members' views are device addresses and are only passed on.
 // Everything is enqueued on the stream of Begin: after tensors of the device, no call waits for the
 // GPU. Begin refreshes addresses and lengths by copies that the stream orders, and writes the index
-// rows of the units that earlier steps completed; where chess selects anew it does so here, for all
-// layers; Append, Select and Attend enqueue kernels whose
-// arguments do not change from step to step, so that an engine may capture them, all layers, into
-// a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
+// rows of the units that earlier steps completed; where chess selects anew, and where SentenceKV
+// gets new buckets, it does so here, for all layers; Append, Select and Attend enqueue kernels
+// whose arguments do not change from step to step, so that an engine may capture them, all layers,
+// into a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
 // (members with the same plans, in the same order, prompts complete or not, as many new tokens
 // each; tensors at the same addresses) launch it again. The graph is good as long as the
 // workspace's generation is that of the capture and Replay does not refuse.
@@ -20,8 +20,12 @@
 // when its copies are done, and is refused under capture. Keys, values, outputs: bf16, fp16, fp32.
 // Queries are rounded to the pages' dtype for attention, not for scores.
 //
-// Several new tokens of a member are attended each as a query of its own: correct, but slow beside
-// an engine's own prefill kernels over the same page table.
+// Several new tokens of a member are attended together (ops/attend_chunk), a prompt chunk that
+// selects by itself.
+//
+// Codec packed: extents may lie in device memory; the views then name their descriptions
+// (codec/extent.h). A graph stays good while the daemon packs more, until there are more extents
+// than the workspace has room for.
 //
 // Selector zoom: Attend takes the queries that Select took, in the pages' dtype; a member's state
 // is refreshed from its view before Begin, and what it points into outlives the step on the GPU.
@@ -29,6 +33,9 @@
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
 // graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
 // state that is cloned must have no step under way on the GPU.
+// Selector bucket: prompt tokens that no layer was given queries of are not observed (spec/
+// sentencekv.md 2); the Begin behind a prompt's end ranks its tokens, which takes the GPU about as
+// long as attending n_obs of them in full.
 // Threads: one call at a time for a step, its workspace and its states.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
@@ -58,11 +65,11 @@ class CudaStep : public StepBatch {
   // REQUIRES: as StepBatch; the members' geometry is the workspace's; index blocks up to
   // view.tokens are writable from indexed_tokens() on; states, views and workspace outlive the
   // step. An error: UNIMPLEMENTED (CudaServes); FAILED_PRECONDITION WORKSPACE_BUSY (its last step
-  // is still open), CAPTURE_BEGIN (the stream is being captured); GPU_STUCK, GPU_MEMORY,
-  // CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU reads pages. Cost:
-  // compares the page tables with those of the step before; a copy of the lengths and one for each
-  // member whose table changed; one kernel a level where units are complete that have no rows yet,
-  // three where chess selects.
+  // is still open), CAPTURE_BEGIN (the stream is being captured); DATA_LOSS EXTENT_INVALID;
+  // GPU_STUCK, GPU_MEMORY, CUDA_ERROR. The caller then leaves the epoch itself: nothing on the GPU
+  // reads pages. Cost: compares the page tables with those of the step before; a copy of the
+  // lengths and one for each member whose table changed; one kernel a level where units are
+  // complete that have no rows yet, three where chess selects.
   static Result<std::unique_ptr<CudaStep>> Begin(std::vector<StepMember> members,
                                                  CudaWorkspace* workspace, cuda::Stream stream,
                                                  Exit exit);
@@ -90,6 +97,9 @@ class CudaStep : public StepBatch {
   // tests: both copy from the device and wait. FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
   Result<Selection> ReadSelection(int member) const;
   Result<StepCost> ReadCost(int member) const;
+  // Selector bucket: the prompt's tokens that a KV head of that layer keeps, ascending. Also
+  // FAILED_PRECONDITION KEPT_NONE.
+  Result<std::vector<int32_t>> ReadKept(int member, int head) const;
 
  private:
   using Part = CudaWorkspace::Part;
@@ -110,6 +120,7 @@ class CudaStep : public StepBatch {
   VoteBuffers::Capacity NeedOfVotes() const;
   Status Prepare();
   Status Stage(const CudaWorkspace::StagingSlot& slot);
+  Status SeparateOps(const CudaWorkspace::StagingSlot& slot);
   Status StageInts(const CudaWorkspace::StagingSlot& slot);
   Status StageVoteCaches(const CudaWorkspace::StagingSlot& slot);
   Status OwnVoteCache(SequenceState* state);
@@ -131,6 +142,26 @@ class CudaStep : public StepBatch {
   cuda::DeviceSelection CascadeOf(const Part& part) const;
   Result<Selection> ReadCascade(int member, int32_t n) const;
 
+  // Selector bucket (cuda_bucket.cc): the host closes sentences, Begin's kernels make their
+  // buckets.
+  static bool HasBuckets(const StepMember& m);
+  static Run BucketList(const StepMember& m);
+  void DecideSentences();
+  Status StageSentences(const CudaWorkspace::StagingSlot& slot);
+  Status FitBuckets(SequenceState* state);
+  Status MakeBuckets();
+  Status MakePromptBuckets(int member);
+  Status RankPrompt(int member, int layer, const int32_t* lengths);
+  Status MakeWholeBuckets(int member);
+  const cuda::SentenceTable* TablesOf(const Part& part) const;
+  Status Observe(const Part& part, int layer, const std::byte* q, DType dtype);
+  void NoteObserved(const Part& part, int layer);
+  Status PickBuckets(const Part& part, int layer, const std::byte* q, DType dtype);
+  cuda::DeviceSelection BucketSelection(const Part& part) const;
+  Result<Selection> ReadBuckets(int member, int32_t n) const;
+  Result<std::vector<int32_t>> ReadBucketEnds(const StepMember& m, int head) const;
+  Result<std::vector<int32_t>> ReadKeptOf(const StepMember& m, int head) const;
+
   // Tensors.
   Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);
   Result<Rows> Copied(const Rows& rows, int32_t heads, DType dtype, DeviceBuffer* to);
@@ -143,6 +174,7 @@ class CudaStep : public StepBatch {
 
   // Ops. Rows of `q` and `out` are dense from here on.
   bool Selects(const Part& part, int layer) const;
+  bool Observes(const Part& part, int layer) const;
   cuda::PagedLayer PagesOf(const Part& part, int layer) const;
   cuda::DeviceSelection SelectionOf(const Part& part, int layer) const;
   // Of the members' index: field 0 of a level.
@@ -164,6 +196,27 @@ class CudaStep : public StepBatch {
   Status PickVoted(const Part& part, const int32_t* tokens);
   cuda::DeviceSelection VotedSelection(const Part& part) const;
   Result<Selection> ReadVotes(const Part& part, int member, int32_t n) const;
+  // Selector block over codec packed (cuda_packed.cc).
+  struct PackedCounts {
+    int32_t segments = 0, blocks = 0, take = 0;
+  };
+  static bool IsPacked(const StepMember& m);
+  static int32_t PackedEnd(const StepMember& m);
+  Status CheckPacked() const;
+  PackedBuffers::Capacity NeedOfPacked() const;
+  PackedCounts PackedCountsOf(int member) const;
+  // Whether the table of segments on the GPU is that of the member's packed storage.
+  bool KnowsPacked(int member) const;
+  Status StagePacked(const CudaWorkspace::StagingSlot& slot);
+  cuda::PackedLayer PackedLayerOf(const Part& part, int layer) const;
+  cuda::DeviceSelection BlocksOf(const Part& part, int layer) const;
+  Status SelectBlocks(const Part& part, int layer, const std::byte* q, DType dtype);
+  Status AttendPacked(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                      float* lse);
+  Status AttendPackedItems(const Part& part, int layer, int32_t row, const Rows& q,
+                           const MutableRows& out, float* lse);
+  Result<Selection> ReadBlocks(int member, int32_t n) const;
+  uint64_t PackedRowsIn(const Part& part, int member, const std::vector<Run>& runs) const;
   // Plan sekv (cuda_spans.cc).
   struct SpanCounts {
     int32_t parts = 0, room = 0, end = 0;
@@ -181,6 +234,9 @@ class CudaStep : public StepBatch {
   StepCost CostOfSpans(const Selection& selection, int member) const;
   Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
+  Status AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                     float* lse);
+  cuda::AttentionOutput OutputFrom(int32_t row, const MutableRows& out, float* lse) const;
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
                      const MutableRows& out, float* lse);
 
@@ -198,9 +254,11 @@ class CudaStep : public StepBatch {
   const Exit exit_;
   std::vector<Part> parts_;
   std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
+  std::vector<uint8_t> observed_;   // [members][layers]: queries of a prompt were kept
   int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
   int selected_layer_ = -1;
   bool begun_ = false, ended_ = false;
+  bool launched_ = false;  // Begin, a kernel
 };
 
 }  // namespace kvstrata

@@ -146,6 +146,7 @@ Status CudaStep::Reuse(const Part& part, int layer, const std::byte* q, DType dt
   w.batch = part.count;
   w.query_heads = geometry().query_heads;
   w.head_dim = geometry().head_dim;
+  w.ahead = true;
   w.voting = votes.voting.as<int32_t>() + part.list;
   w.lists = votes.lists.as<uint64_t>() + part.list;
   w.counts = votes.counts.as<int32_t>() + part.list;

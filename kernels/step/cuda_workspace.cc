@@ -68,6 +68,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   };
   c.members = Grown(now.members, need.members, power(need.members));
   c.rows = Grown(now.rows, need.rows, power(need.rows));
+  c.chunk = Grown(now.chunk, need.chunk, power(need.chunk));
   c.pages = Grown(now.pages, need.pages, Generous(need.pages, 64));
   c.blocks = Grown(now.blocks, need.blocks, Generous(need.blocks, 8));
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
@@ -77,6 +78,8 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.spans = Grown(now.spans, need.span_parts > 0 ? std::max(need.spans, 1) : 0,
                   Generous(std::max(need.spans, 1), 32));
   c.votes = now.votes.Grown(need.votes);
+  c.packed = now.packed.Grown(need.packed);
+  c.bucket_list = std::max(now.bucket_list, need.bucket_list);
   if (c == now) return OkStatus();
 
   ++generation_;
@@ -91,10 +94,14 @@ Status CudaWorkspace::Fit(Capacity need) {
   KVS_RETURN_IF_ERROR(reserve(&ints_, ints * kInt));
   KVS_RETURN_IF_ERROR(reserve(&pages_.device, int64_t{c.members} * c.pages * kAddress));
   KVS_RETURN_IF_ERROR(reserve(&blocks_.device, int64_t{c.members} * c.blocks * kAddress));
-  const int64_t items = std::max(c.members, std::min(c.rows, kItemsPerLaunch));
+  const int64_t tiles = int64_t{c.chunk} * geometry_.group() / 64 + 1;
+  const int64_t items = std::max<int64_t>({c.members, kItemsOfMember, tiles});
   KVS_RETURN_IF_ERROR(reserve(&attend_counters_, items * geometry_.kv_heads * kInt));
-  KVS_RETURN_IF_ERROR(reserve(
-      &attend_workspace_, ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim)));
+  int64_t splits = ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim);
+  if (c.chunk > 0) {
+    splits = std::max(splits, ops_.attend_chunk_workspace_bytes(geometry_.head_dim));
+  }
+  KVS_RETURN_IF_ERROR(reserve(&attend_workspace_, splits));
   if (c.units > 0) {
     KVS_RETURN_IF_ERROR(reserve(&scores_, lists * c.units * int64_t{sizeof(float)}));
     KVS_RETURN_IF_ERROR(reserve(&units_, std::max(lists * c.list, int64_t{4}) * kInt));
@@ -130,14 +137,27 @@ Status CudaWorkspace::Fit(Capacity need) {
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
   KVS_RETURN_IF_ERROR(FitSpans(c));
   KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
+  KVS_RETURN_IF_ERROR(packed_.Fit(ops_, geometry_, c.packed));
+  const int64_t segment_words =
+      int64_t{geometry_.layers} * c.packed.batch * PackedBuffers::SegmentWords(geometry_, c.packed);
+  KVS_RETURN_IF_ERROR(reserve(&packed_segments_.device, segment_words * kAddress));
+  packed_segments_.host.assign(static_cast<size_t>(segment_words), 0);
+  packed_ids_.assign(static_cast<size_t>(c.packed.batch), 0);
+  KVS_RETURN_IF_ERROR(buckets_.Fit(ops_, geometry_, c.members, c.bucket_list));
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
+  KVS_RETURN_IF_ERROR(reserve(&sentences_.device, c.members * kSentenceEntries * kAddress));
   pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
   blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
   vote_caches_.host.assign(static_cast<size_t>(c.members), 0);
+  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, 0);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
-  span_parts_.staging_offset = vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
+  packed_segments_.staging_offset =
+      vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
+  sentences_.staging_offset =
+      packed_segments_.staging_offset + packed_segments_.host.size() * kAddress;
+  span_parts_.staging_offset = sentences_.staging_offset + sentences_.host.size() * kAddress;
   span_routers_.staging_offset = span_parts_.staging_offset + span_parts_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();

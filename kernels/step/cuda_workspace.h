@@ -10,9 +10,9 @@
 //
 // Ownership: borrows the table of ops. Threads: one call at a time; one step at a time, too: steps
 // that are open together need a workspace each. The device is the one that is current in calls.
-// Cost: about 2 MB and, for plans with an index, 4 bytes a unit, KV head and sequence, and twice
-// that for strata; for chess 19 bytes a page and sequence, and 8 a channel of all layers and KV
-// heads; growing waits for the GPU.
+// Cost: about 2 MB, 52 MB once prompts come in chunks, and, for plans with an index, 4 bytes a
+// unit, KV head and sequence, and twice that for strata; for chess 19 bytes a page and sequence,
+// and 8 a channel of all layers and KV heads; growing waits for the GPU.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
@@ -22,8 +22,11 @@
 
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/sentence_table.h"
 #include "kernels/plan.h"
+#include "kernels/step/bucket_buffers.h"
 #include "kernels/step/device_buffer.h"
+#include "kernels/step/packed_buffers.h"
 #include "kernels/step/vote_buffers.h"
 
 namespace kvstrata {
@@ -40,19 +43,25 @@ class CudaWorkspace {
   // Changes when a buffer has grown: graphs captured before hold addresses that are gone.
   uint64_t generation() const { return generation_; }
 
+  // Entries of an address table that a cuda::SentenceTable takes.
+  static constexpr int32_t kSentenceEntries = sizeof(cuda::SentenceTable) / sizeof(uint64_t);
+
  private:
   friend class CudaStep;
 
-  // New tokens of a member that one launch of attend_raw takes.
-  static constexpr int32_t kItemsPerLaunch = 256;
+  // New tokens of a member that are queries of attend_raw, each by itself; more are a chunk.
+  static constexpr int32_t kItemsOfMember = 8;
   // Entries that buffers have room for; strides of tables and lists.
   struct Capacity {
-    int32_t members = 0, rows = 0;      // of a batch; rows: new tokens
-    int32_t pages = 0, blocks = 0;      // of a member
-    int32_t units = 0, list = 0;        // of a (member, KV head): candidates, chosen ones
-    int32_t cascade_pages = 0;          // of a member with selector cascade: candidates
+    int32_t members = 0, rows = 0;  // of a batch; rows: new tokens
+    int32_t chunk = 0;              // new tokens of a launch of attend_chunk
+    int32_t pages = 0, blocks = 0;  // of a member
+    int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
+    int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
+    int32_t bucket_list = 0;        // of a (member, KV head) with selector bucket: tokens chosen
     int32_t span_parts = 0, spans = 0;  // of a member with codec lowrank
     VoteBuffers::Capacity votes;        // of selector vote
+    PackedBuffers::Capacity packed;     // of codec packed
     bool operator==(const Capacity&) const = default;
   };
   // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
@@ -63,6 +72,11 @@ class CudaWorkspace {
     kSinkEnd,
     kRecentBegin,
     kSelectAt,
+    kSegments,
+    kBlocks,
+    kTake,
+    kQueriesFrom,
+    kWholeBuckets,
     kSpanParts,
     kSpanRoom,
     kSpanEnd,
@@ -79,6 +93,7 @@ class CudaWorkspace {
     int32_t begin = 0;             // first of them among the member's new tokens
     bool prompt = false;           // a chunk of a prompt, with a selection of its own
     int32_t list = 0;              // of selector vote: its first list in VoteBuffers
+    bool observes = false;  // of a prompt whose last queries are kept; the plan is there, too
     bool operator==(const Part&) const = default;
   };
   // A batch whose layers were captured, since the last growth.
@@ -129,6 +144,7 @@ class CudaWorkspace {
   bool in_step_ = false;
 
   AddressTable pages_, blocks_, vote_caches_;  // vote_caches_: one entry a member
+  AddressTable sentences_;                     // a cuda::SentenceTable a member
   DeviceBuffer ints_;
   DeviceBuffer scores_, vote_scratch_, pick_scratch_;
   DeviceBuffer units_, counts_, sink_end_, recent_begin_;  // a DeviceSelection
@@ -137,6 +153,12 @@ class CudaWorkspace {
   DeviceBuffer cascade_units_, cascade_counts_, cascade_scratch_;
   std::vector<uint64_t> cascade_ids_;
   VoteBuffers votes_;
+  // Of codec packed: uint64_t words of PackedSegment [layers][batch][segments][kv_heads], and whose
+  // they are (PackedStorage::id), 0: nobody's.
+  AddressTable packed_segments_;
+  std::vector<uint64_t> packed_ids_;
+  PackedBuffers packed_;
+  BucketBuffers buckets_;
   // Of plan sekv: tables of 8-byte words, scores of all query heads, lists of all KV heads.
   AddressTable span_parts_, span_routers_;
   DeviceBuffer relevance_, later_relevance_, coarse_;

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "kernels/select/cascade_trigger.h"
+#include "kernels/step/cuda_sentences.h"
 #include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
@@ -88,6 +89,10 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->selector_ = selector_->Clone();
   copy->vote_cache_ = vote_cache_;
   if (vote_cache_ != nullptr) vote_cache_->shared = true;
+  if (sentences_ != nullptr) {
+    copy->sentences_ = std::make_shared<CudaSentences>(*sentences_);
+    if (sentences_->memory != nullptr) sentences_->memory->shared = true;
+  }
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;
   copy->boundary_ = boundary_;

@@ -22,6 +22,7 @@
 
 namespace kvstrata {
 
+struct CudaSentences;  // cuda_sentences.h
 struct CudaVoteCache;  // cuda_vote_cache.h
 
 class SequenceState {
@@ -97,7 +98,8 @@ class SequenceState {
   IndexLayout index_;
   std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
   std::unique_ptr<Selector> selector_;
-  std::shared_ptr<CudaVoteCache> vote_cache_;  // of CudaSteps
+  std::shared_ptr<CudaVoteCache> vote_cache_;  // of CudaSteps, as the next
+  std::shared_ptr<CudaSentences> sentences_;   // of this state alone
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
   uint64_t version_ = 0;                    // of the table that they were parsed from

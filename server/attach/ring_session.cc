@@ -346,7 +346,7 @@ void RingSession::AnswerBox::PutOpened(uint64_t id, const Result<OpenedSequence>
 
 void RingSession::AnswerBox::Tell() {
   any.store(true, std::memory_order_release);
-  if (wake) wake();
+  if (wake && std::this_thread::get_id() != loop) wake();
 }
 
 bool RingSession::AnswerLate() {

@@ -25,6 +25,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/status.h"
@@ -89,6 +90,8 @@ class RingSession {
     void Tell();
 
     const std::function<void()> wake;
+    // What the loop puts itself, it sees before it sleeps.
+    const std::thread::id loop = std::this_thread::get_id();
     std::atomic<bool> any{false};
     Mutex mu;
     std::vector<std::pair<uint64_t, Status>> settled KVS_GUARDED_BY(mu);

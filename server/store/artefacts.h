@@ -30,6 +30,8 @@ struct Extent {
   Page* page = nullptr;  // one reference
   uint64_t bytes = 0;    // its own; page->bytes is rounded up
   Run tokens;
+  // Of one in a pool that the host cannot read (kernels/codec/extent.h); else null.
+  std::shared_ptr<const std::vector<std::byte>> description;
 };
 
 struct Artefact {

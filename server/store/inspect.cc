@@ -30,7 +30,8 @@ PageInfo InfoOfPage(const Page* page, uint32_t selected) {
 ExtentInfo InfoOfExtent(const Extent& extent) {
   const Page& page = *extent.page;
   ExtentHeader header{};
-  if (extent.bytes >= sizeof(header)) std::memcpy(&header, page.base(), sizeof(header));
+  const std::byte* const at = extent.description ? extent.description->data() : page.base();
+  if (extent.bytes >= sizeof(header)) std::memcpy(&header, at, sizeof(header));
   ExtentInfo info;
   info.arena = page.arena->id;
   info.offset = page.offset;

@@ -1,6 +1,7 @@
 #include "server/store/page.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 
@@ -187,6 +188,16 @@ Status PagePools::Read(const Page& from, std::byte* to) const {
 Status PagePools::Write(const Page& to, const std::byte* from) const {
   const Pool& pool = pools_[static_cast<int>(to.arena->tier)];
   return pool.memory->Copy(to.base(), from, {to.bytes, to.bytes, 1});
+}
+
+Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes) const {
+  static constexpr std::array<std::byte, kMemoryGranularity> kZeros{};
+  const uint64_t left = to.bytes - bytes.size();
+  KVS_CHECK(bytes.size() <= to.bytes && left < kZeros.size());
+  MemoryResource& memory = *pools_[static_cast<int>(to.arena->tier)].memory;
+  KVS_RETURN_IF_ERROR(memory.Copy(to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}));
+  if (left == 0) return OkStatus();
+  return memory.Copy(to.base() + bytes.size(), kZeros.data(), {left, left, 1});
 }
 
 const Arena* PagePools::Find(uint32_t id) const {

@@ -101,6 +101,11 @@ class PagePools {
   // All of a page's bytes to or from memory of the daemon that is in no pool; likewise.
   Status Read(const Page& from, std::byte* to) const;
   Status Write(const Page& to, const std::byte* from) const;
+  // The first bytes of a page, and zeros behind them; likewise. REQUIRES: less than one granule is
+  // left.
+  Status Fill(const Page& to, std::span<const std::byte> bytes) const;
+  // Whether the daemon may follow the tier's addresses.
+  bool readable(Tier tier) const { return memory(tier) == Memory::kMemfd; }
   Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }
 
   const Arena* Find(uint32_t id) const;

@@ -45,7 +45,12 @@ void Store::Impl::RefreshView(Sequence* s, size_t first_page) {
   if (first_page > 0) return;
   codec.extents.clear();
   for (const Extent& e : s->extents) {
-    codec.extents.push_back({e.page->base(), static_cast<int64_t>(e.bytes), e.tokens});
+    ExtentView view = {e.page->base(), static_cast<int64_t>(e.bytes), e.tokens};
+    if (e.description) {
+      view.description = e.description->data();
+      view.description_bytes = static_cast<int64_t>(e.description->size());
+    }
+    codec.extents.push_back(view);
   }
 }
 

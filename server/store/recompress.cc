@@ -1,7 +1,7 @@
 // Recompression (recompress_job.h): what is due, what a worker gets, how its extents are published,
 // who waits for it, and what a prompt's extents are to the next sequence with the same one.
 #include <algorithm>
-#include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -40,15 +40,11 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
   return OkStatus();
 }
 
-void CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh) {
-  size_t next = 0;
-  for (const ExtentDraft& draft : output.extents) {
-    if (draft.kept >= 0) continue;
-    Page* page = fresh[next++];
-    std::memcpy(page->base(), draft.bytes.data(), draft.bytes.size());
-    // The rest may hold what lay there before.
-    std::memset(page->base() + draft.bytes.size(), 0, page->bytes - draft.bytes.size());
-  }
+std::shared_ptr<const std::vector<std::byte>> DescriptionOf(const std::vector<std::byte>& extent) {
+  const auto size = static_cast<int64_t>(extent.size());
+  const std::span front(extent.data(), static_cast<size_t>(std::min(size, kExtentFrontBytes)));
+  return std::make_shared<const std::vector<std::byte>>(
+      extent.begin(), extent.begin() + DescriptionBytes(front, size));
 }
 
 std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
@@ -191,6 +187,7 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
   job.input = InputOf(*s);
   job.pages = codec.pages;
   job.extents = codec.extents;
+  for (const Extent& extent : s->extents) job.descriptions.push_back(extent.description);
   job.surprisal = s->series.surprisal;
   job.boundary = s->series.boundary;
   job.cancelled = codec.cancelled;
@@ -202,6 +199,49 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
   codec.work = Work::kRunning;
   codec.since = Clock::now();
   return job;
+}
+
+Result<std::byte*> Store::Impl::StagePage(const Page& page, RecompressJob* job) {
+  if (job->cancelled->load(std::memory_order_relaxed)) {
+    return Status(Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed");
+  }
+  auto* const to = new (std::nothrow) std::byte[page.bytes];
+  if (to == nullptr) {
+    return ResourceExhausted("MEMORY_EXHAUSTED", "no host memory for rows that are recompressed");
+  }
+  job->staged.emplace_back(to);
+  KVS_RETURN_IF_ERROR(pools_.Read(page, to));
+  return to;
+}
+
+Status Store::Impl::StageRecompression(RecompressJob* job) {
+  if (job->recompressor == nullptr || pools_.readable(Tier::kDevice)) return OkStatus();
+  std::vector<Page*> pins;
+  {
+    MutexLock lock(mu_);
+    pins = jobs_.at(job->id);
+  }
+  const RecompressReads reads = job->recompressor->Reads(job->input);
+  const int32_t rows = job->geometry.page_tokens;
+  auto pin = pins.begin();  // in the order of PinJob
+  for (size_t i = 0; i < job->pages.size(); ++i) {
+    if (job->pages[i] == nullptr) continue;
+    const Page& page = **pin++;
+    if (pools_.readable(page.arena->tier)) continue;
+    job->pages[i] = nullptr;
+    const auto begin = static_cast<int64_t>(i) * rows;
+    if (begin + rows <= reads.rows.begin || begin >= reads.rows.end) continue;
+    KVS_ASSIGN_OR_RETURN(job->pages[i], StagePage(page, job));
+  }
+  for (size_t i = 0; i < job->extents.size(); ++i) {
+    const Page& page = **pin++;
+    const bool read =
+        std::ranges::find(reads.extents, static_cast<int32_t>(i)) != reads.extents.end();
+    if (!read || pools_.readable(page.arena->tier)) continue;
+    KVS_ASSIGN_OR_RETURN(job->extents[i].data, StagePage(page, job));
+    job->extents[i].description = nullptr;
+  }
+  return OkStatus();
 }
 
 void Store::Impl::AbandonRecompression(RecompressJob job, const Status& why) {
@@ -279,6 +319,15 @@ void Store::Impl::DropFresh(std::vector<Page*>* fresh) {
   fresh->clear();
 }
 
+Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh) {
+  size_t next = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) continue;
+    KVS_RETURN_IF_ERROR(pools_.Fill(*fresh[next++], draft.bytes));
+  }
+  return OkStatus();
+}
+
 Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
                                 std::vector<Page*>* fresh, std::unique_ptr<Recompressor> next,
                                 RecompressResult* result) {
@@ -291,7 +340,11 @@ Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
     if (draft.kept >= 0) {
       extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
     } else {
-      extents.push_back({(*fresh)[taken++], draft.bytes.size(), draft.tokens});
+      Page* const page = (*fresh)[taken++];
+      extents.push_back({page, draft.bytes.size(), draft.tokens, nullptr});
+      if (!pools_.readable(page->arena->tier)) {
+        extents.back().description = DescriptionOf(draft.bytes);
+      }
       result->written_bytes += draft.bytes.size();
     }
     RefPage(extents.back().page);
@@ -334,11 +387,12 @@ Result<RecompressResult> Store::Impl::PublishRecompression(RecompressJob job,
       if (status.ok()) status = TakeExtents(**s, output, &fresh);
       if (!status.ok()) return fail(s, status);
     }
-    CopyDrafts(output, fresh);
+    Status status = CopyDrafts(output, fresh);
     MutexLock lock(mu_);
     const Result<Sequence*> s = FindSequence(job.sequence);
-    const Status status =
-        s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), &result) : s.status();
+    if (status.ok()) {
+      status = s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), &result) : s.status();
+    }
     if (!status.ok()) return fail(s, status);
   } else {
     MutexLock lock(mu_);

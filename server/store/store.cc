@@ -311,6 +311,8 @@ Result<RecompressJob> Store::TakeRecompression(uint64_t sequence) {
   impl_->TellSettled();
   return job;
 }
+Status Store::StageRecompression(RecompressJob* job) { return impl_->StageRecompression(job); }
+
 Result<RecompressResult> Store::PublishRecompression(RecompressJob job,
                                                      std::unique_ptr<Recompressor> next,
                                                      RecompressOutput output) {

@@ -242,6 +242,11 @@ class Store {
   void SetRecompressSink(RecompressSink* sink);
   // NOT_FOUND when the sequence is gone, ABORTED WORK_NOTHING when nothing is due (any more).
   Result<RecompressJob> TakeRecompression(uint64_t sequence);
+  // Before a run: copies what it reads of a pool that the host cannot read to the host, and points
+  // the job there; its other pages become null. On such a pool it takes as much host memory as the
+  // rows that the run reads. ABORTED when cancelled; RESOURCE_EXHAUSTED MEMORY_EXHAUSTED;
+  // COPY_FAILED. The job is to be abandoned then.
+  Status StageRecompression(RecompressJob* job);
   // Copies the drafts into extents, publishes a table that names them with `next` as the sequence's
   // Recompressor, and gives up raw pages as the plan's keep_raw says. `next` and `output` are those
   // of the job; with a job that has none, only raw pages are placed. Takes as long as the copies.

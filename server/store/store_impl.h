@@ -65,6 +65,7 @@ class Store::Impl {
 
   void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(mu_);
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(mu_);
+  Status StageRecompression(RecompressJob* job) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Result<RecompressResult> PublishRecompression(RecompressJob job,
                                                 std::unique_ptr<Recompressor> next,
                                                 RecompressOutput output) KVS_EXCLUDES(mu_);
@@ -276,6 +277,10 @@ class Store::Impl {
   Status TakeExtents(const Sequence& s, const RecompressOutput& output, std::vector<Page*>* fresh)
       KVS_REQUIRES(mu_);
   void DropFresh(std::vector<Page*>* fresh) KVS_REQUIRES(mu_);
+  // Outside of the lock: the pages are pinned.
+  Result<std::byte*> StagePage(const Page& page, RecompressJob* job) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  Status CopyDrafts(const RecompressOutput& output,
+                    const std::vector<Page*>& fresh) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status SwapExtents(Sequence* s, const RecompressOutput& output, std::vector<Page*>* fresh,
                      std::unique_ptr<Recompressor> next, RecompressResult* result)
       KVS_REQUIRES(mu_);

@@ -130,7 +130,9 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   RecompressOutput output;
   if (job.recompressor != nullptr) {
     next = job.recompressor->Clone();
-    Result<RecompressOutput> ran = next->Run(job.input);
+    const Status staged = store_->StageRecompression(&job);
+    Result<RecompressOutput> ran =
+        staged.ok() ? next->Run(job.input) : Result<RecompressOutput>(staged);
     if (!ran.ok()) {
       LogFailure(job, ran.status());
       return store_->AbandonRecompression(std::move(job), ran.status());

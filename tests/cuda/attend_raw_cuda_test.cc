@@ -10,13 +10,12 @@
 #include "kernels/ops/merge/merge.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/paged_batch.h"
+#include "tests/cuda/random_selection.h"
 #include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
 
 namespace kvstrata::cuda {
 namespace {
-
-enum class Kind { kAll, kWindow, kUnits, kTokens };
 
 struct Case {
   DType dtype = DType::kBF16;
@@ -38,79 +37,6 @@ std::string Describe(const Case& c) {
   return text + " seed " + std::to_string(TestSeed());
 }
 
-// A selection on the host, in the shapes of DeviceSelection, and on the device.
-struct Selected {
-  int32_t unit_tokens = 0, groups = 1, stride = 0;
-  std::vector<int32_t> units, counts, sink_end, recent_begin;
-  DeviceArray<int32_t> d_units, d_counts, d_sink_end, d_recent_begin;
-
-  Selected(Rng& rng, const Case& c) {
-    const size_t batch = c.lengths.size();
-    if (c.kind == Kind::kUnits) unit_tokens = c.unit_tokens;
-    if (c.kind == Kind::kTokens) unit_tokens = 1;
-    groups = c.per_head ? c.kv_heads : 1;
-    const int32_t longest = *std::max_element(c.lengths.begin(), c.lengths.end());
-    stride = unit_tokens == 0 ? 0 : longest / unit_tokens + 1;
-    units.assign(batch * static_cast<size_t>(groups * stride), 1 << 30);
-    for (int32_t n : c.lengths) AddBounds(rng, c, n);
-    for (size_t b = 0; b < batch; ++b) {
-      for (int g = 0; g < groups; ++g) AddList(rng, b, g);
-    }
-    Upload();
-  }
-  void AddBounds(Rng& rng, const Case& c, int32_t n) {
-    int32_t sinks = c.kind == Kind::kAll ? 0 : std::min(n, Below(rng, 40));
-    int32_t recent = c.kind == Kind::kAll ? 0 : std::max(sinks, n - Below(rng, 100));
-    if (unit_tokens > 1) {  // lists of units lie between whole units
-      sinks = std::min(n, (sinks + unit_tokens - 1) / unit_tokens * unit_tokens);
-      recent = std::max(sinks, recent / unit_tokens * unit_tokens);
-    }
-    sink_end.push_back(sinks);
-    recent_begin.push_back(recent);
-  }
-  void AddList(Rng& rng, size_t b, int g) {
-    if (unit_tokens == 0) return counts.push_back(0);
-    const int odds = 1 + Below(rng, 12);
-    int32_t* list = &units[(b * static_cast<size_t>(groups) + static_cast<size_t>(g)) *
-                           static_cast<size_t>(stride)];
-    int32_t count = 0;
-    const int32_t first = (sink_end[b] + unit_tokens - 1) / unit_tokens;
-    for (int32_t u = first; u < recent_begin[b] / unit_tokens; ++u) {
-      if (Below(rng, odds) == 0) list[count++] = u;
-    }
-    counts.push_back(count);
-  }
-  void Upload() {
-    d_units = DeviceArray<int32_t>(units);
-    d_counts = DeviceArray<int32_t>(counts);
-    d_sink_end = DeviceArray<int32_t>(sink_end);
-    d_recent_begin = DeviceArray<int32_t>(recent_begin);
-  }
-  DeviceSelection Device(Kind kind) const {
-    if (kind == Kind::kAll) return {};
-    return {unit_tokens,         groups, stride, d_units.get(), d_counts.get(), d_sink_end.get(),
-            d_recent_begin.get()};
-  }
-  bool Has(int b, int head, int32_t n, int32_t t) const {
-    const auto at = static_cast<size_t>(b);
-    if (t < sink_end[at] || (t >= recent_begin[at] && t < n)) return true;
-    if (unit_tokens == 0) return false;
-    const size_t list =
-        at * static_cast<size_t>(groups) + static_cast<size_t>(groups == 1 ? 0 : head);
-    const int32_t* first = &units[list * static_cast<size_t>(stride)];
-    return std::binary_search(first, first + counts[list], t / unit_tokens);
-  }
-  std::vector<kvstrata::Run> Runs(int b, int head, int32_t n) const {
-    std::vector<kvstrata::Run> runs;
-    for (int32_t t = 0; t < n; ++t) {
-      if (!Has(b, head, n, t)) continue;
-      if (runs.empty() || runs.back().end != t) runs.push_back({t, t});
-      runs.back().end = t + 1;
-    }
-    return runs;
-  }
-};
-
 struct Attention {
   std::vector<float> out, lse;
 };
@@ -120,7 +46,7 @@ class Problem {
   Problem(Rng& rng, const Case& c)
       : case_(c),
         rows(rng, GeometryOf(c), c.lengths, Longest(c) + 64),
-        selected(rng, c),
+        selected(rng, {c.kind, c.unit_tokens, c.per_head ? c.kv_heads : 1}, c.lengths),
         q_bytes(RandomElements(rng, c.dtype, QueryElements())),
         q(q_bytes),
         out(QueryElements() * static_cast<size_t>(SizeOf(c.out_dtype))),
@@ -135,7 +61,7 @@ class Problem {
   AttendRawBatch Work() const {
     AttendRawBatch w;
     w.layer = rows.DeviceLayer();
-    w.selection = selected.Device(case_.kind);
+    w.selection = selected.Device();
     w.batch = rows.batch();
     w.group = case_.group;
     w.tokens = rows.device_tokens();
@@ -223,7 +149,7 @@ class Problem {
 
  public:
   PagedBatch rows;
-  Selected selected;
+  RandomSelection selected;
   std::vector<std::byte> q_bytes;
   DeviceArray<std::byte> q;
   mutable DeviceArray<std::byte> out;

@@ -125,6 +125,7 @@ class Twins {
     std::vector<StepMember> members;
     for (size_t i = 0; i < n.size(); ++i) {
       members.push_back({sequences[i]->on_host.get(), sequences[i]->HostView(), n[i]});
+      EXPECT_TRUE(members.back().state->Refresh(members.back().view).ok());
     }
     return members;
   }
@@ -132,6 +133,7 @@ class Twins {
     std::vector<StepMember> members;
     for (size_t i = 0; i < n.size(); ++i) {
       members.push_back({sequences[i]->on_device.get(), sequences[i]->DeviceView(), n[i]});
+      EXPECT_TRUE(members.back().state->Refresh(members.back().view).ok());
     }
     return members;
   }
@@ -173,6 +175,13 @@ class Twins {
       ASSERT_EQ(s->on_device->tokens(), s->on_host->tokens());
       ASSERT_EQ(s->on_device->indexed_tokens(), s->on_host->indexed_tokens());
     }
+    ASSERT_NO_FATAL_FAILURE(ReportBoundaries());
+  }
+  void ReportBoundaries() {
+    for (const auto& s : sequences) {
+      if (s->plan.selector != SelectorKind::kBucket || boundary_every == 0) continue;
+      ASSERT_NO_FATAL_FAILURE(s->ReportBoundaries(rng, boundary_every));
+    }
   }
   static void Enqueue(CudaStep& step, int layer, Tensors& t, Memory memory) {
     const Status appended = step.Append(layer, t.k.On(memory), t.v.On(memory));
@@ -205,6 +214,10 @@ class Twins {
     const std::vector<float> query = QueryOf(host, member);
     const NearTies ties(sequence, geometry, layer, query.data(), reused);
     bool equal = false;
+    if (sequence.plan.selector == SelectorKind::kBucket && !prompt && !want.full) {
+      ++bucket_selections;
+      if (!KeepTheSame(ties, device, member)) return false;  // of other tokens
+    }
     EXPECT_TRUE(ties.Agree(want, got.value(), &equal))
         << "member " << member << " layer " << layer << " tokens "
         << host.member(member).view.tokens;
@@ -223,6 +236,23 @@ class Twins {
       EXPECT_EQ(cost.value().select_bytes, host.cost(member).select_bytes);
     }
     return equal;
+  }
+  // Whether all heads of the prompt keep the same tokens; a failure if they differ by more than
+  // near-ties.
+  bool KeepTheSame(const NearTies& ties, const CudaStep& device, int member) {
+    bool same = true;
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      const auto kept = device.ReadKept(member, head);
+      if (!kept.ok()) {
+        EXPECT_EQ(kept.status().reason(), "KEPT_NONE");  // of a short prompt
+        continue;
+      }
+      bool equal = false;
+      EXPECT_TRUE(ties.AgreeOnKept(head, kept.value(), &equal)) << "kept by head " << head;
+      same = same && equal;
+    }
+    kept_ties += same ? 0 : 1;
+    return same;
   }
   // Rows of a member's new tokens that share a selection (DECISIONS 4).
   std::vector<kvstrata::Run> ChunksOf(size_t member, int32_t n) const {
@@ -297,6 +327,12 @@ class Twins {
     Check(cudaDeviceSynchronize(), "the steps of a parent");
     sequences.push_back(sequences[parent]->Fork(rng, geometry, capacity));
   }
+  void Pack() {
+    for (const auto& s : sequences) {
+      if (s->plan.codec != CodecKind::kPacked) continue;
+      ASSERT_NO_FATAL_FAILURE(s->Recompress(geometry));
+    }
+  }
   void ClosePrompts() {
     for (const auto& s : sequences) ASSERT_NO_FATAL_FAILURE(s->ClosePrompt(RefBackend()));
   }
@@ -325,6 +361,8 @@ class Twins {
   std::vector<float> queries, expected, expected_lse;  // of the last layer
   int selections = 0, unequal = 0;
   int hits = 0, misses = 0;  // of selector vote
+  int boundary_every = 12;   // tokens of a sentence, about; 0: none is reported
+  int bucket_selections = 0, kept_ties = 0;
 };
 
 Geometry Small(DType dtype = DType::kBF16, int32_t page_tokens = 16) {
@@ -351,6 +389,16 @@ constexpr const char* kChessEntropy =
 // Of two random queries one in two is alike.
 constexpr const char* kTokens =
     "tokenselect{k = 64, n_init = 4, n_local = 20, theta = 0, chunk = 48, min_tokens = 150}";
+constexpr const char* kSentences =
+    "sentencekv{tau = 48, r = 1.5, n_obs = 20, start = 5, recent = 12, max_length = 17, "
+    "min_tokens = 150}";
+// Dense layers; pools of nothing; sentences that end by their length.
+constexpr const char* kLongSentences =
+    "sentencekv{tau = 40, n_obs = 40, start = 0, recent = 1, pool = 1, max_length = 30, "
+    "n_dense_layers = 1, min_tokens = 0}";
+// All of the prompt is kept.
+constexpr const char* kAllSentences =
+    "sentencekv{tau = 64, r = 9, start = 33, recent = 20, max_length = 9, min_tokens = 0}";
 constexpr const char* kSpans =
     "sekv{alpha = 1, l_min = 2, r_max = 8, d_route = 16, local = 30, rows_share = 0.6, "
     "min_tokens = 0}";
@@ -358,8 +406,9 @@ constexpr const char* kLongSpans =
     "sekv{alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
     "n_dense_layers = 1}";
 constexpr const char* kPlans[] = {
-    "full",       kWindow,       kQuest, "quest{budget = 70, min_tokens = 0}", kStrata, kChess,
-    kChessAlways, kChessEntropy, kTokens};
+    "full",  kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
+    kStrata, kChess,     kChessAlways,   kChessEntropy,
+    kTokens, kSentences, kLongSentences, kAllSentences};
 
 // Prompts of these lengths, in three chunks each.
 void Prefill(Twins& twins, const std::vector<int32_t>& lengths) {
@@ -407,23 +456,24 @@ TEST(CudaStep, OtherShapesOfModels) {
     g.query_heads = query_heads;
     g.kv_heads = kv_heads;
     g.head_dim = head_dim;
-    Twins twins(g, {kQuest, kStrata, kChess, kTokens});
-    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260, 230, 300}));
+    Twins twins(g, {kQuest, kStrata, kChess, kTokens, kSentences});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 260, 230, 300, 310}));
     for (int i = 0; i < 4; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   }
 }
 
 TEST(CudaStep, MembersOfDifferentPlansAndStages) {
-  Twins twins(Small(),
-              {"full", kStrata, kTokens, kQuest, kWindow, kTokens, kStrata, kChess, kChessAlways});
-  ASSERT_NO_FATAL_FAILURE(twins.Run({200, 180, 300, 170, 151, 90, 180, 190, 260}));
-  // One prompt goes on while the others decode.
-  for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8}) {
+  Twins twins(Small(), {"full", kStrata, kTokens, kQuest, kWindow, kTokens, kStrata, kChess,
+                        kChessAlways, kSentences, kSentences, kLongSentences, kSentences});
+  ASSERT_NO_FATAL_FAILURE(
+      twins.Run({200, 180, 300, 170, 151, 90, 180, 190, 260, 220, 160, 199, 110}));
+  // Two prompts go on while the others decode.
+  for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11}) {
     ASSERT_NO_FATAL_FAILURE(twins.sequences[i]->ClosePrompt(RefBackend()));
   }
   for (int i = 0; i < 20; ++i) {
-    ASSERT_NO_FATAL_FAILURE(
-        twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1, 1, 1, 1}));
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 1, i % 7 == 3 ? 4 : 1, 1, i % 3 == 0 ? 17 : 1, 1, 1, 1,
+                                       1, i % 5 == 2 ? 3 : 1, 1, i % 4 == 0 ? 25 : 1}));
   }
   twins.ExpectFewTies();
 }
@@ -477,6 +527,7 @@ class Replays {
     ASSERT_NO_FATAL_FAILURE(twins_.CompareOutputs(n_, equal, tensors_.back(), Memory::kDevice));
     ASSERT_TRUE(device->End(twins_.stream.get()).ok());
     host.End();
+    ASSERT_NO_FATAL_FAILURE(twins_.ReportBoundaries());
   }
 
   int captures = 0, refused = 0;
@@ -637,6 +688,90 @@ TEST(CudaStep, CascadesOfLongSequences) {
   }
 }
 
+// SentenceKV: one graph serves steps over the ends of sentences, whoever has which place; steps
+// that are given up, other shapes and another workspace in between. One prompt is short, and
+// attended in full until it has grown.
+TEST(CudaStep, SentencesEndBesideTheGraph) {
+  Twins twins(Small(), {kSentences, kSentences, kLongSentences, kSentences});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {260, 311, 224, 120}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  CudaWorkspace other(*kvs_cuda_ops(), twins.geometry);
+  Replays replays(twins);
+  for (int i = 0; i < 90; ++i) {
+    SCOPED_TRACE("step " + std::to_string(i));
+    ASSERT_NO_FATAL_FAILURE(replays.Step());
+    if (i % 5 == 1) {
+      ASSERT_NO_FATAL_FAILURE(twins.GiveUp(twins.Each(1)));
+    }
+    if (i % 7 == 3) std::swap(twins.sequences[0], twins.sequences[1]);
+    if (i % 13 == 5) twins.sequences[1]->Clone();
+    if (i % 17 == 8) {
+      twins.used = &other;
+      ASSERT_NO_FATAL_FAILURE(twins.Run({1, 21, 2, 1}));
+      twins.used = &twins.workspace;
+    }
+  }
+  EXPECT_EQ(replays.captures, 1);
+  EXPECT_GT(twins.bucket_selections, 300);
+  EXPECT_LE(twins.kept_ties * 2, twins.bucket_selections);
+  twins.ExpectFewTies();
+}
+
+// Parent and child go on from the same buckets and the same sentence.
+TEST(CudaStep, AForkInheritsItsSentences) {
+  Twins twins(Small(), {kSentences});
+  ASSERT_NO_FATAL_FAILURE(twins.Run({100}));
+  twins.Fork(0);  // in the middle of a prompt
+  ASSERT_NO_FATAL_FAILURE(twins.Run({140, 170}));
+  ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+  for (int i = 0; i < 8; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
+  twins.Fork(0);
+  twins.Fork(2);  // of a child that has not stepped
+  for (int i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  EXPECT_GT(twins.bucket_selections, 200);
+  EXPECT_LE(twins.kept_ties * 2, twins.bucket_selections);
+  twins.ExpectFewTies();
+}
+
+// A prompt whose boundaries or last queries are missing is attended in full; boundaries that come
+// later count from then on.
+TEST(CudaStep, SentencesThatAreNotReported) {
+  Twins twins(Small(), {kSentences, kSentences});
+  twins.boundary_every = 0;
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {240, 280}));
+  for (int i = 0; i < 5; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
+  EXPECT_EQ(twins.bucket_selections, 0);
+  twins.boundary_every = 12;
+  ASSERT_NO_FATAL_FAILURE(twins.ReportBoundaries());
+  for (int i = 0; i < 30; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
+  EXPECT_EQ(twins.bucket_selections, 120);
+  // As of a prefix that is held: no query of it was seen.
+  for (const auto& s : twins.sequences) s->Hold(twins.geometry, s->on_host->tokens());
+  for (const auto& s : twins.sequences) s->bounded = 0;
+  ASSERT_NO_FATAL_FAILURE(twins.ReportBoundaries());
+  ASSERT_NO_FATAL_FAILURE(twins.Run({15, 25}));  // of 20 queries that judge
+  ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+  twins.bucket_selections = 0;
+  for (int i = 0; i < 30; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
+  EXPECT_EQ(twins.bucket_selections, 60);
+  twins.ExpectFewTies();
+}
+
+// More kept tokens and sentences than one round of a CTA takes.
+TEST(CudaStep, SentencesOfALongPrompt) {
+  Twins twins(OneLayer(), {"sentencekv", "sentencekv{pool = 1, max_length = 40}"}, 9000);
+  for (const auto& s : twins.sequences) {
+    s->pages.Draw(twins.rng, twins.geometry.dtype, 1.0f);
+    s->Hold(twins.geometry, 8000 + Below(twins.rng, 700));
+    s->bounded = 0;
+  }
+  twins.boundary_every = 27;
+  ASSERT_NO_FATAL_FAILURE(twins.Run({32, 45}));
+  ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
+  for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
+  EXPECT_EQ(twins.bucket_selections, 40);
+}
+
 // About exponential, as surprisal is.
 std::vector<float> SurprisalOf(Rng& rng, int32_t n) {
   std::exponential_distribution<float> nats(1.0f);
@@ -648,8 +783,8 @@ std::vector<float> SurprisalOf(Rng& rng, int32_t n) {
 void Recompress(Twins& twins, size_t i) {
   TwinSequence& s = *twins.sequences[i];
   ASSERT_NO_FATAL_FAILURE(
-      s.Recompress(RefBackend(), SurprisalOf(twins.rng, s.on_host->prompt_tokens())));
-  ASSERT_NE(s.on_device->spans(), nullptr);
+      s.Recompress(twins.geometry, SurprisalOf(twins.rng, s.on_host->prompt_tokens())));
+  ASSERT_GT(s.extents->size(), 0u);
 }
 
 // Plan sekv: before its spans are there it attends in full, and beside other plans.
@@ -716,12 +851,108 @@ TEST(CudaStep, RefusesUnderCapture) {
   EXPECT_EQ(step->Replay().reason(), "GRAPH_STALE");
 }
 
+// Codec packed. Lengths are multiples of a block: where a short one is chosen, the CPU may choose
+// one more.
+constexpr const char* kMosaic =
+    "mosaickv{segment = 128, buffer = 16, share = 0.3, close_loss = 60, min_tokens = 150}";
+constexpr const char* kMosaicDense =
+    "mosaickv{segment = 64, buffer = 32, share = 0.2, block = 4, neighbours = 2, keep = 24, "
+    "truncate = false, n_dense_layers = 1, min_tokens = 0}";
+
+TEST(CudaStep, PackedSegmentsAndTheUpdateBuffer) {
+  for (const char* plan : {kMosaic, kMosaicDense}) {
+    for (const auto& [dtype, batch] : {std::pair{DType::kBF16, 1}, {DType::kF16, 5}}) {
+      SCOPED_TRACE(std::string(plan) + " batch " + std::to_string(batch));
+      Twins twins(Small(dtype), std::vector<std::string>(static_cast<size_t>(batch), plan));
+      std::vector<int32_t> lengths;
+      for (int i = 0; i < batch; ++i) lengths.push_back(128 + 8 * Below(twins.rng, 25));
+      ASSERT_NO_FATAL_FAILURE(Prefill(twins, lengths));
+      ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));  // nothing is packed
+      const size_t first = twins.sequences[0]->extents->size();
+      for (int i = 0; i < 42; ++i) {
+        ASSERT_NO_FATAL_FAILURE(twins.Pack());
+        ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+      }
+      EXPECT_GT(twins.sequences[0]->extents->size(), first);
+      std::vector<int32_t> n = twins.Each(1);
+      n[0] = 19;  // the selection of its first token
+      ASSERT_NO_FATAL_FAILURE(twins.Run(n, {.dtype = dtype}));
+      ASSERT_NO_FATAL_FAILURE(twins.Pack());
+      ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = DType::kF32, .gap = 16}));
+      twins.ExpectFewTies();
+    }
+  }
+}
+
+TEST(CudaStep, PackedRowsOfOtherModels) {
+  for (const auto& [query_heads, kv_heads, head_dim] :
+       {std::tuple{12, 3, 128}, {8, 1, 128}, {8, 1, 256}}) {
+    SCOPED_TRACE(std::to_string(query_heads) + "/" + std::to_string(kv_heads) + " x " +
+                 std::to_string(head_dim));
+    Geometry g = OneLayer();
+    g.query_heads = query_heads;
+    g.kv_heads = kv_heads;
+    g.head_dim = head_dim;
+    Twins twins(g, {"full", kMosaic});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {160, 200}));
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_NO_FATAL_FAILURE(twins.Pack());
+      ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+    }
+  }
+}
+
+// One graph, from before anything is packed over flushes, joins and closings; one member's prompt
+// is shorter than min_tokens.
+TEST(CudaStep, AGraphStaysGoodWhileRowsArePacked) {
+  Twins twins(OneLayer(), {kMosaic, "full", kMosaic, kMosaic});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 160, 304, 128}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  Replays replays(twins);
+  for (int i = 0; i < 60; ++i) {
+    ASSERT_NO_FATAL_FAILURE(replays.Step());
+    ASSERT_NO_FATAL_FAILURE(twins.Pack());
+    if (i % 20 != 5) continue;
+    ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1, 3, 1}));
+  }
+  EXPECT_EQ(replays.captures, 1);
+  twins.ExpectFewTies();
+}
+
+TEST(CudaStep, RefusesDamagedHeads) {
+  Twins twins(Small(), {kMosaic});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200}));
+  ASSERT_NO_FATAL_FAILURE(twins.Pack());
+  TwinSequence& s = *twins.sequences[0];
+  const auto begin = [&]() -> Status {
+    const SequenceView view = s.DeviceView();
+    KVS_RETURN_IF_ERROR(s.on_device->Refresh(view));
+    return CudaStep::Begin({{s.on_device.get(), view, 1}}, &twins.workspace, twins.stream.get(), {})
+        .status();
+  };
+  // The magic, an entry's address of keys, and a strategy that is possible but not the plan's.
+  for (const auto& [at, bit] : {std::pair{0, 1}, {128 + 24 + 7, 64}, {128 + 48, 1}}) {
+    s.extents->description(0)[static_cast<size_t>(at)] ^= std::byte(bit);
+    EXPECT_EQ(begin().reason(), "EXTENT_INVALID") << at;
+    s.extents->description(0)[static_cast<size_t>(at)] ^= std::byte(bit);
+  }
+  const Status sound = begin();
+  EXPECT_TRUE(sound.ok()) << sound.ToString();
+}
+
 TEST(CudaStep, RefusesPlansThatItDoesNotServe) {
-  Twins twins(Small(), {"full", "mosaickv"});
+  Twins twins(Small(), {"full", "mosaickv{strategy = \"search\"}"});
   const auto step =
       CudaStep::Begin(twins.DeviceMembers({1, 1}), &twins.workspace, twins.stream.get(), {});
   EXPECT_EQ(step.status().code(), Code::kUnimplemented);
   EXPECT_EQ(step.status().reason(), "CUDA_PLAN");
+  for (const char* option : {"keep_rest", "per_query_head"}) {
+    const Plan plan = ParsePlan("sentencekv{" + std::string(option) + " = true}").value();
+    const Status refused = CudaServes(plan, Small());
+    EXPECT_EQ(refused.reason(), "CUDA_PLAN");
+    EXPECT_NE(refused.message().find(option), std::string::npos) << refused.message();
+  }
+  EXPECT_TRUE(CudaServes(ParsePlan("sentencekv").value(), Small()).ok());
 }
 
 // The reader's slot is written when the step has ended or was given up, behind all of its work.

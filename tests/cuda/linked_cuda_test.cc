@@ -20,6 +20,7 @@
 #include "tests/cuda/elements.h"
 #include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
+#include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
 
 namespace kvstrata::cuda {
@@ -265,6 +266,12 @@ class LinkedCuda : public ::testing::Test {
       lists_.push_back(std::move(lists[0]));
     }
   }
+  // Every eleventh token ends a sentence.
+  void Report(const Sequence& s) {
+    std::vector<uint8_t> ends(s.ids.size());
+    for (size_t t = 10; t < ends.size(); t += 11) ends[t] = 1;
+    ASSERT_KVS(kvs_report(session_, s.handle, 0, ends.size(), nullptr, nullptr, ends.data()));
+  }
   void Decode(Sequence* s, int steps, bool on_gpu) {
     Tensors tensors(1, on_gpu);
     for (int i = 0; i < steps; ++i) {
@@ -286,6 +293,9 @@ class LinkedCuda : public ::testing::Test {
 // Of two random queries one in two is alike.
 constexpr char kTokens[] =
     "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
+// Boundaries are those of the prompt: generated sentences are as long as they may be.
+constexpr char kSentences[] =
+    "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, max_length = 24, min_tokens = 0}";
 constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
 constexpr char kChess[] =
     "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, rho = [0.6, 0.6, 0.5], "
@@ -304,20 +314,72 @@ TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
 }
 
 TEST_F(LinkedCuda, PlansSelect) {
-  for (const char* plan : {kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
+  // SentenceKV first: it asks for queries of the prompt that a held prefix has not.
+  for (const char* plan : {kSentences, kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
                            "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
     SCOPED_TRACE(plan);
     Sequence s;
     Open(plan, Ids(600), &s);
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+    ASSERT_NO_FATAL_FAILURE(Report(s));
     ASSERT_NO_FATAL_FAILURE(Decode(&s, 40, true));
     EXPECT_LT(attended_, 640u);
     ASSERT_KVS(kvs_sequence_close(session_, s.handle));
   }
 }
 
+TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
+  testing::Operator admin(daemon_.socket());
+  for (const char* plan : {"full", kQuest, kTokens}) {
+    SCOPED_TRACE(plan);
+    Sequence s;
+    Open(plan, Ids(600), &s);
+    ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 3, true));
+    EXPECT_GE(admin.Demote(s.handle).pages(), 600u / kPage);
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 20, true));
+    EXPECT_GE(admin.Prefetch(s.handle).pages(), 600u / kPage);
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 3, true));
+    EXPECT_EQ(admin.Audit(), "");
+    ASSERT_KVS(kvs_sequence_close(session_, s.handle));
+  }
+}
+
+// All values of a row are kept, so that packed rows are those that were written, but for a
+// rounding of their rotation. A worker of the daemon packs the prompt, then every 16 tokens.
+constexpr char kMosaic[] =
+    "mosaickv{keep = 64, truncate = false, segment = 128, buffer = 16, share = 0.25, "
+    "min_tokens = 0}";
+
+TEST_F(LinkedCuda, PackedRowsAreAttended) {
+  Sequence s;
+  Open(kMosaic, Ids(304), &s);
+  ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(304), true));
+  ASSERT_KVS(kvs_settle(session_, s.handle));
+  ASSERT_NO_FATAL_FAILURE(Decode(&s, 1, true));
+  EXPECT_LT(attended_, 150u) << "nothing was packed";
+  for (int i = 0; i < 6; ++i) {
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 9, true));
+    ASSERT_KVS(kvs_settle(session_, s.handle));
+    EXPECT_LT(attended_, 150u);
+  }
+  // A second sequence finds the prompt and what is packed of it, and a fork goes on from there.
+  Sequence second, child;
+  uint32_t held = 0;
+  Open(kMosaic, Ids(304), &second, &held);
+  EXPECT_GT(held, 0u);
+  ASSERT_NO_FATAL_FAILURE(Prefill(&second, Ids(304), true));
+  ASSERT_KVS(kvs_settle(session_, second.handle));
+  ASSERT_NO_FATAL_FAILURE(Decode(&second, 20, true));
+  ASSERT_KVS(kvs_sequence_fork(session_, second.handle, &child.handle));
+  child.ids = second.ids;
+  ASSERT_NO_FATAL_FAILURE(Decode(&child, 20, false));
+  EXPECT_LT(attended_, 180u);
+}
+
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph, ::testing::Values(kQuest, kChess));
+INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph,
+                         ::testing::Values(kQuest, kChess, kMosaic, kSentences));
 
 TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   Sequence a, b;
@@ -325,6 +387,8 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   Open(GetParam(), Ids(150, 5000), &b);
   ASSERT_NO_FATAL_FAILURE(Prefill(&a, Ids(300), true));
   ASSERT_NO_FATAL_FAILURE(Prefill(&b, Ids(150, 5000), true));
+  ASSERT_NO_FATAL_FAILURE(Report(a));
+  ASSERT_NO_FATAL_FAILURE(Report(b));
   Tensors tensors(2, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a, &b}, {{7}, {8}}, &tensors));  // buffers get their size
   kvs_step* step = nullptr;
@@ -423,7 +487,8 @@ TEST_F(LinkedCuda, APrefixIsSharedAndAForkIsNot) {
 TEST_F(LinkedCuda, WhatAGpuDoesNotServeIsRefused) {
   kvs_sequence sequence = 0;
   uint32_t held = 0;
-  EXPECT_REFUSED(kvs_sequence_open(session_, model_, "mosaickv", nullptr, 0, &sequence, &held),
+  EXPECT_REFUSED(kvs_sequence_open(session_, model_, "mosaickv{strategy = \"search\"}", nullptr, 0,
+                                   &sequence, &held),
                  "CUDA_PLAN");
   kvs_attach_options options{};
   options.size = sizeof(options);

@@ -49,6 +49,11 @@ class CopyingCodec final : public Recompressor {
   int64_t ReleasableBytes(const RecompressInput& in) const override {
     return int64_t{Target(in) - done_} * 256;
   }
+  RecompressReads Reads(const RecompressInput& in) const override {
+    RecompressReads reads{{0, in.view.tokens}, {}};
+    for (int32_t i = 0; i < in.view.extent_count; ++i) reads.extents.push_back(i);
+    return reads;
+  }
   std::unique_ptr<Recompressor> Clone() const override {
     return std::make_unique<CopyingCodec>(*this);
   }

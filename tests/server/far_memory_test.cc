@@ -1,6 +1,7 @@
 // A store whose device pool the daemon cannot touch (a GPU's): every way that its bytes take.
 #include <gtest/gtest.h>
 
+#include "kernels/codec/codec.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata::testing {
@@ -63,6 +64,87 @@ TEST_P(FarMemoryTest, AFailedCopyChangesNothing) {
   parent.ExpectIntact();
   child->ExpectIntact();
   ExpectClean(*store_);
+}
+
+// What a worker does, in this thread, until nothing is due.
+Status Recompress(Store* store, uint64_t sequence) {
+  for (;;) {
+    Result<RecompressJob> job = store->TakeRecompression(sequence);
+    if (!job.ok()) return job.status().reason() == "WORK_NOTHING" ? OkStatus() : job.status();
+    job->input.backend = *FindBackend("ref");
+    job->input.executor = &InlineExecutor();
+    std::unique_ptr<Recompressor> next;
+    RecompressOutput output;
+    if (job->recompressor != nullptr) {
+      next = job->recompressor->Clone();
+      Status status = store->StageRecompression(&*job);
+      if (status.ok()) {
+        Result<RecompressOutput> ran = next->Run(job->input);
+        status = ran.status();
+        if (ran.ok()) output = std::move(*ran);
+      }
+      if (!status.ok()) {
+        store->AbandonRecompression(std::move(*job), status);
+        return status;
+      }
+    }
+    KVS_RETURN_IF_ERROR(
+        store->PublishRecompression(std::move(*job), std::move(next), std::move(output)).status());
+  }
+}
+
+class FarRecompression : public ::testing::TestWithParam<const char*> {
+ protected:
+  // The same prompt packed in a pool that is out of reach, or in one that is not: its extents as a
+  // client sees them.
+  std::vector<std::vector<std::byte>> Extents(bool far) {
+    StoreOptions options = SmallPools(2048, 2048);
+    options.new_recompressor = NewRecompressor;
+    auto device = far ? std::make_unique<FarMemory>(copies_fail_) : NewEmulatedDevice();
+    Result<std::unique_ptr<Store>> store =
+        Store::Create(options, std::move(device), NewHostPinned());
+    EXPECT_TRUE(store.ok()) << store.status().ToString();
+    TestSession session(store->get());
+    TestSequence s = TestSequence::Prompt(&session, GetParam(), Tokens(150));
+    EXPECT_TRUE((*store)->PrefillDone(session.id(), s.id()).ok());
+    for (const int32_t first : {150, 170, 200}) {
+      EXPECT_TRUE(s.Append(Tokens(40, first * 10)).ok());
+      if (far && first == 170) {
+        *copies_fail_ = true;
+        EXPECT_EQ(Recompress(store->get(), s.id()).reason(), "COPY_FAILED");
+        *copies_fail_ = false;
+      }
+      const Status status = Recompress(store->get(), s.id());
+      EXPECT_TRUE(status.ok()) << status.ToString();
+    }
+    std::vector<std::vector<std::byte>> extents;
+    const shm::TableView table = s.Table();
+    for (uint32_t i = 0; i < table.extents(); ++i) {
+      const shm::ExtentEntry& e = *table.extent(i);
+      const shm::PageEntry place{e.arena, e.flags, e.tier, e.offset};
+      const std::byte* const at = s.At(&place);
+      extents.emplace_back(at, at + e.bytes);
+      EXPECT_TRUE(VerifyExtent(extents.back()).ok());
+    }
+    for (const ExtentInfo& e : (*store)->Show(s.id())->extents) {
+      EXPECT_EQ(e.kind, ExtentKind::kPackedSegment);
+    }
+    ExpectClean(**store);
+    return extents;
+  }
+
+  std::shared_ptr<std::atomic<bool>> copies_fail_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Packed, FarRecompression,
+    ::testing::Values("mosaickv{min_tokens = 0, segment = 64, buffer = 16}",
+                      "mosaickv{min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}"));
+
+TEST_P(FarRecompression, GivesTheBytesOfNearMemory) {
+  const auto near_bytes = Extents(false);
+  EXPECT_GT(near_bytes.size(), 3u);
+  EXPECT_EQ(Extents(true), near_bytes);
 }
 
 TEST(FarMemory, NoAuditOfRecall) {

@@ -158,8 +158,8 @@ __device__ void StoreIndexRows(const AppendBatch& w, const NewTokens& tokens, in
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__ AppendBatch w) {
-  WaitForPrevious();
   LetNextStart();
+  WaitForPrevious();
   const int head = blockIdx.x, sequence = blockIdx.y;
   const NewTokens tokens(w, sequence);
   if (tokens.count == 0) return;

@@ -161,12 +161,24 @@ __device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& share
   }
 }
 
+// Into the L2, where a selection may ask for any part of it: a line a thread.
+__device__ __forceinline__ void PrefetchPageTable(const Arguments& a) {
+  constexpr int32_t kLineEntries = 128 / sizeof(uint64_t);
+  const int64_t lines = int64_t{a.batch} * a.rows.layer.page_stride / kLineEntries;
+  const int64_t line = int64_t{CtaIndex()} * kThreads + threadIdx.x;
+  if (line >= lines) return;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(a.rows.layer.pages + line * kLineEntries));
+}
+
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<kDim> shared;
-  WaitForPrevious();
   LetNextStart();
+  if (!a.ahead) {
+    PrefetchPageTable(a);
+    WaitForPrevious();
+  }
   if (a.batch == 1) {
     OnlyTurn(a.rows, shared.turn);
   } else {
@@ -224,6 +236,7 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   a.scale = w.scale * kLog2E;
   a.batch = w.batch;
   a.group = w.group;
+  a.ahead = w.ahead;
   a.with = w.with;
   a.to = w.to;
   a.partial = w.partial;

@@ -26,6 +26,8 @@ struct AttendRawBatch {
   const void* q = nullptr;          // device [batch][kv_heads * group][head_dim], layer.dtype
   int64_t q_stride = 0;             // bytes from a sequence's queries to the next's; 16-aligned
   float scale = 1.0f;               // of logits
+  bool ahead = false;  // launch.cuh; of the pages, tokens and selection, and of all rows but each
+                       // sequence's newest
 
   Partials with;       // of other ops on the same queries, merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead

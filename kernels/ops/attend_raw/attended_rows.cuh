@@ -22,6 +22,10 @@ struct RowSource {
   int32_t unit_shift;     // log2(unit_tokens)
 };
 
+__device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a + b - 1) / static_cast<uint32_t>(b));
+}
+
 __device__ __forceinline__ int32_t StripsFor(int32_t rows) {
   return (rows + kStripRows - 1) / kStripRows;
 }
@@ -54,6 +58,9 @@ struct AttendedRows {
   // At least one, so that someone writes the output of a sequence that attends nothing.
   __device__ __forceinline__ int32_t strips() const {
     return max(sink_strips + list_strips + StripsFor(tokens - FirstRecent()), 1);
+  }
+  __device__ __forceinline__ bool MayHoldNewest(int32_t strip) const {
+    return strip == strips() - 1 || recent_begin == tokens;
   }
   // The row of `lane` in `strip`; -1: none.
   __device__ __forceinline__ int32_t Position(const RowSource& from, int32_t strip,
@@ -101,13 +108,15 @@ class RowStream {
     Advance();
   }
 
-  // Of the current strip: the key of row `lane` (another row of the strip where there is none), and
-  // which lanes have a row.
+  // Of the current strip: the key of row `lane` (another row of the strip where there is none), its
+  // position (-1: none), and which lanes have a row.
   uint64_t key;
+  int32_t position;
   uint32_t present;
 
   __device__ __forceinline__ void Advance() {
     key = page_ + slot_bytes_;
+    position = found_;
     present = next_present_;
     FetchPage();
     position_ = NextPosition();
@@ -122,6 +131,7 @@ class RowStream {
   // Lanes without a row take that of another lane: what they read is weighed with 0, and must not
   // be NaN. A strip without any row reads row 0, which exists, and weighs nothing.
   __device__ __forceinline__ void FetchPage() {
+    found_ = position_;
     next_present_ = __ballot_sync(kAllLanes, position_ >= 0);
     const int32_t spare = __shfl_sync(kAllLanes, position_, __ffs(next_present_ | (1u << 31)) - 1);
     const int32_t position = max(position_ >= 0 ? position_ : spare, 0);
@@ -138,6 +148,7 @@ class RowStream {
   int32_t strip_, step_, end_;
   int lane_;
   int32_t position_;        // of strip n + 2
+  int32_t found_ = -1;      // of strip n + 1
   uint64_t page_ = 0;       // of strip n + 1
   int32_t slot_bytes_ = 0;  // of strip n + 1
   uint32_t next_present_ = 0;

@@ -14,6 +14,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
 
+#include "kernels/cuda/launch.cuh"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
 #include "kernels/ops/attend_raw/work_share.cuh"
 #include "kernels/ops/merge/tile_softmax.cuh"
@@ -33,6 +34,7 @@ struct Arguments {
   int64_t q_stride;
   float scale;  // with log2(e)
   int32_t batch, group;
+  bool ahead;
   Partials with;
   AttentionOutput to;
   Partials partial;
@@ -78,26 +80,30 @@ class WarpAttention {
         g_(lane_ / 4),
         t_(lane_ % 4),
         to_values_(a.rows.layer.value_offset - a.rows.layer.key_offset),
-        scale_(a.scale) {
-    const std::byte* q = a.q + sequence * a.q_stride + int64_t{kv_head * a.group + g_} * kDim * 2;
-#pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) {
-      q_[i] = g_ < a.group ? reinterpret_cast<const uint4*>(q)[4 * i + t_] : uint4{0, 0, 0, 0};
-    }
+        scale_(a.scale),
+        q_from_(a.q + sequence * a.q_stride + int64_t{kv_head * a.group + g_} * kDim * 2) {
+    if (g_ >= a.group) q_from_ = nullptr;
   }
 
   // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
-  // there are but two in all, half of one.
+  // there are but two in all, half of one. Waits for the kernel before once the first rows are on
+  // their way, or before where one of them may be that kernel's.
   __device__ __forceinline__ void Run(const RowSource& from, const AttendedRows& rows, int sequence,
                                       int kv_head, int32_t begin, int32_t end, int32_t step) {
     const int warp = threadIdx.x / 32;
     const bool halves = 2 * (end - begin) <= kWarps;
     const int32_t first = begin + (halves ? warp / 2 : warp);
-    if (first >= end || rows.tokens == 0) return;
+    if (first >= end || rows.tokens == 0) return WaitForPrevious();
     RowStream stream(from, rows, sequence, kv_head, first, step, end);
-    if (halves) return OneTile(stream, warp % 2 * kTileRows);
-    LoadKeys(stream.key, 0, 0);
-    LoadValues(stream.key, 0, 0);
+    const int row = halves ? warp % 2 * kTileRows : 0;
+    if (rows.MayHoldNewest(first)) WaitForPrevious();
+    LoadKeys(stream.key, row, 0);
+    LoadValues(stream.key, row, 0);
+    WaitForPrevious();
+    LoadQueries();
+    if (halves) {
+      return Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
+    }
     for (int32_t strip = first; strip < end; strip += step) {
       const uint64_t key = stream.key;
       const uint32_t present = stream.present;
@@ -133,10 +139,12 @@ class WarpAttention {
   }
 
  private:
-  __device__ __forceinline__ void OneTile(const RowStream& stream, int row) {
-    LoadKeys(stream.key, row, 0);
-    LoadValues(stream.key, row, 0);
-    Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
+  __device__ __forceinline__ void LoadQueries() {
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) {
+      q_[i] = q_from_ != nullptr ? reinterpret_cast<const uint4*>(q_from_)[4 * i + t_]
+                                 : uint4{0, 0, 0, 0};
+    }
   }
   // Rows [row, row + 16) of the strip at `key`, then asks for those at next_key.
   __device__ __forceinline__ void Tile(uint32_t present, uint64_t key, int row, uint64_t next_key,
@@ -218,7 +226,8 @@ class WarpAttention {
   const int lane_, g_, t_;
   const int64_t to_values_;
   const float scale_;
-  uint4 q_[kDim / 32];  // head g, channels 32i + 8t ..
+  const std::byte* q_from_;  // head g; null: there is none
+  uint4 q_[kDim / 32];       // head g, channels 32i + 8t ..
   uint4 k_[2][S::kKeyLoads];
   uint4 v_[4][S::kValueLoads];
   TileSoftmax<kDim / 16> softmax_;  // products by AddValues

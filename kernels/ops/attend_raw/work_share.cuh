@@ -17,10 +17,6 @@ namespace kvstrata::cuda {
 // are merged sooner.
 inline constexpr int32_t kRoundStrips = 4;
 
-__device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a + b - 1) / static_cast<uint32_t>(b));
-}
-
 // Strips of a share, where `strips` are to be shared by at most `ctas`, which three to an SM run at
 // once. Half a round (half a strip a warp) is best as long as every CTA has an SM to itself.
 __device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {

@@ -62,7 +62,7 @@ struct Shared {
 class ListPicker {
  public:
   __device__ ListPicker(const PickBatch& w, ListScratch* scratch, uint32_t* segments, int list,
-                        Candidates units, Shared& s)
+                        Candidates units, int32_t take, Shared& s)
       : w_(w),
         scratch_(scratch),
         segments_(segments),
@@ -71,7 +71,8 @@ class ListPicker {
         ctas_(gridDim.x),
         cta_(blockIdx.x),
         first_(units.first),
-        n_(units.count()) {
+        n_(units.count()),
+        take_(take) {
     const int warps = static_cast<int>(blockDim.x) / 32, parts = ctas_ * warps;
     // Each warp has a run of keys; a vector of 4 is never cut but by the end of the list.
     const int per_warp = ((n_ + parts - 1) / parts + 3) / 4 * 4;
@@ -86,7 +87,7 @@ class ListPicker {
     if (staged_) Stage();
     __syncthreads();
     Boundary b;
-    b.need = w_.rule.take;
+    b.need = take_;
     if (ctas_ == 1) {
       for (int pass = 0; pass < kPasses && !b.IsOneKey(); ++pass) {
         CountDigits(b, pass);
@@ -393,7 +394,7 @@ class ListPicker {
   uint32_t* segments_;
   Shared& s_;
   const int list_, ctas_, cta_;
-  const int first_, n_;
+  const int first_, n_, take_;
   int begin_ = 0, end_ = 0, chunk_ = 0;  // the warp's keys, and the CTA's first
   bool staged_ = false;
 };
@@ -410,17 +411,19 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   WaitForPrevious();
   LetNextStart();
   if (w.tokens[sequence] == kNoQuery) return;
-  const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
+  CandidateRule rule = w.rule;
+  if (w.takes != nullptr) rule.take = w.takes[sequence];
+  const Candidates units = CandidatesOf(rule, w.tokens[sequence]);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    w.counts[list] = units.full ? 0 : w.rule.take;
+    w.counts[list] = units.full ? 0 : rule.take;
     if (list % w.groups == 0) {
       w.sink_end[sequence] = units.full ? 0 : units.first * w.rule.unit_tokens;
       w.recent_begin[sequence] = units.full ? 0 : units.last * w.rule.unit_tokens;
     }
   }
-  if (units.full || w.rule.take <= 0) return;
+  if (units.full || rule.take <= 0) return;
   ListPicker picker(w, scratch + list, segments + int64_t{list} * gridDim.x * kCandidates, list,
-                    units, shared);
+                    units, rule.take, shared);
   picker.Pick();
 }
 

@@ -28,6 +28,9 @@ struct PickBatch {
   int32_t batch = 0, groups = 1;
   CandidateRule rule;
   const int32_t* tokens = nullptr;  // device [batch]
+  // device [batch], units to take of each sequence in place of rule.take, at most list_stride where
+  // not all are taken; null: rule.take.
+  const int32_t* takes = nullptr;
   // The selection (batch.h), written: units [batch][groups][list_stride], counts [batch][groups],
   // sink_end [batch], recent_begin [batch]. REQUIRES: list_stride >= rule.take.
   int32_t* units = nullptr;

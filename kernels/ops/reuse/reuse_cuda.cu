@@ -43,20 +43,31 @@ __device__ int LastPick(int32_t first, int32_t second, int32_t tokens) {
   return has_first ? 0 : has_second ? 1 : -1;
 }
 
-// By all threads: the same answer in each. `before`: the pick's query.
-__device__ bool IsAlike(const ReuseBatch& w, int64_t q_at, const float* before) {
+// What a lane compares of the pick's query, of one head.
+struct Piece {
+  float x[8] = {};
+
+  __device__ void Load(const ReuseBatch& w, const float* query, int head) {
+    const int lane = threadIdx.x % 32;
+    if (head >= w.query_heads || lane * 8 >= w.head_dim) return;
+    LoadFloats(query, DType::kF32, int64_t{head} * w.head_dim + lane * 8, x);
+  }
+};
+
+// By all threads: the same answer in each. `before`: the pick's query; `then`: what the lane
+// compares of it first, of head `warp`.
+__device__ bool IsAlike(const ReuseBatch& w, int64_t q_at, const float* before, Piece then) {
   __shared__ CosineSums warps[kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   CosineSums all;
   bool each = true;
   for (int head = warp; head < w.query_heads; head += kWarps) {
     CosineSums sums;
+    if (head != warp) then.Load(w, before, head);
     if (lane * 8 < w.head_dim) {
-      const int64_t at = int64_t{head} * w.head_dim + lane * 8;
-      float now[8], then[8];
-      LoadFloats(w.q, w.q_dtype, q_at + at, now);
-      LoadFloats(before, DType::kF32, at, then);
-      sums.Add(now, then);
+      float now[8];
+      LoadFloats(w.q, w.q_dtype, q_at + int64_t{head} * w.head_dim + lane * 8, now);
+      sums.Add(now, then.x);
     }
     if (w.per_head) {
       sums.Reduce();
@@ -87,12 +98,13 @@ __device__ void KeepQuery(const ReuseBatch& w, int64_t q_at, int64_t floats, flo
 
 // Grid (batch).
 __global__ __launch_bounds__(kWarps * 32) void ReuseKernel(ReuseBatch w, PickCacheLayout layout) {
-  WaitForPrevious();
-  LetNextStart();
+  if (!w.ahead) WaitForPrevious();
   const int sequence = blockIdx.x;
   const int32_t tokens = w.tokens[sequence];
   const Candidates units = CandidatesOf(w.rule, tokens);
   if (units.full) {
+    WaitForPrevious();
+    LetNextStart();
     if (threadIdx.x == 0) w.voting[sequence] = tokens;
     return;
   }
@@ -104,7 +116,11 @@ __global__ __launch_bounds__(kWarps * 32) void ReuseKernel(ReuseBatch w, PickCac
   const auto query_of = [&](int pick) {
     return reinterpret_cast<float*>(cache + pick * layout.pick_bytes() + layout.query_at());
   };
-  const bool hit = last >= 0 && w.theta < 1 && IsAlike(w, q_at, query_of(last));
+  Piece then;
+  if (last >= 0) then.Load(w, query_of(last), static_cast<int>(threadIdx.x) / 32);
+  WaitForPrevious();
+  LetNextStart();
+  const bool hit = last >= 0 && w.theta < 1 && IsAlike(w, q_at, query_of(last), then);
   __syncthreads();  // all have read `made`
   const int pick = hit ? last : last == 0 ? 1 : 0;
   if (!hit) KeepQuery(w, q_at, layout.query_floats, query_of(pick));

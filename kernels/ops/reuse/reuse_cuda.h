@@ -44,6 +44,7 @@ struct ReuseBatch {
   const void* q = nullptr;          // device [batch][query_heads][head_dim]
   DType q_dtype = DType::kBF16;
   int32_t batch = 0, query_heads = 0, head_dim = 0;
+  bool ahead = false;  // launch.cuh; of tokens and caches, not of q
   // Written, device [batch]. voting: kNoQuery on a hit, else `tokens`: what vote and pick take as
   // tokens. lists: the list to attend, or to be written (PickBatch::lists).
   int32_t* voting = nullptr;

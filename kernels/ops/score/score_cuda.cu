@@ -25,8 +25,8 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   const int head = blockIdx.y, sequence = blockIdx.z;
   const int group = w.query_heads / w.rows.kv_heads;
   const bool wide = group > 4;
-  WaitForPrevious();
   LetNextStart();
+  if (!w.ahead) WaitForPrevious();
   const Candidates units = CandidatesOf(w.rule, w.tokens[sequence]);
   if (units.full) return;
 
@@ -39,6 +39,7 @@ __global__ __launch_bounds__(kWarps * 32, 4) void ScoreKernel(ScoreBatch w) {
   TileScorer<T, kDim, decltype(row_of)> scorer(
       w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, tiles, row_of,
       shared.queries, wide, &shared.rings[threadIdx.x / 32]);
+  if (w.ahead) WaitForPrevious();
   LoadQueries<T>(&shared.queries, w.q, w.q_dtype,
                  (int64_t{sequence} * w.query_heads + head * group) * kDim, group, w.fields);
   __syncthreads();

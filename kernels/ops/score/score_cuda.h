@@ -29,6 +29,7 @@ struct ScoreBatch {
   int32_t batch = 0, query_heads = 0;
   float* scores = nullptr;  // device [batch][kv_heads][unit_stride]
   int32_t unit_stride = 0;  // candidates a sequence may have
+  bool ahead = false;       // launch.cuh; of rows and tokens, not of q
 };
 
 // cudaErrorInvalidValue for a shape that it does not take.

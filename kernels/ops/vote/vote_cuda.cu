@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstddef>
 
+#include "kernels/cuda/exp2.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/row_scores.cuh"
 #include "kernels/ops/vote/vote_cuda.h"
@@ -19,13 +20,6 @@ constexpr int kHeadTile = 32;                   // heads that it sums at a time
 constexpr int kSumCtas = 660;                   // of one wave, five on each of 132 SMs
 constexpr float kWeightScale = 32768.0f;        // exp() of a block's maximum as fp16
 constexpr float kLog2E = 1.4426950408889634f;
-
-// 2^x in one instruction; 2^-inf = 0.
-__device__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // A maximum and the sum of 2^(x - maximum).
 struct Softmax {

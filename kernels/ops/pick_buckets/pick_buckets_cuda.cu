@@ -1,0 +1,361 @@
+#include <algorithm>
+
+#include "kernels/cuda/float_bits.cuh"
+#include "kernels/cuda/last_arrival.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/score_keys.cuh"
+#include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kCtas = 132;          // of a launch, about: one on each SM
+constexpr int kMostSplits = 16;     // CTAs of a list
+constexpr int kHeld = 3072;         // buckets of a list that stay in shared memory
+constexpr int kBucketsPerWarp = 4;  // whose means a warp reads at a time
+
+struct QuerySum {
+  int32_t tokens, count;
+  int32_t unused[2];
+  float sum[1];  // [head_dim]
+};
+
+// A CTA's list. Of the prompt's buckets there are `listed`, of all `count`.
+struct List {
+  SentenceTable table;
+  int64_t row;
+  int32_t listed, count;
+  int32_t window;  // tokens from here on are attended anyway
+
+  __device__ const float* MeanOf(int32_t bucket, int dim) const {
+    return bucket < listed
+               ? table.means + (row * table.bucket_stride + bucket) * dim
+               : table.whole_means + (int64_t{bucket - listed} * table.rows + row) * dim;
+  }
+  __device__ const int32_t* kept() const { return table.kept + row * table.kept_stride; }
+  __device__ BucketScore* ScoresOf(int head) const {
+    return table.scores + int64_t{head} * table.score_stride();
+  }
+  // Where a bucket's tokens are, and how many it supplies below the window.
+  __device__ BucketScore Unscored(int32_t bucket) const {
+    if (bucket >= listed) {
+      const int32_t* const run = table.whole + 2 * int64_t{bucket - listed};
+      return {0, min(max(window - run[0], 0), run[1] - run[0]), run[0], 0};
+    }
+    const int32_t* const firsts = table.firsts + row * (table.bucket_stride + 1) + bucket;
+    const int32_t first = firsts[0];
+    int32_t size = firsts[1] - first;
+    if (kept()[first + size - 1] >= window) {
+      size = 0;
+      while (kept()[first + size] < window) ++size;
+    }
+    return {0, size, first, 0};
+  }
+  __device__ void Write(int32_t bucket, int32_t first, int32_t taken, int32_t* to) const {
+    if (bucket >= listed) {
+      for (int32_t i = 0; i < taken; ++i) to[i] = first + i;
+      return;
+    }
+#pragma unroll 8
+    for (int32_t i = 0; i < taken; ++i) to[i] = kept()[first + i];
+  }
+};
+
+struct Shared {
+  float query[256];  // the sentence's mean
+  bool last, many;
+  int32_t histogram[256];
+  uint32_t digit;
+  int32_t need, all;
+  int64_t warps[kWarps];
+  uint32_t keys[kHeld];
+  int32_t sizes[kHeld], firsts[kHeld];
+};
+
+__device__ float QueryAt(const PickBucketsBatch& w, int64_t element) {
+  if (w.q_dtype == DType::kF32) return static_cast<const float*>(w.q)[element];
+  if (w.q_dtype == DType::kF16) return FloatOf(static_cast<const __half*>(w.q)[element]);
+  return FloatOf(static_cast<const __nv_bfloat16*>(w.q)[element]);
+}
+
+// The sum of the sentence's queries before this step: the thread's channel.
+struct QueriesBefore {
+  float sum = 0;
+  int32_t count = 0;
+  QuerySum* next = nullptr;  // where this step's sum goes
+
+  __device__ QueriesBefore(const PickBucketsBatch& w, const List& list, int sequence) {
+    const int64_t floats = QuerySumFloats(w.head_dim);
+    float* const at = list.table.queries + list.row * 2 * floats;
+    QuerySum* const sums[2] = {reinterpret_cast<QuerySum*>(at),
+                               reinterpret_cast<QuerySum*>(at + floats)};
+    const int32_t tokens = w.tokens[sequence], from = w.queries_from[sequence];
+    const int32_t made[2] = {sums[0]->tokens, sums[1]->tokens};
+    const int32_t counts[2] = {sums[0]->count, sums[1]->count};
+    const int c = min(static_cast<int>(threadIdx.x), w.head_dim - 1);
+    const float own[2] = {sums[0]->sum[c], sums[1]->sum[c]};
+    const auto is_of = [=](int32_t t) { return t > from && t < tokens; };
+    const bool first = is_of(made[0]) && !(is_of(made[1]) && made[1] > made[0]);
+    const bool second = !first && is_of(made[1]);
+    if (first || second) {
+      sum = own[second];
+      count = counts[second];
+    }
+    // Of a step that was given up, of as many tokens as this one, nothing may stay.
+    next = sums[first || (!second && made[1] >= tokens) ? 1 : 0];
+  }
+};
+
+// The mean of the sentence's queries, this step's included; keeps their sum if `keep`.
+__device__ void MeanQuery(const PickBucketsBatch& w, const QueriesBefore& before, int sequence,
+                          int head, bool keep, float* mean) {
+  const int c = threadIdx.x;
+  if (c < w.head_dim) {
+    float sum = before.sum;
+    const int64_t first = (int64_t{sequence} * w.kv_heads + head) * w.group * w.head_dim + c;
+    for (int i = 0; i < w.group; ++i) sum += QueryAt(w, first + int64_t{i} * w.head_dim);
+    mean[c] = __fdiv_rn(sum, static_cast<float>(w.group * (before.count + 1)));
+    if (keep) before.next->sum[c] = sum;
+  }
+  __syncthreads();
+  if (!keep || threadIdx.x != 0) return;
+  before.next->tokens = w.tokens[sequence];
+  before.next->count = before.count + 1;
+}
+
+// kBucketsPerWarp buckets from `first` on, `step` apart, of a warp.
+template <int kDim>
+class Tile {
+ public:
+  // Issues all loads.
+  __device__ void Load(const List& list, int32_t first, int32_t step) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < kBucketsPerWarp; ++j) {
+      if (first + j * step >= list.count) continue;
+      const float* const mean = list.MeanOf(first + j * step, kDim);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) rows_[j][i] = mean[lane + 32 * i];
+    }
+    own_ = first + lane * step;
+    has_own_ = lane < kBucketsPerWarp && own_ < list.count;
+    if (has_own_) score_ = list.Unscored(own_);
+  }
+  // Lane j writes the j-th bucket's.
+  __device__ void Score(const float* query, BucketScore* scores) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < kBucketsPerWarp; ++j) {
+      float dot = 0;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) dot += rows_[j][i] * query[lane + 32 * i];
+      for (int half = 16; half > 0; half /= 2) dot += __shfl_xor_sync(~0u, dot, half);
+      if (lane == j) score_.score = dot;
+    }
+    if (has_own_) scores[own_] = score_;
+  }
+
+ private:
+  static constexpr int kOwn = kDim / 32;  // channels of a lane
+  float rows_[kBucketsPerWarp][kOwn] = {};
+  BucketScore score_;
+  int32_t own_ = 0;
+  bool has_own_ = false;
+};
+
+// Of a bucket: held in shared memory, or read again.
+struct Held {
+  const Shared& s;
+  const BucketScore* scores;
+
+  __device__ uint32_t Key(int32_t b) const {
+    return b < kHeld ? s.keys[b] : KeyOf(scores[b].score);
+  }
+  __device__ int32_t Size(int32_t b) const { return b < kHeld ? s.sizes[b] : scores[b].size; }
+  __device__ int32_t First(int32_t b) const { return b < kHeld ? s.firsts[b] : scores[b].first; }
+};
+
+// All buckets whose key is above `key` in the digits from `shift` on are taken, and of those equal
+// to it there the first `need` tokens.
+struct Boundary {
+  uint32_t key;
+  int shift;
+  int32_t need;
+};
+
+// Finds the digit that the boundary's bucket has, in a histogram of tokens; lane 0 has the largest
+// eight digits. By one warp.
+__device__ void FindDigit(Shared& s) {
+  const int lane = threadIdx.x;
+  int32_t own = 0;
+  for (int i = 0; i < 8; ++i) own += s.histogram[255 - 8 * lane - i];
+  int32_t upto = own;
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t other = __shfl_up_sync(~0u, upto, step);
+    if (lane >= step) upto += other;
+  }
+  const int32_t need = s.need;
+  if (lane == 31) s.all = upto;
+  __syncwarp();
+  if (upto < need || upto - own >= need) return;
+  int32_t above = upto - own;
+  int digit = 255 - 8 * lane;
+  while (above + s.histogram[digit] < need) above += s.histogram[digit--];
+  s.digit = static_cast<uint32_t>(digit);
+  s.need = need - above;
+}
+
+// REQUIRES: tau > 0. With fewer tokens than tau all are taken: the boundary is below every key.
+// Ends as soon as one bucket is left that has the digits so far.
+__device__ Boundary FindBoundary(Shared& s, const Held& held, int32_t count, int32_t tau) {
+  if (threadIdx.x == 0) {
+    s.need = tau;
+    s.many = false;
+  }
+  uint32_t prefix = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    const auto matches = [=](uint32_t key) { return shift == 24 || key >> shift >> 8 == prefix; };
+    for (int i = threadIdx.x; i < 256; i += kThreads) s.histogram[i] = 0;
+    int own = 0;
+    for (int32_t b = threadIdx.x; b < count; b += kThreads) own += matches(held.Key(b)) ? 1 : 0;
+    if (__syncthreads_count(own > 0) == 1 && shift < 24) {
+      if (own > 1) s.many = true;
+      __syncthreads();
+      if (!s.many) return {prefix, shift + 8, s.need};
+    }
+    for (int32_t b = threadIdx.x; own > 0 && b < count; b += kThreads) {
+      const uint32_t key = held.Key(b);
+      if (matches(key)) atomicAdd(&s.histogram[key >> shift & 255], held.Size(b));
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) FindDigit(s);
+    __syncthreads();
+    if (shift == 24 && s.all < tau) return {kAbsent, 0, 0};
+    prefix = prefix << 8 | s.digit;
+  }
+  return {prefix, 0, s.need};
+}
+
+// The sum over the threads before this one; *total: over all.
+__device__ int64_t SumBefore(Shared& s, int64_t own, int64_t* total) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int64_t upto = own;
+  for (int step = 1; step < 32; step *= 2) {
+    const int64_t other = __shfl_up_sync(~0u, upto, step);
+    if (lane >= step) upto += other;
+  }
+  __syncthreads();  // the sums of the last round are read
+  if (lane == 31) s.warps[warp] = upto;
+  __syncthreads();
+  int64_t before = 0, all = 0;
+  for (int i = 0; i < kWarps; ++i) {
+    if (i < warp) before += s.warps[i];
+    all += s.warps[i];
+  }
+  *total = all;
+  return before + upto - own;
+}
+
+// Lists the tokens of what is taken, bucket after bucket; how many they are.
+__device__ int32_t WriteTokens(Shared& s, const List& list, const Held& held, Boundary boundary,
+                               int32_t* to) {
+  int64_t done = 0;  // tokens above the boundary << 32 | on it, of the buckets before
+  for (int32_t first = 0; first < list.count; first += kThreads) {
+    const int32_t b = first + static_cast<int32_t>(threadIdx.x);
+    const uint32_t key = b < list.count ? held.Key(b) >> boundary.shift : kAbsent;
+    const int32_t size = b < list.count ? held.Size(b) : 0;
+    const int32_t above = key > boundary.key ? size : 0, tied = key == boundary.key ? size : 0;
+    int64_t total = 0;
+    const int64_t before = done + SumBefore(s, int64_t{above} << 32 | tied, &total);
+    const auto ties_before = static_cast<int32_t>(before & 0xFFFFFFFF);
+    const int32_t ties = min(max(boundary.need - ties_before, 0), tied);
+    const int32_t at = static_cast<int32_t>(before >> 32) + min(ties_before, boundary.need);
+    if (above + ties > 0) list.Write(b, held.First(b), above + ties, to + at);
+    done += total;
+  }
+  return static_cast<int32_t>(done >> 32) +
+         min(static_cast<int32_t>(done & 0xFFFFFFFF), boundary.need);
+}
+
+// Grid (splits, kv_heads, batch). Buckets are loaded while the kernel before is at work.
+template <int kDim>
+__global__ __launch_bounds__(kThreads) void PickBucketsKernel(PickBucketsBatch w) {
+  extern __shared__ uint4 dynamic[];
+  Shared& s = *reinterpret_cast<Shared*>(dynamic);
+  const int split = blockIdx.x, head = blockIdx.y, sequence = blockIdx.z;
+  const int64_t out = int64_t{sequence} * w.kv_heads + head;
+  const int64_t row = int64_t{w.layer} * w.kv_heads + head;
+  const bool keeps = split == 0;  // the query
+  const bool ready = w.queries_from[sequence] >= 0;
+  List list{{}, row, 0, 0, w.recent_begin[sequence]};
+  const bool picks = ready && list.window != 0;
+  if (ready) list.table = w.tables[sequence];
+  if (picks) {
+    list.listed = list.table.bucket_stride > 0 ? list.table.counts[row] : 0;
+    list.count = list.listed + w.whole[sequence];
+  }
+  const auto warps = static_cast<int32_t>(gridDim.x * kWarps);
+  auto bucket = static_cast<int32_t>(split * kWarps + threadIdx.x / 32);
+  Tile<kDim> tile;
+  tile.Load(list, bucket, warps);
+  if (!ready) {
+    WaitForPrevious();
+    if (keeps && threadIdx.x == 0) w.counts[out] = 0;
+    return;
+  }
+  const QueriesBefore before(w, list, sequence);
+
+  WaitForPrevious();
+  LetNextStart();
+  if (keeps && !picks && threadIdx.x == 0) w.counts[out] = 0;
+  if (!picks && !keeps) return;
+  MeanQuery(w, before, sequence, head, keeps, s.query);
+  if (!picks) return;
+  BucketScore* const scores = list.ScoresOf(head);
+  for (;;) {
+    tile.Score(s.query, scores);
+    bucket += warps * kBucketsPerWarp;
+    if (bucket >= list.count) break;
+    tile.Load(list, bucket, warps);
+  }
+  if (!ArrivesLast(w.counters + out, static_cast<int32_t>(gridDim.x), s.last)) return;
+
+  for (int32_t b = threadIdx.x; b < min(list.count, kHeld); b += kThreads) {
+    const BucketScore score = scores[b];
+    s.keys[b] = KeyOf(score.score);
+    s.sizes[b] = score.size;
+    s.firsts[b] = score.first;
+  }
+  __syncthreads();
+  const Held held{s, scores};
+  Boundary boundary{~0u, 0, 0};  // nothing
+  if (w.tau > 0) boundary = FindBoundary(s, held, list.count, w.tau);
+  const int32_t count =
+      WriteTokens(s, list, held, boundary, w.units + out * int64_t{w.list_stride});
+  if (threadIdx.x == 0) w.counts[out] = count;
+}
+
+template <int kDim>
+int Launch(const PickBucketsBatch& w, Stream stream) {
+  constexpr int kBytes = sizeof(Shared);
+  const int lists = w.kv_heads * w.batch;
+  const dim3 grid(std::clamp(kCtas / lists, 1, kMostSplits), w.kv_heads, w.batch);
+  return LaunchDependent(PickBucketsKernel<kDim>, grid, kThreads, kBytes, stream, w);
+}
+
+}  // namespace
+
+int PickBucketsCuda(const PickBucketsBatch& w, Stream stream) {
+  static_assert(sizeof(Shared) <= 48 * 1024);
+  if (w.kv_heads < 1 || w.group < 1 || w.tau < 0 || w.list_stride < w.tau || w.batch > 65535) {
+    return cudaErrorInvalidValue;
+  }
+  if (w.batch == 0) return cudaSuccess;
+  return w.head_dim == 64    ? Launch<64>(w, stream)
+         : w.head_dim == 128 ? Launch<128>(w, stream)
+         : w.head_dim == 256 ? Launch<256>(w, stream)
+                             : int{cudaErrorInvalidValue};
+}
+
+}  // namespace kvstrata::cuda

@@ -1,0 +1,38 @@
+// SentenceEnds: which sentences of generated text are complete (spec/sentencekv.md 1), by counts
+// and reported boundaries alone, so that steps on a GPU close them as the CPU's selector does.
+// Private to kernels/select and kernels/step.
+//
+// A value; one a sequence. Threads: one call at a time.
+#ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_
+#define KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/page_view.h"
+
+namespace kvstrata {
+
+class SentenceEnds {
+ public:
+  explicit SentenceEnds(int32_t max_length) : max_length_(max_length) {}
+
+  // The prompt is complete: a sentence begins behind it.
+  void Start(int32_t prompt_tokens) { begin_ = prompt_tokens; }
+
+  // Where the sentence begins that is being generated.
+  int32_t begin() const { return begin_; }
+
+  // The sentences that are complete at `tokens`. A boundary that is reported late ends its sentence
+  // late.
+  std::vector<Run> Close(std::span<const uint8_t> boundary, int32_t tokens);
+
+ private:
+  int32_t max_length_;
+  int32_t begin_ = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_

@@ -1,0 +1,616 @@
+// SentenceKV's ops on the GPU: queries kept of a prompt, importance, buckets with their means, and
+// the tokens picked from them, against the CPU's rules over the same numbers.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/select/max_pool.h"
+#include "kernels/select/ranking.h"
+#include "tests/cuda/captured_graph.h"
+#include "tests/cuda/paged_batch.h"
+#include "tests/cuda/relative_error.h"
+#include "tests/cuda/seed.h"
+
+namespace kvstrata::cuda {
+namespace {
+
+// An ascending choice of `count` of [begin, end).
+std::vector<int32_t> Choice(Rng& rng, int32_t begin, int32_t end, int32_t count) {
+  std::vector<int32_t> all(static_cast<size_t>(end - begin)), chosen;
+  std::iota(all.begin(), all.end(), begin);
+  std::sample(all.begin(), all.end(), std::back_inserter(chosen), count, rng);
+  return chosen;
+}
+
+TEST(Observe, KeepsTheLastQueriesOfAPrompt) {
+  Rng rng(TestSeed());
+  constexpr int kBatch = 3, kLayers = 2, kCapacity = 8, kFloats = 4 * 64;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const int new_tokens : {1, 5, 8, 19}) {
+      std::vector<DeviceArray<float>> rings;
+      std::vector<SentenceTable> tables(kBatch);
+      std::vector<int32_t> visible;
+      for (int b = 0; b < kBatch; ++b) {
+        rings.emplace_back(size_t{kLayers} * kCapacity * kFloats);
+        tables[static_cast<size_t>(b)].observed = rings.back().get();
+        const int32_t start = Below(rng, 100);
+        for (int t = 1; t <= new_tokens; ++t) visible.push_back(start + t);
+      }
+      const auto q = RandomElements(rng, dtype, visible.size() * kFloats);
+      const DeviceArray<SentenceTable> device_tables(tables);
+      const DeviceArray<int32_t> device_visible(visible);
+      const DeviceArray<std::byte> device_q(q);
+      ObserveBatch w;
+      w.tables = device_tables.get();
+      w.layer = 1;
+      w.capacity = kCapacity;
+      w.visible = device_visible.get();
+      w.q = device_q.get();
+      w.q_dtype = dtype;
+      w.batch = kBatch;
+      w.new_tokens = new_tokens;
+      w.query_floats = kFloats;
+      Check(kvs_cuda_ops()->observe(w, nullptr), "observe");
+      const std::vector<float> values = Floats(dtype, q);
+      for (int b = 0; b < kBatch; ++b) {
+        std::vector<float> want(size_t{kLayers} * kCapacity * kFloats, NAN);
+        for (int t = std::max(0, new_tokens - kCapacity); t < new_tokens; ++t) {
+          const size_t row =
+              static_cast<size_t>(b) * static_cast<size_t>(new_tokens) + static_cast<size_t>(t);
+          const auto slot = static_cast<size_t>(kCapacity + (visible[row] - 1) % kCapacity);
+          std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(row * kFloats), kFloats,
+                      want.begin() + static_cast<std::ptrdiff_t>(slot * kFloats));
+        }
+        const std::vector<float> got = rings[static_cast<size_t>(b)].Read();
+        for (size_t i = 0; i < want.size(); ++i) {
+          ASSERT_TRUE(got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i])))
+              << "sequence " << b << " float " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Importance, SumsVotesAndTakesTheMaximumAround) {
+  Rng rng(TestSeed());
+  constexpr int kHeads = 3, kStride = 1024;
+  for (const int pool : {1, 2, 7, 100}) {
+    for (const auto& [tokens, begin] : {std::pair{1000, 0}, {257, 5}, {1, 0}, {40, 39}}) {
+      SCOPED_TRACE("pool " + std::to_string(pool) + " tokens " + std::to_string(tokens));
+      DeviceArray<float> sums(size_t{kHeads} * kStride), importance(size_t{kHeads} * kStride);
+      std::vector<double> want(size_t{kHeads} * kStride);
+      ImportanceBatch w;
+      w.kv_heads = kHeads;
+      w.stride = kStride;
+      w.tokens = tokens;
+      w.begin = begin;
+      w.pool = pool;
+      w.sums = sums.get();
+      w.importance = importance.get();
+      for (const int items : {5, 3}) {
+        std::vector<float> votes(static_cast<size_t>(items) * want.size());
+        for (size_t i = 0; i < votes.size(); ++i) {
+          votes[i] = std::exp(Normal(rng));
+          want[i % want.size()] += double{votes[i]};
+        }
+        const DeviceArray<float> device(votes);
+        w.votes = device.get();
+        w.items = items;
+        w.first = items == 5;
+        w.last = items == 3;
+        Check(kvs_cuda_ops()->importance(w, nullptr), "importance");
+        Check(cudaDeviceSynchronize(), "importance");
+      }
+      const std::vector<float> got = importance.Read();
+      for (int head = 0; head < kHeads; ++head) {
+        std::vector<float> row(static_cast<size_t>(tokens)), scratch;
+        for (size_t t = 0; t < row.size(); ++t) {
+          row[t] = static_cast<float>(want[static_cast<size_t>(head) * kStride + t]);
+        }
+        MaxPool(pool, row.data(), tokens, &scratch);
+        for (int t = 0; t < kStride; ++t) {
+          const float x = got[static_cast<size_t>(head * kStride + t)];
+          if (t >= tokens - begin) {
+            ASSERT_TRUE(std::isnan(x)) << t;
+          } else {
+            const float y = row[static_cast<size_t>(begin + t)];
+            ASSERT_NEAR(x, y, 1e-5 * y) << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Tables of one sequence, poisoned.
+class Tables {
+ public:
+  Tables(const Geometry& g, int32_t kept_stride, int32_t bucket_stride, int32_t whole_stride)
+      : rows(static_cast<size_t>(g.layers * g.kv_heads)),
+        queries(rows * 2 * static_cast<size_t>(QuerySumFloats(g.head_dim))),
+        means(rows * static_cast<size_t>(bucket_stride * g.head_dim)),
+        whole_means(rows * static_cast<size_t>(whole_stride * g.head_dim)),
+        scores(static_cast<size_t>(g.kv_heads * (bucket_stride + whole_stride))),
+        kept(rows * static_cast<size_t>(kept_stride)),
+        firsts(rows * static_cast<size_t>(bucket_stride + 1)),
+        counts(rows),
+        whole(static_cast<size_t>(2 * whole_stride)) {
+    queries.Write(std::vector<float>(queries.size()));
+    table.queries = queries.get();
+    table.kept = kept.get();
+    table.firsts = firsts.get();
+    table.counts = counts.get();
+    table.means = means.get();
+    table.whole = whole.get();
+    table.whole_means = whole_means.get();
+    table.scores = scores.get();
+    table.kept_stride = kept_stride;
+    table.bucket_stride = bucket_stride;
+    table.whole_stride = whole_stride;
+    table.rows = static_cast<int32_t>(rows);
+  }
+
+  size_t rows;
+  DeviceArray<float> queries, means, whole_means;
+  DeviceArray<BucketScore> scores;
+  DeviceArray<int32_t> kept, firsts, counts, whole;
+  SentenceTable table;
+};
+
+// What a row's buckets should be.
+struct Expected {
+  std::vector<int32_t> kept, firsts;
+};
+
+Expected Cut(std::vector<int32_t> kept, const std::vector<int32_t>& ends) {
+  Expected e{std::move(kept), {}};
+  int32_t last = -1;
+  for (size_t i = 0; i < e.kept.size(); ++i) {
+    const auto sentence =
+        static_cast<int32_t>(std::ranges::upper_bound(ends, e.kept[i]) - ends.begin());
+    if (sentence != last) e.firsts.push_back(static_cast<int32_t>(i));
+    last = sentence;
+  }
+  e.firsts.push_back(static_cast<int32_t>(e.kept.size()));
+  return e;
+}
+
+class Buckets : public ::testing::TestWithParam<std::pair<DType, int>> {
+ protected:
+  void Make(Geometry g) {
+    geometry_ = g;
+    batch_ = std::make_unique<PagedBatch>(rng_, g, std::vector<int32_t>{kTokens}, kTokens);
+    // The layer before the last has keys, too.
+    for (int head = 0; head < g.kv_heads; ++head) {
+      const PagedRows rows = Keys(0, head);
+      for (int32_t t = 0; t < kTokens; ++t) {
+        for (int c = 0; c < g.head_dim; ++c) {
+          StoreFloat(rows.Row(t) + c * SizeOf(g.dtype), g.dtype, Normal(rng_));
+        }
+      }
+    }
+    batch_->Upload();
+  }
+  PagedRows Keys(int layer, int head) const {
+    return KeysOf(batch_->PagesOf(0), batch_->layout, layer, head);
+  }
+  DeviceRows DeviceKeys() const {
+    PagedLayer layer = batch_->DeviceLayer();
+    layer.key_offset = batch_->layout.KeyOffset(0, 0, 0);
+    return KeyRows(layer);
+  }
+  // The mean of a row's keys of some tokens.
+  std::vector<float> Mean(size_t row, std::span<const int32_t> tokens) const {
+    const int layer = static_cast<int>(row) / geometry_.kv_heads;
+    const PagedRows keys = Keys(layer, static_cast<int>(row) % geometry_.kv_heads);
+    std::vector<float> mean;
+    for (int c = 0; c < geometry_.head_dim; ++c) {
+      double sum = 0;
+      for (const int32_t t : tokens) {
+        sum += LoadFloat(keys.Row(t) + c * SizeOf(geometry_.dtype), geometry_.dtype);
+      }
+      mean.push_back(static_cast<float>(sum / static_cast<double>(tokens.size())));
+    }
+    return mean;
+  }
+  void ExpectMean(const std::vector<float>& means, size_t at, size_t row,
+                  std::span<const int32_t> tokens) {
+    const std::vector<float> want = Mean(row, tokens);
+    for (size_t c = 0; c < want.size(); ++c) {
+      ASSERT_NEAR(means[at * want.size() + c], want[c], 1e-5) << "row " << row << " at " << at;
+    }
+  }
+
+  static constexpr int32_t kTokens = 1500;
+  Rng rng_{TestSeed()};
+  Geometry geometry_;
+  std::unique_ptr<PagedBatch> batch_;
+};
+INSTANTIATE_TEST_SUITE_P(Shapes, Buckets,
+                         ::testing::Values(std::pair{DType::kBF16, 64},
+                                           std::pair{DType::kBF16, 128},
+                                           std::pair{DType::kF16, 128},
+                                           std::pair{DType::kBF16, 256}));
+
+TEST_P(Buckets, OfAPromptAreItsKeptTokensBySentence) {
+  const auto [dtype, dim] = GetParam();
+  Make({.layers = 2, .query_heads = 6, .kv_heads = 3, .head_dim = dim, .dtype = dtype});
+  for (const int32_t ranked : {0, 1, 300, 1400}) {
+    for (const kvstrata::Run window : {kvstrata::Run{1468, kTokens}, {1505, kTokens}}) {
+      SCOPED_TRACE(std::to_string(ranked) + " ranked, window from " + std::to_string(window.begin));
+      constexpr int32_t kFirst = 5;
+      std::vector<int32_t> ends = Choice(rng_, 1, kTokens, 60);
+      ends.push_back(kTokens);
+      const int32_t count = ranked + std::max(window.end - window.begin, 0);
+      const int32_t buckets = std::min<int32_t>(count, static_cast<int32_t>(ends.size()));
+      Tables t(geometry_, count, buckets, 1);
+      const bool all = ranked == 1400;
+      std::vector<Expected> expected;
+      std::vector<int32_t> kept(t.rows * static_cast<size_t>(count), -7);
+      for (size_t row = 0; row < t.rows; ++row) {
+        std::vector<int32_t> own = Choice(rng_, kFirst, 1468, ranked);
+        if (all) std::iota(own.begin(), own.end(), kFirst);
+        if (!all) {
+          std::ranges::copy(
+              own, kept.begin() + static_cast<std::ptrdiff_t>(row * static_cast<size_t>(count)));
+        }
+        for (int32_t i = window.begin; i < window.end; ++i) own.push_back(i);
+        expected.push_back(Cut(own, ends));
+      }
+      if (count > 0) t.kept.Write(kept);
+      const DeviceArray<int32_t> device_ends(ends);
+      PromptBucketsBatch w;
+      w.keys = DeviceKeys();
+      w.key_layer_stride = batch_->layout.layer_stride;
+      w.layers = geometry_.layers;
+      w.table = t.table;
+      w.ranked = ranked;
+      w.first = kFirst;
+      w.all = all;
+      w.window = window;
+      w.ends = device_ends.get();
+      w.sentences = static_cast<int32_t>(ends.size());
+      Check(kvs_cuda_ops()->prompt_buckets(w, nullptr), "prompt_buckets");
+      const auto got_kept = t.kept.Read(), firsts = t.firsts.Read(), counts = t.counts.Read();
+      const auto means = t.means.Read();
+      for (size_t row = 0; row < t.rows; ++row) {
+        const Expected& e = expected[row];
+        ASSERT_EQ(counts[row], static_cast<int32_t>(e.firsts.size()) - 1);
+        for (size_t i = 0; i < e.kept.size(); ++i) {
+          ASSERT_EQ(got_kept[row * static_cast<size_t>(count) + i], e.kept[i]);
+        }
+        for (size_t i = 0; i < e.firsts.size(); ++i) {
+          ASSERT_EQ(firsts[row * static_cast<size_t>(buckets + 1) + i], e.firsts[i]);
+        }
+        for (size_t i = 0; i + 1 < e.firsts.size(); ++i) {
+          const auto tokens = std::span(e.kept).subspan(
+              static_cast<size_t>(e.firsts[i]), static_cast<size_t>(e.firsts[i + 1] - e.firsts[i]));
+          ASSERT_NO_FATAL_FAILURE(
+              ExpectMean(means, row * static_cast<size_t>(buckets) + i, row, tokens));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Buckets, OfWholeSentencesAreTheSameInAllRows) {
+  const auto [dtype, dim] = GetParam();
+  Make({.layers = 2, .query_heads = 6, .kv_heads = 3, .head_dim = dim, .dtype = dtype});
+  Tables t(geometry_, 1, 1, 9);
+  WholeBucketsBatch w;
+  w.keys = DeviceKeys();
+  w.key_layer_stride = batch_->layout.layer_stride;
+  w.layers = geometry_.layers;
+  w.table = t.table;
+  w.first = 2;
+  w.count = 3;
+  const kvstrata::Run sentences[] = {{100, 101}, {101, 190}, {190, 1500}};
+  std::ranges::copy(sentences, w.sentences);
+  Check(kvs_cuda_ops()->whole_buckets(w, nullptr), "whole_buckets");
+  const auto whole = t.whole.Read();
+  const auto means = t.whole_means.Read();
+  for (int32_t i = 0; i < 9; ++i) {
+    if (i < 2 || i >= 5) {
+      ASSERT_EQ(whole[static_cast<size_t>(2 * i)], -1);  // poison
+      ASSERT_TRUE(std::isnan(means[static_cast<size_t>(i) * t.rows * static_cast<size_t>(dim)]));
+      continue;
+    }
+    const kvstrata::Run s = sentences[i - 2];
+    ASSERT_EQ(whole[static_cast<size_t>(2 * i)], s.begin);
+    ASSERT_EQ(whole[static_cast<size_t>(2 * i + 1)], s.end);
+    std::vector<int32_t> tokens(static_cast<size_t>(s.end - s.begin));
+    std::iota(tokens.begin(), tokens.end(), s.begin);
+    for (size_t row = 0; row < t.rows; ++row) {
+      ASSERT_NO_FATAL_FAILURE(
+          ExpectMean(means, static_cast<size_t>(i) * t.rows + row, row, tokens));
+    }
+  }
+}
+
+// A batch whose buckets are drawn, and what is picked from them.
+class PickedBuckets {
+ public:
+  PickedBuckets(Rng& rng, int head_dim, int32_t listed, int32_t whole, int32_t tau, DType q_dtype)
+      : rng_(rng), listed_(listed), whole_(whole), tau_(tau), q_dtype_(q_dtype) {
+    geometry_.head_dim = head_dim;
+    std::vector<SentenceTable> tables;
+    for (int b = 0; b < kBatch; ++b) {
+      sequences_.push_back(std::make_unique<Tables>(geometry_, 8 * listed + 1, listed, whole + 3));
+      Draw(*sequences_.back(), b);
+      tables.push_back(sequences_.back()->table);
+    }
+    tables_ = DeviceArray<SentenceTable>(tables);
+    tokens_ = DeviceArray<int32_t>(kBatch);
+    from_ = DeviceArray<int32_t>(kBatch);
+    recent_ = DeviceArray<int32_t>(kBatch);
+    whole_counts_ = DeviceArray<int32_t>(std::vector<int32_t>(kBatch, whole));
+    stride_ = std::max(tau, 1) + 3;
+    units_ = DeviceArray<int32_t>(static_cast<size_t>(kBatch * kHeads * stride_));
+    counts_ = DeviceArray<int32_t>(size_t{kBatch} * kHeads);
+    counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(size_t{kBatch} * kHeads));
+    q_ = DeviceArray<std::byte>(
+        static_cast<size_t>(kBatch * geometry_.query_heads * head_dim * SizeOf(q_dtype)));
+    sums_.assign(size_t{kBatch} * kHeads, std::vector<double>(static_cast<size_t>(head_dim)));
+    queries_.assign(kBatch, 0);
+  }
+  PickBucketsBatch Work() const {
+    PickBucketsBatch w;
+    w.tables = tables_.get();
+    w.layer = kLayer;
+    w.tokens = tokens_.get();
+    w.queries_from = from_.get();
+    w.whole = whole_counts_.get();
+    w.recent_begin = recent_.get();
+    w.q = q_.get();
+    w.q_dtype = q_dtype_;
+    w.batch = kBatch;
+    w.kv_heads = kHeads;
+    w.group = geometry_.group();
+    w.head_dim = geometry_.head_dim;
+    w.tau = tau_;
+    w.units = units_.get();
+    w.counts = counts_.get();
+    w.list_stride = stride_;
+    w.counters = counters_.get();
+    return w;
+  }
+  // New queries of steps of `tokens`; counts: whether they are to be remembered, as of steps that
+  // end; 0 in `windows`: in full.
+  void Step(CapturedGraph& graph, std::vector<int32_t> tokens, std::vector<int32_t> from,
+            std::vector<int32_t> windows, bool counts = true) {
+    const size_t dim = static_cast<size_t>(geometry_.head_dim);
+    const auto q =
+        RandomElements(rng_, q_dtype_, static_cast<size_t>(kBatch * geometry_.query_heads) * dim);
+    q_.Write(q);
+    tokens_.Write(tokens);
+    from_.Write(from);
+    recent_.Write(windows);
+    units_.Poison();
+    counts_.Poison();
+    graph.Replay();
+    const std::vector<float> queries = Floats(q_dtype_, q);
+    const auto units = units_.Read(), got_counts = counts_.Read();
+    for (int b = 0; b < kBatch; ++b) {
+      const auto sequence = static_cast<size_t>(b);
+      if (from[sequence] < 0 || windows[sequence] == 0) {
+        for (int h = 0; h < kHeads; ++h) ASSERT_EQ(got_counts[sequence * kHeads + h], 0);
+      }
+      if (from[sequence] < 0) continue;
+      for (int h = 0; h < kHeads; ++h) {
+        const size_t list = sequence * kHeads + static_cast<size_t>(h);
+        std::vector<double> sum = sums_[list];
+        for (int i = 0; i < geometry_.group(); ++i) {
+          for (size_t c = 0; c < dim; ++c) {
+            sum[c] +=
+                queries[(list * static_cast<size_t>(geometry_.group()) + static_cast<size_t>(i)) *
+                            dim +
+                        c];
+          }
+        }
+        std::vector<double> mean = sum;
+        for (double& x : mean) x /= geometry_.group() * (queries_[sequence] + 1);
+        if (counts) sums_[list] = sum;
+        if (windows[sequence] == 0) continue;
+        ASSERT_NO_FATAL_FAILURE(Compare(
+            b, h, mean, windows[sequence],
+            std::span(units).subspan(list * static_cast<size_t>(stride_)), got_counts[list]))
+            << "sequence " << b << " head " << h;
+      }
+      if (counts) ++queries_[sequence];
+    }
+  }
+  void EndSentence(int sequence) {
+    queries_[static_cast<size_t>(sequence)] = 0;
+    for (int h = 0; h < kHeads; ++h) {
+      std::ranges::fill(sums_[static_cast<size_t>(sequence * kHeads + h)], 0.0);
+    }
+  }
+  // All means of the last sequence become equal.
+  void Flatten() {
+    Tables& t = *sequences_.back();
+    t.means.Write(std::vector<float>(t.means.size(), 0.5f));
+    t.whole_means.Write(std::vector<float>(t.whole_means.size(), 0.5f));
+  }
+
+  static constexpr int kBatch = 3, kHeads = 2, kLayer = 1;
+
+ private:
+  void Draw(Tables& t, int sequence) {
+    std::vector<float> means(t.means.size()), whole_means(t.whole_means.size());
+    for (float& x : means) x = Normal(rng_);
+    for (float& x : whole_means) x = Normal(rng_);
+    t.means.Write(means);
+    t.whole_means.Write(whole_means);
+    std::vector<int32_t> kept(t.kept.size(), -7), firsts(t.firsts.size(), -7), counts(t.rows);
+    for (size_t row = 0; row < t.rows; ++row) {
+      counts[row] = std::max(listed_ - Below(rng_, 5) - sequence, listed_ > 0 ? 1 : 0);
+      int32_t position = 0, n = 0;
+      for (int32_t i = 0; i < counts[row]; ++i) {
+        firsts[row * static_cast<size_t>(listed_ + 1) + static_cast<size_t>(i)] = n;
+        for (int32_t size = 1 + Below(rng_, 8); size > 0; --size) {
+          kept[row * t.kept.size() / t.rows + static_cast<size_t>(n++)] = position;
+          position += 1 + Below(rng_, 2);
+        }
+      }
+      firsts[row * static_cast<size_t>(listed_ + 1) + static_cast<size_t>(counts[row])] = n;
+    }
+    t.kept.Write(kept);
+    t.firsts.Write(firsts);
+    t.counts.Write(counts);
+    std::vector<int32_t> whole(t.whole.size(), -7);
+    int32_t position = kWholeBegin;
+    for (int32_t i = 0; i < whole_; ++i) {
+      whole[static_cast<size_t>(2 * i)] = position;
+      position += 1 + Below(rng_, 100);
+      whole[static_cast<size_t>(2 * i + 1)] = position;
+    }
+    t.whole.Write(whole);
+  }
+  // A bucket's tokens.
+  std::vector<std::vector<int32_t>> TokensOf(const Tables& t, size_t row) const {
+    const auto kept = t.kept.Read(), firsts = t.firsts.Read(), counts = t.counts.Read();
+    const auto whole = t.whole.Read();
+    std::vector<std::vector<int32_t>> buckets;
+    for (int32_t i = 0; i < counts[row]; ++i) {
+      const size_t at = row * static_cast<size_t>(listed_ + 1) + static_cast<size_t>(i);
+      const auto own = kept.begin() + static_cast<std::ptrdiff_t>(row * kept.size() / t.rows);
+      buckets.emplace_back(own + firsts[at], own + firsts[at + 1]);
+    }
+    for (int32_t i = 0; i < whole_; ++i) {
+      std::vector<int32_t> run(static_cast<size_t>(whole[static_cast<size_t>(2 * i + 1)] -
+                                                   whole[static_cast<size_t>(2 * i)]));
+      std::iota(run.begin(), run.end(), whole[static_cast<size_t>(2 * i)]);
+      buckets.push_back(std::move(run));
+    }
+    return buckets;
+  }
+  // Scores within rounding, and the tokens that follow from the scores.
+  void Compare(int sequence, int head, const std::vector<double>& mean, int32_t window,
+               std::span<const int32_t> units, int32_t count) {
+    const Tables& t = *sequences_[static_cast<size_t>(sequence)];
+    const auto row = static_cast<size_t>(kLayer * kHeads + head);
+    const auto buckets = TokensOf(t, row);
+    const size_t listed = buckets.size() - static_cast<size_t>(whole_), dim = mean.size();
+    const auto means = t.means.Read(), whole_means = t.whole_means.Read();
+    const auto all = t.scores.Read();
+    std::vector<float> scores;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      scores.push_back(all[static_cast<size_t>(head * t.table.score_stride()) + i].score);
+    }
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const float* at = i < listed ? &means[(row * static_cast<size_t>(listed_) + i) * dim]
+                                   : &whole_means[((i - listed) * t.rows + row) * dim];
+      double dot = 0, size = 0;
+      for (size_t c = 0; c < dim; ++c) {
+        dot += mean[c] * at[c];
+        size += std::abs(mean[c] * at[c]);
+      }
+      ASSERT_NEAR(scores[i], dot, 1e-5 * size) << "bucket " << i;
+    }
+    std::vector<size_t> taken(buckets.size());
+    auto room = static_cast<size_t>(tau_);
+    const auto below = [window](const std::vector<int32_t>& tokens) {
+      return static_cast<size_t>(std::ranges::lower_bound(tokens, window) - tokens.begin());
+    };
+    VisitRanked(scores.data(), static_cast<int32_t>(scores.size()), [&](int32_t b) {
+      const auto bucket = static_cast<size_t>(b);
+      taken[bucket] = std::min(below(buckets[bucket]), room);
+      room -= taken[bucket];
+      return true;
+    });
+    std::vector<int32_t> want;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      want.insert(want.end(), buckets[i].begin(),
+                  buckets[i].begin() + static_cast<std::ptrdiff_t>(taken[i]));
+    }
+    ASSERT_EQ(count, static_cast<int32_t>(want.size()));
+    ASSERT_TRUE(std::equal(want.begin(), want.end(), units.begin()));
+    ASSERT_EQ(units[want.size()], -1);  // poison: nothing behind the list
+  }
+
+  static constexpr int32_t kWholeBegin = 200000;
+  Rng& rng_;
+  Geometry geometry_{.layers = 2, .query_heads = 6, .kv_heads = kHeads, .head_dim = 64};
+  int32_t listed_, whole_, tau_, stride_ = 0;
+  DType q_dtype_;
+  std::vector<std::unique_ptr<Tables>> sequences_;
+  DeviceArray<SentenceTable> tables_;
+  DeviceArray<int32_t> tokens_, from_, recent_, whole_counts_, units_, counts_;
+  DeviceArray<uint32_t> counters_;
+  DeviceArray<std::byte> q_;
+  std::vector<std::vector<double>> sums_;  // by list
+  std::vector<int> queries_;               // by sequence
+};
+
+constexpr int32_t kFar = 1 << 24;  // a window behind everything
+
+TEST(PickBuckets, TakesTheBestBucketsUpToTau) {
+  Rng rng(TestSeed());
+  for (const auto& [dim, listed, whole, tau] : {std::tuple{128, 700, 60, 1024},
+                                                {64, 1, 0, 40},
+                                                {256, 0, 30, 300},
+                                                {128, 300, 5, 0},
+                                                {64, 30, 3, 5000},
+                                                {128, 5000, 40, 1024},
+                                                {128, 2500, 600, 9}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      SCOPED_TRACE("dim " + std::to_string(dim) + ", " + std::to_string(listed) + " + " +
+                   std::to_string(whole) + " buckets, tau " + std::to_string(tau));
+      PickedBuckets picked(rng, dim, listed, whole, tau, dtype);
+      const PickBucketsBatch w = picked.Work();
+      CapturedGraph graph([&](cudaStream_t s) { return kvs_cuda_ops()->pick_buckets(w, s); });
+      // Windows that cut a bucket, that cut none, that leave nothing.
+      const std::vector<int32_t> windows = {kFar, std::max(1, listed * 3), 200050};
+      ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {9, 90, 900}, {5, 80, 0}, windows));
+      if (dtype != DType::kBF16) continue;
+      picked.Flatten();
+      ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {10, 91, 907}, {5, 80, 0}, {kFar, 1, kFar}));
+    }
+  }
+}
+
+// A step that is given up, one that is attended in full, the end of a sentence, a sequence without
+// buckets.
+TEST(PickBuckets, AveragesTheQueriesOfTheSentence) {
+  Rng rng(TestSeed());
+  PickedBuckets picked(rng, 128, 200, 10, 100, DType::kBF16);
+  const PickBucketsBatch w = picked.Work();
+  CapturedGraph graph([&](cudaStream_t s) { return kvs_cuda_ops()->pick_buckets(w, s); });
+  std::vector<int32_t> tokens = {100, 1000, 31}, from = {99, 999, 30};
+  for (int i = 0; i < 40; ++i) {
+    SCOPED_TRACE("step " + std::to_string(i));
+    std::vector<int32_t> windows = {kFar, kFar, i % 5 == 2 ? 0 : kFar};
+    if (i % 7 == 3) {
+      ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, windows, false));
+    }
+    if (i % 9 == 8) {
+      picked.EndSentence(1);
+      from[1] = tokens[1] - 1;
+    }
+    ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, windows));
+    for (int32_t& t : tokens) t += 1 + (i % 4 == 1 ? 5 : 0);
+  }
+  // Without buckets nothing is picked, and no query is kept.
+  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, {-1, -1, -1}, {0, 0, 0}));
+  for (int32_t& t : tokens) ++t;
+  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, {kFar, kFar, kFar}));
+}
+
+TEST(PickBuckets, RefusesShapes) {
+  PickBucketsBatch w;
+  w.batch = w.kv_heads = w.group = 1;
+  w.head_dim = 96;
+  EXPECT_NE(kvs_cuda_ops()->pick_buckets(w, nullptr), 0);
+  w.head_dim = 128;
+  w.tau = 7;
+  EXPECT_NE(kvs_cuda_ops()->pick_buckets(w, nullptr), 0);  // no room for the list
+}
+
+}  // namespace
+}  // namespace kvstrata::cuda
