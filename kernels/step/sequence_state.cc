@@ -124,7 +124,10 @@ Status SequenceState::Refresh(const SequenceView& view) {
   packed_.reset();
   spans_.reset();
   version_ = view.version;
+  raw_gone_ = false;
   if (view.extent_count == 0) return OkStatus();
+  const auto pages = view.pages + view.tokens / geometry_.page_tokens;
+  raw_gone_ = prompt_tokens_ < 0 && std::find(view.pages, pages, nullptr) != pages;
   if (plan_.codec == CodecKind::kPacked) {
     KVS_ASSIGN_OR_RETURN(packed_, PackedStorage::Parse(view, geometry_));
   } else if (plan_.codec == CodecKind::kLowRank) {

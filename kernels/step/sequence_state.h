@@ -72,9 +72,10 @@ class SequenceState {
   std::string StatusText() const;
 
   // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw
-  // pages, which stay until it is complete, also where a segment of it is packed already.
-  const PackedStorage* packed() const { return prompt_tokens_ < 0 ? nullptr : packed_.get(); }
-  const SpanStorage* spans() const { return prompt_tokens_ < 0 ? nullptr : spans_.get(); }
+  // pages, which stay until it is complete, also where a segment of it is packed already; from
+  // what a codec holds of it only where it was opened without them.
+  const PackedStorage* packed() const { return from_raw() ? nullptr : packed_.get(); }
+  const SpanStorage* spans() const { return from_raw() ? nullptr : spans_.get(); }
 
   const Geometry& geometry() const { return geometry_; }
   const Plan& plan() const { return plan_; }
@@ -89,6 +90,7 @@ class SequenceState {
   friend class Step;
   friend class CudaStep;
   SequenceState() = default;
+  bool from_raw() const { return prompt_tokens_ < 0 && !raw_gone_; }
   Status CheckPrompt() const;
   SelectContext Context(const SequenceView& view, const Backend& backend, Executor& executor) const;
 
@@ -100,6 +102,7 @@ class SequenceState {
   std::shared_ptr<CudaVoteCache> vote_cache_;  // of CudaSteps
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
+  bool raw_gone_ = false;                   // pages that they cover are absent
   uint64_t version_ = 0;                    // of the table that they were parsed from
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;

@@ -40,6 +40,13 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
   return OkStatus();
 }
 
+// Of its header; of what is no extent, 0.
+uint64_t ChecksumIn(std::span<const std::byte> extent) {
+  ExtentHeader header{};
+  if (extent.size() >= sizeof(header)) std::memcpy(&header, extent.data(), sizeof(header));
+  return header.checksum;
+}
+
 void CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh) {
   size_t next = 0;
   for (const ExtentDraft& draft : output.extents) {
@@ -291,7 +298,8 @@ Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
     if (draft.kept >= 0) {
       extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
     } else {
-      extents.push_back({(*fresh)[taken++], draft.bytes.size(), draft.tokens});
+      extents.push_back(
+          {(*fresh)[taken++], draft.bytes.size(), draft.tokens, ChecksumIn(draft.bytes)});
       result->written_bytes += draft.bytes.size();
     }
     RefPage(extents.back().page);
@@ -422,7 +430,12 @@ std::vector<WorkInfo> Store::Impl::Work() const {
 void Store::Impl::KeepArtefact(const Sequence& s) {
   if (s.extents.empty()) return;
   const CodecState& codec = *s.codec;
-  Artefact artefact{codec.prompt_key, s.extents, codec.recompressor, codec.released};
+  EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
+                 s.series.Slice(0, s.prompt_tokens)});
+  if (tier_ != nullptr) tier_->Offer(codec.prompt_key);
+}
+
+void Store::Impl::EnterArtefact(Artefact artefact) {
   for (const Extent& extent : artefact.extents) {
     RefPage(extent.page);
     ++extent.page->artefacts;
@@ -434,8 +447,9 @@ void Store::Impl::KeepArtefact(const Sequence& s) {
 
 void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   CodecState& codec = *s->codec;
-  codec.prompt_key = Artefacts::KeyOf(session->tenant->id, s->model->id, s->last_key, s->tail,
-                                      FormatPlan(s->plan), codec.parameters_digest);
+  codec.prompt_key = Artefacts::KeyOf(s->chain, s->last_key, s->tail, FormatPlan(s->plan),
+                                      codec.parameters_digest);
+  if (codec.opened_on != 0) codec.prompt_settled = codec.opened_on == s->prompt_tokens;
   // Rows that the engine computed itself may differ in a bit from those that were recompressed.
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == Work::kRunning) return;
