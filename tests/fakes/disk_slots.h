@@ -45,15 +45,17 @@ inline std::vector<DiskSlot> DiskSlots(const std::string& directory) {
   return slots;
 }
 
-// Changes a byte of the value.
-inline void FlipByte(const DiskSlot& slot) {
+// Of byte `at` of the slot, whose first 4096 are the header.
+inline void FlipBit(const DiskSlot& slot, uint64_t at, int bit) {
   std::fstream file(slot.file, std::ios::binary | std::ios::in | std::ios::out);
-  const auto at = static_cast<std::streamoff>(slot.offset + 4096 + 5);
-  file.seekg(at);
-  const auto byte = static_cast<char>(file.get() ^ 1);
-  file.seekp(at);
+  file.seekg(static_cast<std::streamoff>(slot.offset + at));
+  const auto byte = static_cast<char>(file.get() ^ (1 << bit));
+  file.seekp(static_cast<std::streamoff>(slot.offset + at));
   file.put(byte);
 }
+
+// Changes a byte of the value.
+inline void FlipByte(const DiskSlot& slot) { FlipBit(slot, 4096 + 5, 0); }
 
 // Overwrites the header: the value is gone.
 inline void Remove(const DiskSlot& slot) {
