@@ -179,7 +179,8 @@ TEST_F(ExtentsTest, AViewHasThemAndItsGivenBackPagesAreNull) {
   EXPECT_EQ(view.tokens, 100);
   ASSERT_EQ(view.extent_count, 3);
   EXPECT_EQ(view.extents[2].tokens, (kvstrata::Run{64, 96}));
-  EXPECT_EQ(view.extents[2].bytes, static_cast<int64_t>(sizeof(ExtentHeader)) + 32 * kRow);
+  EXPECT_EQ(view.extents[2].bytes,
+            static_cast<int64_t>(sizeof(ExtentHeader)) + 32 * kRow + kExtentAlign);
   EXPECT_EQ(view.version, s->table.table->version);
   EXPECT_EQ(view.pages[5], nullptr);
   EXPECT_NE(view.pages[6], nullptr);
