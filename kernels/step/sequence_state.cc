@@ -199,6 +199,7 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
   Extend(surprisal, first, n, kNone, &surprisal_);
   Extend(entropy, first, n, kNone, &entropy_);
   if (boundary != nullptr && boundary_marked_) {
+    boundary_.resize(std::max(boundary_.size(), static_cast<size_t>(first) + n), uint8_t{0});
     std::copy_n(boundary, n, boundary_.begin() + first);
   } else {
     Extend(boundary, first, n, uint8_t{0}, &boundary_);
@@ -215,6 +216,13 @@ void SequenceState::MarkBoundaries(int32_t first, std::span<const int32_t> ids,
   for (size_t i = 0; i < ids.size(); ++i) {
     boundary_[static_cast<size_t>(first) + i] = std::ranges::binary_search(ends, ids[i]) ? 1 : 0;
   }
+}
+
+void SequenceState::HoldBoundaries(std::span<const uint8_t> ends) {
+  if (ends.empty()) return;
+  boundary_marked_ = true;
+  if (boundary_.size() < ends.size()) boundary_.resize(ends.size(), uint8_t{0});
+  std::ranges::copy(ends, boundary_.begin());
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

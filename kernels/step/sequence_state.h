@@ -63,6 +63,10 @@ class SequenceState {
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
   void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
 
+  // Sentence ends that were stored with the held pages, from the first position on. They replace
+  // what MarkBoundaries said of those, and a report may replace them.
+  void HoldBoundaries(std::span<const uint8_t> ends);
+
   // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
   // "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
   Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
@@ -106,7 +110,7 @@ class SequenceState {
   uint64_t version_ = 0;                    // of the table that they were parsed from
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
-  bool boundary_marked_ = false;  // by MarkBoundaries: reports may replace any of it
+  bool boundary_marked_ = false;  // not by a report: reports may replace any of it
   int32_t held_tokens_ = 0;       // at the start
   int32_t surprisal_held_ = 0;    // of them, NoteHeldSurprisal
   int32_t tokens_ = 0;

@@ -30,7 +30,8 @@ OpenedSequence Describe(const Sequence& s) {
           s.series.LeadingSurprisals(),
           s.plan,
           s.model->desc.geometry,
-          s.model->desc.boundary_tokens};
+          s.model->desc.boundary_tokens,
+          s.series.boundary};
 }
 
 }  // namespace

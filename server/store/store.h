@@ -104,6 +104,7 @@ struct OpenedSequence {
   Plan plan;
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // of the model
+  std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
 };
 
 enum class SessionEnd : uint8_t {
