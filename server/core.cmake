@@ -14,6 +14,8 @@ kvs_library(kvs_memory
 
 kvs_library(kvs_store
   store/allocate.cc
+  store/artefact_record.cc
+  store/artefact_tier.cc
   store/artefacts.cc
   store/audit.cc
   store/epochs.cc

@@ -179,6 +179,7 @@ void Daemon::Parts::CheckpointDisk() {
             {"gone", c.gone},
             {"failed", c.failed},
             {"evicted", c.evicted},
+            {"checkpoints", c.checkpoints},
             {"read", c.read},
             {"late", c.late_loads},
             {"refused", c.refused_loads}});

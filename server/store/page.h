@@ -64,6 +64,7 @@ struct Page {
                            // freed before they end
   PageKey key{};
   std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
+  bool series_changed = false;     // since the tier below copied the page
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
 

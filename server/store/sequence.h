@@ -74,6 +74,10 @@ struct CodecState {
   PageKey prompt_key{};         // of the artefact; set when the prompt is complete
   bool prompt_settled = false;  // all of the prompt is recompressed: what follows may be shown
   uint32_t awaited_prompt = 0;  // an artefact of a prompt this long may be had: nothing is due
+  // The sequence is held without its raw pages: it opened on the artefact of a prompt this long (0:
+  // it did not), which ends with these tokens behind the held ones.
+  uint32_t opened_on = 0;
+  std::vector<int32_t> promised;
 
   // The current table as addresses, for RecompressInput.
   std::vector<std::byte*> pages;

@@ -298,9 +298,9 @@ Result<uint32_t> Store::Lookup(uint64_t session, uint64_t model, std::span<const
   return impl_->Lookup(session, model, tokens);
 }
 void Store::SetPageTier(PageTier* tier) { impl_->SetPageTier(tier); }
-uint64_t Store::SealedBytes(const PageKey& key) const { return impl_->SealedBytes(key); }
-bool Store::CopySealed(const PageKey& key, std::span<std::byte> to) {
-  return impl_->CopySealed(key, to);
+std::vector<SealedValue> Store::Sealed(const PageKey& key) const { return impl_->Sealed(key); }
+bool Store::CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to) {
+  return impl_->CopySealed(key, value, to);
 }
 void Store::SetRecompressSink(RecompressSink* sink) {
   impl_->SetRecompressSink(sink);

@@ -104,6 +104,7 @@ struct OpenedSequence {
   Plan plan;
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // of the model
+  std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
 };
 
 enum class SessionEnd : uint8_t {
@@ -177,6 +178,7 @@ struct StoreCounters {
   uint64_t recompressed_bytes = 0, released_bytes = 0;   // extents written; raw pages given up
   uint64_t artefacts = 0, artefact_hits = 0;             // held; prompts that needed no work
   uint64_t loaded_pages = 0;                             // from the tier below, index blocks too
+  uint64_t loaded_artefacts = 0;                         // from there
 };
 struct RecallStart {
   std::shared_ptr<RecallAudit> audit;
@@ -283,10 +285,12 @@ class Store {
   // --- the tier below (page_tier.h) ---
   // Null: there is none. It outlives all its loads and is unset before it ends.
   void SetPageTier(PageTier* tier);
-  // Bytes of the page or index block that the prefix index has under this key; 0: none.
-  uint64_t SealedBytes(const PageKey& key) const;
-  // Copies them, outside of the lock; false: it is not there any more, or of another size.
-  bool CopySealed(const PageKey& key, std::span<std::byte> to);
+  // What is to be written for an offered key: a page or index block, or the parts of an artefact
+  // and at last its record, which is of no use without all of them. Empty: it left memory.
+  std::vector<SealedValue> Sealed(const PageKey& key) const;
+  // Copies the buffers of one of them, outside of the lock; false: it is not there any more, or of
+  // another size.
+  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to);
 
   // --- memory ---
   // What the arenas of a tier are.

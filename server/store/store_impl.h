@@ -4,7 +4,7 @@
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
-//   page_tier.cc       pages to and from the tier below
+//   page_tier.cc       pages to and from the tier below; artefact_tier.cc: artefacts
 //   move.cc            copies between pools, private copies, eviction
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "server/store/artefact_record.h"
 #include "server/store/page_tier.h"
 #include "server/store/parameters.h"
 #include "server/store/prefix_index.h"
@@ -85,8 +86,9 @@ class Store::Impl {
   void EndRecallAudits(const Status& why) KVS_EXCLUDES(mu_);
 
   void SetPageTier(PageTier* tier) KVS_EXCLUDES(mu_);
-  uint64_t SealedBytes(const PageKey& key) const KVS_EXCLUDES(mu_);
-  bool CopySealed(const PageKey& key, std::span<std::byte> to) KVS_EXCLUDES(mu_);
+  std::vector<SealedValue> Sealed(const PageKey& key) const KVS_EXCLUDES(mu_);
+  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to)
+      KVS_EXCLUDES(mu_);
 
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
@@ -128,7 +130,8 @@ class Store::Impl {
     bool used = false;  // result: it took the source's place
   };
   struct Hit {
-    std::vector<Page*> pages, index_blocks;
+    std::vector<Page*> pages, index_blocks;  // null: a page that an artefact makes superfluous
+    bool whole = true;                       // no page is null
   };
   // A sequence on its way to be opened.
   struct Opening {
@@ -137,14 +140,20 @@ class Store::Impl {
     std::vector<PageKey> keys;  // of the pages that it may be held for
     PageKey last_page{};        // of its tokens; zeros: none
     size_t tokens = 0;
-    std::vector<int32_t> tail;      // of them, those behind the last whole page
+    std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
+    PageKey artefact{};         // of the prompt; zeros: the plan has no codec
+    Clock::time_point asked;
     uint64_t load = 0;              // of loads_; 0: none
     std::vector<bool> loads_index;  // per key of the load: it is an index block's
+    // The artefact on its way here: its record, and of its parts those that have come.
+    std::optional<ArtefactRecord> record;
+    std::vector<Extent> parts;
   };
   struct Wanted {
     PageKey key;
     bool index = false;
-    bool here = false;  // in the prefix index
+    bool here = false;         // in the prefix index
+    bool superfluous = false;  // a page that the prompt's artefact makes so
   };
 
   // store.cc
@@ -156,7 +165,9 @@ class Store::Impl {
   void DropSession(Session* session) KVS_REQUIRES(mu_);
 
   // open_sequence.cc
-  Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys) const KVS_REQUIRES(mu_);
+  // Pages that are `superfluous` may be missing, if all others are there.
+  Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
+                 const std::vector<bool>& superfluous) const KVS_REQUIRES(mu_);
   // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
   Status TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover)
       KVS_REQUIRES(mu_);
@@ -165,7 +176,9 @@ class Store::Impl {
   // The codec's part of a new sequence; none for raw. Reads files: not under the lock.
   Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry);
   // When an artefact of this prompt may be had at its end, nothing is due before.
-  void AwaitArtefact(Sequence* s, const Tenant& tenant, const Opening& o) KVS_REQUIRES(mu_);
+  void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
+  // Gives a sequence that is held without its raw pages the artefact at once.
+  void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
   // What needs no lock: checks, the codec, the keys.
   Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
                               std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
@@ -181,12 +194,18 @@ class Store::Impl {
   // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
   std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
-  std::vector<Page*> TakeForLoad(const Opening& o, size_t first,
-                                 std::span<const std::span<const std::byte>> values, bool* more)
-      KVS_REQUIRES(mu_);
-  bool TakeLoaded(Opening* o, size_t first, std::span<const std::span<const std::byte>> values,
+  std::vector<Page*> TakeForLoad(Opening* o, size_t first, std::span<const LoadedValue> values,
+                                 bool* more) KVS_REQUIRES(mu_);
+  bool TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
                   std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+  // Reads what is missing of the prefix, then calls `then`.
+  void LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(mu_);
+  // A reference of the load's own, until EndLoad.
+  void HoldForLoad(Opening* o, Page* page) KVS_REQUIRES(mu_);
   void EndLoad(Opening* o) KVS_REQUIRES(mu_);
+  // Keeps a page readable without the lock; ended by UnpinJob.
+  RecompressJob PinForCopy(Page* page) KVS_REQUIRES(mu_);
   // Of a held page. They read of pools_ only what is constant.
   Status ReadPage(const Page& page, std::byte* to) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return pools_.Read(page, to);
@@ -194,6 +213,19 @@ class Store::Impl {
   Status WritePage(const Page& page, const std::byte* from) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return pools_.Write(page, from);
   }
+
+  // artefact_tier.cc
+  // Per page of the prompt that may be held: whether its artefact, in memory, makes it superfluous
+  // to a plan that keeps no raw rows. Empty: none is.
+  std::vector<bool> Superfluous(const Opening& o) const KVS_REQUIRES(mu_);
+  // Reads the prompt's artefact into artefacts_ if only the tier has it, then calls `then`.
+  void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(mu_);
+  bool WantsArtefact(const Opening& o, const PageTier& tier) const KVS_EXCLUDES(mu_);
+  void LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(mu_);
+  bool TakePart(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(mu_);
+  void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(mu_);
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);
@@ -203,8 +235,9 @@ class Store::Impl {
   void KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) KVS_REQUIRES(mu_);
   void SealLocked(Sequence* s, std::span<const PageKey> keys, std::span<const int32_t> tokens,
                   uint32_t indexed_tokens) KVS_REQUIRES(mu_);
-  Status CheckCommit(const Sequence& s, uint32_t first, size_t n, uint32_t indexed_tokens) const
-      KVS_REQUIRES(mu_);
+  static Status CheckPromised(const Sequence& s, std::span<const int32_t> tokens);
+  Status CheckCommit(const Sequence& s, uint32_t first, std::span<const int32_t> tokens,
+                     uint32_t indexed_tokens) const KVS_REQUIRES(mu_);
   Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                       std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
 
@@ -281,10 +314,15 @@ class Store::Impl {
   Result<std::byte*> StagePage(const Page& page, RecompressJob* job) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status CopyDrafts(const RecompressOutput& output,
                     const std::vector<Page*>& fresh) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  // Of an extent's bytes that lie in `page`; null where the host can read them there.
+  std::shared_ptr<const std::vector<std::byte>> DescriptionFor(
+      const Page& page, std::span<const std::byte> extent) const KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status SwapExtents(Sequence* s, const RecompressOutput& output, std::vector<Page*>* fresh,
                      std::unique_ptr<Recompressor> next, RecompressResult* result)
       KVS_REQUIRES(mu_);
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(mu_);
+  // With references of its own to the extents.
+  void EnterArtefact(Artefact artefact) KVS_REQUIRES(mu_);
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(mu_);
 
   // raw_pages.cc

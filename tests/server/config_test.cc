@@ -144,6 +144,7 @@ const KeyCase kKeyCases[] = {
     {"disk.start_timeout", "KVSTRATA_DISK_START_TIMEOUT", "5s", "1ms"},
     {"disk.queue", "KVSTRATA_DISK_QUEUE", "1", "0"},
     {"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "5s", "0"},
+    {"disk.checkpoint_interval", "KVSTRATA_DISK_CHECKPOINT_INTERVAL", "5s", "48h"},
     {"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "/tmp", "tmp"},
     {"shutdown.timeout", "KVSTRATA_SHUTDOWN_TIMEOUT", "1s", "6s"},
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
