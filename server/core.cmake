@@ -18,6 +18,7 @@ kvs_library(kvs_store
   store/audit.cc
   store/epochs.cc
   store/inspect.cc
+  store/lookup.cc
   store/move.cc
   store/open_sequence.cc
   store/page.cc

@@ -52,6 +52,7 @@ void AddModel(CLI::App& app, Invocation& invocation);
 void AddSession(CLI::App& app, Invocation& invocation);
 void AddSequence(CLI::App& app, Invocation& invocation);
 void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict
+void AddLookup(CLI::App& app, Invocation& invocation);
 void AddAudit(CLI::App& app, Invocation& invocation);
 void AddTier(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);

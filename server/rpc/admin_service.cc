@@ -5,6 +5,7 @@
 #include <chrono>
 #include <string>
 
+#include "server/rpc/prefix_messages.h"
 #include "server/rpc/recall_stream.h"
 
 namespace kvstrata {
@@ -303,6 +304,25 @@ grpc::ServerUnaryReactor* AdminService::Prefetch(grpc::CallbackServerContext* ca
                                                  const v1::MoveRequest* request,
                                                  v1::MoveResponse* response) {
   return Move(call, request, response, Tier::kDevice);
+}
+
+grpc::ServerUnaryReactor* AdminService::LookupPrefix(grpc::CallbackServerContext* call,
+                                                     const v1::LookupPrefixRequest* request,
+                                                     v1::LookupResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const std::string& tenant =
+        request->tenant().empty() ? context_->user().tenant : request->tenant();
+    const std::span<const int32_t> tokens(request->tokens().data(),
+                                          static_cast<size_t>(request->tokens_size()));
+    KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
+    KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
+                         keys.empty()
+                             ? context_->store().LookupFor(tenant, request->model(), tokens)
+                             : context_->store().LookupFor(tenant, request->model(), keys));
+    Write(hit, request->by_page(), response);
+    return OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* AdminService::Evict(grpc::CallbackServerContext* call,

@@ -40,6 +40,9 @@ class AdminService final : public v1::Admin::CallbackService {
                                    v1::MoveResponse*) override;
   grpc::ServerUnaryReactor* Prefetch(grpc::CallbackServerContext*, const v1::MoveRequest*,
                                      v1::MoveResponse*) override;
+  grpc::ServerUnaryReactor* LookupPrefix(grpc::CallbackServerContext*,
+                                         const v1::LookupPrefixRequest*,
+                                         v1::LookupResponse*) override;
   grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext*, const v1::EvictRequest*,
                                   v1::EvictResponse*) override;
   grpc::ServerUnaryReactor* Pin(grpc::CallbackServerContext*, const v1::PinRequest*,

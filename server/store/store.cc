@@ -114,6 +114,14 @@ Result<Sequence*> Store::Impl::FindSequence(uint64_t session, uint64_t id) {
                                           std::to_string(session) + ", or was closed");
 }
 
+Result<const Session::KnownModel*> Store::Impl::FindModel(const Session& session, uint64_t id) {
+  const auto it = session.models.find(id);
+  if (it != session.models.end()) return &it->second;
+  return NotFound("MODEL_UNKNOWN", "model " + std::to_string(id) +
+                                       " was not registered by session " +
+                                       std::to_string(session.id) + "; register it first");
+}
+
 Tenant* Store::Impl::TenantOf(const std::string& name) {
   std::unique_ptr<Tenant>& tenant = tenants_[name];
   if (!tenant) {
@@ -294,8 +302,19 @@ Status Store::Report(uint64_t session, uint64_t sequence, uint32_t first, uint32
 Status Store::PrefillDone(uint64_t session, uint64_t sequence) {
   return impl_->PrefillDone(session, sequence);
 }
-Result<uint32_t> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
+Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
   return impl_->Lookup(session, model, tokens);
+}
+Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys) {
+  return impl_->Lookup(session, model, keys);
+}
+Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
+                                   std::span<const int32_t> tokens) {
+  return impl_->LookupFor(tenant, model, tokens);
+}
+Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
+                                   std::span<const PageKey> keys) {
+  return impl_->LookupFor(tenant, model, keys);
 }
 void Store::SetPageTier(PageTier* tier) { impl_->SetPageTier(tier); }
 uint64_t Store::SealedBytes(const PageKey& key) const { return impl_->SealedBytes(key); }

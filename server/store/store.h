@@ -27,6 +27,7 @@
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/page_tier.h"
+#include "server/store/prefix_key.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
 
@@ -34,6 +35,10 @@ namespace kvstrata {
 
 enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
 std::string_view NameOf(Tier tier);
+
+// Where a look-up finds a page: memory first.
+enum class Residence : uint8_t { kDevice, kHost, kDisk };
+std::string_view NameOf(Residence residence);
 
 struct StoreOptions {
   uint64_t device_bytes = uint64_t{4} << 30;  // pool capacities; memory is touched when used
@@ -113,6 +118,15 @@ enum class SessionEnd : uint8_t {
 };
 
 using OpenDone = std::function<void(const Result<OpenedSequence>&)>;
+
+// What a look-up found, page by page.
+struct PrefixHit {
+  uint32_t page_tokens = 0;
+  std::vector<PageKey> keys;     // of the whole pages that were asked for
+  std::vector<Residence> pages;  // of the leading ones that are held
+  uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }
+  uint32_t tokens_in(Residence residence) const;
+};
 
 // Snapshots for the admin service: plain values, ordered by id.
 struct PoolInfo {
@@ -234,8 +248,18 @@ class Store {
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                 const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
-  // Of the prefix in memory.
-  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
+  // The longest prefix that memory and the tier below hold together, of at most tokens - 1: what
+  // an open would find. Idempotent; takes nothing, does no I/O, holds the lock for 256 pages at a
+  // time. Cost: hashing (prefix_key.h) and a hash look-up or two a page.
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
+  // The same of pages whose keys are known. In memory another tenant's keys are a miss; the tier
+  // below knows no tenants: there the key, which nobody else can compute, is the permission.
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys);
+  // An operator's: of any tenant, attached or not. MODEL_UNKNOWN.
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const int32_t> tokens);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const PageKey> keys);
 
   // --- recompression (recompress_job.h) ---
   // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.

@@ -1,6 +1,7 @@
 // StoreImpl: all state of the store behind one lock, and the functions over it, by file:
 //   store.cc           forwarding, sessions, models, plans
-//   open_sequence.cc   open, look-up, fork, close
+//   open_sequence.cc   open, fork, close
+//   lookup.cc          where the longest held prefix lies
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
@@ -60,8 +61,14 @@ class Store::Impl {
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(mu_);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
-  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
       KVS_EXCLUDES(mu_);
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys)
+      KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
 
   void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(mu_);
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(mu_);
@@ -150,6 +157,7 @@ class Store::Impl {
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t id) const KVS_REQUIRES(mu_);
+  static Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
   Status MakeRoomForModel() KVS_REQUIRES(mu_);
   void DropSession(Session* session) KVS_REQUIRES(mu_);
@@ -193,6 +201,21 @@ class Store::Impl {
   Status WritePage(const Page& page, const std::byte* from) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return pools_.Write(page, from);
   }
+
+  // lookup.cc
+  // Whose pages are looked up.
+  struct Owner {
+    std::string tenant;
+    KeyChain chain;
+    uint32_t page_tokens = 0;
+  };
+  Result<Owner> OwnerOf(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
+  Result<Owner> OwnerOf(std::string_view tenant, uint64_t model) KVS_EXCLUDES(mu_);
+  PrefixHit LookupOf(const Owner& owner, std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  PrefixHit LookupOf(const Owner& owner, std::vector<PageKey> keys) KVS_EXCLUDES(mu_);
+  // Goes on behind `found` while memory, or the tier, has the next key.
+  void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
+                    std::vector<Residence>* found) const KVS_EXCLUDES(mu_);
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);

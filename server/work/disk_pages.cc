@@ -188,7 +188,9 @@ void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
 
 // --- reading -------------------------------------------------------------------------------------
 
-bool DiskPages::Holds(const PageKey& key) const { return disk_->Contains(NameOfKey(key)); }
+bool DiskPages::Holds(const PageKey& key) const {
+  return disk_->Contains({reinterpret_cast<const char*>(key.data()), key.size()});
+}
 
 bool DiskPages::Load(PrefixLoad load) {
   {

@@ -275,6 +275,37 @@ def daemon_replays(cli):
     assert json.loads(cli("session", "ls", "-o", "json").stdout)["sessions"] == []
 
 
+def daemon_looks_up(cli):
+    """What daemon_replays left behind."""
+    path = os.path.join(cli.folder, "t.safetensors")
+    model = json.loads(cli("model", "ls", "-o", "json").stdout)["models"][0]
+    found = json.loads(expect(cli("lookup", str(model["model"]), path, "-o", "json"), 0).stdout)
+    assert found["tokens"] == 606 and found["held_tokens"] == 592 and found["page_tokens"] == 16, found
+    assert found["device_tokens"] + found["host_tokens"] == 592 and found["disk_tokens"] == 0, found
+    assert len(found["pages"]) == 37 and {p["tier"] for p in found["pages"]} <= {"device", "host"}, found
+    assert json.loads(cli("lookup", model["name"], path, "-o", "json").stdout) == found, "it takes nothing"
+    keys = [word for p in found["pages"][:3] for word in ("--key", p["key"])]
+    by_keys = json.loads(expect(cli("lookup", model["name"], *keys, "-o", "json"), 0).stdout)
+    assert by_keys["pages"] == found["pages"][:3] and by_keys["tokens"] == 48, by_keys
+    text = os.path.join(cli.folder, "tokens.txt")
+    with open(text, "w") as file:
+        file.write("[0, 1, 2]\n" + " ".join(str(i) for i in range(3, 100)))
+    assert json.loads(cli("lookup", model["name"], text, "-o", "json").stdout)["held_tokens"] == 96
+    with open(text) as file:
+        expect(cli("lookup", model["name"], "-", stdin=file), 0, "HELD TOKENS", "96")
+    stranger = expect(cli("lookup", model["name"], text, "--tenant", "uid:4242", "-o", "json"), 0)
+    assert json.loads(stranger.stdout)["held_tokens"] == 0
+    expect(cli("lookup", model["name"], text, "--pages"), 0, "TIER", found["pages"][5]["key"])
+    expect(cli("lookup", "nothing", text), 5, "MODEL_UNKNOWN", "kvstrata model ls")
+    expect(cli("lookup", model["name"], text + ".none"), 5, "TOKENS_UNREADABLE")
+    expect(cli("lookup", model["name"]), 2, "LOOKUP_WHAT")
+    expect(cli("lookup", model["name"], "--key", "12zz"), 2, "KEY_TEXT")
+    expect(cli("lookup", model["name"], "--key", "1234"), 2, "PAGE_KEY")
+    with open(text, "w") as file:
+        file.write("1 2 three")
+    expect(cli("lookup", model["name"], text), 2, "TOKENS_TEXT", "three")
+
+
 def daemon_replays_lossy_plans(cli):
     path = os.path.join(cli.folder, "l.safetensors")
     with open(path, "wb") as file:

@@ -85,7 +85,7 @@ class ExtentsTest : public ::testing::Test {
     return detail->info;
   }
   uint32_t Held(int32_t n, int first = 0) {
-    return *store_->Lookup(session_->id(), session_->model(), Tokens(n, first));
+    return store_->Lookup(session_->id(), session_->model(), Tokens(n, first))->held_tokens();
   }
   uint64_t Retired() const {
     uint64_t bytes = 0;
