@@ -1,5 +1,6 @@
 // Look-ups: where the longest held prefix lies, page by page. Nothing is taken or read.
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -35,13 +36,18 @@ uint32_t PrefixHit::tokens_in(Residence residence) const {
   return static_cast<uint32_t>(std::ranges::count(pages, residence)) * page_tokens;
 }
 
+Store::Impl::Owner Store::Impl::OwnerOf(std::string_view tenant, const KeyChain& chain,
+                                        const ModelDesc& desc) {
+  return {std::string(tenant), chain, static_cast<uint32_t>(desc.geometry.page_tokens),
+          static_cast<uint64_t>(desc.geometry.page_bytes()), desc.name};
+}
+
 Result<Store::Impl::Owner> Store::Impl::OwnerOf(uint64_t session_id, uint64_t model) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(const Session::KnownModel* found, FindModel(*session, model));
   const auto& [known, chain] = *found;
-  return Owner{session->tenant->name, chain,
-               static_cast<uint32_t>(known->desc.geometry.page_tokens)};
+  return OwnerOf(session->tenant->name, chain, known->desc);
 }
 
 Result<Store::Impl::Owner> Store::Impl::OwnerOf(std::string_view tenant, uint64_t model) {
@@ -51,19 +57,22 @@ Result<Store::Impl::Owner> Store::Impl::OwnerOf(std::string_view tenant, uint64_
     return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) + " is not registered");
   }
   const ModelDesc& desc = it->second->desc;
-  return Owner{std::string(tenant), KeyChain(tenant, desc),
-               static_cast<uint32_t>(desc.geometry.page_tokens)};
+  return OwnerOf(tenant, KeyChain(tenant, desc), desc);
 }
 
 void Store::Impl::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                                std::vector<Residence>* found) const {
   for (size_t end = found->size(); found->size() == end && end < keys.size();) {
     end = std::min(keys.size(), end + kUnderLock);
+    // First the index, then the records: the misses of independent look-ups overlap.
+    std::array<const Page*, kUnderLock> pages{};
     MutexLock lock(mu_);
-    while (found->size() < end) {
-      const Page* page = prefix_.Find(keys[found->size()]);
-      if (page == nullptr || tenants_by_id_[page->arena->tenant]->name != tenant) break;
-      found->push_back(page->arena->tier == Tier::kDevice ? Residence::kDevice : Residence::kHost);
+    size_t n = 0;
+    while (found->size() + n < end && (pages[n] = prefix_.Find(keys[found->size() + n]))) ++n;
+    for (size_t i = 0; i < n; ++i) {
+      const Arena& arena = *pages[i]->arena;
+      if (tenants_by_id_[arena.tenant]->name != tenant) break;
+      found->push_back(arena.tier == Tier::kDevice ? Residence::kDevice : Residence::kHost);
     }
   }
 }

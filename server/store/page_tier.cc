@@ -53,6 +53,13 @@ bool Store::Impl::CopySealed(const PageKey& key, std::span<std::byte> to) {
   return copied.ok();
 }
 
+void Store::Impl::NoteStored(std::span<const PageKey> keys) {
+  MutexLock lock(mu_);
+  for (const PageKey& key : keys) {
+    if (Page* page = prefix_.Find(key); page != nullptr) page->stored = true;
+  }
+}
+
 // --- in ------------------------------------------------------------------------------------------
 
 // The pages of the longest prefix that memory and tier have together, and its index blocks.
@@ -132,7 +139,7 @@ std::vector<Page*> Store::Impl::TakeForLoad(const Opening& o, size_t first,
       continue;
     }
     taken[i] = one.front();
-    taken[i]->sealed = true;
+    taken[i]->sealed = taken[i]->stored = true;
     RefPage(taken[i]);
     loads_.at(o.load).push_back(taken[i]);
   }

@@ -321,6 +321,19 @@ uint64_t Store::SealedBytes(const PageKey& key) const { return impl_->SealedByte
 bool Store::CopySealed(const PageKey& key, std::span<std::byte> to) {
   return impl_->CopySealed(key, to);
 }
+void Store::NoteStored(std::span<const PageKey> keys) { impl_->NoteStored(keys); }
+Result<PinInfo> Store::PinSequence(uint64_t sequence, std::chrono::microseconds ttl) {
+  return impl_->PinSequence(sequence, ttl);
+}
+Result<PinInfo> Store::PinPrefix(std::string_view tenant, uint64_t model,
+                                 std::span<const int32_t> tokens, std::chrono::microseconds ttl) {
+  return impl_->PinPrefix(tenant, model, tokens, ttl);
+}
+Status Store::RemovePin(uint64_t pin) { return impl_->RemovePin(pin); }
+void Store::ExpirePins() { impl_->ExpirePins(); }
+void Store::RestorePins(std::vector<PrefixPin> pins) { impl_->RestorePins(std::move(pins)); }
+std::vector<PinInfo> Store::Pins() { return impl_->Pins(); }
+PinLimits Store::PinUse() const { return impl_->PinUse(); }
 void Store::SetRecompressSink(RecompressSink* sink) {
   impl_->SetRecompressSink(sink);
   impl_->TellSettled();
@@ -371,7 +384,7 @@ void Store::EndRecallAudits(const Status& why) {
 Memory Store::memory(Tier tier) const { return impl_->memory(tier); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
-MoveResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
+EvictResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
 void Store::Reclaim() { impl_->Reclaim(); }
 std::vector<PoolInfo> Store::Pools() const { return impl_->Pools(); }
 std::vector<SessionInfo> Store::Sessions() const { return impl_->Sessions(); }

@@ -6,7 +6,9 @@
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
 //   page_tier.cc       pages to and from the tier below
-//   move.cc            copies between pools, private copies, eviction
+//   pins.cc            prefixes that eviction spares
+//   evict.cc           what an operator drops, or would
+//   move.cc            copies between pools, private copies
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
@@ -94,10 +96,22 @@ class Store::Impl {
   uint64_t SealedBytes(const PageKey& key) const KVS_EXCLUDES(mu_);
   bool CopySealed(const PageKey& key, std::span<std::byte> to) KVS_EXCLUDES(mu_);
 
+  void NoteStored(std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+
+  Result<PinInfo> PinSequence(uint64_t sequence, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
+  Result<PinInfo> PinPrefix(std::string_view tenant, uint64_t model,
+                            std::span<const int32_t> tokens, std::chrono::microseconds ttl)
+      KVS_EXCLUDES(mu_);
+  Status RemovePin(uint64_t pin) KVS_EXCLUDES(mu_);
+  void ExpirePins() KVS_EXCLUDES(mu_);
+  void RestorePins(std::vector<PrefixPin> pins) KVS_EXCLUDES(mu_);
+  std::vector<PinInfo> Pins() KVS_EXCLUDES(mu_);
+  PinLimits PinUse() const KVS_EXCLUDES(mu_);
+
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
-  MoveResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
+  EvictResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
   void Reclaim() KVS_EXCLUDES(mu_);
 
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(mu_);
@@ -208,7 +222,10 @@ class Store::Impl {
     std::string tenant;
     KeyChain chain;
     uint32_t page_tokens = 0;
+    uint64_t page_bytes = 0;
+    std::string model_name;
   };
+  static Owner OwnerOf(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc);
   Result<Owner> OwnerOf(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
   Result<Owner> OwnerOf(std::string_view tenant, uint64_t model) KVS_EXCLUDES(mu_);
   PrefixHit LookupOf(const Owner& owner, std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
@@ -216,6 +233,14 @@ class Store::Impl {
   // Goes on behind `found` while memory, or the tier, has the next key.
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                     std::vector<Residence>* found) const KVS_EXCLUDES(mu_);
+
+  // pins.cc
+  uint64_t PinLimit() const KVS_REQUIRES(mu_);
+  uint64_t PinnedBytes() const KVS_REQUIRES(mu_);
+  void EnterPin(PrefixPin pin) KVS_REQUIRES(mu_);
+  PrefixPin TakePin(std::map<uint64_t, PrefixPin>::iterator at) KVS_REQUIRES(mu_);
+  Result<PinInfo> AddPin(PrefixPin pin, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
+  PinInfo InfoOf(const PrefixPin& pin) KVS_EXCLUDES(mu_);
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);
@@ -341,6 +366,7 @@ class Store::Impl {
   std::map<uint64_t, std::unique_ptr<Session>> sessions_ KVS_GUARDED_BY(mu_);
   std::unordered_map<uint64_t, Sequence*> sequences_ KVS_GUARDED_BY(mu_);
   std::vector<Page*> pins_ KVS_GUARDED_BY(mu_);  // references of copies under way, both sides
+  std::map<uint64_t, PrefixPin> pins_by_id_ KVS_GUARDED_BY(mu_);
   // References of prefixes that are being loaded from the tier below, by load.
   std::unordered_map<uint64_t, std::vector<Page*>> loads_ KVS_GUARDED_BY(mu_);
   PageTier* tier_ KVS_GUARDED_BY(mu_) = nullptr;
@@ -353,6 +379,7 @@ class Store::Impl {
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
+  uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;
   uint32_t next_recall_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;

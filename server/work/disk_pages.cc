@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/work/pin_records.h"
 
 namespace kvstrata {
 namespace {
@@ -22,6 +23,14 @@ constexpr std::chrono::seconds kPutTimeout{10};
 
 std::string NameOfKey(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+// Of all that a pin keeps, its own record too.
+std::vector<std::string> NamesOf(const PrefixPin& pin) {
+  std::vector<std::string> names = {PinRecordName(pin.id)};
+  for (const PageKey& key : pin.pages) names.push_back(NameOfKey(key));
+  for (const PageKey& key : pin.index_blocks) names.push_back(NameOfKey(key));
+  return names;
 }
 
 std::shared_ptr<std::byte> Aligned(uint64_t bytes) {
@@ -135,9 +144,13 @@ void DiskPages::Write() {
 std::vector<DiskPut> DiskPages::CopyOut(std::span<const PageKey>* keys) {
   std::vector<std::pair<PageKey, uint64_t>> batch;
   uint64_t total = 0, gone = 0;
+  std::vector<PageKey> stored;
   for (; !keys->empty(); *keys = keys->subspan(1)) {
     const PageKey& key = keys->front();
-    if (Holds(key)) continue;
+    if (Holds(key)) {
+      stored.push_back(key);
+      continue;
+    }
     const uint64_t bytes = store_->SealedBytes(key);
     gone += bytes == 0;
     if (bytes == 0) continue;
@@ -158,6 +171,7 @@ std::vector<DiskPut> DiskPages::CopyOut(std::span<const PageKey>* keys) {
     }
   }
   Count(&DiskPagesCounters::gone, gone);
+  store_->NoteStored(stored);
   return puts;
 }
 
@@ -166,11 +180,14 @@ void DiskPages::PutAll(std::span<DiskPut> puts) {
   const Deadline deadline = Clock::now() + kPutTimeout;
   disk_->Put(puts, deadline);
   uint64_t written = 0;
+  std::vector<PageKey> stored;
   for (DiskPut& put : puts) {
     if (put.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&put, deadline);
     written += put.status.ok();
+    if (put.status.ok()) std::ranges::copy(put.key, stored.emplace_back().begin());
     if (!put.status.ok()) LogStatus(&write_log_, "disk_write_failed", put.status);
   }
+  store_->NoteStored(stored);
   Count(&DiskPagesCounters::written, written);
   Count(&DiskPagesCounters::failed, puts.size() - written);
 }
@@ -184,6 +201,23 @@ void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
   }
   Count(&DiskPagesCounters::evicted, victims.size());
   disk_->Put({put, 1}, deadline);
+}
+
+// --- pins ----------------------------------------------------------------------------------------
+
+Status DiskPages::Pin(const PrefixPin& pin) {
+  disk_->Pin(NamesOf(pin));
+  const Deadline deadline = Clock::now() + kPutTimeout;
+  DiskPut record = EncodePin(pin);
+  disk_->Put({&record, 1}, deadline);
+  if (record.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&record, deadline);
+  KVS_RETURN_IF_ERROR(record.status);
+  return disk_->Flush(deadline);
+}
+
+Status DiskPages::Unpin(const PrefixPin& pin, bool forget) {
+  disk_->Unpin(NamesOf(pin));
+  return forget ? ErasePin(disk_, pin.id, Clock::now() + kPutTimeout) : OkStatus();
 }
 
 // --- reading -------------------------------------------------------------------------------------

@@ -306,6 +306,36 @@ def daemon_looks_up(cli):
     expect(cli("lookup", model["name"], text), 2, "TOKENS_TEXT", "three")
 
 
+def daemon_pins(cli):
+    """What daemon_replays left behind, pinned: it is on disk and in memory."""
+    path = os.path.join(cli.folder, "t.safetensors")
+    model = json.loads(cli("model", "ls", "-o", "json").stdout)["models"][0]["name"]
+    assert json.loads(expect(cli("pin", "ls", "-o", "json"), 0).stdout)["pins"] == []
+    pin = json.loads(expect(cli("pin", "add", model, path, "--ttl", "2d", "-o", "json"), 0).stdout)
+    assert pin["tokens"] == 592 and pin["pages"] == 37 and pin["tenant"] == f"uid:{os.geteuid()}", pin
+    assert pin["device_pages"] + pin["host_pages"] == 37 and pin["ttl_left_us"] == 2 * 86400 * 10**6, pin
+    listed = json.loads(cli("pin", "ls", "-o", "json").stdout)
+    assert [p["pin"] for p in listed["pins"]] == [pin["pin"]] and listed["used_bytes"] == pin["bytes"], listed
+    assert listed["limit_bytes"] > listed["used_bytes"], listed
+    expect(cli("pin", "ls"), 0, "TTL LEFT", model)
+    before = json.loads(cli("evict", "--dry-run", "-o", "json").stdout)
+    assert before["dry_run"] and before["pages"] == sum(t["pages"] for t in before["tiers"]), before
+    assert sum(t["pinned_bytes"] for t in before["tiers"]) == pin["bytes"], before
+    assert json.loads(cli("evict", "--dry-run", "-o", "json").stdout) == before, "it does nothing"
+    expect(cli("evict", "--yes"), 0, "KEPT BY PINS")
+    assert json.loads(cli("lookup", model, path, "-o", "json").stdout)["device_tokens"] == 592
+    expect(cli("audit"), 0, "yes")
+    expect(cli("pin", "rm", str(pin["pin"])), 0)
+    expect(cli("pin", "rm", str(pin["pin"])), 5, "PIN_UNKNOWN", "kvstrata pin ls")
+    after = json.loads(cli("evict", "--dry-run", "-o", "json").stdout)
+    assert after["pages"] >= 37 and sum(t["pinned_bytes"] for t in after["tiers"]) == 0, after
+    expect(cli("pin", "add", "--seq", "99"), 5, "SEQUENCE_UNKNOWN")
+    expect(cli("pin", "add", "nothing", path), 5, "MODEL_UNKNOWN")
+    expect(cli("pin", "add", model, path, "--tenant", "uid:4242"), 5, "PIN_MISS", "kvstrata lookup")
+    expect(cli("pin", "add", model), 2, "PIN_WHAT")
+    expect(cli("pin", "add", model, path, "--ttl", "400d"), 2, "8784h")
+
+
 def daemon_replays_lossy_plans(cli):
     path = os.path.join(cli.folder, "l.safetensors")
     with open(path, "wb") as file:

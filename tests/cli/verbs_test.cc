@@ -55,7 +55,7 @@ TEST(Verbs, AreThese) {
       "seq ls",     "seq show", "seq map",     "seq demote",   "seq prefetch", "pool",
       "pool ls",    "tier",     "tier ls",     "work",         "work ls",      "evict",
       "audit",      "config",   "config show", "config check", "replay",       "calibrate",
-      "completion", "lookup"};
+      "completion", "lookup",   "pin",         "pin ls",       "pin add",      "pin rm"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);

@@ -13,6 +13,8 @@ class KeysOnly final : public PageTier {
  public:
   void Offer(const PageKey&) override {}
   bool Holds(const PageKey& key) const override { return keys.contains(key); }
+  Status Pin(const PrefixPin&) override { return OkStatus(); }
+  Status Unpin(const PrefixPin&, bool) override { return OkStatus(); }
   bool Load(PrefixLoad) override {
     ADD_FAILURE() << "a look-up reads nothing";
     return false;

@@ -169,7 +169,7 @@ TEST_F(ExtentsTest, PagesBehindAHoleAreNotCachedInVain) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(s.Append(1000 + i).ok());
   ASSERT_TRUE(s.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages, 0u);
+  EXPECT_EQ(store_->Evict(true).pages(), 0u);
   store_->Reclaim();
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
@@ -545,8 +545,8 @@ TEST_F(ArtefactTest, EvictDropsItAndCountsIt) {
   Start();
   TestSequence first = Settled(100, KeepRaw::kNo);
   ASSERT_TRUE(first.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages, 3u);
-  EXPECT_EQ(store_->Evict(true).bytes, 6 * kPage);
+  EXPECT_EQ(store_->Evict(true).pages(), 3u);
+  EXPECT_EQ(store_->Evict(true).bytes(), 6 * kPage);
   uint64_t cached = 0;
   for (const PoolInfo& pool : store_->Pools()) cached += pool.cached_bytes;
   EXPECT_EQ(cached, 6 * kPage);

@@ -473,9 +473,9 @@ TEST(Store, EvictDropsWhatNobodyUses) {
   TestSequence a = TestSequence::Prompt(&session, "full", Tokens(160));
   TestSequence b = TestSequence::Prompt(&session, "full", Tokens(160, 500));
   ASSERT_TRUE(a.Close().ok());
-  EXPECT_EQ(store->Evict(true).pages, 10u);
-  EXPECT_EQ(store->Evict(false).bytes, 10 * 4096u);
-  EXPECT_EQ(store->Evict(true).pages, 0u);
+  EXPECT_EQ(store->Evict(true).pages(), 10u);
+  EXPECT_EQ(store->Evict(false).bytes(), 10 * 4096u);
+  EXPECT_EQ(store->Evict(true).pages(), 0u);
   b.ExpectIntact();
   ExpectClean(*store);
 }
