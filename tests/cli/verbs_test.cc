@@ -55,7 +55,8 @@ TEST(Verbs, AreThese) {
       "seq ls",     "seq show", "seq map",     "seq demote",   "seq prefetch", "pool",
       "pool ls",    "tier",     "tier ls",     "work",         "work ls",      "evict",
       "audit",      "config",   "config show", "config check", "replay",       "calibrate",
-      "completion", "lookup",   "pin",         "pin ls",       "pin add",      "pin rm"};
+      "completion", "lookup",   "pin",         "pin ls",       "pin add",      "pin rm",
+      "tier show"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
