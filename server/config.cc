@@ -161,6 +161,11 @@ constexpr std::array kKeys = {
         "a size, 64KiB to 1GiB and a multiple of 4KiB; 0: capacity / 64 within 16MiB .. 256MiB",
         "size of one arena (memfd); a session takes whole arenas",
         [](std::string_view v, Config* c) { return ArenaBytes(v, &c->store.arena_bytes); }},
+    Key{"pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "0",
+        "a size, 0 to 1PiB; 0: half of both pools", "bytes of all pinned prefixes together",
+        [](std::string_view v, Config* c) {
+          return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes);
+        }},
     Key{"session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
         "sessions at the same time, both roads together",
         [](std::string_view v, Config* c) {

@@ -19,12 +19,15 @@ kvs_library(kvs_store
   store/artefacts.cc
   store/audit.cc
   store/epochs.cc
+  store/evict.cc
   store/inspect.cc
+  store/lookup.cc
   store/move.cc
   store/open_sequence.cc
   store/page.cc
   store/page_tier.cc
   store/parameters.cc
+  store/pins.cc
   store/prefix_index.cc
   store/prefix_key.cc
   store/publish.cc

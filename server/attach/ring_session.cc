@@ -393,9 +393,9 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
   if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
     return Malformed("Lookup of a wrong size");
   }
-  const Result<uint32_t> held = store_->Lookup(session_, in.model, tokens);
-  const shm::LookupReply reply{held.ok() ? held.value() : 0, 0};
-  Answer(frame.header.id, held.status(), held.ok() ? BytesOf(reply) : std::span<const std::byte>());
+  const Result<PrefixHit> hit = store_->Lookup(session_, in.model, tokens);
+  const shm::LookupReply reply{hit.ok() ? hit->held_tokens() : 0, 0};
+  Answer(frame.header.id, hit.status(), hit.ok() ? BytesOf(reply) : std::span<const std::byte>());
   return Outcome::kWorked;
 }
 

@@ -1,4 +1,4 @@
-// The beginning and the end of a sequence: prefix look-up, first pages and table; fork; close.
+// The beginning and the end of a sequence: prefix, first pages and table; fork; close.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -146,14 +146,9 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-    const auto it = session->models.find(model_id);
-    if (it == session->models.end()) {
-      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model_id) +
-                                           " was not registered by session " +
-                                           std::to_string(session_id) + "; register it first");
-    }
-    s->model = it->second.first;
-    s->chain = it->second.second;
+    KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model_id));
+    s->model = known->first;
+    s->chain = known->second;
   }
   KVS_RETURN_IF_ERROR(CheckGeometry(plan, s->model->desc.geometry));
   if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, s->model->desc.geometry));
@@ -225,33 +220,6 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session, uint64_t mode
                                                  std::span<const int32_t> tokens) {
   KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens));
   return FinishOpen(&o);
-}
-
-Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,
-                                     std::span<const int32_t> tokens) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
-  KeyChain chain;
-  uint32_t page_tokens = 0;
-  {
-    MutexLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-    const auto it = session->models.find(model_id);
-    if (it == session->models.end()) {
-      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model_id) +
-                                           " was not registered by session " +
-                                           std::to_string(session_id) + "; register it first");
-    }
-    chain = it->second.second;
-    page_tokens = static_cast<uint32_t>(it->second.first->desc.geometry.page_tokens);
-  }
-  const std::vector<PageKey> keys = chain.Pages(
-      PageKey{}, tokens.first(UsablePages(tokens.size(), page_tokens, nullptr) * page_tokens));
-  MutexLock lock(mu_);
-  const auto miss = std::find_if(keys.begin(), keys.end(),
-                                 [this](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {
-                                   return prefix_.Find(key) == nullptr;
-                                 });
-  return static_cast<uint32_t>(miss - keys.begin()) * page_tokens;
 }
 
 Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t sequence) {

@@ -96,6 +96,13 @@ bool Store::Impl::CopySealed(const PageKey& key, size_t value,
   return copied.ok();
 }
 
+void Store::Impl::NoteStored(std::span<const PageKey> keys) {
+  MutexLock lock(mu_);
+  for (const PageKey& key : keys) {
+    if (Page* page = prefix_.Find(key); page != nullptr) page->stored = true;
+  }
+}
+
 // --- in ------------------------------------------------------------------------------------------
 
 // The pages of the longest prefix that memory and tier have together, and its index blocks.
@@ -183,7 +190,7 @@ std::vector<Page*> Store::Impl::TakeForLoad(Opening* o, size_t first,
       continue;
     }
     taken[i] = one.front();
-    taken[i]->sealed = true;
+    taken[i]->sealed = taken[i]->stored = true;
     HoldForLoad(o, taken[i]);
   }
   return taken;

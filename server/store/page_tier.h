@@ -14,6 +14,8 @@
 #include <span>
 #include <vector>
 
+#include "base/status.h"
+#include "server/store/pins.h"
 #include "server/store/prefix_key.h"
 
 namespace kvstrata {
@@ -48,6 +50,12 @@ class PageTier {
   virtual void Offer(const PageKey& key) = 0;
   // A look-up in memory, no promise. Not under the store's lock.
   virtual bool Holds(const PageKey& key) const = 0;
+  // Keeps what is or comes under the keys of a pin until Unpin, and the pin itself for the next
+  // daemon; each time counts. Waits for the disk: not under the store's lock. What it cannot keep for
+  // the next daemon is an error.
+  virtual Status Pin(const PrefixPin& pin) = 0;
+  // `forget`: for the next daemon too, which waits for the disk; else nothing is written.
+  virtual Status Unpin(const PrefixPin& pin, bool forget) = 0;
   // Starts a load, which ends within the tier's deadline. False: none was started, nothing will be
   // called. Not under the store's lock.
   virtual bool Load(TierLoad load) = 0;

@@ -156,7 +156,8 @@ struct Session {
   bool fenced = false;  // kEof: only its readers and its arenas are left, until it died
   Clock::time_point opened;
 
-  std::unordered_map<uint64_t, std::pair<std::shared_ptr<Model>, KeyChain>> models;
+  using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
+  std::unordered_map<uint64_t, KnownModel> models;
   std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;

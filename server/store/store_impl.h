@@ -1,11 +1,14 @@
 // StoreImpl: all state of the store behind one lock, and the functions over it, by file:
 //   store.cc           forwarding, sessions, models, plans
-//   open_sequence.cc   open, look-up, fork, close
+//   open_sequence.cc   open, fork, close
+//   lookup.cc          where the longest held prefix lies
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
 //   page_tier.cc       pages to and from the tier below; artefact_tier.cc: artefacts
-//   move.cc            copies between pools, private copies, eviction
+//   pins.cc            prefixes that eviction spares
+//   evict.cc           what an operator drops, or would
+//   move.cc            copies between pools, private copies
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
@@ -61,8 +64,14 @@ class Store::Impl {
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(mu_);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
-  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
       KVS_EXCLUDES(mu_);
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys)
+      KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
 
   void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(mu_);
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(mu_);
@@ -90,10 +99,22 @@ class Store::Impl {
   bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to)
       KVS_EXCLUDES(mu_);
 
+  void NoteStored(std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+
+  Result<PinInfo> PinSequence(uint64_t sequence, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
+  Result<PinInfo> PinPrefix(std::string_view tenant, uint64_t model,
+                            std::span<const int32_t> tokens, std::chrono::microseconds ttl)
+      KVS_EXCLUDES(mu_);
+  Status RemovePin(uint64_t pin) KVS_EXCLUDES(mu_);
+  void ExpirePins() KVS_EXCLUDES(mu_);
+  void RestorePins(std::vector<PrefixPin> pins) KVS_EXCLUDES(mu_);
+  std::vector<PinInfo> Pins() KVS_EXCLUDES(mu_);
+  PinLimits PinUse() const KVS_EXCLUDES(mu_);
+
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
-  MoveResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
+  EvictResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
   void Reclaim() KVS_EXCLUDES(mu_);
 
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(mu_);
@@ -160,6 +181,7 @@ class Store::Impl {
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t id) const KVS_REQUIRES(mu_);
+  static Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
   Status MakeRoomForModel() KVS_REQUIRES(mu_);
   void DropSession(Session* session) KVS_REQUIRES(mu_);
@@ -226,6 +248,32 @@ class Store::Impl {
       KVS_EXCLUDES(mu_);
   bool TakePart(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(mu_);
   void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(mu_);
+
+  // lookup.cc
+  // Whose pages are looked up.
+  struct Owner {
+    std::string tenant;
+    KeyChain chain;
+    uint32_t page_tokens = 0;
+    uint64_t page_bytes = 0;
+    std::string model_name;
+  };
+  static Owner OwnerOf(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc);
+  Result<Owner> OwnerOf(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
+  Result<Owner> OwnerOf(std::string_view tenant, uint64_t model) KVS_EXCLUDES(mu_);
+  PrefixHit LookupOf(const Owner& owner, std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  PrefixHit LookupOf(const Owner& owner, std::vector<PageKey> keys) KVS_EXCLUDES(mu_);
+  // Goes on behind `found` while memory, or the tier, has the next key.
+  void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
+                    std::vector<Residence>* found) const KVS_EXCLUDES(mu_);
+
+  // pins.cc
+  uint64_t PinLimit() const KVS_REQUIRES(mu_);
+  uint64_t PinnedBytes() const KVS_REQUIRES(mu_);
+  void EnterPin(PrefixPin pin) KVS_REQUIRES(mu_);
+  PrefixPin TakePin(std::map<uint64_t, PrefixPin>::iterator at) KVS_REQUIRES(mu_);
+  Result<PinInfo> AddPin(PrefixPin pin, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
+  PinInfo InfoOf(const PrefixPin& pin) KVS_EXCLUDES(mu_);
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);
@@ -361,6 +409,7 @@ class Store::Impl {
   std::map<uint64_t, std::unique_ptr<Session>> sessions_ KVS_GUARDED_BY(mu_);
   std::unordered_map<uint64_t, Sequence*> sequences_ KVS_GUARDED_BY(mu_);
   std::vector<Page*> pins_ KVS_GUARDED_BY(mu_);  // references of copies under way, both sides
+  std::map<uint64_t, PrefixPin> pins_by_id_ KVS_GUARDED_BY(mu_);
   // References of prefixes that are being loaded from the tier below, by load.
   std::unordered_map<uint64_t, std::vector<Page*>> loads_ KVS_GUARDED_BY(mu_);
   PageTier* tier_ KVS_GUARDED_BY(mu_) = nullptr;
@@ -373,6 +422,7 @@ class Store::Impl {
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
+  uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;
   uint32_t next_recall_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;

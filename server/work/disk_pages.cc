@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/work/pin_records.h"
 
 namespace kvstrata {
 namespace {
@@ -23,6 +24,14 @@ constexpr std::chrono::seconds kCheckpointTimeout{60};
 
 std::string NameOfKey(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+// Of all that a pin keeps, its own record too.
+std::vector<std::string> NamesOf(const PrefixPin& pin) {
+  std::vector<std::string> names = {PinRecordName(pin.id)};
+  for (const PageKey& key : pin.pages) names.push_back(NameOfKey(key));
+  for (const PageKey& key : pin.index_blocks) names.push_back(NameOfKey(key));
+  return names;
 }
 
 std::shared_ptr<std::byte> Aligned(uint64_t bytes) {
@@ -151,7 +160,7 @@ void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
 }
 
 void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
-  if (!value.changed && Holds(value.key)) return;
+  if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
   DiskPut put{NameOfKey(value.key), {}, nullptr, {}};
   const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
   uint64_t total = 0;
@@ -185,11 +194,14 @@ void DiskPages::PutAll(Batch* batch) {
   }
   disk_->Put(puts, deadline);
   uint64_t written = 0;
+  std::vector<PageKey> stored;
   for (DiskPut& put : puts) {
     if (put.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&put, deadline);
     written += put.status.ok();
+    if (put.status.ok()) std::ranges::copy(put.key, stored.emplace_back().begin());
     if (!put.status.ok()) LogStatus(&write_log_, "disk_write_failed", put.status);
   }
+  store_->NoteStored(stored);
   if (written != 0 && !std::exchange(unsaved_, true)) {
     checkpoint_at_ = Clock::now() + options_.checkpoint_interval;
   }
@@ -218,9 +230,28 @@ void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
   disk_->Put({put, 1}, deadline);
 }
 
+// --- pins ----------------------------------------------------------------------------------------
+
+Status DiskPages::Pin(const PrefixPin& pin) {
+  disk_->Pin(NamesOf(pin));
+  const Deadline deadline = Clock::now() + kPutTimeout;
+  DiskPut record = EncodePin(pin);
+  disk_->Put({&record, 1}, deadline);
+  if (record.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&record, deadline);
+  KVS_RETURN_IF_ERROR(record.status);
+  return disk_->Flush(deadline);
+}
+
+Status DiskPages::Unpin(const PrefixPin& pin, bool forget) {
+  disk_->Unpin(NamesOf(pin));
+  return forget ? ErasePin(disk_, pin.id, Clock::now() + kPutTimeout) : OkStatus();
+}
+
 // --- reading -------------------------------------------------------------------------------------
 
-bool DiskPages::Holds(const PageKey& key) const { return disk_->Contains(NameOfKey(key)); }
+bool DiskPages::Holds(const PageKey& key) const {
+  return disk_->Contains({reinterpret_cast<const char*>(key.data()), key.size()});
+}
 
 bool DiskPages::Load(TierLoad load) {
   {

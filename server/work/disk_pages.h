@@ -67,6 +67,8 @@ class DiskPages final : public PageTier {
   void Offer(const PageKey& key) override KVS_EXCLUDES(mu_);
   bool Holds(const PageKey& key) const override;
   bool Load(TierLoad load) override KVS_EXCLUDES(mu_);
+  Status Pin(const PrefixPin& pin) override KVS_EXCLUDES(mu_);
+  Status Unpin(const PrefixPin& pin, bool forget) override;
 
   DiskPagesCounters counters() const KVS_EXCLUDES(mu_);
   // Offers that wait or are being written.

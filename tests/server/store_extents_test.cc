@@ -69,7 +69,7 @@ class ExtentsTest : public ::testing::Test {
     return detail->info;
   }
   uint32_t Held(int32_t n, int first = 0) {
-    return *store_->Lookup(session_->id(), session_->model(), Tokens(n, first));
+    return store_->Lookup(session_->id(), session_->model(), Tokens(n, first))->held_tokens();
   }
   uint64_t Retired() const {
     uint64_t bytes = 0;
@@ -153,7 +153,7 @@ TEST_F(ExtentsTest, PagesBehindAHoleAreNotCachedInVain) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(s.Append(1000 + i).ok());
   ASSERT_TRUE(s.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages, 0u);
+  EXPECT_EQ(store_->Evict(true).pages(), 0u);
   store_->Reclaim();
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
@@ -529,8 +529,8 @@ TEST_F(ArtefactTest, EvictDropsItAndCountsIt) {
   Start();
   TestSequence first = Settled(100, KeepRaw::kNo);
   ASSERT_TRUE(first.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages, 3u);
-  EXPECT_EQ(store_->Evict(true).bytes, 6 * kPage);
+  EXPECT_EQ(store_->Evict(true).pages(), 3u);
+  EXPECT_EQ(store_->Evict(true).bytes(), 6 * kPage);
   uint64_t cached = 0;
   for (const PoolInfo& pool : store_->Pools()) cached += pool.cached_bytes;
   EXPECT_EQ(cached, 6 * kPage);
