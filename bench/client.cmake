@@ -3,3 +3,7 @@ if(KVS_SERVER)
   kvs_bench(ring_bench ring_bench.cc LIBS kvstrata_client kvs_store)
   add_dependencies(ring_bench kvstratad)
 endif()
+# Look-ups of prefixes, in a store of one's own.
+if(KVS_SERVER)
+  kvs_bench(lookup_bench lookup_bench.cc LIBS kvs_work kvs_store)
+endif()

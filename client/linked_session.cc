@@ -215,7 +215,8 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
                                      const std::vector<std::byte>& payload,
                                      const Sequence* parent) {
   shm::SequenceReply reply{};
-  if (!ReadPod(payload, &reply) || payload.size() < sizeof(reply) + reply.plan_bytes) {
+  if (!ReadPod(payload, &reply) ||
+      payload.size() < sizeof(reply) + uint64_t{reply.plan_bytes} + reply.boundary_bytes) {
     return ReplyInvalid();
   }
   auto s = std::make_shared<Sequence>();
@@ -237,6 +238,9 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
     s->state->NoteHeldSurprisal(static_cast<int32_t>(reply.surprisal_tokens));
     s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
                              *s->boundary_tokens);
+    s->state->HoldBoundaries(
+        {reinterpret_cast<const uint8_t*>(payload.data()) + sizeof(reply) + reply.plan_bytes,
+         reply.boundary_bytes});
   }
   if (static_cast<uint32_t>(s->state->tokens()) != reply.held_tokens ||
       static_cast<uint32_t>(s->state->indexed_tokens()) > reply.indexed_tokens) {

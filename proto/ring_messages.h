@@ -69,7 +69,7 @@ struct SequenceReply {
   uint32_t indexed_tokens;    // up to here the index blocks are valid
   uint32_t plan_bytes;        // of the canonical plan text that follows
   uint32_t surprisal_tokens;  // leading tokens whose surprisal was stored with held pages
-  uint32_t reserved;
+  uint32_t boundary_bytes;    // a byte a leading token, 1: it ends a sentence; behind the plan
 };
 static_assert(sizeof(SequenceReply) == 32);
 

@@ -161,6 +161,11 @@ constexpr std::array kKeys = {
         "a size, 64KiB to 1GiB and a multiple of 4KiB; 0: capacity / 64 within 16MiB .. 256MiB",
         "size of one arena (memfd); a session takes whole arenas",
         [](std::string_view v, Config* c) { return ArenaBytes(v, &c->store.arena_bytes); }},
+    Key{"pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "0",
+        "a size, 0 to 1PiB; 0: half of both pools", "bytes of all pinned prefixes together",
+        [](std::string_view v, Config* c) {
+          return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes);
+        }},
     Key{"session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
         "sessions at the same time, both roads together",
         [](std::string_view v, Config* c) {
@@ -211,7 +216,8 @@ constexpr std::array kKeys = {
         "cores that workers and their ops may run on",
         [](std::string_view v, Config* c) { return CpuList(v, &c->work.cpus); }},
     Key{"disk.path", "KVSTRATA_DISK_PATH", "", "a directory's absolute path; '': no disk tier",
-        "where sealed pages are kept across restarts; made with mode 0700 if its parent exists",
+        "where pages and artefacts are kept across restarts; made with mode 0700 if its parent "
+        "exists",
         [](std::string_view v, Config* c) {
           c->disk.directory = v;
           return v.empty() || v.front() == '/';
@@ -235,7 +241,7 @@ constexpr std::array kKeys = {
                             &c->disk_start_timeout);
         }},
     Key{"disk.queue", "KVSTRATA_DISK_QUEUE", "65536", "1 to 10000000",
-        "pages that may wait to be written; more are not written",
+        "pages and artefacts that may wait to be written; more are not written",
         [](std::string_view v, Config* c) {
           return NumberIn(v, 1, 10'000'000, &c->disk_pages.queue);
         }},
@@ -244,6 +250,13 @@ constexpr std::array kKeys = {
         [](std::string_view v, Config* c) {
           return DurationIn(v, microseconds(1000), microseconds(60'000'000),
                             &c->disk_pages.load_timeout);
+        }},
+    Key{"disk.checkpoint_interval", "KVSTRATA_DISK_CHECKPOINT_INTERVAL", "60s",
+        "0: at a clean stop only; else a duration up to 24h",
+        "how often what was written to disk is made durable and its index saved",
+        [](std::string_view v, Config* c) {
+          return DurationIn(v, microseconds(0), microseconds(86'400'000'000),
+                            &c->disk_pages.checkpoint_interval);
         }},
     Key{"parameters.directory", "KVSTRATA_PARAMETERS_DIRECTORY", "",
         "a directory's absolute path; '': none",

@@ -14,15 +14,20 @@ kvs_library(kvs_memory
 
 kvs_library(kvs_store
   store/allocate.cc
+  store/artefact_record.cc
+  store/artefact_tier.cc
   store/artefacts.cc
   store/audit.cc
   store/epochs.cc
+  store/evict.cc
   store/inspect.cc
+  store/lookup.cc
   store/move.cc
   store/open_sequence.cc
   store/page.cc
   store/page_tier.cc
   store/parameters.cc
+  store/pins.cc
   store/prefix_index.cc
   store/prefix_key.cc
   store/publish.cc

@@ -19,6 +19,7 @@
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
 #include "server/work/disk_pages.h"
+#include "server/work/pin_records.h"
 #include "server/work/recompress.h"
 
 #ifndef KVS_VERSION
@@ -126,6 +127,7 @@ struct Daemon::Parts {
 
   Status Start();
   Status OpenDisk();
+  void RestorePins();
   void CheckpointDisk();
   std::string Health() const;
   DiskInfo Disk() const;
@@ -167,6 +169,23 @@ Status Daemon::Parts::OpenDisk() {
   return OkStatus();
 }
 
+// Pins of the last daemon. Those that are over leave the disk.
+void Daemon::Parts::RestorePins() {
+  const Deadline deadline = Clock::now() + config.disk_start_timeout;
+  std::vector<PrefixPin> pins;
+  for (PrefixPin& pin : ReadPins(disk.get(), deadline)) {
+    const bool over = pin.expires <= Clock::now();
+    const Status status = over ? ErasePin(disk.get(), pin.id, deadline) : disk_pages->Pin(pin);
+    if (!status.ok()) {
+      LogEvent(LogLevel::kWarn, "pin_restore",
+               {{"pin", pin.id}, {"reason", status.reason()}, {"why", status.message()}});
+    }
+    if (!over) pins.push_back(std::move(pin));
+  }
+  if (!pins.empty()) LogEvent(LogLevel::kInfo, "pins_restored", {{"pins", pins.size()}});
+  store->RestorePins(std::move(pins));
+}
+
 // Writes what waits, then the index, so that the next start need not read every slot. What is put
 // is there without it.
 void Daemon::Parts::CheckpointDisk() {
@@ -179,6 +198,7 @@ void Daemon::Parts::CheckpointDisk() {
             {"gone", c.gone},
             {"failed", c.failed},
             {"evicted", c.evicted},
+            {"checkpoints", c.checkpoints},
             {"read", c.read},
             {"late", c.late_loads},
             {"refused", c.refused_loads}});
@@ -242,6 +262,7 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(MakeStore());
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
+    RestorePins();
   }
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);

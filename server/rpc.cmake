@@ -5,6 +5,7 @@ kvs_library(kvs_rpc
   rpc/compute_service.cc
   rpc/control_service.cc
   rpc/grpc_server.cc
+  rpc/prefix_messages.cc
   rpc/recall_stream.cc
   rpc/remote_sequence.cc
   rpc/remote_session.cc

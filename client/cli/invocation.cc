@@ -19,11 +19,14 @@ struct Hint {
   std::string_view reason;
   std::string_view next;
 };
-constexpr std::array<Hint, 14> kHints = {{
+constexpr std::array<Hint, 17> kHints = {{
     {"SEQUENCE_UNKNOWN", "list them: kvstrata seq ls"},
     {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
     {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
     {"PLAN_UNKNOWN", "list them: kvstrata plan ls"},
+    {"PIN_UNKNOWN", "list them: kvstrata pin ls"},
+    {"PIN_MISS", "see what is held: kvstrata lookup MODEL FILE"},
+    {"PIN_LIMIT", "see what is pinned: kvstrata pin ls; end one: kvstrata pin rm PIN"},
     {"POOL_EXHAUSTED", "see who holds what: kvstrata session ls; drop the cache: kvstrata evict"},
     {"DEADLINE", "wait longer: --timeout 30s; is it alive? kvstrata health"},
     {"DEADLINE_EXCEEDED", "wait longer: --timeout 30s; is it alive? kvstrata health"},
@@ -94,10 +97,11 @@ void PrintError(const Status& status, const Options& options, std::ostream& out)
   if (!next.empty()) out << "next: " << next << "\n";
 }
 
-Result<std::chrono::milliseconds> ParseDuration(const std::string& text) {
-  const Status bad =
-      InvalidArgument("DURATION_INVALID",
-                      "duration '" + text + "': allowed are 1ms .. 1h, such as 500ms, 5s or 2m");
+Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
+                                                std::chrono::hours longest) {
+  const Status bad = InvalidArgument(
+      "DURATION_INVALID", "duration '" + text + "': allowed are 1ms .. " +
+                              std::to_string(longest.count()) + "h, such as 500ms, 5s or 2m");
   double number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc()) return bad;
@@ -108,10 +112,13 @@ Result<std::chrono::milliseconds> ParseDuration(const std::string& text) {
     number *= 60 * 1000;
   } else if (unit == "h") {
     number *= 3600 * 1000;
+  } else if (unit == "d") {
+    number *= 24 * 3600 * 1000;
   } else if (unit != "ms") {
     return bad;
   }
-  if (!(number >= 1 && number <= 3600 * 1000)) return bad;
+  const std::chrono::duration<double, std::milli> most = longest;
+  if (!(number >= 1 && number <= most.count())) return bad;
   return std::chrono::milliseconds(static_cast<int64_t>(number));
 }
 

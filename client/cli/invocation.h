@@ -52,6 +52,8 @@ void AddModel(CLI::App& app, Invocation& invocation);
 void AddSession(CLI::App& app, Invocation& invocation);
 void AddSequence(CLI::App& app, Invocation& invocation);
 void AddPool(CLI::App& app, Invocation& invocation);  // pool, evict
+void AddPin(CLI::App& app, Invocation& invocation);
+void AddLookup(CLI::App& app, Invocation& invocation);
 void AddAudit(CLI::App& app, Invocation& invocation);
 void AddTier(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);
@@ -70,8 +72,10 @@ std::string NextStep(const Status& status, const Options& options);
 // Three lines, or with -o json one object {"error": {...}}.
 void PrintError(const Status& status, const Options& options, std::ostream& out);
 
-// "5s", "500ms", "2m", "3" (seconds) to milliseconds, 1 ms .. 1 h; INVALID_ARGUMENT otherwise.
-Result<std::chrono::milliseconds> ParseDuration(const std::string& text);
+// "5s", "500ms", "2m", "36h", "7d", "3" (seconds) to milliseconds, 1 ms .. `longest`;
+// INVALID_ARGUMENT otherwise.
+Result<std::chrono::milliseconds> ParseDuration(const std::string& text,
+                                                std::chrono::hours longest = std::chrono::hours(1));
 // KVSTRATA_SOCKET, else $XDG_RUNTIME_DIR/kvstrata/kvstratad.sock, else /run/kvstrata/kvstratad.sock
 // for root, else /tmp/kvstrata-UID/kvstratad.sock.
 std::string DefaultSocket();

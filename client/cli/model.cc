@@ -4,6 +4,7 @@
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
+#include "client/cli/named_model.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -51,20 +52,10 @@ Result<int> List(const Options& options) {
 }
 
 Result<int> Show(const Options& options, const std::string& wanted) {
-  KVS_ASSIGN_OR_RETURN(const auto answer,
-                       Ask(options, &v1::Control::Stub::ListModels, v1::ListModelsRequest()));
-  std::string known;
-  for (const v1::Model& model : answer.models()) {
-    if (std::to_string(model.model()) == wanted || model.name() == wanted) {
-      PrintRecord(options.style, ToJson(model), kRecord, std::cout);
-      return kOk;
-    }
-    known +=
-        (known.empty() ? "" : ", ") + std::to_string(model.model()) + " (" + model.name() + ")";
-  }
-  return NotFound("MODEL_UNKNOWN",
-                  "model '" + wanted + "' is neither the number nor the name of one; " +
-                      (known.empty() ? "no engine has registered any" : "there are " + known));
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted));
+  PrintRecord(options.style, ToJson(model), kRecord, std::cout);
+  return kOk;
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ constexpr Column kList[] = {
     {"CAPACITY", "/capacity_bytes", Bytes, true},
     {"USED", "/used_bytes", Bytes, true},
     {"CACHED", "/cached_bytes", Bytes, true},
+    {"PINNED", "/pinned_bytes", Bytes, true},
     {"AWAITING READERS", "/retired_bytes", Bytes, true},
     {"ARENAS", "/arenas", nullptr, true},
     {"ARENA SIZE", "/arena_bytes", Bytes, true},
@@ -29,7 +30,13 @@ Result<int> List(const Options& options) {
 }
 
 constexpr Column kEvicted[] = {
-    {"PAGES", "/pages"}, {"BYTES", "/bytes", Bytes}, {"DRY RUN", "/dry_run", YesNo}};
+    {"TIER", "/tier"},
+    {"PAGES", "/pages", nullptr, true},
+    {"BYTES", "/bytes", Bytes, true},
+    {"ALSO ON DISK", "/stored_pages", nullptr, true},
+    {"RECOMPRESSED", "/artefact_pages", nullptr, true},
+    {"KEPT BY PINS", "/pinned_bytes", Bytes, true},
+};
 
 // Dropping the cache costs the next requests their prefix: somebody must have said so.
 Result<bool> Confirmed(bool yes) {
@@ -40,7 +47,8 @@ Result<bool> Confirmed(bool yes) {
         "evict drops cached prefixes; without a terminal to ask on it needs --yes "
         "(or --dry-run to see what it would drop)");
   }
-  std::cerr << "Drop every cached page that no sequence uses? [y/N] " << std::flush;
+  std::cerr << "Drop every cached page that no sequence uses and no pin keeps? [y/N] "
+            << std::flush;
   std::string answer;
   std::getline(std::cin, answer);
   return answer == "y" || answer == "Y" || answer == "yes";
@@ -56,7 +64,7 @@ Result<int> Evict(const Options& options, bool dry_run, bool yes) {
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::Evict, request));
   Json document = ToJson(answer);
   document["dry_run"] = dry_run;
-  PrintRecord(options.style, document, kEvicted, std::cout);
+  PrintList(options.style, document, "tiers", kEvicted, std::cout);
   return kOk;
 }
 
@@ -70,7 +78,7 @@ void AddPool(CLI::App& app, Invocation& invocation) {
 
   CLI::App* evict = app.add_subcommand("evict", "Drop cached pages that no sequence uses");
   auto dry_run = std::make_shared<bool>(false), yes = std::make_shared<bool>(false);
-  evict->add_flag("--dry-run", *dry_run, "Only say how much it would drop");
+  evict->add_flag("--dry-run", *dry_run, "Only list what it would drop, by tier");
   evict->add_flag("-y,--yes", *yes, "Do not ask");
   Runs(evict, invocation,
        [&invocation, dry_run, yes] { return Evict(invocation.options, *dry_run, *yes); });

@@ -15,6 +15,12 @@ bool SelectsByQuery(SelectorKind selector) {
          selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
 }
 
+// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse
+// and pick_buckets do; vote and score_packed do not.
+bool ReadsAhead(const Plan& plan) {
+  return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
+}
+
 const std::byte* RowAt(const Rows& rows, int32_t row) {
   return rows.data + row * rows.token_stride;
 }
@@ -30,6 +36,7 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
   w.tokens = ws_.Ints(PerMember::kLengths);
   w.starts = tokens_ == members() ? nullptr : ws_.starts();
   w.rows_max = tokens_;
+  w.next_reads_ahead = !Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan);
   KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
   if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
   return OkStatus();

@@ -129,7 +129,10 @@ Status SequenceState::Refresh(const SequenceView& view) {
   packed_.reset();
   spans_.reset();
   version_ = view.version;
+  raw_gone_ = false;
   if (view.extent_count == 0) return OkStatus();
+  const auto pages = view.pages + view.tokens / geometry_.page_tokens;
+  raw_gone_ = prompt_tokens_ < 0 && std::find(view.pages, pages, nullptr) != pages;
   if (plan_.codec == CodecKind::kPacked) {
     KVS_ASSIGN_OR_RETURN(packed_, PackedStorage::Parse(view, geometry_));
   } else if (plan_.codec == CodecKind::kLowRank) {
@@ -201,6 +204,7 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
   Extend(surprisal, first, n, kNone, &surprisal_);
   Extend(entropy, first, n, kNone, &entropy_);
   if (boundary != nullptr && boundary_marked_) {
+    boundary_.resize(std::max(boundary_.size(), static_cast<size_t>(first) + n), uint8_t{0});
     std::copy_n(boundary, n, boundary_.begin() + first);
   } else {
     Extend(boundary, first, n, uint8_t{0}, &boundary_);
@@ -217,6 +221,13 @@ void SequenceState::MarkBoundaries(int32_t first, std::span<const int32_t> ids,
   for (size_t i = 0; i < ids.size(); ++i) {
     boundary_[static_cast<size_t>(first) + i] = std::ranges::binary_search(ends, ids[i]) ? 1 : 0;
   }
+}
+
+void SequenceState::HoldBoundaries(std::span<const uint8_t> ends) {
+  if (ends.empty()) return;
+  boundary_marked_ = true;
+  if (boundary_.size() < ends.size()) boundary_.resize(ends.size(), uint8_t{0});
+  std::ranges::copy(ends, boundary_.begin());
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

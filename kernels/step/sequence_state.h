@@ -64,6 +64,10 @@ class SequenceState {
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
   void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
 
+  // Sentence ends that were stored with the held pages, from the first position on. They replace
+  // what MarkBoundaries said of those, and a report may replace them.
+  void HoldBoundaries(std::span<const uint8_t> ends);
+
   // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
   // "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
   Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
@@ -73,9 +77,10 @@ class SequenceState {
   std::string StatusText() const;
 
   // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw
-  // pages, which stay until it is complete, also where a segment of it is packed already.
-  const PackedStorage* packed() const { return prompt_tokens_ < 0 ? nullptr : packed_.get(); }
-  const SpanStorage* spans() const { return prompt_tokens_ < 0 ? nullptr : spans_.get(); }
+  // pages, which stay until it is complete, also where a segment of it is packed already; from
+  // what a codec holds of it only where it was opened without them.
+  const PackedStorage* packed() const { return from_raw() ? nullptr : packed_.get(); }
+  const SpanStorage* spans() const { return from_raw() ? nullptr : spans_.get(); }
 
   const Geometry& geometry() const { return geometry_; }
   const Plan& plan() const { return plan_; }
@@ -90,6 +95,7 @@ class SequenceState {
   friend class Step;
   friend class CudaStep;
   SequenceState() = default;
+  bool from_raw() const { return prompt_tokens_ < 0 && !raw_gone_; }
   Status CheckPrompt() const;
   SelectContext Context(const SequenceView& view, const Backend& backend, Executor& executor) const;
 
@@ -102,10 +108,11 @@ class SequenceState {
   std::shared_ptr<CudaSentences> sentences_;   // of this state alone
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
+  bool raw_gone_ = false;                   // pages that they cover are absent
   uint64_t version_ = 0;                    // of the table that they were parsed from
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
-  bool boundary_marked_ = false;  // by MarkBoundaries: reports may replace any of it
+  bool boundary_marked_ = false;  // not by a report: reports may replace any of it
   int32_t held_tokens_ = 0;       // at the start
   int32_t surprisal_held_ = 0;    // of them, NoteHeldSurprisal
   int32_t tokens_ = 0;

@@ -175,6 +175,16 @@ int64_t Step::PartialRows(const Tile& tile) const {
   return static_cast<int64_t>(tile.slices + tile.parts) * tile.queries * tile.group;
 }
 
+// Rows below this are attended where a codec holds them, others on pages. Of a prompt that was
+// opened without its raw pages a segment may reach into the new tokens.
+int32_t Step::StoredEnd(const Chunk& chunk) const {
+  const StepMember& m = members_[chunk.member];
+  const int32_t end = m.state->packed() != nullptr  ? m.state->packed()->end()
+                      : m.state->spans() != nullptr ? m.state->spans()->end()
+                                                    : 0;
+  return std::min(end, m.view.tokens);
+}
+
 // Slices, stored parts and tiles of one chunk.
 void Step::PlanChunk(int index) {
   const Chunk& chunk = chunks_[index];
@@ -184,9 +194,7 @@ void Step::PlanChunk(int index) {
   const int lists = selection.groups();
   const int tiles = lists == g.query_heads ? g.query_heads : g.kv_heads;
   const int32_t group = g.query_heads / tiles;
-  const int32_t from = m.state->packed() != nullptr  ? m.state->packed()->end()
-                       : m.state->spans() != nullptr ? m.state->spans()->end()
-                                                     : 0;
+  const int32_t from = StoredEnd(chunk);
   const int32_t start = m.view.tokens + chunk.begin;
   for (int i = 0; i < tiles; ++i) {
     Tile tile{index, i * group / g.group(), i * group, group, chunk.begin, 0, 0, slices_.size(),

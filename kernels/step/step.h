@@ -111,6 +111,7 @@ class Step : public StepBatch {
   const float* QueriesOf(const Rows& q, const Tile& tile) const;
   int32_t CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end);
   void PlaceRows(const Tile& tile, const Slice& slice, AttendWork* work) const;
+  int32_t StoredEnd(const Chunk& chunk) const;
   void PlanChunk(int chunk);
   void AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_row);
   void AddMerge(const Tile& tile, int64_t partial_row, const MutableRows& out, float* lse);

@@ -36,9 +36,11 @@ void Step::PlanPacked(const PackedStorage& packed, Tile* tile) {
   const Selection& selection = chunks_[tile->chunk].selection;
   const std::vector<Run>& runs =
       selection.runs[ListOf(selection.runs.size(), tile->first_head, geometry().query_heads)];
+  const int32_t stored = StoredEnd(chunks_[tile->chunk]);
   size_t r = 0;
   for (size_t i = 0; i < packed.segments().size(); ++i) {
-    const Run segment = packed.segments()[i].tokens;
+    Run segment = packed.segments()[i].tokens;
+    segment.end = std::min(segment.end, stored);
     while (r < runs.size() && runs[r].end <= segment.begin) ++r;
     int32_t room = 0;
     for (size_t at = r; at < runs.size() && runs[at].begin < segment.end; ++at) {

@@ -284,6 +284,7 @@ void AttachServer::Loop::Tick() {
     Count(kReclaims);
     store_->Reclaim();
   }
+  store_->ExpirePins();
   for (Connection* c : open_) c->ring->ExpireSettles();
   const Clock::time_point now = Clock::now();
   std::vector<Connection*> late, detaching, unserved;

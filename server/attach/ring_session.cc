@@ -208,14 +208,19 @@ void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened
   const OpenedSequence& s = opened.value();
   sequences_.try_emplace(s.sequence);
   const std::string plan = FormatPlan(s.plan);
+  // Half of the reply ring is room for more tokens than such plans serve.
+  const size_t ends = std::min<size_t>(s.boundary.size(), shm::kReplyRingBytes / 2);
+  std::vector<std::byte> text(plan.size() + ends);
+  std::memcpy(text.data(), plan.data(), plan.size());
+  if (ends != 0) std::memcpy(text.data() + plan.size(), s.boundary.data(), ends);
   const shm::SequenceReply reply{s.sequence,
                                  s.slot,
                                  s.held_tokens,
                                  s.indexed_tokens,
                                  static_cast<uint32_t>(plan.size()),
                                  s.surprisal_tokens,
-                                 0};
-  Answer(id, OkStatus(), BytesOf(reply), std::as_bytes(std::span(plan)));
+                                 static_cast<uint32_t>(ends)};
+  Answer(id, OkStatus(), BytesOf(reply), text);
 }
 
 // --- errors of events ----------------------------------------------------------------------------
@@ -388,9 +393,9 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
   if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
     return Malformed("Lookup of a wrong size");
   }
-  const Result<uint32_t> held = store_->Lookup(session_, in.model, tokens);
-  const shm::LookupReply reply{held.ok() ? held.value() : 0, 0};
-  Answer(frame.header.id, held.status(), held.ok() ? BytesOf(reply) : std::span<const std::byte>());
+  const Result<PrefixHit> hit = store_->Lookup(session_, in.model, tokens);
+  const shm::LookupReply reply{hit.ok() ? hit->held_tokens() : 0, 0};
+  Answer(frame.header.id, hit.status(), hit.ok() ? BytesOf(reply) : std::span<const std::byte>());
   return Outcome::kWorked;
 }
 

@@ -2,9 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 
+#include "server/rpc/prefix_messages.h"
 #include "server/rpc/recall_stream.h"
 
 namespace kvstrata {
@@ -25,6 +27,30 @@ void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
   out->set_arena_bytes(p.arena_bytes);
   out->set_arenas(p.arenas);
   out->set_retired_bytes(p.retired_bytes);
+  out->set_pinned_bytes(p.pinned_bytes);
+}
+
+void Write(const EvictedTier& t, v1::EvictedTier* out) {
+  out->set_tier(std::string(NameOf(t.tier)));
+  out->set_pages(t.pages);
+  out->set_bytes(t.bytes);
+  out->set_stored_pages(t.stored_pages);
+  out->set_artefact_pages(t.artefact_pages);
+  out->set_pinned_bytes(t.pinned_bytes);
+}
+
+void Write(const PinInfo& p, v1::PinnedPrefix* out) {
+  out->set_pin(p.pin.id);
+  out->set_tenant(p.pin.tenant);
+  out->set_model_name(p.pin.model_name);
+  out->set_tokens(p.pin.tokens());
+  out->set_pages(static_cast<uint32_t>(p.pin.pages.size()));
+  out->set_index_blocks(static_cast<uint32_t>(p.pin.index_blocks.size()));
+  out->set_bytes(p.pin.bytes);
+  out->set_device_pages(p.device_pages);
+  out->set_host_pages(p.host_pages);
+  out->set_disk_pages(p.disk_pages);
+  out->set_ttl_left_us(static_cast<uint64_t>(p.ttl_left.count()));
 }
 
 void Write(const SessionInfo& s, v1::Session* out) {
@@ -133,6 +159,8 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_released_bytes(counters.released_bytes);
   out->set_artefacts(counters.artefacts);
   out->set_artefact_hits(counters.artefact_hits);
+  out->set_evicted_pages(counters.evicted_pages);
+  out->set_evicted_stored_pages(counters.evicted_stored_pages);
 }
 
 void Write(const DiskInfo& d, v1::Disk* out) {
@@ -305,14 +333,77 @@ grpc::ServerUnaryReactor* AdminService::Prefetch(grpc::CallbackServerContext* ca
   return Move(call, request, response, Tier::kDevice);
 }
 
+grpc::ServerUnaryReactor* AdminService::LookupPrefix(grpc::CallbackServerContext* call,
+                                                     const v1::LookupPrefixRequest* request,
+                                                     v1::LookupResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const std::string& tenant =
+        request->tenant().empty() ? context_->user().tenant : request->tenant();
+    const std::span<const int32_t> tokens(request->tokens().data(),
+                                          static_cast<size_t>(request->tokens_size()));
+    KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
+    KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
+                         keys.empty()
+                             ? context_->store().LookupFor(tenant, request->model(), tokens)
+                             : context_->store().LookupFor(tenant, request->model(), keys));
+    Write(hit, request->by_page(), response);
+    return OkStatus();
+  });
+}
+
 grpc::ServerUnaryReactor* AdminService::Evict(grpc::CallbackServerContext* call,
                                               const v1::EvictRequest* request,
                                               v1::EvictResponse* response) {
   return context_->InQueue(call, [this, request, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-    const MoveResult evicted = context_->store().Evict(request->dry_run());
-    response->set_pages(evicted.pages);
-    response->set_bytes(evicted.bytes);
+    const EvictResult evicted = context_->store().Evict(request->dry_run());
+    response->set_pages(evicted.pages());
+    response->set_bytes(evicted.bytes());
+    for (const EvictedTier& tier : evicted.tiers) Write(tier, response->add_tiers());
+    return OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* call,
+                                            const v1::PinRequest* request,
+                                            v1::PinResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const std::string& tenant =
+        request->tenant().empty() ? context_->user().tenant : request->tenant();
+    const std::span<const int32_t> tokens(request->tokens().data(),
+                                          static_cast<size_t>(request->tokens_size()));
+    // What does not fit is beyond the longest time, too.
+    const std::chrono::microseconds ttl(
+        static_cast<int64_t>(std::min<uint64_t>(request->ttl_us(), INT64_MAX)));
+    Store& store = context_->store();
+    KVS_ASSIGN_OR_RETURN(const PinInfo pin,
+                         request->sequence() != 0
+                             ? store.PinSequence(request->sequence(), ttl)
+                             : store.PinPrefix(tenant, request->model(), tokens, ttl));
+    Write(pin, response->mutable_pin());
+    return OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::Unpin(grpc::CallbackServerContext* call,
+                                              const v1::UnpinRequest* request, v1::UnpinResponse*) {
+  return context_->InQueue(call, [this, request]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    return context_->store().RemovePin(request->pin());
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* call,
+                                                 const v1::ListPinsRequest*,
+                                                 v1::ListPinsResponse* response) {
+  return context_->InQueue(call, [this, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    for (const PinInfo& pin : context_->store().Pins()) Write(pin, response->add_pins());
+    const PinLimits limits = context_->store().PinUse();
+    response->set_used_bytes(limits.used_bytes);
+    response->set_limit_bytes(limits.limit_bytes);
     return OkStatus();
   });
 }
@@ -323,14 +414,8 @@ grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* cal
                                                 std::string_view name) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  return ServiceContext::Answer(
-      call, Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
-                          std::string(name) + " does not exist yet: it comes with the disk tier"));
-}
-
-grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* call,
-                                            const v1::PinRequest*, v1::PinResponse*) {
-  return Missing(call, "PIN");
+  return ServiceContext::Answer(call, Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
+                                                    std::string(name) + " does not exist yet"));
 }
 
 grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* call,
@@ -352,10 +437,8 @@ grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call
 grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
                                                                  const v1::WatchRequest*) {
   const Status admin = context_->CheckAdmin();
-  return new Refusal(admin.ok() ? Unimplemented("ADMIN_WATCH_UNIMPLEMENTED",
-                                                "WATCH does not exist yet: it comes with the disk "
-                                                "tier")
-                                : admin);
+  return new Refusal(
+      admin.ok() ? Unimplemented("ADMIN_WATCH_UNIMPLEMENTED", "WATCH does not exist yet") : admin);
 }
 
 }  // namespace kvstrata

@@ -2,7 +2,7 @@
 // neither root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
 //
 // Threads: gRPC's; moves, evictions and audits run on work threads. Errors: those of the store;
-// UNIMPLEMENTED for what waits for the disk tier.
+// UNIMPLEMENTED for what does not exist yet.
 #ifndef KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
 #define KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
 
@@ -40,10 +40,17 @@ class AdminService final : public v1::Admin::CallbackService {
                                    v1::MoveResponse*) override;
   grpc::ServerUnaryReactor* Prefetch(grpc::CallbackServerContext*, const v1::MoveRequest*,
                                      v1::MoveResponse*) override;
+  grpc::ServerUnaryReactor* LookupPrefix(grpc::CallbackServerContext*,
+                                         const v1::LookupPrefixRequest*,
+                                         v1::LookupResponse*) override;
   grpc::ServerUnaryReactor* Evict(grpc::CallbackServerContext*, const v1::EvictRequest*,
                                   v1::EvictResponse*) override;
   grpc::ServerUnaryReactor* Pin(grpc::CallbackServerContext*, const v1::PinRequest*,
                                 v1::PinResponse*) override;
+  grpc::ServerUnaryReactor* Unpin(grpc::CallbackServerContext*, const v1::UnpinRequest*,
+                                  v1::UnpinResponse*) override;
+  grpc::ServerUnaryReactor* ListPins(grpc::CallbackServerContext*, const v1::ListPinsRequest*,
+                                     v1::ListPinsResponse*) override;
   grpc::ServerUnaryReactor* SetQuota(grpc::CallbackServerContext*, const v1::SetQuotaRequest*,
                                      v1::SetQuotaResponse*) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "server/attach/packet.h"
+#include "server/rpc/prefix_messages.h"
 
 namespace kvstrata {
 namespace {
@@ -230,9 +231,12 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
       call, request->session(), [this, request, response](RemoteSession& s) -> Status {
         const std::span<const int32_t> tokens(request->tokens().data(),
                                               static_cast<size_t>(request->tokens_size()));
-        KVS_ASSIGN_OR_RETURN(const uint32_t held,
-                             context_->store().Lookup(s.id(), request->model(), tokens));
-        response->set_held_tokens(held);
+        KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
+        KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
+                             keys.empty()
+                                 ? context_->store().Lookup(s.id(), request->model(), tokens)
+                                 : context_->store().Lookup(s.id(), request->model(), keys));
+        Write(hit, request->by_page(), response);
         return OkStatus();
       });
 }

@@ -117,6 +117,7 @@ Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t mode
   if (parent == nullptr) {
     s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(opened.held_tokens, tokens.size())),
                              s->boundary_tokens);
+    s->state->HoldBoundaries(opened.boundary);
   }
   sequences_.emplace(opened.sequence, std::move(s));
   return opened;

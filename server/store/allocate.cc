@@ -133,6 +133,8 @@ bool Store::Impl::EvictFor(const Taker& taker, Tier tier, uint64_t bytes) {
 }
 
 void Store::Impl::EvictPage(Page* page) {
+  ++counters_.evicted_pages;
+  counters_.evicted_stored_pages += page->stored;
   prefix_.Erase(page);
   Retire(page);
 }

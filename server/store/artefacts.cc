@@ -17,20 +17,23 @@ void Add(std::string* text, const void* data, size_t bytes) {
 
 }  // namespace
 
-PageKey Artefacts::KeyOf(uint32_t tenant, uint64_t model, const PageKey& last_page,
+PageKey Artefacts::KeyOf(const KeyChain& chain, const PageKey& last_page,
                          std::span<const int32_t> tail, std::string_view plan,
                          std::string_view parameters) {
+  const PageKey prompt = chain.Next(last_page, tail);
   std::string text = "kvstrata artefact 1";
-  Add(&text, &tenant, sizeof(tenant));
-  Add(&text, &model, sizeof(model));
-  Add(&text, last_page.data(), last_page.size());
-  Add(&text, tail.data(), tail.size_bytes());
+  Add(&text, prompt.data(), prompt.size());
   Add(&text, plan.data(), plan.size());
   Add(&text, parameters.data(), parameters.size());
   PageKey key;
   static_assert(std::tuple_size_v<PageKey> == SHA256_DIGEST_LENGTH);
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), key.data());
   return key;
+}
+
+const Artefact* Artefacts::Peek(const PageKey& key) const {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? nullptr : &*found->second;
 }
 
 const Artefact* Artefacts::Find(const PageKey& key) {

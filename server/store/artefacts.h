@@ -2,7 +2,8 @@
 // (DECISIONS 10: what depends on the whole prompt is keyed by prompt, plan, options, parameters).
 //
 // All or nothing: an artefact is every extent of the prompt, the state of the Recompressor that
-// made them, and the positions that need no raw rows any more. Its key names tenant and model too.
+// made them, the positions that need no raw rows any more, and what was reported of the prompt. It
+// lies here or in the tier below (artefact_record.h); what comes from there is entered here first.
 // Ownership: the store holds one reference to each extent's page for an artefact here, and drops it
 // for one that Insert or EvictOldest hands out. Thread-safety: none; the store's lock. Cost: a hash
 // look-up.
@@ -30,6 +31,7 @@ struct Extent {
   Page* page = nullptr;  // one reference
   uint64_t bytes = 0;    // its own; page->bytes is rounded up
   Run tokens;
+  uint64_t checksum = 0;  // of its header: of its payload
   // Of one in a pool that the host cannot read (kernels/codec/extent.h); else null.
   std::shared_ptr<const std::vector<std::byte>> description;
 };
@@ -45,6 +47,8 @@ struct Artefact {
   std::vector<Extent> extents;
   std::shared_ptr<const Recompressor> recompressor;
   std::vector<Run> released;
+  uint32_t prompt_tokens = 0;
+  Series series;  // of the prompt
 };
 
 class Artefacts {
@@ -52,11 +56,14 @@ class Artefacts {
   static constexpr size_t kMaxCount = 1024;
 
   // `last_page`: the key of the prompt's last whole page (zeros: none); `tail`: the tokens behind.
-  static PageKey KeyOf(uint32_t tenant, uint64_t model, const PageKey& last_page,
+  // The same in every daemon: tenant and model are the chain's.
+  static PageKey KeyOf(const KeyChain& chain, const PageKey& last_page,
                        std::span<const int32_t> tail, std::string_view plan,
                        std::string_view parameters);
 
   bool Contains(const PageKey& key) const { return by_key_.contains(key); }
+  // Null if there is none; its age stays.
+  const Artefact* Peek(const PageKey& key) const;
   // Null if there is none; else it is the newest now.
   const Artefact* Find(const PageKey& key);
 

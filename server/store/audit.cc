@@ -19,6 +19,7 @@ class Auditor {
     CheckPages();
     CheckArenas();
     CheckCached();
+    CheckPins();
     CheckSessions();
     return std::move(report_);
   }
@@ -161,21 +162,45 @@ class Auditor {
 
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
-    uint64_t bytes[kTiers] = {};
+    uint64_t bytes[kTiers] = {}, pinned[kTiers] = {};
     for (const Page* page = store_.prefix_.oldest(); page != nullptr; page = page->newer) {
       if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
       if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
       bytes[static_cast<int>(page->arena->tier)] += page->bytes;
     }
     for (const Page& page : store_.pools_.records()) {
-      if (page.arena != nullptr && page.indexed && page.refs == 0 && !listed.contains(&page)) {
-        Find(NameOfPage(page) + " is cached and not listed");
+      if (page.arena == nullptr || !page.indexed || page.refs > 0) continue;
+      if (page.pinned == listed.contains(&page)) {
+        Find(NameOfPage(page) +
+             (page.pinned ? " is pinned and listed as cached" : " is cached and not listed"));
       }
+      if (page.pinned) pinned[static_cast<int>(page.arena->tier)] += page.bytes;
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
       if (bytes[static_cast<int>(tier)] != store_.prefix_.cached_bytes(tier)) {
         Find("cached bytes of pool '" + std::string(NameOf(tier)) + "' do not add up");
       }
+      if (pinned[static_cast<int>(tier)] != store_.prefix_.pinned_bytes(tier)) {
+        Find("pinned bytes of pool '" + std::string(NameOf(tier)) + "' do not add up");
+      }
+    }
+  }
+
+  void CheckPins() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    std::map<PageKey, uint32_t> keys;
+    for (const auto& [id, pin] : store_.pins_by_id_) {
+      for (const PageKey& key : pin.pages) ++keys[key];
+      for (const PageKey& key : pin.index_blocks) ++keys[key];
+    }
+    if (keys.size() != store_.prefix_.pinned().size()) Find("pinned keys do not add up");
+    for (const auto& [key, n] : store_.prefix_.pinned()) {
+      if (!keys.contains(key) || keys[key] != n) Find("a key counts other pins than there are");
+    }
+    for (const Page& page : store_.pools_.records()) {
+      if (page.arena == nullptr || page.pinned == (page.indexed && keys.contains(page.key))) {
+        continue;
+      }
+      Find(NameOfPage(page) + ": pinned flag is wrong");
     }
   }
 

@@ -2,7 +2,6 @@
 // the lock, from pages that a reference pins; what changed meanwhile is seen when they are swapped
 // in.
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -19,8 +18,6 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
           static_cast<uint64_t>(layout.head_stride),
           static_cast<uint64_t>(int64_t{2} * g.layers * g.kv_heads)};
 }
-
-bool Unused(const Artefact& artefact) { return artefact.unused(); }
 
 }  // namespace
 
@@ -81,6 +78,7 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* cop
       c.copy->sealed = true;
       c.copy->key = c.source->key;
       c.copy->series = std::move(c.source->series);
+      c.copy->series_changed = c.source->series_changed;
       if (c.source->indexed) prefix_.Replace(c.source, c.copy);
     }
     Release(c.source);
@@ -131,27 +129,6 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
     result.pages += c.used;
     result.bytes += c.used ? c.copy->bytes : 0;
   }
-  return result;
-}
-
-MoveResult Store::Impl::Evict(bool dry_run) {
-  MutexLock lock(mu_);
-  MoveResult result;
-  std::vector<Page*> victims;
-  for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
-    ++result.pages;
-    result.bytes += page->bytes;
-    victims.push_back(page);
-  }
-  for (const Page* page : UnusedExtents()) {
-    ++result.pages;
-    result.bytes += page->bytes;
-  }
-  if (dry_run) return result;
-  for (Page* page : victims) EvictPage(page);
-  while (std::optional<Artefact> a = artefacts_.EvictOldest(&Unused)) DropArtefact(std::move(*a));
-  for (Tenant* tenant : tenants_by_id_) Advance(tenant);
-  ReclaimLocked();
   return result;
 }
 

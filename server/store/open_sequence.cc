@@ -1,4 +1,4 @@
-// The beginning and the end of a sequence: prefix look-up, first pages and table; fork; close.
+// The beginning and the end of a sequence: prefix, first pages and table; fork; close.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -30,32 +30,43 @@ OpenedSequence Describe(const Sequence& s) {
           s.series.LeadingSurprisals(),
           s.plan,
           s.model->desc.geometry,
-          s.model->desc.boundary_tokens};
+          s.model->desc.boundary_tokens,
+          s.series.boundary};
 }
 
 }  // namespace
 
-Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape,
-                                         std::span<const PageKey> keys) const {
+Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
+                                         const std::vector<bool>& superfluous) const {
   Hit hit;
-  for (const PageKey& key : keys) {
-    Page* page = prefix_.Find(key);
-    if (page == nullptr) break;
+  size_t rows_end = 0;  // pages up to here have a gap
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Page* page = prefix_.Find(keys[i]);
+    if (page == nullptr && (superfluous.empty() || !superfluous[i])) break;
+    if (page == nullptr) rows_end = i + 1;
     hit.pages.push_back(page);
   }
-  if (!shape.SharesIndex()) return hit;
-  const size_t block_pages = static_cast<size_t>(shape.index.block_tokens) / shape.page_tokens();
-  for (size_t end = block_pages; end <= hit.pages.size(); end += block_pages) {
+  const size_t block_pages =
+      shape.SharesIndex() ? static_cast<size_t>(shape.index.block_tokens) / shape.page_tokens() : 0;
+  for (size_t end = block_pages; end != 0 && end <= hit.pages.size(); end += block_pages) {
     Page* block = prefix_.Find(IndexBlockKey(keys[end - 1], shape.index));
     if (block == nullptr) break;
     hit.index_blocks.push_back(block);
   }
-  return hit;
+  hit.whole = rows_end == 0;
+  if (hit.whole) return hit;
+  const bool indexed = shape.index.kind == IndexLayout::Kind::kNone ||
+                       hit.index_blocks.size() * block_pages >= rows_end;
+  // Without all of the rest the artefact is of no use, and nothing makes up for a missing page.
+  if (hit.pages.size() == keys.size() && indexed) return hit;
+  return FindPrefix(shape, keys, {});
 }
 
 Status Store::Impl::TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover) {
   // References first: allocation may evict what nobody uses.
-  for (Page* page : hit.pages) RefPage(page);
+  for (Page* page : hit.pages) {
+    if (page != nullptr) RefPage(page);
+  }
   for (Page* block : hit.index_blocks) RefPage(block);
   s->pages = std::move(hit.pages);
   s->pages.reserve(s->PagesFor(cover));
@@ -107,11 +118,23 @@ Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan,
   return std::optional<CodecState>(std::move(codec));
 }
 
-void Store::Impl::AwaitArtefact(Sequence* s, const Tenant& tenant, const Opening& o) {
+void Store::Impl::AwaitArtefact(Sequence* s, const Opening& o) {
   if (!s->codec || !s->HoldsAll(o.tokens)) return;
-  const PageKey key = Artefacts::KeyOf(tenant.id, s->model->id, o.last_page, o.tail,
-                                       FormatPlan(s->plan), s->codec->parameters_digest);
-  if (artefacts_.Contains(key)) s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
+  if (artefacts_.Contains(o.artefact)) s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
+}
+
+void Store::Impl::OpenOnArtefact(Sequence* s, const Opening& o) {
+  const Artefact* artefact = artefacts_.Find(o.artefact);
+  KVS_CHECK(artefact != nullptr);
+  s->extents = artefact->extents;
+  for (const Extent& extent : s->extents) RefPage(extent.page);
+  s->series = artefact->series.Slice(0, s->held_tokens);
+  CodecState& codec = *s->codec;
+  codec.recompressor = artefact->recompressor;
+  codec.released = artefact->released;
+  codec.opened_on = artefact->prompt_tokens;
+  codec.promised = o.rest;
+  ++counters_.artefact_hits;
 }
 
 Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
@@ -123,14 +146,9 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-    const auto it = session->models.find(model_id);
-    if (it == session->models.end()) {
-      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model_id) +
-                                           " was not registered by session " +
-                                           std::to_string(session_id) + "; register it first");
-    }
-    s->model = it->second.first;
-    s->chain = it->second.second;
+    KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model_id));
+    s->model = known->first;
+    s->chain = known->second;
   }
   KVS_RETURN_IF_ERROR(CheckGeometry(plan, s->model->desc.geometry));
   if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, s->model->desc.geometry));
@@ -140,12 +158,16 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
   Opening o;
   o.session = session_id;
   o.tokens = tokens.size();
-  const size_t whole = tokens.size() / s->page_tokens() * s->page_tokens();
-  o.tail.assign(tokens.begin() + static_cast<ptrdiff_t>(whole), tokens.end());
   // Hashing costs as much as all the rest: never under the lock.
   o.keys = s->chain.Pages(PageKey{}, tokens);
-  if (!o.keys.empty()) o.last_page = o.keys.back();
+  if (s->codec) {
+    o.artefact = Artefacts::KeyOf(s->chain, o.keys.empty() ? PageKey{} : o.keys.back(),
+                                  tokens.subspan(o.keys.size() * s->page_tokens()),
+                                  FormatPlan(s->plan), s->codec->parameters_digest);
+  }
   o.keys.resize(UsablePages(tokens.size(), s->page_tokens(), &s->plan));
+  const std::span<const int32_t> rest = tokens.subspan(o.keys.size() * s->page_tokens());
+  o.rest.assign(rest.begin(), rest.end());
   o.sequence = std::move(s);
   return o;
 }
@@ -159,12 +181,14 @@ Result<OpenedSequence> Store::Impl::FinishOpen(Opening* o) {
 
 Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(o->session));
+  const std::vector<bool> superfluous = Superfluous(*o);
   std::unique_ptr<Sequence> s = std::move(o->sequence);
-  Hit hit = FindPrefix(*s, o->keys);
+  Hit hit = FindPrefix(*s, o->keys, superfluous);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
-  if (!hit.pages.empty()) s->last_key = hit.pages.back()->key;
+  if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
+  if (!hit.whole) OpenOnArtefact(s.get(), *o);
   for (size_t i = 0; i < hit.pages.size(); ++i) {
-    const Series* const series = hit.pages[i]->series.get();
+    const Series* const series = hit.pages[i] == nullptr ? nullptr : hit.pages[i]->series.get();
     if (series != nullptr) s->series.Put(static_cast<uint32_t>(i) * s->page_tokens(), *series);
   }
   s->indexed_tokens =
@@ -172,10 +196,14 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   const uint64_t cover =
       std::min<uint64_t>(o->tokens + options_.headroom_tokens, kMaxSequenceTokens);
   s->session = session->id;
-  AwaitArtefact(s.get(), *session->tenant, *o);
+  AwaitArtefact(s.get(), *o);
   if (const Status status = TakeForOpen(*session, s.get(), std::move(hit), cover); !status.ok()) {
+    ReleaseExtents(&s->extents);
     Advance(session->tenant);
     return status;
+  }
+  if (s->codec && s->codec->opened_on != 0) {
+    counters_.released_bytes += GiveBack(s.get(), ReleasedPages(*s));
   }
   const uint64_t held = s->held_tokens;
   Result<OpenedSequence> opened = Enter(session, std::move(s));
@@ -192,33 +220,6 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session, uint64_t mode
                                                  std::span<const int32_t> tokens) {
   KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens));
   return FinishOpen(&o);
-}
-
-Result<uint32_t> Store::Impl::Lookup(uint64_t session_id, uint64_t model_id,
-                                     std::span<const int32_t> tokens) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
-  KeyChain chain;
-  uint32_t page_tokens = 0;
-  {
-    MutexLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-    const auto it = session->models.find(model_id);
-    if (it == session->models.end()) {
-      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model_id) +
-                                           " was not registered by session " +
-                                           std::to_string(session_id) + "; register it first");
-    }
-    chain = it->second.second;
-    page_tokens = static_cast<uint32_t>(it->second.first->desc.geometry.page_tokens);
-  }
-  const std::vector<PageKey> keys = chain.Pages(
-      PageKey{}, tokens.first(UsablePages(tokens.size(), page_tokens, nullptr) * page_tokens));
-  MutexLock lock(mu_);
-  const auto miss = std::find_if(keys.begin(), keys.end(),
-                                 [this](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {
-                                   return prefix_.Find(key) == nullptr;
-                                 });
-  return static_cast<uint32_t>(miss - keys.begin()) * page_tokens;
 }
 
 Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t sequence) {
@@ -265,8 +266,11 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
   StopRecall(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
                        "sequence " + std::to_string(s->id) + " was closed by its client"));
   Unpublish(session, s);
-  // No look-up gets past a page that was given back: what lies behind it would be cached in vain.
-  const auto hole = std::find(s->pages.begin(), s->pages.end(), nullptr);
+  // No look-up gets past a page that was given back, unless by the prompt's artefact: what lies
+  // behind it would be cached in vain.
+  const bool artefact = s->codec && artefacts_.Contains(s->codec->prompt_key);
+  const auto hole =
+      artefact ? s->pages.end() : std::find(s->pages.begin(), s->pages.end(), nullptr);
   for (; s->pages.end() > hole; s->pages.pop_back()) {
     if (s->pages.back() != nullptr) DropRaw(s->pages.back());
   }

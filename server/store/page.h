@@ -58,12 +58,15 @@ struct Page {
   uint32_t refs = 0;       // positions in sequences, and copies under way
   bool sealed = false;     // full and immutable; `key` is set (pages and index blocks)
   bool indexed = false;    // the prefix index knows it
+  bool pinned = false;     // by its key; the prefix index's
+  bool stored = false;     // it is, or was, in the tier below: dropping it loses nothing
   bool retired = false;    // waits for readers, then is freed
   uint32_t artefacts = 0;  // of the references: artefacts (artefacts.h)
   uint32_t jobs = 0;       // who read it without a reference (RecompressJob, CopySealed): it is not
                            // freed before they end
   PageKey key{};
   std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
+  bool series_changed = false;     // since the tier below copied the page
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
 

@@ -3,6 +3,7 @@
 // that a recompression reads are, on the way in by references in `loads_`.
 #include "server/store/page_tier.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,12 @@ namespace {
 uint64_t WholeBlocks(int64_t bytes) {
   const auto n = static_cast<uint64_t>(bytes);
   return (n + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
+}
+
+// A page or index block of `bytes`, a page perhaps with its series.
+bool IsSound(const LoadedValue& value, uint64_t bytes) {
+  if (value.empty() || value.size() > 2 || value.front().size() != bytes) return false;
+  return value.size() == 1 || Series::Parse(value[1]).has_value();
 }
 
 }  // namespace
@@ -30,27 +37,70 @@ void Store::Impl::EnterPrefix(Page* page) {
 
 // --- out -----------------------------------------------------------------------------------------
 
-uint64_t Store::Impl::SealedBytes(const PageKey& key) const {
+std::vector<SealedValue> Store::Impl::Sealed(const PageKey& key) const {
   MutexLock lock(mu_);
-  const Page* page = prefix_.Find(key);
-  return page == nullptr ? 0 : page->bytes;
+  if (const Page* page = prefix_.Find(key); page != nullptr) {
+    SealedValue value{key, {page->bytes}, page->series_changed};
+    if (page->series != nullptr) value.sizes.push_back(page->series->Encode().size());
+    return {std::move(value)};
+  }
+  const Artefact* artefact = artefacts_.Peek(key);
+  if (artefact == nullptr) return {};
+  const ArtefactRecord record = RecordOf(*artefact);
+  std::vector<SealedValue> values;
+  for (size_t i = 0; i < record.parts.size(); ++i) {
+    const Page& page = *artefact->extents[i].page;
+    values.push_back({PartKey(key, i, record.parts[i]), {page.bytes}, true});
+  }
+  // It is offered when it was built anew: what is there of it was not good enough.
+  values.push_back({key, {EncodeRecord(record).size()}, true});
+  return values;
 }
 
-bool Store::Impl::CopySealed(const PageKey& key, std::span<std::byte> to) {
+RecompressJob Store::Impl::PinForCopy(Page* page) {
+  RecompressJob pin;
+  pin.id = next_job_++;
+  ++page->jobs;
+  jobs_[pin.id].push_back(page);
+  return pin;
+}
+
+bool Store::Impl::CopySealed(const PageKey& key, size_t value,
+                             std::span<const std::span<std::byte>> to) {
   Page* page = nullptr;
+  std::vector<std::byte> beside;  // what lies in no page; the last buffer
   RecompressJob pin;
   {
     MutexLock lock(mu_);
     page = prefix_.Find(key);
-    if (page == nullptr || page->bytes != to.size()) return false;
-    pin.id = next_job_++;
-    ++page->jobs;
-    jobs_[pin.id].push_back(page);
+    if (page != nullptr) {
+      if (page->series != nullptr) beside = page->series->Encode();
+    } else if (const Artefact* artefact = artefacts_.Peek(key); artefact == nullptr) {
+      return false;
+    } else if (value < artefact->extents.size()) {
+      page = artefact->extents[value].page;
+    } else {
+      beside = EncodeRecord(RecordOf(*artefact));
+    }
+    const size_t buffers = size_t{page != nullptr} + size_t{!beside.empty()};
+    if (to.size() != buffers || (page != nullptr && to.front().size() != page->bytes)) return false;
+    if (!beside.empty() && to.back().size() != beside.size()) return false;
+    if (!beside.empty()) std::ranges::copy(beside, to.back().begin());
+    if (page == nullptr) return true;
+    page->series_changed = false;
+    pin = PinForCopy(page);
   }
-  const Status copied = ReadPage(*page, to.data());
+  const Status copied = ReadPage(*page, to.front().data());
   MutexLock lock(mu_);
   UnpinJob(pin);
   return copied.ok();
+}
+
+void Store::Impl::NoteStored(std::span<const PageKey> keys) {
+  MutexLock lock(mu_);
+  for (const PageKey& key : keys) {
+    if (Page* page = prefix_.Find(key); page != nullptr) page->stored = true;
+  }
 }
 
 // --- in ------------------------------------------------------------------------------------------
@@ -62,18 +112,24 @@ std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o, const P
       s.SharesIndex() ? static_cast<size_t>(s.index.block_tokens) / s.page_tokens() : 0;
   std::vector<Wanted> all;
   for (size_t i = 0; i < o.keys.size(); ++i) {
-    all.push_back({o.keys[i], false, false});
+    all.push_back({o.keys[i], false});
     if (block_pages == 0 || (i + 1) % block_pages != 0) continue;
-    all.push_back({IndexBlockKey(o.keys[i], s.index), true, false});
+    all.push_back({IndexBlockKey(o.keys[i], s.index), true});
   }
   {
     MutexLock lock(mu_);
-    for (Wanted& w : all) w.here = prefix_.Find(w.key) != nullptr;
+    const std::vector<bool> superfluous = Superfluous(o);
+    size_t pages = 0;
+    for (Wanted& w : all) {
+      w.here = prefix_.Find(w.key) != nullptr;
+      if (!w.index && !superfluous.empty()) w.superfluous = superfluous[pages];
+      pages += !w.index;
+    }
   }
   std::vector<Wanted> wanted;
   bool blocks = true;
   for (const Wanted& w : all) {
-    if (w.index && !blocks) continue;
+    if ((w.index && !blocks) || (w.superfluous && !w.here)) continue;
     const bool there = w.here || tier.Holds(w.key);
     if (there) {
       wanted.push_back(w);
@@ -102,62 +158,65 @@ std::vector<PageKey> Store::Impl::BeginLoad(Opening* o, const PageTier& tier) {
     }
   }
   if (keys.empty()) return keys;
-  for (Page* page : held) RefPage(page);
-  o->load = next_load_++;
-  loads_.emplace(o->load, std::move(held));
+  for (Page* page : held) HoldForLoad(o, page);
   return keys;
 }
 
-std::vector<Page*> Store::Impl::TakeForLoad(const Opening& o, size_t first,
-                                            std::span<const std::span<const std::byte>> values,
-                                            bool* more) {
-  const Result<Session*> session = FindSession(o.session);
+void Store::Impl::HoldForLoad(Opening* o, Page* page) {
+  if (o->load == 0) o->load = next_load_++;
+  RefPage(page);
+  loads_[o->load].push_back(page);
+}
+
+std::vector<Page*> Store::Impl::TakeForLoad(Opening* o, size_t first,
+                                            std::span<const LoadedValue> values, bool* more) {
+  const Result<Session*> session = FindSession(o->session);
   std::vector<Page*> taken;
   *more = session.ok();
   if (!*more) return taken;
-  const Sequence& s = *o.sequence;
+  const Sequence& s = *o->sequence;
   // The daemon's own arenas take them: no session writes there.
   Taker taker = TakerOf(**session, s);
   taker.writer = kDaemon;
   taker.session = nullptr;
   taken.resize(values.size(), nullptr);
   for (size_t i = 0; i < values.size() && *more; ++i) {
-    const bool index = o.loads_index[first + i];
+    const bool index = o->loads_index[first + i];
     const uint64_t bytes =
         WholeBlocks(index ? s.index.block_bytes : s.model->desc.geometry.page_bytes());
     std::vector<Page*> one;
-    const bool came = values[i].size() == bytes && Allocate(taker, bytes, 1, &one).ok();
-    if (!came) {
+    if (!IsSound(values[i], bytes) || !Allocate(taker, bytes, 1, &one).ok()) {
       *more = index;
       continue;
     }
     taken[i] = one.front();
-    taken[i]->sealed = true;
-    RefPage(taken[i]);
-    loads_.at(o.load).push_back(taken[i]);
+    taken[i]->sealed = taken[i]->stored = true;
+    HoldForLoad(o, taken[i]);
   }
   return taken;
 }
 
-bool Store::Impl::TakeLoaded(Opening* o, size_t first,
-                             std::span<const std::span<const std::byte>> values,
+bool Store::Impl::TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
                              std::span<const PageKey> keys) {
   std::vector<Page*> taken;
   bool more = true;
   {
     MutexLock lock(mu_);
-    taken = TakeForLoad(*o, first, values, &more);
+    taken = TakeForLoad(o, first, values, &more);
   }
   size_t copied = 0;
   for (; copied < taken.size(); ++copied) {
     if (taken[copied] == nullptr) continue;
-    if (!WritePage(*taken[copied], values[copied].data()).ok()) break;
+    if (!WritePage(*taken[copied], values[copied].front().data()).ok()) break;
   }
   more = more && copied == taken.size();
   MutexLock lock(mu_);
   for (size_t i = 0; i < copied; ++i) {
     if (taken[i] == nullptr) continue;
     taken[i]->key = keys[first + i];
+    if (values[i].size() > 1) {
+      taken[i]->series = std::make_unique<Series>(*Series::Parse(values[i][1]));
+    }
     // If somebody else was faster, theirs is found, and ours goes with the load.
     if (prefix_.Insert(taken[i])) ++counters_.loaded_pages;
   }
@@ -185,14 +244,23 @@ void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_vie
   }
   if (tier == nullptr) return done(FinishOpen(&*prepared));
   const auto o = std::make_shared<Opening>(std::move(*prepared));
-  PrefixLoad load;
+  o->asked = Clock::now();
+  LoadArtefact(o, tier, [this, o, tier, done] {
+    LoadPrefix(o, tier, [this, o, done] { done(FinishOpen(o.get())); });
+  });
+}
+
+void Store::Impl::LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier,
+                             std::function<void()> then) {
+  TierLoad load;
+  load.asked = o->asked;
   load.keys = BeginLoad(o.get(), *tier);
-  if (load.keys.empty()) return done(FinishOpen(o.get()));
+  if (load.keys.empty()) return then();
   load.take = [this, o, keys = load.keys](size_t first, auto values) {
     return TakeLoaded(o.get(), first, values, keys);
   };
-  load.done = [this, o, done] { done(FinishOpen(o.get())); };
-  if (!tier->Load(std::move(load))) done(FinishOpen(o.get()));
+  load.done = then;
+  if (!tier->Load(std::move(load))) then();
 }
 
 }  // namespace kvstrata

@@ -1,5 +1,7 @@
 #include "server/store/prefix_index.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace kvstrata {
@@ -13,6 +15,7 @@ bool PrefixIndex::Insert(Page* page) {
   KVS_CHECK(page->sealed && !page->indexed && page->refs > 0);
   if (!pages_.emplace(page->key, page).second) return false;
   page->indexed = true;
+  page->pinned = pinned_.contains(page->key);
   return true;
 }
 
@@ -22,17 +25,43 @@ void PrefixIndex::Replace(Page* page, Page* copy) {
   if (page->refs == 0) MarkUsed(page);
   page->indexed = false;
   copy->indexed = true;
+  copy->pinned = std::exchange(page->pinned, false);
+  copy->stored = page->stored;
 }
 
 void PrefixIndex::Erase(Page* page) {
   KVS_CHECK(page->indexed);
   if (page->refs == 0) MarkUsed(page);
   pages_.erase(page->key);
-  page->indexed = false;
+  page->indexed = page->pinned = false;
+}
+
+void PrefixIndex::Pin(const PageKey& key) {
+  if (pinned_[key]++ == 0) SetPinned(key, true);
+}
+
+void PrefixIndex::Unpin(const PageKey& key) {
+  const auto it = pinned_.find(key);
+  KVS_CHECK(it != pinned_.end());
+  if (--it->second > 0) return;
+  pinned_.erase(it);
+  SetPinned(key, false);
+}
+
+void PrefixIndex::SetPinned(const PageKey& key, bool pinned) {
+  Page* page = Find(key);
+  if (page == nullptr) return;
+  if (page->refs == 0) MarkUsed(page);
+  page->pinned = pinned;
+  if (page->refs == 0) MarkCached(page);
 }
 
 void PrefixIndex::MarkCached(Page* page) {
   KVS_CHECK(page->indexed && page->refs == 0);
+  if (page->pinned) {
+    pinned_bytes_[static_cast<int>(page->arena->tier)] += page->bytes;
+    return;
+  }
   page->older = newest_;
   page->newer = nullptr;
   (newest_ != nullptr ? newest_->newer : oldest_) = page;
@@ -42,6 +71,10 @@ void PrefixIndex::MarkCached(Page* page) {
 
 void PrefixIndex::MarkUsed(Page* page) {
   KVS_CHECK(page->indexed);
+  if (page->pinned) {
+    pinned_bytes_[static_cast<int>(page->arena->tier)] -= page->bytes;
+    return;
+  }
   (page->older != nullptr ? page->older->newer : oldest_) = page->newer;
   (page->newer != nullptr ? page->newer->older : newest_) = page->older;
   page->older = page->newer = nullptr;

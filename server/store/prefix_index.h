@@ -1,5 +1,5 @@
 // PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody
-// uses (cached), oldest first.
+// uses (cached), oldest first. Pages of a pinned key are in no list while nobody uses them.
 //
 // Holds no reference: a page here with refs == 0 is cached and may be evicted; the store retires
 // it. A sequence releases its pages from the last to the first, so of a prefix nobody uses the end
@@ -8,8 +8,8 @@
 #ifndef KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
 #define KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
 
+#include <boost/unordered/unordered_flat_map.hpp>
 #include <cstring>
-#include <unordered_map>
 
 #include "server/store/page.h"
 
@@ -27,6 +27,11 @@ class PrefixIndex {
   // REQUIRES: page is here.
   void Erase(Page* page);
 
+  // What is under this key, now or later, is not evicted until as many Unpin.
+  void Pin(const PageKey& key);
+  void Unpin(const PageKey& key);
+  const auto& pinned() const { return pinned_; }  // how often, by key
+
   // The last reference went, or the first came. REQUIRES: page is here.
   void MarkCached(Page* page);
   void MarkUsed(Page* page);
@@ -34,9 +39,12 @@ class PrefixIndex {
   Page* oldest() const { return oldest_; }
   size_t size() const { return pages_.size(); }
   uint64_t cached_bytes(Tier tier) const { return cached_bytes_[static_cast<int>(tier)]; }
+  // Of pages that nobody uses and a pin keeps; not among the cached ones.
+  uint64_t pinned_bytes(Tier tier) const { return pinned_bytes_[static_cast<int>(tier)]; }
 
  private:
   struct Hash {
+    using is_avalanching = void;
     size_t operator()(const PageKey& key) const {
       size_t h;
       std::memcpy(&h, key.data(), sizeof(h));  // uniform already
@@ -44,10 +52,14 @@ class PrefixIndex {
     }
   };
 
-  std::unordered_map<PageKey, Page*, Hash> pages_;
+  void SetPinned(const PageKey& key, bool pinned);
+
+  // Flat: a look-up of consecutive pages is one cache miss a page, not three.
+  boost::unordered_flat_map<PageKey, Page*, Hash> pages_;
+  boost::unordered_flat_map<PageKey, uint32_t, Hash> pinned_;
   Page* oldest_ = nullptr;
   Page* newest_ = nullptr;
-  std::array<uint64_t, kTiers> cached_bytes_{};
+  std::array<uint64_t, kTiers> cached_bytes_{}, pinned_bytes_{};
 };
 
 }  // namespace kvstrata

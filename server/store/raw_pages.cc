@@ -22,9 +22,9 @@ std::vector<size_t> Store::Impl::ReleasedPages(const Sequence& s) {
   return positions;
 }
 
-// Releases a page, and makes the prefix index forget it if nobody else holds it.
+// Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
 void Store::Impl::DropRaw(Page* page) {
-  if (page->refs == 1 && page->indexed) prefix_.Erase(page);
+  if (page->refs == 1 && page->indexed && !page->pinned) prefix_.Erase(page);
   Release(page);
 }
 

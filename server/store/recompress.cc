@@ -1,6 +1,7 @@
 // Recompression (recompress_job.h): what is due, what a worker gets, how its extents are published,
 // who waits for it, and what a prompt's extents are to the next sequence with the same one.
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -40,11 +41,11 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
   return OkStatus();
 }
 
-std::shared_ptr<const std::vector<std::byte>> DescriptionOf(const std::vector<std::byte>& extent) {
-  const auto size = static_cast<int64_t>(extent.size());
-  const std::span front(extent.data(), static_cast<size_t>(std::min(size, kExtentFrontBytes)));
-  return std::make_shared<const std::vector<std::byte>>(
-      extent.begin(), extent.begin() + DescriptionBytes(front, size));
+// Of its header; of what is no extent, 0.
+uint64_t ChecksumIn(std::span<const std::byte> extent) {
+  ExtentHeader header{};
+  if (extent.size() >= sizeof(header)) std::memcpy(&header, extent.data(), sizeof(header));
+  return header.checksum;
 }
 
 std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
@@ -328,6 +329,15 @@ Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector
   return OkStatus();
 }
 
+std::shared_ptr<const std::vector<std::byte>> Store::Impl::DescriptionFor(
+    const Page& page, std::span<const std::byte> extent) const {
+  if (pools_.readable(page.arena->tier)) return nullptr;
+  const auto size = static_cast<int64_t>(extent.size());
+  const auto front = static_cast<size_t>(std::min(size, kExtentFrontBytes));
+  return std::make_shared<const std::vector<std::byte>>(
+      extent.begin(), extent.begin() + DescriptionBytes(extent.first(front), size));
+}
+
 Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
                                 std::vector<Page*>* fresh, std::unique_ptr<Recompressor> next,
                                 RecompressResult* result) {
@@ -341,10 +351,8 @@ Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
       extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
     } else {
       Page* const page = (*fresh)[taken++];
-      extents.push_back({page, draft.bytes.size(), draft.tokens, nullptr});
-      if (!pools_.readable(page->arena->tier)) {
-        extents.back().description = DescriptionOf(draft.bytes);
-      }
+      extents.push_back({page, draft.bytes.size(), draft.tokens, ChecksumIn(draft.bytes),
+                         DescriptionFor(*page, draft.bytes)});
       result->written_bytes += draft.bytes.size();
     }
     RefPage(extents.back().page);
@@ -476,7 +484,12 @@ std::vector<WorkInfo> Store::Impl::Work() const {
 void Store::Impl::KeepArtefact(const Sequence& s) {
   if (s.extents.empty()) return;
   const CodecState& codec = *s.codec;
-  Artefact artefact{codec.prompt_key, s.extents, codec.recompressor, codec.released};
+  EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
+                 s.series.Slice(0, s.prompt_tokens)});
+  if (tier_ != nullptr) tier_->Offer(codec.prompt_key);
+}
+
+void Store::Impl::EnterArtefact(Artefact artefact) {
   for (const Extent& extent : artefact.extents) {
     RefPage(extent.page);
     ++extent.page->artefacts;
@@ -488,8 +501,9 @@ void Store::Impl::KeepArtefact(const Sequence& s) {
 
 void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   CodecState& codec = *s->codec;
-  codec.prompt_key = Artefacts::KeyOf(session->tenant->id, s->model->id, s->last_key, s->tail,
-                                      FormatPlan(s->plan), codec.parameters_digest);
+  codec.prompt_key = Artefacts::KeyOf(s->chain, s->last_key, s->tail, FormatPlan(s->plan),
+                                      codec.parameters_digest);
+  if (codec.opened_on != 0) codec.prompt_settled = codec.opened_on == s->prompt_tokens;
   // Rows that the engine computed itself may differ in a bit from those that were recompressed.
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == Work::kRunning) return;

@@ -74,6 +74,10 @@ struct CodecState {
   PageKey prompt_key{};         // of the artefact; set when the prompt is complete
   bool prompt_settled = false;  // all of the prompt is recompressed: what follows may be shown
   uint32_t awaited_prompt = 0;  // an artefact of a prompt this long may be had: nothing is due
+  // The sequence is held without its raw pages: it opened on the artefact of a prompt this long (0:
+  // it did not), which ends with these tokens behind the held ones.
+  uint32_t opened_on = 0;
+  std::vector<int32_t> promised;
 
   // The current table as addresses, for RecompressInput.
   std::vector<std::byte*> pages;
@@ -152,7 +156,8 @@ struct Session {
   bool fenced = false;  // kEof: only its readers and its arenas are left, until it died
   Clock::time_point opened;
 
-  std::unordered_map<uint64_t, std::pair<std::shared_ptr<Model>, KeyChain>> models;
+  using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
+  std::unordered_map<uint64_t, KnownModel> models;
   std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;

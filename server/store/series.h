@@ -1,11 +1,14 @@
 // Series: what an engine reports of a sequence's positions. Kept with a sequence, and in pieces
 // with its sealed pages, so that whoever is held for a page has them too (DECISIONS 11).
 //
-// A plain value. Cost: a copy of what is put or cut.
+// A plain value. Cost: a copy of what is put, cut, encoded or parsed.
 #ifndef KVSTRATA_SERVER_STORE_SERIES_H_
 #define KVSTRATA_SERVER_STORE_SERIES_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
 namespace kvstrata {
@@ -22,7 +25,14 @@ struct Series {
   void Put(uint32_t first, const Series& part);
   // Positions [first, first + n), as far as they were reported.
   Series Slice(uint32_t first, uint32_t n) const;
+
+  // As docs/disk_format.md has it ("Series"). Parse: nothing when the bytes are no series.
+  std::vector<std::byte> Encode() const;
+  static std::optional<Series> Parse(std::span<const std::byte> bytes);
 };
+
+// Bit for bit, NaN included.
+bool SameSeries(const Series& a, const Series& b);
 
 }  // namespace kvstrata
 

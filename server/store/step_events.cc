@@ -129,7 +129,11 @@ void Store::Impl::KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end)
   for (uint32_t i = first / page_tokens; i * page_tokens < end && i < s->pages.size(); ++i) {
     Page* page = s->pages[i];
     if (page == nullptr || !page->sealed) continue;
-    page->series = std::make_unique<Series>(s->series.Slice(i * page_tokens, page_tokens));
+    Series series = s->series.Slice(i * page_tokens, page_tokens);
+    if (page->series != nullptr && SameSeries(*page->series, series)) continue;
+    page->series = std::make_unique<Series>(std::move(series));
+    page->series_changed = true;
+    if (page->indexed && tier_ != nullptr) tier_->Offer(page->key);
   }
 }
 
@@ -167,8 +171,23 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
   }
 }
 
-Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, size_t n,
+// A sequence that opened on an artefact is held for that prompt alone.
+Status Store::Impl::CheckPromised(const Sequence& s, std::span<const int32_t> tokens) {
+  if (!s.codec || s.tokens >= s.codec->opened_on) return OkStatus();
+  const std::span<const int32_t> promised = s.codec->promised;
+  const std::span<const int32_t> left =
+      promised.last(std::min<size_t>(promised.size(), s.codec->opened_on - s.tokens));
+  const size_t n = std::min(left.size(), tokens.size());
+  if (std::ranges::equal(left.first(n), tokens.first(n))) return OkStatus();
+  return FailedPrecondition("COMMIT_OTHER_PROMPT",
+                            "tokens from position " + std::to_string(s.tokens) +
+                                " are not those that sequence " + std::to_string(s.id) +
+                                " was opened with, and it is held for those alone; open it again");
+}
+
+Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, std::span<const int32_t> tokens,
                                 uint32_t indexed_tokens) const {
+  const size_t n = tokens.size();
   if (first != s.tokens) {
     return FailedPrecondition("COMMIT_OUT_OF_ORDER", "first is " + std::to_string(first) +
                                                          "; sequence " + std::to_string(s.id) +
@@ -186,6 +205,7 @@ Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, size_t n,
                                                "; allowed: at most the tokens, " +
                                                std::to_string(first + uint64_t{n}));
   }
+  KVS_RETURN_IF_ERROR(CheckPromised(s, tokens));
   for (uint64_t at = first / s.page_tokens(); n > 0 && at < s.PagesFor(first + uint64_t{n}); ++at) {
     if (Writable(s, s.pages[at])) continue;
     return FailedPrecondition(
@@ -214,7 +234,7 @@ Status Store::Impl::Commit(uint64_t session_id, uint64_t sequence, uint32_t firs
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
-    KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens.size(), indexed_tokens));
+    KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens, indexed_tokens));
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
       return CommitLocked(sessions_.at(session_id).get(), s, {}, tokens, indexed_tokens);
     }
@@ -226,7 +246,7 @@ Status Store::Impl::Commit(uint64_t session_id, uint64_t sequence, uint32_t firs
   const std::vector<PageKey> keys = chain.Pages(parent, ids);  // hashed outside of the lock
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
-  KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens.size(), indexed_tokens));
+  KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens, indexed_tokens));
   return CommitLocked(sessions_.at(session_id).get(), s, keys, tokens, indexed_tokens);
 }
 
@@ -276,6 +296,12 @@ Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
                               "sequence " + std::to_string(sequence) +
                                   (s->prefill_done ? " has ended its prompt already"
                                                    : " is empty: commit its prompt first"));
+  }
+  if (s->codec && s->tokens < s->codec->opened_on) {
+    return FailedPrecondition("PREFILL_DONE", "sequence " + std::to_string(sequence) +
+                                                  " was opened with a prompt of " +
+                                                  std::to_string(s->codec->opened_on) +
+                                                  " tokens and is held for it alone: commit all");
   }
   s->prefill_done = true;
   s->prompt_tokens = s->tokens;

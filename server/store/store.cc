@@ -114,6 +114,14 @@ Result<Sequence*> Store::Impl::FindSequence(uint64_t session, uint64_t id) {
                                           std::to_string(session) + ", or was closed");
 }
 
+Result<const Session::KnownModel*> Store::Impl::FindModel(const Session& session, uint64_t id) {
+  const auto it = session.models.find(id);
+  if (it != session.models.end()) return &it->second;
+  return NotFound("MODEL_UNKNOWN", "model " + std::to_string(id) +
+                                       " was not registered by session " +
+                                       std::to_string(session.id) + "; register it first");
+}
+
 Tenant* Store::Impl::TenantOf(const std::string& name) {
   std::unique_ptr<Tenant>& tenant = tenants_[name];
   if (!tenant) {
@@ -294,14 +302,38 @@ Status Store::Report(uint64_t session, uint64_t sequence, uint32_t first, uint32
 Status Store::PrefillDone(uint64_t session, uint64_t sequence) {
   return impl_->PrefillDone(session, sequence);
 }
-Result<uint32_t> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
+Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
   return impl_->Lookup(session, model, tokens);
 }
-void Store::SetPageTier(PageTier* tier) { impl_->SetPageTier(tier); }
-uint64_t Store::SealedBytes(const PageKey& key) const { return impl_->SealedBytes(key); }
-bool Store::CopySealed(const PageKey& key, std::span<std::byte> to) {
-  return impl_->CopySealed(key, to);
+Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys) {
+  return impl_->Lookup(session, model, keys);
 }
+Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
+                                   std::span<const int32_t> tokens) {
+  return impl_->LookupFor(tenant, model, tokens);
+}
+Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
+                                   std::span<const PageKey> keys) {
+  return impl_->LookupFor(tenant, model, keys);
+}
+void Store::SetPageTier(PageTier* tier) { impl_->SetPageTier(tier); }
+std::vector<SealedValue> Store::Sealed(const PageKey& key) const { return impl_->Sealed(key); }
+bool Store::CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to) {
+  return impl_->CopySealed(key, value, to);
+}
+void Store::NoteStored(std::span<const PageKey> keys) { impl_->NoteStored(keys); }
+Result<PinInfo> Store::PinSequence(uint64_t sequence, std::chrono::microseconds ttl) {
+  return impl_->PinSequence(sequence, ttl);
+}
+Result<PinInfo> Store::PinPrefix(std::string_view tenant, uint64_t model,
+                                 std::span<const int32_t> tokens, std::chrono::microseconds ttl) {
+  return impl_->PinPrefix(tenant, model, tokens, ttl);
+}
+Status Store::RemovePin(uint64_t pin) { return impl_->RemovePin(pin); }
+void Store::ExpirePins() { impl_->ExpirePins(); }
+void Store::RestorePins(std::vector<PrefixPin> pins) { impl_->RestorePins(std::move(pins)); }
+std::vector<PinInfo> Store::Pins() { return impl_->Pins(); }
+PinLimits Store::PinUse() const { return impl_->PinUse(); }
 void Store::SetRecompressSink(RecompressSink* sink) {
   impl_->SetRecompressSink(sink);
   impl_->TellSettled();
@@ -354,7 +386,7 @@ void Store::EndRecallAudits(const Status& why) {
 Memory Store::memory(Tier tier) const { return impl_->memory(tier); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
-MoveResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
+EvictResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
 void Store::Reclaim() { impl_->Reclaim(); }
 std::vector<PoolInfo> Store::Pools() const { return impl_->Pools(); }
 std::vector<SessionInfo> Store::Sessions() const { return impl_->Sessions(); }

@@ -27,6 +27,8 @@
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/page_tier.h"
+#include "server/store/pins.h"
+#include "server/store/prefix_key.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
 
@@ -34,6 +36,10 @@ namespace kvstrata {
 
 enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
 std::string_view NameOf(Tier tier);
+
+// Where a look-up finds a page: memory first.
+enum class Residence : uint8_t { kDevice, kHost, kDisk };
+std::string_view NameOf(Residence residence);
 
 struct StoreOptions {
   uint64_t device_bytes = uint64_t{4} << 30;  // pool capacities; memory is touched when used
@@ -53,6 +59,9 @@ struct StoreOptions {
   // sequence opens.
   std::function<Status(const Plan&, const Geometry&)> serves;
   std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
+  uint64_t pin_limit_bytes = 0;      // of all pins together; 0: half of both pools
+  // Of pins' time; tests turn it.
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
   std::chrono::microseconds recompress_retry{1'000'000};
 };
@@ -104,6 +113,7 @@ struct OpenedSequence {
   Plan plan;
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // of the model
+  std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
 };
 
 enum class SessionEnd : uint8_t {
@@ -114,10 +124,20 @@ enum class SessionEnd : uint8_t {
 
 using OpenDone = std::function<void(const Result<OpenedSequence>&)>;
 
+// What a look-up found, page by page.
+struct PrefixHit {
+  uint32_t page_tokens = 0;
+  std::vector<PageKey> keys;     // of the whole pages that were asked for
+  std::vector<Residence> pages;  // of the leading ones that are held
+  uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }
+  uint32_t tokens_in(Residence residence) const;
+};
+
 // Snapshots for the admin service: plain values, ordered by id.
 struct PoolInfo {
   Tier tier = Tier::kDevice;
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
+  uint64_t pinned_bytes = 0;  // that only pins keep
   uint32_t arenas = 0;
 };
 struct SessionInfo {
@@ -177,11 +197,29 @@ struct StoreCounters {
   uint64_t recompressed_bytes = 0, released_bytes = 0;   // extents written; raw pages given up
   uint64_t artefacts = 0, artefact_hits = 0;             // held; prompts that needed no work
   uint64_t loaded_pages = 0;                             // from the tier below, index blocks too
+  uint64_t loaded_artefacts = 0;                         // from there
+  uint64_t evicted_pages = 0, evicted_stored_pages = 0;  // from memory; of these, in the tier below
 };
 struct RecallStart {
   std::shared_ptr<RecallAudit> audit;
   SequenceInfo sequence;  // as it is now
   Road road = Road::kLinked;
+};
+// What an eviction drops, or would, of one pool.
+struct EvictedTier {
+  Tier tier = Tier::kDevice;
+  uint64_t pages = 0, bytes = 0;  // recompressed prompts' extents too
+  uint64_t stored_pages = 0;      // of these: in the tier below, hence no loss
+  uint64_t artefact_pages = 0;    // of these: extents of recompressed prompts
+  uint64_t pinned_bytes = 0;      // kept, because pinned
+};
+struct EvictResult {
+  std::vector<EvictedTier> tiers;  // device, host
+  uint64_t pages() const;
+  uint64_t bytes() const;
+};
+struct PinLimits {
+  uint64_t used_bytes = 0, limit_bytes = 0;
 };
 struct MoveResult {
   uint64_t pages = 0, bytes = 0, version = 0;
@@ -234,8 +272,18 @@ class Store {
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                 const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
-  // Of the prefix in memory.
-  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
+  // The longest prefix that memory and the tier below hold together, of at most tokens - 1: what
+  // an open would find. Idempotent; takes nothing, does no I/O, holds the lock for 256 pages at a
+  // time. Cost: hashing (prefix_key.h) and a hash look-up or two a page.
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
+  // The same of pages whose keys are known. In memory another tenant's keys are a miss; the tier
+  // below knows no tenants: there the key, which nobody else can compute, is the permission.
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys);
+  // An operator's: of any tenant, attached or not. MODEL_UNKNOWN.
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const int32_t> tokens);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const PageKey> keys);
 
   // --- recompression (recompress_job.h) ---
   // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.
@@ -283,10 +331,36 @@ class Store {
   // --- the tier below (page_tier.h) ---
   // Null: there is none. It outlives all its loads and is unset before it ends.
   void SetPageTier(PageTier* tier);
-  // Bytes of the page or index block that the prefix index has under this key; 0: none.
-  uint64_t SealedBytes(const PageKey& key) const;
-  // Copies them, outside of the lock; false: it is not there any more, or of another size.
-  bool CopySealed(const PageKey& key, std::span<std::byte> to);
+  // What is to be written for an offered key: a page or index block, or the parts of an artefact
+  // and at last its record, which is of no use without all of them. Empty: it left memory.
+  std::vector<SealedValue> Sealed(const PageKey& key) const;
+  // Copies the buffers of one of them, outside of the lock; false: it is not there any more, or of
+  // another size.
+  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to);
+
+  // The tier has these now.
+  void NoteStored(std::span<const PageKey> keys);
+
+  // --- pins (pins.h) ---
+  // Pins the sequence's full pages and its plan's complete index blocks, as they are now.
+  // Errors of all: INVALID_ARGUMENT PIN_TTL (1 ms to 366 days); RESOURCE_EXHAUSTED PIN_LIMIT, where
+  // what pins share counts for each; those of the tier below, which leave nothing pinned. Waits for
+  // the disk, where there is one. FAILED_PRECONDITION PIN_NOTHING.
+  Result<PinInfo> PinSequence(uint64_t sequence, std::chrono::microseconds ttl);
+  // Pins the leading whole pages of `tokens` that are held, in whatever tier; not the index.
+  // NOT_FOUND PIN_MISS, MODEL_UNKNOWN.
+  Result<PinInfo> PinPrefix(std::string_view tenant, uint64_t model,
+                            std::span<const int32_t> tokens, std::chrono::microseconds ttl);
+  // NOT_FOUND PIN_UNKNOWN; those of the tier below: the pin has ended, and may be back after a
+  // restart.
+  Status RemovePin(uint64_t pin);
+  // Ends those whose time is over. For housekeeping; no I/O.
+  void ExpirePins();
+  // Pins of an earlier daemon, which the tier keeps already.
+  void RestorePins(std::vector<PrefixPin> pins);
+  // By number.
+  std::vector<PinInfo> Pins();
+  PinLimits PinUse() const;
 
   // --- memory ---
   // What the arenas of a tier are.
@@ -297,8 +371,9 @@ class Store {
   // Copies a sequence's sealed pages to another pool, publishes a table that names the copies, and
   // retires the originals nobody else refers to. Readers inside a step keep what they see.
   Result<MoveResult> Move(uint64_t sequence, Tier to);
-  // Drops cached pages that no sequence uses; with `dry_run` only counts them.
-  MoveResult Evict(bool dry_run);
+  // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
+  // counts them.
+  EvictResult Evict(bool dry_run);
   // Frees what every reader has passed; called by the daemon's housekeeping and by allocation.
   void Reclaim();
 

@@ -1,11 +1,14 @@
 // StoreImpl: all state of the store behind one lock, and the functions over it, by file:
 //   store.cc           forwarding, sessions, models, plans
-//   open_sequence.cc   open, look-up, fork, close
+//   open_sequence.cc   open, fork, close
+//   lookup.cc          where the longest held prefix lies
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
-//   page_tier.cc       pages to and from the tier below
-//   move.cc            copies between pools, private copies, eviction
+//   page_tier.cc       pages to and from the tier below; artefact_tier.cc: artefacts
+//   pins.cc            prefixes that eviction spares
+//   evict.cc           what an operator drops, or would
+//   move.cc            copies between pools, private copies
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
@@ -25,6 +28,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "server/store/artefact_record.h"
 #include "server/store/page_tier.h"
 #include "server/store/parameters.h"
 #include "server/store/prefix_index.h"
@@ -60,8 +64,14 @@ class Store::Impl {
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(mu_);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
-  Result<uint32_t> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
       KVS_EXCLUDES(mu_);
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys)
+      KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
+                              std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
 
   void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(mu_);
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(mu_);
@@ -85,13 +95,26 @@ class Store::Impl {
   void EndRecallAudits(const Status& why) KVS_EXCLUDES(mu_);
 
   void SetPageTier(PageTier* tier) KVS_EXCLUDES(mu_);
-  uint64_t SealedBytes(const PageKey& key) const KVS_EXCLUDES(mu_);
-  bool CopySealed(const PageKey& key, std::span<std::byte> to) KVS_EXCLUDES(mu_);
+  std::vector<SealedValue> Sealed(const PageKey& key) const KVS_EXCLUDES(mu_);
+  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to)
+      KVS_EXCLUDES(mu_);
+
+  void NoteStored(std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+
+  Result<PinInfo> PinSequence(uint64_t sequence, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
+  Result<PinInfo> PinPrefix(std::string_view tenant, uint64_t model,
+                            std::span<const int32_t> tokens, std::chrono::microseconds ttl)
+      KVS_EXCLUDES(mu_);
+  Status RemovePin(uint64_t pin) KVS_EXCLUDES(mu_);
+  void ExpirePins() KVS_EXCLUDES(mu_);
+  void RestorePins(std::vector<PrefixPin> pins) KVS_EXCLUDES(mu_);
+  std::vector<PinInfo> Pins() KVS_EXCLUDES(mu_);
+  PinLimits PinUse() const KVS_EXCLUDES(mu_);
 
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
-  MoveResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
+  EvictResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
   void Reclaim() KVS_EXCLUDES(mu_);
 
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(mu_);
@@ -128,7 +151,8 @@ class Store::Impl {
     bool used = false;  // result: it took the source's place
   };
   struct Hit {
-    std::vector<Page*> pages, index_blocks;
+    std::vector<Page*> pages, index_blocks;  // null: a page that an artefact makes superfluous
+    bool whole = true;                       // no page is null
   };
   // A sequence on its way to be opened.
   struct Opening {
@@ -137,26 +161,35 @@ class Store::Impl {
     std::vector<PageKey> keys;  // of the pages that it may be held for
     PageKey last_page{};        // of its tokens; zeros: none
     size_t tokens = 0;
-    std::vector<int32_t> tail;      // of them, those behind the last whole page
+    std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
+    PageKey artefact{};         // of the prompt; zeros: the plan has no codec
+    Clock::time_point asked;
     uint64_t load = 0;              // of loads_; 0: none
     std::vector<bool> loads_index;  // per key of the load: it is an index block's
+    // The artefact on its way here: its record, and of its parts those that have come.
+    std::optional<ArtefactRecord> record;
+    std::vector<Extent> parts;
   };
   struct Wanted {
     PageKey key;
     bool index = false;
-    bool here = false;  // in the prefix index
+    bool here = false;         // in the prefix index
+    bool superfluous = false;  // a page that the prompt's artefact makes so
   };
 
   // store.cc
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t id) const KVS_REQUIRES(mu_);
+  static Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
   Status MakeRoomForModel() KVS_REQUIRES(mu_);
   void DropSession(Session* session) KVS_REQUIRES(mu_);
 
   // open_sequence.cc
-  Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys) const KVS_REQUIRES(mu_);
+  // Pages that are `superfluous` may be missing, if all others are there.
+  Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
+                 const std::vector<bool>& superfluous) const KVS_REQUIRES(mu_);
   // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
   Status TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover)
       KVS_REQUIRES(mu_);
@@ -165,7 +198,9 @@ class Store::Impl {
   // The codec's part of a new sequence; none for raw. Reads files: not under the lock.
   Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry);
   // When an artefact of this prompt may be had at its end, nothing is due before.
-  void AwaitArtefact(Sequence* s, const Tenant& tenant, const Opening& o) KVS_REQUIRES(mu_);
+  void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
+  // Gives a sequence that is held without its raw pages the artefact at once.
+  void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
   // What needs no lock: checks, the codec, the keys.
   Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
                               std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
@@ -181,12 +216,18 @@ class Store::Impl {
   // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
   std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
-  std::vector<Page*> TakeForLoad(const Opening& o, size_t first,
-                                 std::span<const std::span<const std::byte>> values, bool* more)
-      KVS_REQUIRES(mu_);
-  bool TakeLoaded(Opening* o, size_t first, std::span<const std::span<const std::byte>> values,
+  std::vector<Page*> TakeForLoad(Opening* o, size_t first, std::span<const LoadedValue> values,
+                                 bool* more) KVS_REQUIRES(mu_);
+  bool TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
                   std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+  // Reads what is missing of the prefix, then calls `then`.
+  void LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(mu_);
+  // A reference of the load's own, until EndLoad.
+  void HoldForLoad(Opening* o, Page* page) KVS_REQUIRES(mu_);
   void EndLoad(Opening* o) KVS_REQUIRES(mu_);
+  // Keeps a page readable without the lock; ended by UnpinJob.
+  RecompressJob PinForCopy(Page* page) KVS_REQUIRES(mu_);
   // Of a held page. They read of pools_ only what is constant.
   Status ReadPage(const Page& page, std::byte* to) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return pools_.Read(page, to);
@@ -194,6 +235,45 @@ class Store::Impl {
   Status WritePage(const Page& page, const std::byte* from) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return pools_.Write(page, from);
   }
+
+  // artefact_tier.cc
+  // Per page of the prompt that may be held: whether its artefact, in memory, makes it superfluous
+  // to a plan that keeps no raw rows. Empty: none is.
+  std::vector<bool> Superfluous(const Opening& o) const KVS_REQUIRES(mu_);
+  // Reads the prompt's artefact into artefacts_ if only the tier has it, then calls `then`.
+  void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(mu_);
+  bool WantsArtefact(const Opening& o, const PageTier& tier) const KVS_EXCLUDES(mu_);
+  void LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(mu_);
+  bool TakePart(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(mu_);
+  void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(mu_);
+
+  // lookup.cc
+  // Whose pages are looked up.
+  struct Owner {
+    std::string tenant;
+    KeyChain chain;
+    uint32_t page_tokens = 0;
+    uint64_t page_bytes = 0;
+    std::string model_name;
+  };
+  static Owner OwnerOf(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc);
+  Result<Owner> OwnerOf(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
+  Result<Owner> OwnerOf(std::string_view tenant, uint64_t model) KVS_EXCLUDES(mu_);
+  PrefixHit LookupOf(const Owner& owner, std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  PrefixHit LookupOf(const Owner& owner, std::vector<PageKey> keys) KVS_EXCLUDES(mu_);
+  // Goes on behind `found` while memory, or the tier, has the next key.
+  void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
+                    std::vector<Residence>* found) const KVS_EXCLUDES(mu_);
+
+  // pins.cc
+  uint64_t PinLimit() const KVS_REQUIRES(mu_);
+  uint64_t PinnedBytes() const KVS_REQUIRES(mu_);
+  void EnterPin(PrefixPin pin) KVS_REQUIRES(mu_);
+  PrefixPin TakePin(std::map<uint64_t, PrefixPin>::iterator at) KVS_REQUIRES(mu_);
+  Result<PinInfo> AddPin(PrefixPin pin, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
+  PinInfo InfoOf(const PrefixPin& pin) KVS_EXCLUDES(mu_);
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);
@@ -203,8 +283,9 @@ class Store::Impl {
   void KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) KVS_REQUIRES(mu_);
   void SealLocked(Sequence* s, std::span<const PageKey> keys, std::span<const int32_t> tokens,
                   uint32_t indexed_tokens) KVS_REQUIRES(mu_);
-  Status CheckCommit(const Sequence& s, uint32_t first, size_t n, uint32_t indexed_tokens) const
-      KVS_REQUIRES(mu_);
+  static Status CheckPromised(const Sequence& s, std::span<const int32_t> tokens);
+  Status CheckCommit(const Sequence& s, uint32_t first, std::span<const int32_t> tokens,
+                     uint32_t indexed_tokens) const KVS_REQUIRES(mu_);
   Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                       std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
 
@@ -281,10 +362,15 @@ class Store::Impl {
   Result<std::byte*> StagePage(const Page& page, RecompressJob* job) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status CopyDrafts(const RecompressOutput& output,
                     const std::vector<Page*>& fresh) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  // Of an extent's bytes that lie in `page`; null where the host can read them there.
+  std::shared_ptr<const std::vector<std::byte>> DescriptionFor(
+      const Page& page, std::span<const std::byte> extent) const KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status SwapExtents(Sequence* s, const RecompressOutput& output, std::vector<Page*>* fresh,
                      std::unique_ptr<Recompressor> next, RecompressResult* result)
       KVS_REQUIRES(mu_);
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(mu_);
+  // With references of its own to the extents.
+  void EnterArtefact(Artefact artefact) KVS_REQUIRES(mu_);
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(mu_);
 
   // raw_pages.cc
@@ -323,6 +409,7 @@ class Store::Impl {
   std::map<uint64_t, std::unique_ptr<Session>> sessions_ KVS_GUARDED_BY(mu_);
   std::unordered_map<uint64_t, Sequence*> sequences_ KVS_GUARDED_BY(mu_);
   std::vector<Page*> pins_ KVS_GUARDED_BY(mu_);  // references of copies under way, both sides
+  std::map<uint64_t, PrefixPin> pins_by_id_ KVS_GUARDED_BY(mu_);
   // References of prefixes that are being loaded from the tier below, by load.
   std::unordered_map<uint64_t, std::vector<Page*>> loads_ KVS_GUARDED_BY(mu_);
   PageTier* tier_ KVS_GUARDED_BY(mu_) = nullptr;
@@ -335,6 +422,7 @@ class Store::Impl {
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
+  uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;
   uint32_t next_recall_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;

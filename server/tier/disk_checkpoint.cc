@@ -38,17 +38,26 @@ std::vector<IoRequest> Requests(Op op, uint32_t file, uint64_t offset, std::byte
 
 }  // namespace
 
-// All entries; describes them in `*header`, which is of the next checkpoint.
+// All entries; describes them in `*header`, which is of the next checkpoint. The writer's turn is
+// held: meanwhile entries may leave, but none come, so buckets stay. Look-ups are let in between.
 std::vector<std::byte> DiskTier::Impl::EncodeEntries(CheckpointHeader* header) {
+  constexpr size_t kBuckets = 4096;  // at a time
   std::vector<std::byte> bytes;
-  MutexLock lock(mu_);
-  for (const auto& [key, entry] : index_) disk::AppendEntry(key, entry, &bytes);
   *header = {};
+  for (size_t bucket = 0, buckets = kBuckets; bucket < buckets;) {
+    MutexLock lock(mu_);
+    buckets = index_.bucket_count();
+    for (const size_t end = std::min(buckets, bucket + kBuckets); bucket < end; ++bucket) {
+      for (auto it = index_.begin(bucket); it != index_.end(bucket); ++it) {
+        disk::AppendEntry(it->first, it->second, &bytes);
+        ++header->entries;
+      }
+    }
+    header->sequence = checkpoint_sequence_ + 1;
+    header->generation = generation_;
+  }
   header->store = store_;
-  header->sequence = checkpoint_sequence_ + 1;
-  header->generation = generation_;
   header->entry_bytes = bytes.size();
-  header->entries = index_.size();
   header->entry_checksum = disk::ChecksumOf(bytes.data(), bytes.size());
   return bytes;
 }

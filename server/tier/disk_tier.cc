@@ -441,16 +441,31 @@ std::vector<std::string> DiskTier::Impl::Victims(std::span<const uint64_t> sizes
   MutexLock lock(mu_);
   if (table_.HasRoom(blocks)) return {};
   const std::vector<uint32_t> segments = table_.OfClass(blocks);
-  if (segments.empty()) return table_.KeysOfEmptiest();
+  const auto pinned = [this](const std::string& key)
+                          KVS_NO_THREAD_SAFETY_ANALYSIS { return pinned_.contains(key); };
+  if (segments.empty()) return table_.KeysOfEmptiest(pinned);
   const uint64_t slots = table_.SlotsOf(blocks);
   uint64_t& hand = hands_[blocks];
   for (uint64_t i = 0; i < 2 * slots * segments.size(); ++i) {
     hand = (hand + 1) % (slots * segments.size());
     const std::string* key = table_.at(segments[hand / slots]).keys[hand % slots];
-    if (key == nullptr) continue;
+    if (key == nullptr || pinned(*key)) continue;
     if (!std::exchange(index_.find(*key)->second.used, false)) return {*key};
   }
-  return table_.KeysOfEmptiest();  // all of its size are beyond use
+  return table_.KeysOfEmptiest(pinned);  // all of its size are beyond use, or pinned
+}
+
+void DiskTier::Impl::Pin(std::span<const std::string> keys) {
+  MutexLock lock(mu_);
+  for (const std::string& key : keys) ++pinned_[key];
+}
+
+void DiskTier::Impl::Unpin(std::span<const std::string> keys) {
+  MutexLock lock(mu_);
+  for (const std::string& key : keys) {
+    const auto it = pinned_.find(key);
+    if (it != pinned_.end() && --it->second == 0) pinned_.erase(it);
+  }
 }
 
 DiskTierStats DiskTier::Impl::Stats() const {
@@ -505,6 +520,8 @@ void DiskTier::ForEach(const std::function<void(const std::string& key,
 std::vector<std::string> DiskTier::Victims(std::span<const uint64_t> sizes) {
   return impl_->Victims(sizes);
 }
+void DiskTier::Pin(std::span<const std::string> keys) { impl_->Pin(keys); }
+void DiskTier::Unpin(std::span<const std::string> keys) { impl_->Unpin(keys); }
 Status DiskTier::AddMemory(std::byte* base, uint64_t bytes, Deadline deadline) {
   return impl_->ChangeMemory(base, bytes, true, deadline);
 }

@@ -103,8 +103,12 @@ class DiskTier {
                    visit) const;
   // Keys to Erase so that a value of these sizes finds room: one not used lately of its size, or,
   // while no segment serves its size, all of the segment that holds the fewest. Empty: there is
-  // room.
+  // room, or pins keep all.
   std::vector<std::string> Victims(std::span<const uint64_t> sizes);
+
+  // Victims never names these, there now or later, until as many Unpin. RAM only.
+  void Pin(std::span<const std::string> keys);
+  void Unpin(std::span<const std::string> keys);
 
   // Memory that buffers lie in: io_uring registers it. Takes the turns of both sides.
   // REQUIRES of Remove: no request, also no abandoned one, uses it.

@@ -104,6 +104,8 @@ class DiskTier::Impl {
       const KVS_EXCLUDES(mu_);
   std::vector<std::string> Victims(std::span<const uint64_t> sizes) KVS_EXCLUDES(mu_);
   DiskTierStats Stats() const KVS_EXCLUDES(mu_);
+  void Pin(std::span<const std::string> keys) KVS_EXCLUDES(mu_);
+  void Unpin(std::span<const std::string> keys) KVS_EXCLUDES(mu_);
 
  private:
   // A value that has a slot and is not yet in the index.
@@ -195,8 +197,9 @@ class DiskTier::Impl {
   std::vector<Condemned> condemned_ KVS_GUARDED_BY(mu_);
   std::set<disk::SlotId> unreadable_ KVS_GUARDED_BY(mu_);   // at start
   std::map<uint32_t, uint64_t> hands_ KVS_GUARDED_BY(mu_);  // of Victims, by blocks of a slot
-  uint64_t generation_ KVS_GUARDED_BY(mu_) = 0;             // the last one given
-  uint64_t checkpoint_sequence_ KVS_GUARDED_BY(mu_) = 0;    // of the last one, tried or found
+  std::unordered_map<std::string, uint32_t> pinned_ KVS_GUARDED_BY(mu_);  // how often
+  uint64_t generation_ KVS_GUARDED_BY(mu_) = 0;                           // the last one given
+  uint64_t checkpoint_sequence_ KVS_GUARDED_BY(mu_) = 0;  // of the last one, tried or found
   DiskTierStats stats_ KVS_GUARDED_BY(mu_);
 };
 

@@ -1,5 +1,7 @@
 #include "server/tier/segment_table.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "server/tier/format.h"
 
@@ -79,7 +81,8 @@ std::vector<uint32_t> SegmentTable::OfClass(uint32_t slot_blocks) const {
   return found;
 }
 
-std::vector<std::string> SegmentTable::KeysOfEmptiest() const {
+std::vector<std::string> SegmentTable::KeysOfEmptiest(
+    const std::function<bool(const std::string& key)>& stays) const {
   std::vector<std::string> fewest;
   for (const Segment& segment : segments_) {
     if (segment.stopped) continue;
@@ -89,7 +92,8 @@ std::vector<std::string> SegmentTable::KeysOfEmptiest() const {
     }
     // One with a slot that is no value's (not trusted any more) cannot be emptied.
     if (keys.empty() || keys.size() < segment.used) continue;
-    if (fewest.empty() || keys.size() < fewest.size()) fewest = std::move(keys);
+    if (!fewest.empty() && keys.size() >= fewest.size()) continue;
+    if (std::ranges::none_of(keys, stays)) fewest = std::move(keys);
   }
   return fewest;
 }

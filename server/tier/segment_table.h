@@ -7,6 +7,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -61,8 +62,9 @@ class SegmentTable {
 
   // Of segments that serve this size; empty: none does.
   std::vector<uint32_t> OfClass(uint32_t slot_blocks) const;
-  // Of the segment that would be empty soonest.
-  std::vector<std::string> KeysOfEmptiest() const;
+  // Of the segment that would be empty soonest, of those without a key that must stay.
+  std::vector<std::string> KeysOfEmptiest(
+      const std::function<bool(const std::string& key)>& stays) const;
 
  private:
   void Assign(uint32_t segment, uint32_t slot_blocks);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "server/work/pin_records.h"
 
 namespace kvstrata {
 namespace {
@@ -19,9 +20,18 @@ constexpr uint64_t kPutBytes = uint64_t{16} << 20;  // of one batch, but for its
 constexpr uint64_t kGetBytes = uint64_t{64} << 20;
 constexpr size_t kPutValues = 256;
 constexpr std::chrono::seconds kPutTimeout{10};
+constexpr std::chrono::seconds kCheckpointTimeout{60};
 
 std::string NameOfKey(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+// Of all that a pin keeps, its own record too.
+std::vector<std::string> NamesOf(const PrefixPin& pin) {
+  std::vector<std::string> names = {PinRecordName(pin.id)};
+  for (const PageKey& key : pin.pages) names.push_back(NameOfKey(key));
+  for (const PageKey& key : pin.index_blocks) names.push_back(NameOfKey(key));
+  return names;
 }
 
 std::shared_ptr<std::byte> Aligned(uint64_t bytes) {
@@ -29,6 +39,8 @@ std::shared_ptr<std::byte> Aligned(uint64_t bytes) {
   KVS_CHECK(data != nullptr);
   return {data, [](std::byte* p) { std::free(p); }};
 }
+
+uint64_t WholeBlocks(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 int64_t Seconds(Clock::time_point at) {
   return std::chrono::duration_cast<std::chrono::seconds>(at.time_since_epoch()).count();
@@ -104,79 +116,111 @@ void DiskPages::Offer(const PageKey& key) {
   offered_.notify_one();
 }
 
-std::vector<PageKey> DiskPages::NextOffers() {
+std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
   std::unique_lock<std::mutex> lock(mu_.native());
-  const auto take = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-    std::vector<PageKey> keys;
+  const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     writing_ = 0;
-    if (stopping_ && Clock::now() >= stop_deadline_) return keys;
+    return stopping_ || !offers_.empty();
+  };
+  if (unsaved_ && options_.checkpoint_interval.count() != 0) {
+    offered_.wait_until(lock, checkpoint_at_, ready);
+  } else {
+    offered_.wait(lock, ready);
+  }
+  return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<PageKey>> {
+    if (stopping_ && (offers_.empty() || Clock::now() >= stop_deadline_)) return std::nullopt;
     const auto end = offers_.begin() + static_cast<ptrdiff_t>(std::min(offers_.size(), kPutValues));
-    keys.assign(offers_.begin(), end);
+    std::vector<PageKey> keys(offers_.begin(), end);
     offers_.erase(offers_.begin(), end);
     writing_ = keys.size();
     return keys;
-  };
-  std::vector<PageKey> keys = take();
-  if (!keys.empty()) return keys;
-  offered_.wait(lock,
-                [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !offers_.empty(); });
-  return take();
+  }();
 }
 
 void DiskPages::Write() {
-  for (std::vector<PageKey> keys = NextOffers(); !keys.empty(); keys = NextOffers()) {
-    for (std::span<const PageKey> left = keys; !left.empty();) {
-      std::vector<DiskPut> puts = CopyOut(&left);
-      PutAll(puts);
-    }
+  for (auto keys = NextOffers(); keys; keys = NextOffers()) {
+    Batch batch;
+    for (const PageKey& key : *keys) WriteOffered(key, &batch);
+    PutAll(&batch);
+    CheckpointIfDue();
   }
 }
 
-std::vector<DiskPut> DiskPages::CopyOut(std::span<const PageKey>* keys) {
-  std::vector<std::pair<PageKey, uint64_t>> batch;
-  uint64_t total = 0, gone = 0;
-  for (; !keys->empty(); *keys = keys->subspan(1)) {
-    const PageKey& key = keys->front();
-    if (Holds(key)) continue;
-    const uint64_t bytes = store_->SealedBytes(key);
-    gone += bytes == 0;
-    if (bytes == 0) continue;
-    if (!batch.empty() && total + bytes > kPutBytes) break;
-    batch.emplace_back(key, bytes);
-    total += bytes;
+void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
+  const std::vector<SealedValue> values = store_->Sealed(key);
+  if (values.empty() && !Holds(key)) Count(&DiskPagesCounters::gone, 1);
+  if (values.empty()) return;
+  for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
+  if (values.size() > 1) {
+    PutAll(batch);
+    const auto there = [this](const SealedValue& value) { return Holds(value.key); };
+    if (!std::all_of(values.begin(), values.end() - 1, there)) return;
   }
-  std::vector<DiskPut> puts;
-  const std::shared_ptr<std::byte> memory = total == 0 ? nullptr : Aligned(total);
+  Add(key, values.size() - 1, values.back(), batch);
+}
+
+void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
+  if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
+  DiskPut put{NameOfKey(value.key), {}, nullptr, {}};
+  const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
+  uint64_t total = 0;
+  for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
+  const bool full = !batch->puts.empty() && batch->bytes + total > kPutBytes;
+  if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
+  const std::shared_ptr<std::byte> memory = Aligned(total);
+  std::vector<std::span<std::byte>> to;
   uint64_t at = 0;
-  for (const auto& [key, bytes] : batch) {
-    const std::span<std::byte> to(memory.get() + at, bytes);
-    at += bytes;  // a multiple of 4096, as all pages are
-    if (store_->CopySealed(key, to)) {
-      puts.push_back({NameOfKey(key), {to}, memory, {}});
-    } else {
-      ++gone;
-    }
+  for (const uint64_t bytes : value.sizes) {
+    to.emplace_back(memory.get() + at, bytes);
+    at += WholeBlocks(bytes);
   }
-  Count(&DiskPagesCounters::gone, gone);
-  return puts;
+  if (!store_->CopySealed(offered, i, to)) return Count(&DiskPagesCounters::gone, 1);
+  put.buffers.assign(to.begin(), to.end());
+  put.keep = memory;
+  if (value.changed) batch->changed.push_back(put.key);
+  batch->puts.push_back(std::move(put));
+  batch->bytes += total;
 }
 
-void DiskPages::PutAll(std::span<DiskPut> puts) {
+void DiskPages::PutAll(Batch* batch) {
+  std::vector<DiskPut> puts = std::move(batch->puts);
+  const std::vector<std::string> changed = std::move(batch->changed);
+  *batch = {};
   if (puts.empty()) return;
   const Deadline deadline = Clock::now() + kPutTimeout;
+  // What cannot be erased stays as it was put: no later value takes its place.
+  if (const Status erased = disk_->Erase(changed, deadline); !erased.ok()) {
+    LogStatus(&write_log_, "disk_erase_failed", erased);
+  }
   disk_->Put(puts, deadline);
   uint64_t written = 0;
+  std::vector<PageKey> stored;
   for (DiskPut& put : puts) {
     if (put.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&put, deadline);
     written += put.status.ok();
+    if (put.status.ok()) std::ranges::copy(put.key, stored.emplace_back().begin());
     if (!put.status.ok()) LogStatus(&write_log_, "disk_write_failed", put.status);
+  }
+  store_->NoteStored(stored);
+  if (written != 0 && !std::exchange(unsaved_, true)) {
+    checkpoint_at_ = Clock::now() + options_.checkpoint_interval;
   }
   Count(&DiskPagesCounters::written, written);
   Count(&DiskPagesCounters::failed, puts.size() - written);
 }
 
+void DiskPages::CheckpointIfDue() {
+  if (!unsaved_ || options_.checkpoint_interval.count() == 0) return;
+  if (Clock::now() < checkpoint_at_) return;
+  unsaved_ = false;
+  const Status status = disk_->Checkpoint(Clock::now() + kCheckpointTimeout);
+  if (!status.ok()) return LogStatus(&write_log_, "disk_checkpoint_failed", status);
+  Count(&DiskPagesCounters::checkpoints, 1);
+}
+
 void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
-  const std::vector<uint64_t> sizes = {put->buffers.front().size()};
+  std::vector<uint64_t> sizes;
+  for (const auto& buffer : put->buffers) sizes.push_back(buffer.size());
   const std::vector<std::string> victims = disk_->Victims(sizes);
   if (const Status erased = disk_->Erase(victims, deadline); !erased.ok()) {
     put->status = erased;
@@ -186,18 +230,38 @@ void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
   disk_->Put({put, 1}, deadline);
 }
 
+// --- pins ----------------------------------------------------------------------------------------
+
+Status DiskPages::Pin(const PrefixPin& pin) {
+  disk_->Pin(NamesOf(pin));
+  const Deadline deadline = Clock::now() + kPutTimeout;
+  DiskPut record = EncodePin(pin);
+  disk_->Put({&record, 1}, deadline);
+  if (record.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&record, deadline);
+  KVS_RETURN_IF_ERROR(record.status);
+  return disk_->Flush(deadline);
+}
+
+Status DiskPages::Unpin(const PrefixPin& pin, bool forget) {
+  disk_->Unpin(NamesOf(pin));
+  return forget ? ErasePin(disk_, pin.id, Clock::now() + kPutTimeout) : OkStatus();
+}
+
 // --- reading -------------------------------------------------------------------------------------
 
-bool DiskPages::Holds(const PageKey& key) const { return disk_->Contains(NameOfKey(key)); }
+bool DiskPages::Holds(const PageKey& key) const {
+  return disk_->Contains({reinterpret_cast<const char*>(key.data()), key.size()});
+}
 
-bool DiskPages::Load(PrefixLoad load) {
+bool DiskPages::Load(TierLoad load) {
   {
     MutexLock lock(mu_);
     if (stopping_ || requests_.size() >= kMaxLoads) {
       ++counters_.refused_loads;
       return false;
     }
-    requests_.push_back({std::move(load), Clock::now() + options_.load_timeout});
+    const Deadline deadline = load.asked + options_.load_timeout;
+    requests_.push_back({std::move(load), deadline});
   }
   asked_.notify_one();
   return true;
@@ -227,21 +291,23 @@ void DiskPages::Read() {
 // Of the first keys, as many as a batch takes; at least one.
 std::vector<DiskGet> DiskPages::PlanReads(std::span<const PageKey> keys) const {
   std::vector<DiskGet> gets;
-  std::vector<uint64_t> sizes;
   uint64_t total = 0;
   for (const PageKey& key : keys) {
-    const std::vector<uint64_t> buffers = disk_->Sizes(NameOfKey(key));
-    // What left meanwhile, or is no page's, is asked for with a size that it has not.
-    const uint64_t bytes = buffers.size() == 1 ? buffers.front() : kAlignment;
-    if (!sizes.empty() && total + bytes > kGetBytes) break;
-    sizes.push_back((bytes + kAlignment - 1) / kAlignment * kAlignment);
-    total += sizes.back();
-  }
-  const std::shared_ptr<std::byte> memory = Aligned(total);
-  uint64_t at = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    gets.push_back({NameOfKey(keys[i]), {{memory.get() + at, sizes[i]}}, memory, {}});
-    at += sizes[i];
+    std::vector<uint64_t> sizes = disk_->Sizes(NameOfKey(key));
+    // What left meanwhile is asked for all the same, and missed.
+    if (sizes.empty()) sizes.push_back(kAlignment);
+    uint64_t bytes = 0;
+    for (const uint64_t size : sizes) bytes += WholeBlocks(size);
+    if (!gets.empty() && total + bytes > kGetBytes) break;
+    total += bytes;
+    const std::shared_ptr<std::byte> memory = Aligned(bytes);
+    DiskGet get{NameOfKey(key), {}, memory, {}};
+    uint64_t at = 0;
+    for (const uint64_t size : sizes) {
+      get.buffers.emplace_back(memory.get() + at, size);
+      at += WholeBlocks(size);
+    }
+    gets.push_back(std::move(get));
   }
   return gets;
 }
@@ -253,10 +319,11 @@ void DiskPages::ReadPrefix(const Request& request) {
     if (Clock::now() >= request.deadline) return Count(&DiskPagesCounters::late_loads, 1);
     std::vector<DiskGet> gets = PlanReads(keys.subspan(first));
     disk_->Get(gets, request.deadline);
-    std::vector<std::span<const std::byte>> values;
+    std::vector<LoadedValue> values;
     uint64_t read = 0, late = 0;
     for (const DiskGet& get : gets) {
-      values.push_back(get.status.ok() ? get.buffers.front() : std::span<std::byte>());
+      values.emplace_back();
+      if (get.status.ok()) values.back().assign(get.buffers.begin(), get.buffers.end());
       read += get.status.ok();
       late += get.status.code() == Code::kDeadlineExceeded;
       if (!get.status.ok()) LogStatus(&read_log_, "disk_read_failed", get.status);

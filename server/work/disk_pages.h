@@ -1,10 +1,12 @@
-// DiskPages: keeps sealed pages and index blocks on disk, and reads prefixes back: the PageTier of
-// the store over a DiskTier.
+// DiskPages: keeps sealed pages, index blocks and artefacts on disk, and reads them back: the
+// PageTier of the store over a DiskTier.
 //
-// A value is a page's bytes under its 32-byte key, all layers in one buffer. Series that an engine
-// reported are not kept: who is held for a page from disk reports them again (surprisal_tokens).
+// Values: docs/disk_format.md. One that changed (more was reported of a page's positions; an
+// artefact was built again) is erased and put again. An artefact's record is put last, when all of
+// its parts are there.
 // Two threads. The writer ("kvs-disk-write") takes keys from a bounded queue of offers, copies what
-// is still in memory and puts it in batches; a full disk gives up what was not used lately. The
+// is still in memory and puts it in batches; a full disk gives up what was not used lately. When
+// something was written since, it makes a checkpoint every `checkpoint_interval`. The
 // reader ("kvs-disk-read") serves one opening sequence after another, in batches, each within
 // `load_timeout` of its request. Both go through memory of their own: a page is held for the length
 // of a copy, and a request that the disk never answers keeps no page.
@@ -20,7 +22,9 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -34,9 +38,10 @@ namespace kvstrata {
 struct DiskPagesOptions {
   uint32_t queue = 65536;  // offers that may wait
   std::chrono::microseconds load_timeout{500'000};
+  std::chrono::microseconds checkpoint_interval{60'000'000};  // 0: only the daemon's, at its end
 };
 
-// Since start; pages and index blocks alike.
+// Since start; pages, index blocks, parts and records of artefacts alike.
 struct DiskPagesCounters {
   uint64_t written = 0;
   uint64_t dropped = 0;  // offers that the queue had no room for
@@ -44,6 +49,7 @@ struct DiskPagesCounters {
   uint64_t failed = 0;   // the disk did not take them
   uint64_t evicted = 0;  // gave their place on a full disk
   uint64_t read = 0;
+  uint64_t checkpoints = 0;    // that succeeded
   uint64_t refused_loads = 0;  // too many waited
   uint64_t late_loads = 0;     // ended by their deadline
 };
@@ -60,7 +66,9 @@ class DiskPages final : public PageTier {
 
   void Offer(const PageKey& key) override KVS_EXCLUDES(mu_);
   bool Holds(const PageKey& key) const override;
-  bool Load(PrefixLoad load) override KVS_EXCLUDES(mu_);
+  bool Load(TierLoad load) override KVS_EXCLUDES(mu_);
+  Status Pin(const PrefixPin& pin) override KVS_EXCLUDES(mu_);
+  Status Unpin(const PrefixPin& pin, bool forget) override;
 
   DiskPagesCounters counters() const KVS_EXCLUDES(mu_);
   // Offers that wait or are being written.
@@ -68,16 +76,26 @@ class DiskPages final : public PageTier {
 
  private:
   struct Request {
-    PrefixLoad load;
+    TierLoad load;
     Deadline deadline;
+  };
+  // The writer's: copies on their way to disk.
+  struct Batch {
+    std::vector<DiskPut> puts;
+    std::vector<std::string> changed;  // keys among them, to be erased before
+    uint64_t bytes = 0;
   };
 
   void Write() KVS_EXCLUDES(mu_);
-  // Waits for some; empty: the end.
-  std::vector<PageKey> NextOffers() KVS_EXCLUDES(mu_);
-  // Copies of the first of `keys` that memory has and the disk has not; takes those off.
-  std::vector<DiskPut> CopyOut(std::span<const PageKey>* keys) KVS_EXCLUDES(mu_);
-  void PutAll(std::span<DiskPut> puts) KVS_EXCLUDES(mu_);
+  // Waits for some; nothing: the end. Empty: a checkpoint may be due.
+  std::optional<std::vector<PageKey>> NextOffers() KVS_EXCLUDES(mu_);
+  void WriteOffered(const PageKey& key, Batch* batch) KVS_EXCLUDES(mu_);
+  // Copies value number `i` of an offered key, if the disk needs it.
+  void Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch)
+      KVS_EXCLUDES(mu_);
+  // Puts the batch, which is empty afterwards.
+  void PutAll(Batch* batch) KVS_EXCLUDES(mu_);
+  void CheckpointIfDue() KVS_EXCLUDES(mu_);
   // Again, after giving up what is in its way.
   void PutInPlaceOfOthers(DiskPut* put, Deadline deadline) KVS_EXCLUDES(mu_);
   void Count(uint64_t DiskPagesCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
@@ -99,6 +117,8 @@ class DiskPages final : public PageTier {
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
   DiskPagesCounters counters_ KVS_GUARDED_BY(mu_);
+  bool unsaved_ = false;  // the writer's: something was put since the last checkpoint
+  std::chrono::steady_clock::time_point checkpoint_at_;
   LogLimiter write_log_{1};  // the writer's
   LogLimiter read_log_{1};   // the reader's
   std::thread writer_, reader_;

@@ -195,6 +195,7 @@ def daemon_names_what_is_not_there(cli):
                   ["seq", "prefetch", "99"]):
         expect(cli(*words), 5, "SEQUENCE_UNKNOWN", "kvstrata seq ls")
     expect(cli("model", "show", "nothing"), 5, "MODEL_UNKNOWN")
+    expect(cli("tier", "show"), 5, "TIER_UNKNOWN", "disk.path")
 
 
 def daemon_books_and_cache(cli):
@@ -275,6 +276,68 @@ def daemon_replays(cli):
     assert json.loads(cli("session", "ls", "-o", "json").stdout)["sessions"] == []
 
 
+def daemon_looks_up(cli):
+    """What daemon_replays left behind."""
+    path = os.path.join(cli.folder, "t.safetensors")
+    model = json.loads(cli("model", "ls", "-o", "json").stdout)["models"][0]
+    found = json.loads(expect(cli("lookup", str(model["model"]), path, "-o", "json"), 0).stdout)
+    assert found["tokens"] == 606 and found["held_tokens"] == 592 and found["page_tokens"] == 16, found
+    assert found["device_tokens"] + found["host_tokens"] == 592 and found["disk_tokens"] == 0, found
+    assert len(found["pages"]) == 37 and {p["tier"] for p in found["pages"]} <= {"device", "host"}, found
+    assert json.loads(cli("lookup", model["name"], path, "-o", "json").stdout) == found, "it takes nothing"
+    keys = [word for p in found["pages"][:3] for word in ("--key", p["key"])]
+    by_keys = json.loads(expect(cli("lookup", model["name"], *keys, "-o", "json"), 0).stdout)
+    assert by_keys["pages"] == found["pages"][:3] and by_keys["tokens"] == 48, by_keys
+    text = os.path.join(cli.folder, "tokens.txt")
+    with open(text, "w") as file:
+        file.write("[0, 1, 2]\n" + " ".join(str(i) for i in range(3, 100)))
+    assert json.loads(cli("lookup", model["name"], text, "-o", "json").stdout)["held_tokens"] == 96
+    with open(text) as file:
+        expect(cli("lookup", model["name"], "-", stdin=file), 0, "HELD TOKENS", "96")
+    stranger = expect(cli("lookup", model["name"], text, "--tenant", "uid:4242", "-o", "json"), 0)
+    assert json.loads(stranger.stdout)["held_tokens"] == 0
+    expect(cli("lookup", model["name"], text, "--pages"), 0, "TIER", found["pages"][5]["key"])
+    expect(cli("lookup", "nothing", text), 5, "MODEL_UNKNOWN", "kvstrata model ls")
+    expect(cli("lookup", model["name"], text + ".none"), 5, "TOKENS_UNREADABLE")
+    expect(cli("lookup", model["name"]), 2, "LOOKUP_WHAT")
+    expect(cli("lookup", model["name"], "--key", "12zz"), 2, "KEY_TEXT")
+    expect(cli("lookup", model["name"], "--key", "1234"), 2, "PAGE_KEY")
+    with open(text, "w") as file:
+        file.write("1 2 three")
+    expect(cli("lookup", model["name"], text), 2, "TOKENS_TEXT", "three")
+
+
+def daemon_pins(cli):
+    """What daemon_replays left behind, pinned: it is on disk and in memory."""
+    path = os.path.join(cli.folder, "t.safetensors")
+    model = json.loads(cli("model", "ls", "-o", "json").stdout)["models"][0]["name"]
+    assert json.loads(expect(cli("pin", "ls", "-o", "json"), 0).stdout)["pins"] == []
+    pin = json.loads(expect(cli("pin", "add", model, path, "--ttl", "2d", "-o", "json"), 0).stdout)
+    assert pin["tokens"] == 592 and pin["pages"] == 37 and pin["tenant"] == f"uid:{os.geteuid()}", pin
+    assert pin["device_pages"] + pin["host_pages"] == 37, pin
+    assert 47 * 3600 * 10**6 < pin["ttl_left_us"] <= 48 * 3600 * 10**6, pin
+    listed = json.loads(cli("pin", "ls", "-o", "json").stdout)
+    assert [p["pin"] for p in listed["pins"]] == [pin["pin"]] and listed["used_bytes"] == pin["bytes"], listed
+    assert listed["limit_bytes"] > listed["used_bytes"], listed
+    expect(cli("pin", "ls"), 0, "TTL LEFT", model)
+    before = json.loads(cli("evict", "--dry-run", "-o", "json").stdout)
+    assert before["dry_run"] and before["pages"] == sum(t["pages"] for t in before["tiers"]), before
+    assert sum(t["pinned_bytes"] for t in before["tiers"]) == pin["bytes"], before
+    assert json.loads(cli("evict", "--dry-run", "-o", "json").stdout) == before, "it does nothing"
+    expect(cli("evict", "--yes"), 0, "KEPT BY PINS")
+    assert json.loads(cli("lookup", model, path, "-o", "json").stdout)["device_tokens"] == 592
+    expect(cli("audit"), 0, "yes")
+    expect(cli("pin", "rm", str(pin["pin"])), 0)
+    expect(cli("pin", "rm", str(pin["pin"])), 5, "PIN_UNKNOWN", "kvstrata pin ls")
+    after = json.loads(cli("evict", "--dry-run", "-o", "json").stdout)
+    assert after["pages"] >= 37 and sum(t["pinned_bytes"] for t in after["tiers"]) == 0, after
+    expect(cli("pin", "add", "--seq", "99"), 5, "SEQUENCE_UNKNOWN")
+    expect(cli("pin", "add", "nothing", path), 5, "MODEL_UNKNOWN")
+    expect(cli("pin", "add", model, path, "--tenant", "uid:4242"), 5, "PIN_MISS", "kvstrata lookup")
+    expect(cli("pin", "add", model), 2, "PIN_WHAT")
+    expect(cli("pin", "add", model, path, "--ttl", "400d"), 2, "8784h")
+
+
 def daemon_replays_lossy_plans(cli):
     path = os.path.join(cli.folder, "l.safetensors")
     with open(path, "wb") as file:
@@ -318,10 +381,21 @@ def daemon_calibrates(cli):
     expect(cli("audit"), 0, "yes")
 
 
-def with_daemon(program, cli):
+# ---- with a daemon that has a disk ----
+
+def disk_is_shown(cli):
+    shown = json.loads(expect(cli("tier", "show", "-o", "json"), 0).stdout)
+    assert shown["path"] == os.path.join(cli.folder, "tier") and shown["capacity_bytes"] % (1 << 20) == 0, shown
+    assert shown["queue"] in ("io_uring", "pread") and not shown["breaker_open"] and shown["entries"] == 0, shown
+    assert json.loads(cli("tier", "ls", "-o", "json").stdout)["tiers"] == [shown]
+    expect(cli("tier", "show"), 0, "BREAKER OPEN", "STOPPED SEGMENTS")
+
+
+def with_daemon(program, cli, *flags):
     """Starts a daemon on cli's socket; yields nothing, returns its process."""
     read, write = os.pipe()
-    process = subprocess.Popen([program, "--socket", cli.socket, "--ready-fd", str(write)], pass_fds=[write])
+    process = subprocess.Popen([program, "--socket", cli.socket, "--ready-fd", str(write), *flags],
+                               pass_fds=[write])
     os.close(write)
     ready = select.select([read], [], [], DEADLINE_S)[0] and os.read(read, 1)
     os.close(read)
@@ -357,14 +431,17 @@ def main():
             if name.startswith("test_"):
                 run(test, cli)
         if os.access(args.daemon, os.X_OK):
-            process = with_daemon(args.daemon, cli)
-            try:
-                for name, test in everything:
-                    if name.startswith("daemon_"):
-                        run(test, cli)
-            finally:
-                process.terminate()
-                process.wait(DEADLINE_S)
+            disk = ["--set", f"disk.path={folder}/tier", "--set", "disk.budget_bytes=16MiB",
+                    "--set", "disk.segment_bytes=1MiB"]
+            for prefix, flags in (("daemon_", []), ("disk_", disk)):
+                process = with_daemon(args.daemon, cli, *flags)
+                try:
+                    for name, test in everything:
+                        if name.startswith(prefix):
+                            run(test, cli)
+                finally:
+                    process.terminate()
+                    process.wait(DEADLINE_S)
         else:
             print(f"NOT RUN: tests with a daemon: no {args.daemon}")
     print(f"{passed} passed, {failed} failed")

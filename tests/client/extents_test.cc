@@ -62,9 +62,9 @@ class ExtentsTest : public ::testing::Test {
     StoreOptions options;
     options.device_bytes = options.host_bytes = uint64_t{8} << 20;
     options.arena_bytes = 256 << 10;
-    options.new_recompressor = [this](const Plan&, const Geometry&,
+    options.new_recompressor = [this](const Plan&, const Geometry& geometry,
                                       std::shared_ptr<const SpanParameters>) {
-      return std::make_unique<CopyingCodec>(control_);
+      return std::make_unique<CopyingCodec>(control_, geometry);
     };
     store_ = std::move(Store::Create(options)).value();
     work_ = std::make_unique<RecompressQueue>(WorkOptions{}, store_.get(), &Backends().front());
@@ -179,7 +179,8 @@ TEST_F(ExtentsTest, AViewHasThemAndItsGivenBackPagesAreNull) {
   EXPECT_EQ(view.tokens, 100);
   ASSERT_EQ(view.extent_count, 3);
   EXPECT_EQ(view.extents[2].tokens, (kvstrata::Run{64, 96}));
-  EXPECT_EQ(view.extents[2].bytes, static_cast<int64_t>(sizeof(ExtentHeader)) + 32 * kRow);
+  EXPECT_EQ(view.extents[2].bytes,
+            static_cast<int64_t>(sizeof(ExtentHeader)) + 32 * kRow + kExtentAlign);
   EXPECT_EQ(view.version, s->table.table->version);
   EXPECT_EQ(view.pages[5], nullptr);
   EXPECT_NE(view.pages[6], nullptr);

@@ -122,6 +122,51 @@ INSTANTIATE_TEST_SUITE_P(
                       DiskCase{"ChessKilled", "chess{min_tokens = 0}", SIGKILL}),
     [](const auto& param) { return std::string(param.param.name); });
 
+TEST_F(DiskTest, APinOutlivesItsClientAndItsDaemon) {
+  const uint32_t pages = kPrompt / kPage;
+  uint32_t held = 0;
+  {
+    const auto daemon = Start();
+    Operator op(daemon->socket());
+    {
+      Engine engine(Linked(), daemon->socket());
+      const kvs_sequence s = engine.Prefill("full", Prompt(kPrompt, 11));
+      ASSERT_NE(s, 0u) << engine.error();
+      ASSERT_TRUE(Eventually([&] { return op.Status().disks(0).entries() >= pages; }));
+      EXPECT_EQ(op.Pin(s, std::chrono::hours(1)).pages(), pages);
+      op.Pin(s, std::chrono::milliseconds(1));
+      ASSERT_TRUE(Eventually([&] { return op.Pins().pins_size() == 1; })) << "it expires by itself";
+    }
+    EXPECT_EQ(op.Evict().pages(), 0u);
+    EXPECT_EQ(op.Pins().pins(0).device_pages(), pages) << "without its client";
+    EXPECT_EQ(op.Audit(), "");
+    daemon->Stop(SIGKILL);
+  }
+  {
+    const auto daemon = Start();
+    Operator op(daemon->socket());
+    ASSERT_EQ(op.Pins().pins_size(), 1);
+    const v1::PinnedPrefix pin = op.Pins().pins(0);
+    EXPECT_EQ(pin.disk_pages(), pages);
+    EXPECT_EQ(pin.tokens(), pages * kPage);
+    EXPECT_GT(pin.ttl_left_us(), 0u);
+    EXPECT_LT(pin.ttl_left_us(), 3600'000'000u);
+    {
+      Engine engine(Linked(), daemon->socket());
+      ASSERT_NE(engine.Open("full", Prompt(kPrompt, 11), &held), 0u) << engine.error();
+      EXPECT_EQ(held, pages * kPage);
+    }
+    ASSERT_TRUE(Eventually([&] { return op.Status().sessions() == 0; }));
+    EXPECT_EQ(op.Evict().pages(), 0u);
+    op.Unpin(pin.pin());
+    EXPECT_EQ(op.Evict().pages(), pages);
+    EXPECT_EQ(op.Audit(), "");
+    daemon->Stop(SIGKILL);
+  }
+  const auto daemon = Start();
+  EXPECT_EQ(Operator(daemon->socket()).Pins().pins_size(), 0);
+}
+
 TEST_F(DiskTest, TwoEnginesOpenAtOnce) {
   uint32_t held = 0;
   {

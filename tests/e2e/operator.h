@@ -102,6 +102,20 @@ class Operator {
   v1::EvictResponse Evict() {
     return Call<v1::EvictResponse>(&v1::Admin::Stub::Evict, v1::EvictRequest());
   }
+  v1::PinnedPrefix Pin(uint64_t s, std::chrono::microseconds ttl) {
+    v1::PinRequest request;
+    request.set_sequence(s);
+    request.set_ttl_us(static_cast<uint64_t>(ttl.count()));
+    return Call<v1::PinResponse>(&v1::Admin::Stub::Pin, request).pin();
+  }
+  void Unpin(uint64_t pin) {
+    v1::UnpinRequest request;
+    request.set_pin(pin);
+    Call<v1::UnpinResponse>(&v1::Admin::Stub::Unpin, request);
+  }
+  v1::ListPinsResponse Pins() {
+    return Call<v1::ListPinsResponse>(&v1::Admin::Stub::ListPins, v1::ListPinsRequest());
+  }
   v1::MoveResponse Demote(uint64_t s) { return Move(&v1::Admin::Stub::Demote, s); }
   v1::MoveResponse Prefetch(uint64_t s) { return Move(&v1::Admin::Stub::Prefetch, s); }
 

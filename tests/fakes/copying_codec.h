@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/codec/codec.h"
+#include "kernels/codec/extent_bytes.h"
 
 namespace kvstrata::testing {
 
@@ -43,11 +44,12 @@ struct CodecControl {
 
 class CopyingCodec final : public Recompressor {
  public:
-  explicit CopyingCodec(std::shared_ptr<CodecControl> control) : control_(std::move(control)) {}
+  CopyingCodec(std::shared_ptr<CodecControl> control, const Geometry& geometry)
+      : control_(std::move(control)), geometry_(geometry) {}
 
-  bool Due(const RecompressInput& in) const override { return Target(in) > done_; }
+  bool Due(const RecompressInput& in) const override { return Target(in) > Done(in); }
   int64_t ReleasableBytes(const RecompressInput& in) const override {
-    return int64_t{Target(in) - done_} * 256;
+    return int64_t{Target(in) - Done(in)} * 256;
   }
   RecompressReads Reads(const RecompressInput& in) const override {
     RecompressReads reads{{0, in.view.tokens}, {}};
@@ -64,7 +66,7 @@ class CopyingCodec final : public Recompressor {
     RecompressOutput out;
     const int32_t target = Target(in);
     const bool merge = control_->merge;
-    int32_t begin = merge ? 0 : done_;
+    int32_t begin = merge ? 0 : Done(in);
     if (!merge) {
       for (int32_t i = 0; i < in.view.extent_count; ++i) {
         out.extents.push_back({i, {}, in.view.extents[i].tokens, TierKind::kDevice});
@@ -76,11 +78,14 @@ class CopyingCodec final : public Recompressor {
     }
     if (control_->nonsense) out.extents.push_back({7, {}, {0, 1}, TierKind::kDevice});
     out.released = {{0, target}};
-    done_ = target;
     return out;
   }
 
  private:
+  static int32_t Done(const RecompressInput& in) {
+    const int32_t n = in.view.extent_count;
+    return n == 0 ? 0 : in.view.extents[n - 1].tokens.end;
+  }
   int32_t Target(const RecompressInput& in) const {
     return in.view.tokens / control_->unit * control_->unit;
   }
@@ -107,25 +112,18 @@ class CopyingCodec final : public Recompressor {
 
   std::vector<std::byte> Rows(const RecompressInput& in, kvstrata::Run tokens) const {
     const auto n = static_cast<size_t>(tokens.end - tokens.begin);
-    std::vector<std::byte> bytes(sizeof(ExtentHeader) + n * 128 +
-                                 static_cast<size_t>(control_->padding.load()));
-    ExtentHeader header{};
-    header.magic = kExtentMagic;
-    header.version = kExtentVersion;
-    header.kind = static_cast<uint16_t>(ExtentKind::kRawRows);
-    header.begin = tokens.begin;
-    header.end = tokens.end;
-    header.bytes = bytes.size();
-    std::memcpy(bytes.data(), &header, sizeof(header));
+    ExtentWriter writer;
+    const uint64_t at = writer.Reserve(static_cast<int64_t>(n) * 128 + control_->padding.load());
+    writer.Allocate();
     for (size_t i = 0; i < n; ++i) {
-      std::memcpy(bytes.data() + sizeof(header) + i * 128,
+      std::memcpy(writer.At<std::byte>(at + i * 128),
                   Row(in, tokens.begin + static_cast<int32_t>(i)), 128);
     }
-    return bytes;
+    return writer.Finish(ExtentKind::kRawRows, geometry_, tokens, 0);
   }
 
   std::shared_ptr<CodecControl> control_;
-  int32_t done_ = 0;
+  Geometry geometry_;
 };
 
 }  // namespace kvstrata::testing

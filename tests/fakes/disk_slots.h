@@ -17,6 +17,7 @@ struct DiskSlot {
   std::string file;
   uint64_t offset = 0;
   uint64_t generation = 0;
+  std::string payload;  // its first 8 bytes
 };
 
 // Those that hold a value, in the order in which they were written. Reads all files.
@@ -33,7 +34,10 @@ inline std::vector<DiskSlot> DiskSlots(const std::string& directory) {
       std::memcpy(&state, block.data() + 28, sizeof(state));
       std::memcpy(&generation, block.data() + 56, sizeof(generation));
       const bool slot = std::memcmp(block.data() + 16, "KVSSLOT1", 8) == 0;
-      if (slot && state == 1) slots.push_back({entry.path().string(), at, generation});
+      if (!slot || state != 1) continue;
+      slots.push_back({entry.path().string(), at, generation, std::string(8, 0)});
+      file.read(slots.back().payload.data(), 8);
+      file.seekg(static_cast<std::streamoff>(at + kBlock));
     }
   }
   std::sort(slots.begin(), slots.end(),
@@ -41,14 +45,24 @@ inline std::vector<DiskSlot> DiskSlots(const std::string& directory) {
   return slots;
 }
 
-// Changes a byte of the value.
-inline void FlipByte(const DiskSlot& slot) {
+// Of byte `at` of the slot, whose first 4096 are the header.
+inline void FlipBit(const DiskSlot& slot, uint64_t at, int bit) {
   std::fstream file(slot.file, std::ios::binary | std::ios::in | std::ios::out);
-  const auto at = static_cast<std::streamoff>(slot.offset + 4096 + 5);
-  file.seekg(at);
-  const auto byte = static_cast<char>(file.get() ^ 1);
-  file.seekp(at);
+  file.seekg(static_cast<std::streamoff>(slot.offset + at));
+  const auto byte = static_cast<char>(file.get() ^ (1 << bit));
+  file.seekp(static_cast<std::streamoff>(slot.offset + at));
   file.put(byte);
+}
+
+// Changes a byte of the value.
+inline void FlipByte(const DiskSlot& slot) { FlipBit(slot, 4096 + 5, 0); }
+
+// Overwrites the header: the value is gone.
+inline void Remove(const DiskSlot& slot) {
+  std::fstream file(slot.file, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(static_cast<std::streamoff>(slot.offset));
+  const std::string zeros(4096, 0);
+  file.write(zeros.data(), static_cast<std::streamsize>(zeros.size()));
 }
 
 }  // namespace kvstrata::testing

@@ -6,9 +6,9 @@
 
 #include <future>
 
+#include "server/work/pin_records.h"
 #include "tests/fakes/disk_slots.h"
-#include "tests/fakes/far_memory.h"
-#include "tests/server/store_fixture.h"
+#include "tests/server/disk_machine.h"
 #include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 
@@ -16,48 +16,8 @@ namespace kvstrata::testing {
 namespace {
 
 using std::chrono::seconds;
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr const char* kQuest = "quest{min_tokens = 0}";
-
-// A store over a disk: what a daemon is between two starts.
-struct Machine {
-  explicit Machine(const DiskTierOptions& disk_options, DiskPagesOptions options = {},
-                   uint64_t pool_pages = 256, bool far = false) {
-    Result<std::unique_ptr<DiskTier>> opened =
-        DiskTier::Open(disk_options, SteadyClock::now() + seconds(30));
-    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    disk = std::move(*opened);
-    const StoreOptions pools = SmallPools(pool_pages, 64);
-    if (far) {
-      auto fail = std::make_shared<std::atomic<bool>>(false);
-      store = std::move(*Store::Create(pools, std::make_unique<FarMemory>(fail), NewHostPinned()));
-    } else {
-      store = NewStore(pools);
-    }
-    pages = std::make_unique<DiskPages>(options, store.get(), disk.get());
-  }
-  // Until everything that was offered is on disk, or counted.
-  void Settle() const {
-    const auto end = SteadyClock::now() + seconds(30);
-    while (pages->waiting() != 0) {
-      ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
-      std::this_thread::yield();
-    }
-  }
-  // As a client opens: answered when the disk was asked.
-  Result<OpenedSequence> Open(const TestSession& session, std::string_view plan,
-                              std::span<const int32_t> tokens) const {
-    std::promise<Result<OpenedSequence>> answer;
-    store->OpenSequence(session.id(), session.model(), plan, tokens,
-                        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
-    return answer.get_future().get();
-  }
-
-  std::unique_ptr<DiskTier> disk;
-  std::unique_ptr<Store> store;
-  std::unique_ptr<DiskPages> pages;
-};
 
 class DiskPagesTest : public ::testing::Test {
  protected:
@@ -198,6 +158,75 @@ TEST_F(DiskPagesTest, AFullDiskGivesUpOldPages) {
   EXPECT_EQ(counters.failed, 0u);
   EXPECT_EQ(counters.written, 200u);
   EXPECT_GT(counters.evicted, 60u);
+}
+
+TEST_F(DiskPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
+  options_.budget_bytes = (1 << 20) + (128 << 10);  // room for 127 pages
+  const auto flood = [](const Machine& machine, TestSession* session, int32_t first) {
+    for (int32_t i = 0; i < 4; ++i) {
+      TestSequence s = TestSequence::Prompt(session, "full", Tokens(50 * 16, first + i * 1000));
+      ASSERT_TRUE(s.Close().ok());
+      machine.Settle();
+    }
+    machine.store->Evict(false);
+  };
+  {
+    const Machine machine(options_);
+    TestSession session(machine.store.get());
+    TestSequence s = TestSequence::Prompt(&session, "full", Tokens(50 * 16));
+    machine.Settle();
+    const Result<PinInfo> pin = machine.store->PinSequence(s.id(), std::chrono::hours(1));
+    ASSERT_TRUE(pin.ok()) << pin.status().ToString();
+    const Result<PinInfo> over = machine.store->PinSequence(s.id(), std::chrono::milliseconds(1));
+    ASSERT_TRUE(over.ok());
+    ASSERT_TRUE(s.Close().ok());
+    flood(machine, &session, 100000);
+  }
+  const Machine machine(options_);
+  const std::vector<PrefixPin> pins =
+      ReadPins(machine.disk.get(), SteadyClock::now() + seconds(30));
+  ASSERT_EQ(pins.size(), 2u);
+  EXPECT_EQ(pins[0].tokens(), 800u);
+  EXPECT_EQ(pins[0].tenant, "uid:1");
+  EXPECT_EQ(pins[0].model_name, "small");
+  EXPECT_GT(pins[0].expires, SteadyClock::now() + std::chrono::minutes(50));
+  EXPECT_LE(pins[1].expires, SteadyClock::now()) << "its time went on";
+  ASSERT_TRUE(machine.pages->Pin(pins[0]).ok());
+  ASSERT_TRUE(ErasePin(machine.disk.get(), pins[1].id, SteadyClock::now() + seconds(30)).ok());
+  machine.store->RestorePins({pins[0]});
+  TestSession session(machine.store.get());
+  flood(machine, &session, 200000);
+  EXPECT_GT(machine.pages->counters().evicted, 50u);
+  const PrefixHit hit =
+      machine.store->Lookup(session.id(), session.model(), Tokens(50 * 16 + 1)).value();
+  EXPECT_EQ(hit.held_tokens(), 800u);
+  EXPECT_EQ(hit.tokens_in(Residence::kDisk), 800u);
+  EXPECT_EQ(ReadPins(machine.disk.get(), SteadyClock::now() + seconds(30)).size(), 1u);
+  ASSERT_TRUE(machine.store->RemovePin(pins[0].id).ok());
+  EXPECT_TRUE(ReadPins(machine.disk.get(), SteadyClock::now() + seconds(30)).empty());
+  flood(machine, &session, 300000);
+  EXPECT_LT(
+      machine.store->Lookup(session.id(), session.model(), Tokens(50 * 16 + 1))->held_tokens(),
+      800u);
+  ExpectClean(*machine.store);
+}
+
+TEST_F(DiskPagesTest, AnEvictionSaysWhatIsOnDiskToo) {
+  const Machine machine(options_);
+  TestSession session(machine.store.get());
+  TestSequence s = TestSequence::Prompt(&session, "full", Tokens(160));
+  machine.Settle();
+  ASSERT_TRUE(s.Close().ok());
+  machine.pages->Stop(SteadyClock::now());
+  TestSequence later = TestSequence::Prompt(&session, "full", Tokens(48, 5000));
+  ASSERT_TRUE(later.Close().ok());
+  const EvictResult dry = machine.store->Evict(true);
+  EXPECT_EQ(dry.pages(), 13u);
+  EXPECT_EQ(dry.tiers[0].stored_pages, 10u);
+  EXPECT_EQ(machine.store->Counters().evicted_pages, 0u);
+  machine.store->Evict(false);
+  EXPECT_EQ(machine.store->Counters().evicted_pages, 13u);
+  EXPECT_EQ(machine.store->Counters().evicted_stored_pages, 10u);
 }
 
 TEST_F(DiskPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {

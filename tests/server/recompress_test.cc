@@ -42,9 +42,9 @@ class RecompressTest : public ::testing::Test {
   void Start(WorkOptions work = {}, uint64_t device_pages = 512, uint64_t host_pages = 512) {
     StoreOptions options = SmallPools(device_pages, host_pages);
     options.recompress_retry = 50ms;
-    options.new_recompressor = [this](const Plan&, const Geometry&,
+    options.new_recompressor = [this](const Plan&, const Geometry& geometry,
                                       std::shared_ptr<const SpanParameters>) {
-      return std::make_unique<CopyingCodec>(control_);
+      return std::make_unique<CopyingCodec>(control_, geometry);
     };
     store_ = NewStore(options);
     session_ = std::make_unique<TestSession>(store_.get());

@@ -165,7 +165,6 @@ TEST_F(RpcAdminTest, WhatIsNotThereYetSaysSo) {
     EXPECT_EQ(s.code(), Code::kUnimplemented);
     EXPECT_TRUE(s.reason().ends_with("_UNIMPLEMENTED")) << s.reason();
   };
-  expect(Admin(&v1::Admin::Stub::Pin, v1::PinRequest()).status());
   expect(Admin(&v1::Admin::Stub::SetQuota, v1::SetQuotaRequest()).status());
   expect(Admin(&v1::Admin::Stub::Drain, v1::DrainRequest()).status());
   expect(Admin(&v1::Admin::Stub::Verify, v1::VerifyRequest()).status());

@@ -1,7 +1,9 @@
 # memory resources, the extent allocator, and the store.
 kvs_test(memory_test memory_test.cc LIBS kvs_memory)
 kvs_test(epochs_test epochs_test.cc LIBS kvs_store)
+kvs_test(pins_test pins_test.cc LIBS kvs_store)
 kvs_test(prefix_test prefix_test.cc LIBS kvs_store)
+kvs_test(lookup_test lookup_test.cc LIBS kvs_store)
 kvs_test(store_test store_test.cc LIBS kvs_store)
 kvs_test(far_memory_test far_memory_test.cc LIBS kvs_store)
 kvs_test(audit_test audit_test.cc LIBS kvs_store)

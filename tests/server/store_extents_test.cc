@@ -8,6 +8,7 @@
 
 #include "server/store/store_impl.h"
 #include "tests/fakes/copying_codec.h"
+#include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {
@@ -25,6 +26,7 @@ using testing::CodecControl;
 using testing::CopyingCodec;
 using testing::ExpectClean;
 using testing::NewStore;
+using testing::Recompress;
 using testing::SmallModel;
 using testing::SmallPools;
 using testing::TestSequence;
@@ -34,34 +36,16 @@ using testing::UsedBytes;
 
 constexpr uint64_t kPage = 4096;
 
-// Does what a worker does, on this thread.
-Result<RecompressResult> Recompress(Store* store, uint64_t sequence) {
-  Result<RecompressJob> job = store->TakeRecompression(sequence);
-  if (!job.ok()) return job.status();
-  std::unique_ptr<Recompressor> next;
-  RecompressOutput output;
-  if (job->recompressor != nullptr) {
-    next = job->recompressor->Clone();
-    Result<RecompressOutput> ran = next->Run(job->input);
-    if (!ran.ok()) {
-      store->AbandonRecompression(std::move(*job), ran.status());
-      return ran.status();
-    }
-    output = std::move(*ran);
-  }
-  return store->PublishRecompression(std::move(*job), std::move(next), std::move(output));
-}
-
 class ExtentsTest : public ::testing::Test {
  protected:
   StoreOptions Options(uint64_t device_pages, uint64_t host_pages) {
     StoreOptions options = SmallPools(device_pages, host_pages);
     options.recompress_retry = std::chrono::microseconds(0);
     options.new_recompressor =
-        [this](const Plan& plan, const Geometry&,
+        [this](const Plan& plan, const Geometry& geometry,
                std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
       if (plan.selector == SelectorKind::kFull) return nullptr;
-      return std::make_unique<CopyingCodec>(control_);
+      return std::make_unique<CopyingCodec>(control_, geometry);
     };
     return options;
   }
@@ -85,7 +69,7 @@ class ExtentsTest : public ::testing::Test {
     return detail->info;
   }
   uint32_t Held(int32_t n, int first = 0) {
-    return *store_->Lookup(session_->id(), session_->model(), Tokens(n, first));
+    return store_->Lookup(session_->id(), session_->model(), Tokens(n, first))->held_tokens();
   }
   uint64_t Retired() const {
     uint64_t bytes = 0;
@@ -106,7 +90,7 @@ TEST_F(ExtentsTest, ATableNamesThem) {
   const Result<RecompressResult> done = Recompress(store_.get(), s.id());
   ASSERT_TRUE(done.ok()) << done.status().ToString();
   EXPECT_EQ(done->extents, 3u);
-  EXPECT_EQ(done->written_bytes, 3 * (64 + 32 * 128));
+  EXPECT_EQ(done->written_bytes, 3 * (64 + 32 * 128 + 64));
   EXPECT_GT(s.Table().table->version, version);
   ASSERT_EQ(s.Table().extents(), 3u);
   EXPECT_EQ(s.Table().extent(2)->begin, 64);
@@ -169,7 +153,7 @@ TEST_F(ExtentsTest, PagesBehindAHoleAreNotCachedInVain) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(s.Append(1000 + i).ok());
   ASSERT_TRUE(s.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages, 0u);
+  EXPECT_EQ(store_->Evict(true).pages(), 0u);
   store_->Reclaim();
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
@@ -545,8 +529,8 @@ TEST_F(ArtefactTest, EvictDropsItAndCountsIt) {
   Start();
   TestSequence first = Settled(100, KeepRaw::kNo);
   ASSERT_TRUE(first.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages, 3u);
-  EXPECT_EQ(store_->Evict(true).bytes, 6 * kPage);
+  EXPECT_EQ(store_->Evict(true).pages(), 3u);
+  EXPECT_EQ(store_->Evict(true).bytes(), 6 * kPage);
   uint64_t cached = 0;
   for (const PoolInfo& pool : store_->Pools()) cached += pool.cached_bytes;
   EXPECT_EQ(cached, 6 * kPage);

@@ -75,7 +75,7 @@ TEST(Store, UnknownHandlesAreNamed) {
   TestSequence s = TestSequence::Prompt(&a, "full", Tokens(20));
   EXPECT_EQ(store->RegisterModel(99, SmallModel()).status().reason(), "SESSION_UNKNOWN");
   EXPECT_EQ(store->OpenSequence(a.id(), 99, "full", {}).status().reason(), "MODEL_UNKNOWN");
-  EXPECT_EQ(store->Lookup(a.id(), 99, {}).status().reason(), "MODEL_UNKNOWN");
+  EXPECT_EQ(store->Lookup(a.id(), 99, Tokens(1)).status().reason(), "MODEL_UNKNOWN");
   EXPECT_EQ(a.Open("ful", {}).status().reason(), "PLAN_UNKNOWN");
   // A sequence of another session is unknown to this one.
   EXPECT_EQ(store->CloseSequence(b.id(), s.id()).reason(), "SEQUENCE_UNKNOWN");
@@ -210,9 +210,10 @@ TEST(Store, ASecondSessionFindsThePrefixReadOnly) {
   const auto prompt = Tokens(1100);
   TestSequence first = TestSequence::Prompt(&a, kQuest, prompt);
   ASSERT_TRUE(first.Append(5000).ok());  // its begin brings the index up to date
-  EXPECT_EQ(*store->Lookup(b.id(), b.model(), prompt), 1088u);
-  EXPECT_EQ(*store->Lookup(b.id(), b.model(), Tokens(1088)), 1072u) << "at most n - 1";
-  EXPECT_EQ(*store->Lookup(stranger.id(), stranger.model(), prompt), 0u);
+  EXPECT_EQ(store->Lookup(b.id(), b.model(), prompt)->held_tokens(), 1088u);
+  EXPECT_EQ(store->Lookup(b.id(), b.model(), Tokens(1088))->held_tokens(), 1072u)
+      << "at most n - 1";
+  EXPECT_EQ(store->Lookup(stranger.id(), stranger.model(), prompt)->held_tokens(), 0u);
 
   const Result<OpenedSequence> opened = b.Open(kQuest, prompt);
   ASSERT_TRUE(opened.ok());
@@ -446,8 +447,9 @@ TEST(Store, ShortageEvictsTheOldestCachedPrefixFromItsEnd) {
   // 15 pages and headroom: 12 are free, so 4 or more of the first prefix must go.
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(240, 5000));
   s.ExpectIntact();
-  const uint32_t first = *store->Lookup(session.id(), session.model(), Tokens(161, 0));
-  EXPECT_EQ(*store->Lookup(session.id(), session.model(), Tokens(161, 1000)), 160u);
+  const uint32_t first =
+      store->Lookup(session.id(), session.model(), Tokens(161, 0))->held_tokens();
+  EXPECT_EQ(store->Lookup(session.id(), session.model(), Tokens(161, 1000))->held_tokens(), 160u);
   EXPECT_LT(first, 160u);
   EXPECT_GT(first, 0u) << "its beginning is still of use";
   ExpectClean(*store);
@@ -461,7 +463,7 @@ TEST(Store, SpaceOfOtherSessionsReturnsWhenNobodyUsesIt) {
   ASSERT_TRUE(s.Close().ok());
   TestSequence other = TestSequence::Prompt(&b, "full", Tokens(16));  // drops a's cached pages
   other.ExpectIntact();
-  EXPECT_EQ(*store->Lookup(a.id(), a.model(), Tokens(160)), 0u);
+  EXPECT_EQ(store->Lookup(a.id(), a.model(), Tokens(160))->held_tokens(), 0u);
   ExpectClean(*store);
 }
 
@@ -471,9 +473,9 @@ TEST(Store, EvictDropsWhatNobodyUses) {
   TestSequence a = TestSequence::Prompt(&session, "full", Tokens(160));
   TestSequence b = TestSequence::Prompt(&session, "full", Tokens(160, 500));
   ASSERT_TRUE(a.Close().ok());
-  EXPECT_EQ(store->Evict(true).pages, 10u);
-  EXPECT_EQ(store->Evict(false).bytes, 10 * 4096u);
-  EXPECT_EQ(store->Evict(true).pages, 0u);
+  EXPECT_EQ(store->Evict(true).pages(), 10u);
+  EXPECT_EQ(store->Evict(false).bytes(), 10 * 4096u);
+  EXPECT_EQ(store->Evict(true).pages(), 0u);
   b.ExpectIntact();
   ExpectClean(*store);
 }
@@ -510,7 +512,7 @@ TEST(Store, SessionEndReturnsPagesAndKeepsThePrefix) {
     EXPECT_EQ(store->Sessions().size(), 1u);
     EXPECT_EQ(store->Sequences(0).size(), 1u);
     kept.ExpectIntact();
-    EXPECT_EQ(*store->Lookup(b.id(), b.model(), prompt), 96u);
+    EXPECT_EQ(store->Lookup(b.id(), b.model(), prompt)->held_tokens(), 96u);
     store->EndSession(a.id(), SessionEnd::kDied);
     store->EndSession(b.id(), SessionEnd::kDied);
     store->Evict(false);
@@ -532,7 +534,8 @@ TEST(Store, ArenasAreFencedUntilTheirWriterDied) {
   const TestSequence other = TestSequence::Prompt(&b, "full", Tokens(16, 900));
   EXPECT_EQ(other.Table().page(0)->arena, arena) << "the orphan arena has a new writer";
   EXPECT_TRUE(b.grants().at(arena));
-  EXPECT_EQ(*store->Lookup(b.id(), b.model(), Tokens(161)), 160u) << "with the prefix still in it";
+  EXPECT_EQ(store->Lookup(b.id(), b.model(), Tokens(161))->held_tokens(), 160u)
+      << "with the prefix still in it";
   ExpectClean(*store);
 }
 

@@ -158,8 +158,9 @@ __device__ void StoreIndexRows(const AppendBatch& w, const NewTokens& tokens, in
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__ AppendBatch w) {
-  LetNextStart();
+  if (w.next_reads_ahead) LetNextStart();
   WaitForPrevious();
+  if (!w.next_reads_ahead) LetNextStart();
   const int head = blockIdx.x, sequence = blockIdx.y;
   const NewTokens tokens(w, sequence);
   if (tokens.count == 0) return;

@@ -59,6 +59,9 @@ struct AppendBatch {
   int32_t rows_max = 0;             // rows of k and v that the batch may have: sets the grid
   DeviceSource k, v;
   DeviceIndex index;
+  // The kernel behind this one reads ahead (launch.cuh), so it may start at once. One that only
+  // waits would take room from the kernel before while that runs.
+  bool next_reads_ahead = false;
 };
 
 // cudaErrorInvalidValue: a shape outside the ranges above.

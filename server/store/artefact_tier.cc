@@ -1,0 +1,119 @@
+// Artefacts between artefacts_ and the tier below: how one is read when a sequence opens. All or
+// nothing: it is entered when its record and every part came and were verified, else what came of
+// it is let go and the prompt is recompressed. Written they are as pages are (page_tier.cc).
+#include <algorithm>
+#include <utility>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+
+// A packed segment may reach beyond what the sequence holds, a span may not be cut.
+std::vector<bool> Store::Impl::Superfluous(const Opening& o) const {
+  const Sequence& s = *o.sequence;
+  const Artefact* artefact = s.codec ? artefacts_.Peek(o.artefact) : nullptr;
+  if (artefact == nullptr || s.plan.keep_raw != KeepRaw::kNo) return {};
+  // Kernels of a GPU compute a prompt from its raw pages alone.
+  if (pools_.memory(Tier::kDevice) != Memory::kMemfd) return {};
+  const auto page = static_cast<int32_t>(s.page_tokens());
+  const auto held = static_cast<int32_t>(o.keys.size()) * page;
+  if (s.plan.codec != CodecKind::kPacked && artefact->extents.back().tokens.end > held) return {};
+  std::vector<bool> superfluous(o.keys.size());
+  for (const Run& run : artefact->released) {
+    const int32_t end = std::min(run.end, held) / page;
+    for (int32_t i = (run.begin + page - 1) / page; i < end; ++i) {
+      superfluous[static_cast<size_t>(i)] = true;
+    }
+  }
+  return superfluous;
+}
+
+// Raw pages that the plan keeps must be there too, or the artefact is of no use.
+bool Store::Impl::WantsArtefact(const Opening& o, const PageTier& tier) const {
+  if (!o.sequence->codec || !tier.Holds(o.artefact)) return false;
+  std::vector<PageKey> elsewhere;
+  {
+    MutexLock lock(mu_);
+    if (artefacts_.Contains(o.artefact)) return false;
+    if (o.sequence->plan.keep_raw == KeepRaw::kNo) return true;
+    for (const PageKey& key : o.keys) {
+      if (prefix_.Find(key) == nullptr) elsewhere.push_back(key);
+    }
+  }
+  return std::ranges::all_of(elsewhere, [&tier](const PageKey& key) { return tier.Holds(key); });
+}
+
+void Store::Impl::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier,
+                               std::function<void()> then) {
+  if (!WantsArtefact(*o, *tier)) return then();
+  TierLoad load;
+  load.keys = {o->artefact};
+  load.asked = o->asked;
+  load.take = [o](size_t, std::span<const LoadedValue> values) {
+    if (values.front().size() == 1) o->record = ParseRecord(values.front().front());
+    return true;
+  };
+  load.done = [this, o, tier, then] { LoadParts(o, tier, then); };
+  if (!tier->Load(std::move(load))) then();
+}
+
+void Store::Impl::LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier,
+                            std::function<void()> then) {
+  if (!o->record || o->record->prompt_tokens != o->tokens) return then();
+  TierLoad load;
+  load.asked = o->asked;
+  for (size_t i = 0; i < o->record->parts.size(); ++i) {
+    load.keys.push_back(PartKey(o->artefact, i, o->record->parts[i]));
+  }
+  load.take = [this, o](size_t first, std::span<const LoadedValue> values) {
+    for (const LoadedValue& value : values) {
+      if (!TakePart(o.get(), first++, value)) return false;
+    }
+    return true;
+  };
+  load.done = [this, o, then] {
+    EnterLoadedArtefact(o.get());
+    then();
+  };
+  if (!tier->Load(std::move(load))) then();
+}
+
+bool Store::Impl::TakePart(Opening* o, size_t i, const LoadedValue& value) {
+  const ArtefactRecord::Part& part = o->record->parts[i];
+  const Sequence& s = *o->sequence;
+  if (value.size() != 1) return false;
+  if (!VerifyPart(part, value.front(), s.model->desc.geometry).ok()) return false;
+  Page* page = nullptr;
+  {
+    MutexLock lock(mu_);
+    const Result<Session*> session = FindSession(o->session);
+    if (!session.ok()) return false;
+    const std::vector<Tier> tiers = part.tier == Tier::kHost
+                                        ? std::vector<Tier>{Tier::kHost}
+                                        : std::vector<Tier>{Tier::kDevice, Tier::kHost};
+    std::vector<Page*> taken;
+    const Taker taker{(*session)->tenant, kDaemon, nullptr, s.model->id, tiers};
+    if (!Allocate(taker, value.front().size(), 1, &taken).ok()) return false;
+    page = taken.front();
+    page->sealed = true;
+    HoldForLoad(o, page);
+  }
+  if (page->bytes != value.front().size()) return false;
+  if (!WritePage(*page, value.front().data()).ok()) return false;
+  o->parts.push_back({page, part.bytes, part.tokens, part.checksum,
+                      DescriptionFor(*page, value.front().first(part.bytes))});
+  return true;
+}
+
+void Store::Impl::EnterLoadedArtefact(Opening* o) {
+  if (o->parts.size() != o->record->parts.size()) return;
+  MutexLock lock(mu_);
+  if (artefacts_.Contains(o->artefact)) return;  // somebody was faster
+  // All that a Recompressor needs to go on lies in the extents (codec.h).
+  EnterArtefact({o->artefact, std::move(o->parts), o->sequence->codec->recompressor,
+                 std::move(o->record->released), o->record->prompt_tokens,
+                 std::move(o->record->series)});
+  ++counters_.loaded_artefacts;
+}
+
+}  // namespace kvstrata

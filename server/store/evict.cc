@@ -1,0 +1,56 @@
+// What an operator drops, or would: everything that nobody uses and no pin keeps.
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+uint64_t Sum(const std::vector<EvictedTier>& tiers, uint64_t EvictedTier::*what) {
+  return std::accumulate(tiers.begin(), tiers.end(), uint64_t{0},
+                         [what](uint64_t n, const EvictedTier& t) { return n + t.*what; });
+}
+
+void Count(const Page& page, EvictedTier* tier) {
+  ++tier->pages;
+  tier->bytes += page.bytes;
+}
+
+bool Unused(const Artefact& artefact) { return artefact.unused(); }
+
+}  // namespace
+
+uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
+uint64_t EvictResult::bytes() const { return Sum(tiers, &EvictedTier::bytes); }
+
+EvictResult Store::Impl::Evict(bool dry_run) {
+  MutexLock lock(mu_);
+  EvictResult result;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    result.tiers.push_back({});
+    result.tiers.back().tier = tier;
+    result.tiers.back().pinned_bytes = prefix_.pinned_bytes(tier);
+  }
+  std::vector<Page*> victims;
+  for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
+    EvictedTier& tier = result.tiers[static_cast<size_t>(page->arena->tier)];
+    Count(*page, &tier);
+    tier.stored_pages += page->stored;
+    victims.push_back(page);
+  }
+  for (const Page* page : UnusedExtents()) {
+    EvictedTier& tier = result.tiers[static_cast<size_t>(page->arena->tier)];
+    Count(*page, &tier);
+    ++tier.artefact_pages;
+  }
+  if (dry_run) return result;
+  for (Page* page : victims) EvictPage(page);
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(&Unused)) DropArtefact(std::move(*a));
+  for (Tenant* tenant : tenants_by_id_) Advance(tenant);
+  ReclaimLocked();
+  return result;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,195 @@
+// Pins: made, listed, ended, restored. The tier below is told outside of the lock.
+#include "server/store/pins.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr microseconds kShortest = std::chrono::milliseconds(1);
+constexpr microseconds kLongest = std::chrono::hours(24 * 366);
+
+Status CheckTtl(microseconds ttl) {
+  if (ttl >= kShortest && ttl <= kLongest) return OkStatus();
+  return InvalidArgument(
+      "PIN_TTL", "ttl is " + std::to_string(ttl.count()) + " us; allowed: 1 ms to 366 days");
+}
+
+}  // namespace
+
+uint64_t Store::Impl::PinLimit() const {
+  if (options_.pin_limit_bytes != 0) return options_.pin_limit_bytes;
+  return (pools_.capacity(Tier::kDevice) + pools_.capacity(Tier::kHost)) / 2;
+}
+
+uint64_t Store::Impl::PinnedBytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [id, pin] : pins_by_id_) bytes += pin.bytes;
+  return bytes;
+}
+
+void Store::Impl::EnterPin(PrefixPin pin) {
+  for (const PageKey& key : pin.pages) prefix_.Pin(key);
+  for (const PageKey& key : pin.index_blocks) prefix_.Pin(key);
+  const uint64_t id = pin.id;
+  pins_by_id_.emplace(id, std::move(pin));
+}
+
+PrefixPin Store::Impl::TakePin(std::map<uint64_t, PrefixPin>::iterator at) {
+  PrefixPin pin = std::move(at->second);
+  pins_by_id_.erase(at);
+  for (const PageKey& key : pin.index_blocks) prefix_.Unpin(key);
+  // From the last to the first, as ReleaseAll.
+  for (auto key = pin.pages.rbegin(); key != pin.pages.rend(); ++key) prefix_.Unpin(*key);
+  return pin;
+}
+
+Result<PinInfo> Store::Impl::AddPin(PrefixPin pin, microseconds ttl) {
+  PageTier* tier = nullptr;
+  {
+    MutexLock lock(mu_);
+    const uint64_t used = PinnedBytes();
+    if (pin.bytes > PinLimit() - std::min(used, PinLimit())) {
+      return ResourceExhausted(
+          "PIN_LIMIT", std::to_string(pin.bytes) + " bytes to pin, " + std::to_string(used) +
+                           " of " + std::to_string(PinLimit()) +
+                           " are pinned; unpin some, or raise pin.limit_bytes");
+    }
+    pin.id = next_pin_++;
+    pin.expires = options_.now() + ttl;
+    EnterPin(pin);
+    tier = tier_;
+  }
+  if (tier != nullptr) {
+    if (const Status kept = tier->Pin(pin); !kept.ok()) {
+      (void)RemovePin(pin.id);
+      return kept;
+    }
+  }
+  return InfoOf(pin);
+}
+
+Result<PinInfo> Store::Impl::PinSequence(uint64_t sequence, microseconds ttl) {
+  KVS_RETURN_IF_ERROR(CheckTtl(ttl));
+  PrefixPin pin;
+  {
+    MutexLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(const Sequence* s, FindSequence(sequence));
+    pin.tenant = sessions_.at(s->session)->tenant->name;
+    pin.model_name = s->model->desc.name;
+    pin.page_tokens = s->page_tokens();
+    for (const Page* page : s->pages) {
+      if (page == nullptr || !page->sealed) break;
+      pin.pages.push_back(page->key);
+      pin.bytes += page->bytes;
+    }
+    const size_t blocks = s->SharesIndex() ? s->index_blocks.size() : 0;
+    for (size_t i = 0; i < blocks && s->index_blocks[i]->sealed; ++i) {
+      pin.index_blocks.push_back(s->index_blocks[i]->key);
+      pin.bytes += s->index_blocks[i]->bytes;
+    }
+  }
+  if (!pin.pages.empty()) return AddPin(std::move(pin), ttl);
+  return FailedPrecondition("PIN_NOTHING", "sequence " + std::to_string(sequence) +
+                                               " has no full page, or gave its first one back");
+}
+
+Result<PinInfo> Store::Impl::PinPrefix(std::string_view tenant, uint64_t model,
+                                       std::span<const int32_t> tokens, microseconds ttl) {
+  KVS_RETURN_IF_ERROR(CheckTtl(ttl));
+  KVS_ASSIGN_OR_RETURN(const Owner owner, OwnerOf(tenant, model));
+  // All whole pages: a look-up leaves one token to compute, a pin need not.
+  PrefixHit hit = LookupOf(owner, owner.chain.Pages(PageKey{}, tokens));
+  if (hit.pages.empty()) {
+    return NotFound("PIN_MISS", "no page of these tokens is held for " + owner.tenant +
+                                    "; pin a prefix that is: kvstrata lookup");
+  }
+  hit.keys.resize(hit.pages.size());
+  PrefixPin pin;
+  pin.tenant = owner.tenant;
+  pin.model_name = owner.model_name;
+  pin.page_tokens = owner.page_tokens;
+  pin.bytes = hit.keys.size() * owner.page_bytes;
+  pin.pages = std::move(hit.keys);
+  return AddPin(std::move(pin), ttl);
+}
+
+Status Store::Impl::RemovePin(uint64_t id) {
+  PrefixPin pin;
+  PageTier* tier = nullptr;
+  {
+    MutexLock lock(mu_);
+    const auto at = pins_by_id_.find(id);
+    if (at == pins_by_id_.end()) {
+      return NotFound("PIN_UNKNOWN",
+                      "pin " + std::to_string(id) + " does not exist, was removed or is over");
+    }
+    pin = TakePin(at);
+    tier = tier_;
+  }
+  return tier == nullptr ? OkStatus() : tier->Unpin(pin, /*forget=*/true);
+}
+
+void Store::Impl::ExpirePins() {
+  std::vector<PrefixPin> over;
+  PageTier* tier = nullptr;
+  {
+    MutexLock lock(mu_);
+    tier = tier_;
+    for (auto at = pins_by_id_.begin(); at != pins_by_id_.end();) {
+      const auto next = std::next(at);
+      if (at->second.expires <= options_.now()) over.push_back(TakePin(at));
+      at = next;
+    }
+  }
+  // No I/O here: the next daemon finds its record, and that its time is over.
+  for (const PrefixPin& pin : over) {
+    if (tier != nullptr) (void)tier->Unpin(pin, /*forget=*/false);
+  }
+}
+
+void Store::Impl::RestorePins(std::vector<PrefixPin> pins) {
+  MutexLock lock(mu_);
+  for (PrefixPin& pin : pins) {
+    next_pin_ = std::max(next_pin_, pin.id + 1);
+    EnterPin(std::move(pin));
+  }
+}
+
+PinInfo Store::Impl::InfoOf(const PrefixPin& pin) {
+  Owner owner;
+  owner.tenant = pin.tenant;
+  PinInfo info;
+  const PrefixHit hit = LookupOf(owner, pin.pages);
+  info.device_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Residence::kDevice));
+  info.host_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Residence::kHost));
+  info.disk_pages = static_cast<uint32_t>(std::ranges::count(hit.pages, Residence::kDisk));
+  info.ttl_left = std::max(microseconds(0),
+                           std::chrono::duration_cast<microseconds>(pin.expires - options_.now()));
+  info.pin = pin;
+  return info;
+}
+
+std::vector<PinInfo> Store::Impl::Pins() {
+  std::vector<PrefixPin> pins;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, pin] : pins_by_id_) pins.push_back(pin);
+  }
+  std::vector<PinInfo> infos;
+  for (const PrefixPin& pin : pins) infos.push_back(InfoOf(pin));
+  return infos;
+}
+
+PinLimits Store::Impl::PinUse() const {
+  MutexLock lock(mu_);
+  return {PinnedBytes(), PinLimit()};
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,471 @@
+// Artefacts and series over a real disk tier: what the next store finds is what was written, bit
+// for bit and in its place; what is damaged, missing or of another build is a miss.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "server/store/artefact_record.h"
+#include "server/store/store_impl.h"
+#include "tests/fakes/copying_codec.h"
+#include "tests/fakes/disk_slots.h"
+#include "tests/server/disk_machine.h"
+#include "tests/server/recompress_now.h"
+#include "tests/server/tier/scratch_dir.h"
+#include "tests/server/tier/test_queues.h"
+
+namespace kvstrata {
+
+struct AuditTestPeer {
+  static Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return *store.impl_->sequences_.at(id);
+  }
+};
+
+namespace testing {
+namespace {
+
+constexpr const char* kKeeps = "window{codec = \"packed\", keep_raw = \"host\"}";
+constexpr const char* kKeepsNone = "window{codec = \"packed\", keep_raw = \"no\"}";
+constexpr int32_t kPrompt = 200;  // 12 whole pages, 6 extents, 8 tokens
+
+Deadline Soon() { return SteadyClock::now() + std::chrono::seconds(60); }
+
+class DiskArtefactsTest : public ::testing::Test {
+ protected:
+  DiskArtefactsTest() {
+    options_.directory = dir_.path() + "/tier";
+    options_.budget_bytes = 4 << 20;
+    options_.segment_bytes = 1 << 20;
+    // Nobody is late on a busy machine.
+    pages_options_.load_timeout = std::chrono::seconds(60);
+  }
+  std::unique_ptr<Machine> Start(bool far = false) {
+    return std::make_unique<Machine>(
+        options_, pages_options_, 512, far,
+        [this](const Plan& plan, const Geometry& geometry,
+               std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
+          if (plan.codec == CodecKind::kRaw) return nullptr;
+          return std::make_unique<CopyingCodec>(control_, geometry);
+        });
+  }
+  // Opens the prompt and computes what is not held.
+  static TestSequence Prompt(const Machine& machine, TestSession* session, const char* plan,
+                             int32_t n = kPrompt) {
+    const std::vector<int32_t> tokens = Tokens(n);
+    const Result<OpenedSequence> opened = machine.Open(*session, plan, tokens);
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    TestSequence s(session, *opened, tokens);
+    EXPECT_TRUE(s.Append(std::span(tokens).subspan(opened->held_tokens)).ok());
+    return s;
+  }
+  static void Settle(const Machine& machine, const TestSession& session, const TestSequence& s) {
+    EXPECT_TRUE(machine.store->PrefillDone(session.id(), s.id()).ok());
+    while (Recompress(machine.store.get(), s.id()).ok()) {
+    }
+    machine.Settle();
+  }
+  // Leaves the prompt's pages and its artefact on disk.
+  void Write(const char* plan, bool far = false) {
+    const auto machine = Start(far);
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, plan);
+    machine->Settle();  // before raw pages are given back
+    Settle(*machine, session, s);
+    EXPECT_EQ(machine->store->Counters().artefacts, 1u);
+    EXPECT_EQ(machine->pages->counters().failed, 0u);
+    ExpectClean(*machine->store);
+  }
+  // The next store: whether it found the artefact. What it answers with is right in any case.
+  bool Finds(const char* plan) {
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const int runs = control_->runs;
+    TestSequence s = Prompt(*machine, &session, plan);
+    s.ExpectIntact();
+    Settle(*machine, session, s);
+    s.ExpectIntact();
+    EXPECT_EQ(s.Table().extents(), 6u);
+    const bool found = machine->store->Counters().artefact_hits == 1;
+    EXPECT_EQ(control_->runs == runs, found);
+    EXPECT_TRUE(s.Append(Tokens(40, 900)).ok());
+    EXPECT_TRUE(Recompress(machine->store.get(), s.id()).ok());
+    s.ExpectIntact();
+    ExpectClean(*machine->store);
+    EXPECT_TRUE(s.Close().ok());
+    machine->store->Evict(false);
+    EXPECT_EQ(UsedBytes(*machine->store), 0u) << "a load keeps no page";
+    return found;
+  }
+
+  // --- what lies on disk, read and changed as nobody but the tier may ---
+
+  struct Value {
+    std::string key;
+    std::vector<std::vector<std::byte>> buffers;
+  };
+  std::vector<Value> Values(DiskTier* disk) {
+    std::vector<Value> values;
+    disk->ForEach([&](const std::string& key, std::span<const uint64_t> sizes) {
+      values.push_back({key, {}});
+      for (const uint64_t bytes : sizes) values.back().buffers.emplace_back(bytes);
+    });
+    for (Value& value : values) {
+      DiskGet get{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
+      disk->Get({&get, 1}, Soon());
+      EXPECT_TRUE(get.status.ok()) << get.status.ToString();
+    }
+    return values;
+  }
+  // Replaces each value for which `change` agrees, with sound checksums.
+  int Tamper(const std::function<bool(Value*)>& change) {
+    auto disk = DiskTier::Open(options_, Soon());
+    EXPECT_TRUE(disk.ok());
+    int changed = 0;
+    for (Value& value : Values(disk->get())) {
+      if (!change(&value)) continue;
+      ++changed;
+      EXPECT_TRUE((*disk)->Erase({&value.key, 1}, Soon()).ok());
+      DiskPut put{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
+      (*disk)->Put({&put, 1}, Soon());
+      EXPECT_TRUE(put.status.ok()) << put.status.ToString();
+    }
+    return changed;
+  }
+  static bool IsRecord(const Value& value) {
+    return ParseRecord(value.buffers.front()).has_value();
+  }
+  static bool IsPart(const Value& value) {
+    const ExtentView view{
+        value.buffers.front().data(), static_cast<int64_t>(value.buffers.front().size()), {}};
+    return KindOf(view) == ExtentKind::kRawRows && std::memcmp(view.data, "KVEX", 4) == 0;
+  }
+
+  const ScratchDir dir_;
+  DiskTierOptions options_;
+  DiskPagesOptions pages_options_;
+  std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
+};
+
+TEST_F(DiskArtefactsTest, TheNextStoreNeedsNoWork) {
+  Write(kKeeps);
+  EXPECT_TRUE(Finds(kKeeps));
+  EXPECT_TRUE(Finds(kKeeps));
+  EXPECT_FALSE(Finds("window{codec = \"packed\", keep_raw = \"host\", n_recent = 99}"));
+}
+
+TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
+  Write(kKeepsNone);
+  EXPECT_TRUE(Finds(kKeepsNone));
+  const auto machine = Start();
+  TestSession session(machine->store.get());
+  const std::vector<int32_t> tokens = Tokens(kPrompt);
+  const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(opened->held_tokens, 192u);
+  EXPECT_EQ(machine->store->Counters().loaded_pages, 0u);
+  EXPECT_EQ(machine->store->Counters().loaded_artefacts, 1u);
+  TestSequence s(&session, *opened, tokens);
+  s.ExpectIntact();
+  // It is held for that prompt alone.
+  EXPECT_EQ(machine->store->PrefillDone(session.id(), s.id()).reason(), "PREFILL_DONE");
+  TestSequence other(&session, *opened, tokens);
+  EXPECT_EQ(other.Append(7).reason(), "COMMIT_OTHER_PROMPT");
+  ASSERT_TRUE(s.Append(std::span(tokens).subspan(192)).ok());
+  s.ExpectIntact();
+  ExpectClean(*machine->store);
+}
+
+TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
+  for (const TierKind tier : {TierKind::kHost, TierKind::kDevice}) {
+    control_->tier = tier;
+    const ScratchDir dir;
+    options_.directory = dir.path() + "/tier";
+    Write(kKeepsNone);
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, kKeepsNone);
+    const Result<SequenceDetail> detail = machine->store->Show(s.id());
+    ASSERT_EQ(detail->extents.size(), 6u);
+    for (const ExtentInfo& extent : detail->extents) {
+      EXPECT_EQ(extent.tier, tier == TierKind::kHost ? Tier::kHost : Tier::kDevice);
+    }
+  }
+}
+
+TEST_F(DiskArtefactsTest, SeriesComeWithTheirPages) {
+  const std::vector<float> nats = {1, 2, 0.5f, 7, 8};
+  const std::vector<uint8_t> ends = {0, 1, 1};
+  Series want;
+  {
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, "full");
+    machine->Settle();  // pages are on disk without a series
+    const auto report = [&](uint32_t first, size_t n, const float* surprisal, const float* entropy,
+                            const uint8_t* boundary) {
+      return machine->store->Report(session.id(), s.id(), first, static_cast<uint32_t>(n),
+                                    surprisal, entropy, boundary);
+    };
+    ASSERT_TRUE(report(0, 5, nats.data(), nullptr, nullptr).ok());
+    machine->Settle();
+    ASSERT_TRUE(report(14, 5, nats.data(), nats.data(), nullptr).ok());
+    ASSERT_TRUE(report(30, 3, nullptr, nullptr, ends.data()).ok());
+    machine->Settle();
+    const uint64_t written = machine->pages->counters().written;
+    ASSERT_TRUE(report(30, 3, nullptr, nullptr, ends.data()).ok());
+    machine->Settle();
+    EXPECT_EQ(machine->pages->counters().written, written) << "nothing new, nothing written";
+    want = AuditTestPeer::SequenceOf(*machine->store, s.id()).series.Slice(0, 192);
+    EXPECT_EQ(want.boundary.size(), 33u);
+  }
+  const auto machine = Start();
+  TestSession session(machine->store.get());
+  const Result<OpenedSequence> opened = machine->Open(session, "full", Tokens(kPrompt));
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(opened->held_tokens, 192u);
+  EXPECT_EQ(opened->surprisal_tokens, 5u);
+  const Series& got = AuditTestPeer::SequenceOf(*machine->store, opened->sequence).series;
+  EXPECT_TRUE(SameSeries(got, want));
+  EXPECT_TRUE(std::isnan(got.surprisal.at(9)));
+}
+
+TEST_F(DiskArtefactsTest, APageWithoutItsWholeSeriesIsNoPage) {
+  {
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, "full");
+    const std::vector<float> nats(kPrompt, 1.0f);
+    ASSERT_TRUE(
+        machine->store->Report(session.id(), s.id(), 0, kPrompt, nats.data(), nullptr, nullptr)
+            .ok());
+    machine->Settle();
+  }
+  int seen = 0;
+  EXPECT_EQ(Tamper([&](Value* value) {
+              if (value->buffers.size() != 2 || ++seen != 3) return false;
+              value->buffers[1].pop_back();
+              return true;
+            }),
+            1);
+  const auto machine = Start();
+  TestSession session(machine->store.get());
+  const Result<OpenedSequence> opened = machine->Open(session, "full", Tokens(kPrompt));
+  ASSERT_TRUE(opened.ok());
+  EXPECT_LT(opened->held_tokens, 192u);
+}
+
+// Damage that no slot's checksum finds: of another build, of another layout, by another hand.
+TEST_F(DiskArtefactsTest, WhatIsNotTheRecordsIsAMiss) {
+  const auto shift = [](Value* value, size_t at) {
+    value->buffers.front().at(at) ^= std::byte{1};
+    return true;
+  };
+  const std::function<bool(Value*)> changes[] = {
+      [&](Value* v) { return IsPart(*v) && shift(v, 64 + 128 * 3); },  // a row
+      [&](Value* v) { return IsPart(*v) && shift(v, 48); },            // the extent's checksum
+      [&](Value* v) { return IsPart(*v) && shift(v, 8); },             // its first token
+      [&](Value* v) { return IsPart(*v) && shift(v, 16); },            // its layers
+      [&](Value* v) { return IsRecord(*v) && shift(v, 8); },           // the record's version
+      [&](Value* v) { return IsRecord(*v) && shift(v, 12); },          // its prompt
+      [&](Value* v) { return IsRecord(*v) && shift(v, 16); },          // its parts
+      [&](Value* v) { return IsRecord(*v) && shift(v, 32 + 8); },      // a part's checksum
+      [&](Value* v) { return IsRecord(*v) && shift(v, 32 + 24); },     // nothing wrong: a tier
+      [&](Value* v) {
+        if (!IsRecord(*v)) return false;
+        v->buffers.front().pop_back();
+        return true;
+      },
+  };
+  for (const char* plan : {kKeeps, kKeepsNone}) {
+    const ScratchDir dir;
+    options_.directory = dir.path() + "/tier";
+    Write(plan);
+    for (size_t i = 0; i < std::size(changes); ++i) {
+      ASSERT_GE(Tamper(changes[i]), 1) << plan << ", change " << i;
+      EXPECT_EQ(Finds(plan), i == 8) << plan << ", change " << i;
+      EXPECT_TRUE(Finds(plan)) << plan << ", change " << i << ": it was written again";
+    }
+  }
+}
+
+TEST_F(DiskArtefactsTest, APartThatIsNotWrittenLeavesNoRecord) {
+  for (const int error : {ENOSPC, EIO}) {
+    const ScratchDir dir;
+    options_.directory = dir.path() + "/tier";
+    FaultPlan plan;
+    options_.new_queue = [&plan](uint32_t depth) {
+      return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+    };
+    std::atomic<int> parts{0};
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, kKeeps);
+    machine->Settle();
+    plan.Set([&](const IoRequest& r) -> std::optional<IoFault> {
+      const bool part = r.op == IoRequest::Op::kWrite && r.bytes > 8192 &&
+                        std::memcmp(r.data + 4096, "KVEX", 4) == 0;
+      if (!part || ++parts != 3) return std::nullopt;
+      return IoFault{IoFault::Kind::kFail, static_cast<uint32_t>(error)};
+    });
+    Settle(*machine, session, s);
+    EXPECT_EQ(parts, 6);
+    EXPECT_EQ(machine->pages->counters().failed, 1u);
+    for (const Value& value : Values(machine->disk.get())) EXPECT_FALSE(IsRecord(value));
+    plan.Set(nullptr);
+    options_.new_queue = NewIoQueue;
+  }
+}
+
+TEST_F(DiskArtefactsTest, AFullDiskLosesArtefactsAndNothingElse) {
+  options_.budget_bytes = (1 << 20) + (64 << 10);
+  options_.segment_bytes = 256 << 10;
+  const auto machine = Start();
+  TestSession session(machine->store.get());
+  for (int32_t n = 100; n < 400; n += 20) {
+    TestSequence s = Prompt(*machine, &session, kKeeps, n);
+    Settle(*machine, session, s);
+    s.ExpectIntact();
+    ASSERT_TRUE(s.Close().ok());
+  }
+  EXPECT_GT(machine->pages->counters().evicted, 0u);
+  ExpectClean(*machine->store);
+}
+
+// --- what a disk does --------------------------------------------------------------------------
+
+// What was written when the machine stopped: `cut` events, without those that `lost` names, the
+// last one torn at a sector.
+void Replay(const IoHistory& history, const std::string& from, const std::string& to, size_t cut,
+            bool torn, const std::function<bool()>& lost) {
+  std::filesystem::remove_all(to);
+  std::filesystem::copy(from, to);
+  const auto file = [&to](uint32_t number) {
+    const uint32_t segments = 3;  // of 1 MiB in 4 MiB with two checkpoints
+    return to + (number < segments ? "/segment." + std::to_string(number)
+                                   : "/checkpoint." + std::to_string(number - segments));
+  };
+  for (uint32_t i = 0; i < 5; ++i) {
+    const auto bytes = std::filesystem::file_size(file(i));
+    std::filesystem::resize_file(file(i), 0);
+    std::filesystem::resize_file(file(i), bytes);
+  }
+  for (size_t i = 0; i < cut; ++i) {
+    const IoEvent& event = history[i];
+    if (event.op != IoRequest::Op::kWrite || lost()) continue;
+    const size_t bytes =
+        torn && i + 1 == cut ? event.bytes.size() / 1024 * 512 : event.bytes.size();
+    std::fstream out(file(event.file), std::ios::binary | std::ios::in | std::ios::out);
+    out.seekp(static_cast<std::streamoff>(event.offset));
+    out.write(reinterpret_cast<const char*>(event.bytes.data()),
+              static_cast<std::streamsize>(bytes));
+  }
+}
+
+// Pages, their series in two reports, an artefact, and another build of it: after a crash at any
+// write each of them is there whole or not at all, and the prompt is answered rightly.
+TEST_F(DiskArtefactsTest, ACrashAtAnyWriteLeavesAllOrNothing) {
+  IoHistory history;
+  const std::vector<float> nats(kPrompt, 1.5f);
+  {
+    options_.new_queue = [&history](uint32_t) {
+      return IoQueueChoice{NewRecordingQueue(NewInlineQueue(), &history), OkStatus()};
+    };
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const auto write = [&](int32_t unit, uint32_t reported) {
+      control_->unit = unit;
+      // As a store without a disk opens: it builds the artefact again.
+      TestSequence s = TestSequence::Prompt(&session, kKeeps, Tokens(kPrompt));
+      machine->Settle();
+      ASSERT_TRUE(
+          machine->store->Report(session.id(), s.id(), 0, reported, nats.data(), nullptr, nullptr)
+              .ok());
+      Settle(*machine, session, s);
+      ASSERT_TRUE(s.Close().ok());
+      machine->store->Evict(false);
+    };
+    write(16, 40);
+    write(32, kPrompt);
+    options_.new_queue = NewIoQueue;
+  }
+  const std::string recorded = options_.directory;
+  const ScratchDir replays;
+  options_.directory = replays.path() + "/tier";
+  const uint32_t seed = std::random_device()();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  int states = 0, hits = 0, series = 0;
+  for (size_t cut = 0; cut <= history.size(); ++cut) {
+    for (int kind = 0; kind < 3; ++kind) {  // killed; torn; power lost
+      Replay(history, recorded, options_.directory, cut, kind == 1,
+             [&] { return kind == 2 && random() % 4 == 0; });
+      const auto machine = Start();
+      TestSession session(machine->store.get());
+      TestSequence s = Prompt(*machine, &session, kKeeps);
+      s.ExpectIntact();
+      const Series& seen = AuditTestPeer::SequenceOf(*machine->store, s.id()).series;
+      for (const float value : seen.surprisal) ASSERT_TRUE(value == 1.5f || std::isnan(value));
+      Settle(*machine, session, s);
+      s.ExpectIntact();
+      ASSERT_TRUE(s.Table().extents() == 6 || s.Table().extents() == 12) << s.Table().extents();
+      ExpectClean(*machine->store);
+      ASSERT_FALSE(HasFailure()) << "cut " << cut << " of " << history.size() << ", kind " << kind;
+      ++states;
+      hits += static_cast<int>(machine->store->Counters().artefact_hits);
+      series += static_cast<int>(seen.surprisal.size() == 192);
+    }
+  }
+  std::printf("seed %u: %d states, %d with the artefact, %d with all of the series\n", seed, states,
+              hits, series);
+  EXPECT_GT(hits, 0);
+  EXPECT_LT(hits, states);
+  EXPECT_GT(series, 0);
+}
+
+TEST_F(DiskArtefactsTest, NoFlippedBitIsServed) {
+  Write(kKeeps);
+  const uint32_t seed = std::random_device()();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::printf("seed %u\n", seed);
+  for (int i = 0; i < 48; ++i) {
+    std::vector<DiskSlot> slots = DiskSlots(options_.directory);
+    std::erase_if(slots, [](const DiskSlot& slot) {
+      return !slot.payload.starts_with("KVEX") && slot.payload != "KVSARTF1";
+    });
+    ASSERT_EQ(slots.size(), 7u);
+    const DiskSlot& slot = slots[random() % slots.size()];
+    // Of the record's one block only as many bytes are its own.
+    const uint32_t payload = slot.payload == "KVSARTF1" ? 200 : 8192;
+    FlipBit(slot, random() % (4096 + payload), static_cast<int>(random() % 8));
+    EXPECT_FALSE(Finds(kKeeps)) << "flip " << i;
+  }
+  EXPECT_TRUE(Finds(kKeeps));
+}
+
+TEST_F(DiskArtefactsTest, CheckpointsWithoutAStop) {
+  pages_options_.checkpoint_interval = std::chrono::milliseconds(1);
+  {
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    Prompt(*machine, &session, "full");
+    const auto end = Soon();
+    while (machine->pages->counters().checkpoints == 0 || machine->pages->waiting() != 0) {
+      ASSERT_LT(SteadyClock::now(), end);
+      std::this_thread::yield();
+    }
+  }
+  const auto disk = DiskTier::Open(options_, Soon());
+  ASSERT_TRUE(disk.ok());
+  EXPECT_EQ((*disk)->Stats().entries, 12u);
+  EXPECT_LE((*disk)->Stats().scanned_segments, 1u) << "at most the one that was written since";
+}
+
+}  // namespace
+}  // namespace testing
+}  // namespace kvstrata

@@ -1,0 +1,61 @@
+// What tests of the store over a disk share.
+#ifndef KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_
+#define KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <thread>
+
+#include "server/work/disk_pages.h"
+#include "tests/fakes/far_memory.h"
+#include "tests/server/store_fixture.h"
+
+namespace kvstrata::testing {
+
+using SteadyClock = std::chrono::steady_clock;
+
+// A store over a disk: what a daemon is between two starts.
+struct Machine {
+  explicit Machine(const DiskTierOptions& disk_options, DiskPagesOptions options = {},
+                   uint64_t pool_pages = 256, bool far = false,
+                   decltype(StoreOptions::new_recompressor) codec = nullptr) {
+    Result<std::unique_ptr<DiskTier>> opened =
+        DiskTier::Open(disk_options, SteadyClock::now() + std::chrono::seconds(30));
+    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
+    disk = std::move(*opened);
+    StoreOptions pools = SmallPools(pool_pages, 64);
+    pools.new_recompressor = std::move(codec);
+    if (far) {
+      auto fail = std::make_shared<std::atomic<bool>>(false);
+      store = std::move(*Store::Create(pools, std::make_unique<FarMemory>(fail), NewHostPinned()));
+    } else {
+      store = NewStore(pools);
+    }
+    pages = std::make_unique<DiskPages>(options, store.get(), disk.get());
+  }
+  // Until everything that was offered is on disk, or counted.
+  void Settle() const {
+    const auto end = SteadyClock::now() + std::chrono::seconds(30);
+    while (pages->waiting() != 0) {
+      ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
+      std::this_thread::yield();
+    }
+  }
+  // As a client opens: answered when the disk was asked.
+  Result<OpenedSequence> Open(const TestSession& session, std::string_view plan,
+                              std::span<const int32_t> tokens) const {
+    std::promise<Result<OpenedSequence>> answer;
+    store->OpenSequence(session.id(), session.model(), plan, tokens,
+                        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    return answer.get_future().get();
+  }
+
+  std::unique_ptr<DiskTier> disk;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<DiskPages> pages;
+};
+
+}  // namespace kvstrata::testing
+
+#endif  // KVSTRATA_TESTS_SERVER_DISK_MACHINE_H_

@@ -1,0 +1,32 @@
+// A worker of the store's recompressions, for tests without threads.
+#ifndef KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_
+#define KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_
+
+#include <memory>
+#include <utility>
+
+#include "server/store/store.h"
+
+namespace kvstrata::testing {
+
+// Does what a worker does, on this thread.
+inline Result<RecompressResult> Recompress(Store* store, uint64_t sequence) {
+  Result<RecompressJob> job = store->TakeRecompression(sequence);
+  if (!job.ok()) return job.status();
+  std::unique_ptr<Recompressor> next;
+  RecompressOutput output;
+  if (job->recompressor != nullptr) {
+    next = job->recompressor->Clone();
+    Result<RecompressOutput> ran = next->Run(job->input);
+    if (!ran.ok()) {
+      store->AbandonRecompression(std::move(*job), ran.status());
+      return ran.status();
+    }
+    output = std::move(*ran);
+  }
+  return store->PublishRecompression(std::move(*job), std::move(next), std::move(output));
+}
+
+}  // namespace kvstrata::testing
+
+#endif  // KVSTRATA_TESTS_SERVER_RECOMPRESS_NOW_H_
