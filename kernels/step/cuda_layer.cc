@@ -16,7 +16,7 @@ bool SelectsByQuery(SelectorKind selector) {
 }
 
 // Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse
-// and pick_buckets do; vote and score_packed do not.
+// and pick_buckets do; vote, score_packed and score_spans (ReadsSpans, in all layers) do not.
 bool ReadsAhead(const Plan& plan) {
   return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
 }
@@ -36,7 +36,8 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
   w.tokens = ws_.Ints(PerMember::kLengths);
   w.starts = tokens_ == members() ? nullptr : ws_.starts();
   w.rows_max = tokens_;
-  w.next_reads_ahead = !Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan);
+  w.next_reads_ahead =
+      !ReadsSpans(parts_[0]) && (!Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan));
   KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
   if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
   return OkStatus();
