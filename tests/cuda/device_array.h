@@ -37,10 +37,15 @@ class DeviceArray {
   }
   ~DeviceArray() { cudaFree(data_); }
 
-  void Poison() { Check(cudaMemset(data_, 0xFF, size_ * sizeof(T)), "cudaMemset"); }
+  // Both are done when they return: streams that do not wait for the default one follow.
+  void Poison() {
+    Check(cudaMemset(data_, 0xFF, size_ * sizeof(T)), "cudaMemset");
+    Check(cudaStreamSynchronize(nullptr), "cudaMemset");
+  }
   void Write(const std::vector<T>& values) {
     Check(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
           "cudaMemcpy to the device");
+    Check(cudaStreamSynchronize(nullptr), "cudaMemcpy to the device");
   }
   // Waits for all streams.
   std::vector<T> Read() const {

@@ -181,6 +181,7 @@ struct TwinSequence {
   }
   // The prompt is complete.
   void ClosePrompt(const Backend& backend) {
+    ASSERT_TRUE(on_host->Refresh(HostView()).ok());
     ASSERT_TRUE(on_host->PrefillDone(HostView(), backend, InlineExecutor()).ok());
     ASSERT_TRUE(on_device->ClosePrompt().ok());
   }

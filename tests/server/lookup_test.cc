@@ -15,7 +15,7 @@ class KeysOnly final : public PageTier {
   bool Holds(const PageKey& key) const override { return keys.contains(key); }
   Status Pin(const PrefixPin&) override { return OkStatus(); }
   Status Unpin(const PrefixPin&, bool) override { return OkStatus(); }
-  bool Load(PrefixLoad) override {
+  bool Load(TierLoad) override {
     ADD_FAILURE() << "a look-up reads nothing";
     return false;
   }

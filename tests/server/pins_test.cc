@@ -19,7 +19,7 @@ class RecordingTier final : public PageTier {
  public:
   void Offer(const PageKey&) override {}
   bool Holds(const PageKey&) const override { return false; }
-  bool Load(PrefixLoad) override { return false; }
+  bool Load(TierLoad) override { return false; }
   Status Pin(const PrefixPin& pin) override {
     if (!answer.ok()) return answer;
     kept.insert(pin.id);
