@@ -12,6 +12,8 @@ namespace kvstrata {
 namespace {
 
 constexpr std::chrono::seconds kStuck{10};
+// In the host's copy of a table: a word that the device may have as anything. No table holds it.
+constexpr uint64_t kUnknown = ~uint64_t{0};
 
 // A quarter more, so that a growing sequence seldom makes a buffer grow.
 int32_t Generous(int32_t n, int32_t multiple) {
@@ -141,15 +143,15 @@ Status CudaWorkspace::Fit(Capacity need) {
   const int64_t segment_words =
       int64_t{geometry_.layers} * c.packed.batch * PackedBuffers::SegmentWords(geometry_, c.packed);
   KVS_RETURN_IF_ERROR(reserve(&packed_segments_.device, segment_words * kAddress));
-  packed_segments_.host.assign(static_cast<size_t>(segment_words), 0);
+  packed_segments_.host.assign(static_cast<size_t>(segment_words), kUnknown);
   packed_ids_.assign(static_cast<size_t>(c.packed.batch), 0);
   KVS_RETURN_IF_ERROR(buckets_.Fit(ops_, geometry_, c.members, c.bucket_list));
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
   KVS_RETURN_IF_ERROR(reserve(&sentences_.device, c.members * kSentenceEntries * kAddress));
-  pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
-  blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
-  vote_caches_.host.assign(static_cast<size_t>(c.members), 0);
-  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, 0);
+  pages_.host.assign(static_cast<size_t>(c.members) * c.pages, kUnknown);
+  blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, kUnknown);
+  vote_caches_.host.assign(static_cast<size_t>(c.members), kUnknown);
+  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, kUnknown);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
@@ -168,8 +170,8 @@ Status CudaWorkspace::FitSpans(const Capacity& c) {
   constexpr size_t kPartWords = sizeof(cuda::SpanPart) / sizeof(uint64_t);
   constexpr size_t kRouterWords = sizeof(cuda::SpanRouter) / sizeof(uint64_t);
   const auto members = static_cast<size_t>(c.span_parts > 0 ? c.members : 0);
-  span_parts_.host.assign(members * static_cast<size_t>(c.span_parts) * kPartWords, 0);
-  span_routers_.host.assign(members * kRouterWords, 0);
+  span_parts_.host.assign(members * static_cast<size_t>(c.span_parts) * kPartWords, kUnknown);
+  span_routers_.host.assign(members * kRouterWords, kUnknown);
   if (members == 0) return OkStatus();
   const auto reserve = [this](DeviceBuffer* buffer, uint64_t count, uint64_t bytes) {
     return buffer->Reserve(ops_, count * bytes);

@@ -12,7 +12,8 @@
 // that are open together need a workspace each. The device is the one that is current in calls.
 // Cost: about 2 MB, 52 MB once prompts come in chunks, and, for plans with an index, 4 bytes a
 // unit, KV head and sequence, and twice that for strata; for chess 19 bytes a page and sequence,
-// and 8 a channel of all layers and KV heads; growing waits for the GPU.
+// and 8 a channel of all layers and KV heads; for sekv 12 bytes a span, query head and sequence,
+// and 16 a span, KV head and sequence; growing waits for the GPU.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
