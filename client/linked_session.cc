@@ -62,6 +62,24 @@ Status ReplyInvalid() {
                   "library differ");
 }
 
+// Arrays of a codec's storage that are read from descriptions (kernels/codec/extent.h).
+std::vector<std::string_view> DescribedArrays(CodecKind codec) {
+  if (codec == CodecKind::kPacked) return {"segments", "strategies"};
+  return {"anchors", "raw", "spans", "k_rank", "v_rank"};
+}
+
+Status CheckDescribed(CodecKind codec, std::string_view name) {
+  std::string names;
+  for (const std::string_view known : DescribedArrays(codec)) {
+    if (name == known) return OkStatus();
+    names.append(known).append(", ");
+  }
+  if (name == "entropy" || name == "surprisal" || name == "boundary") return OkStatus();
+  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of codec '" +
+                                        std::string(NameOf(codec)) + "' is not read from a GPU; " +
+                                        names + "entropy, surprisal and boundary are");
+}
+
 }  // namespace
 
 std::string_view Road() { return "linked"; }
@@ -375,11 +393,8 @@ Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view
                                           "' of selector 'vote' is not read from a GPU; entropy, "
                                           "surprisal and boundary are");
   }
-  if (s.state->plan().codec == CodecKind::kPacked && name != "segments" && name != "strategies" &&
-      name != "entropy" && name != "surprisal" && name != "boundary") {
-    return Unimplemented("CUDA_PLAN", "array '" + std::string(name) +
-                                          "' of codec 'packed' is not read from a GPU; segments, "
-                                          "strategies, entropy, surprisal and boundary are");
+  if (const CodecKind codec = s.state->plan().codec; codec != CodecKind::kRaw) {
+    KVS_RETURN_IF_ERROR(CheckDescribed(codec, name));
   }
   const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
   std::vector<std::byte> copy(s.blocks.size() * bytes);

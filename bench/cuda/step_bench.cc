@@ -1,11 +1,13 @@
 // Decode steps on the GPU, op by op: what a layer costs from its new token to its output.
 //
-//   step_bench [--json-out FILE] [--only PREFIX] [--stages 1] [--commit HASH] [--date DATE]
+//   step_bench [--json-out FILE] [--only PREFIX] [--stages 1] [--surprisal TRACE]
+//              [--commit HASH] [--date DATE]
+// --surprisal: a trace whose surprisal cuts the spans of sekv (span_step.h); without: no such row.
 // --stages: also what a graph takes that ends after a layer's append, its selection, ...
 //
 // A step is one of a model whose layers read more than the L2 holds: CudaStep's Begin, a captured
-// graph in which each layer appends, selects and attends, and End (mosaickv (packed_step.h): the
-// ops alone).
+// graph in which each layer appends, selects and attends, and End (mosaickv
+// (packed_step.h) and sekv (span_step.h): the ops alone).
 // Sequences grow by a token a step. Values are medians of a step, divided by its layers: launches
 // between the ops, copies and index rows of Begin are in them, nothing of the host is; what Begin
 // and End take of the host stands beside them. Llama-3.1-8B: 32 query heads, 8 KV heads x 128,
@@ -27,6 +29,7 @@
 #include "bench/cuda/packed_step.h"
 #include "bench/cuda/pieces.h"
 #include "bench/cuda/replay_timing.h"
+#include "bench/cuda/span_step.h"
 #include "bench/machine.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/step/cuda_step.h"
@@ -266,8 +269,23 @@ bool Report(const Row& row, const Measured& measured, ordered_json* rows) {
   return measured.sound;
 }
 
+// Plan sekv: heads of a group choose spans each for itself, or all the same.
+bool RunSpans(const std::vector<float>& surprisal, const std::string& only, bool stages, int batch,
+              int32_t tokens, ordered_json* rows) {
+  bool sound = true;
+  for (const bool agree : {false, true}) {
+    Row row{agree ? "sekv_agreed" : "sekv", batch, tokens, 0};
+    if (surprisal.empty() || !row.id().starts_with(only)) continue;
+    const SpanStep step(surprisal, agree, batch, tokens, kRotatedBytes);
+    row.bytes = step.BytesOf();
+    sound &= Report(row, MeasureOps(step, stages, row.id()), rows);
+  }
+  return sound;
+}
+
 // 1 when an output is not a number.
-int Run(const std::string& only, bool stages, ordered_json* rows) {
+int Run(const std::string& only, bool stages, const std::vector<float>& surprisal,
+        ordered_json* rows) {
   bool sound = true;
   for (const auto& [batch, kilotokens] : {std::pair{1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
     const int32_t tokens = kilotokens * 1024;
@@ -276,6 +294,7 @@ int Run(const std::string& only, bool stages, ordered_json* rows) {
       if (!row.id().starts_with(only)) continue;
       sound &= Report(row, Measure(ServedSteps(plan, batch, tokens), stages, row.id()), rows);
     }
+    sound &= RunSpans(surprisal, only, stages, batch, tokens, rows);
     const Row row{"mosaickv", batch, tokens, PackedStep::BytesOf(batch, tokens)};
     if (!row.id().starts_with(only)) continue;
     sound &=
@@ -292,8 +311,8 @@ int Main(int argc, char** argv) {
   cudaDeviceProp device{};
   Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   ordered_json rows = ordered_json::array();
-  const int unsound =
-      Run(Option(argc, argv, "--only"), !Option(argc, argv, "--stages").empty(), &rows);
+  const int unsound = Run(Option(argc, argv, "--only"), !Option(argc, argv, "--stages").empty(),
+                          SurprisalOf(Option(argc, argv, "--surprisal")), &rows);
   const ordered_json out = {
       {"suite", "cuda-steps"},
       {"device", device.name},

@@ -20,6 +20,7 @@ struct SpanStorage::Layout {
   const float* inverse_norms = nullptr;
   const FactorEntry* entries = nullptr;
   const std::byte* factors = nullptr;  // the extent: entries hold offsets into it
+  Addresses addresses = {};
   // Pages of the rows that PagedRows dresses: their addresses must stay.
   std::byte* k_mean_page = nullptr;
   std::byte* v_mean_page = nullptr;
@@ -73,6 +74,7 @@ struct Summary {
 };
 
 struct SummaryAddresses {
+  const int32_t* spans;
   const BF16* k_mean;
   const BF16* v_mean;
   const float* router;
@@ -107,6 +109,7 @@ Status ReadSummary(const ExtentReader& reader, const Geometry& g, bool first, Su
   if (pairs == nullptr || !ReadSpans(pairs, info.span_count, reader.tokens(), &summary->spans)) {
     return damaged("its spans lie outside");
   }
+  out->spans = reader.Array<int32_t>(info.spans, int64_t{info.span_count} * 2);
   const auto* anchors = reader.Read<int32_t>(info.anchors, info.anchor_count);
   if (anchors == nullptr || !Ascends(anchors, info.anchor_count)) return damaged("its anchors");
   summary->anchors.assign(anchors, anchors + info.anchor_count);
@@ -122,8 +125,13 @@ Status ReadSummary(const ExtentReader& reader, const Geometry& g, bool first, Su
   return ReadRouters(reader, info, g, first, out) ? OkStatus() : damaged("its routers");
 }
 
-Result<const FactorEntry*> ReadFactors(const ExtentReader& reader, const Geometry& g,
-                                       const std::vector<Run>& spans) {
+// Entries to be read here, and where they lie in the extent.
+struct EntryArrays {
+  const FactorEntry *readable, *in_extent;
+};
+
+Result<EntryArrays> ReadFactors(const ExtentReader& reader, const Geometry& g,
+                                const std::vector<Run>& spans) {
   const auto* info = reader.Read<FactorsInfo>(kSpanInfoAt, 1);
   const auto count = static_cast<int64_t>(spans.size());
   const FactorEntry* entries = nullptr;
@@ -140,7 +148,7 @@ Result<const FactorEntry*> ReadFactors(const ExtentReader& reader, const Geometr
     }
     return DamagedExtent(reader.tokens(), "factors " + std::to_string(i) + " lie outside");
   }
-  return entries;
+  return EntryArrays{entries, reader.Array<FactorEntry>(info->entries, HeadCount(g) * count)};
 }
 
 Status ReadRawRows(const ExtentReader& reader, const Geometry& g, const std::vector<Run>& spans,
@@ -196,7 +204,9 @@ Status SpanStorage::AddPart(const ExtentView* extents) {
   auto layout = std::make_shared<Layout>();
   SummaryAddresses at = {};
   KVS_RETURN_IF_ERROR(ReadSummary(coarse, g, parts_.empty(), &summary, &at));
-  KVS_ASSIGN_OR_RETURN(layout->entries, ReadFactors(factors, g, summary.spans));
+  KVS_ASSIGN_OR_RETURN(const EntryArrays entries, ReadFactors(factors, g, summary.spans));
+  layout->entries = entries.readable;
+  layout->addresses = {at.spans, entries.in_extent, extents[1].data, at.router, at.tau, at.routers};
   KVS_RETURN_IF_ERROR(ReadRawRows(raw, g, summary.spans, &part));
   layout->span_count = at.span_count;
   layout->raw_count = part.raw_count;
@@ -284,6 +294,10 @@ const float* SpanStorage::Router(int layer, int query_head) const {
 
 float SpanStorage::Threshold(int layer, int query_head) const {
   return layouts_.front()->tau[int64_t{layer} * geometry_.query_heads + query_head];
+}
+
+SpanStorage::Addresses SpanStorage::AddressesOf(int part) const {
+  return layouts_[static_cast<size_t>(part)]->addresses;
 }
 
 const float* SpanStorage::InverseNorms(int part, int layer, int query_head) const {

@@ -61,6 +61,16 @@ class SpanStorage {
   float Threshold(int layer, int query_head) const;
   const float* InverseNorms(int part, int layer, int query_head) const;
 
+  // Of a part, for kernels: where the extents have what the functions above only answer values of.
+  struct Addresses {
+    const void* spans;          // i32 [span_count][2]
+    const void* entries;        // [layers][kv_heads][span_count], docs/extents.md kind 3
+    const void* factors;        // what entries count from
+    const float *router, *tau;  // of all parts, in the first; else null
+    int32_t routers;            // of a layer
+  };
+  Addresses AddressesOf(int part) const;
+
   int64_t device_bytes() const { return device_bytes_; }
   int64_t host_bytes() const { return host_bytes_; }
 

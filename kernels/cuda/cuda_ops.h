@@ -18,6 +18,9 @@
 #include "kernels/ops/attend_chunk/attend_chunk_cuda.h"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
+#include "kernels/ops/attend_spans/attend_spans_cuda.h"
+#include "kernels/ops/attend_spans/expand_spans_cuda.h"
+#include "kernels/ops/attend_spans/score_spans_cuda.h"
 #include "kernels/ops/buckets/buckets_cuda.h"
 #include "kernels/ops/cascade/cascade_cuda.h"
 #include "kernels/ops/copy_rows/copy_rows_cuda.h"
@@ -85,6 +88,11 @@ struct CudaOps {
   int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
   int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
   int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
+  // ops/attend_spans: attend_coarse and attend_lowrank.
+  int (*score_spans)(const ScoreSpansBatch& work, Stream stream) = nullptr;
+  int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
+  int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
   // What makes packed segments: ops/covariance, ops/eigen, ops/rotate_pack.
   int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
   int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;

@@ -15,6 +15,7 @@
 #include "kernels/select/selector.h"
 #include "kernels/select/span_rows.h"
 #include "kernels/select/unit_scores.h"
+#include "kernels/select/zoom_budget.h"
 
 namespace kvstrata {
 namespace {
@@ -39,9 +40,9 @@ class ZoomSelector final : public Selector {
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
-    if (context.spans == nullptr || InFull(n)) return out->SetFull(n);
+    if (context.spans == nullptr || ZoomsInFull(plan_, n)) return out->SetFull(n);
     const auto spans = static_cast<int32_t>(context.spans->spans().size());
-    const int64_t room = Room(*context.spans, n);
+    const int64_t room = ZoomRoom(plan_, *context.spans, n);
     logits_.resize(int64_t{geometry_.query_heads} * spans);
     out->Reset(n, geometry_.query_heads);
     out->coarse.resize(geometry_.query_heads);
@@ -69,7 +70,7 @@ class ZoomSelector final : public Selector {
           "the budget alone limits what is expanded";
     }
     const int32_t n = context.view.tokens;
-    const int64_t budget = Budget(n), persistent = Persistent(*context.spans, n);
+    const int64_t budget = ZoomBudget(plan_, n), persistent = PersistentRows(*context.spans, n);
     if (budget == 0 || persistent <= budget) return text;
     const std::string rows = std::to_string(persistent);
     return text + (text.empty() ? "" : "; ") + "the budget of " + std::to_string(budget) +
@@ -99,23 +100,6 @@ class ZoomSelector final : public Selector {
   }
 
  private:
-  // Rows per head and step; 0: no limit.
-  int64_t Budget(int32_t n) const {
-    return plan_.rows < 0 ? CeilShare(plan_.rows_share, n) : plan_.rows;
-  }
-  bool InFull(int32_t n) const { return n < plan_.min_tokens || Budget(n) >= n; }
-
-  // Rows that are read whatever is expanded.
-  static int64_t Persistent(const SpanStorage& spans, int32_t n) {
-    return int64_t{spans.raw_rows()} + std::max(n - spans.end(), 0) +
-           static_cast<int64_t>(spans.spans().size());
-  }
-  int64_t Room(const SpanStorage& spans, int32_t n) const {
-    const int64_t budget = Budget(n);
-    if (budget == 0) return std::numeric_limits<int64_t>::max();
-    return std::max<int64_t>(budget - Persistent(spans, n), 0);
-  }
-
   // W^T W q / sqrt(d') of a query head.
   void Pull(const SpanStorage& spans, int layer, int query_head, const float* q, float* out) const {
     const float* w = spans.Router(layer, query_head);

@@ -16,7 +16,7 @@ bool SelectsByQuery(SelectorKind selector) {
 }
 
 // Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse
-// and pick_buckets do; vote and score_packed do not.
+// and pick_buckets do; vote, score_packed and score_spans (ReadsSpans, in all layers) do not.
 bool ReadsAhead(const Plan& plan) {
   return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
 }
@@ -36,7 +36,8 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
   w.tokens = ws_.Ints(PerMember::kLengths);
   w.starts = tokens_ == members() ? nullptr : ws_.starts();
   w.rows_max = tokens_;
-  w.next_reads_ahead = !Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan);
+  w.next_reads_ahead =
+      !ReadsSpans(parts_[0]) && (!Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan));
   KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
   if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
   return OkStatus();
@@ -103,6 +104,14 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
+    if (ReadsSpans(part)) {
+      Rows native = q;
+      if (!IsAttendable(q)) {
+        KVS_ASSIGN_OR_RETURN(native, Copied(q, heads, geometry().dtype, &ws_.native_q_));
+      }
+      KVS_RETURN_IF_ERROR(ScoreSpans(part, layer, native, 0));
+      continue;
+    }
     const bool selects = Selects(part, layer) && SelectsByQuery(part.plan.selector);
     if (!selects && !Observes(part, layer)) continue;
     if (dense.data == nullptr) {
@@ -234,6 +243,7 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
 
 Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out,
                             float* lse) {
+  if (ReadsSpans(part)) return AttendSpans(part, layer, q, out, lse);
   if (part.selects && part.plan.codec == CodecKind::kPacked) {
     return AttendPacked(part, layer, q, out, lse);
   }

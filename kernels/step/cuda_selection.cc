@@ -31,6 +31,10 @@ Result<Selection> CudaStep::ReadSelection(int member) const {
 
 Result<Selection> CudaStep::ReadPart(const Part& part, int member) const {
   const int32_t n = members_[member].view.tokens + part.begin + 1;
+  if (ReadsSpans(part)) {
+    KVS_RETURN_IF_ERROR(CheckReadable());
+    return ReadSpans(part, member, n);
+  }
   if (!Selects(part, selected_layer_)) return Selection::Full(n);
   if (part.plan.selector == SelectorKind::kWindow) return WindowOf(part.plan, n);
   KVS_RETURN_IF_ERROR(CheckReadable());
@@ -83,7 +87,10 @@ Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
 }
 
 Result<StepCost> CudaStep::ReadCost(int member) const {
-  KVS_RETURN_IF_ERROR(ReadSelection(member).status());
+  KVS_ASSIGN_OR_RETURN(const Selection last, ReadSelection(member));
+  if (ReadsSpans(PartOf(member)) && members_[member].state->spans() != nullptr) {
+    return CostOfSpans(last, member);
+  }
   const Geometry& g = geometry();
   StepCost cost;
   uint64_t packed_rows = 0, packed_bytes = 0;

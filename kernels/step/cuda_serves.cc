@@ -15,7 +15,8 @@ Status PlanUnserved(std::string_view key, std::string_view value) {
                            " is not served on a GPU; served there are selectors full, window, "
                            "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
                            "bucket (sentencekv) over codec raw, and block over codec packed "
-                           "(mosaickv), with rest = \"drop\"; use one of them, or backend simd");
+                           "(mosaickv), with rest = \"drop\", and zoom over codec lowrank (sekv); "
+                           "use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -30,15 +31,19 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
   const bool of_blocks = plan.selector == SelectorKind::kBlock;
+  const bool of_spans = plan.selector == SelectorKind::kZoom;
+  const CodecKind codec = of_blocks  ? CodecKind::kPacked
+                          : of_spans ? CodecKind::kLowRank
+                                     : CodecKind::kRaw;
   if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
       plan.selector != SelectorKind::kVote && plan.selector != SelectorKind::kBucket && !of_units &&
-      !of_blocks) {
+      !of_blocks && !of_spans) {
     return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
   }
-  if (plan.codec != (of_blocks ? CodecKind::kPacked : CodecKind::kRaw)) {
+  if (plan.codec != codec) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\"");
   }
-  if (plan.rest != RestKind::kDrop) {
+  if (!of_spans && plan.rest != RestKind::kDrop) {
     return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
   }
   if (of_units && !IsPowerOfTwo(plan.page)) {

@@ -82,6 +82,7 @@ CudaWorkspace::Capacity CudaStep::Need() const {
   CudaWorkspace::Capacity need;
   need.members = members();
   need.votes = NeedOfVotes();
+  NeedOfSpans(&need);
   need.packed = NeedOfPacked();
   need.rows = tokens_;
   for (const StepMember& m : members_) {
@@ -135,6 +136,7 @@ Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
   KVS_RETURN_IF_ERROR(StagePacked(slot));
   KVS_RETURN_IF_ERROR(StageSentences(slot));
+  KVS_RETURN_IF_ERROR(StageSpans(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
@@ -168,6 +170,7 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
                         : IsPacked(m) ? Run{0, PackedEnd(m)}
                                       : window;  // not always on
     const PackedCounts packed = PackedCountsOf(i);
+    const SpanCounts spans = SpanCountsOf(m);
     const CudaSentences* const sentences = buckets ? m.state->sentences_.get() : nullptr;
     const bool ready = buckets && sentences->ready;
     at(PerMember::kLengths, i) = m.view.tokens + m.new_tokens;
@@ -181,6 +184,10 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     at(PerMember::kTake, i) = packed.take;
     at(PerMember::kQueriesFrom, i) = ready ? sentences->queries_from : -1;
     at(PerMember::kWholeBuckets, i) = ready ? static_cast<int32_t>(sentences->whole.size()) : 0;
+    at(PerMember::kSpanParts, i) = spans.parts;
+    at(PerMember::kSpanRoom, i) = spans.room;
+    at(PerMember::kSpanEnd, i) = spans.end;
+    at(PerMember::kAllRows, i) = cuda::kExpandAll;
     at(PerMember::kCount, i) = first_row_[i];
     for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = n + t;
   }

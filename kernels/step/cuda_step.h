@@ -27,6 +27,9 @@
 // (codec/extent.h). A graph stays good while the daemon packs more, until there are more extents
 // than the workspace has room for.
 //
+// Selector zoom: Attend takes the queries that Select took, in the pages' dtype; a member's state
+// is refreshed from its view before Begin, and what it points into outlives the step on the GPU.
+//
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
 // graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
 // state that is cloned must have no step under way on the GPU.
@@ -214,6 +217,22 @@ class CudaStep : public StepBatch {
                            const MutableRows& out, float* lse);
   Result<Selection> ReadBlocks(int member, int32_t n) const;
   uint64_t PackedRowsIn(const Part& part, int member, const std::vector<Run>& runs) const;
+  // Plan sekv (cuda_spans.cc).
+  struct SpanCounts {
+    int32_t parts = 0, room = 0, end = 0;
+  };
+  static bool ReadsSpans(const Part& part);
+  void NeedOfSpans(CudaWorkspace::Capacity* need) const;
+  Status CheckSpans() const;
+  static SpanCounts SpanCountsOf(const StepMember& m);
+  Status StageSpans(const CudaWorkspace::StagingSlot& slot);
+  cuda::SpanLayer SpansOf(const Part& part, int layer) const;
+  cuda::SpanQueries SpanQueriesOf(const Part& part, const Rows& q, int32_t token) const;
+  Status ScoreSpans(const Part& part, int layer, const Rows& q, int32_t token);
+  Status AttendSpans(const Part& part, int layer, const Rows& q, const MutableRows& out,
+                     float* lse);
+  StepCost CostOfSpans(const Selection& selection, int member) const;
+  Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);

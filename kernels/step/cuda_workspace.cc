@@ -12,6 +12,8 @@ namespace kvstrata {
 namespace {
 
 constexpr std::chrono::seconds kStuck{10};
+// In the host's copy of a table: a word that the device may have as anything. No table holds it.
+constexpr uint64_t kUnknown = ~uint64_t{0};
 
 // A quarter more, so that a growing sequence seldom makes a buffer grow.
 int32_t Generous(int32_t n, int32_t multiple) {
@@ -74,6 +76,9 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
+  c.span_parts = Grown(now.span_parts, need.span_parts, power(need.span_parts));
+  c.spans = Grown(now.spans, need.span_parts > 0 ? std::max(need.spans, 1) : 0,
+                  Generous(std::max(need.spans, 1), 32));
   c.votes = now.votes.Grown(need.votes);
   c.packed = now.packed.Grown(need.packed);
   c.bucket_list = std::max(now.bucket_list, need.bucket_list);
@@ -132,20 +137,21 @@ Status CudaWorkspace::Fit(Capacity need) {
                                 c.members * cuda::CascadeScratchBytes(channels, c.cascade_pages)));
   }
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
+  KVS_RETURN_IF_ERROR(FitSpans(c));
   KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
   KVS_RETURN_IF_ERROR(packed_.Fit(ops_, geometry_, c.packed));
   const int64_t segment_words =
       int64_t{geometry_.layers} * c.packed.batch * PackedBuffers::SegmentWords(geometry_, c.packed);
   KVS_RETURN_IF_ERROR(reserve(&packed_segments_.device, segment_words * kAddress));
-  packed_segments_.host.assign(static_cast<size_t>(segment_words), 0);
+  packed_segments_.host.assign(static_cast<size_t>(segment_words), kUnknown);
   packed_ids_.assign(static_cast<size_t>(c.packed.batch), 0);
   KVS_RETURN_IF_ERROR(buckets_.Fit(ops_, geometry_, c.members, c.bucket_list));
   KVS_RETURN_IF_ERROR(reserve(&vote_caches_.device, c.members * kAddress));
   KVS_RETURN_IF_ERROR(reserve(&sentences_.device, c.members * kSentenceEntries * kAddress));
-  pages_.host.assign(static_cast<size_t>(c.members) * c.pages, 0);
-  blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, 0);
-  vote_caches_.host.assign(static_cast<size_t>(c.members), 0);
-  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, 0);
+  pages_.host.assign(static_cast<size_t>(c.members) * c.pages, kUnknown);
+  blocks_.host.assign(static_cast<size_t>(c.members) * c.blocks, kUnknown);
+  vote_caches_.host.assign(static_cast<size_t>(c.members), kUnknown);
+  sentences_.host.assign(static_cast<size_t>(c.members) * kSentenceEntries, kUnknown);
   pages_.staging_offset = static_cast<uint64_t>((ints * kInt + 15) / 16 * 16);
   blocks_.staging_offset = pages_.staging_offset + pages_.host.size() * kAddress;
   vote_caches_.staging_offset = blocks_.staging_offset + blocks_.host.size() * kAddress;
@@ -153,12 +159,48 @@ Status CudaWorkspace::Fit(Capacity need) {
       vote_caches_.staging_offset + vote_caches_.host.size() * kAddress;
   sentences_.staging_offset =
       packed_segments_.staging_offset + packed_segments_.host.size() * kAddress;
+  span_parts_.staging_offset = sentences_.staging_offset + sentences_.host.size() * kAddress;
+  span_routers_.staging_offset = span_parts_.staging_offset + span_parts_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
 
+// What plan sekv keeps.
+Status CudaWorkspace::FitSpans(const Capacity& c) {
+  constexpr size_t kPartWords = sizeof(cuda::SpanPart) / sizeof(uint64_t);
+  constexpr size_t kRouterWords = sizeof(cuda::SpanRouter) / sizeof(uint64_t);
+  const auto members = static_cast<size_t>(c.span_parts > 0 ? c.members : 0);
+  span_parts_.host.assign(members * static_cast<size_t>(c.span_parts) * kPartWords, kUnknown);
+  span_routers_.host.assign(members * kRouterWords, kUnknown);
+  if (members == 0) return OkStatus();
+  const auto reserve = [this](DeviceBuffer* buffer, uint64_t count, uint64_t bytes) {
+    return buffer->Reserve(ops_, count * bytes);
+  };
+  const uint64_t rows = members * static_cast<uint64_t>(geometry_.query_heads);
+  const uint64_t lists = members * static_cast<uint64_t>(geometry_.kv_heads);
+  const auto spans = static_cast<uint64_t>(c.spans);
+  KVS_RETURN_IF_ERROR(reserve(&span_parts_.device, span_parts_.host.size(), sizeof(uint64_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_routers_.device, span_routers_.host.size(), sizeof(uint64_t)));
+  KVS_RETURN_IF_ERROR(reserve(&relevance_, rows * spans, sizeof(float)));
+  KVS_RETURN_IF_ERROR(reserve(&later_relevance_, rows * spans, sizeof(float)));
+  KVS_RETURN_IF_ERROR(reserve(&coarse_, rows * spans, sizeof(float)));
+  KVS_RETURN_IF_ERROR(reserve(&span_chosen_, rows * spans / 32, sizeof(uint32_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_list_, lists * spans * cuda::kSpanPieces, sizeof(uint32_t)));
+  KVS_RETURN_IF_ERROR(reserve(&span_counts_, lists, sizeof(int32_t)));
+  cuda::AttendSpansBatch w;
+  w.layer.kv_heads = geometry_.kv_heads;
+  w.layer.group = geometry_.group();
+  w.layer.head_dim = geometry_.head_dim;
+  int64_t bytes = 0;  // small batches have more CTAs an item
+  for (w.queries.batch = 1; w.queries.batch <= c.members; ++w.queries.batch) {
+    bytes = std::max(bytes, ops_.attend_spans_workspace_bytes(w));
+  }
+  return reserve(&span_workspace_, static_cast<uint64_t>(bytes), 1);
+}
+
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes = sentences_.staging_offset + sentences_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes =
+      span_routers_.staging_offset + span_routers_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }

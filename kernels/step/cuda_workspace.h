@@ -12,7 +12,8 @@
 // that are open together need a workspace each. The device is the one that is current in calls.
 // Cost: about 2 MB, 52 MB once prompts come in chunks, and, for plans with an index, 4 bytes a
 // unit, KV head and sequence, and twice that for strata; for chess 19 bytes a page and sequence,
-// and 8 a channel of all layers and KV heads; growing waits for the GPU.
+// and 8 a channel of all layers and KV heads; for sekv 12 bytes a span, query head and sequence,
+// and 16 a span, KV head and sequence; growing waits for the GPU.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
@@ -53,14 +54,15 @@ class CudaWorkspace {
   static constexpr int32_t kItemsOfMember = 8;
   // Entries that buffers have room for; strides of tables and lists.
   struct Capacity {
-    int32_t members = 0, rows = 0;   // of a batch; rows: new tokens
-    int32_t chunk = 0;               // new tokens of a launch of attend_chunk
-    int32_t pages = 0, blocks = 0;   // of a member
-    int32_t units = 0, list = 0;     // of a (member, KV head): candidates, chosen ones
-    int32_t cascade_pages = 0;       // of a member with selector cascade: candidates
-    int32_t bucket_list = 0;         // of a (member, KV head) with selector bucket: tokens chosen
-    VoteBuffers::Capacity votes;     // of selector vote
-    PackedBuffers::Capacity packed;  // of codec packed
+    int32_t members = 0, rows = 0;  // of a batch; rows: new tokens
+    int32_t chunk = 0;              // new tokens of a launch of attend_chunk
+    int32_t pages = 0, blocks = 0;  // of a member
+    int32_t units = 0, list = 0;    // of a (member, KV head): candidates, chosen ones
+    int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
+    int32_t bucket_list = 0;        // of a (member, KV head) with selector bucket: tokens chosen
+    int32_t span_parts = 0, spans = 0;  // of a member with codec lowrank
+    VoteBuffers::Capacity votes;        // of selector vote
+    PackedBuffers::Capacity packed;     // of codec packed
     bool operator==(const Capacity&) const = default;
   };
   // Arrays of a step, one entry a member; behind them `starts`, one entry more, and `visible`.
@@ -76,6 +78,10 @@ class CudaWorkspace {
     kTake,
     kQueriesFrom,
     kWholeBuckets,
+    kSpanParts,
+    kSpanRoom,
+    kSpanEnd,
+    kAllRows,  // cuda::kExpandAll of every member
     kCount
   };
   // New tokens of one member, or of several with one each, that one launch of every op serves. A
@@ -113,6 +119,7 @@ class CudaWorkspace {
   // The same for one buffer; FAILED_PRECONDITION CAPTURE_ALLOCATES under capture.
   Status Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream stream);
   Status AllocateStaging();
+  Status FitSpans(const Capacity& c);
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
   // A slot whose last step has begun on the GPU. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
@@ -153,6 +160,10 @@ class CudaWorkspace {
   std::vector<uint64_t> packed_ids_;
   PackedBuffers packed_;
   BucketBuffers buckets_;
+  // Of plan sekv: tables of 8-byte words, scores of all query heads, lists of all KV heads.
+  AddressTable span_parts_, span_routers_;
+  DeviceBuffer relevance_, later_relevance_, coarse_;
+  DeviceBuffer span_list_, span_counts_, span_chosen_, span_workspace_;
   DeviceBuffer attend_counters_, attend_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;

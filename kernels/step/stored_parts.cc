@@ -19,11 +19,6 @@ float Scale(int32_t head_dim) { return 1.0f / std::sqrt(static_cast<float>(head_
 
 int64_t QueryStride(const Rows& q) { return q.token_stride / static_cast<int64_t>(sizeof(float)); }
 
-uint64_t FactorBytes(int32_t n, const LowRankRows& rows, int32_t dim) {
-  const int64_t values = rows.rank < 0 ? int64_t{n} * dim : int64_t{rows.rank} * (int64_t{n} + dim);
-  return static_cast<uint64_t>(values) * sizeof(BF16);
-}
-
 // Calls fn(first head, heads) for the parts of a tile's group that share a list.
 template <typename Fn>
 void ForHeads(size_t lists, int32_t query_heads, int32_t first_head, int32_t group, const Fn& fn) {

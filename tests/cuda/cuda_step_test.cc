@@ -330,7 +330,7 @@ class Twins {
   void Pack() {
     for (const auto& s : sequences) {
       if (s->plan.codec != CodecKind::kPacked) continue;
-      ASSERT_NO_FATAL_FAILURE(s->Pack(geometry));
+      ASSERT_NO_FATAL_FAILURE(s->Recompress(geometry));
     }
   }
   void ClosePrompts() {
@@ -399,6 +399,12 @@ constexpr const char* kLongSentences =
 // All of the prompt is kept.
 constexpr const char* kAllSentences =
     "sentencekv{tau = 64, r = 9, start = 33, recent = 20, max_length = 9, min_tokens = 0}";
+constexpr const char* kSpans =
+    "sekv{alpha = 1, l_min = 2, r_max = 8, d_route = 16, local = 30, rows_share = 0.6, "
+    "min_tokens = 0}";
+constexpr const char* kLongSpans =
+    "sekv{alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
+    "n_dense_layers = 1}";
 constexpr const char* kPlans[] = {
     "full",  kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
     kStrata, kChess,     kChessAlways,   kChessEntropy,
@@ -764,6 +770,53 @@ TEST(CudaStep, SentencesOfALongPrompt) {
   ASSERT_NO_FATAL_FAILURE(twins.ClosePrompts());
   for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run({1, 1}));
   EXPECT_EQ(twins.bucket_selections, 40);
+}
+
+// About exponential, as surprisal is.
+std::vector<float> SurprisalOf(Rng& rng, int32_t n) {
+  std::exponential_distribution<float> nats(1.0f);
+  std::vector<float> surprisal(static_cast<size_t>(n));
+  for (float& x : surprisal) x = nats(rng);
+  return surprisal;
+}
+
+void Recompress(Twins& twins, size_t i) {
+  TwinSequence& s = *twins.sequences[i];
+  ASSERT_NO_FATAL_FAILURE(
+      s.Recompress(twins.geometry, SurprisalOf(twins.rng, s.on_host->prompt_tokens())));
+  ASSERT_GT(s.extents->size(), 0u);
+}
+
+// Plan sekv: before its spans are there it attends in full, and beside other plans.
+TEST(CudaStep, AttendsSpans) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    Twins twins(Small(dtype), {kSpans, "full", kLongSpans, kSpans, kSpans});
+    ASSERT_NO_FATAL_FAILURE(Prefill(twins, {400, 200, 333, 260, 290}));
+    for (const size_t i : {0, 2, 3}) ASSERT_NO_FATAL_FAILURE(Recompress(twins, i));
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+    }
+    ASSERT_NO_FATAL_FAILURE(twins.Run({3, 1, 2, 1, 4}, {.dtype = dtype}));
+    ASSERT_NO_FATAL_FAILURE(Recompress(twins, 4));
+    ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1), {.dtype = dtype}));
+    twins.ExpectFewTies();
+  }
+}
+
+TEST(CudaStep, OneGraphServesSpans) {
+  Twins twins(Small(), {kSpans, kSpans, kLongSpans});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {400, 250, 333}));
+  for (const size_t i : {0, 2}) ASSERT_NO_FATAL_FAILURE(Recompress(twins, i));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  Replays replays(twins);
+  for (int i = 0; i < 12; ++i) {
+    ASSERT_NO_FATAL_FAILURE(replays.Step());
+    // Fewer spans than another member has: the tables have room.
+    if (i != 6) continue;
+    ASSERT_NO_FATAL_FAILURE(Recompress(twins, 1));
+  }
+  EXPECT_EQ(replays.captures, 1);
+  twins.ExpectFewTies();
 }
 
 TEST(CudaStep, RefusesUnderCapture) {

@@ -1,18 +1,20 @@
 // The linked road on a GPU, end to end: a real daemon whose device pool is the GPU's,
 // libkvstrata.so, tensors of the GPU and of the host, graphs of the caller's. Every answer is held
 // to attention in double over the rows that the test wrote and the positions that kvs_selection
-// names.
+// names; where a codec keeps less of rows, to a daemon without a GPU.
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/include/kvstrata/kvstrata.h"
@@ -180,13 +182,16 @@ std::vector<int32_t> Ids(size_t n, int32_t first = 0) {
 class LinkedCuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_KVS(kvs_attach(daemon_.socket().c_str(), nullptr, &session_));
-    ASSERT_KVS(RegisterModel(session_, &model_));
+    ASSERT_NO_FATAL_FAILURE(Attach(daemon_));
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
   void TearDown() override {
     kvs_detach(session_);
     cudaStreamDestroy(stream_);
+  }
+  void Attach(const testing::DaemonProcess& daemon) {
+    ASSERT_KVS(kvs_attach(daemon.socket().c_str(), nullptr, &session_));
+    ASSERT_KVS(RegisterModel(session_, &model_));
   }
 
   void Open(const char* plan, const std::vector<int32_t>& prompt, Sequence* s,
@@ -199,6 +204,22 @@ class LinkedCuda : public ::testing::Test {
   }
   // The prompt's rest in chunks of 48, then prefill_done. The last rows are checked.
   void Prefill(Sequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
+    ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
+    ASSERT_KVS(kvs_prefill_done(session_, s->handle));
+  }
+  // With surprisals, and until the spans are there.
+  void PrefillSpans(Sequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
+    ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
+    std::vector<float> nats(prompt.size());  // exponential: one in 20 is an anchor at alpha = 2
+    for (size_t t = 0; t < nats.size(); ++t) {
+      nats[t] = -std::log((static_cast<float>(t * 37 % 101) + 0.5f) / 101);
+    }
+    ASSERT_KVS(kvs_report(session_, s->handle, 0, static_cast<uint32_t>(nats.size()), nats.data(),
+                          nullptr, nullptr));
+    ASSERT_KVS(kvs_prefill_done(session_, s->handle));
+    ASSERT_KVS(kvs_settle(session_, s->handle));
+  }
+  void RunPrompt(Sequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
     while (s->ids.size() < prompt.size()) {
       const size_t n = std::min<size_t>(48, prompt.size() - s->ids.size());
       Tensors tensors(static_cast<int>(n), on_gpu);
@@ -206,7 +227,6 @@ class LinkedCuda : public ::testing::Test {
       ASSERT_NO_FATAL_FAILURE(Step(
           {s}, {std::vector<int32_t>(first, first + static_cast<std::ptrdiff_t>(n))}, &tensors));
     }
-    ASSERT_KVS(kvs_prefill_done(session_, s->handle));
   }
   // One step with the calls of every layer.
   void Step(const std::vector<Sequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
@@ -271,6 +291,14 @@ class LinkedCuda : public ::testing::Test {
     std::vector<uint8_t> ends(s.ids.size());
     for (size_t t = 10; t < ends.size(); t += 11) ends[t] = 1;
     ASSERT_KVS(kvs_report(session_, s.handle, 0, ends.size(), nullptr, nullptr, ends.data()));
+  }
+  std::vector<int32_t> InspectInts(const Sequence& s, const char* name) {
+    kvs_array array{};
+    EXPECT_EQ(kvs_inspect(session_, s.handle, name, &array), KVS_OK) << kvs_error_message();
+    const auto* const values = static_cast<const int32_t*>(array.data);
+    std::vector<int32_t> copy(values, values + array.bytes / sizeof(int32_t));
+    kvs_array_free(&array);
+    return copy;
   }
   void Decode(Sequence* s, int steps, bool on_gpu) {
     Tensors tensors(1, on_gpu);
@@ -375,6 +403,87 @@ TEST_F(LinkedCuda, PackedRowsAreAttended) {
   child.ids = second.ids;
   ASSERT_NO_FATAL_FAILURE(Decode(&child, 20, false));
   EXPECT_LT(attended_, 180u);
+}
+
+// Ranks as large as spans are long: rows are kept as they were written, and all are read.
+constexpr char kAllSpans[] = "sekv{r_max = 64, rows = 0, local = 30, min_tokens = 0}";
+constexpr char kSpans[] =
+    "sekv{r_max = 8, d_route = 16, rows_share = 0.5, local = 30, min_tokens = 0}";
+
+TEST_F(LinkedCuda, SpansAreAttended) {
+  Sequence s;
+  Open(kAllSpans, Ids(304), &s);
+  ASSERT_NO_FATAL_FAILURE(PrefillSpans(&s, Ids(304), true));
+  ASSERT_NO_FATAL_FAILURE(Decode(&s, 20, true));
+  EXPECT_EQ(attended_, 324u);
+  EXPECT_GT(InspectInts(s, "spans").size(), 20u);
+  for (const int32_t rank : InspectInts(s, "k_rank")) ASSERT_EQ(rank, -1);
+  kvs_array array{};
+  EXPECT_REFUSED(kvs_inspect(session_, s.handle, "k_mean", &array), "CUDA_PLAN");
+  // A fork goes on with the spans.
+  Sequence child = s;
+  ASSERT_KVS(kvs_sequence_fork(session_, s.handle, &child.handle));
+  ASSERT_NO_FATAL_FAILURE(Decode(&child, 10, false));
+}
+
+// Decoded tokens over coarse rows and factors of 8 ranks.
+struct SpanOutputs {
+  std::vector<std::vector<std::vector<int32_t>>> selected;  // of each step and layer, by head
+  std::vector<std::vector<float>> rows;                     // the same
+  std::vector<int32_t> ranks;
+};
+
+class LinkedCudaSpans : public LinkedCuda {
+ protected:
+  void Run(SpanOutputs* out) {
+    Sequence s;
+    Open(kSpans, Ids(400), &s);
+    ASSERT_NO_FATAL_FAILURE(PrefillSpans(&s, Ids(400), false));
+    Tensors tensors(1, false);
+    for (int i = 0; i < 20; ++i) {
+      kvs_step* step = nullptr;
+      ASSERT_NO_FATAL_FAILURE(Begin({&s}, {{1000 + i}}, &tensors, &step));
+      for (int layer = 0; layer < kLayers; ++layer) {
+        ASSERT_NO_FATAL_FAILURE(Layer(step, layer, &tensors));
+        out->selected.push_back(Selected(step, 0));
+        out->rows.push_back(tensors.Output(layer, 0));
+      }
+      ASSERT_KVS(kvs_step_end(step, stream_));
+    }
+    out->ranks = InspectInts(s, "k_rank");
+  }
+};
+
+TEST_F(LinkedCudaSpans, AsOnCpus) {
+  SpanOutputs got, want;
+  ASSERT_NO_FATAL_FAILURE(Run(&got));
+  kvs_detach(session_);
+  testing::DaemonProcess cpus;
+  ASSERT_NO_FATAL_FAILURE(Attach(cpus));
+  const cudaStream_t stream = std::exchange(stream_, nullptr);  // CPUs take none
+  ASSERT_NO_FATAL_FAILURE(Run(&want));
+  kvs_detach(std::exchange(session_, nullptr));
+  stream_ = stream;
+
+  EXPECT_EQ(got.ranks, want.ranks);
+  EXPECT_NE(std::ranges::count(got.ranks, 8), 0) << "nothing was factored";
+  ASSERT_EQ(got.rows.size(), want.rows.size());
+  int heads = 0, ties = 0;
+  for (size_t i = 0; i < want.rows.size(); ++i) {
+    ASSERT_EQ(want.selected[i].size(), size_t{kHeads});
+    ASSERT_EQ(got.selected[i].size(), size_t{kHeads});
+    for (size_t head = 0; head < kHeads; ++head) {
+      ++heads;
+      EXPECT_LT(want.selected[i][head].size(), 350u) << "nothing was coarse";
+      if (got.selected[i][head] == want.selected[i][head]) continue;
+      ++ties;  // of relevance: the head is left out
+      std::fill_n(got.rows[i].begin() + static_cast<std::ptrdiff_t>(head * kDim), kDim, 0.0f);
+      std::fill_n(want.rows[i].begin() + static_cast<std::ptrdiff_t>(head * kDim), kDim, 0.0f);
+    }
+    ASSERT_LE(RelativeError(got.rows[i], want.rows[i]), kTolerance)
+        << "seed " << TestSeed() << ", step and layer " << i;
+  }
+  EXPECT_LE(ties * 50, heads);
 }
 
 class LinkedCudaGraph : public LinkedCuda, public ::testing::WithParamInterface<const char*> {};

@@ -1,6 +1,6 @@
 // Sequences that a Step and a CudaStep run side by side: the same tokens on pages of the host and
-// of the GPU, at the same places of two arenas, NaN wherever nothing was written; and, of codec
-// packed, the same extents.
+// of the GPU, at the same places of two arenas, NaN wherever nothing was written; and, of codecs
+// packed and lowrank, the same extents.
 #ifndef KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
 #define KVSTRATA_TESTS_CUDA_STEP_BATCH_FIXTURE_H_
 
@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -64,16 +65,18 @@ class TwinPieces {
   DeviceArray<std::byte> device_;
 };
 
-// The extents of a sequence of codec packed, which its Recompressor makes of the host's pages: on
-// the host, and as copies on the GPU with descriptions, as a session reads them.
+// The extents of a sequence, which its codec's Recompressor makes of the host's pages: on the
+// host, and as copies on the GPU with descriptions, as a session reads them.
 class TwinExtents {
  public:
-  // Until nothing is due. REQUIRES: the GPU is idle.
-  void Settle(const Plan& plan, const Geometry& g, SequenceView view, int32_t prompt) {
+  // Until nothing is due. surprisal: [prompt], of codec lowrank. REQUIRES: the GPU is idle.
+  void Settle(const Plan& plan, const Geometry& g, SequenceView view, int32_t prompt,
+              std::span<const float> surprisal) {
     if (recompressor_ == nullptr) recompressor_ = NewRecompressor(plan, g, nullptr);
     RecompressInput input;
     input.prompt_tokens = prompt;
     input.indexed_tokens = view.tokens;
+    input.surprisal = surprisal;
     input.backend = FindBackend("ref").value();
     input.executor = &InlineExecutor();
     input.view = HostView(view);
@@ -164,10 +167,11 @@ struct TwinSequence {
                                 .index_blocks = blocks.device_pieces.data(),
                                 .tokens = on_device->tokens()});
   }
-  // Packs what is due. Nobody may read the GPU's rows of it any more: they become NaN.
-  void Pack(const Geometry& g) {
+  // Makes the extents that are due. Nobody may read the GPU's rows of them any more: they become
+  // NaN.
+  void Recompress(const Geometry& g, std::span<const float> surprisal = {}) {
     Check(cudaDeviceSynchronize(), "the steps before");
-    extents->Settle(plan, g, HostView(), on_host->prompt_tokens());
+    extents->Settle(plan, g, HostView(), on_host->prompt_tokens(), surprisal);
     for (int32_t i = 0; i < extents->end() / g.page_tokens; ++i) {
       Check(cudaMemset(pages.device_pieces[static_cast<size_t>(i)], 0xFF,
                        static_cast<size_t>(g.page_bytes())),
@@ -249,6 +253,7 @@ class NearTies {
     if (*equal) return true;
     if (sequence_.plan.selector == SelectorKind::kBucket) return AgreeOnSizes(want, got);
     if (want.full || got.full || want.units.size() != got.units.size()) return false;
+    if (sequence_.plan.selector == SelectorKind::kZoom) return SpansAgree(want, got);
     if (sequence_.plan.selector == SelectorKind::kCascade) {
       return CascadeAgrees(want.units[0], got.units[0]);
     }
@@ -301,6 +306,22 @@ class NearTies {
   // Near-ties of scores in fp32 are too rare to ask for more; Twins counts them.
   static bool AgreeOnSizes(const Selection& want, const Selection& got) {
     return want.full == got.full && want.RowsPerHead() == got.RowsPerHead();
+  }
+  // What is expanded on one side only has one relevance.
+  bool SpansAgree(const Selection& want, const Selection& got) const {
+    const auto logits = TwinSequence::Inspected<float>(*sequence_.on_host, sequence_.HostView(),
+                                                       "relevance_logits");
+    const size_t spans = sequence_.on_host->spans()->spans().size();
+    for (size_t head = 0; head < want.units.size(); ++head) {
+      std::vector<int32_t> different;
+      std::ranges::set_symmetric_difference(want.units[head], got.units[head],
+                                            std::back_inserter(different));
+      const float* of_head = &logits[(static_cast<size_t>(layer_ * g_.query_heads) + head) * spans];
+      for (const int32_t u : different) {
+        if (std::abs(of_head[u] - of_head[different[0]]) > 1e-3f) return false;
+      }
+    }
+    return true;
   }
   bool CascadeAgrees(const std::vector<int32_t>& want, const std::vector<int32_t>& got) const {
     std::vector<int32_t> missing, extra;

@@ -15,13 +15,15 @@ Status Serves(const char* plan, const Geometry& g = Llama()) {
   return CudaServes(ParsePlan(plan).value(), g);
 }
 
-TEST(CudaServes, RawPlansOfUnits) {
+TEST(CudaServes, PlansOfAllPresets) {
   for (const char* plan :
        {"full", "window", "quest", "quest{page = 64, n_dense_layers = 2}",
         "quest{group = \"softmax\"}", "strata", "strata{n_sink = 0}", "chess",
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
         "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}", "mosaickv",
-        "mosaickv{share = 0.0625, keep = 16, neighbours = 2, block = 16, truncate = false}"}) {
+        "mosaickv{share = 0.0625, keep = 16, neighbours = 2, block = 16, truncate = false}",
+        "sentencekv", "sentencekv{pool = 1, n_dense_layers = 2}", "sekv",
+        "sekv{rows = 0, n_dense_layers = 2}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -35,8 +37,9 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"tokenselect{max_pool = 3}", "max_pool = 3"},
         {"tokenselect{scale = false}", "scale = false"},
         {"tokenselect{codec = \"packed\"}", "codec = \"packed\""},
-        {"sentencekv", "selector = \"bucket\""},
-        {"sekv", "selector = \"zoom\""},
+        {"sentencekv{keep_rest = true}", "keep_rest = true"},
+        {"sentencekv{per_query_head = true}", "per_query_head = true"},
+        {"sentencekv{codec = \"lowrank\"}", "codec = \"lowrank\""},
         {"mosaickv{strategy = \"search\"}", "strategy = \"search\""},
         {"mosaickv{group = \"softmax\"}", "group = \"softmax\""},
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},

@@ -23,6 +23,12 @@ struct LowRankRows {
   const BF16* right = nullptr;  // [rank][dim]; null when rank < 0
   int32_t rank = -1;
 };
+// Bytes of a side of n tokens.
+inline uint64_t FactorBytes(int32_t n, const LowRankRows& rows, int32_t dim) {
+  const int64_t values = rows.rank < 0 ? int64_t{n} * dim : int64_t{rows.rank} * (int64_t{n} + dim);
+  return static_cast<uint64_t>(values) * sizeof(BF16);
+}
+
 struct LowRankSpan {
   int32_t n = 0;
   LowRankRows k, v;

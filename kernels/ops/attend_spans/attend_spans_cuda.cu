@@ -1,0 +1,343 @@
+// Warps take units of work of one (sequence, KV head) in turn: expanded spans, then tiles of 16 raw
+// rows, coarse rows and rows on pages. CTAs sum their warps, and the last CTA of an item merges.
+//
+// Floor on an H100 (3.0 TB/s), 8 KV heads x 128 and 4 query heads each, of 1000 tokens 70 raw, 43
+// spans, 20 rows of expansions a query head: raw rows 36 / 293 MB at 128K / 1M tokens, coarse rows
+// 11.5 / 92 MB, scores 0.7 / 6 MB, factors 9 / 74 MB where the heads of a group agree, four times
+// as much where no two do: 19 to 28 / 155 to 229 us. A warp has 4 to 12 KB on their way, 16 warps
+// an SM: enough for the bandwidth even though units do not overlap. Predicted: the floor and 5
+// us. Measured: 31 to 42 / 223 to 309 us (docs/cuda.md).
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/last_arrival.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/ops/attend_spans/attend_spans_cuda.h"
+#include "kernels/ops/attend_spans/span_parts.cuh"
+#include "kernels/ops/attend_spans/warp_spans.cuh"
+
+namespace kvstrata::cuda {
+namespace {
+
+constexpr int kHeads = 8;
+
+template <int kDim>
+struct Shape {
+  static constexpr int kThreads = kDim == 256 ? 256 : 512;  // one CTA an SM
+  static constexpr int kWarps = kThreads / 32;
+};
+
+struct Arguments {
+  AttendSpansBatch work;
+  float scale;      // with log2(e)
+  Partials splits;  // of the CTAs of an item, in the workspace
+};
+
+// Units of work of one (sequence, KV head), numbered through.
+struct Units {
+  int32_t expanded, window;
+  int32_t first_row, end_row;                                 // on pages
+  int32_t raw_end[kSpanPartsMax], coarse_end[kSpanPartsMax];  // of each part, from 0
+};
+
+template <int kDim>
+struct Shared {
+  SpanParts parts;
+  Units units;
+  QueryFragments<kDim> factor, native;
+  float m[Shape<kDim>::kWarps][kHeads], l[Shape<kDim>::kWarps][kHeads];
+  float top[kHeads], sum[kHeads];
+  bool is_last;
+};
+
+__device__ __forceinline__ int32_t TilesFor(int32_t rows) {
+  return (rows + kSpanTileRows - 1) / kSpanTileRows;
+}
+
+// By one thread.
+__device__ void CountUnits(const AttendSpansBatch& w, int sequence, int head,
+                           const SpanParts& parts, Units& units) {
+  units.expanded = w.counts[sequence * w.layer.kv_heads + head];
+  int32_t raw = 0, coarse = 0;
+  for (int i = 0; i < parts.count; ++i) {
+    units.raw_end[i] = raw += TilesFor(parts.at[i].raw_count);
+    units.coarse_end[i] = coarse += TilesFor(parts.at[i].span_count);
+  }
+  units.end_row = max(w.tokens[sequence], 0);
+  units.first_row = min(max(w.window_begin[sequence], 0), units.end_row);
+  units.window = TilesFor(units.end_row) - units.first_row / kSpanTileRows;
+}
+
+// The part whose tile `i` is, which becomes one of the part.
+__device__ __forceinline__ const SpanPart& PartOfTile(const SpanParts& parts, const int32_t* ends,
+                                                      int32_t& i) {
+  int part = 0;
+  while (i >= ends[part]) ++part;
+  if (part > 0) i -= ends[part - 1];
+  return parts.at[part];
+}
+
+template <typename T, int kDim>
+class UnitVisitor {
+ public:
+  __device__ __forceinline__ UnitVisitor(const AttendSpansBatch& w, int sequence, int head,
+                                         const Shared<kDim>& shared, WarpSpans<T, kDim>& warp)
+      : w_(w), sequence_(sequence), head_(head), shared_(shared), warp_(warp) {}
+
+  // Units first, first + step, ...
+  __device__ __forceinline__ void Visit(int32_t first, int32_t step) {
+    const Units& units = shared_.units;
+    const int32_t parts = shared_.parts.count;
+    int32_t i = first;
+#pragma unroll 1
+    for (; i < units.expanded; i += step) Expanded(i);
+    i -= units.expanded;
+    const int32_t raw = parts > 0 ? units.raw_end[parts - 1] : 0;
+#pragma unroll 1
+    for (; i < raw; i += step) Raw(i);
+    i -= raw;
+    const int32_t coarse = parts > 0 ? units.coarse_end[parts - 1] : 0;
+#pragma unroll 1
+    for (; i < coarse; i += step) Coarse(i);
+    i -= coarse;
+#pragma unroll 1
+    for (; i < units.window; i += step) Window(i);
+  }
+
+ private:
+  __device__ __forceinline__ int64_t Item() const {
+    return int64_t{sequence_} * w_.layer.kv_heads + head_;
+  }
+  __device__ __forceinline__ void Expanded(int32_t i) {
+    const SpanLayer& l = w_.layer;
+    // The entries before tell which piece of the span this one is.
+    const uint32_t* list = w_.list + Item() * kSpanPieces * l.span_stride;
+    const int32_t back = min(static_cast<int32_t>(threadIdx.x % 32), i);
+    const uint32_t near = list[i - min(back, kSpanPieces - 1)];
+    const uint32_t entry = __shfl_sync(kAllLanes, near, 0);
+    const bool same = near == entry && back == threadIdx.x % 32 && back < kSpanPieces;
+    const int32_t piece = __popc(__ballot_sync(kAllLanes, same)) - 1;
+    const SpanPart& part = shared_.parts.Of(static_cast<int32_t>(entry >> 8));
+    const int32_t local = static_cast<int32_t>(entry >> 8) - part.first_span;
+    const SpanFactors f = reinterpret_cast<const SpanFactors*>(
+        part.entries)[(int64_t{l.layer} * l.kv_heads + head_) * part.span_count + local];
+    const int32_t n = SpanLength(part, local);
+    const FactorPair k = FactorPair::At(part.factors, f.k, n, f.k_rank);
+    const FactorPair v = FactorPair::At(part.factors, f.v, n, f.v_rank);
+    Prefetch(k, n);
+    Prefetch(v, n);
+    warp_.AddSpan(k, v, n, entry & 0xFF, piece * kSpanTileRows, SpanPieces(n) * kSpanTileRows);
+  }
+  // Asks the L2 for a factored side: its arrays are read one after the other.
+  static __device__ __forceinline__ void Prefetch(const FactorPair& x, int32_t n) {
+    if (x.rank < 0) return;
+    const uint64_t end = x.right + static_cast<uint64_t>(x.rank) * kDim * 2;
+#pragma unroll 1
+    for (uint64_t at = x.left / 128 * 128 + 128 * (threadIdx.x % 32); at < end; at += 128 * 32) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+    }
+  }
+  __device__ __forceinline__ void Raw(int32_t tile) {
+    const SpanLayer& l = w_.layer;
+    const SpanPart& part = PartOfTile(shared_.parts, shared_.units.raw_end, tile);
+    const int64_t head_bytes = int64_t{part.raw_count} * kDim * 2;
+    const int32_t first = tile * kSpanTileRows;
+    const uint64_t keys = part.raw_rows + (int64_t{l.layer} * 2 * l.kv_heads + head_) * head_bytes +
+                          int64_t{first} * kDim * 2;
+    const int32_t rows = min(part.raw_count - first, kSpanTileRows);
+    warp_.AddRows({keys, kDim * 2, 0, rows}, {keys + l.kv_heads * head_bytes, kDim * 2, 0, rows});
+  }
+  __device__ __forceinline__ void Coarse(int32_t tile) {
+    const SpanLayer& l = w_.layer;
+    const SpanPart& part = PartOfTile(shared_.parts, shared_.units.coarse_end, tile);
+    const int32_t first = tile * kSpanTileRows;
+    const float* logits = w_.coarse + Item() * l.group * l.span_stride + part.first_span + first;
+    const uint64_t values = MeansOf(l, part, head_, part.v_mean) + int64_t{first} * kDim * 2;
+    warp_.AddCoarse(logits, l.span_stride,
+                    {values, kDim * 2, 0, min(part.span_count - first, kSpanTileRows)});
+  }
+  __device__ __forceinline__ void Window(int32_t tile) {
+    const PagedLayer& p = w_.pages;
+    const Units& units = shared_.units;
+    const int32_t at = (units.first_row / kSpanTileRows + tile) * kSpanTileRows;
+    const int32_t page = at / p.page_tokens;
+    const uint64_t slot = p.pages[int64_t{sequence_} * p.page_stride + page] +
+                          head_ * p.head_stride + (at - page * p.page_tokens) * p.slot_stride;
+    const int32_t first = max(units.first_row - at, 0),
+                  last = min(units.end_row - at, kSpanTileRows);
+    warp_.AddRows({slot + p.key_offset, p.slot_stride, first, last},
+                  {slot + p.value_offset, p.slot_stride, first, last});
+  }
+
+  const AttendSpansBatch& w_;
+  const int sequence_, head_;
+  const Shared<kDim>& shared_;
+  WarpSpans<T, kDim>& warp_;
+};
+
+// The CTA's maxima and sums of weights in `shared`, its sums of rows in scratch
+// [warps][group][kDim] relative to the maxima. A head that saw no row has the maximum -inf.
+template <typename T, int kDim>
+__device__ __forceinline__ void SumWarps(WarpSpans<T, kDim>& spans, int group, float* scratch,
+                                         Shared<kDim>& shared) {
+  constexpr int kWarps = Shape<kDim>::kWarps;
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+  auto& softmax = spans.softmax();
+  softmax.SumWeights();
+  if (g == 0) {
+    for (int i = 0; i < 2; ++i) {
+      shared.m[warp][2 * t + i] = softmax.m[i];
+      shared.l[warp][2 * t + i] = softmax.l[i];
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < kHeads) {
+    const int head = threadIdx.x;
+    float top = kNoMaximum, sum = 0;
+    for (int i = 0; i < kWarps; ++i) top = fmaxf(top, shared.m[i][head]);
+    for (int i = 0; i < kWarps; ++i) sum += exp2f(shared.m[i][head] - top) * shared.l[i][head];
+    shared.top[head] = sum == 0 ? -INFINITY : top;
+    shared.sum[head] = sum;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int head = 2 * t + i;
+    if (head >= group) continue;
+    const float weight = shared.sum[head] == 0 ? 0.0f : exp2f(softmax.m[i] - shared.top[head]);
+    float* to = scratch + (warp * group + head) * kDim + 8 * g;
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j) {
+      *reinterpret_cast<float2*>(to + 64 * (j / 4) + 2 * (j % 4)) = {weight * softmax.o[j][i],
+                                                                     weight * softmax.o[j][2 + i]};
+    }
+  }
+  __syncthreads();
+}
+
+template <int kDim>
+__device__ __forceinline__ WeightedRow CtaRow(const Shared<kDim>& shared, const float* scratch,
+                                              int group, int head, int column) {
+  WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
+#pragma unroll 4
+  for (int warp = 0; warp < Shape<kDim>::kWarps; ++warp) {
+    const float4 o =
+        reinterpret_cast<const float4*>(scratch + (warp * group + head) * kDim)[column];
+    row.o = {row.o.x + o.x, row.o.y + o.y, row.o.z + o.z, row.o.w + o.w};
+  }
+  return row;
+}
+
+// Grid (CTAs an item, kv_heads, batch).
+template <typename T, int kDim>
+__global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
+    AttendSpansKernel(const __grid_constant__ Arguments a) {
+  extern __shared__ uint4 dynamic[];
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
+  auto* const scratch = reinterpret_cast<float*>(&shared + 1);
+  constexpr bool kOneKind = std::is_same_v<T, __nv_bfloat16>;  // of queries
+  constexpr int kWarps = Shape<kDim>::kWarps, kColumns = kDim / 4;
+  const AttendSpansBatch& w = a.work;
+  const int head = blockIdx.y, sequence = blockIdx.z, group = w.layer.group;
+  WaitForPrevious();
+  LetNextStart();
+  shared.parts.Load(w.layer, sequence);
+  const auto* q = static_cast<const std::byte*>(w.queries.q) + sequence * w.queries.stride;
+  const int64_t first_element = int64_t{head} * group * kDim;
+  LoadQueries<__nv_bfloat16>(&shared.factor, q, w.layer.dtype, first_element, group, 1);
+  if (!kOneKind) LoadQueries<T>(&shared.native, q, w.layer.dtype, first_element, group, 1);
+  __syncthreads();
+  if (threadIdx.x == 0) CountUnits(w, sequence, head, shared.parts, shared.units);
+  __syncthreads();
+
+  const Units& units = shared.units;
+  const int32_t parts = shared.parts.count;
+  const int32_t count = units.expanded + units.window +
+                        (parts > 0 ? units.raw_end[parts - 1] + units.coarse_end[parts - 1] : 0);
+  const auto ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
+  const int32_t sharers = min(max((count + kWarps - 1) / kWarps, 1), ctas);
+  if (cta >= sharers) return;
+  WarpSpans<T, kDim> spans(kOneKind ? shared.factor : shared.native, shared.factor, group, a.scale);
+  // Neighbouring units go to different SMs.
+  UnitVisitor<T, kDim>(w, sequence, head, shared, spans)
+      .Visit(static_cast<int32_t>(threadIdx.x / 32) * sharers + cta, sharers * kWarps);
+  SumWarps(spans, group, scratch, shared);
+
+  const int32_t item = sequence * w.layer.kv_heads + head;
+  const int64_t rows = int64_t{w.queries.batch} * w.layer.kv_heads * group;
+  const auto for_each_column = [&](auto store) {
+    for (int i = threadIdx.x; i < group * kColumns; i += Shape<kDim>::kThreads) {
+      store(int64_t{item} * group + i / kColumns, i / kColumns, i % kColumns);
+    }
+  };
+  if (sharers == 1) {
+    return for_each_column([&](int64_t row, int of_head, int column) {
+      StoreResult(w.with, w.to, w.partial, rows, row, kDim, column,
+                  CtaRow(shared, scratch, group, of_head, column));
+    });
+  }
+  for_each_column([&](int64_t row, int of_head, int column) {
+    const int64_t at = cta * rows + row;
+    const WeightedRow x = CtaRow(shared, scratch, group, of_head, column);
+    reinterpret_cast<float4*>(a.splits.o + at * kDim)[column] = x.o;
+    if (column != 0) return;
+    a.splits.m[at] = x.m * kLn2;
+    a.splits.l[at] = x.l;
+  });
+  if (!ArrivesLast(w.counters + item, sharers, shared.is_last)) return;
+  for_each_column([&](int64_t row, int, int column) {
+    WeightedRow sum;
+    Partials splits = a.splits;
+    splits.parts = sharers;
+    AddParts<4>(splits, rows, row, kDim, column, sum);
+    StoreResult(w.with, w.to, w.partial, rows, row, kDim, column, sum);
+  });
+}
+
+// CTAs that share an item.
+int32_t CtasOf(const AttendSpansBatch& w) {
+  const int32_t items = w.layer.kv_heads * w.queries.batch;
+  return std::max(1, DeviceAttribute(cudaDevAttrMultiProcessorCount) / std::max(items, 1));
+}
+
+int64_t SplitRows(const AttendSpansBatch& w) {
+  return int64_t{CtasOf(w)} * w.queries.batch * w.layer.kv_heads * w.layer.group;
+}
+
+template <typename T, int kDim>
+int Launch(const AttendSpansBatch& w, Stream stream) {
+  const auto kernel = AttendSpansKernel<T, kDim>;
+  const int bytes = static_cast<int>(sizeof(Shared<kDim>)) +
+                    Shape<kDim>::kWarps * w.layer.group * kDim * static_cast<int>(sizeof(float));
+  if (const int error = AllowShared(kernel, bytes); error != 0) return error;
+  Arguments a{w, w.queries.scale * kLog2E, {}};
+  a.splits.o = w.workspace;
+  a.splits.m = w.workspace + SplitRows(w) * kDim;
+  a.splits.l = a.splits.m + SplitRows(w);
+  return LaunchDependent(kernel, dim3(CtasOf(w), w.layer.kv_heads, w.queries.batch),
+                         Shape<kDim>::kThreads, static_cast<size_t>(bytes), stream, a);
+}
+
+bool IsValid(const AttendSpansBatch& w) {
+  const PagedLayer& p = w.pages;
+  return IsValid(w.layer, w.queries) && p.kv_heads == w.layer.kv_heads &&
+         p.head_dim == w.layer.head_dim && p.dtype == w.layer.dtype &&
+         p.page_tokens % kSpanTileRows == 0 && p.slot_stride % 16 == 0 && p.head_stride % 16 == 0 &&
+         p.key_offset % 16 == 0 && p.value_offset % 16 == 0 &&
+         (w.to.rows != nullptr || w.partial.o != nullptr);
+}
+
+}  // namespace
+
+int64_t AttendSpansWorkspaceBytes(const AttendSpansBatch& w) {
+  return SplitRows(w) * (w.layer.head_dim + 2) * int64_t{sizeof(float)};
+}
+
+int AttendSpansCuda(const AttendSpansBatch& w, Stream stream) {
+  if (!IsValid(w)) return cudaErrorInvalidValue;
+  if (w.queries.batch == 0) return cudaSuccess;
+  return ForRows(w.layer.dtype, w.layer.head_dim,
+                 [&]<typename T, int kDim>() { return Launch<T, kDim>(w, stream); });
+}
+
+}  // namespace kvstrata::cuda
