@@ -18,6 +18,7 @@ kvs_library(kvs_store
   store/artefact_tier.cc
   store/artefacts.cc
   store/audit.cc
+  store/blocks.cc
   store/epochs.cc
   store/evict.cc
   store/inspect.cc

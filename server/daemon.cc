@@ -18,6 +18,7 @@
 #include "server/attach/unix_listener.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
+#include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
@@ -119,6 +120,7 @@ struct Daemon::Parts {
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
+  std::unique_ptr<BlockCatalog> blocks;
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
@@ -264,6 +266,7 @@ Status Daemon::Parts::Start() {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();
   }
+  blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
   KVS_ASSIGN_OR_RETURN(grpc_listener,
@@ -291,7 +294,15 @@ Status Daemon::Parts::StartGrpc() {
   options.device_uuid = config.attach.device_uuid;
   options.started = started;
   options.health = [this] { return Health(); };
-  if (disk != nullptr) options.disk = [this] { return Disk(); };
+  options.blocks.list = [this](const BlockFilter& filter, uint64_t after, size_t limit) {
+    return blocks->List(filter, after, limit);
+  };
+  options.blocks.get = [this](const std::string& key) { return blocks->Get(key); };
+  options.blocks.verify = [this](const std::string& key) { return blocks->Verify(key); };
+  if (disk != nullptr) {
+    options.disk = [this] { return Disk(); };
+    options.scrub = [this](TierScrub scrub) { return disk_pages->Scrub(std::move(scrub)); };
+  }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));
   return OkStatus();
@@ -310,6 +321,7 @@ Daemon::~Daemon() {
   parts_->attach->Stop();
   parts_->work->Stop();  // what waits for it over gRPC has its answer then
   parts_->store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
+  if (parts_->disk_pages != nullptr) parts_->disk_pages->EndScrubs();
   parts_->grpc->Shutdown(
       std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
   parts_->CheckpointDisk();

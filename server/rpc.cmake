@@ -2,6 +2,8 @@
 find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
 kvs_library(kvs_rpc
   rpc/admin_service.cc
+  rpc/block_messages.cc
+  rpc/block_stream.cc
   rpc/compute_service.cc
   rpc/control_service.cc
   rpc/grpc_server.cc
@@ -9,6 +11,7 @@ kvs_library(kvs_rpc
   rpc/recall_stream.cc
   rpc/remote_sequence.cc
   rpc/remote_session.cc
+  rpc/scrub_stream.cc
   rpc/service_context.cc
   rpc/session_stream.cc
   rpc/tensor_ref.cc

@@ -37,15 +37,21 @@ class Connection {
     return CallOn(*control_, method, request);
   }
 
-  // One call that answers with a stream: each(response) for every message, then how it ended. For
-  // calls that have the timeout in their request; it is the daemon that keeps it then.
+  // How long a stream may take.
+  enum class Lasts : uint8_t {
+    kTimeout,  // the call has it in its request: the daemon keeps it
+    kForever,  // until it is done, or the program ends
+  };
+  // One call that answers with a stream: each(response) for every message, then how it ended.
   template <typename Request, typename Response, typename Each>
   Status Stream(std::unique_ptr<grpc::ClientReader<Response>> (v1::Admin::Stub::*method)(
                     grpc::ClientContext*, const Request&),
-                const Request& request, const Each& each) {
+                const Request& request, const Each& each, Lasts lasts = Lasts::kTimeout) {
     constexpr std::chrono::seconds kGrace{5};  // the daemon's answer is better than ours
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + timeout_ + kGrace);
+    if (lasts == Lasts::kTimeout) {
+      context.set_deadline(std::chrono::system_clock::now() + timeout_ + kGrace);
+    }
     const auto reader = (admin_.get()->*method)(&context, request);
     for (Response response; reader->Read(&response);) each(response);
     return Translate(reader->Finish());

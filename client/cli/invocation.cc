@@ -19,11 +19,14 @@ struct Hint {
   std::string_view reason;
   std::string_view next;
 };
-constexpr std::array<Hint, 17> kHints = {{
+constexpr std::array<Hint, 20> kHints = {{
     {"SEQUENCE_UNKNOWN", "list them: kvstrata seq ls"},
     {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
     {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
     {"PLAN_UNKNOWN", "list them: kvstrata plan ls"},
+    {"BLOCK_UNKNOWN", "list them: kvstrata block ls"},
+    {"DISK_BREAKER", "see what the disk failed at: kvstrata tier show"},
+    {"SCRUB_RUNNING", "wait for it, or end it where it was begun"},
     {"PIN_UNKNOWN", "list them: kvstrata pin ls"},
     {"PIN_MISS", "see what is held: kvstrata lookup MODEL FILE"},
     {"PIN_LIMIT", "see what is pinned: kvstrata pin ls; end one: kvstrata pin rm PIN"},
@@ -50,6 +53,7 @@ int ExitCodeOf(const Status& status) {
   if (status.ok()) return kOk;
   if (status.reason() == "SOCKET_INVALID") return kNotConnected;
   if (status.reason() == "PLAN_UNKNOWN") return kNotFound;
+  if (status.reason() == "DISK_BREAKER") return kFailed;  // the daemon is there
   if (status.reason().starts_with("TRACE_") && status.code() != Code::kNotFound) return kFailed;
   switch (status.code()) {
     case Code::kInvalidArgument:
@@ -69,6 +73,9 @@ int ExitCodeOf(const Status& status) {
 }
 
 std::string NextStep(const Status& status, const Options& options) {
+  for (const Hint& hint : kHints) {
+    if (hint.reason == status.reason()) return std::string(hint.next);
+  }
   if (status.code() == Code::kUnavailable) {
     return "start a daemon: kvstratad --socket " + options.socket +
            "; or name a running one's socket: --socket PATH, KVSTRATA_SOCKET";
@@ -76,9 +83,6 @@ std::string NextStep(const Status& status, const Options& options) {
   if (status.code() == Code::kPermissionDenied) {
     return "run it as the daemon's own user or root: sudo kvstrata --socket " + options.socket +
            " ...";
-  }
-  for (const Hint& hint : kHints) {
-    if (hint.reason == status.reason()) return std::string(hint.next);
   }
   return status.reason().starts_with("TRACE_") ? "docs/traces.md describes every field" : "";
 }

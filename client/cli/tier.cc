@@ -1,8 +1,12 @@
-// tier ls|show: what is below memory.
+// tier ls|show|scrub: what is below memory.
+#include <algorithm>
+#include <charconv>
 #include <iostream>
+#include <memory>
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
+#include "client/cli/progress_line.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -68,6 +72,53 @@ Result<int> Show(const Options& options) {
   return kOk;
 }
 
+constexpr Column kScrubbed[] = {
+    {"VALUES", "/values"},
+    {"BYTES", "/bytes", Bytes},
+    {"CORRUPT", "/corrupt"},
+    {"NOT READ", "/late"},
+};
+
+Result<int> Scrub(const Options& options, uint64_t rate) {
+  v1::ScrubRequest request;
+  request.set_bytes_per_second(rate);
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  const ProgressLine progress;
+  v1::ScrubResponse last;
+  const Status ended = connection->Stream(
+      &v1::Admin::Stub::Scrub, request,
+      [&](const v1::ScrubResponse& response) {
+        last = response;
+        const auto cut = [](uint64_t n) {
+          return static_cast<int32_t>(std::min<uint64_t>(n, INT32_MAX));
+        };
+        progress("values read", cut(response.values()), cut(response.entries()));
+      },
+      options.timeout_given ? Connection::Lasts::kTimeout : Connection::Lasts::kForever);
+  progress.Clear();
+  // What was found before it ended early is worth its lines too.
+  if (last.done() || last.values() > 0) {
+    PrintRecord(options.style, ToJson(last), kScrubbed, std::cout);
+  }
+  if (!ended.ok()) return ended;
+  return last.corrupt() == 0 ? kOk : kFailed;
+}
+
+// "200MiB", "1GiB", "4096".
+uint64_t ParseBytes(const std::string& text) {
+  constexpr std::string_view kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
+  uint64_t number = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  const auto* const unit = std::ranges::find(kUnits, std::string_view(end, last));
+  const auto shift = 10 * (unit - std::begin(kUnits));
+  if (error != std::errc() || unit == std::end(kUnits) || number == 0 ||
+      number > (uint64_t{1} << 60 >> shift)) {
+    throw CLI::ValidationError("bytes '" + text + "'", "allowed are such as 4096, 200MiB or 1GiB");
+  }
+  return number << shift;
+}
+
 }  // namespace
 
 void AddTier(CLI::App& app, Invocation& invocation) {
@@ -77,6 +128,16 @@ void AddTier(CLI::App& app, Invocation& invocation) {
        invocation, [&invocation] { return List(invocation.options); });
   Runs(noun->add_subcommand("show", "All of the disk tier's state and counters"), invocation,
        [&invocation] { return Show(invocation.options); });
+
+  CLI::App* scrub = noun->add_subcommand(
+      "scrub", "Read and check every value on disk; exit 1 when something was corrupt");
+  auto rate = std::make_shared<uint64_t>(0);
+  scrub
+      ->add_option_function<std::string>(
+          "--rate", [rate](const std::string& text) { *rate = ParseBytes(text); },
+          "At most so many bytes a second, such as 200MiB (default: as fast as the disk)")
+      ->type_name("BYTES");
+  Runs(scrub, invocation, [&invocation, rate] { return Scrub(invocation.options, *rate); });
 }
 
 }  // namespace kvstrata::cli

@@ -6,8 +6,11 @@
 #include <chrono>
 #include <string>
 
+#include "server/rpc/block_messages.h"
+#include "server/rpc/block_stream.h"
 #include "server/rpc/prefix_messages.h"
 #include "server/rpc/recall_stream.h"
+#include "server/rpc/scrub_stream.h"
 
 namespace kvstrata {
 namespace {
@@ -408,6 +411,51 @@ grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* ca
   });
 }
 
+grpc::ServerUnaryReactor* AdminService::ListBlocks(grpc::CallbackServerContext* call,
+                                                   const v1::ListBlocksRequest* request,
+                                                   v1::ListBlocksResponse* response) {
+  if (!context_->options().blocks.list) return Missing(call, "LIST_BLOCKS");
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    KVS_RETURN_IF_ERROR(CheckFilter(*request));
+    const uint32_t limit = request->limit() == 0 ? kMaxBlocks : request->limit();
+    const BlockList list = context_->options().blocks.list({request->model_name(), request->tier()},
+                                                           request->after(), limit);
+    for (const BlockInfo& block : list.blocks) Write(block, response->add_blocks());
+    response->set_next(list.next);
+    return OkStatus();
+  });
+}
+
+grpc::ServerWriteReactor<v1::GetBlockResponse>* AdminService::GetBlock(
+    grpc::CallbackServerContext*, const v1::GetBlockRequest* request) {
+  return BlockStream::Start(context_, *request);
+}
+
+grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call,
+                                               const v1::VerifyRequest* request,
+                                               v1::VerifyResponse* response) {
+  if (!context_->options().blocks.verify) return Missing(call, "VERIFY");
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    if (request->keys_size() > kMaxVerified) {
+      return InvalidArgument(
+          "BLOCK_KEY", std::to_string(request->keys_size()) + " keys; allowed: at most 64 a call");
+    }
+    for (const std::string& key : request->keys()) KVS_RETURN_IF_ERROR(CheckBlockKey(key));
+    for (const std::string& key : request->keys()) {
+      KVS_ASSIGN_OR_RETURN(const BlockVerdict verdict, context_->options().blocks.verify(key));
+      Write(key, verdict, response->add_blocks());
+    }
+    return OkStatus();
+  });
+}
+
+grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackServerContext*,
+                                                                 const v1::ScrubRequest* request) {
+  return ScrubStream::Start(context_, *request);
+}
+
 // --- not there yet -------------------------------------------------------------------------------
 
 grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* call,
@@ -427,11 +475,6 @@ grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* ca
 grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
                                               const v1::DrainRequest*, v1::DrainResponse*) {
   return Missing(call, "DRAIN");
-}
-
-grpc::ServerUnaryReactor* AdminService::Verify(grpc::CallbackServerContext* call,
-                                               const v1::VerifyRequest*, v1::VerifyResponse*) {
-  return Missing(call, "VERIFY");
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,

@@ -51,12 +51,18 @@ class AdminService final : public v1::Admin::CallbackService {
                                   v1::UnpinResponse*) override;
   grpc::ServerUnaryReactor* ListPins(grpc::CallbackServerContext*, const v1::ListPinsRequest*,
                                      v1::ListPinsResponse*) override;
+  grpc::ServerUnaryReactor* ListBlocks(grpc::CallbackServerContext*, const v1::ListBlocksRequest*,
+                                       v1::ListBlocksResponse*) override;
+  grpc::ServerWriteReactor<v1::GetBlockResponse>* GetBlock(grpc::CallbackServerContext*,
+                                                           const v1::GetBlockRequest*) override;
+  grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext*, const v1::VerifyRequest*,
+                                   v1::VerifyResponse*) override;
+  grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext*,
+                                                     const v1::ScrubRequest*) override;
   grpc::ServerUnaryReactor* SetQuota(grpc::CallbackServerContext*, const v1::SetQuotaRequest*,
                                      v1::SetQuotaResponse*) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*,
                                   v1::DrainResponse*) override;
-  grpc::ServerUnaryReactor* Verify(grpc::CallbackServerContext*, const v1::VerifyRequest*,
-                                   v1::VerifyResponse*) override;
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
                                                      const v1::WatchRequest*) override;
 

@@ -28,7 +28,9 @@
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "kernels/executor.h"
+#include "server/store/blocks.h"
 #include "server/store/store.h"
+#include "server/store/tier_scrub.h"
 
 namespace kvstrata {
 
@@ -50,6 +52,13 @@ struct DiskInfo {
   uint32_t stopped_segments = 0;
 };
 
+// Values one by one (server/work/block_catalog.h). Any thread; get and verify wait for the disk.
+struct BlockCalls {
+  std::function<BlockList(const BlockFilter& filter, uint64_t after, size_t limit)> list;
+  std::function<Result<BlockBytes>(const std::string& key)> get;
+  std::function<Result<BlockVerdict>(const std::string& key)> verify;
+};
+
 struct GrpcOptions {
   int listen_fd = -1;       // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
   std::string socket_path;  // shown by Admin.GetStatus
@@ -64,6 +73,8 @@ struct GrpcOptions {
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
   std::function<DiskInfo()> disk;       // any thread; null: there is none
+  std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
+  BlockCalls blocks;                       // null: UNIMPLEMENTED
 };
 
 class GrpcServer {

@@ -77,6 +77,7 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* cop
     if (c.keeps_key) {
       c.copy->sealed = true;
       c.copy->key = c.source->key;
+      c.copy->summary = c.source->summary;
       c.copy->series = std::move(c.source->series);
       c.copy->series_changed = c.source->series_changed;
       if (c.source->indexed) prefix_.Replace(c.source, c.copy);

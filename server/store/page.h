@@ -58,6 +58,7 @@ struct Page {
   uint32_t refs = 0;       // positions in sequences, and copies under way
   bool sealed = false;     // full and immutable; `key` is set (pages and index blocks)
   bool indexed = false;    // the prefix index knows it
+  bool summary = false;    // sealed: an index block, no page
   bool pinned = false;     // by its key; the prefix index's
   bool stored = false;     // it is, or was, in the tier below: dropping it loses nothing
   bool retired = false;    // waits for readers, then is freed

@@ -191,6 +191,7 @@ std::vector<Page*> Store::Impl::TakeForLoad(Opening* o, size_t first,
     }
     taken[i] = one.front();
     taken[i]->sealed = taken[i]->stored = true;
+    taken[i]->summary = index;
     HoldForLoad(o, taken[i]);
   }
   return taken;

@@ -166,7 +166,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     const Page* last_page = s->pages[size_t{i + 1} * block_tokens / s->page_tokens() - 1];
     if (last_page == nullptr) continue;  // given back, and its key with it
     block->key = IndexBlockKey(last_page->key, s->index);
-    block->sealed = true;
+    block->sealed = block->summary = true;
     EnterPrefix(block);
   }
 }

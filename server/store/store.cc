@@ -388,6 +388,12 @@ std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(aren
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 EvictResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
 void Store::Reclaim() { impl_->Reclaim(); }
+std::vector<BlockInfo> Store::Blocks(uint64_t* cursor, size_t records) const {
+  return impl_->Blocks(cursor, records);
+}
+std::vector<BlockInfo> Store::ArtefactBlocks() const { return impl_->ArtefactBlocks(); }
+bool Store::HoldsBlock(const PageKey& key) const { return impl_->HoldsBlock(key); }
+Result<BlockBytes> Store::CopyBlock(const PageKey& key) { return impl_->CopyBlock(key); }
 std::vector<PoolInfo> Store::Pools() const { return impl_->Pools(); }
 std::vector<SessionInfo> Store::Sessions() const { return impl_->Sessions(); }
 std::vector<ModelInfo> Store::Models() const { return impl_->Models(); }

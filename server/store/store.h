@@ -26,6 +26,7 @@
 #include "kernels/plan.h"
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
+#include "server/store/blocks.h"
 #include "server/store/page_tier.h"
 #include "server/store/pins.h"
 #include "server/store/prefix_key.h"
@@ -36,10 +37,6 @@ namespace kvstrata {
 
 enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
 std::string_view NameOf(Tier tier);
-
-// Where a look-up finds a page: memory first.
-enum class Residence : uint8_t { kDevice, kHost, kDisk };
-std::string_view NameOf(Residence residence);
 
 struct StoreOptions {
   uint64_t device_bytes = uint64_t{4} << 30;  // pool capacities; memory is touched when used
@@ -376,6 +373,17 @@ class Store {
   EvictResult Evict(bool dry_run);
   // Frees what every reader has passed; called by the daemon's housekeeping and by allocation.
   void Reclaim();
+
+  // --- values (blocks.h) ---
+  // Pages and index blocks under a key, of at most `records` records from `*cursor` on (0: the
+  // first), which it moves; at the end it is kNoMoreBlocks. Holds the lock for 256 at a time.
+  std::vector<BlockInfo> Blocks(uint64_t* cursor, size_t records) const;
+  // Records and parts of artefacts. Holds the lock for one artefact at a time.
+  std::vector<BlockInfo> ArtefactBlocks() const;
+  // Whether a page or index block is under this key. A look-up.
+  bool HoldsBlock(const PageKey& key) const;
+  // A copy of any of these, made outside of the lock. NOT_FOUND BLOCK_UNKNOWN: memory has none.
+  Result<BlockBytes> CopyBlock(const PageKey& key);
 
   // --- inspection ---
   std::vector<PoolInfo> Pools() const;

@@ -117,6 +117,11 @@ class Store::Impl {
   EvictResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
   void Reclaim() KVS_EXCLUDES(mu_);
 
+  std::vector<BlockInfo> Blocks(uint64_t* cursor, size_t records) const KVS_EXCLUDES(mu_);
+  std::vector<BlockInfo> ArtefactBlocks() const KVS_EXCLUDES(mu_);
+  bool HoldsBlock(const PageKey& key) const KVS_EXCLUDES(mu_);
+  Result<BlockBytes> CopyBlock(const PageKey& key) KVS_EXCLUDES(mu_);
+
   std::vector<PoolInfo> Pools() const KVS_EXCLUDES(mu_);
   std::vector<SessionInfo> Sessions() const KVS_EXCLUDES(mu_);
   std::vector<ModelInfo> Models() const KVS_EXCLUDES(mu_);
@@ -388,6 +393,16 @@ class Store::Impl {
   void AskRecall(Session* session, const Sequence& s, shm::RecallRequest request) KVS_REQUIRES(mu_);
   // Hands the end to TellSettled: the listener is not called under the lock.
   void StopRecall(Sequence* s, const Status& why) KVS_REQUIRES(mu_);
+
+  // blocks.cc
+  BlockInfo InfoOfBlock(const Page& page) const KVS_REQUIRES(mu_);
+  // Of all artefacts, now.
+  std::vector<PageKey> ArtefactKeys() const KVS_EXCLUDES(mu_);
+  // Parts of one, in order; empty: it is gone.
+  std::vector<ArtefactRecord::Part> PartsOf(const PageKey& artefact, BlockInfo* record) const
+      KVS_EXCLUDES(mu_);
+  // Keeps the extent of that part readable; null if there is none any more.
+  Page* PinPart(const PageKey& part, RecompressJob* pin) KVS_EXCLUDES(mu_);
 
   // inspect.cc
   std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);

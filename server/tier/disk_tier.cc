@@ -342,7 +342,7 @@ std::vector<DiskTier::Impl::PlannedGet> DiskTier::Impl::PlanGets(std::span<DiskG
       request.status = InvalidArgument("DISK_VALUE", "the value was put with other sizes");
       continue;
     }
-    it->second.used = true;
+    if (!request.inspects) it->second.used = true;
     gets.push_back({&request, it->second.at, PlaceOf(it->second.at), it->second.generation});
   }
   return gets;
@@ -436,6 +436,26 @@ void DiskTier::Impl::ForEach(
   for (const auto& [key, entry] : index_) visit(key, entry.sizes);
 }
 
+std::vector<DiskValue> DiskTier::Impl::Scan(uint64_t* cursor, size_t slots) const {
+  std::vector<DiskValue> found;
+  auto segment = static_cast<uint32_t>(*cursor >> 32);
+  auto slot = static_cast<uint32_t>(*cursor);
+  MutexLock lock(mu_);
+  for (; segment < table_.size(); ++segment, slot = 0) {
+    const std::vector<const std::string*>& keys = table_.at(segment).keys;
+    for (; slot < keys.size(); ++slot) {
+      if (slots-- == 0) {
+        *cursor = uint64_t{segment} << 32 | slot;
+        return found;
+      }
+      if (keys[slot] == nullptr) continue;
+      found.push_back({*keys[slot], index_.find(*keys[slot])->second.sizes});
+    }
+  }
+  *cursor = kNoMoreSlots;
+  return found;
+}
+
 std::vector<std::string> DiskTier::Impl::Victims(std::span<const uint64_t> sizes) {
   const uint32_t blocks = SlotBlocks(sizes);
   MutexLock lock(mu_);
@@ -516,6 +536,9 @@ std::vector<uint64_t> DiskTier::Sizes(std::string_view key) const { return impl_
 void DiskTier::ForEach(const std::function<void(const std::string& key,
                                                 std::span<const uint64_t> sizes)>& visit) const {
   impl_->ForEach(visit);
+}
+std::vector<DiskValue> DiskTier::Scan(uint64_t* cursor, size_t slots) const {
+  return impl_->Scan(cursor, slots);
 }
 std::vector<std::string> DiskTier::Victims(std::span<const uint64_t> sizes) {
   return impl_->Victims(sizes);

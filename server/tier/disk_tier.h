@@ -49,7 +49,14 @@ struct DiskGet {
   std::vector<std::span<std::byte>> buffers;  // of the sizes that were put
   std::shared_ptr<void> keep;
   Status status;
+  bool inspects = false;  // no use of the value: Victims does not spare it for that
 };
+
+struct DiskValue {
+  std::string key;
+  std::vector<uint64_t> sizes;  // of its buffers
+};
+inline constexpr uint64_t kNoMoreSlots = ~uint64_t{0};
 
 struct DiskTierStats {
   bool direct = false;  // O_DIRECT
@@ -101,6 +108,9 @@ class DiskTier {
   // `visit` must not call the tier.
   void ForEach(const std::function<void(const std::string& key, std::span<const uint64_t> sizes)>&
                    visit) const;
+  // The values of `slots` slots from `*cursor` on (0: the first), in their order on disk; moves it,
+  // at the end to kNoMoreSlots. Holds the lock for that many slots.
+  std::vector<DiskValue> Scan(uint64_t* cursor, size_t slots) const;
   // Keys to Erase so that a value of these sizes finds room: one not used lately of its size, or,
   // while no segment serves its size, all of the segment that holds the fewest. Empty: there is
   // room, or pins keep all.

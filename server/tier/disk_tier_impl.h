@@ -102,6 +102,7 @@ class DiskTier::Impl {
   std::vector<uint64_t> Sizes(std::string_view key) const KVS_EXCLUDES(mu_);
   void ForEach(const std::function<void(const std::string&, std::span<const uint64_t>)>& visit)
       const KVS_EXCLUDES(mu_);
+  std::vector<DiskValue> Scan(uint64_t* cursor, size_t slots) const KVS_EXCLUDES(mu_);
   std::vector<std::string> Victims(std::span<const uint64_t> sizes) KVS_EXCLUDES(mu_);
   DiskTierStats Stats() const KVS_EXCLUDES(mu_);
   void Pin(std::span<const std::string> keys) KVS_EXCLUDES(mu_);

@@ -3,11 +3,10 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <utility>
 
-#include "base/check.h"
+#include "server/work/disk_buffers.h"
 #include "server/work/pin_records.h"
 
 namespace kvstrata {
@@ -15,32 +14,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kAlignment = 4096;               // what O_DIRECT and the tier want
 constexpr uint64_t kPutBytes = uint64_t{16} << 20;  // of one batch, but for its first value
 constexpr uint64_t kGetBytes = uint64_t{64} << 20;
 constexpr size_t kPutValues = 256;
+constexpr uint64_t kScrubBytes = uint64_t{4} << 20;  // of a batch, but for its first value
+constexpr uint64_t kScrubsPerSecond = 8;             // batches, where the rate is limited
+constexpr std::chrono::milliseconds kScrubLook{100};
+constexpr size_t kScrubSlots = 256;  // looked at under the tier's lock
 constexpr std::chrono::seconds kPutTimeout{10};
 constexpr std::chrono::seconds kCheckpointTimeout{60};
-
-std::string NameOfKey(const PageKey& key) {
-  return {reinterpret_cast<const char*>(key.data()), key.size()};
-}
 
 // Of all that a pin keeps, its own record too.
 std::vector<std::string> NamesOf(const PrefixPin& pin) {
   std::vector<std::string> names = {PinRecordName(pin.id)};
-  for (const PageKey& key : pin.pages) names.push_back(NameOfKey(key));
-  for (const PageKey& key : pin.index_blocks) names.push_back(NameOfKey(key));
+  for (const PageKey& key : pin.pages) names.push_back(DiskNameOf(key));
+  for (const PageKey& key : pin.index_blocks) names.push_back(DiskNameOf(key));
   return names;
 }
 
-std::shared_ptr<std::byte> Aligned(uint64_t bytes) {
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes));
-  KVS_CHECK(data != nullptr);
-  return {data, [](std::byte* p) { std::free(p); }};
-}
-
-uint64_t WholeBlocks(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
 
 int64_t Seconds(Clock::time_point at) {
   return std::chrono::duration_cast<std::chrono::seconds>(at.time_since_epoch()).count();
@@ -80,6 +72,11 @@ void DiskPages::Stop(Deadline deadline) {
   asked_.notify_all();
   reader_.join();
   writer_.join();
+}
+
+bool DiskPages::ScrubsEnd() const {
+  MutexLock lock(mu_);
+  return no_scrubs_ || stopping_;
 }
 
 bool DiskPages::stopping() const {
@@ -161,13 +158,13 @@ void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
 
 void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
   if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
-  DiskPut put{NameOfKey(value.key), {}, nullptr, {}};
+  DiskPut put{DiskNameOf(value.key), {}, nullptr, {}};
   const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
   const bool full = !batch->puts.empty() && batch->bytes + total > kPutBytes;
   if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
-  const std::shared_ptr<std::byte> memory = Aligned(total);
+  const std::shared_ptr<std::byte> memory = AlignedMemory(total);
   std::vector<std::span<std::byte>> to;
   uint64_t at = 0;
   for (const uint64_t bytes : value.sizes) {
@@ -267,24 +264,39 @@ bool DiskPages::Load(TierLoad load) {
   return true;
 }
 
+DiskPages::Task DiskPages::NextTask() {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS -> Task {
+    for (;;) {
+      const bool scrubs = scrub_ != nullptr;
+      if (!requests_.empty()) {
+        Task task{std::move(requests_.front()), nullptr};
+        requests_.pop_front();
+        return task;
+      }
+      const bool due = scrubs && Clock::now() >= scrub_->next_look;
+      if (scrubs && (due || no_scrubs_ || stopping_)) return {std::nullopt, scrub_.get()};
+      if (stopping_) return {};
+      if (scrubs) {
+        asked_.wait_until(lock, scrub_->next_look);
+      } else {
+        asked_.wait(lock);
+      }
+    }
+  }();
+}
+
 void DiskPages::Read() {
   for (;;) {
-    Request request;
-    {
-      std::unique_lock<std::mutex> lock(mu_.native());
-      const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-        return stopping_ || !requests_.empty();
-      };
-      asked_.wait(lock, ready);
-      const bool ended = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return requests_.empty(); }();
-      if (ended) return;
-      [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-        request = std::move(requests_.front());
-        requests_.pop_front();
-      }();
+    Task task = NextTask();
+    if (task.load) {
+      ReadPrefix(*task.load);
+      task.load->load.done();
+    } else if (task.scrub != nullptr) {
+      GoOnScrubbing(task.scrub);
+    } else {
+      return;
     }
-    ReadPrefix(request);
-    request.load.done();
   }
 }
 
@@ -293,21 +305,14 @@ std::vector<DiskGet> DiskPages::PlanReads(std::span<const PageKey> keys) const {
   std::vector<DiskGet> gets;
   uint64_t total = 0;
   for (const PageKey& key : keys) {
-    std::vector<uint64_t> sizes = disk_->Sizes(NameOfKey(key));
+    std::vector<uint64_t> sizes = disk_->Sizes(DiskNameOf(key));
     // What left meanwhile is asked for all the same, and missed.
-    if (sizes.empty()) sizes.push_back(kAlignment);
+    if (sizes.empty()) sizes.push_back(kDiskAlignment);
     uint64_t bytes = 0;
     for (const uint64_t size : sizes) bytes += WholeBlocks(size);
     if (!gets.empty() && total + bytes > kGetBytes) break;
     total += bytes;
-    const std::shared_ptr<std::byte> memory = Aligned(bytes);
-    DiskGet get{NameOfKey(key), {}, memory, {}};
-    uint64_t at = 0;
-    for (const uint64_t size : sizes) {
-      get.buffers.emplace_back(memory.get() + at, size);
-      at += WholeBlocks(size);
-    }
-    gets.push_back(std::move(get));
+    gets.push_back(NewDiskGet(DiskNameOf(key), sizes));
   }
   return gets;
 }
@@ -333,6 +338,93 @@ void DiskPages::ReadPrefix(const Request& request) {
     more = request.load.take(first, values);
     first += gets.size();
   }
+}
+
+// --- scrubbing -----------------------------------------------------------------------------------
+
+Status DiskPages::Scrub(TierScrub scrub) {
+  {
+    MutexLock lock(mu_);
+    if (no_scrubs_ || stopping_) return Stopping();
+    if (scrub_ != nullptr) {
+      return {Code::kFailedPrecondition, "SCRUB_RUNNING", "another scrub of the disk runs"};
+    }
+    scrub_ = std::make_unique<Scrubbing>();
+    scrub_->scrub = std::move(scrub);
+  }
+  asked_.notify_one();
+  return OkStatus();
+}
+
+void DiskPages::EndScrubs() {
+  {
+    MutexLock lock(mu_);
+    no_scrubs_ = true;
+  }
+  asked_.notify_one();
+}
+
+void DiskPages::EndScrub(const Status& why) {
+  std::unique_ptr<Scrubbing> ended;
+  {
+    MutexLock lock(mu_);
+    ended = std::move(scrub_);
+  }
+  ended->scrub.done(why);
+}
+
+bool DiskPages::PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<DiskGet>* gets) {
+  const uint64_t rate = scrub->scrub.bytes_per_second;
+  const uint64_t most = rate == 0 ? kScrubBytes : std::min(kScrubBytes, rate / kScrubsPerSecond);
+  for (uint64_t bytes = 0;;) {
+    while (scrub->ahead.empty() && scrub->cursor != kNoMoreSlots) {
+      for (DiskValue& value : disk.Scan(&scrub->cursor, kScrubSlots)) {
+        scrub->ahead.push_back(std::move(value));
+      }
+    }
+    if (scrub->ahead.empty()) return false;
+    const DiskValue& value = scrub->ahead.front();
+    for (const uint64_t size : value.sizes) bytes += WholeBlocks(size);
+    if (!gets->empty() && bytes > most) return true;
+    gets->push_back(NewDiskGet(value.key, value.sizes));
+    gets->back().inspects = true;
+    scrub->ahead.pop_front();
+  }
+}
+
+std::optional<Status> DiskPages::ScrubBatch(Scrubbing* scrub) {
+  std::vector<DiskGet> gets;
+  const auto began = Clock::now();
+  const bool more = PlanScrub(*disk_, scrub, &gets);
+  disk_->Get(gets, began + options_.load_timeout);
+  uint64_t bytes = 0;
+  for (const DiskGet& get : gets) {
+    if (get.status.code() == Code::kUnavailable) return get.status;
+    const bool lost = get.status.code() == Code::kDataLoss;
+    scrub->so_far.late += get.status.code() == Code::kDeadlineExceeded;
+    scrub->so_far.corrupt += lost;
+    if (lost) LogStatus(&read_log_, "disk_scrub_corrupt", get.status);
+    if (!get.status.ok() && !lost) continue;  // erased or replaced meanwhile, or late
+    ++scrub->so_far.values;
+    for (const auto& buffer : get.buffers) bytes += buffer.size();
+  }
+  scrub->so_far.bytes += bytes;
+  if (!more) return OkStatus();
+  const uint64_t rate = scrub->scrub.bytes_per_second;
+  if (rate == 0) return std::nullopt;
+  const std::chrono::duration<double> takes(static_cast<double>(bytes) / static_cast<double>(rate));
+  scrub->next_batch = began + std::chrono::duration_cast<Clock::duration>(takes);
+  return std::nullopt;
+}
+
+void DiskPages::GoOnScrubbing(Scrubbing* scrub) {
+  if (ScrubsEnd()) return EndScrub(Stopping());
+  std::optional<Status> ended;
+  if (Clock::now() >= scrub->next_batch) ended = ScrubBatch(scrub);
+  const bool wanted = scrub->scrub.progress(scrub->so_far);
+  if (ended) return EndScrub(*ended);
+  if (!wanted) return EndScrub({Code::kAborted, "SCRUB_CANCELLED", "who asked for it went away"});
+  scrub->next_look = std::min(scrub->next_batch, Clock::now() + kScrubLook);
 }
 
 }  // namespace kvstrata

@@ -8,8 +8,9 @@
 // is still in memory and puts it in batches; a full disk gives up what was not used lately. When
 // something was written since, it makes a checkpoint every `checkpoint_interval`. The
 // reader ("kvs-disk-read") serves one opening sequence after another, in batches, each within
-// `load_timeout` of its request. Both go through memory of their own: a page is held for the length
-// of a copy, and a request that the disk never answers keeps no page.
+// `load_timeout` of its request, and a scrub when none waits: an open waits for at most a batch of
+// it. Both go through memory of their own: a page is held for the length of a copy, and a request
+// that the disk never answers keeps no page.
 //
 // Ownership: borrows store and tier, which outlive it; sets and unsets itself as the store's tier.
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queues.
@@ -30,6 +31,7 @@
 
 #include "base/sync.h"
 #include "server/store/store.h"
+#include "server/store/tier_scrub.h"
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
 
@@ -70,6 +72,13 @@ class DiskPages final : public PageTier {
   Status Pin(const PrefixPin& pin) override KVS_EXCLUDES(mu_);
   Status Unpin(const PrefixPin& pin, bool forget) override;
 
+  // Has the reader read and check every value of the disk, a batch whenever no load waits; values
+  // that come meanwhile may be left out. FAILED_PRECONDITION SCRUB_RUNNING: one at a time;
+  // UNAVAILABLE DAEMON_STOPPING. Else `scrub.done` is called.
+  Status Scrub(TierScrub scrub) KVS_EXCLUDES(mu_);
+  // Ends a scrub with DAEMON_STOPPING after the batch under way, and refuses others.
+  void EndScrubs() KVS_EXCLUDES(mu_);
+
   DiskPagesCounters counters() const KVS_EXCLUDES(mu_);
   // Offers that wait or are being written.
   size_t waiting() const KVS_EXCLUDES(mu_);
@@ -84,6 +93,14 @@ class DiskPages final : public PageTier {
     std::vector<DiskPut> puts;
     std::vector<std::string> changed;  // keys among them, to be erased before
     uint64_t bytes = 0;
+  };
+
+  struct Scrubbing {
+    TierScrub scrub;
+    uint64_t cursor = 0;
+    std::deque<DiskValue> ahead;  // found, not yet read
+    ScrubProgress so_far;
+    std::chrono::steady_clock::time_point next_batch, next_look;  // a look: is it still wanted?
   };
 
   void Write() KVS_EXCLUDES(mu_);
@@ -102,8 +119,21 @@ class DiskPages final : public PageTier {
 
   void Read() KVS_EXCLUDES(mu_);
   void ReadPrefix(const Request& request) KVS_EXCLUDES(mu_);
+  // The reader's next: a load, else a batch of the scrub. Neither: the end.
+  struct Task {
+    std::optional<Request> load;
+    Scrubbing* scrub = nullptr;
+  };
+  Task NextTask() KVS_EXCLUDES(mu_);
+  void GoOnScrubbing(Scrubbing* scrub) KVS_EXCLUDES(mu_);
+  // How it ended; nothing: there is more.
+  std::optional<Status> ScrubBatch(Scrubbing* scrub);
+  // Whether there is more to read.
+  static bool PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<DiskGet>* gets);
+  void EndScrub(const Status& why) KVS_EXCLUDES(mu_);
   std::vector<DiskGet> PlanReads(std::span<const PageKey> keys) const;
   bool stopping() const KVS_EXCLUDES(mu_);
+  bool ScrubsEnd() const KVS_EXCLUDES(mu_);
 
   const DiskPagesOptions options_;
   Store* const store_;
@@ -114,7 +144,9 @@ class DiskPages final : public PageTier {
   std::deque<PageKey> offers_ KVS_GUARDED_BY(mu_);
   std::deque<Request> requests_ KVS_GUARDED_BY(mu_);
   size_t writing_ KVS_GUARDED_BY(mu_) = 0;
+  std::unique_ptr<Scrubbing> scrub_ KVS_GUARDED_BY(mu_);  // the reader's, which alone ends it
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
+  bool no_scrubs_ KVS_GUARDED_BY(mu_) = false;
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
   DiskPagesCounters counters_ KVS_GUARDED_BY(mu_);
   bool unsaved_ = false;  // the writer's: something was put since the last checkpoint

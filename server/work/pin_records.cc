@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
-#include "base/check.h"
+#include "server/work/disk_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -14,7 +13,6 @@ using SteadyClock = std::chrono::steady_clock;
 using SystemClock = std::chrono::system_clock;
 
 constexpr std::string_view kPrefix = "pin/";
-constexpr uint64_t kAlignment = 4096;
 
 // Little-endian; the tenant, the model's name and the keys follow it.
 struct Record {
@@ -29,13 +27,6 @@ struct Record {
   uint64_t index_blocks = 0;
 };
 static_assert(sizeof(Record) == 56);
-
-std::shared_ptr<std::byte> Aligned(uint64_t bytes) {
-  const uint64_t whole = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, whole));
-  KVS_CHECK(data != nullptr);
-  return {data, [](std::byte* p) { std::free(p); }};
-}
 
 int64_t UnixUs(SteadyClock::time_point at) {
   const auto when = SystemClock::now() + (at - SteadyClock::now());
@@ -68,7 +59,7 @@ DiskPut EncodePin(const PrefixPin& pin) {
   record.index_blocks = pin.index_blocks.size();
   const uint64_t bytes = sizeof(record) + pin.tenant.size() + pin.model_name.size() +
                          sizeof(PageKey) * (pin.pages.size() + pin.index_blocks.size());
-  const std::shared_ptr<std::byte> memory = Aligned(bytes);
+  const std::shared_ptr<std::byte> memory = AlignedMemory(WholeBlocks(bytes));
   std::byte* to = memory.get();
   const auto add = [&to](const void* from, size_t n) {
     if (n != 0) std::memcpy(to, from, n);
@@ -123,8 +114,7 @@ std::vector<PrefixPin> ReadPins(DiskTier* disk, Deadline deadline) {
   disk->ForEach([&gets](const std::string& key, std::span<const uint64_t> sizes) {
     if (!key.starts_with(kPrefix) || key.size() != PinRecordName(0).size()) return;
     if (sizes.size() != 1) return;
-    const std::shared_ptr<std::byte> memory = Aligned(sizes[0]);
-    gets.push_back({key, {std::span<std::byte>(memory.get(), sizes[0])}, memory, {}});
+    gets.push_back(NewDiskGet(key, sizes));
   });
   disk->Get(gets, deadline);
   std::vector<PrefixPin> pins;

@@ -196,6 +196,7 @@ def daemon_names_what_is_not_there(cli):
         expect(cli(*words), 5, "SEQUENCE_UNKNOWN", "kvstrata seq ls")
     expect(cli("model", "show", "nothing"), 5, "MODEL_UNKNOWN")
     expect(cli("tier", "show"), 5, "TIER_UNKNOWN", "disk.path")
+    expect(cli("tier", "scrub"), 5, "TIER_UNKNOWN", "disk.path")
 
 
 def daemon_books_and_cache(cli):
@@ -389,6 +390,117 @@ def disk_is_shown(cli):
     assert shown["queue"] in ("io_uring", "pread") and not shown["breaker_open"] and shown["entries"] == 0, shown
     assert json.loads(cli("tier", "ls", "-o", "json").stdout)["tiers"] == [shown]
     expect(cli("tier", "show"), 0, "BREAKER OPEN", "STOPPED SEGMENTS")
+
+
+def slots_on_disk(folder):
+    """(file, offset, key) of every value, as docs/disk_format.md has slots."""
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if not name.startswith("segment."):
+            continue
+        with open(os.path.join(folder, name), "rb") as file:
+            data = file.read()
+        for at in range(8192, len(data), 4096):
+            if data[at + 16:at + 24] == b"KVSSLOT1" and data[at + 28] == 1:
+                size = struct.unpack_from("<H", data, at + 68)[0]
+                found.append((os.path.join(folder, name), at, data[at + 72:at + 72 + size]))
+    return found
+
+
+def damage(slot):
+    with open(slot[0], "r+b") as file:
+        file.seek(slot[1] + 4096 + 5)
+        byte = file.read(1)[0]
+        file.seek(slot[1] + 4096 + 5)
+        file.write(bytes([byte ^ 1]))
+
+
+def wait_for_disk(cli, values):
+    import time
+    for _ in range(DEADLINE_S * 100):
+        shown = json.loads(cli("tier", "show", "-o", "json").stdout)
+        if shown["entries"] >= values and shown["waiting"] == 0:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"the disk did not take {values} values: {shown}")
+
+
+def disk_lists_blocks(cli):
+    path = os.path.join(cli.folder, "b.safetensors")
+    with open(path, "wb") as file:
+        file.write(trace_bytes())
+    expect(cli("replay", path, "--plan", "quest{min_tokens = 0}"), 0)
+    wait_for_disk(cli, 37)
+    listed = json.loads(expect(cli("block", "ls", "-o", "json"), 0).stdout)
+    pages = [b for b in listed["blocks"] if b["kind"] == "page"]
+    assert len(pages) == 37 and listed["next"] == 0, listed
+    assert all(p["tokens"] == 16 and p["model"] and p["tiers"][-1] == "disk" for p in pages), pages
+    on_disk = {b["key"] for b in listed["blocks"] if "disk" in b["tiers"]}
+    assert on_disk == {key.hex() for _, _, key in slots_on_disk(os.path.join(cli.folder, "tier"))}, listed
+    expect(cli("block", "ls"), 0, "KIND", "device,disk")
+    some = json.loads(expect(cli("block", "ls", "--limit", "5", "-o", "json"), 0).stdout)
+    assert some["blocks"] == listed["blocks"][:5] and some["next"], some
+    rest = json.loads(cli("block", "ls", "--after", str(some["next"]), "--limit", "0", "-o", "json").stdout)
+    assert some["blocks"] + rest["blocks"] == listed["blocks"], rest
+    expect(cli("block", "ls", "--limit", "5"), 0, f'--after {some["next"]}')
+    assert json.loads(cli("block", "ls", "--tier", "host", "-o", "json").stdout)["blocks"] == []
+    expect(cli("block", "ls", "--tier", "moon"), 2, "disk")
+    expect(cli("block", "ls", "--model", "nothing"), 5, "MODEL_UNKNOWN")
+
+
+def disk_gets_blocks(cli):
+    key = next(b for b in json.loads(cli("block", "ls", "-o", "json").stdout)["blocks"]
+               if b["kind"] == "page")["key"]
+    out = os.path.join(cli.folder, "page.bin")
+    got = json.loads(expect(cli("block", "get", key, "--out", out, "-o", "json"), 0).stdout)
+    with open(out, "rb") as file:
+        memory = file.read()
+    assert len(memory) == got["bytes"] == sum(got["buffers"]) and got["tier"] == "device", got
+    assert os.stat(out).st_mode & 0o777 == 0o600
+    expect(cli("block", "get", key, "--out", out), 1, "BLOCK_FILE", "--force")
+    expect(cli("evict", "--yes"), 0)
+    got = json.loads(expect(cli("block", "get", key, "--out", out, "--force", "-o", "json"), 0).stdout)
+    with open(out, "rb") as file:
+        assert file.read() == memory and got["tier"] == "disk", got
+    expect(cli("block", "get", "00" * 32, "--out", out + ".no"), 5, "BLOCK_UNKNOWN", "kvstrata block ls")
+    assert not os.path.exists(out + ".no")
+    expect(cli("block", "get", "12zz", "--out", out), 2, "KEY_TEXT")
+    expect(cli("block", "get", "1234", "--out", out), 2, "BLOCK_KEY")
+    expect(cli("block", "get", key), 2, "--out")
+    import pty
+    leader, follower = pty.openpty()
+    expect(cli("block", "get", key, "--force", "--out", os.ttyname(follower)), 1, "BLOCK_FILE", "terminal")
+    os.close(leader)
+    os.close(follower)
+
+
+def disk_verifies_blocks(cli):
+    """What disk_gets_blocks left on disk alone."""
+    slots = slots_on_disk(os.path.join(cli.folder, "tier"))
+    sound, damaged = slots[0][2].hex(), slots[1][2].hex()
+    expect(cli("block", "verify", sound, damaged), 0, "VERDICT", "sound")
+    damage(slots[1])
+    found = json.loads(expect(cli("block", "verify", sound, damaged, "-o", "json"), 1).stdout)["blocks"]
+    assert [b["verdict"] for b in found] == ["sound", "corrupt"] and found[1]["detail"], found
+    assert found[0]["tiers"] == ["disk"], found
+    expect(cli("block", "verify", damaged), 1, "gone")
+    assert json.loads(cli("tier", "show", "-o", "json").stdout)["corrupt"] == 1
+
+
+def disk_is_scrubbed(cli):
+    folder = os.path.join(cli.folder, "tier")
+    values = json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
+    clean = json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)
+    assert clean["done"] and clean["values"] == values > 30 and clean["corrupt"] == clean["late"] == 0, clean
+    expect(cli("tier", "scrub", "--rate", "100GiB"), 0, "CORRUPT")
+    live = {b["key"] for b in json.loads(cli("block", "ls", "-o", "json").stdout)["blocks"]}
+    for slot in [s for s in slots_on_disk(folder) if s[2].hex() in live][3:6]:
+        damage(slot)
+    found = json.loads(expect(cli("tier", "scrub", "-o", "json"), 1).stdout)
+    assert found["corrupt"] == 3 and found["values"] == values, found
+    assert json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)["values"] == values - 3
+    expect(cli("tier", "scrub", "--rate", "fast"), 2, "200MiB")
+    expect(cli("tier", "scrub", "--rate", "1", "--timeout", "50ms"), 6, "DEADLINE")
 
 
 def with_daemon(program, cli, *flags):

@@ -167,7 +167,6 @@ TEST_F(RpcAdminTest, WhatIsNotThereYetSaysSo) {
   };
   expect(Admin(&v1::Admin::Stub::SetQuota, v1::SetQuotaRequest()).status());
   expect(Admin(&v1::Admin::Stub::Drain, v1::DrainRequest()).status());
-  expect(Admin(&v1::Admin::Stub::Verify, v1::VerifyRequest()).status());
   grpc::ClientContext context;
   v1::WatchResponse event;
   auto stream = client_.admin->Watch(&context, v1::WatchRequest());

@@ -45,7 +45,9 @@ inline bool Eventually(const std::function<bool()>& done) {
 
 class RpcDaemon {
  public:
-  explicit RpcDaemon(uint64_t pool_bytes = uint64_t{64} << 20) {
+  // `more` adds to the options of the server before it starts.
+  explicit RpcDaemon(uint64_t pool_bytes = uint64_t{64} << 20,
+                     const std::function<void(Store*, GrpcOptions*)>& more = nullptr) {
     char folder[] = "/tmp/kvstrata-rpc.XXXXXX";
     folder_ = mkdtemp(folder);
     StoreOptions options;
@@ -68,6 +70,7 @@ class RpcDaemon {
       return std::vector<ConfigItem>{{"log.level", "info", "default", "what is logged"},
                                      {"plans.mine", "window{n_recent = 64}", "file", ""}};
     };
+    if (more) more(store_.get(), &grpc);
     server_ = std::move(GrpcServer::Start(grpc)).value();
   }
   ~RpcDaemon() {

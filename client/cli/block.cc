@@ -1,0 +1,205 @@
+// block ls|get|verify: values of memory and disk, one by one.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <iostream>
+#include <memory>
+
+#include "base/unique_fd.h"
+#include "client/cli/connection.h"
+#include "client/cli/hex.h"
+#include "client/cli/invocation.h"
+#include "client/cli/named_model.h"
+
+namespace kvstrata::cli {
+namespace {
+
+constexpr std::string_view kPin = "pin/";
+constexpr uint32_t kOneAnswer = 4096;  // blocks
+
+// Pins' records have names, all others are bytes.
+std::string KeyText(const std::string& key) { return key.starts_with(kPin) ? key : ToHex(key); }
+Result<std::string> KeyOf(const std::string& text) {
+  if (text.starts_with(kPin)) return text;
+  return FromHex(text);
+}
+
+std::string Words(const Json& list) {
+  std::string text;
+  for (const Json& word : list) text += (text.empty() ? "" : ",") + word.get<std::string>();
+  return text.empty() ? "-" : text;
+}
+std::string Number(const Json& value) {
+  return value.get<uint64_t>() == 0 ? "-" : value.dump();  // 0: not known
+}
+
+constexpr Column kList[] = {
+    {"KEY", "/key"},
+    {"KIND", "/kind", OrDash},
+    {"MODEL", "/model", OrDash},
+    {"TOKENS", "/tokens", Number, true},
+    {"BYTES", "/bytes", nullptr, true},
+    {"TIERS", "/tiers", Words},
+    {"PINNED", "/pinned", YesNo},
+};
+
+struct Listing {
+  std::string model, tier;
+  uint64_t after = 0;
+  uint64_t limit = 1000;  // 0: all
+};
+
+Result<int> List(const Options& options, const Listing& wanted) {
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  v1::ListBlocksRequest request;
+  request.set_tier(wanted.tier);
+  request.set_after(wanted.after);
+  if (!wanted.model.empty()) {
+    KVS_ASSIGN_OR_RETURN(const v1::Model model, NamedModel(connection.get(), wanted.model));
+    request.set_model_name(model.name());
+  }
+  Json document = {{"blocks", Json::array()}};
+  Json& blocks = document["blocks"];
+  do {
+    const uint64_t left = wanted.limit == 0 ? kOneAnswer : wanted.limit - blocks.size();
+    request.set_limit(static_cast<uint32_t>(std::min<uint64_t>(left, kOneAnswer)));
+    KVS_ASSIGN_OR_RETURN(const auto answer,
+                         connection->Call(&v1::Admin::Stub::ListBlocks, request));
+    for (const v1::Block& block : answer.blocks()) {
+      Json row = {{"key", KeyText(block.key())},
+                  {"kind", block.kind()},
+                  {"model", block.model()},
+                  {"tokens", block.tokens()},
+                  {"bytes", block.bytes()}};
+      row["tiers"] = std::vector<std::string>(block.tiers().begin(), block.tiers().end());
+      row["pinned"] = block.pinned();
+      blocks.push_back(std::move(row));
+    }
+    request.set_after(answer.next());
+  } while (request.after() != 0 && (wanted.limit == 0 || blocks.size() < wanted.limit));
+  document["next"] = request.after();
+  PrintList(options.style, document, "blocks", kList, std::cout);
+  if (request.after() != 0 && options.style.format == Format::kTable) {
+    std::cerr << "there may be more: --after " << request.after() << "\n";
+  }
+  return kOk;
+}
+
+constexpr Column kFetched[] = {
+    {"KEY", "/key"}, {"FILE", "/file"}, {"BYTES", "/bytes"}, {"TIER", "/tier"}};
+
+struct Fetch {
+  std::string key, file;
+  bool force = false;
+};
+
+Status FileError(const Fetch& fetch, const std::string& why) {
+  return {Code::kFailedPrecondition, "BLOCK_FILE", "file '" + fetch.file + "': " + why};
+}
+
+// Values are users' text in other words: mode 0600, and never to a terminal.
+Result<UniqueFd> Create(const Fetch& fetch) {
+  const int exclusive = fetch.force ? O_TRUNC : O_EXCL;
+  UniqueFd fd(
+      open(fetch.file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOCTTY | exclusive, 0600));
+  if (!fd && errno == EEXIST) return FileError(fetch, "it exists; --force overwrites it");
+  if (!fd) return FileError(fetch, std::strerror(errno));
+  if (isatty(fd.get()) == 1) return FileError(fetch, "a terminal; name a file");
+  return fd;
+}
+
+bool WriteAll(int fd, std::string_view data) {
+  while (!data.empty()) {
+    const ssize_t n = write(fd, data.data(), data.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    data.remove_prefix(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+Result<int> Get(const Options& options, const Fetch& fetch) {
+  v1::GetBlockRequest request;
+  KVS_ASSIGN_OR_RETURN(*request.mutable_key(), KeyOf(fetch.key));
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  UniqueFd file;
+  Status local;
+  Json document = {{"key", fetch.key}, {"file", fetch.file}, {"tier", ""}, {"bytes", uint64_t{0}}};
+  document["buffers"] = Json::array();
+  const auto take = [&](const v1::GetBlockResponse& piece) -> Status {
+    if (!file) {  // not before there is something to write
+      KVS_ASSIGN_OR_RETURN(file, Create(fetch));
+      document["tier"] = piece.tier();
+      for (const uint64_t bytes : piece.buffers()) document["buffers"].push_back(bytes);
+    }
+    if (!WriteAll(file.get(), piece.data())) return FileError(fetch, std::strerror(errno));
+    document["bytes"] = document["bytes"].get<uint64_t>() + piece.data().size();
+    return OkStatus();
+  };
+  const Status ended =
+      connection->Stream(&v1::Admin::Stub::GetBlock, request, [&](const auto& piece) {
+        if (local.ok()) local = take(piece);
+      });
+  KVS_RETURN_IF_ERROR(local);
+  KVS_RETURN_IF_ERROR(ended);
+  PrintRecord(options.style, document, kFetched, std::cout);
+  return kOk;
+}
+
+constexpr Column kVerdicts[] = {{"KEY", "/key"},
+                                {"VERDICT", "/verdict"},
+                                {"TIERS", "/tiers", Words},
+                                {"DETAIL", "/detail", OrDash}};
+
+Result<int> Verify(const Options& options, const std::vector<std::string>& keys) {
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  Json document = {{"blocks", Json::array()}};
+  bool finding = false;
+  for (const std::string& text : keys) {  // a call each: the timeout is one value's
+    v1::VerifyRequest request;
+    KVS_ASSIGN_OR_RETURN(*request.add_keys(), KeyOf(text));
+    KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Verify, request));
+    for (const v1::BlockVerdict& block : answer.blocks()) {
+      finding |= block.verdict() == "corrupt" || block.verdict() == "gone";
+      Json row = {{"key", KeyText(block.key())}, {"verdict", block.verdict()}};
+      row["tiers"] = std::vector<std::string>(block.tiers().begin(), block.tiers().end());
+      row["detail"] = block.detail();
+      document["blocks"].push_back(std::move(row));
+    }
+  }
+  PrintList(options.style, document, "blocks", kVerdicts, std::cout);
+  return finding ? kFailed : kOk;
+}
+
+}  // namespace
+
+void AddBlock(CLI::App& app, Invocation& invocation) {
+  CLI::App* noun = app.add_subcommand("block", "Blocks: values of memory and disk, one by one");
+  noun->require_subcommand(1);
+
+  CLI::App* list = noun->add_subcommand("ls", "What memory and disk hold, and under which key");
+  auto listing = std::make_shared<Listing>();
+  list->add_option("--model", listing->model, "Only what is known to be of it: number or name");
+  list->add_option("--tier", listing->tier, "Only what is there")
+      ->check(CLI::IsMember({"device", "host", "disk"}));
+  list->add_option("--limit", listing->limit, "At most so many; 0: all (default: 1000)");
+  list->add_option("--after", listing->after, "Go on where a list ended: its `next`");
+  Runs(list, invocation, [&invocation, listing] { return List(invocation.options, *listing); });
+
+  CLI::App* get = noun->add_subcommand("get", "Write the raw bytes of a value to a file");
+  auto fetch = std::make_shared<Fetch>();
+  get->add_option("KEY", fetch->key, "As block ls prints it")->required();
+  get->add_option("--out", fetch->file, "The file; it must not exist")->required();
+  get->add_flag("--force", fetch->force, "Overwrite the file");
+  Runs(get, invocation, [&invocation, fetch] { return Get(invocation.options, *fetch); });
+
+  CLI::App* verify =
+      noun->add_subcommand("verify", "Read values again and check them; exit 1 on a finding");
+  auto keys = std::make_shared<std::vector<std::string>>();
+  verify->add_option("KEY", *keys, "As block ls prints it; several")->required();
+  Runs(verify, invocation, [&invocation, keys] { return Verify(invocation.options, *keys); });
+}
+
+}  // namespace kvstrata::cli

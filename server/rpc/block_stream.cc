@@ -1,0 +1,53 @@
+#include "server/rpc/block_stream.h"
+
+#include <algorithm>
+
+#include "server/rpc/block_messages.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kPiece = size_t{1} << 20;  // a client takes messages of 4 MiB
+
+}  // namespace
+
+BlockStream* BlockStream::Start(ServiceContext* context, const v1::GetBlockRequest& request) {
+  auto* stream = new BlockStream;  // ends in OnDone, which waits for Finish
+  context->queue()->Post([stream, context, key = request.key()] {
+    const Status status = stream->Fetch(context, key);
+    if (!status.ok()) return stream->Finish(ToGrpc(status));
+    stream->WriteNext();
+  });
+  return stream;
+}
+
+Status BlockStream::Fetch(ServiceContext* context, const std::string& key) {
+  KVS_RETURN_IF_ERROR(context->CheckAdmin());
+  KVS_RETURN_IF_ERROR(CheckBlockKey(key));
+  if (!context->options().blocks.get)
+    return Unimplemented("ADMIN_BLOCKS_UNIMPLEMENTED", "no blocks");
+  KVS_ASSIGN_OR_RETURN(const BlockBytes block, context->options().blocks.get(key));
+  response_.set_tier(std::string(NameOf(block.from)));
+  for (const auto& buffer : block.buffers) {
+    response_.add_buffers(buffer.size());
+    bytes_.append(reinterpret_cast<const char*>(buffer.data()), buffer.size());
+  }
+  return OkStatus();
+}
+
+void BlockStream::WriteNext() {
+  const size_t n = std::min(kPiece, bytes_.size() - at_);
+  response_.set_data(bytes_.substr(at_, n));
+  at_ += n;
+  if (at_ < bytes_.size()) return StartWrite(&response_);
+  StartWriteAndFinish(&response_, grpc::WriteOptions(), grpc::Status::OK);
+}
+
+void BlockStream::OnWriteDone(bool ok) {
+  if (at_ == bytes_.size()) return;  // finished already
+  if (!ok) return Finish(grpc::Status::CANCELLED);
+  response_.Clear();
+  WriteNext();
+}
+
+}  // namespace kvstrata

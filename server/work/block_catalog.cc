@@ -1,0 +1,228 @@
+#include "server/work/block_catalog.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "server/work/disk_buffers.h"
+#include "server/work/pin_records.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kLooks = 65536;  // records and slots of one list
+constexpr size_t kTurn = 256;     // of them under a lock
+constexpr std::chrono::seconds kGetTimeout{10};
+
+// One list: a walk over memory's records, its artefacts, and the disk's slots.
+class Walk {
+ public:
+  Walk(Store* store, const DiskTier* disk, uint64_t after)
+      : store_(store),
+        disk_(disk),
+        phase_(static_cast<Phase>(after >> kPhaseShift)),
+        at_(after & ((uint64_t{1} << kPhaseShift) - 1)) {}
+
+  bool ended() const { return phase_ == kEnd; }
+  // Where the next list goes on.
+  uint64_t position() const { return ended() ? 0 : uint64_t{phase_} << kPhaseShift | at_; }
+
+  // Of the next `n` records or slots.
+  std::vector<BlockInfo> Next(size_t n) {
+    switch (phase_) {
+      case kPages:
+        return Pages(n);
+      case kArtefacts:
+        return Artefacts(n);
+      case kDisk:
+        return OnDisk(n);
+      case kEnd:
+        break;
+    }
+    return {};
+  }
+
+ private:
+  enum Phase : uint8_t { kPages, kArtefacts, kDisk, kEnd };
+  static constexpr int kPhaseShift = 62;
+
+  void Enter(Phase phase) {
+    phase_ = phase == kDisk && disk_ == nullptr ? kEnd : phase;
+    at_ = 0;
+  }
+
+  std::vector<BlockInfo> Pages(size_t n) {
+    std::vector<BlockInfo> found = store_->Blocks(&at_, n);
+    if (at_ == kNoMoreBlocks) Enter(kArtefacts);
+    NoteDisk(&found);
+    return found;
+  }
+
+  std::vector<BlockInfo> Artefacts(size_t n) {
+    std::vector<BlockInfo> all = store_->ArtefactBlocks();
+    const size_t first = std::min<size_t>(at_, all.size());
+    const size_t last = std::min(all.size(), first + n);
+    std::vector<BlockInfo> found(all.begin() + static_cast<ptrdiff_t>(first),
+                                 all.begin() + static_cast<ptrdiff_t>(last));
+    at_ = last;
+    if (last == all.size()) Enter(kDisk);
+    NoteDisk(&found);
+    return found;
+  }
+
+  void NoteDisk(std::vector<BlockInfo>* found) const {
+    for (BlockInfo& block : *found) {
+      if (disk_ != nullptr && disk_->Contains(block.key)) block.tiers.push_back(Residence::kDisk);
+    }
+  }
+
+  std::vector<BlockInfo> OnDisk(size_t n) {
+    if (!known_) LearnDisk();
+    std::vector<BlockInfo> found;
+    for (const DiskValue& value : disk_->Scan(&at_, n)) {
+      PageKey key{};
+      const bool page_key = value.key.size() == key.size();
+      if (page_key) std::ranges::copy(value.key, key.begin());
+      if (artefacts_.contains(value.key) || (page_key && store_->HoldsBlock(key))) continue;
+      found.push_back(InfoOf(value));
+    }
+    if (at_ == kNoMoreSlots) Enter(kEnd);
+    return found;
+  }
+
+  // What tells kinds on disk apart, once a list.
+  void LearnDisk() {
+    known_ = true;
+    for (const BlockInfo& block : store_->ArtefactBlocks()) artefacts_.insert(block.key);
+    for (const ModelInfo& model : store_->Models()) {
+      const auto bytes = static_cast<uint64_t>(model.desc.geometry.page_bytes());
+      models_.emplace(WholeBlocks(bytes), model.desc);
+    }
+    for (const PinInfo& pin : store_->Pins()) {
+      pins_.emplace(PinRecordName(pin.pin.id), pin);
+      for (const PageKey& key : pin.pin.pages) pinned_.insert(DiskNameOf(key));
+      for (const PageKey& key : pin.pin.index_blocks) pinned_.insert(DiskNameOf(key));
+    }
+  }
+
+  BlockInfo InfoOf(const DiskValue& value) const {
+    BlockInfo info;
+    info.key = value.key;
+    for (const uint64_t size : value.sizes) info.bytes += size;
+    info.tiers = {Residence::kDisk};
+    info.pinned = pinned_.contains(value.key);
+    const auto fits = models_.equal_range(value.sizes.front());
+    if (value.key.size() != sizeof(PageKey)) {
+      info.kind = BlockKind::kPin;
+      const auto pin = pins_.find(value.key);
+      if (pin == pins_.end()) return info;
+      info.model = pin->second.pin.model_name;
+      info.tokens = pin->second.pin.tokens();
+    } else if (value.sizes.size() == 1 && info.bytes % kDiskAlignment != 0) {
+      info.kind = BlockKind::kRecord;  // all others are whole blocks
+    } else if (value.sizes.size() == 2 || fits.first != fits.second) {
+      info.kind = BlockKind::kPage;  // none but pages have a series beside them
+    }
+    if (info.kind == BlockKind::kPage && std::distance(fits.first, fits.second) == 1) {
+      info.model = fits.first->second.name;
+      info.tokens = static_cast<uint32_t>(fits.first->second.geometry.page_tokens);
+    }
+    return info;
+  }
+
+  Store* const store_;
+  const DiskTier* const disk_;
+  Phase phase_;
+  uint64_t at_;
+  bool known_ = false;
+  std::set<std::string> artefacts_, pinned_;   // keys
+  std::multimap<uint64_t, ModelDesc> models_;  // by bytes of a page
+  std::map<std::string, PinInfo> pins_;        // by the name of the record
+};
+
+bool Passes(const BlockFilter& filter, const BlockInfo& block) {
+  const auto there = [&filter](Residence tier) { return NameOf(tier) == filter.tier; };
+  if (!filter.model.empty() && block.model != filter.model) return false;
+  return filter.tier.empty() || std::ranges::any_of(block.tiers, there);
+}
+
+Status Unknown() {
+  return NotFound("BLOCK_UNKNOWN", "neither memory nor the disk has anything under this key");
+}
+
+bool SameBytes(const std::vector<std::byte>& memory, std::span<const std::byte> disk) {
+  return std::ranges::equal(memory, disk);
+}
+
+}  // namespace
+
+BlockList BlockCatalog::List(const BlockFilter& filter, uint64_t after, size_t limit) const {
+  Walk walk(store_, disk_, after);
+  BlockList list;
+  for (size_t looks = 0; looks < kLooks && list.blocks.size() < limit && !walk.ended();) {
+    const size_t n = std::min(kTurn, limit - list.blocks.size());
+    for (BlockInfo& block : walk.Next(n)) {
+      if (Passes(filter, block)) list.blocks.push_back(std::move(block));
+    }
+    looks += n;
+  }
+  list.next = walk.position();
+  return list;
+}
+
+Result<BlockBytes> BlockCatalog::InMemory(const std::string& name) const {
+  PageKey key{};
+  if (name.size() != key.size()) return Unknown();
+  std::ranges::copy(name, key.begin());
+  return store_->CopyBlock(key);
+}
+
+Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
+  Result<BlockBytes> memory = InMemory(key);
+  if (memory.status().reason() != "BLOCK_UNKNOWN") return memory;
+  const std::vector<uint64_t> sizes =
+      disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
+  if (sizes.empty()) return Unknown();
+  DiskGet get = NewDiskGet(key, sizes);
+  get.inspects = true;
+  disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
+  if (get.status.code() == Code::kNotFound) return Unknown();
+  KVS_RETURN_IF_ERROR(get.status);
+  BlockBytes bytes;
+  bytes.from = Residence::kDisk;
+  for (const auto& buffer : get.buffers) bytes.buffers.emplace_back(buffer.begin(), buffer.end());
+  return bytes;
+}
+
+Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
+  BlockVerdict verdict;
+  const Result<BlockBytes> memory = InMemory(key);
+  if (!memory.ok() && memory.status().reason() != "BLOCK_UNKNOWN") return memory.status();
+  if (memory.ok()) verdict.tiers.push_back(memory->from);
+  verdict.state = memory.ok() ? BlockState::kUnchecked : BlockState::kGone;
+  const std::vector<uint64_t> sizes =
+      disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
+  if (sizes.empty()) return verdict;
+  DiskGet get = NewDiskGet(key, sizes);
+  get.inspects = true;
+  disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
+  // Erased, or replaced, since it was asked for.
+  if (get.status.code() == Code::kNotFound || get.status.reason() == "DISK_VALUE") return verdict;
+  if (!get.status.ok() && get.status.code() != Code::kDataLoss) return get.status;
+  verdict.tiers.push_back(Residence::kDisk);
+  verdict.state = get.status.ok() ? BlockState::kSound : BlockState::kCorrupt;
+  verdict.detail = get.status.message();
+  const bool compare = get.status.ok() && memory.ok() && memory->kind != BlockKind::kRecord;
+  if (compare && !SameBytes(memory->buffers.front(), get.buffers.front())) {
+    verdict.state = BlockState::kCorrupt;
+    verdict.detail =
+        "the copies in memory and on disk differ, and the disk's has its checksum: memory is "
+        "damaged, or an engine computed it anew with other bits";
+  }
+  return verdict;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,261 @@
+// Values one by one over a real channel: a store over a disk, some of it damaged.
+#include <set>
+
+#include "server/work/block_catalog.h"
+#include "server/work/disk_pages.h"
+#include "tests/fakes/disk_slots.h"
+#include "tests/server/rpc_fixture.h"
+#include "tests/server/tier/scratch_dir.h"
+
+namespace kvstrata::test {
+namespace {
+
+using ::kvstrata::testing::DiskSlot;
+using ::kvstrata::testing::DiskSlots;
+
+constexpr int kPages = 10;
+
+class RpcBlocksTest : public ::testing::Test {
+ protected:
+  RpcBlocksTest() {
+    const uint64_t sequence = client_.Open(model_, "full", {}).value().sequence();
+    EXPECT_TRUE(client_.Run(sequence, Ids(kPages * 16 + 5), &random_).ok());
+    EXPECT_TRUE(Eventually([&] { return disk_->Stats().entries == kPages; }));
+  }
+  ~RpcBlocksTest() override {
+    client_.Cancel();
+    daemon_.server().Shutdown(std::chrono::milliseconds(0));
+    pages_.reset();
+  }
+
+  // Leaves the pages on disk alone.
+  void Forget() {
+    client_.Cancel();
+    EXPECT_TRUE(Eventually([&] { return daemon_.store().Sessions().empty(); }));
+    EXPECT_EQ(daemon_.store().Evict(false).pages(), static_cast<uint64_t>(kPages));
+  }
+  v1::ListBlocksResponse List(const v1::ListBlocksRequest& request) {
+    v1::ListBlocksResponse response;
+    const Status s = Call(*client_.admin, &v1::Admin::Stub::ListBlocks, request, &response);
+    EXPECT_TRUE(s.ok()) << s.ToString();
+    return response;
+  }
+  Result<v1::BlockVerdict> Verify(const std::string& key) {
+    v1::VerifyRequest request;
+    request.add_keys(key);
+    v1::VerifyResponse response;
+    KVS_RETURN_IF_ERROR(Call(*client_.admin, &v1::Admin::Stub::Verify, request, &response));
+    return response.blocks(0);
+  }
+  Status Get(const std::string& key, std::string* bytes, std::string* tier) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    v1::GetBlockRequest request;
+    request.set_key(key);
+    const auto stream = client_.admin->GetBlock(&context, request);
+    bytes->clear();
+    for (v1::GetBlockResponse piece; stream->Read(&piece);) {
+      if (!piece.tier().empty()) *tier = piece.tier();
+      *bytes += piece.data();
+    }
+    return FromGrpc(stream->Finish());
+  }
+  Status Scrub(v1::ScrubResponse* last, uint64_t rate = 0) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+    v1::ScrubRequest request;
+    request.set_bytes_per_second(rate);
+    const auto stream = client_.admin->Scrub(&context, request);
+    while (stream->Read(last)) {
+    }
+    return FromGrpc(stream->Finish());
+  }
+  static std::string KeyOf(const DiskSlot& slot) {
+    std::ifstream file(slot.file, std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(slot.offset + 72));
+    std::string key(32, 0);
+    file.read(key.data(), 32);
+    return key;
+  }
+
+  const ScratchDir dir_;
+  std::unique_ptr<DiskTier> disk_;
+  std::unique_ptr<DiskPages> pages_;
+  std::unique_ptr<BlockCatalog> blocks_;
+  RpcDaemon daemon_{
+      uint64_t{64} << 20, [this](Store* store, GrpcOptions* options) {
+        DiskTierOptions tier;
+        tier.directory = dir_.path() + "/tier";
+        tier.budget_bytes = 16 << 20;
+        tier.segment_bytes = 1 << 20;
+        disk_ =
+            std::move(DiskTier::Open(tier, std::chrono::steady_clock::now() + kDeadline)).value();
+        DiskPagesOptions slow;  // a busy machine is no reason to fail
+        slow.load_timeout = kDeadline;
+        pages_ = std::make_unique<DiskPages>(slow, store, disk_.get());
+        blocks_ = std::make_unique<BlockCatalog>(store, disk_.get());
+        options->blocks.list = [this](const BlockFilter& f, uint64_t after, size_t n) {
+          return blocks_->List(f, after, n);
+        };
+        options->blocks.get = [this](const std::string& k) { return blocks_->Get(k); };
+        options->blocks.verify = [this](const std::string& k) { return blocks_->Verify(k); };
+        options->scrub = [this](TierScrub scrub) { return pages_->Scrub(std::move(scrub)); };
+      }};
+  RpcClient client_{daemon_.Connect()};
+  std::mt19937 random_{11};
+  uint64_t model_ = client_.RegisterModel();
+};
+
+TEST_F(RpcBlocksTest, MemoryAndDiskAreListedOnceEach) {
+  v1::ListBlocksResponse all = List({});
+  ASSERT_EQ(all.blocks_size(), kPages);
+  EXPECT_EQ(all.next(), 0u);
+  for (const v1::Block& block : all.blocks()) {
+    EXPECT_EQ(block.kind(), "page");
+    EXPECT_EQ(block.model(), "toy");
+    EXPECT_EQ(block.tokens(), 16u);
+    ASSERT_EQ(block.tiers_size(), 2);
+    EXPECT_EQ(block.tiers(0), "device");
+    EXPECT_EQ(block.tiers(1), "disk");
+  }
+  Forget();
+  all = List({});
+  ASSERT_EQ(all.blocks_size(), kPages);
+  for (const v1::Block& block : all.blocks()) {
+    ASSERT_EQ(block.tiers_size(), 1);
+    EXPECT_EQ(block.tiers(0), "disk");
+    EXPECT_EQ(block.kind(), "page") << "told by its size";
+  }
+}
+
+TEST_F(RpcBlocksTest, AListGoesOnWhereItEnded) {
+  v1::ListBlocksRequest request;
+  request.set_limit(3);
+  std::set<std::string> keys;
+  int blocks = 0;
+  do {
+    const v1::ListBlocksResponse some = List(request);
+    EXPECT_LE(some.blocks_size(), 3);
+    blocks += some.blocks_size();
+    for (const v1::Block& block : some.blocks()) keys.insert(block.key());
+    request.set_after(some.next());
+  } while (request.after() != 0);
+  EXPECT_EQ(blocks, kPages);
+  EXPECT_EQ(keys.size(), static_cast<size_t>(kPages));
+}
+
+TEST_F(RpcBlocksTest, ListsAreFiltered) {
+  v1::ListBlocksRequest request;
+  request.set_tier("host");
+  EXPECT_EQ(List(request).blocks_size(), 0);
+  request.set_tier("disk");
+  EXPECT_EQ(List(request).blocks_size(), kPages);
+  request.set_model_name("another");
+  EXPECT_EQ(List(request).blocks_size(), 0);
+  request.set_tier("moon");
+  v1::ListBlocksResponse response;
+  EXPECT_EQ(Call(*client_.admin, &v1::Admin::Stub::ListBlocks, request, &response).reason(),
+            "BLOCK_FILTER");
+}
+
+TEST_F(RpcBlocksTest, BytesAreTheSameFromMemoryAndDisk) {
+  const std::string key = List({}).blocks(4).key();
+  std::string memory, disk, tier;
+  ASSERT_TRUE(Get(key, &memory, &tier).ok());
+  EXPECT_EQ(tier, "device");
+  EXPECT_FALSE(memory.empty());
+  Forget();
+  ASSERT_TRUE(Get(key, &disk, &tier).ok());
+  EXPECT_EQ(tier, "disk");
+  EXPECT_EQ(memory, disk);
+  EXPECT_EQ(Get(std::string(32, 'x'), &disk, &tier).reason(), "BLOCK_UNKNOWN");
+  EXPECT_EQ(Get("short", &disk, &tier).reason(), "BLOCK_KEY");
+}
+
+TEST_F(RpcBlocksTest, ADamagedValueIsFoundAndLeaves) {
+  const std::vector<DiskSlot> slots = DiskSlots(dir_.path() + "/tier");
+  ASSERT_EQ(slots.size(), static_cast<size_t>(kPages));
+  FlipByte(slots[3]);
+  const std::string key = KeyOf(slots[3]);
+  EXPECT_EQ(Verify(KeyOf(slots[2]))->verdict(), "sound");
+  EXPECT_EQ(Verify(key)->verdict(), "corrupt");
+  EXPECT_EQ(Verify(key)->verdict(), "unchecked") << "memory has it yet";
+  Forget();
+  EXPECT_EQ(Verify(key)->verdict(), "gone");
+  EXPECT_EQ(disk_->Stats().corrupt, 1u);
+  EXPECT_EQ(disk_->Stats().entries, kPages - 1u);
+}
+
+TEST_F(RpcBlocksTest, ACopyInMemoryThatDiffersIsFound) {
+  const std::string key = List({}).blocks(0).key();
+  v1::ListSequencesRequest all;
+  v1::ListSequencesResponse sequences;
+  ASSERT_TRUE(Call(*client_.admin, &v1::Admin::Stub::ListSequences, all, &sequences).ok());
+  const SequenceDetail shown = daemon_.store().Show(sequences.sequences(0).sequence()).value();
+  for (int i = 0; i < kPages; ++i) {  // a byte of each
+    daemon_.store().ArenaBase(shown.pages[i].arena)[shown.pages[i].offset] ^= std::byte{1};
+  }
+  const auto verdict = Verify(key);
+  ASSERT_TRUE(verdict.ok());
+  EXPECT_EQ(verdict->verdict(), "corrupt");
+  EXPECT_EQ(verdict->tiers_size(), 2);
+  EXPECT_EQ(disk_->Stats().entries, static_cast<uint64_t>(kPages)) << "the disk's is sound";
+}
+
+TEST_F(RpcBlocksTest, AScrubReadsEveryValueAndFindsTheDamagedOnes) {
+  v1::ScrubResponse last;
+  ASSERT_TRUE(Scrub(&last).ok());
+  EXPECT_TRUE(last.done());
+  EXPECT_EQ(last.values(), static_cast<uint64_t>(kPages));
+  EXPECT_GT(last.bytes(), 0u);
+  EXPECT_EQ(last.corrupt(), 0u);
+  const std::vector<DiskSlot> slots = DiskSlots(dir_.path() + "/tier");
+  FlipByte(slots.at(1));
+  FlipByte(slots.at(8));
+  ASSERT_TRUE(Scrub(&last).ok());
+  EXPECT_EQ(last.values(), static_cast<uint64_t>(kPages));
+  EXPECT_EQ(last.corrupt(), 2u);
+  EXPECT_EQ(disk_->Stats().entries, kPages - 2u);
+  ASSERT_TRUE(Scrub(&last).ok());
+  EXPECT_EQ(last.corrupt(), 0u) << "they have left";
+  EXPECT_EQ(last.values(), kPages - 2u);
+}
+
+TEST_F(RpcBlocksTest, AScrubEndsWithItsClientAndLetsOpensIn) {
+  Forget();
+  grpc::ClientContext context;
+  v1::ScrubRequest request;
+  request.set_bytes_per_second(1);  // hours for each value
+  const auto stream = client_.admin->Scrub(&context, request);
+  v1::ScrubResponse first;
+  ASSERT_TRUE(stream->Read(&first));
+  EXPECT_FALSE(first.done());
+  v1::ScrubResponse other;
+  EXPECT_EQ(Scrub(&other).reason(), "SCRUB_RUNNING");
+  RpcClient reader(daemon_.Connect());
+  EXPECT_EQ(reader.Open(reader.RegisterModel(), "full", Ids(kPages * 16 + 5)).value().held_tokens(),
+            kPages * 16u);
+  context.TryCancel();
+  while (stream->Read(&first)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_LT(first.values(), static_cast<uint64_t>(kPages));
+  ASSERT_TRUE(Eventually([&] { return Scrub(&other).ok(); })) << "the first one has ended";
+  EXPECT_EQ(other.values(), static_cast<uint64_t>(kPages));
+}
+
+TEST_F(RpcBlocksTest, AScrubEndsWithTheDaemon) {
+  grpc::ClientContext context;
+  v1::ScrubRequest request;
+  request.set_bytes_per_second(1);
+  const auto stream = client_.admin->Scrub(&context, request);
+  v1::ScrubResponse first;
+  ASSERT_TRUE(stream->Read(&first));
+  pages_->EndScrubs();
+  while (stream->Read(&first)) {
+  }
+  EXPECT_EQ(FromGrpc(stream->Finish()).reason(), "DAEMON_STOPPING");
+}
+
+}  // namespace
+}  // namespace kvstrata::test
