@@ -5,7 +5,7 @@
 
 disk/WHAT/SIZE   MB/s of slots of SIZE, a header of 4 KiB and the payload; baseline: fio, io_uring, O_DIRECT,
                  depth 64, blocks of SIZE: the same bytes of the device.
-disk/start/...   seconds until a tier of so many entries of 4 KiB is ready, from a checkpoint and without.
+disk/start/...   seconds until a tier of so many entries of 8 KiB is ready, from a checkpoint and without.
 fio: apt-get install fio. Medians of rounds.
 """
 import argparse
@@ -23,6 +23,7 @@ from kvstrata.machine import device_name  # noqa: E402
 
 BENCH = str(ROOT / "build" / "bin" / "disk_bench")
 BLOCK, DEPTH, BYTES = 4096, 64, 1 << 30  # BYTES: of a measurement's slots
+ENTRY = 8192
 KINDS = [("write", "fill", 256), ("read", "read", 256), ("write", "fill", 16), ("randread", "reads", 16)]
 
 
@@ -67,12 +68,12 @@ def row(kind, kib, pairs):
 
 def starts(folder, entries):
     directory = folder / "many"
-    tier("fill", directory, BLOCK, entries)
-    with_checkpoint = tier("start", directory, BLOCK, entries)
+    tier("fill", directory, ENTRY, entries)
+    with_checkpoint = tier("start", directory, ENTRY, entries)
     for checkpoint in directory.glob("checkpoint.*"):
         with open(checkpoint, "r+b") as file:
             file.write(bytes(BLOCK))
-    without = tier("start", directory, BLOCK, entries)
+    without = tier("start", directory, ENTRY, entries)
     rows = []
     for name, said, must in (("checkpoint", with_checkpoint, 10), ("scan", without, 60)):
         assert said["values"] == entries, said
