@@ -35,7 +35,7 @@ import golden_runner  # noqa: E402
 import kvstrata  # noqa: E402
 from reference import golden, mosaickv, sekv  # noqa: E402
 
-TRIALS, NOISE = 8, 2.0**-23
+TRIALS, NOISE = 64, 2.0**-23
 CHOICES = ("tokens", "units", "segments", "strategies", "packed_rows")  # exact, but where a size decides
 
 
