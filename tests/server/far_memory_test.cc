@@ -126,7 +126,8 @@ class FarRecompression : public ::testing::TestWithParam<const char*> {
       extents.emplace_back(at, at + e.bytes);
       EXPECT_TRUE(VerifyExtent(extents.back()).ok());
     }
-    for (const ExtentInfo& e : (*store)->Show(s.id())->extents) {
+    const auto shown = (*store)->Show(s.id());
+    for (const ExtentInfo& e : shown->extents) {
       EXPECT_EQ(e.kind, ExtentKind::kPackedSegment);
     }
     ExpectClean(**store);
