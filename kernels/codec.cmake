@@ -2,8 +2,9 @@
 # The rules that say where a span or a sentence ends are here too: codecs and selectors use them.
 set(KVS_CODEC_SOURCES
   codec/codec.cc codec/extent.cc codec/extent_bytes.cc codec/extent_description.cc codec/head_loop.cc
-  codec/packed.cc codec/packed_inspect.cc codec/packed_layout.cc codec/packed_plans.cc
-  codec/packed_recompressor.cc codec/packed_writer.cc codec/strategy.cc
+  codec/packed.cc codec/packed_inspect.cc codec/packed_layout.cc
+  codec/packed_places.cc codec/packed_recompressor.cc codec/segment_packer.cc codec/strategy.cc
+  codec/host_packer.cc codec/cuda_packer.cc
   codec/lowrank.cc codec/lowrank_inspect.cc codec/lowrank_recompressor.cc codec/lowrank_writer.cc
   codec/span_factors.cc codec/span_parameters.cc codec/span_routing.cc
   segment/sentence_rule.cc segment/span_rule.cc)

@@ -3,6 +3,7 @@
 set(KVS_OPS_SOURCES
   backend.cc
   cuda/cuda_library.cc
+  cuda/device_buffer.cc
   executor.cc
   page_view.cc
   rotary.cc

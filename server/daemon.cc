@@ -13,6 +13,8 @@
 
 #include "kernels/backend.h"
 #include "kernels/codec/codec.h"
+#include "kernels/codec/cuda_packer.h"
+#include "kernels/cuda/cuda_library.h"
 #include "kernels/executor.h"
 #include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
@@ -121,6 +123,7 @@ struct Daemon::Parts {
   std::unique_ptr<Store> store;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
+  std::unique_ptr<SegmentPacker> packer;  // null: no GPU
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
@@ -152,6 +155,8 @@ Status Daemon::Parts::MakeStore() {
   config.store.serves = CudaServes;
   config.attach.device_uuid = gpu.uuid;
   config.attach.backend = "cuda";
+  KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
+  KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*ops, gpu.ordinal));
   KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(gpu.memory), NewHostPinned()));
   return OkStatus();
 }
@@ -268,7 +273,7 @@ Status Daemon::Parts::Start() {
   }
   blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
-  work = std::make_unique<RecompressQueue>(config.work, store.get(), backend);
+  work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, packer.get());
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
   KVS_ASSIGN_OR_RETURN(auto attach_listener,

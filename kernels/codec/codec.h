@@ -31,6 +31,8 @@
 
 namespace kvstrata {
 
+class SegmentPacker;
+
 // Trained SeKV parameters (spec/sekv.md, "Training"), from one safetensors file.
 struct SpanParameters {
   int32_t layers = 0, query_heads = 0, head_dim = 0, d_route = 0, r_max = 0;
@@ -55,6 +57,7 @@ struct RecompressInput {
   std::span<const uint8_t> boundary;  // by position
   const Backend* backend = nullptr;
   Executor* executor = nullptr;
+  const SegmentPacker* far_packer = nullptr;  // of the GPU that the view lies on, if there is one
   const std::atomic<bool>* cancelled = nullptr;  // checked between heads; Run answers ABORTED
 };
 
@@ -63,13 +66,24 @@ struct RecompressInput {
 struct RecompressReads {
   Run rows;                      // raw rows of all layers
   std::vector<int32_t> extents;  // numbers of the view's
+  bool in_place = false;         // none of that: input.far_packer reads everything where it lies
+};
+
+// An extent in memory of a GPU, which is freed with the last copy of this.
+struct FarBytes {
+  std::shared_ptr<const std::byte> data;
+  uint64_t size = 0;
 };
 
 struct ExtentDraft {
-  int32_t kept = -1;             // >= 0: extent number `kept` of the view stays; else `bytes`
-  std::vector<std::byte> bytes;  // header included
+  int32_t kept = -1;  // >= 0: extent number `kept` of the view stays; else `bytes`
+  // Header included; of a far one its description alone (extent.h).
+  std::vector<std::byte> bytes;
   Run tokens;
   TierKind tier = TierKind::kDevice;
+  FarBytes far = {};  // null: `bytes` is all
+
+  uint64_t size() const { return far.data == nullptr ? bytes.size() : far.size; }
 };
 
 struct RecompressOutput {
@@ -89,7 +103,8 @@ class Recompressor {
   // Due it answers the extents there are and what may be released by now.
   virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
 
-  // Of the next Run. Cheap; reads descriptions alone.
+  // Of the next Run. Cheap; reads descriptions alone. Unless `in_place`, that Run must be given no
+  // far_packer.
   virtual RecompressReads Reads(const RecompressInput& input) const = 0;
 
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.

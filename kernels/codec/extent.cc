@@ -75,6 +75,7 @@ Status VerifyExtent(std::span<const std::byte> extent) {
     return BadField("bytes", static_cast<int64_t>(h.bytes),
                     "at most " + std::to_string(extent.size()));
   }
+  if ((h.flags & kExtentUnhashed) != 0) return OkStatus();
   if (XXH3_64bits(extent.data() + sizeof(h), h.bytes - sizeof(h)) == h.checksum) return OkStatus();
   return {Code::kDataLoss, "EXTENT_CHECKSUM",
           "extent of tokens " + std::to_string(h.begin) + " to " + std::to_string(h.end) +

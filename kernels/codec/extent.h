@@ -44,15 +44,18 @@ struct ExtentHeader {
   int32_t end;
   int32_t layers, query_heads, kv_heads, head_dim;
   uint32_t dtype;     // DType of the model's rows
-  uint32_t flags;     // of the kind
+  uint32_t flags;     // of the kind, and kExtentUnhashed
   uint64_t bytes;     // of the whole extent, this header included
-  uint64_t checksum;  // XXH3-64 of the bytes after the header
+  uint64_t checksum;  // XXH3-64 of the bytes after the header; or, unhashed, a random number
   uint64_t reserved;
 };
 static_assert(sizeof(ExtentHeader) == 64);
 
 inline constexpr uint32_t kExtentMagic = 0x5845564B;  // "KVEX"
 inline constexpr uint16_t kExtentVersion = 1;
+// A flag of every kind: made by a GPU, where nobody hashed it. `checksum` tells one build from
+// another all the same.
+inline constexpr uint32_t kExtentUnhashed = uint32_t{1} << 31;
 // Arrays inside an extent begin at multiples of this; its end has as many zero bytes of slack, so
 // that vector loads at the last row stay inside.
 inline constexpr int64_t kExtentAlign = 64;
@@ -89,7 +92,7 @@ int64_t DescriptionBytes(std::span<const std::byte> front, int64_t bytes);
 Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind);
 
 // Whether the payload is what was written: for bytes that come from disk or network (DECISIONS 15).
-// DATA_LOSS EXTENT_CHECKSUM.
+// DATA_LOSS EXTENT_CHECKSUM. Of an unhashed one only the checksum of who stored it can tell.
 Status VerifyExtent(std::span<const std::byte> extent);
 
 // The kind of a header that CheckExtent has not seen yet; 0 when it is too short for one.

@@ -8,8 +8,8 @@
 
 namespace kvstrata {
 
-std::vector<std::byte> ExtentWriter::Finish(ExtentKind kind, const Geometry& geometry, Run tokens,
-                                            uint32_t flags) {
+ExtentHeader HeaderOf(ExtentKind kind, const Geometry& geometry, Run tokens, uint32_t flags,
+                      int64_t bytes) {
   ExtentHeader h = {};
   h.magic = kExtentMagic;
   h.version = kExtentVersion;
@@ -22,7 +22,13 @@ std::vector<std::byte> ExtentWriter::Finish(ExtentKind kind, const Geometry& geo
   h.head_dim = geometry.head_dim;
   h.dtype = static_cast<uint32_t>(geometry.dtype);
   h.flags = flags;
-  h.bytes = data_.size();
+  h.bytes = static_cast<uint64_t>(bytes);
+  return h;
+}
+
+std::vector<std::byte> ExtentWriter::Finish(ExtentKind kind, const Geometry& geometry, Run tokens,
+                                            uint32_t flags) {
+  ExtentHeader h = HeaderOf(kind, geometry, tokens, flags, static_cast<int64_t>(data_.size()));
   h.checksum = XXH3_64bits(data_.data() + sizeof(h), data_.size() - sizeof(h));
   std::memcpy(data_.data(), &h, sizeof(h));
   end_ = sizeof(ExtentHeader);

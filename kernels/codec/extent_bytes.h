@@ -22,6 +22,10 @@ inline constexpr int64_t AlignExtent(int64_t bytes) {
   return (bytes + kExtentAlign - 1) / kExtentAlign * kExtentAlign;
 }
 
+// The header of an extent of `bytes` bytes, without a checksum.
+ExtentHeader HeaderOf(ExtentKind kind, const Geometry& geometry, Run tokens, uint32_t flags,
+                      int64_t bytes);
+
 // Reserve places, Allocate once, fill, Finish.
 class ExtentWriter {
  public:

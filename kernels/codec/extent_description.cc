@@ -27,8 +27,13 @@ int64_t EndOf(uint64_t offset, int64_t count, size_t element, int64_t bytes) {
 int64_t EndOfLists(std::span<const std::byte> front, const ExtentHeader& h, int64_t bytes) {
   const int64_t heads = int64_t{h.layers} * h.kv_heads;
   switch (static_cast<ExtentKind>(h.kind)) {
-    case ExtentKind::kPackedSegment:
-      return EndOf(kPackedEntriesAt, heads, sizeof(PackedEntry), bytes);
+    case ExtentKind::kPackedSegment: {
+      const auto info = StructAt<PackedInfo>(front, kPackedInfoAt);
+      const int64_t entries = EndOf(kPackedEntriesAt, heads, sizeof(PackedEntry), bytes);
+      if (info.buffer <= 0) return entries;
+      const int32_t flushes = (h.end - h.begin) / info.buffer;
+      return std::max(entries, EndOf(info.flushes, flushes, sizeof(double), bytes));
+    }
     case ExtentKind::kSpanSummary: {
       const auto info = StructAt<SpanInfo>(front, kSpanInfoAt);
       return std::max(EndOf(info.spans, info.span_count, 2 * sizeof(int32_t), bytes),

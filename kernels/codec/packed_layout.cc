@@ -57,7 +57,7 @@ Result<PackedStub> ReadStub(const ExtentReader& reader) {
   const auto* info = reader.Read<PackedInfo>(kPackedInfoAt, 1);
   if (info == nullptr) return DamagedExtent(reader.tokens(), "too short");
   const PackedStub stub{reader.tokens(), (flags & kPackedFinal) != 0, *info};
-  if ((flags & ~(kPackedFinal | kPackedTruncated)) != 0 || !InfoFits(stub)) {
+  if ((flags & ~(kPackedFinal | kPackedTruncated | kExtentUnhashed)) != 0 || !InfoFits(stub)) {
     return DamagedExtent(reader.tokens(), "its flags or its plan's range do not fit it");
   }
   return stub;
@@ -92,7 +92,7 @@ Result<PackedExtent> ReadPackedExtent(const ExtentView& view, const Geometry& ge
     }
   }
   if (extent.final) return extent;
-  extent.flushes = reader.Array<double>(stub.info.flushes, extent.rows() / stub.info.buffer);
+  extent.flushes = reader.Read<double>(stub.info.flushes, extent.rows() / stub.info.buffer);
   if (extent.flushes == nullptr) return DamagedExtent(extent.tokens, "its losses lie outside");
   return extent;
 }

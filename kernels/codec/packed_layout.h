@@ -4,13 +4,13 @@
 //     0    ExtentHeader; flags: kPackedFinal, kPackedTruncated
 //     64   PackedInfo
 //     128  PackedEntry [layers][kv_heads]
+//     then in a temporary extent: f64 [(end - begin) / buffer], the loss of each flush
 //     then, for each (layer, KV head), at offsets of its entry, each at a multiple of 64:
 //          R_K, R_V       f32 [head_dim][head_dim]    \ only where begin == plan_begin
 //          eigenvalues    f32 [head_dim]              /
 //          keys, values   rows of the stride of attend_packed.h, one a token
 //          blocks         rows of the same format, one a block of `block` tokens; the last may be
 //                         short
-//     then in a temporary extent: f64 [(end - begin) / buffer], the loss of each flush
 //     then 64 zero bytes
 //
 // A segment may consist of several extents that follow each other. Of a final one the first holds
@@ -65,7 +65,7 @@ struct PackedExtent {
   PackedInfo info = {};
   int64_t bytes = 0;
   std::vector<PackedHead> heads;  // [layers][kv_heads]
-  // Temporary: [rows / info.buffer]. Readable where the whole extent is.
+  // Temporary: [rows / info.buffer].
   const double* flushes = nullptr;
 
   int32_t rows() const { return tokens.end - tokens.begin; }

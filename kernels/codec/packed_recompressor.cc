@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 #include "kernels/codec/head_loop.h"
-#include "kernels/codec/packed_writer.h"
+#include "kernels/codec/segment_packer.h"
 
 namespace kvstrata {
 namespace {
@@ -90,14 +90,15 @@ class PackedRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(const PackedState state, ReadState(input.view, geometry_));
     const Work work = NextWork(input, state);
     released_ = released_ || input.prompt_tokens >= 0;
+    const SegmentPacker& packer = input.far_packer == nullptr ? HostPacker() : *input.far_packer;
     switch (work.unit) {
       case Unit::kPrompt:
       case Unit::kClose:
-        return PackFinally(input, state, work);
+        return PackFinally(input, state, work, packer);
       case Unit::kRest:
-        return PackRest(input, state, work.tokens);
+        return PackRest(input, state, work.tokens, packer);
       case Unit::kFlush:
-        return Flush(input, state, work.tokens);
+        return Flush(input, state, work.tokens, packer);
       case Unit::kRelease:
       case Unit::kNone:
         break;
@@ -110,8 +111,9 @@ class PackedRecompressor final : public Recompressor {
     const Result<PackedState> state = ReadState(input.view, geometry_);
     if (!state.ok()) return {};
     const Work work = NextWork(input, *state);
-    RecompressReads reads = {work.tokens, {}};
     if (work.unit == Unit::kNone || work.unit == Unit::kRelease) return {};
+    if (PacksInPlace(input, *state, work)) return {.in_place = true};
+    RecompressReads reads = {work.tokens, {}};
     if (work.unit == Unit::kPrompt || work.unit == Unit::kClose) return reads;
     reads.extents.push_back(state->plan);
     if (work.unit == Unit::kRest) {
@@ -165,6 +167,20 @@ class PackedRecompressor final : public Recompressor {
     return {s.plan < 0 ? Unit::kPrompt : Unit::kFlush, {s.end, s.end + plan_.buffer}};
   }
 
+  // Where plans and pieces are made already, they must lie there too. What is closed at once may
+  // need more memory than a GPU has to spare.
+  bool PacksInPlace(const RecompressInput& input, const PackedState& s, const Work& work) const {
+    if (input.far_packer == nullptr || work.unit == Unit::kClose) return false;
+    const auto is_far = [](const ExtentView& e) { return e.description != nullptr; };
+    const ExtentView* const extents = input.view.extents;
+    if (work.unit != Unit::kPrompt && !is_far(extents[s.plan])) return false;
+    if (work.unit == Unit::kFlush &&
+        !std::all_of(extents + s.final_count, extents + input.view.extent_count, is_far)) {
+      return false;
+    }
+    return input.far_packer->Packs(input, geometry_, plan_, work.tokens);
+  }
+
   bool MustClose(const PackedState& s) const {
     const int32_t length = s.end - s.final_end;
     if (length >= plan_.segment) return true;
@@ -177,14 +193,15 @@ class PackedRecompressor final : public Recompressor {
   // Plans of their own for `work.tokens`. A prompt segment is packed extent by extent, so that its
   // raw rows go as it proceeds; a closed one is switched at once.
   Result<RecompressOutput> PackFinally(const RecompressInput& input, const PackedState& state,
-                                       const Work& work) const {
-    KVS_ASSIGN_OR_RETURN(const SegmentPlans plans, FindPlans(input, geometry_, plan_, work.tokens));
+                                       const Work& work, const SegmentPacker& packer) const {
+    KVS_ASSIGN_OR_RETURN(const SegmentPlans plans,
+                         packer.FindPlans(input, geometry_, plan_, work.tokens));
     RecompressOutput output = {KeepFirst(input.view, state.final_count), {}};
     PackedRange range = {{work.tokens.begin, work.tokens.begin}, true, {}};
     range.info.plan_begin = work.tokens.begin;
     range.info.plan_end = work.tokens.end;
     do {
-      KVS_RETURN_IF_ERROR(PackNext(input, plans, &range, &output));
+      KVS_RETURN_IF_ERROR(PackNext(input, plans, packer, &range, &output));
     } while (work.unit == Unit::kClose && range.tokens.end < work.tokens.end);
     output.released = ReleasedRows(input, range.tokens.end);
     return output;
@@ -192,7 +209,7 @@ class PackedRecompressor final : public Recompressor {
 
   // One more extent of a segment whose plans lie in its first one.
   Result<RecompressOutput> PackRest(const RecompressInput& input, const PackedState& state,
-                                    Tokens tokens) const {
+                                    Tokens tokens, const SegmentPacker& packer) const {
     KVS_ASSIGN_OR_RETURN(const PackedExtent first,
                          ReadPackedExtent(input.view.extents[state.plan], geometry_));
     if (!first.has_rotations()) return DamagedExtent(first.tokens, "has no rotations");
@@ -201,7 +218,7 @@ class PackedRecompressor final : public Recompressor {
     range.info.plan_begin = first.tokens.begin;
     range.info.plan_end = tokens.end;
     range.info.loss = state.last.loss;
-    KVS_RETURN_IF_ERROR(PackNext(input, PlansIn(first), &range, &output));
+    KVS_RETURN_IF_ERROR(PackNext(input, PlansIn(first), packer, &range, &output));
     output.released = ReleasedRows(input, range.tokens.end);
     return output;
   }
@@ -214,13 +231,15 @@ class PackedRecompressor final : public Recompressor {
   }
 
   // Packs as many tokens after range->tokens as an extent may hold, and moves the range there.
-  Status PackNext(const RecompressInput& input, const SegmentPlans& plans, PackedRange* range,
-                  RecompressOutput* output) const {
+  Status PackNext(const RecompressInput& input, const SegmentPlans& plans,
+                  const SegmentPacker& packer, PackedRange* range, RecompressOutput* output) const {
     const int32_t begin = range->tokens.end;
     range->tokens = {begin, EndOfNext(plans, {begin, range->info.plan_end})};
-    KVS_ASSIGN_OR_RETURN(PackedBytes packed, PackRange(input, geometry_, plan_, plans, *range, {}));
+    KVS_ASSIGN_OR_RETURN(PackedBytes packed,
+                         packer.PackRange(input, geometry_, plan_, plans, *range, {}));
     range->info.loss = packed.info.loss;
-    output->extents.push_back({-1, std::move(packed.bytes), range->tokens, plan_.tier});
+    output->extents.push_back(
+        {-1, std::move(packed.bytes), range->tokens, plan_.tier, std::move(packed.far)});
     return OkStatus();
   }
 
@@ -228,12 +247,12 @@ class PackedRecompressor final : public Recompressor {
 
   struct Piece {
     PackedExtent extent;
-    int32_t kept = -1;             // of the view, or
-    std::vector<std::byte> bytes;  // new
+    int32_t kept = -1;   // of the view, or
+    PackedBytes packed;  // new
   };
 
   Result<RecompressOutput> Flush(const RecompressInput& input, const PackedState& state,
-                                 Tokens tokens) const {
+                                 Tokens tokens, const SegmentPacker& packer) const {
     KVS_ASSIGN_OR_RETURN(const PackedExtent plan,
                          ReadPackedExtent(input.view.extents[state.plan], geometry_));
     if (!plan.has_rotations()) return DamagedExtent(plan.tokens, "has no rotations");
@@ -242,14 +261,16 @@ class PackedRecompressor final : public Recompressor {
     range.info.plan_begin = plan.tokens.begin;
     range.info.buffer = plan_.buffer;
     range.info.loss = pieces.empty() ? 0 : state.last.loss;
-    KVS_ASSIGN_OR_RETURN(PackedBytes packed, PackRange(input, geometry_, plan_, PlansIn(plan),
-                                                       range, LossesOf(pieces)));
-    KVS_RETURN_IF_ERROR(AddPiece(std::move(packed.bytes), tokens, &pieces));
-    while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(&pieces));
+    KVS_ASSIGN_OR_RETURN(
+        PackedBytes packed,
+        packer.PackRange(input, geometry_, plan_, PlansIn(plan), range, LossesOf(pieces)));
+    KVS_RETURN_IF_ERROR(AddPiece(std::move(packed), tokens, &pieces));
+    while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(packer, &pieces));
     RecompressOutput output = {KeepFirst(input.view, state.final_count),
                                ReleasedRows(input, state.final_end)};
     for (Piece& p : pieces) {
-      output.extents.push_back({p.kept, std::move(p.bytes), p.extent.tokens, plan_.tier});
+      output.extents.push_back({p.kept, std::move(p.packed.bytes), p.extent.tokens, plan_.tier,
+                                std::move(p.packed.far)});
     }
     return output;
   }
@@ -272,10 +293,15 @@ class PackedRecompressor final : public Recompressor {
     return losses;
   }
 
-  Status AddPiece(std::vector<std::byte> bytes, Tokens tokens, std::vector<Piece>* pieces) const {
-    const ExtentView view = {bytes.data(), static_cast<int64_t>(bytes.size()), tokens};
+  Status AddPiece(PackedBytes packed, Tokens tokens, std::vector<Piece>* pieces) const {
+    const auto front = static_cast<int64_t>(packed.bytes.size());
+    ExtentView view = {packed.bytes.data(), front, tokens};
+    if (packed.far.data != nullptr) {
+      view = {packed.far.data.get(), static_cast<int64_t>(packed.far.size), tokens,
+              packed.bytes.data(), front};
+    }
     KVS_ASSIGN_OR_RETURN(PackedExtent extent, ReadPackedExtent(view, geometry_));
-    pieces->push_back({std::move(extent), -1, std::move(bytes)});
+    pieces->push_back({std::move(extent), -1, std::move(packed)});
     return OkStatus();
   }
 
@@ -290,14 +316,14 @@ class PackedRecompressor final : public Recompressor {
     return bytes <= extent_bytes_;
   }
 
-  Status JoinLast(std::vector<Piece>* pieces) const {
+  Status JoinLast(const SegmentPacker& packer, std::vector<Piece>* pieces) const {
     const auto first = pieces->end() - kJoined;
     std::vector<PackedExtent> extents;
     for (auto p = first; p != pieces->end(); ++p) extents.push_back(p->extent);
-    std::vector<std::byte> bytes = JoinPieces(geometry_, extents);
+    KVS_ASSIGN_OR_RETURN(PackedBytes joined, packer.Join(geometry_, extents));
     const Tokens tokens = {extents.front().tokens.begin, extents.back().tokens.end};
     pieces->erase(first, pieces->end());
-    return AddPiece(std::move(bytes), tokens, pieces);
+    return AddPiece(std::move(joined), tokens, pieces);
   }
 
   Plan plan_;

@@ -40,7 +40,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 5;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 6;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -106,6 +106,9 @@ struct CudaOps {
   int (*free_pinned)(void* at) = nullptr;
   int (*copy_async)(void* to, const void* from, uint64_t bytes, Stream stream) = nullptr;
   int (*synchronize)(Stream stream) = nullptr;
+  int (*use_device)(int device) = nullptr;
+  int (*create_stream)(Stream* stream) = nullptr;
+  int (*destroy_stream)(Stream stream) = nullptr;
   int (*create_event)(Event* event) = nullptr;
   int (*destroy_event)(Event event) = nullptr;
   int (*record_event)(Event event, Stream stream) = nullptr;

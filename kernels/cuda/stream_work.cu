@@ -73,6 +73,21 @@ int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream) {
 
 int Synchronize(Stream stream) { return cudaStreamSynchronize(Of(stream)); }
 
+int UseDevice(int device) { return cudaSetDevice(device); }
+
+int CreateStream(Stream* stream) {
+  int lowest = 0, highest = 0;
+  cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+  cudaStream_t made = nullptr;
+  if (error == cudaSuccess) {
+    error = cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, lowest);
+  }
+  *stream = made;
+  return error;
+}
+
+int DestroyStream(Stream stream) { return cudaStreamDestroy(Of(stream)); }
+
 int CreateEvent(Event* event) {
   cudaEvent_t made = nullptr;
   const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);

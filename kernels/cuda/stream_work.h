@@ -27,6 +27,12 @@ int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream);
 // Waits for everything on the stream.
 int Synchronize(Stream stream);
 
+// Makes GPU number `device` of this process the calling thread's current one.
+int UseDevice(int device);
+// Of the current device, of the lowest priority; waits for no other stream.
+int CreateStream(Stream* stream);
+int DestroyStream(Stream stream);
+
 int CreateEvent(Event* event);
 int DestroyEvent(Event event);
 int RecordEvent(Event event, Stream stream);

@@ -16,11 +16,11 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/sentence_table.h"
 #include "kernels/plan.h"
 #include "kernels/select/importance.h"
 #include "kernels/select/sentence_ends.h"
-#include "kernels/step/device_buffer.h"
 
 namespace kvstrata {
 

@@ -13,7 +13,7 @@
 
 #include <atomic>
 
-#include "kernels/step/device_buffer.h"
+#include "kernels/cuda/device_buffer.h"
 
 namespace kvstrata {
 

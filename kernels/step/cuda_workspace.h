@@ -23,10 +23,10 @@
 
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/sentence_table.h"
 #include "kernels/plan.h"
 #include "kernels/step/bucket_buffers.h"
-#include "kernels/step/device_buffer.h"
 #include "kernels/step/packed_buffers.h"
 #include "kernels/step/vote_buffers.h"
 

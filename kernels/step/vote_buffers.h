@@ -6,8 +6,8 @@
 #ifndef KVSTRATA_KERNELS_STEP_VOTE_BUFFERS_H_
 #define KVSTRATA_KERNELS_STEP_VOTE_BUFFERS_H_
 
+#include "kernels/cuda/device_buffer.h"
 #include "kernels/page_view.h"
-#include "kernels/step/device_buffer.h"
 
 namespace kvstrata {
 

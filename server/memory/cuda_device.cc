@@ -79,7 +79,7 @@ Result<CudaDevice> NewCudaDevice(std::string_view uuid) {
     }
     if (uuid.empty() || uuid == info.uuid) {
       return CudaDevice{std::make_unique<CudaMemory>(*ops, device, info.arena_granularity),
-                        info.uuid, info.free_bytes};
+                        info.uuid, info.free_bytes, device};
     }
     found += (found.empty() ? "" : ", ") + std::string(info.uuid);
   }

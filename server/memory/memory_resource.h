@@ -81,6 +81,7 @@ struct CudaDevice {
   std::unique_ptr<MemoryResource> memory;
   std::string uuid;
   uint64_t free_bytes = 0;  // when it was found
+  int ordinal = 0;          // in this process
 };
 Result<CudaDevice> NewCudaDevice(std::string_view uuid);
 

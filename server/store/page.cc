@@ -190,11 +190,11 @@ Status PagePools::Write(const Page& to, const std::byte* from) const {
   return pool.memory->Copy(to.base(), from, {to.bytes, to.bytes, 1});
 }
 
-Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes) const {
+Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const {
   static constexpr std::array<std::byte, kMemoryGranularity> kZeros{};
   const uint64_t left = to.bytes - bytes.size();
   KVS_CHECK(bytes.size() <= to.bytes && left < kZeros.size());
-  MemoryResource& memory = *pools_[static_cast<int>(to.arena->tier)].memory;
+  MemoryResource& memory = *pools_[static_cast<int>(of)].memory;
   KVS_RETURN_IF_ERROR(memory.Copy(to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}));
   if (left == 0) return OkStatus();
   return memory.Copy(to.base() + bytes.size(), kZeros.data(), {left, left, 1});

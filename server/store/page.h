@@ -105,9 +105,10 @@ class PagePools {
   // All of a page's bytes to or from memory of the daemon that is in no pool; likewise.
   Status Read(const Page& from, std::byte* to) const;
   Status Write(const Page& to, const std::byte* from) const;
-  // The first bytes of a page, and zeros behind them; likewise. REQUIRES: less than one granule is
-  // left.
-  Status Fill(const Page& to, std::span<const std::byte> bytes) const;
+  // The first bytes of a page, and zeros behind them; likewise. `of`: whose
+  // memory copies them, the page's own tier or kDevice, which reaches its own memory too.
+  // REQUIRES: less than one granule is left.
+  Status Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const;
   // Whether the daemon may follow the tier's addresses.
   bool readable(Tier tier) const { return memory(tier) == Memory::kMemfd; }
   Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }

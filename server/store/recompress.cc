@@ -223,6 +223,8 @@ Status Store::Impl::StageRecompression(RecompressJob* job) {
     pins = jobs_.at(job->id);
   }
   const RecompressReads reads = job->recompressor->Reads(job->input);
+  if (reads.in_place) return OkStatus();
+  job->input.far_packer = nullptr;
   const int32_t rows = job->geometry.page_tokens;
   auto pin = pins.begin();  // in the order of PinJob
   for (size_t i = 0; i < job->pages.size(); ++i) {
@@ -293,7 +295,7 @@ Status Store::Impl::TakeExtents(const Sequence& s, const RecompressOutput& outpu
     const std::vector<Tier> tiers = draft.tier == TierKind::kHost
                                         ? std::vector<Tier>{Tier::kHost}
                                         : std::vector<Tier>{Tier::kDevice, Tier::kHost};
-    status = Allocate({tenant, kDaemon, nullptr, s.model->id, tiers}, draft.bytes.size(), 1, fresh);
+    status = Allocate({tenant, kDaemon, nullptr, s.model->id, tiers}, draft.size(), 1, fresh);
     if (!status.ok()) break;
   }
   if (!status.ok()) {
@@ -324,7 +326,11 @@ Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector
   size_t next = 0;
   for (const ExtentDraft& draft : output.extents) {
     if (draft.kept >= 0) continue;
-    KVS_RETURN_IF_ERROR(pools_.Fill(*fresh[next++], draft.bytes));
+    const Page& to = *fresh[next++];
+    const bool far = draft.far.data != nullptr;
+    const std::span<const std::byte> bytes =
+        far ? std::span(draft.far.data.get(), draft.far.size) : std::span(draft.bytes);
+    KVS_RETURN_IF_ERROR(pools_.Fill(to, bytes, far ? Tier::kDevice : to.arena->tier));
   }
   return OkStatus();
 }
@@ -351,9 +357,9 @@ Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
       extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
     } else {
       Page* const page = (*fresh)[taken++];
-      extents.push_back({page, draft.bytes.size(), draft.tokens, ChecksumIn(draft.bytes),
+      extents.push_back({page, draft.size(), draft.tokens, ChecksumIn(draft.bytes),
                          DescriptionFor(*page, draft.bytes)});
-      result->written_bytes += draft.bytes.size();
+      result->written_bytes += draft.size();
     }
     RefPage(extents.back().page);
   }

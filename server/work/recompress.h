@@ -40,7 +40,9 @@ class RecompressQueue final : public RecompressSink {
  public:
   static constexpr std::chrono::milliseconds kRetryEvery{200};
 
-  RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend);
+  // `far_packer`: of the GPU that the device pool is on, borrowed; null: there is none.
+  RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
+                  const SegmentPacker* far_packer = nullptr);
   // Stop.
   ~RecompressQueue() override;
   // Cancels what runs, drops what waits, joins. The store answers waiting settles. Idempotent.
@@ -66,6 +68,7 @@ class RecompressQueue final : public RecompressSink {
   const WorkOptions options_;
   Store* const store_;
   const Backend* const backend_;
+  const SegmentPacker* const far_packer_;
 
   mutable Mutex mu_;
   std::condition_variable wake_;

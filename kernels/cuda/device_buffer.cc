@@ -1,4 +1,4 @@
-#include "kernels/step/device_buffer.h"
+#include "kernels/cuda/device_buffer.h"
 
 #include <string>
 #include <utility>

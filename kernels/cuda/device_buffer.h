@@ -1,9 +1,10 @@
-// DeviceBuffer: memory of a GPU that steps (cuda_step.h) keep from one to the next.
+// DeviceBuffer: memory of a GPU that steps (cuda_step.h) and packers (cuda_packer.cc) keep from one
+// run to the next.
 //
 // Ownership: borrows the table of ops. Threads: one call at a time. The device is the one that is
 // current in Reserve. Cost: Reserve and Free may wait for the GPU.
-#ifndef KVSTRATA_KERNELS_STEP_DEVICE_BUFFER_H_
-#define KVSTRATA_KERNELS_STEP_DEVICE_BUFFER_H_
+#ifndef KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_
+#define KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_
 
 #include <cstdint>
 
@@ -41,4 +42,4 @@ class DeviceBuffer {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_KERNELS_STEP_DEVICE_BUFFER_H_
+#endif  // KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_

@@ -1,0 +1,154 @@
+// The SegmentPacker of the host: a Backend's ops, parallel over heads.
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/codec/head_loop.h"
+#include "kernels/codec/packed_places.h"
+#include "kernels/codec/segment_packer.h"
+
+namespace kvstrata {
+namespace {
+
+class OnHost final : public SegmentPacker {
+ public:
+  bool Packs(const RecompressInput&, const Geometry&, const Plan&, Run) const override {
+    return true;
+  }
+  Result<SegmentPlans> FindPlans(const RecompressInput& input, const Geometry& geometry,
+                                 const Plan& plan, Run tokens) const override;
+  Result<PackedBytes> PackRange(const RecompressInput& input, const Geometry& geometry,
+                                const Plan& plan, const SegmentPlans& plans,
+                                const PackedRange& range,
+                                std::span<const double> recent) const override;
+  Result<PackedBytes> Join(const Geometry& geometry,
+                           std::span<const PackedExtent> pieces) const override;
+};
+
+// One rotation: eigenvectors and eigenvalues of the covariance of `rows`; the sum of its squares.
+double Rotation(const RecompressInput& input, const PagedRows& rows, Run tokens, float* vectors,
+                std::vector<double>* values) {
+  const auto dim = static_cast<size_t>(rows.dim);
+  std::vector<double> covariance(dim * dim);
+  const CovarianceWork sum{rows, tokens, covariance.data(), false};
+  input.backend->covariance(&sum, 1, InlineExecutor());
+  values->resize(dim);
+  const EigenWork eigen{covariance.data(), rows.dim, values->data(), vectors};
+  input.backend->eigen(&eigen, 1, InlineExecutor());
+  double trace = 0;
+  for (size_t c = 0; c < dim; ++c) trace += covariance[c * dim + c];
+  return trace;
+}
+
+void CopyRotations(const HeadPlan& plan, const PackedEntry& e, size_t dim, PackedPlaces* out) {
+  std::memcpy(out->At<float>(e.r_k), plan.r_k, dim * dim * sizeof(float));
+  std::memcpy(out->At<float>(e.r_v), plan.r_v, dim * dim * sizeof(float));
+  std::memcpy(out->At<float>(e.eigenvalues), plan.eigenvalues, dim * sizeof(float));
+}
+
+// Keys, values and block keys of one head; the sum of the relative errors of its rows.
+double PackHead(const RecompressInput& input, const Geometry& geometry, const HeadIndex& h,
+                const HeadPlan& plan, Run tokens, PackedPlaces* out) {
+  const PageLayout layout = PageLayout::Of(geometry);
+  const PackedEntry& e = out->entry(h.flat);
+  double error_k = 0, error_v = 0;
+  RotatePackWork works[3];
+  RotatePackWork& keys = works[0];
+  keys.rows = KeysOf(input.view.pages, layout, h.layer, h.kv_head);
+  keys.run = tokens;
+  keys.r = plan.r_k;
+  keys.format = out->format(h.flat);
+  works[1] = works[2] = keys;
+  keys.out = out->At<std::byte>(e.keys);
+  keys.relative_error = &error_k;
+  works[1].rows = ValuesOf(input.view.pages, layout, h.layer, h.kv_head);
+  works[1].r = plan.r_v;
+  works[1].out = out->At<std::byte>(e.values);
+  works[1].relative_error = &error_v;
+  works[2].block = e.block;
+  works[2].out = out->At<std::byte>(e.blocks);
+  input.backend->rotate_pack(works, 3, InlineExecutor());
+  return error_k + error_v;
+}
+
+// Appends `rows` rows from one place of an extent to another.
+void Append(const PackedRows& from, int64_t rows, std::byte** to) {
+  std::memcpy(*to, from.data, static_cast<size_t>(rows * from.stride));
+  *to += rows * from.stride;
+}
+
+Result<SegmentPlans> OnHost::FindPlans(const RecompressInput& input, const Geometry& geometry,
+                                       const Plan& plan, Run tokens) const {
+  KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry, tokens));
+  const auto dim = static_cast<size_t>(geometry.head_dim);
+  const size_t square = dim * dim, per_head = 2 * square + dim;
+  SegmentPlans plans;
+  plans.heads.resize(static_cast<size_t>(HeadCount(geometry)));
+  plans.storage.resize(plans.heads.size() * per_head);
+  const PageLayout layout = PageLayout::Of(geometry);
+  const Status status = ForEachHead(input, geometry, [&](const HeadIndex& h) {
+    float* r_k = plans.storage.data() + h.flat * per_head;
+    float* r_v = r_k + square;
+    std::vector<double> values;
+    RotatedRows v = {ValuesOf(input.view.pages, layout, h.layer, h.kv_head), r_v, 0};
+    v.energy = Rotation(input, v.rows, tokens, r_v, &values);
+    RotatedRows k = {KeysOf(input.view.pages, layout, h.layer, h.kv_head), r_k, 0};
+    k.energy = Rotation(input, k.rows, tokens, r_k, &values);
+    std::ranges::transform(values, r_v + square, [](double x) { return static_cast<float>(x); });
+    plans.heads[h.flat] = {r_k, r_v, r_v + square,
+                           plan.search ? SearchStrategy(plan, k, v, tokens, *input.backend)
+                                       : FixedStrategy(plan, geometry.head_dim)};
+  });
+  KVS_RETURN_IF_ERROR(status);
+  return plans;
+}
+
+Result<PackedBytes> OnHost::PackRange(const RecompressInput& input, const Geometry& geometry,
+                                      const Plan& plan, const SegmentPlans& plans,
+                                      const PackedRange& range,
+                                      std::span<const double> recent) const {
+  KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry, range.tokens));
+  const bool rotations = range.final && range.info.plan_begin == range.tokens.begin;
+  PackedPlaces out(geometry, range.tokens, range.final, plan.truncate, range.info);
+  for (const HeadPlan& h : plans.heads) out.AddHead(h.strategy, rotations);
+  out.Allocate();
+  std::vector<double> losses(plans.heads.size());
+  KVS_RETURN_IF_ERROR(ForEachHead(input, geometry, [&](const HeadIndex& h) {
+    const HeadPlan& head = plans.heads[h.flat];
+    if (rotations) {
+      CopyRotations(head, out.entry(h.flat), static_cast<size_t>(geometry.head_dim), &out);
+    }
+    losses[h.flat] = PackHead(input, geometry, h, head, range.tokens, &out);
+  }));
+  const double loss = std::accumulate(losses.begin(), losses.end(), 0.0) /
+                      (2.0 * static_cast<double>(losses.size()));
+  out.NoteLoss(loss, recent);
+  const PackedInfo info = out.info();
+  return PackedBytes{out.Finish(), {}, info};
+}
+
+Result<PackedBytes> OnHost::Join(const Geometry& geometry,
+                                 std::span<const PackedExtent> pieces) const {
+  PackedPlaces out = PackedPlaces::OfJoined(geometry, pieces);
+  out.Allocate();
+  for (size_t h = 0; h < pieces.back().heads.size(); ++h) {
+    std::byte* keys = out.At<std::byte>(out.entry(h).keys);
+    std::byte* values = out.At<std::byte>(out.entry(h).values);
+    std::byte* blocks = out.At<std::byte>(out.entry(h).blocks);
+    for (const PackedExtent& piece : pieces) {
+      Append(piece.heads[h].keys, piece.rows(), &keys);
+      Append(piece.heads[h].values, piece.rows(), &values);
+      Append(piece.heads[h].blocks, piece.rows() / piece.heads[h].block, &blocks);
+    }
+  }
+  const PackedInfo info = out.info();
+  return PackedBytes{out.Finish(), {}, info};
+}
+
+}  // namespace
+
+const SegmentPacker& HostPacker() {
+  static const OnHost packer;
+  return packer;
+}
+
+}  // namespace kvstrata

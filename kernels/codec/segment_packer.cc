@@ -1,0 +1,23 @@
+#include "kernels/codec/segment_packer.h"
+
+namespace kvstrata {
+SegmentPlans PlansIn(const PackedExtent& extent) {
+  SegmentPlans plans;
+  for (const PackedHead& h : extent.heads) {
+    plans.heads.push_back({h.r_k, h.r_v, h.eigenvalues, {h.keys.keep, h.keys.neighbours, h.block}});
+  }
+  return plans;
+}
+
+int64_t PackedBytesPerToken(const Geometry& geometry, const Plan& plan, const SegmentPlans& plans) {
+  int64_t bytes = 0;
+  for (const HeadPlan& h : plans.heads) {
+    const int64_t stride =
+        PackedFormat(geometry.head_dim, h.strategy.keep, h.strategy.neighbours, plan.truncate)
+            .stride;
+    bytes += 2 * stride + (stride + h.strategy.block - 1) / h.strategy.block;
+  }
+  return bytes;
+}
+
+}  // namespace kvstrata
