@@ -236,7 +236,9 @@ class Twins {
       EXPECT_TRUE(cost.ok());
       EXPECT_EQ(cost.value().rows, host.cost(member).rows);
       EXPECT_EQ(cost.value().attend_bytes, host.cost(member).attend_bytes);
-      EXPECT_EQ(cost.value().select_bytes, host.cost(member).select_bytes);
+      // Means of buckets are fp32 on a CPU and bf16 here.
+      const uint64_t means = sequence.plan.selector == SelectorKind::kBucket ? 2 : 1;
+      EXPECT_EQ(cost.value().select_bytes * means, host.cost(member).select_bytes);
     }
     return equal;
   }
