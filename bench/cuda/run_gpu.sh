@@ -34,17 +34,16 @@ checked=(
   AttendRawCuda.PartialsOfOtherOpsAreMerged
   AttendSpansCuda.LeavesAPartial
   'Observe.*:Importance.*'
-  'PickBuckets.Averages*'
+  PickBuckets.OfFewBuckets
   'Shapes/Buckets.*/0'
-  'CovarianceCuda.*'
+  CovarianceCuda.OfFewRows
   EigenCuda.EndsOnNaNs
   PickCuda.BatchesOfSeveralSizesShareScratch
   RotatePackCuda.TiesGoToTheLowerGroup
   ScoreCuda.FeedsPickInOneGraph
   SummarizeCuda.OneGraphServesEveryRange
   VoteCuda.VotesForUnitsByTheirBounds
-  CudaStep.CascadesSelectBesideTheGraph
-  CudaStep.AForkInheritsTheSelectionCache
+  CudaStep.AFewStepsOfEverySelector
 )
 # check TOOL FILTER: one line, and what the tool found.
 check() {

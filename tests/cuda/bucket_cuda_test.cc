@@ -605,6 +605,15 @@ TEST(PickBuckets, AveragesTheQueriesOfTheSentence) {
   ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, {kFar, kFar, kFar}));
 }
 
+// Small enough for racecheck (bench/cuda/run_gpu.sh).
+TEST(PickBuckets, OfFewBuckets) {
+  Rng rng(TestSeed());
+  PickedBuckets picked(rng, 64, 30, 3, 40, DType::kBF16);
+  const PickBucketsBatch w = picked.Work();
+  CapturedGraph graph([&](cudaStream_t s) { return kvs_cuda_ops()->pick_buckets(w, s); });
+  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {9, 90, 900}, {5, 80, 0}, {kFar, 60, kFar}));
+}
+
 TEST(PickBuckets, RefusesShapes) {
   PickBucketsBatch w;
   w.batch = w.kv_heads = w.group = 1;

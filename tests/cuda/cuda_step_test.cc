@@ -693,6 +693,13 @@ TEST(CudaStep, CascadesOfLongSequences) {
   }
 }
 
+// Small enough for racecheck (bench/cuda/run_gpu.sh): what only whole steps call, too.
+TEST(CudaStep, AFewStepsOfEverySelector) {
+  Twins twins(OneLayer(), {kTokens, kChess, kSentences});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {190, 170, 180}));
+  for (int i = 0; i < 2; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+}
+
 // SentenceKV: one graph serves steps over the ends of sentences, whoever has which place; steps
 // that are given up, other shapes and another workspace in between. One prompt is short, and
 // attended in full until it has grown.
