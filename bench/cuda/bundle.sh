@@ -1,7 +1,8 @@
 #!/bin/bash
 # Makes a relocatable folder with the daemon, libkvstrata.so, libkvstrata_cuda.so, the GPU tests and
 # benchmarks, and what they load besides glibc, for a machine that has a GPU and no build of ours
-# (Ubuntu 24.04 will do).
+# (Ubuntu 24.04 will do). Programs and libraries are in one archive, which run_gpu.sh unpacks where
+# it lies: half of them are gRPC, OpenSSL and protobuf, and shrink to a third.
 #
 #   bench/cuda/bundle.sh BUILD OUT        then, there: OUT/run_gpu.sh
 set -euo pipefail
@@ -9,13 +10,25 @@ build=$1 out=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
 cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
-cp "$build"/bin/{*_cuda,cuda_library,cuda_step}_test "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$build"/bin/kvstratad \
-  "$out/bin/"
+cp "$build"/bin/{gpu_tests,kvstratad} "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$out/bin/"
 cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,compare.py,run_gpu.sh} "$out/"
 git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' >"$out/commit"
 for program in "$out"/bin/*; do
   ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// {print $3}'
-done | sort -u | grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*)\.so|libkvstrata' |
+done | sort -u | grep -vE '/(libc|libm|libpthread|libdl|librt|ld-linux[^/]*)\.so|libkvstrata' | awk -F/ '!seen[$NF]++' |
   xargs -r cp -L -t "$out/lib"
 strip "$out"/bin/* "$out"/lib/*
-du -sh "$out"
+# No driver, and no library of CUDA's but its runtime, may be needed.
+if readelf -d "$out"/bin/* "$out"/lib/* | grep -E 'NEEDED.*lib(cuda\.so|cusolver|cublas|cusparse|nvrtc)'; then
+  echo "bundle: one of these is not to be linked" >&2
+  exit 1
+fi
+unpacked=$(du -sm "$out" | cut -f1)
+tar -C "$out" -c bin lib | gzip -9 >"$out/programs.tar.gz"
+rm -r "$out/bin" "$out/lib"
+packed=$(du -sm "$out" | cut -f1)
+echo "$out: $packed MB, unpacked $unpacked MB"
+if [ "$packed" -gt 20 ]; then
+  echo "bundle: more than the 20 MB that it may have" >&2
+  exit 1
+fi

@@ -3,32 +3,67 @@
 # Results go to $OUT, or to the bundle's folder. Exit code: that of the tests.
 #
 #   run_gpu.sh [tests] [memcheck] [bench] [selection] [steps] [chunk] [linked] [dense]   nothing named: all but memcheck
-#   memcheck: the smallest tests again under compute-sanitizer
+#   memcheck: the smallest tests again under compute-sanitizer: memcheck, racecheck, initcheck
 # ONLY restricts cuda_bench to ids with that prefix, DENSE_ONLY the baselines (1x128,8x32).
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
+[ -d "$here/bin" ] || tar -C "$here" -xzf "$here/programs.tar.gz"
 export LD_LIBRARY_PATH=$here/lib
 steps=" ${*:-tests bench selection steps chunk linked dense} "
 failed=0
 wants() { [[ $steps == *" $1 "* ]]; }
 
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,temperature.gpu --format=csv,noheader
+# Suites of the tests, each a process of its own: an error that sticks to the device ends one only.
+suites() { "$here/bin/gpu_tests" --gtest_list_tests | grep -oE '^[A-Z][A-Za-z/]*\.$'; }
 if wants tests; then
-  for test in "$here"/bin/*_test; do
-    log=$out/$(basename "$test").log
-    "$test" --gtest_brief=1 >"$log" 2>&1
+  for suite in $(suites); do
+    log=$out/$(tr / - <<<"$suite")log
+    "$here/bin/gpu_tests" --gtest_brief=1 --gtest_filter="$suite*" >"$log" 2>&1
     code=$?
-    tail -n 1 "$log" | sed "s/^/$(basename "$test"): /"
+    tail -n 1 "$log" | sed "s|^|$suite |"
     [ $code -eq 0 ] || { failed=1; grep -m 40 -E 'Failure|seed|Which|Expected|actual|error' "$log"; }
   done
 fi
+# Of each op the cases that take seconds even so; side by side, as the time goes into the CPU.
+checked=(
+  AppendCuda.StepGraphSeesOneLength
+  AttendChunkCuda.EveryOutputType
+  AttendPackedCuda.PartialsOfOtherOpsAreMerged
+  AttendRawCuda.PartialsOfOtherOpsAreMerged
+  AttendSpansCuda.LeavesAPartial
+  'Observe.*:Importance.*'
+  PickBuckets.OfFewBuckets
+  'Shapes/Buckets.*/0'
+  CovarianceCuda.OfFewRows
+  EigenCuda.EndsOnNaNs
+  PickCuda.BatchesOfSeveralSizesShareScratch
+  RotatePackCuda.TiesGoToTheLowerGroup
+  ScoreCuda.FeedsPickInOneGraph
+  SummarizeCuda.OneGraphServesEveryRange
+  VoteCuda.VotesForUnitsByTheirBounds
+  CudaStep.AFewStepsOfEverySelector
+)
+# check TOOL FILTER: one line, and what the tool found.
+check() {
+  local log found
+  log=$(mktemp)
+  timeout "${CHECK_SECONDS:-120}" compute-sanitizer --tool "$1" --error-exitcode 9 "$here/bin/gpu_tests" --gtest_brief=1 \
+    --gtest_filter="$2" >"$log" 2>&1
+  local code=$?
+  found=$(grep -E 'SUMMARY' "$log" || echo "no summary, exit code $code")
+  echo "$1 $2: ${found#=========}"
+  [ $code -eq 0 ] || grep -m 20 -E '=========|FAILED|Failure' "$log"
+  return $code
+}
 if wants memcheck; then
-  for test in "$here"/bin/*_test; do
-    compute-sanitizer --tool memcheck --error-exitcode 9 "$test" --gtest_brief=1 \
-      --gtest_filter='*Edge*:*EveryOutput*:*Replays*:*RaggedAndLong*:*StepGraph*' 2>&1 |
-      grep -E 'Invalid|ERROR SUMMARY|FAILED|PASSED' | head -20
-    [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
+  for tool in memcheck racecheck initcheck; do
+    running=()
+    for filter in "${checked[@]}"; do
+      check $tool "$filter" & running+=($!)
+    done
+    for one in "${running[@]}"; do wait "$one" || failed=1; done
   done
 fi
 export KVSTRATA_COMMIT=$(cat "$here/commit")

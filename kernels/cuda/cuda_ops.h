@@ -115,6 +115,10 @@ struct CudaOps {
   int (*is_event_done)(Event event, bool* done) = nullptr;
   int (*await_event)(Stream stream, Event event) = nullptr;
   int (*is_capturing)(Stream stream, bool* capturing) = nullptr;
+  int (*begin_capture)(Stream* stream) = nullptr;
+  int (*end_capture)(Stream stream, Graph* graph) = nullptr;
+  int (*launch_graph)(Graph graph, Stream stream) = nullptr;
+  int (*destroy_graph)(Graph graph) = nullptr;
   int (*is_device_memory)(const void* at, bool* device) = nullptr;
   int (*write_value)(uint64_t* address, uint64_t value, Stream stream) = nullptr;
   int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;

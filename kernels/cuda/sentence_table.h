@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/candidates.h"
+#include "kernels/dtype.h"
 
 namespace kvstrata::cuda {
 
@@ -25,14 +26,14 @@ struct alignas(16) BucketScore {
 };
 
 struct SentenceTable {
-  float* observed = nullptr;     // [layers][n_obs][query_heads][head_dim], position t at t % n_obs
-  float* queries = nullptr;      // [rows][2 sums], QuerySumFloats each: op pick_buckets
-  int32_t* kept = nullptr;       // [rows][kept_stride], ascending
-  int32_t* firsts = nullptr;     // [rows][bucket_stride + 1]
-  int32_t* counts = nullptr;     // [rows], buckets of the prompt
-  float* means = nullptr;        // [rows][bucket_stride][head_dim]
-  int32_t* whole = nullptr;      // [whole_stride][2]
-  float* whole_means = nullptr;  // [whole_stride][rows][head_dim]
+  float* observed = nullptr;    // [layers][n_obs][query_heads][head_dim], position t at t % n_obs
+  float* queries = nullptr;     // [rows][2 sums], QuerySumFloats each: op pick_buckets
+  int32_t* kept = nullptr;      // [rows][kept_stride], ascending
+  int32_t* firsts = nullptr;    // [rows][bucket_stride + 1]
+  int32_t* counts = nullptr;    // [rows], buckets of the prompt
+  BF16* means = nullptr;        // [rows][bucket_stride][head_dim]
+  int32_t* whole = nullptr;     // [whole_stride][2]
+  BF16* whole_means = nullptr;  // [whole_stride][rows][head_dim]
   BucketScore* scores =
       nullptr;  // [kv_heads][bucket_stride + whole_stride], of the layer under way
   int32_t kept_stride = 0, bucket_stride = 0, whole_stride = 0;

@@ -117,6 +117,46 @@ int IsCapturing(Stream stream, bool* capturing) {
   return error;
 }
 
+int BeginCapture(Stream* stream) {
+  const BesideCaptures beside;
+  *stream = nullptr;
+  cudaStream_t made = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking);
+  if (error != cudaSuccess) return error;
+  error = cudaStreamBeginCapture(made, cudaStreamCaptureModeRelaxed);
+  if (error == cudaSuccess) {
+    *stream = made;
+  } else {
+    (void)cudaStreamDestroy(made);
+  }
+  return error;
+}
+
+int EndCapture(Stream stream, Graph* graph) {
+  const BesideCaptures beside;
+  *graph = nullptr;
+  cudaGraph_t captured = nullptr;
+  cudaError_t error = cudaStreamEndCapture(Of(stream), &captured);
+  (void)cudaStreamDestroy(Of(stream));
+  size_t nodes = 0;
+  if (error == cudaSuccess) error = cudaGraphGetNodes(captured, nullptr, &nodes);
+  cudaGraphExec_t made = nullptr;
+  if (error == cudaSuccess && nodes > 1) error = cudaGraphInstantiate(&made, captured, 0);
+  if (captured != nullptr) (void)cudaGraphDestroy(captured);
+  if (error != cudaSuccess) (void)cudaGetLastError();  // not sticky: the caller has it
+  *graph = made;
+  return error;
+}
+
+int LaunchGraph(Graph graph, Stream stream) {
+  return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), Of(stream));
+}
+
+int DestroyGraph(Graph graph) {
+  const BesideCaptures beside;
+  return cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+
 int IsDeviceMemory(const void* at, bool* device) {
   cudaPointerAttributes attributes{};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, at);

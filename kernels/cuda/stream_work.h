@@ -42,6 +42,17 @@ int IsEventDone(Event event, bool* done);
 int AwaitEvent(Stream stream, Event event);
 
 int IsCapturing(Stream stream, bool* capturing);
+
+using Graph = void*;  // cudaGraphExec_t
+
+// Work that is enqueued on *stream, a new one, up to EndCapture is not run but made a graph; null
+// where it is less than two kernels or copies. EndCapture destroys the stream.
+int BeginCapture(Stream* stream);
+int EndCapture(Stream stream, Graph* graph);
+int LaunchGraph(Graph graph, Stream stream);
+// Launches that are under way complete.
+int DestroyGraph(Graph graph);
+
 // Whether kernels own the memory at `at`: of a GPU, or managed. False for all memory of the host.
 int IsDeviceMemory(const void* at, bool* device);
 

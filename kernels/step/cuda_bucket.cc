@@ -364,7 +364,7 @@ Result<Selection> CudaStep::ReadBuckets(int member, int32_t n) const {
       if (units.empty() || units.back() != unit) units.push_back(unit);
     }
     AppendRun({list.end, n}, &runs);
-    selection.scored_bytes += static_cast<int64_t>(ends.size()) * g.head_dim * SizeOf(DType::kF32);
+    selection.scored_bytes += static_cast<int64_t>(ends.size()) * g.head_dim * SizeOf(DType::kBF16);
   }
   return selection;
 }

@@ -100,7 +100,26 @@ Status CudaStep::Select(int layer, const Rows& q) {
   return SelectFrom(layer, queries);
 }
 
+template <typename Enqueue>
+Status CudaStep::Repeat(std::vector<RepeatedCall> CudaWorkspace::CalledShape::*calls, int layer,
+                        const RepeatedCall::Tensors& tensors, const Enqueue& enqueue) {
+  if (!decodes_) return enqueue();
+  KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream_));
+  if (capturing) return enqueue();
+  RepeatedCall& call = (ws_.CallsOf(parts_)->*calls)[static_cast<size_t>(layer)];
+  return call.Run(ops_, tensors, &stream_, enqueue);
+}
+
 Status CudaStep::SelectFrom(int layer, const Rows& q) {
+  const RepeatedCall::Tensors tensors{
+      .q = q.data, .q_strides = {q.token_stride, q.head_stride}, .q_dtype = q.dtype};
+  KVS_RETURN_IF_ERROR(Repeat(&CudaWorkspace::CalledShape::selects, layer, tensors,
+                             [&] { return SelectParts(layer, q); }));
+  selected_layer_ = layer;
+  return OkStatus();
+}
+
+Status CudaStep::SelectParts(int layer, const Rows& q) {
   const int32_t heads = geometry().query_heads;
   Rows dense{};
   for (const Part& part : parts_) {
@@ -122,7 +141,6 @@ Status CudaStep::SelectFrom(int layer, const Rows& q) {
     }
     KVS_RETURN_IF_ERROR(SelectPart(part, layer, dense));
   }
-  selected_layer_ = layer;
   return OkStatus();
 }
 
@@ -232,12 +250,23 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
     KVS_RETURN_IF_ERROR(ws_.Reserve(&ws_.lse_, lse_bytes, stream_));
     sums = ws_.lse_.as<float>();
   }
-  for (const Part& part : parts_) {
-    KVS_RETURN_IF_ERROR(AttendPart(part, layer, queries, dense, sums));
-  }
+  const RepeatedCall::Tensors tensors{queries.data,
+                                      dense.data,
+                                      sums,
+                                      {queries.token_stride, queries.head_stride},
+                                      {dense.token_stride, dense.head_stride},
+                                      queries.dtype,
+                                      dense.dtype};
+  KVS_RETURN_IF_ERROR(Repeat(&CudaWorkspace::CalledShape::attends, layer, tensors,
+                             [&] { return AttendParts(layer, queries, dense, sums); }));
   if (!in_place) KVS_RETURN_IF_ERROR(StoreOutput(out, out_device));
   if (!lse_device) KVS_RETURN_IF_ERROR(CopyToHost(lse, sums, lse_bytes));
   if (shape != nullptr) shape->attended[layer] = 1;
+  return OkStatus();
+}
+
+Status CudaStep::AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse) {
+  for (const Part& part : parts_) KVS_RETURN_IF_ERROR(AttendPart(part, layer, q, out, lse));
   return OkStatus();
 }
 

@@ -135,10 +135,10 @@ Status CudaSentenceMemory::FitWhole(const cuda::CudaOps& ops, int32_t count, int
     return CudaStatus(ops, ops.copy_async(to, from, static_cast<uint64_t>(bytes), stream),
                       "copying the buckets of a sequence");
   };
-  constexpr int64_t kInt = sizeof(int32_t), kFloat = sizeof(float);
+  constexpr int64_t kInt = sizeof(int32_t), kMean = sizeof(BF16);
   KVS_RETURN_IF_ERROR(copy(table_.whole, before.whole, written * 2 * kInt));
   return copy(table_.whole_means, before.whole_means,
-              int64_t{written} * table_.rows * geometry_.head_dim * kFloat);
+              int64_t{written} * table_.rows * geometry_.head_dim * kMean);
 }
 
 }  // namespace kvstrata

@@ -6,8 +6,8 @@
 // A copy, for a fork, shares the memory: from then on nobody writes it, and who steps next takes a
 // copy of his own (CudaStep::Begin).
 //
-// Threads: as SequenceState. Cost: 4 * head_dim bytes of each bucket, layer and KV head: at most
-// 272 MB with Llama-3.1-8B and the preset's 2080 kept tokens, and 128 KB for each generated
+// Threads: as SequenceState. Cost: 2 * head_dim bytes of each bucket, layer and KV head: at most
+// 136 MB with Llama-3.1-8B and the preset's 2080 kept tokens, and 64 KB for each generated
 // sentence; of the prompt's queries 17 MB.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_SENTENCES_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_SENTENCES_H_

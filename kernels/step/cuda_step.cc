@@ -76,6 +76,9 @@ void CudaStep::CutParts() {
       parts_.push_back(std::move(part));
     }
   }
+  decodes_ = std::ranges::all_of(parts_, [](const Part& part) {
+    return part.new_tokens == 1 && !part.prompt && !part.observes;
+  });
 }
 
 CudaWorkspace::Capacity CudaStep::Need() const {

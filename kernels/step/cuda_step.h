@@ -182,7 +182,12 @@ class CudaStep : public StepBatch {
   cuda::DeviceRows BoundsOf(const Part& part, int layer) const {
     return IndexRowsOf(part, 0, layer);
   }
+  // As `calls` of the layer, where nothing but kernels of a decode step is enqueued.
+  template <typename Enqueue>
+  Status Repeat(std::vector<RepeatedCall> CudaWorkspace::CalledShape::*calls, int layer,
+                const RepeatedCall::Tensors& tensors, const Enqueue& enqueue);
   Status SelectFrom(int layer, const Rows& q);
+  Status SelectParts(int layer, const Rows& q);
   Status SelectPart(const Part& part, int layer, const Rows& q);
   Status ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype);
   Status VoteBounds(const Part& part, int layer, const std::byte* q, DType dtype);
@@ -233,6 +238,7 @@ class CudaStep : public StepBatch {
                      float* lse);
   StepCost CostOfSpans(const Selection& selection, int member) const;
   Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
+  Status AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);
@@ -250,12 +256,13 @@ class CudaStep : public StepBatch {
 
   CudaWorkspace& ws_;
   const cuda::CudaOps& ops_;
-  const cuda::Stream stream_;
+  cuda::Stream stream_;  // a call that is made a graph is enqueued elsewhere (RepeatedCall)
   const Exit exit_;
   std::vector<Part> parts_;
   std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
   std::vector<uint8_t> observed_;   // [members][layers]: queries of a prompt were kept
   int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
+  bool decodes_ = false;            // one new token of each member, behind its prompt
   int selected_layer_ = -1;
   bool begun_ = false, ended_ = false;
   bool launched_ = false;  // Begin, a kernel

@@ -57,9 +57,35 @@ Status CudaWorkspace::Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream
         "this step needs more memory of the GPU, which cannot be had while a "
         "graph is captured; run one step of this shape before it is captured");
   }
+  ForgetGraphs();
+  return buffer->Reserve(ops_, bytes + bytes / 4);
+}
+
+void CudaWorkspace::ForgetGraphs() {
   ++generation_;
   captured_.clear();
-  return buffer->Reserve(ops_, bytes + bytes / 4);
+  called_.clear();
+}
+
+int CudaWorkspace::call_graphs() const {
+  int64_t graphs = 0;
+  for (const CalledShape& shape : called_) {
+    graphs += std::ranges::count_if(shape.selects, &RepeatedCall::has_graph) +
+              std::ranges::count_if(shape.attends, &RepeatedCall::has_graph);
+  }
+  return static_cast<int>(graphs);
+}
+
+CudaWorkspace::CalledShape* CudaWorkspace::CallsOf(const std::vector<Part>& parts) {
+  for (CalledShape& shape : called_) {
+    if (shape.parts == parts) return &shape;
+  }
+  if (called_.size() == kCalledShapes) called_.clear();
+  CalledShape& shape = called_.emplace_back();
+  shape.parts = parts;
+  shape.selects.resize(static_cast<size_t>(geometry_.layers));
+  shape.attends.resize(static_cast<size_t>(geometry_.layers));
+  return &shape;
 }
 
 Status CudaWorkspace::Fit(Capacity need) {
@@ -84,8 +110,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.bucket_list = std::max(now.bucket_list, need.bucket_list);
   if (c == now) return OkStatus();
 
-  ++generation_;
-  captured_.clear();
+  ForgetGraphs();
   capacity_ = {};  // until all of it is there
   const auto reserve = [this](DeviceBuffer* buffer, int64_t bytes) {
     return buffer->Reserve(ops_, static_cast<uint64_t>(bytes));

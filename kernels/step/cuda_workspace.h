@@ -28,6 +28,7 @@
 #include "kernels/plan.h"
 #include "kernels/step/bucket_buffers.h"
 #include "kernels/step/packed_buffers.h"
+#include "kernels/step/repeated_call.h"
 #include "kernels/step/vote_buffers.h"
 
 namespace kvstrata {
@@ -43,6 +44,8 @@ class CudaWorkspace {
 
   // Changes when a buffer has grown: graphs captured before hold addresses that are gone.
   uint64_t generation() const { return generation_; }
+  // How many repeated calls of engines that capture none are graphs (repeated_call.h).
+  int call_graphs() const;
 
   // Entries of an address table that a cuda::SentenceTable takes.
   static constexpr int32_t kSentenceEntries = sizeof(cuda::SentenceTable) / sizeof(uint64_t);
@@ -102,6 +105,12 @@ class CudaWorkspace {
     std::vector<Part> parts;
     std::vector<uint8_t> appended, attended;  // by layer
   };
+  // The calls that such batches make outside of the engine's graphs, since the last growth.
+  struct CalledShape {
+    std::vector<Part> parts;
+    std::vector<RepeatedCall> selects, attends;  // by layer
+  };
+  static constexpr size_t kCalledShapes = 8;  // at most
   // Pinned memory that a step's tables are copied from, laid out as on the device.
   struct StagingSlot {
     std::byte* data = nullptr;
@@ -119,6 +128,9 @@ class CudaWorkspace {
   // The same for one buffer; FAILED_PRECONDITION CAPTURE_ALLOCATES under capture.
   Status Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream stream);
   Status AllocateStaging();
+  // Buffers have grown: what was captured holds addresses that are gone.
+  void ForgetGraphs();
+  CalledShape* CallsOf(const std::vector<Part>& parts);
   Status FitSpans(const Capacity& c);
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
@@ -172,6 +184,7 @@ class CudaWorkspace {
   size_t next_slot_ = 0;
   cuda::Event last_work_ = nullptr;  // of the last step
   std::vector<CapturedShape> captured_;
+  std::vector<CalledShape> called_;
 };
 
 }  // namespace kvstrata

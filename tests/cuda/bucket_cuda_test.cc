@@ -157,7 +157,8 @@ class Tables {
   }
 
   size_t rows;
-  DeviceArray<float> queries, means, whole_means;
+  DeviceArray<float> queries;
+  DeviceArray<BF16> means, whole_means;
   DeviceArray<BucketScore> scores;
   DeviceArray<int32_t> kept, firsts, counts, whole;
   SentenceTable table;
@@ -219,11 +220,12 @@ class Buckets : public ::testing::TestWithParam<std::pair<DType, int>> {
     }
     return mean;
   }
-  void ExpectMean(const std::vector<float>& means, size_t at, size_t row,
+  void ExpectMean(const std::vector<BF16>& means, size_t at, size_t row,
                   std::span<const int32_t> tokens) {
     const std::vector<float> want = Mean(row, tokens);
     for (size_t c = 0; c < want.size(); ++c) {
-      ASSERT_NEAR(means[at * want.size() + c], want[c], 1e-5) << "row " << row << " at " << at;
+      ASSERT_NEAR(ToFloat(means[at * want.size() + c]), want[c], 1e-5 + std::abs(want[c]) / 256)
+          << "row " << row << " at " << at;
     }
   }
 
@@ -318,7 +320,8 @@ TEST_P(Buckets, OfWholeSentencesAreTheSameInAllRows) {
   for (int32_t i = 0; i < 9; ++i) {
     if (i < 2 || i >= 5) {
       ASSERT_EQ(whole[static_cast<size_t>(2 * i)], -1);  // poison
-      ASSERT_TRUE(std::isnan(means[static_cast<size_t>(i) * t.rows * static_cast<size_t>(dim)]));
+      ASSERT_TRUE(
+          std::isnan(ToFloat(means[static_cast<size_t>(i) * t.rows * static_cast<size_t>(dim)])));
       continue;
     }
     const kvstrata::Run s = sentences[i - 2];
@@ -434,17 +437,17 @@ class PickedBuckets {
   // All means of the last sequence become equal.
   void Flatten() {
     Tables& t = *sequences_.back();
-    t.means.Write(std::vector<float>(t.means.size(), 0.5f));
-    t.whole_means.Write(std::vector<float>(t.whole_means.size(), 0.5f));
+    t.means.Write(std::vector<BF16>(t.means.size(), FromFloat<BF16>(0.5f)));
+    t.whole_means.Write(std::vector<BF16>(t.whole_means.size(), FromFloat<BF16>(0.5f)));
   }
 
   static constexpr int kBatch = 3, kHeads = 2, kLayer = 1;
 
  private:
   void Draw(Tables& t, int sequence) {
-    std::vector<float> means(t.means.size()), whole_means(t.whole_means.size());
-    for (float& x : means) x = Normal(rng_);
-    for (float& x : whole_means) x = Normal(rng_);
+    std::vector<BF16> means(t.means.size()), whole_means(t.whole_means.size());
+    for (BF16& x : means) x = FromFloat<BF16>(Normal(rng_));
+    for (BF16& x : whole_means) x = FromFloat<BF16>(Normal(rng_));
     t.means.Write(means);
     t.whole_means.Write(whole_means);
     std::vector<int32_t> kept(t.kept.size(), -7), firsts(t.firsts.size(), -7), counts(t.rows);
@@ -504,12 +507,12 @@ class PickedBuckets {
       scores.push_back(all[static_cast<size_t>(head * t.table.score_stride()) + i].score);
     }
     for (size_t i = 0; i < buckets.size(); ++i) {
-      const float* at = i < listed ? &means[(row * static_cast<size_t>(listed_) + i) * dim]
-                                   : &whole_means[((i - listed) * t.rows + row) * dim];
+      const BF16* at = i < listed ? &means[(row * static_cast<size_t>(listed_) + i) * dim]
+                                  : &whole_means[((i - listed) * t.rows + row) * dim];
       double dot = 0, size = 0;
       for (size_t c = 0; c < dim; ++c) {
-        dot += mean[c] * at[c];
-        size += std::abs(mean[c] * at[c]);
+        dot += mean[c] * ToFloat(at[c]);
+        size += std::abs(mean[c] * ToFloat(at[c]));
       }
       ASSERT_NEAR(scores[i], dot, 1e-5 * size) << "bucket " << i;
     }
@@ -600,6 +603,15 @@ TEST(PickBuckets, AveragesTheQueriesOfTheSentence) {
   ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, {-1, -1, -1}, {0, 0, 0}));
   for (int32_t& t : tokens) ++t;
   ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, {kFar, kFar, kFar}));
+}
+
+// Small enough for racecheck (bench/cuda/run_gpu.sh).
+TEST(PickBuckets, OfFewBuckets) {
+  Rng rng(TestSeed());
+  PickedBuckets picked(rng, 64, 30, 3, 40, DType::kBF16);
+  const PickBucketsBatch w = picked.Work();
+  CapturedGraph graph([&](cudaStream_t s) { return kvs_cuda_ops()->pick_buckets(w, s); });
+  ASSERT_NO_FATAL_FAILURE(picked.Step(graph, {9, 90, 900}, {5, 80, 0}, {kFar, 60, kFar}));
 }
 
 TEST(PickBuckets, RefusesShapes) {

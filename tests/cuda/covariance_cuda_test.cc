@@ -119,6 +119,14 @@ TEST(CovarianceCuda, AgreesWithRefAndAccumulates) {
   }
 }
 
+// Small enough for racecheck (bench/cuda/run_gpu.sh).
+TEST(CovarianceCuda, OfFewRows) {
+  Rng rng(TestSeed());
+  const Case c{ShapeOf(64, 16, DType::kBF16), {{0, 70 + Below(rng, 200)}, {3, 40}}};
+  Problem problem(rng, c);
+  EXPECT_EQ(WorstError(c, problem.Run(false), problem.Reference(), 1), 0);
+}
+
 TEST(CovarianceCuda, RefusesOtherShapes) {
   CovarianceBatch work;
   work.shape = ShapeOf(96, 16, DType::kBF16);

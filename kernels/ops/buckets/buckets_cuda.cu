@@ -83,10 +83,12 @@ class RowKeys {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) sum[i] += FloatOf(key[threadIdx.x % 32 + 32 * i]);
   }
-  __device__ static void WriteMean(const float (&sum)[kOwn], int32_t count, float* mean) {
+  __device__ static void WriteMean(const float (&sum)[kOwn], int32_t count, BF16* mean) {
+    auto* const to = reinterpret_cast<__nv_bfloat16*>(mean);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      mean[threadIdx.x % 32 + 32 * i] = __fdiv_rn(sum[i], static_cast<float>(count));
+      to[threadIdx.x % 32 + 32 * i] =
+          Rounded<__nv_bfloat16>(__fdiv_rn(sum[i], static_cast<float>(count)));
     }
   }
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/score_keys.cuh"
+#include "kernels/cuda/warp_sums.cuh"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 
 namespace kvstrata::cuda {
@@ -12,8 +13,10 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kCtas = 132;          // of a launch, about: one on each SM
 constexpr int kMostSplits = 16;     // CTAs of a list
-constexpr int kHeld = 3072;         // buckets of a list that stay in shared memory
-constexpr int kBucketsPerWarp = 4;  // whose means a warp reads at a time
+constexpr int kHeld = 2560;         // buckets of a list that stay in shared memory
+constexpr int kHeldTokens = 2560;   // of its kept tokens
+constexpr int kBucketsPerWarp = 8;  // whose means a warp reads at a time
+constexpr int kRounds = 4;          // digits of a key, eight bits each
 
 struct QuerySum {
   int32_t tokens, count;
@@ -28,7 +31,7 @@ struct List {
   int32_t listed, count;
   int32_t window;  // tokens from here on are attended anyway
 
-  __device__ const float* MeanOf(int32_t bucket, int dim) const {
+  __device__ const BF16* MeanOf(int32_t bucket, int dim) const {
     return bucket < listed
                ? table.means + (row * table.bucket_stride + bucket) * dim
                : table.whole_means + (int64_t{bucket - listed} * table.rows + row) * dim;
@@ -52,25 +55,17 @@ struct List {
     }
     return {0, size, first, 0};
   }
-  __device__ void Write(int32_t bucket, int32_t first, int32_t taken, int32_t* to) const {
-    if (bucket >= listed) {
-      for (int32_t i = 0; i < taken; ++i) to[i] = first + i;
-      return;
-    }
-#pragma unroll 8
-    for (int32_t i = 0; i < taken; ++i) to[i] = kept()[first + i];
-  }
 };
 
 struct Shared {
-  float query[256];  // the sentence's mean
-  bool last, many;
-  int32_t histogram[256];
-  uint32_t digit;
-  int32_t need, all;
-  int64_t warps[kWarps];
-  uint32_t keys[kHeld];
+  alignas(16) float query[256];  // the sentence's mean
+  bool last;
+  alignas(16) int32_t histogram[kRounds][256];
+  int32_t matching[kRounds];  // buckets that are in a round's histogram
+  int64_t warps[2][kWarps];
+  float scores[kHeld];
   int32_t sizes[kHeld], firsts[kHeld];
+  int32_t kept[kHeldTokens];
 };
 
 __device__ float QueryAt(const PickBucketsBatch& w, int64_t element) {
@@ -124,7 +119,7 @@ __device__ void MeanQuery(const PickBucketsBatch& w, const QueriesBefore& before
   before.next->count = before.count + 1;
 }
 
-// kBucketsPerWarp buckets from `first` on, `step` apart, of a warp.
+// Means of kBucketsPerWarp buckets from `first` on, `step` apart, in a warp.
 template <int kDim>
 class Tile {
  public:
@@ -134,9 +129,7 @@ class Tile {
 #pragma unroll
     for (int j = 0; j < kBucketsPerWarp; ++j) {
       if (first + j * step >= list.count) continue;
-      const float* const mean = list.MeanOf(first + j * step, kDim);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) rows_[j][i] = mean[lane + 32 * i];
+      rows_[j] = reinterpret_cast<const Piece*>(list.MeanOf(first + j * step, kDim))[lane];
     }
     own_ = first + lane * step;
     has_own_ = lane < kBucketsPerWarp && own_ < list.count;
@@ -149,7 +142,11 @@ class Tile {
     for (int j = 0; j < kBucketsPerWarp; ++j) {
       float dot = 0;
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) dot += rows_[j][i] * query[lane + 32 * i];
+      for (int i = 0; i < kWords; ++i) {
+        const uint32_t two = rows_[j].words[i];
+        const float* const q = query + (lane * kWords + i) * 2;
+        dot += __uint_as_float(two << 16) * q[0] + __uint_as_float(two & 0xFFFF0000u) * q[1];
+      }
       for (int half = 16; half > 0; half /= 2) dot += __shfl_xor_sync(~0u, dot, half);
       if (lane == j) score_.score = dot;
     }
@@ -157,8 +154,11 @@ class Tile {
   }
 
  private:
-  static constexpr int kOwn = kDim / 32;  // channels of a lane
-  float rows_[kBucketsPerWarp][kOwn] = {};
+  static constexpr int kWords = kDim / 64;  // of two channels each, a lane's
+  struct alignas(4 * kWords) Piece {
+    uint32_t words[kWords];
+  };
+  Piece rows_[kBucketsPerWarp] = {};
   BucketScore score_;
   int32_t own_ = 0;
   bool has_own_ = false;
@@ -169,11 +169,13 @@ struct Held {
   const Shared& s;
   const BucketScore* scores;
 
+  __device__ BucketScore Of(int32_t b) const {
+    return b < kHeld ? BucketScore{s.scores[b], s.sizes[b], s.firsts[b], 0} : scores[b];
+  }
   __device__ uint32_t Key(int32_t b) const {
-    return b < kHeld ? s.keys[b] : KeyOf(scores[b].score);
+    return KeyOf(b < kHeld ? s.scores[b] : scores[b].score);
   }
   __device__ int32_t Size(int32_t b) const { return b < kHeld ? s.sizes[b] : scores[b].size; }
-  __device__ int32_t First(int32_t b) const { return b < kHeld ? s.firsts[b] : scores[b].first; }
 };
 
 // All buckets whose key is above `key` in the digits from `shift` on are taken, and of those equal
@@ -184,99 +186,143 @@ struct Boundary {
   int32_t need;
 };
 
-// Finds the digit that the boundary's bucket has, in a histogram of tokens; lane 0 has the largest
-// eight digits. By one warp.
-__device__ void FindDigit(Shared& s) {
-  const int lane = threadIdx.x;
-  int32_t own = 0;
-  for (int i = 0; i < 8; ++i) own += s.histogram[255 - 8 * lane - i];
-  int32_t upto = own;
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(~0u, upto, step);
-    if (lane >= step) upto += other;
-  }
-  const int32_t need = s.need;
-  if (lane == 31) s.all = upto;
-  __syncwarp();
-  if (upto < need || upto - own >= need) return;
-  int32_t above = upto - own;
+// The boundary's digit; how many tokens of it are needed, and how many there are of all digits.
+struct Digit {
+  uint32_t digit;
+  int32_t need, all;
+};
+
+// In a histogram of tokens; each warp for itself. Lane 0 has the largest eight digits.
+__device__ Digit FindDigit(const int32_t* histogram, int32_t need) {
+  const int lane = threadIdx.x % 32;
+  const int4* const own = reinterpret_cast<const int4*>(histogram + 248 - 8 * lane);
+  const int4 high = own[1], low = own[0];
+  const int32_t bins[8] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
+  int32_t sum = 0;
+  for (const int32_t bin : bins) sum += bin;
+  const int32_t upto = WarpInclusiveSum(sum);
+  int32_t above = upto - sum;
+  const int from = __ffs(__ballot_sync(~0u, upto >= need)) - 1;  // the first lane that gets there
   int digit = 255 - 8 * lane;
-  while (above + s.histogram[digit] < need) above += s.histogram[digit--];
-  s.digit = static_cast<uint32_t>(digit);
-  s.need = need - above;
+#pragma unroll
+  for (int i = 0; i < 7; ++i) {
+    if (digit != 255 - 8 * lane - i || above + bins[i] >= need) continue;
+    above += bins[i];
+    --digit;
+  }
+  return {__shfl_sync(~0u, static_cast<uint32_t>(digit), from),
+          need - __shfl_sync(~0u, above, from), __shfl_sync(~0u, upto, 31)};
 }
 
-// REQUIRES: tau > 0. With fewer tokens than tau all are taken: the boundary is below every key.
-// Ends as soon as one bucket is left that has the digits so far.
+// REQUIRES: tau > 0; histograms and counts are 0. With fewer tokens than tau all are taken: the
+// boundary is below every key. Ends as soon as one bucket is left that has the digits so far.
 __device__ Boundary FindBoundary(Shared& s, const Held& held, int32_t count, int32_t tau) {
-  if (threadIdx.x == 0) {
-    s.need = tau;
-    s.many = false;
-  }
   uint32_t prefix = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    const auto matches = [=](uint32_t key) { return shift == 24 || key >> shift >> 8 == prefix; };
-    for (int i = threadIdx.x; i < 256; i += kThreads) s.histogram[i] = 0;
-    int own = 0;
-    for (int32_t b = threadIdx.x; b < count; b += kThreads) own += matches(held.Key(b)) ? 1 : 0;
-    if (__syncthreads_count(own > 0) == 1 && shift < 24) {
-      if (own > 1) s.many = true;
-      __syncthreads();
-      if (!s.many) return {prefix, shift + 8, s.need};
-    }
-    for (int32_t b = threadIdx.x; own > 0 && b < count; b += kThreads) {
+  int32_t need = tau;
+  for (int round = 0; round < kRounds; ++round) {
+    const int shift = 24 - 8 * round;
+    int matching = 0;
+    for (int32_t b = threadIdx.x; b < count; b += kThreads) {
       const uint32_t key = held.Key(b);
-      if (matches(key)) atomicAdd(&s.histogram[key >> shift & 255], held.Size(b));
+      if (round > 0 && key >> shift >> 8 != prefix) continue;
+      atomicAdd(&s.histogram[round][key >> shift & 255], held.Size(b));
+      ++matching;
     }
+    matching = __reduce_add_sync(~0u, matching);
+    if (threadIdx.x % 32 == 0 && matching > 0) atomicAdd(&s.matching[round], matching);
     __syncthreads();
-    if (threadIdx.x < 32) FindDigit(s);
-    __syncthreads();
-    if (shift == 24 && s.all < tau) return {kAbsent, 0, 0};
-    prefix = prefix << 8 | s.digit;
+    if (round > 0 && s.matching[round] == 1) return {prefix, shift + 8, need};
+    const Digit digit = FindDigit(s.histogram[round], need);
+    if (round == 0 && digit.all < tau) return {kAbsent, 0, 0};
+    prefix = prefix << 8 | digit.digit;
+    need = digit.need;
   }
-  return {prefix, 0, s.need};
+  return {prefix, 0, need};
 }
 
-// The sum over the threads before this one; *total: over all.
-__device__ int64_t SumBefore(Shared& s, int64_t own, int64_t* total) {
+// The sum over the threads before this one; *total: over all. Calls take turns in `warps`.
+__device__ int64_t SumBefore(int64_t (&warps)[kWarps], int64_t own, int64_t* total) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int64_t upto = own;
   for (int step = 1; step < 32; step *= 2) {
     const int64_t other = __shfl_up_sync(~0u, upto, step);
     if (lane >= step) upto += other;
   }
-  __syncthreads();  // the sums of the last round are read
-  if (lane == 31) s.warps[warp] = upto;
+  if (lane == 31) warps[warp] = upto;
   __syncthreads();
   int64_t before = 0, all = 0;
+#pragma unroll
   for (int i = 0; i < kWarps; ++i) {
-    if (i < warp) before += s.warps[i];
-    all += s.warps[i];
+    if (i < warp) before += warps[i];
+    all += warps[i];
   }
   *total = all;
   return before + upto - own;
 }
 
-// Lists the tokens of what is taken, bucket after bucket; how many they are.
-__device__ int32_t WriteTokens(Shared& s, const List& list, const Held& held, Boundary boundary,
-                               int32_t* to) {
+// What is taken of a bucket, and where in the list it goes.
+struct Taken {
+  int32_t at, count;
+};
+
+// The tokens of a bucket, by eight threads.
+__device__ void WriteTokens(const Shared& s, const List& list, int32_t bucket, int32_t first,
+                            Taken taken, int32_t* to) {
+  for (int32_t i = threadIdx.x % 8; i < taken.count; i += 8) {
+    const int32_t at = first + i;
+    to[taken.at + i] = bucket >= list.listed ? at : at < kHeldTokens ? s.kept[at] : list.kept()[at];
+  }
+}
+
+// Lists the tokens of what is taken, bucket after bucket; how many they are. Overwrites what is
+// held of a bucket with what is taken of it.
+__device__ int32_t WriteList(Shared& s, const List& list, const Held& held, Boundary boundary,
+                             int32_t* to) {
   int64_t done = 0;  // tokens above the boundary << 32 | on it, of the buckets before
-  for (int32_t first = 0; first < list.count; first += kThreads) {
-    const int32_t b = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t key = b < list.count ? held.Key(b) >> boundary.shift : kAbsent;
-    const int32_t size = b < list.count ? held.Size(b) : 0;
-    const int32_t above = key > boundary.key ? size : 0, tied = key == boundary.key ? size : 0;
+  for (int32_t begin = 0; begin < list.count; begin += kThreads) {
+    const int32_t b = begin + static_cast<int32_t>(threadIdx.x);
+    const BucketScore own = b < list.count ? held.Of(b) : BucketScore{};
+    const uint32_t key = b < list.count ? KeyOf(own.score) >> boundary.shift : kAbsent;
+    const int32_t above = key > boundary.key ? own.size : 0;
+    const int32_t tied = key == boundary.key ? own.size : 0;
     int64_t total = 0;
-    const int64_t before = done + SumBefore(s, int64_t{above} << 32 | tied, &total);
+    const int64_t before =
+        done + SumBefore(s.warps[begin / kThreads % 2], int64_t{above} << 32 | tied, &total);
     const auto ties_before = static_cast<int32_t>(before & 0xFFFFFFFF);
     const int32_t ties = min(max(boundary.need - ties_before, 0), tied);
-    const int32_t at = static_cast<int32_t>(before >> 32) + min(ties_before, boundary.need);
-    if (above + ties > 0) list.Write(b, held.First(b), above + ties, to + at);
+    const Taken taken{static_cast<int32_t>(before >> 32) + min(ties_before, boundary.need),
+                      above + ties};
     done += total;
+    if (b >= list.count) continue;
+    if (b < kHeld) {
+      s.scores[b] = __int_as_float(taken.at);
+      s.sizes[b] = taken.count;
+      continue;
+    }
+    for (int32_t i = 0; i < taken.count; ++i) {
+      to[taken.at + i] = b >= list.listed ? own.first + i : list.kept()[own.first + i];
+    }
+  }
+  __syncthreads();
+  const int32_t held_count = min(list.count, kHeld);
+  for (auto b = static_cast<int32_t>(threadIdx.x / 8); b < held_count; b += kThreads / 8) {
+    WriteTokens(s, list, b, s.firsts[b], {__float_as_int(s.scores[b]), s.sizes[b]}, to);
   }
   return static_cast<int32_t>(done >> 32) +
          min(static_cast<int32_t>(done & 0xFFFFFFFF), boundary.need);
 }
+
+// Into shared memory; complete after AwaitKept and a barrier.
+__device__ void LoadKept(Shared& s, const List& list) {
+  const int32_t count = list.listed > 0 ? min(list.table.kept_stride, kHeldTokens) : 0;
+  for (int32_t i = threadIdx.x; i < count; i += kThreads) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(&s.kept[i]))),
+                 "l"(list.kept() + i)
+                 : "memory");
+  }
+}
+__device__ void AwaitKept() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Grid (splits, kv_heads, batch). Buckets are loaded while the kernel before is at work.
 template <int kDim>
@@ -299,6 +345,9 @@ __global__ __launch_bounds__(kThreads) void PickBucketsKernel(PickBucketsBatch w
   auto bucket = static_cast<int32_t>(split * kWarps + threadIdx.x / 32);
   Tile<kDim> tile;
   tile.Load(list, bucket, warps);
+  LoadKept(s, list);
+  for (int i = threadIdx.x; i < kRounds * 256; i += kThreads) s.histogram[i / 256][i % 256] = 0;
+  if (threadIdx.x < kRounds) s.matching[threadIdx.x] = 0;
   if (!ready) {
     WaitForPrevious();
     if (keeps && threadIdx.x == 0) w.counts[out] = 0;
@@ -319,11 +368,12 @@ __global__ __launch_bounds__(kThreads) void PickBucketsKernel(PickBucketsBatch w
     if (bucket >= list.count) break;
     tile.Load(list, bucket, warps);
   }
+  AwaitKept();
   if (!ArrivesLast(w.counters + out, static_cast<int32_t>(gridDim.x), s.last)) return;
 
   for (int32_t b = threadIdx.x; b < min(list.count, kHeld); b += kThreads) {
     const BucketScore score = scores[b];
-    s.keys[b] = KeyOf(score.score);
+    s.scores[b] = score.score;
     s.sizes[b] = score.size;
     s.firsts[b] = score.first;
   }
@@ -331,8 +381,7 @@ __global__ __launch_bounds__(kThreads) void PickBucketsKernel(PickBucketsBatch w
   const Held held{s, scores};
   Boundary boundary{~0u, 0, 0};  // nothing
   if (w.tau > 0) boundary = FindBoundary(s, held, list.count, w.tau);
-  const int32_t count =
-      WriteTokens(s, list, held, boundary, w.units + out * int64_t{w.list_stride});
+  const int32_t count = WriteList(s, list, held, boundary, w.units + out * int64_t{w.list_stride});
   if (threadIdx.x == 0) w.counts[out] = count;
 }
 

@@ -15,8 +15,8 @@
 //
 // One kernel: several CTAs a list score, and the last one to finish picks. The same input gives the
 // same output. Sums in fp32: near-ties may fall otherwise than on the CPU, which sums in double.
-// Cost: reads each bucket's mean once (4 * head_dim bytes a bucket and KV head), and in one CTA a
-// list five times over the scores.
+// Cost: reads each bucket's mean once (2 * head_dim bytes a bucket and KV head), and in one CTA a
+// list up to five times over the scores, which it keeps in shared memory up to 2560 buckets.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_BUCKETS_PICK_BUCKETS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_BUCKETS_PICK_BUCKETS_CUDA_H_
 
