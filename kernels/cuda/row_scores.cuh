@@ -175,10 +175,15 @@ class TileScorer {
   }
 
   __device__ static void Copy(uint4* to, const char* from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(__cvta_generic_to_global(from))
-                 : "memory");
+    const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    const auto source = __cvta_generic_to_global(from);
+    if constexpr (kDim < 128) {
+      asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(source)
+                   : "memory");
+    } else {  // the L2 fetches a row whole: 1 to 2 % faster
+      asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(at), "l"(source)
+                   : "memory");
+    }
   }
 
   __device__ void Multiply(int field, float (&high)[4], float (&low)[4]) const {

@@ -1,6 +1,7 @@
 // A layer of a CudaStep: append, select, attend.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/step/cuda_step.h"
 
@@ -21,26 +22,62 @@ bool ReadsAhead(const Plan& plan) {
   return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
 }
 
+// Whether every selection of the plan has the newest token in it, and none is made of its key.
+bool AlwaysAttendsNewest(const Plan& plan) {
+  return plan.selector == SelectorKind::kVote     ? plan.n_local > 0
+         : plan.selector == SelectorKind::kBucket ? plan.recent > 0
+                                                  : plan.selector != SelectorKind::kBlock;
+}
+
 const std::byte* RowAt(const Rows& rows, int32_t row) {
   return rows.data + row * rows.token_stride;
 }
 
 }  // namespace
 
+// Under capture every layer will be attended (Replay sees to it), so its new rows may be left to
+// that: a kernel less in every step.
 Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
+  KVS_RETURN_IF_ERROR(AppendPending());
+  NewRows rows{layer, {}, {}};
+  KVS_ASSIGN_OR_RETURN(rows.k, SourceOf(k, &ws_.host_k_, &ws_.dense_k_));
+  KVS_ASSIGN_OR_RETURN(rows.v, SourceOf(v, &ws_.host_v_, &ws_.dense_v_));
+  auto* const shape = ShapeUnderCapture();
+  if (shape == nullptr) return AppendRows(rows);
+  shape->appended[layer] = 1;
+  if (!AttendsNewRows()) return AppendRows(rows);
+  pending_ = rows;
+  return OkStatus();
+}
+
+// Whether the attention of every member takes a token's new rows from the caller's tensors.
+bool CudaStep::AttendsNewRows() const {
+  return std::ranges::all_of(parts_, [](const Part& part) {
+    if (part.new_tokens > 1 || part.prompt || part.observes || ReadsSpans(part)) return false;
+    return !part.selects || (AlwaysAttendsNewest(part.plan) && ReadsAhead(part.plan));
+  });
+}
+
+// New rows that no attention has taken.
+Status CudaStep::AppendPending() {
+  if (pending_.layer < 0) return OkStatus();
+  return AppendRows(std::exchange(pending_, {}));
+}
+
+Status CudaStep::AppendRows(const NewRows& rows) {
+  const int layer = rows.layer;
   cuda::AppendBatch w;
-  KVS_ASSIGN_OR_RETURN(w.k, SourceOf(k, &ws_.host_k_, &ws_.dense_k_));
-  KVS_ASSIGN_OR_RETURN(w.v, SourceOf(v, &ws_.host_v_, &ws_.dense_v_));
+  w.k = rows.k;
+  w.v = rows.v;
   w.layer = PagesOf({0, members(), 1, false, {}}, layer);
   w.batch = members();
   w.tokens = ws_.Ints(PerMember::kLengths);
   w.starts = tokens_ == members() ? nullptr : ws_.starts();
   w.rows_max = tokens_;
+  w.ahead = true;
   w.next_reads_ahead =
       !ReadsSpans(parts_[0]) && (!Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan));
-  KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
-  if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
-  return OkStatus();
+  return Check(ops_.append(w, stream_), "op append");
 }
 
 bool CudaStep::Selects(const Part& part, int layer) const {
@@ -207,6 +244,7 @@ Status CudaStep::Pick(const Part& part) {
   w.groups = geometry().kv_heads;
   w.rule = RuleOf(part.plan);
   w.tokens = ws_.visible() + first_row_[part.first];
+  w.ahead = true;
   w.list_stride = ws_.capacity_.list;
   w.units = ws_.units_.as<int32_t>() + list * w.list_stride;
   w.counts = ws_.counts_.as<int32_t>() + list;
@@ -220,6 +258,7 @@ Status CudaStep::Pick(const Part& part) {
 Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
   const Geometry& g = geometry();
   const int64_t row = int64_t{g.query_heads} * g.head_dim * SizeOf(out.dtype);
+  if (pending_.layer != layer) KVS_RETURN_IF_ERROR(AppendPending());
   KVS_ASSIGN_OR_RETURN(const Rows given, OnDevice(q, g.query_heads, &ws_.host_q_));
   if (selected_layer_ != layer) KVS_RETURN_IF_ERROR(SelectFrom(layer, given));
   Rows queries = given;
@@ -259,6 +298,7 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
                                       dense.dtype};
   KVS_RETURN_IF_ERROR(Repeat(&CudaWorkspace::CalledShape::attends, layer, tensors,
                              [&] { return AttendParts(layer, queries, dense, sums); }));
+  pending_ = {};
   if (!in_place) KVS_RETURN_IF_ERROR(StoreOutput(out, out_device));
   if (!lse_device) KVS_RETURN_IF_ERROR(CopyToHost(lse, sums, lse_bytes));
   if (shape != nullptr) shape->attended[layer] = 1;
@@ -323,6 +363,10 @@ Status CudaStep::AttendItems(cuda::AttendRawBatch w, int32_t row, int32_t items,
   w.tokens = ws_.visible() + row;
   w.q = RowAt(q, row);
   w.q_stride = q.token_stride;
+  if (pending_.layer >= 0) {
+    w.new_k = pending_.k.From(row);
+    w.new_v = pending_.v.From(row);
+  }
   w.to = OutputFrom(row, out, lse);
   return Check(ops_.attend_raw(w, stream_), "op attend_raw");
 }

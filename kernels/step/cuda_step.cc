@@ -288,6 +288,7 @@ Status CudaStep::End(cuda::Stream stream) {
                               "the stream is being captured; end the capture, launch its graph, "
                               "then end the step");
   }
+  KVS_RETURN_IF_ERROR(AppendPending());
   KVS_RETURN_IF_ERROR(WriteExit(stream));
   ended_ = true;
   ws_.in_step_ = false;

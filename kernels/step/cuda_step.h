@@ -14,7 +14,9 @@
 // into a graph of its own: Begin, capture the layers, launch, End. Later steps of the same shape
 // (members with the same plans, in the same order, prompts complete or not, as many new tokens
 // each; tensors at the same addresses) launch it again. The graph is good as long as the
-// workspace's generation is that of the capture and Replay does not refuse.
+// workspace's generation is that of the capture and Replay does not refuse. What is captured of an
+// Append of one token a member may be the layer's attention: its tensors stay as they are until
+// then.
 //
 // Tensors: device memory, or host memory, which is copied; a call with any of host memory returns
 // when its copies are done, and is refused under capture. Keys, values, outputs: bf16, fp16, fp32.
@@ -172,6 +174,15 @@ class CudaStep : public StepBatch {
   bool IsAttendable(const Rows& q) const;
   Status StoreOutput(const MutableRows& out, bool on_device);
 
+  // Of one layer, where the layer's attention will read them and write them to their pages.
+  struct NewRows {
+    int layer = -1;
+    cuda::DeviceSource k, v;
+  };
+  bool AttendsNewRows() const;
+  Status AppendPending();
+  Status AppendRows(const NewRows& rows);
+
   // Ops. Rows of `q` and `out` are dense from here on.
   bool Selects(const Part& part, int layer) const;
   bool Observes(const Part& part, int layer) const;
@@ -261,6 +272,7 @@ class CudaStep : public StepBatch {
   std::vector<Part> parts_;
   std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
   std::vector<uint8_t> observed_;   // [members][layers]: queries of a prompt were kept
+  NewRows pending_;                 // of a layer that was appended, but not attended yet
   int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
   bool decodes_ = false;            // one new token of each member, behind its prompt
   int selected_layer_ = -1;

@@ -95,6 +95,34 @@ class Problem {
     EXPECT_LE(RelativeError(got.lse, expected.lse), 1e-3);
     for (uint32_t c : counters.Read()) EXPECT_EQ(c, 0u);
   }
+  bool AttendsNewest() const {
+    for (int b = 0; b < rows.batch(); ++b) {
+      const int32_t n = rows.tokens[static_cast<size_t>(b)];
+      if (n > 0 && !selected.Has(b, 0, n, n - 1)) return false;
+    }
+    return true;
+  }
+  // The newest rows are taken away from the device's pages and given as tensors of `dtype`.
+  void ExpectNewRowsLikeRef(DType dtype) {
+    SCOPED_TRACE(Describe(case_) + " from " + std::string(NameOf(dtype)));
+    const Attention expected = Expected();
+    const std::vector<std::byte> pages = rows.memory();
+    const DeviceArray<std::byte> k(NewestRows(&PagedBatch::Keys, dtype)),
+        v(NewestRows(&PagedBatch::Values, dtype));
+    for (int b = 0; b < rows.batch(); ++b) {
+      const int32_t n = rows.tokens[static_cast<size_t>(b)];
+      for (int h = 0; h < case_.kv_heads && n > 0; ++h) rows.PoisonRow(b, h, n - 1);
+    }
+    rows.Upload();
+    AttendRawBatch w = Work();
+    const int64_t row = case_.dim * SizeOf(dtype);
+    w.new_k = {k.get(), row * case_.kv_heads, row, dtype};
+    w.new_v = {v.get(), row * case_.kv_heads, row, dtype};
+    Run(w);
+    EXPECT_LE(RelativeError(Got().out, expected.out), 5e-3);
+    EXPECT_LE(RelativeError(Got().lse, expected.lse), 1e-3);
+    EXPECT_TRUE(rows.Download() == pages);
+  }
 
   static Geometry GeometryOf(const Case& c) {
     return {2, c.kv_heads * c.group, c.kv_heads, c.dim, c.page_tokens, c.dtype};
@@ -118,6 +146,21 @@ class Problem {
         }
       }
     }
+  }
+  std::vector<std::byte> NewestRows(PagedRows (PagedBatch::*field)(int, int) const,
+                                    DType dtype) const {
+    std::vector<float> values;
+    for (int b = 0; b < rows.batch(); ++b) {
+      const int32_t n = rows.tokens[static_cast<size_t>(b)];
+      for (int h = 0; h < case_.kv_heads; ++h) {
+        for (int c = 0; c < case_.dim; ++c) {
+          const int64_t at = int64_t{c} * SizeOf(case_.dtype);
+          values.push_back(n == 0 ? 0.0f
+                                  : LoadFloat((rows.*field)(b, h).Row(n - 1) + at, case_.dtype));
+        }
+      }
+    }
+    return Encoded(values, dtype);
   }
   void ExpectedOf(int b, int h, Attention& a) const {
     const auto group = static_cast<size_t>(case_.group), dim = static_cast<size_t>(case_.dim);
@@ -269,6 +312,23 @@ TEST_F(AttendRawCuda, PartialsOfOtherOpsAreMerged) {
     Check(kvs_cuda_ops()->merge(merge, nullptr), "merge");
     EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3);
     EXPECT_LE(RelativeError(p.Got().lse, p.Expected().lse), 1e-3);
+  }
+}
+
+// What append and then attention do, in one call.
+TEST_F(AttendRawCuda, NewRowsAreAttendedAndWritten) {
+  const std::vector<std::vector<int32_t>> batches = {
+      {1}, {1000 + Below(rng_, 4000)}, {0, 1, 2, 16, 17, 33, 1025}, RandomLengths(9, 500)};
+  for (int dim : {64, 128, 256}) {
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      for (Kind kind : {Kind::kAll, Kind::kWindow, Kind::kUnits}) {
+        for (const auto& lengths : batches) {
+          Problem p(rng_, {dtype, dim, 1 + Below(rng_, 8), 1 + Below(rng_, 3), 16, lengths, kind});
+          if (!p.AttendsNewest()) continue;  // a draw without recent rows
+          p.ExpectNewRowsLikeRef(Below(rng_, 2) == 0 ? dtype : DType::kF32);
+        }
+      }
+    }
   }
 }
 

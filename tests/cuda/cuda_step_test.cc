@@ -560,8 +560,8 @@ class Replays {
 
 // Lengths grow, page and unit boundaries are crossed, tables grow, and steps of other shapes run in
 // between.
-TEST(CudaStep, CapturedLayersServeLaterSteps) {
-  Twins twins(Small(), {kQuest, kStrata, kStrata, "full", kWindow, kChess}, 2 * kCapacity);
+void ServeLaterSteps(const std::vector<std::string>& plans) {
+  Twins twins(Small(), plans, 2 * kCapacity);
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {140, 200, 333, 160, 149, 170}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
   Replays replays(twins);
@@ -577,6 +577,41 @@ TEST(CudaStep, CapturedLayersServeLaterSteps) {
   EXPECT_EQ(replays.captures, 2);
   EXPECT_EQ(replays.refused, 2);
   twins.ExpectFewTies();
+}
+
+TEST(CudaStep, CapturedLayersServeLaterSteps) {
+  ServeLaterSteps({kQuest, kStrata, kStrata, "full", kWindow, kChess});
+}
+
+// Without kStrata, new rows are left to the captured attention.
+TEST(CudaStep, CapturedAttentionTakesNewRows) {
+  ServeLaterSteps({kQuest, kQuest, kQuest, "full", kWindow, kChess});
+}
+
+// What was left to an attention that never came is on its page when the step ends.
+TEST(CudaStep, NewRowsThatNothingAttendsAreAppended) {
+  Twins twins(Small(), {"full", kWindow});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {170, 133}));
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // all buffers are there
+  std::vector<Tensors> tensors = twins.NewTensors(2, {});
+  for (Tensors& t : tensors) t.Draw(twins.rng);
+  kvstrata::Step host(twins.HostMembers({1, 1}), RefBackend(), InlineExecutor());
+  const auto device = twins.Begin({1, 1});
+  ASSERT_NE(device, nullptr);
+  CapturedGraph graph(twins.stream.get(), [&](cudaStream_t) {
+    for (int layer = 0; layer < twins.geometry.layers; ++layer) {
+      const Tensors& t = tensors[static_cast<size_t>(layer)];
+      EXPECT_TRUE(device->Append(layer, t.k.On(Memory::kDevice), t.v.On(Memory::kDevice)).ok());
+    }
+    return 0;
+  });
+  graph.Launch();
+  ASSERT_TRUE(device->End(twins.stream.get()).ok());
+  for (int layer = 0; layer < twins.geometry.layers; ++layer) {
+    twins.RunHost(host, layer, tensors[static_cast<size_t>(layer)]);
+  }
+  host.End();
+  ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // attends them
 }
 
 // TokenSelect. One layer, so that every selection can be read after a replay.

@@ -163,7 +163,8 @@ typedef struct kvs_step_member {
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
 /* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
- * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. */
+ * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. Under capture k and v
+ * must hold what they hold until the layer's kvs_attend: it may be what reads them. */
 KVS_API int kvs_append(kvs_step* step, int32_t layer, const kvs_tensor* k, const kvs_tensor* v);
 /* Fixes the layer's selection; kvs_attend does it when this was not called. REQUIRES the layer's
  * append. */

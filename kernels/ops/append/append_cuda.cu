@@ -73,6 +73,11 @@ __device__ __forceinline__ std::byte* KeyRow(const PagedLayer& l, int sequence, 
          position % l.page_tokens * l.slot_stride;
 }
 
+__device__ __forceinline__ void WaitThenLetNextStart() {
+  WaitForPrevious();
+  LetNextStart();
+}
+
 template <typename T>
 __device__ void CopyRows(const AppendBatch& w, const NewTokens& tokens, int sequence, int head) {
   const int pieces = w.layer.head_dim / kPiece;  // of a key
@@ -87,6 +92,7 @@ __device__ void CopyRows(const AppendBatch& w, const NewTokens& tokens, int sequ
                        (tokens.row + i) * source.row_stride + head * source.head_stride +
                        piece * kPiece * source_bytes;
     std::byte* to = KeyRow(w.layer, sequence, head, tokens.position + i) + to_field;
+    WaitThenLetNextStart();
     CopyPiece(from, source.dtype, w.layer.dtype, reinterpret_cast<T*>(to) + piece * kPiece);
   }
 }
@@ -159,13 +165,12 @@ __device__ void StoreIndexRows(const AppendBatch& w, const NewTokens& tokens, in
 template <typename T>
 __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__ AppendBatch w) {
   if (w.next_reads_ahead) LetNextStart();
-  WaitForPrevious();
-  if (!w.next_reads_ahead) LetNextStart();
+  if (!w.ahead) WaitForPrevious();
   const int head = blockIdx.x, sequence = blockIdx.y;
   const NewTokens tokens(w, sequence);
-  if (tokens.count == 0) return;
   CopyRows<T>(w, tokens, sequence, head);
-  StoreIndexRows<T>(w, tokens, sequence, head);
+  WaitThenLetNextStart();
+  if (tokens.count > 0) StoreIndexRows<T>(w, tokens, sequence, head);
 }
 
 __global__ void AdvanceKernel(int32_t* tokens, const int32_t* starts, int32_t batch) {
@@ -173,11 +178,6 @@ __global__ void AdvanceKernel(int32_t* tokens, const int32_t* starts, int32_t ba
   LetNextStart();
   const int b = blockIdx.x * blockDim.x + threadIdx.x;
   if (b < batch) tokens[b] += starts == nullptr ? 1 : starts[b + 1] - starts[b];
-}
-
-bool IsValid(const DeviceSource& s) {
-  return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.row_stride % 16 == 0 &&
-         s.head_stride % 16 == 0;
 }
 
 bool IsValid(const AppendBatch& w) {
@@ -189,7 +189,7 @@ bool IsValid(const AppendBatch& w) {
   return (l.head_dim == 64 || l.head_dim == 128 || l.head_dim == 256) && l.dtype != DType::kF32 &&
          l.page_tokens > 0 && l.kv_heads > 0 && l.slot_stride % 16 == 0 &&
          l.head_stride % 16 == 0 && l.key_offset % 16 == 0 && l.value_offset % 16 == 0 &&
-         w.batch >= 0 && w.batch < 65536 && IsValid(w.k) && IsValid(w.v) && index_ok;
+         w.batch >= 0 && w.batch < 65536 && w.k.IsAligned() && w.v.IsAligned() && index_ok;
 }
 
 // CTAs that share a (sequence, KV head): units may lie in the rows of several, so one with an

@@ -10,6 +10,9 @@
 #ifndef KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_
 
+#include <cstddef>
+#include <cstdint>
+
 #include "kernels/cuda/batch.h"
 #include "kernels/page_view.h"
 
@@ -22,6 +25,14 @@ struct DeviceSource {
   int64_t row_stride = 0;      // bytes
   int64_t head_stride = 0;     // bytes
   DType dtype = DType::kBF16;
+
+  DeviceSource From(int64_t row) const {
+    return {static_cast<const std::byte*>(data) + row * row_stride, row_stride, head_stride, dtype};
+  }
+  bool IsAligned() const {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride % 16 == 0 &&
+           head_stride % 16 == 0;
+  }
 };
 
 // The index rows of one layer that append keeps up to date: minima and maxima of keys (one level),
@@ -59,6 +70,7 @@ struct AppendBatch {
   int32_t rows_max = 0;             // rows of k and v that the batch may have: sets the grid
   DeviceSource k, v;
   DeviceIndex index;
+  bool ahead = false;  // launch.cuh; of the pages, tokens and starts
   // The kernel behind this one reads ahead (launch.cuh), so it may start at once. One that only
   // waits would take room from the kernel before while that runs.
   bool next_reads_ahead = false;

@@ -2,7 +2,7 @@
 // merges those in their order.
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/ops/attend_raw/warp_attention.cuh"
+#include "kernels/ops/attend_raw/new_row.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -88,7 +88,7 @@ __device__ void WeighSplits(const Arguments& a, const Sharers& sharers, Shared<k
 // Outputs of splits on their way: four channels of splits first, first + 1, ...
 template <int kDim>
 struct SplitLoads {
-  static constexpr int kCount = 16;
+  static constexpr int kCount = 20;  // 2048 selected rows and those around them make 17
   float4 o[kCount];
 
   __device__ __forceinline__ void Load(const Arguments& a, const Sharers& sharers, int i,
@@ -111,54 +111,80 @@ struct SplitLoads {
   }
 };
 
-// Four channels of an item's query row, over all its rows, to the output or to the partial.
-__device__ __forceinline__ void StoreResult(const Arguments& a, int64_t row, int dim, int column,
-                                            WeightedRow sum) {
-  const int64_t rows = int64_t{a.batch} * a.rows.layer.kv_heads * a.group;
-  StoreResult(a.with, a.to, a.partial, rows, row, dim, column, sum);
+template <typename T, int kDim>
+__device__ __forceinline__ FourChannels<T> NewValue(const Arguments& a, const Turn& turn, int i) {
+  if (turn.rows.newest < 0) return {};
+  return NewChannels<T>(a.new_v, turn.sequence, turn.head, i % Shape<kDim>::kColumns);
+}
+
+// Value i of the item ([query head][column of four channels]) to the output or to the partial.
+// `sum`: over the rows on pages; new_value: the item's new row's, if it has one.
+template <typename T, int kDim>
+__device__ __forceinline__ void StoreResult(const Arguments& a, const Shared<kDim>& shared, int i,
+                                            WeightedRow sum, const FourChannels<T>& new_value) {
+  constexpr int kColumns = Shape<kDim>::kColumns;
+  const Turn& turn = shared.turn;
+  const int head = i / kColumns;
+  if (turn.rows.newest >= 0) sum.Add(shared.new_score[head], 1.0f, new_value.floats());
+  const int64_t kv_heads = a.rows.layer.kv_heads;
+  const int64_t row = (turn.sequence * kv_heads + turn.head) * a.group + head;
+  StoreResult(a.with, a.to, a.partial, a.batch * kv_heads * a.group, row, kDim, i % kColumns, sum);
 }
 
 // The item's result from its splits, in their order. The first loads do not wait for weights.
-template <int kDim>
-__device__ __forceinline__ void MergeSplits(const Arguments& a, int32_t item,
-                                            Shared<kDim>& shared) {
+template <typename T, int kDim>
+__device__ __forceinline__ void MergeSplits(const Arguments& a, Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
   using Loads = SplitLoads<kDim>;
   const Sharers sharers = shared.turn.sharers;
   const int first_value = threadIdx.x;
   Loads loads;
   loads.Load(a, sharers, min(first_value, a.group * kColumns - 1), 0);
+  FourChannels<T> new_value = NewValue<T, kDim>(a, shared.turn, first_value);
+  if (shared.turn.rows.newest >= 0) ScoreNewRow<T>(a, shared);
   WeighSplits(a, sharers, shared);
 #pragma unroll 1
   for (int i = first_value; i < a.group * kColumns; i += kThreads) {
-    const int head = i / kColumns, column = i % kColumns;
+    const int head = i / kColumns;
     WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
+    if (i != first_value) new_value = NewValue<T, kDim>(a, shared.turn, i);
 #pragma unroll 1
     for (int split = 0; split < sharers.count; split += Loads::kCount) {
       if (i != first_value || split != 0) loads.Load(a, sharers, i, split);
       loads.AddTo(row.o, &shared.weight[head][split], sharers.count - split);
     }
-    StoreResult(a, int64_t{item} * a.group + head, kDim, column, row);
+    StoreResult<T>(a, shared, i, row, new_value);
+  }
+}
+
+// The item's result where one CTA has all of it.
+template <typename T, int kDim>
+__device__ __forceinline__ void StoreWhole(const Arguments& a, Shared<kDim>& shared) {
+  constexpr int kColumns = Shape<kDim>::kColumns;
+  if (shared.turn.rows.newest >= 0) {
+    ScoreNewRow<T>(a, shared);
+    __syncthreads();
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
+    StoreResult<T>(a, shared, i, CtaRow(shared, i / kColumns, i % kColumns),
+                   NewValue<T, kDim>(a, shared.turn, i));
   }
 }
 
 template <typename T, int kDim>
 __device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& shared) {
-  constexpr int kColumns = Shape<kDim>::kColumns;
   AttendStrips<T, kDim>(a, shared);
   const Turn& turn = shared.turn;
   const Sharers& sharers = turn.sharers;
-  const int32_t item = turn.sequence * a.rows.layer.kv_heads + turn.head;
   if (sharers.count > 1) {
     StoreSplit(a, shared, sharers.Slot(CtaIndex() - sharers.first));
-    if (ArrivesLast(a.counters + item, sharers.count, shared.is_last)) MergeSplits(a, item, shared);
-    return;
+    uint32_t* const counter = a.counters + turn.sequence * a.rows.layer.kv_heads + turn.head;
+    if (ArrivesLast(counter, sharers.count, shared.is_last)) MergeSplits<T>(a, shared);
+  } else {
+    StoreWhole<T>(a, shared);
   }
-#pragma unroll 1
-  for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
-    const int head = i / kColumns, column = i % kColumns;
-    StoreResult(a, int64_t{item} * a.group + head, kDim, column, CtaRow(shared, head, column));
-  }
+  if (turn.rows.newest >= 0 && turn.begin == 0) StoreNewRow<T, kDim>(a, turn);
 }
 
 // Into the L2, where a selection may ask for any part of it: a line a thread.
@@ -174,8 +200,9 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     AttendKernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<kDim> shared;
-  LetNextStart();
-  if (!a.ahead) {
+  if (a.ahead) {
+    LetNextStart();
+  } else {  // not before the first rows are on their way: what the next kernel reads is behind them
     PrefetchPageTable(a);
     WaitForPrevious();
   }
@@ -202,7 +229,8 @@ bool IsValid(const AttendRawBatch& w) {
          w.group >= 1 && w.group <= kHeads && w.q_stride % 16 == 0 &&
          (s.unit_tokens == 0 || IsPowerOfTwo(s.unit_tokens)) &&
          (s.groups == 1 || s.groups == l.kv_heads) &&
-         (w.to.rows != nullptr || w.partial.o != nullptr);
+         (w.to.rows != nullptr || w.partial.o != nullptr) && w.new_k.IsAligned() &&
+         w.new_v.IsAligned() && (w.new_k.data == nullptr) == (w.new_v.data == nullptr);
 }
 
 // CTAs that the current GPU holds at once.
@@ -229,14 +257,20 @@ int64_t SlotRows(int32_t group, int32_t head_dim) {
 
 Arguments ArgumentsOf(const AttendRawBatch& w) {
   Arguments a{};
-  a.rows = {w.layer, w.selection, w.tokens, Log2(w.layer.page_tokens),
-            Log2(w.selection.unit_tokens)};
+  a.rows = {w.layer,
+            w.selection,
+            w.tokens,
+            Log2(w.layer.page_tokens),
+            Log2(w.selection.unit_tokens),
+            w.new_k.data != nullptr};
   a.q = static_cast<const std::byte*>(w.q);
   a.q_stride = w.q_stride;
   a.scale = w.scale * kLog2E;
   a.batch = w.batch;
   a.group = w.group;
   a.ahead = w.ahead;
+  a.new_k = w.new_k;
+  a.new_v = w.new_v;
   a.with = w.with;
   a.to = w.to;
   a.partial = w.partial;

@@ -4,7 +4,8 @@
 // Work is counted in strips of 32 attended rows of one (sequence, KV head). A grid of as many CTAs
 // as the GPU holds shares the strips of the whole batch evenly, whatever the lengths are; the last
 // CTA to finish a (sequence, KV head) merges its splits in their order. The same inputs on the same
-// GPU give the same bits. Another batch splits otherwise: equal within rounding.
+// GPU give the same bits. Another batch splits otherwise: equal within rounding. Given the newest
+// rows themselves, it does what op append would do before it.
 //
 // Cost: reads each attended key and value once, at the bandwidth of the memory; one launch.
 // Accuracy: products and sums in fp32, weights rounded to the rows' dtype before they meet values.
@@ -12,6 +13,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_CUDA_H_
 
 #include "kernels/cuda/batch.h"
+#include "kernels/ops/append/append_cuda.h"
 #include "kernels/ops/merge/merge_cuda.h"
 
 namespace kvstrata::cuda {
@@ -28,6 +30,10 @@ struct AttendRawBatch {
   float scale = 1.0f;               // of logits
   bool ahead = false;  // launch.cuh; of the pages, tokens and selection, and of all rows but each
                        // sequence's newest
+
+  // Row b of both: the newest row of sequence b, where it is not on its page yet. It is attended
+  // from here, whatever the selection says, and written to its page. data null: it is there.
+  DeviceSource new_k, new_v;
 
   Partials with;       // of other ops on the same queries, merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead

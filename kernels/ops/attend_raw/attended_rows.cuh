@@ -17,9 +17,10 @@ inline constexpr int kStripRows = 32;
 struct RowSource {
   PagedLayer layer;
   DeviceSelection selection;
-  const int32_t* tokens;  // device [batch]
-  int32_t page_shift;     // log2(page_tokens)
-  int32_t unit_shift;     // log2(unit_tokens)
+  const int32_t* tokens;      // device [batch]
+  int32_t page_shift;         // log2(page_tokens)
+  int32_t unit_shift;         // log2(unit_tokens)
+  bool newest_apart = false;  // each sequence's newest row is not on its page
 };
 
 __device__ __forceinline__ int32_t CeilDivide(int32_t a, int32_t b) {
@@ -32,9 +33,10 @@ __device__ __forceinline__ int32_t StripsFor(int32_t rows) {
 
 // Of one (sequence, KV head). Plain, so that a CTA may keep it in shared memory.
 struct AttendedRows {
-  int32_t tokens, sink_end, recent_begin;
-  int32_t listed;                    // rows of the list
-  int32_t sink_strips, list_strips;  // before the recent rows
+  int32_t tokens, sink_end, recent_begin;  // on pages
+  int32_t newest;                          // the position of a row that is not; -1: none
+  int32_t listed;                          // rows of the list
+  int32_t sink_strips, list_strips;        // before the recent rows
   const int32_t* units;
 
   static __device__ __forceinline__ AttendedRows Of(const RowSource& from, int sequence, int head) {
@@ -43,6 +45,8 @@ struct AttendedRows {
     const int list = selected * s.groups + (s.groups == 1 ? 0 : head);
     AttendedRows r;
     r.tokens = max(from.tokens[sequence], 0);
+    r.newest = from.newest_apart ? r.tokens - 1 : -1;
+    if (r.newest >= 0) r.tokens = r.newest;
     r.sink_end = s.sink_end == nullptr ? 0 : min(max(s.sink_end[selected], 0), r.tokens);
     r.recent_begin = s.recent_begin == nullptr ? r.sink_end : s.recent_begin[selected];
     r.recent_begin = min(max(r.recent_begin, r.sink_end), r.tokens);

@@ -35,6 +35,7 @@ struct Arguments {
   float scale;  // with log2(e)
   int32_t batch, group;
   bool ahead;
+  DeviceSource new_k, new_v;
   Partials with;
   AttentionOutput to;
   Partials partial;
@@ -58,6 +59,7 @@ struct Shared {
   Turn turn;
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float top[kHeads], sum[kHeads];
+  float new_score[kHeads];
   bool is_last;
   union {
     alignas(16) float o[kWarps][kHeads][kDim];
@@ -96,9 +98,11 @@ class WarpAttention {
     if (first >= end || rows.tokens == 0) return WaitForPrevious();
     RowStream stream(from, rows, sequence, kv_head, first, step, end);
     const int row = halves ? warp % 2 * kTileRows : 0;
-    if (rows.MayHoldNewest(first)) WaitForPrevious();
+    if (!from.newest_apart && rows.MayHoldNewest(first)) WaitForPrevious();
     LoadKeys(stream.key, row, 0);
     LoadValues(stream.key, row, 0);
+    if (!halves && lane_ >= kTileRows) PrefetchRow(stream.key);
+    LetNextStart();
     WaitForPrevious();
     LoadQueries();
     if (halves) {
@@ -139,6 +143,14 @@ class WarpAttention {
   }
 
  private:
+  // Into the L2: the strip's other rows are on their way with the first ones.
+  __device__ __forceinline__ void PrefetchRow(uint64_t key) const {
+#pragma unroll
+    for (int line = 0; line < kDim * 2; line += 128) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(key + line));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(key + to_values_ + line));
+    }
+  }
   __device__ __forceinline__ void LoadQueries() {
 #pragma unroll
     for (int i = 0; i < kDim / 32; ++i) {

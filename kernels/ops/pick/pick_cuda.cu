@@ -408,12 +408,14 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   for (int i = threadIdx.x; i < kPasses * kBins / 4; i += blockDim.x) {
     reinterpret_cast<int4*>(shared.histogram)[i] = {0, 0, 0, 0};
   }
-  WaitForPrevious();
-  LetNextStart();
-  if (w.tokens[sequence] == kNoQuery) return;
+  if (!w.ahead) WaitForPrevious();
+  const int32_t tokens = w.tokens[sequence];
   CandidateRule rule = w.rule;
   if (w.takes != nullptr) rule.take = w.takes[sequence];
-  const Candidates units = CandidatesOf(rule, w.tokens[sequence]);
+  WaitForPrevious();
+  LetNextStart();
+  if (tokens == kNoQuery) return;
+  const Candidates units = CandidatesOf(rule, tokens);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     w.counts[list] = units.full ? 0 : rule.take;
     if (list % w.groups == 0) {

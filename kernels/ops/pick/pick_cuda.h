@@ -31,6 +31,7 @@ struct PickBatch {
   // device [batch], units to take of each sequence in place of rule.take, at most list_stride where
   // not all are taken; null: rule.take.
   const int32_t* takes = nullptr;
+  bool ahead = false;  // launch.cuh; of tokens and takes
   // The selection (batch.h), written: units [batch][groups][list_stride], counts [batch][groups],
   // sink_end [batch], recent_begin [batch]. REQUIRES: list_stride >= rule.take.
   int32_t* units = nullptr;

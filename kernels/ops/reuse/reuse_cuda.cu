@@ -5,7 +5,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int kWarps = 32;
+constexpr int kWarps = 16;  // more find no room beside the attention of the layer before
 
 struct CosineSums {
   double dot = 0, aa = 0, bb = 0;
@@ -81,7 +81,7 @@ __device__ bool IsAlike(const ReuseBatch& w, int64_t q_at, const float* before, 
   all.Reduce();
   if (lane == 0) warps[warp] = all;
   __syncthreads();
-  all = warps[lane];
+  all = lane < kWarps ? warps[lane] : CosineSums{};
   all.Reduce();
   return all.Reaches(w.theta);
 }

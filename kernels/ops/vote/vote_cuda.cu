@@ -147,7 +147,8 @@ struct Shared {
   RowRing<kDim> rings[kWarps];
 };
 
-// Grid (splits, kv_heads, batch). A CTA takes a run of blocks, its warps by turns.
+// Grid (splits, kv_heads, batch). Warps take blocks in turn, over all CTAs: what is read at one
+// time lies side by side (work_share.cuh says why).
 template <typename T, int kDim>
 __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scratch scratch) {
   extern __shared__ uint4 dynamic[];
@@ -162,12 +163,11 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scra
 
   const int first_block = units.first / kBlockRows;
   const int count = (units.last + kBlockRows - 1) / kBlockRows - first_block;
-  const int each = (count + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
-  const int begin = static_cast<int>(blockIdx.x) * each + static_cast<int>(threadIdx.x) / 32;
-  const int end = min(static_cast<int>(blockIdx.x + 1) * each, count);
-  const int blocks = max(0, (end - begin + kWarps - 1) / kWarps);
+  const int step = static_cast<int>(gridDim.x) * kWarps;
+  const int begin = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
+  const int blocks = max(0, (count - begin + step - 1) / step);
   const auto row_of = [=](int tile) {
-    return (first_block + begin + tile / kTiles * kWarps) * kBlockRows + tile % kTiles * kTileRows;
+    return (first_block + begin + tile / kTiles * step) * kBlockRows + tile % kTiles * kTileRows;
   };
   TileScorer<T, kDim, decltype(row_of)> scorer(
       w.rows, w.fields, w.field_stride, sequence, head, units.first, units.last, blocks * kTiles,
@@ -183,7 +183,7 @@ __global__ __launch_bounds__(kWarps * 32, 2) void WeightKernel(VoteBatch w, Scra
     for (int tile = 0; tile < kTiles; ++tile) {
       KeepTile(scorer.Next(), wide, row_of(i * kTiles + tile), units, w.scale * kLog2E, s.x[tile]);
     }
-    KeepBlock(w, scratch, s, wide, sequence, begin + i * kWarps, head * group, group, totals);
+    KeepBlock(w, scratch, s, wide, sequence, begin + i * step, head * group, group, totals);
   }
   KeepTotals(w, scratch, totals, wide, sequence, head * group, group);
 }

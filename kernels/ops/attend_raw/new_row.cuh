@@ -1,0 +1,76 @@
+// The newest row of a sequence while it is not on its page yet (AttendRawBatch::new_k): it is
+// attended as a part of one row by the CTA that finishes an item, so that no CTA waits for its
+// page, and written there by the CTA that has the item's first strip.
+#ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
+#define KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
+
+#include "kernels/cuda/float_bits.cuh"
+#include "kernels/ops/attend_raw/warp_attention.cuh"
+
+namespace kvstrata::cuda {
+
+template <typename T>
+struct alignas(8) FourChannels {
+  T x[4];
+
+  __device__ __forceinline__ float4 floats() const {
+    return {FloatOf(x[0]), FloatOf(x[1]), FloatOf(x[2]), FloatOf(x[3])};
+  }
+};
+
+// Channels 4 * column .. of a new row, as its page will hold them.
+template <typename T>
+__device__ __forceinline__ FourChannels<T> NewChannels(const DeviceSource& from, int sequence,
+                                                       int head, int column) {
+  const std::byte* const row = static_cast<const std::byte*>(from.data) +
+                               sequence * from.row_stride + head * from.head_stride;
+  float4 x;
+  if (from.dtype == DType::kF32) {
+    x = reinterpret_cast<const float4*>(row)[column];
+  } else if (from.dtype == DType::kBF16) {
+    x = reinterpret_cast<const FourChannels<__nv_bfloat16>*>(row)[column].floats();
+  } else {
+    x = reinterpret_cast<const FourChannels<__half>*>(row)[column].floats();
+  }
+  return {{Rounded<T>(x.x), Rounded<T>(x.y), Rounded<T>(x.z), Rounded<T>(x.w)}};
+}
+
+// The scaled scores of the item's new row, to shared.new_score. Barrier afterwards.
+template <typename T, int kDim>
+__device__ __forceinline__ void ScoreNewRow(const Arguments& a, Shared<kDim>& shared) {
+  const Turn& turn = shared.turn;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int head = threadIdx.x / 32; head < a.group; head += kWarps) {
+    const auto* const q = reinterpret_cast<const FourChannels<T>*>(
+        a.q + turn.sequence * a.q_stride + int64_t{turn.head * a.group + head} * kDim * 2);
+    float score = 0;
+    for (int column = lane; column < Shape<kDim>::kColumns; column += 32) {
+      const float4 x = q[column].floats();
+      const float4 k = NewChannels<T>(a.new_k, turn.sequence, turn.head, column).floats();
+      score += x.x * k.x + x.y * k.y + x.z * k.z + x.w * k.w;
+    }
+    for (int step = 16; step > 0; step /= 2) score += __shfl_xor_sync(kAllLanes, score, step);
+    if (lane == 0) shared.new_score[head] = score * a.scale;
+  }
+}
+
+template <typename T, int kDim>
+__device__ __forceinline__ void StoreNewRow(const Arguments& a, const Turn& turn) {
+  constexpr int kColumns = Shape<kDim>::kColumns;
+  if (static_cast<int>(threadIdx.x) >= 2 * kColumns) return;
+  const PagedLayer& l = a.rows.layer;
+  const int32_t page = turn.rows.newest >> a.rows.page_shift;
+  const int32_t slot = turn.rows.newest - (page << a.rows.page_shift);
+  const bool is_value = threadIdx.x >= kColumns;
+  const int column = threadIdx.x % kColumns;
+  const uint64_t row = l.pages[int64_t{turn.sequence} * l.page_stride + page] +
+                       (is_value ? l.value_offset : l.key_offset) + turn.head * l.head_stride +
+                       slot * l.slot_stride;
+  reinterpret_cast<FourChannels<T>*>(row)[column] =
+      NewChannels<T>(is_value ? a.new_v : a.new_k, turn.sequence, turn.head, column);
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_OPS_ATTEND_RAW_NEW_ROW_CUH_
