@@ -674,6 +674,19 @@ TEST(CudaStep, CapturedLayersPromote) {
   twins.ExpectFewTies();
 }
 
+// Many more pages than slots: what is promoted is evicted and promoted again.
+TEST(CudaStep, PromotedSlicesAreEvicted) {
+  Twins twins(Small(),
+              {"quest{budget = 32, min_tokens = 0}", "strata{budget = 16, min_tokens = 0}"});
+  ASSERT_NO_FATAL_FAILURE(Prefill(twins, {900, 800}));
+  twins.MovePages(1);
+  for (int i = 0; i < 40; ++i) ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
+  Replays replays(twins);
+  for (int i = 0; i < 20; ++i) ASSERT_NO_FATAL_FAILURE(replays.Step());
+  EXPECT_EQ(replays.captures, 1);
+  twins.ExpectFewTies();
+}
+
 TEST(CudaStep, AForkBeginsWithoutPromotedSlices) {
   Twins twins(Small(), {kQuest});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {260}));

@@ -8,6 +8,9 @@
 // place, as is a page that is not complete, and all of a sequence that is attended in full. What is
 // attended has the same bits either way.
 //
+// REQUIRES: layer.hot, tokens and committed are written by a copy, or before the kernel that is
+// enqueued before this one: they are read while that kernel runs.
+//
 // One kernel: several CTAs a list find out the same, share the copies, and the last one to finish
 // writes entries, owners and stamps. Cost: where nothing is missing three reads in a row (the list,
 // its entries, stamps written), else 16-byte reads over the bus, about as fast as it goes.
