@@ -60,6 +60,8 @@ struct Sequence {
   shm::TableView table;
   uint64_t version = 0;
   std::vector<std::byte*> pages, blocks;  // null: a page that was given back
+  std::vector<uint8_t> far_pages;         // steps on a GPU: 1 where a page is the host's
+  bool has_far_pages = false;
   std::vector<ExtentView> extents;
   // Of the extents in a GPU's memory, by address and tokens (kernels/codec/extent.h).
   std::map<std::tuple<const std::byte*, int32_t, int32_t>, std::vector<std::byte>> descriptions;
@@ -70,7 +72,8 @@ struct Sequence {
             state->tokens(),
             extents.data(),
             static_cast<int32_t>(extents.size()),
-            version};
+            version,
+            has_far_pages ? far_pages.data() : nullptr};
   }
 };
 

@@ -83,6 +83,8 @@ Status Session::State::Load(Sequence* s) {
   if (view.table == nullptr) return TableInvalid(s->id);
   if (view.table->version != s->version) {
     s->pages.clear();
+    s->far_pages.clear();
+    s->has_far_pages = false;
     s->blocks.clear();
     // Extents of one table and the next are never in the same place, but for those that are kept.
     if (view.table->version != s->version + 1) s->descriptions.clear();
@@ -92,7 +94,11 @@ Status Session::State::Load(Sequence* s) {
   }
   s->table = view;
   const auto page_bytes = static_cast<uint64_t>(s->state->geometry().page_bytes());
+  s->far_pages.resize(view.pages);
   for (auto i = static_cast<uint32_t>(s->pages.size()); i < view.pages; ++i) {
+    const bool far = gpu_session != nullptr && view.page(i)->tier != 0;
+    s->far_pages[i] = far ? 1 : 0;
+    s->has_far_pages |= far;
     if ((view.page(i)->flags & shm::kPageAbsent) != 0) {
       s->pages.push_back(nullptr);
       continue;

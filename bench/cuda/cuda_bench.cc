@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/far_pages.h"
 #include "bench/cuda/pack_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/machine.h"
@@ -251,6 +252,17 @@ class Report {
                     {"n", t.n},
                     {"tbps", tbps}});
   }
+  // In GB/s.
+  void AddGather(const std::string& id, const bench::Timing& t, int64_t bytes) {
+    const auto speed = [bytes](double us) { return static_cast<double>(bytes) / us / 1e3; };
+    std::printf("%-36s %9.2f us  %8.1f GB/s\n", id.c_str(), t.median, speed(t.median));
+    rows.push_back({{"id", id},
+                    {"value", speed(t.median)},
+                    {"unit", "GB/s"},
+                    {"p10", speed(t.p90)},
+                    {"p90", speed(t.p10)},
+                    {"n", t.n}});
+  }
   ordered_json rows = ordered_json::array();
 
  private:
@@ -310,6 +322,22 @@ void BenchPack(const Arena& arena, Report& report) {
        [&](int n, cudaStream_t stream) { return rows.Flush(n, stream); });
 }
 
+// Promotion of slices of pages in the host's memory: a zero-copy gather of pieces of 4 KiB.
+void BenchGather(Report& report) {
+  for (const int listed : {128, 512}) {
+    const std::string id = "gather/4KiB/" + std::to_string(listed) + "pages";
+    if (!report.Wants(id)) continue;
+    const FarPages pages(listed);
+    const auto graph = [&pages](int which) {
+      return std::make_unique<CapturedGraph>(
+          [&pages, which](cudaStream_t stream) { return pages.Promote(which, stream); });
+    };
+    const auto first = graph(0), second = graph(1);
+    report.AddGather(id, TimeReplays<CapturedGraph>({first.get(), second.get()}, 1, kReplays),
+                     pages.bytes());
+  }
+}
+
 // Bytes read and written by a device-to-device copy, a second.
 double CopyTbps(const Arena& arena) {
   constexpr int64_t kBytes = int64_t{4} << 30;
@@ -360,6 +388,7 @@ int Main(int argc, char** argv) {
   BenchAttend(arena, report);
   BenchAppend(arena, report);
   BenchPack(arena, report);
+  BenchGather(report);
   out["rows"] = report.rows;
   const std::string file = Option(argc, argv, "--json-out");
   if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";

@@ -8,10 +8,13 @@
 // layer on the stream, from a step's first work to its last; a model has 32 layers, or as many as
 // fit: a page holds all layers, so their number decides how far apart a layer's rows lie. Beside
 // them the step's time on the CPU, with the stream idle, and that of one kvs_select and kvs_attend
-// outside a graph, once the library knows the calls (rows .../call). chess: the mean of a whole
-// period of steps, its selection included; sentencekv: the same, the buckets of the sentences that
-// end included. tokenselect_0.9: of ten steps, one of which turns its query away and selects.
+// outside a graph, once the library knows the calls (rows .../call). Rows .../host are of sequences
+// whose sealed pages were moved to the host's memory, after some steps with the same query. chess:
+// the mean of a whole period of steps, its selection included; sentencekv: the same, the buckets of
+// the sentences that end included. tokenselect_0.9: of ten steps, one of which turns its query away
+// and selects.
 #include <cuda_runtime_api.h>
+#include <grpcpp/grpcpp.h>
 
 #include <algorithm>
 #include <chrono>
@@ -27,6 +30,7 @@
 #include "bench/cuda/replay_timing.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "kernels/dtype.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
 #include "tests/cuda/device_array.h"
 #include "tests/fakes/daemon_process.h"
 
@@ -112,6 +116,23 @@ class Steps {
     cudaStreamDestroy(stream_);
   }
 
+  // All pages of the first sequence but the last go to the host's memory, and the graph is captured
+  // anew.
+  void Demote(const std::string& socket) {
+    Check(cudaStreamSynchronize(stream_), "the steps before");
+    const auto admin = v1::Admin::NewStub(
+        grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+    v1::MoveRequest request;
+    request.set_sequence(members_[0].sequence);
+    grpc::ClientContext context;
+    v1::MoveResponse moved;
+    if (const grpc::Status status = admin->Demote(&context, request, &moved); !status.ok()) {
+      std::fprintf(stderr, "Demote: %s\n", status.error_message().c_str());
+      std::exit(1);
+    }
+    Check(cudaGraphExecDestroy(graph_), "cudaGraphExecDestroy");
+    Capture();
+  }
   int layers() const { return layers_; }
   // That a launch makes.
   int steps() const { return std::max(steps_a_query_, 1); }
@@ -380,6 +401,53 @@ void Measure(const Plan& plan, int batch, int kilotokens, ordered_json* rows) {
                    {"n", call.n}});
 }
 
+// Plans that are measured with all cold pages in the host's memory, the query the same in each
+// step, and what is selected promoted; against the same steps before, with all pages the GPU's.
+constexpr const char* kFarPlans[] = {"quest", "strata", "sentencekv", "chess", "tokenselect_hit"};
+constexpr int kFarLayers = 8;
+
+void MeasureFar(Plan plan, ordered_json* rows) {
+  const std::string id = IdOf(plan, 1, 128) + "/host";
+  const testing::DaemonProcess daemon({"--set", "pool.device=cuda", "--set",
+                                       "pool.device_bytes=8GiB", "--set", "pool.arena_bytes=1GiB",
+                                       "--set", "pool.host_bytes=6GiB"});
+  kvs_session* session = nullptr;
+  kvs_attach_options options{};
+  options.size = sizeof(options);
+  options.timeout_ms = 300000;
+  CheckKvs(kvs_attach(daemon.socket().c_str(), &options, &session), "kvs_attach");
+  const std::unique_ptr<kvs_session, decltype(&kvs_detach)> detached(session, &kvs_detach);
+  plan.most_layers = kFarLayers;
+  Steps steps(session, plan, 1, 128 * 1024);
+  const auto time = [&] {
+    return plan.period > 1 ? steps.TimePeriods(plan.period)
+                           : TimeReplays<Steps>({&steps}, steps.layers(), kReplays);
+  };
+  const bench::Timing near = time();
+  steps.Demote(daemon.socket());
+  const bench::Timing far = time(), cpu = steps.TimeOnCpu();
+  if (!steps.Sound()) {
+    std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
+    std::exit(1);
+  }
+  std::printf(
+      "%-28s %9.2f us  p10 %9.2f  p90 %9.2f  %5.3fx of %.2f us on the GPU, %.1f us of CPU\n",
+      id.c_str(), far.median, far.p10, far.p90, far.median / near.median, near.median, cpu.median);
+  std::fflush(stdout);
+  rows->push_back({{"id", id},
+                   {"plan", plan.text},
+                   {"tokens", 128 * 1024},
+                   {"value", far.median},
+                   {"unit", "us"},
+                   {"p10", far.p10},
+                   {"p90", far.p90},
+                   {"n", far.n},
+                   {"on_device_us", near.median},
+                   {"ratio", far.median / near.median},
+                   {"layers", steps.layers()},
+                   {"cpu_us_a_step", cpu.median}});
+}
+
 int Main(int argc, char** argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -397,6 +465,11 @@ int Main(int argc, char** argv) {
       if (!IdOf(plan, batch, kilotokens).starts_with(only)) continue;
       Measure(plan, batch, kilotokens, &rows);
     }
+  }
+  for (const Plan& plan : kPlans) {
+    if (std::ranges::find(kFarPlans, std::string_view(plan.name)) == std::end(kFarPlans)) continue;
+    if (!(IdOf(plan, 1, 128) + "/host").starts_with(only)) continue;
+    MeasureFar(plan, &rows);
   }
   const ordered_json out = {
       {"suite", "cuda-linked"},

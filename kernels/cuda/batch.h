@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/hot_pages.h"
 #include "kernels/dtype.h"
 
 namespace kvstrata::cuda {
@@ -30,6 +31,10 @@ struct PagedLayer {
   int64_t value_offset = 0;    // the same to its values
   int64_t head_stride = 0;     // bytes from a KV head to the next
   int64_t slot_stride = 0;     // bytes from a token to the next, a multiple of 16
+  // device [batch], of ops attend_raw and promote: a KV head of a sequence with `entries` finds its
+  // pages there, in row hot_row + head, and not in `pages`. Null: none has.
+  const HotPages* hot = nullptr;
+  int32_t hot_row = 0;  // layer * kv_heads
 };
 
 // What the queries of a sequence attend, in order of position: positions [0, sink_end), the units

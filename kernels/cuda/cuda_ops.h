@@ -32,6 +32,7 @@
 #include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
+#include "kernels/ops/promote/promote_cuda.h"
 #include "kernels/ops/reuse/reuse_cuda.h"
 #include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
@@ -72,6 +73,8 @@ struct CudaOps {
   int (*prompt_buckets)(const PromptBucketsBatch& work, Stream stream) = nullptr;
   int (*whole_buckets)(const WholeBucketsBatch& work, Stream stream) = nullptr;
   int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
+  int (*rebase)(const RebaseBatch& work, Stream stream) = nullptr;
+  int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
 
   // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its
   // *_cuda.h.

@@ -69,6 +69,9 @@ struct SequenceView {
   const ExtentView* extents = nullptr;       // what a codec holds, in order of position
   int32_t extent_count = 0;
   uint64_t version = 0;  // of the table; extents change with it alone
+  // By page: 1 where it lies in the host's memory, of a sequence whose steps run on a GPU; null:
+  // nowhere.
+  const uint8_t* far_pages = nullptr;
 };
 
 // What a selector may use.

@@ -327,6 +327,10 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   const int32_t first = first_row_[part.first] + part.begin;
   // What the GPU selects in the layer itself is not there before.
   w.ahead = part.new_tokens == 1 && !(Selects(part, layer) && SelectsByQuery(part.plan.selector));
+  if (part.promotes && Selects(part, layer)) {
+    KVS_RETURN_IF_ERROR(Promote(part, layer, &w.layer));
+    w.ahead = false;
+  }
   if (part.new_tokens == 1) return AttendItems(w, first, part.count, q, out, lse);
   if (part.new_tokens > CudaWorkspace::kItemsOfMember) return AttendChunk(part, layer, q, out, lse);
   // Every new token is an item with the same row of the page table and the same selection.

@@ -66,12 +66,14 @@ void CudaStep::CutParts() {
     part.selects = state.prompt_tokens() >= 0 && selector != SelectorKind::kFull;
     part.observes = state.prompt_tokens() < 0 && selector == SelectorKind::kBucket;
     if (part.selects || part.observes) part.plan = state.plan();
+    part.promotes = part.selects && part.new_tokens == 1 && HasFarPages(members_[i]);
     if (part.selects && selector == SelectorKind::kVote) part.list = vote_lists_++;
     Part* const last = parts_.empty() ? nullptr : &parts_.back();
     if (last != nullptr && part.new_tokens == 1 && last->new_tokens == 1 &&
         part.selects == last->selects && part.observes == last->observes &&
         part.plan == last->plan && !last->prompt) {
       ++last->count;
+      last->promotes |= part.promotes;
     } else {
       parts_.push_back(std::move(part));
     }
@@ -95,6 +97,7 @@ CudaWorkspace::Capacity CudaStep::Need() const {
       need.chunk = std::max(need.chunk, std::min(m.new_tokens, cuda::kAttendChunkRows));
     }
     need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
+    if (HasFarPages(m) || ws_.capacity_.far_pages > 0) need.far_pages = need.pages;
     if (HasBuckets(m)) {
       need.bucket_list = std::max({need.bucket_list, m.state->plan().tau, 1});
     }
@@ -140,6 +143,7 @@ Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(StagePacked(slot));
   KVS_RETURN_IF_ERROR(StageSentences(slot));
   KVS_RETURN_IF_ERROR(StageSpans(slot));
+  KVS_RETURN_IF_ERROR(StageHotPages(slot));
   for (int i = 0; i < members(); ++i) {
     const SequenceView& view = members_[i].view;
     const int32_t tokens = view.tokens + members_[i].new_tokens;
@@ -310,12 +314,21 @@ CudaWorkspace::CapturedShape* CudaStep::ShapeUnderCapture() {
   return &ws_.captured_.emplace_back(CudaWorkspace::CapturedShape{parts_, none, none});
 }
 
+// Whether a graph of `captured` does all that this step does: one that promotes serves members
+// without pages in the host's memory, too.
+bool CudaStep::Serves(std::vector<Part> captured) const {
+  for (size_t i = 0; i < captured.size() && i < parts_.size(); ++i) {
+    captured[i].promotes = captured[i].promotes && parts_[i].promotes;
+  }
+  return captured == parts_;
+}
+
 Status CudaStep::Replay() {
   const auto all = [](const std::vector<uint8_t>& layers) {
     return std::ranges::all_of(layers, [](uint8_t done) { return done != 0; });
   };
   for (const CudaWorkspace::CapturedShape& shape : ws_.captured_) {
-    if (shape.parts != parts_ || !all(shape.appended) || !all(shape.attended)) continue;
+    if (!Serves(shape.parts) || !all(shape.appended) || !all(shape.attended)) continue;
     selected_layer_ = geometry().layers - 1;
     for (const Part& part : parts_) {
       for (int layer = 0; layer < geometry().layers; ++layer) {

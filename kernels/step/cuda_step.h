@@ -35,6 +35,12 @@
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
 // graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
 // state that is cloned must have no step under way on the GPU.
+//
+// Pages in the host's memory (view.far_pages) are attended in place, over the bus. In steps of one
+// new token behind a prompt, of codec raw, what is selected of them is promoted first: copied into
+// a cache on the GPU, where it stays as long as it is selected often (cuda_hot_pages.h). A graph
+// that was captured before any page was the host's is stale then.
+//
 // Selector bucket: prompt tokens that no layer was given queries of are not observed (spec/
 // sentencekv.md 2); the Begin behind a prompt's end ranks its tokens, which takes the GPU about as
 // long as attending n_obs of them in full.
@@ -163,6 +169,14 @@ class CudaStep : public StepBatch {
   Result<Selection> ReadBuckets(int member, int32_t n) const;
   Result<std::vector<int32_t>> ReadBucketEnds(const StepMember& m, int head) const;
   Result<std::vector<int32_t>> ReadKeptOf(const StepMember& m, int head) const;
+
+  // Pages in the host's memory (cuda_hot_pages.cc): their selected slices are promoted.
+  static bool HasFarPages(const StepMember& m);
+  Status StageHotPages(const CudaWorkspace::StagingSlot& slot);
+  Status FollowPages(int member, const CudaWorkspace::StagingSlot& slot);
+  // Into `pages`, where the promoted slices are found.
+  Status Promote(const Part& part, int layer, cuda::PagedLayer* pages);
+  bool Serves(std::vector<Part> captured) const;
 
   // Tensors.
   Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);

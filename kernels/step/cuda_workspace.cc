@@ -103,6 +103,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
   c.span_parts = Grown(now.span_parts, need.span_parts, power(need.span_parts));
+  c.far_pages = Grown(now.far_pages, need.far_pages, Generous(need.far_pages, 64));
   c.spans = Grown(now.spans, need.span_parts > 0 ? std::max(need.spans, 1) : 0,
                   Generous(std::max(need.spans, 1), 32));
   c.votes = now.votes.Grown(need.votes);
@@ -163,6 +164,7 @@ Status CudaWorkspace::Fit(Capacity need) {
   }
   cascade_ids_.assign(static_cast<size_t>(c.members), 0);
   KVS_RETURN_IF_ERROR(FitSpans(c));
+  KVS_RETURN_IF_ERROR(FitFarPages(c));
   KVS_RETURN_IF_ERROR(votes_.Fit(ops_, geometry_, c.votes));
   KVS_RETURN_IF_ERROR(packed_.Fit(ops_, geometry_, c.packed));
   const int64_t segment_words =
@@ -186,6 +188,8 @@ Status CudaWorkspace::Fit(Capacity need) {
       packed_segments_.staging_offset + packed_segments_.host.size() * kAddress;
   span_parts_.staging_offset = sentences_.staging_offset + sentences_.host.size() * kAddress;
   span_routers_.staging_offset = span_parts_.staging_offset + span_parts_.host.size() * kAddress;
+  far_pages_.staging_offset = span_routers_.staging_offset + span_routers_.host.size() * kAddress;
+  hot_tables_.staging_offset = far_pages_.staging_offset + far_pages_.host.size() * kAddress;
   capacity_ = c;
   return AllocateStaging();
 }
@@ -223,9 +227,20 @@ Status CudaWorkspace::FitSpans(const Capacity& c) {
   return reserve(&span_workspace_, static_cast<uint64_t>(bytes), 1);
 }
 
+// What members with pages in the host's memory need.
+Status CudaWorkspace::FitFarPages(const Capacity& c) {
+  const auto members = static_cast<size_t>(c.far_pages > 0 ? c.members : 0);
+  far_pages_.host.assign(members * static_cast<size_t>(c.far_pages), kUnknown);
+  hot_tables_.host.assign(members * kHotEntries, kUnknown);
+  for (AddressTable* table : {&far_pages_, &hot_tables_}) {
+    KVS_RETURN_IF_ERROR(table->device.Reserve(ops_, table->host.size() * sizeof(uint64_t)));
+  }
+  return hot_counters_.Reserve(
+      ops_, members * static_cast<uint64_t>(geometry_.kv_heads) * sizeof(uint32_t));
+}
+
 Status CudaWorkspace::AllocateStaging() {
-  const uint64_t bytes =
-      span_routers_.staging_offset + span_routers_.host.size() * sizeof(uint64_t);
+  const uint64_t bytes = hot_tables_.staging_offset + hot_tables_.host.size() * sizeof(uint64_t);
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }

@@ -24,6 +24,7 @@
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_buffer.h"
+#include "kernels/cuda/hot_pages.h"
 #include "kernels/cuda/sentence_table.h"
 #include "kernels/plan.h"
 #include "kernels/step/bucket_buffers.h"
@@ -47,8 +48,9 @@ class CudaWorkspace {
   // How many repeated calls of engines that capture none are graphs (repeated_call.h).
   int call_graphs() const;
 
-  // Entries of an address table that a cuda::SentenceTable takes.
+  // Entries of an address table that a cuda::SentenceTable takes, and a cuda::HotPages.
   static constexpr int32_t kSentenceEntries = sizeof(cuda::SentenceTable) / sizeof(uint64_t);
+  static constexpr int32_t kHotEntries = sizeof(cuda::HotPages) / sizeof(uint64_t);
 
  private:
   friend class CudaStep;
@@ -64,6 +66,7 @@ class CudaWorkspace {
     int32_t cascade_pages = 0;      // of a member with selector cascade: candidates
     int32_t bucket_list = 0;        // of a (member, KV head) with selector bucket: tokens chosen
     int32_t span_parts = 0, spans = 0;  // of a member with codec lowrank
+    int32_t far_pages = 0;              // pages of a member with pages in the host's memory
     VoteBuffers::Capacity votes;        // of selector vote
     PackedBuffers::Capacity packed;     // of codec packed
     bool operator==(const Capacity&) const = default;
@@ -98,6 +101,7 @@ class CudaWorkspace {
     bool prompt = false;           // a chunk of a prompt, with a selection of its own
     int32_t list = 0;              // of selector vote: its first list in VoteBuffers
     bool observes = false;  // of a prompt whose last queries are kept; the plan is there, too
+    bool promotes = false;  // selects, and a member has pages in the host's memory
     bool operator==(const Part&) const = default;
   };
   // A batch whose layers were captured, since the last growth.
@@ -132,6 +136,7 @@ class CudaWorkspace {
   void ForgetGraphs();
   CalledShape* CallsOf(const std::vector<Part>& parts);
   Status FitSpans(const Capacity& c);
+  Status FitFarPages(const Capacity& c);
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
   // A slot whose last step has begun on the GPU. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
@@ -158,6 +163,9 @@ class CudaWorkspace {
 
   AddressTable pages_, blocks_, vote_caches_;  // vote_caches_: one entry a member
   AddressTable sentences_;                     // a cuda::SentenceTable a member
+  // Of members with pages in the host's memory: cuda::HotPages::pages, a cuda::HotPages each.
+  AddressTable far_pages_, hot_tables_;
+  DeviceBuffer hot_counters_;
   DeviceBuffer ints_;
   DeviceBuffer scores_, vote_scratch_, pick_scratch_;
   DeviceBuffer units_, counts_, sink_end_, recent_begin_;  // a DeviceSelection

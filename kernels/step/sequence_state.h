@@ -22,6 +22,7 @@
 
 namespace kvstrata {
 
+class CudaHotPages;    // cuda_hot_pages.h
 struct CudaSentences;  // cuda_sentences.h
 struct CudaVoteCache;  // cuda_vote_cache.h
 
@@ -106,6 +107,7 @@ class SequenceState {
   std::unique_ptr<Selector> selector_;
   std::shared_ptr<CudaVoteCache> vote_cache_;  // of CudaSteps, as the next
   std::shared_ptr<CudaSentences> sentences_;   // of this state alone
+  std::shared_ptr<CudaHotPages> hot_pages_;    // the same
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
   bool raw_gone_ = false;                   // pages that they cover are absent

@@ -358,11 +358,12 @@ TEST_F(LinkedCuda, PlansSelect) {
 
 TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
   testing::Operator admin(daemon_.socket());
-  for (const char* plan : {"full", kQuest, kTokens}) {
+  for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess}) {
     SCOPED_TRACE(plan);
     Sequence s;
     Open(plan, Ids(600), &s);
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+    ASSERT_NO_FATAL_FAILURE(Report(s));
     ASSERT_NO_FATAL_FAILURE(Decode(&s, 3, true));
     EXPECT_GE(admin.Demote(s.handle).pages(), 600u / kPage);
     ASSERT_NO_FATAL_FAILURE(Decode(&s, 20, true));
@@ -526,6 +527,50 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   a.ids.pop_back();
   Tensors one(1, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a}, {{2}}, &one));  // nothing of the aborted step is left
+  cudaGraphExecDestroy(graph);
+  cudaGraphDestroy(captured);
+}
+
+// Slices of demoted pages are promoted by a graph that is captured when its predecessor is stale;
+// it goes on when the pages come back.
+TEST_F(LinkedCuda, AGraphPromotesWhatItSelects) {
+  testing::Operator admin(daemon_.socket());
+  Sequence s;
+  Open(kQuest, Ids(600), &s);
+  ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+  Tensors tensors(1, true);
+  cudaGraph_t captured = nullptr;
+  cudaGraphExec_t graph = nullptr;
+  kvs_step* step = nullptr;
+  const auto decode = [&](int steps, const char* refused) {
+    for (int i = 0; i < steps; ++i) {
+      ASSERT_NO_FATAL_FAILURE(Begin({&s}, {{100 + i}}, &tensors, &step));
+      if (i > 0 || refused == nullptr) {
+        ASSERT_KVS(kvs_step_replay(step));
+      } else {
+        EXPECT_REFUSED(kvs_step_replay(step), refused);
+        cudaGraphExecDestroy(std::exchange(graph, nullptr));
+        cudaGraphDestroy(std::exchange(captured, nullptr));
+        Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
+        for (int layer = 0; layer < kLayers; ++layer) {
+          ASSERT_NO_FATAL_FAILURE(Layer(step, layer, &tensors));
+        }
+        Check(cudaStreamEndCapture(stream_, &captured), "EndCapture");
+        Check(cudaGraphInstantiate(&graph, captured, 0), "Instantiate");
+      }
+      Check(cudaGraphLaunch(graph, stream_), "cudaGraphLaunch");
+      ASSERT_NO_FATAL_FAILURE(Verify(step, kLayers - 1, {&s}, &tensors)) << "step " << i;
+      ASSERT_KVS(kvs_step_end(step, stream_));
+    }
+  };
+  ASSERT_NO_FATAL_FAILURE(decode(3, "GRAPH_STALE"));
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_GT(admin.Demote(s.handle).pages(), 0u);
+    ASSERT_NO_FATAL_FAILURE(decode(30, turn == 0 ? "GRAPH_STALE" : nullptr));
+    EXPECT_GT(admin.Prefetch(s.handle).pages(), 0u);
+    ASSERT_NO_FATAL_FAILURE(decode(3, nullptr));
+  }
+  EXPECT_EQ(admin.Audit(), "");
   cudaGraphExecDestroy(graph);
   cudaGraphDestroy(captured);
 }

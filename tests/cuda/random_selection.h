@@ -47,6 +47,11 @@ class RandomSelection {
             d_units_.get(),       d_counts_.get(), d_sink_end_.get(),
             d_recent_begin_.get()};
   }
+  // Whether there is nothing that a list could leave out.
+  bool IsFull(int b) const {
+    const auto at = static_cast<size_t>(b);
+    return kind_ == Kind::kAll || recent_begin_[at] <= sink_end_[at];
+  }
   // Whether position t of sequence b, which has n tokens, is attended.
   bool Has(int b, int head, int32_t n, int32_t t) const {
     const auto at = static_cast<size_t>(b);

@@ -179,7 +179,8 @@ KVS_API int kvs_attend(kvs_step* step, int32_t layer, const kvs_tensor* q, const
  * prompts complete or not, as many new tokens each; tensors at the same addresses) call this
  * instead and launch the graph on the stream before kvs_step_end: lengths, page tables and
  * selections are read on the GPU. GRAPH_STALE (FAILED_PRECONDITION): nothing of this shape was
- * captured, or memory had to grow since; make the calls, or capture anew. */
+ * captured, memory had to grow since, or a member that selects has pages in the host's memory now
+ * and had none; make the calls, or capture anew. */
 KVS_API int kvs_step_replay(kvs_step* step);
 /* Commits the new tokens; frees the step, also on error. Every layer must have been appended. On a
  * GPU it returns while `stream`, which must come behind all of the step, still works: the daemon

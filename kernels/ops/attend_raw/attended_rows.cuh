@@ -89,6 +89,16 @@ struct AttendedRows {
   }
 };
 
+// Where a KV head of a sequence finds its pages.
+__device__ __forceinline__ const uint64_t* PagesOf(const PagedLayer& layer, int sequence,
+                                                   int head) {
+  const uint64_t* const shared = layer.pages + int64_t{sequence} * layer.page_stride;
+  if (layer.hot == nullptr) return shared;
+  const HotPages& hot = layer.hot[sequence];
+  return hot.entries == nullptr ? shared
+                                : hot.entries + int64_t{layer.hot_row + head} * hot.page_stride;
+}
+
 // The addresses of a warp's strips, made ahead: while strip n is used, the page of n + 1 and the
 // list entry of n + 2 are on their way. Every lane holds one row's key.
 class RowStream {
@@ -99,7 +109,7 @@ class RowStream {
                                        int32_t end)
       : from_(from),
         rows_(rows),
-        pages_(from.layer.pages + int64_t{sequence} * from.layer.page_stride),
+        pages_(PagesOf(from.layer, sequence, head)),
         offset_(from.layer.key_offset + head * from.layer.head_stride),
         stride_(static_cast<int32_t>(from.layer.slot_stride)),
         strip_(first),

@@ -1,0 +1,167 @@
+// Selected slices of pages in the host's memory, kept on a GPU: the cache of a sequence, and how
+// steps follow where its pages are (cuda_hot_pages.h).
+#include "kernels/step/cuda_hot_pages.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "kernels/step/cuda_step.h"
+
+namespace kvstrata {
+namespace {
+
+struct ListedUnits {
+  int32_t units = 0;        // of a list
+  int32_t unit_tokens = 1;  // of each
+  int32_t always = 0;       // tokens that are attended whatever is listed
+};
+
+ListedUnits ListOf(const Plan& plan, int32_t tokens) {
+  switch (plan.selector) {
+    case SelectorKind::kMinMax:
+      return {plan.budget / plan.page, plan.page, plan.n_sink + plan.n_recent};
+    case SelectorKind::kCascade: {
+      const double share = plan.rho[0] * plan.rho[1] * plan.rho[2];
+      return {static_cast<int32_t>(share * tokens / plan.page), plan.page,
+              (plan.sinks + plan.window + plan.every) * plan.page};
+    }
+    case SelectorKind::kVote:
+      return {plan.k, 1, plan.n_init + plan.n_local};
+    case SelectorKind::kBucket:
+      return {plan.tau, 1, plan.start + plan.recent};
+    default:
+      return {0, 1, plan.n_sink + plan.n_recent};
+  }
+}
+
+}  // namespace
+
+int32_t CudaHotPages::SlotsOf(const Plan& plan, const Geometry& g, int32_t pages) {
+  const ListedUnits list = ListOf(plan, pages * g.page_tokens);
+  const int32_t of_unit = std::max(list.unit_tokens / g.page_tokens, 1);
+  const int32_t listed = list.units * of_unit * (list.unit_tokens > 1 ? 2 : 1);
+  // Ranges begin and end inside pages.
+  const int32_t always = list.always / g.page_tokens + 4;
+  return std::min({listed + 2 * always, pages, cuda::kHotSlotsMax});
+}
+
+Result<std::shared_ptr<CudaHotPages>> CudaHotPages::Create(const cuda::CudaOps& ops,
+                                                           const Geometry& geometry,
+                                                           const Plan& plan, int32_t page_stride) {
+  std::shared_ptr<CudaHotPages> hot(new CudaHotPages);
+  hot->page_stride_ = page_stride;
+  hot->slot_count_ = SlotsOf(plan, geometry, page_stride);
+  hot->rows_ = int64_t{geometry.layers} * geometry.kv_heads;
+  const Status status = hot->Reserve(ops, geometry);
+  if (status.reason() == "GPU_MEMORY") {
+    KVS_RETURN_IF_ERROR(hot->entries_.Free());
+    KVS_RETURN_IF_ERROR(hot->slots_.Free());
+    KVS_RETURN_IF_ERROR(hot->owners_.Free());
+  } else if (!status.ok()) {
+    return status;
+  }
+  return hot;
+}
+
+Status CudaHotPages::Reserve(const cuda::CudaOps& ops, const Geometry& geometry) {
+  const auto rows = static_cast<uint64_t>(rows_), slots = static_cast<uint64_t>(slot_count_);
+  const auto stride = static_cast<uint64_t>(page_stride_);
+  KVS_RETURN_IF_ERROR(
+      slots_.Reserve(ops, slots * static_cast<uint64_t>(PageLayout::Of(geometry).layer_stride) *
+                              static_cast<uint64_t>(geometry.layers)));
+  KVS_RETURN_IF_ERROR(entries_.Reserve(ops, (rows + 1) * stride * sizeof(uint64_t)));
+  return owners_.Reserve(ops, 2 * rows * slots * sizeof(int32_t));
+}
+
+cuda::HotPages CudaHotPages::table() const {
+  if (owners_.bytes() == 0) return {};
+  cuda::HotPages hot;
+  hot.entries = entries_.as<uint64_t>();
+  hot.pages = hot.entries + rows_ * page_stride_;
+  hot.slots = reinterpret_cast<uint64_t>(slots_.as<std::byte>());
+  hot.owners = owners_.as<int32_t>();
+  hot.stamps = hot.owners + rows_ * slot_count_;
+  hot.page_stride = page_stride_;
+  hot.slot_count = slot_count_;
+  return hot;
+}
+
+bool CudaStep::HasFarPages(const StepMember& m) {
+  return m.view.far_pages != nullptr && m.state->plan().codec == CodecKind::kRaw;
+}
+
+// Tables of the members' caches; null where none is, as of a graph's member that has none now.
+Status CudaStep::StageHotPages(const CudaWorkspace::StagingSlot& slot) {
+  if (ws_.capacity_.far_pages == 0) return OkStatus();
+  for (int i = 0; i < members(); ++i) {
+    SequenceState& state = *members_[i].state;
+    if (!HasFarPages(members_[i])) {
+      state.hot_pages_.reset();
+    } else if (state.prompt_tokens() >= 0) {
+      KVS_RETURN_IF_ERROR(FollowPages(i, slot));
+    }
+    const cuda::HotPages table =
+        state.hot_pages_ == nullptr ? cuda::HotPages{} : state.hot_pages_->table();
+    std::array<const std::byte*, CudaWorkspace::kHotEntries> words;
+    std::memcpy(words.data(), &table, sizeof(table));
+    KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.hot_tables_, CudaWorkspace::kHotEntries, i, words.data(),
+                                   CudaWorkspace::kHotEntries, slot, stream_));
+  }
+  return OkStatus();
+}
+
+// Entries of pages that came or moved are made anew.
+Status CudaStep::FollowPages(int member, const CudaWorkspace::StagingSlot& slot) {
+  const StepMember& m = members_[member];
+  std::shared_ptr<CudaHotPages>& hot = m.state->hot_pages_;
+  const int32_t page_tokens = geometry().page_tokens;
+  const int32_t count = (m.view.tokens + m.new_tokens + page_tokens - 1) / page_tokens;
+  if (hot == nullptr || count > hot->page_stride()) {
+    KVS_ASSIGN_OR_RETURN(
+        hot, CudaHotPages::Create(ops_, geometry(), m.state->plan(), ws_.capacity_.far_pages));
+  }
+  if (hot->table().entries == nullptr) return OkStatus();
+  std::vector<uint64_t>& known = hot->pages;
+  known.resize(static_cast<size_t>(count));
+  int32_t first = count, last = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const uint64_t far = m.view.far_pages[i] != 0 ? cuda::kFarPage : 0;
+    const uint64_t address = reinterpret_cast<uint64_t>(m.view.pages[i]) | far;
+    if (known[static_cast<size_t>(i)] == address) continue;
+    known[static_cast<size_t>(i)] = address;
+    first = std::min(first, i);
+    last = i + 1;
+  }
+  if (first >= last) return OkStatus();
+  KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.far_pages_, ws_.capacity_.far_pages, member,
+                                 reinterpret_cast<const std::byte* const*>(known.data()), count,
+                                 slot, stream_));
+  cuda::RebaseBatch w;
+  w.hot = hot->table();
+  w.pages = ws_.far_pages_.device.as<uint64_t>() + int64_t{member} * ws_.capacity_.far_pages;
+  w.first = first;
+  w.last = last;
+  w.layers = geometry().layers;
+  w.kv_heads = geometry().kv_heads;
+  w.layer_bytes = PageLayout::Of(geometry()).layer_stride;
+  launched_ = true;
+  return Check(ops_.rebase(w, stream_), "op rebase");
+}
+
+// Between a layer's selection and its attention, which reads what is promoted.
+Status CudaStep::Promote(const Part& part, int layer, cuda::PagedLayer* pages) {
+  pages->hot = ws_.hot_tables_.device.as<cuda::HotPages>() + part.first;
+  pages->hot_row = layer * geometry().kv_heads;
+  cuda::PromoteBatch w;
+  w.layer = *pages;
+  w.selection = SelectionOf(part, layer);
+  w.batch = part.count;
+  w.layer_bytes = PageLayout::Of(geometry()).layer_stride;
+  w.tokens = ws_.visible() + first_row_[part.first];
+  w.committed = ws_.Ints(PerMember::kTo) + part.first;
+  w.counters = ws_.hot_counters_.as<uint32_t>();
+  return Check(ops_.promote(w, stream_), "op promote");
+}
+
+}  // namespace kvstrata
