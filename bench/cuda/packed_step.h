@@ -1,6 +1,6 @@
-// A decode step of plan mosaickv for step_bench.cc: append to the update buffer and attend it,
-// score the block keys of packed segments, pick blocks, attend those and merge. The buffer is not
-// flushed.
+// A decode step of plan mosaickv for step_bench.cc: append to the update buffer, score the block
+// keys of packed segments, pick blocks, attend the buffer, attend the blocks and merge. The buffer
+// is not flushed.
 //
 // Preset format: segments of 64K tokens, 32 of 96 channels, blocks of 8 tokens. The number of
 // blocks to take is that of 6.25 % of the tokens.
@@ -131,9 +131,9 @@ class PackedStep {
 
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
     return {[=, this](Stream s) { return Ops().append(Append(layer), s); },
-            [=, this](Stream s) { return Ops().attend_raw(AttendBuffer(layer), s); },
             [=, this](Stream s) { return Ops().score_packed(Score(layer), s); },
             [=, this](Stream s) { return Ops().pick(Pick(), s); },
+            [=, this](Stream s) { return Ops().attend_raw(AttendBuffer(layer), s); },
             [=, this](Stream s) { return Ops().attend_packed(Attend(layer), s); }};
   }
   PagedLayer Buffer(int layer) const {
@@ -182,12 +182,13 @@ class PackedStep {
     w.q_stride = kHeads * kDim * 2;
     w.scale = Scale();
     w.partial = BufferPart();
+    w.ahead = true;
     w.counters = counters_.get();
     w.workspace = workspace_.get();
     return w;
   }
   ScorePackedBatch Score(int layer) const {
-    return {Packed(layer), Queries(), scores_.get(), ScoreStride(), 1};
+    return {Packed(layer), Queries(), scores_.get(), ScoreStride(), 1, true};
   }
   PickBatch Pick() const {
     PickBatch w;
@@ -221,6 +222,7 @@ class PackedStep {
     w.to = {output_.get(), DType::kBF16, nullptr};
     w.counters = counters_.get();
     w.workspace = workspace_.get();
+    w.ahead = true;
     return w;
   }
 

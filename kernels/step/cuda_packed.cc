@@ -196,6 +196,7 @@ Status CudaStep::SelectBlocks(const Part& part, int layer, const std::byte* q, D
   score.scores = buffers.scores.as<float>() + list * room.blocks;
   score.score_stride = room.blocks;
   score.first = 1;
+  score.ahead = true;
   KVS_RETURN_IF_ERROR(Check(ops_.score_packed(score, stream_), "op score_packed"));
 
   cuda::PickBatch w;
@@ -246,6 +247,7 @@ Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, con
   raw.q_stride = q.token_stride;
   raw.scale = scale;
   raw.partial = of_pages;
+  raw.ahead = part.new_tokens == 1;
   raw.counters = ws_.attend_counters_.as<uint32_t>();
   raw.workspace = ws_.attend_workspace_.as<float>();
   KVS_RETURN_IF_ERROR(Check(ops_.attend_raw(raw, stream_), "op attend_raw"));
@@ -259,6 +261,7 @@ Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, con
   w.to = OutputFrom(row, out, lse);
   w.counters = ws_.attend_counters_.as<uint32_t>();
   w.workspace = ws_.packed_.workspace.as<float>();
+  w.ahead = true;
   return Check(ops_.attend_packed(w, stream_), "op attend_packed");
 }
 

@@ -165,17 +165,22 @@ class Problem {
   }
   void ExpectLikeRef() const {
     SCOPED_TRACE(Describe(case_));
-    Run(Work());
-    const Attention got = Got(), expected = Expected();
-    EXPECT_LE(RelativeError(got.out, expected.out), 5e-3);
-    EXPECT_LE(RelativeError(got.lse, expected.lse), 1e-3);
+    const Attention expected = Expected();
+    for (const bool ahead : {false, true}) {
+      AttendPackedBatch work = Work();
+      work.ahead = ahead;
+      Run(work);
+      const Attention got = Got();
+      EXPECT_LE(RelativeError(got.out, expected.out), 5e-3) << ahead;
+      EXPECT_LE(RelativeError(got.lse, expected.lse), 1e-3) << ahead;
+    }
     for (uint32_t c : counters_.Read()) EXPECT_EQ(c, 0u);
   }
   void ExpectScoresLikeRef(int32_t first) const {
     SCOPED_TRACE(Describe(case_));
     const int32_t stride = MostBlocks() + 5;
     const DeviceArray<float> scores(Lists() * static_cast<size_t>(stride));
-    const ScorePackedBatch work{Layer(), Queries(), scores.get(), stride, first};
+    const ScorePackedBatch work{Layer(), Queries(), scores.get(), stride, first, first > 0};
     Check(kvs_cuda_ops()->score_packed(work, nullptr), "score_packed");
     const std::vector<float> got = scores.Read();
     std::vector<float> scored, expected;  // of all lists: a single score may be close to 0

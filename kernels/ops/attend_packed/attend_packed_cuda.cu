@@ -1,19 +1,25 @@
-// A CTA attends an equal share of the chosen blocks of one (sequence, KV head), segment after
-// segment; the last CTA of an item merges the shares.
+// A CTA attends a share of the chosen blocks of one (sequence, KV head); the last CTA of an item
+// merges the shares.
 //
-// Floor and prediction on an H100 (3.1 TB/s), 8 KV heads x 128, keep 32 of 96, blocks of 8, batch
-// 1: a packed row is 80 bytes, so that 6.25 % of 128K / 1M tokens are 10.5 / 84 MB, 3.4 / 27 us,
-// and as much again to score all blocks; rotations 1.5 / 12 MB an op, at most 0.5 / 4 us. Decoding
-// takes some 12 instructions and 5 to 7 wavefronts of shared memory a row and SM, where memory
-// brings one every 6 cycles: both at their limit. Predicted: a latency of 6 us an op and 1.3 times
-// the floor: attend 11 / 45 us, score 9 / 40 us. Measured: attend 33 / 98 us, score 18 / 61 us
-// (docs/cuda.md).
+// Floor on an H100 (3.1 TB/s), 8 KV heads x 128, keep 32 of 96, blocks of 8, batch 1: a packed row
+// is 80 bytes, so that 6.25 % of 128K / 1M tokens are 10.5 / 84 MB, 3.4 / 27 us, and as much again
+// to score all blocks; memory brings a row every 6 cycles of an SM. A row of keys takes 17
+// instructions of a warp and 5.3 wavefronts of shared memory (4 of them meet queries), a row of
+// values 14 and 6.8 (zeros 1.5, values 2.4, fragments 1.5). Predicted: attend 15 / 43 us, score 9 /
+// 36 us. Measured with step_bench, shares within segments: attend 29 / 78 us, score 11 / 51 us; a
+// predicate and a load a channel, as it was before: 33 / 98 and 18 / 61 us (linked_bench).
+//
+// Where a CTA's time goes at 128K: cuts and list 3.7 us, first copies 4, queries rotated 3, two
+// rounds of tiles 11 (keys 2.5 us a tile, a chain from bit to bit), sums of warps 2.2, rotated back
+// 2.1, then the merge. At 1M a tile takes 10 500 cycles of 16 warps, 20 a pair of rows: 12 are the
+// memory's.
 #include <algorithm>
 
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/mma_m16n8k16.cuh"
 #include "kernels/ops/attend_packed/rotated_queries.cuh"
-#include "kernels/ops/merge/tile_softmax.cuh"
+#include "kernels/ops/merge/merge_row.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -23,9 +29,9 @@ constexpr int kLeastBlocks = 8;  // of a share
 
 struct Arguments {
   AttendPackedBatch work;
-  int32_t ring_bytes;  // of a warp
-  float scale;         // with log2(e)
-  Partials splits;     // of the CTAs of an item, in the workspace
+  WarpMemory memory;
+  float scale;      // with log2(e)
+  Partials splits;  // of the CTAs of an item, in the workspace
 };
 
 // The chosen blocks of one (sequence, KV head), in order.
@@ -52,12 +58,74 @@ struct ChosenBlocks {
     i -= sink_end;
     return i < listed ? units[i] : recent_begin + i - listed;
   }
+  // How many lie before `block`. By whole warps.
+  __device__ __forceinline__ int32_t Find(int32_t block) const {
+    int32_t before = 0, left = block == 0 ? 0 : count();
+    while (left > 0) {
+      const int32_t step = (left + 31) / 32, probe = static_cast<int32_t>(threadIdx.x % 32) * step;
+      const bool lower = probe < left && At(before + probe) < block;
+      const int32_t lowers = __popc(__ballot_sync(kAllLanes, lower));
+      if (lowers == 0) break;
+      before += (lowers - 1) * step + 1;
+      left = min(left - (lowers - 1) * step, step) - 1;
+    }
+    return before;
+  }
+};
+
+// The chosen blocks cut into shares. Where shares a quarter larger suffice for it, none lies in two
+// segments: each segment that it meets costs a CTA two rotations.
+struct Shares {
+  int32_t first[kSegmentsMax + 1];  // of the chosen blocks, in each segment
+  int32_t count, each;              // shares, and blocks of one
+  int32_t blocks;                   // of all shares
+  bool within;                      // segments
+
+  // By all threads, with a barrier in between.
+  __device__ __forceinline__ void Cut(const ChosenBlocks& chosen, const SegmentTable& segments) {
+    const int warps = static_cast<int>(blockDim.x / 32);
+    for (int i = threadIdx.x / 32; i <= segments.count; i += warps) {
+      first[i] = i == segments.count ? chosen.count() : chosen.Find(segments.at[i].first_block);
+    }
+    __syncthreads();
+    const auto ctas = static_cast<int32_t>(gridDim.x);
+    const int32_t even = max((chosen.count() + ctas - 1) / ctas, kLeastBlocks);
+    int32_t size = even, needed = In(size, segments.count);
+    while (needed > ctas && size <= even + even / 4) {
+      size += max(even / 16, 1);
+      needed = In(size, segments.count);
+    }
+    if (threadIdx.x != 0) return;
+    within = needed <= ctas;
+    each = within ? size : even;
+    count = within ? needed : (chosen.count() + even - 1) / even;
+    blocks = chosen.count();
+  }
+  // The blocks [x, y) of a share.
+  __device__ __forceinline__ int2 At(int32_t share) const {
+    if (!within) return {share * each, min((share + 1) * each, blocks)};
+    int i = 0;
+    for (; share >= Of(i, each); ++i) share -= Of(i, each);
+    const int32_t begin = first[i] + share * each;
+    return {begin, min(begin + each, first[i + 1])};
+  }
+
+ private:
+  __device__ __forceinline__ int32_t Of(int segment, int32_t size) const {
+    return (first[segment + 1] - first[segment] + size - 1) / size;
+  }
+  __device__ __forceinline__ int32_t In(int32_t size, int32_t segments) const {
+    int32_t sum = 0;
+    for (int i = threadIdx.x % 32; i < segments; i += 32) sum += Of(i, size);
+    return __reduce_add_sync(kAllLanes, sum);
+  }
 };
 
 template <int kDim, int kChannels>
 struct Shared {
   static constexpr int kWarpsMax = PackedShape<kDim, kChannels>::kThreadsMax / 32;
   SegmentTable segments;
+  Shares shares;
   RotatedQueries<kDim, kChannels> queries;  // `rotated` serves as the sums of values at the end
   int32_t ids[PackedShape<kDim, kChannels>::kThreadsMax];  // chosen blocks under way
   float m[kWarpsMax][kPackedHeads], l[kWarpsMax][kPackedHeads];
@@ -67,7 +135,7 @@ struct Shared {
   bool is_last;
 };
 
-// The rows of chosen blocks of one segment, as tiles of 16.
+// The rows of chosen blocks of one segment, as tiles of 32.
 struct TileRows {
   const int32_t* ids;
   int32_t count;  // blocks
@@ -80,102 +148,191 @@ struct TileRows {
   __device__ __forceinline__ int32_t tiles() const {
     return ((count << block_shift) + kTileRows - 1) / kTileRows;
   }
-  // Bit r: row r of a tile is one.
-  __device__ __forceinline__ uint32_t Present(int32_t tile) const {
+  // Whether the lane's row of a tile is one.
+  __device__ __forceinline__ bool Has(int32_t tile) const {
     const int32_t i = tile * kTileRows + static_cast<int32_t>(threadIdx.x % kTileRows);
     const int32_t entry = i >> block_shift, inside = i & ((1 << block_shift) - 1);
-    const bool present =
-        entry < count &&
-        ((ids[min(entry, count - 1)] - first_block) << block_shift) + inside < rows;
-    return __ballot_sync(kAllLanes, present) & 0xFFFFu;
+    return entry < count &&
+           ((ids[min(entry, count - 1)] - first_block) << block_shift) + inside < rows;
+  }
+};
+
+__device__ __forceinline__ float SumOfLanes(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+__device__ __forceinline__ float MaxOfLanes(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
+  return x;
+}
+
+// The softmax of one warp over rows of which every lane has one, and its sums of weighted values by
+// entries: o[i] is the accumulator of entries 16i + g and 16i + 8 + g, heads 2t and 2t + 1.
+template <int kProducts>
+struct RowSoftmax {
+  float m[kPackedHeads], l[kPackedHeads];  // m the same in all lanes, in powers of two
+  float o[kProducts][4];
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int h = 0; h < kPackedHeads; ++h) {
+      m[h] = -INFINITY;
+      l[h] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+  }
+  // Logits of the lane's row, in powers of two, to weights.
+  __device__ __forceinline__ uint4 Weigh(float (&s)[kPackedHeads], int heads) {
+    bool higher = false;
+#pragma unroll
+    for (int h = 0; h < kPackedHeads; ++h) higher |= h < heads && s[h] > m[h];
+    if (__any_sync(kAllLanes, higher)) RaiseMaxima(s, heads);
+#pragma unroll
+    for (int h = 0; h < kPackedHeads; ++h) {
+      s[h] = h < heads ? WeightOf(s[h], m[h]) : 0;
+      l[h] += s[h];
+    }
+    using E = Element<Weight>;
+    return {E::Pack(s[0], s[1]), E::Pack(s[2], s[3]), E::Pack(s[4], s[5]), E::Pack(s[6], s[7])};
+  }
+
+ private:
+  __device__ __forceinline__ void RaiseMaxima(const float (&s)[kPackedHeads], int heads) {
+    const int t = threadIdx.x % 4;
+    float of_lane[2] = {1, 1};
+#pragma unroll
+    for (int h = 0; h < kPackedHeads; ++h) {
+      if (h >= heads) break;
+      const float top = fmaxf(m[h], MaxOfLanes(s[h]));
+      const float weight = WeightOf(m[h], top);
+      m[h] = top;
+      l[h] *= weight;
+      if (h / 2 == t) of_lane[h % 2] = weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kProducts; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) o[i][j] *= of_lane[j % 2];
+    }
   }
 };
 
 // One warp's part of one segment.
 template <int kDim, int kChannels>
 class SegmentAttention {
+  using Table = QueryTable<kChannels>;
+  using Tile = ValueTile<kChannels>;
+
  public:
-  __device__ __forceinline__ SegmentAttention(float scale, uint32_t ring)
-      : scale_(scale), ring_(ring) {}
+  using Softmax = RowSoftmax<kChannels / 16>;
+  static constexpr int kWeightBytes = kTileRows * kPackedHeads * int{sizeof(Weight)};
+  static constexpr int kOtherBytes = kWeightBytes + Tile::kBytes;  // of a warp, before its rows
+
+  // `own`: the warp's part of shared memory.
+  __device__ __forceinline__ SegmentAttention(float scale, uint32_t tables, uint32_t own)
+      : scale_(scale), tables_(tables), own_(own) {}
 
   // Forgets the segment before.
   __device__ __forceinline__ void Open(const PackedLayer& layer, const PackedSegment& s) {
     format_ = RowFormat::Of(StoredChannels(layer), s.keep, s.neighbours);
     block_chunks_ = s.block * format_.chunks;
     inverse_ = (1u << 20) / static_cast<uint32_t>(block_chunks_) + 1;
-    arrays_[0] = s.keys;
-    arrays_[1] = s.values;
-    keys_.Locate(format_);
-    values_.Locate(format_);
-    softmax_ = {};
+    keys_ = s.keys;
+    values_ = s.values;
+    softmax_.Clear();
   }
   __device__ __forceinline__ void Begin(const TileRows& rows) {
-    next_ = static_cast<int32_t>(threadIdx.x / 32);
-    stage_ = 0;
-#pragma unroll 1
-    for (int i = 0; i < kStages; ++i) Issue(rows);
+    const auto first = static_cast<int32_t>(threadIdx.x / 32);
+    Issue(rows, first, keys_, Keys());
+    Issue(rows, first, values_, Values());
   }
-  __device__ __forceinline__ void Run(const TileRows& rows,
-                                      const RotatedQueries<kDim, kChannels>& queries, bool wide) {
+  // Keys of the next tile are on their way while values of this one are attended, and so on.
+  __device__ __forceinline__ void Run(const TileRows& rows, int group) {
     const auto warps = static_cast<int32_t>(blockDim.x / 32);
 #pragma unroll 1
     for (auto tile = static_cast<int32_t>(threadIdx.x / 32); tile < rows.tiles(); tile += warps) {
-      AwaitOldestCopy();
-      Attend(rows.Present(tile), queries, wide);
-      Issue(rows);
+      AwaitOldestCopy(2);
+      const uint4 weights = Weigh(rows.Has(tile), group);
+      Issue(rows, tile + warps, keys_, Keys());
+      AwaitOldestCopy(2);
+      Spread(weights);
+      Issue(rows, tile + warps, values_, Values());
+      AddRows();
     }
   }
-  __device__ __forceinline__ TileSoftmax<kChannels / 16>& softmax() { return softmax_; }
+  __device__ __forceinline__ Softmax& softmax() { return softmax_; }
+  __device__ __forceinline__ const RowFormat& format() const { return format_; }
 
  private:
-  __device__ __forceinline__ void Attend(uint32_t present,
-                                         const RotatedQueries<kDim, kChannels>& queries,
-                                         bool wide) {
-    const uint32_t keys = ring_ + stage_ * 2 * format_.tile_bytes();
-    float s[4];
-    queries.Score(keys_, keys, format_.stride(), wide, s);
-    uint32_t p0, p1;
-    softmax_.template Weigh<Weight>(present, scale_, s, p0, p1);
-    values_.ForEach(keys + format_.tile_bytes(), format_.stride(),
-                    [&](int i, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-                      MmaM16N8K16<Weight>(softmax_.o[i], a0, a1, a2, a3, p0, p1);
-                    });
+  __device__ __forceinline__ uint32_t Keys() const { return own_ + kOtherBytes; }
+  __device__ __forceinline__ uint32_t Values() const { return Keys() + format_.tile_bytes(); }
+  __device__ __forceinline__ uint32_t OwnRow() const {
+    return threadIdx.x % 32 * static_cast<uint32_t>(format_.stride());
+  }
+  // What the lane's row weighs, for every head.
+  __device__ __forceinline__ uint4 Weigh(bool present, int group) {
+    const uint32_t key = Keys() + OwnRow();
+    float s[kPackedHeads];
+#pragma unroll
+    for (int first = 0; first < kPackedHeads; first += kTableHeads) {
+      if (first >= group) break;
+      const float4 products =
+          Table::Products(tables_ + first / kTableHeads * Table::kBytes, key, format_);
+      s[first] = present ? products.x * scale_ : -INFINITY;
+      s[first + 1] = present ? products.y * scale_ : -INFINITY;
+      s[first + 2] = present ? products.z * scale_ : -INFINITY;
+      s[first + 3] = present ? products.w * scale_ : -INFINITY;
+    }
+    return softmax_.Weigh(s, group);
+  }
+  // Weights and values to where fragments are read from.
+  __device__ __forceinline__ void Spread(uint4 weights) const {
+    StoreShared128(own_ + threadIdx.x % 32 * 16, weights);
+    Tile::Fill(own_ + kWeightBytes, Values() + OwnRow(), format_);
+  }
+  __device__ __forceinline__ void AddRows() {
+    const uint4 p = LoadTransposed(own_ + threadIdx.x % 32 * 16);
+    const int products = format_.channels() / 16;
+#pragma unroll
+    for (int i = 0; i < kChannels / 16; ++i) {
+      if (i >= products) break;
+      const uint32_t tile = own_ + kWeightBytes;
+      const uint4 low = Tile::Fragment(tile, i, 0), high = Tile::Fragment(tile, i, 1);
+      MmaM16N8K16<Weight>(softmax_.o[i], low.x, low.y, low.z, low.w, p.x, p.y);
+      MmaM16N8K16<Weight>(softmax_.o[i], high.x, high.y, high.z, high.w, p.z, p.w);
+    }
   }
   // The chunks of a block follow each other in memory, and a tile's blocks in shared memory. What
   // is no row is zeros.
-  __device__ __forceinline__ void Issue(const TileRows& rows) {
+  __device__ __forceinline__ void Issue(const TileRows& rows, int32_t tile, uint64_t array,
+                                        uint32_t to) const {
     __syncwarp();
-    if (next_ < rows.tiles()) {
-      const uint32_t to = ring_ + stage_ * 2 * format_.tile_bytes();
-      const int32_t first = next_ * kTileRows >> rows.block_shift;
-#pragma unroll 1
+    if (tile < rows.tiles()) {
+      const int32_t first = tile * kTileRows >> rows.block_shift;
+#pragma unroll 5
       for (auto i = static_cast<int32_t>(threadIdx.x % 32); i < kTileRows * format_.chunks;
            i += 32) {
         const auto nth = static_cast<int32_t>(static_cast<uint32_t>(i) * inverse_ >> 20);
         const int32_t entry = min(first + nth, rows.count - 1);
         const int32_t chunk = (rows.ids[entry] - rows.first_block - nth) * block_chunks_ + i;
         const bool real = first + nth == entry && chunk < rows.rows * format_.chunks;
-        const int64_t from = real ? int64_t{chunk} * 16 : 0;
-        CopyChunk(to + i * 16, arrays_[0] + from, real);
-        CopyChunk(to + format_.tile_bytes() + i * 16, arrays_[1] + from, real);
+        CopyChunk(to + i * 16, array + (real ? int64_t{chunk} * 16 : 0), real);
       }
     }
     EndCopies();
-    next_ += static_cast<int32_t>(blockDim.x / 32);
-    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
   }
 
   const float scale_;
-  const uint32_t ring_;
+  const uint32_t tables_, own_;
   RowFormat format_;
   int32_t block_chunks_;
   uint32_t inverse_;  // of block_chunks_, exact for the chunks of a tile
-  uint64_t arrays_[2];
-  KeyRuns<kChannels> keys_;
-  ValueRuns<kChannels> values_;
-  TileSoftmax<kChannels / 16> softmax_;
-  int32_t next_;  // tile to be copied next
-  int stage_;
+  uint64_t keys_, values_;
+  Softmax softmax_;
 };
 
 // Warps' sums of a segment to the CTA's, in shared.queries.rotated [group][kChannels], and what
@@ -184,37 +341,44 @@ template <int kDim, int kChannels>
 __device__ __forceinline__ void SumWarps(SegmentAttention<kDim, kChannels>& attention, int group,
                                          float* scratch, Shared<kDim, kChannels>& shared) {
   auto& softmax = attention.softmax();
+  const RowFormat& format = attention.format();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
-  softmax.SumWeights();
-  if (g == 0) {
-    for (int i = 0; i < 2; ++i) {
-      shared.m[warp][2 * t + i] = softmax.m[i];
-      shared.l[warp][2 * t + i] = softmax.l[i];
-    }
+#pragma unroll
+  for (int h = 0; h < kPackedHeads; ++h) {
+    if (h >= group) break;
+    const float sum = SumOfLanes(softmax.l[h]);
+    if (lane != 0) continue;
+    shared.m[warp][h] = softmax.m[h];
+    shared.l[warp][h] = sum;
   }
   __syncthreads();  // tiles are used up too: the scratch is where they were
-  if (threadIdx.x < kPackedHeads) {
-    const int head = threadIdx.x;
-    float top = shared.total_m[head], sum = 0;
-    for (int w = 0; w < warps; ++w) top = fmaxf(top, shared.m[w][head]);
-    for (int w = 0; w < warps; ++w) sum += WeightOf(shared.m[w][head], top) * shared.l[w][head];
+  for (int head = warp; head < group; head += warps) {
+    const float own = lane < warps ? shared.m[lane][head] : -INFINITY;
+    const float top = fmaxf(shared.total_m[head], MaxOfLanes(own));
+    const float sum = SumOfLanes(lane < warps ? WeightOf(own, top) * shared.l[lane][head] : 0);
+    if (lane != 0) continue;
     const float before = WeightOf(shared.total_m[head], top);
     shared.before[head] = before;
     shared.total_m[head] = top;
     shared.total_l[head] = before * shared.total_l[head] + sum;
   }
   __syncthreads();
+  float weights[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int head = 2 * t + i;
-    if (head >= group) continue;
-    const float weight = WeightOf(softmax.m[i], shared.total_m[head]);
-    float* to = scratch + (warp * group + head) * kChannels + ValueRuns<kChannels>::kRun * g;
+    const int head = min(2 * t + i, group - 1);
+    weights[i] = WeightOf(shared.m[warp][head], shared.total_m[head]);
+  }
+  float* const to = scratch + (warp * group + 2 * t) * kChannels;
 #pragma unroll
-    for (int j = 0; j < kChannels / 16; ++j) {
-      *reinterpret_cast<float2*>(to + 2 * j) = {weight * softmax.o[j][i],
-                                                weight * softmax.o[j][2 + i]};
+  for (int j = 0; j < kChannels / 8; ++j) {
+    if (8 * j >= format.channels()) break;
+    const int channel = EntryChannel(8 * j + g, format);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (2 * t + i >= group) break;
+      to[i * kChannels + channel] = weights[i] * softmax.o[j / 2][j % 2 * 2 + i];
     }
   }
   __syncthreads();
@@ -284,11 +448,10 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, const ChosenBloc
   const PackedLayer& layer = a.work.layer;
   const int group = a.work.queries.group;
   auto* scratch = reinterpret_cast<float*>(dynamic);
-  uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(dynamic)) +
-                  threadIdx.x / 32 * static_cast<uint32_t>(a.ring_bytes);
-  KeepInRegister(ring);
-  SegmentAttention<kDim, kChannels> attention(a.scale, ring);
-  const auto own = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
+  const auto tables = static_cast<uint32_t>(__cvta_generic_to_shared(dynamic));
+  const uint32_t own = a.memory.PartOf(tables, threadIdx.x / 32);
+  SegmentAttention<kDim, kChannels> attention(a.scale, tables, own);
+  const auto thread = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
   int open = -1;                // segment
   int32_t count = 0, done = 0;  // of the ids in shared memory
 #pragma unroll 1
@@ -297,7 +460,7 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, const ChosenBloc
       __syncthreads();  // the ids before are used up
       count = min(end - begin, threads);
       done = 0;
-      if (own < count) shared.ids[own] = chosen.At(begin + own);
+      if (thread < count) shared.ids[thread] = chosen.At(begin + thread);
       begin += threads;
       __syncthreads();
     }
@@ -306,7 +469,7 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, const ChosenBloc
     if (done < count) {
       segment = shared.segments.Of(shared.ids[done]);
       const int32_t last = SegmentTable::EndBlock(shared.segments.at[segment]);
-      n = __syncthreads_count(own >= done && own < count && shared.ids[own] < last);
+      n = __syncthreads_count(thread >= done && thread < count && shared.ids[thread] < last);
       if (n == 0) segment = -1;  // a list that names blocks that are none
     }
     if (open >= 0 && segment != open) {
@@ -324,12 +487,22 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, const ChosenBloc
     if (segment != open) {
       shared.queries.Rotate(s.r_k, group);
       __syncthreads();
-      shared.queries.MakeFragments(group);
+      shared.queries.FillTables(reinterpret_cast<char*>(dynamic), attention.format(), group);
       __syncthreads();
       open = segment;
     }
-    attention.Run(rows, shared.queries, group > 4);
+    attention.Run(rows, group);
     done += n;
+  }
+}
+
+// The rotations of all segments to the L2, by all CTAs of an item.
+template <int kDim, int kChannels>
+__device__ __forceinline__ void PrefetchRotations(const SegmentTable& segments) {
+#pragma unroll 1
+  for (int i = blockIdx.x; i < 2 * segments.count; i += gridDim.x) {
+    const PackedSegment& s = segments.at[i / 2];
+    PrefetchRotation<kDim, kChannels>(i % 2 == 0 ? s.r_k : s.r_v);
   }
 }
 
@@ -342,10 +515,8 @@ __global__ void __launch_bounds__(PackedShape<kDim, kChannels>::kThreadsMax, 1)
   constexpr int kColumns = kDim / 4;
   const AttendPackedBatch& w = a.work;
   const int head = blockIdx.y, sequence = blockIdx.z, group = w.queries.group;
-  WaitForPrevious();
-  LetNextStart();
+  if (!w.ahead) WaitForPrevious();
   shared.segments.Load(w.layer, sequence, head);
-  shared.queries.Load(w.queries, sequence, head);
   for (int i = threadIdx.x; i < kPackedHeads * kColumns; i += blockDim.x) {
     reinterpret_cast<float4*>(shared.total_o)[i] = {0, 0, 0, 0};
   }
@@ -354,13 +525,21 @@ __global__ void __launch_bounds__(PackedShape<kDim, kChannels>::kThreadsMax, 1)
     shared.total_l[threadIdx.x] = 0;
   }
   __syncthreads();
+  if (w.ahead) PrefetchRotations<kDim, kChannels>(shared.segments);
+  WaitForPrevious();
+  LetNextStart();
+  shared.queries.Load(w.queries, sequence, head);
   const ChosenBlocks chosen =
       ChosenBlocks::Of(w.selection, sequence, head, shared.segments.blocks());
-  const auto ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
-  const int32_t each = max((chosen.count() + ctas - 1) / ctas, kLeastBlocks);
-  const int32_t sharers = max((chosen.count() + each - 1) / each, 1);
+  shared.shares.Cut(chosen, shared.segments);
+  __syncthreads();
+  const int32_t shares = shared.shares.count, cta = static_cast<int32_t>(blockIdx.x);
+  const int32_t sharers = max(shares, 1);
   if (cta >= sharers) return;
-  AttendShare(a, chosen, cta * each, min((cta + 1) * each, chosen.count()), dynamic, shared);
+  if (cta < shares) {
+    const int2 blocks = shared.shares.At(cta);
+    AttendShare(a, chosen, blocks.x, blocks.y, dynamic, shared);
+  }
 
   const int32_t item = sequence * w.layer.kv_heads + head;
   const int64_t rows = int64_t{w.queries.batch} * w.layer.kv_heads * group;
@@ -409,14 +588,18 @@ int64_t SplitRows(const AttendPackedBatch& w) {
 template <int kDim, int kChannels>
 int Launch(const AttendPackedBatch& w, Stream stream) {
   const auto kernel = AttendPackedKernel<kDim, kChannels>;
-  const int tile = 2 * LargestFormat(w.layer).tile_bytes();
-  const TileRings rings = TileRings::Of(PackedShape<kDim, kChannels>::kThreadsMax, tile);
-  // Sums of warps, and products of rotations, lie where tiles did.
-  const int threads = rings.warps * 32;
-  const int sums = w.queries.group * 4 * std::max(rings.warps * kChannels, 4 * threads);
-  const int bytes = std::max(rings.bytes, sums);
+  using Shape = PackedShape<kDim, kChannels>;
+  const int tables =
+      RotatedQueries<kDim, kChannels>::TablesOf(w.queries.group) * QueryTable<kChannels>::kBytes;
+  const WarpMemory memory = WarpMemory::Of(Shape::kThreadsMax, sizeof(Shared<kDim, kChannels>), 1,
+                                           2 * LargestFormat(w.layer).tile_bytes(),
+                                           SegmentAttention<kDim, kChannels>::kOtherBytes, tables);
+  // Sums of warps, and products of rotations, lie where tables and tiles did.
+  const int threads = memory.warps * 32;
+  const int sums = w.queries.group * 4 * std::max(memory.warps * kChannels, 4 * threads);
+  const int bytes = std::max(memory.total(), sums);
   if (const int error = AllowShared(kernel, bytes); error != 0) return error;
-  Arguments a{w, kStages * tile, w.scale * kLog2E, {}};
+  Arguments a{w, memory, w.scale * kLog2E, {}};
   a.splits.o = w.workspace;
   a.splits.m = w.workspace + SplitRows(w) * kDim;
   a.splits.l = a.splits.m + SplitRows(w);

@@ -1,36 +1,39 @@
-// Tiles of 16 packed rows: from memory to shared memory, and from there to fragments of tensor
-// cores. By whole warps; a tile belongs to one warp.
+// Tiles of 32 packed rows: from memory to shared memory, and from there what tensor cores or
+// products take. By whole warps; a tile belongs to one warp, a row of it to one lane.
 //
-// A lane owns a run of channels of the rows that its fragments hold. Which of them are stored is a
-// mask; the first stored one's place among the row's values is a population count; from there on
-// each bit says whether the next 16 bits are read or a 0 is made. No channel order is needed but
-// that keys and queries, or values and outputs, agree:
-//   keys    lane (g, t): channels [kKeyRun t, kKeyRun (t + 1)) of rows g and g + 8
-//   values  lane (g, t): channels [kValueRun g, ...) of rows 2t, 2t + 1, 2t + 8 and 2t + 9
+// A lane walks the channels that its row stores, in the order of its values; one that is not stored
+// costs nothing:
+//   keys    a value meets the queries' entries of its channel, of which lanes have copies of their
+//           own (QueryTable): none waits for a bank of shared memory that another one reads
+//   values  are written to their channels of a tile of zeros, whose columns fragments of tensor
+//           cores are read from (ValueTile): 2.4 lanes to a bank
+// Both are ordered by entries, as bits are found: see EntryChannel.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_TILE_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_TILE_CUH_
 
 #include "kernels/cuda/fragments.cuh"
-#include "kernels/cuda/mma_m16n8k16.cuh"
 #include "kernels/ops/attend_packed/attend_packed_cuda.h"
 
 namespace kvstrata::cuda {
 
-inline constexpr int kTileRows = 16;
-inline constexpr int kStages = 3;  // tiles of a warp on their way or in use
-// A damaged bitmap asks for values beyond its row: this much memory behind the last one.
-inline constexpr int kTileSlack = 512;
+inline constexpr int kTileRows = 32;
 
 // How the rows of a segment lie, in memory as in shared memory: without gaps.
 struct RowFormat {
   int32_t chunks;        // of 16 bytes
   int32_t value_offset;  // bytes
-  int32_t neighbours;
+  int32_t keep;          // values
+  int32_t bits;          // of the map
+  int32_t shift;         // of `neighbours`, a power of two
 
   static __host__ __device__ RowFormat Of(int stored_channels, int keep, int neighbours) {
-    const int value_offset = (stored_channels / neighbours + 127) / 128 * 16;
-    return {value_offset / 16 + (2 * keep + 15) / 16, value_offset, neighbours};
+    const int shift = neighbours == 4 ? 2 : neighbours == 2 ? 1 : 0;
+    const int bits = stored_channels >> shift, value_offset = (bits + 127) / 128 * 16;
+    return {value_offset / 16 + (2 * keep + 15) / 16, value_offset, keep, bits, shift};
   }
+  __host__ __device__ int32_t neighbours() const { return 1 << shift; }
+  __host__ __device__ int32_t channels() const { return bits << shift; }
+  __host__ __device__ int32_t words() const { return (bits + 31) / 32; }  // of the map
   __host__ __device__ int32_t stride() const { return chunks * 16; }
   __host__ __device__ int32_t tile_bytes() const { return kTileRows * stride(); }
 };
@@ -43,20 +46,21 @@ __device__ __forceinline__ void CopyChunk(uint32_t to, uint64_t from, bool real)
                : "memory");
 }
 __device__ __forceinline__ void EndCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All but the newest kStages - 1 copies of this warp are there.
-__device__ __forceinline__ void AwaitOldestCopy() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+// All but the newest `stages` - 1 copies of this warp are there. Stages: 1 .. 3.
+__device__ __forceinline__ void AwaitOldestCopy(int stages) {
+  if (stages == 3) {
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  } else if (stages == 2) {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  } else {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
   __syncwarp();
 }
 
 // For what is cheap to work out: the compiler would do it again for every tile.
 __device__ __forceinline__ void KeepInRegister(uint32_t& x) { asm("" : "+r"(x)); }
 
-__device__ __forceinline__ uint32_t LoadShared(uint32_t at) {
-  uint32_t x;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
-  return x;
-}
 __device__ __forceinline__ uint4 LoadShared128(uint32_t at) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -65,172 +69,195 @@ __device__ __forceinline__ uint4 LoadShared128(uint32_t at) {
                : "memory");
   return x;
 }
-// The 16 bits at `at`, which then moves on, if `stored` is not 0; else 0.
-__device__ __forceinline__ uint32_t NextValue(uint32_t stored, uint32_t& at) {
+__device__ __forceinline__ float4 LoadSharedFloats(uint32_t at) {
+  const uint4 x = LoadShared128(at);
+  return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+}
+__device__ __forceinline__ void StoreShared128(uint32_t at, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+__device__ __forceinline__ uint32_t LoadShared16(uint32_t at) {
   uint32_t x;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %2, 0;\n"
-      "mov.u32 %0, 0;\n"
-      "@p ld.shared.u16 %0, [%1];\n"
-      "@p add.u32 %1, %1, 2;\n"
-      "}"
-      : "=&r"(x), "+r"(at)
-      : "r"(stored));
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
   return x;
 }
-
-// The low 32 / neighbours bits, each as `neighbours` equal bits.
-__device__ __forceinline__ uint32_t SpreadBits(uint32_t bits, int neighbours) {
-  if (neighbours == 2) {
-    bits = (bits | bits << 8) & 0x00FF00FFu;
-    bits = (bits | bits << 4) & 0x0F0F0F0Fu;
-    bits = (bits | bits << 2) & 0x33333333u;
-    bits = (bits | bits << 1) & 0x55555555u;
-    return bits * 3;
-  }
-  bits = (bits | bits << 12) & 0x000F000Fu;
-  bits = (bits | bits << 6) & 0x03030303u;
-  bits = (bits | bits << 3) & 0x11111111u;
-  return bits * 15;
+__device__ __forceinline__ void StoreShared16(uint32_t at, uint32_t x) {
+  asm volatile("{\n.reg .b16 l;\ncvt.u16.u32 l, %1;\nst.shared.u16 [%0], l;\n}" ::"r"(at), "r"(x)
+               : "memory");
+}
+// Four 8x8 matrices of 16-bit elements, transposed; lane i says where row i % 8 of matrix i / 8 is.
+__device__ __forceinline__ uint4 LoadTransposed(uint32_t at) {
+  uint4 x;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(at)
+               : "memory");
+  return x;
+}
+// The place of the highest bit of x, of 0 all ones; and the bit at a place, none from 32 on.
+__device__ __forceinline__ uint32_t HighestBit(uint32_t x) {
+  uint32_t place;
+  asm("bfind.u32 %0, %1;" : "=r"(place) : "r"(x));
+  return place;
+}
+__device__ __forceinline__ uint32_t BitAt(uint32_t place) {
+  uint32_t bit;
+  asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(place));
+  return bit;
 }
 
-// A run of kCount channels of rows of kChannels, and what of finding it is the same in all rows.
-template <int kChannels, int kCount>
-class ChannelRun {
-  static constexpr int kWords = (kChannels + 31) / 32;
+// The channel of an entry: of 32 bits of the map, or of as many as are left, the last one first.
+__device__ __forceinline__ int EntryChannel(int entry, const RowFormat& f) {
+  const int bit = entry >> f.shift, first = bit / 32 * 32;
+  const int of_map = first + min(first + 32, f.bits) - 1 - bit;
+  return of_map << f.shift | (entry & (f.neighbours() - 1));
+}
+
+// Which bits of a row's map are set, from the first on. Where a damaged map has too few, some place
+// within it.
+template <int kChannels>
+class StoredBits {
+  static constexpr int kWords = kChannels / 32;
 
  public:
-  __device__ __forceinline__ void Locate(const RowFormat& f, int first_channel) {
-    const int first = first_channel / f.neighbours;
-    neighbours_ = f.neighbours;
-    value_offset_ = f.value_offset;
-    word_at_ = first / 32 * 4;
-    shift_ = first % 32;
-    const int count = kCount / f.neighbours;
-    within_ = count == 32 ? ~0u : (1u << count) - 1;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const int bits = min(max(first - 32 * w, 0), 32);
-      before_[w] = bits == 32 ? ~0u : (1u << bits) - 1;
-      KeepInRegister(before_[w]);
-    }
-  }
-
-  // Which bits of the row at `row` are of the run, and in `at` where its first value is.
-  __device__ __forceinline__ uint32_t Find(uint32_t row, uint32_t& at) const {
-    int count = 0;
+  // Entries of the map of the row at `row` lie from `origin` on, `step` bytes each bit.
+  __device__ __forceinline__ StoredBits(uint32_t row, const RowFormat& f, int32_t origin,
+                                        int32_t step)
+      : origin_(origin + min(f.bits - 32, 0) * step),
+        step_(32 * step),
+        last_(origin + (f.bits - 32) * step) {
+    const uint32_t full = ~0u << (-f.bits & 31);  // the last word, with all bits set
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
-      const uint4 bits = LoadShared128(row + 4 * w);
-      count += __popc(bits.x & before_[w]);
-      if (w + 1 < kWords) count += __popc(bits.y & before_[w + 1]);
-      if (w + 2 < kWords) count += __popc(bits.z & before_[w + 2]);
-      if (w + 3 < kWords) count += __popc(bits.w & before_[w + 3]);
-    }
-    at = row + value_offset_ + 2 * count * neighbours_;
-    const uint32_t low = LoadShared(row + word_at_), high = LoadShared(row + word_at_ + 4);
-    return __funnelshift_r(low, high, shift_) & within_;
-  }
-  // A bit for every channel.
-  template <int kRows>
-  __device__ __forceinline__ void ToChannels(uint32_t (&bits)[kRows]) const {
-    if (neighbours_ == 1) return;
+      const uint4 x = w < f.words() ? LoadShared128(row + 4 * w) : uint4{0, 0, 0, 0};
+      const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-    for (uint32_t& x : bits) x = SpreadBits(x, neighbours_);
+      for (int i = 0; i < 4 && w + i < kWords; ++i) {
+        const int after = f.words() - (w + i) - 1;
+        word_[w + i] = after < 0 ? 0 : __brev(words[i]) & (after == 0 ? full : ~0u);
+      }
+    }
+    bool trailing = true;  // words behind all bits set
+#pragma unroll
+    for (int w = kWords - 1; w >= 0; --w) {
+      trailing &= word_[w] == 0;
+      gaps_ |= !trailing && word_[w] == 0;
+      if (trailing) word_[w] = full;
+    }
   }
+  // Whether words without a bit lie before others: then bits are found by Next<true>.
+  __device__ __forceinline__ bool HasGaps() const { return gaps_; }
+  // The next bit's place from origin() on.
+  template <bool kGaps>
+  __device__ __forceinline__ uint32_t Next() {
+    if (word_[0] == 0) Advance();
+    if constexpr (kGaps) {
+#pragma unroll
+      for (int w = 0; w + 2 < kWords; ++w) {
+        if (word_[0] == 0) Advance();
+      }
+    }
+    const uint32_t place = HighestBit(word_[0]);
+    word_[0] ^= BitAt(place);
+    return place;
+  }
+  __device__ __forceinline__ uint32_t origin() const { return static_cast<uint32_t>(origin_); }
 
  private:
-  uint32_t before_[kWords];  // bits of channels before the run
-  uint32_t within_;
-  int32_t neighbours_, value_offset_, word_at_, shift_;
+  __device__ __forceinline__ void Advance() {
+#pragma unroll
+    for (int w = 0; w + 1 < kWords; ++w) word_[w] = word_[w + 1];
+    origin_ = min(origin_ + step_, last_);
+  }
+
+  uint32_t word_[kWords];
+  int32_t origin_;
+  const int32_t step_, last_;
+  bool gaps_ = false;
 };
 
-// Keys of a tile as left-hand fragments.
-template <int kChannels>
-class KeyRuns {
- public:
-  static constexpr int kRun = kChannels / 4;
-  static constexpr int kPieces = kRun > 32 ? 2 : 1;  // a mask is 32 bits
-  static constexpr int kPiece = kRun / kPieces;
-
-  __device__ __forceinline__ void Locate(const RowFormat& f) {
-    const int t = threadIdx.x % 4;
-    row_ = static_cast<int>(threadIdx.x % 32 / 4) * f.stride();
-    KeepInRegister(row_);
+// visit(place, origin, shift, i, value) for every value of the lane's row at `row`: the i-th of
+// the channels of the bit at `place` from `origin` on; a bf16 value in the high half. A row
+// of zeros has values too. Eight values at a time, and one by one what is rare.
+template <int kChannels, typename Visit>
+__device__ __forceinline__ void ForEachValue(StoredBits<kChannels>& bits, uint32_t row,
+                                             const RowFormat& f, Visit visit) {
+  row += f.value_offset;
+  int i = 0;
+  if (!__any_sync(kAllLanes, f.shift != 0 || bits.HasGaps())) {
+#pragma unroll 1
+    for (; i + 8 <= f.keep; i += 8) {
+      const uint4 x = LoadShared128(row + 2 * i);
+      const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) runs_[i].Locate(f, t * kRun + i * kPiece);
-  }
-  // visit(product, a0, a1, a2, a3) for each 16 channels of the tile at `tile`. A loop: the code of
-  // a tile that is met for the first time comes from the L2.
-  template <typename Visit>
-  __device__ __forceinline__ void ForEach(uint32_t tile, int32_t stride, Visit visit) const {
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      uint32_t at[2], stored[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        stored[half] = runs_[i].Find(tile + row_ + 8 * half * stride, at[half]);
-      }
-      runs_[i].ToChannels(stored);
-#pragma unroll
-      for (int p = 0; p < kPiece / 4; ++p) {
-        uint32_t x[2][4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            x[half][e] = NextValue(stored[half] & (1u << (4 * p + e)), at[half]);
-          }
-        }
-        visit(i * (kPiece / 4) + p, LowHalves(x[0][0], x[0][1]), LowHalves(x[1][0], x[1][1]),
-              LowHalves(x[0][2], x[0][3]), LowHalves(x[1][2], x[1][3]));
+      for (int n = 0; n < 8; ++n) {
+        const uint32_t place = bits.template Next<false>();
+        visit(place, bits.origin(), 0, 0, n % 2 == 0 ? pairs[n / 2] << 16 : pairs[n / 2]);
       }
     }
   }
+  uint32_t place = 0;
+#pragma unroll 1
+  for (; i < f.keep; ++i) {
+    const int nth = i & (f.neighbours() - 1);
+    if (nth == 0) place = bits.template Next<true>();
+    visit(place, bits.origin(), f.shift, nth, LoadShared16(row + 2 * i) << 16);
+  }
+}
 
- private:
-  ChannelRun<kChannels, kPiece> runs_[kPieces];
-  uint32_t row_;  // where row g begins in a tile
+// The queries of up to 4 heads by entries, fp32, in copies of which lanes of one access have one
+// each.
+template <int kChannels>
+struct QueryTable {
+  static constexpr int kCopies = kChannels > 128 ? 4 : 8;
+  static constexpr int kEntryBytes = kCopies * 16;
+  static constexpr int kBytes = kChannels * kEntryBytes;
+
+  // The products of the lane's row at `row` and the queries of the table at `table`.
+  static __device__ __forceinline__ float4 Products(uint32_t table, uint32_t row,
+                                                    const RowFormat& f) {
+    table += threadIdx.x % kCopies * 16;
+    StoredBits<kChannels> bits(row, f, static_cast<int32_t>(table), f.neighbours() * kEntryBytes);
+    float4 sums = {0, 0, 0, 0};
+    ForEachValue(bits, row, f,
+                 [&](uint32_t place, uint32_t origin, int shift, int i, uint32_t value) {
+                   const float x = __uint_as_float(value & 0xFFFF0000u);
+                   const uint32_t entry = (place << shift) + i;
+                   const float4 q = LoadSharedFloats(origin + entry * kEntryBytes);
+                   sums = {sums.x + x * q.x, sums.y + x * q.y, sums.z + x * q.z, sums.w + x * q.w};
+                 });
+    return sums;
+  }
 };
 
-// Values of a tile as left-hand fragments of their transpose.
+// A tile's values by entries, [entries / 8][32 rows][8] in bf16.
 template <int kChannels>
-class ValueRuns {
- public:
-  static constexpr int kRun = kChannels / 8;
+struct ValueTile {
+  static constexpr int kPieceBytes = kTileRows * 16;
+  static constexpr int kBytes = kChannels / 8 * kPieceBytes;
 
-  __device__ __forceinline__ void Locate(const RowFormat& f) {
-    run_.Locate(f, static_cast<int>(threadIdx.x % 32 / 4) * kRun);
-    row_ = static_cast<int>(threadIdx.x % 4) * 2 * f.stride();
-    KeepInRegister(row_);
+  // The tile at `to`; the lane's row is at `row`. Barrier of the warp before and afterwards.
+  static __device__ __forceinline__ void Fill(uint32_t to, uint32_t row, const RowFormat& f) {
+    const int pieces = f.channels() / 8;
+    to += threadIdx.x % 32 * 16;
+#pragma unroll 4
+    for (int i = 0; i < pieces; ++i) StoreShared128(to + i * kPieceBytes, {0, 0, 0, 0});
+    // In units of an entry, from `to` on.
+    StoredBits<kChannels> bits(row, f, 0, f.neighbours());
+    ForEachValue(bits, row, f,
+                 [&](uint32_t place, uint32_t origin, int shift, int i, uint32_t value) {
+                   const uint32_t entry = origin + (place << shift) + i;
+                   StoreShared16(to + entry / 8 * (kPieceBytes - 16) + 2 * entry, value >> 16);
+                 });
   }
-  // visit(product, a0, a1, a2, a3): product i holds channels kRun g + 2i and kRun g + 2i + 1.
-  template <typename Visit>
-  __device__ __forceinline__ void ForEach(uint32_t tile, int32_t stride, Visit visit) const {
-    uint32_t at[4], stored[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      stored[r] = run_.Find(tile + row_ + ((r & 1) + 8 * (r >> 1)) * stride, at[r]);
-    }
-    run_.ToChannels(stored);
-#pragma unroll
-    for (int p = 0; p < kRun / 2; ++p) {
-      uint32_t x[2][4];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) x[e][r] = NextValue(stored[r] & (1u << (2 * p + e)), at[r]);
-      }
-      visit(p, LowHalves(x[0][0], x[0][1]), LowHalves(x[1][0], x[1][1]),
-            LowHalves(x[0][2], x[0][3]), LowHalves(x[1][2], x[1][3]));
-    }
+  // 16 entries of 16 rows from the tile at `from`, as a left-hand fragment of their transpose.
+  static __device__ __forceinline__ uint4 Fragment(uint32_t from, int entries, int rows) {
+    const int lane = threadIdx.x % 32;
+    const int piece = 2 * entries + lane / 8 % 2, row = 16 * rows + lane / 16 * 8 + lane % 8;
+    return LoadTransposed(from + piece * kPieceBytes + row * 16);
   }
-
- private:
-  ChannelRun<kChannels, kRun> run_;
-  uint32_t row_;  // where row 2t begins in a tile
 };
 
 }  // namespace kvstrata::cuda

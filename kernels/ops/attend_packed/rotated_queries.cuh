@@ -3,17 +3,19 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ROTATED_QUERIES_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ROTATED_QUERIES_CUH_
 
+#include <algorithm>
+
 #include "kernels/cuda/float_bits.cuh"
-#include "kernels/cuda/fragments.cuh"
 #include "kernels/ops/attend_packed/packed_tile.cuh"
 
 namespace kvstrata::cuda {
 
-inline constexpr int kPackedHeads = 8;    // query heads of a product
+inline constexpr int kPackedHeads = 8;    // query heads of a KV head
+inline constexpr int kTableHeads = 4;     // of a QueryTable
 inline constexpr int kSegmentsMax = 128;  // of a sequence
 
-// kChannels: those that rows may store, rounded up to 32. Warps of a CTA: 128 registers a thread,
-// or twice as many for the longer rows.
+// kChannels: those that rows may store, rounded up to 32. Threads of a CTA: 128 registers each, or
+// twice as many for the longer rows.
 template <int kDim, int kChannels>
 struct PackedShape {
   static constexpr int kThreadsMax = kDim == 256 ? 256 : 512;
@@ -51,11 +53,19 @@ struct SegmentTable {
   }
 };
 
+// The first kChannels rows of a rotation to the L2, by all threads of a CTA.
+template <int kDim, int kChannels>
+__device__ __forceinline__ void PrefetchRotation(uint64_t r) {
+  constexpr int kLine = 128, kBytes = kChannels * kDim * int{sizeof(float)};
+  for (int at = threadIdx.x * kLine; at < kBytes; at += blockDim.x * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(r + at));
+  }
+}
+
 template <int kDim, int kChannels>
 struct RotatedQueries {
   alignas(16) float given[kPackedHeads][kDim];
   float rotated[kPackedHeads][kChannels];
-  uint2 fragments[2][kChannels / 16][32];  // [high, low][product][lane]
 
   // Barrier afterwards.
   __device__ __forceinline__ void Load(const PackedQueries& from, int sequence, int head) {
@@ -78,70 +88,52 @@ struct RotatedQueries {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) x[i] = rows[c * (kDim / 4) + 8 * i + lane];
 #pragma unroll 1
-      for (int h = 0; h < group; ++h) {
-        const float sum = Dot(x, reinterpret_cast<const float4*>(given[h]));
-        if (lane == 0) rotated[h][c] = sum;
+      for (int first = 0; first < group; first += kTableHeads) {
+        float sums[kTableHeads];
+        Dots(x, first, sums);
+        if (lane == 0) {
+          for (int h = 0; h < kTableHeads; ++h) rotated[first + h][c] = sums[h];
+        }
       }
     }
   }
 
-  // The rotated queries as right-hand fragments of KeyRuns. Columns are heads; of up to 4 heads,
-  // columns 4..7 of `high` are what the first four lose by rounding, and of more, `low` is.
-  // Barriers before and afterwards.
-  __device__ __forceinline__ void MakeFragments(int group) {
-    constexpr int kFragments = kChannels / 16 * 32;
-    const int lows = group > 4 ? 2 : 1;
-    for (int i = threadIdx.x; i < lows * kFragments; i += blockDim.x) {
-      (&fragments[0][0][0])[i] = FragmentOf(i % kFragments / 32, i % 32, group, i >= kFragments);
+  // A QueryTable for every four heads. Barriers before and afterwards.
+  __device__ __forceinline__ void FillTables(char* tables, const RowFormat& f, int group) const {
+    using Table = QueryTable<kChannels>;
+    for (int first = 0; first < group; first += kTableHeads) {
+      auto* const table = reinterpret_cast<float4*>(tables + first / kTableHeads * Table::kBytes);
+      for (int i = threadIdx.x; i < f.channels() * Table::kCopies; i += blockDim.x) {
+        const int channel = EntryChannel(i / Table::kCopies, f);
+        const auto of = [&](int head) { return head < group ? rotated[head][channel] : 0.0f; };
+        table[i] = {of(first), of(first + 1), of(first + 2), of(first + 3)};
+      }
     }
   }
-  // s[0..3]: rows g and g + 8 of the tile, heads 2t and 2t + 1; of up to 4 heads, lanes t and t + 2
-  // have the same.
-  __device__ __forceinline__ void Score(const KeyRuns<kChannels>& keys, uint32_t tile,
-                                        int32_t stride, bool wide, float (&s)[4]) const {
-    using T = __nv_bfloat16;
-    const int lane = threadIdx.x % 32;
-    float rest[4] = {0, 0, 0, 0};
-    for (float& x : s) x = 0;
-    keys.ForEach(tile, stride, [&](int i, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-      const uint2 high = fragments[0][i][lane];
-      MmaM16N8K16<T>(s, a0, a1, a2, a3, high.x, high.y);
-      if (!wide) return;
-      const uint2 low = fragments[1][i][lane];
-      MmaM16N8K16<T>(rest, a0, a1, a2, a3, low.x, low.y);
-    });
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] += wide ? rest[i] : __shfl_xor_sync(kAllLanes, s[i], 2);
+  static __host__ __device__ __forceinline__ int TablesOf(int group) {
+    return (group + kTableHeads - 1) / kTableHeads;
   }
 
  private:
-  __device__ __forceinline__ uint2 FragmentOf(int i, int lane, int group, bool low) const {
-    const int column = lane / 4, t = lane % 4;
-    const bool wide = group > 4;
-    const int head = wide ? column : column % 4;
-    if (head >= group) return {0, 0};
-    const float* x = &rotated[head][KeyRuns<kChannels>::kRun * t + 4 * i];
-    const bool rest = wide ? low : column >= 4;
-    return {Pair(x[0], x[1], rest), Pair(x[2], x[3], rest)};
-  }
-  static __device__ __forceinline__ uint32_t Pair(float a, float b, bool rest) {
-    using E = Element<__nv_bfloat16>;
-    const uint32_t high = E::Pack(a, b);
-    if (!rest) return high;
-    return E::Pack(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xFFFF0000u));
-  }
-  // Over eight lanes, whose row is `x`. kChannels and the threads of a CTA are multiples of 32, so
-  // that warps are whole here.
-  static __device__ __forceinline__ float Dot(const float4 (&x)[kDim / 32], const float4* q) {
-    float sum = 0;
+  // Of heads from `first` on, over eight lanes, whose row is `x`. kChannels and the threads of a
+  // CTA are multiples of 32, so that warps are whole here. Heads that are none give anything.
+  __device__ __forceinline__ void Dots(const float4 (&x)[kDim / 32], int first,
+                                       float (&sums)[kTableHeads]) const {
 #pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) {
-      const float4 y = q[8 * i + threadIdx.x % 8];
-      sum += x[i].x * y.x + x[i].y * y.y + x[i].z * y.z + x[i].w * y.w;
+    for (int h = 0; h < kTableHeads; ++h) {
+      const auto* q = reinterpret_cast<const float4*>(given[first + h]);
+      sums[h] = 0;
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) {
+        const float4 y = q[8 * i + threadIdx.x % 8];
+        sums[h] += x[i].x * y.x + x[i].y * y.y + x[i].z * y.z + x[i].w * y.w;
+      }
     }
 #pragma unroll
-    for (int step = 4; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    return sum;
+    for (int step = 4; step > 0; step /= 2) {
+#pragma unroll
+      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, step);
+    }
   }
 };
 
@@ -178,15 +170,29 @@ inline RowFormat LargestFormat(const PackedLayer& layer) {
   return RowFormat::Of(StoredChannels(layer), layer.keep_max, 1);
 }
 
-// Warps of a CTA whose tiles of `tile_bytes` fit, a multiple of 2, and their memory.
-struct TileRings {
-  int warps, bytes;
-  static TileRings Of(int threads_max, int tile_bytes) {
-    constexpr int kMost = 180 * 1024;
-    const int each = kStages * tile_bytes;
-    int warps = threads_max / 32;
-    while (warps > 2 && warps * each > kMost) warps -= 2;
-    return {warps, warps * each + kTileSlack};
+// How a CTA's dynamic shared memory is divided: tables, then a part for every warp.
+struct WarpMemory {
+  int32_t warps, stages, warp_bytes, table_bytes;
+
+  int total() const { return table_bytes + warps * warp_bytes; }
+  // Where a warp's part is, of shared memory from `begin` on.
+  __device__ __forceinline__ uint32_t PartOf(uint32_t begin, int warp) const {
+    uint32_t part = begin + static_cast<uint32_t>(table_bytes + warp * warp_bytes);
+    KeepInRegister(part);
+    return part;
+  }
+
+  // For a kernel with `static_bytes` besides, whose warps have up to `stages` stages and other
+  // bytes. Warps: an even number.
+  static WarpMemory Of(int threads_max, int static_bytes, int stages, int stage_bytes,
+                       int other_bytes, int table_bytes) {
+    constexpr int kOfSm = 227 * 1024, kManyWarps = 12;
+    const int left = kOfSm - static_bytes - table_bytes;
+    const auto fit = [&] {
+      return std::min(threads_max / 32, left / (stages * stage_bytes + other_bytes)) / 2 * 2;
+    };
+    while (stages > 1 && fit() < kManyWarps) --stages;
+    return {std::max(fit(), 2), stages, stages * stage_bytes + other_bytes, table_bytes};
   }
 };
 
