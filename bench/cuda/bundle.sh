@@ -10,7 +10,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
 cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
 cp "$build"/bin/{*_cuda,cuda_library,cuda_step}_test "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$build"/bin/kvstratad \
-  "$out/bin/"
+  "$build"/bin/libsticky_error.so "$out/bin/"
 cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,compare.py,run_gpu.sh} "$out/"
 git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' >"$out/commit"
 for program in "$out"/bin/*; do
