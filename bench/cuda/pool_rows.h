@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -28,7 +29,7 @@
 
 namespace kvstrata::cuda {
 
-constexpr int32_t kPoolTokens = 128 * 1024, kMovedTokens = 64 * 1024;
+constexpr int32_t kPoolTokens = 128 * 1024, kMovedTokens = 32 * 1024;
 constexpr char kPoolNotes[] =
     "Llama-3.1-8B's shape, 32 layers, bf16, pages of 16, one sequence of 128K tokens. memory: used "
     "bytes of the daemon's device pool once all work is settled, and what else is taken of the GPU "
@@ -36,7 +37,7 @@ constexpr char kPoolNotes[] =
     "code), after a captured decode step; pool bytes of plans that were packed with fewer layers "
     "are scaled to 32, the rest is not; surprisals of sekv are exponential. second: a layer of a "
     "captured step in a process that attached to the pages of the first one, which is idle "
-    "meanwhile. move: prefetch and demote of a sequence of 64K tokens (8 GiB) as an operator asks "
+    "meanwhile. move: prefetch and demote of a sequence of 32K tokens (4 GiB) as an operator asks "
     "for them, arenas made and registered before. decode: steps, one behind the other, that lie "
     "inside of moves against those that none touches, means";
 
@@ -88,6 +89,7 @@ class PoolDaemon {
                                                         Response*),
                 const Request& request) const {
     grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
     Response response;
     const grpc::Status status = (admin_.get()->*method)(&context, request, &response);
     if (status.ok()) return response;
@@ -282,7 +284,7 @@ inline Moves MoveToAndFro(const PoolDaemon& daemon, uint64_t sequence, int round
       run.end = ElapsedUs();
       CheckPool(run.bytes > 0, "a move");
       if (round > 0) (up ? moves.promotions : moves.demotions).push_back(run);
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // steps that nothing disturbs
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // steps that nothing disturbs
     }
   }
   return moves;
@@ -366,16 +368,14 @@ inline void BesideRow(const std::string& id, const StepTimes& steps,
 
 template <typename Steps, typename Plan>
 void MoveRows(const std::vector<Plan>& decoding, const Plan& moved, nlohmann::ordered_json* rows) {
-  constexpr int kRounds = 8;
+  constexpr int kRounds = 6;
+  PoolDaemon daemon;
+  AttachedSession session(daemon.process.socket());
+  Steps other(session.get(), moved, 1, kMovedTokens);
+  const Moves idle = MoveToAndFro(daemon, other.sequence(), kRounds);
+  RateRow("move/promote/idle", idle.promotions, 45, rows);
+  RateRow("move/demote/idle", idle.demotions, 0, rows);
   for (const Plan& plan : decoding) {
-    PoolDaemon daemon;
-    AttachedSession session(daemon.process.socket());
-    Steps other(session.get(), moved, 1, kMovedTokens);
-    if (&plan == &decoding.front()) {
-      const Moves idle = MoveToAndFro(daemon, other.sequence(), kRounds);
-      RateRow("move/promote/idle", idle.promotions, 45, rows);
-      RateRow("move/demote/idle", idle.demotions, 0, rows);
-    }
     Steps steps(session.get(), plan, 1, kPoolTokens);
     std::atomic<bool> stop{false};
     Moves moves;

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 
@@ -20,7 +21,9 @@ __attribute__((constructor)) void AwaitByte() {
     char byte = 0;
     if (read(fd, &byte, 1) != 1) return;
     WriteNowhere<<<1, 1>>>(reinterpret_cast<int*>(uintptr_t{64}));
-    cudaDeviceSynchronize();
+    const cudaError_t launched = cudaGetLastError();
+    std::fprintf(stderr, "sticky_error: launched: %s; finished: %s\n", cudaGetErrorString(launched),
+                 cudaGetErrorString(cudaDeviceSynchronize()));
   }).detach();
 }
 

@@ -56,7 +56,7 @@ class StickyError : public ::testing::Test {
     const int fd = open(fifo_.c_str(), O_WRONLY | O_CLOEXEC);
     EXPECT_EQ(write(fd, "!", 1), 1);
     close(fd);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     for (;;) {
       for (const auto method : {&v1::Admin::Stub::Demote, &v1::Admin::Stub::Prefetch}) {
         const Status moved = Move(method, sequence);
@@ -80,6 +80,10 @@ TEST_F(StickyError, LosesTheDevicePoolAndNothingElse) {
   const kvs_sequence first = client.Open(prompt, &held);
   const std::vector<float> want = client.Step(first, 0, prompt);
   ASSERT_FALSE(want.empty()) << kvs_error_message();
+  // Only then the daemon knows of the step: before, there would be nothing to move.
+  ASSERT_EQ(kvs_settle(client.session(), first), KVS_OK) << kvs_error_message();
+  EXPECT_EQ(admin_->Demote(first).pages(), 12u);
+  EXPECT_EQ(admin_->Prefetch(first).pages(), 12u);
   EXPECT_EQ(admin_->Status().health(), "serving");
 
   const Status broken = Break(first);
