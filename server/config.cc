@@ -161,6 +161,13 @@ constexpr std::array kKeys = {
         "a size, 64KiB to 1GiB and a multiple of 4KiB; 0: capacity / 64 within 16MiB .. 256MiB",
         "size of one arena (memfd); a session takes whole arenas",
         [](std::string_view v, Config* c) { return ArenaBytes(v, &c->store.arena_bytes); }},
+    Key{"move.promote_rate", "KVSTRATA_MOVE_PROMOTE_RATE", "32GB",
+        "a size, 64MiB to 16TiB; 0: no limit",
+        "bytes a second that moves copy from host to device while a step runs",
+        [](std::string_view v, Config* c) {
+          return SizeIn(v, 0, 16 * kTiB, &c->store.promote_rate) &&
+                 (c->store.promote_rate == 0 || c->store.promote_rate >= 64 * kMiB);
+        }},
     Key{"pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "0",
         "a size, 0 to 1PiB; 0: half of both pools", "bytes of all pinned prefixes together",
         [](std::string_view v, Config* c) {

@@ -19,6 +19,7 @@ kvs_library(kvs_store
   store/artefacts.cc
   store/audit.cc
   store/blocks.cc
+  store/device_failure.cc
   store/epochs.cc
   store/evict.cc
   store/inspect.cc

@@ -1,6 +1,7 @@
 #include "server/daemon.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -119,6 +120,7 @@ struct Daemon::Parts {
   Config config;
   Clock::time_point started = Clock::now();
   UniqueFd lock;
+  UniqueFd pools_failed;           // tells the gRPC server
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
@@ -137,6 +139,7 @@ struct Daemon::Parts {
   std::string Health() const;
   DiskInfo Disk() const;
   Status MakeStore();
+  void TellPoolFailure(Tier tier, const Status& why) const;
   Status StartGrpc();
 };
 
@@ -144,6 +147,10 @@ struct Daemon::Parts {
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
   config.store.load_parameters = LoadSpanParameters;
+  pools_failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  config.store.on_pool_failure = [this](Tier tier, const Status& why) {
+    TellPoolFailure(tier, why);
+  };
   if (config.device == "emulated") {
     KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
     return OkStatus();
@@ -157,8 +164,15 @@ Status Daemon::Parts::MakeStore() {
   config.attach.backend = "cuda";
   KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
   KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*ops, gpu.ordinal));
-  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(gpu.memory), NewHostPinned()));
+  KVS_ASSIGN_OR_RETURN(store,
+                       Store::Create(config.store, std::move(gpu.memory), std::move(gpu.host)));
   return OkStatus();
+}
+
+void Daemon::Parts::TellPoolFailure(Tier tier, const Status& why) const {
+  LogEvent(LogLevel::kError, "pool_failed",
+           {{"tier", NameOf(tier)}, {"reason", why.reason()}, {"why", why.message()}});
+  (void)eventfd_write(pools_failed.get(), 1);
 }
 
 Status Daemon::Parts::OpenDisk() {
@@ -245,6 +259,10 @@ DiskInfo Daemon::Parts::Disk() const {
 
 // Slower I/O (no io_uring) is no illness: the log and `DiskTierStats` tell it.
 std::string Daemon::Parts::Health() const {
+  for (const PoolInfo& pool : store->Pools()) {
+    if (pool.failure.empty()) continue;
+    return "degraded: the " + std::string(NameOf(pool.tier)) + " pool is lost: " + pool.failure;
+  }
   if (disk == nullptr) return "serving";
   const DiskTierStats stats = disk->Stats();
   if (stats.breaker_open) return "degraded: the disk tier failed repeatedly and is left alone";
@@ -299,6 +317,7 @@ Status Daemon::Parts::StartGrpc() {
   options.device_uuid = config.attach.device_uuid;
   options.started = started;
   options.health = [this] { return Health(); };
+  options.pools_fd = pools_failed.get();
   options.blocks.list = [this](const BlockFilter& filter, uint64_t after, size_t limit) {
     return blocks->List(filter, after, limit);
   };

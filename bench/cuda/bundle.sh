@@ -10,7 +10,7 @@ build=$1 out=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
 cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
-cp "$build"/bin/{gpu_tests,kvstratad} "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$out/bin/"
+cp "$build"/bin/{gpu_tests,kvstratad,libsticky_error.so} "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$out/bin/"
 cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,compare.py,run_gpu.sh} "$out/"
 git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' >"$out/commit"
 for program in "$out"/bin/*; do

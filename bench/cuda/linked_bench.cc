@@ -1,7 +1,9 @@
 // Decode steps as an engine makes them: a daemon with a pool of the GPU's, libkvstrata.so, and a
 // CUDA graph of all layers that the engine captured once.
 //
-//   linked_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE]
+//   linked_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE] [--suite pool]
+//
+// With `--suite pool` the rows of pool_rows.h instead.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -27,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/pool_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "kernels/dtype.h"
@@ -59,6 +62,7 @@ struct Plan {
   int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
   int most_layers = kLayersOfAModel;     // fewer where the daemon's CPUs pack the prompt first
   bool sentences = false;                // boundaries are reported, and the last queries observed
+  bool surprisals = false;               // of the prompt are reported
 };
 constexpr int kObserved = 32;     // last prompt tokens, which go through attention
 constexpr double kSentence = 27;  // median of its tokens (the paper's corpora: 25 to 30)
@@ -84,13 +88,26 @@ const Plan kPlans[] = {
 };
 constexpr int kPeriods = 9, kEagerSteps = 5;
 constexpr int kWarmSteps = 5;  // eager ones, behind which the library knows the calls
+// Of the rows of pool_rows.h. The first one is what the others are compared with.
+const std::vector<Plan> kPoolPlans = {
+    {"full", "full", nullptr},
+    {"quest", "quest{budget = 2048, min_tokens = 0}", nullptr},
+    {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}", nullptr},
+    {"sentencekv", "sentencekv{min_tokens = 0}", nullptr, 1, 0, kLayersOfAModel, true},
+    {"tokenselect", "tokenselect{min_tokens = 0}", nullptr},
+    {"mosaickv", "mosaickv{keep_raw = \"no\", min_tokens = 0}", nullptr, 1, 0, 2},
+    {"sekv", "sekv{min_tokens = 0}", nullptr, 1, 0, 2, false, true},
+};
 
 // `batch` sequences of `tokens` random rows in a model of their own, and a graph of their decode
 // step.
 class Steps {
  public:
-  Steps(kvs_session* session, const Plan& plan, int batch, int32_t tokens)
+  // `digest` of the model: by default like no other's.
+  Steps(kvs_session* session, const Plan& plan, int batch, int32_t tokens,
+        const std::string& digest = std::to_string(std::random_device{}()))
       : session_(session),
+        digest_(digest),
         steps_a_query_(plan.steps_a_query),
         layers_(static_cast<int>(
             std::clamp<int64_t>(kMostBytes / (batch * tokens * kTokenBytes), 1, plan.most_layers))),
@@ -99,7 +116,8 @@ class Steps {
         queries_(Random(int64_t{2} * batch * kHeads * kDim)),
         observed_(Random(int64_t{kObserved} * kHeads * kDim)),
         out_(static_cast<size_t>(std::max(batch, kObserved)) * kHeads * kDim),
-        sentences_(plan.sentences) {
+        sentences_(plan.sentences),
+        surprisals_(plan.surprisals) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     const kvs_model model = RegisterModel();
     const std::vector<uint8_t> ends = NextBoundaries(tokens);
@@ -137,6 +155,12 @@ class Steps {
   // That a launch makes.
   int steps() const { return std::max(steps_a_query_, 1); }
   cudaStream_t stream() const { return stream_; }
+  kvs_sequence sequence() const { return members_.front().sequence; }
+  uint32_t held() const { return held_; }  // tokens of the last prompt that were there already
+  size_t tensor_bytes() const {
+    return (rows_.size() + q_.size() + queries_.size() + observed_.size() + out_.size()) *
+           sizeof(BF16);
+  }
   void Launch() {
     if (steps_a_query_ > 0) TurnQuery();
     for (int i = 0; i < steps(); ++i) LaunchStep();
@@ -216,6 +240,15 @@ class Steps {
                         nullptr, ends.data()),
              "kvs_report");
   }
+  // Exponential: one in 20 is an anchor at alpha = 2, about as in prose.
+  void ReportSurprisals(kvs_sequence sequence, size_t tokens) {
+    std::exponential_distribution<float> surprisal;
+    std::vector<float> nats(tokens);
+    for (float& x : nats) x = surprisal(rng_);
+    CheckKvs(kvs_report(session_, sequence, 0, static_cast<uint32_t>(tokens), nats.data(), nullptr,
+                        nullptr),
+             "kvs_report");
+  }
   // Two random queries by turns.
   void TurnQuery() {
     turned_ = !turned_;
@@ -233,9 +266,8 @@ class Steps {
   kvs_model RegisterModel() {
     kvs_model_desc desc{};
     desc.size = sizeof(desc);
-    const std::string digest = std::to_string(std::random_device{}());
     desc.name = "llama-3.1-8b";
-    desc.digest = digest.c_str();
+    desc.digest = digest_.c_str();
     desc.layers = layers_;
     desc.query_heads = kHeads;
     desc.kv_heads = kKvHeads;
@@ -252,20 +284,20 @@ class Steps {
             const std::vector<uint8_t>& ends) {
     const std::vector<int32_t> prompt(static_cast<size_t>(tokens), id);
     kvs_sequence sequence = 0;
-    uint32_t held = 0;
     CheckKvs(
-        kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence, &held),
+        kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence, &held_),
         "kvs_sequence_open");
     const auto run = [&](int32_t n, bool attend) {
       StepOf({{sequence, prompt.data(), static_cast<uint32_t>(n)}},
              [&](kvs_step* step) { Layers(step, n, attend); });
     };
     const int32_t appended = sentences_ ? tokens - kObserved : tokens;
-    for (int32_t done = 0; done < appended; done += kChunk) {
+    for (auto done = static_cast<int32_t>(held_); done < appended; done += kChunk) {
       run(std::min(kChunk, appended - done), false);
     }
     if (sentences_) run(kObserved, true);
     if (sentences_) Report(sequence, 0, ends);
+    if (surprisals_) ReportSurprisals(sequence, prompt.size());
     CheckKvs(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
     CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // of a codec: all is packed
     members_.push_back({sequence, &id_, 1});
@@ -323,12 +355,14 @@ class Steps {
   }
 
   kvs_session* const session_;
+  const std::string digest_;
   const int steps_a_query_;
   const int layers_;
   std::mt19937 rng_{std::random_device{}()};
   DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
   bool turned_ = false;
-  const bool sentences_;
+  const bool sentences_, surprisals_;
+  uint32_t held_ = 0;
   int left_in_sentence_ = 1;
   uint32_t reported_ = 0;
   const int32_t id_ = 0;                  // of every new token
@@ -446,6 +480,18 @@ void MeasureFar(Plan plan, ordered_json* rows) {
                    {"ratio", far.median / near.median},
                    {"layers", steps.layers()},
                    {"cpu_us_a_step", cpu.median}});
+ordered_json PoolRows(const std::string& only) {
+  ordered_json rows = ordered_json::array();
+  const auto wanted = [&only](const std::string& kind) {
+    return kind.starts_with(only.substr(0, kind.size()));
+  };
+  if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
+  if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
+  if (wanted("move")) {
+    MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
+                    &rows);
+  }
+  return rows;
 }
 
 int Main(int argc, char** argv) {
@@ -457,6 +503,21 @@ int Main(int argc, char** argv) {
   cudaDeviceProp device{};
   Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
+  if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
+    return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
+  }
+  if (Option(argc, argv, "--suite") == "pool") {
+    const ordered_json out = {{"suite", "cuda-pool"},
+                              {"device", device.name},
+                              {"commit", Option(argc, argv, "--commit")},
+                              {"date", Option(argc, argv, "--date")},
+                              {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
+                              {"context", {{"notes", kPoolNotes}}},
+                              {"ceilings", ordered_json::object()},
+                              {"rows", PoolRows(only)}};
+    if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+    return 0;
+  }
   ordered_json rows = ordered_json::array();
   for (const auto& [batch, kilotokens] :
        {std::pair{1, 1}, {1, 4}, {1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {

@@ -20,6 +20,7 @@ constexpr Column kList[] = {
     {"AWAITING READERS", "/retired_bytes", Bytes, true},
     {"ARENAS", "/arenas", nullptr, true},
     {"ARENA SIZE", "/arena_bytes", Bytes, true},
+    {"FAILURE", "/failure"},
 };
 
 Result<int> List(const Options& options) {

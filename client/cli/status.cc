@@ -34,6 +34,7 @@ constexpr Column kPools[] = {
     {"USED", "/used_bytes", Bytes, true},
     {"CACHED", "/cached_bytes", Bytes, true},
     {"CAPACITY", "/capacity_bytes", Bytes, true},
+    {"FAILURE", "/failure"},
 };
 
 Result<int> ShowStatus(const Options& options) {

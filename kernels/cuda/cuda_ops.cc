@@ -7,6 +7,31 @@ namespace {
 
 const char* ErrorText(int code) { return cudaGetErrorString(static_cast<cudaError_t>(code)); }
 
+// After these, says cuda_runtime_api.h, a process must be started anew. The driver's numbers are
+// the same.
+bool IsSticky(int code) {
+  switch (static_cast<cudaError_t>(code)) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorExternalDevice:
+    case cudaErrorMpsClientTerminated:
+      return true;
+    default:
+      return false;
+  }
+}
+
 int DeviceCount() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
@@ -14,12 +39,14 @@ int DeviceCount() {
 
 constexpr CudaOps kOps = {
     .error_text = ErrorText,
+    .is_sticky = IsSticky,
     .device_count = DeviceCount,
     .describe_device = DescribeDevice,
     .create_arena = CreateArena,
     .import_arena = ImportArena,
     .release_arena = ReleaseArena,
     .copy_2d = Copy2D,
+    .copy_pages = CopyPages,
     .register_host = RegisterHost,
     .unregister_host = UnregisterHost,
     .summarize = SummarizeCuda,

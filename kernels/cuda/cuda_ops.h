@@ -46,6 +46,8 @@ inline constexpr uint32_t kCudaOpsVersion = 6;  // of this table: loader and lib
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
   const char* (*error_text)(int code) = nullptr;
+  // Whether every later call of this process will answer this error, too: the context is lost.
+  bool (*is_sticky)(int code) = nullptr;
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
   // device_memory.h
@@ -55,6 +57,7 @@ struct CudaOps {
                       DeviceArena* arena) = nullptr;
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
   int (*copy_2d)(int device, void* to, const void* from, const Copied2D& shape) = nullptr;
+  int (*copy_pages)(int device, const PageCopy* copies, uint64_t count) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
   int (*unregister_host)(void* base) = nullptr;
 

@@ -194,14 +194,25 @@ int ReleaseArena(int device, DeviceArena* arena) {
 }
 
 int Copy2D(int device, void* to, const void* from, const Copied2D& shape) {
+  const PageCopy copy{to, from, shape};
+  return CopyPages(device, &copy, 1);
+}
+
+int CopyPages(int device, const PageCopy* copies, uint64_t count) {
   const CurrentDevice current(device);
   if (current.error() != cudaSuccess) return current.error();
   cudaStream_t stream = nullptr;
   cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (error != cudaSuccess) return error;
-  error = cudaMemcpy2DAsync(to, shape.pitch, from, shape.pitch, shape.width, shape.rows,
-                            cudaMemcpyDefault, stream);
-  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  for (uint64_t i = 0; i < count && error == cudaSuccess; ++i) {
+    const auto& [to, from, shape] = copies[i];
+    error = shape.rows == 1 ? cudaMemcpyAsync(to, from, shape.width, cudaMemcpyDefault, stream)
+                            : cudaMemcpy2DAsync(to, shape.pitch, from, shape.pitch, shape.width,
+                                                shape.rows, cudaMemcpyDefault, stream);
+  }
+  // Also after an error: the caller may reuse what the copies before it still read.
+  const cudaError_t finished = cudaStreamSynchronize(stream);
+  if (error == cudaSuccess) error = finished;
   (void)cudaStreamDestroy(stream);
   return error;
 }

@@ -53,6 +53,16 @@ struct Copied2D {
 };
 int Copy2D(int device, void* to, const void* from, const Copied2D& shape);
 
+// `count` of these, all on their way before the first is waited for; after an error, which of them
+// were made is not known. Pieces of 2 MiB go at the full speed of PCIe, of 16 KiB at a tenth of it
+// (MACHINES).
+struct PageCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  Copied2D shape;
+};
+int CopyPages(int device, const PageCopy* copies, uint64_t count);
+
 // Makes [base, base + bytes) of this process's memory reachable by copy engines and kernels, at the
 // same addresses. `read_only`: the mapping is. Already registered memory is cudaErrorHostMemory-
 // AlreadyRegistered.

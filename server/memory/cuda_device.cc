@@ -1,8 +1,13 @@
 // The `device` tier of a machine with a GPU: arenas of its memory, by the driver's virtual memory
-// management. All of CUDA is behind the table (kernels/cuda/cuda_library.h).
+// management; and host memory that its copy engine reaches. All of CUDA is behind the table
+// (kernels/cuda/cuda_library.h).
 #include <fcntl.h>
 
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "kernels/cuda/cuda_library.h"
 #include "server/memory/memory_resource.h"
@@ -10,10 +15,79 @@
 namespace kvstrata {
 namespace {
 
+// Blocks of host memory. One is registered when a copy first meets it, not when it is made: that
+// touches all of it, 0.6 s a GiB, and the store makes blocks under its lock.
+class RegisteredHost {
+ public:
+  explicit RegisteredHost(const cuda::CudaOps& ops) : ops_(ops) {}
+
+  void Add(std::byte* base, uint64_t bytes) {
+    std::lock_guard lock(mu_);
+    blocks_[base] = std::make_shared<Block>(bytes);
+  }
+  void Remove(std::byte* base) {
+    std::shared_ptr<Block> block;
+    {
+      std::lock_guard lock(mu_);
+      const auto it = blocks_.find(base);
+      block = std::move(it->second);
+      blocks_.erase(it);
+    }
+    if (block->registered) (void)ops_.unregister_host(base);
+  }
+  // Of another kind of memory: does nothing. Without memlock a copy is slower, and as right.
+  void Reach(const std::byte* at) {
+    std::byte* base = nullptr;
+    std::shared_ptr<Block> block;
+    {
+      std::lock_guard lock(mu_);
+      const auto after = blocks_.upper_bound(at);
+      if (after == blocks_.begin()) return;
+      std::tie(base, block) = *std::prev(after);
+    }
+    if (at >= base + block->bytes) return;
+    std::call_once(block->once,
+                   [&] { block->registered = ops_.register_host(base, block->bytes, false) == 0; });
+  }
+
+ private:
+  struct Block {
+    explicit Block(uint64_t n) : bytes(n) {}
+    const uint64_t bytes;
+    std::once_flag once;
+    bool registered = false;
+  };
+
+  const cuda::CudaOps& ops_;
+  std::mutex mu_;
+  std::map<std::byte*, std::shared_ptr<Block>, std::less<>> blocks_;
+};
+
+class CudaHost final : public MemoryResource {
+ public:
+  explicit CudaHost(std::shared_ptr<RegisteredHost> blocks) : blocks_(std::move(blocks)) {}
+
+  Result<MemoryBlock> Allocate(uint64_t bytes) override {
+    KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
+    blocks_->Add(block.base, block.bytes);
+    return block;
+  }
+  void Free(MemoryBlock block) override {
+    if (block.base != nullptr) blocks_->Remove(block.base);
+    upstream_->Free(std::move(block));
+  }
+  std::string_view name() const override { return upstream_->name(); }
+
+ private:
+  const std::shared_ptr<RegisteredHost> blocks_;
+  const std::unique_ptr<MemoryResource> upstream_ = NewHostPinned();
+};
+
 class CudaMemory final : public MemoryResource {
  public:
-  CudaMemory(const cuda::CudaOps& ops, int device, uint64_t granularity)
-      : ops_(ops), device_(device), granularity_(granularity) {}
+  CudaMemory(const cuda::CudaOps& ops, int device, uint64_t granularity,
+             std::shared_ptr<RegisteredHost> host)
+      : ops_(ops), device_(device), granularity_(granularity), host_(std::move(host)) {}
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
     if (bytes == 0 || bytes % granularity_ != 0) {
@@ -25,6 +99,7 @@ class CudaMemory final : public MemoryResource {
     cuda::DeviceArena arena;
     int fd = -1;
     if (const int error = ops_.create_arena(device_, bytes, &arena, &fd); error != 0) {
+      if (ops_.is_sticky(error)) return Lost(error);
       return ResourceExhausted("MEMORY_EXHAUSTED",
                                std::to_string(bytes) +
                                    " bytes of the GPU could not be had: " + ops_.error_text(error) +
@@ -47,9 +122,17 @@ class CudaMemory final : public MemoryResource {
     (void)ops_.release_arena(device_, &arena);
   }
 
-  Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
-    const int error = ops_.copy_2d(device_, to, from, {shape.width, shape.pitch, shape.rows});
+  Status Copy(std::span<const MemoryCopy> copies) override {
+    std::vector<cuda::PageCopy> pages;
+    pages.reserve(copies.size());
+    for (const auto& [to, from, shape] : copies) {
+      host_->Reach(to);
+      host_->Reach(from);
+      pages.push_back({to, from, {shape.width, shape.pitch, shape.rows}});
+    }
+    const int error = ops_.copy_pages(device_, pages.data(), pages.size());
     if (error == 0) return OkStatus();
+    if (ops_.is_sticky(error)) return Lost(error);
     return Internal("COPY_FAILED", std::string("copying pages of the GPU: ") +
                                        ops_.error_text(error) + "; look at dmesg and nvidia-smi");
   }
@@ -59,11 +142,18 @@ class CudaMemory final : public MemoryResource {
   std::string_view name() const override { return "cuda"; }
 
  private:
+  Status Lost(int error) const {
+    return Unavailable("DEVICE_FAILED",
+                       std::string("the GPU answers no call of this daemon any more: ") +
+                           ops_.error_text(error) +
+                           "; look at dmesg and nvidia-smi, then restart kvstratad");
+  }
   static std::byte* AddressOf(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
   const cuda::CudaOps& ops_;
   const int device_;
   const uint64_t granularity_;
+  const std::shared_ptr<RegisteredHost> host_;
 };
 
 }  // namespace
@@ -78,8 +168,9 @@ Result<CudaDevice> NewCudaDevice(std::string_view uuid) {
                                                ops->error_text(error) + "; look at nvidia-smi");
     }
     if (uuid.empty() || uuid == info.uuid) {
-      return CudaDevice{std::make_unique<CudaMemory>(*ops, device, info.arena_granularity),
-                        info.uuid, info.free_bytes, device};
+      const auto host = std::make_shared<RegisteredHost>(*ops);
+      return CudaDevice{std::make_unique<CudaMemory>(*ops, device, info.arena_granularity, host),
+                        std::make_unique<CudaHost>(host), info.uuid, info.free_bytes, device};
     }
     found += (found.empty() ? "" : ", ") + std::string(info.uuid);
   }

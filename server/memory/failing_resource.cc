@@ -1,4 +1,4 @@
-// Fault injection for tests: fails from the N-th allocation on.
+// Fault injection for tests: fails from the N-th allocation on, or as a lost device does.
 #include "server/memory/memory_resource.h"
 
 namespace kvstrata {
@@ -6,33 +6,47 @@ namespace {
 
 class FailingResource final : public MemoryResource {
  public:
-  FailingResource(std::unique_ptr<MemoryResource> upstream, uint64_t successes)
-      : upstream_(std::move(upstream)), left_(successes) {}
+  FailingResource(std::unique_ptr<MemoryResource> upstream, uint64_t successes,
+                  std::shared_ptr<const std::atomic<bool>> lost)
+      : upstream_(std::move(upstream)), left_(successes), lost_(std::move(lost)) {}
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
+    KVS_RETURN_IF_ERROR(CheckLost());
     if (left_ == 0) return ResourceExhausted("MEMORY_EXHAUSTED", "injected failure");
     KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
     --left_;
     return block;
   }
   void Free(MemoryBlock block) override { upstream_->Free(std::move(block)); }
-  Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
-    return upstream_->Copy(to, from, shape);
+  Status Copy(std::span<const MemoryCopy> copies) override {
+    KVS_RETURN_IF_ERROR(CheckLost());
+    return upstream_->Copy(copies);
   }
   uint64_t granularity() const override { return upstream_->granularity(); }
   Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }
 
  private:
+  Status CheckLost() const {
+    return *lost_ ? Unavailable("DEVICE_FAILED", "injected failure") : OkStatus();
+  }
+
   const std::unique_ptr<MemoryResource> upstream_;
   uint64_t left_;
+  const std::shared_ptr<const std::atomic<bool>> lost_;
 };
 
 }  // namespace
 
 std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,
                                                    uint64_t successes) {
-  return std::make_unique<FailingResource>(std::move(upstream), successes);
+  return std::make_unique<FailingResource>(std::move(upstream), successes,
+                                           std::make_shared<const std::atomic<bool>>(false));
+}
+
+std::unique_ptr<MemoryResource> NewLosableResource(std::unique_ptr<MemoryResource> upstream,
+                                                   std::shared_ptr<const std::atomic<bool>> lost) {
+  return std::make_unique<FailingResource>(std::move(upstream), ~uint64_t{0}, std::move(lost));
 }
 
 }  // namespace kvstrata

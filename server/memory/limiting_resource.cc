@@ -26,9 +26,7 @@ class LimitedResource final : public MemoryResource {
     used_ -= block.bytes;
     upstream_->Free(std::move(block));
   }
-  Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
-    return upstream_->Copy(to, from, shape);
-  }
+  Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
   uint64_t granularity() const override { return upstream_->granularity(); }
   Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }

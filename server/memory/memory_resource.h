@@ -12,10 +12,12 @@
 #ifndef KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 #define KVSTRATA_SERVER_MEMORY_MEMORY_RESOURCE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "base/status.h"
@@ -37,6 +39,12 @@ struct CopyShape {
   uint64_t width = 0, pitch = 0, rows = 1;
 };
 
+struct MemoryCopy {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  CopyShape shape;
+};
+
 struct MemoryBlock {
   std::byte* base = nullptr;  // the daemon's mapping; zeros when new; null: no block
   uint64_t bytes = 0;
@@ -49,7 +57,8 @@ class MemoryResource {
   virtual ~MemoryResource() = default;
 
   // A zeroed block. INVALID_ARGUMENT MEMORY_SIZE when `bytes` is 0 or no multiple of granularity();
-  // RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none.
+  // RESOURCE_EXHAUSTED (POOL_EXHAUSTED, MEMORY_EXHAUSTED) when there is none; UNAVAILABLE
+  // DEVICE_FAILED: the device is lost to this process, all later calls answer the same.
   virtual Result<MemoryBlock> Allocate(uint64_t bytes) = 0;
   virtual uint64_t granularity() const { return kMemoryGranularity; }  // a multiple of that
 
@@ -57,12 +66,14 @@ class MemoryResource {
   // it (it reads zeros), a GPU's when the last client has unmapped it.
   virtual void Free(MemoryBlock block) = 0;
 
-  // Between a block of this resource and one of any resource of the daemon, or other memory of its
-  // own; done when it returns.
-  // INTERNAL COPY_FAILED.
-  virtual Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) {
-    for (uint64_t i = 0; i < shape.rows; ++i) {
-      std::memcpy(to + i * shape.pitch, from + i * shape.pitch, shape.width);
+  // Each between a block of this resource and one of any resource of the daemon, or other memory of
+  // its own; done when it returns. Many at once are faster than one after the other.
+  // INTERNAL COPY_FAILED; UNAVAILABLE DEVICE_FAILED as above.
+  virtual Status Copy(std::span<const MemoryCopy> copies) {
+    for (const auto& [to, from, shape] : copies) {
+      for (uint64_t i = 0; i < shape.rows; ++i) {
+        std::memcpy(to + i * shape.pitch, from + i * shape.pitch, shape.width);
+      }
     }
     return OkStatus();
   }
@@ -79,6 +90,7 @@ std::unique_ptr<MemoryResource> NewHostPinned();
 // NOT_FOUND DEVICE_UNKNOWN names those that there are.
 struct CudaDevice {
   std::unique_ptr<MemoryResource> memory;
+  std::unique_ptr<MemoryResource> host;  // that its copy engine reaches at full speed
   std::string uuid;
   uint64_t free_bytes = 0;  // when it was found
   int ordinal = 0;          // in this process
@@ -92,6 +104,10 @@ std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResourc
 // For tests: the first `successes` allocations pass, all later ones fail with MEMORY_EXHAUSTED.
 std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,
                                                    uint64_t successes);
+// For tests: once `lost`, allocations and copies answer DEVICE_FAILED, as after a GPU's sticky
+// error.
+std::unique_ptr<MemoryResource> NewLosableResource(std::unique_ptr<MemoryResource> upstream,
+                                                   std::shared_ptr<const std::atomic<bool>> lost);
 
 }  // namespace kvstrata
 

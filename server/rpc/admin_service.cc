@@ -31,6 +31,7 @@ void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
   out->set_arenas(p.arenas);
   out->set_retired_bytes(p.retired_bytes);
   out->set_pinned_bytes(p.pinned_bytes);
+  out->set_failure(p.failure);
 }
 
 void Write(const EvictedTier& t, v1::EvictedTier* out) {

@@ -63,7 +63,16 @@ class UserServer {
     for (const char* name : {"kvstrata.v1.Control", "kvstrata.v1.Compute", "kvstrata.v1.Admin"}) {
       health->SetServingStatus(name, true);
     }
+    TellPools();
     return OkStatus();
+  }
+
+  // Their state to who asks grpc.health.v1.
+  void TellPools() {
+    for (const PoolInfo& pool : context_.store().Pools()) {
+      server_->GetHealthCheckService()->SetServingStatus(
+          "kvstrata.pool." + std::string(NameOf(pool.tier)), pool.failure.empty());
+    }
   }
 
   void Take(UniqueFd connection) {
@@ -174,10 +183,15 @@ Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
 }
 
 void GrpcServer::Impl::AcceptLoop() {
-  pollfd waits[2] = {{stop_.get(), POLLIN, 0}, {options_.listen_fd, POLLIN, 0}};
+  pollfd waits[3] = {
+      {stop_.get(), POLLIN, 0}, {options_.listen_fd, POLLIN, 0}, {options_.pools_fd, POLLIN, 0}};
   for (;;) {
-    if (poll(waits, 2, -1) < 0 && errno != EINTR) return;
+    if (poll(waits, 3, -1) < 0 && errno != EINTR) return;
     if (waits[0].revents != 0) return;
+    if (eventfd_t told = 0; waits[2].revents != 0 && eventfd_read(options_.pools_fd, &told) == 0) {
+      for (const auto& [uid, user] : users_) user->TellPools();
+    }
+    if (waits[1].revents == 0) continue;
     UniqueFd connection(
         accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (connection) {

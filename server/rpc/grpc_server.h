@@ -7,6 +7,9 @@
 // belong to it. Sessions and sequences of another user do not exist for them, and Admin answers
 // root and the daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
 //
+// grpc.health.v1 has the services' names, kvstrata.pool.device and kvstrata.pool.host: a pool whose
+// device is lost is NOT_SERVING, the rest goes on.
+//
 // Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
 // session are dropped and Store::EndSession(kDied) is called.
 //
@@ -72,7 +75,8 @@ struct GrpcOptions {
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
-  std::function<DiskInfo()> disk;       // any thread; null: there is none
+  int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
+  std::function<DiskInfo()> disk;  // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
   BlockCalls blocks;                       // null: UNIMPLEMENTED
 };

@@ -35,7 +35,7 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
   for (const Tier tier : taker.tiers) {
     state += "; pool '" + std::string(NameOf(tier)) + "' has " +
              std::to_string(pools_.taken(tier)) + " of " + std::to_string(pools_.capacity(tier)) +
-             " bytes in arenas";
+             " bytes in arenas" + (pools_.failure(tier).ok() ? "" : ", and its device is lost");
   }
   return ResourceExhausted("POOL_EXHAUSTED", std::to_string(n) + " pages of " +
                                                  std::to_string(bytes) + " bytes are needed, " +
@@ -67,6 +67,7 @@ Status Store::Impl::TakeUpTo(const Session& session, Sequence* s, uint64_t token
 uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
                                  std::vector<Page*>* out) {
   uint32_t got = 0;
+  if (!pools_.failure(tier).ok()) return got;
   const auto take = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     got += pools_.Take(tier, taker.tenant->id, taker.writer, bytes, n - got, out);
   };
@@ -239,6 +240,7 @@ void Store::Impl::ReclaimLocked(Tenant* tenant) {
 
 void Store::Impl::Reclaim() {
   MutexLock lock(mu_);
+  DropLost();
   ReclaimLocked();
 }
 

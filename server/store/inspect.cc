@@ -65,6 +65,7 @@ std::vector<PoolInfo> Store::Impl::Pools() const {
     infos[i].arena_bytes = pools_.arena_bytes(infos[i].tier);
     infos[i].cached_bytes = prefix_.cached_bytes(infos[i].tier);
     infos[i].pinned_bytes = prefix_.pinned_bytes(infos[i].tier);
+    infos[i].failure = pools_.failure(infos[i].tier).message();
   }
   for (const auto& [id, arena] : pools_.arenas()) {
     PoolInfo& info = infos[static_cast<int>(arena->tier)];

@@ -3,6 +3,7 @@
 // in.
 #include <algorithm>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -31,13 +32,16 @@ void Store::Impl::Pin(const std::vector<Copy>& copies) {
 }
 
 void Store::Impl::Unpin(const std::vector<Copy>& copies) {
-  for (const Copy& c : copies) {
-    for (Page* page : {c.copy, c.source}) {
-      const auto it = std::find(pins_.begin(), pins_.end(), page);
-      KVS_CHECK(it != pins_.end());
+  // From the last to the first: where Pin put them, unless another copy goes on beside this one.
+  for (size_t i = copies.size(); i-- > 0;) {
+    for (Page* page : {copies[i].copy, copies[i].source}) {
+      const auto it = std::find(pins_.rbegin(), pins_.rend(), page);
+      KVS_CHECK(it != pins_.rend());
       *it = pins_.back();
       pins_.pop_back();
     }
+  }
+  for (const Copy& c : copies) {
     Release(c.copy);
     Release(c.source);
   }
@@ -49,13 +53,34 @@ void Store::Impl::Discard(const std::vector<Copy>& copies) {
   if (!copies.empty()) Advance(tenants_by_id_[copies.front().tenant]);
 }
 
+bool Store::Impl::StepsRun() const {
+  MutexLock lock(mu_);
+  return std::ranges::any_of(sessions_, [](const auto& entry) {
+    return CountReaders(*entry.second->memory->header()) > 0;
+  });
+}
+
 Status Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& geometry) {
-  Status status;
+  std::vector<PageCopy> pages;
   for (const Copy& c : copies) {
     const bool whole = c.index || c.rows == static_cast<uint32_t>(geometry.page_tokens);
     const CopyShape shape =
         whole ? CopyShape{c.copy->bytes, c.copy->bytes, 1} : RowsOf(geometry, c.rows);
-    if (status.ok() && shape.width > 0) status = pools_.Copy(*c.source, *c.copy, shape);
+    if (shape.width > 0) pages.push_back({c.source, c.copy, shape});
+  }
+  Status status;
+  for (size_t begin = 0, end = 0; begin < pages.size() && status.ok(); begin = end) {
+    uint64_t bytes = 0, promoted = 0;
+    for (; end < pages.size() && bytes < promotions_.burst_bytes(); ++end) {
+      bytes += pages[end].to->bytes;
+      const bool up = pages[end].from->arena->tier == Tier::kHost &&
+                      pages[end].to->arena->tier == Tier::kDevice;
+      promoted += up ? pages[end].to->bytes : 0;
+    }
+    if (promoted > 0 && StepsRun()) {
+      std::this_thread::sleep_until(promotions_.Begin(promoted, Clock::now()));
+    }
+    status = pools_.Copy(std::span(pages).subspan(begin, end - begin));
   }
   if (status.ok()) return status;
   MutexLock lock(mu_);
@@ -99,6 +124,8 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
+    KVS_RETURN_IF_ERROR(CheckHeld(*s));
+    if (!pools_.failure(to).ok()) return pools_.failure(to);
     Tenant* tenant = sessions_.at(s->session)->tenant;
     geometry = s->model->desc.geometry;
     for (size_t i = 0; i < s->pages.size(); ++i) {

@@ -180,6 +180,7 @@ Result<OpenedSequence> Store::Impl::FinishOpen(Opening* o) {
 }
 
 Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
+  DropLost();
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(o->session));
   const std::vector<bool> superfluous = Superfluous(*o);
   std::unique_ptr<Sequence> s = std::move(o->sequence);
@@ -226,6 +227,7 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(Sequence * parent, FindSequence(session_id, sequence));
+  KVS_RETURN_IF_ERROR(CheckHeld(*parent));
   // The parent's table must say that its tail is shared now: reserved before anything changes.
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * parent_table,
                        ReserveTable(session, *parent, parent->table->page_capacity));

@@ -91,7 +91,7 @@ bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
   Result<MemoryBlock> block = pool.memory->Allocate(size);
-  if (!block.ok()) return false;
+  if (!Noted(tier, block.status()).ok()) return false;
   pool.taken += size;
   const uint32_t id = next_arena_++;
   auto arena = std::make_unique<Arena>(id, tier, tenant, writer, std::move(*block));
@@ -173,31 +173,59 @@ void PagePools::Unref(Page* page) {
   if (--page->refs == 0) --page->arena->live;
 }
 
+Status PagePools::failure(Tier tier) const {
+  MutexLock lock(failures_mu_);
+  return failures_[static_cast<size_t>(tier)];
+}
+
+Status PagePools::Noted(Tier tier, Status status) const {
+  if (status.reason() != "DEVICE_FAILED") return status;
+  {
+    MutexLock lock(failures_mu_);
+    Status& failure = failures_[static_cast<size_t>(tier)];
+    if (!failure.ok()) return status;
+    failure = status;
+  }
+  if (on_failure) on_failure(tier, status);
+  return status;
+}
+
 // The device knows how to reach the host, not the other way round.
-Status PagePools::Copy(const Page& from, const Page& to, const CopyShape& shape) const {
-  const bool device = from.arena->tier == Tier::kDevice || to.arena->tier == Tier::kDevice;
-  const Pool& pool = pools_[static_cast<int>(device ? Tier::kDevice : Tier::kHost)];
-  return pool.memory->Copy(to.base(), from.base(), shape);
+Status PagePools::Copy(std::span<const PageCopy> copies) const {
+  std::array<std::vector<MemoryCopy>, kTiers> by_tier;
+  for (const auto& [from, to, shape] : copies) {
+    const bool device = from->arena->tier == Tier::kDevice || to->arena->tier == Tier::kDevice;
+    by_tier[static_cast<size_t>(device ? Tier::kDevice : Tier::kHost)].push_back(
+        {to->base(), from->base(), shape});
+  }
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const auto i = static_cast<size_t>(tier);
+    if (by_tier[i].empty()) continue;
+    KVS_RETURN_IF_ERROR(Noted(tier, pools_[i].memory->Copy(by_tier[i])));
+  }
+  return OkStatus();
 }
 
 Status PagePools::Read(const Page& from, std::byte* to) const {
-  const Pool& pool = pools_[static_cast<int>(from.arena->tier)];
-  return pool.memory->Copy(to, from.base(), {from.bytes, from.bytes, 1});
+  const Tier tier = from.arena->tier;
+  const MemoryCopy copy{to, from.base(), {from.bytes, from.bytes, 1}};
+  return Noted(tier, pools_[static_cast<size_t>(tier)].memory->Copy({&copy, 1}));
 }
 
 Status PagePools::Write(const Page& to, const std::byte* from) const {
-  const Pool& pool = pools_[static_cast<int>(to.arena->tier)];
-  return pool.memory->Copy(to.base(), from, {to.bytes, to.bytes, 1});
+  const Tier tier = to.arena->tier;
+  const MemoryCopy copy{to.base(), from, {to.bytes, to.bytes, 1}};
+  return Noted(tier, pools_[static_cast<size_t>(tier)].memory->Copy({&copy, 1}));
 }
 
 Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const {
   static constexpr std::array<std::byte, kMemoryGranularity> kZeros{};
   const uint64_t left = to.bytes - bytes.size();
   KVS_CHECK(bytes.size() <= to.bytes && left < kZeros.size());
-  MemoryResource& memory = *pools_[static_cast<int>(of)].memory;
-  KVS_RETURN_IF_ERROR(memory.Copy(to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}));
-  if (left == 0) return OkStatus();
-  return memory.Copy(to.base() + bytes.size(), kZeros.data(), {left, left, 1});
+  const std::array copies = {MemoryCopy{to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}},
+                             MemoryCopy{to.base() + bytes.size(), kZeros.data(), {left, left, 1}}};
+  return Noted(of, pools_[static_cast<size_t>(of)].memory->Copy(
+                       std::span(copies).first(left == 0 ? 1 : 2)));
 }
 
 const Arena* PagePools::Find(uint32_t id) const {

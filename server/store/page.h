@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/sync.h"
 #include "server/memory/extent_allocator.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/prefix_key.h"
@@ -74,6 +75,12 @@ struct Page {
   std::byte* base() const { return arena->block.base + offset; }
 };
 
+struct PageCopy {
+  const Page* from = nullptr;
+  const Page* to = nullptr;
+  CopyShape shape;
+};
+
 class PagePools {
  public:
   PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
@@ -100,15 +107,17 @@ class PagePools {
   void Ref(Page* page);
   void Unref(Page* page);
 
-  // Any thread, while both pages are pinned.
-  Status Copy(const Page& from, const Page& to, const CopyShape& shape) const;
+  // Any thread, while all pages are pinned. All are on their way at once.
+  Status Copy(std::span<const PageCopy> copies) const;
   // All of a page's bytes to or from memory of the daemon that is in no pool; likewise.
   Status Read(const Page& from, std::byte* to) const;
   Status Write(const Page& to, const std::byte* from) const;
-  // The first bytes of a page, and zeros behind them; likewise. `of`: whose
-  // memory copies them, the page's own tier or kDevice, which reaches its own memory too.
-  // REQUIRES: less than one granule is left.
+  // The first bytes of a page, and zeros behind them; likewise. `of`: whose memory copies them, the
+  // page's own tier or kDevice, which reaches its own memory too. REQUIRES: less than one granule
+  // is left.
   Status Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const;
+  // Why a tier's device is lost, DEVICE_FAILED; OK while it is not. Any thread.
+  Status failure(Tier tier) const KVS_EXCLUDES(failures_mu_);
   // Whether the daemon may follow the tier's addresses.
   bool readable(Tier tier) const { return memory(tier) == Memory::kMemfd; }
   Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }
@@ -122,6 +131,9 @@ class PagePools {
 
   // Called before an arena disappears.
   std::function<void(const Arena&)> on_drop;
+  // Called once for a tier whose device is lost, by whoever found it out: in any thread, with or
+  // without the store's lock.
+  std::function<void(Tier, const Status&)> on_failure;
 
  private:
   struct Pool {
@@ -131,10 +143,14 @@ class PagePools {
     uint64_t taken = 0;  // by arenas
   };
   void Drop(Arena* arena);
+  // The status, kept if it says that the tier's device is lost.
+  Status Noted(Tier tier, Status status) const KVS_EXCLUDES(failures_mu_);
   Page* NewRecord();
   void FreeRecord(Page* page);
 
   std::array<Pool, kTiers> pools_;
+  mutable Mutex failures_mu_;
+  mutable std::array<Status, kTiers> failures_ KVS_GUARDED_BY(failures_mu_);
   std::unordered_map<uint32_t, std::unique_ptr<Arena>> arenas_;
   // Where to look for free space: (tier, tenant, writer) -> arenas in order of age.
   std::map<std::tuple<int, uint32_t, uint64_t>, std::vector<Arena*>> by_writer_;

@@ -32,6 +32,7 @@ void Store::Impl::SetPageTier(PageTier* tier) {
 }
 
 void Store::Impl::EnterPrefix(Page* page) {
+  if (!pools_.failure(page->arena->tier).ok()) return;
   if (prefix_.Insert(page) && tier_ != nullptr) tier_->Offer(page->key);
 }
 
@@ -143,6 +144,10 @@ std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o, const P
 }
 
 std::vector<PageKey> Store::Impl::BeginLoad(Opening* o, const PageTier& tier) {
+  {
+    MutexLock lock(mu_);
+    DropLost();
+  }
   std::vector<Wanted> wanted = WantedOf(*o, tier);
   std::vector<PageKey> keys;
   MutexLock lock(mu_);

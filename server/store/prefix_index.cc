@@ -11,6 +11,14 @@ Page* PrefixIndex::Find(const PageKey& key) const {
   return it == pages_.end() ? nullptr : it->second;
 }
 
+std::vector<Page*> PrefixIndex::PagesIn(Tier tier) const {
+  std::vector<Page*> found;
+  for (const auto& [key, page] : pages_) {
+    if (page->arena->tier == tier) found.push_back(page);
+  }
+  return found;
+}
+
 bool PrefixIndex::Insert(Page* page) {
   KVS_CHECK(page->sealed && !page->indexed && page->refs > 0);
   if (!pages_.emplace(page->key, page).second) return false;

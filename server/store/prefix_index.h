@@ -36,6 +36,8 @@ class PrefixIndex {
   void MarkCached(Page* page);
   void MarkUsed(Page* page);
 
+  // All of them, used or not, in no order.
+  std::vector<Page*> PagesIn(Tier tier) const;
   Page* oldest() const { return oldest_; }
   size_t size() const { return pages_.size(); }
   uint64_t cached_bytes(Tier tier) const { return cached_bytes_[static_cast<int>(tier)]; }

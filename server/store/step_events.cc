@@ -79,6 +79,7 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    KVS_RETURN_IF_ERROR(CheckHeld(*s));
     Session* session = sessions_.at(session_id).get();
     if (writable / s->page_tokens() < s->tokens / s->page_tokens()) {
       return InvalidArgument("GROW_SEALED",

@@ -84,8 +84,10 @@ Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t 
       named_plans_(std::move(named_plans)),
       daemon_epoch_(daemon_epoch),
       parameters_(options.parameters_directory, options.load_parameters),
+      promotions_(options.promote_rate),
       pools_(std::move(device), options.device_bytes, std::move(host), options.host_bytes,
              options.arena_bytes) {
+  pools_.on_failure = options_.on_pool_failure;
   // Called by pools_ alone, hence under mu_.
   pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     for (Session* s : tenants_by_id_[arena.tenant]->sessions) s->granted.erase(arena.id);

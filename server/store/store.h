@@ -8,7 +8,8 @@
 // (pages are copied and tokens hashed outside of it).
 // Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, SEQUENCE_UNKNOWN (also a sequence of another session),
 // POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan.h, and those
-// that a method names.
+// that a method names. DEVICE_FAILED (UNAVAILABLE): the sequence has pages on a device that is lost
+// to the daemon; close it and open it again, it is then served from host memory.
 #ifndef KVSTRATA_SERVER_STORE_STORE_H_
 #define KVSTRATA_SERVER_STORE_STORE_H_
 
@@ -57,6 +58,11 @@ struct StoreOptions {
   std::function<Status(const Plan&, const Geometry&)> serves;
   std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
   uint64_t pin_limit_bytes = 0;      // of all pins together; 0: half of both pools
+  // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
+  uint64_t promote_rate = 0;
+  // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the
+  // store's lock: it must not call the store. Null: nobody asks.
+  std::function<void(Tier, const Status&)> on_pool_failure;
   // Of pins' time; tests turn it.
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
@@ -136,6 +142,7 @@ struct PoolInfo {
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
   uint64_t pinned_bytes = 0;  // that only pins keep
   uint32_t arenas = 0;
+  std::string failure;  // why its device is lost; "": it is not
 };
 struct SessionInfo {
   uint64_t session = 0;

@@ -9,6 +9,7 @@
 //   pins.cc            prefixes that eviction spares
 //   evict.cc           what an operator drops, or would
 //   move.cc            copies between pools, private copies
+//   device_failure.cc  what becomes of a pool whose device is lost
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
@@ -29,6 +30,7 @@
 
 #include "base/sync.h"
 #include "server/store/artefact_record.h"
+#include "server/store/copy_rate.h"
 #include "server/store/page_tier.h"
 #include "server/store/parameters.h"
 #include "server/store/prefix_index.h"
@@ -348,6 +350,14 @@ class Store::Impl {
   // Puts the copies in the place of their sources where those still are, unpins and publishes.
   Status SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) KVS_REQUIRES(mu_);
 
+  bool StepsRun() const KVS_EXCLUDES(mu_);
+
+  // device_failure.cc
+  // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
+  void DropLost() KVS_REQUIRES(mu_);
+  // DEVICE_FAILED if any of the sequence lies there.
+  Status CheckHeld(const Sequence& s) const KVS_REQUIRES(mu_);
+
   // recompress.cc
   static RecompressInput InputOf(const Sequence& s);
   bool Due(Sequence* s) KVS_REQUIRES(mu_);
@@ -412,8 +422,9 @@ class Store::Impl {
   const StoreOptions options_;
   const NamedPlans named_plans_;
   const uint64_t daemon_epoch_;
-  // Has a lock of its own.
+  // Have locks of their own.
   ParameterFiles parameters_;
+  CopyRate promotions_;
 
   mutable Mutex mu_;
   PagePools pools_ KVS_GUARDED_BY(mu_);
@@ -435,6 +446,7 @@ class Store::Impl {
   Artefacts artefacts_ KVS_GUARDED_BY(mu_);
   RecompressSink* sink_ KVS_GUARDED_BY(mu_) = nullptr;
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
+  bool lost_dropped_ KVS_GUARDED_BY(mu_) = false;   // DropLost has been
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;

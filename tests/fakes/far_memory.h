@@ -41,9 +41,13 @@ class FarMemory final : public MemoryResource {
     munmap(block.base + kFarShift, block.bytes);
     upstream_->Free(std::move(block));
   }
-  Status Copy(std::byte* to, const std::byte* from, const CopyShape& shape) override {
+  Status Copy(std::span<const MemoryCopy> copies) override {
     if (*copies_fail_) return Internal("COPY_FAILED", "injected failure");
-    return upstream_->Copy(const_cast<std::byte*>(Reachable(to)), Reachable(from), shape);
+    for (const auto& [to, from, shape] : copies) {
+      const MemoryCopy near{const_cast<std::byte*>(Reachable(to)), Reachable(from), shape};
+      KVS_RETURN_IF_ERROR(upstream_->Copy({&near, 1}));
+    }
+    return OkStatus();
   }
   Memory memory() const override { return Memory::kCuda; }
   std::string_view name() const override { return "far"; }

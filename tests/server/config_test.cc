@@ -127,6 +127,7 @@ const KeyCase kKeyCases[] = {
     {"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "64 MiB", "4 gigs"},
     {"pool.host_bytes", "KVSTRATA_POOL_HOST_BYTES", "1073741824", "17TiB"},
     {"pool.arena_bytes", "KVSTRATA_POOL_ARENA_BYTES", "64KiB", "65537"},
+    {"move.promote_rate", "KVSTRATA_MOVE_PROMOTE_RATE", "64MiB", "1MiB"},
     {"pin.limit_bytes", "KVSTRATA_PIN_LIMIT_BYTES", "1MiB", "2PiB"},
     {"session.max", "KVSTRATA_SESSION_MAX", "1", "0"},
     {"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "16", "-1"},

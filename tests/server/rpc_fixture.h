@@ -6,6 +6,7 @@
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -47,7 +48,8 @@ class RpcDaemon {
  public:
   // `more` adds to the options of the server before it starts.
   explicit RpcDaemon(uint64_t pool_bytes = uint64_t{64} << 20,
-                     const std::function<void(Store*, GrpcOptions*)>& more = nullptr) {
+                     const std::function<void(Store*, GrpcOptions*)>& more = nullptr,
+                     std::unique_ptr<MemoryResource> device = NewEmulatedDevice()) {
     char folder[] = "/tmp/kvstrata-rpc.XXXXXX";
     folder_ = mkdtemp(folder);
     StoreOptions options;
@@ -55,13 +57,18 @@ class RpcDaemon {
     options.host_bytes = pool_bytes;
     options.arena_bytes = uint64_t{1} << 20;  // a session takes at least one of each pool it uses
     options.named_plans = {{"mine", "window{n_recent = 64}"}};
-    store_ = std::move(Store::Create(options)).value();
+    pools_failed_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    options.on_pool_failure = [this](Tier, const Status&) {
+      (void)eventfd_write(pools_failed_.get(), 1);
+    };
+    store_ = std::move(Store::Create(options, std::move(device), NewHostPinned())).value();
     listener_ = std::move(UnixListener::Listen(path(), SOCK_STREAM, -1)).value();
     executor_ = NewThreadPool(2);
     GrpcOptions grpc;
     grpc.listen_fd = listener_->fd();
     grpc.socket_path = path();
     grpc.store = store_.get();
+    grpc.pools_fd = pools_failed_.get();
     grpc.backend = FindBackend("ref").value();
     grpc.executor = executor_.get();
     grpc.version = "1.2.3";
@@ -118,6 +125,7 @@ class RpcDaemon {
 
  private:
   std::string folder_;
+  UniqueFd pools_failed_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<UnixListener> listener_;
   std::unique_ptr<Executor> executor_;

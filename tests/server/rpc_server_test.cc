@@ -43,6 +43,27 @@ TEST(RpcServer, HealthIsServing) {
   EXPECT_EQ(Health(channel, "kvstrata.v1.Nothing").status().code(), Code::kNotFound);
 }
 
+const std::string kNotServing = {0x08, 0x02};
+
+TEST(RpcServer, APoolWhoseDeviceIsLostIsNotServing) {
+  const auto lost = std::make_shared<std::atomic<bool>>(false);
+  RpcDaemon daemon(uint64_t{64} << 20, nullptr, NewLosableResource(NewEmulatedDevice(), lost));
+  const auto channel = daemon.Connect();
+  EXPECT_EQ(Health(channel, "kvstrata.pool.device").value(), kServing);
+  *lost = true;
+  RpcClient client(channel);
+  ASSERT_TRUE(client.Open(client.RegisterModel(), "full", Ids(20)).ok()) << "the host has room";
+  EXPECT_TRUE(
+      Eventually([&] { return Health(channel, "kvstrata.pool.device").value() == kNotServing; }));
+  EXPECT_EQ(Health(channel, "kvstrata.pool.host").value(), kServing);
+  EXPECT_EQ(Health(channel, "").value(), kServing);
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(
+      Call(*client.admin, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
+  EXPECT_NE(status.pools(0).failure(), "");
+  EXPECT_EQ(status.pools(1).failure(), "");
+}
+
 TEST(RpcServer, ReflectionListsTheServices) {
   RpcDaemon daemon;
   const auto channel = daemon.Connect();

@@ -1,0 +1,399 @@
+// Rows of linked_bench about the daemon's pools: what a sequence holds of the GPU's memory, what a
+// second process reads, what moves between the tiers take and what they cost a decode beside them.
+// Templates on linked_bench's Plan and Steps.
+#ifndef KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
+#define KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
+
+#include <grpcpp/grpcpp.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench/cuda/replay_timing.h"
+#include "client/include/kvstrata/kvstrata.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "tests/fakes/daemon_process.h"
+
+namespace kvstrata::cuda {
+
+constexpr int32_t kPoolTokens = 128 * 1024, kMovedTokens = 32 * 1024;
+constexpr char kPoolNotes[] =
+    "Llama-3.1-8B's shape, 32 layers, bf16, pages of 16, one sequence of 128K tokens. memory: used "
+    "bytes of the daemon's device pool once all work is settled, and what else is taken of the GPU "
+    "since before the attach, without arenas and the engine's tensors (workspace, tables, caches, "
+    "code), after a captured decode step; pool bytes of plans that were packed with fewer layers "
+    "are scaled to 32, the rest is not; surprisals of sekv are exponential. second: a layer of a "
+    "captured step in a process that attached to the pages of the first one, which is idle "
+    "meanwhile. move: prefetch and demote of a sequence of 32K tokens (4 GiB) as an operator asks "
+    "for them, arenas made and registered before. decode: steps, one behind the other, that lie "
+    "inside of moves against those that none touches, means";
+
+inline void CheckPool(bool ok, const char* what) {
+  if (ok) return;
+  std::fprintf(stderr, "%s: %s %s\n", what, kvs_error_reason(), kvs_error_message());
+  std::exit(1);
+}
+
+class AttachedSession {
+ public:
+  explicit AttachedSession(const std::string& socket) {
+    kvs_attach_options options{};
+    options.size = sizeof(options);
+    options.timeout_ms = 300000;  // packing a prompt takes its time
+    CheckPool(kvs_attach(socket.c_str(), &options, &session_) == KVS_OK, "kvs_attach");
+  }
+  AttachedSession(const AttachedSession&) = delete;
+  AttachedSession& operator=(const AttachedSession&) = delete;
+  ~AttachedSession() { kvs_detach(session_); }
+  kvs_session* get() const { return session_; }
+
+ private:
+  kvs_session* session_ = nullptr;
+};
+
+// The rows' daemon: no page is ever short of room.
+class PoolDaemon {
+ public:
+  testing::DaemonProcess process{{"--set", "pool.device=cuda", "--set", "pool.device_bytes=56GiB",
+                                  "--set", "pool.host_bytes=24GiB", "--set",
+                                  "pool.arena_bytes=256MiB", "--set", "work.op_threads=16"}};
+
+  v1::GetStatusResponse Status() const {
+    return Call<v1::GetStatusResponse>(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  }
+  // To the host, or `up`; the bytes that were moved.
+  uint64_t Move(uint64_t sequence, bool up) const {
+    v1::MoveRequest request;
+    request.set_sequence(sequence);
+    return Call<v1::MoveResponse>(up ? &v1::Admin::Stub::Prefetch : &v1::Admin::Stub::Demote,
+                                  request)
+        .bytes();
+  }
+
+ private:
+  template <typename Response, typename Request>
+  Response Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                        Response*),
+                const Request& request) const {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    Response response;
+    const grpc::Status status = (admin_.get()->*method)(&context, request, &response);
+    if (status.ok()) return response;
+    std::fprintf(stderr, "admin: %s\n", status.error_message().c_str());
+    std::exit(1);
+  }
+
+  const std::unique_ptr<v1::Admin::Stub> admin_ = v1::Admin::NewStub(
+      grpc::CreateChannel("unix:" + process.socket(), grpc::InsecureChannelCredentials()));
+};
+
+// --- memory --------------------------------------------------------------------------------------
+
+struct HeldMemory {
+  double pool = 0, host = 0, client = 0;  // bytes of a model of kLayersOfAModel layers
+  int layers = 0;                         // that were measured
+  double total() const { return pool + client; }
+};
+
+inline uint64_t FreeOnGpu() {
+  size_t free_bytes = 0, total = 0;
+  Check(cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo");
+  return free_bytes;
+}
+
+// Pools hold a share of each layer; what the client holds beside its tensors is taken as it is.
+template <typename Steps, typename Plan>
+HeldMemory MeasureHeld(const Plan& plan, int layers_of_a_model) {
+  PoolDaemon daemon;
+  Check(cudaFree(nullptr), "a context");
+  const uint64_t before = FreeOnGpu();
+  AttachedSession session(daemon.process.socket());
+  Steps steps(session.get(), plan, 1, kPoolTokens);
+  for (int i = 0; i < 4; ++i) steps.Launch();
+  Check(cudaStreamSynchronize(steps.stream()), "a step");
+  HeldMemory held;
+  held.layers = steps.layers();
+  const double scale = static_cast<double>(layers_of_a_model) / steps.layers();
+  uint64_t arenas = 0;
+  const v1::GetStatusResponse status = daemon.Status();
+  for (const v1::Pool& pool : status.pools()) {
+    const auto used = static_cast<double>(pool.used_bytes() - pool.cached_bytes());
+    (pool.tier() == "device" ? held.pool : held.host) = used * scale;
+    if (pool.tier() == "device") arenas = pool.arenas() * pool.arena_bytes();
+  }
+  held.client = static_cast<double>(before) - static_cast<double>(FreeOnGpu()) -
+                static_cast<double>(arenas) - static_cast<double>(steps.tensor_bytes());
+  return held;
+}
+
+template <typename Steps, typename Plan>
+void MemoryRows(const std::vector<Plan>& plans, int layers_of_a_model, const std::string& only,
+                nlohmann::ordered_json* rows) {
+  const std::map<std::string, double> must = {{"mosaickv", 3.0}, {"sekv", 1 / 0.47}};
+  double full = 0;
+  for (const Plan& plan : plans) {
+    const std::string id = std::string("memory/") + plan.name + "/128K";
+    // The first plan is what the others are compared with.
+    if (full != 0 && !id.starts_with(only)) continue;
+    const HeldMemory held = MeasureHeld<Steps>(plan, layers_of_a_model);
+    constexpr double kMiB = 1 << 20;
+    if (full == 0) full = held.total() / kMiB;
+    const double value = held.total() / kMiB;
+    std::printf("%-28s %9.1f MiB  pool %9.1f  client %7.1f  host %9.1f  %2d layers\n", id.c_str(),
+                value, held.pool / kMiB, held.client / kMiB, held.host / kMiB, held.layers);
+    std::fflush(stdout);
+    rows->push_back({{"id", id},
+                     {"plan", plan.text},
+                     {"tokens", kPoolTokens},
+                     {"value", value},
+                     {"unit", "MiB"},
+                     {"pool_mib", held.pool / kMiB},
+                     {"client_mib", held.client / kMiB},
+                     {"host_mib", held.host / kMiB},
+                     {"layers", held.layers},
+                     {"baseline", {{"name", "full"}, {"value", full}}},
+                     {"ratio", full / value}});
+    if (must.contains(plan.name)) rows->back()["must"] = must.at(plan.name);
+  }
+}
+
+// --- a second process ----------------------------------------------------------------------------
+
+constexpr int kSecondReplays = 60;
+
+// What the second process does: it is held for the prompt that the first one wrote.
+template <typename Steps, typename Plan>
+int RunSecond(const std::string& socket, const Plan& plan, const std::string& digest) {
+  AttachedSession session(socket);
+  Steps steps(session.get(), plan, 1, kPoolTokens, digest);
+  const bench::Timing t = TimeReplays<Steps>({&steps}, steps.layers(), kSecondReplays);
+  std::printf("%u %.17g %.17g %.17g\n", steps.held(), t.median, t.p10, t.p90);
+  return steps.Sound() ? 0 : 1;
+}
+
+// What it printed: the tokens that it was held for, and its time.
+inline uint32_t AwaitSecond(const std::string& socket, const std::string& digest,
+                            bench::Timing* time) {
+  std::array<int, 2> ends{};
+  CheckPool(pipe(ends.data()) == 0, "pipe");
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  const std::array<const char*, 6> argv = {"/proc/self/exe", "--second",     socket.c_str(),
+                                           "--digest",       digest.c_str(), nullptr};
+  pid_t child = 0;
+  CheckPool(posix_spawn(&child, argv[0], &actions, nullptr, const_cast<char* const*>(argv.data()),
+                        environ) == 0,
+            "posix_spawn");
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  FILE* const from = fdopen(ends[0], "r");
+  uint32_t held = 0;
+  const int read =
+      std::fscanf(from, "%u %lf %lf %lf", &held, &time->median, &time->p10, &time->p90);
+  std::fclose(from);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CheckPool(read == 4 && status == 0, "the second process");
+  time->n = kSecondReplays;
+  return held;
+}
+
+template <typename Steps, typename Plan>
+void SecondRow(const Plan& plan, nlohmann::ordered_json* rows) {
+  PoolDaemon daemon;
+  AttachedSession session(daemon.process.socket());
+  const std::string digest = "second-" + std::to_string(getpid());
+  Steps steps(session.get(), plan, 1, kPoolTokens, digest);
+  const auto time = [&] { return TimeReplays<Steps>({&steps}, steps.layers(), kSecondReplays); };
+  const bench::Timing before = time();
+  bench::Timing second;
+  const uint32_t held = AwaitSecond(daemon.process.socket(), digest, &second);
+  const bench::Timing after = time();
+  const double own = (before.median + after.median) / 2;
+  std::printf("second/%s/128K %9.2f us  own %.2f, %.2f  ratio %.3f  held for %u tokens\n",
+              plan.name, second.median, before.median, after.median, own / second.median, held);
+  std::fflush(stdout);
+  rows->push_back({{"id", std::string("second/") + plan.name + "/128K"},
+                   {"plan", plan.text},
+                   {"tokens", kPoolTokens},
+                   {"held_tokens", held},
+                   {"value", second.median},
+                   {"unit", "us"},
+                   {"p10", second.p10},
+                   {"p90", second.p90},
+                   {"n", second.n},
+                   {"baseline", {{"name", "the first process"}, {"value", own}}},
+                   {"ratio", own / second.median},
+                   {"must", 0.97}});
+}
+
+// --- moves ---------------------------------------------------------------------------------------
+
+// Microseconds since the first call.
+inline double ElapsedUs() {
+  static const double start = bench::NowUs();
+  return bench::NowUs() - start;
+}
+
+// When moves ran, and what they moved.
+struct Moves {
+  struct Run {
+    double begin = 0, end = 0;
+    uint64_t bytes = 0;
+    double gb_a_second() const { return static_cast<double>(bytes) / (end - begin) * 1e-3; }
+  };
+  std::vector<Run> demotions, promotions;
+  static bool During(const std::vector<Run>& runs, double begin, double end) {
+    return std::any_of(runs.begin(), runs.end(),
+                       [=](const Run& r) { return r.begin <= begin && end <= r.end; });
+  }
+  static bool Beside(const std::vector<Run>& runs, double begin, double end) {
+    return std::none_of(runs.begin(), runs.end(),
+                        [=](const Run& r) { return begin < r.end && r.begin < end; });
+  }
+  static bench::Timing Rate(const std::vector<Run>& runs) {
+    std::vector<double> rates;
+    for (const Run& run : runs) rates.push_back(run.gb_a_second());
+    return bench::TimingOf(rates);
+  }
+};
+
+// The first round is left out: it makes arenas and registers them.
+inline Moves MoveToAndFro(const PoolDaemon& daemon, uint64_t sequence, int rounds) {
+  Moves moves;
+  for (int round = 0; round <= rounds; ++round) {
+    for (const bool up : {false, true}) {
+      Moves::Run run;
+      run.begin = ElapsedUs();
+      run.bytes = daemon.Move(sequence, up);
+      run.end = ElapsedUs();
+      CheckPool(run.bytes > 0, "a move");
+      if (round > 0) (up ? moves.promotions : moves.demotions).push_back(run);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // steps that nothing disturbs
+    }
+  }
+  return moves;
+}
+
+inline void RateRow(const std::string& id, const std::vector<Moves::Run>& runs, double must,
+                    nlohmann::ordered_json* rows) {
+  const bench::Timing t = Moves::Rate(runs);
+  std::printf("%-36s %9.2f GB/s  p10 %9.2f  p90 %9.2f\n", id.c_str(), t.median, t.p10, t.p90);
+  std::fflush(stdout);
+  rows->push_back({{"id", id},
+                   {"bytes", runs.front().bytes},
+                   {"value", t.median},
+                   {"unit", "GB/s"},
+                   {"p10", t.p10},
+                   {"p90", t.p90},
+                   {"n", t.n}});
+  if (must > 0) rows->back()["must"] = must;
+}
+
+struct StepTimes {
+  std::vector<double> begin, end, us;
+};
+
+// Steps, one always waiting behind the one that runs, until `stop`.
+template <typename Steps>
+StepTimes RunSteps(Steps* steps, const std::atomic<bool>& stop) {
+  std::array<cudaEvent_t, 2> ends{};
+  for (cudaEvent_t& event : ends) Check(cudaEventCreate(&event), "cudaEventCreate");
+  StepTimes times;
+  double last = 0;
+  steps->Launch();
+  Check(cudaEventRecord(ends[0], steps->stream()), "cudaEventRecord");
+  for (size_t i = 1; !stop; ++i) {
+    steps->Launch();
+    cudaEvent_t before = ends[(i - 1) % 2], event = ends[i % 2];
+    Check(cudaEventSynchronize(before), "a step");
+    const double now = ElapsedUs();
+    if (i > 1) {
+      times.begin.push_back(last);
+      times.end.push_back(now);
+      times.us.push_back(now - last);
+    }
+    last = now;
+    Check(cudaEventRecord(event, steps->stream()), "cudaEventRecord");
+  }
+  Check(cudaStreamSynchronize(steps->stream()), "a step");
+  for (cudaEvent_t event : ends) Check(cudaEventDestroy(event), "cudaEventDestroy");
+  return times;
+}
+
+// Mean of the steps that lie wholly inside of moves, against those that no move touches.
+inline void BesideRow(const std::string& id, const StepTimes& steps,
+                      const std::vector<Moves::Run>& runs, const Moves& all, double must,
+                      nlohmann::ordered_json* rows) {
+  std::vector<double> during, alone;
+  for (size_t i = 0; i < steps.us.size(); ++i) {
+    const double begin = steps.begin[i], end = steps.end[i];
+    if (Moves::During(runs, begin, end)) during.push_back(steps.us[i]);
+    if (Moves::Beside(all.demotions, begin, end) && Moves::Beside(all.promotions, begin, end)) {
+      alone.push_back(steps.us[i]);
+    }
+  }
+  CheckPool(!during.empty() && !alone.empty(), "no steps beside moves");
+  const bench::Timing t = bench::TimingOf(during), base = bench::TimingOf(alone);
+  std::printf("%-36s %9.1f us  alone %9.1f (medians %.1f, %.1f)  +%.2f %%  %zu and %zu steps\n",
+              id.c_str(), t.mean, base.mean, t.median, base.median, (t.mean / base.mean - 1) * 100,
+              t.n, base.n);
+  std::fflush(stdout);
+  rows->push_back({{"id", id},
+                   {"value", t.mean},
+                   {"unit", "us"},
+                   {"median", t.median},
+                   {"p10", t.p10},
+                   {"p90", t.p90},
+                   {"n", t.n},
+                   {"baseline", {{"name", "no move"}, {"value", base.mean}}},
+                   {"ratio", base.mean / t.mean},
+                   {"must", must}});
+}
+
+template <typename Steps, typename Plan>
+void MoveRows(const std::vector<Plan>& decoding, const Plan& moved, nlohmann::ordered_json* rows) {
+  constexpr int kRounds = 6;
+  PoolDaemon daemon;
+  AttachedSession session(daemon.process.socket());
+  Steps other(session.get(), moved, 1, kMovedTokens);
+  const Moves idle = MoveToAndFro(daemon, other.sequence(), kRounds);
+  RateRow("move/promote/idle", idle.promotions, 45, rows);
+  RateRow("move/demote/idle", idle.demotions, 0, rows);
+  for (const Plan& plan : decoding) {
+    Steps steps(session.get(), plan, 1, kPoolTokens);
+    std::atomic<bool> stop{false};
+    Moves moves;
+    std::thread mover([&] {
+      moves = MoveToAndFro(daemon, other.sequence(), kRounds);
+      stop = true;
+    });
+    const StepTimes times = RunSteps(&steps, stop);
+    mover.join();
+    const std::string beside = std::string("/beside/") + plan.name;
+    RateRow("move/promote" + beside, moves.promotions, 0, rows);
+    RateRow("move/demote" + beside, moves.demotions, 0, rows);
+    const std::string step = std::string("decode/") + plan.name + "/128K/beside_";
+    BesideRow(step + "demotion", times, moves.demotions, moves, 1 / 1.03, rows);
+    BesideRow(step + "promotion", times, moves.promotions, moves, 1 / 1.05, rows);
+  }
+}
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
