@@ -87,20 +87,20 @@ cuda::HotPages CudaHotPages::table() const {
   return hot;
 }
 
-bool CudaStep::HasFarPages(const StepMember& m) {
-  return m.view.far_pages != nullptr && m.state->plan().codec == CodecKind::kRaw;
+bool CudaStep::MayPromote(const StepMember& m) {
+  const Plan& plan = m.state->plan();
+  return m.view.far_pages != nullptr && plan.codec == CodecKind::kRaw &&
+         plan.selector != SelectorKind::kFull;
 }
 
 // Tables of the members' caches; null where none is, as of a graph's member that has none now.
 Status CudaStep::StageHotPages(const CudaWorkspace::StagingSlot& slot) {
-  if (ws_.capacity_.far_pages == 0) return OkStatus();
   for (int i = 0; i < members(); ++i) {
     SequenceState& state = *members_[i].state;
-    if (!HasFarPages(members_[i])) {
-      state.hot_pages_.reset();
-    } else if (state.prompt_tokens() >= 0) {
-      KVS_RETURN_IF_ERROR(FollowPages(i, slot));
-    }
+    const bool may_promote = MayPromote(members_[i]);
+    if (!may_promote) state.hot_pages_.reset();
+    if (ws_.capacity_.far_pages == 0) continue;  // no member ever did
+    if (may_promote && state.prompt_tokens() >= 0) KVS_RETURN_IF_ERROR(FollowPages(i, slot));
     const cuda::HotPages table =
         state.hot_pages_ == nullptr ? cuda::HotPages{} : state.hot_pages_->table();
     std::array<const std::byte*, CudaWorkspace::kHotEntries> words;

@@ -66,7 +66,7 @@ void CudaStep::CutParts() {
     part.selects = state.prompt_tokens() >= 0 && selector != SelectorKind::kFull;
     part.observes = state.prompt_tokens() < 0 && selector == SelectorKind::kBucket;
     if (part.selects || part.observes) part.plan = state.plan();
-    part.promotes = part.selects && part.new_tokens == 1 && HasFarPages(members_[i]);
+    part.promotes = part.selects && part.new_tokens == 1 && MayPromote(members_[i]);
     if (part.selects && selector == SelectorKind::kVote) part.list = vote_lists_++;
     Part* const last = parts_.empty() ? nullptr : &parts_.back();
     if (last != nullptr && part.new_tokens == 1 && last->new_tokens == 1 &&
@@ -97,7 +97,7 @@ CudaWorkspace::Capacity CudaStep::Need() const {
       need.chunk = std::max(need.chunk, std::min(m.new_tokens, cuda::kAttendChunkRows));
     }
     need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
-    if (HasFarPages(m) || ws_.capacity_.far_pages > 0) need.far_pages = need.pages;
+    if (MayPromote(m) || ws_.capacity_.far_pages > 0) need.far_pages = need.pages;
     if (HasBuckets(m)) {
       need.bucket_list = std::max({need.bucket_list, m.state->plan().tau, 1});
     }

@@ -171,7 +171,7 @@ class CudaStep : public StepBatch {
   Result<std::vector<int32_t>> ReadKeptOf(const StepMember& m, int head) const;
 
   // Pages in the host's memory (cuda_hot_pages.cc): their selected slices are promoted.
-  static bool HasFarPages(const StepMember& m);
+  static bool MayPromote(const StepMember& m);
   Status StageHotPages(const CudaWorkspace::StagingSlot& slot);
   Status FollowPages(int member, const CudaWorkspace::StagingSlot& slot);
   // Into `pages`, where the promoted slices are found.
