@@ -15,8 +15,8 @@ bool SelectsByQuery(SelectorKind selector) {
          selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
 }
 
-// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse
-// and pick_buckets do; vote, score_packed and score_spans (ReadsSpans, in all layers) do not.
+// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse,
+// pick_buckets and score_spans (ReadsSpans, in all layers) do; vote and score_packed do not.
 bool ReadsAhead(const Plan& plan) {
   return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
 }
@@ -37,8 +37,9 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
   w.starts = tokens_ == members() ? nullptr : ws_.starts();
   w.rows_max = tokens_;
   w.next_reads_ahead =
-      !ReadsSpans(parts_[0]) && (!Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan));
+      ReadsSpans(parts_[0]) || !Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan);
   KVS_RETURN_IF_ERROR(Check(ops_.append(w, stream_), "op append"));
+  span_rows_layer_ = -1;
   if (auto* const shape = ShapeUnderCapture(); shape != nullptr) shape->appended[layer] = 1;
   return OkStatus();
 }
@@ -207,6 +208,7 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
   Rows queries = given;
   if (!IsAttendable(given)) {
     KVS_ASSIGN_OR_RETURN(queries, Copied(given, g.query_heads, g.dtype, &ws_.native_q_));
+    span_rows_layer_ = -1;
   }
 
   bool out_device = false, lse_device = true;
