@@ -1,7 +1,8 @@
 # make demo   a language model decodes from the daemon's memory
 # make test   everything CI runs
 # make asan   the unit tests under ASan and UBSan (part of make test)
-# make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh)
+# make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
+#             TRACE=file (docs/traces.md): plan sekv too
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
 # make all    tests and benchmarks too
 # Each installs what it needs (docker/packages.apt, integrations/requirements.txt).
@@ -45,7 +46,7 @@ bench: all
 	$(VENV)/bin/python bench/run.py --out bench/results
 
 bundle: all
-	bench/cuda/bundle.sh $(BUILD) dist/gpu
+	bench/cuda/bundle.sh $(BUILD) dist/gpu $(TRACE)
 
 tidy:
 	cmake --preset tidy && cmake --build $(BUILD)/tidy --parallel $(JOBS)

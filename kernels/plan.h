@@ -133,6 +133,7 @@ struct Plan {
 
   // Codecs lowrank and packed.
   KeepRaw keep_raw = KeepRaw::kAuto;
+  TierKind factors = TierKind::kHost;  // of codec lowrank: where they are put, if there is room
 
   bool operator==(const Plan&) const = default;
 };

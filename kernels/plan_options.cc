@@ -344,6 +344,7 @@ constexpr PlanOption kOptions[] = {
            "or "
            "\"\" for none");
      }},
+    Name<&Plan::factors, kTiers, kLaterTiers>("factors", kLowRank),
 
     Number<&Plan::share, kShare>("share", kBlock),
     Name<&Plan::group_softmax, kGroups>("group", kMinMax | kBlock),

@@ -4,7 +4,8 @@
 # (Ubuntu 24.04 will do). Programs and libraries are in one archive, which run_gpu.sh unpacks where
 # it lies: half of them are gRPC, OpenSSL and protobuf, and shrink to a third.
 #
-#   bench/cuda/bundle.sh BUILD OUT        then, there: OUT/run_gpu.sh
+#   bench/cuda/bundle.sh BUILD OUT [TRACE]        then, there: OUT/run_gpu.sh
+# TRACE (docs/traces.md): its surprisal goes along, without which sekv is not measured.
 set -euo pipefail
 build=$1 out=$2
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -12,6 +13,7 @@ rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
 cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
 cp "$build"/bin/{gpu_tests,kvstratad,libsticky_error.so} "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$out/bin/"
 cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,compare.py,run_gpu.sh} "$out/"
+[ -z "${3:-}" ] || python3 "$root/bench/cuda/surprisal_of.py" "$3" "$out/surprisal.safetensors"
 git -C "$root" describe --always --dirty --abbrev=40 --exclude='*' >"$out/commit"
 for program in "$out"/bin/*; do
   ldd "$program" | awk '$2 == "=>" && $3 ~ /^\// {print $3}'

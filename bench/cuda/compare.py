@@ -11,7 +11,8 @@ import json
 MUST_RATIO = {f"attend_raw/full/b{b}/{k}K": 0.95 for b in (1, 8) for k in (128, 1024)}
 for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "chess": (5, 12, 45),
                      "tokenselect_miss": (None, 1.4, 1.5), "tokenselect_0.9": (None, 6, 12),
-                     "sentencekv": (None, 9, 70), "mosaickv": (None, 8, 16)}.items():
+                     "sentencekv": (None, 9, 70), "mosaickv": (None, 8, 16),
+                     "sekv": (None, 4, 5.5), "sekv_agreed": (None, 4, 5.5)}.items():
     for length, ratio in zip(("32K", "128K", "1024K"), ratios):
         if ratio:
             MUST_RATIO[f"step/{plan}/b1/{length}"] = MUST_RATIO[f"linked/{plan}/b1/{length}"] = ratio

@@ -1,9 +1,11 @@
 // Decode steps as an engine makes them: a daemon with a pool of the GPU's, libkvstrata.so, and a
 // CUDA graph of all layers that the engine captured once.
 //
-//   linked_bench [--json-out FILE] [--only PREFIX] [--commit HASH] [--date DATE] [--suite pool]
+//   linked_bench [--json-out FILE] [--only PREFIX] [--surprisal TRACE]
+//                [--commit HASH] [--date DATE] [--suite pool]
 //
-// With `--suite pool` the rows of pool_rows.h instead.
+// --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
+// without: no such row. With `--suite pool` the rows of pool_rows.h instead.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -14,7 +16,9 @@
 // whose sealed pages were moved to the host's memory, after some steps with the same query. chess:
 // the mean of a whole period of steps, its selection included; sentencekv: the same, the buckets of
 // the sentences that end included. tokenselect_0.9: of ten steps, one of which turns its query away
-// and selects.
+// and selects. sekv: factors of rank 16 on the device, each query head expands spans of 2 % of the
+// tokens; relevance varies by more than the spans' lengths do, so that heads choose apart, but for
+// sekv_agreed, where those of a group have the same query.
 #include <cuda_runtime_api.h>
 #include <grpcpp/grpcpp.h>
 
@@ -31,8 +35,10 @@
 
 #include "bench/cuda/pool_rows.h"
 #include "bench/cuda/replay_timing.h"
+#include "bench/cuda/trace_surprisal.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "kernels/dtype.h"
+#include "kernels/segment/span_rule.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "tests/cuda/device_array.h"
 #include "tests/fakes/daemon_process.h"
@@ -62,11 +68,19 @@ struct Plan {
   int steps_a_query = 0;                 // the query turns away after so many steps; 0: it stays
   int most_layers = kLayersOfAModel;     // fewer where the daemon's CPUs pack the prompt first
   bool sentences = false;                // boundaries are reported, and the last queries observed
-  bool surprisals = false;               // of the prompt are reported
+  bool spans = false;                    // surprisal is reported, and text ends with a budget
+  bool agreed = false;                   // the query heads of a group have the same query
+  bool surprisals = false;               // random ones are reported where none are given
 };
 constexpr int kObserved = 32;     // last prompt tokens, which go through attention
 constexpr double kSentence = 27;  // median of its tokens (the paper's corpora: 25 to 30)
 constexpr int64_t kTokenRows = 2048 + 128 + 512;  // that TokenSelect attends
+constexpr int32_t kSpanWindow = 512, kShortestSpan = 4;
+constexpr double kAnchorDeviations = 2;
+// Defaults of the plan, but for the rank, the place of factors and the budget (SpanBudget).
+constexpr char kSpanPlan[] =
+    "sekv{r_max = 16, factors = \"device\", keep_raw = \"no\", min_tokens = 0, rows = ";
+constexpr float kSpanQueryScale = 16;  // of normal queries: relevance outweighs ln n
 const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
     {"quest", "quest{budget = 2048, min_tokens = 0}", [](int64_t n) { return n / 16 + 2048; }},
@@ -84,7 +98,20 @@ const Plan kPlans[] = {
      [](int64_t n) { return n / 20 + kTokenRows; }, 1, 10},
     // A packed row has 5 of 16 of a raw one's bytes; block keys are as many bytes as what is taken.
     {"mosaickv", "mosaickv{share = 0.0625, min_tokens = 0}",
-     [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }, 1, 0, 2},
+     [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }, 1, 0, 8},
+    // Of 1000 tokens of GPL-3 65 raw ones and 43 means; factors of 20 rows are 17 rows' bytes, for
+    // each of 4 heads, or for all.
+    {.name = "sekv",
+     .text = kSpanPlan,
+     .rows_read = [](int64_t n) { return n * (65 + 43 + 4 * 17) / 1000 + kSpanWindow; },
+     .most_layers = 4,
+     .spans = true},
+    {.name = "sekv_agreed",
+     .text = kSpanPlan,
+     .rows_read = [](int64_t n) { return n * (65 + 43 + 17) / 1000 + kSpanWindow; },
+     .most_layers = 4,
+     .spans = true,
+     .agreed = true},
 };
 constexpr int kPeriods = 9, kEagerSteps = 5;
 constexpr int kWarmSteps = 5;  // eager ones, behind which the library knows the calls
@@ -95,33 +122,61 @@ const std::vector<Plan> kPoolPlans = {
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}", nullptr},
     {"sentencekv", "sentencekv{min_tokens = 0}", nullptr, 1, 0, kLayersOfAModel, true},
     {"tokenselect", "tokenselect{min_tokens = 0}", nullptr},
-    {"mosaickv", "mosaickv{keep_raw = \"no\", min_tokens = 0}", nullptr, 1, 0, 2},
-    {"sekv", "sekv{min_tokens = 0}", nullptr, 1, 0, 2, false, true},
+    {"mosaickv", "mosaickv{keep_raw = \"no\", min_tokens = 0}", nullptr},
+    {.name = "sekv",
+     .text = "sekv{min_tokens = 0}",
+     .rows_read = nullptr,
+     .most_layers = 2,
+     .surprisals = true},
 };
+
+// Rows that are read in any case, and 2 % of the tokens.
+int32_t SpanBudget(const std::vector<float>& surprisal) {
+  const auto tokens = static_cast<int32_t>(surprisal.size()), end = tokens - kSpanWindow;
+  const double threshold = AnchorThreshold(surprisal, tokens, kAnchorDeviations);
+  int32_t rows = tokens + tokens / 50;
+  for (const Run& s : SpansIn(surprisal, {0, end}, threshold, kShortestSpan)) {
+    rows -= s.end - s.begin - 1;
+  }
+  return rows;
+}
+
+// Of the model. The daemon's CPUs factor the spans of every layer: of so many tokens in 14 s (16
+// cores).
+int LayersOf(const Plan& plan, int batch, int64_t tokens) {
+  constexpr int64_t kFactoredTokens = 512 * 1024;
+  const int64_t most =
+      plan.spans ? std::clamp<int64_t>(kFactoredTokens / (batch * tokens), 1, plan.most_layers)
+                 : plan.most_layers;
+  return static_cast<int>(
+      std::clamp<int64_t>(kMostBytes / (batch * tokens * kTokenBytes), 1, most));
+}
 
 // `batch` sequences of `tokens` random rows in a model of their own, and a graph of their decode
 // step.
 class Steps {
  public:
-  // `digest` of the model: by default like no other's.
+  // surprisal: of each prompt token. digest: of the model, by default like no other's.
   Steps(kvs_session* session, const Plan& plan, int batch, int32_t tokens,
+        std::vector<float> surprisal = {},
         const std::string& digest = std::to_string(std::random_device{}()))
       : session_(session),
         digest_(digest),
         steps_a_query_(plan.steps_a_query),
-        layers_(static_cast<int>(
-            std::clamp<int64_t>(kMostBytes / (batch * tokens * kTokenBytes), 1, plan.most_layers))),
+        layers_(LayersOf(plan, batch, tokens)),
         rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
-        q_(Random(int64_t{batch} * kHeads * kDim)),
+        q_(plan.spans ? SpanQueries(batch, plan.agreed) : Random(int64_t{batch} * kHeads * kDim)),
         queries_(Random(int64_t{2} * batch * kHeads * kDim)),
         observed_(Random(int64_t{kObserved} * kHeads * kDim)),
         out_(static_cast<size_t>(std::max(batch, kObserved)) * kHeads * kDim),
         sentences_(plan.sentences),
-        surprisals_(plan.surprisals) {
+        surprisal_(plan.surprisals ? RandomSurprisal(tokens) : std::move(surprisal)) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     const kvs_model model = RegisterModel();
     const std::vector<uint8_t> ends = NextBoundaries(tokens);
-    for (int i = 0; i < batch; ++i) Open(model, plan.text, tokens, i, ends);
+    const std::string text =
+        plan.spans ? plan.text + std::to_string(SpanBudget(surprisal_)) + "}" : plan.text;
+    for (int i = 0; i < batch; ++i) Open(model, text.c_str(), tokens, i, ends);
     reported_ = static_cast<uint32_t>(tokens);
     Step([this](kvs_step* step) { Layers(step, Batch(), true); });  // memory before the capture
     Capture();
@@ -241,13 +296,11 @@ class Steps {
              "kvs_report");
   }
   // Exponential: one in 20 is an anchor at alpha = 2, about as in prose.
-  void ReportSurprisals(kvs_sequence sequence, size_t tokens) {
+  std::vector<float> RandomSurprisal(int32_t tokens) {
     std::exponential_distribution<float> surprisal;
-    std::vector<float> nats(tokens);
+    std::vector<float> nats(static_cast<size_t>(tokens));
     for (float& x : nats) x = surprisal(rng_);
-    CheckKvs(kvs_report(session_, sequence, 0, static_cast<uint32_t>(tokens), nats.data(), nullptr,
-                        nullptr),
-             "kvs_report");
+    return nats;
   }
   // Two random queries by turns.
   void TurnQuery() {
@@ -262,6 +315,16 @@ class Steps {
     std::vector<BF16> values(static_cast<size_t>(n));
     for (BF16& x : values) x = FromFloat<BF16>(normal(rng_));
     return values;
+  }
+  std::vector<BF16> SpanQueries(int batch, bool agreed) {
+    std::vector<BF16> q = Random(int64_t{batch} * kHeads * kDim);
+    for (BF16& x : q) x = FromFloat<BF16>(kSpanQueryScale * ToFloat(x));
+    constexpr size_t kGroup = kHeads / kKvHeads;
+    for (size_t head = 0; agreed && head < q.size() / kDim; ++head) {
+      std::copy_n(q.begin() + static_cast<int64_t>(head / kGroup * kGroup * kDim), kDim,
+                  q.begin() + static_cast<int64_t>(head * kDim));
+    }
+    return q;
   }
   kvs_model RegisterModel() {
     kvs_model_desc desc{};
@@ -297,7 +360,11 @@ class Steps {
     }
     if (sentences_) run(kObserved, true);
     if (sentences_) Report(sequence, 0, ends);
-    if (surprisals_) ReportSurprisals(sequence, prompt.size());
+    if (!surprisal_.empty()) {
+      CheckKvs(kvs_report(session_, sequence, 0, static_cast<uint32_t>(tokens), surprisal_.data(),
+                          nullptr, nullptr),
+               "kvs_report");
+    }
     CheckKvs(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
     CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // of a codec: all is packed
     members_.push_back({sequence, &id_, 1});
@@ -361,7 +428,8 @@ class Steps {
   std::mt19937 rng_{std::random_device{}()};
   DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
   bool turned_ = false;
-  const bool sentences_, surprisals_;
+  const bool sentences_;
+  const std::vector<float> surprisal_;
   uint32_t held_ = 0;
   int left_in_sentence_ = 1;
   uint32_t reported_ = 0;
@@ -385,7 +453,9 @@ std::string IdOf(const Plan& plan, int batch, int kilotokens) {
 
 // With a daemon of its own: pages of closed sequences stay as prefixes until the pool is full, and
 // what a step pays then is another thing.
-void Measure(const Plan& plan, int batch, int kilotokens, ordered_json* rows) {
+// trace: of a recorded text.
+void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<float>& trace,
+             ordered_json* rows) {
   const testing::DaemonProcess daemon(
       {"--set", "pool.device=cuda", "--set", "pool.device_bytes=64GiB", "--set",
        "pool.arena_bytes=1GiB", "--set", "pool.host_bytes=16MiB", "--set", "work.op_threads=16"});
@@ -396,7 +466,11 @@ void Measure(const Plan& plan, int batch, int kilotokens, ordered_json* rows) {
   CheckKvs(kvs_attach(daemon.socket().c_str(), &options, &session), "kvs_attach");
   const std::unique_ptr<kvs_session, decltype(&kvs_detach)> detached(session, &kvs_detach);
   const std::string id = IdOf(plan, batch, kilotokens);
-  Steps steps(session, plan, batch, kilotokens * 1024);
+  std::vector<float> surprisal;
+  for (size_t i = 0; plan.spans && i < static_cast<size_t>(kilotokens) * 1024; ++i) {
+    surprisal.push_back(trace[i % trace.size()]);
+  }
+  Steps steps(session, plan, batch, kilotokens * 1024, std::move(surprisal));
   const bench::Timing t =
       plan.period > 1 ? steps.TimePeriods(plan.period)
                       : TimeReplays<Steps>({&steps}, steps.layers() * steps.steps(), kReplays);
@@ -480,79 +554,83 @@ void MeasureFar(Plan plan, ordered_json* rows) {
                    {"ratio", far.median / near.median},
                    {"layers", steps.layers()},
                    {"cpu_us_a_step", cpu.median}});
-ordered_json PoolRows(const std::string& only) {
-  ordered_json rows = ordered_json::array();
-  const auto wanted = [&only](const std::string& kind) {
-    return kind.starts_with(only.substr(0, kind.size()));
-  };
-  if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
-  if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
-  if (wanted("move")) {
-    MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
-                    &rows);
+  ordered_json PoolRows(const std::string& only) {
+    ordered_json rows = ordered_json::array();
+    const auto wanted = [&only](const std::string& kind) {
+      return kind.starts_with(only.substr(0, kind.size()));
+    };
+    if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
+    if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
+    if (wanted("move")) {
+      MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
+                      &rows);
+    }
+    return rows;
   }
-  return rows;
-}
 
-int Main(int argc, char** argv) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-    return 77;
-  }
-  cudaDeviceProp device{};
-  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-  const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
-  if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
-    return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
-  }
-  if (Option(argc, argv, "--suite") == "pool") {
-    const ordered_json out = {{"suite", "cuda-pool"},
-                              {"device", device.name},
-                              {"commit", Option(argc, argv, "--commit")},
-                              {"date", Option(argc, argv, "--date")},
-                              {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
-                              {"context", {{"notes", kPoolNotes}}},
-                              {"ceilings", ordered_json::object()},
-                              {"rows", PoolRows(only)}};
+  int Main(int argc, char** argv) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+      std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
+      return 77;
+    }
+    cudaDeviceProp device{};
+    Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+    const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
+    if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
+      return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
+    }
+    if (Option(argc, argv, "--suite") == "pool") {
+      const ordered_json out = {{"suite", "cuda-pool"},
+                                {"device", device.name},
+                                {"commit", Option(argc, argv, "--commit")},
+                                {"date", Option(argc, argv, "--date")},
+                                {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
+                                {"context", {{"notes", kPoolNotes}}},
+                                {"ceilings", ordered_json::object()},
+                                {"rows", PoolRows(only)}};
+      if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+      return 0;
+    }
+    const std::vector<float> trace = SurprisalOf(Option(argc, argv, "--surprisal"));
+    ordered_json rows = ordered_json::array();
+    for (const auto& [batch, kilotokens] :
+         {std::pair{1, 1}, {1, 4}, {1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
+      for (const Plan& plan : kPlans) {
+        if (kilotokens < 32 && std::strcmp(plan.name, "full") != 0) continue;
+        if (!IdOf(plan, batch, kilotokens).starts_with(only)) continue;
+        if (plan.spans && trace.empty()) continue;
+        Measure(plan, batch, kilotokens, trace, &rows);
+      }
+    }
+    for (const Plan& plan : kPlans) {
+      if (std::ranges::find(kFarPlans, std::string_view(plan.name)) == std::end(kFarPlans))
+        continue;
+      if (!(IdOf(plan, 1, 128) + "/host").starts_with(only)) continue;
+      MeasureFar(plan, &rows);
+    }
+    const ordered_json out = {
+        {"suite", "cuda-linked"},
+        {"device", device.name},
+        {"commit", Option(argc, argv, "--commit")},
+        {"date", Option(argc, argv, "--date")},
+        {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
+        {"context",
+         {{"notes",
+           "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
+           "all layers' append, select "
+           "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of "
+           "sentencekv of 320 steps and the sentences that end in them; its boundaries are "
+           "reported "
+           "for each token: lognormal lengths with a median of 27, at most 100; pages "
+           "from the daemon's allocator; "
+           "lengths grow a token a step; "
+           "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
+        {"ceilings", ordered_json::object()},
+        {"rows", rows}};
     if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
     return 0;
   }
-  ordered_json rows = ordered_json::array();
-  for (const auto& [batch, kilotokens] :
-       {std::pair{1, 1}, {1, 4}, {1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
-    for (const Plan& plan : kPlans) {
-      if (kilotokens < 32 && std::strcmp(plan.name, "full") != 0) continue;
-      if (!IdOf(plan, batch, kilotokens).starts_with(only)) continue;
-      Measure(plan, batch, kilotokens, &rows);
-    }
-  }
-  for (const Plan& plan : kPlans) {
-    if (std::ranges::find(kFarPlans, std::string_view(plan.name)) == std::end(kFarPlans)) continue;
-    if (!(IdOf(plan, 1, 128) + "/host").starts_with(only)) continue;
-    MeasureFar(plan, &rows);
-  }
-  const ordered_json out = {
-      {"suite", "cuda-linked"},
-      {"device", device.name},
-      {"commit", Option(argc, argv, "--commit")},
-      {"date", Option(argc, argv, "--date")},
-      {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
-      {"context",
-       {{"notes",
-         "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
-         "all layers' append, select "
-         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of "
-         "sentencekv of 320 steps and the sentences that end in them; its boundaries are reported "
-         "for each token: lognormal lengths with a median of 27, at most 100; pages "
-         "from the daemon's allocator; "
-         "lengths grow a token a step; "
-         "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
-      {"ceilings", ordered_json::object()},
-      {"rows", rows}};
-  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
-  return 0;
-}
 
 }  // namespace
 }  // namespace kvstrata::cuda

@@ -179,7 +179,7 @@ constexpr int kSecondReplays = 60;
 template <typename Steps, typename Plan>
 int RunSecond(const std::string& socket, const Plan& plan, const std::string& digest) {
   AttachedSession session(socket);
-  Steps steps(session.get(), plan, 1, kPoolTokens, digest);
+  Steps steps(session.get(), plan, 1, kPoolTokens, {}, digest);
   const bench::Timing t = TimeReplays<Steps>({&steps}, steps.layers(), kSecondReplays);
   std::printf("%u %.17g %.17g %.17g\n", steps.held(), t.median, t.p10, t.p90);
   return steps.Sound() ? 0 : 1;
@@ -218,7 +218,7 @@ void SecondRow(const Plan& plan, nlohmann::ordered_json* rows) {
   PoolDaemon daemon;
   AttachedSession session(daemon.process.socket());
   const std::string digest = "second-" + std::to_string(getpid());
-  Steps steps(session.get(), plan, 1, kPoolTokens, digest);
+  Steps steps(session.get(), plan, 1, kPoolTokens, {}, digest);
   const auto time = [&] { return TimeReplays<Steps>({&steps}, steps.layers(), kSecondReplays); };
   const bench::Timing before = time();
   bench::Timing second;

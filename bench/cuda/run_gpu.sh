@@ -68,6 +68,7 @@ if wants memcheck; then
 fi
 export KVSTRATA_COMMIT=$(cat "$here/commit")
 stamp=(--commit "$KVSTRATA_COMMIT" --date "$(date +%F)")
+spans=(--surprisal "$here/surprisal.safetensors")
 if wants bench; then
   "$here/bin/cuda_bench" --json-out "$out/cuda.json" --only "${ONLY:-}" "${stamp[@]}" || failed=1
 fi
@@ -76,13 +77,13 @@ if wants selection; then
   "$here/bin/selection_bench" --json-out "$out/cuda-selection-h100.json" --baseline "$out/topk.txt" || failed=1
 fi
 if wants steps; then
-  "$here/bin/step_bench" --json-out "$out/steps.json" "${stamp[@]}" || failed=1
+  "$here/bin/step_bench" --json-out "$out/steps.json" "${spans[@]}" "${stamp[@]}" || failed=1
 fi
 if wants chunk; then
   "$here/bin/chunk_bench" --json-out "$out/chunk.json" "${stamp[@]}" || failed=1
 fi
 if wants linked; then
-  "$here/bin/linked_bench" --json-out "$out/linked.json" "${stamp[@]}" || failed=1
+  "$here/bin/linked_bench" --json-out "$out/linked.json" "${spans[@]}" "${stamp[@]}" || failed=1
 fi
 if wants pool; then
   "$here/bin/linked_bench" --suite pool --json-out "$out/cuda-pool-h100.json" "${stamp[@]}" || failed=1

@@ -10,33 +10,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <vector>
 
+#include "bench/cuda/trace_surprisal.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/segment/span_rule.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 
 namespace kvstrata::cuda {
-
-// Tensor `surprisal` of a trace; empty: no such file.
-inline std::vector<float> SurprisalOf(const std::string& file) {
-  std::ifstream in(file, std::ios::binary);
-  uint64_t header = 0;
-  if (!in.read(reinterpret_cast<char*>(&header), sizeof(header))) return {};
-  std::string text(header, ' ');
-  in.read(text.data(), static_cast<std::streamsize>(header));
-  const auto offsets = nlohmann::json::parse(text)["surprisal"]["data_offsets"];
-  const int64_t begin = offsets[0], end = offsets[1];
-  std::vector<float> values(static_cast<size_t>(end - begin) / sizeof(float));
-  in.seekg(static_cast<std::streamoff>(sizeof(header) + header) + begin);
-  in.read(reinterpret_cast<char*>(values.data()), end - begin);
-  return values;
-}
 
 class SpanStep {
  public:
@@ -204,18 +187,18 @@ class SpanStep {
   }
 
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    return {
-        [=, this](Stream s) { return Ops().append(Append(layer), s); },
-        [=, this](Stream s) {
-          return Ops().score_spans({Layer(layer), Queries(), relevance_.get(), coarse_.get()}, s);
-        },
-        [=, this](Stream s) {
-          return Ops().expand_spans(
-              {Layer(layer), batch_, relevance_.get(), coarse_.get(), rooms_.get(), list_.get(),
-               list_counts_.get(), chosen_.get(), counters_.get()},
-              s);
-        },
-        [=, this](Stream s) { return Ops().attend_spans(Attend(layer), s); }};
+    return {[=, this](Stream s) { return Ops().append(Append(layer), s); },
+            [=, this](Stream s) {
+              return Ops().score_spans(
+                  {Layer(layer), Queries(), relevance_.get(), coarse_.get(), true}, s);
+            },
+            [=, this](Stream s) {
+              return Ops().expand_spans(
+                  {Layer(layer), batch_, relevance_.get(), coarse_.get(), rooms_.get(), list_.get(),
+                   list_counts_.get(), chosen_.get(), counters_.get(), true},
+                  s);
+            },
+            [=, this](Stream s) { return Ops().attend_spans(Attend(layer), s); }};
   }
   int32_t Stride() const { return (Spans() + 31) / 32 * 32; }
   SpanLayer Layer(int layer) const {
@@ -243,6 +226,7 @@ class SpanStep {
     w.batch = w.rows_max = batch_;
     w.tokens = lengths_.get();
     w.k = w.v = {q_.get(), kHeads * kRow, kRow, DType::kBF16};
+    w.next_reads_ahead = true;
     return w;
   }
   AttendSpansBatch Attend(int layer) const {
@@ -258,6 +242,7 @@ class SpanStep {
     w.to = {output_.get(), DType::kBF16, nullptr};
     w.counters = counters_.get();
     w.workspace = workspace_.get();
+    w.ahead = true;
     return w;
   }
 

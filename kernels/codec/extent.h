@@ -4,10 +4,11 @@
 // and never an over-read.
 //
 // Kinds and who writes them:
-//   kPackedSegment  codec packed: rotations, packed rows and block keys of a token range, all
-//   layers kSpanSummary    codec lowrank: spans, coarse rows, routing (tier device) kSpanFactors
-//   codec lowrank: bases of the same range (tier host) kRawRows        codec lowrank: the rows of
-//   the range that stay raw, compacted (tier device)
+// - kPackedSegment: codec packed: rotations, packed rows and block keys of a token range, all
+// layers
+// - kSpanSummary: codec lowrank: spans, coarse rows, routing (tier device)
+// - kSpanFactors: codec lowrank: bases of the same range (tier: Plan::factors)
+// - kRawRows: codec lowrank: the rows of the range that stay raw, compacted (tier device)
 // An extent never changes once it is published; a new one replaces it.
 //
 // An extent of a GPU's pool lies where the host cannot read. Its description is a copy, in host

@@ -221,8 +221,6 @@ Status SpanStorage::AddPart(const ExtentView* extents) {
   if (parts_.empty()) d_route_ = summary.d_route, trained_ = summary.trained;
   Append(part, summary.spans, summary.anchors);
   layouts_.push_back(std::move(layout));
-  device_bytes_ += coarse.bytes() + raw.bytes();
-  host_bytes_ += factors.bytes();
   return OkStatus();
 }
 

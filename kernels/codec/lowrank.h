@@ -71,9 +71,6 @@ class SpanStorage {
   };
   Addresses AddressesOf(int part) const;
 
-  int64_t device_bytes() const { return device_bytes_; }
-  int64_t host_bytes() const { return host_bytes_; }
-
  private:
   struct Layout;  // lowrank.cc
 
@@ -89,7 +86,6 @@ class SpanStorage {
   Geometry geometry_;
   int32_t d_route_ = 0;
   bool trained_ = false;
-  int64_t device_bytes_ = 0, host_bytes_ = 0;
 };
 
 // Arrays of golden/README: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank",

@@ -54,7 +54,7 @@ class SpanRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(SpanExtents e,
                          WriteSpans(input, geometry_, plan_, parameters_.get(), routing, range));
     output.extents.push_back({-1, std::move(e.summary), range.tokens, TierKind::kDevice});
-    output.extents.push_back({-1, std::move(e.factors), range.tokens, TierKind::kHost});
+    output.extents.push_back({-1, std::move(e.factors), range.tokens, plan_.factors});
     output.extents.push_back({-1, std::move(e.raw), range.tokens, TierKind::kDevice});
     output.released = ReleasedRows(input, range.tokens.end);
     return output;

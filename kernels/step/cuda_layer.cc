@@ -16,8 +16,8 @@ bool SelectsByQuery(SelectorKind selector) {
          selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
 }
 
-// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse
-// and pick_buckets do; vote, score_packed and score_spans (ReadsSpans, in all layers) do not.
+// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse,
+// pick_buckets and score_spans (ReadsSpans, in all layers) do; vote and score_packed do not.
 bool ReadsAhead(const Plan& plan) {
   return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
 }
@@ -76,7 +76,8 @@ Status CudaStep::AppendRows(const NewRows& rows) {
   w.rows_max = tokens_;
   w.ahead = true;
   w.next_reads_ahead =
-      !ReadsSpans(parts_[0]) && (!Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan));
+      ReadsSpans(parts_[0]) || !Selects(parts_[0], layer) || ReadsAhead(parts_[0].plan);
+  span_rows_layer_ = -1;
   return Check(ops_.append(w, stream_), "op append");
 }
 
@@ -264,6 +265,7 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
   Rows queries = given;
   if (!IsAttendable(given)) {
     KVS_ASSIGN_OR_RETURN(queries, Copied(given, g.query_heads, g.dtype, &ws_.native_q_));
+    span_rows_layer_ = -1;
   }
 
   bool out_device = false, lse_device = true;

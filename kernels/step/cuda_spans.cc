@@ -130,6 +130,7 @@ Status CudaStep::ScoreSpans(const Part& part, int layer, const Rows& q, int32_t 
   w.queries = SpanQueriesOf(part, q, token);
   w.relevance = (token == 0 ? ws_.relevance_ : ws_.later_relevance_).as<float>() + place;
   w.coarse = ws_.coarse_.as<float>() + place;
+  w.ahead = true;
   KVS_RETURN_IF_ERROR(Check(ops_.score_spans(w, stream_), "op score_spans"));
 
   cuda::ExpandSpansBatch e;
@@ -144,6 +145,8 @@ Status CudaStep::ScoreSpans(const Part& part, int layer, const Rows& q, int32_t 
   e.counts = ws_.span_counts_.as<int32_t>() + list;
   e.chosen = ws_.span_chosen_.as<uint32_t>() + place / 32;
   e.counters = ws_.attend_counters_.as<uint32_t>();
+  e.ahead = true;
+  span_rows_layer_ = layer;
   return Check(ops_.expand_spans(e, stream_), "op expand_spans");
 }
 
@@ -166,6 +169,7 @@ Status CudaStep::AttendSpans(const Part& part, int layer, const Rows& q, const M
     const int32_t row = first_row_[part.first] + t;
     w.queries = SpanQueriesOf(part, q, t);
     w.tokens = ws_.visible() + row;
+    w.ahead = span_rows_layer_ == layer;
     w.to.rows = out.data + row * out.token_stride;
     w.to.dtype = out.dtype;
     w.to.lse = lse == nullptr ? nullptr : lse + int64_t{row} * geometry().query_heads;

@@ -290,6 +290,8 @@ class CudaStep : public StepBatch {
   int32_t vote_lists_ = 0;          // of all parts, in VoteBuffers
   bool decodes_ = false;            // one new token of each member, behind its prompt
   int selected_layer_ = -1;
+  // Whose queries and rows were all enqueued before its expand_spans: its attend_spans reads ahead.
+  int span_rows_layer_ = -1;
   bool begun_ = false, ended_ = false;
   bool launched_ = false;  // Begin, a kernel
 };

@@ -191,7 +191,8 @@ class Part {
 
 class Problem {
  public:
-  Problem(Rng& rng, const Case& c) : case_(c) {
+  // ahead: of all three ops (launch.cuh); all inputs are complete before the first.
+  Problem(Rng& rng, const Case& c, bool ahead = false) : case_(c), ahead_(ahead) {
     for (const auto& sequence : c.parts) {
       auto& parts = parts_.emplace_back();
       int32_t spans = 0;
@@ -210,11 +211,13 @@ class Problem {
     Upload();
   }
 
-  ScoreSpansBatch Scores() const { return {Layer(), Queries(), relevance_.get(), coarse_.get()}; }
+  ScoreSpansBatch Scores() const {
+    return {Layer(), Queries(), relevance_.get(), coarse_.get(), ahead_};
+  }
   ExpandSpansBatch Expansion() const {
-    return {Layer(),        batch(),     relevance_.get(),   coarse_.get(),
-            d_room_.get(),  list_.get(), list_counts_.get(), chosen_.get(),
-            counters_.get()};
+    return {Layer(),         batch(),     relevance_.get(),   coarse_.get(),
+            d_room_.get(),   list_.get(), list_counts_.get(), chosen_.get(),
+            counters_.get(), ahead_};
   }
   AttendSpansBatch Attention() const {
     AttendSpansBatch w;
@@ -230,6 +233,7 @@ class Problem {
     w.to = {out_.get(), case_.out_dtype, lse_.get()};
     w.counters = counters_.get();
     w.workspace = workspace_.get();
+    w.ahead = ahead_;
     return w;
   }
   // All three, each held to ref.
@@ -607,6 +611,7 @@ class Problem {
   }
 
   Case case_;
+  const bool ahead_;
   std::vector<std::vector<Part>> parts_;
   int32_t part_stride_ = 0, span_stride_ = 0, page_stride_ = 0;
   std::vector<int32_t> window_begin_, tokens_;
@@ -693,15 +698,25 @@ TEST_F(AttendSpansCuda, ManySpansAndManySequences) {
 }
 
 TEST_F(AttendSpansCuda, OneGraphServesLaterSteps) {
-  Case c{.parts = {{{300, 50}}, {{120, 0}, {77, 5}}}, .room = {100, 200}};
-  Problem problem(rng_, c);
-  CapturedGraph graph([&](cudaStream_t stream) {
-    problem.Enqueue(stream);
-    return 0;
-  });
-  for (int i = 0; i < 5; ++i) {
-    problem.Go(rng_);
-    problem.ExpectReplayed(graph);
+  for (const bool ahead : {false, true}) {
+    Case c{.parts = {{{300, 50}}, {{120, 0}, {77, 5}}}, .room = {100, 200}};
+    Problem problem(rng_, c, ahead);
+    CapturedGraph graph([&](cudaStream_t stream) {
+      problem.Enqueue(stream);
+      return 0;
+    });
+    for (int i = 0; i < 5; ++i) {
+      problem.Go(rng_);
+      problem.ExpectReplayed(graph);
+    }
+  }
+}
+
+// Few rows and many spans, and the other way round: CTAs that have no rows, and none but rows.
+TEST_F(AttendSpansCuda, ReadAhead) {
+  for (const PartShape shape : {PartShape{2000, 3}, {3, 3000}, {0, 40}, {900, 900}}) {
+    Case c{.parts = {{shape}}, .room = {700}};
+    Problem(rng_, c, true).ExpectLikeRef();
   }
 }
 

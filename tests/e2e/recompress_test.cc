@@ -139,7 +139,8 @@ TEST_F(RecompressTest, SpansOfAHeldPrefix) {
     const std::vector<int32_t> more = Prompt(60, 4);
     prompt.insert(prompt.end(), more.begin(), more.end());
     uint32_t held = 0;
-    const kvs_sequence s = engine.Open("sekv{min_tokens = 0, rows = 20, local = 16}", prompt, &held);
+    const kvs_sequence s =
+        engine.Open("sekv{min_tokens = 0, rows = 20, local = 16}", prompt, &held);
     ASSERT_EQ(held, 400u) << engine.error();
     ASSERT_FALSE(engine.Run(s, more, held).empty()) << engine.error();
     ASSERT_EQ(abi->kvs_report(engine.session(), s, held, 60, nats.data() + held, nullptr, nullptr),
@@ -152,6 +153,40 @@ TEST_F(RecompressTest, SpansOfAHeldPrefix) {
     EXPECT_GT(admin_.Show(s).sequence().extents(), 0u);
     ASSERT_FALSE(engine.Run(s, {5}, 460).empty()) << engine.error();
   }
+  EXPECT_EQ(admin_.Audit(), "");
+}
+
+// Factors of spans on either tier: the same bytes, and so the same outputs.
+TEST_F(RecompressTest, FactorsLieWhereThePlanSays) {
+  ToyModel model;
+  std::vector<std::vector<std::vector<float>>> outputs;  // of each placement
+  for (const std::string tier : {"host", "device"}) {
+    model.digest = "toy-" + tier;  // no prefix in common
+    Engine engine(Linked(), daemon_.socket(), model);
+    const std::vector<int32_t> prompt = Prompt(400, 6);
+    std::vector<float> nats;
+    for (int i = 0; i < 400; ++i) nats.push_back(static_cast<float>(i * 37 % 101) / 20);
+    uint32_t held = 0;
+    const std::string plan =
+        "sekv{min_tokens = 0, rows_share = 0.6, local = 16, r_max = 2, factors = \"" + tier + "\"}";
+    const kvs_sequence s = engine.Open(plan.c_str(), prompt, &held);
+    ASSERT_FALSE(engine.Run(s, prompt, held).empty()) << engine.error();
+    ASSERT_EQ(Linked().kvs_report(engine.session(), s, 0, 400, nats.data(), nullptr, nullptr),
+              KVS_OK);
+    ASSERT_EQ(Linked().kvs_prefill_done(engine.session(), s), KVS_OK) << engine.error();
+    ASSERT_EQ(Linked().kvs_settle(engine.session(), s), KVS_OK) << engine.error();
+    int factors = 0;
+    const auto shown = admin_.Show(s);
+    for (const auto& extent : shown.extents()) {
+      const bool of_factors = extent.kind() == "span_factors";
+      EXPECT_EQ(extent.tier(), of_factors ? tier : "device") << extent.kind();
+      factors += of_factors ? 1 : 0;
+    }
+    EXPECT_GT(factors, 0);
+    outputs.push_back(engine.Run(s, {5}, 400));
+    ASSERT_FALSE(outputs.back().empty()) << engine.error();
+  }
+  EXPECT_EQ(outputs[0], outputs[1]);
   EXPECT_EQ(admin_.Audit(), "");
 }
 

@@ -218,6 +218,24 @@ TEST(SpanCodec, WaitsForItsInputs) {
   EXPECT_TRUE(exceeded.recompressor().Due(exceeded.Input())) << "N = 201";
 }
 
+TEST(SpanCodec, FactorsGoWhereThePlanSays) {
+  const Inputs in(SmallGeometry(), 120, kSeed);
+  for (const TierKind tier : {TierKind::kHost, TierKind::kDevice}) {
+    Plan plan = SpanPlan();
+    plan.factors = tier;
+    CodecSequence s(plan, in.g, in);
+    s.Commit(120);
+    s.PrefillDone();
+    s.Report(SomeSurprisal(120));
+    const auto output = s.recompressor().Run(s.Input());
+    ASSERT_TRUE(output.ok()) << output.status().ToString();
+    ASSERT_EQ(output->extents.size(), 3u);
+    EXPECT_EQ(output->extents[0].tier, TierKind::kDevice);
+    EXPECT_EQ(output->extents[1].tier, tier);
+    EXPECT_EQ(output->extents[2].tier, TierKind::kDevice);
+  }
+}
+
 TEST(SpanCodec, LongPromptsAreSeveralParts) {
   const Inputs in(SmallGeometry(), 700, kSeed);
   const auto run = [&](int64_t bytes) {

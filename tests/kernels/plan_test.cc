@@ -133,7 +133,7 @@ TEST(Plan, OptionsOfThePapersAreSet) {
   EXPECT_TRUE(sentence.keep_rest && sentence.per_query_head);
   const Plan sekv = MustParse(
       "sekv{alpha = 1.5, l_min = 6, r_max = 8, d_route = 16, local = 32, rows = 0, "
-      "rows_share = 0.5, parameters = \"model-1.safetensors\", "
+      "rows_share = 0.5, parameters = \"model-1.safetensors\", factors = \"device\", "
       "keep_raw = \"no\"}");
   EXPECT_EQ(sekv.alpha, 1.5);
   EXPECT_EQ(sekv.l_min, 6);
@@ -143,6 +143,7 @@ TEST(Plan, OptionsOfThePapersAreSet) {
   EXPECT_EQ(sekv.rows, 0);
   EXPECT_EQ(sekv.rows_share, 0.5);
   EXPECT_EQ(sekv.parameters, "model-1.safetensors");
+  EXPECT_EQ(sekv.factors, TierKind::kDevice);
   EXPECT_EQ(sekv.keep_raw, KeepRaw::kNo);
   const Plan fixed = MustParse(
       "mosaickv{share = 0.0625, strategy = \"fixed\", keep = 48, neighbours = 4, block = 16, "
@@ -284,6 +285,7 @@ void RandomPapers(Random& r, Plan& p) {
     p.alpha = 100 * r.Share(), p.l_min = r.Int(1, 1 << 29), p.r_max = r.Int(1, 256);
     p.d_route = r.Int(1, 256), p.local = r.Int(0, 1 << 29);
     p.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
+    p.factors = static_cast<TierKind>(r.Int(0, 1));
   }
   if (p.codec != CodecKind::kRaw) p.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
   if (p.selector == SelectorKind::kBlock) p.share = r.Share();
@@ -519,6 +521,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"mosaickv{codec = \"int4\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec"}},
         Bad{"chess{tier = \"disk\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"tier", "\"host\""}},
         Bad{"full{tier = \"remote\"}", kNotYet, "PLAN_UNIMPLEMENTED", {}},
+        Bad{"sekv{factors = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"factors", "\"host\""}},
         Bad{"sekv{keep_raw = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"keep_raw", "\"host\""}}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,12 +1,13 @@
-// Warps take units of work of one (sequence, KV head) in turn: expanded spans, then tiles of 16 raw
-// rows, coarse rows and rows on pages. CTAs sum their warps, and the last CTA of an item merges.
+// Warps take units of work of one (sequence, KV head) in turn: tiles of 16 raw rows and of rows on
+// pages, then expanded spans, then tiles of coarse rows. CTAs sum their warps, and the last CTA of
+// an item merges.
 //
 // Floor on an H100 (3.0 TB/s), 8 KV heads x 128 and 4 query heads each, of 1000 tokens 70 raw, 43
 // spans, 20 rows of expansions a query head: raw rows 36 / 293 MB at 128K / 1M tokens, coarse rows
 // 11.5 / 92 MB, scores 0.7 / 6 MB, factors 9 / 74 MB where the heads of a group agree, four times
-// as much where no two do: 19 to 28 / 155 to 229 us. A warp has 4 to 12 KB on their way, 16 warps
-// an SM: enough for the bandwidth even though units do not overlap. Predicted: the floor and 5
-// us. Measured: 31 to 42 / 223 to 309 us (docs/cuda.md).
+// as much where no two do: 19 to 28 / 155 to 229 us. Read ahead, raw rows and expand_spans take the
+// longer of 12 / 98 us and of what that one takes. Measured with that: 40 to 51 / 177 to 242 us for
+// both (docs/cuda.md).
 #include <algorithm>
 #include <type_traits>
 
@@ -23,21 +24,44 @@ constexpr int kHeads = 8;
 
 template <int kDim>
 struct Shape {
-  static constexpr int kThreads = kDim == 256 ? 256 : 512;  // one CTA an SM
+  static constexpr int kThreads = kDim == 256 ? 256 : 384;  // one CTA an SM
   static constexpr int kWarps = kThreads / 32;
 };
 
 struct Arguments {
   AttendSpansBatch work;
-  float scale;      // with log2(e)
-  Partials splits;  // of the CTAs of an item, in the workspace
+  float scale;       // with log2(e)
+  Partials splits;   // of the CTAs of an item, in the workspace
+  int32_t row_ctas;  // of those, the first ones that may attend rows
 };
 
-// Units of work of one (sequence, KV head), numbered through.
+// Units of work of one (sequence, KV head): rows that are attended whatever is expanded, of parts
+// and on pages; and of spans.
 struct Units {
-  int32_t expanded, window;
+  int32_t window;
   int32_t first_row, end_row;                                 // on pages
   int32_t raw_end[kSpanPartsMax], coarse_end[kSpanPartsMax];  // of each part, from 0
+};
+
+// A piece of an expanded span.
+struct SpanPiece {
+  uint64_t k, v;   // where its factors begin
+  int32_t n;       // tokens of the span
+  uint32_t which;  // heads, the piece, and ranks + 1: 8, 4, 10 and 10 bits
+
+  static constexpr uint32_t kRankMask = 1023;
+  __device__ __forceinline__ SpanPiece Of(int lane) const {
+    return {__shfl_sync(kAllLanes, k, lane), __shfl_sync(kAllLanes, v, lane),
+            __shfl_sync(kAllLanes, n, lane), __shfl_sync(kAllLanes, which, lane)};
+  }
+  __device__ __forceinline__ uint32_t heads() const { return which & 0xFF; }
+  __device__ __forceinline__ int32_t piece() const { return which >> 8 & 15; }
+  __device__ __forceinline__ FactorPair keys() const {
+    return FactorPair::At(k, n, static_cast<int32_t>(which >> 12 & kRankMask) - 1);
+  }
+  __device__ __forceinline__ FactorPair values() const {
+    return FactorPair::At(v, n, static_cast<int32_t>(which >> 22) - 1);
+  }
 };
 
 template <int kDim>
@@ -55,9 +79,8 @@ __device__ __forceinline__ int32_t TilesFor(int32_t rows) {
 }
 
 // By one thread.
-__device__ void CountUnits(const AttendSpansBatch& w, int sequence, int head,
-                           const SpanParts& parts, Units& units) {
-  units.expanded = w.counts[sequence * w.layer.kv_heads + head];
+__device__ void CountUnits(const AttendSpansBatch& w, int sequence, const SpanParts& parts,
+                           Units& units) {
   int32_t raw = 0, coarse = 0;
   for (int i = 0; i < parts.count; ++i) {
     units.raw_end[i] = raw += TilesFor(parts.at[i].raw_count);
@@ -84,52 +107,76 @@ class UnitVisitor {
                                          const Shared<kDim>& shared, WarpSpans<T, kDim>& warp)
       : w_(w), sequence_(sequence), head_(head), shared_(shared), warp_(warp) {}
 
-  // Units first, first + step, ...
-  __device__ __forceinline__ void Visit(int32_t first, int32_t step) {
-    const Units& units = shared_.units;
-    const int32_t parts = shared_.parts.count;
+  // All of these: units first, first + step, ...
+  __device__ __forceinline__ void VisitRows(int32_t first, int32_t step) {
     int32_t i = first;
-#pragma unroll 1
-    for (; i < units.expanded; i += step) Expanded(i);
-    i -= units.expanded;
-    const int32_t raw = parts > 0 ? units.raw_end[parts - 1] : 0;
+    const int32_t raw = RawUnits();
 #pragma unroll 1
     for (; i < raw; i += step) Raw(i);
     i -= raw;
-    const int32_t coarse = parts > 0 ? units.coarse_end[parts - 1] : 0;
+#pragma unroll 1
+    for (; i < shared_.units.window; i += step) Window(i);
+  }
+  __device__ __forceinline__ void VisitSpans(int32_t expanded, int32_t first, int32_t step) {
+    int32_t i = first;
+#pragma unroll 1
+    for (; i < expanded; i += 32 * step) Expanded(expanded, i, step);
+    // The first unit that was none of these.
+    i = first >= expanded ? first : first + (expanded - first + step - 1) / step * step;
+    i -= expanded;
+    const int32_t coarse = CoarseUnits();
 #pragma unroll 1
     for (; i < coarse; i += step) Coarse(i);
-    i -= coarse;
-#pragma unroll 1
-    for (; i < units.window; i += step) Window(i);
+  }
+  __device__ __forceinline__ int32_t RowUnits() const { return RawUnits() + shared_.units.window; }
+  __device__ __forceinline__ int32_t CoarseUnits() const {
+    const int32_t parts = shared_.parts.count;
+    return parts > 0 ? shared_.units.coarse_end[parts - 1] : 0;
   }
 
  private:
+  __device__ __forceinline__ int32_t RawUnits() const {
+    const int32_t parts = shared_.parts.count;
+    return parts > 0 ? shared_.units.raw_end[parts - 1] : 0;
+  }
   __device__ __forceinline__ int64_t Item() const {
     return int64_t{sequence_} * w_.layer.kv_heads + head_;
   }
-  __device__ __forceinline__ void Expanded(int32_t i) {
+  // Up to 32 pieces, first, first + step, ... of `count`: each lane looks one up.
+  __device__ __forceinline__ void Expanded(int32_t count, int32_t first, int32_t step) {
+    const int32_t pieces = min((count - first + step - 1) / step, 32);
+    const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+    const SpanPiece own = Find(first + min(lane, pieces - 1) * step);
+#pragma unroll 1
+    for (int32_t i = 0; i < pieces; ++i) {
+      const SpanPiece p = own.Of(i);
+      const FactorPair k = p.keys(), v = p.values();
+      Prefetch(k);
+      Prefetch(v);
+      warp_.AddSpan(k, v, p.n, p.heads(), p.piece() * kSpanTileRows,
+                    SpanPieces(p.n) * kSpanTileRows);
+    }
+  }
+  // Entry i of the list.
+  __device__ __forceinline__ SpanPiece Find(int32_t i) const {
     const SpanLayer& l = w_.layer;
-    // The entries before tell which piece of the span this one is.
     const uint32_t* list = w_.list + Item() * kSpanPieces * l.span_stride;
-    const int32_t back = min(static_cast<int32_t>(threadIdx.x % 32), i);
-    const uint32_t near = list[i - min(back, kSpanPieces - 1)];
-    const uint32_t entry = __shfl_sync(kAllLanes, near, 0);
-    const bool same = near == entry && back == threadIdx.x % 32 && back < kSpanPieces;
-    const int32_t piece = __popc(__ballot_sync(kAllLanes, same)) - 1;
-    const SpanPart& part = shared_.parts.Of(static_cast<int32_t>(entry >> 8));
-    const int32_t local = static_cast<int32_t>(entry >> 8) - part.first_span;
+    const uint32_t entry = list[i];
+    uint32_t piece = 0;  // as many entries before are of the same span
+#pragma unroll
+    for (int back = 1; back < kSpanPieces; ++back)
+      piece += list[max(i - back, 0)] == entry && i >= back;
+    const auto span = static_cast<int32_t>(entry >> 8);
+    const SpanPart& part = shared_.parts.Of(span);
+    const int32_t local = span - part.first_span;
     const SpanFactors f = reinterpret_cast<const SpanFactors*>(
         part.entries)[(int64_t{l.layer} * l.kv_heads + head_) * part.span_count + local];
-    const int32_t n = SpanLength(part, local);
-    const FactorPair k = FactorPair::At(part.factors, f.k, n, f.k_rank);
-    const FactorPair v = FactorPair::At(part.factors, f.v, n, f.v_rank);
-    Prefetch(k, n);
-    Prefetch(v, n);
-    warp_.AddSpan(k, v, n, entry & 0xFF, piece * kSpanTileRows, SpanPieces(n) * kSpanTileRows);
+    return {part.factors + f.k, part.factors + f.v, SpanLength(part, local),
+            (entry & 0xFF) | piece << 8 | static_cast<uint32_t>(f.k_rank + 1) << 12 |
+                static_cast<uint32_t>(f.v_rank + 1) << 22};
   }
   // Asks the L2 for a factored side: its arrays are read one after the other.
-  static __device__ __forceinline__ void Prefetch(const FactorPair& x, int32_t n) {
+  static __device__ __forceinline__ void Prefetch(const FactorPair& x) {
     if (x.rank < 0) return;
     const uint64_t end = x.right + static_cast<uint64_t>(x.rank) * kDim * 2;
 #pragma unroll 1
@@ -228,7 +275,7 @@ __device__ __forceinline__ WeightedRow CtaRow(const Shared<kDim>& shared, const 
   return row;
 }
 
-// Grid (CTAs an item, kv_heads, batch).
+// Grid (items, CTAs of an item).
 template <typename T, int kDim>
 __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     AttendSpansKernel(const __grid_constant__ Arguments a) {
@@ -238,8 +285,10 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   constexpr bool kOneKind = std::is_same_v<T, __nv_bfloat16>;  // of queries
   constexpr int kWarps = Shape<kDim>::kWarps, kColumns = kDim / 4;
   const AttendSpansBatch& w = a.work;
-  const int head = blockIdx.y, sequence = blockIdx.z, group = w.layer.group;
-  WaitForPrevious();
+  const auto item = static_cast<int32_t>(blockIdx.x);
+  const int head = item % w.layer.kv_heads, sequence = item / w.layer.kv_heads;
+  const int group = w.layer.group, warp = threadIdx.x / 32;
+  if (!w.ahead) WaitForPrevious();
   LetNextStart();
   shared.parts.Load(w.layer, sequence);
   const auto* q = static_cast<const std::byte*>(w.queries.q) + sequence * w.queries.stride;
@@ -247,23 +296,26 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   LoadQueries<__nv_bfloat16>(&shared.factor, q, w.layer.dtype, first_element, group, 1);
   if (!kOneKind) LoadQueries<T>(&shared.native, q, w.layer.dtype, first_element, group, 1);
   __syncthreads();
-  if (threadIdx.x == 0) CountUnits(w, sequence, head, shared.parts, shared.units);
+  if (threadIdx.x == 0) CountUnits(w, sequence, shared.parts, shared.units);
   __syncthreads();
 
-  const Units& units = shared.units;
-  const int32_t parts = shared.parts.count;
-  const int32_t count = units.expanded + units.window +
-                        (parts > 0 ? units.raw_end[parts - 1] + units.coarse_end[parts - 1] : 0);
-  const auto ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
-  const int32_t sharers = min(max((count + kWarps - 1) / kWarps, 1), ctas);
-  if (cta >= sharers) return;
   WarpSpans<T, kDim> spans(kOneKind ? shared.factor : shared.native, shared.factor, group, a.scale);
+  UnitVisitor<T, kDim> visitor(w, sequence, head, shared, spans);
   // Neighbouring units go to different SMs.
-  UnitVisitor<T, kDim>(w, sequence, head, shared, spans)
-      .Visit(static_cast<int32_t>(threadIdx.x / 32) * sharers + cta, sharers * kWarps);
+  const auto cta = static_cast<int32_t>(blockIdx.y);
+  const auto sharers_of = [](int32_t units, int32_t ctas) {
+    return min(max((units + kWarps - 1) / kWarps, 1), ctas);
+  };
+  const int32_t row_sharers = sharers_of(visitor.RowUnits(), a.row_ctas);
+  if (cta < row_sharers) visitor.VisitRows(warp * row_sharers + cta, row_sharers * kWarps);
+  if (w.ahead) WaitForPrevious();
+  const int32_t expanded = w.counts[item];
+  const int32_t sharers = sharers_of(visitor.RowUnits() + expanded + visitor.CoarseUnits(),
+                                     static_cast<int32_t>(gridDim.y));
+  if (cta >= sharers) return;
+  visitor.VisitSpans(expanded, warp * sharers + cta, sharers * kWarps);
   SumWarps(spans, group, scratch, shared);
 
-  const int32_t item = sequence * w.layer.kv_heads + head;
   const int64_t rows = int64_t{w.queries.batch} * w.layer.kv_heads * group;
   const auto for_each_column = [&](auto store) {
     for (int i = threadIdx.x; i < group * kColumns; i += Shape<kDim>::kThreads) {
@@ -300,6 +352,13 @@ int32_t CtasOf(const AttendSpansBatch& w) {
   return std::max(1, DeviceAttribute(cudaDevAttrMultiProcessorCount) / std::max(items, 1));
 }
 
+// Those of an item that start while expand_spans runs, which has a CTA a query head, each on an SM
+// of its own: the others have enough to do with spans. All, where none is left.
+int32_t RowCtasOf(const AttendSpansBatch& w) {
+  const int32_t ctas = CtasOf(w), early = ctas - w.layer.group;
+  return w.ahead && early >= 1 ? early : ctas;
+}
+
 int64_t SplitRows(const AttendSpansBatch& w) {
   return int64_t{CtasOf(w)} * w.queries.batch * w.layer.kv_heads * w.layer.group;
 }
@@ -314,7 +373,8 @@ int Launch(const AttendSpansBatch& w, Stream stream) {
   a.splits.o = w.workspace;
   a.splits.m = w.workspace + SplitRows(w) * kDim;
   a.splits.l = a.splits.m + SplitRows(w);
-  return LaunchDependent(kernel, dim3(CtasOf(w), w.layer.kv_heads, w.queries.batch),
+  a.row_ctas = RowCtasOf(w);
+  return LaunchDependent(kernel, dim3(w.layer.kv_heads * w.queries.batch, CtasOf(w)),
                          Shape<kDim>::kThreads, static_cast<size_t>(bytes), stream, a);
 }
 

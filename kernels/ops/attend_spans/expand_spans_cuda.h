@@ -6,8 +6,11 @@
 // `room`. Their coarse logit becomes -inf. The spans of all heads of a KV head make one list, so
 // that factors are read once for all of them.
 //
-// One kernel: a CTA a query head finds the least relevance by the digits of its key, over sums of
-// rows; the last of a KV head joins the lists. The same input gives the same output.
+// One kernel, a CTA a query head: sums of rows over ranges of scores tell where its room ends, and
+// the few spans of that range are ordered one by one; the last CTA of a KV head joins the lists.
+// The same input gives the same output. It is a chain of short passes that leaves SMs free: the
+// kernel behind it may start there once all kernels before are complete. attend_spans reads raw
+// rows then.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_SPANS_EXPAND_SPANS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_ATTEND_SPANS_EXPAND_SPANS_CUDA_H_
 
@@ -30,6 +33,7 @@ struct ExpandSpansBatch {
   int32_t* counts = nullptr;     // device [batch][kv_heads]
   uint32_t* chosen = nullptr;    // device scratch [batch][query_heads][span_stride / 32]
   uint32_t* counters = nullptr;  // device [batch][kv_heads], 0 before the first call, after each
+  bool ahead = false;            // launch.cuh; of parts, their spans, routers and rooms
 };
 
 // cudaErrorInvalidValue: a shape that it does not take.

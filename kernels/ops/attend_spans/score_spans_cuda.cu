@@ -68,6 +68,19 @@ __device__ void RouteQueries(const SpanLayer& l, const SpanRouter& router, const
   __syncthreads();
 }
 
+// Asks the L2 for a KV head's routers.
+template <int kDim>
+__device__ __forceinline__ void PrefetchRouters(const SpanLayer& l, const SpanRouter& router,
+                                                int head) {
+  const int of_head = router.routers / l.kv_heads;
+  const int64_t bytes = int64_t{router.d_route} * kDim * static_cast<int>(sizeof(float));
+  const uint64_t from = router.w + (int64_t{l.layer} * router.routers + head * of_head) * bytes;
+  for (int64_t at = 128 * static_cast<int>(threadIdx.x); at < of_head * bytes;
+       at += 128 * Shape<kDim>::kThreads) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+  }
+}
+
 // A warp's tiles of one sequence, part after part.
 template <int kWarps>
 class TileCursor {
@@ -109,8 +122,8 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   const int head = blockIdx.y, sequence = blockIdx.z, group = l.group;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool wide = group > 4;
-  WaitForPrevious();
   LetNextStart();
+  if (!w.ahead) WaitForPrevious();
   shared.parts.Load(l, sequence);
   __syncthreads();
   KeyTile<kDim> keys;
@@ -136,7 +149,12 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     lengths[1] = SpanLength(*part, local + min(g + 8, rows - 1));
   };
   load();
-  if (shared.parts.count == 0) return;
+  const bool empty = shared.parts.count == 0;
+  if (w.ahead) {
+    if (!empty) PrefetchRouters<kDim>(l, l.routers[sequence], head);
+    WaitForPrevious();
+  }
+  if (empty) return;
   const auto* q = reinterpret_cast<const T*>(static_cast<const std::byte*>(w.queries.q) +
                                              sequence * w.queries.stride) +
                   head * group * kDim;

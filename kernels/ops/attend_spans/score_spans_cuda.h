@@ -18,6 +18,7 @@ struct ScoreSpansBatch {
   SpanQueries queries;
   float* relevance = nullptr;  // device [batch][query_heads][span_stride]
   float* coarse = nullptr;     // device, the same
+  bool ahead = false;          // launch.cuh; of parts, all in them, and routers, not of q
 };
 
 // cudaErrorInvalidValue: a shape that it does not take.

@@ -26,8 +26,8 @@ struct SpanPart {
 };
 static_assert(sizeof(SpanPart) == 72);
 
-// An entry of kind 3. rank >= 1: A bf16 [n][rank], then at the next multiple of 64 B bf16
-// [rank][head_dim]; rank -1: the rows, bf16 [n][head_dim].
+// An entry of kind 3: where factors begin, at multiples of 64. rank >= 1: A bf16 [n][rank], then at
+// the next multiple of 64 B bf16 [rank][head_dim]; rank -1: the rows, bf16 [n][head_dim].
 struct SpanFactors {
   uint64_t k, v;
   int32_t k_rank, v_rank;

@@ -5,7 +5,7 @@
 // T by 16 tokens, weights P, U += A^T P, and once o += B^T U. What leaves a product is the next
 // one's right-hand side after a transpose in registers. Ranks beyond kRankTiles * 16 go in blocks,
 // whose T and U are made anew for every 16 tokens. A has rows of any length: its elements are read
-// one by one, B as other rows are.
+// by twos, B as other rows are.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_SPANS_WARP_SPANS_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_SPANS_WARP_SPANS_CUH_
 
@@ -26,23 +26,20 @@ struct FactorPair {
   uint64_t left, right;
   int32_t rank;
 
-  static __device__ __forceinline__ FactorPair At(uint64_t base, uint64_t at, int32_t n,
-                                                  int32_t rank) {
-    const uint64_t right = (at + static_cast<uint64_t>(n) * max(rank, 0) * 2 + 63) / 64 * 64;
-    return {base + at, base + right, rank};
+  static __device__ __forceinline__ FactorPair At(uint64_t left, int32_t n, int32_t rank) {
+    return {left, left + static_cast<uint64_t>(n * max(rank, 0) + 31) / 32 * 64, rank};
   }
   __device__ __forceinline__ int32_t blocks() const {
     return rank < 0 ? 0 : (rank + kRankBlock - 1) / kRankBlock;
   }
-  // Elements of A as one register; 0 where a rank is none. REQUIRES: tokens below n.
-  __device__ __forceinline__ uint32_t Pair(int32_t token_a, int32_t rank_a, int32_t token_b,
-                                           int32_t rank_b) const {
-    return Of(token_a, rank_a) | Of(token_b, rank_b) << 16;
-  }
-
- private:
-  __device__ __forceinline__ uint32_t Of(int32_t token, int32_t of_rank) const {
-    return of_rank < rank ? reinterpret_cast<const uint16_t*>(left)[token * rank + of_rank] : 0u;
+  // Two neighbouring elements of a row of A as one register; 0 where a rank is none. REQUIRES:
+  // token < n, of_rank even.
+  __device__ __forceinline__ uint32_t Pair(int32_t token, int32_t of_rank) const {
+    if (of_rank >= rank) return 0u;
+    const uint64_t at = left + 2 * (static_cast<uint64_t>(token) * rank + of_rank);
+    if (rank % 2 == 0) return *reinterpret_cast<const uint32_t*>(at);
+    const auto* const x = reinterpret_cast<const uint16_t*>(at);
+    return of_rank + 1 < rank ? x[0] | uint32_t{x[1]} << 16 : x[0];
   }
 };
 
@@ -98,7 +95,7 @@ class WarpSpans {
     uint32_t high[kRankTiles][2], low[kRankTiles][2];
   };
 
-  // A, or its transpose, of 16 tokens and one block.
+  // A of 16 tokens and one block.
   struct LeftFragments {
     uint32_t x[kRankTiles][4];
   };
@@ -138,8 +135,8 @@ class WarpSpans {
       const int32_t rows = min(n - first, kSpanTileRows);
       // Both sides' elements are asked for at once.
       LeftFragments left_k, left_v;
-      if (k.blocks() == 1) LoadTokens(k, first, rows, 0, left_k);
-      if (v.blocks() == 1) LoadRanks(v, first, rows, 0, left_v);
+      if (k.blocks() == 1) LoadLeft(k, first, rows, 0, left_k);
+      if (v.blocks() == 1) LoadLeft(v, first, rows, 0, left_v);
       float s[4] = {0, 0, 0, 0};
       if (k.rank < 0) {
         KeyTile<kDim> keys;
@@ -149,7 +146,7 @@ class WarpSpans {
 #pragma unroll 1
       for (int32_t block = 0; block < k.blocks(); ++block) {
         if (first == begin || k.blocks() > 1) Project(k, block * kRankBlock, queries);
-        if (k.blocks() > 1) LoadTokens(k, first, rows, block * kRankBlock, left_k);
+        if (k.blocks() > 1) LoadLeft(k, first, rows, block * kRankBlock, left_k);
         AddScores(left_k, queries, s);
       }
       if (k.rank >= 0 && !wide_) {
@@ -175,7 +172,7 @@ class WarpSpans {
       const bool last = first + step >= n;
 #pragma unroll 1
       for (int32_t block = 0; block < v.blocks(); ++block) {
-        if (v.blocks() > 1) LoadRanks(v, first, rows, block * kRankBlock, left_v);
+        if (v.blocks() > 1) LoadLeft(v, first, rows, block * kRankBlock, left_v);
         AddWeights(left_v, p0, p1, u);
         if (last || v.blocks() > 1) AddBack(v, block * kRankBlock, u);
       }
@@ -200,33 +197,18 @@ class WarpSpans {
       q.low[j][1] = Transpose8x8(PackPart(s[2], s[3], true));
     }
   }
-  // A of 16 tokens and a block's ranks, and its transpose. 0 where a rank is none.
-  __device__ __forceinline__ void LoadTokens(const FactorPair& k, int32_t first, int32_t rows,
-                                             int32_t rank, LeftFragments& a) const {
+  // A of 16 tokens and a block's ranks.
+  __device__ __forceinline__ void LoadLeft(const FactorPair& x, int32_t first, int32_t rows,
+                                           int32_t rank, LeftFragments& a) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int32_t low = first + min(g, rows - 1), high = first + min(g + 8, rows - 1);
 #pragma unroll
     for (int j = 0; j < kRankTiles; ++j) {
       const int32_t c = rank + j * kSpanTileRows + 2 * t;
-      a.x[j][0] = k.Pair(low, c, low, c + 1);
-      a.x[j][1] = k.Pair(high, c, high, c + 1);
-      a.x[j][2] = k.Pair(low, c + 8, low, c + 9);
-      a.x[j][3] = k.Pair(high, c + 8, high, c + 9);
-    }
-  }
-  __device__ __forceinline__ void LoadRanks(const FactorPair& v, int32_t first, int32_t rows,
-                                            int32_t rank, LeftFragments& a) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    int32_t token[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) token[r] = first + min(2 * t + (r & 1) + 8 * (r >> 1), rows - 1);
-#pragma unroll
-    for (int j = 0; j < kRankTiles; ++j) {
-      const int32_t c = rank + j * kSpanTileRows + g;
-      a.x[j][0] = v.Pair(token[0], c, token[1], c);
-      a.x[j][1] = v.Pair(token[0], c + 8, token[1], c + 8);
-      a.x[j][2] = v.Pair(token[2], c, token[3], c);
-      a.x[j][3] = v.Pair(token[2], c + 8, token[3], c + 8);
+      a.x[j][0] = x.Pair(low, c);
+      a.x[j][1] = x.Pair(high, c);
+      a.x[j][2] = x.Pair(low, c + 8);
+      a.x[j][3] = x.Pair(high, c + 8);
     }
   }
   // s += A T of 16 tokens; of up to 4 heads, columns 4..7 have what T's rounding lost.
@@ -245,7 +227,8 @@ class WarpSpans {
 #pragma unroll
     for (int j = 0; j < kRankTiles; ++j) {
       const auto& x = a.x[j];
-      MmaM16N8K16<Factor>(u[j], x[0], x[1], x[2], x[3], p0, p1);
+      MmaM16N8K16<Factor>(u[j], Transpose8x8(x[0]), Transpose8x8(x[2]), Transpose8x8(x[1]),
+                          Transpose8x8(x[3]), p0, p1);
     }
   }
   // o += B^T U of the ranks of a block, and U is 0 again.
