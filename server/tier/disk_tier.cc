@@ -74,14 +74,19 @@ std::vector<IoRequest> PayloadRequests(Op op, const disk::Place& place,
   return requests;
 }
 
-// Header and payload of a small value lie side by side in scratch as on disk: one request.
-bool JoinHeader(const std::byte* scratch, std::vector<IoRequest>* payload) {
+// The header, in scratch. That of a small value lies beside its payload there as on disk: one
+// request. Else the kernel makes larger ones of neighbours that it gets together.
+void AddHeader(Op op, const disk::Place& place, std::byte* scratch,
+               std::vector<IoRequest>* payload) {
   IoRequest& first = payload->front();
-  if (payload->size() > 1 || first.data != scratch + kBlockBytes) return false;
-  first.data -= kBlockBytes;
-  first.offset -= kBlockBytes;
-  first.bytes += kBlockBytes;
-  return true;
+  if (payload->size() == 1 && first.data == scratch + kBlockBytes) {
+    first.data -= kBlockBytes;
+    first.offset -= kBlockBytes;
+    first.bytes += kBlockBytes;
+    return;
+  }
+  const uint64_t offset = uint64_t{place.block} * kBlockBytes;
+  payload->push_back({op, place.segment, kBlockBytes, offset, scratch});
 }
 
 // Copies what goes by scratch: small values, ends of buffers.
@@ -229,18 +234,10 @@ Transfer DiskTier::Impl::TransferOf(const PlannedPut& put) {
   });
   Transfer transfer;
   transfer.requests = PayloadRequests(Op::kWrite, put.place, buffers, scratch.get());
-  const bool one_write = JoinHeader(scratch.get(), &transfer.requests);
+  AddHeader(Op::kWrite, put.place, scratch.get(), &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, put.request->keep);
-  transfer.next = [this, &put, scratch,
-                   header_written = one_write](int error) mutable -> std::vector<IoRequest> {
-    if (error == 0 && !std::exchange(header_written, true)) {
-      const uint64_t offset = uint64_t{put.place.block} * kBlockBytes;
-      return {{Op::kWrite, put.at.segment, kBlockBytes, offset, scratch.get()}};
-    }
-    FinishPut(put, error);
-    return {};
-  };
+  transfer.done = [this, &put](int error) { FinishPut(put, error); };
   return transfer;
 }
 
@@ -266,12 +263,11 @@ Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline
   for (const Condemned& slot : slots) segments.insert(slot.at.segment);
   const Errors failed = MarkDirty(segments, deadline);
   Status first;
-  const auto finish = [&](const Condemned& slot, int error) -> std::vector<IoRequest> {
+  const auto finish = [&](const Condemned& slot, int error) {
     Observe(error, slot.at.segment);
     if (error != 0 && first.ok()) first = IoError(error);
     MutexLock lock(mu_);
     if (error == 0 && slot.reuse) table_.Free(slot.at);  // else it stays taken until the next start
-    return {};
   };
   size_t next = 0;
   const auto more = [&]() -> std::optional<Transfer> {
@@ -294,7 +290,7 @@ Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline
       const uint64_t offset = uint64_t{place.block} * kBlockBytes;
       return Transfer{{{Op::kWrite, slot.at.segment, kBlockBytes, offset, scratch.get()}},
                       scratch,
-                      [&finish, &slot](int error) { return finish(slot, error); }};
+                      [&finish, &slot](int error) { finish(slot, error); }};
     }
     return std::nullopt;
   };
@@ -373,15 +369,11 @@ Transfer DiskTier::Impl::TransferOf(const PlannedGet& get) {
   KVS_CHECK(scratch != nullptr);
   Transfer transfer;
   transfer.requests = PayloadRequests(Op::kRead, get.place, get.request->buffers, scratch.get());
-  const uint64_t offset = uint64_t{get.place.block} * kBlockBytes;
-  if (!JoinHeader(scratch.get(), &transfer.requests)) {
-    transfer.requests.push_back({Op::kRead, get.at.segment, kBlockBytes, offset, scratch.get()});
-  }
+  AddHeader(Op::kRead, get.place, scratch.get(), &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, get.request->keep);
-  transfer.next = [this, &get, scratch](int error) -> std::vector<IoRequest> {
+  transfer.done = [this, &get, scratch](int error) {
     get.request->status = FinishGet(get, scratch.get(), error);
-    return {};
   };
   return transfer;
 }

@@ -14,7 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kPutBytes = uint64_t{16} << 20;  // of one batch, but for its first value
+// Of one batch, but for its first value: the device is idle between two.
+constexpr uint64_t kPutBytes = uint64_t{64} << 20;
 constexpr uint64_t kGetBytes = uint64_t{64} << 20;
 constexpr size_t kPutValues = 256;
 constexpr uint64_t kScrubBytes = uint64_t{4} << 20;  // of a batch, but for its first value

@@ -64,9 +64,10 @@ inline bool SameBytes(const AlignedBuffers& a, const AlignedBuffers& b) {
 inline DiskPut PutOf(const std::string& key, const AlignedBuffers& value) {
   return {key, value.readable(), value.owner(), {}};
 }
-inline Status PutOne(DiskTier* tier, const std::string& key, const AlignedBuffers& value) {
+inline Status PutOne(DiskTier* tier, const std::string& key, const AlignedBuffers& value,
+                     Deadline deadline = Soon()) {
   DiskPut put = PutOf(key, value);
-  tier->Put({&put, 1}, Soon());
+  tier->Put({&put, 1}, deadline);
   return put.status;
 }
 inline Status GetOne(DiskTier* tier, const std::string& key, const AlignedBuffers& into,
