@@ -39,14 +39,15 @@ std::string KeyOf(uint64_t i) { return "value " + std::to_string(i); }
 struct Values {
   uint64_t bytes = 0, count = 0;
   uint64_t batch() const { return std::max<uint64_t>(kBatchBytes / bytes, 1); }
+  uint64_t blocks() const { return (bytes + kBlock - 1) / kBlock; }
 };
 
 // Random bytes for a batch, registered with the queues for the life of the process.
 std::shared_ptr<std::byte> BatchMemory(DiskTier* tier, const Values& values) {
-  const uint64_t bytes = values.batch() * ((values.bytes + kBlock - 1) / kBlock * kBlock);
+  const uint64_t bytes = values.batch() * (1 + values.blocks()) * kBlock;  // each with its header
   std::shared_ptr<std::byte> memory(static_cast<std::byte*>(std::aligned_alloc(kBlock, bytes)),
                                     std::free);
-  const Status added = tier->AddMemory(memory.get(), bytes, Later());
+  const Status added = tier->AddMemory(memory, bytes, Later());
   if (!added.ok()) Exit(added);
   std::mt19937_64 random(values.bytes);
   for (uint64_t at = 0; at < bytes; at += sizeof(uint64_t)) {
@@ -57,14 +58,15 @@ std::shared_ptr<std::byte> BatchMemory(DiskTier* tier, const Values& values) {
 }
 
 std::byte* SlotOf(const std::shared_ptr<std::byte>& memory, const Values& values, uint64_t i) {
-  return memory.get() + i * ((values.bytes + kBlock - 1) / kBlock * kBlock);
+  return memory.get() + (i * (1 + values.blocks()) + 1) * kBlock;
 }
 
 uint64_t Fill(DiskTier* tier, const Values& values, const std::shared_ptr<std::byte>& memory) {
   for (uint64_t first = 0; first < values.count; first += values.batch()) {
     std::vector<DiskPut> puts;
     for (uint64_t i = 0; i < std::min(values.batch(), values.count - first); ++i) {
-      puts.push_back({KeyOf(first + i), {{SlotOf(memory, values, i), values.bytes}}, memory, {}});
+      puts.push_back(
+          {KeyOf(first + i), {{SlotOf(memory, values, i), values.bytes}}, memory, {}, true});
     }
     tier->Put(puts, Later());
     for (const DiskPut& put : puts) {
@@ -86,7 +88,7 @@ uint64_t Read(DiskTier* tier, const Values& values, const std::shared_ptr<std::b
     std::vector<DiskGet> gets;
     for (uint64_t i = 0; i < std::min(values.batch(), values.count - first); ++i) {
       gets.push_back(
-          {KeyOf(order[first + i]), {{SlotOf(memory, values, i), values.bytes}}, memory, {}});
+          {KeyOf(order[first + i]), {{SlotOf(memory, values, i), values.bytes}}, memory, {}, true});
     }
     tier->Get(gets, Later());
     for (const DiskGet& get : gets) good += get.status.ok() ? 1 : 0;

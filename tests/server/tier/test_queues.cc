@@ -16,7 +16,6 @@ class InlineQueue final : public IoQueue {
     return static_cast<uint32_t>(files_.size() - 1);
   }
   void AddMemory(std::byte*, uint64_t) override {}
-  void RemoveMemory(std::byte*) override {}
   size_t Submit(std::span<const IoRequest> requests) override {
     for (const IoRequest& r : requests) {
       const int fd = files_[r.file];
@@ -47,7 +46,6 @@ class RecordingQueue final : public IoQueue {
       : upstream_(std::move(upstream)), history_(history) {}
   Result<uint32_t> AddFile(int fd) override { return upstream_->AddFile(fd); }
   void AddMemory(std::byte*, uint64_t) override {}
-  void RemoveMemory(std::byte*) override {}
   size_t Submit(std::span<const IoRequest> requests) override {
     const size_t n = upstream_->Submit(requests);
     for (const IoRequest& r : requests.first(n)) {
@@ -74,7 +72,6 @@ class FaultyQueue final : public IoQueue {
       : upstream_(std::move(upstream)), plan_(plan) {}
   Result<uint32_t> AddFile(int fd) override { return upstream_->AddFile(fd); }
   void AddMemory(std::byte* base, uint64_t bytes) override { upstream_->AddMemory(base, bytes); }
-  void RemoveMemory(std::byte* base) override { upstream_->RemoveMemory(base); }
   size_t Submit(std::span<const IoRequest> requests) override {
     size_t n = 0;
     for (; n < requests.size() && SubmitOne(requests[n]); ++n) {
