@@ -26,6 +26,7 @@ kvs_library(kvs_store
   store/move.cc
   store/open_sequence.cc
   store/page.cc
+  store/page_map.cc
   store/page_tier.cc
   store/parameters.cc
   store/pins.cc
