@@ -255,7 +255,7 @@ TEST_F(DiskPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   Write("full", 200);
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
-    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   DiskPagesOptions options;
   options.load_timeout = std::chrono::milliseconds(20);
@@ -275,7 +275,7 @@ TEST_F(DiskPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   Write("full", 200);
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
-    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   DiskPagesOptions options;
   options.load_timeout = seconds(20);

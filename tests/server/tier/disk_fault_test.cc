@@ -38,7 +38,7 @@ class DiskFault : public ::testing::Test {
     options_.depth = 16;
     options_.new_queue = [this](uint32_t depth) {
       IoQueueChoice choice = NewIoQueue(depth);
-      return IoQueueChoice{NewFaultyQueue(std::move(choice.queue), &plan_), choice.degraded};
+      return IoQueueChoice{NewFaultyQueue(std::move(choice.queue), depth, &plan_), choice.degraded};
     };
     Open();
   }
