@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "kernels/backend.h"
@@ -16,6 +17,7 @@
 #include "kernels/executor.h"
 #include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
+#include "server/memory/cgroup.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
 #include "server/work/block_catalog.h"
@@ -141,7 +143,17 @@ struct Daemon::Parts {
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
   config.store.load_parameters = LoadSpanParameters;
-  if (config.device == "emulated") {
+  const bool emulated = config.device == "emulated";
+  if (const std::optional<CgroupMemory> cgroup = ReadCgroupMemory()) {
+    KVS_RETURN_IF_ERROR(CheckCgroupBudget(*cgroup, config.store.host_bytes,
+                                          emulated ? config.store.device_bytes : 0));
+    LogEvent(LogLevel::kInfo, "cgroup_memory",
+             {{"file", cgroup->file},
+              {"limit_bytes", cgroup->limit},
+              {"charged_bytes", cgroup->charged},
+              {"reclaimable_bytes", cgroup->reclaimable}});
+  }
+  if (emulated) {
     KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
     return OkStatus();
   }
