@@ -3,6 +3,7 @@ find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.81 REQUIRED)
 
 kvs_library(kvs_memory
+  memory/cgroup.cc
   memory/cuda_device.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
@@ -27,6 +28,7 @@ kvs_library(kvs_store
   store/move.cc
   store/open_sequence.cc
   store/page.cc
+  store/page_map.cc
   store/page_tier.cc
   store/parameters.cc
   store/pins.cc

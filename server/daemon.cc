@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "kernels/backend.h"
@@ -19,6 +20,7 @@
 #include "kernels/executor.h"
 #include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
+#include "server/memory/cgroup.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
 #include "server/work/block_catalog.h"
@@ -139,9 +141,27 @@ struct Daemon::Parts {
   std::string Health() const;
   DiskInfo Disk() const;
   Status MakeStore();
+  void FitDefaults(const CgroupMemory& cgroup, bool emulated);
   void TellPoolFailure(Tier tier, const Status& why) const;
   Status StartGrpc();
 };
+
+// Pools that nobody gave a size take at most three quarters of what the cgroup has left; one that
+// somebody did is refused there.
+void Daemon::Parts::FitDefaults(const CgroupMemory& cgroup, bool emulated) {
+  const uint64_t most = cgroup.available() / 4 * 3 / (emulated ? 2 : 1) >> 20 << 20;
+  const auto fit = [&](std::string_view key, uint64_t* bytes) {
+    for (const ConfigEntry& entry : config.entries) {
+      if (entry.key != key || entry.origin != "default" || *bytes <= most || most == 0) continue;
+      LogEvent(
+          LogLevel::kWarn, "configuration",
+          {{"key", key}, {"why", "the cgroup has less left than the default"}, {"bytes", most}});
+      *bytes = most;
+    }
+  };
+  fit("pool.host_bytes", &config.store.host_bytes);
+  if (emulated) fit("pool.device_bytes", &config.store.device_bytes);
+}
 
 // A GPU's pool takes at most what is free, but for what the daemon's own context and copies need.
 Status Daemon::Parts::MakeStore() {
@@ -151,7 +171,18 @@ Status Daemon::Parts::MakeStore() {
   config.store.on_pool_failure = [this](Tier tier, const Status& why) {
     TellPoolFailure(tier, why);
   };
-  if (config.device == "emulated") {
+  const bool emulated = config.device == "emulated";
+  if (const std::optional<CgroupMemory> cgroup = ReadCgroupMemory()) {
+    FitDefaults(*cgroup, emulated);
+    KVS_RETURN_IF_ERROR(CheckCgroupBudget(*cgroup, config.store.host_bytes,
+                                          emulated ? config.store.device_bytes : 0));
+    LogEvent(LogLevel::kInfo, "cgroup_memory",
+             {{"file", cgroup->file},
+              {"limit_bytes", cgroup->limit},
+              {"charged_bytes", cgroup->charged},
+              {"reclaimable_bytes", cgroup->reclaimable}});
+  }
+  if (emulated) {
     KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
     return OkStatus();
   }

@@ -7,8 +7,8 @@
 namespace kvstrata {
 
 Page* PrefixIndex::Find(const PageKey& key) const {
-  const auto it = pages_.find(key);
-  return it == pages_.end() ? nullptr : it->second;
+  const PageMap::Slot* const slot = pages_.Find(key);
+  return slot == nullptr ? nullptr : slot->page;
 }
 
 std::vector<Page*> PrefixIndex::PagesIn(Tier tier) const {
@@ -21,7 +21,7 @@ std::vector<Page*> PrefixIndex::PagesIn(Tier tier) const {
 
 bool PrefixIndex::Insert(Page* page) {
   KVS_CHECK(page->sealed && !page->indexed && page->refs > 0);
-  if (!pages_.emplace(page->key, page).second) return false;
+  if (!pages_.Insert(page->key, page)) return false;
   page->indexed = true;
   page->pinned = pinned_.contains(page->key);
   return true;
@@ -29,7 +29,7 @@ bool PrefixIndex::Insert(Page* page) {
 
 void PrefixIndex::Replace(Page* page, Page* copy) {
   KVS_CHECK(page->indexed && copy->sealed && copy->refs > 0 && copy->key == page->key);
-  pages_[page->key] = copy;
+  pages_.Replace(page->key, copy);
   if (page->refs == 0) MarkUsed(page);
   page->indexed = false;
   copy->indexed = true;
@@ -40,7 +40,7 @@ void PrefixIndex::Replace(Page* page, Page* copy) {
 void PrefixIndex::Erase(Page* page) {
   KVS_CHECK(page->indexed);
   if (page->refs == 0) MarkUsed(page);
-  pages_.erase(page->key);
+  pages_.Erase(page->key);
   page->indexed = page->pinned = false;
 }
 

@@ -11,7 +11,7 @@
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstring>
 
-#include "server/store/page.h"
+#include "server/store/page_map.h"
 
 namespace kvstrata {
 
@@ -19,6 +19,8 @@ class PrefixIndex {
  public:
   // Null if there is none.
   Page* Find(const PageKey& key) const;
+  // For look-ups that ask where, not what.
+  const PageMap& by_key() const { return pages_; }
 
   // Enters a sealed, referenced page by its key; false if another page has that key.
   bool Insert(Page* page);
@@ -56,8 +58,7 @@ class PrefixIndex {
 
   void SetPinned(const PageKey& key, bool pinned);
 
-  // Flat: a look-up of consecutive pages is one cache miss a page, not three.
-  boost::unordered_flat_map<PageKey, Page*, Hash> pages_;
+  PageMap pages_;
   boost::unordered_flat_map<PageKey, uint32_t, Hash> pinned_;
   Page* oldest_ = nullptr;
   Page* newest_ = nullptr;

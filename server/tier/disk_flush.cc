@@ -56,12 +56,11 @@ Transfer DiskTier::Impl::MarkTransfer(uint32_t i, Errors* failed) {
     const uint64_t offset = segment.sequence % 2 * kBlockBytes;
     transfer.requests.push_back({Op::kWrite, i, kBlockBytes, offset, at});
   }
-  transfer.next = [this, i, failed](int error) -> std::vector<IoRequest> {
+  transfer.done = [this, i, failed](int error) {
     Observe(error, i);
     MutexLock relock(mu_);
     if (error != 0) (*failed)[i] = error;
     table_.at(i).formatted = table_.at(i).dirty = error == 0;
-    return {};
   };
   return transfer;
 }
@@ -89,7 +88,7 @@ Status DiskTier::Impl::FlushWritten(Deadline deadline) {
   const auto more = [&]() -> std::optional<Transfer> {
     if (next == written.size()) return std::nullopt;
     const uint32_t i = written[next++];
-    return Transfer{{{Op::kFlush, i}}, nullptr, [&, i](int error) -> std::vector<IoRequest> {
+    return Transfer{{{Op::kFlush, i}}, nullptr, [&, i](int error) {
                       Observe(error, i);
                       MutexLock lock(mu_);
                       table_.at(i).written = false;
@@ -101,7 +100,6 @@ Status DiskTier::Impl::FlushWritten(Deadline deadline) {
                                    "segment " + std::to_string(i) + ": " + std::strerror(error) +
                                        "; what was put to it since its last flush is given up"};
                       }
-                      return {};
                     }};
   };
   writer_.transfers.Run(more, deadline);

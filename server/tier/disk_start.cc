@@ -134,7 +134,7 @@ Status DiskTier::Impl::ReadSuperblocks(std::vector<Superblocks>* all, Deadline d
         const uint32_t i = next++;
         const std::shared_ptr<std::byte> scratch = reader_.scratch.Take();
         KVS_CHECK(scratch != nullptr);
-        const auto done = [&, i, scratch](int error) -> std::vector<IoRequest> {
+        const auto done = [&, i, scratch](int error) {
           late |= error == ETIMEDOUT;
           const auto* copies = reinterpret_cast<const Superblock*>(scratch.get());
           uint32_t whole = 0;
@@ -147,7 +147,6 @@ Status DiskTier::Impl::ReadSuperblocks(std::vector<Superblocks>* all, Deadline d
             (*all)[i].valid = true;
           }
           (*all)[i].both = whole == 2;
-          return {};
         };
         return Transfer{{{Op::kRead, i, 2 * kBlockBytes, 0, scratch.get()}}, scratch, done};
       },
@@ -224,20 +223,19 @@ Status DiskTier::Impl::ScanSegments(const std::set<uint32_t>& segments,
     const disk::Place place = PlaceOf(at);
     const std::shared_ptr<std::byte> scratch = reader_.scratch.Take();
     KVS_CHECK(scratch != nullptr);
-    const auto done = [&, at, place, scratch](int error) -> std::vector<IoRequest> {
+    const auto done = [&, at, place, scratch](int error) {
       MutexLock relock(mu_);
       if (error == ETIMEDOUT) outcome = Unread(error);
       if (error != 0) unreadable_.insert(at);
       const auto* header = reinterpret_cast<const SlotHeader*>(scratch.get());
-      if (error != 0 || !disk::HeaderCounts(*header, place)) return {};
+      if (error != 0 || !disk::HeaderCounts(*header, place)) return;
       generation_ = std::max(generation_, header->generation);
-      if (header->state != disk::SlotState::kValue) return {};
+      if (header->state != disk::SlotState::kValue) return;
       disk::Entry entry{at, header->generation, {}};
       for (uint32_t i = 0; i < header->buffer_count; ++i) {
         entry.sizes.push_back(header->buffers[i].bytes);
       }
       found->push_back({std::string(header->key_view()), std::move(entry)});
-      return {};
     };
     const uint64_t offset = uint64_t{place.block} * kBlockBytes;
     return Transfer{{{Op::kRead, at.segment, kBlockBytes, offset, scratch.get()}}, scratch, done};

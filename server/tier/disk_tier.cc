@@ -74,14 +74,26 @@ std::vector<IoRequest> PayloadRequests(Op op, const disk::Place& place,
   return requests;
 }
 
-// Header and payload of a small value lie side by side in scratch as on disk: one request.
-bool JoinHeader(const std::byte* scratch, std::vector<IoRequest>* payload) {
+// Where a value's header goes: before its payload, be that in scratch or the caller's memory.
+template <typename Request>
+std::byte* HeaderOf(const Request& request, std::byte* scratch) {
+  const bool small = PayloadBlocks(SizesOf(request.buffers)) <= kSmallBlocks;
+  if (small || !request.header_room) return scratch;
+  return const_cast<std::byte*>(request.buffers.front().data()) - kBlockBytes;
+}
+
+// Header and payload that lie side by side in memory as on disk are one request.
+void AddHeader(Op op, const disk::Place& place, std::byte* header,
+               std::vector<IoRequest>* payload) {
   IoRequest& first = payload->front();
-  if (payload->size() > 1 || first.data != scratch + kBlockBytes) return false;
-  first.data -= kBlockBytes;
-  first.offset -= kBlockBytes;
-  first.bytes += kBlockBytes;
-  return true;
+  if (first.data == header + kBlockBytes) {
+    first.data -= kBlockBytes;
+    first.offset -= kBlockBytes;
+    first.bytes += kBlockBytes;
+    return;
+  }
+  const uint64_t offset = uint64_t{place.block} * kBlockBytes;
+  payload->push_back({op, place.segment, kBlockBytes, offset, header});
 }
 
 // Copies what goes by scratch: small values, ends of buffers.
@@ -220,8 +232,9 @@ Transfer DiskTier::Impl::TransferOf(const PlannedPut& put) {
   for (const auto& buffer : buffers) {
     described.push_back({buffer.size(), disk::ChecksumOf(buffer.data(), buffer.size())});
   }
+  std::byte* const header = HeaderOf(*put.request, scratch.get());
   disk::WriteHeader(put.place, disk::SlotState::kValue, put.generation, put.request->key, described,
-                    reinterpret_cast<SlotHeader*>(scratch.get()));
+                    reinterpret_cast<SlotHeader*>(header));
   ForScratch(buffers, scratch.get(), [](std::byte* to, std::span<const std::byte> from) {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());  // ranges::copy goes byte by byte
     const uint64_t end = BlocksOf(from.size()) * kBlockBytes;
@@ -229,18 +242,10 @@ Transfer DiskTier::Impl::TransferOf(const PlannedPut& put) {
   });
   Transfer transfer;
   transfer.requests = PayloadRequests(Op::kWrite, put.place, buffers, scratch.get());
-  const bool one_write = JoinHeader(scratch.get(), &transfer.requests);
+  AddHeader(Op::kWrite, put.place, header, &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, put.request->keep);
-  transfer.next = [this, &put, scratch,
-                   header_written = one_write](int error) mutable -> std::vector<IoRequest> {
-    if (error == 0 && !std::exchange(header_written, true)) {
-      const uint64_t offset = uint64_t{put.place.block} * kBlockBytes;
-      return {{Op::kWrite, put.at.segment, kBlockBytes, offset, scratch.get()}};
-    }
-    FinishPut(put, error);
-    return {};
-  };
+  transfer.done = [this, &put](int error) { FinishPut(put, error); };
   return transfer;
 }
 
@@ -266,12 +271,11 @@ Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline
   for (const Condemned& slot : slots) segments.insert(slot.at.segment);
   const Errors failed = MarkDirty(segments, deadline);
   Status first;
-  const auto finish = [&](const Condemned& slot, int error) -> std::vector<IoRequest> {
+  const auto finish = [&](const Condemned& slot, int error) {
     Observe(error, slot.at.segment);
     if (error != 0 && first.ok()) first = IoError(error);
     MutexLock lock(mu_);
     if (error == 0 && slot.reuse) table_.Free(slot.at);  // else it stays taken until the next start
-    return {};
   };
   size_t next = 0;
   const auto more = [&]() -> std::optional<Transfer> {
@@ -294,7 +298,7 @@ Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline
       const uint64_t offset = uint64_t{place.block} * kBlockBytes;
       return Transfer{{{Op::kWrite, slot.at.segment, kBlockBytes, offset, scratch.get()}},
                       scratch,
-                      [&finish, &slot](int error) { return finish(slot, error); }};
+                      [&finish, &slot](int error) { finish(slot, error); }};
     }
     return std::nullopt;
   };
@@ -373,15 +377,11 @@ Transfer DiskTier::Impl::TransferOf(const PlannedGet& get) {
   KVS_CHECK(scratch != nullptr);
   Transfer transfer;
   transfer.requests = PayloadRequests(Op::kRead, get.place, get.request->buffers, scratch.get());
-  const uint64_t offset = uint64_t{get.place.block} * kBlockBytes;
-  if (!JoinHeader(scratch.get(), &transfer.requests)) {
-    transfer.requests.push_back({Op::kRead, get.at.segment, kBlockBytes, offset, scratch.get()});
-  }
+  AddHeader(Op::kRead, get.place, HeaderOf(*get.request, scratch.get()), &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, get.request->keep);
-  transfer.next = [this, &get, scratch](int error) -> std::vector<IoRequest> {
+  transfer.done = [this, &get, scratch](int error) {
     get.request->status = FinishGet(get, scratch.get(), error);
-    return {};
   };
   return transfer;
 }
@@ -390,7 +390,7 @@ Status DiskTier::Impl::FinishGet(const PlannedGet& get, std::byte* scratch, int 
   Observe(error, get.at.segment);
   if (error == ETIMEDOUT) return IoError(error);
   if (error != 0) return Lose(get, false, IoError(error));
-  const auto* header = reinterpret_cast<const SlotHeader*>(scratch);
+  const auto* header = reinterpret_cast<const SlotHeader*>(HeaderOf(*get.request, scratch));
   const Status corrupt{Code::kDataLoss, "DISK_CORRUPT", "a value failed its check on disk"};
   if (!disk::HeaderCounts(*header, get.place)) return Lose(get, true, corrupt);
   if (Holds(Guard::kIdentity) &&
@@ -505,12 +505,16 @@ DiskTierStats DiskTier::Impl::Stats() const {
   return stats;
 }
 
-Status DiskTier::Impl::ChangeMemory(std::byte* base, uint64_t bytes, bool add, Deadline deadline) {
+Status DiskTier::Impl::AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes,
+                                 Deadline deadline) {
+  {
+    MutexLock lock(mu_);
+    memory_.push_back(memory);
+  }
   for (disk::Side* side : {&reader_, &writer_}) {
     const disk::HeldTurn turn(&side->turn, deadline);
     if (!turn.held()) return disk::DeadlineExceeded("another user");
-    IoQueue& queue = side->transfers.queue();
-    add ? queue.AddMemory(base, bytes) : queue.RemoveMemory(base);
+    side->transfers.queue().AddMemory(memory.get(), bytes);
   }
   return OkStatus();
 }
@@ -545,11 +549,8 @@ std::vector<std::string> DiskTier::Victims(std::span<const uint64_t> sizes) {
 }
 void DiskTier::Pin(std::span<const std::string> keys) { impl_->Pin(keys); }
 void DiskTier::Unpin(std::span<const std::string> keys) { impl_->Unpin(keys); }
-Status DiskTier::AddMemory(std::byte* base, uint64_t bytes, Deadline deadline) {
-  return impl_->ChangeMemory(base, bytes, true, deadline);
-}
-Status DiskTier::RemoveMemory(std::byte* base, Deadline deadline) {
-  return impl_->ChangeMemory(base, 0, false, deadline);
+Status DiskTier::AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes, Deadline deadline) {
+  return impl_->AddMemory(std::move(memory), bytes, deadline);
 }
 DiskTierStats DiskTier::Stats() const { return impl_->Stats(); }
 

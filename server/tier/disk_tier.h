@@ -6,7 +6,8 @@
 //
 // Ownership: `keep` of a request owns its buffers. It is let go when the disk no longer uses them,
 // which after DEADLINE_EXCEEDED may be later than the call: reuse them only then. Buffers of values
-// above 64 KiB must begin at a multiple of 4096; they are moved without a copy.
+// above 64 KiB must begin at a multiple of 4096; they are moved without a copy, and in one request
+// with their header where that has room before them (`header_room`).
 // Thread-safety: all methods, from any thread. Calls of the read side (Get) run one at a time,
 // those of the write side (Put, Erase, Flush, Checkpoint) too, a read beside a write; the others
 // hold a lock for a look-up. Who waits for its turn longer than its deadline gets
@@ -42,6 +43,7 @@ struct DiskPut {
   std::vector<std::span<const std::byte>> buffers;
   std::shared_ptr<void> keep;
   Status status;
+  bool header_room = false;  // the tier may write to the 4096 bytes before the first buffer
 };
 
 struct DiskGet {
@@ -49,7 +51,8 @@ struct DiskGet {
   std::vector<std::span<std::byte>> buffers;  // of the sizes that were put
   std::shared_ptr<void> keep;
   Status status;
-  bool inspects = false;  // no use of the value: Victims does not spare it for that
+  bool header_room = false;  // as in DiskPut
+  bool inspects = false;     // no use of the value: Victims does not spare it for that
 };
 
 struct DiskValue {
@@ -120,10 +123,9 @@ class DiskTier {
   void Pin(std::span<const std::string> keys);
   void Unpin(std::span<const std::string> keys);
 
-  // Memory that buffers lie in: io_uring registers it. Takes the turns of both sides.
-  // REQUIRES of Remove: no request, also no abandoned one, uses it.
-  Status AddMemory(std::byte* base, uint64_t bytes, Deadline deadline);
-  Status RemoveMemory(std::byte* base, Deadline deadline);
+  // Memory that buffers lie in: io_uring registers it, where RLIMIT_MEMLOCK allows. The tier keeps
+  // it for as long as it lives. Takes the turns of both sides.
+  Status AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes, Deadline deadline);
 
   DiskTierStats Stats() const;
 

@@ -93,7 +93,8 @@ class DiskTier::Impl {
   Status Erase(std::span<const std::string> keys, Deadline deadline) KVS_EXCLUDES(mu_);
   Status Flush(Deadline deadline) KVS_EXCLUDES(mu_);
   Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
-  Status ChangeMemory(std::byte* base, uint64_t bytes, bool add, Deadline deadline);
+  Status AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes, Deadline deadline)
+      KVS_EXCLUDES(mu_);
 
   bool Contains(std::string_view key) const KVS_EXCLUDES(mu_) {
     MutexLock lock(mu_);
@@ -189,9 +190,10 @@ class DiskTier::Impl {
   const Status degraded_;
   disk::StoreId store_{};  // constant after Start
 
-  disk::Side reader_, writer_;  // whose turn it is
-
   mutable Mutex mu_;
+  std::vector<std::shared_ptr<std::byte>> memory_ KVS_GUARDED_BY(mu_);  // that queues registered
+  disk::Side reader_, writer_;                                          // whose turn it is
+
   disk::Index index_ KVS_GUARDED_BY(mu_);
   disk::SegmentTable table_ KVS_GUARDED_BY(mu_);
   disk::Breaker breaker_ KVS_GUARDED_BY(mu_);

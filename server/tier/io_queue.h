@@ -51,9 +51,8 @@ class IoQueue {
   virtual Result<uint32_t> AddFile(int fd) = 0;
 
   // A hint that requests will use this memory: io_uring pins it and spares the kernel its pages'
-  // look-up. REQUIRES of Remove: no request uses it. Memory that is unmapped must be removed first.
+  // look-up. It stays mapped as it is for as long as the queue lives.
   virtual void AddMemory(std::byte* base, uint64_t bytes) = 0;
-  virtual void RemoveMemory(std::byte* base) = 0;
 
   // Starts the first n requests and returns n: fewer than given when `depth` are in flight then.
   virtual size_t Submit(std::span<const IoRequest> requests) = 0;

@@ -90,7 +90,6 @@ class PreadQueue final : public IoQueue {
   }
 
   void AddMemory(std::byte*, uint64_t) override {}
-  void RemoveMemory(std::byte*) override {}
 
   size_t Submit(std::span<const IoRequest> requests) override {
     MutexLock lock(shared_->mu);

@@ -26,8 +26,8 @@ TransferQueue::~TransferQueue() {
   if (!abandoned_.empty()) KeepForGood(std::move(abandoned_));
 }
 
-void TransferQueue::Enter(std::list<Running>::iterator running, std::vector<IoRequest> requests) {
-  for (IoRequest r : requests) {
+void TransferQueue::Enter(std::list<Running>::iterator running) {
+  for (IoRequest r : running->transfer.requests) {
     for (bool first = true; first || r.bytes > 0; first = false) {
       IoRequest piece = r;
       piece.bytes = std::min(r.bytes, kPieceBytes);
@@ -50,7 +50,7 @@ void TransferQueue::Run(const Source& more, Deadline deadline) {
       exhausted = !transfer.has_value();
       if (exhausted) break;
       running_.push_back({std::move(*transfer)});
-      Enter(std::prev(running_.end()), std::move(running_.back().transfer.requests));
+      Enter(std::prev(running_.end()));
       if (to_submit_.size() >= kSubmitAt) SubmitWaiting();
     }
     if (running_.empty()) return;
@@ -61,7 +61,7 @@ void TransferQueue::Run(const Source& more, Deadline deadline) {
   while (!exhausted) {
     const std::optional<Transfer> transfer = more();
     exhausted = !transfer.has_value();
-    if (!exhausted) transfer->next(ETIMEDOUT);
+    if (!exhausted) transfer->done(ETIMEDOUT);
   }
 }
 
@@ -72,10 +72,7 @@ int TransferQueue::RunOne(std::vector<IoRequest> requests, std::shared_ptr<void>
   Run(
       [&]() -> std::optional<Transfer> {
         if (std::exchange(given, true)) return std::nullopt;
-        return Transfer{std::move(requests), std::move(keep), [&](int error) {
-                          outcome = error;
-                          return std::vector<IoRequest>();
-                        }};
+        return Transfer{std::move(requests), std::move(keep), [&](int error) { outcome = error; }};
       },
       deadline);
   return outcome;
@@ -134,12 +131,8 @@ void TransferQueue::Complete(const IoResult& result) {
 void TransferQueue::CompletedOne(std::list<Running>::iterator running, int error) {
   if (running->error == 0) running->error = error;
   if (--running->waiting > 0) return;
-  std::vector<IoRequest> phase = running->transfer.next(running->error);
-  if (running->error != 0 || phase.empty()) {
-    running_.erase(running);
-  } else {
-    Enter(running, std::move(phase));
-  }
+  running->transfer.done(running->error);
+  running_.erase(running);
 }
 
 void TransferQueue::Abandon() {
@@ -147,7 +140,7 @@ void TransferQueue::Abandon() {
   to_submit_.clear();
   for (const auto& [tag, pending] : pending_) abandoned_[tag] = pending.owner->transfer.keep;
   pending_.clear();
-  for (Running& running : running_) running.transfer.next(ETIMEDOUT);
+  for (Running& running : running_) running.transfer.done(ETIMEDOUT);
   running_.clear();
 }
 

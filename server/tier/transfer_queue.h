@@ -1,10 +1,10 @@
 // TransferQueue: runs many transfers, each of a few requests, over one IoQueue, and keeps it full.
 //
-// A transfer may have phases: what `next` returns is submitted when all before it has completed.
-// Short reads and writes are continued; a request that makes no progress fails with EIO.
-// Deadlines: when one passes, every transfer still running ends with ETIMEDOUT. Requests that the
-// device has not answered are *abandoned*: they hold the transfer's memory (`keep`) until it does,
-// and a place in the queue. Thread-safety: one thread at a time.
+// A transfer's requests are in flight together, submitted in their order. Short reads and writes
+// are continued; a request that makes no progress fails with EIO. Deadlines: when one passes, every
+// transfer still running ends with ETIMEDOUT. Requests that the device has not answered are
+// *abandoned*: they hold the transfer's memory (`keep`) until it does, and a place in the queue.
+// Thread-safety: one thread at a time.
 #ifndef KVSTRATA_SERVER_TIER_TRANSFER_QUEUE_H_
 #define KVSTRATA_SERVER_TIER_TRANSFER_QUEUE_H_
 
@@ -24,9 +24,8 @@ namespace kvstrata::disk {
 struct Transfer {
   std::vector<IoRequest> requests;  // tags are set by the queue
   std::shared_ptr<void> keep;       // owns the memory that the requests name
-  // Called when all requests have completed, with 0 or an errno of one of them. Returns the next
-  // phase; nothing: it has ended. After an error it has ended in any case.
-  std::function<std::vector<IoRequest>(int error)> next;
+  // Called once, when all requests have completed, with 0 or an errno of one of them.
+  std::function<void(int error)> done;
 };
 
 class TransferQueue {
@@ -41,7 +40,7 @@ class TransferQueue {
   using Source = std::function<std::optional<Transfer>()>;
   void Run(const Source& more, Deadline deadline);
 
-  // One transfer of one phase; its errno.
+  // One transfer; its errno.
   int RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep, Deadline deadline);
 
   IoQueue& queue() { return *queue_; }
@@ -60,7 +59,7 @@ class TransferQueue {
     uint32_t retries = 0;
   };
 
-  void Enter(std::list<Running>::iterator running, std::vector<IoRequest> requests);
+  void Enter(std::list<Running>::iterator running);
   void SubmitWaiting();
   bool Collect(Deadline deadline);
   void Complete(const IoResult& result);

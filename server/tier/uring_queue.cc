@@ -6,14 +6,13 @@
 #include <cstring>
 #include <map>
 #include <string>
-#include <vector>
 
 #include "server/tier/io_queue.h"
 
 namespace kvstrata {
 namespace {
 
-constexpr uint32_t kMemories = 1024;             // registered at a time; more are used unregistered
+constexpr uint32_t kMemories = 1024;             // registered; more are used unregistered
 constexpr uint64_t kMaxRegistered = 1ull << 30;  // the kernel's limit for one
 
 class UringQueue final : public IoQueue {
@@ -60,22 +59,7 @@ class UringQueue final : public IoQueue {
   void AddMemory(std::byte* base, uint64_t bytes) override {
     if (!registers_memory_) return;
     for (uint64_t done = 0; done < bytes; done += kMaxRegistered) {
-      if (!RegisterPiece({base + done, std::min(bytes - done, kMaxRegistered)}, base)) return;
-    }
-  }
-
-  void RemoveMemory(std::byte* base) override {
-    for (auto it = memories_.begin(); it != memories_.end();) {
-      if (it->second.owner != base) {
-        ++it;
-        continue;
-      }
-      const iovec none{nullptr, 0};
-      const __u64 tag = 0;
-      const int n = io_uring_register_buffers_update_tag(&ring_, it->second.slot, &none, &tag, 1);
-      KVS_CHECK(n == 1);  // else a later mapping at this address would be written elsewhere
-      free_slots_.push_back(it->second.slot);
-      it = memories_.erase(it);
+      if (!RegisterPiece({base + done, std::min(bytes - done, kMaxRegistered)})) return;
     }
   }
 
@@ -113,21 +97,17 @@ class UringQueue final : public IoQueue {
   struct Memory {
     uint64_t bytes = 0;
     uint32_t slot = 0;
-    std::byte* owner = nullptr;  // the base it was added by
   };
 
-  explicit UringQueue(uint32_t depth) : depth_(depth) {
-    for (uint32_t i = kMemories; i-- > 0;) free_slots_.push_back(i);
-  }
+  explicit UringQueue(uint32_t depth) : depth_(depth) {}
 
-  bool RegisterPiece(iovec piece, std::byte* owner) {
-    if (free_slots_.empty()) return false;
-    const uint32_t slot = free_slots_.back();
+  bool RegisterPiece(iovec piece) {
+    const auto slot = static_cast<uint32_t>(memories_.size());
+    if (slot == kMemories) return false;
     const __u64 tag = 0;
     // Fails where RLIMIT_MEMLOCK is short: the memory is used unregistered then.
     if (io_uring_register_buffers_update_tag(&ring_, slot, &piece, &tag, 1) != 1) return false;
-    free_slots_.pop_back();
-    memories_[static_cast<std::byte*>(piece.iov_base)] = {piece.iov_len, slot, owner};
+    memories_[static_cast<std::byte*>(piece.iov_base)] = {piece.iov_len, slot};
     return true;
   }
 
@@ -184,7 +164,6 @@ class UringQueue final : public IoQueue {
   uint32_t files_ = 0;
   size_t in_flight_ = 0;
   std::map<std::byte*, Memory> memories_;
-  std::vector<uint32_t> free_slots_;
 };
 
 }  // namespace

@@ -186,7 +186,7 @@ Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
   const std::vector<uint64_t> sizes =
       disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
   if (sizes.empty()) return Unknown();
-  DiskGet get = NewDiskGet(key, sizes);
+  DiskGet get = NewDiskGet(key, sizes, nullptr);
   get.inspects = true;
   disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   if (get.status.code() == Code::kNotFound) return Unknown();
@@ -206,7 +206,7 @@ Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
   const std::vector<uint64_t> sizes =
       disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
   if (sizes.empty()) return verdict;
-  DiskGet get = NewDiskGet(key, sizes);
+  DiskGet get = NewDiskGet(key, sizes, nullptr);
   get.inspects = true;
   disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   // Erased, or replaced, since it was asked for.

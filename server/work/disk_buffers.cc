@@ -1,9 +1,14 @@
 #include "server/work/disk_buffers.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/sync.h"
+#include "server/memory/extent_allocator.h"
 
 namespace kvstrata {
 
@@ -11,21 +16,72 @@ uint64_t WholeBlocks(uint64_t bytes) {
   return (bytes + kDiskAlignment - 1) / kDiskAlignment * kDiskAlignment;
 }
 
-std::shared_ptr<std::byte> AlignedMemory(uint64_t bytes) {
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(kDiskAlignment, bytes));
-  KVS_CHECK(data != nullptr);
-  return {data, [](std::byte* p) { std::free(p); }};
+namespace {
+
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+struct Freed {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using Block = std::unique_ptr<std::byte, Freed>;
+
+Block Aligned(uint64_t alignment, uint64_t bytes) {
+  Block block(static_cast<std::byte*>(std::aligned_alloc(alignment, bytes)));
+  KVS_CHECK(block != nullptr);
+  return block;
 }
+
+}  // namespace
+
+std::shared_ptr<std::byte> HeapBuffers(uint64_t bytes) {
+  const std::shared_ptr<std::byte> block = Aligned(kDiskAlignment, kDiskAlignment + bytes);
+  return {block, block.get() + kDiskAlignment};
+}
+
+struct DiskBuffers::Memory {
+  explicit Memory(uint64_t bytes_)
+      : base(Aligned(kHugePage, (bytes_ + kHugePage - 1) / kHugePage * kHugePage)),
+        bytes(bytes_),
+        extents(bytes_, kDiskAlignment) {
+    (void)madvise(base.get(), bytes, MADV_HUGEPAGE);  // advice
+  }
+
+  const Block base;
+  const uint64_t bytes;
+  Mutex mu;
+  ExtentAllocator extents KVS_GUARDED_BY(mu);
+};
+
+DiskBuffers::DiskBuffers(uint64_t bytes) : memory_(std::make_shared<Memory>(bytes)) {}
+
+std::shared_ptr<std::byte> DiskBuffers::Take(uint64_t bytes) {
+  const uint64_t all = kDiskAlignment + bytes;
+  std::optional<uint64_t> at;
+  {
+    MutexLock lock(memory_->mu);
+    at = memory_->extents.Allocate(all);
+  }
+  if (!at) return HeapBuffers(bytes);
+  return {memory_->base.get() + *at + kDiskAlignment,
+          [memory = memory_, at = *at, all](std::byte*) {
+            MutexLock lock(memory->mu);
+            memory->extents.Free(at, all);
+          }};
+}
+
+std::shared_ptr<std::byte> DiskBuffers::memory() const { return {memory_, memory_->base.get()}; }
+uint64_t DiskBuffers::bytes() const { return memory_->bytes; }
 
 std::string DiskNameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-DiskGet NewDiskGet(std::string key, std::span<const uint64_t> sizes) {
+DiskGet NewDiskGet(std::string key, std::span<const uint64_t> sizes, DiskBuffers* buffers) {
   uint64_t bytes = 0;
   for (const uint64_t size : sizes) bytes += WholeBlocks(size);
-  const std::shared_ptr<std::byte> memory = AlignedMemory(bytes);
-  DiskGet get{std::move(key), {}, memory, {}};
+  const std::shared_ptr<std::byte> memory =
+      buffers == nullptr ? HeapBuffers(bytes) : buffers->Take(bytes);
+  DiskGet get{std::move(key), {}, memory, {}, true};
   uint64_t at = 0;
   for (const uint64_t size : sizes) {
     get.buffers.emplace_back(memory.get() + at, size);

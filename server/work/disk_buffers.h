@@ -1,4 +1,7 @@
-// Buffers of the daemon's own that the disk tier takes: each from a multiple of 4096 on.
+// Buffers of the daemon's own that the disk tier takes: each from a multiple of 4096 on, behind a
+// block for the header.
+//
+// Values go through them, not straight from and to the pools' arenas: docs/design.md, "On disk".
 // Thread-safety: any thread. Aborts without memory.
 #ifndef KVSTRATA_SERVER_WORK_DISK_BUFFERS_H_
 #define KVSTRATA_SERVER_WORK_DISK_BUFFERS_H_
@@ -17,14 +20,33 @@ namespace kvstrata {
 inline constexpr uint64_t kDiskAlignment = 4096;  // what O_DIRECT and the tier want
 
 uint64_t WholeBlocks(uint64_t bytes);
-// REQUIRES: whole blocks.
-std::shared_ptr<std::byte> AlignedMemory(uint64_t bytes);
+
+// `bytes`, whole blocks, behind a block that is the tier's (`header_room`).
+std::shared_ptr<std::byte> HeapBuffers(uint64_t bytes);
+
+// Memory for buffers of values. Io_uring may register it as a whole, which spares the kernel a look
+// at each of its pages for each request, and us faults of fresh memory.
+class DiskBuffers {
+ public:
+  // REQUIRES: whole blocks.
+  explicit DiskBuffers(uint64_t bytes);
+
+  // As HeapBuffers, but of this memory while it has room. Outlives this object.
+  std::shared_ptr<std::byte> Take(uint64_t bytes);
+
+  std::shared_ptr<std::byte> memory() const;
+  uint64_t bytes() const;
+
+ private:
+  struct Memory;
+  const std::shared_ptr<Memory> memory_;
+};
 
 // What the tier calls a key.
 std::string DiskNameOf(const PageKey& key);
 
-// What reads a value of these sizes into memory of its own.
-DiskGet NewDiskGet(std::string key, std::span<const uint64_t> sizes);
+// What reads a value of these sizes into `buffers`; null: into memory of its own.
+DiskGet NewDiskGet(std::string key, std::span<const uint64_t> sizes, DiskBuffers* buffers);
 
 }  // namespace kvstrata
 

@@ -14,8 +14,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kPutBytes = uint64_t{16} << 20;  // of one batch, but for its first value
+// Of one batch, but for its first value: the device is idle between two.
+constexpr uint64_t kPutBytes = uint64_t{64} << 20;
 constexpr uint64_t kGetBytes = uint64_t{64} << 20;
+constexpr uint64_t kBufferBytes = uint64_t{64} << 20;  // more than that is of the heap
 constexpr size_t kPutValues = 256;
 constexpr uint64_t kScrubBytes = uint64_t{4} << 20;  // of a batch, but for its first value
 constexpr uint64_t kScrubsPerSecond = 8;             // batches, where the rate is limited
@@ -48,7 +50,10 @@ void LogStatus(LogLimiter* limiter, std::string_view event, const Status& status
 }  // namespace
 
 DiskPages::DiskPages(const DiskPagesOptions& options, Store* store, DiskTier* disk)
-    : options_(options), store_(store), disk_(disk) {
+    : options_(options), store_(store), disk_(disk), buffers_(kBufferBytes) {
+  const Status added =
+      disk_->AddMemory(buffers_.memory(), buffers_.bytes(), Clock::now() + kPutTimeout);
+  if (!added.ok()) LogStatus(&write_log_, "disk_buffers_unregistered", added);
   writer_ = std::thread([this] { Write(); });
   reader_ = std::thread([this] { Read(); });
   pthread_setname_np(writer_.native_handle(), "kvs-disk-write");
@@ -158,13 +163,13 @@ void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
 
 void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
   if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
-  DiskPut put{DiskNameOf(value.key), {}, nullptr, {}};
+  DiskPut put{DiskNameOf(value.key), {}, nullptr, {}, true};
   const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
   const bool full = !batch->puts.empty() && batch->bytes + total > kPutBytes;
   if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
-  const std::shared_ptr<std::byte> memory = AlignedMemory(total);
+  const std::shared_ptr<std::byte> memory = buffers_.Take(total);
   std::vector<std::span<std::byte>> to;
   uint64_t at = 0;
   for (const uint64_t bytes : value.sizes) {
@@ -301,7 +306,7 @@ void DiskPages::Read() {
 }
 
 // Of the first keys, as many as a batch takes; at least one.
-std::vector<DiskGet> DiskPages::PlanReads(std::span<const PageKey> keys) const {
+std::vector<DiskGet> DiskPages::PlanReads(std::span<const PageKey> keys) {
   std::vector<DiskGet> gets;
   uint64_t total = 0;
   for (const PageKey& key : keys) {
@@ -312,7 +317,7 @@ std::vector<DiskGet> DiskPages::PlanReads(std::span<const PageKey> keys) const {
     for (const uint64_t size : sizes) bytes += WholeBlocks(size);
     if (!gets.empty() && total + bytes > kGetBytes) break;
     total += bytes;
-    gets.push_back(NewDiskGet(DiskNameOf(key), sizes));
+    gets.push_back(NewDiskGet(DiskNameOf(key), sizes, &buffers_));
   }
   return gets;
 }
@@ -373,7 +378,8 @@ void DiskPages::EndScrub(const Status& why) {
   ended->scrub.done(why);
 }
 
-bool DiskPages::PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<DiskGet>* gets) {
+bool DiskPages::PlanScrub(const DiskTier& disk, DiskBuffers* buffers, Scrubbing* scrub,
+                          std::vector<DiskGet>* gets) {
   const uint64_t rate = scrub->scrub.bytes_per_second;
   const uint64_t most = rate == 0 ? kScrubBytes : std::min(kScrubBytes, rate / kScrubsPerSecond);
   for (uint64_t bytes = 0;;) {
@@ -386,7 +392,7 @@ bool DiskPages::PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<Di
     const DiskValue& value = scrub->ahead.front();
     for (const uint64_t size : value.sizes) bytes += WholeBlocks(size);
     if (!gets->empty() && bytes > most) return true;
-    gets->push_back(NewDiskGet(value.key, value.sizes));
+    gets->push_back(NewDiskGet(value.key, value.sizes, buffers));
     gets->back().inspects = true;
     scrub->ahead.pop_front();
   }
@@ -395,7 +401,7 @@ bool DiskPages::PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<Di
 std::optional<Status> DiskPages::ScrubBatch(Scrubbing* scrub) {
   std::vector<DiskGet> gets;
   const auto began = Clock::now();
-  const bool more = PlanScrub(*disk_, scrub, &gets);
+  const bool more = PlanScrub(*disk_, &buffers_, scrub, &gets);
   disk_->Get(gets, began + options_.load_timeout);
   uint64_t bytes = 0;
   for (const DiskGet& get : gets) {

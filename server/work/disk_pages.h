@@ -34,6 +34,7 @@
 #include "server/store/tier_scrub.h"
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
+#include "server/work/disk_buffers.h"
 
 namespace kvstrata {
 
@@ -129,15 +130,17 @@ class DiskPages final : public PageTier {
   // How it ended; nothing: there is more.
   std::optional<Status> ScrubBatch(Scrubbing* scrub);
   // Whether there is more to read.
-  static bool PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<DiskGet>* gets);
+  static bool PlanScrub(const DiskTier& disk, DiskBuffers* buffers, Scrubbing* scrub,
+                        std::vector<DiskGet>* gets);
   void EndScrub(const Status& why) KVS_EXCLUDES(mu_);
-  std::vector<DiskGet> PlanReads(std::span<const PageKey> keys) const;
+  std::vector<DiskGet> PlanReads(std::span<const PageKey> keys);
   bool stopping() const KVS_EXCLUDES(mu_);
   bool ScrubsEnd() const KVS_EXCLUDES(mu_);
 
   const DiskPagesOptions options_;
   Store* const store_;
   DiskTier* const disk_;
+  DiskBuffers buffers_;
 
   mutable Mutex mu_;
   std::condition_variable offered_, asked_;

@@ -59,7 +59,7 @@ DiskPut EncodePin(const PrefixPin& pin) {
   record.index_blocks = pin.index_blocks.size();
   const uint64_t bytes = sizeof(record) + pin.tenant.size() + pin.model_name.size() +
                          sizeof(PageKey) * (pin.pages.size() + pin.index_blocks.size());
-  const std::shared_ptr<std::byte> memory = AlignedMemory(WholeBlocks(bytes));
+  const std::shared_ptr<std::byte> memory = HeapBuffers(WholeBlocks(bytes));
   std::byte* to = memory.get();
   const auto add = [&to](const void* from, size_t n) {
     if (n != 0) std::memcpy(to, from, n);
@@ -70,7 +70,8 @@ DiskPut EncodePin(const PrefixPin& pin) {
   add(pin.model_name.data(), pin.model_name.size());
   add(pin.pages.data(), sizeof(PageKey) * pin.pages.size());
   add(pin.index_blocks.data(), sizeof(PageKey) * pin.index_blocks.size());
-  return {PinRecordName(pin.id), {std::span<const std::byte>(memory.get(), bytes)}, memory, {}};
+  return {
+      PinRecordName(pin.id), {std::span<const std::byte>(memory.get(), bytes)}, memory, {}, true};
 }
 
 std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes) {
@@ -114,7 +115,7 @@ std::vector<PrefixPin> ReadPins(DiskTier* disk, Deadline deadline) {
   disk->ForEach([&gets](const std::string& key, std::span<const uint64_t> sizes) {
     if (!key.starts_with(kPrefix) || key.size() != PinRecordName(0).size()) return;
     if (sizes.size() != 1) return;
-    gets.push_back(NewDiskGet(key, sizes));
+    gets.push_back(NewDiskGet(key, sizes, nullptr));
   });
   disk->Get(gets, deadline);
   std::vector<PrefixPin> pins;

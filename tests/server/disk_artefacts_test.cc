@@ -299,7 +299,7 @@ TEST_F(DiskArtefactsTest, APartThatIsNotWrittenLeavesNoRecord) {
     options_.directory = dir.path() + "/tier";
     FaultPlan plan;
     options_.new_queue = [&plan](uint32_t depth) {
-      return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+      return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
     };
     std::atomic<int> parts{0};
     const auto machine = Start();

@@ -63,6 +63,28 @@ class DiskPagesTest : public ::testing::Test {
   uint32_t indexed_ = 0;
 };
 
+TEST(DiskBuffers, AreOfTheirMemoryWhileItHasRoomAndElseOfTheHeap) {
+  auto buffers = std::make_unique<DiskBuffers>(64 << 10);
+  const std::byte* const begin = buffers->memory().get();
+  const auto inside = [&](const std::shared_ptr<std::byte>& p) {
+    return p.get() >= begin + kDiskAlignment && p.get() < begin + buffers->bytes();
+  };
+  std::shared_ptr<std::byte> a = buffers->Take(28 << 10), b = buffers->Take(28 << 10);
+  EXPECT_TRUE(inside(a) && inside(b));
+  const std::shared_ptr<std::byte> c = buffers->Take(4 << 10);
+  EXPECT_FALSE(inside(c));
+  for (const auto& p : {a, b, c}) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(p.get()) % kDiskAlignment, 0u);
+    p.get()[-1] = std::byte{1};  // the header's
+  }
+  a.reset();
+  std::shared_ptr<std::byte> d = buffers->Take(16 << 10);
+  EXPECT_TRUE(inside(d));
+  std::memset(d.get(), 7, 16 << 10);
+  buffers.reset();
+  EXPECT_EQ(d.get()[100], std::byte{7}) << "it outlives them";
+}
+
 TEST_F(DiskPagesTest, TheNextStoreHoldsWhatWasSealed) {
   Write("full", 325);
   const Machine machine(options_);
@@ -233,7 +255,7 @@ TEST_F(DiskPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   Write("full", 200);
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
-    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   DiskPagesOptions options;
   options.load_timeout = std::chrono::milliseconds(20);
@@ -253,7 +275,7 @@ TEST_F(DiskPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   Write("full", 200);
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
-    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   DiskPagesOptions options;
   options.load_timeout = seconds(20);

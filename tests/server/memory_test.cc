@@ -5,11 +5,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <random>
 #include <sstream>
 
+#include "server/memory/cgroup.h"
 #include "server/memory/extent_allocator.h"
 #include "server/memory/memory_resource.h"
 
@@ -125,6 +127,75 @@ TEST(FailingResource, FailsFromTheGivenAllocationOn) {
   EXPECT_EQ(memory->Allocate(4096).status().reason(), "MEMORY_EXHAUSTED");
   memory->Free(std::move(*a));
   EXPECT_EQ(memory->Allocate(4096).status().reason(), "MEMORY_EXHAUSTED");
+}
+
+// A root with /proc and /sys of one machine.
+class FakeMachine {
+ public:
+  ~FakeMachine() { std::filesystem::remove_all(root_); }
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path at = root_ + path;
+    std::filesystem::create_directories(at.parent_path());
+    std::ofstream(at) << text;
+  }
+  std::optional<CgroupMemory> Read() const { return ReadCgroupMemory(root_); }
+
+ private:
+  std::string root_ = [] {
+    std::string name = std::filesystem::temp_directory_path() / "cgroup.XXXXXX";
+    return std::string(mkdtemp(name.data()));
+  }();
+};
+
+TEST(Cgroup, TheLowestLimitOnTheWayUpHolds) {
+  FakeMachine machine;
+  machine.Write("/proc/self/cgroup", "0::/system/kvstrata\n");
+  machine.Write("/proc/self/mountinfo",
+                "30 20 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n");
+  EXPECT_FALSE(machine.Read().has_value());
+  machine.Write("/sys/fs/cgroup/system/kvstrata/memory.max", "max\n");
+  machine.Write("/sys/fs/cgroup/system/kvstrata/memory.current", "1000\n");
+  EXPECT_FALSE(machine.Read().has_value());
+  machine.Write("/sys/fs/cgroup/system/memory.max", "1000000\n");
+  machine.Write("/sys/fs/cgroup/system/memory.current", "400000\n");
+  machine.Write("/sys/fs/cgroup/system/memory.stat",
+                "anon 1\ninactive_file 100000\nactive_file 50000\nshmem 7\n");
+  const std::optional<CgroupMemory> found = machine.Read();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->limit, 1000000u);
+  EXPECT_EQ(found->charged, 400000u);
+  EXPECT_EQ(found->reclaimable, 150000u);
+  EXPECT_EQ(found->available(), 750000u);
+  EXPECT_TRUE(found->file.ends_with("/sys/fs/cgroup/system/memory.max")) << found->file;
+}
+
+TEST(Cgroup, Version1CountsWhereTheOtherHasNoMemory) {
+  FakeMachine machine;
+  machine.Write("/proc/self/cgroup", "5:cpu,memory:/docker/a\n0::/\n");
+  machine.Write("/proc/self/mountinfo",
+                "30 20 0:26 / /unified rw - cgroup2 cgroup2 rw\n"
+                "31 20 0:27 /docker/a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n");
+  machine.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  machine.Write("/sys/fs/cgroup/memory/memory.usage_in_bytes", "5\n");
+  EXPECT_FALSE(machine.Read().has_value()) << "its way of saying none";
+  machine.Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n");
+  machine.Write("/sys/fs/cgroup/memory/memory.stat", "inactive_file 3\ntotal_inactive_file 2\n");
+  const std::optional<CgroupMemory> found = machine.Read();
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->limit, 1000u);
+  EXPECT_EQ(found->available(), 997u);
+}
+
+TEST(Cgroup, PoolsBeyondItAreRefusedWithTheFigures) {
+  const CgroupMemory cgroup{"/sys/fs/cgroup/memory.max", 100 << 20, 30 << 20, 10 << 20};
+  EXPECT_TRUE(CheckCgroupBudget(cgroup, 80 << 20, 0).ok());
+  EXPECT_TRUE(CheckCgroupBudget(cgroup, 40 << 20, 40 << 20).ok());
+  const Status refused = CheckCgroupBudget(cgroup, 41 << 20, 40 << 20);
+  EXPECT_EQ(refused.reason(), "POOL_BEYOND_CGROUP");
+  for (const char* figure : {"41 MiB", "40 MiB", "80 MiB", "100 MiB", "30 MiB", "10 MiB",
+                             "/sys/fs/cgroup/memory.max", "pool.host_bytes"}) {
+    EXPECT_NE(std::string(refused.message()).find(figure), std::string::npos) << refused.message();
+  }
 }
 
 // The model: one flag for each granule.

@@ -1,6 +1,9 @@
 // Page keys and the prefix index.
 #include <gtest/gtest.h>
 
+#include <deque>
+#include <map>
+#include <random>
 #include <set>
 
 #include "server/store/prefix_index.h"
@@ -11,6 +14,53 @@ namespace {
 
 using testing::SmallModel;
 using testing::Tokens;
+
+// Keys that crowd around both ends of the table's first slots, so that probes run on and around.
+TEST(PageMap, AgreesWithAMap) {
+  std::vector<std::unique_ptr<Arena>> arenas;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    arenas.push_back(std::make_unique<Arena>(1, tier, 7, kDaemon, MemoryBlock{}));
+  }
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const uint32_t keys = seed % 2 == 0 ? 40 : 400;  // without growing, and with
+    PageMap map;
+    std::map<PageKey, Page*> model;
+    std::deque<Page> pages;
+    for (int step = 0; step < 4000; ++step) {
+      const uint32_t i = random() % keys;
+      PageKey key{};
+      key[0] = static_cast<uint8_t>(i % 5 + (i % 2 == 0 ? 0 : 60));
+      key[8] = static_cast<uint8_t>(i);
+      key[9] = static_cast<uint8_t>(i >> 8);
+      Page* page = &pages.emplace_back();
+      page->arena = arenas[random() % 2].get();
+      const bool there = model.contains(key);
+      if (!there || random() % 4 == 0) {
+        ASSERT_EQ(map.Insert(key, page), !there);
+        model.emplace(key, page);
+      } else if (random() % 3 == 0) {
+        map.Replace(key, page);
+        model[key] = page;
+      } else {
+        map.Erase(key);
+        model.erase(key);
+      }
+      ASSERT_EQ(map.size(), model.size());
+      const PageMap::Slot* const slot = map.Find(key);
+      ASSERT_EQ(slot != nullptr, model.contains(key));
+      if (step % 100 != 0) continue;
+      for (const auto& [k, p] : model) {
+        const PageMap::Slot* const found = map.Find(k);
+        ASSERT_NE(found, nullptr);
+        ASSERT_EQ(found->page, p);
+        ASSERT_EQ(found->tier, p->arena->tier);
+        ASSERT_EQ(found->tenant, 7u);
+      }
+    }
+  }
+}
 
 TEST(KeyChain, EveryPartOfTheIdentityCounts) {
   std::set<PageKey> keys;

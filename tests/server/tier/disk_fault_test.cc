@@ -38,7 +38,7 @@ class DiskFault : public ::testing::Test {
     options_.depth = 16;
     options_.new_queue = [this](uint32_t depth) {
       IoQueueChoice choice = NewIoQueue(depth);
-      return IoQueueChoice{NewFaultyQueue(std::move(choice.queue), &plan_), choice.degraded};
+      return IoQueueChoice{NewFaultyQueue(std::move(choice.queue), depth, &plan_), choice.degraded};
     };
     Open();
   }
@@ -58,8 +58,9 @@ class DiskFault : public ::testing::Test {
       return r.op == op ? std::optional<IoFault>(fault) : std::nullopt;
     });
   }
-  Status Put(const std::string& key, const std::vector<uint64_t>& sizes) {
-    return PutOne(tier_.get(), key, ValueOf(key, 0, sizes));
+  Status Put(const std::string& key, const std::vector<uint64_t>& sizes,
+             Deadline deadline = Soon()) {
+    return PutOne(tier_.get(), key, ValueOf(key, 0, sizes), deadline);
   }
   // OK only with the right bytes.
   Status Get(const std::string& key, const std::vector<uint64_t>& sizes,
@@ -122,6 +123,35 @@ TEST_F(DiskFault, WithoutSpaceNothingIsAdmittedAndAllIsServed) {
   plan_.Set(nullptr);
   EXPECT_TRUE(Put("b", kSmall).ok());
   EXPECT_TRUE(Get("b", kSmall).ok());
+}
+
+TEST_F(DiskFault, AHeaderGoesWithItsPayloadAndServesNothingWithoutIt) {
+  ASSERT_TRUE(Put("first", kLarge).ok());  // the segment is marked dirty by now
+  std::atomic<int> payloads = 0, headers = 0;
+  plan_.Set([&](const IoRequest& r) -> std::optional<IoFault> {
+    if (r.op != Op::kWrite) return std::nullopt;
+    const auto* header = reinterpret_cast<const disk::SlotHeader*>(r.data);
+    if (header->magic == disk::SlotHeader::kMagic) {
+      EXPECT_EQ(payloads, 3) << "it is not the last";  // two of the first buffer
+      ++headers;
+      return std::nullopt;
+    }
+    ++payloads;
+    return IoFault{IoFault::Kind::kStuck};
+  });
+  EXPECT_EQ(Put("a", kLarge, In(30)).reason(), "DISK_DEADLINE");
+  EXPECT_EQ(headers, 1) << "it waits for the payload";
+  plan_.Set(nullptr);
+  DiskTierOptions next = options_;  // a daemon that was killed meanwhile: the payload never came
+  std::filesystem::copy(options_.directory, dir_.path() + "/next");
+  next.directory = dir_.path() + "/next";
+  next.new_queue = NewIoQueue;
+  auto tier = DiskTier::Open(next, Soon());
+  ASSERT_TRUE(tier.ok()) << tier.status().ToString();
+  EXPECT_TRUE((*tier)->Contains("a"));
+  const AlignedBuffers got(kLarge);
+  EXPECT_EQ(GetOne(tier->get(), "a", got, Soon()).reason(), "DISK_CORRUPT");
+  EXPECT_FALSE((*tier)->Contains("a"));
 }
 
 // Each request of a put, an erase, a flush, a checkpoint and a get fails in turn.

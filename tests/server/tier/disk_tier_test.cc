@@ -77,12 +77,12 @@ TEST_P(OnEitherQueue, ValuesOfAllShapesComeBackAndSurviveAStart) {
                                                      std::vector<uint64_t>(16, 20001)};
   for (size_t i = 0; i < shapes.size(); ++i) {
     const std::string key = "key " + std::to_string(i);
-    ASSERT_TRUE(PutOne(tier_.get(), key, ValueOf(key, 0, shapes[i])).ok());
+    ASSERT_TRUE(PutOne(tier_.get(), key, ValueOf(key, 0, shapes[i], i % 2 == 0)).ok());
   }
   for (const bool checkpointed : {false, true}) {
     for (size_t i = 0; i < shapes.size(); ++i) {
       const std::string key = "key " + std::to_string(i);
-      const AlignedBuffers got(shapes[i]);
+      const AlignedBuffers got(shapes[i], checkpointed);
       EXPECT_TRUE(tier_->Contains(key));
       EXPECT_EQ(tier_->Sizes(key), shapes[i]);
       const Status status = GetOne(tier_.get(), key, got);
@@ -95,6 +95,24 @@ TEST_P(OnEitherQueue, ValuesOfAllShapesComeBackAndSurviveAStart) {
     Reopen();
     EXPECT_EQ(tier_->Stats().scanned_segments == 0, checkpointed);
   }
+}
+
+TEST(DiskTier, AValueWithRoomForItsHeaderIsOneWrite) {
+  const ScratchDir dir;
+  IoHistory history;
+  DiskTierOptions options = Options(dir.path() + "/tier");
+  options.new_queue = [&](uint32_t) {
+    return IoQueueChoice{NewRecordingQueue(NewInlineQueue(), &history), OkStatus()};
+  };
+  const auto tier = MustOpen(options);
+  ASSERT_TRUE(PutOne(tier.get(), "first", ValueOf("first", 0, {253952})).ok());
+  history.clear();  // the segment is marked dirty by now
+  ASSERT_TRUE(PutOne(tier.get(), "without", ValueOf("without", 0, {253952})).ok());
+  EXPECT_EQ(history.size(), 2u);
+  history.clear();
+  ASSERT_TRUE(PutOne(tier.get(), "with", ValueOf("with", 0, {253952}, true)).ok());
+  ASSERT_EQ(history.size(), 1u);
+  EXPECT_EQ(history[0].bytes.size(), 253952u + 4096u);
 }
 
 TEST_P(OnEitherQueue, ManyValuesInOneBatch) {

@@ -109,20 +109,6 @@ TEST_P(Conformance, WritesAndReadsBackEveryBlockInAnyOrder) {
       ASSERT_EQ(result, static_cast<int32_t>(kBlock)) << tag;
     EXPECT_EQ(std::memcmp(memory_, memory_ + kBytes, kBytes), 0);
   }
-  queue_->RemoveMemory(memory_);
-  EXPECT_EQ(RunOne({Op::kRead, file_, kBlock, 0, memory_, 1}), static_cast<int32_t>(kBlock));
-}
-
-TEST_P(Conformance, MemoryMappedAgainAtARemovedAddressIsWritten) {
-  queue_->AddMemory(memory_, kBytes);
-  queue_->RemoveMemory(memory_);
-  std::memset(memory_, 7, kBlock);
-  ASSERT_EQ(RunOne({Op::kWrite, file_, kBlock, 0, memory_, 1}), static_cast<int32_t>(kBlock));
-  ASSERT_EQ(
-      mmap(memory_, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
-      memory_);
-  ASSERT_EQ(RunOne({Op::kRead, file_, kBlock, 0, memory_, 2}), static_cast<int32_t>(kBlock));
-  EXPECT_EQ(memory_[0], std::byte{7});
 }
 
 TEST_P(Conformance, ErrorsAndShortReadsAreResults) {

@@ -16,7 +16,6 @@ class InlineQueue final : public IoQueue {
     return static_cast<uint32_t>(files_.size() - 1);
   }
   void AddMemory(std::byte*, uint64_t) override {}
-  void RemoveMemory(std::byte*) override {}
   size_t Submit(std::span<const IoRequest> requests) override {
     for (const IoRequest& r : requests) {
       const int fd = files_[r.file];
@@ -47,7 +46,6 @@ class RecordingQueue final : public IoQueue {
       : upstream_(std::move(upstream)), history_(history) {}
   Result<uint32_t> AddFile(int fd) override { return upstream_->AddFile(fd); }
   void AddMemory(std::byte*, uint64_t) override {}
-  void RemoveMemory(std::byte*) override {}
   size_t Submit(std::span<const IoRequest> requests) override {
     const size_t n = upstream_->Submit(requests);
     for (const IoRequest& r : requests.first(n)) {
@@ -70,11 +68,10 @@ class RecordingQueue final : public IoQueue {
 
 class FaultyQueue final : public IoQueue {
  public:
-  FaultyQueue(std::unique_ptr<IoQueue> upstream, FaultPlan* plan)
-      : upstream_(std::move(upstream)), plan_(plan) {}
+  FaultyQueue(std::unique_ptr<IoQueue> upstream, uint32_t depth, FaultPlan* plan)
+      : upstream_(std::move(upstream)), depth_(depth), plan_(plan) {}
   Result<uint32_t> AddFile(int fd) override { return upstream_->AddFile(fd); }
   void AddMemory(std::byte* base, uint64_t bytes) override { upstream_->AddMemory(base, bytes); }
-  void RemoveMemory(std::byte* base) override { upstream_->RemoveMemory(base); }
   size_t Submit(std::span<const IoRequest> requests) override {
     size_t n = 0;
     for (; n < requests.size() && SubmitOne(requests[n]); ++n) {
@@ -97,6 +94,7 @@ class FaultyQueue final : public IoQueue {
 
  private:
   bool SubmitOne(IoRequest r) {
+    if (ready_.size() + stuck_.size() + in_upstream_ >= depth_) return false;
     std::optional<IoFault> fault;
     {
       std::lock_guard lock(plan_->mu);
@@ -134,6 +132,7 @@ class FaultyQueue final : public IoQueue {
   }
 
   const std::unique_ptr<IoQueue> upstream_;
+  const uint32_t depth_;
   FaultPlan* const plan_;
   std::deque<IoResult> ready_;
   std::vector<uint64_t> stuck_;
@@ -146,8 +145,9 @@ std::unique_ptr<IoQueue> NewInlineQueue() { return std::make_unique<InlineQueue>
 std::unique_ptr<IoQueue> NewRecordingQueue(std::unique_ptr<IoQueue> upstream, IoHistory* history) {
   return std::make_unique<RecordingQueue>(std::move(upstream), history);
 }
-std::unique_ptr<IoQueue> NewFaultyQueue(std::unique_ptr<IoQueue> upstream, FaultPlan* plan) {
-  return std::make_unique<FaultyQueue>(std::move(upstream), plan);
+std::unique_ptr<IoQueue> NewFaultyQueue(std::unique_ptr<IoQueue> upstream, uint32_t depth,
+                                        FaultPlan* plan) {
+  return std::make_unique<FaultyQueue>(std::move(upstream), depth, plan);
 }
 
 }  // namespace kvstrata

@@ -58,7 +58,9 @@ struct FaultPlan {
     changed.notify_all();
   }
 };
-std::unique_ptr<IoQueue> NewFaultyQueue(std::unique_ptr<IoQueue> upstream, FaultPlan* plan);
+// `depth`: of the upstream; what is stuck counts.
+std::unique_ptr<IoQueue> NewFaultyQueue(std::unique_ptr<IoQueue> upstream, uint32_t depth,
+                                        FaultPlan* plan);
 
 }  // namespace kvstrata
 

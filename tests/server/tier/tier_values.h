@@ -15,14 +15,15 @@ namespace kvstrata {
 
 inline Deadline Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
 
-// Buffers of some sizes that begin at multiples of 4096.
+// Buffers of some sizes that begin at multiples of 4096, perhaps with room for a header before.
 class AlignedBuffers {
  public:
-  explicit AlignedBuffers(const std::vector<uint64_t>& sizes) {
-    uint64_t bytes = 0;
+  explicit AlignedBuffers(const std::vector<uint64_t>& sizes, bool header_room = false)
+      : header_room_(header_room) {
+    uint64_t bytes = header_room ? 4096 : 0;
     for (const uint64_t size : sizes) bytes += (size + 4095) / 4096 * 4096;
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)), std::free);
-    std::byte* at = data_.get();
+    std::byte* at = data_.get() + (header_room ? 4096 : 0);
     for (const uint64_t size : sizes) {
       buffers_.emplace_back(at, size);
       at += (size + 4095) / 4096 * 4096;
@@ -33,16 +34,18 @@ class AlignedBuffers {
     return {buffers_.begin(), buffers_.end()};
   }
   std::shared_ptr<void> owner() const { return data_; }
+  bool header_room() const { return header_room_; }
 
  private:
+  bool header_room_;
   std::shared_ptr<std::byte> data_;
   std::vector<std::span<std::byte>> buffers_;
 };
 
 // The value of a version of a key.
 inline AlignedBuffers ValueOf(const std::string& key, uint64_t version,
-                              const std::vector<uint64_t>& sizes) {
-  AlignedBuffers value(sizes);
+                              const std::vector<uint64_t>& sizes, bool header_room = false) {
+  AlignedBuffers value(sizes, header_room);
   std::mt19937_64 random(std::hash<std::string>()(key) * 31 + version);
   for (const std::span<std::byte>& buffer : value.buffers()) {
     for (size_t i = 0; i < buffer.size(); i += 8) {
@@ -62,16 +65,17 @@ inline bool SameBytes(const AlignedBuffers& a, const AlignedBuffers& b) {
 }
 
 inline DiskPut PutOf(const std::string& key, const AlignedBuffers& value) {
-  return {key, value.readable(), value.owner(), {}};
+  return {key, value.readable(), value.owner(), {}, value.header_room()};
 }
-inline Status PutOne(DiskTier* tier, const std::string& key, const AlignedBuffers& value) {
+inline Status PutOne(DiskTier* tier, const std::string& key, const AlignedBuffers& value,
+                     Deadline deadline = Soon()) {
   DiskPut put = PutOf(key, value);
-  tier->Put({&put, 1}, Soon());
+  tier->Put({&put, 1}, deadline);
   return put.status;
 }
 inline Status GetOne(DiskTier* tier, const std::string& key, const AlignedBuffers& into,
                      Deadline deadline = Soon()) {
-  DiskGet get{key, into.buffers(), into.owner(), {}};
+  DiskGet get{key, into.buffers(), into.owner(), {}, into.header_room()};
   tier->Get({&get, 1}, deadline);
   return get.status;
 }

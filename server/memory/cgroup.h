@@ -1,0 +1,40 @@
+// What the cgroup of this process is charged for memory, and how much it allows: arenas on `host`
+// are shared memory, which is charged when it is touched and cannot be reclaimed.
+//
+// Cgroup v2, else the memory controller of v1. Values; thread-safe. Units: bytes. Cost: some
+// reads in /proc and /sys.
+#ifndef KVSTRATA_SERVER_MEMORY_CGROUP_H_
+#define KVSTRATA_SERVER_MEMORY_CGROUP_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/status.h"
+
+namespace kvstrata {
+
+struct CgroupMemory {
+  std::string file;          // that has the limit
+  uint64_t limit = 0;        // the smallest of the cgroup and those above it
+  uint64_t charged = 0;      // to the cgroup that has it
+  uint64_t reclaimable = 0;  // of that: pages of files
+
+  uint64_t available() const {
+    const uint64_t held = charged - std::min(charged, reclaimable);
+    return limit - std::min(limit, held);
+  }
+};
+
+// Nothing: no limit, or none that can be read. `root` is put before every path.
+std::optional<CgroupMemory> ReadCgroupMemory(const std::string& root = "");
+
+// RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP: pools of host memory of these sizes would be more than is
+// available. `emulated_device_bytes`: 0 when the device pool is a GPU's.
+Status CheckCgroupBudget(const CgroupMemory& cgroup, uint64_t host_bytes,
+                         uint64_t emulated_device_bytes);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_MEMORY_CGROUP_H_
