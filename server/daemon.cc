@@ -235,6 +235,9 @@ DiskInfo Daemon::Parts::Disk() const {
   info.io_errors = stats.io_errors;
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
+  info.draining = disk_pages->draining();
+  info.drained = disk_pages->drained();
+  info.refused = counters.refused;
   return info;
 }
 
@@ -301,6 +304,8 @@ Status Daemon::Parts::StartGrpc() {
   options.blocks.verify = [this](const std::string& key) { return blocks->Verify(key); };
   if (disk != nullptr) {
     options.disk = [this] { return Disk(); };
+    options.drain = [this] { return disk_pages->Drain(); };
+    options.resume = [this] { disk_pages->Resume(); };
     options.scrub = [this](TierScrub scrub) { return disk_pages->Scrub(std::move(scrub)); };
   }
   options.config = [items = ItemsOf(config)] { return items; };

@@ -1,8 +1,9 @@
-// tier ls|show|scrub: what is below memory.
+// tier ls|show|scrub|drain: what is below memory.
 #include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <memory>
+#include <thread>
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
@@ -60,6 +61,8 @@ constexpr Column kRecord[] = {
     {"CORRUPT", "/corrupt"},
     {"I/O ERRORS", "/io_errors"},
     {"DEADLINES", "/deadlines"},
+    {"DRAINING", "/draining", YesNo},
+    {"REFUSED, DRAINING", "/refused"},
 };
 
 Result<int> Show(const Options& options) {
@@ -104,6 +107,36 @@ Result<int> Scrub(const Options& options, uint64_t rate) {
   return last.corrupt() == 0 ? kOk : kFailed;
 }
 
+constexpr Column kDrained[] = {
+    {"DRAINING", "/draining", YesNo},
+    {"SAFE TO STOP", "/drained", YesNo},
+    {"ENTRIES", "/entries"},
+    {"REFUSED", "/refused"},
+};
+
+// The daemon answers at once: it is asked until nothing waits any more.
+Result<int> Drain(const Options& options, bool resume) {
+  constexpr std::chrono::milliseconds kAskAgain{20};
+  v1::DrainRequest request;
+  request.set_resume(resume);
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  const auto end = std::chrono::steady_clock::now() + options.timeout;
+  for (;;) {
+    KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Drain, request));
+    if (resume || answer.drained()) {
+      PrintRecord(options.style, ToJson(answer), kDrained, std::cout);
+      return kOk;
+    }
+    if (std::chrono::steady_clock::now() >= end) {
+      return Status(Code::kDeadlineExceeded, "DRAIN_DEADLINE",
+                    std::to_string(answer.waiting()) +
+                        " values wait to be written, or the checkpoint is not done; the disk takes "
+                        "no new ones meanwhile");
+    }
+    std::this_thread::sleep_for(kAskAgain);
+  }
+}
+
 // "200MiB", "1GiB", "4096".
 uint64_t ParseBytes(const std::string& text) {
   constexpr std::string_view kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
@@ -138,6 +171,13 @@ void AddTier(CLI::App& app, Invocation& invocation) {
           "At most so many bytes a second, such as 200MiB (default: as fast as the disk)")
       ->type_name("BYTES");
   Runs(scrub, invocation, [&invocation, rate] { return Scrub(invocation.options, *rate); });
+
+  CLI::App* drain = noun->add_subcommand(
+      "drain", "Take no new values to disk, write what waits, and say when it is safe to stop");
+  auto resume = std::make_shared<bool>(false);
+  drain->add_flag("--resume", *resume,
+                  "Take values again, and what memory has and the disk has not");
+  Runs(drain, invocation, [&invocation, resume] { return Drain(invocation.options, *resume); });
 }
 
 }  // namespace kvstrata::cli

@@ -188,6 +188,8 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_deadlines(d.deadlines);
   out->set_stopped_segments(d.stopped_segments);
   out->set_breaker_open(d.breaker_open);
+  out->set_draining(d.draining);
+  out->set_refused(d.refused);
 }
 
 // Ends at once, with a status and no message.
@@ -456,6 +458,25 @@ grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackS
   return ScrubStream::Start(context_, *request);
 }
 
+grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
+                                              const v1::DrainRequest* request,
+                                              v1::DrainResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const GrpcOptions& options = context_->options();
+    if (!options.disk) return ServiceContext::NoDisk();
+    if (request->resume()) options.resume();
+    if (!request->resume()) KVS_RETURN_IF_ERROR(options.drain());
+    const DiskInfo disk = options.disk();
+    response->set_draining(disk.draining);
+    response->set_drained(disk.drained);
+    response->set_waiting(disk.waiting);
+    response->set_entries(disk.entries);
+    response->set_refused(disk.refused);
+    return OkStatus();
+  });
+}
+
 // --- not there yet -------------------------------------------------------------------------------
 
 grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* call,
@@ -470,11 +491,6 @@ grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* ca
                                                  const v1::SetQuotaRequest*,
                                                  v1::SetQuotaResponse*) {
   return Missing(call, "SET_QUOTA");
-}
-
-grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
-                                              const v1::DrainRequest*, v1::DrainResponse*) {
-  return Missing(call, "DRAIN");
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,

@@ -50,6 +50,8 @@ struct DiskInfo {
   uint64_t read = 0, late_loads = 0, refused_loads = 0;
   uint64_t corrupt = 0, io_errors = 0, deadlines = 0;
   uint32_t stopped_segments = 0;
+  bool draining = false, drained = false;
+  uint64_t refused = 0;
 };
 
 // Values one by one (server/work/block_catalog.h). Any thread; get and verify wait for the disk.
@@ -74,7 +76,10 @@ struct GrpcOptions {
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
   std::function<DiskInfo()> disk;       // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
-  BlockCalls blocks;                       // null: UNIMPLEMENTED
+  // Admin.Drain and its `resume`; any thread, never waits. Null with `disk`.
+  std::function<Status()> drain;
+  std::function<void()> resume;
+  BlockCalls blocks;  // null: UNIMPLEMENTED
 };
 
 class GrpcServer {

@@ -20,9 +20,7 @@ ScrubStream* ScrubStream::Start(ServiceContext* context, const v1::ScrubRequest&
 
 Status ScrubStream::Begin(const v1::ScrubRequest& request) {
   KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-  if (!context_->options().scrub) {
-    return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
-  }
+  if (!context_->options().scrub) return ServiceContext::NoDisk();
   TierScrub scrub;
   scrub.bytes_per_second = request.bytes_per_second();
   scrub.progress = [self = shared_from_this()](const ScrubProgress& p) {

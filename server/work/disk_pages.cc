@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -104,6 +105,10 @@ void DiskPages::Count(uint64_t DiskPagesCounters::*what, uint64_t n) {
 void DiskPages::Offer(const PageKey& key) {
   {
     MutexLock lock(mu_);
+    if (drains_ != Drains::kNo) {
+      ++counters_.refused;
+      return;
+    }
     if (stopping_ || offers_.size() >= options_.queue) {
       ++counters_.dropped;
       return;
@@ -113,11 +118,65 @@ void DiskPages::Offer(const PageKey& key) {
   offered_.notify_one();
 }
 
+Status DiskPages::Drain() {
+  {
+    MutexLock lock(mu_);
+    if (drains_ == Drains::kDrained) return OkStatus();
+    if (drains_ == Drains::kFailed && !drain_failed_.ok()) {
+      return std::exchange(drain_failed_, OkStatus());
+    }
+    drains_ = Drains::kDrying;
+  }
+  offered_.notify_one();
+  return OkStatus();
+}
+
+bool DiskPages::draining() const {
+  MutexLock lock(mu_);
+  return drains_ != Drains::kNo;
+}
+
+bool DiskPages::drained() const {
+  MutexLock lock(mu_);
+  return drains_ == Drains::kDrained;
+}
+
+bool DiskPages::IsDry() const {
+  MutexLock lock(mu_);
+  return drains_ == Drains::kDrying && offers_.empty();
+}
+
+void DiskPages::EndDrying(const Status& checkpoint) {
+  MutexLock lock(mu_);
+  // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
+  if (drains_ != Drains::kDrying || !offers_.empty()) return;
+  drains_ = checkpoint.ok() ? Drains::kDrained : Drains::kFailed;
+  drain_failed_ = checkpoint;
+}
+
+void DiskPages::Resume() {
+  {
+    MutexLock lock(mu_);
+    if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
+  }
+  std::vector<BlockInfo> here = store_->ArtefactBlocks();
+  std::erase_if(here, [](const BlockInfo& b) { return b.kind != BlockKind::kRecord; });
+  for (uint64_t cursor = 0; cursor != kNoMoreBlocks;) {
+    std::ranges::move(store_->Blocks(&cursor, kPutValues), std::back_inserter(here));
+    for (const BlockInfo& block : here) {
+      PageKey key{};
+      std::ranges::copy(block.key, key.begin());
+      if (block.changed || !Holds(key)) Offer(key);
+    }
+    here.clear();
+  }
+}
+
 std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     writing_ = 0;
-    return stopping_ || !offers_.empty();
+    return stopping_ || !offers_.empty() || drains_ == Drains::kDrying;
   };
   if (unsaved_ && options_.checkpoint_interval.count() != 0) {
     offered_.wait_until(lock, checkpoint_at_, ready);
@@ -207,10 +266,12 @@ void DiskPages::PutAll(Batch* batch) {
 }
 
 void DiskPages::CheckpointIfDue() {
-  if (!unsaved_ || options_.checkpoint_interval.count() == 0) return;
-  if (Clock::now() < checkpoint_at_) return;
+  const bool dry = IsDry();
+  const bool timed = unsaved_ && options_.checkpoint_interval.count() != 0;
+  if (!dry && !(timed && Clock::now() >= checkpoint_at_)) return;
   unsaved_ = false;
   const Status status = disk_->Checkpoint(Clock::now() + kCheckpointTimeout);
+  if (dry) EndDrying(status);
   if (!status.ok()) return LogStatus(&write_log_, "disk_checkpoint_failed", status);
   Count(&DiskPagesCounters::checkpoints, 1);
 }

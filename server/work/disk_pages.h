@@ -14,7 +14,8 @@
 //
 // Ownership: borrows store and tier, which outlive it; sets and unsets itself as the store's tier.
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queues.
-// Errors: none reach a caller; they are counted, and logged at most once a second each way.
+// Errors: none reach a caller but those of drains and scrubs; they are counted, and logged at most
+// once a second each way.
 #ifndef KVSTRATA_SERVER_WORK_DISK_PAGES_H_
 #define KVSTRATA_SERVER_WORK_DISK_PAGES_H_
 
@@ -54,6 +55,7 @@ struct DiskPagesCounters {
   uint64_t checkpoints = 0;    // that succeeded
   uint64_t refused_loads = 0;  // too many waited
   uint64_t late_loads = 0;     // ended by their deadline
+  uint64_t refused = 0;        // offers while it was drained
 };
 
 class DiskPages final : public PageTier {
@@ -78,6 +80,16 @@ class DiskPages final : public PageTier {
   Status Scrub(TierScrub scrub) KVS_EXCLUDES(mu_);
   // Ends a scrub with DAEMON_STOPPING after the batch under way, and refuses others.
   void EndScrubs() KVS_EXCLUDES(mu_);
+
+  // Turns offers away from now on and has the writer make a checkpoint when none waits any more:
+  // ask again until `drained`. Never waits. What DiskTier::Checkpoint returned, once; the next
+  // call has it tried again.
+  Status Drain() KVS_EXCLUDES(mu_);
+  // Takes offers again, first of what memory has and the disk has not.
+  void Resume() KVS_EXCLUDES(mu_);
+  bool draining() const KVS_EXCLUDES(mu_);
+  // All that is on disk is in a checkpoint, and nothing comes.
+  bool drained() const KVS_EXCLUDES(mu_);
 
   DiskPagesCounters counters() const KVS_EXCLUDES(mu_);
   // Offers that wait or are being written.
@@ -113,6 +125,9 @@ class DiskPages final : public PageTier {
   // Puts the batch, which is empty afterwards.
   void PutAll(Batch* batch) KVS_EXCLUDES(mu_);
   void CheckpointIfDue() KVS_EXCLUDES(mu_);
+  // Whether a drain waits for a checkpoint alone.
+  bool IsDry() const KVS_EXCLUDES(mu_);
+  void EndDrying(const Status& checkpoint) KVS_EXCLUDES(mu_);
   // Again, after giving up what is in its way.
   void PutInPlaceOfOthers(DiskPut* put, Deadline deadline) KVS_EXCLUDES(mu_);
   void Count(uint64_t DiskPagesCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
@@ -146,6 +161,10 @@ class DiskPages final : public PageTier {
   size_t writing_ KVS_GUARDED_BY(mu_) = 0;
   std::unique_ptr<Scrubbing> scrub_ KVS_GUARDED_BY(mu_);  // the reader's, which alone ends it
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
+  // kDrying: the writer is to make a checkpoint when nothing waits.
+  enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
+  Drains drains_ KVS_GUARDED_BY(mu_) = Drains::kNo;
+  Status drain_failed_ KVS_GUARDED_BY(mu_);  // of kFailed
   bool no_scrubs_ KVS_GUARDED_BY(mu_) = false;
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
   DiskPagesCounters counters_ KVS_GUARDED_BY(mu_);

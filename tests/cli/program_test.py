@@ -197,6 +197,7 @@ def daemon_names_what_is_not_there(cli):
     expect(cli("model", "show", "nothing"), 5, "MODEL_UNKNOWN")
     expect(cli("tier", "show"), 5, "TIER_UNKNOWN", "disk.path")
     expect(cli("tier", "scrub"), 5, "TIER_UNKNOWN", "disk.path")
+    expect(cli("tier", "drain"), 5, "TIER_UNKNOWN", "disk.path")
 
 
 def daemon_books_and_cache(cli):
@@ -501,6 +502,26 @@ def disk_is_scrubbed(cli):
     assert json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)["values"] == values - 3
     expect(cli("tier", "scrub", "--rate", "fast"), 2, "200MiB")
     expect(cli("tier", "scrub", "--rate", "1", "--timeout", "50ms"), 6, "DEADLINE")
+
+
+def disk_is_drained(cli):
+    def entries():
+        return json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
+    drained = json.loads(expect(cli("tier", "drain", "-o", "json"), 0).stdout)
+    assert drained["drained"] and drained["draining"], drained
+    before = entries()
+    path = os.path.join(cli.folder, "d.safetensors")
+    with open(path, "wb") as file:
+        file.write(trace_bytes(prompt=400))
+    expect(cli("replay", path, "--plan", "full"), 0)
+    expect(cli("tier", "show"), 0, "REFUSED, DRAINING")
+    shown = json.loads(cli("tier", "show", "-o", "json").stdout)
+    assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
+    resumed = json.loads(expect(cli("tier", "drain", "--resume", "-o", "json"), 0).stdout)
+    assert not resumed["draining"] and not resumed["drained"], resumed
+    wait_for_disk(cli, before + shown["refused"])
+    expect(cli("tier", "drain"), 0, "SAFE TO STOP  ", "yes")
+    expect(cli("tier", "drain", "--resume"), 0)
 
 
 def with_daemon(program, cli, *flags):
