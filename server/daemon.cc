@@ -20,6 +20,7 @@
 #include "server/telemetry/readiness.h"
 #include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
+#include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
 
@@ -119,6 +120,7 @@ struct Daemon::Parts {
   UniqueFd lock;
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
+  std::unique_ptr<Mover> mover;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
   std::unique_ptr<RecompressQueue> work;
@@ -265,6 +267,7 @@ Status Daemon::Parts::Start() {
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
+  mover = std::make_unique<Mover>(config.mover, store.get());
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();
@@ -306,6 +309,7 @@ Status Daemon::Parts::StartGrpc() {
     options.disk = [this] { return Disk(); };
     options.drain = [this] { return disk_pages->Drain(); };
     options.resume = [this] { disk_pages->Resume(); };
+    options.resize_disk = [this](uint64_t bytes) { return disk_pages->Resize(bytes); };
     options.scrub = [this](TierScrub scrub) { return disk_pages->Scrub(std::move(scrub)); };
   }
   options.config = [items = ItemsOf(config)] { return items; };

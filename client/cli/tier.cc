@@ -1,4 +1,4 @@
-// tier ls|show|scrub|drain: what is below memory.
+// tier ls|show|scrub|drain|resize: what is below memory.
 #include <algorithm>
 #include <charconv>
 #include <iostream>
@@ -152,6 +152,27 @@ uint64_t ParseBytes(const std::string& text) {
   return number << shift;
 }
 
+constexpr Column kResized[] = {
+    {"TIER", "/tier"},
+    {"CAPACITY", "/capacity_bytes", Bytes},
+    {"TAKEN", "/taken_bytes", Bytes},
+    {"BEYOND CAPACITY", "/beyond_bytes", Bytes},
+    {"EVICTED", "/evicted"},
+    {"UNTIL RESTART, THEN", "/key"},
+};
+
+Result<int> Resize(const Options& options, const std::string& tier, uint64_t bytes) {
+  v1::ResizeRequest request;
+  request.set_tier(tier);
+  request.set_bytes(bytes);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::Resize, request));
+  Json document = ToJson(answer);
+  document["beyond_bytes"] =
+      answer.taken_bytes() - std::min(answer.taken_bytes(), answer.capacity_bytes());
+  PrintRecord(options.style, document, kResized, std::cout);
+  return kOk;
+}
+
 }  // namespace
 
 void AddTier(CLI::App& app, Invocation& invocation) {
@@ -178,6 +199,20 @@ void AddTier(CLI::App& app, Invocation& invocation) {
   drain->add_flag("--resume", *resume,
                   "Take values again, and what memory has and the disk has not");
   Runs(drain, invocation, [&invocation, resume] { return Drain(invocation.options, *resume); });
+
+  CLI::App* resize = noun->add_subcommand(
+      "resize", "Change the capacity of the disk, or of a pool, until the daemon ends");
+  auto bytes = std::make_shared<uint64_t>(0);
+  auto tier = std::make_shared<std::string>("disk");
+  resize
+      ->add_option_function<std::string>(
+          "SIZE", [bytes](const std::string& text) { *bytes = ParseBytes(text); },
+          "What the configuration's key would say, such as 64GiB")
+      ->required();
+  resize->add_option("--tier", *tier, "Which (default: disk)")
+      ->check(CLI::IsMember({"device", "host", "disk"}));
+  Runs(resize, invocation,
+       [&invocation, tier, bytes] { return Resize(invocation.options, *tier, *bytes); });
 }
 
 }  // namespace kvstrata::cli

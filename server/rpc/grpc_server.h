@@ -76,6 +76,9 @@ struct GrpcOptions {
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
   std::function<DiskInfo()> disk;       // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
+  // Admin.Resize of the disk: values that gave their place. Any thread; waits for the disk; null
+  // with `disk`.
+  std::function<Result<uint64_t>(uint64_t budget_bytes)> resize_disk;
   // Admin.Drain and its `resume`; any thread, never waits. Null with `disk`.
   std::function<Status()> drain;
   std::function<void()> resume;

@@ -163,10 +163,13 @@ class Auditor {
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
     uint64_t bytes[kTiers] = {}, pinned[kTiers] = {};
-    for (const Page* page = store_.prefix_.oldest(); page != nullptr; page = page->newer) {
-      if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
-      if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
-      bytes[static_cast<int>(page->arena->tier)] += page->bytes;
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      for (const Page* page = store_.prefix_.oldest(tier); page != nullptr; page = page->newer) {
+        if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
+        if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
+        if (page->arena->tier != tier) Find(NameOfPage(*page) + " is listed in another tier");
+        bytes[static_cast<int>(tier)] += page->bytes;
+      }
     }
     for (const Page& page : store_.pools_.records()) {
       if (page.arena == nullptr || !page.indexed || page.refs > 0) continue;

@@ -34,11 +34,12 @@ EvictResult Store::Impl::Evict(bool dry_run) {
     result.tiers.back().pinned_bytes = prefix_.pinned_bytes(tier);
   }
   std::vector<Page*> victims;
-  for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
-    EvictedTier& tier = result.tiers[static_cast<size_t>(page->arena->tier)];
-    Count(*page, &tier);
-    tier.stored_pages += page->stored;
-    victims.push_back(page);
+  for (EvictedTier& tier : result.tiers) {
+    for (Page* page = prefix_.oldest(tier.tier); page != nullptr; page = page->newer) {
+      Count(*page, &tier);
+      tier.stored_pages += page->stored;
+      victims.push_back(page);
+    }
   }
   for (const Page* page : UnusedExtents()) {
     EvictedTier& tier = result.tiers[static_cast<size_t>(page->arena->tier)];

@@ -117,8 +117,10 @@ std::vector<ModelInfo> Store::Impl::Models() const {
   std::map<uint64_t, ModelInfo> infos;
   for (const auto& [id, model] : models_) infos[id] = {id, model->desc, 0, 0};
   for (const auto& [id, s] : sequences_) ++infos[s->model->id].sequences;
-  for (const Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
-    ++infos[page->model].cached_pages;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    for (const Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+      ++infos[page->model].cached_pages;
+    }
   }
   std::vector<ModelInfo> list;
   for (auto& [id, info] : infos) list.push_back(std::move(info));

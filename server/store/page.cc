@@ -26,7 +26,7 @@ PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_byt
     Pool& pool = pools_[static_cast<int>(tier)];
     const uint64_t granularity = memory->granularity();
     pool.capacity = RoundDown(capacity, granularity);
-    pool.memory = NewLimitedResource(std::move(memory), pool.capacity);
+    pool.memory = NewLimitedResource(std::move(memory), &pool.capacity);
     const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
     pool.arena_bytes =
         std::min(pool.capacity, RoundDown(std::max(wanted, granularity), granularity));
@@ -38,6 +38,11 @@ PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_byt
 PagePools::~PagePools() {
   on_drop = nullptr;
   while (!arenas_.empty()) Drop(arenas_.begin()->second.get());
+}
+
+void PagePools::SetCapacity(Tier tier, uint64_t bytes) {
+  Pool& pool = pools_[static_cast<int>(tier)];
+  pool.capacity = RoundDown(bytes, pool.memory->granularity());
 }
 
 Page* PagePools::NewRecord() {
@@ -85,7 +90,7 @@ bool PagePools::Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t byte
 
 bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes) {
   Pool& pool = pools_[static_cast<int>(tier)];
-  const uint64_t left = pool.capacity - pool.taken;
+  const uint64_t left = pool.capacity - std::min(pool.taken, pool.capacity);
   if (bytes > left) return false;
   const uint64_t granularity = pool.memory->granularity();
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);

@@ -54,7 +54,7 @@ Transfer DiskTier::Impl::MarkTransfer(uint32_t i, Errors* failed) {
     block->slot_blocks = segment.slot_blocks;
     disk::Seal(block);
     const uint64_t offset = segment.sequence % 2 * kBlockBytes;
-    transfer.requests.push_back({Op::kWrite, i, kBlockBytes, offset, at});
+    transfer.requests.push_back({Op::kWrite, FileOf(i), kBlockBytes, offset, at});
   }
   transfer.next = [this, i, failed](int error) -> std::vector<IoRequest> {
     Observe(error, i);
@@ -89,20 +89,21 @@ Status DiskTier::Impl::FlushWritten(Deadline deadline) {
   const auto more = [&]() -> std::optional<Transfer> {
     if (next == written.size()) return std::nullopt;
     const uint32_t i = written[next++];
-    return Transfer{{{Op::kFlush, i}}, nullptr, [&, i](int error) -> std::vector<IoRequest> {
-                      Observe(error, i);
-                      MutexLock lock(mu_);
-                      table_.at(i).written = false;
-                      if (error == 0 || !Holds(Guard::kFailedFlush)) {
-                        table_.at(i).flushed = generation;
-                      } else {
-                        LoseUnflushed(i);
-                        outcome = {Code::kDataLoss, "DISK_FLUSH",
-                                   "segment " + std::to_string(i) + ": " + std::strerror(error) +
-                                       "; what was put to it since its last flush is given up"};
-                      }
-                      return {};
-                    }};
+    return Transfer{
+        {{Op::kFlush, FileOf(i)}}, nullptr, [&, i](int error) -> std::vector<IoRequest> {
+          Observe(error, i);
+          MutexLock lock(mu_);
+          table_.at(i).written = false;
+          if (error == 0 || !Holds(Guard::kFailedFlush)) {
+            table_.at(i).flushed = generation;
+          } else {
+            LoseUnflushed(i);
+            outcome = {Code::kDataLoss, "DISK_FLUSH",
+                       "segment " + std::to_string(i) + ": " + std::strerror(error) +
+                           "; what was put to it since its last flush is given up"};
+          }
+          return {};
+        }};
   };
   writer_.transfers.Run(more, deadline);
   return outcome;

@@ -1,5 +1,6 @@
 // DiskTier::Impl: the state of the engine. disk_tier.cc: values; disk_flush.cc: dirty marks and
-// flushes; disk_start.cc: the index from the slots; disk_checkpoint.cc: the checkpoint.
+// flushes; disk_start.cc: the index from the slots; disk_checkpoint.cc: the checkpoint;
+// disk_resize.cc: another budget.
 //
 // Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
@@ -93,6 +94,7 @@ class DiskTier::Impl {
   Status Erase(std::span<const std::string> keys, Deadline deadline) KVS_EXCLUDES(mu_);
   Status Flush(Deadline deadline) KVS_EXCLUDES(mu_);
   Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
+  Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(mu_);
   Status ChangeMemory(std::byte* base, uint64_t bytes, bool add, Deadline deadline);
 
   bool Contains(std::string_view key) const KVS_EXCLUDES(mu_) {
@@ -178,18 +180,32 @@ class DiskTier::Impl {
   void EnterFound(disk::NamedEntry found) KVS_EXCLUDES(mu_);
   void FreeUnheld() KVS_EXCLUDES(mu_);
 
+  // disk_resize.cc; both turns are held
+  Status Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) KVS_EXCLUDES(mu_);
+  // Has both queues know the files of new segments.
+  Status AddNewFiles();
+  // Forgets the values of segments from `segments` on; how many.
+  Result<uint64_t> Shrink(uint32_t segments) KVS_EXCLUDES(mu_);
+
+  // By which number the queues know a file: first the segments that there were at the start, then
+  // both checkpoints, then further segments.
+  uint32_t FileOf(uint32_t segment) const {
+    return segment < segments_count_ ? segment : segment + 2;
+  }
   uint32_t checkpoint_file(uint64_t sequence) const {
     return segments_count_ + static_cast<uint32_t>(sequence % 2);
   }
 
   const DiskTierOptions options_;
-  const disk::TierDirectory directory_;
-  const uint32_t segments_count_;
+  disk::TierDirectory directory_;  // of both turns, but for what is constant
+  const uint32_t segments_count_;  // at the start
+  uint64_t checkpoint_bytes_;      // of each of its files; both turns change it
   const std::string queue_name_;
   const Status degraded_;
   disk::StoreId store_{};  // constant after Start
 
   disk::Side reader_, writer_;  // whose turn it is
+  size_t added_ = 0;            // segments that both queues know; of both turns
 
   mutable Mutex mu_;
   disk::Index index_ KVS_GUARDED_BY(mu_);

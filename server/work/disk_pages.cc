@@ -276,6 +276,16 @@ void DiskPages::CheckpointIfDue() {
   Count(&DiskPagesCounters::checkpoints, 1);
 }
 
+Result<uint64_t> DiskPages::Resize(uint64_t budget_bytes) {
+  KVS_ASSIGN_OR_RETURN(const uint64_t left,
+                       disk_->Resize(budget_bytes, Clock::now() + kPutTimeout));
+  Count(&DiskPagesCounters::evicted, left);
+  const Status saved = disk_->Checkpoint(Clock::now() + kCheckpointTimeout);
+  LogLimiter once{1};
+  if (!saved.ok()) LogStatus(&once, "disk_checkpoint_failed", saved);
+  return left;
+}
+
 void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
   std::vector<uint64_t> sizes;
   for (const auto& buffer : put->buffers) sizes.push_back(buffer.size());

@@ -91,6 +91,10 @@ class DiskPages final : public PageTier {
   // All that is on disk is in a checkpoint, and nothing comes.
   bool drained() const KVS_EXCLUDES(mu_);
 
+  // Gives the disk another budget, and makes a checkpoint; values that left (`evicted`). Waits for
+  // the disk. What DiskTier::Resize returns; a checkpoint that fails is logged.
+  Result<uint64_t> Resize(uint64_t budget_bytes) KVS_EXCLUDES(mu_);
+
   DiskPagesCounters counters() const KVS_EXCLUDES(mu_);
   // Offers that wait or are being written.
   size_t waiting() const KVS_EXCLUDES(mu_);

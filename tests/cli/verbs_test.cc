@@ -57,7 +57,7 @@ TEST(Verbs, AreThese) {
       "audit",      "config",   "config show", "config check", "replay",       "calibrate",
       "completion", "lookup",   "pin",         "pin ls",       "pin add",      "pin rm",
       "tier show",  "block",    "block ls",    "block get",    "block verify", "tier scrub",
-      "tier drain"};
+      "tier drain", "tier resize"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);

@@ -329,6 +329,18 @@ TEST_F(DiskPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
   EXPECT_FALSE(machine.pages->draining());
 }
 
+TEST_F(DiskPagesTest, AnotherBudgetCountsWhatLeft) {
+  Write("full", 3000);
+  const Machine machine(options_);
+  const uint64_t before = machine.disk->Stats().entries;
+  const Result<uint64_t> left = machine.pages->Resize(2 << 20);
+  ASSERT_TRUE(left.ok()) << left.status().ToString();
+  EXPECT_GT(*left, 0u);
+  EXPECT_EQ(machine.pages->counters().evicted, *left);
+  EXPECT_EQ(machine.disk->Stats().entries, before - *left);
+  EXPECT_LT(HeldAfterwards(machine, "full", 3000), 2992u);
+}
+
 TEST_F(DiskPagesTest, StoppedItAnswersFromMemory) {
   Write("full", 200);
   const Machine machine(options_);
