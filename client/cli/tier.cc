@@ -76,10 +76,8 @@ Result<int> Show(const Options& options) {
 }
 
 constexpr Column kScrubbed[] = {
-    {"VALUES", "/values"},
-    {"BYTES", "/bytes", Bytes},
-    {"CORRUPT", "/corrupt"},
-    {"NOT READ", "/late"},
+    {"VALUES", "/values"}, {"BYTES", "/bytes", Bytes}, {"CORRUPT", "/corrupt"},
+    {"NOT READ", "/late"}, {"ORPHANS", "/orphans"},
 };
 
 Result<int> Scrub(const Options& options, uint64_t rate) {

@@ -35,6 +35,7 @@ void ScrubStream::FillIn(const ScrubProgress& p) {
   response_.set_bytes(p.bytes);
   response_.set_corrupt(p.corrupt);
   response_.set_late(p.late);
+  response_.set_orphans(p.orphans);
   if (context_->options().disk) response_.set_entries(context_->options().disk().entries);
 }
 

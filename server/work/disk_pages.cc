@@ -3,10 +3,13 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <string>
 #include <utility>
 
+#include "kernels/codec/extent.h"
+#include "server/store/artefact_record.h"
 #include "server/work/disk_buffers.h"
 #include "server/work/pin_records.h"
 
@@ -463,6 +466,35 @@ bool DiskPages::PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<Di
   }
 }
 
+void DiskPages::NoteParts(const DiskGet& get, Scrubbing* scrub) {
+  if (get.buffers.size() != 1 || get.key.size() != sizeof(PageKey)) return;
+  const std::span<const std::byte> bytes = get.buffers.front();
+  ExtentHeader header{};
+  if (bytes.size() >= sizeof(header)) std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.magic == kExtentMagic && header.version == kExtentVersion) {
+    scrub->parts.insert(get.key);
+    return;
+  }
+  const std::optional<ArtefactRecord> record = ParseRecord(bytes);
+  if (!record) return;
+  PageKey artefact{};
+  std::ranges::copy(get.key, artefact.begin());
+  for (size_t i = 0; i < record->parts.size(); ++i) {
+    scrub->named.insert(DiskNameOf(PartKey(artefact, i, record->parts[i])));
+  }
+}
+
+void DiskPages::EraseOrphans(Scrubbing* scrub) {
+  for (const BlockInfo& block : store_->ArtefactBlocks()) scrub->named.insert(block.key);
+  std::vector<std::string> orphans;
+  std::ranges::copy_if(scrub->parts, std::back_inserter(orphans),
+                       [scrub](const std::string& key) { return !scrub->named.contains(key); });
+  // A record that was written behind the scrub's back loses parts here: it is built again then.
+  const Status erased = disk_->Erase(orphans, Clock::now() + kPutTimeout);
+  if (!erased.ok()) return LogStatus(&read_log_, "disk_erase_failed", erased);
+  scrub->so_far.orphans = orphans.size();
+}
+
 std::optional<Status> DiskPages::ScrubBatch(Scrubbing* scrub) {
   std::vector<DiskGet> gets;
   const auto began = Clock::now();
@@ -478,9 +510,13 @@ std::optional<Status> DiskPages::ScrubBatch(Scrubbing* scrub) {
     if (!get.status.ok() && !lost) continue;  // erased or replaced meanwhile, or late
     ++scrub->so_far.values;
     for (const auto& buffer : get.buffers) bytes += buffer.size();
+    if (!lost) NoteParts(get, scrub);
   }
   scrub->so_far.bytes += bytes;
-  if (!more) return OkStatus();
+  if (!more) {
+    EraseOrphans(scrub);
+    return OkStatus();
+  }
   const uint64_t rate = scrub->scrub.bytes_per_second;
   if (rate == 0) return std::nullopt;
   const std::chrono::duration<double> takes(static_cast<double>(bytes) / static_cast<double>(rate));

@@ -28,6 +28,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "base/sync.h"
@@ -116,6 +117,7 @@ class DiskPages final : public PageTier {
     uint64_t cursor = 0;
     std::deque<DiskValue> ahead;  // found, not yet read
     ScrubProgress so_far;
+    std::unordered_set<std::string> parts, named;  // of artefacts: found; by their records
     std::chrono::steady_clock::time_point next_batch, next_look;  // a look: is it still wanted?
   };
 
@@ -149,6 +151,10 @@ class DiskPages final : public PageTier {
   std::optional<Status> ScrubBatch(Scrubbing* scrub);
   // Whether there is more to read.
   static bool PlanScrub(const DiskTier& disk, Scrubbing* scrub, std::vector<DiskGet>* gets);
+  static void NoteParts(const DiskGet& get, Scrubbing* scrub);
+  // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
+  // have theirs yet to come.
+  void EraseOrphans(Scrubbing* scrub);
   void EndScrub(const Status& why) KVS_EXCLUDES(mu_);
   std::vector<DiskGet> PlanReads(std::span<const PageKey> keys) const;
   bool stopping() const KVS_EXCLUDES(mu_);

@@ -448,6 +448,42 @@ TEST_F(DiskArtefactsTest, NoFlippedBitIsServed) {
   EXPECT_TRUE(Finds(kKeeps));
 }
 
+TEST_F(DiskArtefactsTest, AScrubErasesPartsWithoutTheirRecord) {
+  Write(kKeeps);
+  const auto orphans = [](const Machine& machine) {
+    std::promise<Status> end;
+    ScrubProgress last;
+    TierScrub scrub;
+    scrub.progress = [&last](const ScrubProgress& p) {
+      last = p;
+      return true;
+    };
+    scrub.done = [&end](const Status& why) { end.set_value(why); };
+    EXPECT_TRUE(machine.pages->Scrub(std::move(scrub)).ok());
+    EXPECT_TRUE(end.get_future().get().ok());
+    return last.orphans;
+  };
+  {
+    const auto machine = Start();
+    const uint64_t entries = machine->disk->Stats().entries;
+    EXPECT_EQ(orphans(*machine), 0u);
+    EXPECT_EQ(machine->disk->Stats().entries, entries);
+    for (const Value& value : Values(machine->disk.get())) {
+      if (!IsRecord(value)) continue;
+      ASSERT_TRUE(machine->disk->Erase({&value.key, 1}, Soon()).ok());
+    }
+    EXPECT_EQ(orphans(*machine), 6u);
+    EXPECT_EQ(machine->disk->Stats().entries, entries - 7);
+    // What memory has is on its way, or there.
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, kKeeps);
+    Settle(*machine, session, s);
+    EXPECT_EQ(orphans(*machine), 0u);
+    EXPECT_EQ(machine->disk->Stats().entries, entries);
+  }
+  EXPECT_TRUE(Finds(kKeeps));
+}
+
 TEST_F(DiskArtefactsTest, CheckpointsWithoutAStop) {
   pages_options_.checkpoint_interval = std::chrono::milliseconds(1);
   {

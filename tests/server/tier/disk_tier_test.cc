@@ -20,8 +20,7 @@ DiskTierOptions Options(const std::string& directory, uint64_t segments = 8) {
   DiskTierOptions options;
   options.directory = directory;
   options.segment_bytes = kSegment;
-  options.budget_bytes =
-      segments * kSegment + 2 * disk::CheckpointBytes(segments * kSegment + 65536);
+  options.budget_bytes = segments * kSegment * 64 / 63 + 65536;  // with its checkpoints
   options.depth = 16;
   return options;
 }
@@ -319,6 +318,22 @@ TEST_P(OnEitherQueue, ATierThatShrinksLosesTheLastFilesAndGrowsAgain) {
   const auto all = Listing(*tier_);
   Reopen();  // as a killed daemon leaves it
   EXPECT_EQ(Listing(*tier_), all);
+}
+
+TEST_F(DiskTierTest, TheCheckpointHoldsAsManySmallValuesAsTheTier) {
+  auto tier = MustOpen(options_);
+  uint64_t stored = 0;
+  for (Status status; status.ok(); ++stored) {
+    char key[33];
+    std::snprintf(key, sizeof(key), "%032llu", static_cast<unsigned long long>(stored));
+    status = PutOne(tier.get(), key, ValueOf(key, 0, {4000}));
+  }
+  EXPECT_EQ(tier->Stats().entries, 8u * 127);
+  EXPECT_TRUE(tier->Checkpoint(Soon()).ok());
+  tier.reset();
+  tier = MustOpen(options_);
+  EXPECT_EQ(tier->Stats().entries, 8u * 127);
+  EXPECT_EQ(tier->Stats().scanned_segments, 0u);
 }
 
 TEST_F(DiskTierTest, APinnedValueKeepsItsFile) {
