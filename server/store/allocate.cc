@@ -144,18 +144,14 @@ void Store::Impl::EvictPage(Page* page) {
   Retire(page);
 }
 
-uint64_t Store::Impl::UsedBytes(Tier tier) const {
-  uint64_t used = 0;
-  for (const auto& [id, arena] : pools_.arenas()) {
-    if (arena->tier == tier) used += arena->extents.used();
-  }
-  return used;
+bool Store::Impl::MayGo(const Artefact& artefact) const {
+  return artefact.unused() && !prefix_.pinned().contains(artefact.key);
 }
 
 bool Store::Impl::EvictArtefact(Tier tier) {
-  const auto idle = [tier](const Artefact& a) {
+  const auto idle = [this, tier](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
     const auto in_tier = [tier](const Extent& e) { return e.page->arena->tier == tier; };
-    return a.unused() && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
+    return MayGo(a) && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
   };
   std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
   if (!oldest) return false;

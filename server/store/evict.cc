@@ -18,8 +18,6 @@ void Count(const Page& page, EvictedTier* tier) {
   tier->bytes += page.bytes;
 }
 
-bool Unused(const Artefact& artefact) { return artefact.unused(); }
-
 }  // namespace
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
@@ -48,7 +46,8 @@ EvictResult Store::Impl::Evict(bool dry_run) {
   }
   if (dry_run) return result;
   for (Page* page : victims) EvictPage(page);
-  while (std::optional<Artefact> a = artefacts_.EvictOldest(&Unused)) DropArtefact(std::move(*a));
+  const auto may_go = [this](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS { return MayGo(a); };
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(may_go)) DropArtefact(std::move(*a));
   for (Tenant* tenant : tenants_by_id_) Advance(tenant);
   ReclaimLocked();
   return result;

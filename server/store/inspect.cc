@@ -45,10 +45,11 @@ ExtentInfo InfoOfExtent(const Extent& extent) {
 
 }  // namespace
 
-// Extents that artefacts alone refer to, once each.
+// Extents that artefacts alone refer to, and no pin keeps, once each.
 std::set<const Page*> Store::Impl::UnusedExtents() const {
   std::set<const Page*> pages;
   for (const Artefact& artefact : artefacts_.all()) {
+    if (prefix_.pinned().contains(artefact.key)) continue;
     for (const Extent& e : artefact.extents) {
       if (e.page->refs == e.page->artefacts) pages.insert(e.page);
     }

@@ -276,6 +276,7 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
   for (; s->pages.end() > hole; s->pages.pop_back()) {
     if (s->pages.back() != nullptr) DropRaw(s->pages.back());
   }
+  OfferKept(*s);
   ReleaseExtents(&s->extents);
   ReleaseAll(&s->index_blocks);
   ReleaseAll(&s->pages);

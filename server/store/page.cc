@@ -68,6 +68,7 @@ uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
       page->arena = arena;
       page->offset = offset;
       page->bytes = arena->extents.Rounded(bytes);
+      pools_[static_cast<int>(tier)].used += page->bytes;
       out->push_back(page);
     }
   }
@@ -133,6 +134,7 @@ void PagePools::Free(std::span<Page* const> pages) {
       FreeRecord(pages[i]);
     }
     arena->extents.Free(begin, end - begin);
+    pools_[static_cast<int>(arena->tier)].used -= end - begin;
     if (arena->extents.used() == 0 && arena->writer == kOrphan) Drop(arena);
   }
 }

@@ -118,6 +118,7 @@ class PagePools {
   void SetCapacity(Tier tier, uint64_t bytes);
   uint64_t capacity(Tier tier) const { return pools_[static_cast<int>(tier)].capacity; }
   uint64_t arena_bytes(Tier tier) const { return pools_[static_cast<int>(tier)].arena_bytes; }
+  uint64_t used(Tier tier) const { return pools_[static_cast<int>(tier)].used; }
   uint64_t taken(Tier tier) const { return pools_[static_cast<int>(tier)].taken; }
   const std::unordered_map<uint32_t, std::unique_ptr<Arena>>& arenas() const { return arenas_; }
   const std::deque<Page>& records() const { return records_; }
@@ -131,6 +132,7 @@ class PagePools {
     std::unique_ptr<MemoryResource> memory;
     uint64_t arena_bytes = 0;
     uint64_t taken = 0;  // by arenas
+    uint64_t used = 0;   // of them by pages
   };
   void Drop(Arena* arena);
   Page* NewRecord();

@@ -234,9 +234,14 @@ class Store::Impl {
   Result<OpenedSequence> FinishOpenLocked(Opening* o) KVS_REQUIRES(mu_);
 
   // page_tier.cc
-  // Enters a sealed page or index block under its key and offers it to the tier below; if somebody
-  // was faster, theirs is found and ours stays private.
-  void EnterPrefix(Page* page) KVS_REQUIRES(mu_);
+  // Enters a sealed page or index block under its key; if somebody was faster, theirs is found and
+  // ours stays private.
+  void EnterPrefix(const Sequence& s, Page* page) KVS_REQUIRES(mu_);
+  // Offers one that is there to the tier below, but for raw pages that the sequence is about to
+  // give back.
+  void OfferPage(const Sequence& s, const Page& page) KVS_REQUIRES(mu_);
+  // Pages that it has all the same: behind its artefact, or when it closes.
+  void OfferKept(const Sequence& s) KVS_REQUIRES(mu_);
   std::vector<Wanted> WantedOf(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
   std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
@@ -343,8 +348,9 @@ class Store::Impl {
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
   // Drops the oldest artefact that nobody uses and that has bytes in `tier`.
   bool EvictArtefact(Tier tier) KVS_REQUIRES(mu_);
+  // Nobody uses it, and no pin keeps it.
+  bool MayGo(const Artefact& artefact) const KVS_REQUIRES(mu_);
   void DropArtefact(Artefact artefact) KVS_REQUIRES(mu_);
-  uint64_t UsedBytes(Tier tier) const KVS_REQUIRES(mu_);
   bool Fenced(const Arena& arena) const KVS_REQUIRES(mu_);
   void Release(Page* page) KVS_REQUIRES(mu_);
   void ReleaseAll(std::vector<Page*>* pages) KVS_REQUIRES(mu_);

@@ -40,7 +40,7 @@ std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(Tier tier) 
 }
 
 uint64_t Store::Impl::HeldBytes(Tier tier) const {
-  uint64_t held = UsedBytes(tier);
+  uint64_t held = pools_.used(tier);
   for (const auto& [arena, bytes] : RetiredBytes(tier)) held -= bytes;
   return held;
 }
@@ -54,7 +54,7 @@ void Store::Impl::NoteFill() {
   if (!wake_mover_) return;
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     const bool over = pools_.taken(tier) > pools_.capacity(tier);
-    if (over || UsedBytes(tier) > HighMark(tier)) return wake_mover_();
+    if (over || pools_.used(tier) > HighMark(tier)) return wake_mover_();
   }
 }
 

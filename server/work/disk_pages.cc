@@ -33,6 +33,7 @@ std::vector<std::string> NamesOf(const PrefixPin& pin) {
   std::vector<std::string> names = {PinRecordName(pin.id)};
   for (const PageKey& key : pin.pages) names.push_back(DiskNameOf(key));
   for (const PageKey& key : pin.index_blocks) names.push_back(DiskNameOf(key));
+  for (const PageKey& key : pin.artefact) names.push_back(DiskNameOf(key));
   return names;
 }
 
