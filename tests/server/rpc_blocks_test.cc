@@ -102,11 +102,13 @@ class RpcBlocksTest : public ::testing::Test {
         options->scrub = [this](TierScrub scrub) { return pages_->Scrub(std::move(scrub)); };
         options->drain = [this] { return pages_->Drain(); };
         options->resume = [this] { pages_->Resume(); };
+        options->resize_disk = [this](uint64_t bytes) { return pages_->Resize(bytes); };
         options->disk = [this] {
           DiskInfo info;
           info.draining = pages_->draining();
           info.drained = pages_->drained();
           info.entries = disk_->Stats().entries;
+          info.capacity_bytes = disk_->Stats().capacity_bytes;
           info.refused = pages_->counters().refused;
           return info;
         };
@@ -288,6 +290,28 @@ TEST_F(RpcBlocksTest, ADrainedDiskTakesNothingUntilItIsResumed) {
   EXPECT_FALSE(response.draining());
   EXPECT_TRUE(Eventually([&] { return disk_->Stats().entries == kPages + 4; }))
       << "what memory has and the disk has not";
+}
+
+TEST_F(RpcBlocksTest, CapacitiesChangeAndNameTheirKeys) {
+  v1::ResizeRequest request;
+  v1::ResizeResponse response;
+  const auto resize = [&](const char* tier, uint64_t bytes) {
+    request.set_tier(tier);
+    request.set_bytes(bytes);
+    response.Clear();
+    return Call(*client_.admin, &v1::Admin::Stub::Resize, request, &response);
+  };
+  ASSERT_TRUE(resize("device", 128 << 20).ok());
+  EXPECT_EQ(response.capacity_bytes(), uint64_t{128} << 20);
+  EXPECT_EQ(response.key(), "pool.device_bytes");
+  EXPECT_EQ(daemon_.store().Pools()[0].capacity_bytes, uint64_t{128} << 20);
+  ASSERT_TRUE(resize("disk", 20 << 20).ok());
+  EXPECT_EQ(response.capacity_bytes(), disk_->Stats().capacity_bytes);
+  EXPECT_GT(response.capacity_bytes(), uint64_t{16} << 20);
+  EXPECT_EQ(response.key(), "disk.budget_bytes");
+  EXPECT_EQ(resize("host", 4096).reason(), "POOL_SIZE");
+  EXPECT_EQ(resize("disk", 4096).reason(), "DISK_BUDGET");
+  EXPECT_EQ(resize("moon", 1 << 30).reason(), "TIER_UNKNOWN");
 }
 
 }  // namespace
