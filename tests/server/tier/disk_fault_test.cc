@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -347,7 +348,8 @@ TEST_P(DiskSpace, ATierThatFindsNoRoomToGrowStaysAsItIs) {
   EXPECT_EQ((*tier)->Resize(60 * kSegment, Soon()).status().reason(), "DISK_SPACE");
   EXPECT_EQ((*tier)->Stats().capacity_bytes, capacity);
   EXPECT_TRUE(GetOne(tier->get(), "a", AlignedBuffers(kLarge)).ok());
-  // What was reserved on the way was given back.
+  const std::string next = options.directory + "/segment." + std::to_string(capacity / kSegment);
+  EXPECT_EQ(std::filesystem::file_size(next), 0u) << "what was reserved on the way goes back";
   EXPECT_TRUE((*tier)->Resize(4 * kSegment, Soon()).ok());
   EXPECT_EQ((*tier)->Stats().capacity_bytes, capacity + kSegment);
   EXPECT_TRUE(PutOne(tier->get(), "b", ValueOf("b", 0, kLarge)).ok());
