@@ -161,6 +161,19 @@ constexpr std::array kKeys = {
         "a size, 64KiB to 1GiB and a multiple of 4KiB; 0: capacity / 64 within 16MiB .. 256MiB",
         "size of one arena (memfd); a session takes whole arenas",
         [](std::string_view v, Config* c) { return ArenaBytes(v, &c->store.arena_bytes); }},
+    Key{"pool.high_percent", "KVSTRATA_POOL_HIGH_PERCENT", "90", "1 to 100; 100: never",
+        "of a pool's capacity: above it, pages that nobody uses are moved away in the background",
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.high_percent); }},
+    Key{"pool.low_percent", "KVSTRATA_POOL_LOW_PERCENT", "80", "1 to 100",
+        "of a pool's capacity: until it is down to this; at most pool.high_percent counts",
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.low_percent); }},
+    Key{"move.bytes_per_second", "KVSTRATA_MOVE_BYTES_PER_SECOND", "2GiB",
+        "a size, 1MiB to 1PiB; 0: as fast as it goes",
+        "what is copied in the background, between device and host, in a second",
+        [](std::string_view v, Config* c) {
+          return SizeIn(v, 0, kPiB, &c->mover.bytes_per_second) &&
+                 (c->mover.bytes_per_second == 0 || c->mover.bytes_per_second >= kMiB);
+        }},
     Key{"move.promote_rate", "KVSTRATA_MOVE_PROMOTE_RATE", "32GB",
         "a size, 64MiB to 16TiB; 0: no limit",
         "bytes a second that moves copy from host to device while a step runs",

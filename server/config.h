@@ -26,6 +26,7 @@
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
 #include "server/work/disk_pages.h"
+#include "server/work/mover.h"
 #include "server/work/recompress.h"
 
 namespace kvstrata {
@@ -50,6 +51,7 @@ struct Config {
   DiskTierOptions disk;  // no directory: no disk tier
   std::chrono::microseconds disk_start_timeout{60'000'000};
   DiskPagesOptions disk_pages;
+  MoverOptions mover;
   std::string backend;   // of the remote road; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};

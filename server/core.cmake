@@ -40,8 +40,10 @@ kvs_library(kvs_store
   store/recall_audit.cc
   store/recompress.cc
   store/segments.cc
+  store/selected_pages.cc
   store/series.cc
   store/step_events.cc
   store/store.cc
+  store/watermarks.cc
   LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)
 target_link_libraries(kvs_store PRIVATE OpenSSL::Crypto)

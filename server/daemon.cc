@@ -25,6 +25,7 @@
 #include "server/telemetry/readiness.h"
 #include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
+#include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
 
@@ -125,6 +126,7 @@ struct Daemon::Parts {
   UniqueFd pools_failed;           // tells the gRPC server
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
+  std::unique_ptr<Mover> mover;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
   std::unique_ptr<SegmentPacker> packer;  // null: no GPU
@@ -285,6 +287,9 @@ DiskInfo Daemon::Parts::Disk() const {
   info.io_errors = stats.io_errors;
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
+  info.draining = disk_pages->draining();
+  info.drained = disk_pages->drained();
+  info.refused = counters.refused;
   return info;
 }
 
@@ -316,6 +321,7 @@ Status Daemon::Parts::Start() {
   KVS_ASSIGN_OR_RETURN(lock, LockSocketPath(config.socket));
   KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
+  mover = std::make_unique<Mover>(config.mover, store.get());
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();
@@ -356,6 +362,9 @@ Status Daemon::Parts::StartGrpc() {
   options.blocks.verify = [this](const std::string& key) { return blocks->Verify(key); };
   if (disk != nullptr) {
     options.disk = [this] { return Disk(); };
+    options.drain = [this] { return disk_pages->Drain(); };
+    options.resume = [this] { disk_pages->Resume(); };
+    options.resize_disk = [this](uint64_t bytes) { return disk_pages->Resize(bytes); };
     options.scrub = [this](TierScrub scrub) { return disk_pages->Scrub(std::move(scrub)); };
   }
   options.config = [items = ItemsOf(config)] { return items; };

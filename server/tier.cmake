@@ -7,6 +7,7 @@ set(KVS_TIER_SOURCES
   checkpoint.cc
   disk_checkpoint.cc
   disk_flush.cc
+  disk_resize.cc
   disk_start.cc
   disk_tier.cc
   format.cc

@@ -19,13 +19,16 @@ struct Hint {
   std::string_view reason;
   std::string_view next;
 };
-constexpr std::array<Hint, 20> kHints = {{
+constexpr std::array<Hint, 22> kHints = {{
     {"SEQUENCE_UNKNOWN", "list them: kvstrata seq ls"},
     {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
     {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
     {"PLAN_UNKNOWN", "list them: kvstrata plan ls"},
     {"BLOCK_UNKNOWN", "list them: kvstrata block ls"},
     {"DISK_BREAKER", "see what the disk failed at: kvstrata tier show"},
+    {"DRAIN_DEADLINE",
+     "ask again: kvstrata tier drain --timeout 5m; or kvstrata tier drain --resume"},
+    {"RESIZE_PINNED", "list them: kvstrata pin ls"},
     {"SCRUB_RUNNING", "wait for it, or end it where it was begun"},
     {"PIN_UNKNOWN", "list them: kvstrata pin ls"},
     {"PIN_MISS", "see what is held: kvstrata lookup MODEL FILE"},

@@ -1,8 +1,9 @@
-// tier ls|show|scrub: what is below memory.
+// tier ls|show|scrub|drain|resize: what is below memory.
 #include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <memory>
+#include <thread>
 
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
@@ -60,6 +61,8 @@ constexpr Column kRecord[] = {
     {"CORRUPT", "/corrupt"},
     {"I/O ERRORS", "/io_errors"},
     {"DEADLINES", "/deadlines"},
+    {"DRAINING", "/draining", YesNo},
+    {"REFUSED, DRAINING", "/refused"},
 };
 
 Result<int> Show(const Options& options) {
@@ -73,10 +76,8 @@ Result<int> Show(const Options& options) {
 }
 
 constexpr Column kScrubbed[] = {
-    {"VALUES", "/values"},
-    {"BYTES", "/bytes", Bytes},
-    {"CORRUPT", "/corrupt"},
-    {"NOT READ", "/late"},
+    {"VALUES", "/values"}, {"BYTES", "/bytes", Bytes}, {"CORRUPT", "/corrupt"},
+    {"NOT READ", "/late"}, {"ORPHANS", "/orphans"},
 };
 
 Result<int> Scrub(const Options& options, uint64_t rate) {
@@ -104,6 +105,36 @@ Result<int> Scrub(const Options& options, uint64_t rate) {
   return last.corrupt() == 0 ? kOk : kFailed;
 }
 
+constexpr Column kDrained[] = {
+    {"DRAINING", "/draining", YesNo},
+    {"SAFE TO STOP", "/drained", YesNo},
+    {"ENTRIES", "/entries"},
+    {"REFUSED", "/refused"},
+};
+
+// The daemon answers at once: it is asked until nothing waits any more.
+Result<int> Drain(const Options& options, bool resume) {
+  constexpr std::chrono::milliseconds kAskAgain{20};
+  v1::DrainRequest request;
+  request.set_resume(resume);
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  const auto end = std::chrono::steady_clock::now() + options.timeout;
+  for (;;) {
+    KVS_ASSIGN_OR_RETURN(const auto answer, connection->Call(&v1::Admin::Stub::Drain, request));
+    if (resume || answer.drained()) {
+      PrintRecord(options.style, ToJson(answer), kDrained, std::cout);
+      return kOk;
+    }
+    if (std::chrono::steady_clock::now() >= end) {
+      return Status(Code::kDeadlineExceeded, "DRAIN_DEADLINE",
+                    std::to_string(answer.waiting()) +
+                        " values wait to be written, or the checkpoint is not done; the disk takes "
+                        "no new ones meanwhile");
+    }
+    std::this_thread::sleep_for(kAskAgain);
+  }
+}
+
 // "200MiB", "1GiB", "4096".
 uint64_t ParseBytes(const std::string& text) {
   constexpr std::string_view kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
@@ -117,6 +148,27 @@ uint64_t ParseBytes(const std::string& text) {
     throw CLI::ValidationError("bytes '" + text + "'", "allowed are such as 4096, 200MiB or 1GiB");
   }
   return number << shift;
+}
+
+constexpr Column kResized[] = {
+    {"TIER", "/tier"},
+    {"CAPACITY", "/capacity_bytes", Bytes},
+    {"TAKEN", "/taken_bytes", Bytes},
+    {"BEYOND CAPACITY", "/beyond_bytes", Bytes},
+    {"EVICTED", "/evicted"},
+    {"UNTIL RESTART, THEN", "/key"},
+};
+
+Result<int> Resize(const Options& options, const std::string& tier, uint64_t bytes) {
+  v1::ResizeRequest request;
+  request.set_tier(tier);
+  request.set_bytes(bytes);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::Resize, request));
+  Json document = ToJson(answer);
+  document["beyond_bytes"] =
+      answer.taken_bytes() - std::min(answer.taken_bytes(), answer.capacity_bytes());
+  PrintRecord(options.style, document, kResized, std::cout);
+  return kOk;
 }
 
 }  // namespace
@@ -138,6 +190,27 @@ void AddTier(CLI::App& app, Invocation& invocation) {
           "At most so many bytes a second, such as 200MiB (default: as fast as the disk)")
       ->type_name("BYTES");
   Runs(scrub, invocation, [&invocation, rate] { return Scrub(invocation.options, *rate); });
+
+  CLI::App* drain = noun->add_subcommand(
+      "drain", "Take no new values to disk, write what waits, and say when it is safe to stop");
+  auto resume = std::make_shared<bool>(false);
+  drain->add_flag("--resume", *resume,
+                  "Take values again, and what memory has and the disk has not");
+  Runs(drain, invocation, [&invocation, resume] { return Drain(invocation.options, *resume); });
+
+  CLI::App* resize = noun->add_subcommand(
+      "resize", "Change the capacity of the disk, or of a pool, until the daemon ends");
+  auto bytes = std::make_shared<uint64_t>(0);
+  auto tier = std::make_shared<std::string>("disk");
+  resize
+      ->add_option_function<std::string>(
+          "SIZE", [bytes](const std::string& text) { *bytes = ParseBytes(text); },
+          "What the configuration's key would say, such as 64GiB")
+      ->required();
+  resize->add_option("--tier", *tier, "Which (default: disk)")
+      ->check(CLI::IsMember({"device", "host", "disk"}));
+  Runs(resize, invocation,
+       [&invocation, tier, bytes] { return Resize(invocation.options, *tier, *bytes); });
 }
 
 }  // namespace kvstrata::cli

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "server/memory/memory_resource.h"
@@ -7,14 +8,15 @@ namespace {
 
 class LimitedResource final : public MemoryResource {
  public:
-  LimitedResource(std::unique_ptr<MemoryResource> upstream, uint64_t capacity)
+  LimitedResource(std::unique_ptr<MemoryResource> upstream, const uint64_t* capacity)
       : upstream_(std::move(upstream)), capacity_(capacity) {}
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
-    if (bytes > capacity_ - used_) {
+    const uint64_t left = *capacity_ - std::min(used_, *capacity_);
+    if (bytes > left) {
       return ResourceExhausted("POOL_EXHAUSTED", "pool '" + std::string(name()) + "' has " +
-                                                     std::to_string(capacity_ - used_) + " of " +
-                                                     std::to_string(capacity_) + " bytes left, " +
+                                                     std::to_string(left) + " of " +
+                                                     std::to_string(*capacity_) + " bytes left, " +
                                                      std::to_string(bytes) + " are needed");
     }
     KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
@@ -33,14 +35,14 @@ class LimitedResource final : public MemoryResource {
 
  private:
   const std::unique_ptr<MemoryResource> upstream_;
-  const uint64_t capacity_;
+  const uint64_t* const capacity_;
   uint64_t used_ = 0;
 };
 
 }  // namespace
 
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
-                                                   uint64_t capacity) {
+                                                   const uint64_t* capacity) {
   return std::make_unique<LimitedResource>(std::move(upstream), capacity);
 }
 

@@ -97,9 +97,10 @@ struct CudaDevice {
 };
 Result<CudaDevice> NewCudaDevice(std::string_view uuid);
 
-// At most `capacity` bytes of `upstream` at a time.
+// Gives out no block that would make it more than `*capacity` bytes of `upstream`; the caller may
+// change that, and keeps it.
 std::unique_ptr<MemoryResource> NewLimitedResource(std::unique_ptr<MemoryResource> upstream,
-                                                   uint64_t capacity);
+                                                   const uint64_t* capacity);
 
 // For tests: the first `successes` allocations pass, all later ones fail with MEMORY_EXHAUSTED.
 std::unique_ptr<MemoryResource> NewFailingResource(std::unique_ptr<MemoryResource> upstream,

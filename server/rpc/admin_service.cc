@@ -165,6 +165,8 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_artefact_hits(counters.artefact_hits);
   out->set_evicted_pages(counters.evicted_pages);
   out->set_evicted_stored_pages(counters.evicted_stored_pages);
+  out->set_promoted_pages(counters.promoted_pages);
+  out->set_demoted_pages(counters.demoted_pages);
 }
 
 void Write(const DiskInfo& d, v1::Disk* out) {
@@ -189,6 +191,8 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_deadlines(d.deadlines);
   out->set_stopped_segments(d.stopped_segments);
   out->set_breaker_open(d.breaker_open);
+  out->set_draining(d.draining);
+  out->set_refused(d.refused);
 }
 
 // Ends at once, with a status and no message.
@@ -457,6 +461,56 @@ grpc::ServerWriteReactor<v1::ScrubResponse>* AdminService::Scrub(grpc::CallbackS
   return ScrubStream::Start(context_, *request);
 }
 
+grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
+                                              const v1::DrainRequest* request,
+                                              v1::DrainResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const GrpcOptions& options = context_->options();
+    if (!options.disk) return ServiceContext::NoDisk();
+    if (request->resume()) options.resume();
+    if (!request->resume()) KVS_RETURN_IF_ERROR(options.drain());
+    const DiskInfo disk = options.disk();
+    response->set_draining(disk.draining);
+    response->set_drained(disk.drained);
+    response->set_waiting(disk.waiting);
+    response->set_entries(disk.entries);
+    response->set_refused(disk.refused);
+    return OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call,
+                                               const v1::ResizeRequest* request,
+                                               v1::ResizeResponse* response) {
+  return context_->InQueue(call, [this, request, response]() -> Status {
+    KVS_RETURN_IF_ERROR(context_->CheckAdmin());
+    const GrpcOptions& options = context_->options();
+    response->set_tier(request->tier());
+    if (request->tier() == "disk") {
+      if (!options.disk) return ServiceContext::NoDisk();
+      KVS_ASSIGN_OR_RETURN(const uint64_t evicted, options.resize_disk(request->bytes()));
+      const DiskInfo disk = options.disk();
+      response->set_capacity_bytes(disk.capacity_bytes);
+      response->set_taken_bytes(disk.used_bytes);
+      response->set_evicted(evicted);
+      response->set_key("disk.budget_bytes");
+      return OkStatus();
+    }
+    if (request->tier() != NameOf(Tier::kDevice) && request->tier() != NameOf(Tier::kHost)) {
+      return NotFound("TIER_UNKNOWN",
+                      "no tier '" + request->tier() + "'; there are device, host and disk");
+    }
+    const Tier tier = request->tier() == NameOf(Tier::kHost) ? Tier::kHost : Tier::kDevice;
+    KVS_ASSIGN_OR_RETURN(const ResizedPool pool, options.store->ResizePool(tier, request->bytes()));
+    response->set_capacity_bytes(pool.capacity_bytes);
+    response->set_taken_bytes(pool.taken_bytes);
+    response->set_evicted(pool.evicted_pages);
+    response->set_key("pool." + request->tier() + "_bytes");
+    return OkStatus();
+  });
+}
+
 // --- not there yet -------------------------------------------------------------------------------
 
 grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* call,
@@ -471,11 +525,6 @@ grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* ca
                                                  const v1::SetQuotaRequest*,
                                                  v1::SetQuotaResponse*) {
   return Missing(call, "SET_QUOTA");
-}
-
-grpc::ServerUnaryReactor* AdminService::Drain(grpc::CallbackServerContext* call,
-                                              const v1::DrainRequest*, v1::DrainResponse*) {
-  return Missing(call, "DRAIN");
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,

@@ -63,6 +63,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                      v1::SetQuotaResponse*) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*,
                                   v1::DrainResponse*) override;
+  grpc::ServerUnaryReactor* Resize(grpc::CallbackServerContext*, const v1::ResizeRequest*,
+                                   v1::ResizeResponse*) override;
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
                                                      const v1::WatchRequest*) override;
 

@@ -53,6 +53,8 @@ struct DiskInfo {
   uint64_t read = 0, late_loads = 0, refused_loads = 0;
   uint64_t corrupt = 0, io_errors = 0, deadlines = 0;
   uint32_t stopped_segments = 0;
+  bool draining = false, drained = false;
+  uint64_t refused = 0;
 };
 
 // Values one by one (server/work/block_catalog.h). Any thread; get and verify wait for the disk.
@@ -78,7 +80,13 @@ struct GrpcOptions {
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
-  BlockCalls blocks;                       // null: UNIMPLEMENTED
+  // Admin.Resize of the disk: values that gave their place. Any thread; waits for the disk; null
+  // with `disk`.
+  std::function<Result<uint64_t>(uint64_t budget_bytes)> resize_disk;
+  // Admin.Drain and its `resume`; any thread, never waits. Null with `disk`.
+  std::function<Status()> drain;
+  std::function<void()> resume;
+  BlockCalls blocks;  // null: UNIMPLEMENTED
 };
 
 class GrpcServer {

@@ -20,9 +20,7 @@ ScrubStream* ScrubStream::Start(ServiceContext* context, const v1::ScrubRequest&
 
 Status ScrubStream::Begin(const v1::ScrubRequest& request) {
   KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-  if (!context_->options().scrub) {
-    return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
-  }
+  if (!context_->options().scrub) return ServiceContext::NoDisk();
   TierScrub scrub;
   scrub.bytes_per_second = request.bytes_per_second();
   scrub.progress = [self = shared_from_this()](const ScrubProgress& p) {
@@ -37,6 +35,7 @@ void ScrubStream::FillIn(const ScrubProgress& p) {
   response_.set_bytes(p.bytes);
   response_.set_corrupt(p.corrupt);
   response_.set_late(p.late);
+  response_.set_orphans(p.orphans);
   if (context_->options().disk) response_.set_entries(context_->options().disk().entries);
 }
 

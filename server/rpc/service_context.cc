@@ -12,6 +12,10 @@ Status ServiceContext::CheckAdmin() const {
               "user may"};
 }
 
+Status ServiceContext::NoDisk() {
+  return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
+}
+
 void ServiceContext::AddSession(std::shared_ptr<RemoteSession> session) {
   MutexLock lock(mu_);
   const uint64_t id = session->id();

@@ -35,6 +35,8 @@ class ServiceContext {
 
   // OK, or PERMISSION_DENIED ADMIN_ONLY.
   Status CheckAdmin() const;
+  // NOT_FOUND TIER_UNKNOWN.
+  static Status NoDisk();
 
   void AddSession(std::shared_ptr<RemoteSession> session) KVS_EXCLUDES(mu_);
   // The session, for whoever ends it; null when somebody else does already.

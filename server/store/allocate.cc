@@ -28,6 +28,7 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
   Model& model = *models_.at(taker.model);
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = model.id;
   model.pages += got;
+  NoteFill();
   if (got == n) return OkStatus();
   FreePages(std::span<Page* const>(*out).subspan(before));
   out->resize(before);
@@ -84,9 +85,9 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, 
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
   while (got < n) {
     if (!pools_.AddArena(tier, taker.tenant->id, taker.writer, bytes) &&
-        !pools_.DropEmpty(tier, may_drop) && !EvictFor(taker, tier, bytes * (n - got)) &&
-        !EvictArtefact(tier)) {
-      break;
+        !pools_.DropEmpty(tier, may_drop)) {
+      if (!taker.evicts) break;
+      if (!EvictFor(taker, tier, bytes * (n - got)) && !EvictArtefact(tier)) break;
     }
     take();
   }
@@ -104,18 +105,22 @@ bool Store::Impl::EvictFor(const Taker& taker, Tier tier, uint64_t bytes) {
   uint64_t expected = 0;
   std::vector<Page*> victims;
   std::set<const Arena*> emptied;
-  for (Page* page = prefix_.oldest(); page != nullptr && expected < bytes; page = page->newer) {
+  Page* next = nullptr;
+  for (Page* page = prefix_.oldest(tier); page != nullptr && expected < bytes; page = next) {
     const Arena& arena = *page->arena;
-    if (arena.tier != tier) continue;
-    if (arena.writer == taker.writer && arena.tenant == taker.tenant->id) {
-      victims.push_back(page);
-      expected += page->bytes;
-    } else if (arena.live == 0 && !Fenced(arena) && emptied.insert(&arena).second) {
-      expected += arena.block.bytes;
+    const bool own = arena.writer == taker.writer && arena.tenant == taker.tenant->id;
+    next = page->newer;
+    if (!own && (arena.live != 0 || Fenced(arena) || emptied.contains(&arena))) continue;
+    if (page->chances > 0) {
+      next = prefix_.Spare(page);
+      continue;
     }
+    if (own) victims.push_back(page);
+    if (!own) emptied.insert(&arena);
+    expected += own ? page->bytes : arena.block.bytes;
   }
   if (!emptied.empty()) {
-    for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
+    for (Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
       if (emptied.contains(page->arena)) victims.push_back(page);
     }
   }
@@ -140,18 +145,14 @@ void Store::Impl::EvictPage(Page* page) {
   Retire(page);
 }
 
-uint64_t Store::Impl::UsedBytes(Tier tier) const {
-  uint64_t used = 0;
-  for (const auto& [id, arena] : pools_.arenas()) {
-    if (arena->tier == tier) used += arena->extents.used();
-  }
-  return used;
+bool Store::Impl::MayGo(const Artefact& artefact) const {
+  return artefact.unused() && !prefix_.pinned().contains(artefact.key);
 }
 
 bool Store::Impl::EvictArtefact(Tier tier) {
-  const auto idle = [tier](const Artefact& a) {
+  const auto idle = [this, tier](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
     const auto in_tier = [tier](const Extent& e) { return e.page->arena->tier == tier; };
-    return a.unused() && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
+    return MayGo(a) && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
   };
   std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
   if (!oldest) return false;

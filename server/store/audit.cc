@@ -125,9 +125,10 @@ class Auditor {
       }
       live[page.arena] += page.refs > 0;
     }
-    uint64_t taken[kTiers] = {};
+    uint64_t taken[kTiers] = {}, used[kTiers] = {};
     for (const auto& [id, arena] : store_.pools_.arenas()) {
       taken[static_cast<int>(arena->tier)] += arena->block.bytes;
+      used[static_cast<int>(arena->tier)] += arena->extents.used();
       auto& tiles = extents[arena.get()];
       for (const auto& [offset, bytes] : arena->extents.free_extents()) {
         if (!tiles.emplace(offset, bytes).second) {
@@ -154,7 +155,8 @@ class Auditor {
       }
     }
     for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      if (taken[static_cast<int>(tier)] != store_.pools_.taken(tier)) {
+      if (taken[static_cast<int>(tier)] != store_.pools_.taken(tier) ||
+          used[static_cast<int>(tier)] != store_.pools_.used(tier)) {
         Find("pool '" + std::string(NameOf(tier)) + "' does not add up");
       }
     }
@@ -163,10 +165,13 @@ class Auditor {
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
     uint64_t bytes[kTiers] = {}, pinned[kTiers] = {};
-    for (const Page* page = store_.prefix_.oldest(); page != nullptr; page = page->newer) {
-      if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
-      if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
-      bytes[static_cast<int>(page->arena->tier)] += page->bytes;
+    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+      for (const Page* page = store_.prefix_.oldest(tier); page != nullptr; page = page->newer) {
+        if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
+        if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
+        if (page->arena->tier != tier) Find(NameOfPage(*page) + " is listed in another tier");
+        bytes[static_cast<int>(tier)] += page->bytes;
+      }
     }
     for (const Page& page : store_.pools_.records()) {
       if (page.arena == nullptr || !page.indexed || page.refs > 0) continue;
@@ -191,6 +196,7 @@ class Auditor {
     for (const auto& [id, pin] : store_.pins_by_id_) {
       for (const PageKey& key : pin.pages) ++keys[key];
       for (const PageKey& key : pin.index_blocks) ++keys[key];
+      for (const PageKey& key : pin.artefact) ++keys[key];
     }
     if (keys.size() != store_.prefix_.pinned().size()) Find("pinned keys do not add up");
     for (const auto& [key, n] : store_.prefix_.pinned()) {

@@ -45,6 +45,7 @@ BlockInfo Store::Impl::InfoOfBlock(const Page& page) const {
   info.bytes = page.bytes;
   info.tiers = {ResidenceOf(page)};
   info.pinned = page.pinned;
+  info.changed = page.series_changed;
   return info;
 }
 

@@ -30,6 +30,7 @@ struct BlockInfo {
   uint64_t bytes = 0;   // of its buffers
   std::vector<Residence> tiers;
   bool pinned = false;
+  bool changed = false;  // a series grew since the tier below was given it
 };
 
 inline constexpr uint64_t kNoMoreBlocks = ~uint64_t{0};

@@ -18,8 +18,6 @@ void Count(const Page& page, EvictedTier* tier) {
   tier->bytes += page.bytes;
 }
 
-bool Unused(const Artefact& artefact) { return artefact.unused(); }
-
 }  // namespace
 
 uint64_t EvictResult::pages() const { return Sum(tiers, &EvictedTier::pages); }
@@ -34,11 +32,12 @@ EvictResult Store::Impl::Evict(bool dry_run) {
     result.tiers.back().pinned_bytes = prefix_.pinned_bytes(tier);
   }
   std::vector<Page*> victims;
-  for (Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
-    EvictedTier& tier = result.tiers[static_cast<size_t>(page->arena->tier)];
-    Count(*page, &tier);
-    tier.stored_pages += page->stored;
-    victims.push_back(page);
+  for (EvictedTier& tier : result.tiers) {
+    for (Page* page = prefix_.oldest(tier.tier); page != nullptr; page = page->newer) {
+      Count(*page, &tier);
+      tier.stored_pages += page->stored;
+      victims.push_back(page);
+    }
   }
   for (const Page* page : UnusedExtents()) {
     EvictedTier& tier = result.tiers[static_cast<size_t>(page->arena->tier)];
@@ -47,7 +46,8 @@ EvictResult Store::Impl::Evict(bool dry_run) {
   }
   if (dry_run) return result;
   for (Page* page : victims) EvictPage(page);
-  while (std::optional<Artefact> a = artefacts_.EvictOldest(&Unused)) DropArtefact(std::move(*a));
+  const auto may_go = [this](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS { return MayGo(a); };
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(may_go)) DropArtefact(std::move(*a));
   for (Tenant* tenant : tenants_by_id_) Advance(tenant);
   ReclaimLocked();
   return result;

@@ -45,10 +45,11 @@ ExtentInfo InfoOfExtent(const Extent& extent) {
 
 }  // namespace
 
-// Extents that artefacts alone refer to, once each.
+// Extents that artefacts alone refer to, and no pin keeps, once each.
 std::set<const Page*> Store::Impl::UnusedExtents() const {
   std::set<const Page*> pages;
   for (const Artefact& artefact : artefacts_.all()) {
+    if (prefix_.pinned().contains(artefact.key)) continue;
     for (const Extent& e : artefact.extents) {
       if (e.page->refs == e.page->artefacts) pages.insert(e.page);
     }
@@ -118,8 +119,10 @@ std::vector<ModelInfo> Store::Impl::Models() const {
   std::map<uint64_t, ModelInfo> infos;
   for (const auto& [id, model] : models_) infos[id] = {id, model->desc, 0, 0};
   for (const auto& [id, s] : sequences_) ++infos[s->model->id].sequences;
-  for (const Page* page = prefix_.oldest(); page != nullptr; page = page->newer) {
-    ++infos[page->model].cached_pages;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    for (const Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+      ++infos[page->model].cached_pages;
+    }
   }
   std::vector<ModelInfo> list;
   for (auto& [id, info] : infos) list.push_back(std::move(info));

@@ -88,6 +88,16 @@ Status Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& g
   return status;
 }
 
+void Store::Impl::TakeOver(Page* source, Page* copy) {
+  copy->sealed = true;
+  copy->key = source->key;
+  copy->summary = source->summary;
+  copy->chances = source->chances;
+  copy->series = std::move(source->series);
+  copy->series_changed = source->series_changed;
+  if (source->indexed) prefix_.Replace(source, copy);
+}
+
 Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) {
   Result<shm::SequenceTable*> table = ReserveTable(session, *s, s->table->page_capacity);
   if (!table.ok()) {
@@ -99,14 +109,7 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* cop
     if (c.position >= list.size() || list[c.position] != c.source) continue;  // moved meanwhile
     list[c.position] = c.copy;
     RefPage(c.copy);
-    if (c.keeps_key) {
-      c.copy->sealed = true;
-      c.copy->key = c.source->key;
-      c.copy->summary = c.source->summary;
-      c.copy->series = std::move(c.source->series);
-      c.copy->series_changed = c.source->series_changed;
-      if (c.source->indexed) prefix_.Replace(c.source, c.copy);
-    }
+    if (c.keeps_key) TakeOver(c.source, c.copy);
     Release(c.source);
     c.used = true;
   }
@@ -119,6 +122,10 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* cop
 }
 
 Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
+  return Move(sequence, to, MoveLimit());
+}
+
+Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to, MoveLimit limit) {
   std::vector<Copy> copies;
   Geometry geometry;
   {
@@ -128,16 +135,19 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to) {
     if (!pools_.failure(to).ok()) return pools_.failure(to);
     Tenant* tenant = sessions_.at(s->session)->tenant;
     geometry = s->model->desc.geometry;
+    uint64_t bytes = 0;
     for (size_t i = 0; i < s->pages.size(); ++i) {
       Page* page = s->pages[i];
       if (page == nullptr || !page->sealed || page->arena->tier == to) continue;
+      bytes += page->bytes;
+      if (bytes > limit.room || (bytes > limit.bytes && !copies.empty())) break;
       copies.push_back({false, static_cast<uint32_t>(i), page, nullptr,
                         static_cast<uint32_t>(geometry.page_tokens), true, tenant->id, false});
     }
     if (copies.empty()) return MoveResult{0, 0, s->version};
     // The daemon's own arenas take them: no session writes there.
     std::vector<Page*> taken;
-    KVS_RETURN_IF_ERROR(Allocate({tenant, kDaemon, nullptr, s->model->id, {to}},
+    KVS_RETURN_IF_ERROR(Allocate({tenant, kDaemon, nullptr, s->model->id, {to}, limit.evicts},
                                  static_cast<uint64_t>(geometry.page_bytes()),
                                  static_cast<uint32_t>(copies.size()), &taken));
     for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];

@@ -210,6 +210,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   Result<OpenedSequence> opened = Enter(session, std::move(s));
   if (opened.ok()) {
     NoteDue(sequences_.at(opened->sequence));
+    NotePromotion(*sequences_.at(opened->sequence));
     counters_.lookup_tokens += o->tokens;
     counters_.lookup_hit_tokens += held;
   }
@@ -267,6 +268,7 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
   }
   StopRecall(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
                        "sequence " + std::to_string(s->id) + " was closed by its client"));
+  NoteSelected(*session, *s);
   Unpublish(session, s);
   // No look-up gets past a page that was given back, unless by the prompt's artefact: what lies
   // behind it would be cached in vain.
@@ -276,6 +278,7 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
   for (; s->pages.end() > hole; s->pages.pop_back()) {
     if (s->pages.back() != nullptr) DropRaw(s->pages.back());
   }
+  OfferKept(*s);
   ReleaseExtents(&s->extents);
   ReleaseAll(&s->index_blocks);
   ReleaseAll(&s->pages);
@@ -291,6 +294,7 @@ Status Store::Impl::CloseSequence(uint64_t session_id, uint64_t sequence) {
   Advance(session->tenant);
   // What comes back now is still in the caches, for the next sequence.
   ReclaimLocked(session->tenant);
+  NoteFill();
   return OkStatus();
 }
 

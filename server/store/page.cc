@@ -26,7 +26,7 @@ PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_byt
     Pool& pool = pools_[static_cast<int>(tier)];
     const uint64_t granularity = memory->granularity();
     pool.capacity = RoundDown(capacity, granularity);
-    pool.memory = NewLimitedResource(std::move(memory), pool.capacity);
+    pool.memory = NewLimitedResource(std::move(memory), &pool.capacity);
     const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
     pool.arena_bytes =
         std::min(pool.capacity, RoundDown(std::max(wanted, granularity), granularity));
@@ -38,6 +38,11 @@ PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_byt
 PagePools::~PagePools() {
   on_drop = nullptr;
   while (!arenas_.empty()) Drop(arenas_.begin()->second.get());
+}
+
+void PagePools::SetCapacity(Tier tier, uint64_t bytes) {
+  Pool& pool = pools_[static_cast<int>(tier)];
+  pool.capacity = RoundDown(bytes, pool.memory->granularity());
 }
 
 Page* PagePools::NewRecord() {
@@ -63,6 +68,7 @@ uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
       page->arena = arena;
       page->offset = offset;
       page->bytes = arena->extents.Rounded(bytes);
+      pools_[static_cast<int>(tier)].used += page->bytes;
       out->push_back(page);
     }
   }
@@ -85,7 +91,7 @@ bool PagePools::Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t byte
 
 bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes) {
   Pool& pool = pools_[static_cast<int>(tier)];
-  const uint64_t left = pool.capacity - pool.taken;
+  const uint64_t left = pool.capacity - std::min(pool.taken, pool.capacity);
   if (bytes > left) return false;
   const uint64_t granularity = pool.memory->granularity();
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
@@ -128,6 +134,7 @@ void PagePools::Free(std::span<Page* const> pages) {
       FreeRecord(pages[i]);
     }
     arena->extents.Free(begin, end - begin);
+    pools_[static_cast<int>(arena->tier)].used -= end - begin;
     if (arena->extents.used() == 0 && arena->writer == kOrphan) Drop(arena);
   }
 }
@@ -224,8 +231,8 @@ Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, Tier of
   KVS_CHECK(bytes.size() <= to.bytes && left < kZeros.size());
   const std::array copies = {MemoryCopy{to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}},
                              MemoryCopy{to.base() + bytes.size(), kZeros.data(), {left, left, 1}}};
-  return Noted(of, pools_[static_cast<size_t>(of)].memory->Copy(
-                       std::span(copies).first(left == 0 ? 1 : 2)));
+  return Noted(
+      of, pools_[static_cast<size_t>(of)].memory->Copy(std::span(copies).first(left == 0 ? 1 : 2)));
 }
 
 const Arena* PagePools::Find(uint32_t id) const {

@@ -69,6 +69,7 @@ struct Page {
   PageKey key{};
   std::unique_ptr<Series> series;  // of a sealed page's positions; null: nothing was reported
   bool series_changed = false;     // since the tier below copied the page
+  uint8_t chances = 0;             // how often eviction passes it over: selectors chose it
   Page* older = nullptr;           // the prefix index's list of pages that nobody uses
   Page* newer = nullptr;
 
@@ -123,8 +124,11 @@ class PagePools {
   Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }
 
   const Arena* Find(uint32_t id) const;
+  // Of a pool, rounded down to whole granules; what is taken beyond it stays until it is dropped.
+  void SetCapacity(Tier tier, uint64_t bytes);
   uint64_t capacity(Tier tier) const { return pools_[static_cast<int>(tier)].capacity; }
   uint64_t arena_bytes(Tier tier) const { return pools_[static_cast<int>(tier)].arena_bytes; }
+  uint64_t used(Tier tier) const { return pools_[static_cast<int>(tier)].used; }
   uint64_t taken(Tier tier) const { return pools_[static_cast<int>(tier)].taken; }
   const std::unordered_map<uint32_t, std::unique_ptr<Arena>>& arenas() const { return arenas_; }
   const std::deque<Page>& records() const { return records_; }
@@ -137,10 +141,11 @@ class PagePools {
 
  private:
   struct Pool {
+    uint64_t capacity = 0;  // `memory` looks at it
     std::unique_ptr<MemoryResource> memory;
-    uint64_t capacity = 0;
     uint64_t arena_bytes = 0;
     uint64_t taken = 0;  // by arenas
+    uint64_t used = 0;   // of them by pages
   };
   void Drop(Arena* arena);
   // The status, kept if it says that the tier's device is lost.

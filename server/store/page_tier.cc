@@ -31,9 +31,24 @@ void Store::Impl::SetPageTier(PageTier* tier) {
   tier_ = tier;
 }
 
-void Store::Impl::EnterPrefix(Page* page) {
+void Store::Impl::EnterPrefix(const Sequence& s, Page* page) {
   if (!pools_.failure(page->arena->tier).ok()) return;
-  if (prefix_.Insert(page) && tier_ != nullptr) tier_->Offer(page->key);
+  if (prefix_.Insert(page)) OfferPage(s, *page);
+}
+
+void Store::Impl::OfferPage(const Sequence& s, const Page& page) {
+  const bool goes = s.codec && s.plan.keep_raw == KeepRaw::kNo && !page.summary;
+  if (tier_ != nullptr && !goes) tier_->Offer(page.key);
+}
+
+void Store::Impl::OfferKept(const Sequence& s) {
+  if (tier_ == nullptr || !s.codec || s.plan.keep_raw != KeepRaw::kNo) return;
+  const std::vector<size_t> released = ReleasedPages(s);  // in order
+  for (size_t i = 0; i < s.pages.size(); ++i) {
+    const Page* page = s.pages[i];
+    if (page == nullptr || !page->indexed || (page->stored && !page->series_changed)) continue;
+    if (!std::ranges::binary_search(released, i)) tier_->Offer(page->key);
+  }
 }
 
 // --- out -----------------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ class PageTier {
   // A look-up in memory, no promise. Not under the store's lock.
   virtual bool Holds(const PageKey& key) const = 0;
   // Keeps what is or comes under the keys of a pin until Unpin, and the pin itself for the next
-  // daemon; each time counts. Waits for the disk: not under the store's lock. What it cannot keep for
-  // the next daemon is an error.
+  // daemon; each time counts. Waits for the disk: not under the store's lock. What it cannot keep
+  // for the next daemon is an error.
   virtual Status Pin(const PrefixPin& pin) = 0;
   // `forget`: for the next daemon too, which waits for the disk; else nothing is written.
   virtual Status Unpin(const PrefixPin& pin, bool forget) = 0;

@@ -37,6 +37,7 @@ uint64_t Store::Impl::PinnedBytes() const {
 void Store::Impl::EnterPin(PrefixPin pin) {
   for (const PageKey& key : pin.pages) prefix_.Pin(key);
   for (const PageKey& key : pin.index_blocks) prefix_.Pin(key);
+  for (const PageKey& key : pin.artefact) prefix_.Pin(key);
   const uint64_t id = pin.id;
   pins_by_id_.emplace(id, std::move(pin));
 }
@@ -44,6 +45,7 @@ void Store::Impl::EnterPin(PrefixPin pin) {
 PrefixPin Store::Impl::TakePin(std::map<uint64_t, PrefixPin>::iterator at) {
   PrefixPin pin = std::move(at->second);
   pins_by_id_.erase(at);
+  for (const PageKey& key : pin.artefact) prefix_.Unpin(key);
   for (const PageKey& key : pin.index_blocks) prefix_.Unpin(key);
   // From the last to the first, as ReleaseAll.
   for (auto key = pin.pages.rbegin(); key != pin.pages.rend(); ++key) prefix_.Unpin(*key);
@@ -93,6 +95,15 @@ Result<PinInfo> Store::Impl::PinSequence(uint64_t sequence, microseconds ttl) {
     for (size_t i = 0; i < blocks && s->index_blocks[i]->sealed; ++i) {
       pin.index_blocks.push_back(s->index_blocks[i]->key);
       pin.bytes += s->index_blocks[i]->bytes;
+    }
+    const Artefact* artefact = s->codec ? artefacts_.Peek(s->codec->prompt_key) : nullptr;
+    if (artefact != nullptr) {
+      const ArtefactRecord record = RecordOf(*artefact);
+      pin.artefact.push_back(artefact->key);
+      for (size_t i = 0; i < record.parts.size(); ++i) {
+        pin.artefact.push_back(PartKey(artefact->key, i, record.parts[i]));
+        pin.bytes += artefact->extents[i].page->bytes;
+      }
     }
   }
   if (!pin.pages.empty()) return AddPin(std::move(pin), ttl);

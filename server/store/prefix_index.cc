@@ -28,13 +28,14 @@ bool PrefixIndex::Insert(Page* page) {
 }
 
 void PrefixIndex::Replace(Page* page, Page* copy) {
-  KVS_CHECK(page->indexed && copy->sealed && copy->refs > 0 && copy->key == page->key);
+  KVS_CHECK(page->indexed && copy->sealed && copy->key == page->key);
   pages_.Replace(page->key, copy);
   if (page->refs == 0) MarkUsed(page);
   page->indexed = false;
   copy->indexed = true;
   copy->pinned = std::exchange(page->pinned, false);
   copy->stored = page->stored;
+  if (copy->refs == 0) MarkCached(copy);
 }
 
 void PrefixIndex::Erase(Page* page) {
@@ -64,16 +65,38 @@ void PrefixIndex::SetPinned(const PageKey& key, bool pinned) {
   if (page->refs == 0) MarkCached(page);
 }
 
+void PrefixIndex::Append(Page* page) {
+  List& list = ListOf(*page);
+  page->older = list.newest;
+  page->newer = nullptr;
+  (list.newest != nullptr ? list.newest->newer : list.oldest) = page;
+  list.newest = page;
+}
+
+void PrefixIndex::Unlink(Page* page) {
+  List& list = ListOf(*page);
+  (page->older != nullptr ? page->older->newer : list.oldest) = page->newer;
+  (page->newer != nullptr ? page->newer->older : list.newest) = page->older;
+  page->older = page->newer = nullptr;
+}
+
+Page* PrefixIndex::Spare(Page* page) {
+  KVS_CHECK(page->indexed && page->refs == 0 && !page->pinned && page->chances > 0);
+  --page->chances;
+  Page* const next = page->newer;
+  if (next == nullptr) return page;
+  Unlink(page);
+  Append(page);
+  return next;
+}
+
 void PrefixIndex::MarkCached(Page* page) {
   KVS_CHECK(page->indexed && page->refs == 0);
   if (page->pinned) {
     pinned_bytes_[static_cast<int>(page->arena->tier)] += page->bytes;
     return;
   }
-  page->older = newest_;
-  page->newer = nullptr;
-  (newest_ != nullptr ? newest_->newer : oldest_) = page;
-  newest_ = page;
+  Append(page);
   cached_bytes_[static_cast<int>(page->arena->tier)] += page->bytes;
 }
 
@@ -83,9 +106,7 @@ void PrefixIndex::MarkUsed(Page* page) {
     pinned_bytes_[static_cast<int>(page->arena->tier)] -= page->bytes;
     return;
   }
-  (page->older != nullptr ? page->older->newer : oldest_) = page->newer;
-  (page->newer != nullptr ? page->newer->older : newest_) = page->older;
-  page->older = page->newer = nullptr;
+  Unlink(page);
   cached_bytes_[static_cast<int>(page->arena->tier)] -= page->bytes;
 }
 

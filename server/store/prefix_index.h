@@ -1,5 +1,6 @@
 // PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody
-// uses (cached), oldest first. Pages of a pinned key are in no list while nobody uses them.
+// uses (cached), by tier, oldest first. Pages of a pinned key are in no list while nobody uses
+// them.
 //
 // Holds no reference: a page here with refs == 0 is cached and may be evicted; the store retires
 // it. A sequence releases its pages from the last to the first, so of a prefix nobody uses the end
@@ -8,6 +9,7 @@
 #ifndef KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
 #define KVSTRATA_SERVER_STORE_PREFIX_INDEX_H_
 
+#include <array>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstring>
 
@@ -24,7 +26,8 @@ class PrefixIndex {
 
   // Enters a sealed, referenced page by its key; false if another page has that key.
   bool Insert(Page* page);
-  // `copy` takes the place of `page`. REQUIRES: page is here, copy is referenced.
+  // `copy` takes the place of `page`; one that nobody uses is the newest of its tier. REQUIRES:
+  // page is here.
   void Replace(Page* page, Page* copy);
   // REQUIRES: page is here.
   void Erase(Page* page);
@@ -40,7 +43,11 @@ class PrefixIndex {
 
   // All of them, used or not, in no order.
   std::vector<Page*> PagesIn(Tier tier) const;
-  Page* oldest() const { return oldest_; }
+  // Null: nobody leaves any unused there. The next one is Page::newer.
+  Page* oldest(Tier tier) const { return lists_[static_cast<int>(tier)].oldest; }
+  // Makes a cached page with chances the newest, with one chance less; returns who followed it, or
+  // the page itself if it was the newest.
+  Page* Spare(Page* page);
   size_t size() const { return pages_.size(); }
   uint64_t cached_bytes(Tier tier) const { return cached_bytes_[static_cast<int>(tier)]; }
   // Of pages that nobody uses and a pin keeps; not among the cached ones.
@@ -56,12 +63,19 @@ class PrefixIndex {
     }
   };
 
+  struct List {
+    Page* oldest = nullptr;
+    Page* newest = nullptr;
+  };
+
+  List& ListOf(const Page& page) { return lists_[static_cast<int>(page.arena->tier)]; }
+  void Append(Page* page);
+  void Unlink(Page* page);
   void SetPinned(const PageKey& key, bool pinned);
 
   PageMap pages_;
   boost::unordered_flat_map<PageKey, uint32_t, Hash> pinned_;
-  Page* oldest_ = nullptr;
-  Page* newest_ = nullptr;
+  std::array<List, kTiers> lists_{};
   std::array<uint64_t, kTiers> cached_bytes_{}, pinned_bytes_{};
 };
 

@@ -55,7 +55,7 @@ bool Store::Impl::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
 bool Store::Impl::GivesBack(const Sequence& s, size_t n) const {
   if (s.plan.keep_raw != KeepRaw::kAuto) return s.plan.keep_raw == KeepRaw::kNo;
   const auto page_bytes = static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
-  return pools_.capacity(Tier::kHost) - UsedBytes(Tier::kHost) < n * page_bytes;
+  return pools_.capacity(Tier::kHost) < pools_.used(Tier::kHost) + n * page_bytes;
 }
 
 Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t* bytes) {

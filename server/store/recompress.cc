@@ -139,7 +139,7 @@ void Store::Impl::SetRecompressSink(RecompressSink* sink) {
 
 bool Store::Impl::UnderPressure() const {
   MutexLock lock(mu_);
-  return static_cast<double>(UsedBytes(Tier::kDevice)) >
+  return static_cast<double>(pools_.used(Tier::kDevice)) >
          kWatermark * static_cast<double>(pools_.capacity(Tier::kDevice));
 }
 
@@ -493,6 +493,7 @@ void Store::Impl::KeepArtefact(const Sequence& s) {
   EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
                  s.series.Slice(0, s.prompt_tokens)});
   if (tier_ != nullptr) tier_->Offer(codec.prompt_key);
+  OfferKept(s);
 }
 
 void Store::Impl::EnterArtefact(Artefact artefact) {

@@ -4,9 +4,10 @@
 // The life of one: a commit, a report or the end of a prompt makes a sequence due -> the store
 // offers it to the sink (queued) -> a worker takes it: its pages and extents are pinned, the series
 // copied (running) -> what lies in a pool that the host cannot read, and the run reads, is copied
-// to the host, unless a GPU does the run's work where it lies -> the worker runs a clone of the sequence's Recompressor, without any lock -> what
-// it drafted is copied into extents and published with the clone as the new state, or nothing is
-// published and nothing has changed. Decode goes on meanwhile; only a close cancels.
+// to the host, unless a GPU does the run's work where it lies -> the worker runs a clone of the
+// sequence's Recompressor, without any lock -> what it drafted is copied into extents and published
+// with the clone as the new state, or nothing is published and nothing has changed. Decode goes on
+// meanwhile; only a close cancels.
 #ifndef KVSTRATA_SERVER_STORE_RECOMPRESS_JOB_H_
 #define KVSTRATA_SERVER_STORE_RECOMPRESS_JOB_H_
 

@@ -134,7 +134,7 @@ void Store::Impl::KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end)
     if (page->series != nullptr && SameSeries(*page->series, series)) continue;
     page->series = std::make_unique<Series>(std::move(series));
     page->series_changed = true;
-    if (page->indexed && tier_ != nullptr) tier_->Offer(page->key);
+    if (page->indexed) OfferPage(*s, *page);
   }
 }
 
@@ -145,7 +145,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     Page* page = s->pages[first + i];
     page->key = keys[i];
     page->sealed = true;
-    EnterPrefix(page);
+    EnterPrefix(*s, page);
   }
   KeepSeriesWithPages(s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
   s->tokens += static_cast<uint32_t>(tokens.size());
@@ -168,7 +168,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     if (last_page == nullptr) continue;  // given back, and its key with it
     block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = block->summary = true;
-    EnterPrefix(block);
+    EnterPrefix(*s, block);
   }
 }
 

@@ -187,6 +187,7 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
   }
   if (how != SessionEnd::kEof) DropSession(session);
   ReclaimLocked();
+  NoteFill();
 }
 
 void Store::Impl::DropSession(Session* session) {
@@ -388,6 +389,11 @@ void Store::EndRecallAudits(const Status& why) {
 Memory Store::memory(Tier tier) const { return impl_->memory(tier); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
+void Store::SetMoveSink(std::function<void()> wake) { impl_->SetMoveSink(std::move(wake)); }
+std::optional<uint64_t> Store::MoveSome(uint64_t bytes) { return impl_->MoveSome(bytes); }
+Result<ResizedPool> Store::ResizePool(Tier tier, uint64_t bytes) {
+  return impl_->ResizePool(tier, bytes);
+}
 EvictResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
 void Store::Reclaim() { impl_->Reclaim(); }
 std::vector<BlockInfo> Store::Blocks(uint64_t* cursor, size_t records) const {

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,6 +64,8 @@ struct StoreOptions {
   // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the
   // store's lock: it must not call the store. Null: nobody asks.
   std::function<void(Tier, const Status&)> on_pool_failure;
+  // Of a pool's capacity: above the first, MoveSome makes room, until the second.
+  uint32_t high_percent = 90, low_percent = 80;
   // Of pins' time; tests turn it.
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
@@ -203,6 +206,13 @@ struct StoreCounters {
   uint64_t loaded_pages = 0;                             // from the tier below, index blocks too
   uint64_t loaded_artefacts = 0;                         // from there
   uint64_t evicted_pages = 0, evicted_stored_pages = 0;  // from memory; of these, in the tier below
+  uint64_t promoted_pages = 0, demoted_pages = 0;        // by MoveSome
+};
+// A pool after its capacity was changed.
+struct ResizedPool {
+  uint64_t capacity_bytes = 0;
+  uint64_t taken_bytes = 0;  // by arenas; those beyond the capacity go back when they are empty
+  uint64_t evicted_pages = 0;
 };
 struct RecallStart {
   std::shared_ptr<RecallAudit> audit;
@@ -375,6 +385,18 @@ class Store {
   // Copies a sequence's sealed pages to another pool, publishes a table that names the copies, and
   // retires the originals nobody else refers to. Readers inside a step keep what they see.
   Result<MoveResult> Move(uint64_t sequence, Tier to);
+  // Calls `wake`, under the store's lock, whenever MoveSome may have something to do. Null: nobody
+  // moves anything.
+  void SetMoveSink(std::function<void()> wake);
+  // A piece of what is to be moved, at most `bytes` of copies but for a page: of sequences that
+  // opened on pages of `host` these, to `device` while it is below its high mark; of a pool that
+  // went above its high mark, until its low one, pages that nobody uses: from device to host while
+  // that is below its own, else they are evicted. Returns the bytes copied; nothing: there is
+  // nothing to do. One thread at a time.
+  std::optional<uint64_t> MoveSome(uint64_t bytes);
+  // Changes a pool's capacity, and evicts what nobody uses as far as that empties arenas that are
+  // beyond it. INVALID_ARGUMENT POOL_SIZE: 1 MiB to 16 TiB.
+  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes);
   // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
   // counts them.
   EvictResult Evict(bool dry_run);

@@ -10,6 +10,8 @@
 //   evict.cc           what an operator drops, or would
 //   move.cc            copies between pools, private copies
 //   device_failure.cc  what becomes of a pool whose device is lost
+//   selected_pages.cc  what selectors chose, for eviction
+//   watermarks.cc      what is moved in the background; capacities that change
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
@@ -18,6 +20,8 @@
 #ifndef KVSTRATA_SERVER_STORE_STORE_IMPL_H_
 #define KVSTRATA_SERVER_STORE_STORE_IMPL_H_
 
+#include <array>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -116,6 +120,9 @@ class Store::Impl {
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
+  void SetMoveSink(std::function<void()> wake) KVS_EXCLUDES(mu_);
+  std::optional<uint64_t> MoveSome(uint64_t bytes) KVS_EXCLUDES(mu_);
+  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes) KVS_EXCLUDES(mu_);
   EvictResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
   void Reclaim() KVS_EXCLUDES(mu_);
 
@@ -145,6 +152,13 @@ class Store::Impl {
     const Session* session;  // null: the daemon
     uint64_t model;
     std::vector<Tier> tiers;
+    bool evicts = true;  // else only what is free is taken
+  };
+  // What Move may copy.
+  struct MoveLimit {
+    uint64_t bytes = ~uint64_t{0};  // but for its first page
+    uint64_t room = ~uint64_t{0};
+    bool evicts = true;  // to make room for the copies
   };
   // A page on its way: `source` is pinned by a reference, `copy` belongs to the copy.
   struct Copy {
@@ -156,6 +170,12 @@ class Store::Impl {
     bool keeps_key = false;  // the copy takes the source's place in the prefix index too
     uint32_t tenant = 0;
     bool used = false;  // result: it took the source's place
+  };
+  // A page that nobody uses on its way to host; a job keeps it readable.
+  struct Demotion {
+    Page* source = nullptr;
+    Page* copy = nullptr;
+    RecompressJob job;
   };
   struct Hit {
     std::vector<Page*> pages, index_blocks;  // null: a page that an artefact makes superfluous
@@ -216,9 +236,14 @@ class Store::Impl {
   Result<OpenedSequence> FinishOpenLocked(Opening* o) KVS_REQUIRES(mu_);
 
   // page_tier.cc
-  // Enters a sealed page or index block under its key and offers it to the tier below; if somebody
-  // was faster, theirs is found and ours stays private.
-  void EnterPrefix(Page* page) KVS_REQUIRES(mu_);
+  // Enters a sealed page or index block under its key; if somebody was faster, theirs is found and
+  // ours stays private.
+  void EnterPrefix(const Sequence& s, Page* page) KVS_REQUIRES(mu_);
+  // Offers one that is there to the tier below, but for raw pages that the sequence is about to
+  // give back.
+  void OfferPage(const Sequence& s, const Page& page) KVS_REQUIRES(mu_);
+  // Pages that it has all the same: behind its artefact, or when it closes.
+  void OfferKept(const Sequence& s) KVS_REQUIRES(mu_);
   std::vector<Wanted> WantedOf(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
   std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
@@ -325,8 +350,9 @@ class Store::Impl {
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
   // Drops the oldest artefact that nobody uses and that has bytes in `tier`.
   bool EvictArtefact(Tier tier) KVS_REQUIRES(mu_);
+  // Nobody uses it, and no pin keeps it.
+  bool MayGo(const Artefact& artefact) const KVS_REQUIRES(mu_);
   void DropArtefact(Artefact artefact) KVS_REQUIRES(mu_);
-  uint64_t UsedBytes(Tier tier) const KVS_REQUIRES(mu_);
   bool Fenced(const Arena& arena) const KVS_REQUIRES(mu_);
   void Release(Page* page) KVS_REQUIRES(mu_);
   void ReleaseAll(std::vector<Page*>* pages) KVS_REQUIRES(mu_);
@@ -347,6 +373,8 @@ class Store::Impl {
                    const Geometry& geometry) KVS_NO_THREAD_SAFETY_ANALYSIS;
   void Unpin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
   void Discard(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+  // Makes the copy what the source was, to the prefix index too.
+  void TakeOver(Page* source, Page* copy) KVS_REQUIRES(mu_);
   // Puts the copies in the place of their sources where those still are, unpins and publishes.
   Status SwapIn(Session* session, Sequence* s, std::vector<Copy>* copies) KVS_REQUIRES(mu_);
 
@@ -357,6 +385,38 @@ class Store::Impl {
   void DropLost() KVS_REQUIRES(mu_);
   // DEVICE_FAILED if any of the sequence lies there.
   Status CheckHeld(const Sequence& s) const KVS_REQUIRES(mu_);
+
+  Result<MoveResult> Move(uint64_t sequence, Tier to, MoveLimit limit) KVS_EXCLUDES(mu_);
+
+  // watermarks.cc
+  uint64_t HighMark(Tier tier) const KVS_REQUIRES(mu_);
+  uint64_t LowMark(Tier tier) const KVS_REQUIRES(mu_);
+  std::unordered_map<const Arena*, uint64_t> RetiredBytes(Tier tier) const KVS_REQUIRES(mu_);
+  // Used ones that are not retired.
+  uint64_t HeldBytes(Tier tier) const KVS_REQUIRES(mu_);
+  // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
+  void NoteFill() KVS_REQUIRES(mu_);
+  // After a sequence opened.
+  void NotePromotion(const Sequence& s) KVS_REQUIRES(mu_);
+  std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(mu_);
+  // Nothing: the pool needs no relief, or nothing of it can go.
+  std::optional<uint64_t> RelieveSome(Tier tier, uint64_t bytes) KVS_EXCLUDES(mu_);
+  // Has host make room down to its low mark; false: it does, or that would be of no use.
+  bool MakeHostRelieve() KVS_REQUIRES(mu_);
+  // Copies to be for the coldest pages of device, as many as host has free room for.
+  std::vector<Demotion> PlanDemotion(uint64_t bytes) KVS_REQUIRES(mu_);
+  bool CopyDemotions(std::span<const Demotion> demotions) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  uint64_t FinishDemotion(std::span<const Demotion> demotions, bool copied) KVS_REQUIRES(mu_);
+  // Returns the bytes of what went.
+  uint64_t EvictColdest(Tier tier, uint64_t bytes) KVS_REQUIRES(mu_);
+  // Gives arenas beyond the capacity back, as far as nobody uses them.
+  void ShrinkToCapacity(Tier tier) KVS_REQUIRES(mu_);
+  // Evicts all of an arena that nobody uses; whether there was one.
+  bool EmptyAnArena(Tier tier) KVS_REQUIRES(mu_);
+
+  // selected_pages.cc
+  // Gives the pages of a sequence that closes their chances, by what its steps selected.
+  static void NoteSelected(const Session& session, const Sequence& s);
 
   // recompress.cc
   static RecompressInput InputOf(const Sequence& s);
@@ -448,6 +508,9 @@ class Store::Impl {
   bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
   bool lost_dropped_ KVS_GUARDED_BY(mu_) = false;   // DropLost has been
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
+  std::function<void()> wake_mover_ KVS_GUARDED_BY(mu_);
+  std::deque<uint64_t> promotions_ KVS_GUARDED_BY(mu_);  // sequences that opened on pages of host
+  std::array<bool, kTiers> relieving_ KVS_GUARDED_BY(mu_){};  // between the marks
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;

@@ -70,7 +70,7 @@ Status DiskTier::Impl::Checkpoint(Deadline deadline) {
   KVS_RETURN_IF_ERROR(FlushWritten(deadline));
   CheckpointHeader header;
   const std::vector<std::byte> entries = EncodeEntries(&header);
-  const uint64_t most = disk::CheckpointBytes(options_.budget_bytes) - kBlockBytes;
+  const uint64_t most = checkpoint_bytes_ - kBlockBytes;
   if (entries.size() > most) {
     return ResourceExhausted("DISK_CHECKPOINT", "the index has " + std::to_string(entries.size()) +
                                                     " bytes, its file " + std::to_string(most) +
@@ -139,8 +139,7 @@ std::optional<DiskTier::Impl::Covered> DiskTier::Impl::LoadCheckpoint(Deadline d
 std::optional<std::vector<NamedEntry>> DiskTier::Impl::LoadEntries(uint32_t which,
                                                                    const CheckpointHeader& header,
                                                                    Deadline deadline) {
-  if (header.entry_bytes > disk::CheckpointBytes(options_.budget_bytes) - kBlockBytes)
-    return std::nullopt;
+  if (header.entry_bytes > checkpoint_bytes_ - kBlockBytes) return std::nullopt;
   const uint64_t bytes = disk::BlocksOf(header.entry_bytes) * kBlockBytes;
   const std::shared_ptr<std::byte> blocks = AlignedBlocks(bytes + kBlockBytes);
   const auto read = Requests(Op::kRead, segments_count_ + which, kBlockBytes, blocks.get(), bytes);
@@ -148,7 +147,11 @@ std::optional<std::vector<NamedEntry>> DiskTier::Impl::LoadEntries(uint32_t whic
   const disk::Checksum is = disk::ChecksumOf(blocks.get(), header.entry_bytes);
   if (is != header.entry_checksum && Holds(Guard::kCheckpointChecksum)) return std::nullopt;
   auto entries = disk::ParseEntries({blocks.get(), header.entry_bytes}, header.entries);
-  if (entries && !Plausible(*entries)) return std::nullopt;
+  if (!entries) return std::nullopt;
+  // A smaller budget than the checkpoint's: those files are gone.
+  std::erase_if(*entries,
+                [this](const NamedEntry& e) { return e.entry.at.segment >= segments_count_; });
+  if (!Plausible(*entries)) return std::nullopt;
   return entries;
 }
 

@@ -54,7 +54,7 @@ Transfer DiskTier::Impl::MarkTransfer(uint32_t i, Errors* failed) {
     block->slot_blocks = segment.slot_blocks;
     disk::Seal(block);
     const uint64_t offset = segment.sequence % 2 * kBlockBytes;
-    transfer.requests.push_back({Op::kWrite, i, kBlockBytes, offset, at});
+    transfer.requests.push_back({Op::kWrite, FileOf(i), kBlockBytes, offset, at});
   }
   transfer.done = [this, i, failed](int error) {
     Observe(error, i);
@@ -88,7 +88,7 @@ Status DiskTier::Impl::FlushWritten(Deadline deadline) {
   const auto more = [&]() -> std::optional<Transfer> {
     if (next == written.size()) return std::nullopt;
     const uint32_t i = written[next++];
-    return Transfer{{{Op::kFlush, i}}, nullptr, [&, i](int error) {
+    return Transfer{{{Op::kFlush, FileOf(i)}}, nullptr, [&, i](int error) {
                       Observe(error, i);
                       MutexLock lock(mu_);
                       table_.at(i).written = false;

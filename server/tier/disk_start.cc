@@ -68,6 +68,7 @@ DiskTier::Impl::Impl(const DiskTierOptions& options, disk::TierDirectory directo
     : options_(options),
       directory_(std::move(directory)),
       segments_count_(static_cast<uint32_t>(directory_.segments.size())),
+      checkpoint_bytes_(disk::CheckpointBytes(options.budget_bytes)),
       queue_name_(reads.queue->name()),
       degraded_(directory_.degraded.ok() ? reads.degraded : directory_.degraded),
       reader_(std::move(reads.queue), options.depth),
@@ -85,6 +86,7 @@ Status DiskTier::Impl::AddFiles() {
       KVS_RETURN_IF_ERROR(queue.AddFile(fd.get()).status());
     }
   }
+  added_ = directory_.segments.size();
   return OkStatus();
 }
 

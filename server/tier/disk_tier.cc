@@ -51,7 +51,7 @@ Status CheckBuffers(const std::vector<std::span<Byte>>& buffers) {
 // What moves a value's payload: a small one in one piece behind the header in scratch; of a large
 // one whole blocks from or to the caller's memory, and the ends of its buffers by scratch.
 template <typename Byte>
-std::vector<IoRequest> PayloadRequests(Op op, const disk::Place& place,
+std::vector<IoRequest> PayloadRequests(Op op, uint32_t file, const disk::Place& place,
                                        const std::vector<std::span<Byte>>& buffers,
                                        std::byte* scratch) {
   const uint64_t blocks = PayloadBlocks(SizesOf(buffers));
@@ -59,7 +59,7 @@ std::vector<IoRequest> PayloadRequests(Op op, const disk::Place& place,
   std::vector<IoRequest> requests;
   const auto add = [&](std::byte* data, uint64_t bytes) {
     if (bytes == 0) return;
-    requests.push_back({op, place.segment, static_cast<uint32_t>(bytes), offset, data});
+    requests.push_back({op, file, static_cast<uint32_t>(bytes), offset, data});
     offset += bytes;
   };
   if (blocks <= kSmallBlocks) {
@@ -93,7 +93,7 @@ void AddHeader(Op op, const disk::Place& place, std::byte* header,
     return;
   }
   const uint64_t offset = uint64_t{place.block} * kBlockBytes;
-  payload->push_back({op, place.segment, kBlockBytes, offset, header});
+  payload->push_back({op, first.file, kBlockBytes, offset, header});
 }
 
 // Copies what goes by scratch: small values, ends of buffers.
@@ -241,7 +241,8 @@ Transfer DiskTier::Impl::TransferOf(const PlannedPut& put) {
     std::memset(to + from.size(), 0, end - from.size());
   });
   Transfer transfer;
-  transfer.requests = PayloadRequests(Op::kWrite, put.place, buffers, scratch.get());
+  transfer.requests =
+      PayloadRequests(Op::kWrite, FileOf(put.at.segment), put.place, buffers, scratch.get());
   AddHeader(Op::kWrite, put.place, header, &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, put.request->keep);
@@ -296,7 +297,7 @@ Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline
       disk::WriteHeader(place, disk::SlotState::kErased, ++generation_, "", {},
                         reinterpret_cast<SlotHeader*>(scratch.get()));
       const uint64_t offset = uint64_t{place.block} * kBlockBytes;
-      return Transfer{{{Op::kWrite, slot.at.segment, kBlockBytes, offset, scratch.get()}},
+      return Transfer{{{Op::kWrite, FileOf(slot.at.segment), kBlockBytes, offset, scratch.get()}},
                       scratch,
                       [&finish, &slot](int error) { finish(slot, error); }};
     }
@@ -376,7 +377,8 @@ Transfer DiskTier::Impl::TransferOf(const PlannedGet& get) {
   const std::shared_ptr<std::byte> scratch = reader_.scratch.Take();
   KVS_CHECK(scratch != nullptr);
   Transfer transfer;
-  transfer.requests = PayloadRequests(Op::kRead, get.place, get.request->buffers, scratch.get());
+  transfer.requests = PayloadRequests(Op::kRead, FileOf(get.at.segment), get.place,
+                                      get.request->buffers, scratch.get());
   AddHeader(Op::kRead, get.place, HeaderOf(*get.request, scratch.get()), &transfer.requests);
   transfer.keep = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
       scratch, get.request->keep);
@@ -535,6 +537,9 @@ Status DiskTier::Erase(std::span<const std::string> keys, Deadline deadline) {
 }
 Status DiskTier::Flush(Deadline deadline) { return impl_->Flush(deadline); }
 Status DiskTier::Checkpoint(Deadline deadline) { return impl_->Checkpoint(deadline); }
+Result<uint64_t> DiskTier::Resize(uint64_t budget_bytes, Deadline deadline) {
+  return impl_->Resize(budget_bytes, deadline);
+}
 bool DiskTier::Contains(std::string_view key) const { return impl_->Contains(key); }
 std::vector<uint64_t> DiskTier::Sizes(std::string_view key) const { return impl_->Sizes(key); }
 void DiskTier::ForEach(const std::function<void(const std::string& key,

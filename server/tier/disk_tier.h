@@ -105,6 +105,12 @@ class DiskTier {
   // Flush, then the index. RESOURCE_EXHAUSTED DISK_CHECKPOINT: it is larger than its file.
   Status Checkpoint(Deadline deadline);
 
+  // Another budget, until the next Open: more files, reserved, or fewer, whose values leave;
+  // returns how many did. Takes the turns of both sides. Checkpoints' files grow, and never shrink.
+  // INVALID_ARGUMENT DISK_BUDGET; RESOURCE_EXHAUSTED DISK_SPACE: nothing changed;
+  // FAILED_PRECONDITION RESIZE_PINNED: pins keep some of the files that would go.
+  Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline);
+
   bool Contains(std::string_view key) const;
   // Bytes of each buffer; empty: it is not there.
   std::vector<uint64_t> Sizes(std::string_view key) const;

@@ -1,5 +1,6 @@
 // DiskTier::Impl: the state of the engine. disk_tier.cc: values; disk_flush.cc: dirty marks and
-// flushes; disk_start.cc: the index from the slots; disk_checkpoint.cc: the checkpoint.
+// flushes; disk_start.cc: the index from the slots; disk_checkpoint.cc: the checkpoint;
+// disk_resize.cc: another budget.
 //
 // Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
@@ -95,6 +96,7 @@ class DiskTier::Impl {
   Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
   Status AddMemory(std::shared_ptr<std::byte> memory, uint64_t bytes, Deadline deadline)
       KVS_EXCLUDES(mu_);
+  Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(mu_);
 
   bool Contains(std::string_view key) const KVS_EXCLUDES(mu_) {
     MutexLock lock(mu_);
@@ -179,13 +181,26 @@ class DiskTier::Impl {
   void EnterFound(disk::NamedEntry found) KVS_EXCLUDES(mu_);
   void FreeUnheld() KVS_EXCLUDES(mu_);
 
+  // disk_resize.cc; both turns are held
+  Status Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) KVS_EXCLUDES(mu_);
+  // Has both queues know the files of new segments.
+  Status AddNewFiles();
+  // Forgets the values of segments from `segments` on; how many.
+  Result<uint64_t> Shrink(uint32_t segments) KVS_EXCLUDES(mu_);
+
+  // By which number the queues know a file: first the segments that there were at the start, then
+  // both checkpoints, then further segments.
+  uint32_t FileOf(uint32_t segment) const {
+    return segment < segments_count_ ? segment : segment + 2;
+  }
   uint32_t checkpoint_file(uint64_t sequence) const {
     return segments_count_ + static_cast<uint32_t>(sequence % 2);
   }
 
   const DiskTierOptions options_;
-  const disk::TierDirectory directory_;
-  const uint32_t segments_count_;
+  disk::TierDirectory directory_;  // of both turns, but for what is constant
+  const uint32_t segments_count_;  // at the start
+  uint64_t checkpoint_bytes_;      // of each of its files; both turns change it
   const std::string queue_name_;
   const Status degraded_;
   disk::StoreId store_{};  // constant after Start

@@ -115,9 +115,10 @@ Seen Look(const Superblock& block);
 Seen Look(const SlotHeader& block);
 Seen Look(const CheckpointHeader& block);
 
-// Of each of the two checkpoints' files: entries of slots of 32 KiB and more fit.
+// Of each of the two checkpoints' files: entries of 64 bytes (a key of 32, one buffer: 60; two,
+// which need three blocks: 68) of the smallest slots, of two blocks, fit.
 inline uint64_t CheckpointBytes(uint64_t budget_bytes) {
-  return (budget_bytes / 256 / kBlockBytes + 2) * kBlockBytes;
+  return (budget_bytes / 128 / kBlockBytes + 2) * kBlockBytes;
 }
 
 // Where a header lies, hence what it must say.

@@ -26,6 +26,20 @@ void SegmentTable::Assign(uint32_t i, uint32_t slot_blocks) {
   with_room_[slot_blocks].insert(i);
 }
 
+void SegmentTable::Grow(uint32_t segments) {
+  for (uint32_t i = size(); i < segments; ++i) empty_.insert(i);
+  segments_.resize(segments);
+}
+
+void SegmentTable::Shrink(uint32_t segments) {
+  for (uint32_t i = segments; i < size(); ++i) {
+    for (const std::string* key : segments_[i].keys) KVS_CHECK(key == nullptr);
+    empty_.erase(i);
+    if (segments_[i].slot_blocks != 0) with_room_[segments_[i].slot_blocks].erase(i);
+  }
+  segments_.resize(segments);
+}
+
 std::optional<SlotId> SegmentTable::Allocate(uint32_t slot_blocks) {
   std::set<uint32_t>& room = with_room_[slot_blocks];
   if (room.empty()) {

@@ -44,6 +44,11 @@ class SegmentTable {
     for (uint32_t i = 0; i < segments; ++i) empty_.insert(i);
   }
 
+  // Further segments, empty.
+  void Grow(uint32_t segments);
+  // Segments from this one on are no more. REQUIRES: they hold no key.
+  void Shrink(uint32_t segments);
+
   uint32_t size() const { return static_cast<uint32_t>(segments_.size()); }
   Segment& at(uint32_t i) { return segments_[i]; }
   const Segment& at(uint32_t i) const { return segments_[i]; }

@@ -14,6 +14,14 @@ Status OpenError(const std::string& path, const char* what) {
   return Internal("DISK_OPEN", path + ": " + what + ": " + std::strerror(errno));
 }
 
+Status Reserve(int fd, const std::string& path, uint64_t bytes) {
+  errno = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  if (errno == 0) return OkStatus();
+  if (errno != ENOSPC && errno != EDQUOT) return OpenError(path, "fallocate");
+  return ResourceExhausted("DISK_SPACE", path + ": no room for " + std::to_string(bytes) +
+                                             " bytes; free some, or lower the tier's budget");
+}
+
 enum class Larger { kRefuse, kCut };
 
 // Open and of `bytes`, all of them reserved. Sets `*direct` to false where there is no O_DIRECT.
@@ -38,13 +46,10 @@ Result<UniqueFd> OpenFile(const std::string& path, uint64_t bytes, Larger larger
                                   std::to_string(bytes) + "; configure that, or delete the file");
   }
   if (size == bytes) return fd;
-  int error = posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes));
-  if (error == 0) return fd;
-  if (size == 0) unlink(path.c_str());
-  errno = error;
-  if (error != ENOSPC && error != EDQUOT) return OpenError(path, "fallocate");
-  return ResourceExhausted("DISK_SPACE", path + ": no room for " + std::to_string(bytes) +
-                                             " bytes; free some, or lower the tier's budget");
+  const Status reserved = Reserve(fd.get(), path, bytes);
+  if (!reserved.ok() && size == 0) unlink(path.c_str());
+  if (!reserved.ok()) return reserved;
+  return fd;
 }
 
 std::string SegmentPath(const std::string& path, uint32_t i) {
@@ -82,6 +87,34 @@ Result<TierDirectory> OpenTierDirectory(const std::string& path, uint32_t segmen
   const UniqueFd self(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!self || fsync(self.get()) != 0) return OpenError(path, "fsync");
   return dir;
+}
+
+Status GrowTierDirectory(const std::string& path, uint32_t from, uint32_t to,
+                         uint64_t segment_bytes, uint64_t checkpoint_bytes, TierDirectory* dir) {
+  Status status;
+  for (uint32_t i = 0; i < 2 && status.ok(); ++i) {
+    const std::string name = path + "/checkpoint." + std::to_string(i);
+    status = Reserve(dir->checkpoints[i].get(), name, checkpoint_bytes);
+  }
+  for (uint32_t i = from; i < to && status.ok(); ++i) {
+    const std::string name = SegmentPath(path, i);
+    if (i < dir->segments.size()) {
+      status = Reserve(dir->segments[i].get(), name, segment_bytes);
+      continue;
+    }
+    Result<UniqueFd> fd = OpenFile(name, segment_bytes, Larger::kRefuse, &dir->direct);
+    status = fd.status();
+    if (fd.ok()) dir->segments.push_back(std::move(*fd));
+  }
+  if (!status.ok()) ShrinkTierDirectory(from, dir);
+  return status;
+}
+
+void ShrinkTierDirectory(uint32_t segments, TierDirectory* dir) {
+  for (size_t i = segments; i < dir->segments.size(); ++i) {
+    // What it does not give back is there at the next start, which deletes it.
+    (void)!ftruncate(dir->segments[i].get(), 0);
+  }
 }
 
 }  // namespace kvstrata::disk

@@ -28,6 +28,14 @@ struct TierDirectory {
 Result<TierDirectory> OpenTierDirectory(const std::string& path, uint32_t segments,
                                         uint64_t segment_bytes, uint64_t checkpoint_bytes);
 
+// Reserves segments `from` .. `to` and checkpoints of that size. All or nothing: RESOURCE_EXHAUSTED
+// DISK_SPACE, INTERNAL DISK_OPEN.
+Status GrowTierDirectory(const std::string& path, uint32_t from, uint32_t to,
+                         uint64_t segment_bytes, uint64_t checkpoint_bytes, TierDirectory* dir);
+// Gives the space of segments from `segments` on back. Their files stay open, and are filled again
+// by Grow: somebody may still write to them.
+void ShrinkTierDirectory(uint32_t segments, TierDirectory* dir);
+
 }  // namespace kvstrata::disk
 
 #endif  // KVSTRATA_SERVER_TIER_TIER_DIRECTORY_H_

@@ -3,9 +3,13 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <string>
 #include <utility>
 
+#include "kernels/codec/extent.h"
+#include "server/store/artefact_record.h"
 #include "server/work/disk_buffers.h"
 #include "server/work/pin_records.h"
 
@@ -31,6 +35,7 @@ std::vector<std::string> NamesOf(const PrefixPin& pin) {
   std::vector<std::string> names = {PinRecordName(pin.id)};
   for (const PageKey& key : pin.pages) names.push_back(DiskNameOf(key));
   for (const PageKey& key : pin.index_blocks) names.push_back(DiskNameOf(key));
+  for (const PageKey& key : pin.artefact) names.push_back(DiskNameOf(key));
   return names;
 }
 
@@ -109,6 +114,10 @@ void DiskPages::Count(uint64_t DiskPagesCounters::*what, uint64_t n) {
 void DiskPages::Offer(const PageKey& key) {
   {
     MutexLock lock(mu_);
+    if (drains_ != Drains::kNo) {
+      ++counters_.refused;
+      return;
+    }
     if (stopping_ || offers_.size() >= options_.queue) {
       ++counters_.dropped;
       return;
@@ -118,11 +127,65 @@ void DiskPages::Offer(const PageKey& key) {
   offered_.notify_one();
 }
 
+Status DiskPages::Drain() {
+  {
+    MutexLock lock(mu_);
+    if (drains_ == Drains::kDrained) return OkStatus();
+    if (drains_ == Drains::kFailed && !drain_failed_.ok()) {
+      return std::exchange(drain_failed_, OkStatus());
+    }
+    drains_ = Drains::kDrying;
+  }
+  offered_.notify_one();
+  return OkStatus();
+}
+
+bool DiskPages::draining() const {
+  MutexLock lock(mu_);
+  return drains_ != Drains::kNo;
+}
+
+bool DiskPages::drained() const {
+  MutexLock lock(mu_);
+  return drains_ == Drains::kDrained;
+}
+
+bool DiskPages::IsDry() const {
+  MutexLock lock(mu_);
+  return drains_ == Drains::kDrying && offers_.empty();
+}
+
+void DiskPages::EndDrying(const Status& checkpoint) {
+  MutexLock lock(mu_);
+  // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
+  if (drains_ != Drains::kDrying || !offers_.empty()) return;
+  drains_ = checkpoint.ok() ? Drains::kDrained : Drains::kFailed;
+  drain_failed_ = checkpoint;
+}
+
+void DiskPages::Resume() {
+  {
+    MutexLock lock(mu_);
+    if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
+  }
+  std::vector<BlockInfo> here = store_->ArtefactBlocks();
+  std::erase_if(here, [](const BlockInfo& b) { return b.kind != BlockKind::kRecord; });
+  for (uint64_t cursor = 0; cursor != kNoMoreBlocks;) {
+    std::ranges::move(store_->Blocks(&cursor, kPutValues), std::back_inserter(here));
+    for (const BlockInfo& block : here) {
+      PageKey key{};
+      std::ranges::copy(block.key, key.begin());
+      if (block.changed || !Holds(key)) Offer(key);
+    }
+    here.clear();
+  }
+}
+
 std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     writing_ = 0;
-    return stopping_ || !offers_.empty();
+    return stopping_ || !offers_.empty() || drains_ == Drains::kDrying;
   };
   if (unsaved_ && options_.checkpoint_interval.count() != 0) {
     offered_.wait_until(lock, checkpoint_at_, ready);
@@ -212,12 +275,24 @@ void DiskPages::PutAll(Batch* batch) {
 }
 
 void DiskPages::CheckpointIfDue() {
-  if (!unsaved_ || options_.checkpoint_interval.count() == 0) return;
-  if (Clock::now() < checkpoint_at_) return;
+  const bool dry = IsDry();
+  const bool timed = unsaved_ && options_.checkpoint_interval.count() != 0;
+  if (!dry && !(timed && Clock::now() >= checkpoint_at_)) return;
   unsaved_ = false;
   const Status status = disk_->Checkpoint(Clock::now() + kCheckpointTimeout);
+  if (dry) EndDrying(status);
   if (!status.ok()) return LogStatus(&write_log_, "disk_checkpoint_failed", status);
   Count(&DiskPagesCounters::checkpoints, 1);
+}
+
+Result<uint64_t> DiskPages::Resize(uint64_t budget_bytes) {
+  KVS_ASSIGN_OR_RETURN(const uint64_t left,
+                       disk_->Resize(budget_bytes, Clock::now() + kPutTimeout));
+  Count(&DiskPagesCounters::evicted, left);
+  const Status saved = disk_->Checkpoint(Clock::now() + kCheckpointTimeout);
+  LogLimiter once{1};
+  if (!saved.ok()) LogStatus(&once, "disk_checkpoint_failed", saved);
+  return left;
 }
 
 void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
@@ -398,6 +473,35 @@ bool DiskPages::PlanScrub(const DiskTier& disk, DiskBuffers* buffers, Scrubbing*
   }
 }
 
+void DiskPages::NoteParts(const DiskGet& get, Scrubbing* scrub) {
+  if (get.buffers.size() != 1 || get.key.size() != sizeof(PageKey)) return;
+  const std::span<const std::byte> bytes = get.buffers.front();
+  ExtentHeader header{};
+  if (bytes.size() >= sizeof(header)) std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.magic == kExtentMagic && header.version == kExtentVersion) {
+    scrub->parts.insert(get.key);
+    return;
+  }
+  const std::optional<ArtefactRecord> record = ParseRecord(bytes);
+  if (!record) return;
+  PageKey artefact{};
+  std::ranges::copy(get.key, artefact.begin());
+  for (size_t i = 0; i < record->parts.size(); ++i) {
+    scrub->named.insert(DiskNameOf(PartKey(artefact, i, record->parts[i])));
+  }
+}
+
+void DiskPages::EraseOrphans(Scrubbing* scrub) {
+  for (const BlockInfo& block : store_->ArtefactBlocks()) scrub->named.insert(block.key);
+  std::vector<std::string> orphans;
+  std::ranges::copy_if(scrub->parts, std::back_inserter(orphans),
+                       [scrub](const std::string& key) { return !scrub->named.contains(key); });
+  // A record that was written behind the scrub's back loses parts here: it is built again then.
+  const Status erased = disk_->Erase(orphans, Clock::now() + kPutTimeout);
+  if (!erased.ok()) return LogStatus(&read_log_, "disk_erase_failed", erased);
+  scrub->so_far.orphans = orphans.size();
+}
+
 std::optional<Status> DiskPages::ScrubBatch(Scrubbing* scrub) {
   std::vector<DiskGet> gets;
   const auto began = Clock::now();
@@ -413,9 +517,13 @@ std::optional<Status> DiskPages::ScrubBatch(Scrubbing* scrub) {
     if (!get.status.ok() && !lost) continue;  // erased or replaced meanwhile, or late
     ++scrub->so_far.values;
     for (const auto& buffer : get.buffers) bytes += buffer.size();
+    if (!lost) NoteParts(get, scrub);
   }
   scrub->so_far.bytes += bytes;
-  if (!more) return OkStatus();
+  if (!more) {
+    EraseOrphans(scrub);
+    return OkStatus();
+  }
   const uint64_t rate = scrub->scrub.bytes_per_second;
   if (rate == 0) return std::nullopt;
   const std::chrono::duration<double> takes(static_cast<double>(bytes) / static_cast<double>(rate));

@@ -14,7 +14,8 @@
 //
 // Ownership: borrows store and tier, which outlive it; sets and unsets itself as the store's tier.
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queues.
-// Errors: none reach a caller; they are counted, and logged at most once a second each way.
+// Errors: none reach a caller but those of drains and scrubs; they are counted, and logged at most
+// once a second each way.
 #ifndef KVSTRATA_SERVER_WORK_DISK_PAGES_H_
 #define KVSTRATA_SERVER_WORK_DISK_PAGES_H_
 
@@ -27,6 +28,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "base/sync.h"
@@ -55,6 +57,7 @@ struct DiskPagesCounters {
   uint64_t checkpoints = 0;    // that succeeded
   uint64_t refused_loads = 0;  // too many waited
   uint64_t late_loads = 0;     // ended by their deadline
+  uint64_t refused = 0;        // offers while it was drained
 };
 
 class DiskPages final : public PageTier {
@@ -80,6 +83,20 @@ class DiskPages final : public PageTier {
   // Ends a scrub with DAEMON_STOPPING after the batch under way, and refuses others.
   void EndScrubs() KVS_EXCLUDES(mu_);
 
+  // Turns offers away from now on and has the writer make a checkpoint when none waits any more:
+  // ask again until `drained`. Never waits. What DiskTier::Checkpoint returned, once; the next
+  // call has it tried again.
+  Status Drain() KVS_EXCLUDES(mu_);
+  // Takes offers again, first of what memory has and the disk has not.
+  void Resume() KVS_EXCLUDES(mu_);
+  bool draining() const KVS_EXCLUDES(mu_);
+  // All that is on disk is in a checkpoint, and nothing comes.
+  bool drained() const KVS_EXCLUDES(mu_);
+
+  // Gives the disk another budget, and makes a checkpoint; values that left (`evicted`). Waits for
+  // the disk. What DiskTier::Resize returns; a checkpoint that fails is logged.
+  Result<uint64_t> Resize(uint64_t budget_bytes) KVS_EXCLUDES(mu_);
+
   DiskPagesCounters counters() const KVS_EXCLUDES(mu_);
   // Offers that wait or are being written.
   size_t waiting() const KVS_EXCLUDES(mu_);
@@ -101,6 +118,7 @@ class DiskPages final : public PageTier {
     uint64_t cursor = 0;
     std::deque<DiskValue> ahead;  // found, not yet read
     ScrubProgress so_far;
+    std::unordered_set<std::string> parts, named;  // of artefacts: found; by their records
     std::chrono::steady_clock::time_point next_batch, next_look;  // a look: is it still wanted?
   };
 
@@ -114,6 +132,9 @@ class DiskPages final : public PageTier {
   // Puts the batch, which is empty afterwards.
   void PutAll(Batch* batch) KVS_EXCLUDES(mu_);
   void CheckpointIfDue() KVS_EXCLUDES(mu_);
+  // Whether a drain waits for a checkpoint alone.
+  bool IsDry() const KVS_EXCLUDES(mu_);
+  void EndDrying(const Status& checkpoint) KVS_EXCLUDES(mu_);
   // Again, after giving up what is in its way.
   void PutInPlaceOfOthers(DiskPut* put, Deadline deadline) KVS_EXCLUDES(mu_);
   void Count(uint64_t DiskPagesCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
@@ -132,6 +153,10 @@ class DiskPages final : public PageTier {
   // Whether there is more to read.
   static bool PlanScrub(const DiskTier& disk, DiskBuffers* buffers, Scrubbing* scrub,
                         std::vector<DiskGet>* gets);
+  static void NoteParts(const DiskGet& get, Scrubbing* scrub);
+  // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
+  // have theirs yet to come.
+  void EraseOrphans(Scrubbing* scrub);
   void EndScrub(const Status& why) KVS_EXCLUDES(mu_);
   std::vector<DiskGet> PlanReads(std::span<const PageKey> keys);
   bool stopping() const KVS_EXCLUDES(mu_);
@@ -149,6 +174,10 @@ class DiskPages final : public PageTier {
   size_t writing_ KVS_GUARDED_BY(mu_) = 0;
   std::unique_ptr<Scrubbing> scrub_ KVS_GUARDED_BY(mu_);  // the reader's, which alone ends it
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
+  // kDrying: the writer is to make a checkpoint when nothing waits.
+  enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
+  Drains drains_ KVS_GUARDED_BY(mu_) = Drains::kNo;
+  Status drain_failed_ KVS_GUARDED_BY(mu_);  // of kFailed
   bool no_scrubs_ KVS_GUARDED_BY(mu_) = false;
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
   DiskPagesCounters counters_ KVS_GUARDED_BY(mu_);

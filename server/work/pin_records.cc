@@ -57,8 +57,9 @@ DiskPut EncodePin(const PrefixPin& pin) {
   record.expires_us = UnixUs(pin.expires);
   record.pages = pin.pages.size();
   record.index_blocks = pin.index_blocks.size();
-  const uint64_t bytes = sizeof(record) + pin.tenant.size() + pin.model_name.size() +
-                         sizeof(PageKey) * (pin.pages.size() + pin.index_blocks.size());
+  const uint64_t bytes =
+      sizeof(record) + pin.tenant.size() + pin.model_name.size() +
+      sizeof(PageKey) * (pin.pages.size() + pin.index_blocks.size() + pin.artefact.size());
   const std::shared_ptr<std::byte> memory = HeapBuffers(WholeBlocks(bytes));
   std::byte* to = memory.get();
   const auto add = [&to](const void* from, size_t n) {
@@ -70,6 +71,7 @@ DiskPut EncodePin(const PrefixPin& pin) {
   add(pin.model_name.data(), pin.model_name.size());
   add(pin.pages.data(), sizeof(PageKey) * pin.pages.size());
   add(pin.index_blocks.data(), sizeof(PageKey) * pin.index_blocks.size());
+  add(pin.artefact.data(), sizeof(PageKey) * pin.artefact.size());
   return {
       PinRecordName(pin.id), {std::span<const std::byte>(memory.get(), bytes)}, memory, {}, true};
 }
@@ -82,7 +84,7 @@ std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes) {
   if (record.version != 1 || record.pages > keys || record.index_blocks > keys) return std::nullopt;
   const uint64_t want = sizeof(record) + uint64_t{record.tenant_bytes} + record.model_bytes +
                         sizeof(PageKey) * (record.pages + record.index_blocks);
-  if (bytes.size() != want) return std::nullopt;
+  if (bytes.size() < want || (bytes.size() - want) % sizeof(PageKey) != 0) return std::nullopt;
   const std::byte* from = bytes.data() + sizeof(record);
   const auto take = [&from](void* to, size_t n) {
     if (n != 0) std::memcpy(to, from, n);
@@ -101,6 +103,8 @@ std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes) {
   take(pin.pages.data(), sizeof(PageKey) * pin.pages.size());
   pin.index_blocks.resize(record.index_blocks);
   take(pin.index_blocks.data(), sizeof(PageKey) * pin.index_blocks.size());
+  pin.artefact.resize((bytes.size() - want) / sizeof(PageKey));
+  take(pin.artefact.data(), sizeof(PageKey) * pin.artefact.size());
   return pin;
 }
 

@@ -197,6 +197,8 @@ def daemon_names_what_is_not_there(cli):
     expect(cli("model", "show", "nothing"), 5, "MODEL_UNKNOWN")
     expect(cli("tier", "show"), 5, "TIER_UNKNOWN", "disk.path")
     expect(cli("tier", "scrub"), 5, "TIER_UNKNOWN", "disk.path")
+    expect(cli("tier", "drain"), 5, "TIER_UNKNOWN", "disk.path")
+    expect(cli("tier", "resize", "64MiB"), 5, "TIER_UNKNOWN", "disk.path")
 
 
 def daemon_books_and_cache(cli):
@@ -501,6 +503,61 @@ def disk_is_scrubbed(cli):
     assert json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)["values"] == values - 3
     expect(cli("tier", "scrub", "--rate", "fast"), 2, "200MiB")
     expect(cli("tier", "scrub", "--rate", "1", "--timeout", "50ms"), 6, "DEADLINE")
+
+
+def disk_is_drained(cli):
+    def entries():
+        return json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
+    drained = json.loads(expect(cli("tier", "drain", "-o", "json"), 0).stdout)
+    assert drained["drained"] and drained["draining"], drained
+    before = entries()
+    path = os.path.join(cli.folder, "d.safetensors")
+    with open(path, "wb") as file:
+        file.write(trace_bytes(prompt=400))
+    expect(cli("replay", path, "--plan", "full"), 0)
+    expect(cli("tier", "show"), 0, "REFUSED, DRAINING")
+    shown = json.loads(cli("tier", "show", "-o", "json").stdout)
+    assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
+    resumed = json.loads(expect(cli("tier", "drain", "--resume", "-o", "json"), 0).stdout)
+    assert not resumed["draining"] and not resumed["drained"], resumed
+    wait_for_disk(cli, before + shown["refused"])
+    expect(cli("tier", "drain"), 0, "SAFE TO STOP  ", "yes")
+    expect(cli("tier", "drain", "--resume"), 0)
+
+
+def daemon_resizes_pools(cli):
+    def capacity():
+        pools = json.loads(cli("pool", "ls", "-o", "json").stdout)["pools"]
+        return {pool["tier"]: pool["capacity_bytes"] for pool in pools}
+    before = capacity()
+    expect(cli("tier", "resize", "256MiB", "--tier", "device"), 0, "UNTIL RESTART", "pool.device_bytes", "256.0 MiB")
+    assert capacity() == {**before, "device": 256 << 20}, capacity()
+    back = json.loads(expect(
+        cli("tier", "resize", str(before["device"]), "--tier", "device", "-o", "json"), 0).stdout)
+    assert back["capacity_bytes"] == before["device"] and back["beyond_bytes"] == 0, back
+    expect(cli("tier", "resize", "4KiB", "--tier", "host"), 2, "POOL_SIZE")
+    expect(cli("tier", "resize", "1GiB", "--tier", "moon"), 2, "device")
+    expect(cli("tier", "resize", "much"), 2, "200MiB")
+    expect(cli("tier", "resize"), 2, "SIZE")
+
+
+def disk_is_resized(cli):
+    folder = os.path.join(cli.folder, "tier")
+    def segments():
+        sizes = [os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder) if "segment" in name]
+        return sum(size > 0 for size in sizes)
+    before = segments()
+    entries = json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
+    grown = json.loads(expect(cli("tier", "resize", "24MiB", "-o", "json"), 0).stdout)
+    assert segments() == grown["capacity_bytes"] >> 20 > before and grown["evicted"] == 0, grown
+    shrunk = json.loads(expect(cli("tier", "resize", "8MiB", "-o", "json"), 0).stdout)
+    assert segments() == shrunk["capacity_bytes"] >> 20 < before, shrunk
+    left = json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
+    assert left == entries - shrunk["evicted"], (left, entries, shrunk)
+    expect(cli("tier", "resize", "16MiB"), 0, "disk.budget_bytes")
+    assert segments() == before
+    expect(cli("tier", "resize", "4KiB"), 2, "DISK_BUDGET")
+    assert json.loads(expect(cli("tier", "scrub", "-o", "json"), 0).stdout)["corrupt"] == 0
 
 
 def with_daemon(program, cli, *flags):

@@ -56,8 +56,8 @@ TEST(Verbs, AreThese) {
       "pool ls",    "tier",     "tier ls",     "work",         "work ls",      "evict",
       "audit",      "config",   "config show", "config check", "replay",       "calibrate",
       "completion", "lookup",   "pin",         "pin ls",       "pin add",      "pin rm",
-      "tier show",  "block",    "block ls",    "block get",    "block verify",
-      "tier scrub"};
+      "tier show",  "block",    "block ls",    "block get",    "block verify", "tier scrub",
+      "tier drain", "tier resize"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);

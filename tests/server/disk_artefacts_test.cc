@@ -11,6 +11,7 @@
 
 #include "server/store/artefact_record.h"
 #include "server/store/store_impl.h"
+#include "server/work/pin_records.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/disk_machine.h"
@@ -177,6 +178,64 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
   EXPECT_EQ(other.Append(7).reason(), "COMMIT_OTHER_PROMPT");
   ASSERT_TRUE(s.Append(std::span(tokens).subspan(192)).ok());
   s.ExpectIntact();
+  ExpectClean(*machine->store);
+}
+
+TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotWritten) {
+  const auto machine = Start();
+  TestSession session(machine->store.get());
+  TestSequence s = Prompt(*machine, &session, kKeepsNone);
+  machine->Settle();
+  EXPECT_EQ(machine->disk->Stats().entries, 0u);
+  Settle(*machine, session, s);
+  EXPECT_EQ(machine->disk->Stats().entries, 7u) << "the record and its parts";
+  // What is not given back is written when the sequence closes.
+  const std::vector<int32_t> tokens = Tokens(kPrompt, 5000);
+  const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
+  ASSERT_TRUE(opened.ok());
+  TestSequence other(&session, *opened, tokens);
+  ASSERT_TRUE(other.Append(tokens).ok());
+  machine->Settle();
+  EXPECT_EQ(machine->disk->Stats().entries, 7u);
+  ASSERT_TRUE(other.Close().ok());
+  machine->Settle();
+  EXPECT_EQ(machine->disk->Stats().entries, 7u + 12);
+}
+
+TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
+  options_.budget_bytes = (2 << 20) + (128 << 10);
+  {
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    TestSequence s = Prompt(*machine, &session, kKeeps);
+    Settle(*machine, session, s);
+    const Result<PinInfo> made = machine->store->PinSequence(s.id(), std::chrono::hours(1));
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_EQ(made->pin.artefact.size(), 7u);
+    ASSERT_TRUE(s.Close().ok());
+    machine->store->Evict(false);
+    EXPECT_EQ(machine->store->Counters().artefacts, 1u);
+    ExpectClean(*machine->store);
+  }
+  const auto machine = Start();
+  const std::vector<PrefixPin> pins = ReadPins(machine->disk.get(), Soon());
+  ASSERT_EQ(pins.size(), 1u);
+  ASSERT_TRUE(machine->pages->Pin(pins[0]).ok());
+  machine->store->RestorePins(pins);
+  TestSession session(machine->store.get());
+  for (int32_t i = 1; i <= 8; ++i) {
+    TestSequence s = TestSequence::Prompt(&session, "full", Tokens(50 * 16, i * 10'000));
+    ASSERT_TRUE(s.Close().ok());
+    machine->Settle();
+  }
+  EXPECT_GT(machine->pages->counters().evicted, 50u);
+  for (const PageKey& key : pins[0].artefact) EXPECT_TRUE(machine->pages->Holds(key));
+  TestSequence s = Prompt(*machine, &session, kKeeps);
+  EXPECT_EQ(machine->store->Counters().loaded_artefacts, 1u);
+  ASSERT_TRUE(s.Close().ok());
+  ASSERT_TRUE(machine->store->RemovePin(pins[0].id).ok());
+  machine->store->Evict(false);
+  EXPECT_EQ(machine->store->Counters().artefacts, 0u);
   ExpectClean(*machine->store);
 }
 
@@ -444,6 +503,42 @@ TEST_F(DiskArtefactsTest, NoFlippedBitIsServed) {
     const uint32_t payload = slot.payload == "KVSARTF1" ? 200 : 8192;
     FlipBit(slot, random() % (4096 + payload), static_cast<int>(random() % 8));
     EXPECT_FALSE(Finds(kKeeps)) << "flip " << i;
+  }
+  EXPECT_TRUE(Finds(kKeeps));
+}
+
+TEST_F(DiskArtefactsTest, AScrubErasesPartsWithoutTheirRecord) {
+  Write(kKeeps);
+  const auto orphans = [](const Machine& machine) {
+    std::promise<Status> end;
+    ScrubProgress last;
+    TierScrub scrub;
+    scrub.progress = [&last](const ScrubProgress& p) {
+      last = p;
+      return true;
+    };
+    scrub.done = [&end](const Status& why) { end.set_value(why); };
+    EXPECT_TRUE(machine.pages->Scrub(std::move(scrub)).ok());
+    EXPECT_TRUE(end.get_future().get().ok());
+    return last.orphans;
+  };
+  {
+    const auto machine = Start();
+    const uint64_t entries = machine->disk->Stats().entries;
+    EXPECT_EQ(orphans(*machine), 0u);
+    EXPECT_EQ(machine->disk->Stats().entries, entries);
+    for (const Value& value : Values(machine->disk.get())) {
+      if (!IsRecord(value)) continue;
+      ASSERT_TRUE(machine->disk->Erase({&value.key, 1}, Soon()).ok());
+    }
+    EXPECT_EQ(orphans(*machine), 6u);
+    EXPECT_EQ(machine->disk->Stats().entries, entries - 7);
+    // What memory has is on its way, or there.
+    TestSession session(machine->store.get());
+    const TestSequence s = Prompt(*machine, &session, kKeeps);
+    Settle(*machine, session, s);
+    EXPECT_EQ(orphans(*machine), 0u);
+    EXPECT_EQ(machine->disk->Stats().entries, entries);
   }
   EXPECT_TRUE(Finds(kKeeps));
 }

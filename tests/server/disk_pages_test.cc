@@ -299,6 +299,70 @@ TEST_F(DiskPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   EXPECT_EQ(UsedBytes(*machine.store), 0u);
 }
 
+TEST_F(DiskPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
+  {
+    const Machine machine(options_);
+    TestSession session(machine.store.get());
+    TestSequence s = TestSequence::Prompt(&session, "full", Tokens(325));
+    ASSERT_TRUE(machine.pages->Drain().ok());
+    const auto end = SteadyClock::now() + seconds(30);
+    while (!machine.pages->drained()) {
+      ASSERT_LT(SteadyClock::now(), end);
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(machine.pages->counters().written, 20u) << "what waited was written";
+    // Drained, it reads and takes nothing.
+    machine.store->Evict(false);
+    TestSequence other = TestSequence::Prompt(&session, "full", Tokens(100, 50'000));
+    EXPECT_EQ(machine.pages->counters().refused, 6u);
+    ASSERT_TRUE(s.Close().ok());
+    machine.store->Evict(false);
+    EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
+  }
+  const Machine machine(options_);  // nobody stopped it
+  EXPECT_EQ(machine.disk->Stats().scanned_segments, 0u);
+  EXPECT_EQ(machine.disk->Stats().entries, 20u);
+}
+
+TEST_F(DiskPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
+  FaultPlan plan;
+  options_.new_queue = [&plan](uint32_t depth) {
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+  };
+  const Machine machine(options_);
+  plan.Set([](const IoRequest& r) {
+    return r.op == IoRequest::Op::kFlush ? std::optional(IoFault{IoFault::Kind::kFail, EIO})
+                                         : std::nullopt;
+  });
+  const auto end = SteadyClock::now() + seconds(30);
+  Status status = machine.pages->Drain();
+  for (; status.ok() && SteadyClock::now() < end; status = machine.pages->Drain()) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(status.ok());
+  EXPECT_FALSE(machine.pages->drained());
+  plan.Set(nullptr);
+  while (!machine.pages->drained() && SteadyClock::now() < end) {
+    (void)machine.pages->Drain();
+    std::this_thread::yield();
+  }
+  EXPECT_TRUE(machine.pages->drained());
+  machine.pages->Resume();
+  EXPECT_FALSE(machine.pages->draining());
+}
+
+TEST_F(DiskPagesTest, AnotherBudgetCountsWhatLeft) {
+  Write("full", 3000);
+  const Machine machine(options_);
+  const uint64_t before = machine.disk->Stats().entries;
+  const Result<uint64_t> left = machine.pages->Resize(2 << 20);
+  ASSERT_TRUE(left.ok()) << left.status().ToString();
+  EXPECT_GT(*left, 0u);
+  EXPECT_EQ(machine.pages->counters().evicted, *left);
+  EXPECT_EQ(machine.disk->Stats().entries, before - *left);
+  EXPECT_LT(HeldAfterwards(machine, "full", 3000), 2992u);
+}
+
 TEST_F(DiskPagesTest, StoppedItAnswersFromMemory) {
   Write("full", 200);
   const Machine machine(options_);

@@ -104,16 +104,20 @@ INSTANTIATE_TEST_SUITE_P(
     All, Conformance,
     ::testing::Values(Factory{"device", NewEmulatedDevice}, Factory{"host", NewHostPinned},
                       Factory{"limited",
-                              [] { return NewLimitedResource(NewHostPinned(), kBytes); }},
+                              [] { return NewLimitedResource(NewHostPinned(), &kBytes); }},
                       Factory{"failing", [] { return NewFailingResource(NewHostPinned(), 1); }}),
     [](const auto& param) { return std::string(param.param.name); });
 
 TEST(LimitedResource, GivesNoMoreThanItsCapacityAndTakesBack) {
-  auto memory = NewLimitedResource(NewEmulatedDevice(), 2 * kBytes);
+  uint64_t capacity = 2 * kBytes;
+  auto memory = NewLimitedResource(NewEmulatedDevice(), &capacity);
   Result<MemoryBlock> a = memory->Allocate(kBytes), b = memory->Allocate(kBytes);
   ASSERT_TRUE(a.ok() && b.ok());
   EXPECT_EQ(memory->Allocate(4096).status().reason(), "POOL_EXHAUSTED");
   memory->Free(std::move(*a));
+  capacity = kBytes / 2;  // below what is out
+  EXPECT_EQ(memory->Allocate(4096).status().reason(), "POOL_EXHAUSTED");
+  capacity = 2 * kBytes;
   Result<MemoryBlock> c = memory->Allocate(kBytes);
   EXPECT_TRUE(c.ok());
   memory->Free(std::move(*b));

@@ -162,19 +162,50 @@ TEST_F(PrefixIndexTest, FindsWhatWasInsertedOnce) {
 TEST_F(PrefixIndexTest, CachedPagesAreListedOldestFirst) {
   Page *a = NewPage(1), *b = NewPage(2), *c = NewPage(3);
   for (Page* page : {a, b, c}) ASSERT_TRUE(index_.Insert(page));
-  EXPECT_EQ(index_.oldest(), nullptr);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
   for (Page* page : {b, a, c}) Cache(page);
   EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 3 * 4096u);
-  EXPECT_EQ(index_.oldest(), b);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), b);
   index_.MarkUsed(a);  // from the middle
   pools_.Ref(a);
   EXPECT_EQ(b->newer, c);
   EXPECT_EQ(c->older, b);
   index_.Erase(b);
-  EXPECT_EQ(index_.oldest(), c);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), c);
   index_.Erase(c);
-  EXPECT_EQ(index_.oldest(), nullptr);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
   EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 0u);
+}
+
+TEST_F(PrefixIndexTest, WhatHasChancesIsPassedOver) {
+  Page *a = NewPage(1), *b = NewPage(2);
+  for (Page* page : {a, b}) ASSERT_TRUE(index_.Insert(page));
+  for (Page* page : {a, b}) Cache(page);
+  a->chances = 2;
+  EXPECT_EQ(index_.Spare(a), b);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), b);
+  EXPECT_EQ(b->newer, a);
+  EXPECT_EQ(index_.Spare(a), a) << "it was the newest";
+  EXPECT_EQ(a->chances, 0);
+  EXPECT_EQ(a->newer, nullptr);
+  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 2 * 4096u);
+}
+
+TEST_F(PrefixIndexTest, ACopyOfWhatNobodyUsesIsTheNewestOfItsTier) {
+  ASSERT_TRUE(pools_.AddArena(Tier::kHost, 0, 1, 4096));
+  Page *a = NewPage(1), *copy = nullptr;
+  ASSERT_TRUE(index_.Insert(a));
+  Cache(a);
+  std::vector<Page*> taken;
+  ASSERT_EQ(pools_.Take(Tier::kHost, 0, 1, 4096, 1, &taken), 1u);
+  copy = taken.front();
+  copy->key = a->key;
+  copy->sealed = true;
+  index_.Replace(a, copy);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
+  EXPECT_EQ(index_.oldest(Tier::kHost), copy);
+  EXPECT_EQ(index_.cached_bytes(Tier::kHost), 4096u);
+  index_.Erase(copy);
 }
 
 TEST_F(PrefixIndexTest, ACopyTakesThePlaceOfItsSource) {
@@ -184,7 +215,7 @@ TEST_F(PrefixIndexTest, ACopyTakesThePlaceOfItsSource) {
   index_.Replace(a, copy);
   EXPECT_EQ(index_.Find(PageKey{1}), copy);
   EXPECT_FALSE(a->indexed);
-  EXPECT_EQ(index_.oldest(), nullptr);
+  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
   EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 0u);
 }
 

@@ -166,7 +166,6 @@ TEST_F(RpcAdminTest, WhatIsNotThereYetSaysSo) {
     EXPECT_TRUE(s.reason().ends_with("_UNIMPLEMENTED")) << s.reason();
   };
   expect(Admin(&v1::Admin::Stub::SetQuota, v1::SetQuotaRequest()).status());
-  expect(Admin(&v1::Admin::Stub::Drain, v1::DrainRequest()).status());
   grpc::ClientContext context;
   v1::WatchResponse event;
   auto stream = client_.admin->Watch(&context, v1::WatchRequest());

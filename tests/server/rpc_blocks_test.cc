@@ -100,6 +100,18 @@ class RpcBlocksTest : public ::testing::Test {
         options->blocks.get = [this](const std::string& k) { return blocks_->Get(k); };
         options->blocks.verify = [this](const std::string& k) { return blocks_->Verify(k); };
         options->scrub = [this](TierScrub scrub) { return pages_->Scrub(std::move(scrub)); };
+        options->drain = [this] { return pages_->Drain(); };
+        options->resume = [this] { pages_->Resume(); };
+        options->resize_disk = [this](uint64_t bytes) { return pages_->Resize(bytes); };
+        options->disk = [this] {
+          DiskInfo info;
+          info.draining = pages_->draining();
+          info.drained = pages_->drained();
+          info.entries = disk_->Stats().entries;
+          info.capacity_bytes = disk_->Stats().capacity_bytes;
+          info.refused = pages_->counters().refused;
+          return info;
+        };
       }};
   RpcClient client_{daemon_.Connect()};
   std::mt19937 random_{11};
@@ -255,6 +267,51 @@ TEST_F(RpcBlocksTest, AScrubEndsWithTheDaemon) {
   while (stream->Read(&first)) {
   }
   EXPECT_EQ(FromGrpc(stream->Finish()).reason(), "DAEMON_STOPPING");
+}
+
+TEST_F(RpcBlocksTest, ADrainedDiskTakesNothingUntilItIsResumed) {
+  v1::DrainRequest request;
+  v1::DrainResponse response;
+  const auto drain = [&] {
+    const Status s = Call(*client_.admin, &v1::Admin::Stub::Drain, request, &response);
+    EXPECT_TRUE(s.ok()) << s.ToString();
+    return response.drained();
+  };
+  ASSERT_TRUE(Eventually(drain));
+  EXPECT_TRUE(response.draining());
+  EXPECT_EQ(response.refused(), 0u);
+  const uint64_t sequence = client_.Open(model_, "full", {}).value().sequence();
+  ASSERT_TRUE(client_.Run(sequence, Ids(4 * 16 + 1, 5000), &random_).ok());
+  ASSERT_TRUE(drain());
+  EXPECT_EQ(response.refused(), 4u);
+  EXPECT_EQ(response.entries(), static_cast<uint64_t>(kPages));
+  request.set_resume(true);
+  EXPECT_FALSE(drain());
+  EXPECT_FALSE(response.draining());
+  EXPECT_TRUE(Eventually([&] { return disk_->Stats().entries == kPages + 4; }))
+      << "what memory has and the disk has not";
+}
+
+TEST_F(RpcBlocksTest, CapacitiesChangeAndNameTheirKeys) {
+  v1::ResizeRequest request;
+  v1::ResizeResponse response;
+  const auto resize = [&](const char* tier, uint64_t bytes) {
+    request.set_tier(tier);
+    request.set_bytes(bytes);
+    response.Clear();
+    return Call(*client_.admin, &v1::Admin::Stub::Resize, request, &response);
+  };
+  ASSERT_TRUE(resize("device", 128 << 20).ok());
+  EXPECT_EQ(response.capacity_bytes(), uint64_t{128} << 20);
+  EXPECT_EQ(response.key(), "pool.device_bytes");
+  EXPECT_EQ(daemon_.store().Pools()[0].capacity_bytes, uint64_t{128} << 20);
+  ASSERT_TRUE(resize("disk", 20 << 20).ok());
+  EXPECT_EQ(response.capacity_bytes(), disk_->Stats().capacity_bytes);
+  EXPECT_GT(response.capacity_bytes(), uint64_t{16} << 20);
+  EXPECT_EQ(response.key(), "disk.budget_bytes");
+  EXPECT_EQ(resize("host", 4096).reason(), "POOL_SIZE");
+  EXPECT_EQ(resize("disk", 4096).reason(), "DISK_BUDGET");
+  EXPECT_EQ(resize("moon", 1 << 30).reason(), "TIER_UNKNOWN");
 }
 
 }  // namespace

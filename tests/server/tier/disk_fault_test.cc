@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -362,6 +363,26 @@ TEST_P(DiskSpace, AFullFileSystemGivesASmallerTierThatSaysSo) {
     ASSERT_TRUE(tier.ok()) << tier.status().ToString();
     EXPECT_TRUE(GetOne(tier->get(), "0", AlignedBuffers(kLarge)).ok());
   }
+}
+
+TEST_P(DiskSpace, ATierThatFindsNoRoomToGrowStaysAsItIs) {
+  if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
+  DiskTierOptions options;
+  options.directory = dir_.path() + "/tier";
+  options.segment_bytes = kSegment;
+  options.budget_bytes = 3 * kSegment;
+  auto tier = DiskTier::Open(options, Soon());
+  ASSERT_TRUE(tier.ok()) << tier.status().ToString();
+  const uint64_t capacity = (*tier)->Stats().capacity_bytes;
+  ASSERT_TRUE(PutOne(tier->get(), "a", ValueOf("a", 0, kLarge)).ok());
+  EXPECT_EQ((*tier)->Resize(60 * kSegment, Soon()).status().reason(), "DISK_SPACE");
+  EXPECT_EQ((*tier)->Stats().capacity_bytes, capacity);
+  EXPECT_TRUE(GetOne(tier->get(), "a", AlignedBuffers(kLarge)).ok());
+  const std::string next = options.directory + "/segment." + std::to_string(capacity / kSegment);
+  EXPECT_EQ(std::filesystem::file_size(next), 0u) << "what was reserved on the way goes back";
+  EXPECT_TRUE((*tier)->Resize(4 * kSegment, Soon()).ok());
+  EXPECT_EQ((*tier)->Stats().capacity_bytes, capacity + kSegment);
+  EXPECT_TRUE(PutOne(tier->get(), "b", ValueOf("b", 0, kLarge)).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(FileSystems, DiskSpace, ::testing::Values("tmpfs", "ext4"),

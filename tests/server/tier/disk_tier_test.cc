@@ -20,8 +20,7 @@ DiskTierOptions Options(const std::string& directory, uint64_t segments = 8) {
   DiskTierOptions options;
   options.directory = directory;
   options.segment_bytes = kSegment;
-  options.budget_bytes =
-      segments * kSegment + 2 * disk::CheckpointBytes(segments * kSegment + 65536);
+  options.budget_bytes = segments * kSegment * 64 / 63 + 65536;  // with its checkpoints
   options.depth = 16;
   return options;
 }
@@ -275,6 +274,99 @@ TEST_F(DiskTierTest, WithAndWithoutCheckpointTheIndexIsTheSame) {
     tier = MustOpen(options_);
     ASSERT_EQ(Listing(*tier), before);
   }
+}
+
+// Fills what is there, by key and number; how many.
+uint64_t Fill(DiskTier* tier, const std::string& name) {
+  uint64_t n = 0;
+  for (;; ++n) {
+    const std::string key = name + std::to_string(n);
+    const Status status = PutOne(tier, key, ValueOf(key, 0, {196000}));
+    if (status.ok()) continue;
+    EXPECT_EQ(status.reason(), "DISK_FULL");
+    return n;
+  }
+}
+
+uint64_t BudgetOf(const std::string& directory, uint64_t segments) {
+  return Options(directory, segments).budget_bytes;
+}
+
+TEST_P(OnEitherQueue, AFullTierGrowsAndKeepsWhatItHad) {
+  const uint64_t first = Fill(tier_.get(), "a");
+  EXPECT_EQ(first, 16 * 5u);
+  ASSERT_TRUE(tier_->Resize(BudgetOf(options_.directory, 24), Soon()).ok());
+  EXPECT_EQ(tier_->Stats().capacity_bytes, 24 * kSegment);
+  EXPECT_EQ(Fill(tier_.get(), "b"), 8 * 5u);
+  const auto all = Listing(*tier_);
+  for (const auto& [key, sizes] : all) {
+    AlignedBuffers is(sizes);
+    ASSERT_TRUE(GetOne(tier_.get(), key, is).ok()) << key;
+    ASSERT_TRUE(SameBytes(is, ValueOf(key, 0, sizes))) << key;
+  }
+  ASSERT_TRUE(tier_->Checkpoint(Soon()).ok());
+  // A start with that budget finds all, one with the old budget what lies in its files.
+  options_.budget_bytes = BudgetOf(options_.directory, 24);
+  Reopen();
+  EXPECT_EQ(Listing(*tier_), all);
+  EXPECT_EQ(tier_->Stats().scanned_segments, 0u);
+  options_.budget_bytes = BudgetOf(options_.directory, 16);
+  Reopen();
+  EXPECT_EQ(Listing(*tier_).size(), first);
+  EXPECT_EQ(tier_->Stats().scanned_segments, 0u) << "its checkpoint is of use all the same";
+}
+
+TEST_P(OnEitherQueue, ATierThatShrinksLosesTheLastFilesAndGrowsAgain) {
+  const uint64_t stored = Fill(tier_.get(), "a");
+  // The checkpoints keep their size.
+  const uint64_t checkpoints = 2 * disk::CheckpointBytes(options_.budget_bytes);
+  const Result<uint64_t> left = tier_->Resize(4 * kSegment + checkpoints, Soon());
+  ASSERT_TRUE(left.ok()) << left.status().ToString();
+  EXPECT_EQ(*left, 12 * 5u);
+  EXPECT_EQ(tier_->Stats().entries, stored - *left);
+  EXPECT_EQ(tier_->Stats().capacity_bytes, 4 * kSegment);
+  EXPECT_EQ(std::filesystem::file_size(options_.directory + "/segment.4"), 0u);
+  EXPECT_EQ(Fill(tier_.get(), "b"), 0u);
+  for (const auto& [key, sizes] : Listing(*tier_)) {
+    EXPECT_TRUE(GetOne(tier_.get(), key, AlignedBuffers(sizes)).ok());
+  }
+  ASSERT_TRUE(tier_->Resize(6 * kSegment + checkpoints, Soon()).ok());
+  EXPECT_EQ(Fill(tier_.get(), "c"), 2 * 5u);
+  EXPECT_TRUE(GetOne(tier_.get(), "c9", AlignedBuffers({196000})).ok());
+  const auto all = Listing(*tier_);
+  Reopen();  // as a killed daemon leaves it
+  EXPECT_EQ(Listing(*tier_), all);
+}
+
+TEST_F(DiskTierTest, TheCheckpointHoldsAsManySmallValuesAsTheTier) {
+  auto tier = MustOpen(options_);
+  uint64_t stored = 0;
+  for (Status status; status.ok(); ++stored) {
+    char key[33];
+    std::snprintf(key, sizeof(key), "%032llu", static_cast<unsigned long long>(stored));
+    status = PutOne(tier.get(), key, ValueOf(key, 0, {4000}));
+  }
+  EXPECT_EQ(tier->Stats().entries, 8u * 127);
+  EXPECT_TRUE(tier->Checkpoint(Soon()).ok());
+  tier.reset();
+  tier = MustOpen(options_);
+  EXPECT_EQ(tier->Stats().entries, 8u * 127);
+  EXPECT_EQ(tier->Stats().scanned_segments, 0u);
+}
+
+TEST_F(DiskTierTest, APinnedValueKeepsItsFile) {
+  auto tier = MustOpen(options_);
+  const uint64_t stored = Fill(tier.get(), "a");
+  const std::string pinned = "a" + std::to_string(stored - 1);
+  tier->Pin({&pinned, 1});
+  const auto before = Listing(*tier);
+  const uint64_t budget = BudgetOf(options_.directory, 2);
+  EXPECT_EQ(tier->Resize(budget, Soon()).status().reason(), "RESIZE_PINNED");
+  EXPECT_EQ(Listing(*tier), before);
+  EXPECT_EQ(tier->Resize(4096, Soon()).status().reason(), "DISK_BUDGET");
+  tier->Unpin({&pinned, 1});
+  EXPECT_TRUE(tier->Resize(budget, Soon()).ok());
+  EXPECT_FALSE(tier->Contains(pinned));
 }
 
 TEST(SizeClasses, WasteASixteenthAtMost) {

@@ -1,0 +1,267 @@
+// What is moved in the background, by server/work/mover.h: promotions of what sequences opened on,
+// room below the watermarks; and what follows when a pool's capacity changes. Bytes are copied
+// outside of the lock, as moves are (move.cc).
+#include <algorithm>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kEvictions = 256;  // pages, under the lock
+constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} << 40;
+
+uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percent; }
+
+}  // namespace
+
+uint64_t Store::Impl::HighMark(Tier tier) const {
+  return Percent(pools_.capacity(tier), options_.high_percent);
+}
+
+uint64_t Store::Impl::LowMark(Tier tier) const {
+  return Percent(pools_.capacity(tier), std::min(options_.low_percent, options_.high_percent));
+}
+
+std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(Tier tier) const {
+  std::unordered_map<const Arena*, uint64_t> bytes;
+  const auto add = [&](const Page& page) {
+    if (page.arena->tier == tier) bytes[page.arena] += page.bytes;
+  };
+  for (const Tenant* tenant : tenants_by_id_) {
+    for (const auto& [epoch, page] : tenant->retired.items()) add(*page);
+  }
+  for (const Page* page : parked_) add(*page);
+  return bytes;
+}
+
+uint64_t Store::Impl::HeldBytes(Tier tier) const {
+  uint64_t held = pools_.used(tier);
+  for (const auto& [arena, bytes] : RetiredBytes(tier)) held -= bytes;
+  return held;
+}
+
+void Store::Impl::SetMoveSink(std::function<void()> wake) {
+  MutexLock lock(mu_);
+  wake_mover_ = std::move(wake);
+}
+
+void Store::Impl::NoteFill() {
+  if (!wake_mover_) return;
+  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
+    const bool over = pools_.taken(tier) > pools_.capacity(tier);
+    if (over || pools_.used(tier) > HighMark(tier)) return wake_mover_();
+  }
+}
+
+// Pages that a codec's plan has on host lie there because it needs them no more.
+void Store::Impl::NotePromotion(const Sequence& s) {
+  if (!wake_mover_ || s.codec || s.plan.tier == TierKind::kHost) return;
+  const auto on_host = [](const Page* p) { return p->sealed && p->arena->tier == Tier::kHost; };
+  if (std::ranges::none_of(s.pages, on_host)) return;
+  promotions_.push_back(s.id);
+  wake_mover_();
+}
+
+std::optional<uint64_t> Store::Impl::MoveSome(uint64_t bytes) {
+  if (const auto promoted = PromoteSome(bytes)) return promoted;
+  // Host first: what leaves it makes room for what leaves device.
+  for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
+    if (const auto moved = RelieveSome(tier, bytes)) return moved;
+  }
+  return std::nullopt;
+}
+
+// --- promotions ----------------------------------------------------------------------------------
+
+std::optional<uint64_t> Store::Impl::PromoteSome(uint64_t bytes) {
+  uint64_t sequence = 0;
+  MoveLimit limit{bytes, 0, false};
+  {
+    MutexLock lock(mu_);
+    if (promotions_.empty()) return std::nullopt;
+    sequence = promotions_.front();
+    const uint64_t high = HighMark(Tier::kDevice);
+    limit.room = high - std::min(high, HeldBytes(Tier::kDevice));
+  }
+  const Result<MoveResult> moved = Move(sequence, Tier::kDevice, limit);
+  MutexLock lock(mu_);
+  if (!moved.ok() || moved->pages == 0) {  // all are there, it was closed, or there is no room
+    promotions_.pop_front();
+    return 0;
+  }
+  counters_.promoted_pages += moved->pages;
+  return moved->bytes;
+}
+
+// --- watermarks ----------------------------------------------------------------------------------
+
+std::optional<uint64_t> Store::Impl::RelieveSome(Tier tier, uint64_t bytes) {
+  std::vector<Demotion> demotions;
+  {
+    MutexLock lock(mu_);
+    ShrinkToCapacity(tier);
+    bool& relieving = relieving_[static_cast<int>(tier)];
+    const uint64_t held = HeldBytes(tier), low = LowMark(tier);
+    if (held > HighMark(tier)) relieving = true;
+    if (held <= low) relieving = false;
+    if (!relieving) return std::nullopt;
+    const uint64_t wanted = std::min(bytes, held - low);
+    if (tier == Tier::kDevice) demotions = PlanDemotion(wanted);
+    if (demotions.empty()) {
+      if (tier == Tier::kDevice && MakeHostRelieve()) return 0;
+      if (EvictColdest(tier, wanted) > 0 || EvictArtefact(tier)) return 0;
+      relieving = false;  // all of it is in use
+      return std::nullopt;
+    }
+  }
+  const bool copied = CopyDemotions(demotions);
+  MutexLock lock(mu_);
+  return FinishDemotion(demotions, copied);
+}
+
+// When host is full of what is colder than what is to come, that goes first.
+bool Store::Impl::MakeHostRelieve() {
+  bool& relieving = relieving_[static_cast<int>(Tier::kHost)];
+  const bool wanted = !relieving && prefix_.cached_bytes(Tier::kDevice) > 0 &&
+                      prefix_.cached_bytes(Tier::kHost) > 0 &&
+                      HeldBytes(Tier::kHost) > LowMark(Tier::kHost);
+  relieving = relieving || wanted;
+  return wanted;
+}
+
+std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(uint64_t bytes) {
+  std::vector<Demotion> demotions;
+  const uint64_t high = HighMark(Tier::kHost);
+  const uint64_t room = high - std::min(high, HeldBytes(Tier::kHost));
+  uint64_t planned = 0;
+  for (Page *page = prefix_.oldest(Tier::kDevice), *next = nullptr; page != nullptr; page = next) {
+    next = page->newer;
+    if (page->summary) continue;  // small, and read by every selection
+    if (page->chances > 0) {
+      next = prefix_.Spare(page);
+      continue;
+    }
+    if (planned >= bytes || planned + page->bytes > room) break;
+    const Taker taker{
+        tenants_by_id_[page->arena->tenant], kDaemon, nullptr, page->model, {Tier::kHost}, false};
+    std::vector<Page*> copy;
+    if (!Allocate(taker, page->bytes, 1, &copy).ok()) break;
+    RefPage(copy.front());
+    pins_.push_back(copy.front());
+    demotions.push_back({page, copy.front(), PinForCopy(page)});
+    planned += page->bytes;
+  }
+  return demotions;
+}
+
+bool Store::Impl::CopyDemotions(std::span<const Demotion> demotions) {
+  return std::ranges::all_of(demotions, [this](const Demotion& d) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return pools_.Copy(*d.source, *d.copy, {d.source->bytes, d.source->bytes, 1}).ok();
+  });
+}
+
+uint64_t Store::Impl::FinishDemotion(std::span<const Demotion> demotions, bool copied) {
+  uint64_t bytes = 0;
+  std::set<Tenant*> tenants;
+  for (const Demotion& d : demotions) {
+    tenants.insert(tenants_by_id_[d.copy->arena->tenant]);
+    pins_.erase(std::ranges::find(pins_, d.copy));
+    const bool wanted = copied && d.source->indexed && d.source->refs == 0;
+    if (wanted) {
+      pools_.Unref(d.copy);
+      TakeOver(d.source, d.copy);
+      Retire(d.source);
+      bytes += d.copy->bytes;
+      ++counters_.demoted_pages;
+    } else {
+      Release(d.copy);  // somebody uses the page again, or it was evicted
+    }
+    UnpinJob(d.job);
+  }
+  for (Tenant* tenant : tenants) Advance(tenant);
+  ReclaimLocked();
+  return bytes;
+}
+
+uint64_t Store::Impl::EvictColdest(Tier tier, uint64_t bytes) {
+  uint64_t evicted = 0;
+  size_t pages = 0;
+  std::set<Tenant*> tenants;
+  Page* next = nullptr;
+  for (Page* page = prefix_.oldest(tier); page != nullptr && evicted < bytes && pages < kEvictions;
+       page = next) {
+    if (page->chances > 0) {
+      next = prefix_.Spare(page);
+      continue;
+    }
+    next = page->newer;
+    evicted += page->bytes;
+    ++pages;
+    tenants.insert(tenants_by_id_[page->arena->tenant]);
+    EvictPage(page);
+  }
+  for (Tenant* tenant : tenants) Advance(tenant);
+  ReclaimLocked();
+  return evicted;
+}
+
+// --- capacities that change ----------------------------------------------------------------------
+
+Result<ResizedPool> Store::Impl::ResizePool(Tier tier, uint64_t bytes) {
+  if (bytes < kLeastPool || bytes > kLargestPool) {
+    return InvalidArgument(
+        "POOL_SIZE", "capacity is " + std::to_string(bytes) + " bytes; allowed: 1 MiB to 16 TiB");
+  }
+  MutexLock lock(mu_);
+  const uint64_t before = counters_.evicted_pages;
+  pools_.SetCapacity(tier, bytes);
+  ShrinkToCapacity(tier);
+  NoteFill();
+  return ResizedPool{pools_.capacity(tier), pools_.taken(tier), counters_.evicted_pages - before};
+}
+
+void Store::Impl::ShrinkToCapacity(Tier tier) {
+  const auto may_drop = [this](const Arena& arena)
+                            KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
+  while (pools_.taken(tier) > pools_.capacity(tier)) {
+    ReclaimLocked();
+    pools_.DropEmpty(tier, may_drop);
+    uint64_t coming = 0;  // of arenas that only their last readers hold
+    for (const auto& [arena, bytes] : RetiredBytes(tier)) {
+      if (bytes == arena->extents.used()) coming += arena->block.bytes;
+    }
+    if (pools_.taken(tier) <= pools_.capacity(tier) + coming) return;
+    if (!EmptyAnArena(tier) && !EvictArtefact(tier)) return;
+  }
+}
+
+bool Store::Impl::EmptyAnArena(Tier tier) {
+  std::unordered_map<const Arena*, std::vector<Page*>> cached;
+  for (Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+    if (page->arena->live == 0 && !Fenced(*page->arena)) cached[page->arena].push_back(page);
+  }
+  const std::unordered_map<const Arena*, uint64_t> retired = RetiredBytes(tier);
+  for (Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+    const auto found = cached.find(page->arena);
+    if (found == cached.end()) continue;
+    const auto gone = retired.find(page->arena);
+    uint64_t bytes = gone == retired.end() ? 0 : gone->second;
+    for (const Page* p : found->second) bytes += p->bytes;
+    if (bytes != page->arena->extents.used()) {  // a pin keeps some of it
+      cached.erase(found);
+      continue;
+    }
+    Tenant* tenant = tenants_by_id_[page->arena->tenant];
+    for (Page* p : found->second) EvictPage(p);
+    Advance(tenant);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace kvstrata

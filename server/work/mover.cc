@@ -1,0 +1,69 @@
+#include "server/work/mover.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+Mover::Mover(const MoverOptions& options, Store* store) : options_(options), store_(store) {
+  thread_ = std::thread([this] { Run(); });
+  pthread_setname_np(thread_.native_handle(), "kvs-move");
+  store_->SetMoveSink([this] {
+    {
+      MutexLock lock(mu_);
+      work_ = true;
+    }
+    wake_.notify_one();
+  });
+}
+
+Mover::~Mover() {
+  store_->SetMoveSink(nullptr);
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+bool Mover::AwaitWork() {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  return [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    wake_.wait(lock, [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return work_ || stopping_; });
+    work_ = false;
+    return !stopping_;
+  }();
+}
+
+bool Mover::AwaitTime(Clock::time_point at) {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  return !wake_.wait_until(lock, at, [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_; });
+}
+
+void Mover::Run() {
+  while (AwaitWork()) {
+    for (auto next = Clock::now();;) {
+      const auto began = Clock::now();
+      const std::optional<uint64_t> bytes = store_->MoveSome(kPieceBytes);
+      if (!bytes) break;
+      if (options_.bytes_per_second != 0) {
+        const std::chrono::duration<double> takes(static_cast<double>(*bytes) /
+                                                  static_cast<double>(options_.bytes_per_second));
+        next = std::max(next, began) + std::chrono::duration_cast<Clock::duration>(takes);
+      }
+      if (!AwaitTime(next)) return;
+    }
+  }
+}
+
+}  // namespace kvstrata
