@@ -160,9 +160,11 @@ std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(uint64_t bytes) {
 }
 
 bool Store::Impl::CopyDemotions(std::span<const Demotion> demotions) {
-  return std::ranges::all_of(demotions, [this](const Demotion& d) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return pools_.Copy(*d.source, *d.copy, {d.source->bytes, d.source->bytes, 1}).ok();
-  });
+  std::vector<PageCopy> copies;
+  for (const Demotion& d : demotions) {
+    copies.push_back({d.source, d.copy, {d.source->bytes, d.source->bytes, 1}});
+  }
+  return pools_.Copy(copies).ok();
 }
 
 uint64_t Store::Impl::FinishDemotion(std::span<const Demotion> demotions, bool copied) {
