@@ -518,9 +518,12 @@ def disk_is_drained(cli):
     expect(cli("tier", "show"), 0, "REFUSED, DRAINING")
     shown = json.loads(cli("tier", "show", "-o", "json").stdout)
     assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
+    blocks = json.loads(cli("block", "ls", "--limit", "0", "-o", "json").stdout)["blocks"]
+    missing = sum("disk" not in b["tiers"] for b in blocks)
+    assert missing > 0, blocks
     resumed = json.loads(expect(cli("tier", "drain", "--resume", "-o", "json"), 0).stdout)
     assert not resumed["draining"] and not resumed["drained"], resumed
-    wait_for_disk(cli, before + shown["refused"])
+    wait_for_disk(cli, before + missing)
     expect(cli("tier", "drain"), 0, "SAFE TO STOP  ", "yes")
     expect(cli("tier", "drain", "--resume"), 0)
 
