@@ -554,83 +554,84 @@ void MeasureFar(Plan plan, ordered_json* rows) {
                    {"ratio", far.median / near.median},
                    {"layers", steps.layers()},
                    {"cpu_us_a_step", cpu.median}});
-  ordered_json PoolRows(const std::string& only) {
-    ordered_json rows = ordered_json::array();
-    const auto wanted = [&only](const std::string& kind) {
-      return kind.starts_with(only.substr(0, kind.size()));
-    };
-    if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
-    if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
-    if (wanted("move")) {
-      MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
-                      &rows);
-    }
-    return rows;
-  }
+}
 
-  int Main(int argc, char** argv) {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
-      return 77;
-    }
-    cudaDeviceProp device{};
-    Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
-    const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
-    if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
-      return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
-    }
-    if (Option(argc, argv, "--suite") == "pool") {
-      const ordered_json out = {{"suite", "cuda-pool"},
-                                {"device", device.name},
-                                {"commit", Option(argc, argv, "--commit")},
-                                {"date", Option(argc, argv, "--date")},
-                                {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
-                                {"context", {{"notes", kPoolNotes}}},
-                                {"ceilings", ordered_json::object()},
-                                {"rows", PoolRows(only)}};
-      if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
-      return 0;
-    }
-    const std::vector<float> trace = SurprisalOf(Option(argc, argv, "--surprisal"));
-    ordered_json rows = ordered_json::array();
-    for (const auto& [batch, kilotokens] :
-         {std::pair{1, 1}, {1, 4}, {1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
-      for (const Plan& plan : kPlans) {
-        if (kilotokens < 32 && std::strcmp(plan.name, "full") != 0) continue;
-        if (!IdOf(plan, batch, kilotokens).starts_with(only)) continue;
-        if (plan.spans && trace.empty()) continue;
-        Measure(plan, batch, kilotokens, trace, &rows);
-      }
-    }
-    for (const Plan& plan : kPlans) {
-      if (std::ranges::find(kFarPlans, std::string_view(plan.name)) == std::end(kFarPlans))
-        continue;
-      if (!(IdOf(plan, 1, 128) + "/host").starts_with(only)) continue;
-      MeasureFar(plan, &rows);
-    }
-    const ordered_json out = {
-        {"suite", "cuda-linked"},
-        {"device", device.name},
-        {"commit", Option(argc, argv, "--commit")},
-        {"date", Option(argc, argv, "--date")},
-        {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
-        {"context",
-         {{"notes",
-           "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
-           "all layers' append, select "
-           "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of "
-           "sentencekv of 320 steps and the sentences that end in them; its boundaries are "
-           "reported "
-           "for each token: lognormal lengths with a median of 27, at most 100; pages "
-           "from the daemon's allocator; "
-           "lengths grow a token a step; "
-           "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
-        {"ceilings", ordered_json::object()},
-        {"rows", rows}};
+ordered_json PoolRows(const std::string& only) {
+  ordered_json rows = ordered_json::array();
+  const auto wanted = [&only](const std::string& kind) {
+    return kind.starts_with(only.substr(0, kind.size()));
+  };
+  if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
+  if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
+  if (wanted("move")) {
+    MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
+                    &rows);
+  }
+  return rows;
+}
+
+int Main(int argc, char** argv) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+    std::fprintf(stderr, "SKIPPED: no GPU is visible\n");
+    return 77;
+  }
+  cudaDeviceProp device{};
+  Check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
+  const std::string only = Option(argc, argv, "--only"), file = Option(argc, argv, "--json-out");
+  if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
+    return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
+  }
+  if (Option(argc, argv, "--suite") == "pool") {
+    const ordered_json out = {{"suite", "cuda-pool"},
+                              {"device", device.name},
+                              {"commit", Option(argc, argv, "--commit")},
+                              {"date", Option(argc, argv, "--date")},
+                              {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
+                              {"context", {{"notes", kPoolNotes}}},
+                              {"ceilings", ordered_json::object()},
+                              {"rows", PoolRows(only)}};
     if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
     return 0;
   }
+  const std::vector<float> trace = SurprisalOf(Option(argc, argv, "--surprisal"));
+  ordered_json rows = ordered_json::array();
+  for (const auto& [batch, kilotokens] :
+       {std::pair{1, 1}, {1, 4}, {1, 32}, {1, 128}, {1, 1024}, {8, 128}}) {
+    for (const Plan& plan : kPlans) {
+      if (kilotokens < 32 && std::strcmp(plan.name, "full") != 0) continue;
+      if (!IdOf(plan, batch, kilotokens).starts_with(only)) continue;
+      if (plan.spans && trace.empty()) continue;
+      Measure(plan, batch, kilotokens, trace, &rows);
+    }
+  }
+  for (const Plan& plan : kPlans) {
+    if (std::ranges::find(kFarPlans, std::string_view(plan.name)) == std::end(kFarPlans)) continue;
+    if (!(IdOf(plan, 1, 128) + "/host").starts_with(only)) continue;
+    MeasureFar(plan, &rows);
+  }
+  const ordered_json out = {
+      {"suite", "cuda-linked"},
+      {"device", device.name},
+      {"commit", Option(argc, argv, "--commit")},
+      {"date", Option(argc, argv, "--date")},
+      {"command", "bench/cuda/run_gpu.sh linked dense (make bundle)"},
+      {"context",
+       {{"notes",
+         "one layer of kvs_step_begin, kvs_step_replay, a captured graph of "
+         "all layers' append, select "
+         "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of "
+         "sentencekv of 320 steps and the sentences that end in them; its boundaries are "
+         "reported "
+         "for each token: lognormal lengths with a median of 27, at most 100; pages "
+         "from the daemon's allocator; "
+         "lengths grow a token a step; "
+         "32 query heads, 8 KV heads x 128, bf16, pages of 16"}}},
+      {"ceilings", ordered_json::object()},
+      {"rows", rows}};
+  if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+  return 0;
+}
 
 }  // namespace
 }  // namespace kvstrata::cuda

@@ -71,14 +71,14 @@ Status Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& g
   Status status;
   for (size_t begin = 0, end = 0; begin < pages.size() && status.ok(); begin = end) {
     uint64_t bytes = 0, promoted = 0;
-    for (; end < pages.size() && bytes < promotions_.burst_bytes(); ++end) {
+    for (; end < pages.size() && bytes < promote_rate_.burst_bytes(); ++end) {
       bytes += pages[end].to->bytes;
       const bool up = pages[end].from->arena->tier == Tier::kHost &&
                       pages[end].to->arena->tier == Tier::kDevice;
       promoted += up ? pages[end].to->bytes : 0;
     }
     if (promoted > 0 && StepsRun()) {
-      std::this_thread::sleep_until(promotions_.Begin(promoted, Clock::now()));
+      std::this_thread::sleep_until(promote_rate_.Begin(promoted, Clock::now()));
     }
     status = pools_.Copy(std::span(pages).subspan(begin, end - begin));
   }

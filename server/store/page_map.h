@@ -42,6 +42,13 @@ class PageMap {
   void Erase(const PageKey& key);
 
   size_t size() const { return size_; }
+  // visit(Page*) for all, in no order.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (size_t i = 0; i <= mask_; ++i) {
+      if (slots_[i].page != nullptr) visit(slots_[i].page);
+    }
+  }
 
  private:
   static constexpr size_t kFirstSlots = 64;

@@ -13,9 +13,9 @@ Page* PrefixIndex::Find(const PageKey& key) const {
 
 std::vector<Page*> PrefixIndex::PagesIn(Tier tier) const {
   std::vector<Page*> found;
-  for (const auto& [key, page] : pages_) {
+  pages_.ForEach([&](Page* page) {
     if (page->arena->tier == tier) found.push_back(page);
-  }
+  });
   return found;
 }
 

@@ -84,7 +84,7 @@ Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t 
       named_plans_(std::move(named_plans)),
       daemon_epoch_(daemon_epoch),
       parameters_(options.parameters_directory, options.load_parameters),
-      promotions_(options.promote_rate),
+      promote_rate_(options.promote_rate),
       pools_(std::move(device), options.device_bytes, std::move(host), options.host_bytes,
              options.arena_bytes) {
   pools_.on_failure = options_.on_pool_failure;

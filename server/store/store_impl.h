@@ -484,7 +484,7 @@ class Store::Impl {
   const uint64_t daemon_epoch_;
   // Have locks of their own.
   ParameterFiles parameters_;
-  CopyRate promotions_;
+  CopyRate promote_rate_;
 
   mutable Mutex mu_;
   PagePools pools_ KVS_GUARDED_BY(mu_);

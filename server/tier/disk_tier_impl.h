@@ -208,6 +208,7 @@ class DiskTier::Impl {
   mutable Mutex mu_;
   std::vector<std::shared_ptr<std::byte>> memory_ KVS_GUARDED_BY(mu_);  // that queues registered
   disk::Side reader_, writer_;                                          // whose turn it is
+  size_t added_ = 0;  // segments that both queues know; of both turns
 
   disk::Index index_ KVS_GUARDED_BY(mu_);
   disk::SegmentTable table_ KVS_GUARDED_BY(mu_);

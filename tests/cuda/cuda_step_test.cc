@@ -625,13 +625,6 @@ TEST(CudaStep, NewRowsThatNothingAttendsAreAppended) {
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));  // attends them
 }
 
-// TokenSelect. One layer, so that every selection can be read after a replay.
-Geometry OneLayer() {
-  Geometry g = Small();
-  g.layers = 1;
-  return g;
-}
-
 constexpr const char* kPromoting[] = {kQuest,  "strata{budget = 64, min_tokens = 0}",
                                       kTokens, kSentences,
                                       kChess,  kChessAlways,
