@@ -17,7 +17,9 @@ for plan, ratios in {"full": (None, 0.95, 0.95), "quest": (2.2, 5.5, 11), "chess
         if ratio:
             MUST_RATIO[f"step/{plan}/b1/{length}"] = MUST_RATIO[f"linked/{plan}/b1/{length}"] = ratio
 MUST_RATIO["linked/full/b8/128K"] = 0.95
+MUST_RATIO["linked/sentencekv/b8/128K"] = 35  # its bytes grow with the batch
 MUST_CALL_US = 12  # of the CPU, a linked call outside a graph
+MUST_HOST = {"linked/quest/b1/128K/host": 1 / 1.3, "linked/sentencekv/b1/128K/host": 1 / 1.3}
 MUST_RATIO |= {"chunk/tokenselect/512of1024K": 20, "chunk/full/512of128K": 0.6}
 MUST_US = {"linked/full/b1/1K": 10, "linked/full/b1/4K": 10,
            "attend_raw/full/b1/1K": 10, "attend_raw/full/b1/2K": 10, "attend_raw/full/b1/4K": 10,
@@ -33,6 +35,12 @@ def shape_of(row_id):
 
 def joined(row, dense):
     row = dict(row)
+    if row["id"].endswith("/host"):  # cold pages on the host, against the same steps before
+        row["baseline"] = {"name": "all on the GPU", "value": row["on_device_us"]}
+        row["ratio"] = row["on_device_us"] / row["value"]
+        if row["id"] in MUST_HOST:
+            row["must"] = MUST_HOST[row["id"]]
+        return row
     best = min((d for d in dense if d["id"] == shape_of(row["id"])), key=lambda d: d["value"],
                default=None)
     if best and not row["id"].endswith(("replay", "call")):

@@ -17,6 +17,7 @@ Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens)
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
   const uint32_t want_pages = s->PagesFor(tokens), want_blocks = s->BlocksFor(tokens);
   if (want_pages <= old_pages && want_blocks <= old_blocks) return OkStatus();
+  KVS_RETURN_IF_ERROR(CheckHeld(*s));
   shm::SequenceTable* table = nullptr;
   if (want_pages > s->table->page_capacity || want_blocks > s->table->index_capacity) {
     KVS_ASSIGN_OR_RETURN(

@@ -327,7 +327,7 @@ TEST_F(DiskPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
 TEST_F(DiskPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
-    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), &plan), OkStatus()};
+    return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   const Machine machine(options_);
   plan.Set([](const IoRequest& r) {
