@@ -598,6 +598,7 @@ TEST_F(LinkedCuda, AGraphServesHitsAndMissesOfTheSelectionCache) {
   Check(cudaGraphInstantiate(&graph, captured, 0), "Instantiate");
   Check(cudaGraphLaunch(graph, stream_), "cudaGraphLaunch");
   ASSERT_KVS(kvs_step_end(step, stream_));
+  Check(cudaStreamSynchronize(stream_), "a step, whose tensors are written again");
   lists_.clear();
   for (int i = 0; i < 40; ++i) {
     ASSERT_NO_FATAL_FAILURE(Begin({&a, &b}, {{100 + i}, {200 + i}}, &tensors, &step));
