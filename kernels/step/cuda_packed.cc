@@ -107,10 +107,14 @@ PackedBuffers::Capacity CudaStep::NeedOfPacked() const {
     const Plan& plan = m.state->plan();
     const PackedStorage* const packed = m.state->packed();
     const int32_t tokens = std::max(m.view.tokens + m.new_tokens, ws_.reserve_tokens_);
-    const int32_t segments =
-        packed == nullptr ? 0 : static_cast<int32_t>(packed->segments().size());
+    int32_t segments = 0, final = 0;
+    if (packed != nullptr) {
+      segments = static_cast<int32_t>(packed->segments().size());
+      final = static_cast<int32_t>(
+          std::ranges::count_if(packed->segments(), &PackedStorage::Segment::final));
+    }
     need.batch = members();
-    need.segments = std::max({need.segments, segments, 1});
+    need.segments = std::max(need.segments, PackedBuffers::SegmentsFor(final, segments));
     need.blocks = std::max(need.blocks, tokens / plan.block + segments + 1);
     need.list = std::max(need.list, BlocksWithin(plan, tokens));
   }

@@ -10,14 +10,18 @@ int32_t Multiple(int64_t n, int64_t of) { return static_cast<int32_t>((n + of - 
 
 }  // namespace
 
+int32_t PackedBuffers::SegmentsFor(int32_t final, int32_t extents) {
+  return std::max(extents, std::min(final + kPiecesMax, kSegmentsMax));
+}
+
 PackedBuffers::Capacity PackedBuffers::Capacity::Grown(const Capacity& need) const {
   Capacity c = *this;
   if (need.batch > batch) {
     c.batch = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(need.batch)));
   }
-  // An open segment has up to 28 pieces, now more, now fewer.
-  if (need.segments > segments)
-    c.segments = std::min(Multiple(need.segments + 8, 16), kSegmentsMax);
+  if (need.segments > segments) {
+    c.segments = std::min(Multiple(need.segments + 4, 16), kSegmentsMax);
+  }
   // Together: both grow with a sequence, and each growth makes graphs stale.
   if (need.blocks > blocks || need.list > list) {
     c.blocks = std::max(blocks, Multiple(need.blocks + need.blocks / 4, 64));

@@ -33,5 +33,22 @@ TEST(PackedBuffers, SegmentsGrowUpToWhatTheOpsTake) {
   }
 }
 
+// As many final extents as a prompt of 128K tokens has, and the pieces that decoding adds and
+// joins.
+TEST(PackedBuffers, PiecesMakeNoGraphStale) {
+  constexpr int32_t kFinal = 12;
+  PackedBuffers::Capacity need = {1, 0, 8, 1}, room;
+  for (int32_t final = 0; final <= kFinal; ++final) {  // a prompt is packed while it comes
+    need.segments = PackedBuffers::SegmentsFor(final, final);
+    room = room.Grown(need);
+  }
+  for (int32_t pieces = 0; pieces <= PackedBuffers::kPiecesMax; ++pieces) {
+    need.segments = PackedBuffers::SegmentsFor(kFinal, kFinal + pieces);
+    EXPECT_EQ(room.Grown(need), room) << pieces << " pieces";
+  }
+  EXPECT_EQ(PackedBuffers::SegmentsFor(120, 125), PackedBuffers::kSegmentsMax);
+  EXPECT_EQ(PackedBuffers::SegmentsFor(130, 130), 130) << "Begin refuses these";
+}
+
 }  // namespace
 }  // namespace kvstrata
