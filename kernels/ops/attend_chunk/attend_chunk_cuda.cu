@@ -1,5 +1,6 @@
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/powers_of_two.h"
 #include "kernels/ops/attend_chunk/tile_attention.cuh"
 
 namespace kvstrata::cuda {
@@ -96,9 +97,6 @@ __global__ void __launch_bounds__(kTileThreads, TileShape<kDim>::kCtasPerSm)
     __syncthreads();  // `shared` is read until here
   }
 }
-
-bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
-int32_t Log2(int32_t x) { return x <= 1 ? 0 : 31 - __builtin_clz(static_cast<unsigned>(x)); }
 
 bool IsValid(const AttendChunkBatch& w) {
   const PagedLayer& l = w.layer;

@@ -2,6 +2,7 @@
 // merges those in their order.
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/powers_of_two.h"
 #include "kernels/ops/attend_raw/new_row.cuh"
 
 namespace kvstrata::cuda {
@@ -216,9 +217,6 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     TakeTurn<T, kDim>(a, shared);
   } while (a.batch > 1 && NextTurn(a.rows, shared.turn));
 }
-
-bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
-int32_t Log2(int32_t x) { return x <= 1 ? 0 : 31 - __builtin_clz(static_cast<unsigned>(x)); }
 
 bool IsValid(const AttendRawBatch& w) {
   const PagedLayer& l = w.layer;

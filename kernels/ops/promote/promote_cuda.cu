@@ -1,5 +1,6 @@
 #include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/powers_of_two.h"
 #include "kernels/ops/attend_raw/attended_rows.cuh"
 #include "kernels/ops/promote/promote_cuda.h"
 
@@ -314,9 +315,6 @@ __global__ void __launch_bounds__(kRebaseThreads)
   }
   if (warp == 0) hot.pages[page] = address;
 }
-
-bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
-int32_t Log2(int32_t x) { return x <= 1 ? 0 : 31 - __builtin_clz(static_cast<unsigned>(x)); }
 
 bool IsValid(const PromoteBatch& w) {
   const PagedLayer& l = w.layer;

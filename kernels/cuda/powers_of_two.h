@@ -1,0 +1,15 @@
+// What hosts work out for kernels that shift where they would divide. Constant time; any thread.
+#ifndef KVSTRATA_KERNELS_CUDA_POWERS_OF_TWO_H_
+#define KVSTRATA_KERNELS_CUDA_POWERS_OF_TWO_H_
+
+#include <cstdint>
+
+namespace kvstrata::cuda {
+
+inline bool IsPowerOfTwo(int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
+// Of a power of two; 0 for what is none below 2.
+inline int32_t Log2(int32_t x) { return x <= 1 ? 0 : 31 - __builtin_clz(static_cast<unsigned>(x)); }
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_KERNELS_CUDA_POWERS_OF_TWO_H_
