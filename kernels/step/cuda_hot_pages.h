@@ -12,9 +12,9 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/hot_pages.h"
 #include "kernels/plan.h"
-#include "kernels/cuda/device_buffer.h"
 
 namespace kvstrata {
 
