@@ -148,17 +148,17 @@ struct Daemon::Parts {
   Status StartGrpc();
 };
 
-// Pools that nobody gave a size take at most three quarters of what the cgroup has left; one that
-// somebody did is refused there.
+// A default gives way to a small cgroup; a size that somebody asked for is refused there.
 void Daemon::Parts::FitDefaults(const CgroupMemory& cgroup, bool emulated) {
-  const uint64_t most = cgroup.available() / 4 * 3 / (emulated ? 2 : 1) >> 20 << 20;
   const auto fit = [&](std::string_view key, uint64_t* bytes) {
     for (const ConfigEntry& entry : config.entries) {
-      if (entry.key != key || entry.origin != "default" || *bytes <= most || most == 0) continue;
+      if (entry.key != key || entry.origin != "default") continue;
+      const uint64_t fitting = DefaultPoolBytes(cgroup, *bytes, emulated ? 2 : 1);
+      if (fitting == *bytes) continue;
       LogEvent(
           LogLevel::kWarn, "configuration",
-          {{"key", key}, {"why", "the cgroup has less left than the default"}, {"bytes", most}});
-      *bytes = most;
+          {{"key", key}, {"why", "the cgroup has less left than the default"}, {"bytes", fitting}});
+      *bytes = fitting;
     }
   };
   fit("pool.host_bytes", &config.store.host_bytes);

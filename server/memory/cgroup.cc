@@ -114,6 +114,11 @@ std::optional<CgroupMemory> ReadCgroupMemory(const std::string& root) {
   return v2 ? v2 : Read(root, false);
 }
 
+uint64_t DefaultPoolBytes(const CgroupMemory& cgroup, uint64_t wanted, int pools) {
+  const uint64_t most = cgroup.available() / 4 * 3 / static_cast<uint64_t>(pools) >> 20 << 20;
+  return most == 0 ? wanted : std::min(wanted, most);
+}
+
 Status CheckCgroupBudget(const CgroupMemory& cgroup, uint64_t host_bytes,
                          uint64_t emulated_device_bytes) {
   const uint64_t wanted = host_bytes + emulated_device_bytes;

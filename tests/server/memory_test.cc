@@ -190,6 +190,17 @@ TEST(Cgroup, Version1CountsWhereTheOtherHasNoMemory) {
   EXPECT_EQ(found->available(), 997u);
 }
 
+TEST(Cgroup, DefaultPoolsGiveWay) {
+  const CgroupMemory cgroup{"", 100 << 20, 30 << 20, 10 << 20};  // 80 MiB are left
+  EXPECT_EQ(DefaultPoolBytes(cgroup, 64 << 20, 1), uint64_t{60} << 20);
+  EXPECT_EQ(DefaultPoolBytes(cgroup, 64 << 20, 2), uint64_t{30} << 20);
+  EXPECT_EQ(DefaultPoolBytes(cgroup, 20 << 20, 2), uint64_t{20} << 20);
+  const uint64_t each = DefaultPoolBytes(cgroup, uint64_t{4} << 30, 2);
+  EXPECT_TRUE(CheckCgroupBudget(cgroup, each, each).ok());
+  const CgroupMemory full{"", 100 << 20, 100 << 20, 0};
+  EXPECT_EQ(DefaultPoolBytes(full, 64 << 20, 1), uint64_t{64} << 20);
+}
+
 TEST(Cgroup, PoolsBeyondItAreRefusedWithTheFigures) {
   const CgroupMemory cgroup{"/sys/fs/cgroup/memory.max", 100 << 20, 30 << 20, 10 << 20};
   EXPECT_TRUE(CheckCgroupBudget(cgroup, 80 << 20, 0).ok());
