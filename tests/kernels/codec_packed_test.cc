@@ -1,6 +1,8 @@
 // Codec packed against spec/mosaickv.md: segments, closings, strategies, values, bytes.
 #include <cstdio>
 
+#include "kernels/codec/head_loop.h"
+#include "kernels/codec/packed_places.h"
 #include "kernels/codec/packed_recompressor.h"
 #include "kernels/codec/strategy.h"
 #include "tests/kernels/codec_fixture.h"
@@ -317,6 +319,43 @@ TEST(PackedStrategy, ThresholdsDecide) {
 }
 
 // --- size ---
+
+// The front of an extent that is made elsewhere: a description that parsers read without a look at
+// the rest, the losses of flushes included.
+TEST(PackedCodec, FrontOfAFarExtentIsItsDescription) {
+  Geometry g;
+  g.layers = 2;
+  g.kv_heads = 3;
+  g.query_heads = 6;
+  g.head_dim = 64;
+  PackedInfo info = {};
+  info.plan_begin = 0;
+  info.buffer = 16;
+  info.loss = 2;
+  const kvstrata::Run tokens = {128, 144};
+  PackedPlaces places(g, tokens, false, true, info);
+  for (int64_t h = 0; h < HeadCount(g); ++h) places.AddHead({16, 1, 8}, false);
+  places.NoteLoss(3, std::vector<double>{5});
+  const std::vector<std::byte> front = places.Front(77);
+  EXPECT_EQ(static_cast<int64_t>(front.size()),
+            DescriptionBytes(std::span(front).first(kExtentFrontBytes), places.bytes()));
+  const auto* const nowhere = reinterpret_cast<const std::byte*>(uintptr_t{4096});
+  const Result<PackedExtent> extent = ReadPackedExtent(
+      {nowhere, places.bytes(), tokens, front.data(), static_cast<int64_t>(front.size())}, g);
+  ASSERT_TRUE(extent.ok()) << extent.status().ToString();
+  EXPECT_EQ(extent->info.loss, 5);
+  EXPECT_EQ(extent->info.recent, (5 + 3) / (2 * 16.0));
+  EXPECT_EQ(extent->flushes[0], 3);
+  EXPECT_EQ(extent->heads.back().keys.data - nowhere,
+            static_cast<std::ptrdiff_t>(places.entry(5).keys));
+  // Nobody hashed it: another build has another number.
+  std::vector<std::byte> whole(static_cast<size_t>(places.bytes()));
+  std::ranges::copy(front, whole.begin());
+  EXPECT_TRUE(VerifyExtent(whole).ok());
+  ExtentHeader header;
+  std::memcpy(&header, whole.data(), sizeof(header));
+  EXPECT_EQ(header.checksum, 77u);
+}
 
 TEST(PackedCodec, ThreeTimesSmaller) {
   const Geometry g = {.layers = 1, .query_heads = 1, .kv_heads = 1, .head_dim = 128};

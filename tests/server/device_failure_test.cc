@@ -71,6 +71,18 @@ TEST_F(DeviceFailure, ItsSequencesAreRefusedWithTheNextStep) {
   ExpectClean(*store_);
 }
 
+// Nor do commits give them pages of the host, ahead of need: decoding ends where the table does.
+TEST_F(DeviceFailure, ItsSequencesGetNoMorePages) {
+  TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
+  Lose(s);
+  const size_t pages = store_->Show(s.id())->pages.size();
+  Status status;
+  for (int i = 0; i < 400 && status.ok(); ++i) status = s.Append(Tokens(1, 500 + i));
+  EXPECT_EQ(status.reason(), "DEVICE_FAILED") << status.ToString();
+  EXPECT_EQ(store_->Show(s.id())->pages.size(), pages);
+  ExpectClean(*store_);
+}
+
 TEST_F(DeviceFailure, TheHostGoesOn) {
   TestSequence on_host = TestSequence::Prompt(session_.get(), kOnHost, Tokens(100, 300));
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
