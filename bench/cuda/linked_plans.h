@@ -55,7 +55,7 @@ inline const Plan kPlans[] = {
      [](int64_t n) { return n / 20 + kTokenRows; }, 1, 10},
     // A packed row has 5 of 16 of a raw one's bytes; block keys are as many bytes as what is taken.
     {"mosaickv", "mosaickv{share = 0.0625, min_tokens = 0}",
-     [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }, 1, 0, 8},
+     [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }},
     // Of 1000 tokens of GPL-3 65 raw ones and 43 means; factors of 20 rows are 17 rows' bytes, for
     // each of 4 heads, or for all.
     {.name = "sekv",
