@@ -190,15 +190,15 @@ DaemonProcess& TheDaemon() {
 
 class ImportedTensors : public ::testing::TestWithParam<std::tuple<kvs_memory_kind, BlockLayout>> {
 };
+std::string CaseName(const ::testing::TestParamInfo<ImportedTensors::ParamType>& at) {
+  const char* const kinds[] = {"", "Memfd", "CudaFd", "CudaIpc"};
+  return std::string(kinds[std::get<0>(at.param)]) + std::get<1>(at.param).name;
+}
 INSTANTIATE_TEST_SUITE_P(All, ImportedTensors,
                          ::testing::Combine(::testing::Values(KVS_MEMORY_MEMFD, KVS_MEMORY_CUDA_FD,
                                                               KVS_MEMORY_CUDA_IPC),
                                             ::testing::ValuesIn(kBlockLayouts)),
-                         [](const auto& info) {
-                           const char* const kinds[] = {"", "Memfd", "CudaFd", "CudaIpc"};
-                           return std::string(kinds[std::get<0>(info.param)]) +
-                                  std::get<1>(info.param).name;
-                         });
+                         CaseName);
 
 TEST_P(ImportedTensors, BecomePagesThatOthersDecodeFrom) {
   const auto& [kind, layout] = GetParam();
@@ -285,7 +285,9 @@ TEST(DISABLED_Lender, SealsUntilItIsKilled) {
     if (i == 1) {
       ASSERT_EQ(write(STDOUT_FILENO, "!", 1), 1);
     }
-    if (i % 4 == 3) ASSERT_KVS(kvs_settle(lender.client().session(), s));
+    if (i % 4 == 3) {
+      ASSERT_KVS(kvs_settle(lender.client().session(), s));
+    }
     ASSERT_KVS(kvs_sequence_close(lender.client().session(), s));
   }
 }

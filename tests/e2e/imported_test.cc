@@ -111,8 +111,8 @@ class ImportedTest : public ::testing::TestWithParam<BlockLayout> {
     return seed;
   }();
 };
-INSTANTIATE_TEST_SUITE_P(All, ImportedTest, ::testing::ValuesIn(kBlockLayouts),
-                         [](const auto& info) { return info.param.name; });
+std::string CaseName(const ::testing::TestParamInfo<BlockLayout>& at) { return at.param.name; }
+INSTANTIATE_TEST_SUITE_P(All, ImportedTest, ::testing::ValuesIn(kBlockLayouts), CaseName);
 
 // The same prompt under the same plan, imported and owned: every output of every layer has the same
 // bits, and is right where the plan attends everything.
@@ -236,7 +236,7 @@ TEST_P(ImportedOnceTest, WhatCannotBeIsRefusedByFieldAndValue) {
   refused([](auto* t, auto*) { t->slot_stride = 1; }, "TENSOR_STRIDE", "values.slot_stride is 1;");
   refused([](auto* t, auto*) { t->offset += uint64_t{1} << 40; }, "TENSOR_OFFSET",
           "values.offset is");
-  refused([](auto* t, auto*) { t->blocks += 1; }, "TENSOR_OFFSET", "inside the memory");
+  refused([](auto* t, auto*) { t->blocks = 8 * kBlocks; }, "TENSOR_OFFSET", "inside the memory");
   refused([](auto* t, auto*) { t->dtype = KVS_BF16; }, "TENSOR_DTYPE", "values.dtype is 3");
   ASSERT_EQ(lender.RegisterAll(), KVS_OK) << lender.engine().error();
 
@@ -296,7 +296,8 @@ TEST_P(ImportedOnceTest, KilledInTheMiddleOfCopiesNothingLeaks) {
     SCOPED_TRACE(cycle);
     ClientProcess client("seals", daemon_.socket(), cycle);
     ASSERT_TRUE(client.Says('s'));
-    if (cycle % 3 == 2) ASSERT_TRUE(client.Says('e'));
+    const bool all = cycle % 3 == 2;
+    EXPECT_TRUE(!all || client.Says('e'));
     client.Kill();
     EXPECT_EQ(admin.Audit(), "");
   }
