@@ -272,6 +272,41 @@ TEST_P(ImportedOnceTest, ThePromptEndsBehindItsCopies) {
   EXPECT_EQ(Operator(daemon_.socket()).Show(s).sequence().prompt_tokens(), 1024u);
 }
 
+// As any pages, they are on disk a moment later and outlive the daemon.
+TEST(ImportedDiskTest, TheNextDaemonHoldsWhatWasImported) {
+  char folder[] = "/tmp/kvstrata-imported.XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::vector<std::string> flags = {"--set", std::string("disk.path=") + folder + "/tier",
+                                          "--set", "disk.budget_bytes=64MiB",
+                                          "--set", "disk.segment_bytes=1MiB",
+                                          "--set", "disk.load_timeout=60s"};
+  std::vector<int32_t> prompt = Prompt(640, 9);
+  {
+    DaemonProcess daemon(flags);
+    LendingEngine lender(daemon.socket(), kBlockLayouts[1], 32);
+    ASSERT_EQ(lender.RegisterAll(), KVS_OK) << lender.engine().error();
+    const std::vector<int32_t> at = Shuffled(kBlocks / 2, 4);
+    lender.Compute(prompt, at);
+    const kvs_sequence s = lender.engine().Open("quest", prompt);
+    ASSERT_EQ(lender.Seal(s, 0, {at.begin(), at.begin() + 20}, prompt), KVS_OK);
+    ASSERT_EQ(Linked().kvs_settle(lender.session(), s), KVS_OK) << lender.engine().error();
+    Operator admin(daemon.socket());
+    // 40 pages and the index block of the first 512 tokens.
+    ASSERT_TRUE(Eventually([&] { return admin.Status().disks(0).written() >= 41; }));
+    daemon.Stop(SIGKILL);
+  }
+  DaemonProcess daemon(flags);
+  Engine reader(Linked(), daemon.socket());
+  uint32_t held = 0;
+  const kvs_sequence r = reader.Open("full", prompt, &held);
+  ASSERT_NE(r, 0u) << reader.error();
+  EXPECT_EQ(held, 624u);
+  const std::vector<int32_t> rest(prompt.begin() + held, prompt.end());
+  ASSERT_FALSE(reader.Run(r, rest, held).empty()) << reader.error();
+  EXPECT_TRUE(reader.DecodesRight(r, &prompt, 5));
+  std::filesystem::remove_all(folder);
+}
+
 const bool kSealsAndWaits = RegisterRole("seals", [](const std::string& socket, int seed) {
   LendingEngine lender(socket, kBlockLayouts[seed % std::size(kBlockLayouts)], 16);
   if (lender.RegisterAll() != KVS_OK) return 1;
