@@ -63,6 +63,10 @@ Status CheckMembers(Session::State* session, std::span<const BatchMember> member
       continue;
     }
     const SequenceUse& s = use.value();
+    if (s->imported) {
+      fail(i, SequenceImported(id));
+      continue;
+    }
     const auto room = std::numeric_limits<int32_t>::max() - s->state->tokens();
     if (members[i].tokens.size() > static_cast<size_t>(room)) {
       fail(i,

@@ -5,11 +5,13 @@ find_package(Boost 1.81 REQUIRED)
 kvs_library(kvs_memory
   memory/cgroup.cc
   memory/cuda_device.cc
+  memory/cuda_tensor.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
   memory/failing_resource.cc
   memory/host_pinned.cc
   memory/limiting_resource.cc
+  memory/memfd_tensor.cc
   memory/sealed_memfd.cc
   LIBS kvs_kernels kvs_base)
 
@@ -23,6 +25,8 @@ kvs_library(kvs_store
   store/device_failure.cc
   store/epochs.cc
   store/evict.cc
+  store/import.cc
+  store/imported_tensors.cc
   store/inspect.cc
   store/lookup.cc
   store/move.cc

@@ -25,6 +25,7 @@
 #include "server/telemetry/readiness.h"
 #include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
+#include "server/work/importer.h"
 #include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
@@ -131,6 +132,8 @@ struct Daemon::Parts {
   std::unique_ptr<BlockCatalog> blocks;
   std::unique_ptr<SegmentPacker> packer;  // null: no GPU
   std::unique_ptr<RecompressQueue> work;
+  TensorDevice import_device;  // none: no GPU
+  std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
   std::unique_ptr<AttachServer> attach;
@@ -197,6 +200,7 @@ Status Daemon::Parts::MakeStore() {
   config.attach.backend = "cuda";
   KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
   KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*ops, gpu.ordinal));
+  import_device = {ops, gpu.ordinal};
   KVS_ASSIGN_OR_RETURN(store,
                        Store::Create(config.store, std::move(gpu.memory), std::move(gpu.host)));
   return OkStatus();
@@ -329,6 +333,8 @@ Status Daemon::Parts::Start() {
   blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, packer.get());
+  importer = std::make_unique<Importer>(ImporterOptions{import_device}, store.get(), backend);
+  config.attach.imports = importer.get();
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
