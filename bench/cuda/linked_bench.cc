@@ -2,10 +2,11 @@
 // CUDA graph of all layers that the engine captured once.
 //
 //   linked_bench [--json-out FILE] [--only PREFIX] [--surprisal TRACE]
-//                [--commit HASH] [--date DATE] [--suite pool]
+//                [--commit HASH] [--date DATE] [--suite pool|break-even]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h instead.
+// without: no such row. With `--suite pool` the rows of pool_rows.h instead, with `--suite
+// break-even` those of break_even_rows.h.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -33,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/break_even_rows.h"
 #include "bench/cuda/pool_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/trace_surprisal.h"
@@ -591,6 +593,23 @@ int Main(int argc, char** argv) {
                               {"context", {{"notes", kPoolNotes}}},
                               {"ceilings", ordered_json::object()},
                               {"rows", PoolRows(only)}};
+    if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
+    return 0;
+  }
+  if (Option(argc, argv, "--suite") == "break-even") {
+    std::vector<Plan> plans;
+    for (const Plan& plan : kPlans) {
+      const std::string name = plan.name;
+      if (name != "tokenselect_miss" && !plan.spans && name != "mosaickv") plans.push_back(plan);
+    }
+    const ordered_json out = {{"suite", "cuda-break-even"},
+                              {"device", device.name},
+                              {"commit", Option(argc, argv, "--commit")},
+                              {"date", Option(argc, argv, "--date")},
+                              {"command", "linked_bench --suite break-even (make bundle)"},
+                              {"context", {{"notes", kBreakEvenNotes}}},
+                              {"ceilings", ordered_json::object()},
+                              {"rows", BreakEvenRows<Steps>(plans)}};
     if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
     return 0;
   }
