@@ -22,17 +22,17 @@ struct SelectionCost {
 
 SelectionCost CostOf(const Plan& plan) {
   // Packed rows are decoded, spans expanded: most of it is that.
-  if (plan.codec == CodecKind::kPacked) return {34, 3800};
-  if (plan.codec == CodecKind::kLowRank) return {28, 3800};
+  if (plan.codec == CodecKind::kPacked) return {34, 3420};
+  if (plan.codec == CodecKind::kLowRank) return {28, 3420};
   switch (plan.selector) {
     case SelectorKind::kMinMax:
-      return plan.group_softmax ? SelectionCost{13, 560} : SelectionCost{9, 560};
+      return plan.group_softmax ? SelectionCost{13, 570} : SelectionCost{9, 570};
     case SelectorKind::kVote:
-      return {10, 2500};
+      return {10, 2850};
     case SelectorKind::kBucket:
-      return {10, 1440};
+      return {10, 1750};
     case SelectorKind::kBlock:
-      return {9, 560};
+      return {9, 570};
     case SelectorKind::kFull:
     case SelectorKind::kWindow:
     case SelectorKind::kCascade:  // once in hundreds of steps
