@@ -26,7 +26,7 @@ SelectionCost CostOf(const Plan& plan) {
   if (plan.codec == CodecKind::kLowRank) return {28, 3420};
   switch (plan.selector) {
     case SelectorKind::kMinMax:
-      return plan.group_softmax ? SelectionCost{13, 570} : SelectionCost{9, 570};
+      return plan.group_softmax ? SelectionCost{16, 570} : SelectionCost{9, 570};
     case SelectorKind::kVote:
       return {10, 2850};
     case SelectorKind::kBucket:
