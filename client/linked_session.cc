@@ -62,22 +62,44 @@ Status ReplyInvalid() {
                   "library differ");
 }
 
-// Arrays of a codec's storage that are read from descriptions (kernels/codec/extent.h).
-std::vector<std::string_view> DescribedArrays(CodecKind codec) {
-  if (codec == CodecKind::kPacked) return {"segments", "strategies"};
-  return {"anchors", "raw", "spans", "k_rank", "v_rank"};
+// Arrays of a plan whose steps run on a GPU that are read all the same: from descriptions of
+// extents (kernels/codec/extent.h), from index rows, from what Begin decides.
+std::vector<std::string_view> ReadFromGpu(const Plan& plan) {
+  if (plan.codec == CodecKind::kPacked) return {"segments", "strategies"};
+  if (plan.codec == CodecKind::kLowRank) return {"anchors", "raw", "spans", "k_rank", "v_rank"};
+  if (plan.selector == SelectorKind::kCascade) return {"selections", "page_vectors_bf16"};
+  return {};
 }
 
-Status CheckDescribed(CodecKind codec, std::string_view name) {
+// The others stay on the GPU: what the host's selector says of them would be nothing.
+Status CheckReadFromGpu(const Plan& plan, std::string_view name) {
   std::string names;
-  for (const std::string_view known : DescribedArrays(codec)) {
+  for (const std::string_view known : ReadFromGpu(plan)) {
     if (name == known) return OkStatus();
     names.append(known).append(", ");
   }
   if (name == "entropy" || name == "surprisal" || name == "boundary") return OkStatus();
-  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of codec '" +
-                                        std::string(NameOf(codec)) + "' is not read from a GPU; " +
-                                        names + "entropy, surprisal and boundary are");
+  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of selector '" +
+                                        std::string(NameOf(plan.selector)) + "' over codec '" +
+                                        std::string(NameOf(plan.codec)) +
+                                        "' is not read from a GPU; " + names +
+                                        "entropy, surprisal and boundary are");
+}
+
+// Of a sequence in an open step on a GPU: what a fork takes over is there then, index rows and
+// buckets. A prompt of selector bucket keeps its last queries where the step writes those of the
+// tokens behind them.
+Status SettleBegin(const Sequence& s) {
+  const bool observes =
+      s.state->plan().selector == SelectorKind::kBucket && s.state->prompt_tokens() < 0;
+  if (observes || s.gpu_step == nullptr) {
+    return FailedPrecondition("SEQUENCE_BUSY",
+                              "sequence " + std::to_string(s.id) +
+                                  (observes ? " is in an open step that keeps queries of its "
+                                              "prompt (selector 'bucket'); end or abort it first"
+                                            : " is in a step that another thread ends"));
+  }
+  return s.gpu_step->AwaitBegin();
 }
 
 }  // namespace
@@ -206,10 +228,11 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
-  // A GPU may be writing the page that a step began: no copy of it could be right.
-  const bool in_step_too = state_->gpu_session == nullptr;
-  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, in_step_too));
+  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, true));
   if (parent->imported) return SequenceImported(sequence);
+  if (parent->in_step && state_->gpu_session != nullptr) {
+    KVS_RETURN_IF_ERROR(SettleBegin(*parent.get()));
+  }
   KVS_RETURN_IF_ERROR(state_->TellAll(parent.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
   const shm::SequenceRef request{sequence};
@@ -389,19 +412,10 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   return table;
 }
 
-// What lies on a GPU is copied first: index rows. Of selector vote, whose hits and votes the GPU
-// keeps, only the reported series are here.
+// What lies on a GPU is copied first: index rows.
 Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
   if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
-  if (s.state->plan().selector == SelectorKind::kVote &&
-      (name == "hits" || name.starts_with("votes_"))) {
-    return Unimplemented("CUDA_PLAN", "array '" + std::string(name) +
-                                          "' of selector 'vote' is not read from a GPU; entropy, "
-                                          "surprisal and boundary are");
-  }
-  if (const CodecKind codec = s.state->plan().codec; codec != CodecKind::kRaw) {
-    KVS_RETURN_IF_ERROR(CheckDescribed(codec, name));
-  }
+  KVS_RETURN_IF_ERROR(CheckReadFromGpu(s.state->plan(), name));
   const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
   std::vector<std::byte> copy(s.blocks.size() * bytes);
   std::vector<std::byte*> blocks;

@@ -43,11 +43,12 @@ struct Sequence {
   std::mutex mu;
   bool imported = false;  // its pages are filled by the daemon: it runs no steps
   bool in_step = false;
-  int32_t step_tokens = 0;      // length after the open step
-  bool forked_in_step = false;  // the pages that the step writes are shared since then
-  uint32_t told_indexed = 0;    // what the daemon knows of state->indexed_tokens()
-  uint32_t recall_audit = 0;    // the last audit that sampled a step of this sequence
-  uint32_t recall_dropped = 0;  // its samples that the ring had no room for
+  CudaStep* gpu_step = nullptr;  // the open step, on a GPU
+  int32_t step_tokens = 0;       // length after the open step
+  bool forked_in_step = false;   // the pages that the step writes are shared since then
+  uint32_t told_indexed = 0;     // what the daemon knows of state->indexed_tokens()
+  uint32_t recall_audit = 0;     // the last audit that sampled a step of this sequence
+  uint32_t recall_dropped = 0;   // its samples that the ring had no room for
 
   // What the daemon is to be told once the GPU has finished a step, in order.
   struct Deferred {

@@ -196,6 +196,7 @@ Status Daemon::Parts::MakeStore() {
   const uint64_t most = gpu.free_bytes > kReserve ? gpu.free_bytes - kReserve : 0;
   config.store.device_bytes = std::min(config.store.device_bytes, most);
   config.store.serves = CudaServes;
+  config.store.steps_on = StepsOn::kGpu;
   config.attach.device_uuid = gpu.uuid;
   config.attach.backend = "cuda";
   KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());

@@ -2,10 +2,11 @@
 // CUDA graph of all layers that the engine captured once.
 //
 //   linked_bench [--json-out FILE] [--only PREFIX] [--surprisal TRACE]
-//                [--commit HASH] [--date DATE] [--suite pool]
+//                [--commit HASH] [--date DATE] [--suite pool|break-even]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h instead.
+// without: no such row. With `--suite pool` the rows of pool_rows.h instead, with `--suite
+// break-even` those of break_even_rows.h.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -31,6 +32,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/cuda/break_even_rows.h"
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/linked_steps.h"
 #include "bench/cuda/pool_rows.h"
@@ -218,6 +220,19 @@ void MeasureAll(const std::string& only, const std::vector<float>& trace, Result
   }
 }
 
+// Of the rows of break_even_rows.h.
+std::vector<Plan> ShortPlans() {
+  std::vector<Plan> plans;
+  for (const Plan& plan : kPlans) {
+    const std::string name = plan.name;
+    const bool turns = plan.steps_a_query > 0;  // grows out of its graph while it is short
+    if (name != "tokenselect_miss" && !turns && !plan.spans && name != "mosaickv") {
+      plans.push_back(plan);
+    }
+  }
+  return plans;
+}
+
 int Main(int argc, char** argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -230,18 +245,27 @@ int Main(int argc, char** argv) {
   if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
     return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
   }
-  const bool pool = Option(argc, argv, "--suite") == "pool";
-  Results results({{"suite", pool ? "cuda-pool" : "cuda-linked"},
+  const std::string suite = Option(argc, argv, "--suite");
+  const bool pool = suite == "pool", break_even = suite == "break-even";
+  Results results({{"suite", pool         ? "cuda-pool"
+                             : break_even ? "cuda-break-even"
+                                          : "cuda-linked"},
                    {"device", device.name},
                    {"commit", Option(argc, argv, "--commit")},
                    {"date", Option(argc, argv, "--date")},
-                   {"command", pool ? "bench/cuda/run_gpu.sh pool (make bundle)"
-                                    : "bench/cuda/run_gpu.sh linked dense (make bundle)"},
-                   {"context", {{"notes", pool ? kPoolNotes : kNotes}}},
+                   {"command", pool         ? "bench/cuda/run_gpu.sh pool (make bundle)"
+                               : break_even ? "linked_bench --suite break-even (make bundle)"
+                                            : "bench/cuda/run_gpu.sh linked dense (make bundle)"},
+                   {"context",
+                    {{"notes", pool         ? kPoolNotes
+                               : break_even ? kBreakEvenNotes
+                                            : kNotes}}},
                    {"ceilings", ordered_json::object()}},
                   file);
   if (pool) {
     *results.rows() = PoolRows(only);
+  } else if (break_even) {
+    *results.rows() = BreakEvenRows<Steps>(ShortPlans());
   } else {
     MeasureAll(only, SurprisalOf(Option(argc, argv, "--surprisal")), &results);
   }

@@ -2,7 +2,9 @@
 # Runs a bundle (bundle.sh) on a machine with a GPU: tests, then benchmarks, then a short table.
 # Results go to $OUT, or to the bundle's folder. Exit code: that of the tests.
 #
-#   run_gpu.sh [tests] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [dense]   nothing named: all but memcheck
+#   run_gpu.sh [tests] [golden] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [dense]   nothing named: all but memcheck
+#   golden: the vectors of the folder $GOLDEN (tests/golden of a source tree: 10 MB that the bundle
+#   has no room for); nothing without it
 #   memcheck: the smallest tests again under compute-sanitizer: memcheck, racecheck, initcheck
 # ONLY restricts cuda_bench to ids with that prefix, DENSE_ONLY the baselines (1x128,8x32).
 set -uo pipefail
@@ -10,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
 [ -d "$here/bin" ] || tar -C "$here" -xzf "$here/programs.tar.gz"
 export LD_LIBRARY_PATH=$here/lib
-steps=" ${*:-tests bench selection steps chunk linked pool dense} "
+steps=" ${*:-tests golden bench selection steps chunk linked pool dense} "
 failed=0
 wants() { [[ $steps == *" $1 "* ]]; }
 
@@ -25,6 +27,10 @@ if wants tests; then
     tail -n 1 "$log" | sed "s|^|$suite |"
     [ $code -eq 0 ] || { failed=1; grep -m 40 -E 'Failure|seed|Which|Expected|actual|error' "$log"; }
   done
+fi
+if wants golden && [ -n "${GOLDEN:-}" ]; then
+  KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.0 KVSTRATAD=$here/bin/kvstratad \
+    python3 "$here/tests/golden_runner.py" "$GOLDEN" --backend cuda || failed=1
 fi
 # Of each op the cases that take seconds even so; side by side, as the time goes into the CPU.
 checked=(

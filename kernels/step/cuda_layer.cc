@@ -26,7 +26,7 @@ bool ReadsAhead(const Plan& plan) {
 bool AlwaysAttendsNewest(const Plan& plan) {
   return plan.selector == SelectorKind::kVote     ? plan.n_local > 0
          : plan.selector == SelectorKind::kBucket ? plan.recent > 0
-                                                  : plan.selector != SelectorKind::kBlock;
+                                                  : plan.codec != CodecKind::kPacked;
 }
 
 const std::byte* RowAt(const Rows& rows, int32_t row) {
@@ -54,7 +54,7 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
 bool CudaStep::AttendsNewRows() const {
   return std::ranges::all_of(parts_, [](const Part& part) {
     if (part.new_tokens > 1 || part.prompt || part.observes || ReadsSpans(part)) return false;
-    return !part.selects || (AlwaysAttendsNewest(part.plan) && ReadsAhead(part.plan));
+    return !part.selects || part.idle || (AlwaysAttendsNewest(part.plan) && ReadsAhead(part.plan));
   });
 }
 
@@ -82,7 +82,8 @@ Status CudaStep::AppendRows(const NewRows& rows) {
 }
 
 bool CudaStep::Selects(const Part& part, int layer) const {
-  return part.selects && layer >= part.plan.n_dense_layers;
+  return part.selects && !part.idle && part.plan.selector != SelectorKind::kFull &&
+         layer >= part.plan.n_dense_layers;
 }
 
 bool CudaStep::Observes(const Part& part, int layer) const {

@@ -141,7 +141,7 @@ void Store::Impl::OpenOnArtefact(Sequence* s, const Opening& o) {
 Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
                                                       std::string_view plan_text,
                                                       std::span<const int32_t> tokens) {
-  KVS_ASSIGN_OR_RETURN(const Plan plan, ResolvePlan(plan_text));
+  KVS_ASSIGN_OR_RETURN(const Plan named, ResolvePlan(plan_text));
   if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
   auto s = std::make_unique<Sequence>();
   {
@@ -152,6 +152,7 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
     s->chain = known->second;
     s->imported = session->imports.contains(model_id);
   }
+  const Plan plan = WithMinTokens(named, s->model->desc.geometry, options_.steps_on);
   KVS_RETURN_IF_ERROR(CheckGeometry(plan, s->model->desc.geometry));
   if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, s->model->desc.geometry));
   s->plan = plan;

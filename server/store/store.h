@@ -26,6 +26,7 @@
 #include "base/status.h"
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
+#include "kernels/step/break_even.h"
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/blocks.h"
@@ -58,6 +59,7 @@ struct StoreOptions {
   // Whether the device pool's memory can serve a plan; null: it can serve all. Asked when a
   // sequence opens.
   std::function<Status(const Plan&, const Geometry&)> serves;
+  StepsOn steps_on = StepsOn::kCpu;  // what min_tokens = "auto" is for
   std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
   uint64_t pin_limit_bytes = 0;      // of all pins together; 0: half of both pools
   // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.

@@ -116,7 +116,10 @@ KVS_API int kvs_model_register(kvs_session* session, const kvs_model_desc* desc,
  * continues from there. Errors: PLAN_*, MODEL_UNKNOWN, RESOURCE_EXHAUSTED (pool; nothing taken). */
 KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
                               const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held);
-/* A second sequence with the same content and plan; pages are shared, copied when written. */
+/* A second sequence with the same content and plan; pages are shared, copied when written. Of a
+ * sequence in an open step: with what was committed before it. On a GPU this waits for the steps
+ * before and for what the open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of
+ * selector bucket. */
 KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
 /* Tokens committed. */
