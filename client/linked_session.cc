@@ -9,6 +9,8 @@
 #include <cstring>
 #include <thread>
 
+#include "kernels/step/cuda_inspect.h"
+
 namespace kvstrata::client {
 namespace {
 
@@ -60,24 +62,6 @@ Status ReplyInvalid() {
   return Internal("REPLY_INVALID",
                   "the daemon's reply is shorter than its struct; daemon and "
                   "library differ");
-}
-
-// Arrays of a codec's storage that are read from descriptions (kernels/codec/extent.h).
-std::vector<std::string_view> DescribedArrays(CodecKind codec) {
-  if (codec == CodecKind::kPacked) return {"segments", "strategies"};
-  return {"anchors", "raw", "spans", "k_rank", "v_rank"};
-}
-
-Status CheckDescribed(CodecKind codec, std::string_view name) {
-  std::string names;
-  for (const std::string_view known : DescribedArrays(codec)) {
-    if (name == known) return OkStatus();
-    names.append(known).append(", ");
-  }
-  if (name == "entropy" || name == "surprisal" || name == "boundary") return OkStatus();
-  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of codec '" +
-                                        std::string(NameOf(codec)) + "' is not read from a GPU; " +
-                                        names + "entropy, surprisal and boundary are");
 }
 
 }  // namespace
@@ -383,32 +367,10 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   return table;
 }
 
-// What lies on a GPU is copied first: index rows. Of selector vote, whose hits and votes the GPU
-// keeps, only the reported series are here.
 Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
   if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
-  if (s.state->plan().selector == SelectorKind::kVote &&
-      (name == "hits" || name.starts_with("votes_"))) {
-    return Unimplemented("CUDA_PLAN", "array '" + std::string(name) +
-                                          "' of selector 'vote' is not read from a GPU; entropy, "
-                                          "surprisal and boundary are");
-  }
-  if (const CodecKind codec = s.state->plan().codec; codec != CodecKind::kRaw) {
-    KVS_RETURN_IF_ERROR(CheckDescribed(codec, name));
-  }
-  const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
-  std::vector<std::byte> copy(s.blocks.size() * bytes);
-  std::vector<std::byte*> blocks;
-  for (const std::byte* block : s.blocks) {
-    std::byte* const to = copy.data() + blocks.size() * bytes;
-    KVS_RETURN_IF_ERROR(CudaStatus(
-        *gpu.ops, gpu.ops->copy_2d(gpu.device, to, block, {bytes, bytes, 1}), "reading an index"));
-    blocks.push_back(to);
-  }
-  SequenceView view = s.View();
-  view.index_blocks = blocks.data();
-  KVS_ASSIGN_OR_RETURN(const Backend* const host, FindBackend(""));
-  return s.state->Inspect(view, *host, *executor, name);
+  return InspectFromGpu(*s.state, s.View(), s.blocks.size(), ReaderOf("reading an index"),
+                        *executor, name);
 }
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {

@@ -129,6 +129,8 @@ struct Daemon::Parts {
   std::unique_ptr<Mover> mover;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
+  const cuda::CudaOps* cuda = nullptr;  // null: no GPU
+  int cuda_device = 0;
   std::unique_ptr<SegmentPacker> packer;  // null: no GPU
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Executor> executor;
@@ -195,8 +197,9 @@ Status Daemon::Parts::MakeStore() {
   config.store.serves = CudaServes;
   config.attach.device_uuid = gpu.uuid;
   config.attach.backend = "cuda";
-  KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
-  KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*ops, gpu.ordinal));
+  KVS_ASSIGN_OR_RETURN(cuda, cuda::LoadCudaOps());
+  cuda_device = gpu.ordinal;
+  KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*cuda, cuda_device));
   KVS_ASSIGN_OR_RETURN(store,
                        Store::Create(config.store, std::move(gpu.memory), std::move(gpu.host)));
   return OkStatus();
@@ -349,6 +352,8 @@ Status Daemon::Parts::StartGrpc() {
   options.store = store.get();
   options.backend = backend;
   options.executor = executor.get();
+  options.cuda = cuda;
+  options.cuda_device = cuda_device;
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
   options.device_uuid = config.attach.device_uuid;
