@@ -1,0 +1,325 @@
+// Steps: sequences of a linked session and the captured graph of their decode step, as an engine
+// makes them.
+#ifndef KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_
+#define KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_
+
+#include <cuda_runtime_api.h>
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/cuda/linked_plans.h"
+#include "bench/cuda/replay_timing.h"
+#include "client/include/kvstrata/kvstrata.h"
+#include "kernels/dtype.h"
+#include "kvstrata/v1/admin.grpc.pb.h"
+#include "tests/cuda/device_array.h"
+
+namespace kvstrata::cuda {
+
+inline void CheckKvs(int code, const char* what) {
+  if (code == KVS_OK) return;
+  std::fprintf(stderr, "%s: %s %s\n", what, kvs_error_reason(), kvs_error_message());
+  std::exit(1);
+}
+
+// `batch` sequences of `tokens` random rows in a model of their own, and a graph of their decode
+// step.
+class Steps {
+ public:
+  // surprisal: of each prompt token. digest: of the model, by default like no other's.
+  Steps(kvs_session* session, const Plan& plan, int batch, int32_t tokens,
+        std::vector<float> surprisal = {},
+        const std::string& digest = std::to_string(std::random_device{}()))
+      : session_(session),
+        digest_(digest),
+        steps_a_query_(plan.steps_a_query),
+        layers_(LayersOf(plan, batch, tokens)),
+        rows_(Random(int64_t{2} * kChunk * kKvHeads * kDim)),
+        q_(plan.spans ? SpanQueries(batch, plan.agreed) : Random(int64_t{batch} * kHeads * kDim)),
+        queries_(Random(int64_t{2} * batch * kHeads * kDim)),
+        observed_(Random(int64_t{kObserved} * kHeads * kDim)),
+        out_(static_cast<size_t>(std::max(batch, kObserved)) * kHeads * kDim),
+        sentences_(plan.sentences),
+        surprisal_(plan.surprisals ? RandomSurprisal(tokens) : std::move(surprisal)) {
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    const kvs_model model = RegisterModel();
+    const std::vector<uint8_t> ends = NextBoundaries(tokens);
+    const std::string text =
+        plan.spans ? plan.text + std::to_string(SpanBudget(surprisal_)) + "}" : plan.text;
+    for (int i = 0; i < batch; ++i) Open(model, text.c_str(), tokens, i, ends);
+    reported_ = static_cast<uint32_t>(tokens);
+    Step([this](kvs_step* step) { Layers(step, Batch(), true); });  // memory before the capture
+    Capture();
+  }
+  ~Steps() {
+    cudaGraphExecDestroy(graph_);
+    for (const kvs_step_member& member : members_) {
+      CheckKvs(kvs_sequence_close(session_, member.sequence), "kvs_sequence_close");
+    }
+    cudaStreamDestroy(stream_);
+  }
+
+  // All pages of the first sequence but the last go to the host's memory, and the graph is captured
+  // anew.
+  void Demote(const std::string& socket) {
+    Check(cudaStreamSynchronize(stream_), "the steps before");
+    const auto admin = v1::Admin::NewStub(
+        grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+    v1::MoveRequest request;
+    request.set_sequence(members_[0].sequence);
+    grpc::ClientContext context;
+    v1::MoveResponse moved;
+    if (const grpc::Status status = admin->Demote(&context, request, &moved); !status.ok()) {
+      std::fprintf(stderr, "Demote: %s\n", status.error_message().c_str());
+      std::exit(1);
+    }
+    Check(cudaGraphExecDestroy(graph_), "cudaGraphExecDestroy");
+    Capture();
+  }
+  int layers() const { return layers_; }
+  // That a launch makes.
+  int steps() const { return std::max(steps_a_query_, 1); }
+  cudaStream_t stream() const { return stream_; }
+  kvs_sequence sequence() const { return members_.front().sequence; }
+  uint32_t held() const { return held_; }  // tokens of the last prompt that were there already
+  size_t tensor_bytes() const {
+    return (rows_.size() + q_.size() + queries_.size() + observed_.size() + out_.size()) *
+           sizeof(BF16);
+  }
+  void Launch() {
+    if (steps_a_query_ > 0) TurnQuery();
+    for (int i = 0; i < steps(); ++i) LaunchStep();
+  }
+  void LaunchStep() {
+    Step([this](kvs_step* step) {
+      CheckKvs(kvs_step_replay(step), "kvs_step_replay");
+      Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+    });
+  }
+  // Microseconds of a layer, the mean of `period` steps that follow each other without a pause.
+  bench::Timing TimePeriods(int period) {
+    cudaEvent_t begin, end;
+    Check(cudaEventCreate(&begin), "cudaEventCreate");
+    Check(cudaEventCreate(&end), "cudaEventCreate");
+    std::vector<double> us;
+    for (int i = 0; i < kPeriods; ++i) {
+      Launch();  // still running when the period's first step is enqueued
+      Check(cudaEventRecord(begin, stream_), "cudaEventRecord");
+      for (int step = 0; step < period; ++step) Launch();
+      Check(cudaEventRecord(end, stream_), "cudaEventRecord");
+      Check(cudaEventSynchronize(end), "a period");
+      float ms = 0;
+      Check(cudaEventElapsedTime(&ms, begin, end), "cudaEventElapsedTime");
+      us.push_back(double{ms} * 1e3 / period / layers_);
+    }
+    Check(cudaEventDestroy(begin), "cudaEventDestroy");
+    Check(cudaEventDestroy(end), "cudaEventDestroy");
+    return bench::TimingOf(us);
+  }
+  // Microseconds of the CPU that a step takes.
+  bench::Timing TimeOnCpu() {
+    std::vector<double> us;
+    for (int i = 0; i < kReplays; ++i) {
+      Check(cudaStreamSynchronize(stream_), "a step");
+      const auto begin = std::chrono::steady_clock::now();
+      LaunchStep();
+      us.push_back(
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+              .count());
+    }
+    return bench::TimingOf(us);
+  }
+  // Microseconds of the CPU that one kvs_select and kvs_attend take, called layer by layer with the
+  // same tensors in every step.
+  bench::Timing TimeCalls() {
+    for (int i = 0; i < kWarmSteps; ++i) {
+      Step([this](kvs_step* step) { Layers(step, Batch(), true); });
+    }
+    std::vector<double> us;
+    for (int i = 0; i < kEagerSteps; ++i) {
+      Check(cudaStreamSynchronize(stream_), "a step");
+      Step([&](kvs_step* step) { Layers(step, Batch(), true, &us); });
+    }
+    return bench::TimingOf(us);
+  }
+  bool Sound() const {
+    const std::vector<BF16> out = out_.Read();
+    return std::all_of(out.begin(), out.begin() + int64_t{Batch()} * kHeads * kDim,
+                       [](BF16 x) { return std::isfinite(ToFloat(x)); });
+  }
+
+ private:
+  // Of the next `count` tokens. Lengths of sentences: lognormal, cut at the plan's 100.
+  std::vector<uint8_t> NextBoundaries(int32_t count) {
+    std::lognormal_distribution<double> length(std::log(kSentence), 0.5);
+    std::vector<uint8_t> ends(static_cast<size_t>(count));
+    for (uint8_t& end : ends) {
+      if (--left_in_sentence_ > 0) continue;
+      end = 1;
+      left_in_sentence_ = std::max(1, static_cast<int>(length(rng_)));
+    }
+    return ends;
+  }
+  void Report(kvs_sequence sequence, uint32_t first, const std::vector<uint8_t>& ends) {
+    CheckKvs(kvs_report(session_, sequence, first, static_cast<uint32_t>(ends.size()), nullptr,
+                        nullptr, ends.data()),
+             "kvs_report");
+  }
+  // Exponential: one in 20 is an anchor at alpha = 2, about as in prose.
+  std::vector<float> RandomSurprisal(int32_t tokens) {
+    std::exponential_distribution<float> surprisal;
+    std::vector<float> nats(static_cast<size_t>(tokens));
+    for (float& x : nats) x = surprisal(rng_);
+    return nats;
+  }
+  // Two random queries by turns.
+  void TurnQuery() {
+    turned_ = !turned_;
+    const size_t n = q_.size();
+    Check(cudaMemcpyAsync(q_.get(), queries_.get() + (turned_ ? n : 0), n * sizeof(BF16),
+                          cudaMemcpyDeviceToDevice, stream_),
+          "another query");
+  }
+  std::vector<BF16> Random(int64_t n) {
+    std::normal_distribution<float> normal;
+    std::vector<BF16> values(static_cast<size_t>(n));
+    for (BF16& x : values) x = FromFloat<BF16>(normal(rng_));
+    return values;
+  }
+  std::vector<BF16> SpanQueries(int batch, bool agreed) {
+    std::vector<BF16> q = Random(int64_t{batch} * kHeads * kDim);
+    for (BF16& x : q) x = FromFloat<BF16>(kSpanQueryScale * ToFloat(x));
+    constexpr size_t kGroup = kHeads / kKvHeads;
+    for (size_t head = 0; agreed && head < q.size() / kDim; ++head) {
+      std::copy_n(q.begin() + static_cast<int64_t>(head / kGroup * kGroup * kDim), kDim,
+                  q.begin() + static_cast<int64_t>(head * kDim));
+    }
+    return q;
+  }
+  kvs_model RegisterModel() {
+    kvs_model_desc desc{};
+    desc.size = sizeof(desc);
+    desc.name = "llama-3.1-8b";
+    desc.digest = digest_.c_str();
+    desc.layers = layers_;
+    desc.query_heads = kHeads;
+    desc.kv_heads = kKvHeads;
+    desc.head_dim = kDim;
+    desc.page_tokens = kPage;
+    desc.dtype = KVS_BF16;
+    desc.ranks = 1;
+    kvs_model model = 0;
+    CheckKvs(kvs_model_register(session_, &desc, &model), "kvs_model_register");
+    return model;
+  }
+  // A sequence whose prompt is like no other's.
+  void Open(kvs_model model, const char* plan, int32_t tokens, int32_t id,
+            const std::vector<uint8_t>& ends) {
+    const std::vector<int32_t> prompt(static_cast<size_t>(tokens), id);
+    kvs_sequence sequence = 0;
+    CheckKvs(
+        kvs_sequence_open(session_, model, plan, prompt.data(), prompt.size(), &sequence, &held_),
+        "kvs_sequence_open");
+    const auto run = [&](int32_t n, bool attend) {
+      StepOf({{sequence, prompt.data(), static_cast<uint32_t>(n)}},
+             [&](kvs_step* step) { Layers(step, n, attend); });
+    };
+    const int32_t appended = sentences_ ? tokens - kObserved : tokens;
+    for (auto done = static_cast<int32_t>(held_); done < appended; done += kChunk) {
+      run(std::min(kChunk, appended - done), false);
+    }
+    if (sentences_) run(kObserved, true);
+    if (sentences_) Report(sequence, 0, ends);
+    if (!surprisal_.empty()) {
+      CheckKvs(kvs_report(session_, sequence, 0, static_cast<uint32_t>(tokens), surprisal_.data(),
+                          nullptr, nullptr),
+               "kvs_report");
+    }
+    CheckKvs(kvs_prefill_done(session_, sequence), "kvs_prefill_done");
+    CheckKvs(kvs_settle(session_, sequence), "kvs_settle");  // of a codec: all is packed
+    members_.push_back({sequence, &id_, 1});
+  }
+  template <typename Fn>
+  void StepOf(const std::vector<kvs_step_member>& members, const Fn& work) {
+    kvs_step* step = nullptr;
+    CheckKvs(kvs_step_begin(session_, members.data(), members.size(), stream_, &step, nullptr),
+             "kvs_step_begin");
+    work(step);
+    CheckKvs(kvs_step_end(step, stream_), "kvs_step_end");
+  }
+  template <typename Fn>
+  void Step(const Fn& work) {
+    StepOf(members_, work);
+    if (!sentences_) return;
+    const std::vector<uint8_t> ends = NextBoundaries(1);
+    for (const kvs_step_member& member : members_) Report(member.sequence, reported_, ends);
+    ++reported_;
+  }
+  int32_t Batch() const { return static_cast<int32_t>(members_.size()); }
+  // `tokens` new rows, of one sequence or of a batch. call_us: gets each layer's CPU time of its
+  // selection and attention.
+  void Layers(kvs_step* step, int32_t tokens, bool attend, std::vector<double>* call_us = nullptr) {
+    const auto tensor = [tokens](BF16* data, int heads) {
+      return kvs_tensor{data, KVS_BF16, heads, kDim, tokens, 0, 0};
+    };
+    // A prompt's chunks begin anywhere in them: were they all the same, units that are selected
+    // would lie as regularly, at addresses that share channels of the memory.
+    const int64_t first = attend ? 0 : static_cast<int64_t>(rng_() % kChunk);
+    const kvs_tensor rows = tensor(rows_.get() + first * kKvHeads * kDim, kKvHeads),
+                     q = tensor(tokens == kObserved ? observed_.get() : q_.get(), kHeads),
+                     o = tensor(out_.get(), kHeads);
+    for (int layer = 0; layer < layers_; ++layer) {
+      CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
+      if (!attend) continue;
+      const auto begin = std::chrono::steady_clock::now();
+      if (call_us != nullptr) CheckKvs(kvs_select(step, layer, &q), "kvs_select");
+      CheckKvs(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
+      const std::chrono::duration<double, std::micro> took =
+          std::chrono::steady_clock::now() - begin;
+      if (call_us != nullptr) call_us->push_back(took.count());
+    }
+  }
+  void Capture() {
+    Step([this](kvs_step* step) {
+      cudaGraph_t captured = nullptr;
+      Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
+      Layers(step, Batch(), true);
+      Check(cudaStreamEndCapture(stream_, &captured), "EndCapture");
+      Check(cudaGraphInstantiate(&graph_, captured, 0), "Instantiate");
+      Check(cudaGraphDestroy(captured), "cudaGraphDestroy");
+      Check(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch");
+    });
+  }
+
+  kvs_session* const session_;
+  const std::string digest_;
+  const int steps_a_query_;
+  const int layers_;
+  std::mt19937 rng_{std::random_device{}()};
+  DeviceArray<BF16> rows_, q_, queries_, observed_, out_;
+  bool turned_ = false;
+  const bool sentences_;
+  const std::vector<float> surprisal_;
+  uint32_t held_ = 0;
+  int left_in_sentence_ = 1;
+  uint32_t reported_ = 0;
+  const int32_t id_ = 0;                  // of every new token
+  std::vector<kvs_step_member> members_;  // of a decode step
+  cudaStream_t stream_ = nullptr;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_BENCH_CUDA_LINKED_STEPS_H_
