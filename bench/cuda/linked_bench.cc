@@ -5,7 +5,7 @@
 //                [--commit HASH] [--date DATE] [--suite pool]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h instead.
+// without: no such row. With `--suite pool` the rows of pool_rows.h and remote_rows.h instead.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -34,6 +34,7 @@
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/linked_steps.h"
 #include "bench/cuda/pool_rows.h"
+#include "bench/cuda/remote_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/trace_surprisal.h"
 #include "client/include/kvstrata/kvstrata.h"
@@ -172,6 +173,7 @@ ordered_json PoolRows(const std::string& only) {
     MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
                     &rows);
   }
+  if (wanted("remote")) RemoteRows(only, &rows);
   return rows;
 }
 
@@ -231,15 +233,16 @@ int Main(int argc, char** argv) {
     return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
   }
   const bool pool = Option(argc, argv, "--suite") == "pool";
-  Results results({{"suite", pool ? "cuda-pool" : "cuda-linked"},
-                   {"device", device.name},
-                   {"commit", Option(argc, argv, "--commit")},
-                   {"date", Option(argc, argv, "--date")},
-                   {"command", pool ? "bench/cuda/run_gpu.sh pool (make bundle)"
-                                    : "bench/cuda/run_gpu.sh linked dense (make bundle)"},
-                   {"context", {{"notes", pool ? kPoolNotes : kNotes}}},
-                   {"ceilings", ordered_json::object()}},
-                  file);
+  Results results(
+      {{"suite", pool ? "cuda-pool" : "cuda-linked"},
+       {"device", device.name},
+       {"commit", Option(argc, argv, "--commit")},
+       {"date", Option(argc, argv, "--date")},
+       {"command", pool ? "bench/cuda/run_gpu.sh pool (make bundle)"
+                        : "bench/cuda/run_gpu.sh linked dense (make bundle)"},
+       {"context", {{"notes", pool ? std::string(kPoolNotes) + "; " + kRemoteNotes : kNotes}}},
+       {"ceilings", ordered_json::object()}},
+      file);
   if (pool) {
     *results.rows() = PoolRows(only);
   } else {

@@ -80,7 +80,7 @@ const cuda::CudaOps& FakeOps() {
     fake.attend_raw_workspace_bytes = [](int32_t, int32_t) { return int64_t{64}; };
     fake.append = [](const cuda::AppendBatch& w, cuda::Stream) {
       const auto* const keys = static_cast<const std::byte*>(w.k.data);
-      gpu.appended.assign(keys, keys + w.rows_max * w.k.token_stride);
+      gpu.appended.assign(keys, keys + w.rows_max * w.k.row_stride);
       return gpu.error.load();
     };
     fake.attend_raw = [](const cuda::AttendRawBatch& w, cuda::Stream) {
