@@ -135,7 +135,7 @@ class LinkedEngine : public RoadModel {
       ASSERT_NO_FATAL_FAILURE(Layer(step, layer, first, ids, &answers->back()));
     }
     ASSERT_EQ(kvs_step_end(step, stream_), KVS_OK) << kvs_error_message();
-    if (stream_ != nullptr) ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    ASSERT_EQ(stream_ == nullptr ? cudaSuccess : cudaStreamSynchronize(stream_), cudaSuccess);
   }
   // Null when refused.
   kvs_step* Begin(kvs_sequence s, const std::vector<int32_t>& ids) {
