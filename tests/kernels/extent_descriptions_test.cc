@@ -25,7 +25,7 @@ class Descriptions : public ::testing::Test {
         },
         extent);
   }
-  static ExtentView ViewOf(const std::vector<std::byte>& bytes, Run tokens) {
+  static ExtentView ViewOf(const std::vector<std::byte>& bytes, kvstrata::Run tokens) {
     return {bytes.data(), static_cast<int64_t>(bytes.size()), tokens, nullptr, 0};
   }
 
