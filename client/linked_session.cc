@@ -9,6 +9,8 @@
 #include <cstring>
 #include <thread>
 
+#include "kernels/step/cuda_inspect.h"
+
 namespace kvstrata::client {
 namespace {
 
@@ -60,30 +62,6 @@ Status ReplyInvalid() {
   return Internal("REPLY_INVALID",
                   "the daemon's reply is shorter than its struct; daemon and "
                   "library differ");
-}
-
-// Arrays of a plan whose steps run on a GPU that are read all the same: from descriptions of
-// extents (kernels/codec/extent.h), from index rows, from what Begin decides.
-std::vector<std::string_view> ReadFromGpu(const Plan& plan) {
-  if (plan.codec == CodecKind::kPacked) return {"segments", "strategies"};
-  if (plan.codec == CodecKind::kLowRank) return {"anchors", "raw", "spans", "k_rank", "v_rank"};
-  if (plan.selector == SelectorKind::kCascade) return {"selections", "page_vectors_bf16"};
-  return {};
-}
-
-// The others stay on the GPU: what the host's selector says of them would be nothing.
-Status CheckReadFromGpu(const Plan& plan, std::string_view name) {
-  std::string names;
-  for (const std::string_view known : ReadFromGpu(plan)) {
-    if (name == known) return OkStatus();
-    names.append(known).append(", ");
-  }
-  if (name == "entropy" || name == "surprisal" || name == "boundary") return OkStatus();
-  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of selector '" +
-                                        std::string(NameOf(plan.selector)) + "' over codec '" +
-                                        std::string(NameOf(plan.codec)) +
-                                        "' is not read from a GPU; " + names +
-                                        "entropy, surprisal and boundary are");
 }
 
 // Of a sequence in an open step on a GPU: what a fork takes over is there then, index rows and
@@ -412,23 +390,10 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   return table;
 }
 
-// What lies on a GPU is copied first: index rows.
 Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
   if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
-  KVS_RETURN_IF_ERROR(CheckReadFromGpu(s.state->plan(), name));
-  const auto bytes = static_cast<uint64_t>(s.state->index().block_bytes);
-  std::vector<std::byte> copy(s.blocks.size() * bytes);
-  std::vector<std::byte*> blocks;
-  for (const std::byte* block : s.blocks) {
-    std::byte* const to = copy.data() + blocks.size() * bytes;
-    KVS_RETURN_IF_ERROR(CudaStatus(
-        *gpu.ops, gpu.ops->copy_2d(gpu.device, to, block, {bytes, bytes, 1}), "reading an index"));
-    blocks.push_back(to);
-  }
-  SequenceView view = s.View();
-  view.index_blocks = blocks.data();
-  KVS_ASSIGN_OR_RETURN(const Backend* const host, FindBackend(""));
-  return s.state->Inspect(view, *host, *executor, name);
+  return InspectFromGpu(*s.state, s.View(), s.blocks.size(), ReaderOf("reading an index"),
+                        *executor, name);
 }
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {

@@ -10,11 +10,9 @@
 
 #include <atomic>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -24,6 +22,8 @@
 #include "client/page_map.h"
 #include "client/ring_client.h"
 #include "client/session.h"
+#include "kernels/codec/extent_descriptions.h"
+#include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
 #include "proto/table_reader.h"
@@ -43,12 +43,14 @@ struct Sequence {
   std::mutex mu;
   bool imported = false;  // its pages are filled by the daemon: it runs no steps
   bool in_step = false;
-  CudaStep* gpu_step = nullptr;  // the open step, on a GPU
-  int32_t step_tokens = 0;       // length after the open step
-  bool forked_in_step = false;   // the pages that the step writes are shared since then
-  uint32_t told_indexed = 0;     // what the daemon knows of state->indexed_tokens()
-  uint32_t recall_audit = 0;     // the last audit that sampled a step of this sequence
-  uint32_t recall_dropped = 0;   // its samples that the ring had no room for
+  CudaStep* gpu_step = nullptr;        // the open step, on a GPU
+  int32_t step_tokens = 0;             // length after the open step
+  bool forked_in_step = false;         // the pages that the step writes are shared since then
+  uint32_t told_indexed = 0;           // what the daemon knows of state->indexed_tokens()
+  uint32_t recall_audit = 0;           // the last audit that sampled a step of this sequence
+  uint32_t recall_dropped = 0;         // its samples that were lost
+  std::unique_ptr<CudaShadow> shadow;  // of audited steps on a GPU; null before the first one
+  bool shadow_waits = false;           // `deferred` has its sample
 
   // What the daemon is to be told once the GPU has finished a step, in order.
   struct Deferred {
@@ -56,6 +58,8 @@ struct Sequence {
     uint64_t number = 0;
     shm::MessageType type = shm::kPad;  // kPad: nothing is told
     std::vector<std::byte> message;
+    uint32_t audit = 0;  // not 0: told is what `shadow` measured for it of the step at `position`
+    int32_t position = 0;
   };
   std::deque<Deferred> deferred;
 
@@ -67,8 +71,7 @@ struct Sequence {
   std::vector<uint8_t> far_pages;         // steps on a GPU: 1 where a page is the host's
   bool has_far_pages = false;
   std::vector<ExtentView> extents;
-  // Of the extents in a GPU's memory, by address and tokens (kernels/codec/extent.h).
-  std::map<std::tuple<const std::byte*, int32_t, int32_t>, std::vector<std::byte>> descriptions;
+  ExtentDescriptions descriptions;  // of the extents in a GPU's memory
 
   SequenceView View() const {
     return {pages.data(),
@@ -129,9 +132,8 @@ struct Session::State {
   // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
   Status Load(Sequence* s);
   Status LoadExtents(Sequence* s, const shm::TableView& view);
-  // Copies an extent's description from the GPU, unless the last table had the extent too. Waits
-  // for the copy.
-  Status Describe(Sequence* s, ExtentView* extent);
+  // Copies from the GPU, and waits for it.
+  FarRead ReaderOf(const char* what) const;
   Status Grow(const Claim& claim);
   bool Holds(const Claim& claim);
   Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
@@ -158,6 +160,12 @@ struct Session::State {
   // Posts an event of the sequence behind those that wait for the GPU.
   Status Tell(Sequence* s, shm::MessageType type,
               std::initializer_list<std::span<const std::byte>> parts);
+  // Offers what an audited step measured. Where the ring has no room it is lost and counted, and
+  // nobody waits. flags: shm::Recall's.
+  void OfferRecall(Sequence* s, uint32_t audit, int32_t position, const ShadowSample& sample,
+                   uint32_t flags);
+  // The same of a step that the GPU has finished.
+  void OfferShadow(Sequence* s, const Sequence::Deferred& event);
   // Posts what waits and need not any more.
   Status TellDone(Sequence* s);
   // Posts all that waits, as soon as the GPU has got there. DEADLINE.

@@ -44,38 +44,18 @@ Status Session::State::LoadExtents(Sequence* s, const shm::TableView& view) {
                          Resolve({e.arena, e.flags, e.tier, e.offset}, e.bytes));
     s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
     const bool far = gpu_session != nullptr && e.tier == 0;
-    if (far) KVS_RETURN_IF_ERROR(Describe(s, &s->extents.back()));
+    if (!far) continue;
+    KVS_RETURN_IF_ERROR(
+        s->descriptions.Describe(ReaderOf("reading an extent"), &s->extents.back()));
   }
-  std::erase_if(s->descriptions, [s](const auto& known) {
-    const std::byte* const copy = known.second.data();
-    return std::ranges::find(s->extents, copy, &ExtentView::description) == s->extents.end();
-  });
+  s->descriptions.KeepOnly(s->extents);
   return OkStatus();
 }
 
-Status Session::State::Describe(Sequence* s, ExtentView* extent) {
-  std::vector<std::byte> copy;
-  const auto read = [&](int64_t bytes) {
-    const auto size = static_cast<uint64_t>(bytes);
-    copy.resize(size);
-    return CudaStatus(*gpu.ops,
-                      gpu.ops->copy_2d(gpu.device, copy.data(), extent->data, {size, size, 1}),
-                      "reading an extent");
+FarRead Session::State::ReaderOf(const char* what) const {
+  return [this, what](std::byte* to, const std::byte* from, uint64_t bytes) {
+    return CudaStatus(*gpu.ops, gpu.ops->copy_2d(gpu.device, to, from, {bytes, bytes, 1}), what);
   };
-  const auto [known, fresh] =
-      s->descriptions.try_emplace({extent->data, extent->tokens.begin, extent->tokens.end});
-  if (fresh) {
-    Status status = read(std::min(extent->bytes, kExtentFrontBytes));
-    if (status.ok()) status = read(DescriptionBytes(copy, extent->bytes));
-    if (!status.ok()) {
-      s->descriptions.erase(known);
-      return status;
-    }
-    known->second = std::move(copy);
-  }
-  extent->description = known->second.data();
-  extent->description_bytes = static_cast<int64_t>(known->second.size());
-  return OkStatus();
 }
 
 Status Session::State::Load(Sequence* s) {
@@ -87,7 +67,7 @@ Status Session::State::Load(Sequence* s) {
     s->has_far_pages = false;
     s->blocks.clear();
     // Extents of one table and the next are never in the same place, but for those that are kept.
-    if (view.table->version != s->version + 1) s->descriptions.clear();
+    if (view.table->version != s->version + 1) s->descriptions.Clear();
     s->version = 0;  // until all of it was loaded
     KVS_RETURN_IF_ERROR(LoadExtents(s, view));
     s->version = view.table->version;
@@ -220,6 +200,7 @@ Status Session::State::TellDone(Sequence* s) {
   for (; !s->deferred.empty(); s->deferred.pop_front()) {
     const Sequence::Deferred& event = s->deferred.front();
     if (event.reader_slot >= 0 && !gpu_session->Done(event.reader_slot, event.number)) break;
+    if (event.audit != 0) OfferShadow(s, event);
     if (event.type == shm::kPad) continue;
     KVS_RETURN_IF_ERROR(ring->Post(event.type, {std::span(event.message)}));
   }
@@ -238,6 +219,34 @@ Status Session::State::TellAll(Sequence* s, std::chrono::steady_clock::time_poin
     }
     // Nothing wakes a thread when the GPU writes memory.
     std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+void Session::State::OfferRecall(Sequence* s, uint32_t audit, int32_t position,
+                                 const ShadowSample& sample, uint32_t flags) {
+  const bool measured = !sample.layers.empty();
+  const shm::Recall event{s->id,
+                          audit,
+                          static_cast<uint32_t>(position),
+                          static_cast<uint32_t>(sample.layers.size()),
+                          measured ? static_cast<uint32_t>(s->state->geometry().query_heads) : 0,
+                          flags | (sample.raw_gone ? uint32_t{shm::Recall::kRawGone} : 0),
+                          s->recall_dropped};
+  const auto bytes = [](const auto& array) { return std::as_bytes(std::span(array)); };
+  if (!ring->Offer(shm::kRecall, {BytesOf(event), bytes(sample.layers), bytes(sample.recall),
+                                  bytes(sample.error)})) {
+    ++s->recall_dropped;
+  }
+}
+
+void Session::State::OfferShadow(Sequence* s, const Sequence::Deferred& event) {
+  s->shadow_waits = false;
+  if (s->shadow->captured()) {
+    OfferRecall(s, event.audit, event.position, {}, shm::Recall::kCaptured);
+  } else if (s->shadow->lost()) {
+    ++s->recall_dropped;
+  } else {
+    OfferRecall(s, event.audit, event.position, s->shadow->Read(), 0);
   }
 }
 

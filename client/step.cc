@@ -24,7 +24,7 @@ struct SessionStep::State {
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   void SampleRecall();
-  void TellRecall(int member);
+  bool ShadowOnGpu(int member);
   void CountHeat(int member);
   Status Separate(Sequence* s);
   Status Begin(std::vector<StepMember> batch, void* stream);
@@ -156,6 +156,7 @@ Status SessionStep::State::Begin(std::vector<StepMember> batch, void* stream) {
       gpu.WorkspaceOf(sequences.front()->model, sequences.front()->state->geometry(), stream);
   KVS_ASSIGN_OR_RETURN(
       gpu_step, CudaStep::Begin(std::move(batch), workspace, stream, {gpu.ExitOf(reader_slot), 0}));
+  SampleRecall();
   return OkStatus();
 }
 
@@ -252,34 +253,35 @@ void SessionStep::State::CountHeat(int member) {
 }
 
 void SessionStep::State::SampleRecall() {
-  for (int i = 0; i < step->members(); ++i) {
-    const shm::RecallRequest request = session->reader.Recall(sequences[i]->slot);
-    if (!request.Samples(step->member(i).view.tokens) || !step->Decodes(i)) continue;
+  for (int i = 0; i < batch().members(); ++i) {
+    Sequence& s = *sequences[i];
+    const shm::RecallRequest request = session->reader.Recall(s.slot);
+    if (!request.Samples(batch().member(i).view.tokens) || !batch().Decodes(i)) continue;
+    if (s.recall_audit != request.audit) s.recall_dropped = 0;
+    s.recall_audit = request.audit;
+    if (step != nullptr) {
+      step->Shadow(i);
+    } else if (!ShadowOnGpu(i)) {
+      ++s.recall_dropped;
+      continue;
+    }
     audits.resize(sequences.size());
     audits[i] = request.audit;
-    step->Shadow(i);
   }
 }
 
-// Samples are statistics: where the ring has no room they are lost and counted, and nobody waits.
-void SessionStep::State::TellRecall(int member) {
+// Whether there is a shadow for the member: the one that it has may not be read yet.
+bool SessionStep::State::ShadowOnGpu(int member) {
   Sequence& s = *sequences[member];
-  const ShadowAttention& shadow = *step->shadow(member);
-  if (s.recall_audit != audits[member]) s.recall_dropped = 0;
-  s.recall_audit = audits[member];
-  const auto heads = shadow.raw_gone() ? 0 : s.state->geometry().query_heads;
-  const shm::Recall event{s.id,
-                          s.recall_audit,
-                          static_cast<uint32_t>(step->member(member).view.tokens),
-                          static_cast<uint32_t>(shadow.layers().size()),
-                          static_cast<uint32_t>(heads),
-                          shadow.raw_gone() ? uint32_t{shm::Recall::kRawGone} : 0,
-                          s.recall_dropped};
-  const auto bytes = [](const auto& array) { return std::as_bytes(std::span(array)); };
-  if (!session->ring->Offer(shm::kRecall, {BytesOf(event), bytes(shadow.layers()),
-                                           bytes(shadow.recall()), bytes(shadow.error())})) {
-    ++s.recall_dropped;
+  if (s.shadow_waits) return false;
+  if (s.shadow == nullptr) {
+    Result<std::unique_ptr<CudaShadow>> made =
+        CudaShadow::Make(*session->gpu.ops, s.state->geometry());
+    if (!made.ok()) return false;
+    s.shadow = std::move(made).value();
   }
+  gpu_step->Shadow(member, s.shadow.get());
+  return true;
 }
 
 // A fork made the page that the step began in the child's too. The child reads its committed rows
@@ -364,6 +366,16 @@ Status SessionStep::State::EndOnGpu(void* stream) {
     commits[i].number = number;
     sequences[members[i]]->deferred.push_back(std::move(commits[i]));
   }
+  for (size_t i = 0; i < audits.size(); ++i) {
+    if (audits[i] == 0) continue;
+    sequences[i]->shadow_waits = true;
+    sequences[i]->deferred.push_back({reader_slot,
+                                      number,
+                                      shm::kPad,
+                                      {},
+                                      audits[i],
+                                      gpu_step->member(static_cast<int>(i)).view.tokens});
+  }
   return OkStatus();
 }
 
@@ -372,7 +384,7 @@ Status SessionStep::State::EndOnGpu(void* stream) {
 void SessionStep::State::AbortOnGpu() {
   gpu_step.reset();
   const uint64_t number = session->gpu_session->Ended(reader_slot);
-  for (const auto& s : sequences) s->deferred.push_back({reader_slot, number, shm::kPad, {}});
+  for (const auto& s : sequences) s->deferred.push_back({reader_slot, number, shm::kPad, {}, 0, 0});
 }
 
 Status SessionStep::End(void* stream) {
@@ -380,7 +392,11 @@ Status SessionStep::End(void* stream) {
   if (on_gpu()) return state_->EndOnGpu(stream);
   KVS_RETURN_IF_ERROR(state_->Commit());
   for (size_t i = 0; i < state_->audits.size(); ++i) {
-    if (state_->audits[i] != 0) state_->TellRecall(static_cast<int>(i));
+    if (state_->audits[i] == 0) continue;
+    const auto member = static_cast<int>(i);
+    state_->session->OfferRecall(state_->sequences[i].get(), state_->audits[i],
+                                 state_->step->member(member).view.tokens,
+                                 state_->step->shadow(member)->sample(), 0);
   }
   for (size_t i = 0; i < state_->sequences.size(); ++i) {
     Sequence& s = *state_->sequences[i];

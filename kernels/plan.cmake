@@ -10,5 +10,6 @@ set(KVS_PLAN_SOURCES
   step/cuda_serves.cc step/cuda_workspace.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc
   step/cuda_selection.cc step/cuda_bucket.cc step/cuda_cascade.cc step/cuda_packed.cc step/cuda_spans.cc
   step/cuda_vote.cc step/cuda_sentences.cc step/cuda_hot_pages.cc step/repeated_call.cc step/bucket_buffers.cc
+  step/cuda_inspect.cc step/cuda_shadow.cc
   step/packed_buffers.cc
   step/vote_buffers.cc)

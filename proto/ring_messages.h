@@ -103,12 +103,15 @@ struct Report {
 
 // What one sampled decode step answers to a RecallRequest (shm_layout.h).
 struct Recall {
-  enum Flags : uint32_t { kRawGone = 1 };  // raw pages were given back: nothing was measured
+  enum Flags : uint32_t {  // nothing was measured, because
+    kRawGone = 1,          // raw pages were given back
+    kCaptured = 2,         // the layers were captured in, or replayed from, a graph of the engine's
+  };
   uint64_t sequence;
   uint32_t audit;     // RecallRequest::audit
   uint32_t position;  // of the decode token
   uint32_t layers;    // measured, ascending
-  uint32_t heads;     // query heads; 0 with kRawGone
+  uint32_t heads;     // query heads; 0 with a flag
   uint32_t flags;
   uint32_t dropped;  // sampled steps of this audit so far whose event found no room
 };

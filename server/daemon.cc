@@ -130,9 +130,10 @@ struct Daemon::Parts {
   std::unique_ptr<Mover> mover;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
+  const cuda::CudaOps* cuda = nullptr;  // null: no GPU
+  int cuda_device = 0;
   std::unique_ptr<SegmentPacker> packer;  // null: no GPU
   std::unique_ptr<RecompressQueue> work;
-  TensorDevice import_device;  // none: no GPU
   std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
@@ -199,9 +200,9 @@ Status Daemon::Parts::MakeStore() {
   config.store.steps_on = StepsOn::kGpu;
   config.attach.device_uuid = gpu.uuid;
   config.attach.backend = "cuda";
-  KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
-  KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*ops, gpu.ordinal));
-  import_device = {ops, gpu.ordinal};
+  KVS_ASSIGN_OR_RETURN(cuda, cuda::LoadCudaOps());
+  cuda_device = gpu.ordinal;
+  KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*cuda, cuda_device));
   KVS_ASSIGN_OR_RETURN(store,
                        Store::Create(config.store, std::move(gpu.memory), std::move(gpu.host)));
   return OkStatus();
@@ -334,7 +335,7 @@ Status Daemon::Parts::Start() {
   blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, packer.get());
-  importer = std::make_unique<Importer>(ImporterOptions{import_device}, store.get(), backend);
+  importer = std::make_unique<Importer>(ImporterOptions{{cuda, cuda_device}}, store.get(), backend);
   config.attach.imports = importer.get();
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
@@ -356,6 +357,8 @@ Status Daemon::Parts::StartGrpc() {
   options.store = store.get();
   options.backend = backend;
   options.executor = executor.get();
+  options.cuda = cuda;
+  options.cuda_device = cuda_device;
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
   options.device_uuid = config.attach.device_uuid;

@@ -6,6 +6,8 @@ kvs_library(kvs_rpc
   rpc/block_stream.cc
   rpc/compute_service.cc
   rpc/control_service.cc
+  rpc/cpu_steps.cc
+  rpc/gpu_steps.cc
   rpc/grpc_server.cc
   rpc/prefix_messages.cc
   rpc/recall_stream.cc

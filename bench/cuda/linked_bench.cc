@@ -5,8 +5,8 @@
 //                [--commit HASH] [--date DATE] [--suite pool|break-even]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h instead, with `--suite
-// break-even` those of break_even_rows.h.
+// without: no such row. With `--suite pool` the rows of pool_rows.h and remote_rows.h instead, with
+// `--suite break-even` those of break_even_rows.h.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -36,6 +36,7 @@
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/linked_steps.h"
 #include "bench/cuda/pool_rows.h"
+#include "bench/cuda/remote_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/trace_surprisal.h"
 #include "client/include/kvstrata/kvstrata.h"
@@ -174,6 +175,7 @@ ordered_json PoolRows(const std::string& only) {
     MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
                     &rows);
   }
+  if (wanted("remote")) RemoteRows(only, &rows);
   return rows;
 }
 
@@ -257,7 +259,7 @@ int Main(int argc, char** argv) {
                                : break_even ? "linked_bench --suite break-even (make bundle)"
                                             : "bench/cuda/run_gpu.sh linked dense (make bundle)"},
                    {"context",
-                    {{"notes", pool         ? kPoolNotes
+                    {{"notes", pool         ? std::string(kPoolNotes) + "; " + kRemoteNotes
                                : break_even ? kBreakEvenNotes
                                             : kNotes}}},
                    {"ceilings", ordered_json::object()}},

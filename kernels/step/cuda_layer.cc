@@ -302,6 +302,7 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
   KVS_RETURN_IF_ERROR(Repeat(&CudaWorkspace::CalledShape::attends, layer, tensors,
                              [&] { return AttendParts(layer, queries, dense, sums); }));
   pending_ = {};
+  shape == nullptr ? MeasureShadows(layer, queries) : NoteCapturedShadows();
   if (!in_place) KVS_RETURN_IF_ERROR(StoreOutput(out, out_device));
   if (!lse_device) KVS_RETURN_IF_ERROR(CopyToHost(lse, sums, lse_bytes));
   if (shape != nullptr) shape->attended[layer] = 1;

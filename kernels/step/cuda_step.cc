@@ -324,6 +324,7 @@ Status CudaStep::End(cuda::Stream stream) {
   }
   KVS_RETURN_IF_ERROR(AppendPending());
   KVS_RETURN_IF_ERROR(CopyMovedPages(stream));
+  CopyShadows(stream);
   KVS_RETURN_IF_ERROR(WriteExit(stream));
   ended_ = true;
   ws_.in_step_ = false;
@@ -362,6 +363,7 @@ Status CudaStep::Replay() {
   for (const CudaWorkspace::CapturedShape& shape : ws_.captured_) {
     if (!Serves(shape.parts) || !all(shape.appended) || !all(shape.attended)) continue;
     selected_layer_ = geometry().layers - 1;
+    NoteCapturedShadows();
     for (const Part& part : parts_) {
       for (int layer = 0; layer < geometry().layers; ++layer) {
         if (Observes(part, layer)) NoteObserved(part, layer);

@@ -61,6 +61,8 @@
 
 namespace kvstrata {
 
+class CudaShadow;  // cuda_shadow.h
+
 // Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN or CUDA_MODEL, which names the
 // key, its value and what is served. For opening a sequence; Begin asks it again.
 Status CudaServes(const Plan& plan, const Geometry& geometry);
@@ -87,6 +89,10 @@ class CudaStep : public StepBatch {
                                                  Exit exit);
   // Without End: the states stay as they were, but for the index, and the exit is written.
   ~CudaStep();
+
+  // Measures from now on what each Attend of `member` loses, into *shadow; answers stay the same
+  // bits. REQUIRES: Decodes(member), before its first Attend.
+  void Shadow(int member, CudaShadow* shadow);
 
   // As Step's, on the stream. Errors: CUDA_ERROR; CAPTURE_HOST_TENSOR and CAPTURE_ALLOCATES
   // (FAILED_PRECONDITION) under capture. lse: device or host.
@@ -289,6 +295,14 @@ class CudaStep : public StepBatch {
   Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
                      const MutableRows& out, float* lse);
 
+  // What a plan loses (cuda_shadow.cc).
+  void MeasureShadows(int layer, const Rows& q);
+  Status MeasureShadow(int member, int layer, const Rows& q, CudaShadow* shadow);
+  Status AttendPositions(int member, int layer, const Rows& q, CudaShadow* shadow);
+  Result<const void*> HeadOfGroups(const Rows& q, int32_t row, int head, CudaShadow* shadow);
+  void NoteCapturedShadows();
+  void CopyShadows(cuda::Stream stream);
+
   CudaWorkspace::CapturedShape* ShapeUnderCapture();
   // The last that holds new tokens of the member.
   const Part& PartOf(int member) const;
@@ -302,9 +316,10 @@ class CudaStep : public StepBatch {
   cuda::Stream stream_;  // a call that is made a graph is enqueued elsewhere (RepeatedCall)
   const Exit exit_;
   std::vector<Part> parts_;
-  std::vector<uint8_t> reselects_;  // by member: a trigger of cascade fired in this Begin
-  std::vector<uint8_t> observed_;   // [members][layers]: queries of a prompt were kept
-  NewRows pending_;                 // of a layer that was appended, but not attended yet
+  std::vector<uint8_t> reselects_;    // by member: a trigger of cascade fired in this Begin
+  std::vector<uint8_t> observed_;     // [members][layers]: queries of a prompt were kept
+  std::vector<CudaShadow*> shadows_;  // by member, null: none; empty: of none
+  NewRows pending_;                   // of a layer that was appended, but not attended yet
   struct MovedPage {
     const std::byte* from;
     std::byte* to;

@@ -7,13 +7,6 @@
 namespace kvstrata {
 namespace {
 
-bool RawGone(const StepMember& m) {
-  const int32_t page_tokens = m.state->geometry().page_tokens;
-  const int32_t pages = (m.view.tokens + page_tokens - 1) / page_tokens;
-  return std::any_of(m.view.pages, m.view.pages + pages,
-                     [](const std::byte* page) { return page == nullptr; });
-}
-
 // The sequence without its index and its extents, which plan `full` does not read.
 StepMember RawMember(const StepMember& m, SequenceState* state) {
   SequenceView view;
@@ -22,13 +15,21 @@ StepMember RawMember(const StepMember& m, SequenceState* state) {
   return {state, view, m.new_tokens};
 }
 
-// Of full attention's mass, what the attended positions have. A NaN among the inputs is no recall.
+}  // namespace
+
+bool IsRawGone(const StepMember& member) {
+  const int32_t page_tokens = member.state->geometry().page_tokens;
+  const int32_t pages = (member.view.tokens + page_tokens - 1) / page_tokens;
+  return std::any_of(member.view.pages, member.view.pages + pages,
+                     [](const std::byte* page) { return page == nullptr; });
+}
+
 float MassOf(float attended_lse, float full_lse) {
   const float mass = std::exp(attended_lse - full_lse);
   return std::isnan(mass) ? 0.0f : std::min(1.0f, mass);
 }
 
-float RelativeError(const float* out, const float* full, int32_t dim) {
+float OutputError(const float* out, const float* full, int32_t dim) {
   double distance = 0, size = 0;
   for (int32_t c = 0; c < dim; ++c) {
     const double d = double{out[c]} - double{full[c]};
@@ -40,12 +41,10 @@ float RelativeError(const float* out, const float* full, int32_t dim) {
   return std::isfinite(error) ? error : std::numeric_limits<float>::max();
 }
 
-}  // namespace
-
 ShadowAttention::ShadowAttention(const StepMember& member, const Backend& backend,
                                  Executor& executor)
     : state_(member.state->geometry(), Plan(), member.view.tokens, 0),
-      raw_gone_(RawGone(member)),
+      sample_{IsRawGone(member), {}, {}, {}},
       step_({RawMember(member, &state_)}, backend, executor) {
   KVS_CHECK(member.new_tokens == 1);
 }
@@ -70,20 +69,20 @@ void ShadowAttention::Attend(int layer, const float* q, const Selection* selecti
 
 // Layers come in order, once each, but for an engine that attends one again.
 size_t ShadowAttention::RowOf(int layer) {
-  const auto at = std::ranges::lower_bound(layers_, layer);
-  const auto row = static_cast<size_t>(at - layers_.begin());
-  if (at != layers_.end() && *at == layer) return row;
-  layers_.insert(at, layer);
+  const auto at = std::ranges::lower_bound(sample_.layers, layer);
+  const auto row = static_cast<size_t>(at - sample_.layers.begin());
+  if (at != sample_.layers.end() && *at == layer) return row;
+  sample_.layers.insert(at, layer);
   const auto heads = static_cast<size_t>(state_.geometry().query_heads);
   const auto first = static_cast<ptrdiff_t>(row * heads);
-  recall_.insert(recall_.begin() + first, heads, 0.0f);
-  error_.insert(error_.begin() + first, heads, 0.0f);
+  sample_.recall.insert(sample_.recall.begin() + first, heads, 0.0f);
+  sample_.error.insert(sample_.error.begin() + first, heads, 0.0f);
   return row;
 }
 
 void ShadowAttention::Measure(int layer, const float* q, const float* out,
                               const std::vector<std::vector<Run>>& attended) {
-  if (raw_gone_) return;
+  if (sample_.raw_gone) return;
   const Geometry& g = state_.geometry();
   const size_t first = RowOf(layer) * static_cast<size_t>(g.query_heads);
   Selection positions;
@@ -94,8 +93,8 @@ void ShadowAttention::Measure(int layer, const float* q, const float* out,
   for (int32_t h = 0; h < g.query_heads; ++h) {
     const auto i = static_cast<size_t>(h);
     const int64_t row = int64_t{h} * g.head_dim;
-    recall_[first + i] = MassOf(attended_lse_[i], full_lse_[i]);
-    error_[first + i] = RelativeError(out + row, out_.data() + row, g.head_dim);
+    sample_.recall[first + i] = MassOf(attended_lse_[i], full_lse_[i]);
+    sample_.error[first + i] = OutputError(out + row, out_.data() + row, g.head_dim);
   }
 }
 

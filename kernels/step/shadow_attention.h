@@ -24,13 +24,26 @@
 
 namespace kvstrata {
 
+// What was measured of one decode token.
+struct ShadowSample {
+  bool raw_gone = false;             // some raw page of the sequence was given back: nothing was
+  std::vector<int32_t> layers;       // measured ones, ascending
+  std::vector<float> recall, error;  // [layers][query_heads]
+};
+
+// What ShadowAttention and CudaShadow (cuda_shadow.h) have in common.
+bool IsRawGone(const StepMember& member);
+// Of full attention's mass, what the attended positions have. A NaN among the inputs is no recall.
+float MassOf(float attended_lse, float full_lse);
+// Of one head's output.
+float OutputError(const float* out, const float* full, int32_t dim);
+
 class ShadowAttention {
  public:
   // REQUIRES: one new token.
   ShadowAttention(const StepMember& member, const Backend& backend, Executor& executor);
 
-  // Some raw page of the sequence was given back: nothing can be measured.
-  bool raw_gone() const { return raw_gone_; }
+  bool raw_gone() const { return sample_.raw_gone; }
 
   // The plan answered `out` [query_heads][head_dim] to `q` (the same shape, fp32, heads side by
   // side) over `attended`: 1, kv_heads or query_heads lists of positions. The layer's keys and
@@ -38,10 +51,10 @@ class ShadowAttention {
   void Measure(int layer, const float* q, const float* out,
                const std::vector<std::vector<Run>>& attended);
 
-  // Measured layers, ascending; then [layers][query_heads] of each.
-  const std::vector<int32_t>& layers() const { return layers_; }
-  const std::vector<float>& recall() const { return recall_; }
-  const std::vector<float>& error() const { return error_; }
+  const ShadowSample& sample() const { return sample_; }
+  const std::vector<int32_t>& layers() const { return sample_.layers; }
+  const std::vector<float>& recall() const { return sample_.recall; }
+  const std::vector<float>& error() const { return sample_.error; }
 
  private:
   // Raw attention over `selection`: outputs to out_, lse to `lse`.
@@ -49,11 +62,9 @@ class ShadowAttention {
   size_t RowOf(int layer);
 
   SequenceState state_;  // of plan `full`, over the member's tokens
-  const bool raw_gone_;
+  ShadowSample sample_;
   Step step_;
   std::vector<float> out_, full_lse_, attended_lse_;
-  std::vector<int32_t> layers_;
-  std::vector<float> recall_, error_;
 };
 
 }  // namespace kvstrata

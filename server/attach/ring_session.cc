@@ -456,7 +456,8 @@ RingSession::Outcome RingSession::OnRecall(const Frame& frame) {
   }
   store_->AddRecall(session_, in.sequence,
                     {in.audit, static_cast<int32_t>(in.position), static_cast<int32_t>(in.heads),
-                     (in.flags & shm::Recall::kRawGone) != 0, in.dropped, layers, recall, error});
+                     (in.flags & shm::Recall::kRawGone) != 0, in.dropped, layers, recall, error,
+                     (in.flags & shm::Recall::kCaptured) != 0});
   return Outcome::kWorked;
 }
 

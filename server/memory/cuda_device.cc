@@ -33,29 +33,32 @@ class RegisteredHost {
       block = std::move(it->second);
       blocks_.erase(it);
     }
-    if (block->registered) (void)ops_.unregister_host(base);
+    if (block->error == 0) (void)ops_.unregister_host(base);
   }
-  // Of another kind of memory: does nothing. Without memlock a copy is slower, and as right.
-  void Reach(const std::byte* at) {
+  // 0, or why the block cannot be had: a copy is slower then, and as right. Of another kind of
+  // memory: does nothing.
+  int Reach(const std::byte* at) {
     std::byte* base = nullptr;
     std::shared_ptr<Block> block;
     {
       std::lock_guard lock(mu_);
       const auto after = blocks_.upper_bound(at);
-      if (after == blocks_.begin()) return;
+      if (after == blocks_.begin()) return 0;
       std::tie(base, block) = *std::prev(after);
     }
-    if (at >= base + block->bytes) return;
+    if (at >= base + block->bytes) return 0;
     std::call_once(block->once,
-                   [&] { block->registered = ops_.register_host(base, block->bytes, false) == 0; });
+                   [&] { block->error = ops_.register_host(base, block->bytes, false); });
+    return block->error;
   }
 
  private:
+  static constexpr int kNotTried = -1;
   struct Block {
     explicit Block(uint64_t n) : bytes(n) {}
     const uint64_t bytes;
     std::once_flag once;
-    bool registered = false;
+    int error = kNotTried;  // of the registration; 0: it is
   };
 
   const cuda::CudaOps& ops_;
@@ -126,8 +129,8 @@ class CudaMemory final : public MemoryResource {
     std::vector<cuda::PageCopy> pages;
     pages.reserve(copies.size());
     for (const auto& [to, from, shape] : copies) {
-      host_->Reach(to);
-      host_->Reach(from);
+      (void)host_->Reach(to);
+      (void)host_->Reach(from);
       pages.push_back({to, from, {shape.width, shape.pitch, shape.rows}});
     }
     const int error = ops_.copy_pages(device_, pages.data(), pages.size());
@@ -135,6 +138,16 @@ class CudaMemory final : public MemoryResource {
     if (ops_.is_sticky(error)) return Lost(error);
     return Internal("COPY_FAILED", std::string("copying pages of the GPU: ") +
                                        ops_.error_text(error) + "; look at dmesg and nvidia-smi");
+  }
+
+  Status Reach(const std::byte* at) override {
+    const int error = host_->Reach(at);
+    if (error == 0) return OkStatus();
+    if (ops_.is_sticky(error)) return Lost(error);
+    return ResourceExhausted("HOST_UNREACHABLE",
+                             std::string("an arena of the host pool cannot be registered with "
+                                         "CUDA: ") +
+                                 ops_.error_text(error) + "; look at the daemon's ulimit -l");
   }
 
   uint64_t granularity() const override { return granularity_; }

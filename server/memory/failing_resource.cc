@@ -22,6 +22,10 @@ class FailingResource final : public MemoryResource {
     KVS_RETURN_IF_ERROR(CheckLost());
     return upstream_->Copy(copies);
   }
+  Status Reach(const std::byte* at) override {
+    KVS_RETURN_IF_ERROR(CheckLost());
+    return upstream_->Reach(at);
+  }
   uint64_t granularity() const override { return upstream_->granularity(); }
   Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }

@@ -29,6 +29,7 @@ class LimitedResource final : public MemoryResource {
     upstream_->Free(std::move(block));
   }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
+  Status Reach(const std::byte* at) override { return upstream_->Reach(at); }
   uint64_t granularity() const override { return upstream_->granularity(); }
   Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }

@@ -16,27 +16,40 @@ Status CheckLayer(const RemoteStep& step, int32_t layer) {
 
 TensorShape QueryShape(const RemoteStep& step) {
   const Geometry& g = step.geometry();
-  return {step.step.tokens(), g.query_heads, g.head_dim};
+  return {step.step->batch().tokens(), g.query_heads, g.head_dim};
 }
 
-void Write(const Step& step, int member, v1::MemberSelection* out) {
-  for (int g = 0; g < step.Groups(member); ++g) {
+void Write(const Selection& selection, const SpanStorage* spans, v1::MemberSelection* out) {
+  for (int g = 0; g < GroupsOf(selection); ++g) {
     v1::SelectionGroup* group = out->add_groups();
-    for (const Run& run : step.Positions(member, g)) {
+    for (const Run& run : PositionsOf(selection, spans, g)) {
       for (int32_t t = run.begin; t < run.end; ++t) group->add_tokens(t);
     }
-    const std::span<const int32_t> units = step.Units(member, g);
+    const std::span<const int32_t> units = UnitsOf(selection, g);
     group->mutable_units()->Add(units.begin(), units.end());
   }
-  const StepCost& cost = step.cost(member);
-  out->mutable_cost()->set_rows(cost.rows);
-  out->mutable_cost()->set_coarse_rows(cost.coarse_rows);
-  out->mutable_cost()->set_attend_bytes(cost.attend_bytes);
-  out->mutable_cost()->set_select_bytes(cost.select_bytes);
 }
 
-void WriteSelections(const Step& step, v1::SelectResponse* out) {
-  for (int i = 0; i < step.members(); ++i) Write(step, i, out->add_members());
+void Write(const StepCost& cost, v1::AttendCost* out) {
+  out->set_rows(cost.rows);
+  out->set_coarse_rows(cost.coarse_rows);
+  out->set_attend_bytes(cost.attend_bytes);
+  out->set_select_bytes(cost.select_bytes);
+}
+
+// with_cost: the layer was attended.
+Status WriteSelections(StepRunner& step, bool with_cost, v1::SelectResponse* out) {
+  for (int i = 0; i < step.batch().members(); ++i) {
+    v1::MemberSelection* const member = out->add_members();
+    KVS_ASSIGN_OR_RETURN(const Selection* const selection, step.SelectionOf(i));
+    Write(*selection, step.batch().member(i).state->spans(), member);
+    StepCost cost;
+    if (with_cost) {
+      KVS_ASSIGN_OR_RETURN(cost, step.CostOf(i));
+    }
+    Write(cost, member->mutable_cost());
+  }
+  return OkStatus();
 }
 
 grpc::Status BeginStep(RemoteSession& s, const v1::StepBeginRequest& request,
@@ -62,10 +75,10 @@ Status AppendLayer(RemoteSession& s, const v1::AppendRequest& request) {
   KVS_ASSIGN_OR_RETURN(RemoteStep * step, s.FindStep(request.step()));
   KVS_RETURN_IF_ERROR(CheckLayer(*step, request.layer()));
   const Geometry& g = step->geometry();
-  const TensorShape shape{step->step.tokens(), g.kv_heads, g.head_dim};
+  const TensorShape shape{step->step->batch().tokens(), g.kv_heads, g.head_dim};
   KVS_ASSIGN_OR_RETURN(const Rows k, ReadTensor("k", request.k(), shape));
   KVS_ASSIGN_OR_RETURN(const Rows v, ReadTensor("v", request.v(), shape));
-  step->step.Append(request.layer(), k, v);
+  KVS_RETURN_IF_ERROR(step->step->Append(request.layer(), k, v));
   step->appended[static_cast<size_t>(request.layer())] = true;
   return OkStatus();
 }
@@ -75,9 +88,8 @@ Status SelectLayer(RemoteSession& s, const v1::SelectRequest& request,
   KVS_ASSIGN_OR_RETURN(RemoteStep * step, s.FindStep(request.step()));
   KVS_RETURN_IF_ERROR(CheckLayer(*step, request.layer()));
   KVS_ASSIGN_OR_RETURN(const Rows q, ReadTensor("q", request.q(), QueryShape(*step)));
-  step->step.Select(request.layer(), q);
-  WriteSelections(step->step, response);
-  return OkStatus();
+  KVS_RETURN_IF_ERROR(step->step->Select(request.layer(), q));
+  return WriteSelections(*step->step, false, response);
 }
 
 Status AttendLayer(RemoteSession& s, const v1::AttendRequest& request,
@@ -107,9 +119,9 @@ Status AttendLayer(RemoteSession& s, const v1::AttendRequest& request,
     bytes->resize(sizeof(float) * static_cast<size_t>(shape.tokens) * shape.heads);
     lse = reinterpret_cast<float*>(bytes->data());
   }
-  s.Attend(step, layer, q, out, lse);
-  if (request.want_selection()) WriteSelections(step->step, response->mutable_selection());
-  return OkStatus();
+  KVS_RETURN_IF_ERROR(s.Attend(step, layer, q, out, lse));
+  if (!request.want_selection()) return OkStatus();
+  return WriteSelections(*step->step, true, response->mutable_selection());
 }
 
 Status ReportSeries(RemoteSession& s, const v1::ReportRequest& r) {

@@ -30,6 +30,7 @@
 
 #include "base/status.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/executor.h"
 #include "server/store/blocks.h"
 #include "server/store/store.h"
@@ -70,6 +71,11 @@ struct GrpcOptions {
   Store* store = nullptr;
   const Backend* backend = nullptr;  // of sessions that name none
   Executor* executor = nullptr;      // runs the parts of ops
+  // Where sessions compute if the device pool is a GPU's: GPU number `cuda_device` of this process;
+  // null: nowhere.
+  const cuda::CudaOps* cuda = nullptr;
+  int cuda_device = 0;
+  std::chrono::milliseconds cuda_patience{10000};  // with the GPU, in one call
   std::string version = "0.0.0";
   std::string commit = "unknown";
   std::string device_uuid = "emulated";

@@ -41,15 +41,19 @@ bool Holds(const TableClaim& claim) {
 
 }  // namespace
 
-SequenceTables::SequenceTables(Store* store, const SessionSegments& segments)
+SequenceTables::SequenceTables(Store* store, StepDevice* device, const SessionSegments& segments)
     : store_(store),
+      device_(device),
       session_(segments.session),
       header_(segments.header),
       reader_(segments.header, segments.tables, segments.table_bytes) {}
 
-Result<std::byte*> SequenceTables::Resolve(uint32_t arena, uint64_t offset) {
+Result<std::byte*> SequenceTables::Resolve(uint32_t arena, uint16_t tier, uint64_t offset) {
   // Ids of arenas are never used again, and one that a pinned table names is mapped.
   if (arena != last_arena_ || last_base_ == nullptr) {
+    last_base_ = nullptr;  // until all of it is known
+    const bool far = device_->on_gpu() && tier != 0;
+    if (far) KVS_RETURN_IF_ERROR(store_->ReachFromDevice(arena));
     last_base_ = store_->ArenaBase(arena);
     last_arena_ = arena;
   }
@@ -64,9 +68,27 @@ Status SequenceTables::LoadExtents(RemoteSequence* s, const shm::TableView& view
   s->extents.clear();
   for (uint32_t i = 0; i < view.extents(); ++i) {
     const shm::ExtentEntry& e = *view.extent(i);
-    KVS_ASSIGN_OR_RETURN(const std::byte* const at, Resolve(e.arena, e.offset));
+    KVS_ASSIGN_OR_RETURN(const std::byte* const at, Resolve(e.arena, e.tier, e.offset));
     s->extents.push_back({at, static_cast<int64_t>(e.bytes), {e.begin, e.end}});
+    if (!device_->on_gpu() || e.tier != 0) continue;
+    const FarRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {
+      return device_->Read(to, from, bytes);
+    };
+    KVS_RETURN_IF_ERROR(s->descriptions.Describe(read, &s->extents.back()));
   }
+  s->descriptions.KeepOnly(s->extents);
+  return OkStatus();
+}
+
+Status SequenceTables::LoadPage(RemoteSequence* s, const shm::PageEntry& entry) {
+  std::byte* at = nullptr;
+  if ((entry.flags & shm::kPageAbsent) == 0) {
+    KVS_ASSIGN_OR_RETURN(at, Resolve(entry.arena, entry.tier, entry.offset));
+  }
+  const bool far = device_->on_gpu() && entry.tier != 0;
+  s->pages.push_back(at);
+  s->far_pages.push_back(far ? 1 : 0);
+  s->has_far_pages |= far;
   return OkStatus();
 }
 
@@ -78,24 +100,22 @@ Status SequenceTables::Load(RemoteSequence* s) {
   }
   if (view.table->version != s->version) {
     s->pages.clear();
+    s->far_pages.clear();
+    s->has_far_pages = false;
     s->blocks.clear();
+    // Extents of one table and the next are never in the same place, but for those that are kept.
+    if (view.table->version != s->version + 1) s->descriptions.Clear();
     s->version = 0;  // until all of it was loaded
     KVS_RETURN_IF_ERROR(LoadExtents(s, view));
     s->version = view.table->version;
   }
   s->table = view;
   for (auto i = static_cast<uint32_t>(s->pages.size()); i < view.pages; ++i) {
-    const shm::PageEntry& entry = *view.page(i);
-    if ((entry.flags & shm::kPageAbsent) != 0) {
-      s->pages.push_back(nullptr);
-      continue;
-    }
-    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(entry.arena, entry.offset));
-    s->pages.push_back(at);
+    KVS_RETURN_IF_ERROR(LoadPage(s, *view.page(i)));
   }
   for (auto i = static_cast<uint32_t>(s->blocks.size()); i < view.index_blocks; ++i) {
     const shm::PageEntry& entry = *view.index_block(i);
-    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(entry.arena, entry.offset));
+    KVS_ASSIGN_OR_RETURN(std::byte* const at, Resolve(entry.arena, entry.tier, entry.offset));
     s->blocks.push_back(at);
   }
   return OkStatus();

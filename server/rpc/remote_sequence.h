@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/step/step.h"
+#include "kernels/codec/extent_descriptions.h"
 #include "proto/table_reader.h"
+#include "server/rpc/step_runner.h"
 #include "server/store/store.h"
 
 namespace kvstrata {
@@ -32,7 +33,10 @@ struct RemoteSequence {
   shm::TableView table;  // of the last Pin
   uint64_t version = 0;
   std::vector<std::byte*> pages, blocks;  // null: a page that was given back
+  std::vector<uint8_t> far_pages;         // on a GPU: 1 where a page is the host's
+  bool has_far_pages = false;
   std::vector<ExtentView> extents;
+  ExtentDescriptions descriptions;  // of the extents in a GPU's memory
 
   SequenceView View() const {
     return {pages.data(),
@@ -40,7 +44,8 @@ struct RemoteSequence {
             state->tokens(),
             extents.data(),
             static_cast<int32_t>(extents.size()),
-            version};
+            version,
+            has_far_pages ? far_pages.data() : nullptr};
   }
 };
 
@@ -53,7 +58,7 @@ struct TableClaim {
 
 class SequenceTables {
  public:
-  SequenceTables(Store* store, const SessionSegments& segments);
+  SequenceTables(Store* store, StepDevice* device, const SessionSegments& segments);
 
   // An entered epoch; leaves it when destroyed.
   class Pinned {
@@ -84,9 +89,12 @@ class SequenceTables {
  private:
   Status Load(RemoteSequence* s);
   Status LoadExtents(RemoteSequence* s, const shm::TableView& view);
-  Result<std::byte*> Resolve(uint32_t arena, uint64_t offset);
+  Status LoadPage(RemoteSequence* s, const shm::PageEntry& entry);
+  // tier: of the arena. What a GPU is to follow is reachable for it then.
+  Result<std::byte*> Resolve(uint32_t arena, uint16_t tier, uint64_t offset);
 
   Store* const store_;
+  StepDevice* const device_;
   const uint64_t session_;
   shm::SessionHeader* const header_;
   shm::TableReader reader_;

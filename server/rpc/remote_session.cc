@@ -4,7 +4,6 @@
 #include <limits>
 #include <set>
 
-#include "kernels/step/shadow_attention.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -18,17 +17,20 @@ Status UnknownSequence(uint64_t sequence) {
 
 }  // namespace
 
-RemoteSession::RemoteSession(Store* store, const SessionSegments& segments, const Backend* backend,
-                             Executor* executor, WorkQueue* queue)
+RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
+                             std::unique_ptr<StepDevice> device, WorkQueue* queue)
     : store_(store),
       session_(segments.session),
-      backend_(backend),
-      executor_(executor),
+      device_(std::move(device)),
       strand_(std::make_shared<Strand>(queue)),
-      tables_(store, segments) {}
+      tables_(store, device_.get(), segments) {}
 
 Status RemoteSession::Post(WorkQueue::Task task) {
-  switch (strand_->Post(std::move(task))) {
+  // A task keeps this alive.
+  switch (strand_->Post([this, task = std::move(task)] {
+    device_->Enter();
+    task();
+  })) {
     case Strand::Outcome::kQueued:
       return OkStatus();
     case Strand::Outcome::kFull:
@@ -44,6 +46,7 @@ Status RemoteSession::Post(WorkQueue::Task task) {
 void RemoteSession::End(std::shared_ptr<RemoteSession> self, WorkQueue::Task done) {
   const std::shared_ptr<Strand> strand = self->strand_;
   strand->PostLast([self = std::move(self), done = std::move(done)] {
+    self->device_->Enter();
     self->DropAll();
     self->store_->EndSession(self->session_, SessionEnd::kDied);
     LogEvent(LogLevel::kInfo, "session_ended", {{"session", self->session_}, {"road", "remote"}});
@@ -55,6 +58,7 @@ void RemoteSession::DropAll() {
   // Steps point into sequences and pin epochs in the session's segment.
   steps_.clear();
   sequences_.clear();
+  device_->Close();
 }
 
 // --- sequences -----------------------------------------------------------------------------------
@@ -196,16 +200,19 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
     sequences.push_back(s);
     tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
     batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
-    s->step = next_step_;
   }
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<StepRunner> runner, device_->Begin(std::move(batch)));
+  for (RemoteSequence* s : sequences) s->step = next_step_;
   const auto layers = static_cast<size_t>(sequences.front()->state->geometry().layers);
-  steps_.emplace(next_step_, new RemoteStep{std::move(sequences),
-                                            std::move(tokens),
-                                            std::vector<bool>(layers),
-                                            std::move(pinned),
-                                            Step(std::move(batch), *backend_, *executor_),
-                                            {}});
-  SampleRecall(steps_.at(next_step_).get());
+  RemoteStep* const step = steps_
+                               .emplace(next_step_, new RemoteStep{std::move(sequences),
+                                                                   std::move(tokens),
+                                                                   std::vector<bool>(layers),
+                                                                   std::move(pinned),
+                                                                   std::move(runner),
+                                                                   {}})
+                               .first->second.get();
+  SampleRecall(step);
   return next_step_++;
 }
 
@@ -217,12 +224,15 @@ Result<RemoteStep*> RemoteSession::FindStep(uint64_t step) {
                       " is not open in this session: it was ended, or is another's");
 }
 
-void RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
-                           float* lse) {
-  step->step.Attend(layer, q, out, lse);
-  for (int i = 0; i < step->step.members(); ++i) {
-    tables_.CountHeat(*step->sequences[i], step->step.selection(i));
+Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
+                             float* lse) {
+  KVS_RETURN_IF_ERROR(step->step->Attend(layer, q, out, lse));
+  if (device_->on_gpu()) return OkStatus();  // whose selections would have to be read
+  for (int i = 0; i < step->step->batch().members(); ++i) {
+    KVS_ASSIGN_OR_RETURN(const Selection* const selection, step->step->SelectionOf(i));
+    tables_.CountHeat(*step->sequences[i], *selection);
   }
+  return OkStatus();
 }
 
 Status RemoteSession::StepEnd(uint64_t step, bool abort) {
@@ -248,7 +258,10 @@ Status RemoteSession::Commit(RemoteStep* step) {
     RemoteSequence* s = step->sequences[i];
     s->state->MarkBoundaries(s->state->tokens(), step->tokens[i], s->boundary_tokens);
   }
-  step->step.End();
+  if (const Status ended = step->step->End(); !ended.ok()) {
+    for (RemoteSequence* s : step->sequences) s->lost = ended;
+    return ended;
+  }
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
     const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
@@ -260,24 +273,29 @@ Status RemoteSession::Commit(RemoteStep* step) {
   return failed;
 }
 
+// No error of it is the step's: what is lost here is missing among the samples.
 void RemoteSession::SampleRecall(RemoteStep* s) {
-  for (int i = 0; i < s->step.members(); ++i) {
+  const StepBatch& batch = s->step->batch();
+  for (int i = 0; i < batch.members(); ++i) {
     const shm::RecallRequest request = tables_.Recall(*s->sequences[i]);
-    if (!request.Samples(s->step.member(i).view.tokens) || !s->step.Decodes(i)) continue;
+    if (!request.Samples(batch.member(i).view.tokens) || !batch.Decodes(i)) continue;
+    if (!s->step->Shadow(i).ok()) continue;
     s->audits.resize(s->sequences.size());
     s->audits[i] = request.audit;
-    s->step.Shadow(i);
   }
 }
 
 void RemoteSession::TellRecall(const RemoteStep& s) {
   for (size_t i = 0; i < s.audits.size(); ++i) {
     if (s.audits[i] == 0) continue;
-    const ShadowAttention& shadow = *s.step.shadow(static_cast<int>(i));
-    const int32_t heads = shadow.raw_gone() ? 0 : s.geometry().query_heads;
+    const auto member = static_cast<int>(i);
+    const Result<ShadowSample> sample = s.step->SampleOf(member);
+    if (!sample.ok()) continue;
+    const int32_t position = s.step->batch().member(member).view.tokens;
+    const int32_t heads = sample->raw_gone ? 0 : s.geometry().query_heads;
     store_->AddRecall(session_, s.sequences[i]->id,
-                      {s.audits[i], s.step.member(static_cast<int>(i)).view.tokens, heads,
-                       shadow.raw_gone(), 0, shadow.layers(), shadow.recall(), shadow.error()});
+                      {s.audits[i], position, heads, sample->raw_gone, 0, sample->layers,
+                       sample->recall, sample->error});
   }
 }
 
@@ -311,7 +329,7 @@ Status RemoteSession::PrefillDone(uint64_t sequence) {
   {
     KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
-    KVS_RETURN_IF_ERROR(s->state->PrefillDone(s->View(), *backend_, *executor_));
+    KVS_RETURN_IF_ERROR(device_->PrefillDone(s->state.get(), s->View()));
   }
   return store_->PrefillDone(session_, sequence);
 }
@@ -322,7 +340,7 @@ Status RemoteSession::Settle(uint64_t sequence) {
   {
     KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
-    s->state->CatchUp(s->View(), *backend_, *executor_);
+    device_->CatchUp(s->state.get(), s->View());
   }
   return TellIndexed(s);
 }
@@ -330,11 +348,14 @@ Status RemoteSession::Settle(uint64_t sequence) {
 Result<InspectArray> RemoteSession::Inspect(uint64_t sequence, std::string_view name) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
   // In a step its epoch holds, and its table must not change.
-  if (s->step != 0) return s->state->Inspect(s->View(), *backend_, *executor_, name);
+  const auto inspect = [&] {
+    return device_->Inspect(*s->state, s->View(), s->blocks.size(), name);
+  };
+  if (s->step != 0) return inspect();
   const TableClaim claim{s, s->state->tokens(), false};
   KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
   KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
-  return s->state->Inspect(s->View(), *backend_, *executor_, name);
+  return inspect();
 }
 
 Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence, uint64_t* version) {

@@ -1,5 +1,6 @@
-// RemoteSession: what one OpenSession stream owns; runs kernels/step in the daemon for a client
-// that has no memory mapped. The gRPC services translate to and from it.
+// RemoteSession: what one OpenSession stream owns; runs kernels/step in the daemon, on its CPUs or
+// on its GPU (step_runner.h), for a client that has no memory mapped. The gRPC services translate
+// to and from it.
 //
 // Handles of steps count from 1 and are never used again in a session.
 // Ownership: owns steps and sequences; End gives all of it back to the store.
@@ -19,8 +20,8 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/step/step.h"
 #include "server/rpc/remote_sequence.h"
+#include "server/rpc/step_runner.h"
 #include "server/rpc/work_queue.h"
 #include "server/store/store.h"
 
@@ -37,7 +38,7 @@ struct RemoteStep {
   std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
   std::vector<bool> appended;                // per layer
   SequenceTables::Pinned pinned;
-  Step step;                     // after `pinned`: it goes first
+  std::unique_ptr<StepRunner> step;  // after `pinned`: it goes first
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   const Geometry& geometry() const { return sequences.front()->state->geometry(); }
@@ -45,11 +46,10 @@ struct RemoteStep {
 
 class RemoteSession {
  public:
-  RemoteSession(Store* store, const SessionSegments& segments, const Backend* backend,
-                Executor* executor, WorkQueue* queue);
+  RemoteSession(Store* store, const SessionSegments& segments, std::unique_ptr<StepDevice> device,
+                WorkQueue* queue);
 
   uint64_t id() const { return session_; }
-  const Backend& backend() const { return *backend_; }
 
   // Runs `task` after those before it. SESSION_QUEUE_FULL (RESOURCE_EXHAUSTED), SESSION_UNKNOWN
   // after End; the task is dropped then.
@@ -70,9 +70,10 @@ class RemoteSession {
   // Grow fails with. codes: per member, written on failure only.
   Result<uint64_t> StepBegin(std::span<const RemoteMember> members, std::vector<int32_t>* codes);
   Result<RemoteStep*> FindStep(uint64_t step);
-  // Attends and counts heat. REQUIRES: tensors were checked against the step.
-  void Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
-  // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED.
+  // Attends and, on CPUs, counts heat. REQUIRES: tensors were checked against the step.
+  Status Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
+  // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED. What a GPU
+  // failed to finish is lost with the sequences: all their calls answer why, but CloseSequence.
   Status StepEnd(uint64_t step, bool abort);
 
   Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
@@ -103,8 +104,7 @@ class RemoteSession {
 
   Store* const store_;
   const uint64_t session_;
-  const Backend* const backend_;
-  Executor* const executor_;
+  const std::unique_ptr<StepDevice> device_;  // after everything of its steps and sequences
   const std::shared_ptr<Strand> strand_;
 
   SequenceTables tables_;

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "server/attach/packet.h"
+#include "server/rpc/cpu_steps.h"
+#include "server/rpc/gpu_steps.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -61,6 +63,30 @@ SessionStream* SessionStream::Start(ServiceContext* context, SessionStreams* str
   return stream.get();
 }
 
+// Where the pages lie decides, as on the linked road.
+Result<std::unique_ptr<StepDevice>> SessionStream::DeviceOf(const std::string& backend) const {
+  const GrpcOptions& options = context_->options();
+  if (context_->store().memory(Tier::kDevice) == Memory::kMemfd) {
+    const Backend* found = options.backend;
+    if (!backend.empty()) {
+      KVS_ASSIGN_OR_RETURN(found, FindBackend(backend));
+    }
+    return NewCpuSteps(found, options.executor);
+  }
+  if (options.cuda == nullptr) {
+    return Unimplemented("ROAD_UNAVAILABLE",
+                         "the device pool is memory that this daemon does not "
+                         "compute on; link libkvstrata.so");
+  }
+  if (!backend.empty() && backend != "cuda") {
+    return InvalidArgument("BACKEND_UNKNOWN",
+                           "backend is '" + Printable(backend) + "'; the daemon's pages lie on " +
+                               options.device_uuid + ", where 'cuda' alone computes");
+  }
+  return NewGpuSteps(options.cuda, options.cuda_device, &context_->store(), options.executor,
+                     options.cuda_patience);
+}
+
 Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   const GrpcOptions& options = context_->options();
   if (request.client_name().size() > kMaxClientName) {
@@ -72,28 +98,20 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
     return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(request.device_uuid()) +
                                           "'; allowed: '' or '" + options.device_uuid + "'");
   }
-  if (context_->store().memory(Tier::kDevice) != Memory::kMemfd) {
-    return Unimplemented(
-        "ROAD_UNAVAILABLE",
-        "the device pool is memory of " + options.device_uuid +
-            ", which the remote road does not compute on yet; link libkvstrata.so");
-  }
-  const Backend* backend = options.backend;
-  if (!request.backend().empty()) {
-    KVS_ASSIGN_OR_RETURN(backend, FindBackend(request.backend()));
-  }
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<StepDevice> device, DeviceOf(request.backend()));
+  const std::string backend(device->backend());
   const std::string name =
       request.client_name().empty() ? "unnamed" : Printable(request.client_name());
   // Arenas are the daemon's own memory: nobody needs descriptors.
   KVS_ASSIGN_OR_RETURN(const SessionSegments segments,
                        context_->store().OpenSession(context_->user(), Road::kRemote, name,
                                                      [](const ArenaGrant&) {}));
-  context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments, backend,
-                                                       options.executor, context_->queue()));
+  context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments,
+                                                       std::move(device), context_->queue()));
   session_ = segments.session;
   response_.set_session(segments.session);
   response_.set_daemon_epoch(segments.daemon_epoch);
-  response_.set_backend(std::string(backend->name));
+  response_.set_backend(backend);
   response_.set_version(options.version);
   LogEvent(LogLevel::kInfo, "session_opened",
            {{"session", segments.session},

@@ -55,6 +55,8 @@ class SessionStream : public grpc::ServerWriteReactor<v1::OpenSessionResponse> {
   SessionStream(ServiceContext* context, SessionStreams* streams)
       : context_(context), streams_(streams) {}
   Status Open(const v1::OpenSessionRequest& request);
+  // ROAD_UNAVAILABLE, BACKEND_UNKNOWN.
+  Result<std::unique_ptr<StepDevice>> DeviceOf(const std::string& backend) const;
 
   ServiceContext* const context_;
   SessionStreams* const streams_;

@@ -26,9 +26,12 @@ Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
     return mismatch("TENSOR_TOKENS", "tokens", tensor.tokens(), want.tokens);
   }
   if (tensor.place_case() == v1::TensorRef::kSegmentOffset) {
-    return Unimplemented("SEGMENT_OFFSET", name +
-                                               ".segment_offset: a session over gRPC has no "
-                                               "segment; send the bytes inline");
+    return Unimplemented(
+        "SEGMENT_OFFSET",
+        name + ".segment_offset is " + std::to_string(tensor.segment_offset()) +
+            "; no session over gRPC shares a segment with its client: descriptors do not travel "
+            "there; send the bytes as " +
+            name + ".inline, or link libkvstrata.so");
   }
   const auto dtype = static_cast<DType>(tensor.dtype());
   const int64_t row = want.head_dim * SizeOf(dtype);

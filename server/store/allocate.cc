@@ -257,4 +257,12 @@ std::byte* Store::Impl::ArenaBase(uint32_t id) const {
   return arena == nullptr ? nullptr : arena->block.base;
 }
 
+Status Store::Impl::ReachFromDevice(uint32_t id) const {
+  const std::byte* const base = ArenaBase(id);
+  if (base == nullptr) {
+    return Internal("TABLE_INVALID", "arena " + std::to_string(id) + " does not exist");
+  }
+  return pools_.Reach(base);
+}
+
 }  // namespace kvstrata

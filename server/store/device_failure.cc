@@ -25,6 +25,10 @@ void Store::Impl::DropLost() {
   ReclaimLocked();
 }
 
+void Store::Impl::LoseDevice(const Status& why) {
+  pools_.Lose(Tier::kDevice, why);
+}
+
 Status Store::Impl::CheckHeld(const Sequence& s) const {
   const Status failure = pools_.failure(Tier::kDevice);
   if (failure.ok()) return OkStatus();

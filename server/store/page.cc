@@ -235,6 +235,10 @@ Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, Tier of
       of, pools_[static_cast<size_t>(of)].memory->Copy(std::span(copies).first(left == 0 ? 1 : 2)));
 }
 
+Status PagePools::Reach(const std::byte* at) const {
+  return Noted(Tier::kDevice, pools_[static_cast<size_t>(Tier::kDevice)].memory->Reach(at));
+}
+
 const Arena* PagePools::Find(uint32_t id) const {
   const auto it = arenas_.find(id);
   return it == arenas_.end() ? nullptr : it->second.get();

@@ -117,6 +117,10 @@ class PagePools {
   // page's own tier or kDevice, which reaches its own memory too. REQUIRES: less than one granule
   // is left.
   Status Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const;
+  // Lets kernels of the device follow addresses of an arena that has pinned pages; likewise.
+  Status Reach(const std::byte* at) const;
+  // Somebody found out that a tier's device is lost.
+  void Lose(Tier tier, const Status& why) const { (void)Noted(tier, why); }
   // Why a tier's device is lost, DEVICE_FAILED; OK while it is not. Any thread.
   Status failure(Tier tier) const KVS_EXCLUDES(failures_mu_);
   // Whether the daemon may follow the tier's addresses.

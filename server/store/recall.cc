@@ -41,6 +41,17 @@ Status RawGone(uint64_t sequence, const Plan& plan) {
           " against; open the sequence with keep_raw = \"host\" in its plan and audit that");
 }
 
+Status Captured(uint64_t sequence, int32_t position) {
+  return FailedPrecondition(
+      "RECALL_CAPTURED",
+      "the step of sequence " + std::to_string(sequence) + " at position " +
+          std::to_string(position) +
+          " ran from a CUDA graph that its engine captured, to which nothing can be added; have "
+          "the "
+          "engine run steps without its graphs meanwhile (kvs_append and kvs_attend for each "
+          "layer), or replay a trace (kvstrata replay)");
+}
+
 }  // namespace
 
 Result<RecallStart> Store::Impl::StartRecallAudit(uint64_t sequence, const RecallOptions& options,
@@ -50,11 +61,6 @@ Result<RecallStart> Store::Impl::StartRecallAudit(uint64_t sequence, const Recal
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
   const Geometry& g = s->model->desc.geometry;
   KVS_RETURN_IF_ERROR(CheckSamples(options, g));
-  if (pools_.memory(Tier::kDevice) != Memory::kMemfd) {
-    return Unimplemented("RECALL_DEVICE",
-                         "the device pool is memory of a GPU, where steps are not shadowed yet; "
-                         "audit on a daemon with pool.device = \"emulated\"");
-  }
   if (s->recall) {
     const RecallProgress at = s->recall->Progress();
     return FailedPrecondition("RECALL_RUNNING",
@@ -79,15 +85,16 @@ void Store::Impl::AskRecall(Session* session, const Sequence& s, shm::RecallRequ
 
 void Store::Impl::AddRecall(uint64_t session, uint64_t sequence, const RecallSamples& samples) {
   std::shared_ptr<RecallAudit> audit;
-  Status raw_gone;
+  Status unmeasured;
   {
     MutexLock lock(mu_);
     const Result<Sequence*> s = FindSequence(session, sequence);
     if (!s.ok() || !(*s)->recall || (*s)->recall->number() != samples.audit) return;  // it ended
     audit = (*s)->recall;
-    if (samples.raw_gone) raw_gone = RawGone(sequence, (*s)->plan);
+    if (samples.captured) unmeasured = Captured(sequence, samples.position);
+    if (samples.raw_gone) unmeasured = RawGone(sequence, (*s)->plan);
   }
-  const Status more = samples.raw_gone ? raw_gone : audit->Add(samples);
+  const Status more = unmeasured.ok() ? audit->Add(samples) : unmeasured;
   if (more.ok()) return;
   EndRecallAudit(sequence, samples.audit, more.reason() == "RECALL_COMPLETE" ? OkStatus() : more);
 }

@@ -42,6 +42,7 @@ struct RecallSamples {
   uint32_t dropped = 0;   // sampled steps so far that did not arrive
   std::span<const int32_t> layers;
   std::span<const float> recall, error;
+  bool captured = false;  // nothing was measured: a GPU ran the layers from a graph of the engine's
 };
 
 // Samples of one metric, one per step and query head.

@@ -402,6 +402,8 @@ void Store::EndRecallAudits(const Status& why) {
 }
 Memory Store::memory(Tier tier) const { return impl_->memory(tier); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
+Status Store::ReachFromDevice(uint32_t arena) const { return impl_->ReachFromDevice(arena); }
+void Store::LoseDevice(const Status& why) { impl_->LoseDevice(why); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 void Store::SetMoveSink(std::function<void()> wake) { impl_->SetMoveSink(std::move(wake)); }
 std::optional<uint64_t> Store::MoveSome(uint64_t bytes) { return impl_->MoveSome(bytes); }

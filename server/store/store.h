@@ -400,6 +400,11 @@ class Store {
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
   // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const;
+  // Lets kernels of the device follow that mapping, too; done when it returns. As long as ArenaBase
+  // is valid. INTERNAL TABLE_INVALID; RESOURCE_EXHAUSTED HOST_UNREACHABLE; DEVICE_FAILED.
+  Status ReachFromDevice(uint32_t arena) const;
+  // Whoever runs steps on the device found that it answers nothing any more: `why`, DEVICE_FAILED.
+  void LoseDevice(const Status& why);
   // Copies a sequence's sealed pages to another pool, publishes a table that names the copies, and
   // retires the originals nobody else refers to. Readers inside a step keep what they see.
   Result<MoveResult> Move(uint64_t sequence, Tier to);

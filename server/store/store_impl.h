@@ -128,6 +128,9 @@ class Store::Impl {
 
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
+  // Outside of the lock: who asks pins pages of the arena.
+  Status ReachFromDevice(uint32_t arena) const KVS_NO_THREAD_SAFETY_ANALYSIS;
+  void LoseDevice(const Status& why) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
   void SetMoveSink(std::function<void()> wake) KVS_EXCLUDES(mu_);
   std::optional<uint64_t> MoveSome(uint64_t bytes) KVS_EXCLUDES(mu_);

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "tests/cuda/road_engines.h"
 #include "tests/cuda/small_client.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
@@ -51,11 +52,14 @@ class StickyError : public ::testing::Test {
     request.set_sequence(sequence);
     return FromGrpc((stub.get()->*method)(&context, request, &response));
   }
-  // Runs the kernel; then moves pages until a copy answers the error.
-  Status Break(uint64_t sequence) {
+  void RunTheKernel() {
     const int fd = open(fifo_.c_str(), O_WRONLY | O_CLOEXEC);
     EXPECT_EQ(write(fd, "!", 1), 1);
     close(fd);
+  }
+  // Runs it; then moves pages until a copy answers the error.
+  Status Break(uint64_t sequence) {
+    RunTheKernel();
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     for (;;) {
       for (const auto method : {&v1::Admin::Stub::Demote, &v1::Admin::Stub::Prefetch}) {
@@ -110,6 +114,44 @@ TEST_F(StickyError, LosesTheDevicePoolAndNothingElse) {
   for (int i = 0; i < 100; ++i, ++tokens) {
     ASSERT_FALSE(client.Step(again, tokens, {i}).empty()) << kvs_error_message();
   }
+  EXPECT_EQ(admin_->Audit(), "");
+  EXPECT_EQ(daemon_->Stop(SIGTERM), 0);
+}
+
+// A step that the daemon runs itself finds the error first.
+TEST_F(StickyError, IsFoundByARemoteStep) {
+  RemoteEngine remote(daemon_->socket(), "remote");
+  uint32_t held = 0;
+  const uint64_t sequence = remote.Open("full", {1}, &held);
+  std::vector<LayerAnswer> answers;
+  remote.Step(sequence, 0, {1}, &answers);
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(admin_->Status().health(), "serving");
+
+  RunTheKernel();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  Status failed;
+  for (uint32_t at = 1; failed.ok() && std::chrono::steady_clock::now() < deadline; ++at) {
+    const std::vector<int32_t> id = {7};
+    const Result<uint64_t> step = remote.client().Begin(sequence, id);
+    failed = step.status();
+    if (!step.ok()) break;
+    const v1::TensorRef k = remote.Tensor('k', 0, at, id);
+    for (int layer = 0; failed.ok() && layer < RoadModel::kLayers; ++layer) {
+      failed = remote.client().Append(*step, layer, k, k);
+    }
+    const Status ended = remote.client().End(*step, !failed.ok());
+    if (failed.ok()) failed = ended;
+  }
+  EXPECT_EQ(failed.reason(), "DEVICE_FAILED") << failed.ToString();
+  EXPECT_TRUE(admin_->Status().health().starts_with("degraded: the device pool is lost"))
+      << admin_->Status().health();
+  EXPECT_TRUE(remote.client().Close(sequence).ok());
+  // A session that opens now computes nowhere.
+  RemoteEngine later(daemon_->socket(), "later");
+  const uint64_t other = later.Open("full", {2}, &held);
+  const std::vector<int32_t> id = {2};
+  EXPECT_EQ(later.client().Begin(other, id).status().reason(), "DEVICE_FAILED");
   EXPECT_EQ(admin_->Audit(), "");
   EXPECT_EQ(daemon_->Stop(SIGTERM), 0);
 }

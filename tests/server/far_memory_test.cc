@@ -148,14 +148,28 @@ TEST_P(FarRecompression, GivesTheBytesOfNearMemory) {
   EXPECT_EQ(Extents(true), near_bytes);
 }
 
-TEST(FarMemory, NoAuditOfRecall) {
+// A GPU's client measures like any other, but for what its graphs run.
+TEST(FarMemory, RecallIsAuditedUntilAStepWasCaptured) {
   Result<std::unique_ptr<Store>> store = Store::Create(
       SmallPools(64, 64), std::make_unique<FarMemory>(std::make_shared<std::atomic<bool>>(false)),
       NewHostPinned());
   ASSERT_TRUE(store.ok());
   TestSession session(store->get());
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(20));
-  EXPECT_EQ((*store)->StartRecallAudit(s.id(), {}, {}).status().reason(), "RECALL_DEVICE");
+  const Result<RecallStart> start =
+      (*store)->StartRecallAudit(s.id(), {.every = 1, .steps = 4}, {});
+  ASSERT_TRUE(start.ok()) << start.status().ToString();
+  RecallSamples sample;
+  sample.audit = start->audit->number();
+  sample.position = 20;
+  sample.captured = true;
+  (*store)->AddRecall(session.id(), s.id(), sample);
+  Status why;
+  ASSERT_TRUE(start->audit->Ended(&why));
+  EXPECT_EQ(why.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(why.reason(), "RECALL_CAPTURED");
+  EXPECT_NE(why.message().find("position 20"), std::string::npos) << why.message();
+  EXPECT_EQ(session.reader().Recall(s.opened().slot).audit, 0u) << "still asked for";
 }
 
 TEST(FarMemory, PlansThatItDoesNotServeAreRefused) {
