@@ -117,19 +117,24 @@ class StoredBits {
   __device__ __forceinline__ StoredBits(uint32_t row, const RowFormat& f, uint32_t origin,
                                         uint32_t step)
       : origin_(origin), step_(32 * step) {
-    const uint32_t last = ~0u >> (-f.bits & 31);  // of the last word, all bits
-    int stored = 0;
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
       const uint4 x = w < f.words() ? LoadShared128(row + 4 * w) : uint4{0, 0, 0, 0};
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-      for (int i = 0; i < 4 && w + i < kWords; ++i) {
-        const int after = f.words() - (w + i) - 1;
-        word_[w + i] = after < 0 ? 0 : words[i] & (after == 0 ? last : ~0u);
-        stored += __popc(word_[w + i]);
+      for (int i = 0; i < 4 && w + i < kWords; ++i) word_[w + i] = words[i];
+    }
+    const uint32_t last = ~0u >> (-f.bits & 31);  // of the last word, all bits
+    if (f.bits != kChannels) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const int after = f.words() - w - 1;
+        word_[w] &= after > 0 ? ~0u : after == 0 ? last : 0;
       }
     }
+    int stored = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) stored += __popc(word_[w]);
     const bool damaged = stored << f.shift < f.values();
     bool later = false;  // words with bits
 #pragma unroll
@@ -239,9 +244,8 @@ struct ValueTile {
                                               const RowFormat& f) {
     const uint32_t to = tile + threadIdx.x % 32 * kRowBytes;
     StoreShared128(to + kWeightsAt, weights);
-    const int pieces = f.channels() / 8;
-#pragma unroll 4
-    for (int i = 0; i < pieces; ++i) StoreShared128(to + i * 16, {0, 0, 0, 0});
+#pragma unroll
+    for (int i = 0; i < kChannels / 8; ++i) StoreShared128(to + i * 16, {0, 0, 0, 0});
     StoredBits<kChannels> bits(row, f, to, f.neighbours() * 2);
     ForEachValue(bits, row, f,
                  [](uint32_t place, uint32_t origin, int shift, int i, uint32_t value) {

@@ -3,6 +3,7 @@
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ROW_ATTENTION_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ROW_ATTENTION_CUH_
 
+#include "kernels/cuda/exp2.cuh"
 #include "kernels/cuda/mma_m16n8k16.cuh"
 #include "kernels/ops/attend_packed/chosen_blocks.cuh"
 #include "kernels/ops/merge/merge_row.cuh"
@@ -38,34 +39,45 @@ struct RowSoftmax {
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
   }
-  // Logits of the lane's row, in powers of two, to weights.
+  // Logits of the lane's row, in powers of two, to weights. Heads come in fours; those behind the
+  // last are some number. Every tile has a row, whose logit is more than -inf.
   __device__ __forceinline__ uint4 Weigh(float (&s)[kPackedHeads], int heads) {
     bool higher = false;
-#pragma unroll
-    for (int h = 0; h < kPackedHeads; ++h) higher |= h < heads && s[h] > m[h];
+    ForEachHead(heads, [&](int h) { higher |= s[h] > m[h] + kSlack; });
     if (__any_sync(kAllLanes, higher)) RaiseMaxima(s, heads);
-#pragma unroll
-    for (int h = 0; h < kPackedHeads; ++h) {
-      s[h] = h < heads ? WeightOf(s[h], m[h]) : 0;
+    ForEachHead(heads, [&](int h) {
+      s[h] = Exp2(s[h] - m[h]);
       l[h] += s[h];
-    }
+    });
     using E = Element<Weight>;
-    return {E::Pack(s[0], s[1]), E::Pack(s[2], s[3]), E::Pack(s[4], s[5]), E::Pack(s[6], s[7])};
+    uint4 weights = {E::Pack(s[0], s[1]), E::Pack(s[2], s[3]), 0, 0};
+    if (heads > kTableHeads) weights.z = E::Pack(s[4], s[5]), weights.w = E::Pack(s[6], s[7]);
+    return weights;
   }
 
  private:
+  // A logit may exceed the maximum so far by so many powers of two: raising it for each that is a
+  // little higher would mean most tiles.
+  static constexpr float kSlack = 8;
+
+  template <typename Visit>
+  static __device__ __forceinline__ void ForEachHead(int heads, Visit visit) {
+#pragma unroll
+    for (int h = 0; h < kTableHeads; ++h) visit(h);
+    if (heads <= kTableHeads) return;
+#pragma unroll
+    for (int h = kTableHeads; h < kPackedHeads; ++h) visit(h);
+  }
   __device__ __forceinline__ void RaiseMaxima(const float (&s)[kPackedHeads], int heads) {
     const int t = threadIdx.x % 4;
     float of_lane[2] = {1, 1};
-#pragma unroll
-    for (int h = 0; h < kPackedHeads; ++h) {
-      if (h >= heads) break;
+    ForEachHead(heads, [&](int h) {
       const float top = fmaxf(m[h], MaxOfLanes(s[h]));
       const float weight = WeightOf(m[h], top);
       m[h] = top;
       l[h] *= weight;
       if (h / 2 == t) of_lane[h % 2] = weight;
-    }
+    });
 #pragma unroll
     for (int i = 0; i < kProducts; ++i) {
 #pragma unroll
@@ -163,11 +175,18 @@ class RowAttention {
       uint64_t from = kKeys ? key & ~uint64_t{15} : rows.values[min(entry, rows.count - 1)];
       uint32_t to = (kKeys ? Keys() : Values()) + static_cast<uint32_t>(nth * block + inside);
       from += static_cast<uint64_t>(inside);
-#pragma unroll 5
-      for (int32_t at = inside; at < block; at += step) {
-        CopyChunk(to, from, at < bytes);
-        to += static_cast<uint32_t>(step);
-        from += static_cast<uint64_t>(step);
+      if (shift == 3 && format_.chunks == 5) {  // as presets have it: nothing to work out
+#pragma unroll
+        for (int32_t at = 0; at < 5 * 128; at += 128) {
+          CopyChunk(to + at, from + at, inside + at < bytes);
+        }
+      } else {
+#pragma unroll 1
+        for (int32_t at = inside; at < block; at += step) {
+          CopyChunk(to, from, at < bytes);
+          to += static_cast<uint32_t>(step);
+          from += static_cast<uint64_t>(step);
+        }
       }
     }
     EndCopies();
