@@ -17,16 +17,15 @@ bool SelectsByQuery(SelectorKind selector) {
 }
 
 // Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse,
-// pick_buckets and score_spans (ReadsSpans, in all layers) do; vote and score_packed do not.
-bool ReadsAhead(const Plan& plan) {
-  return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
-}
+// pick_buckets, score_packed and score_spans (ReadsSpans, in all layers) do; vote does not.
+bool ReadsAhead(const Plan& plan) { return !plan.group_softmax; }
 
-// Whether every selection of the plan has the newest token in it, and none is made of its key.
+// Whether every selection of the plan has the newest token in it, and none is made of its key. What
+// is not packed yet is always attended.
 bool AlwaysAttendsNewest(const Plan& plan) {
   return plan.selector == SelectorKind::kVote     ? plan.n_local > 0
          : plan.selector == SelectorKind::kBucket ? plan.recent > 0
-                                                  : plan.codec != CodecKind::kPacked;
+                                                  : true;
 }
 
 const std::byte* RowAt(const Rows& rows, int32_t row) {
