@@ -2,10 +2,11 @@
 // CUDA graph of all layers that the engine captured once.
 //
 //   linked_bench [--json-out FILE] [--only PREFIX] [--surprisal TRACE]
-//                [--commit HASH] [--date DATE] [--suite pool]
+//                [--commit HASH] [--date DATE] [--suite pool [--promote-rate RATE]]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h instead.
+// without: no such row. With `--suite pool` the rows of pool_rows.h and move_rows.h instead, the
+// latter at a move.promote_rate of choice.
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -33,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/cuda/move_rows.h"
 #include "bench/cuda/pool_rows.h"
 #include "bench/cuda/replay_timing.h"
 #include "bench/cuda/trace_surprisal.h"
@@ -556,7 +558,7 @@ void MeasureFar(Plan plan, ordered_json* rows) {
                    {"cpu_us_a_step", cpu.median}});
 }
 
-ordered_json PoolRows(const std::string& only) {
+ordered_json PoolRows(const std::string& only, const std::string& promote_rate) {
   ordered_json rows = ordered_json::array();
   const auto wanted = [&only](const std::string& kind) {
     return kind.starts_with(only.substr(0, kind.size()));
@@ -565,7 +567,7 @@ ordered_json PoolRows(const std::string& only) {
   if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
   if (wanted("move")) {
     MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
-                    &rows);
+                    promote_rate, &rows);
   }
   return rows;
 }
@@ -590,7 +592,7 @@ int Main(int argc, char** argv) {
                               {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
                               {"context", {{"notes", kPoolNotes}}},
                               {"ceilings", ordered_json::object()},
-                              {"rows", PoolRows(only)}};
+                              {"rows", PoolRows(only, Option(argc, argv, "--promote-rate"))}};
     if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
     return 0;
   }
