@@ -163,7 +163,14 @@ class KillCuda : public ::testing::Test {
           v1::MoveResponse response;
           request.set_sequence(s.sequence());
           // A sequence that ends meanwhile is no error.
-          if ((stub.get()->*method)(&context, request, &response).ok()) moved_ += response.pages();
+          const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+          moved_ += response.pages();
+          if (status.ok()) {
+            ++moves_;
+          } else {
+            ++refused_moves_;
+            refusal_ = status.error_message();
+          }
         }
       }
     }
@@ -206,7 +213,9 @@ class KillCuda : public ::testing::Test {
                                   "--set", "pool.host_bytes=1GiB"}};
   testing::Operator admin_{daemon_.socket()};
   std::mt19937 rng_{static_cast<uint32_t>(TestSeed())};
-  std::atomic<uint64_t> moved_{0};
+  std::atomic<uint64_t> moved_{0};          // pages
+  uint64_t moves_ = 0, refused_moves_ = 0;  // the mover's, as the next one
+  std::string refusal_;                     // the last
   std::string arenas_;
 };
 
@@ -231,6 +240,8 @@ TEST_F(KillCuda, LeaveTheGpusMemoryWhereItWas) {
   std::printf("%d kills, %.3f s each, %llu pages moved meanwhile, seed %llu\n", cycles,
               took.count() / cycles, static_cast<unsigned long long>(moved_ - moved_before),
               static_cast<unsigned long long>(TestSeed()));
+  std::printf("%llu moves, %llu refused: %s\n", static_cast<unsigned long long>(moves_),
+              static_cast<unsigned long long>(refused_moves_), refusal_.c_str());
   EXPECT_EQ(after.gpu_bytes, before.gpu_bytes);
   EXPECT_EQ(after.device_used, before.device_used);
   EXPECT_EQ(after.host_used, before.host_used);
