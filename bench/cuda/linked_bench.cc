@@ -2,11 +2,11 @@
 // CUDA graph of all layers that the engine captured once.
 //
 //   linked_bench [--json-out FILE] [--only PREFIX] [--surprisal TRACE]
-//                [--commit HASH] [--date DATE] [--suite pool [--promote-rate RATE]]
+//                [--commit HASH] [--date DATE] [--suite pool | --suite moves [--promote-rate RATE]]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h and move_rows.h instead, the
-// latter at a move.promote_rate of choice.
+// without: no such row. Other suites: the memory of plans (pool_rows.h); moves between the
+// tiers, at a move.promote_rate of choice, and a second process (move_rows.h, pool_rows.h).
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -558,12 +558,17 @@ void MeasureFar(Plan plan, ordered_json* rows) {
                    {"cpu_us_a_step", cpu.median}});
 }
 
-ordered_json PoolRows(const std::string& only, const std::string& promote_rate) {
+ordered_json PoolRows(const std::string& only) {
+  ordered_json rows = ordered_json::array();
+  MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
+  return rows;
+}
+
+ordered_json MovesRows(const std::string& only, const std::string& promote_rate) {
   ordered_json rows = ordered_json::array();
   const auto wanted = [&only](const std::string& kind) {
     return kind.starts_with(only.substr(0, kind.size()));
   };
-  if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
   if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
   if (wanted("move")) {
     MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
@@ -584,15 +589,17 @@ int Main(int argc, char** argv) {
   if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
     return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
   }
-  if (Option(argc, argv, "--suite") == "pool") {
-    const ordered_json out = {{"suite", "cuda-pool"},
-                              {"device", device.name},
-                              {"commit", Option(argc, argv, "--commit")},
-                              {"date", Option(argc, argv, "--date")},
-                              {"command", "bench/cuda/run_gpu.sh pool (make bundle)"},
-                              {"context", {{"notes", kPoolNotes}}},
-                              {"ceilings", ordered_json::object()},
-                              {"rows", PoolRows(only, Option(argc, argv, "--promote-rate"))}};
+  if (const std::string suite = Option(argc, argv, "--suite"); !suite.empty()) {
+    const bool moves = suite == "moves";
+    const ordered_json out = {
+        {"suite", "cuda-" + suite},
+        {"device", device.name},
+        {"commit", Option(argc, argv, "--commit")},
+        {"date", Option(argc, argv, "--date")},
+        {"command", "bench/cuda/run_gpu.sh " + suite + " (make bundle)"},
+        {"context", {{"notes", moves ? kMoveNotes : kPoolNotes}}},
+        {"ceilings", ordered_json::object()},
+        {"rows", moves ? MovesRows(only, Option(argc, argv, "--promote-rate")) : PoolRows(only)}};
     if (!file.empty()) std::ofstream(file) << out.dump(1) << "\n";
     return 0;
   }

@@ -17,6 +17,12 @@
 namespace kvstrata::cuda {
 
 constexpr int32_t kMovedTokens = 16 * 1024, kBesideTokens = 64 * 1024;
+constexpr char kMoveNotes[] =
+    "Llama-3.1-8B's shape, 32 layers, bf16, pages of 16. move: prefetch and demote of a sequence "
+    "of 16K tokens (2 GiB) as an operator asks for them, arenas made and registered before. "
+    "decode: steps of a sequence of 64K tokens, one behind the other, that lie inside of moves "
+    "against those that none touches, means. second: a layer of a captured step, 128K tokens, in a "
+    "process that attached to the pages of the first one, which is idle meanwhile";
 
 // Microseconds since the first call.
 inline double ElapsedUs() {

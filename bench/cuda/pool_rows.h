@@ -33,11 +33,7 @@ constexpr char kPoolNotes[] =
     "bytes of the daemon's device pool once all work is settled, and what else is taken of the GPU "
     "since before the attach, without arenas and the engine's tensors (workspace, tables, caches, "
     "code), after a captured decode step; pool bytes of plans that were packed with fewer layers "
-    "are scaled to 32, the rest is not; surprisals of sekv are exponential. second: a layer of a "
-    "captured step in a process that attached to the pages of the first one, which is idle "
-    "meanwhile. move: prefetch and demote of a sequence of 16K tokens (2 GiB) as an operator asks "
-    "for them, arenas made and registered before. decode: steps of a sequence of 64K tokens, one "
-    "behind the other, that lie inside of moves against those that none touches, means";
+    "are scaled to 32, the rest is not; surprisals of sekv are exponential";
 
 inline void CheckPool(bool ok, const char* what) {
   if (ok) return;

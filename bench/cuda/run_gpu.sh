@@ -2,7 +2,7 @@
 # Runs a bundle (bundle.sh) on a machine with a GPU: tests, then benchmarks, then a short table.
 # Results go to $OUT, or to the bundle's folder. Exit code: that of the tests.
 #
-#   run_gpu.sh [tests] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [dense]   nothing named: all but memcheck
+#   run_gpu.sh [tests] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [moves] [dense]   nothing named: all but memcheck
 #   memcheck: the smallest tests again under compute-sanitizer: memcheck, racecheck, initcheck
 # ONLY restricts cuda_bench to ids with that prefix, DENSE_ONLY the baselines (1x128,8x32).
 set -uo pipefail
@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
 [ -d "$here/bin" ] || tar -C "$here" -xzf "$here/programs.tar.gz"
 export LD_LIBRARY_PATH=$here/lib
-steps=" ${*:-tests bench selection steps chunk linked pool dense} "
+steps=" ${*:-tests bench selection steps chunk linked pool moves dense} "
 failed=0
 wants() { [[ $steps == *" $1 "* ]]; }
 
@@ -87,6 +87,9 @@ if wants linked; then
 fi
 if wants pool; then
   "$here/bin/linked_bench" --suite pool --json-out "$out/cuda-pool-h100.json" "${stamp[@]}" || failed=1
+fi
+if wants moves; then
+  "$here/bin/linked_bench" --suite moves --json-out "$out/cuda-moves-h100.json" "${stamp[@]}" || failed=1
 fi
 if wants dense && [ -f "$out/chunk.json" ]; then
   python3 "$here/dense_baselines.py" --json-out "$out/dense-chunk.json" --chunks 128,1024 || failed=1

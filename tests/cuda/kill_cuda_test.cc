@@ -145,6 +145,10 @@ class KillCuda : public ::testing::Test {
         dying.push_back(std::move(clients[i]));
         clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
         ++killed;
+        if (killed % 50 == 0) {
+          std::printf("%d kills\n", killed);
+          std::fflush(stdout);  // for whoever ends the program before it is done
+        }
       }
     }
   }
