@@ -1,6 +1,8 @@
 # The store: memory resources, pages, sessions, tables. Needs no gRPC.
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.81 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 
 kvs_library(kvs_memory
   memory/cgroup.cc
@@ -12,8 +14,10 @@ kvs_library(kvs_memory
   memory/host_pinned.cc
   memory/limiting_resource.cc
   memory/memfd_tensor.cc
+  memory/numa_topology.cc
   memory/sealed_memfd.cc
   LIBS kvs_kernels kvs_base)
+target_link_libraries(kvs_memory PRIVATE PkgConfig::HWLOC)
 
 kvs_library(kvs_store
   store/allocate.cc
