@@ -3,16 +3,8 @@
 //
 // Floor on an H100 (3.1 TB/s), 8 KV heads x 128, keep 32 of 96, blocks of 8, batch 1: a packed row
 // is 80 bytes, so that 6.25 % of 128K / 1M tokens are 10.5 / 84 MB, 3.4 / 27 us, and as much again
-// to score all blocks; memory brings a row every 6 cycles of an SM. A row of keys takes 17
-// instructions of a warp and 5.3 wavefronts of shared memory (4 of them meet queries), a row of
-// values 14 and 6.8 (zeros 1.5, values 2.4, fragments 1.5). Predicted: attend 15 / 43 us, score 9 /
-// 36 us. Measured with step_bench, shares within segments: attend 29 / 78 us, score 11 / 51 us; a
-// predicate and a load a channel, as it was before: 33 / 98 and 18 / 61 us (linked_bench).
-//
-// Where a CTA's time goes at 128K: cuts and list 3.7 us, first copies 4, queries rotated 3, two
-// rounds of tiles 11 (keys 2.5 us a tile, a chain from bit to bit), sums of warps 2.2, rotated back
-// 2.1, then the merge. At 1M a tile takes 10 500 cycles of 16 warps, 20 a pair of rows: 12 are the
-// memory's.
+// to score all blocks; memory brings a row every 6 cycles of an SM. What it takes, and where the
+// time goes, is in docs/cuda.md.
 #include <algorithm>
 
 #include "kernels/cuda/last_arrival.cuh"

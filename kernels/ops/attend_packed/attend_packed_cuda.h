@@ -4,9 +4,9 @@
 //
 // A packed row is copied to shared memory, where a lane walks the channels that it stores: keys
 // meet the rotated queries there, values spread to a tile for tensor cores. Queries come as they
-// are: a CTA rotates them into each segment that it works on, and sums of values back. What changes
-// from step to step (segments, their ends, addresses and strategies, the selection) is read on the
-// device.
+// are: a CTA rotates them into each segment that it works on, and sums of values back, once for
+// consecutive extents with the same rotations. What changes from step to step (segments, their
+// ends, addresses and strategies, the selection) is read on the device.
 //
 // Accuracy: rotations, logits, sums in fp32; weights in bf16.
 // The same inputs on the same GPU give the same bits.
@@ -56,7 +56,7 @@ struct ScorePackedBatch {
   float* scores = nullptr;  // device [batch][kv_heads][score_stride], block `first` at 0
   int32_t score_stride = 0;
   int32_t first = 0;   // blocks before it get no score
-  bool ahead = false;  // launch.cuh: segments, counts and packed rows were complete long before
+  bool ahead = false;  // launch.cuh; of segments, counts, rotations and packed rows
 };
 
 // scores = max over the group of q' . block key, not scaled. One kernel; reads each block key once.
@@ -77,7 +77,7 @@ struct AttendPackedBatch {
   Partials partial;              // 1 part: what merge.h calls a partial, over all attended rows
   uint32_t* counters = nullptr;  // device [batch * kv_heads], 0 before the first call, after each
   float* workspace = nullptr;    // device, AttendPackedWorkspaceBytes, any content, 16-aligned
-  bool ahead = false;  // launch.cuh: segments, counts and packed rows were complete long before
+  bool ahead = false;            // launch.cuh; of segments, counts, rotations and packed rows
 };
 
 int64_t AttendPackedWorkspaceBytes(const AttendPackedBatch& work);
