@@ -397,6 +397,43 @@ void kvs_step_abort(kvs_step* step) {
   });
 }
 
+// ---- imported mode ----
+
+int kvs_tensors_register(kvs_session* session, kvs_model model, int32_t layer,
+                         const kvs_block_tensor* keys, const kvs_block_tensor* values) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const LentTensor k, ReadBlockTensor("keys", keys));
+    KVS_ASSIGN_OR_RETURN(const LentTensor v, ReadBlockTensor("values", values));
+    return s.RegisterTensors(model, layer, k, v, keys->memory == values->memory);
+  });
+}
+
+int kvs_blocks_seal(kvs_session* session, kvs_sequence sequence, uint32_t first,
+                    const int32_t* blocks, size_t n_blocks, const int32_t* tokens,
+                    size_t n_tokens) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("blocks", blocks, n_blocks, kMaxTokens));
+    KVS_RETURN_IF_ERROR(ArrayOf("tokens", tokens, n_tokens, kMaxTokens));
+    return s.SealBlocks(sequence, first, {blocks, n_blocks}, {tokens, n_tokens});
+  });
+}
+
+int kvs_blocks_acknowledged(kvs_session* session, kvs_sequence sequence, uint32_t* tokens) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("tokens", tokens));
+    KVS_ASSIGN_OR_RETURN(*tokens, s.Acknowledged(sequence));
+    return OkStatus();
+  });
+}
+
+int kvs_blocks_load(kvs_session* session, kvs_sequence sequence, uint32_t first,
+                    const int32_t* blocks, size_t n_blocks, void* stream) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("blocks", blocks, n_blocks, kMaxTokens));
+    return s.LoadBlocks(sequence, first, {blocks, n_blocks}, stream);
+  });
+}
+
 int kvs_selection_groups(kvs_step* step, uint32_t member, uint32_t* groups) {
   return WithStep(step, [&](StepHandle& s) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("groups", groups));

@@ -172,6 +172,40 @@ Result<Rows> ReadTensor(std::string_view field, const kvs_tensor* tensor, const 
   return rows;
 }
 
+Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tensor* tensor) {
+  KVS_RETURN_IF_ERROR(NotNull(field, tensor));
+  KVS_RETURN_IF_ERROR(StructSize("kvs_block_tensor", tensor, tensor->size, sizeof(*tensor)));
+  const kvs_memory_handle* const memory = tensor->memory;
+  const std::string name = Name(field) + ".memory";
+  KVS_RETURN_IF_ERROR(NotNull(name, memory));
+  KVS_RETURN_IF_ERROR(StructSize("kvs_memory_handle", memory, memory->size, sizeof(*memory)));
+  if (memory->kind < KVS_MEMORY_MEMFD || memory->kind > KVS_MEMORY_CUDA_IPC) {
+    return InvalidArgument("TENSOR_KIND", name + ".kind is " + std::to_string(memory->kind) +
+                                              "; allowed: KVS_MEMORY_MEMFD (1), "
+                                              "KVS_MEMORY_CUDA_FD (2), KVS_MEMORY_CUDA_IPC (3)");
+  }
+  if (memory->kind != KVS_MEMORY_CUDA_IPC && memory->fd < 0) {
+    return InvalidArgument("TENSOR_HANDLE", name + ".fd is " + std::to_string(memory->fd) +
+                                                "; it must be an open descriptor");
+  }
+  LentTensor out;
+  out.kind = memory->kind;
+  out.fd = memory->fd;
+  std::copy(std::begin(memory->ipc), std::end(memory->ipc), out.ipc.begin());
+  out.bytes = memory->bytes;
+  out.offset = tensor->offset;
+  out.address = static_cast<std::byte*>(tensor->address);
+  out.dtype = tensor->dtype;
+  out.blocks = tensor->blocks;
+  out.block_tokens = tensor->block_tokens;
+  out.heads = tensor->heads;
+  out.head_dim = tensor->head_dim;
+  out.block_stride = tensor->block_stride;
+  out.slot_stride = tensor->slot_stride;
+  out.head_stride = tensor->head_stride;
+  return out;
+}
+
 namespace {
 
 // Whether all exponents of a row are below the one that NaN and infinity have.

@@ -33,6 +33,9 @@ struct TensorShape {
 };
 // TENSOR_*; strides of 0 become those of a contiguous tensor.
 Result<Rows> ReadTensor(std::string_view field, const kvs_tensor* tensor, const TensorShape& want);
+// STRUCT_SIZE, ARGUMENT_NULL, TENSOR_KIND, TENSOR_HANDLE (no descriptor). All else is the daemon's
+// to check.
+Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tensor* tensor);
 // TENSOR_NOT_FINITE names the first NaN or infinity: one such key would spoil every later step's
 // softmax, and every summary that it enters. Cost: one pass over rows that are read next anyway.
 Status CheckFinite(std::string_view field, const Rows& rows, const TensorShape& shape);

@@ -259,6 +259,39 @@ void Connection::RingDoorbell() {
   [[maybe_unused]] const ssize_t n = write(doorbell_.get(), &one, sizeof(one));
 }
 
+Status Connection::SendDescriptor(uint32_t number, int fd, Clock::time_point deadline) {
+  shm::Descriptor packet{shm::kDescriptor, number};
+  iovec part{&packet, sizeof(packet)};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+  while (sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    if (errno == EBADF) {
+      return InvalidArgument("TENSOR_HANDLE",
+                             "fd is " + std::to_string(fd) + ", which is not open");
+    }
+    const bool full = errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS;
+    if (errno != EINTR && !full) {
+      return Unavailable("DAEMON_GONE", std::string("the attach socket: ") + std::strerror(errno));
+    }
+    if (Clock::now() >= deadline) {
+      return {Code::kDeadlineExceeded, "DEADLINE",
+              "the daemon does not read the attach socket; look at its log"};
+    }
+    pollfd wait{socket_.get(), POLLOUT, 0};
+    (void)poll(&wait, 1, 10);
+  }
+  return OkStatus();
+}
+
 void Connection::AbandonAfterFork() {
   GiveUp();
   socket_.Reset();  // this process's copy: the parent's lease lives on

@@ -52,6 +52,8 @@ class Connection {
   void GiveUp() { gone_.store(true, std::memory_order_relaxed); }
 
   void RingDoorbell();
+  // Sends a descriptor that a request is about to name. DAEMON_GONE, DEADLINE.
+  Status SendDescriptor(uint32_t number, int fd, std::chrono::steady_clock::time_point deadline);
   // In a child of fork(): closes descriptors, forgets mappings, touches nothing shared.
   void AbandonAfterFork();
 

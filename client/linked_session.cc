@@ -64,6 +64,22 @@ Status ReplyInvalid() {
                   "library differ");
 }
 
+// Of a sequence in an open step on a GPU: what a fork takes over is there then, index rows and
+// buckets. A prompt of selector bucket keeps its last queries where the step writes those of the
+// tokens behind them.
+Status SettleBegin(const Sequence& s) {
+  const bool observes =
+      s.state->plan().selector == SelectorKind::kBucket && s.state->prompt_tokens() < 0;
+  if (observes || s.gpu_step == nullptr) {
+    return FailedPrecondition("SEQUENCE_BUSY",
+                              "sequence " + std::to_string(s.id) +
+                                  (observes ? " is in an open step that keeps queries of its "
+                                              "prompt (selector 'bucket'); end or abort it first"
+                                            : " is in a step that another thread ends"));
+  }
+  return s.gpu_step->AwaitBegin();
+}
+
 }  // namespace
 
 std::string_view Road() { return "linked"; }
@@ -190,9 +206,11 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
-  // A GPU may be writing the page that a step began: no copy of it could be right.
-  const bool in_step_too = state_->gpu_session == nullptr;
-  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, in_step_too));
+  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, true));
+  if (parent->imported) return SequenceImported(sequence);
+  if (parent->in_step && state_->gpu_session != nullptr) {
+    KVS_RETURN_IF_ERROR(SettleBegin(*parent.get()));
+  }
   KVS_RETURN_IF_ERROR(state_->TellAll(parent.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->TellIndexed(parent.get()));
   const shm::SequenceRef request{sequence};
@@ -255,6 +273,7 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
                                          std::to_string(s->state->indexed_tokens()) + ")");
   }
   std::lock_guard<std::mutex> lock(mu);
+  s->imported = imported_models.contains(model);
   sequences.emplace(s->id, s);
   return Opened{reply.sequence, reply.held_tokens};
 }
@@ -272,6 +291,7 @@ Status Session::Close(uint64_t sequence) {
 
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  if (s->imported) return state_->Acknowledged(sequence);
   return static_cast<uint32_t>(s->state->tokens());
 }
 
@@ -287,7 +307,7 @@ Result<std::string> Session::PlanText(uint64_t sequence) {
 
 Status Session::PrefillDone(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
-  KVS_RETURN_IF_ERROR(state_->ClosePrompt(s.get()));
+  if (!s->imported) KVS_RETURN_IF_ERROR(state_->ClosePrompt(s.get()));
   const shm::SequenceRef event{sequence};
   return state_->Tell(s.get(), shm::kPrefillDone, {BytesOf(event)});
 }
@@ -305,8 +325,10 @@ Status Session::State::ClosePrompt(Sequence* s) {
 Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                        const float* entropy, const uint8_t* boundary) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
-  KVS_RETURN_IF_ERROR(s->state->Report(static_cast<int32_t>(first), static_cast<int32_t>(n),
-                                       surprisal, entropy, boundary));
+  if (!s->imported) {  // else the daemon alone knows its tokens
+    KVS_RETURN_IF_ERROR(s->state->Report(static_cast<int32_t>(first), static_cast<int32_t>(n),
+                                         surprisal, entropy, boundary));
+  }
   constexpr uint32_t kPerEvent = 1 << 16;
   for (uint32_t done = 0; done < n;) {
     const uint32_t part = std::min(n - done, kPerEvent);
@@ -330,7 +352,8 @@ Status Session::Settle(uint64_t sequence) {
   const shm::SequenceRef request{sequence};
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
-  if (state_->gpu_session != nullptr) return OkStatus();  // the next step catches the index up
+  // The next step catches the index up; of what is imported the daemon has done so.
+  if (state_->gpu_session != nullptr || s->imported) return OkStatus();
   const Claim claim{s.get(), s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
   const Status refreshed = s->state->Refresh(s->View());

@@ -8,6 +8,7 @@
 #ifndef KVSTRATA_CLIENT_LINKED_SESSION_H_
 #define KVSTRATA_CLIENT_LINKED_SESSION_H_
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@
 
 #include "client/attach.h"
 #include "client/gpu_session.h"
+#include "client/include/kvstrata/kvstrata.h"
 #include "client/page_map.h"
 #include "client/ring_client.h"
 #include "client/session.h"
@@ -39,7 +41,9 @@ struct Sequence {
   std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
+  bool imported = false;  // its pages are filled by the daemon: it runs no steps
   bool in_step = false;
+  CudaStep* gpu_step = nullptr;        // the open step, on a GPU
   int32_t step_tokens = 0;             // length after the open step
   bool forked_in_step = false;         // the pages that the step writes are shared since then
   uint32_t told_indexed = 0;           // what the daemon knows of state->indexed_tokens()
@@ -87,6 +91,14 @@ struct Claim {
   bool write_index = true;   // index blocks of committed tokens, private where rows are missing
 };
 
+// The tensors of a model that this session lends.
+struct ImportedModel {
+  struct Layer {
+    LentTensor keys, values;
+  };
+  std::vector<Layer> layers;
+};
+
 struct Session::State {
   // Constant after Attach.
   AttachOptions options;
@@ -107,6 +119,8 @@ struct Session::State {
   std::unordered_map<uint64_t, RegisteredModel> models;
   std::unordered_map<uint64_t, std::shared_ptr<Sequence>> sequences;
   std::unordered_map<std::string, Plan> plans;  // by text: PlanOf
+  std::unordered_map<uint64_t, ImportedModel> imported_models;
+  std::atomic<uint32_t> next_descriptor{1};  // not the map's
 
   Status ChooseBackend();
 
@@ -134,6 +148,14 @@ struct Session::State {
                        const Sequence* parent);
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
+
+  // linked_import.cc
+  Result<uint32_t> Acknowledged(uint64_t sequence);
+  // Positions [first, end), which the daemon holds.
+  Status CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first, uint32_t end,
+                      std::span<const int32_t> blocks, void* stream);
+  Status CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first, uint32_t end,
+                   std::span<const int32_t> blocks, void* stream);
 
   // Posts an event of the sequence behind those that wait for the GPU.
   Status Tell(Sequence* s, shm::MessageType type,
@@ -169,6 +191,9 @@ class SequenceUse {
   std::shared_ptr<Sequence> sequence_;
   std::unique_lock<std::mutex> lock_;
 };
+
+// linked_import.cc: FAILED_PRECONDITION SEQUENCE_IMPORTED.
+Status SequenceImported(uint64_t sequence);
 
 // step.cc
 Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,

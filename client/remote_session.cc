@@ -270,6 +270,24 @@ Status Session::Settle(uint64_t sequence) {
   return state_->channel->Call(&v1::Compute::Stub::Settle, request, &response);
 }
 
+namespace {
+Status NotImported() {
+  return Unimplemented("REMOTE_IMPORT",
+                       "engines' tensors are lent over the linked road alone; load libkvstrata.so");
+}
+}  // namespace
+
+Status Session::RegisterTensors(uint64_t, int32_t, const LentTensor&, const LentTensor&, bool) {
+  return NotImported();
+}
+Status Session::SealBlocks(uint64_t, uint32_t, std::span<const int32_t>, std::span<const int32_t>) {
+  return NotImported();
+}
+Result<uint32_t> Session::Acknowledged(uint64_t) { return NotImported(); }
+Status Session::LoadBlocks(uint64_t, uint32_t, std::span<const int32_t>, void*) {
+  return NotImported();
+}
+
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
                                                         void* stream, int32_t* codes) {
   KVS_RETURN_IF_ERROR(NoStream(stream));

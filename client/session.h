@@ -18,6 +18,7 @@
 #ifndef KVSTRATA_CLIENT_SESSION_H_
 #define KVSTRATA_CLIENT_SESSION_H_
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -57,6 +58,18 @@ struct Opened {
 struct BatchMember {
   uint64_t sequence = 0;
   std::span<const int32_t> tokens;  // not empty; valid during StepBegin only
+};
+
+// The keys or the values of one layer in tensors of the engine's (kvs_block_tensor). What of it the
+// daemon checks is not checked here. Strides in bytes.
+struct LentTensor {
+  int32_t kind = 0;  // kvs_memory_kind
+  int fd = -1;
+  std::array<uint8_t, 64> ipc{};
+  uint64_t bytes = 0, offset = 0;
+  std::byte* address = nullptr;
+  int32_t dtype = 0, blocks = 0, block_tokens = 0, heads = 0, head_dim = 0;
+  int64_t block_stride = 0, slot_stride = 0, head_stride = 0;
 };
 
 struct PageAddress {
@@ -151,6 +164,16 @@ class Session {
   Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                 const float* entropy, const uint8_t* boundary);  // local
   Status Settle(uint64_t sequence);
+
+  // Imported mode (kvstrata.h); remote: UNIMPLEMENTED REMOTE_IMPORT. same_memory: both tensors lie
+  // in the memory of `keys`.
+  Status RegisterTensors(uint64_t model, int32_t layer, const LentTensor& keys,
+                         const LentTensor& values, bool same_memory);
+  Status SealBlocks(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
+                    std::span<const int32_t> tokens);
+  Result<uint32_t> Acknowledged(uint64_t sequence);
+  Status LoadBlocks(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
+                    void* stream);
 
   // REQUIRES: members not empty. Members of two models: MODELS_MIXED; twice the same sequence:
   // SEQUENCE_BUSY. codes (not null) [members.size()]: per member, a Code as int. Local when the

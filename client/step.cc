@@ -63,6 +63,10 @@ Status CheckMembers(Session::State* session, std::span<const BatchMember> member
       continue;
     }
     const SequenceUse& s = use.value();
+    if (s->imported) {
+      fail(i, SequenceImported(id));
+      continue;
+    }
     const auto room = std::numeric_limits<int32_t>::max() - s->state->tokens();
     if (members[i].tokens.size() > static_cast<size_t>(room)) {
       fail(i,
@@ -134,6 +138,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   for (size_t i = 0; i < members.size(); ++i) {
     Sequence* s = uses[i].get();
     s->in_step = true;
+    s->gpu_step = state->gpu_step.get();
     s->forked_in_step = false;
     s->step_tokens = claims[i].tokens_after;
   }
@@ -159,6 +164,10 @@ SessionStep::SessionStep(std::unique_ptr<State> state) : state_(std::move(state)
 
 SessionStep::~SessionStep() {
   if (state_ == nullptr) return;
+  for (const auto& s : state_->sequences) {
+    std::lock_guard<std::mutex> lock(s->mu);
+    s->gpu_step = nullptr;
+  }
   if (state_->gpu_step == nullptr) {
     state_->step.reset();
     state_->session->Leave(state_->reader_slot);
@@ -286,6 +295,10 @@ Status SessionStep::State::Separate(Sequence* s) {
       static_cast<size_t>((int64_t{s->step_tokens} + g.page_tokens - 1) / g.page_tokens);
   for (auto i = static_cast<size_t>(s->state->tokens() / g.page_tokens); i < end; ++i) {
     if (s->pages[i] == written[i] || s->pages[i] == nullptr || written[i] == nullptr) continue;
+    if (gpu_step != nullptr) {
+      gpu_step->MovePage(written[i], s->pages[i]);
+      continue;
+    }
     std::memcpy(s->pages[i], written[i], static_cast<size_t>(g.page_bytes()));
   }
   return OkStatus();
@@ -323,6 +336,9 @@ Status SessionStep::State::Commit() {
 
 // The same for a step that the GPU still works on: told when it has written the rows.
 Status SessionStep::State::EndOnGpu(void* stream) {
+  for (const auto& s : sequences) {
+    if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
+  }
   std::vector<Sequence::Deferred> commits;
   std::vector<size_t> members;
   for (size_t i = 0; i < sequences.size(); ++i) {

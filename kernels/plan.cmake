@@ -6,7 +6,7 @@ set(KVS_PLAN_SOURCES
   select/block.cc select/bucket.cc select/importance.cc select/sentence_ends.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc
   step/sequence_state.cc step/shadow_attention.cc step/step_batch.cc
-  step/step.cc step/stored_parts.cc
+  step/step.cc step/stored_parts.cc step/break_even.cc
   step/cuda_serves.cc step/cuda_workspace.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc
   step/cuda_selection.cc step/cuda_bucket.cc step/cuda_cascade.cc step/cuda_packed.cc step/cuda_spans.cc
   step/cuda_vote.cc step/cuda_sentences.cc step/cuda_hot_pages.cc step/repeated_call.cc step/bucket_buffers.cc

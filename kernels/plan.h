@@ -54,6 +54,9 @@ std::string_view NameOf(TierKind k);
 std::string_view NameOf(RestKind k);
 std::string_view NameOf(KeepRaw k);
 
+// min_tokens = "auto".
+inline constexpr int32_t kAutoTokens = -1;
+
 struct Plan {
   std::string name = "full";  // the preset's name; "custom" for a plan of one's own
   SegmenterKind segmenter = SegmenterKind::kNone;
@@ -61,8 +64,10 @@ struct Plan {
   CodecKind codec = CodecKind::kRaw;
   TierKind tier = TierKind::kDevice;  // where pages are taken first
 
-  // Common to all plans (spec/common.md).
-  int32_t min_tokens = 4096;   // below it a sequence is attended in full
+  // Common to all plans (spec/common.md). min_tokens: below it a sequence is attended in full;
+  // kAutoTokens only until the sequence is opened (step/break_even.h).
+  int32_t min_tokens = 4096;
+  int32_t batch = 1;           // of min_tokens = "auto": sequences that are decoded together
   int32_t n_dense_layers = 0;  // the first layers are attended in full
   // Attended rows stand at 0 .. r - 1, the query at r - 1, instead of at their positions: of models
   // whose keys are stored before rotary embedding (spec/common.md; TokenSelect, length

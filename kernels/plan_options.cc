@@ -245,6 +245,20 @@ constexpr PlanOption OneOf(std::string_view name, unsigned readers) {
           }};
 }
 
+constexpr std::string_view kAutoName = "auto";
+
+SetResult SetMinTokens(const OptionValue& value, Plan* plan) {
+  const auto* name = std::get_if<std::string>(&value);
+  if (name == nullptr) return SetInt<&Plan::min_tokens, 0, kMaxTokens>(value, plan);
+  if (*name != kAutoName) return SetResult::kRefused;
+  plan->min_tokens = kAutoTokens;
+  return SetResult::kOk;
+}
+
+std::string MinTokensText(const Plan& plan) {
+  return plan.min_tokens == kAutoTokens ? Quoted(kAutoName) : std::to_string(plan.min_tokens);
+}
+
 // How far a segment may drift unless the plan says (our choice).
 constexpr double kDrift = 1.5;
 
@@ -271,6 +285,7 @@ SetResult SetParameters(const OptionValue& value, Plan* plan) {
   return SetResult::kOk;
 }
 
+constexpr auto kAuto = [](const Plan& p) { return p.min_tokens == kAutoTokens; };
 constexpr auto kRawRows = [](const Plan& p) { return p.codec == CodecKind::kRaw; };
 constexpr auto kFixed = [](const Plan& p) { return !p.search; };
 constexpr auto kSearch = [](const Plan& p) { return p.search; };
@@ -284,7 +299,9 @@ constexpr PlanOption kOptions[] = {
     {"codec", kAll, [](const OptionValue&, Plan*) { return SetResult::kOk; },
      [](const Plan& p) { return Quoted(NameOf(p.codec)); }, nullptr},
     Name<&Plan::tier, kTiers, kLaterTiers>("tier", kAll),
-    Int<&Plan::min_tokens, 0, kMaxTokens>("min_tokens", kAll),
+    {"min_tokens", kAll, SetMinTokens, MinTokensText,
+     [] { return IntAllowed<0, kMaxTokens>() + ", or \"auto\""; }},
+    Int<&Plan::batch, 1, 4096>("batch", kAll).When(kAuto, "min_tokens = \"auto\""),
     Int<&Plan::n_dense_layers, 0, 512>("n_dense_layers", kAll),
     Flag<&Plan::compact>("compact", kWindow | kMinMax | kCascade | kVote | kBucket | kBlock)
         .When(kRawRows, "codec = \"raw\""),

@@ -23,6 +23,9 @@ enum MessageType : uint32_t {
                        // replies to later requests may come first
   kLookup = 8,         // Lookup, token ids -> LookupReply
   kDetach = 9,         // none -> ErrorReply; the client has unmapped the arenas
+  kRegisterTensors = 10,  // RegisterTensors -> ErrorReply; its descriptors were sent before
+  kSealBlocks = 11,       // SealBlocks, i32 block ids, i32 token ids -> ErrorReply; copied later
+  kAcknowledged = 12,     // SequenceRef -> AcknowledgedReply
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -125,6 +128,47 @@ struct LookupReply {
   uint32_t reserved;
 };
 
+// The keys or the values of one layer in memory that an engine lends: element (block, slot, head)
+// begins at offset + block * block_stride + slot * slot_stride + head * head_stride.
+struct BlockTensor {
+  enum Kind : uint32_t { kMemfd = 1, kCudaFd = 2, kCudaIpc = 3 };
+  uint32_t kind;         // of the memory
+  uint32_t descriptor;   // kMemfd, kCudaFd: Descriptor::number
+  uint8_t ipc[64];       // kCudaIpc: the driver's handle
+  uint64_t bytes;        // of the whole memory
+  uint64_t offset;       // bytes
+  int64_t block_stride;  // bytes, as the next two
+  int64_t slot_stride;
+  int64_t head_stride;
+  int32_t dtype;  // DType
+  int32_t blocks, block_tokens, heads, head_dim;
+  int32_t reserved;
+};
+static_assert(sizeof(BlockTensor) == 136);
+
+struct RegisterTensors {
+  uint64_t model;
+  int32_t layer;
+  int32_t reserved;
+  BlockTensor keys, values;
+};
+static_assert(sizeof(RegisterTensors) == 288);
+
+// Blocks of an imported sequence that the engine writes no more, until they are acknowledged.
+struct SealBlocks {
+  uint64_t sequence;
+  uint32_t first;   // position of the first token
+  uint32_t blocks;  // ids that follow, int32
+  uint32_t tokens;  // token ids that follow them, int32: blocks times the tensors' block_tokens
+  uint32_t reserved;
+};
+static_assert(sizeof(SealBlocks) == 24);
+
+struct AcknowledgedReply {
+  uint32_t tokens;  // leading ones that are copied: their blocks are the engine's again
+  uint32_t reserved;
+};
+
 struct ErrorReply {
   int32_t code;  // kvstrata::Code
   uint32_t payload_bytes;
@@ -136,10 +180,11 @@ static_assert(sizeof(ErrorReply) == 512);
 // --- attach socket: SOCK_SEQPACKET, one struct a packet ------------------------------------------
 
 enum AttachType : uint32_t {
-  kHello = 1,    // client, first packet
-  kWelcome = 2,  // daemon, descriptors: session segment, table segment, doorbell (eventfd)
-  kRefused = 3,  // daemon, then it closes
-  kArena = 4,    // daemon, descriptor: the arena
+  kHello = 1,       // client, first packet
+  kWelcome = 2,     // daemon, descriptors: session segment, table segment, doorbell (eventfd)
+  kRefused = 3,     // daemon, then it closes
+  kArena = 4,       // daemon, descriptor: the arena
+  kDescriptor = 5,  // client, descriptor: memory that a RegisterTensors is about to name
 };
 
 struct Hello {
@@ -177,6 +222,11 @@ struct Arena {
   uint16_t writable;  // 1: this session writes it; else it maps it read-only
   uint16_t memory;    // 0 memfd, 1 memory of the GPU that the Welcome names (a VMM handle)
   uint16_t reserved;
+};
+
+struct Descriptor {
+  uint32_t type;
+  uint32_t number;  // of the client's choosing
 };
 
 }  // namespace kvstrata::shm

@@ -8,14 +8,28 @@ pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 kvs_library(kvs_telemetry telemetry/log.cc telemetry/readiness.cc LIBS kvs_base)
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
 
-kvs_library(kvs_work work/block_catalog.cc work/disk_buffers.cc work/disk_pages.cc work/mover.cc work/pin_records.cc work/recompress.cc
+kvs_library(kvs_work
+  work/block_catalog.cc
+  work/block_rows.cc
+  work/disk_buffers.cc
+  work/disk_pages.cc
+  work/disk_pages_read.cc
+  work/disk_pages_write.cc
+  work/disk_scrub.cc
+  work/importer.cc
+  work/mover.cc
+  work/pin_records.cc
+  work/recompress.cc
+  work/tensor_releases.cc
   LIBS kvs_telemetry kvs_store kvs_tier kvs_kernels Threads::Threads)
 
 kvs_library(kvs_attach
   attach/arena_mailbox.cc
   attach/attach_server.cc
+  attach/descriptor_inbox.cc
   attach/packet.cc
   attach/peer.cc
+  attach/ring_import.cc
   attach/ring_session.cc
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)

@@ -157,6 +157,14 @@ constexpr std::array kKeys = {
         [](std::string_view v, Config* c) {
           return SizeIn(v, kMiB, 16 * kTiB, &c->store.host_bytes);
         }},
+    Key{"pool.host_numa", "KVSTRATA_POOL_HOST_NUMA", "auto",
+        "auto, interleave, or the number of a NUMA node, 0 to 1023",
+        "where the host pool's memory lies: near the GPU, on all nodes by turns, or on one node",
+        [](std::string_view v, Config* c) {
+          const std::optional<HostNuma> numa = ParseHostNuma(v);
+          if (numa) c->host_numa = *numa;
+          return numa.has_value();
+        }},
     Key{"pool.arena_bytes", "KVSTRATA_POOL_ARENA_BYTES", "0",
         "a size, 64KiB to 1GiB and a multiple of 4KiB; 0: capacity / 64 within 16MiB .. 256MiB",
         "size of one arena (memfd); a session takes whole arenas",
@@ -265,6 +273,9 @@ constexpr std::array kKeys = {
         [](std::string_view v, Config* c) {
           return NumberIn(v, 1, 10'000'000, &c->disk_pages.queue);
         }},
+    Key{"disk.readers", "KVSTRATA_DISK_READERS", "2", "1 to 16",
+        "threads that read pages of opening sequences from disk, by turns",
+        [](std::string_view v, Config* c) { return NumberIn(v, 1, 16, &c->disk_pages.readers); }},
     Key{"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "500ms", "a duration, 1ms to 60s",
         "how long an opening sequence may wait for pages on disk; then its prefix ends there",
         [](std::string_view v, Config* c) {

@@ -22,6 +22,7 @@
 
 #include "base/status.h"
 #include "server/attach/attach_server.h"
+#include "server/memory/numa_topology.h"
 #include "server/store/store.h"
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
@@ -46,6 +47,7 @@ struct Config {
   int64_t socket_group = -1;    // gid of both sockets; -1: the daemon's own
   StoreOptions store;
   std::string device;  // "emulated", "cuda" (the first GPU), or a GPU's UUID
+  HostNuma host_numa;
   AttachOptions attach;
   WorkOptions work;
   DiskTierOptions disk;  // no directory: no disk tier

@@ -1,17 +1,23 @@
 # The store: memory resources, pages, sessions, tables. Needs no gRPC.
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Boost 1.81 REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 
 kvs_library(kvs_memory
   memory/cgroup.cc
   memory/cuda_device.cc
+  memory/cuda_tensor.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
   memory/failing_resource.cc
   memory/host_pinned.cc
   memory/limiting_resource.cc
+  memory/memfd_tensor.cc
+  memory/numa_topology.cc
   memory/sealed_memfd.cc
   LIBS kvs_kernels kvs_base)
+target_link_libraries(kvs_memory PRIVATE PkgConfig::HWLOC)
 
 kvs_library(kvs_store
   store/allocate.cc
@@ -23,6 +29,8 @@ kvs_library(kvs_store
   store/device_failure.cc
   store/epochs.cc
   store/evict.cc
+  store/import.cc
+  store/imported_tensors.cc
   store/inspect.cc
   store/lookup.cc
   store/move.cc

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <thread>
 
 #include "kernels/backend.h"
@@ -21,10 +22,12 @@
 #include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
 #include "server/memory/cgroup.h"
+#include "server/memory/numa_topology.h"
 #include "server/rpc/grpc_server.h"
 #include "server/telemetry/readiness.h"
 #include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
+#include "server/work/importer.h"
 #include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
@@ -133,6 +136,7 @@ struct Daemon::Parts {
   int cuda_device = 0;
   std::unique_ptr<SegmentPacker> packer;  // null: no GPU
   std::unique_ptr<RecompressQueue> work;
+  std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
   std::unique_ptr<AttachServer> attach;
@@ -145,6 +149,9 @@ struct Daemon::Parts {
   std::string Health() const;
   DiskInfo Disk() const;
   Status MakeStore();
+  // The host pool's memory, of `host`, on the NUMA nodes that it belongs to. gpus: by UUID.
+  Result<std::unique_ptr<MemoryResource>> PlaceHost(std::unique_ptr<MemoryResource> host,
+                                                    std::span<const std::string> gpus) const;
   void FitDefaults(const CgroupMemory& cgroup, bool emulated);
   void TellPoolFailure(Tier tier, const Status& why) const;
   Status StartGrpc();
@@ -187,7 +194,8 @@ Status Daemon::Parts::MakeStore() {
               {"reclaimable_bytes", cgroup->reclaimable}});
   }
   if (emulated) {
-    KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store));
+    KVS_ASSIGN_OR_RETURN(auto host, PlaceHost(NewHostPinned(), {}));
+    KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, NewEmulatedDevice(), std::move(host)));
     return OkStatus();
   }
   constexpr uint64_t kReserve = uint64_t{512} << 20;
@@ -195,14 +203,41 @@ Status Daemon::Parts::MakeStore() {
   const uint64_t most = gpu.free_bytes > kReserve ? gpu.free_bytes - kReserve : 0;
   config.store.device_bytes = std::min(config.store.device_bytes, most);
   config.store.serves = CudaServes;
+  config.store.steps_on = StepsOn::kGpu;
   config.attach.device_uuid = gpu.uuid;
   config.attach.backend = "cuda";
   KVS_ASSIGN_OR_RETURN(cuda, cuda::LoadCudaOps());
   cuda_device = gpu.ordinal;
   KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*cuda, cuda_device));
-  KVS_ASSIGN_OR_RETURN(store,
-                       Store::Create(config.store, std::move(gpu.memory), std::move(gpu.host)));
+  KVS_ASSIGN_OR_RETURN(auto host, PlaceHost(std::move(gpu.host), {&gpu.uuid, 1}));
+  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(gpu.memory), std::move(host)));
   return OkStatus();
+}
+
+Result<std::unique_ptr<MemoryResource>> Daemon::Parts::PlaceHost(
+    std::unique_ptr<MemoryResource> host, std::span<const std::string> gpus) const {
+  const bool automatic = config.host_numa.kind == HostNuma::Kind::kAuto;
+  if (automatic && gpus.empty()) return host;
+  const auto warn = [](const Status& why) {
+    LogEvent(LogLevel::kWarn, "host_numa", {{"reason", why.reason()}, {"why", why.message()}});
+  };
+  const auto topology = NumaTopology::OfThisMachine();
+  if (!topology.ok()) {
+    warn(topology.status());
+    return host;
+  }
+  std::vector<std::string> devices;
+  for (const std::string& gpu : gpus) devices.push_back(PciBusIdOf(gpu));
+  KVS_ASSIGN_OR_RETURN(NumaNodes nodes, (*topology)->Choose(config.host_numa, devices));
+  if (nodes.empty()) return host;
+  if (const Status placed = (*topology)->TryPlace(nodes); !placed.ok()) {
+    warn(placed);
+    return host;
+  }
+  std::string text;
+  for (const uint32_t node : nodes) text += (text.empty() ? "" : ",") + std::to_string(node);
+  LogEvent(LogLevel::kInfo, "host_numa", {{"nodes", text}});
+  return NewPlacedResource(std::move(host), *topology, std::move(nodes));
 }
 
 void Daemon::Parts::TellPoolFailure(Tier tier, const Status& why) const {
@@ -332,6 +367,8 @@ Status Daemon::Parts::Start() {
   blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, packer.get());
+  importer = std::make_unique<Importer>(ImporterOptions{{cuda, cuda_device}}, store.get(), backend);
+  config.attach.imports = importer.get();
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
@@ -360,6 +397,7 @@ Status Daemon::Parts::StartGrpc() {
   options.started = started;
   options.health = [this] { return Health(); };
   options.pools_fd = pools_failed.get();
+  options.cgroup = [] { return ReadCgroupMemory(); };
   options.blocks.list = [this](const BlockFilter& filter, uint64_t after, size_t limit) {
     return blocks->List(filter, after, limit);
   };

@@ -5,9 +5,11 @@ Usage: golden_runner.py DIR [--backend ref|simd|cuda] [--plan NAME ...] [--road 
                         [--socket PATH]
 
 The daemon is started by the runner, with a folder for SeKV's trained parameters (a safetensors file a case);
-with --socket cases that need one are not run, loudly. Each compared array is one check, at the tolerance of the folder's README.md. Plans that the daemon does
-not implement are listed, not run; asking for one by --plan is a failure. Last line: `N passed, N failed`.
-Exit codes: 0 all passed, 1 a check failed or nothing ran, 2 usage.
+with --socket cases that need one are not run, loudly. Each compared array is one check, at the tolerance of the
+folder's README.md; with backend cuda, whose daemon has the GPU's memory as its pool, outputs within 5e-3. Plans
+that the daemon does not implement, and arrays that it does not read from a GPU, are listed, not run; asking for
+such a plan by --plan is a failure. Last line: `N passed, N failed`.
+Exit codes: 0 all passed, 1 a check failed or nothing ran, 2 usage, 77 backend cuda without a GPU.
 """
 
 from __future__ import annotations
@@ -39,9 +41,12 @@ SPELLED = {("rawblocks", "block"): "page", ("sekv", "budget"): "rows"}
 # Raw pages stay, so that "rotated_rows" can be looked at.
 IMPLIED = {"mosaickv": {"strategy": "search", "keep_raw": "host"}}
 PAGE_TOKENS = 16
-OUT_TOLERANCE = {"ref": 1e-5, "simd": 1e-5, "cuda": 2e-2}  # cuda multiplies in bf16
+OUT_TOLERANCE = {"ref": 1e-5, "simd": 1e-5, "cuda": 5e-3}  # cuda multiplies in bf16
 OUT_TOLERANCE_OF = {"sekv": 1e-2, "mosaickv": 1e-2}        # stored bf16 may round the other way
 SCORE_TOLERANCE = 1e-4  # of the largest
+# cuda counts votes by fp16 weights and ranks buckets by bf16 means (docs/cuda.md): where that turns a near-tie, a
+# row that fp32 noise would leave alone is another one. One row in so many may be, of a plan over a case.
+TURNED = {"cuda": {"tokenselect": 20, "sentencekv": 20}}
 
 Arrays = dict[str, np.ndarray]
 
@@ -168,21 +173,32 @@ def chunk_of(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arr
     return outcome
 
 
-def decode(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arrays, plan: str) -> Outcome:
+def inspected(sequence: kvstrata.Sequence, plan: str, name: str, not_run: dict[str, str]) -> np.ndarray | None:
+    """An array that the plan keeps; None, and noted, where the backend keeps it out of reach."""
+    try:
+        return sequence.inspect(name)
+    except kvstrata.Unimplemented as error:
+        not_run[f"{plan}.{name}"] = error.message
+        return None
+
+
+def decode(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Arrays, plan: str,
+           not_run: dict[str, str]) -> Outcome:
     keys, values, queries = arrays["keys_bf16"], arrays["values_bf16"], arrays["queries_bf16"]
     steps, prompt, heads = shape_of(arrays)
     outcome = Outcome(np.empty((steps, len(keys), heads, keys.shape[3]), np.float32))
     there = lambda name: f"{plan}.{name}" in arrays and not np.isnan(np.sum(arrays[f"{plan}.{name}"]))
-    look = lambda names: {name: sequence.inspect(name) for name in names if there(name)}
+    look = lambda names: {name: array for name in names if there(name)
+                          if (array := inspected(sequence, plan, name, not_run)) is not None}
     sequence.settle()
     outcome.inspected |= look(AFTER_PROMPT.get(plan, ()))
     for t in range(steps):
         at = prompt + t
         sequence.settle()
-        for name, array in look(BEFORE_STEP.get(plan, ())).items():
-            outcome.per_step.setdefault(name, []).append(array)
         tokens, units = [], []
         with session.step([(sequence, [at])]) as step:
+            for name, array in look(BEFORE_STEP.get(plan, ())).items():
+                outcome.per_step.setdefault(name, []).append(array)
             for layer in range(len(keys)):
                 row = slice(at, at + 1)
                 step.append(layer, keys[layer, row], values[layer, row])
@@ -199,7 +215,9 @@ def decode(session: kvstrata.Session, sequence: kvstrata.Sequence, arrays: Array
             outcome.inspected |= look([f"votes_layer{i}" for i in range(len(keys))])
         sequence.report(at, entropy=arrays["entropy"][t:t + 1], boundary=arrays["boundary"][at:at + 1])
     sequence.settle()
+    step = session.step([(sequence, [prompt + steps])])  # a GPU's last index rows come with a begin
     outcome.inspected |= look(AT_END.get(plan, ()))
+    step.abort()
     return outcome
 
 
@@ -241,7 +259,8 @@ def answered(lists: list[np.ndarray], group: int, groups: int) -> np.ndarray:
     return lists[group * len(lists) // groups]
 
 
-def compare_rows(arrays: Arrays, plan: str, outcome: Outcome, what: str) -> tuple[str, np.ndarray]:
+def compare_rows(arrays: Arrays, plan: str, outcome: Outcome, what: str,
+                 backend: str) -> tuple[str, np.ndarray]:
     """The problem, if any, and [T, L, Hq]: whether what a head attends agrees."""
     steps, _, heads = shape_of(arrays)
     layers = len(arrays["keys_bf16"])
@@ -264,6 +283,9 @@ def compare_rows(arrays: Arrays, plan: str, outcome: Outcome, what: str) -> tupl
             if stable[row]:
                 problems.append(f"step {t} layer {at} group {group}: {len(got)} instead of "
                                 f"{len(expected[row])}, differing {np.setxor1d(got, expected[row])[:8]}")
+    turned = TURNED.get(backend, {}).get(plan)
+    if turned is not None and len(problems) * turned <= len(rows):
+        problems = []
     return (f"{len(problems)} rows; {problems[0]}" if problems else ""), agrees
 
 
@@ -393,14 +415,14 @@ def check_per_step(case: str, arrays: Arrays, plan: str, outcome: Outcome, tally
         tally.check(case, f"{plan}.{name}", problem)
 
 
-def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, limit: float, tally: Tally) -> None:
+def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, backend: str, tally: Tally) -> None:
     agrees = np.ones(outcome.out.shape[:3], bool)
     for what in ("tokens", "units"):
         if f"{plan}.{what}" in arrays:
-            problem, same = compare_rows(arrays, plan, outcome, what)
+            problem, same = compare_rows(arrays, plan, outcome, what, backend)
             tally.check(case, f"{plan}.{what}", problem)
             agrees &= same
-    limit = max(limit, OUT_TOLERANCE_OF.get(plan, 0))
+    limit = max(OUT_TOLERANCE[backend], OUT_TOLERANCE_OF.get(plan, 0))
     tally.check(case, f"{plan}.out", compare_out(arrays, plan, outcome, agrees, limit))
     check_per_step(case, arrays, plan, outcome, tally)
     for name, got in outcome.inspected.items():
@@ -411,7 +433,7 @@ def check_plan(case: str, arrays: Arrays, plan: str, outcome: Outcome, limit: fl
         tally.check(case, f"{plan}.{name}", compare_of(name)(got, arrays[f"{plan}.{name}"]))
 
 
-def check_chunk(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays: Arrays, limit: float,
+def check_chunk(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays: Arrays, backend: str,
                 tally: Tally) -> None:
     """TokenSelect's prompt chunk: one selection a layer from the mean query, then causal."""
     options = json.loads(bytes(arrays["params"]))["plans"]["tokenselect"]
@@ -425,11 +447,11 @@ def check_chunk(session: kvstrata.Session, model: kvstrata.Model, case: str, arr
     truth = arrays["tokenselect.chunk_out"].astype(np.float64)
     error = np.linalg.norm(outcome.out - truth, axis=-1) / np.maximum(np.linalg.norm(truth, axis=-1), 1e-30)
     worst = float(np.where(np.isnan(error), np.inf, error).max())
-    tally.check(case, "tokenselect.chunk_out", "" if worst <= limit else f"relative error {worst:.3g}")
+    tally.check(case, "tokenselect.chunk_out", "" if worst <= OUT_TOLERANCE[backend] else f"relative error {worst:.3g}")
 
 
 def run_plan(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays: Arrays, plan: str,
-             limit: float, folder: pathlib.Path | None, tally: Tally) -> None:
+             backend: str, folder: pathlib.Path | None, tally: Tally) -> None:
     options = json.loads(bytes(arrays["params"]))["plans"].get(plan)
     if plan == "full":
         options = None
@@ -446,29 +468,29 @@ def run_plan(session: kvstrata.Session, model: kvstrata.Model, case: str, arrays
         return
     with sequence:
         prefill(session, sequence, arrays)
-        outcome = decode(session, sequence, arrays, plan)
-    check_plan(case, arrays, plan, outcome, limit, tally)
+        outcome = decode(session, sequence, arrays, plan, tally.not_run)
+    check_plan(case, arrays, plan, outcome, backend, tally)
     if "tokenselect.chunk_out" in arrays and plan == "tokenselect":
-        check_chunk(session, model, case, arrays, limit, tally)
+        check_chunk(session, model, case, arrays, backend, tally)
 
 
-def run_arrays(session: kvstrata.Session, case: str, arrays: Arrays, plans: list[str], limit: float,
+def run_arrays(session: kvstrata.Session, case: str, arrays: Arrays, plans: list[str], backend: str,
                folder: pathlib.Path | None, tally: Tally) -> None:
     model = register(session, arrays, f"golden:{case}")
     for plan in plans:
         if f"{plan}.out" not in arrays:
             continue
         try:
-            run_plan(session, model, case, arrays, plan, limit, folder, tally)
+            run_plan(session, model, case, arrays, plan, backend, folder, tally)
         except kvstrata.KvstrataError as error:
             tally.check(case, plan, f"the daemon answered {error}")
 
 
-def run_case(session: kvstrata.Session, path: pathlib.Path, plans: list[str], limit: float,
+def run_case(session: kvstrata.Session, path: pathlib.Path, plans: list[str], backend: str,
              folder: pathlib.Path | None, tally: Tally) -> None:
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
-    run_arrays(session, path.stem, arrays, plans, limit, folder, tally)
+    run_arrays(session, path.stem, arrays, plans, backend, folder, tally)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -486,30 +508,34 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def daemon_with_parameters() -> Iterator[tuple[str, pathlib.Path]]:
+def daemon_with_parameters(backend: str) -> Iterator[tuple[str, pathlib.Path]]:
     """A daemon of our own and the folder that its plans' `parameters` name files of."""
     with tempfile.TemporaryDirectory(prefix="kvstrata-golden-") as name:
         folder = pathlib.Path(name)
         config = folder / "kvstratad.toml"
         config.write_text(f'[parameters]\ndirectory = "{folder}"\n')
-        with Daemon("--config", str(config)) as daemon:
+        pool = ("--set", "pool.device=cuda", "--set", "pool.device_bytes=1GiB") if backend == "cuda" else ()
+        with Daemon("--config", str(config), *pool) as daemon:
             yield daemon.socket, folder
 
 
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    if options.backend == "cuda" and not pathlib.Path("/dev/nvidiactl").exists():
+        print("SKIPPED: no GPU is visible; no vector was run")
+        return 77
     tally = Tally()
     with contextlib.ExitStack() as stack:
         socket, folder = (options.socket, None) if options.socket else \
-            stack.enter_context(daemon_with_parameters())
+            stack.enter_context(daemon_with_parameters(options.backend))
         session = stack.enter_context(kvstrata.attach(socket, road=options.road, backend=options.backend,
                                                       client_name="golden_runner", timeout_ms=30000))
         for path in sorted(options.folder.glob("*.npz")):
             case = Tally()
-            run_case(session, path, options.plan or list(PLANS), OUT_TOLERANCE[options.backend], folder, case)
+            run_case(session, path, options.plan or list(PLANS), options.backend, folder, case)
             tally.add(case)
     for plan, why in tally.not_run.items():
-        print(f"NOT RUN: plan {plan}: {why}")
+        print(f"NOT RUN: {'array' if '.' in plan else 'plan'} {plan}: {why}")
     missing = [plan for plan in options.plan or () if plan in tally.not_run]
     if not tally.passed + tally.failed or missing:
         print(f"nothing to show for {', '.join(missing) or 'this folder'}")

@@ -122,7 +122,7 @@ def run_case(session: kvstrata.Session, seed: int, plans: list[str], backend: st
              tally: golden_runner.Tally) -> None:
     case, limit = random_case(seed), golden_runner.OUT_TOLERANCE[backend]
     arrays, first = golden.vectors(case), golden_runner.Tally()
-    golden_runner.run_arrays(session, f"seed {seed}", arrays, plans, limit, folder, first)
+    golden_runner.run_arrays(session, f"seed {seed}", arrays, plans, backend, folder, first)
     check_of = lambda failure: failure.split(": ")[0].split()[-1]
     stored = {check_of(f) for f in first.failures} & {n for n in arrays if n.startswith(("mosaickv.", "sekv."))}
     excused = ill_conditioned(stored, case, arrays, limit)
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
     tally, ran, end = golden_runner.Tally(), 0, time.monotonic() + options.seconds
     plans = options.plan or list(golden_runner.PLANS)
     with contextlib.ExitStack() as stack:
-        socket, folder = stack.enter_context(golden_runner.daemon_with_parameters())
+        socket, folder = stack.enter_context(golden_runner.daemon_with_parameters(options.backend))
         session = stack.enter_context(kvstrata.attach(socket, backend=options.backend,
                                                       client_name="property_runner", timeout_ms=30000))
         while ran < options.cases and time.monotonic() < end and tally.failed < 20:

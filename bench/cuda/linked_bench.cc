@@ -2,10 +2,13 @@
 // CUDA graph of all layers that the engine captured once.
 //
 //   linked_bench [--json-out FILE] [--only PREFIX] [--surprisal TRACE]
-//                [--commit HASH] [--date DATE] [--suite pool]
+//                [--commit HASH] [--date DATE]
+//                [--suite pool | moves [--promote-rate RATE] | remote | break-even]
 //
 // --surprisal: a trace (docs/traces.md) whose surprisal is reported for plan sekv, over and over;
-// without: no such row. With `--suite pool` the rows of pool_rows.h and remote_rows.h instead.
+// without: no such row. Other suites: the memory of plans (pool_rows.h); moves between the tiers,
+// at a move.promote_rate of choice, and a second process (move_rows.h, pool_rows.h); calls of the
+// remote road (remote_rows.h); short sequences (break_even_rows.h).
 //
 // A step is kvs_step_begin, kvs_step_replay, the graph's launch, kvs_step_end, for one new token of
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
@@ -28,11 +31,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "bench/cuda/break_even_rows.h"
 #include "bench/cuda/linked_plans.h"
 #include "bench/cuda/linked_steps.h"
+#include "bench/cuda/move_rows.h"
 #include "bench/cuda/pool_rows.h"
 #include "bench/cuda/remote_rows.h"
 #include "bench/cuda/replay_timing.h"
@@ -162,21 +168,6 @@ void MeasureFar(Plan plan, ordered_json* rows) {
                    {"cpu_us_a_step", cpu.median}});
 }
 
-ordered_json PoolRows(const std::string& only) {
-  ordered_json rows = ordered_json::array();
-  const auto wanted = [&only](const std::string& kind) {
-    return kind.starts_with(only.substr(0, kind.size()));
-  };
-  if (wanted("memory")) MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, only, &rows);
-  if (wanted("second")) SecondRow<Steps>(kPoolPlans.front(), &rows);
-  if (wanted("move")) {
-    MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), kPoolPlans.front(),
-                    &rows);
-  }
-  if (wanted("remote")) RemoteRows(only, &rows);
-  return rows;
-}
-
 constexpr char kNotes[] =
     "one layer of kvs_step_begin, kvs_step_replay, a captured graph of all layers' append, select "
     "and attend, kvs_step_end, of chess the mean of 320 steps and their selection, of sentencekv "
@@ -220,6 +211,59 @@ void MeasureAll(const std::string& only, const std::vector<float>& trace, Result
   }
 }
 
+// Of the rows of break_even_rows.h.
+std::vector<Plan> ShortPlans() {
+  std::vector<Plan> plans;
+  for (const Plan& plan : kPlans) {
+    const std::string name = plan.name;
+    const bool turns = plan.steps_a_query > 0;  // grows out of its graph while it is short
+    if (name != "tokenselect_miss" && !turns && !plan.spans && name != "mosaickv") {
+      plans.push_back(plan);
+    }
+  }
+  return plans;
+}
+
+struct Choices {
+  std::string only, trace, promote_rate;
+};
+
+struct Suite {
+  std::string_view name;
+  const char* notes;
+  const char* command;
+  void (*measure)(const Choices& choices, Results* results);
+};
+
+bool Wanted(const Choices& choices, const std::string& kind) {
+  return kind.starts_with(choices.only.substr(0, kind.size()));
+}
+
+const Suite kSuites[] = {
+    {"", kNotes, "bench/cuda/run_gpu.sh linked dense (make bundle)",
+     [](const Choices& choices, Results* results) {
+       MeasureAll(choices.only, SurprisalOf(choices.trace), results);
+     }},
+    {"pool", kPoolNotes, "bench/cuda/run_gpu.sh pool (make bundle)",
+     [](const Choices& choices, Results* results) {
+       MemoryRows<Steps>(kPoolPlans, kLayersOfAModel, choices.only, results->rows());
+     }},
+    {"moves", kMoveNotes, "bench/cuda/run_gpu.sh moves (make bundle)",
+     [](const Choices& choices, Results* results) {
+       const Plan& full = kPoolPlans.front();
+       if (Wanted(choices, "second")) SecondRow<Steps>(full, results->rows());
+       if (!Wanted(choices, "move")) return;
+       MoveRows<Steps>(std::vector(kPoolPlans.begin(), kPoolPlans.begin() + 2), full,
+                       choices.promote_rate, results->rows());
+     }},
+    {"remote", kRemoteNotes, "bench/cuda/run_gpu.sh remote (make bundle)",
+     [](const Choices& choices, Results* results) { RemoteRows(choices.only, results->rows()); }},
+    {"break-even", kBreakEvenNotes, "linked_bench --suite break-even (make bundle)",
+     [](const Choices&, Results* results) {
+       *results->rows() = BreakEvenRows<Steps>(ShortPlans());
+     }},
+};
+
 int Main(int argc, char** argv) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
@@ -232,22 +276,22 @@ int Main(int argc, char** argv) {
   if (const std::string socket = Option(argc, argv, "--second"); !socket.empty()) {
     return RunSecond<Steps>(socket, kPoolPlans.front(), Option(argc, argv, "--digest"));
   }
-  const bool pool = Option(argc, argv, "--suite") == "pool";
-  Results results(
-      {{"suite", pool ? "cuda-pool" : "cuda-linked"},
-       {"device", device.name},
-       {"commit", Option(argc, argv, "--commit")},
-       {"date", Option(argc, argv, "--date")},
-       {"command", pool ? "bench/cuda/run_gpu.sh pool (make bundle)"
-                        : "bench/cuda/run_gpu.sh linked dense (make bundle)"},
-       {"context", {{"notes", pool ? std::string(kPoolNotes) + "; " + kRemoteNotes : kNotes}}},
-       {"ceilings", ordered_json::object()}},
-      file);
-  if (pool) {
-    *results.rows() = PoolRows(only);
-  } else {
-    MeasureAll(only, SurprisalOf(Option(argc, argv, "--surprisal")), &results);
+  const std::string name = Option(argc, argv, "--suite");
+  const auto suite = std::ranges::find(kSuites, name, &Suite::name);
+  if (suite == std::end(kSuites)) {
+    std::fprintf(stderr, "--suite %s; allowed: pool, moves, remote, break-even\n", name.c_str());
+    return 2;
   }
+  Results results({{"suite", "cuda-" + (name.empty() ? "linked" : name)},
+                   {"device", device.name},
+                   {"commit", Option(argc, argv, "--commit")},
+                   {"date", Option(argc, argv, "--date")},
+                   {"command", suite->command},
+                   {"context", {{"notes", suite->notes}}},
+                   {"ceilings", ordered_json::object()}},
+                  file);
+  suite->measure({only, Option(argc, argv, "--surprisal"), Option(argc, argv, "--promote-rate")},
+                 &results);
   results.Write();
   return 0;
 }

@@ -1,6 +1,6 @@
-// A decode step of plan mosaickv for step_bench.cc: append to the update buffer, score the block
-// keys of packed segments, pick blocks, attend the buffer, attend the blocks and merge. The buffer
-// is not flushed.
+// A decode step of plan mosaickv for step_bench.cc, as a captured one is: score the block keys of
+// packed segments, pick blocks, attend the update buffer with the new row, attend the blocks and
+// merge. The buffer is not flushed.
 //
 // Preset format: segments of 64K tokens, 32 of 96 channels, blocks of 8 tokens. The number of
 // blocks to take is that of 6.25 % of the tokens.
@@ -130,8 +130,7 @@ class PackedStep {
   }
 
   std::vector<std::function<int(Stream)>> OpsOf(int layer) const {
-    return {[=, this](Stream s) { return Ops().append(Append(layer), s); },
-            [=, this](Stream s) { return Ops().score_packed(Score(layer), s); },
+    return {[=, this](Stream s) { return Ops().score_packed(Score(layer), s); },
             [=, this](Stream s) { return Ops().pick(Pick(), s); },
             [=, this](Stream s) { return Ops().attend_raw(AttendBuffer(layer), s); },
             [=, this](Stream s) { return Ops().attend_packed(Attend(layer), s); }};
@@ -164,14 +163,6 @@ class PackedStep {
     return {m, m + int64_t{batch_} * kHeads, partial_.get(), 1};
   }
 
-  AppendBatch Append(int layer) const {
-    AppendBatch w;
-    w.layer = Buffer(layer);
-    w.batch = w.rows_max = batch_;
-    w.tokens = buffered_.get();
-    w.k = w.v = {q_.get(), kHeads * kDim * 2, kDim * 2, DType::kBF16};
-    return w;
-  }
   AttendRawBatch AttendBuffer(int layer) const {
     AttendRawBatch w;
     w.layer = Buffer(layer);
@@ -181,6 +172,7 @@ class PackedStep {
     w.q = q_.get();
     w.q_stride = kHeads * kDim * 2;
     w.scale = Scale();
+    w.new_k = w.new_v = {q_.get(), kHeads * kDim * 2, kDim * 2, DType::kBF16};
     w.partial = BufferPart();
     w.ahead = true;
     w.counters = counters_.get();
@@ -198,12 +190,14 @@ class PackedStep {
     w.groups = kKvHeads;
     w.rule = {1, 1, 0, static_cast<int32_t>(TakenBlocks(tokens_)), 0};
     w.tokens = blocks_.get();
+    w.ahead = true;
     w.units = units_.get();
     w.counts = counts_.get();
     w.sink_end = sink_.get();
     w.recent_begin = recent_.get();
     w.list_stride = w.rule.take;
     w.scratch = pick_scratch_.get();
+    w.ctas_per_list = ScoreStride() <= kPickKeysOfCta ? 1 : 0;
     return w;
   }
   AttendPackedBatch Attend(int layer) const {

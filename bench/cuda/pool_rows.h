@@ -1,6 +1,6 @@
-// Rows of linked_bench about the daemon's pools: what a sequence holds of the GPU's memory, what a
-// second process reads, what moves between the tiers take and what they cost a decode beside them.
-// Templates on linked_bench's Plan and Steps.
+// Rows of linked_bench about the daemon's pools: what a sequence holds of the GPU's memory, and
+// what a second process reads; move_rows.h has those of moves. Templates on linked_bench's Plan and
+// Steps.
 #ifndef KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
 #define KVSTRATA_BENCH_CUDA_POOL_ROWS_H_
 
@@ -9,9 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +17,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench/cuda/replay_timing.h"
@@ -29,17 +27,13 @@
 
 namespace kvstrata::cuda {
 
-constexpr int32_t kPoolTokens = 128 * 1024, kMovedTokens = 32 * 1024;
+constexpr int32_t kPoolTokens = 128 * 1024;
 constexpr char kPoolNotes[] =
     "Llama-3.1-8B's shape, 32 layers, bf16, pages of 16, one sequence of 128K tokens. memory: used "
     "bytes of the daemon's device pool once all work is settled, and what else is taken of the GPU "
     "since before the attach, without arenas and the engine's tensors (workspace, tables, caches, "
     "code), after a captured decode step; pool bytes of plans that were packed with fewer layers "
-    "are scaled to 32, the rest is not; surprisals of sekv are exponential. second: a layer of a "
-    "captured step in a process that attached to the pages of the first one, which is idle "
-    "meanwhile. move: prefetch and demote of a sequence of 32K tokens (4 GiB) as an operator asks "
-    "for them, arenas made and registered before. decode: steps, one behind the other, that lie "
-    "inside of moves against those that none touches, means";
+    "are scaled to 32, the rest is not; surprisals of sekv are exponential";
 
 inline void CheckPool(bool ok, const char* what) {
   if (ok) return;
@@ -64,12 +58,20 @@ class AttachedSession {
   kvs_session* session_ = nullptr;
 };
 
+// Seconds since the first call, and what has been done by now: whoever ends a run that hangs sees
+// where it was.
+inline void Progress(const char* what) {
+  static const double start = bench::NowUs();
+  std::fprintf(stderr, "[%6.2f s] %s\n", (bench::NowUs() - start) * 1e-6, what);
+}
+
 // The rows' daemon: no page is ever short of room.
 class PoolDaemon {
  public:
-  testing::DaemonProcess process{{"--set", "pool.device=cuda", "--set", "pool.device_bytes=56GiB",
-                                  "--set", "pool.host_bytes=24GiB", "--set",
-                                  "pool.arena_bytes=256MiB", "--set", "work.op_threads=16"}};
+  // settings: KEY=VALUE, beside and instead of these.
+  explicit PoolDaemon(const std::vector<std::string>& settings = {}) : process(Flags(settings)) {}
+
+  testing::DaemonProcess process;
 
   v1::GetStatusResponse Status() const {
     return Call<v1::GetStatusResponse>(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
@@ -84,6 +86,17 @@ class PoolDaemon {
   }
 
  private:
+  static std::vector<std::string> Flags(const std::vector<std::string>& settings) {
+    std::vector<std::string> flags;
+    for (const char* setting :
+         {"pool.device=cuda", "pool.device_bytes=56GiB", "pool.host_bytes=24GiB",
+          "pool.arena_bytes=256MiB", "work.op_threads=16"}) {
+      flags.insert(flags.end(), {"--set", setting});
+    }
+    for (const std::string& setting : settings) flags.insert(flags.end(), {"--set", setting});
+    return flags;
+  }
+
   template <typename Response, typename Request>
   Response Call(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&,
                                                         Response*),
@@ -219,6 +232,7 @@ void SecondRow(const Plan& plan, nlohmann::ordered_json* rows) {
   AttachedSession session(daemon.process.socket());
   const std::string digest = "second-" + std::to_string(getpid());
   Steps steps(session.get(), plan, 1, kPoolTokens, {}, digest);
+  Progress("second: the first process has its pages");
   const auto time = [&] { return TimeReplays<Steps>({&steps}, steps.layers(), kSecondReplays); };
   const bench::Timing before = time();
   bench::Timing second;
@@ -240,158 +254,6 @@ void SecondRow(const Plan& plan, nlohmann::ordered_json* rows) {
                    {"baseline", {{"name", "the first process"}, {"value", own}}},
                    {"ratio", own / second.median},
                    {"must", 0.97}});
-}
-
-// --- moves ---------------------------------------------------------------------------------------
-
-// Microseconds since the first call.
-inline double ElapsedUs() {
-  static const double start = bench::NowUs();
-  return bench::NowUs() - start;
-}
-
-// When moves ran, and what they moved.
-struct Moves {
-  struct Run {
-    double begin = 0, end = 0;
-    uint64_t bytes = 0;
-    double gb_a_second() const { return static_cast<double>(bytes) / (end - begin) * 1e-3; }
-  };
-  std::vector<Run> demotions, promotions;
-  static bool During(const std::vector<Run>& runs, double begin, double end) {
-    return std::any_of(runs.begin(), runs.end(),
-                       [=](const Run& r) { return r.begin <= begin && end <= r.end; });
-  }
-  static bool Beside(const std::vector<Run>& runs, double begin, double end) {
-    return std::none_of(runs.begin(), runs.end(),
-                        [=](const Run& r) { return begin < r.end && r.begin < end; });
-  }
-  static bench::Timing Rate(const std::vector<Run>& runs) {
-    std::vector<double> rates;
-    for (const Run& run : runs) rates.push_back(run.gb_a_second());
-    return bench::TimingOf(rates);
-  }
-};
-
-// The first round is left out: it makes arenas and registers them.
-inline Moves MoveToAndFro(const PoolDaemon& daemon, uint64_t sequence, int rounds) {
-  Moves moves;
-  for (int round = 0; round <= rounds; ++round) {
-    for (const bool up : {false, true}) {
-      Moves::Run run;
-      run.begin = ElapsedUs();
-      run.bytes = daemon.Move(sequence, up);
-      run.end = ElapsedUs();
-      CheckPool(run.bytes > 0, "a move");
-      if (round > 0) (up ? moves.promotions : moves.demotions).push_back(run);
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // steps that nothing disturbs
-    }
-  }
-  return moves;
-}
-
-inline void RateRow(const std::string& id, const std::vector<Moves::Run>& runs, double must,
-                    nlohmann::ordered_json* rows) {
-  const bench::Timing t = Moves::Rate(runs);
-  std::printf("%-36s %9.2f GB/s  p10 %9.2f  p90 %9.2f\n", id.c_str(), t.median, t.p10, t.p90);
-  std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"bytes", runs.front().bytes},
-                   {"value", t.median},
-                   {"unit", "GB/s"},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n}});
-  if (must > 0) rows->back()["must"] = must;
-}
-
-struct StepTimes {
-  std::vector<double> begin, end, us;
-};
-
-// Steps, one always waiting behind the one that runs, until `stop`.
-template <typename Steps>
-StepTimes RunSteps(Steps* steps, const std::atomic<bool>& stop) {
-  std::array<cudaEvent_t, 2> ends{};
-  for (cudaEvent_t& event : ends) Check(cudaEventCreate(&event), "cudaEventCreate");
-  StepTimes times;
-  double last = 0;
-  steps->Launch();
-  Check(cudaEventRecord(ends[0], steps->stream()), "cudaEventRecord");
-  for (size_t i = 1; !stop; ++i) {
-    steps->Launch();
-    cudaEvent_t before = ends[(i - 1) % 2], event = ends[i % 2];
-    Check(cudaEventSynchronize(before), "a step");
-    const double now = ElapsedUs();
-    if (i > 1) {
-      times.begin.push_back(last);
-      times.end.push_back(now);
-      times.us.push_back(now - last);
-    }
-    last = now;
-    Check(cudaEventRecord(event, steps->stream()), "cudaEventRecord");
-  }
-  Check(cudaStreamSynchronize(steps->stream()), "a step");
-  for (cudaEvent_t event : ends) Check(cudaEventDestroy(event), "cudaEventDestroy");
-  return times;
-}
-
-// Mean of the steps that lie wholly inside of moves, against those that no move touches.
-inline void BesideRow(const std::string& id, const StepTimes& steps,
-                      const std::vector<Moves::Run>& runs, const Moves& all, double must,
-                      nlohmann::ordered_json* rows) {
-  std::vector<double> during, alone;
-  for (size_t i = 0; i < steps.us.size(); ++i) {
-    const double begin = steps.begin[i], end = steps.end[i];
-    if (Moves::During(runs, begin, end)) during.push_back(steps.us[i]);
-    if (Moves::Beside(all.demotions, begin, end) && Moves::Beside(all.promotions, begin, end)) {
-      alone.push_back(steps.us[i]);
-    }
-  }
-  CheckPool(!during.empty() && !alone.empty(), "no steps beside moves");
-  const bench::Timing t = bench::TimingOf(during), base = bench::TimingOf(alone);
-  std::printf("%-36s %9.1f us  alone %9.1f (medians %.1f, %.1f)  +%.2f %%  %zu and %zu steps\n",
-              id.c_str(), t.mean, base.mean, t.median, base.median, (t.mean / base.mean - 1) * 100,
-              t.n, base.n);
-  std::fflush(stdout);
-  rows->push_back({{"id", id},
-                   {"value", t.mean},
-                   {"unit", "us"},
-                   {"median", t.median},
-                   {"p10", t.p10},
-                   {"p90", t.p90},
-                   {"n", t.n},
-                   {"baseline", {{"name", "no move"}, {"value", base.mean}}},
-                   {"ratio", base.mean / t.mean},
-                   {"must", must}});
-}
-
-template <typename Steps, typename Plan>
-void MoveRows(const std::vector<Plan>& decoding, const Plan& moved, nlohmann::ordered_json* rows) {
-  constexpr int kRounds = 6;
-  PoolDaemon daemon;
-  AttachedSession session(daemon.process.socket());
-  Steps other(session.get(), moved, 1, kMovedTokens);
-  const Moves idle = MoveToAndFro(daemon, other.sequence(), kRounds);
-  RateRow("move/promote/idle", idle.promotions, 45, rows);
-  RateRow("move/demote/idle", idle.demotions, 0, rows);
-  for (const Plan& plan : decoding) {
-    Steps steps(session.get(), plan, 1, kPoolTokens);
-    std::atomic<bool> stop{false};
-    Moves moves;
-    std::thread mover([&] {
-      moves = MoveToAndFro(daemon, other.sequence(), kRounds);
-      stop = true;
-    });
-    const StepTimes times = RunSteps(&steps, stop);
-    mover.join();
-    const std::string beside = std::string("/beside/") + plan.name;
-    RateRow("move/promote" + beside, moves.promotions, 0, rows);
-    RateRow("move/demote" + beside, moves.demotions, 0, rows);
-    const std::string step = std::string("decode/") + plan.name + "/128K/beside_";
-    BesideRow(step + "demotion", times, moves.demotions, moves, 1 / 1.03, rows);
-    BesideRow(step + "promotion", times, moves.promotions, moves, 1 / 1.05, rows);
-  }
 }
 
 }  // namespace kvstrata::cuda

@@ -2,7 +2,10 @@
 # Runs a bundle (bundle.sh) on a machine with a GPU: tests, then benchmarks, then a short table.
 # Results go to $OUT, or to the bundle's folder. Exit code: that of the tests.
 #
-#   run_gpu.sh [tests] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [dense]   nothing named: all but memcheck
+#   run_gpu.sh [tests] [golden] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [moves] [remote] [dense]
+#   nothing named: all but memcheck
+#   golden: the vectors of the folder $GOLDEN (tests/golden of a source tree: 10 MB that the bundle
+#   has no room for); nothing without it
 #   memcheck: the smallest tests again under compute-sanitizer: memcheck, racecheck, initcheck
 # ONLY restricts cuda_bench to ids with that prefix, DENSE_ONLY the baselines (1x128,8x32).
 set -uo pipefail
@@ -10,7 +13,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${OUT:-$here}
 [ -d "$here/bin" ] || tar -C "$here" -xzf "$here/programs.tar.gz"
 export LD_LIBRARY_PATH=$here/lib
-steps=" ${*:-tests bench selection steps chunk linked pool dense} "
+steps=" ${*:-tests golden bench selection steps chunk linked pool moves remote dense} "
 failed=0
 wants() { [[ $steps == *" $1 "* ]]; }
 
@@ -25,6 +28,10 @@ if wants tests; then
     tail -n 1 "$log" | sed "s|^|$suite |"
     [ $code -eq 0 ] || { failed=1; grep -m 40 -E 'Failure|seed|Which|Expected|actual|error' "$log"; }
   done
+fi
+if wants golden && [ -n "${GOLDEN:-}" ]; then
+  KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.0 KVSTRATAD=$here/bin/kvstratad \
+    python3 "$here/tests/golden_runner.py" "$GOLDEN" --backend cuda || failed=1
 fi
 # Of each op the cases that take seconds even so; side by side, as the time goes into the CPU.
 checked=(
@@ -85,9 +92,10 @@ fi
 if wants linked; then
   "$here/bin/linked_bench" --json-out "$out/linked.json" "${spans[@]}" "${stamp[@]}" || failed=1
 fi
-if wants pool; then
-  "$here/bin/linked_bench" --suite pool --json-out "$out/cuda-pool-h100.json" "${stamp[@]}" || failed=1
-fi
+for suite in pool moves remote; do
+  wants $suite || continue
+  "$here/bin/linked_bench" --suite $suite --json-out "$out/cuda-$suite-h100.json" "${stamp[@]}" || failed=1
+done
 if wants dense && [ -f "$out/chunk.json" ]; then
   python3 "$here/dense_baselines.py" --json-out "$out/dense-chunk.json" --chunks 128,1024 || failed=1
   python3 "$here/compare.py" "$out/chunk.json" "$out/dense-chunk.json" --json-out "$out/cuda-chunk-h100.json"

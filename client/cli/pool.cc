@@ -4,6 +4,7 @@
 #include <iostream>
 #include <memory>
 
+#include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 
@@ -26,7 +27,9 @@ constexpr Column kList[] = {
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Admin::Stub::ListPools, v1::ListPoolsRequest()));
-  PrintList(options.style, ToJson(answer), "pools", kList, std::cout);
+  const Json document = ToJson(answer);
+  PrintList(options.style, document, "pools", kList, std::cout);
+  PrintCgroups(options.style, document, std::cout);
   return kOk;
 }
 

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "kvstrata/kvstrata.h"
@@ -50,6 +51,7 @@ Result<int> ShowStatus(const Options& options) {
   if (options.style.format == Format::kTable) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
+    PrintCgroups(options.style, document, std::cout);
   }
   return kOk;
 }

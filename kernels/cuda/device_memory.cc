@@ -25,6 +25,7 @@ struct Driver {
   decltype(&cuMemExportToShareableHandle) export_handle = nullptr;
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
   decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
+  decltype(&cuMemGetAddressRange) address_range = nullptr;
   bool complete = false;
 };
 
@@ -47,7 +48,8 @@ const Driver& TheDriver() {
                  Find("cuMemUnmap", &d.unmap) && Find("cuMemSetAccess", &d.set_access) &&
                  Find("cuMemExportToShareableHandle", &d.export_handle) &&
                  Find("cuMemImportFromShareableHandle", &d.import_handle) &&
-                 Find("cuMemGetAllocationGranularity", &d.granularity);
+                 Find("cuMemGetAllocationGranularity", &d.granularity) &&
+                 Find("cuMemGetAddressRange", &d.address_range);
     return d;
   }();
   return driver;
@@ -191,6 +193,53 @@ int ReleaseArena(int device, DeviceArena* arena) {
   if (unmapped == CUDA_SUCCESS) (void)d.unreserve(arena->address, arena->bytes);
   *arena = {};
   return error != cudaSuccess ? static_cast<int>(error) : ErrorOf(unmapped);
+}
+
+int ExportIpc(const void* address, uint8_t* handle, uint64_t* offset) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == kIpcHandleBytes);
+  if (!TheDriver().complete) return cudaErrorInsufficientDriver;
+  const auto at = reinterpret_cast<CUdeviceptr>(address);
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (const CUresult result = TheDriver().address_range(&base, &bytes, at)) return ErrorOf(result);
+  cudaIpcMemHandle_t exported;
+  if (const cudaError_t error = cudaIpcGetMemHandle(&exported, reinterpret_cast<void*>(base))) {
+    return error;
+  }
+  std::memcpy(handle, &exported, sizeof(exported));
+  *offset = at - base;
+  return cudaSuccess;
+}
+
+int OpenIpc(int device, const uint8_t* handle, DeviceArena* memory) {
+  const CurrentDevice current(device);
+  if (current.error() != cudaSuccess) return current.error();
+  cudaIpcMemHandle_t imported;
+  std::memcpy(&imported, handle, sizeof(imported));
+  void* at = nullptr;
+  if (const cudaError_t error =
+          cudaIpcOpenMemHandle(&at, imported, cudaIpcMemLazyEnablePeerAccess)) {
+    (void)cudaGetLastError();  // not sticky: the caller has it
+    return error;
+  }
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  if (const CUresult result =
+          TheDriver().address_range(&base, &bytes, reinterpret_cast<CUdeviceptr>(at))) {
+    (void)cudaIpcCloseMemHandle(at);
+    return ErrorOf(result);
+  }
+  *memory = {reinterpret_cast<uint64_t>(at), base + bytes - reinterpret_cast<CUdeviceptr>(at)};
+  return cudaSuccess;
+}
+
+int CloseIpc(int device, DeviceArena* memory) {
+  if (memory->address == 0) return cudaSuccess;
+  const CurrentDevice current(device);
+  if (current.error() != cudaSuccess) return current.error();
+  const cudaError_t error = cudaIpcCloseMemHandle(reinterpret_cast<void*>(memory->address));
+  *memory = {};
+  return error;
 }
 
 int Copy2D(int device, void* to, const void* from, const Copied2D& shape) {

@@ -6,32 +6,28 @@
 namespace kvstrata {
 namespace {
 
-// Arrays of a codec's storage that are read from descriptions (codec/extent.h).
-std::vector<std::string_view> DescribedArrays(CodecKind codec) {
-  if (codec == CodecKind::kPacked) return {"segments", "strategies"};
-  return {"anchors", "raw", "spans", "k_rank", "v_rank"};
+// Arrays of a plan whose steps run on a GPU that are read all the same: from descriptions of
+// extents (codec/extent.h), from index rows, from what Begin decides.
+std::vector<std::string_view> ReadFromGpu(const Plan& plan) {
+  if (plan.codec == CodecKind::kPacked) return {"segments", "strategies"};
+  if (plan.codec == CodecKind::kLowRank) return {"anchors", "raw", "spans", "k_rank", "v_rank"};
+  if (plan.selector == SelectorKind::kCascade) return {"selections", "page_vectors_bf16"};
+  return {};
 }
 
-Status CheckDescribed(CodecKind codec, std::string_view name) {
+// The others stay on the GPU: what the host's selector says of them would be nothing.
+Status CheckReadFromGpu(const Plan& plan, std::string_view name) {
   std::string names;
-  for (const std::string_view known : DescribedArrays(codec)) {
+  for (const std::string_view known : ReadFromGpu(plan)) {
     if (name == known) return OkStatus();
     names.append(known).append(", ");
   }
   if (name == "entropy" || name == "surprisal" || name == "boundary") return OkStatus();
-  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of codec '" +
-                                        std::string(NameOf(codec)) + "' is not read from a GPU; " +
-                                        names + "entropy, surprisal and boundary are");
-}
-
-// Hits and votes are kept by the GPU.
-Status CheckServed(const Plan& plan, std::string_view name) {
-  if (plan.selector == SelectorKind::kVote && (name == "hits" || name.starts_with("votes_"))) {
-    return Unimplemented("CUDA_PLAN", "array '" + std::string(name) +
-                                          "' of selector 'vote' is not read from a GPU; entropy, "
-                                          "surprisal and boundary are");
-  }
-  return plan.codec == CodecKind::kRaw ? OkStatus() : CheckDescribed(plan.codec, name);
+  return Unimplemented("CUDA_PLAN", "array '" + std::string(name) + "' of selector '" +
+                                        std::string(NameOf(plan.selector)) + "' over codec '" +
+                                        std::string(NameOf(plan.codec)) +
+                                        "' is not read from a GPU; " + names +
+                                        "entropy, surprisal and boundary are");
 }
 
 }  // namespace
@@ -39,7 +35,7 @@ Status CheckServed(const Plan& plan, std::string_view name) {
 Result<InspectArray> InspectFromGpu(const SequenceState& state, SequenceView view, size_t blocks,
                                     const FarRead& read, Executor& executor,
                                     std::string_view name) {
-  KVS_RETURN_IF_ERROR(CheckServed(state.plan(), name));
+  KVS_RETURN_IF_ERROR(CheckReadFromGpu(state.plan(), name));
   const auto bytes = static_cast<uint64_t>(state.index().block_bytes);
   std::vector<std::byte> copy(blocks * bytes);
   std::vector<std::byte*> copies;

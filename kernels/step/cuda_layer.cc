@@ -17,16 +17,15 @@ bool SelectsByQuery(SelectorKind selector) {
 }
 
 // Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse,
-// pick_buckets and score_spans (ReadsSpans, in all layers) do; vote and score_packed do not.
-bool ReadsAhead(const Plan& plan) {
-  return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
-}
+// pick_buckets, score_packed and score_spans (ReadsSpans, in all layers) do; vote does not.
+bool ReadsAhead(const Plan& plan) { return !plan.group_softmax; }
 
-// Whether every selection of the plan has the newest token in it, and none is made of its key.
+// Whether every selection of the plan has the newest token in it, and none is made of its key. What
+// is not packed yet is always attended.
 bool AlwaysAttendsNewest(const Plan& plan) {
   return plan.selector == SelectorKind::kVote     ? plan.n_local > 0
          : plan.selector == SelectorKind::kBucket ? plan.recent > 0
-                                                  : plan.selector != SelectorKind::kBlock;
+                                                  : true;
 }
 
 const std::byte* RowAt(const Rows& rows, int32_t row) {
@@ -54,7 +53,7 @@ Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
 bool CudaStep::AttendsNewRows() const {
   return std::ranges::all_of(parts_, [](const Part& part) {
     if (part.new_tokens > 1 || part.prompt || part.observes || ReadsSpans(part)) return false;
-    return !part.selects || (AlwaysAttendsNewest(part.plan) && ReadsAhead(part.plan));
+    return !part.selects || part.idle || (AlwaysAttendsNewest(part.plan) && ReadsAhead(part.plan));
   });
 }
 
@@ -82,7 +81,8 @@ Status CudaStep::AppendRows(const NewRows& rows) {
 }
 
 bool CudaStep::Selects(const Part& part, int layer) const {
-  return part.selects && layer >= part.plan.n_dense_layers;
+  return part.selects && !part.idle && part.plan.selector != SelectorKind::kFull &&
+         layer >= part.plan.n_dense_layers;
 }
 
 bool CudaStep::Observes(const Part& part, int layer) const {

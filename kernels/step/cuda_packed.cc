@@ -211,6 +211,7 @@ Status CudaStep::SelectBlocks(const Part& part, int layer, const std::byte* q, D
   w.rule = {1, score.first, 0, 0, 0};
   w.tokens = ws_.Ints(PerMember::kBlocks) + part.first;
   w.takes = ws_.Ints(PerMember::kTake) + part.first;
+  w.ahead = true;
   w.list_stride = room.list;
   w.units = buffers.units.as<int32_t>() + list * room.list;
   w.counts = buffers.counts.as<int32_t>() + list;
@@ -218,6 +219,7 @@ Status CudaStep::SelectBlocks(const Part& part, int layer, const std::byte* q, D
   w.recent_begin = buffers.recent_begin.as<int32_t>() + part.first;
   w.scratch = buffers.pick.as<std::byte>();
   w.scratch_lists = room.batch * g.kv_heads;
+  w.ctas_per_list = room.blocks <= cuda::kPickKeysOfCta ? 1 : 0;
   return Check(ops_.pick(w, stream_), "op pick");
 }
 
@@ -250,6 +252,10 @@ Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, con
   raw.q = queries;
   raw.q_stride = q.token_stride;
   raw.scale = scale;
+  if (pending_.layer >= 0) {
+    raw.new_k = pending_.k.From(row);
+    raw.new_v = pending_.v.From(row);
+  }
   raw.partial = of_pages;
   raw.ahead = part.new_tokens == 1;
   raw.counters = ws_.attend_counters_.as<uint32_t>();

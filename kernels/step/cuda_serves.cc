@@ -10,13 +10,13 @@ namespace {
 constexpr int32_t kGroupMax = 8;  // query heads a KV head: columns of one product
 
 Status PlanUnserved(std::string_view key, std::string_view value) {
-  return Unimplemented("CUDA_PLAN",
-                       std::string(key) + " = " + std::string(value) +
-                           " is not served on a GPU; served there are selectors full, window, "
-                           "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
-                           "bucket (sentencekv) over codec raw, and block over codec packed "
-                           "(mosaickv), with rest = \"drop\", and zoom over codec lowrank (sekv); "
-                           "use one of them, or backend simd");
+  return Unimplemented(
+      "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
+                       " is not served on a GPU; served there are selectors full, window, "
+                       "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
+                       "bucket (sentencekv) over codec raw, block (mosaickv) and full over "
+                       "codec packed, with rest = \"drop\", and zoom over codec lowrank (sekv); "
+                       "use one of them, or backend simd");
 }
 
 Status ModelUnserved(const std::string& what) {
@@ -30,18 +30,16 @@ bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(
 Status CudaServes(const Plan& plan, const Geometry& geometry) {
   const bool of_units =
       plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
-  const bool of_blocks = plan.selector == SelectorKind::kBlock;
-  const bool of_spans = plan.selector == SelectorKind::kZoom;
-  const CodecKind codec = of_blocks  ? CodecKind::kPacked
-                          : of_spans ? CodecKind::kLowRank
-                                     : CodecKind::kRaw;
-  if (plan.selector != SelectorKind::kFull && plan.selector != SelectorKind::kWindow &&
-      plan.selector != SelectorKind::kVote && plan.selector != SelectorKind::kBucket && !of_units &&
-      !of_blocks && !of_spans) {
-    return PlanUnserved("selector", "\"" + std::string(NameOf(plan.selector)) + "\"");
-  }
-  if (plan.codec != codec) {
-    return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\"");
+  const bool of_spans = plan.codec == CodecKind::kLowRank;
+  const bool packed = plan.codec == CodecKind::kPacked;
+  // What the selectors' ops choose: blocks of packed rows, spans, or anything of raw rows.
+  const bool served =
+      packed     ? plan.selector == SelectorKind::kBlock || plan.selector == SelectorKind::kFull
+      : of_spans ? plan.selector == SelectorKind::kZoom
+                 : plan.selector != SelectorKind::kBlock;
+  if (!served) {
+    return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
+                                     std::string(NameOf(plan.selector)) + "\"");
   }
   if (!of_spans && plan.rest != RestKind::kDrop) {
     return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
@@ -67,10 +65,10 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
   if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
     return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
   }
-  if (of_blocks && plan.search) {
+  if (packed && plan.search) {
     return PlanUnserved("strategy", "\"search\"");  // blocks of a layer's heads differ
   }
-  if (of_blocks && plan.group_softmax) {
+  if (packed && plan.group_softmax) {
     return PlanUnserved("group", "\"softmax\"");  // op score_packed takes the group's maximum
   }
   if (geometry.pre_rope()) {

@@ -8,7 +8,6 @@
 #include "kernels/step/cuda_sentences.h"
 
 namespace kvstrata {
-
 cuda::CandidateRule CudaStep::RuleOf(const Plan& plan) {
   return {plan.page, plan.n_sink, plan.n_recent, plan.budget / plan.page, plan.min_tokens};
 }
@@ -63,7 +62,8 @@ void CudaStep::CutParts() {
       continue;
     }
     Part part{i, 1, members_[i].new_tokens, false, {}};
-    part.selects = state.prompt_tokens() >= 0 && selector != SelectorKind::kFull;
+    part.selects =
+        state.prompt_tokens() >= 0 && (selector != SelectorKind::kFull || IsPacked(members_[i]));
     part.observes = state.prompt_tokens() < 0 && selector == SelectorKind::kBucket;
     if (part.selects || part.observes) part.plan = state.plan();
     part.promotes = part.selects && part.new_tokens == 1 && MayPromote(members_[i]);
@@ -80,6 +80,23 @@ void CudaStep::CutParts() {
   }
   decodes_ = std::ranges::all_of(parts_, [](const Part& part) {
     return part.new_tokens == 1 && !part.prompt && !part.observes;
+  });
+  const bool idle = IsShort();
+  for (Part& part : parts_) part.idle = idle && ScoresByQuery(part);
+}
+
+bool CudaStep::ScoresByQuery(const Part& part) {
+  return part.selects && !part.prompt && part.plan.codec == CodecKind::kRaw &&
+         (part.plan.selector == SelectorKind::kMinMax || part.plan.selector == SelectorKind::kVote);
+}
+
+bool CudaStep::IsShort() const {
+  return std::ranges::all_of(parts_, [this](const Part& part) {
+    const auto members = std::span(members_).subspan(static_cast<size_t>(part.first),
+                                                     static_cast<size_t>(part.count));
+    return !ScoresByQuery(part) || std::ranges::all_of(members, [&part](const StepMember& m) {
+      return m.view.tokens + 1 < part.plan.min_tokens;
+    });
   });
 }
 
@@ -265,10 +282,14 @@ CudaStep::~CudaStep() {
     return;
   }
   // Nothing captured has run: only Begin's own work is to be waited for.
-  const size_t slot = (ws_.next_slot_ + ws_.slots_.size() - 1) % ws_.slots_.size();
-  (void)ws_.AwaitOnHost(ws_.slots_[slot].done);
+  (void)AwaitBegin();
   if (exit_.address == nullptr) return;
   std::atomic_ref<uint64_t>(*exit_.address).store(exit_.value, std::memory_order_release);
+}
+
+Status CudaStep::AwaitBegin() const {
+  const size_t slot = (ws_.next_slot_ + ws_.slots_.size() - 1) % ws_.slots_.size();
+  return ws_.AwaitOnHost(ws_.slots_[slot].done);
 }
 
 Result<bool> CudaStep::IsCapturing(cuda::Stream stream) const {
@@ -285,6 +306,15 @@ Status CudaStep::WriteExit(cuda::Stream stream) {
   return Check(ops_.record_event(ws_.last_work_, stream), "marking the end of a step");
 }
 
+Status CudaStep::CopyMovedPages(cuda::Stream stream) {
+  const auto bytes = static_cast<uint64_t>(geometry().page_bytes());
+  for (const MovedPage& page : moved_pages_) {
+    KVS_RETURN_IF_ERROR(
+        Check(ops_.copy_async(page.to, page.from, bytes, stream), "copying a forked page"));
+  }
+  return OkStatus();
+}
+
 Status CudaStep::End(cuda::Stream stream) {
   KVS_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
   if (capturing) {
@@ -293,6 +323,7 @@ Status CudaStep::End(cuda::Stream stream) {
                               "then end the step");
   }
   KVS_RETURN_IF_ERROR(AppendPending());
+  KVS_RETURN_IF_ERROR(CopyMovedPages(stream));
   CopyShadows(stream);
   KVS_RETURN_IF_ERROR(WriteExit(stream));
   ended_ = true;
@@ -316,10 +347,11 @@ CudaWorkspace::CapturedShape* CudaStep::ShapeUnderCapture() {
 }
 
 // Whether a graph of `captured` does all that this step does: one that promotes serves members
-// without pages in the host's memory, too.
+// without pages in the host's memory, too, and one that selects short members.
 bool CudaStep::Serves(std::vector<Part> captured) const {
   for (size_t i = 0; i < captured.size() && i < parts_.size(); ++i) {
     captured[i].promotes = captured[i].promotes && parts_[i].promotes;
+    captured[i].idle = captured[i].idle || parts_[i].idle;
   }
   return captured == parts_;
 }

@@ -16,7 +16,8 @@
 // each; tensors at the same addresses) launch it again. The graph is good as long as the
 // workspace's generation is that of the capture and Replay does not refuse. What is captured of an
 // Append of one token a member may be the layer's attention: its tensors stay as they are until
-// then.
+// then. Where every member is shorter than its min_tokens nothing is enqueued for selections: a
+// graph that is captured then is stale once one is longer, and the one captured then serves both.
 //
 // Tensors: device memory, or host memory, which is copied; a call with any of host memory returns
 // when its copies are done, and is refused under capture. Keys, values, outputs: bf16, fp16, fp32.
@@ -33,8 +34,11 @@
 // is refreshed from its view before Begin, and what it points into outlives the step on the GPU.
 //
 // Selector vote: whether a cached selection is used is the GPU's decision (ops/reuse), so that a
-// graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h); a
-// state that is cloned must have no step under way on the GPU.
+// graph serves hits and misses. The cache goes with the sequence's state (cuda_vote_cache.h).
+//
+// A state may be cloned while its step is open or under way, after AwaitBegin: what kernels keep of
+// a step counts only in steps of more tokens. A clone in an open step is of what was committed
+// before.
 //
 // Pages in the host's memory (view.far_pages) are attended in place, over the bus. In steps of one
 // new token behind a prompt, of codec raw, what is selected of them is promoted first: copied into
@@ -96,6 +100,14 @@ class CudaStep : public StepBatch {
   Status Select(int layer, const Rows& q);
   Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
 
+  // What this step writes to page `from` is to be in page `to`, too, with all that `from` holds:
+  // End copies it. Of a member that was forked meanwhile, whose page is another sequence's now.
+  void MovePage(const std::byte* from, std::byte* to) { moved_pages_.push_back({from, to}); }
+
+  // Waits for what Begin enqueued: from then on a member's state may be cloned, unless it is a
+  // prompt's of selector bucket. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
+  Status AwaitBegin() const;
+
   // The engine launched, on the stream, a graph that was captured of a step of this shape: all
   // layers are done. FAILED_PRECONDITION GRAPH_STALE when none was, of all layers, at this
   // generation.
@@ -129,6 +141,11 @@ class CudaStep : public StepBatch {
 
   // Begin.
   void CutParts();
+  // Whether the part's layers have kernels that do nothing for sequences attended in full. Those of
+  // selector bucket keep the sentence's queries, those of codecs read what is stored.
+  static bool ScoresByQuery(const Part& part);
+  // Whether all members of such parts are shorter than their min_tokens.
+  bool IsShort() const;
   void CutPrompt(int member);
   CudaWorkspace::Capacity Need() const;
   VoteBuffers::Capacity NeedOfVotes() const;
@@ -201,6 +218,7 @@ class CudaStep : public StepBatch {
   };
   bool AttendsNewRows() const;
   Status AppendPending();
+  Status CopyMovedPages(cuda::Stream stream);
   Status AppendRows(const NewRows& rows);
 
   // Ops. Rows of `q` and `out` are dense from here on.
@@ -302,8 +320,13 @@ class CudaStep : public StepBatch {
   std::vector<uint8_t> observed_;     // [members][layers]: queries of a prompt were kept
   std::vector<CudaShadow*> shadows_;  // by member, null: none; empty: of none
   NewRows pending_;                   // of a layer that was appended, but not attended yet
-  int32_t vote_lists_ = 0;            // of all parts, in VoteBuffers
-  bool decodes_ = false;              // one new token of each member, behind its prompt
+  struct MovedPage {
+    const std::byte* from;
+    std::byte* to;
+  };
+  std::vector<MovedPage> moved_pages_;
+  int32_t vote_lists_ = 0;  // of all parts, in VoteBuffers
+  bool decodes_ = false;    // one new token of each member, behind its prompt
   int selected_layer_ = -1;
   // Whose queries and rows were all enqueued before its expand_spans: its attend_spans reads ahead.
   int span_rows_layer_ = -1;

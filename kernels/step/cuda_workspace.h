@@ -95,13 +95,14 @@ class CudaWorkspace {
   struct Part {
     int32_t first = 0, count = 0;  // members
     int32_t new_tokens = 1;        // of each
-    bool selects = false;          // the prompt is complete and the plan selects
+    bool selects = false;          // the prompt is complete and the plan selects, or is packed
     Plan plan;                     // of the members, where it selects
     int32_t begin = 0;             // first of them among the member's new tokens
     bool prompt = false;           // a chunk of a prompt, with a selection of its own
     int32_t list = 0;              // of selector vote: its first list in VoteBuffers
     bool observes = false;  // of a prompt whose last queries are kept; the plan is there, too
     bool promotes = false;  // selects, and a member has pages in the host's memory
+    bool idle = false;      // of a step all of whose members are shorter than their min_tokens
     bool operator==(const Part&) const = default;
   };
   // A batch whose layers were captured, since the last growth.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "server/attach/arena_mailbox.h"
+#include "server/attach/descriptor_inbox.h"
 #include "server/attach/packet.h"
 #include "server/attach/peer.h"
 #include "server/attach/ring_session.h"
@@ -62,6 +63,7 @@ struct Connection {
   Clock::time_point deadline;
   uint64_t session = 0;
   std::shared_ptr<ArenaMailbox> mailbox;
+  std::unique_ptr<DescriptorInbox> inbox;
   std::unique_ptr<RingSession> ring;
 };
 
@@ -381,8 +383,9 @@ void AttachServer::Loop::OnSocket(Connection* c, uint32_t events) {
     if (last == RingSession::Outcome::kDetached) return OnRing(c, last);
     return HangUp(c, "eof");
   }
+  if (c->inbox->Receive()) return;
   Count(kMalformed);
-  HangUp(c, "a packet after Hello");
+  HangUp(c, "a packet after Hello that is no descriptor");
 }
 
 void AttachServer::Loop::OnHello(Connection* c) {
@@ -436,9 +439,13 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(fd->get(), &one, sizeof(one));  // full: it wakes too
   };
-  KVS_ASSIGN_OR_RETURN(
-      c->ring, RingSession::Map(segments, store_,
-                                {options_.reply_backlog_bytes, options_.settle_timeout, wake}));
+  c->inbox = std::make_unique<DescriptorInbox>(c->socket.get());
+  RingOptions ring{options_.reply_backlog_bytes, options_.settle_timeout, wake};
+  if (options_.imports != nullptr) {
+    ring.import = options_.imports->NewSession(segments.session, c->peer);
+  }
+  ring.take_descriptor = [inbox = c->inbox.get()](uint32_t number) { return inbox->Take(number); };
+  KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, store_, std::move(ring)));
   // Edge-triggered: each ring of the bell is one event.
   if (!Watch(c->doorbell.get(), kDoorbell, c->number, EPOLLIN | EPOLLET)) {
     return ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections");
@@ -519,6 +526,7 @@ void AttachServer::Loop::CloseChannels(Connection* c) {
   if (c->mailbox) c->mailbox->Close();
   std::erase(open_, c);
   c->ring.reset();
+  c->inbox.reset();
   // epoll forgets a descriptor with its last copy, and the client holds one of the doorbell.
   if (c->doorbell) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, c->doorbell.get(), nullptr);
   c->doorbell.Reset();

@@ -26,6 +26,7 @@
 
 #include "base/status.h"
 #include "server/attach/unix_listener.h"
+#include "server/store/import_sink.h"
 #include "server/store/store.h"
 
 namespace kvstrata {
@@ -37,6 +38,7 @@ struct AttachOptions {
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
   std::string backend = "simd";                          // named in Welcome
   std::string device_uuid = "emulated";
+  ImportSink* imports = nullptr;  // outlives the server; null: engines lend no tensors
 };
 
 // Since start. `reclaims` are passes of the housekeeping that called the store.

@@ -5,34 +5,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "server/attach/frame_reader.h"
 #include "server/attach/packet.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
 namespace {
-
-// Reads a POD from the front of a frame and takes it off.
-template <typename T>
-bool Take(std::span<const std::byte>* in, T* out) {
-  if (in->size() < sizeof(T)) return false;
-  std::memcpy(out, in->data(), sizeof(T));
-  *in = in->subspan(sizeof(T));
-  return true;
-}
-
-// Takes `n` values; the frame's buffer is aligned and all arrays start at a multiple of 4.
-template <typename T>
-bool TakeArray(std::span<const std::byte>* in, uint64_t n, std::span<const T>* out) {
-  if (n > in->size() / sizeof(T)) return false;
-  *out = {reinterpret_cast<const T*>(in->data()), n};
-  *in = in->subspan(n * sizeof(T));
-  return true;
-}
-
-template <typename T>
-std::span<const std::byte> BytesOf(const T& value) {
-  return std::as_bytes(std::span(&value, 1));
-}
 
 Status ReadModel(const shm::RegisterModel& in, std::span<const int32_t> boundaries,
                  ModelDesc* out) {
@@ -158,6 +136,12 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnLookup(frame);
     case shm::kDetach:
       return OnDetach(frame);
+    case shm::kRegisterTensors:
+      return OnRegisterTensors(frame);
+    case shm::kSealBlocks:
+      return OnSealBlocks(frame);
+    case shm::kAcknowledged:
+      return OnAcknowledged(frame);
     case shm::kCommit:
       return OnCommit(frame);
     case shm::kReport:
@@ -275,10 +259,13 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
   }
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
   const uint64_t id = frame.header.id;
+  OpenRequest request{in.model, {}};
+  if (imported_models_.contains(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
   ++opening_;
-  store_->OpenSequence(
-      session_, in.model, text, tokens,
-      [box = box_, id](const Result<OpenedSequence>& opened) { box->PutOpened(id, opened); });
+  store_->OpenSequence(session_, in.model, text, tokens,
+                       [box = box_, id, request](const Result<OpenedSequence>& opened) {
+                         box->PutOpened(id, request, opened);
+                       });
   AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;
 }
@@ -300,6 +287,7 @@ RingSession::Outcome RingSession::OnClose(const Frame& frame) {
   std::span<const std::byte> rest = frame.payload;
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("CloseSequence of a wrong size");
   sequences_.erase(in.sequence);
+  if (imported_.erase(in.sequence) != 0) options_.import->Closed(in.sequence);
   Answer(frame.header.id, store_->CloseSequence(session_, in.sequence));
   return Outcome::kWorked;
 }
@@ -327,8 +315,7 @@ RingSession::Outcome RingSession::OnSettle(const Frame& frame) {
   }
   const uint64_t id = frame.header.id;
   settling_[id] = std::chrono::steady_clock::now() + options_.settle_timeout;
-  store_->Settle(session_, in.sequence,
-                 [box = box_, id](const Status& status) { box->PutSettled(id, status); });
+  Settle(in.sequence, [box = box_, id](const Status& status) { box->PutSettled(id, status); });
   AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;
 }
@@ -341,10 +328,11 @@ void RingSession::AnswerBox::PutSettled(uint64_t id, const Status& status) {
   Tell();
 }
 
-void RingSession::AnswerBox::PutOpened(uint64_t id, const Result<OpenedSequence>& sequence) {
+void RingSession::AnswerBox::PutOpened(uint64_t id, const OpenRequest& request,
+                                       const Result<OpenedSequence>& sequence) {
   {
     MutexLock lock(mu);
-    opened.emplace_back(id, sequence);
+    opened.push_back({id, request, sequence});
   }
   Tell();
 }
@@ -357,7 +345,7 @@ void RingSession::AnswerBox::Tell() {
 bool RingSession::AnswerLate() {
   if (!box_->any.load(std::memory_order_acquire)) return false;
   std::vector<std::pair<uint64_t, Status>> settled;
-  std::vector<std::pair<uint64_t, Result<OpenedSequence>>> opened;
+  std::vector<Open> opened;
   {
     MutexLock lock(box_->mu);
     settled.swap(box_->settled);
@@ -365,7 +353,10 @@ bool RingSession::AnswerLate() {
     box_->any.store(false, std::memory_order_release);
   }
   opening_ -= opened.size();
-  for (const auto& [id, sequence] : opened) AnswerOpened(id, sequence);
+  for (const auto& [id, request, sequence] : opened) {
+    if (sequence.ok()) NoteImported(request, *sequence);
+    AnswerOpened(id, sequence);
+  }
   for (const auto& [id, status] : settled) {
     if (settling_.erase(id) != 0) Answer(id, status);  // else it has had its answer
   }
@@ -403,6 +394,8 @@ RingSession::Outcome RingSession::OnDetach(const Frame& frame) {
   if (!frame.payload.empty()) return Malformed("Detach with a payload");
   // The end of the session wipes its segment, and the reply with it: that waits until the client
   // has read it. Until then this is as good: sequences are closed before the reply.
+  imported_.clear();
+  options_.import.reset();
   store_->EndSession(session_, SessionEnd::kEof);
   sequences_.clear();
   Answer(frame.header.id, OkStatus());
@@ -444,7 +437,9 @@ RingSession::Outcome RingSession::OnPrefillDone(const Frame& frame) {
   shm::SequenceRef in;
   std::span<const std::byte> rest = frame.payload;
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("PrefillDone of a wrong size");
-  NoteEvent(in.sequence, store_->PrefillDone(session_, in.sequence));
+  const bool imported = imported_.contains(in.sequence);  // then its copies come first
+  NoteEvent(in.sequence, imported ? options_.import->Seal({in.sequence, 0, {}, {}, true})
+                                  : store_->PrefillDone(session_, in.sequence));
   return Outcome::kWorked;
 }
 

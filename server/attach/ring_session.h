@@ -24,14 +24,17 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "base/unique_fd.h"
 #include "proto/ring.h"
 #include "proto/ring_messages.h"
+#include "server/store/import_sink.h"
 #include "server/store/store.h"
 
 namespace kvstrata {
@@ -39,7 +42,10 @@ namespace kvstrata {
 struct RingOptions {
   uint64_t backlog_bytes = 1 << 20;
   std::chrono::microseconds settle_timeout{60'000'000};
-  std::function<void()> wake;  // the loop, from any thread; null: it polls
+  std::function<void()> wake;             // the loop, from any thread; null: it polls
+  std::unique_ptr<SessionImport> import;  // null: engines lend no tensors here
+  // A descriptor that the client has sent under this number; -1: it has not. Null: as if none came.
+  std::function<UniqueFd(uint32_t)> take_descriptor;
 };
 
 class RingSession {
@@ -83,10 +89,21 @@ class RingSession {
     uint64_t id;
     std::vector<std::byte> bytes;  // ErrorReply and payload
   };
+  // What an answered open is to be told to the import: nothing unless the sequence is imported.
+  struct OpenRequest {
+    uint64_t model = 0;
+    std::vector<int32_t> tokens;
+  };
+  struct Open {
+    uint64_t id = 0;
+    OpenRequest request;
+    Result<OpenedSequence> opened;
+  };
   // Where the store's late answers arrive; outlives the session, as long as the store needs.
   struct AnswerBox {
     void PutSettled(uint64_t id, const Status& status) KVS_EXCLUDES(mu);
-    void PutOpened(uint64_t id, const Result<OpenedSequence>& opened) KVS_EXCLUDES(mu);
+    void PutOpened(uint64_t id, const OpenRequest& request, const Result<OpenedSequence>& opened)
+        KVS_EXCLUDES(mu);
     void Tell();
 
     const std::function<void()> wake;
@@ -95,7 +112,7 @@ class RingSession {
     std::atomic<bool> any{false};
     Mutex mu;
     std::vector<std::pair<uint64_t, Status>> settled KVS_GUARDED_BY(mu);
-    std::vector<std::pair<uint64_t, Result<OpenedSequence>>> opened KVS_GUARDED_BY(mu);
+    std::vector<Open> opened KVS_GUARDED_BY(mu);
   };
 
   RingSession(std::byte* base, const SessionSegments& segments, Store* store, RingOptions options);
@@ -126,6 +143,14 @@ class RingSession {
   Outcome OnReport(const Frame& frame);
   Outcome OnPrefillDone(const Frame& frame);
   Outcome OnRecall(const Frame& frame);
+  // ring_import.cc
+  Outcome OnRegisterTensors(const Frame& frame);
+  Outcome OnSealBlocks(const Frame& frame);
+  Outcome OnAcknowledged(const Frame& frame);
+  Status RegisterTensors(const shm::RegisterTensors& in);
+  // Awaits copies first where there are any.
+  void Settle(uint64_t sequence, SettleDone done);
+  void NoteImported(const OpenRequest& request, const OpenedSequence& opened);
 
   void AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened);
   void NoteEvent(uint64_t sequence, const Status& status);
@@ -137,7 +162,7 @@ class RingSession {
   const uint64_t bytes_;
   const uint64_t session_;
   Store* const store_;
-  const RingOptions options_;
+  RingOptions options_;
   const std::shared_ptr<AnswerBox> box_;
 
   // The attach thread's.
@@ -150,7 +175,9 @@ class RingSession {
   std::map<uint64_t, Status> sequences_;
   // Settles that were not answered yet, by request, with their deadlines.
   std::map<uint64_t, std::chrono::steady_clock::time_point> settling_;
-  size_t opening_ = 0;  // opens that were not answered yet
+  size_t opening_ = 0;                  // opens that were not answered yet
+  std::set<uint64_t> imported_;         // sequences
+  std::set<uint64_t> imported_models_;  // whose sequences are
   std::string malformed_;
   uint64_t frames_ = 0;
 };

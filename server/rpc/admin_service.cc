@@ -34,6 +34,21 @@ void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
   out->set_failure(p.failure);
 }
 
+void Write(const CgroupMemory& c, v1::CgroupMemory* out) {
+  out->set_file(c.file);
+  out->set_limit_bytes(c.limit);
+  out->set_charged_bytes(c.charged);
+  out->set_reclaimable_bytes(c.reclaimable);
+  out->set_available_bytes(c.available());
+}
+
+// Response: has `cgroups`.
+template <typename Response>
+void WriteCgroup(const GrpcOptions& options, Response* out) {
+  if (!options.cgroup) return;
+  if (const std::optional<CgroupMemory> c = options.cgroup()) Write(*c, out->add_cgroups());
+}
+
 void Write(const EvictedTier& t, v1::EvictedTier* out) {
   out->set_tier(std::string(NameOf(t.tier)));
   out->set_pages(t.pages);
@@ -222,6 +237,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
     Write(p, options.device_uuid, response->add_pools());
   }
   if (options.disk) Write(options.disk(), response->add_disks());
+  WriteCgroup(options, response);
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -267,6 +283,7 @@ grpc::ServerUnaryReactor* AdminService::ListPools(grpc::CallbackServerContext* c
   for (const PoolInfo& p : context_->store().Pools()) {
     Write(p, context_->options().device_uuid, response->add_pools());
   }
+  WriteCgroup(context_->options(), response);
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 

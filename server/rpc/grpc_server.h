@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/executor.h"
+#include "server/memory/cgroup.h"
 #include "server/store/blocks.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
@@ -83,6 +85,8 @@ struct GrpcOptions {
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
+  // What the cgroup is charged now (ReadCgroupMemory); any thread; null: there is none.
+  std::function<std::optional<CgroupMemory>()> cgroup;
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none

@@ -12,10 +12,11 @@
 namespace kvstrata {
 
 Store::Impl::Taker Store::Impl::TakerOf(const Session& session, const Sequence& s) const {
-  const bool host_first = s.plan.tier == TierKind::kHost;
-  return {session.tenant, session.id, &session, s.model->id,
-          host_first ? std::vector<Tier>{Tier::kHost, Tier::kDevice}
-                     : std::vector<Tier>{Tier::kDevice, Tier::kHost}};
+  const bool host_first = s.imported || s.plan.tier == TierKind::kHost;
+  std::vector<Tier> tiers = {Tier::kDevice, Tier::kHost};
+  if (host_first) std::swap(tiers.front(), tiers.back());
+  if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(tiers)};
+  return {session.tenant, session.id, &session, s.model->id, std::move(tiers)};
 }
 
 Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,

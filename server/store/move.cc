@@ -12,6 +12,14 @@
 namespace kvstrata {
 namespace {
 
+// Of one submission, which is waited for: 5 ms of PCIe, so that waiting costs little, and a step
+// that begins meanwhile soon finds promotions at their rate.
+constexpr uint64_t kBatchBytes = uint64_t{256} << 20;
+
+bool IsPromotion(const PageCopy& c) {
+  return c.from->arena->tier == Tier::kHost && c.to->arena->tier == Tier::kDevice;
+}
+
 // The first `rows` tokens of a KV page: one run of each layer, K and V, head.
 CopyShape RowsOf(const Geometry& g, uint32_t rows) {
   const PageLayout layout = PageLayout::Of(g);
@@ -70,16 +78,14 @@ Status Store::Impl::CopyBytes(const std::vector<Copy>& copies, const Geometry& g
   }
   Status status;
   for (size_t begin = 0, end = 0; begin < pages.size() && status.ok(); begin = end) {
+    const bool slowly = std::ranges::any_of(pages, IsPromotion) && StepsRun();
+    const uint64_t most = slowly ? promote_rate_.burst_bytes() : kBatchBytes;
     uint64_t bytes = 0, promoted = 0;
-    for (; end < pages.size() && bytes < promote_rate_.burst_bytes(); ++end) {
+    for (; end < pages.size() && bytes < most; ++end) {
       bytes += pages[end].to->bytes;
-      const bool up = pages[end].from->arena->tier == Tier::kHost &&
-                      pages[end].to->arena->tier == Tier::kDevice;
-      promoted += up ? pages[end].to->bytes : 0;
+      promoted += IsPromotion(pages[end]) ? pages[end].to->bytes : 0;
     }
-    if (promoted > 0 && StepsRun()) {
-      std::this_thread::sleep_until(promote_rate_.Begin(promoted, Clock::now()));
-    }
+    if (slowly) std::this_thread::sleep_until(promote_rate_.Begin(promoted, Clock::now()));
     status = pools_.Copy(std::span(pages).subspan(begin, end - begin));
   }
   if (status.ok()) return status;

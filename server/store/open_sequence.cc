@@ -31,7 +31,8 @@ OpenedSequence Describe(const Sequence& s) {
           s.plan,
           s.model->desc.geometry,
           s.model->desc.boundary_tokens,
-          s.series.boundary};
+          s.series.boundary,
+          s.imported};
 }
 
 }  // namespace
@@ -140,7 +141,7 @@ void Store::Impl::OpenOnArtefact(Sequence* s, const Opening& o) {
 Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
                                                       std::string_view plan_text,
                                                       std::span<const int32_t> tokens) {
-  KVS_ASSIGN_OR_RETURN(const Plan plan, ResolvePlan(plan_text));
+  KVS_ASSIGN_OR_RETURN(const Plan named, ResolvePlan(plan_text));
   if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
   auto s = std::make_unique<Sequence>();
   {
@@ -149,7 +150,9 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
     KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model_id));
     s->model = known->first;
     s->chain = known->second;
+    s->imported = session->imports.contains(model_id);
   }
+  const Plan plan = WithMinTokens(named, s->model->desc.geometry, options_.steps_on);
   KVS_RETURN_IF_ERROR(CheckGeometry(plan, s->model->desc.geometry));
   if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, s->model->desc.geometry));
   s->plan = plan;
@@ -228,6 +231,7 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(Sequence * parent, FindSequence(session_id, sequence));
+  KVS_RETURN_IF_ERROR(CheckOwned(*parent));
   KVS_RETURN_IF_ERROR(CheckHeld(*parent));
   // The parent's table must say that its tail is shared now: reserved before anything changes.
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * parent_table,

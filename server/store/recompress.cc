@@ -156,8 +156,8 @@ void Store::Impl::PinJob(const Sequence& s, RecompressJob* job) {
   for (const Extent& extent : s.extents) pin(extent.page);
 }
 
-void Store::Impl::UnpinJob(const RecompressJob& job) {
-  const auto found = jobs_.find(job.id);
+void Store::Impl::UnpinJob(uint64_t job) {
+  const auto found = jobs_.find(job);
   KVS_CHECK(found != jobs_.end());
   for (Page* page : found->second) {
     if (--page->jobs == 0 && parked_.erase(page) != 0) FreePages({&page, 1});

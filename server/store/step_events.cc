@@ -10,7 +10,8 @@
 namespace kvstrata {
 
 bool Store::Impl::Writable(const Sequence& s, const Page* page) {
-  return page != nullptr && !page->sealed && page->refs == 1 && page->arena->writer == s.session;
+  const uint64_t writer = s.imported ? kDaemon : s.session;
+  return page != nullptr && !page->sealed && page->refs == 1 && page->arena->writer == writer;
 }
 
 Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
@@ -80,6 +81,7 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    KVS_RETURN_IF_ERROR(CheckOwned(*s));
     KVS_RETURN_IF_ERROR(CheckHeld(*s));
     Session* session = sessions_.at(session_id).get();
     if (writable / s->page_tokens() < s->tokens / s->page_tokens()) {
@@ -230,12 +232,19 @@ Status Store::Impl::CommitLocked(Session* session, Sequence* s, std::span<const 
 
 Status Store::Impl::Commit(uint64_t session_id, uint64_t sequence, uint32_t first,
                            std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+  return CommitRows(session_id, sequence, first, tokens, indexed_tokens, false);
+}
+
+Status Store::Impl::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t first,
+                               std::span<const int32_t> tokens, uint32_t indexed_tokens,
+                               bool by_daemon) {
   std::vector<int32_t> ids;
   KeyChain chain;
   PageKey parent;
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    if (!by_daemon) KVS_RETURN_IF_ERROR(CheckOwned(*s));
     KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens, indexed_tokens));
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
       return CommitLocked(sessions_.at(session_id).get(), s, {}, tokens, indexed_tokens);

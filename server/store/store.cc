@@ -319,6 +319,20 @@ Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
                                    std::span<const PageKey> keys) {
   return impl_->LookupFor(tenant, model, keys);
 }
+Result<Geometry> Store::ModelGeometry(uint64_t session, uint64_t model) {
+  return impl_->ModelGeometry(session, model);
+}
+Status Store::ImportModel(uint64_t session, uint64_t model) {
+  return impl_->ImportModel(session, model);
+}
+Result<ImportJob> Store::BeginImport(uint64_t session, uint64_t sequence, uint32_t tokens) {
+  return impl_->BeginImport(session, sequence, tokens);
+}
+Status Store::FinishImport(const ImportJob& job, std::span<const int32_t> tokens,
+                           uint32_t indexed_tokens) {
+  return impl_->FinishImport(job, tokens, indexed_tokens);
+}
+void Store::AbandonImport(const ImportJob& job) { impl_->AbandonImport(job); }
 void Store::SetPageTier(PageTier* tier) { impl_->SetPageTier(tier); }
 std::vector<SealedValue> Store::Sealed(const PageKey& key) const { return impl_->Sealed(key); }
 bool Store::CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to) {

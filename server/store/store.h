@@ -26,9 +26,11 @@
 #include "base/status.h"
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
+#include "kernels/step/break_even.h"
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/blocks.h"
+#include "server/store/import_job.h"
 #include "server/store/page_tier.h"
 #include "server/store/pins.h"
 #include "server/store/prefix_key.h"
@@ -57,6 +59,7 @@ struct StoreOptions {
   // Whether the device pool's memory can serve a plan; null: it can serve all. Asked when a
   // sequence opens.
   std::function<Status(const Plan&, const Geometry&)> serves;
+  StepsOn steps_on = StepsOn::kCpu;  // what min_tokens = "auto" is for
   std::string parameters_directory;  // where plans' `parameters` lie; "": there are none
   uint64_t pin_limit_bytes = 0;      // of all pins together; 0: half of both pools
   // Bytes a second from host to device by moves while a step runs; 0: as fast as it goes.
@@ -120,6 +123,7 @@ struct OpenedSequence {
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // of the model
   std::vector<uint8_t> boundary;         // sentence ends of leading tokens, stored with held pages
+  bool imported = false;                 // import_job.h
 };
 
 enum class SessionEnd : uint8_t {
@@ -279,7 +283,8 @@ class Store {
   // New tokens are in the pages of all layers. Seals full pages, keys them, extends the table ahead
   // of need (without pages left it does not: the next Grow says POOL_EXHAUSTED).
   // COMMIT_OUT_OF_ORDER when `first` is not the sequence's length; COMMIT_BEYOND_TABLE,
-  // COMMIT_TO_SHARED, COMMIT_INDEX when the client wrote, or says it wrote, where it may not.
+  // COMMIT_TO_SHARED, COMMIT_INDEX when the client wrote, or says it wrote, where it may not;
+  // SEQUENCE_IMPORTED, as Grow and ForkSequence.
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
                 std::span<const int32_t> tokens, uint32_t indexed_tokens);
   // Any array may be null. REPORT_POSITION, REPORT_VALUE.
@@ -298,6 +303,19 @@ class Store {
                               std::span<const int32_t> tokens);
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const PageKey> keys);
+
+  // --- imported sequences (import_job.h) ---
+  Result<Geometry> ModelGeometry(uint64_t session, uint64_t model);
+  // Sequences that the session opens of this model from now on are imported.
+  Status ImportModel(uint64_t session, uint64_t model);
+  // Room for `tokens` behind those that are committed. FAILED_PRECONDITION SEQUENCE_OWNED,
+  // SEQUENCE_TOO_LONG, MEMORY_EXHAUSTED, COPY_FAILED. One job of a sequence at a time.
+  Result<ImportJob> BeginImport(uint64_t session, uint64_t sequence, uint32_t tokens);
+  // Commits `tokens`, whose rows the job wrote, and index rows up to `indexed_tokens`. What fails
+  // (the sequence was closed, say) commits nothing.
+  Status FinishImport(const ImportJob& job, std::span<const int32_t> tokens,
+                      uint32_t indexed_tokens);
+  void AbandonImport(const ImportJob& job);
 
   // --- recompression (recompress_job.h) ---
   // Null: nobody; waiting settles are answered UNAVAILABLE WORK_STOPPED then.

@@ -8,6 +8,7 @@
 //   page_tier.cc       pages to and from the tier below; artefact_tier.cc: artefacts
 //   pins.cc            prefixes that eviction spares
 //   evict.cc           what an operator drops, or would
+//   import.cc          sequences that the daemon fills from an engine's tensors
 //   move.cc            copies between pools, private copies
 //   device_failure.cc  what becomes of a pool whose device is lost
 //   selected_pages.cc  what selectors chose, for eviction
@@ -78,6 +79,14 @@ class Store::Impl {
                               std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+
+  Result<Geometry> ModelGeometry(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
+  Status ImportModel(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
+  Result<ImportJob> BeginImport(uint64_t session, uint64_t sequence, uint32_t tokens)
+      KVS_EXCLUDES(mu_);
+  Status FinishImport(const ImportJob& job, std::span<const int32_t> tokens,
+                      uint32_t indexed_tokens) KVS_EXCLUDES(mu_);
+  void AbandonImport(const ImportJob& job) KVS_EXCLUDES(mu_);
 
   void SetRecompressSink(RecompressSink* sink) KVS_EXCLUDES(mu_);
   Result<RecompressJob> TakeRecompression(uint64_t sequence) KVS_EXCLUDES(mu_);
@@ -324,6 +333,17 @@ class Store::Impl {
   Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                       std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
 
+  // Of rows that the session wrote, or the daemon (an imported sequence's).
+  Status CommitRows(uint64_t session, uint64_t sequence, uint32_t first,
+                    std::span<const int32_t> tokens, uint32_t indexed_tokens, bool by_daemon)
+      KVS_EXCLUDES(mu_);
+
+  // import.cc
+  // SEQUENCE_IMPORTED unless its session fills it.
+  static Status CheckOwned(const Sequence& s);
+  void PinImport(const Sequence& s, ImportJob* job) KVS_REQUIRES(mu_);
+  Status StageImport(ImportJob* job) KVS_EXCLUDES(mu_);
+
   // publish.cc
   Result<shm::SequenceTable*> ReserveTable(Session* session, const Sequence& s,
                                            uint32_t page_capacity) KVS_REQUIRES(mu_);
@@ -432,7 +452,8 @@ class Store::Impl {
   void AnswerWaiters(Sequence* s) KVS_REQUIRES(mu_);
   void AnswerWaiters(Sequence* s, const Status& status) KVS_REQUIRES(mu_);
   void PinJob(const Sequence& s, RecompressJob* job) KVS_REQUIRES(mu_);
-  void UnpinJob(const RecompressJob& job) KVS_REQUIRES(mu_);
+  void UnpinJob(const RecompressJob& job) KVS_REQUIRES(mu_) { UnpinJob(job.id); }
+  void UnpinJob(uint64_t job) KVS_REQUIRES(mu_);
   Status TakeExtents(const Sequence& s, const RecompressOutput& output, std::vector<Page*>* fresh)
       KVS_REQUIRES(mu_);
   void DropFresh(std::vector<Page*>* fresh) KVS_REQUIRES(mu_);

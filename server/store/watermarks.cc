@@ -60,7 +60,7 @@ void Store::Impl::NoteFill() {
 
 // Pages that a codec's plan has on host lie there because it needs them no more.
 void Store::Impl::NotePromotion(const Sequence& s) {
-  if (!wake_mover_ || s.codec || s.plan.tier == TierKind::kHost) return;
+  if (!wake_mover_ || s.imported || s.codec || s.plan.tier == TierKind::kHost) return;
   const auto on_host = [](const Page* p) { return p->sealed && p->arena->tier == Tier::kHost; };
   if (std::ranges::none_of(s.pages, on_host)) return;
   promotions_.push_back(s.id);

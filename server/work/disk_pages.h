@@ -4,13 +4,16 @@
 // Values: docs/disk_format.md. One that changed (more was reported of a page's positions; an
 // artefact was built again) is erased and put again. An artefact's record is put last, when all of
 // its parts are there.
-// Two threads. The writer ("kvs-disk-write") takes keys from a bounded queue of offers, copies what
+// The writer's thread ("kvs-disk-write") takes keys from a bounded queue of offers, copies what
 // is still in memory and puts it in batches; a full disk gives up what was not used lately. When
-// something was written since, it makes a checkpoint every `checkpoint_interval`. The
-// reader ("kvs-disk-read") serves one opening sequence after another, in batches, each within
-// `load_timeout` of its request, and a scrub when none waits: an open waits for at most a batch of
-// it. Both go through memory of their own: a page is held for the length of a copy, and a request
-// that the disk never answers keeps no page.
+// something was written since, it makes a checkpoint every `checkpoint_interval`. Readers
+// ("kvs-disk-read") serve opening sequences by turns, a batch each, within `load_timeout` of its
+// request, so that one with much to read delays the others by a batch of its own and no more; while
+// one reader copies into pages another keeps the disk busy. A scrub goes on when no open waits. All
+// go through memory of their own: a page is held for the length of a copy, and a request that the
+// disk never answers keeps no page.
+//
+// disk_pages_write.cc: the way out; disk_pages_read.cc: the way in; disk_scrub.h: a scrub.
 //
 // Ownership: borrows store and tier, which outlive it; sets and unsets itself as the store's tier.
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queues.
@@ -28,20 +31,23 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 #include "base/sync.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
-#include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
 #include "server/work/disk_buffers.h"
+#include "server/work/disk_scrub.h"
+#include "server/work/status_log.h"
 
 namespace kvstrata {
 
 struct DiskPagesOptions {
   uint32_t queue = 65536;  // offers that may wait
+  uint32_t readers = 2;    // threads
+  // Of one batch, but for its first value; a quarter of it where others wait for the disk.
+  uint64_t batch_bytes = uint64_t{64} << 20;
   std::chrono::microseconds load_timeout{500'000};
   std::chrono::microseconds checkpoint_interval{60'000'000};  // 0: only the daemon's, at its end
 };
@@ -102,24 +108,18 @@ class DiskPages final : public PageTier {
   size_t waiting() const KVS_EXCLUDES(mu_);
 
  private:
+  static constexpr std::chrono::seconds kPutTimeout{10};
+
   struct Request {
     TierLoad load;
     Deadline deadline;
+    size_t read = 0;  // keys
   };
   // The writer's: copies on their way to disk.
   struct Batch {
     std::vector<DiskPut> puts;
     std::vector<std::string> changed;  // keys among them, to be erased before
     uint64_t bytes = 0;
-  };
-
-  struct Scrubbing {
-    TierScrub scrub;
-    uint64_t cursor = 0;
-    std::deque<DiskValue> ahead;  // found, not yet read
-    ScrubProgress so_far;
-    std::unordered_set<std::string> parts, named;  // of artefacts: found; by their records
-    std::chrono::steady_clock::time_point next_batch, next_look;  // a look: is it still wanted?
   };
 
   void Write() KVS_EXCLUDES(mu_);
@@ -140,25 +140,21 @@ class DiskPages final : public PageTier {
   void Count(uint64_t DiskPagesCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
 
   void Read() KVS_EXCLUDES(mu_);
-  void ReadPrefix(const Request& request) KVS_EXCLUDES(mu_);
-  // The reader's next: a load, else a batch of the scrub. Neither: the end.
+  // A reader's next: a load's turn, else the scrub's. Neither: the end.
   struct Task {
     std::optional<Request> load;
-    Scrubbing* scrub = nullptr;
+    uint64_t bytes = 0;  // that the load may read in this turn
+    DiskScrub* scrub = nullptr;
   };
   Task NextTask() KVS_EXCLUDES(mu_);
-  void GoOnScrubbing(Scrubbing* scrub) KVS_EXCLUDES(mu_);
-  // How it ended; nothing: there is more.
-  std::optional<Status> ScrubBatch(Scrubbing* scrub);
-  // Whether there is more to read.
-  static bool PlanScrub(const DiskTier& disk, DiskBuffers* buffers, Scrubbing* scrub,
-                        std::vector<DiskGet>* gets);
-  static void NoteParts(const DiskGet& get, Scrubbing* scrub);
-  // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
-  // have theirs yet to come.
-  void EraseOrphans(Scrubbing* scrub);
-  void EndScrub(const Status& why) KVS_EXCLUDES(mu_);
-  std::vector<DiskGet> PlanReads(std::span<const PageKey> keys);
+  // Whether there is more of the load to read.
+  bool ReadBatch(Request* request, uint64_t most_bytes) KVS_EXCLUDES(mu_);
+  // Of the first keys, as many as a batch takes; at least one.
+  std::vector<DiskGet> PlanReads(std::span<const PageKey> keys, uint64_t most_bytes);
+  // Ends a load's turn: if there is more, it waits behind the others. False: it is the caller's to
+  // end.
+  bool TakeBack(Request* request, bool more) KVS_EXCLUDES(mu_);
+  void GoOnScrubbing(DiskScrub* scrub) KVS_EXCLUDES(mu_);
   bool stopping() const KVS_EXCLUDES(mu_);
   bool ScrubsEnd() const KVS_EXCLUDES(mu_);
 
@@ -170,9 +166,12 @@ class DiskPages final : public PageTier {
   mutable Mutex mu_;
   std::condition_variable offered_, asked_;
   std::deque<PageKey> offers_ KVS_GUARDED_BY(mu_);
-  std::deque<Request> requests_ KVS_GUARDED_BY(mu_);
+  std::deque<Request> requests_ KVS_GUARDED_BY(mu_);  // for their next turn
+  size_t reading_ KVS_GUARDED_BY(mu_) = 0;            // loads whose turn it is
   size_t writing_ KVS_GUARDED_BY(mu_) = 0;
-  std::unique_ptr<Scrubbing> scrub_ KVS_GUARDED_BY(mu_);  // the reader's, which alone ends it
+  // While `scrubbing_` that of one reader, and no other looks at it; readers alone end it.
+  std::unique_ptr<DiskScrub> scrub_ KVS_GUARDED_BY(mu_);
+  bool scrubbing_ KVS_GUARDED_BY(mu_) = false;
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   // kDrying: the writer is to make a checkpoint when nothing waits.
   enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
@@ -183,9 +182,9 @@ class DiskPages final : public PageTier {
   DiskPagesCounters counters_ KVS_GUARDED_BY(mu_);
   bool unsaved_ = false;  // the writer's: something was put since the last checkpoint
   std::chrono::steady_clock::time_point checkpoint_at_;
-  LogLimiter write_log_{1};  // the writer's
-  LogLimiter read_log_{1};   // the reader's
-  std::thread writer_, reader_;
+  StatusLog write_log_, read_log_;
+  std::thread writer_;
+  std::vector<std::thread> readers_;
 };
 
 }  // namespace kvstrata

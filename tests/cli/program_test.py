@@ -183,7 +183,7 @@ def daemon_lists(cli):
     for words in (["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["work", "ls"],
                   ["tier", "ls"],
                   ["config", "show"]):
-        table = expect(cli(*words), 0).stdout.splitlines()
+        table = expect(cli(*words), 0).stdout.split("\n\n")[0].splitlines()  # below: the cgroup
         rows = expect(cli(*words, "--no-headers"), 0).stdout.splitlines()
         assert len(rows) == len(table) - 1, (words, table, rows)
         json.loads(expect(cli(*words, "-o", "json"), 0).stdout)
@@ -532,6 +532,9 @@ def daemon_resizes_pools(cli):
     def capacity():
         pools = json.loads(cli("pool", "ls", "-o", "json").stdout)["pools"]
         return {pool["tier"]: pool["capacity_bytes"] for pool in pools}
+    for group in json.loads(cli("pool", "ls", "-o", "json").stdout)["cgroups"]:
+        assert group["available_bytes"] <= group["limit_bytes"], group
+        expect(cli("pool", "ls"), 0, "CGROUP LIMIT", group["file"])
     before = capacity()
     expect(cli("tier", "resize", "256MiB", "--tier", "device"), 0, "UNTIL RESTART", "pool.device_bytes", "256.0 MiB")
     assert capacity() == {**before, "device": 256 << 20}, capacity()

@@ -470,5 +470,47 @@ TEST_F(AbiTest, AForkedChildIsRefused) {
   kvs_step_abort(step);
 }
 
+TEST_F(AbiTest, LentTensors) {
+  kvs_memory_handle memory{};
+  memory.size = sizeof(memory);
+  memory.kind = KVS_MEMORY_CUDA_IPC;
+  memory.fd = -1;
+  memory.ipc[63] = 7;
+  memory.bytes = 4096;
+  kvs_block_tensor keys{};
+  keys.size = sizeof(keys);
+  keys.memory = &memory;
+  keys.offset = 64;
+  keys.block_stride = -5;  // the daemon's to refuse
+  kvs_block_tensor values = keys;
+  ASSERT_EQ(kvs_tensors_register(session_, kFakeModel, 1, &keys, &values), KVS_OK);
+  EXPECT_EQ(testing::Log().keys.ipc[63], 7);
+  EXPECT_EQ(testing::Log().keys.block_stride, -5);
+  EXPECT_TRUE(testing::Log().same_memory);
+  const auto refused = [&](const char* reason, const char* says) {
+    ExpectRefused(kvs_tensors_register(session_, kFakeModel, 1, &keys, &values),
+                  KVS_INVALID_ARGUMENT, reason, says);
+  };
+  memory.kind = KVS_MEMORY_MEMFD;
+  refused("TENSOR_HANDLE", "keys.memory.fd is -1");
+  memory.kind = 0;
+  refused("TENSOR_KIND", "keys.memory.kind is 0");
+  memory.size = 0;
+  refused("STRUCT_SIZE", "kvs_memory_handle.size 0");
+  keys.memory = nullptr;
+  refused("ARGUMENT_NULL", "keys.memory");
+
+  const int32_t ids[2] = {1, 2};
+  EXPECT_EQ(kvs_blocks_seal(session_, kFakeSequence, 0, ids, 1, ids, 2), KVS_OK);
+  ExpectRefused(kvs_blocks_seal(session_, kFakeSequence, 0, nullptr, 1, ids, 2),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "blocks");
+  ExpectRefused(kvs_blocks_acknowledged(session_, kFakeSequence, nullptr), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "tokens");
+  uint32_t tokens = 0;
+  EXPECT_EQ(kvs_blocks_acknowledged(session_, kFakeSequence, &tokens), KVS_OK);
+  EXPECT_EQ(tokens, 32u);
+  EXPECT_EQ(kvs_blocks_load(session_, kFakeSequence, 0, ids, 2, nullptr), KVS_OK);
+}
+
 }  // namespace
 }  // namespace kvstrata::client

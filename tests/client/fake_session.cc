@@ -70,6 +70,25 @@ Status Session::Report(uint64_t sequence, uint32_t, uint32_t, const float*, cons
 }
 Status Session::Settle(uint64_t sequence) { return UnlessOpen(sequence); }
 
+Status Session::RegisterTensors(uint64_t, int32_t, const LentTensor& keys, const LentTensor&,
+                                bool same_memory) {
+  testing::Log().keys = keys;
+  testing::Log().same_memory = same_memory;
+  return OkStatus();
+}
+Status Session::SealBlocks(uint64_t sequence, uint32_t, std::span<const int32_t>,
+                           std::span<const int32_t>) {
+  return UnlessOpen(sequence);
+}
+Result<uint32_t> Session::Acknowledged(uint64_t sequence) {
+  KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
+  return uint32_t{32};
+}
+Status Session::LoadBlocks(uint64_t sequence, uint32_t, std::span<const int32_t>, void* stream) {
+  KVS_RETURN_IF_ERROR(NoStream(stream));
+  return UnlessOpen(sequence);
+}
+
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
                                                         void* stream, int32_t* codes) {
   KVS_RETURN_IF_ERROR(NoStream(stream));

@@ -20,6 +20,8 @@ struct FakeLog {
   std::vector<int32_t> prompt;
   Rows k;
   MutableRows out;
+  LentTensor keys;
+  bool same_memory = false;
   int begun = 0, committed = 0, dropped = 0, detached = 0;
 };
 FakeLog& Log();

@@ -30,6 +30,7 @@ struct Case {
   std::vector<std::vector<int32_t>> rows;  // of the segments of each sequence
   Strategy strategy = {};
   Chosen chosen = Chosen::kSome;
+  bool extents = false;  // about half of the segments go on with the rotations of the one before
   DType q_dtype = DType::kBF16;
   DType out_dtype = DType::kF32;
 };
@@ -122,6 +123,8 @@ class Problem {
       for (size_t i = 0; i < stride_; ++i) {
         for (int h = 0; h < c.kv_heads; ++h) {
           segments_.emplace_back(rng, c, i < sequence.size() ? sequence[i] : 1);
+          rotated_by_.push_back(segments_.size() - 1);
+          if (c.extents && i > 0 && Below(rng, 2) == 0) GoOn();
         }
       }
     }
@@ -249,6 +252,13 @@ class Problem {
       }
     }
   }
+  // The last segment has the rotations of the one before of its KV head.
+  void GoOn() {
+    const size_t before = segments_.size() - 1 - static_cast<size_t>(case_.kv_heads);
+    segments_.back().r_k = segments_[before].r_k;
+    segments_.back().r_v = segments_[before].r_v;
+    rotated_by_.back() = rotated_by_[before];
+  }
   // Of each head some blocks between the first and the last few, which the heads of a sequence may
   // number differently. What is not chosen is poisoned.
   void Choose(Rng& rng) {
@@ -315,6 +325,8 @@ class Problem {
     std::vector<PackedSegment> table;
     for (size_t i = 0; i < segments_.size(); ++i) {
       table.push_back(device_segments_[i].Of(segments_[i]));
+      table.back().r_k = device_segments_[rotated_by_[i]].r_k.address();
+      table.back().r_v = device_segments_[rotated_by_[i]].r_v.address();
     }
     table_.Write(table);
     std::vector<int32_t> counts;
@@ -394,8 +406,9 @@ class Problem {
   }
 
   Case case_;
-  size_t stride_ = 1;              // segments a sequence may have
-  std::vector<Segment> segments_;  // [batch][stride][kv_heads]
+  size_t stride_ = 1;               // segments a sequence may have
+  std::vector<Segment> segments_;   // [batch][stride][kv_heads]
+  std::vector<size_t> rotated_by_;  // the segment whose rotations each one has
   std::vector<DeviceSegment> device_segments_;
   DeviceArray<PackedSegment> table_;
   DeviceArray<int32_t> counts_;
@@ -486,6 +499,18 @@ TEST_F(AttendPackedCuda, RaggedBatches) {
     auto one_long = RandomRows(batch, 1, 10);
     one_long.back() = {2000, 900};
     ExpectLikeRef({64, 2, 2, true, one_long});
+  }
+}
+
+// Segments of tokens cut into extents, alike or packed each in its own way.
+TEST_F(AttendPackedCuda, ExtentsThatShareRotations) {
+  for (const Strategy& strategy : {Strategy{32, 1, 8}, Strategy{}}) {
+    for (Chosen chosen : {Chosen::kAll, Chosen::kSome}) {
+      Case c{128, 4, 3, true, RandomRows(5, 40, 150), strategy, chosen, true};
+      ExpectLikeRef(c);
+      c.rows = {{3000, 0, 16, 5000, 0}, {1, 1, 1, 1}, {9000, 9000}};
+      ExpectLikeRef(c);
+    }
   }
 }
 

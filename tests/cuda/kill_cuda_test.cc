@@ -1,8 +1,8 @@
 // Clients killed while the daemon copies their pages, on a GPU: copy on write of forks, moves
 // between the tiers. Afterwards the GPU's memory, and the pools', are where they were.
 //
-// KVS_KILL_CYCLES says how many are killed (default 48). Making a client's CUDA context takes most
-// of the time, so kClients of them live at once.
+// KVS_KILL_CYCLES says how many are killed (default 48). Making a client's CUDA context, and
+// tearing it down, take most of the time, so kClients of them are about at once, alive or dying.
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kClients = 16;
+constexpr int kClients = 24;
 
 int KillCycles() {
   const char* const text = std::getenv("KVS_KILL_CYCLES");
@@ -77,7 +77,10 @@ class Client {
   }
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
-  ~Client() { Kill(); }
+  ~Client() {
+    Kill();
+    if (pid_ != 0) waitpid(pid_, nullptr, 0);
+  }
 
   int fd() const { return fd_; }
   // Reads what there is: whether it copies by now. What else it says belongs to gtest.
@@ -88,12 +91,16 @@ class Client {
     said_.append(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
     return n <= 0 || said_.find('!') != std::string::npos;
   }
+  // Does not wait for its end: the kernel has a context to tear down first.
   void Kill() {
-    if (pid_ == 0) return;
+    if (fd_ < 0) return;
     kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
     close(fd_);
-    pid_ = 0;
+    fd_ = -1;
+  }
+  bool Gone() {
+    if (pid_ != 0 && waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = 0;
+    return pid_ == 0;
   }
 
  private:
@@ -119,12 +126,14 @@ class KillCuda : public ::testing::Test {
 
   // Kills `n` clients, each at a random moment of its copies.
   void KillClients(int n) {
-    std::vector<std::unique_ptr<Client>> clients;
+    constexpr size_t kMost = kClients;
+    std::vector<std::unique_ptr<Client>> clients, dying;
     std::uniform_int_distribution<int> delay_us(0, 5000);
     for (int started = 0, killed = 0; killed < n;) {
-      while (started < n && clients.size() < kClients) {
+      std::erase_if(dying, [](const auto& client) { return client->Gone(); });
+      if (clients.empty() && dying.size() == kMost) dying.erase(dying.begin());  // waits for it
+      for (; started < n && clients.size() + dying.size() < kMost; ++started) {
         clients.push_back(std::make_unique<Client>());
-        ++started;
       }
       std::vector<pollfd> waits;
       for (const auto& client : clients) waits.push_back({client->fd(), POLLIN, 0});
@@ -132,8 +141,14 @@ class KillCuda : public ::testing::Test {
       for (size_t i = waits.size(); i-- > 0;) {
         if (waits[i].revents == 0 || !clients[i]->Copies()) continue;
         std::this_thread::sleep_for(std::chrono::microseconds(delay_us(rng_)));
+        clients[i]->Kill();
+        dying.push_back(std::move(clients[i]));
         clients.erase(clients.begin() + static_cast<std::ptrdiff_t>(i));
         ++killed;
+        if (killed % 50 == 0) {
+          std::printf("%d kills\n", killed);
+          std::fflush(stdout);  // for whoever ends the program before it is done
+        }
       }
     }
   }
@@ -152,7 +167,14 @@ class KillCuda : public ::testing::Test {
           v1::MoveResponse response;
           request.set_sequence(s.sequence());
           // A sequence that ends meanwhile is no error.
-          if ((stub.get()->*method)(&context, request, &response).ok()) moved_ += response.pages();
+          const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+          moved_ += response.pages();
+          if (status.ok()) {
+            ++moves_;
+          } else {
+            ++refused_moves_;
+            refusal_ = status.error_message();
+          }
         }
       }
     }
@@ -174,12 +196,13 @@ class KillCuda : public ::testing::Test {
     return memory;
   }
   // When the driver and the daemon have put away what the dead left; else after 10 s.
-  Memory Settled(const Memory& expected) {
+  template <typename Predicate>
+  Memory Settled(const Predicate& settled) {
     const auto deadline = Clock::now() + std::chrono::seconds(10);
     for (;;) {
       arenas_.clear();
       const Memory memory = Now();
-      if (memory == expected || Clock::now() > deadline) return memory;
+      if (settled(memory) || Clock::now() > deadline) return memory;
       std::this_thread::yield();
     }
   }
@@ -194,15 +217,19 @@ class KillCuda : public ::testing::Test {
                                   "--set", "pool.host_bytes=1GiB"}};
   testing::Operator admin_{daemon_.socket()};
   std::mt19937 rng_{static_cast<uint32_t>(TestSeed())};
-  std::atomic<uint64_t> moved_{0};
+  std::atomic<uint64_t> moved_{0};          // pages
+  uint64_t moves_ = 0, refused_moves_ = 0;  // the mover's, as the next one
+  std::string refusal_;                     // the last
   std::string arenas_;
 };
 
 TEST_F(KillCuda, LeaveTheGpusMemoryWhereItWas) {
   std::atomic<bool> stop{false};
   std::thread mover([&] { MoveUntil(stop); });
-  KillClients(2 * kClients);  // the daemon's arenas, and what its driver keeps, come into being
-  const Memory before = Settled({});
+  // The daemon's arenas, and what its driver keeps, come into being.
+  KillClients(kClients);
+  const Memory before =
+      Settled([](const Memory& now) { return now.device_used + now.host_used == 0; });
   Print("before", before);
   EXPECT_EQ(before.device_used + before.host_used, 0u);
   const auto begin = Clock::now();
@@ -212,11 +239,13 @@ TEST_F(KillCuda, LeaveTheGpusMemoryWhereItWas) {
   const std::chrono::duration<double> took = Clock::now() - begin;
   stop = true;
   mover.join();
-  const Memory after = Settled(before);
+  const Memory after = Settled([&before](const Memory& now) { return now == before; });
   Print("after", after);
   std::printf("%d kills, %.3f s each, %llu pages moved meanwhile, seed %llu\n", cycles,
               took.count() / cycles, static_cast<unsigned long long>(moved_ - moved_before),
               static_cast<unsigned long long>(TestSeed()));
+  std::printf("%llu moves, %llu refused: %s\n", static_cast<unsigned long long>(moves_),
+              static_cast<unsigned long long>(refused_moves_), refusal_.c_str());
   EXPECT_EQ(after.gpu_bytes, before.gpu_bytes);
   EXPECT_EQ(after.device_used, before.device_used);
   EXPECT_EQ(after.host_used, before.host_used);

@@ -43,6 +43,7 @@ class SmallClient {
     cudaStreamDestroy(stream_);
   }
   kvs_session* session() const { return session_; }
+  kvs_model model() const { return model_; }
 
   // Under plan `full`.
   kvs_sequence Open(const std::vector<int32_t>& prompt, uint32_t* held) {

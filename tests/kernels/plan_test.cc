@@ -223,6 +223,9 @@ TEST(Plan, OptionsAreSet) {
   EXPECT_EQ(quest.min_tokens, 0);
   EXPECT_EQ(quest.n_dense_layers, 2);
   EXPECT_EQ(quest.tier, TierKind::kHost);
+  const Plan automatic = MustParse("quest{min_tokens = \"auto\", batch = 8}");
+  EXPECT_EQ(automatic.min_tokens, kAutoTokens);
+  EXPECT_EQ(automatic.batch, 8);
   const Plan chess = MustParse(
       "chess{page=8,pages_per_chunk=3,chunks_per_grid=4,sinks=2,window=5,rho=[1,0.6,5e-1],"
       "cascade=\"literal\",trigger=\"always\",combine=\"or\",thresholds=[0.9,inf],every=7}");
@@ -330,7 +333,8 @@ Plan RandomPlan(Random& r) {
   Plan p = MustParse(kStarts[r.Int(0, static_cast<int>(std::size(kStarts)) - 1)]);
   if (r.Coin()) p.name = "custom";
   p.tier = r.Coin() ? TierKind::kHost : TierKind::kDevice;
-  p.min_tokens = r.Int(0, 1 << 29);
+  p.min_tokens = r.Coin() ? kAutoTokens : r.Int(0, 1 << 29);
+  if (p.min_tokens == kAutoTokens) p.batch = r.Int(1, 4096);
   p.n_dense_layers = r.Int(0, 512);
   RandomPapers(r, p);
   if (p.codec == CodecKind::kPacked) RandomPacked(r, p);
@@ -455,6 +459,11 @@ INSTANTIATE_TEST_SUITE_P(
             kBadInput,
             "PLAN_COMBINATION",
             {"compact = true", "rest = \"mean\"", "use rest = \"drop\""}},
+        Bad{"quest{min_tokens = \"often\"}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"'min_tokens' = 'often'", "536870912", "\"auto\""}},
+        Bad{"quest{batch = 8}", kBadInput, "PLAN_COMBINATION", {"'batch' = 8", "\"auto\""}},
         Bad{"quest{compact = 1}", kBadInput, "PLAN_OPTION_INVALID", {"'compact' = 1", "true or"}},
         Bad{"quest{tree = true}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'tree'"}},
         Bad{"mosaickv{rest = 'mean'}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'rest'"}},

@@ -22,8 +22,8 @@ TEST(CudaServes, PlansOfAllPresets) {
         "chess{page = 64, rho = [0.9, 0.9, 0.9], trigger = \"always\"}", "tokenselect",
         "tokenselect{theta = 1, append_departed = true, cosine = \"head\"}", "mosaickv",
         "mosaickv{share = 0.0625, keep = 16, neighbours = 2, block = 16, truncate = false}",
-        "sentencekv", "sentencekv{pool = 1, n_dense_layers = 2}", "sekv",
-        "sekv{rows = 0, n_dense_layers = 2}"}) {
+        "full{codec = \"packed\"}", "sentencekv", "sentencekv{pool = 1, n_dense_layers = 2}",
+        "sekv", "sekv{rows = 0, n_dense_layers = 2}"}) {
     EXPECT_TRUE(Serves(plan).ok()) << Serves(plan).ToString();
   }
 }
@@ -44,7 +44,8 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
         {"mosaickv{group = \"softmax\"}", "group = \"softmax\""},
         {"mosaickv{codec = \"raw\"}", "codec = \"raw\""},
         {"quest{rest = \"mean\"}", "rest = \"mean\""},
-        {"quest{codec = \"packed\"}", "codec = \"packed\""},
+        {"quest{codec = \"packed\"}", "codec = \"packed\" under selector \"minmax\""},
+        {"window{codec = \"packed\"}", "codec = \"packed\" under selector \"window\""},
         {"quest{page = 24}", "page = 24"}}) {
     const Status status = Serves(plan);
     EXPECT_EQ(status.code(), Code::kUnimplemented) << plan;

@@ -363,6 +363,114 @@ TEST_F(DiskPagesTest, AnotherBudgetCountsWhatLeft) {
   EXPECT_LT(HeldAfterwards(machine, "full", 3000), 2992u);
 }
 
+class DiskReadersTest : public DiskPagesTest {
+ protected:
+  // Pages of prompt number `i`, which are on disk after WriteLoads.
+  static constexpr int kPages = 6;
+  static std::vector<int32_t> LoadTokens(int i) { return Tokens(kPages * 16 + 1, i * 10000); }
+  void WriteLoads(int n) {
+    const Machine machine(options_);
+    TestSession session(machine.store.get());
+    for (int i = 0; i < n; ++i) {
+      TestSequence s = TestSequence::Prompt(&session, "full", LoadTokens(i));
+      keys_.push_back(
+          machine.store->Lookup(session.id(), session.model(), LoadTokens(i)).value().keys);
+      EXPECT_EQ(keys_.back().size(), size_t{kPages});
+    }
+    machine.Settle();
+    ASSERT_EQ(machine.pages->counters().written, static_cast<uint64_t>(n * kPages));
+  }
+  // A load of prompt number `i`: `turn` is called in each of its turns, `done` at its end.
+  TierLoad LoadOf(int i, std::function<void()> turn, std::function<void()> done) {
+    TierLoad load;
+    load.keys = keys_[static_cast<size_t>(i)];
+    load.asked = SteadyClock::now();
+    load.take = [turn = std::move(turn)](size_t, std::span<const LoadedValue> values) {
+      turn();
+      return std::ranges::none_of(values, &LoadedValue::empty);
+    };
+    load.done = std::move(done);
+    return load;
+  }
+  // A page a turn.
+  static DiskPagesOptions Readers(uint32_t n) {
+    DiskPagesOptions options;
+    options.readers = n;
+    options.batch_bytes = 1;
+    options.load_timeout = seconds(30);
+    return options;
+  }
+  std::vector<std::vector<PageKey>> keys_;
+};
+
+TEST_F(DiskReadersTest, AnOpenBehindALongLoadIsServedMeanwhile) {
+  WriteLoads(2);
+  const Machine machine(options_, Readers(2));
+  std::promise<void> short_done, long_done;
+  std::shared_future<void> short_is_done = short_done.get_future().share();
+  bool meanwhile = false;
+  const auto turn = [&, asked = false]() mutable {
+    if (std::exchange(asked, true)) return;
+    // The long load does not go on before the short one has ended.
+    ASSERT_TRUE(machine.pages->Load(LoadOf(
+        1, [] {}, [&] { short_done.set_value(); })));
+    meanwhile = short_is_done.wait_for(seconds(20)) == std::future_status::ready;
+  };
+  ASSERT_TRUE(machine.pages->Load(LoadOf(0, turn, [&] { long_done.set_value(); })));
+  ASSERT_EQ(long_done.get_future().wait_for(seconds(40)), std::future_status::ready);
+  EXPECT_TRUE(meanwhile);
+  short_is_done.wait();
+  EXPECT_EQ(machine.pages->counters().read, 2u * kPages);
+  EXPECT_EQ(machine.pages->counters().late_loads, 0u);
+}
+
+TEST_F(DiskReadersTest, OneReaderServesLoadsByTurns) {
+  WriteLoads(3);
+  const Machine machine(options_, Readers(1));
+  std::string turns;  // the one reader's
+  std::promise<void> all_done;
+  int done = 0;
+  const auto note = [&](char name) { return [&turns, name] { turns += name; }; };
+  const auto end = [&] {
+    if (++done == 3) all_done.set_value();
+  };
+  const auto first = [&] {
+    if (turns.empty()) {
+      EXPECT_TRUE(machine.pages->Load(LoadOf(1, note('b'), end)));
+      EXPECT_TRUE(machine.pages->Load(LoadOf(2, note('c'), end)));
+    }
+    turns += 'a';
+  };
+  ASSERT_TRUE(machine.pages->Load(LoadOf(0, first, end)));
+  ASSERT_EQ(all_done.get_future().wait_for(seconds(30)), std::future_status::ready);
+  EXPECT_EQ(turns, "abcabcabcabcabcabc");
+}
+
+TEST_F(DiskReadersTest, EachLoadHasItsOwnDeadline) {
+  WriteLoads(2);
+  const Machine machine(options_, Readers(1));
+  std::promise<void> all_done;
+  int first = 0, second = 0, done = 0;
+  const auto end = [&] {
+    if (++done == 2) all_done.set_value();
+  };
+  TierLoad late = LoadOf(
+      1, [&] { ++second; }, end);
+  late.asked = SteadyClock::now() - seconds(31);
+  ASSERT_TRUE(machine.pages->Load(LoadOf(
+      0,
+      [&] {
+        if (first++ == 0) {
+          ASSERT_TRUE(machine.pages->Load(late));
+        }
+      },
+      end)));
+  ASSERT_EQ(all_done.get_future().wait_for(seconds(30)), std::future_status::ready);
+  EXPECT_EQ(first, kPages);
+  EXPECT_EQ(second, 0);
+  EXPECT_EQ(machine.pages->counters().late_loads, 1u);
+}
+
 TEST_F(DiskPagesTest, StoppedItAnswersFromMemory) {
   Write("full", 200);
   const Machine machine(options_);

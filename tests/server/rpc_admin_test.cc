@@ -70,6 +70,37 @@ TEST_F(RpcAdminTest, StatusCountsWhatIsThere) {
   EXPECT_EQ(pools.value().pools_size(), 2);
 }
 
+TEST(RpcAdminCgroupTest, WhatTheCgroupIsChargedIsToldWithThePools) {
+  std::optional<CgroupMemory> charged;  // at the moment of a call
+  RpcDaemon daemon(uint64_t{16} << 20, [&charged](Store*, GrpcOptions* options) {
+    options->cgroup = [&charged] { return charged; };
+  });
+  const std::unique_ptr<v1::Admin::Stub> admin = v1::Admin::NewStub(daemon.Connect());
+  const auto cgroups = [&] {
+    grpc::ClientContext context, status_context;
+    v1::ListPoolsResponse pools;
+    v1::GetStatusResponse status;
+    EXPECT_TRUE(admin->ListPools(&context, {}, &pools).ok());
+    EXPECT_TRUE(admin->GetStatus(&status_context, {}, &status).ok());
+    EXPECT_EQ(status.cgroups_size(), pools.cgroups_size());
+    if (status.cgroups_size() > 0) {
+      EXPECT_EQ(status.cgroups(0).SerializeAsString(), pools.cgroups(0).SerializeAsString());
+    }
+    return pools.cgroups();
+  };
+  EXPECT_EQ(cgroups().size(), 0) << "no limit";
+  charged = CgroupMemory{"/sys/fs/cgroup/memory.max", 1000, 700, 300};
+  const auto now = cgroups();
+  ASSERT_EQ(now.size(), 1);
+  EXPECT_EQ(now[0].file(), "/sys/fs/cgroup/memory.max");
+  EXPECT_EQ(now[0].limit_bytes(), 1000u);
+  EXPECT_EQ(now[0].charged_bytes(), 700u);
+  EXPECT_EQ(now[0].reclaimable_bytes(), 300u);
+  EXPECT_EQ(now[0].available_bytes(), 600u);
+  charged->charged = 1200;
+  EXPECT_EQ(cgroups()[0].available_bytes(), 100u);
+}
+
 TEST_F(RpcAdminTest, SessionsAndSequencesAreListed) {
   const uint64_t sequence = client_.Open(model_, "quest{min_tokens = 0}", {}).value().sequence();
   ASSERT_TRUE(client_.Run(sequence, Ids(40), &random_).ok());

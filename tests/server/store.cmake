@@ -1,5 +1,6 @@
 # memory resources, the extent allocator, and the store.
 kvs_test(memory_test memory_test.cc LIBS kvs_memory)
+kvs_test(numa_topology_test numa_topology_test.cc LIBS kvs_memory)
 kvs_test(epochs_test epochs_test.cc LIBS kvs_store)
 kvs_test(pins_test pins_test.cc LIBS kvs_store)
 kvs_test(prefix_test prefix_test.cc LIBS kvs_store)

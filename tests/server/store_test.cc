@@ -69,6 +69,20 @@ TEST(Store, NamedPlansComeBeforePresetsAndTakeNoOptions) {
   EXPECT_EQ(Store::Create(options).status().reason(), "PLAN_NAMED_INVALID");
 }
 
+// What a client parses, and what artefacts are keyed by, is a number.
+TEST(Store, AutomaticMinTokensAreANumberOnceASequenceIsOpen) {
+  for (const StepsOn where : {StepsOn::kCpu, StepsOn::kGpu}) {
+    StoreOptions options = SmallPools(64, 64);
+    options.steps_on = where;
+    auto store = NewStore(options);
+    TestSession session(store.get());
+    const Plan plan = session.Open("quest{min_tokens = \"auto\"}", Tokens(20)).value().plan;
+    EXPECT_EQ(plan.min_tokens,
+              BreakEvenTokens(ParsePlan("quest").value(), SmallModel().geometry, where));
+    EXPECT_EQ(session.Open("quest{min_tokens = 7}", {}).value().plan.min_tokens, 7);
+  }
+}
+
 TEST(Store, UnknownHandlesAreNamed) {
   auto store = NewStore(SmallPools(64, 64));
   TestSession a(store.get()), b(store.get());

@@ -150,6 +150,23 @@ class Sequence {
     return Result<void>::Of(kvs_report(session_, id_, first, static_cast<uint32_t>(n),
                                        at(surprisal), at(entropy), at(boundary)));
   }
+  // Imported mode (kvstrata.h).
+  Result<void> Seal(uint32_t first, std::span<const int32_t> blocks,
+                    std::span<const int32_t> tokens) {
+    return Result<void>::Of(kvs_blocks_seal(session_, id_, first, blocks.data(), blocks.size(),
+                                            tokens.data(), tokens.size()));
+  }
+  Result<uint32_t> Acknowledged() const {
+    uint32_t tokens = 0;
+    if (const int rc = kvs_blocks_acknowledged(session_, id_, &tokens); rc != 0) {
+      return Error::Last(rc);
+    }
+    return tokens;
+  }
+  Result<void> Load(uint32_t first, std::span<const int32_t> blocks, void* stream = nullptr) {
+    return Result<void>::Of(
+        kvs_blocks_load(session_, id_, first, blocks.data(), blocks.size(), stream));
+  }
   Result<void> Close() {
     return Result<void>::Of(kvs_sequence_close(session_, std::exchange(id_, 0)));
   }
@@ -267,6 +284,12 @@ class Session {
     Model model = 0;
     if (const int rc = kvs_model_register(session_, &raw, &model); rc != 0) return Error::Last(rc);
     return model;
+  }
+
+  // Both structs' sizes are filled in by the caller (kvstrata.h).
+  Result<void> RegisterTensors(Model model, int layer, const kvs_block_tensor& keys,
+                               const kvs_block_tensor& values) {
+    return Result<void>::Of(kvs_tensors_register(session_, model, layer, &keys, &values));
   }
 
   Result<Sequence> Open(Model model, const std::string& plan,

@@ -116,7 +116,10 @@ KVS_API int kvs_model_register(kvs_session* session, const kvs_model_desc* desc,
  * continues from there. Errors: PLAN_*, MODEL_UNKNOWN, RESOURCE_EXHAUSTED (pool; nothing taken). */
 KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
                               const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held);
-/* A second sequence with the same content and plan; pages are shared, copied when written. */
+/* A second sequence with the same content and plan; pages are shared, copied when written. Of a
+ * sequence in an open step: with what was committed before it. On a GPU this waits for the steps
+ * before and for what the open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of
+ * selector bucket. */
 KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
 /* Tokens committed. */
@@ -188,6 +191,70 @@ KVS_API int kvs_step_replay(kvs_step* step);
 KVS_API int kvs_step_end(kvs_step* step, void* stream);
 /* Ends a step without committing. NULL is allowed. */
 KVS_API void kvs_step_abort(kvs_step* step);
+
+/* ---- imported mode: an engine that keeps its keys and values in paged tensors of its own ----
+ * The daemon copies blocks that are full ("sealed") into its pages, where they are found by other
+ * sequences' opens, indexed, recompressed and stored as all are; it only reads the engine's
+ * tensors. Order: kvs_tensors_register for every layer, kvs_sequence_open, kvs_blocks_load of what
+ * is held, kvs_blocks_seal as blocks fill. A sequence of such a model runs no steps:
+ * kvs_step_begin, kvs_sequence_fork and kvs_attend are for sessions that own their pages
+ * (SEQUENCE_IMPORTED). kvs_report takes positions that are acknowledged; kvs_prefill_done comes
+ * after what was sealed before it; kvs_settle waits for all copies. Linked road only (remote:
+ * UNIMPLEMENTED). */
+typedef enum kvs_memory_kind {
+  KVS_MEMORY_MEMFD = 1,   /* sealed with F_SEAL_SHRINK */
+  KVS_MEMORY_CUDA_FD = 2, /* POSIX descriptor of cuMemCreate's memory; bytes: its exact size */
+  KVS_MEMORY_CUDA_IPC = 3 /* cudaIpcMemHandle_t of cudaMalloc's memory, of the daemon's own user */
+} kvs_memory_kind;
+
+typedef struct kvs_memory_handle {
+  size_t size;
+  int32_t kind;    /* kvs_memory_kind */
+  int32_t fd;      /* MEMFD, CUDA_FD; stays the caller's, and may be closed after the call */
+  uint8_t ipc[64]; /* CUDA_IPC */
+  uint64_t bytes;  /* of the whole memory */
+} kvs_memory_handle;
+
+/* The keys or the values of one layer, [block][slot][head][dim] by strides, all in bytes; the last
+ * dimension is contiguous. One tensor with both ([2][block]..., [block][2]...) is described twice,
+ * by the same handle and two offsets. */
+typedef struct kvs_block_tensor {
+  size_t size;
+  const kvs_memory_handle* memory;
+  uint64_t offset;      /* of (block 0, slot 0, head 0) in the memory */
+  void* address;        /* the same element in this process, for kvs_blocks_load; NULL: never */
+  int32_t dtype;        /* kvs_dtype; the model's */
+  int32_t blocks;       /* ids are 0 .. blocks - 1 */
+  int32_t block_tokens; /* a multiple or a divisor of the model's page_tokens */
+  int32_t heads;        /* the model's kv_heads */
+  int32_t head_dim;     /* the model's */
+  int64_t block_stride, slot_stride, head_stride;
+} kvs_block_tensor;
+
+/* Once a layer; all layers with the same block_tokens. A memory that several tensors lie in is
+ * opened once; it is let go when the session ends. TENSOR_* name the field that cannot be. */
+KVS_API int kvs_tensors_register(kvs_session* session, kvs_model model, int32_t layer,
+                                 const kvs_block_tensor* keys, const kvs_block_tensor* values);
+/* Positions [first, first + n_tokens) lie in these blocks, in order; first is a multiple of
+ * block_tokens and n_tokens is n_blocks * block_tokens. They hold all layers now (on a GPU: what
+ * wrote them is done) and the engine writes them no more until they are acknowledged. Returns at
+ * once, the copy is made later. What was sealed or held before may be sealed again, and is left
+ * out: BLOCKS_TOKENS if its tokens are others; a gap is BLOCKS_OUT_OF_ORDER. IMPORT_QUEUE
+ * (RESOURCE_EXHAUSTED): too many wait. When an earlier copy failed this says why, once; what is not
+ * acknowledged then is not sealed any more. */
+KVS_API int kvs_blocks_seal(kvs_session* session, kvs_sequence sequence, uint32_t first,
+                            const int32_t* blocks, size_t n_blocks, const int32_t* tokens,
+                            size_t n_tokens);
+/* *tokens: leading tokens that are copied, held ones included; their blocks are the engine's again.
+ * Returns at once; kvs_settle waits. An earlier copy's failure as in kvs_blocks_seal. */
+KVS_API int kvs_blocks_acknowledged(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
+/* Fills the engine's blocks with positions [first, first + n_blocks * block_tokens), which are
+ * acknowledged or held; first is a multiple of block_tokens. Tokens beyond those are not written.
+ * On a GPU the copies are enqueued on `stream` and the pages kept until kvs_sequence_close, which
+ * must come after them; else stream is NULL. TENSOR_ADDRESS when a layer was registered without
+ * one. */
+KVS_API int kvs_blocks_load(kvs_session* session, kvs_sequence sequence, uint32_t first,
+                            const int32_t* blocks, size_t n_blocks, void* stream);
 
 /* ---- what was selected (after kvs_select or kvs_attend of a layer, until the next) ---- */
 enum { KVS_TOKENS = 0, KVS_UNITS = 1 };

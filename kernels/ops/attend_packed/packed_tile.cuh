@@ -3,11 +3,10 @@
 //
 // A lane walks the channels that its row stores, in the order of its values; one that is not stored
 // costs nothing:
-//   keys    a value meets the queries' entries of its channel, of which lanes have copies of their
-//           own (QueryTable): none waits for a bank of shared memory that another one reads
+//   keys    a value meets the queries of its channel, of which lanes have copies of their own
+//           (QueryTable): none waits for a bank of shared memory that another one reads
 //   values  are written to their channels of a tile of zeros, whose columns fragments of tensor
-//           cores are read from (ValueTile): 2.4 lanes to a bank
-// Both are ordered by entries, as bits are found: see EntryChannel.
+//           cores are read from (ValueTile)
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_TILE_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_PACKED_TILE_CUH_
 
@@ -33,6 +32,7 @@ struct RowFormat {
   }
   __host__ __device__ int32_t neighbours() const { return 1 << shift; }
   __host__ __device__ int32_t channels() const { return bits << shift; }
+  __host__ __device__ int32_t values() const { return keep < channels() ? keep : channels(); }
   __host__ __device__ int32_t words() const { return (bits + 31) / 32; }  // of the map
   __host__ __device__ int32_t stride() const { return chunks * 16; }
   __host__ __device__ int32_t tile_bytes() const { return kTileRows * stride(); }
@@ -58,7 +58,7 @@ __device__ __forceinline__ void AwaitOldestCopy(int stages) {
   __syncwarp();
 }
 
-// For what is cheap to work out: the compiler would do it again for every tile.
+// For what is cheap to work out: the compiler would do it again at every use.
 __device__ __forceinline__ void KeepInRegister(uint32_t& x) { asm("" : "+r"(x)); }
 
 __device__ __forceinline__ uint4 LoadShared128(uint32_t at) {
@@ -96,55 +96,52 @@ __device__ __forceinline__ uint4 LoadTransposed(uint32_t at) {
                : "memory");
   return x;
 }
-// The place of the highest bit of x, of 0 all ones; and the bit at a place, none from 32 on.
+// The place of the highest bit of x.
 __device__ __forceinline__ uint32_t HighestBit(uint32_t x) {
   uint32_t place;
   asm("bfind.u32 %0, %1;" : "=r"(place) : "r"(x));
   return place;
 }
-__device__ __forceinline__ uint32_t BitAt(uint32_t place) {
-  uint32_t bit;
-  asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(place));
-  return bit;
-}
 
-// The channel of an entry: of 32 bits of the map, or of as many as are left, the last one first.
-__device__ __forceinline__ int EntryChannel(int entry, const RowFormat& f) {
-  const int bit = entry >> f.shift, first = bit / 32 * 32;
-  const int of_map = first + min(first + 32, f.bits) - 1 - bit;
-  return of_map << f.shift | (entry & (f.neighbours() - 1));
-}
-
-// Which bits of a row's map are set, from the first on. Where a damaged map has too few, some place
-// within it.
+// Which bits of a row's map are set, from the first on. Where a damaged map has too few, all are.
+//
+// The lowest bit is found, not the highest, although that takes an instruction more: what is left
+// does not depend on where the bit was, and so the chain from bit to bit is half as long.
 template <int kChannels>
 class StoredBits {
   static constexpr int kWords = kChannels / 32;
 
  public:
-  // Entries of the map of the row at `row` lie from `origin` on, `step` bytes each bit.
-  __device__ __forceinline__ StoredBits(uint32_t row, const RowFormat& f, int32_t origin,
-                                        int32_t step)
-      : origin_(origin + min(f.bits - 32, 0) * step),
-        step_(32 * step),
-        last_(origin + (f.bits - 32) * step) {
-    const uint32_t full = ~0u << (-f.bits & 31);  // the last word, with all bits set
+  // Of the map of the row at `row`. What belongs to its bits lies from `origin` on, `step` bytes
+  // each.
+  __device__ __forceinline__ StoredBits(uint32_t row, const RowFormat& f, uint32_t origin,
+                                        uint32_t step)
+      : origin_(origin), step_(32 * step) {
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {
       const uint4 x = w < f.words() ? LoadShared128(row + 4 * w) : uint4{0, 0, 0, 0};
       const uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-      for (int i = 0; i < 4 && w + i < kWords; ++i) {
-        const int after = f.words() - (w + i) - 1;
-        word_[w + i] = after < 0 ? 0 : __brev(words[i]) & (after == 0 ? full : ~0u);
+      for (int i = 0; i < 4 && w + i < kWords; ++i) word_[w + i] = words[i];
+    }
+    const uint32_t last = ~0u >> (-f.bits & 31);  // of the last word, all bits
+    if (f.bits != kChannels) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        const int after = f.words() - w - 1;
+        word_[w] &= after > 0 ? ~0u : after == 0 ? last : 0;
       }
     }
-    bool trailing = true;  // words behind all bits set
+    int stored = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) stored += __popc(word_[w]);
+    const bool damaged = stored << f.shift < f.values();
+    bool later = false;  // words with bits
 #pragma unroll
     for (int w = kWords - 1; w >= 0; --w) {
-      trailing &= word_[w] == 0;
-      gaps_ |= !trailing && word_[w] == 0;
-      if (trailing) word_[w] = full;
+      if (damaged) word_[w] = w < f.words() - 1 ? ~0u : w < f.words() ? last : 0;
+      gaps_ |= later && word_[w] == 0;
+      later |= word_[w] != 0;
     }
   }
   // Whether words without a bit lie before others: then bits are found by Next<true>.
@@ -159,22 +156,24 @@ class StoredBits {
         if (word_[0] == 0) Advance();
       }
     }
-    const uint32_t place = HighestBit(word_[0]);
-    word_[0] ^= BitAt(place);
+    uint32_t below = word_[0] - 1;
+    KeepInRegister(below);
+    const uint32_t place = HighestBit(word_[0] & ~below);
+    word_[0] &= below;
     return place;
   }
-  __device__ __forceinline__ uint32_t origin() const { return static_cast<uint32_t>(origin_); }
+  __device__ __forceinline__ uint32_t origin() const { return origin_; }
 
  private:
   __device__ __forceinline__ void Advance() {
 #pragma unroll
     for (int w = 0; w + 1 < kWords; ++w) word_[w] = word_[w + 1];
-    origin_ = min(origin_ + step_, last_);
+    origin_ += step_;
   }
 
   uint32_t word_[kWords];
-  int32_t origin_;
-  const int32_t step_, last_;
+  uint32_t origin_;
+  const uint32_t step_;
   bool gaps_ = false;
 };
 
@@ -188,7 +187,7 @@ __device__ __forceinline__ void ForEachValue(StoredBits<kChannels>& bits, uint32
   int i = 0;
   if (!__any_sync(kAllLanes, f.shift != 0 || bits.HasGaps())) {
 #pragma unroll 1
-    for (; i + 8 <= f.keep; i += 8) {
+    for (; i + 8 <= f.values(); i += 8) {
       const uint4 x = LoadShared128(row + 2 * i);
       const uint32_t pairs[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -200,63 +199,67 @@ __device__ __forceinline__ void ForEachValue(StoredBits<kChannels>& bits, uint32
   }
   uint32_t place = 0;
 #pragma unroll 1
-  for (; i < f.keep; ++i) {
+  for (; i < f.values(); ++i) {
     const int nth = i & (f.neighbours() - 1);
     if (nth == 0) place = bits.template Next<true>();
     visit(place, bits.origin(), f.shift, nth, LoadShared16(row + 2 * i) << 16);
   }
 }
 
-// The queries of up to 4 heads by entries, fp32, in copies of which lanes of one access have one
+// The queries of up to 4 heads by channels, fp32, in copies of which lanes of one access have one
 // each.
 template <int kChannels>
 struct QueryTable {
   static constexpr int kCopies = kChannels > 128 ? 4 : 8;
-  static constexpr int kEntryBytes = kCopies * 16;
-  static constexpr int kBytes = kChannels * kEntryBytes;
+  static constexpr int kChannelBytes = kCopies * 16;
+  static constexpr int kBytes = kChannels * kChannelBytes;
 
   // The products of the lane's row at `row` and the queries of the table at `table`.
   static __device__ __forceinline__ float4 Products(uint32_t table, uint32_t row,
                                                     const RowFormat& f) {
     table += threadIdx.x % kCopies * 16;
-    StoredBits<kChannels> bits(row, f, static_cast<int32_t>(table), f.neighbours() * kEntryBytes);
+    StoredBits<kChannels> bits(row, f, table, f.neighbours() * kChannelBytes);
     float4 sums = {0, 0, 0, 0};
     ForEachValue(bits, row, f,
                  [&](uint32_t place, uint32_t origin, int shift, int i, uint32_t value) {
                    const float x = __uint_as_float(value & 0xFFFF0000u);
-                   const uint32_t entry = (place << shift) + i;
-                   const float4 q = LoadSharedFloats(origin + entry * kEntryBytes);
+                   const uint32_t channel = (place << shift) + i;
+                   const float4 q = LoadSharedFloats(origin + channel * kChannelBytes);
                    sums = {sums.x + x * q.x, sums.y + x * q.y, sums.z + x * q.z, sums.w + x * q.w};
                  });
     return sums;
   }
 };
 
-// A tile's values by entries, [entries / 8][32 rows][8] in bf16.
+// A tile's values in bf16, [32 rows][kChannels], and behind each row what it weighs for up to eight
+// heads. A row is an odd number of 16 bytes: eight rows of a fragment lie in all banks.
 template <int kChannels>
 struct ValueTile {
-  static constexpr int kPieceBytes = kTileRows * 16;
-  static constexpr int kBytes = kChannels / 8 * kPieceBytes;
+  static constexpr int kWeightsAt = 2 * kChannels, kRowBytes = kWeightsAt + 16;
+  static constexpr int kBytes = kTileRows * kRowBytes;
 
-  // The tile at `to`; the lane's row is at `row`. Barrier of the warp before and afterwards.
-  static __device__ __forceinline__ void Fill(uint32_t to, uint32_t row, const RowFormat& f) {
-    const int pieces = f.channels() / 8;
-    to += threadIdx.x % 32 * 16;
-#pragma unroll 4
-    for (int i = 0; i < pieces; ++i) StoreShared128(to + i * kPieceBytes, {0, 0, 0, 0});
-    // In units of an entry, from `to` on.
-    StoredBits<kChannels> bits(row, f, 0, f.neighbours());
+  // The lane's row of the tile at `tile`, from the row at `row`. Barrier of the warp before and
+  // afterwards.
+  static __device__ __forceinline__ void Fill(uint32_t tile, uint32_t row, uint4 weights,
+                                              const RowFormat& f) {
+    const uint32_t to = tile + threadIdx.x % 32 * kRowBytes;
+    StoreShared128(to + kWeightsAt, weights);
+#pragma unroll
+    for (int i = 0; i < kChannels / 8; ++i) StoreShared128(to + i * 16, {0, 0, 0, 0});
+    StoredBits<kChannels> bits(row, f, to, f.neighbours() * 2);
     ForEachValue(bits, row, f,
-                 [&](uint32_t place, uint32_t origin, int shift, int i, uint32_t value) {
-                   const uint32_t entry = origin + (place << shift) + i;
-                   StoreShared16(to + entry / 8 * (kPieceBytes - 16) + 2 * entry, value >> 16);
+                 [](uint32_t place, uint32_t origin, int shift, int i, uint32_t value) {
+                   StoreShared16(origin + 2 * ((place << shift) + i), value >> 16);
                  });
   }
-  // 16 entries of 16 rows from the tile at `from`, as a left-hand fragment of their transpose.
-  static __device__ __forceinline__ uint4 Fragment(uint32_t from, int entries, int rows) {
-    const int lane = threadIdx.x % 32;
-    const int piece = 2 * entries + lane / 8 % 2, row = 16 * rows + lane / 16 * 8 + lane % 8;
-    return LoadTransposed(from + piece * kPieceBytes + row * 16);
+  // The weights, as a right-hand fragment of rows by heads: {x, y} of rows 0..15, {z, w} of others.
+  static __device__ __forceinline__ uint4 Weights(uint32_t tile) {
+    return LoadTransposed(tile + threadIdx.x % 32 * kRowBytes + kWeightsAt);
+  }
+  // 16 channels of 16 rows, as a left-hand fragment of their transpose.
+  static __device__ __forceinline__ uint4 Fragment(uint32_t tile, int channels, int rows) {
+    const int lane = threadIdx.x % 32, row = 16 * rows + lane / 16 * 8 + lane % 8;
+    return LoadTransposed(tile + row * kRowBytes + channels * 32 + lane / 8 % 2 * 16);
   }
 };
 

@@ -42,6 +42,22 @@ struct SegmentTable {
   __device__ __forceinline__ int32_t blocks() const {
     return count == 0 ? 0 : EndBlock(at[count - 1]);
   }
+  // Whether segment i > 0 has the rotations and the format of the one before, as extents do that a
+  // segment of tokens is cut into.
+  __device__ __forceinline__ bool Continues(int i) const {
+    const PackedSegment &s = at[i], &before = at[i - 1];
+    return s.r_k == before.r_k && s.r_v == before.r_v && s.keep == before.keep &&
+           s.neighbours == before.neighbours && s.block == before.block;
+  }
+  // The segment that a block lies in, by one thread. REQUIRES: there is one.
+  __device__ __forceinline__ int Holding(int32_t block) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (at[middle].first_block <= block ? low : high) = middle;
+    }
+    return low;
+  }
   // The segment that a block lies in. By whole warps.
   __device__ __forceinline__ int Of(int32_t block) const {
     int before = 0;
@@ -62,6 +78,29 @@ __device__ __forceinline__ void PrefetchRotation(uint64_t r) {
   }
 }
 
+// Rows of a rotation that a thread multiplies first, on their way from memory. Eight lanes have a
+// row: lane i its vectors i, i + 8, ...
+template <int kDim, int kChannels>
+struct FirstRows {
+  static constexpr int kVectors = kDim / 32, kRows = kDim == 128 ? 2 : 1;
+  float4 x[kRows][kVectors];
+
+  __device__ __forceinline__ void Load(uint64_t r) {
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) LoadRow(r, n, x[n]);
+  }
+  // The thread's n-th row; one behind the last is the last.
+  static __device__ __forceinline__ int RowOf(int n) {
+    return static_cast<int>(threadIdx.x + n * blockDim.x) / 8;
+  }
+  static __device__ __forceinline__ void LoadRow(uint64_t r, int n, float4 (&x)[kVectors]) {
+    const auto* row =
+        reinterpret_cast<const float4*>(r) + min(RowOf(n), kChannels - 1) * (kDim / 4);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) x[i] = row[8 * i + threadIdx.x % 8];
+  }
+};
+
 template <int kDim, int kChannels>
 struct RotatedQueries {
   alignas(16) float given[kPackedHeads][kDim];
@@ -77,34 +116,28 @@ struct RotatedQueries {
     }
   }
 
-  // rotated = the first kChannels of R q. Eight lanes take a row of R. Barrier afterwards.
-  __device__ __forceinline__ void Rotate(uint64_t r, int group) {
-    constexpr int kVectors = kDim / 32;  // of a row and lane
-    const auto* rows = reinterpret_cast<const float4*>(r);
-    const int lane = threadIdx.x % 8;
-#pragma unroll 2
-    for (int c = threadIdx.x / 8; c < kChannels; c += blockDim.x / 8) {
-      float4 x[kVectors];
+  // rotated = the first kChannels of R q, for R at `r`, whose `first` rows are there. Barrier
+  // afterwards.
+  __device__ __forceinline__ void Rotate(uint64_t r, const FirstRows<kDim, kChannels>& first,
+                                         int group) {
+    using Rows = FirstRows<kDim, kChannels>;
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) x[i] = rows[c * (kDim / 4) + 8 * i + lane];
+    for (int n = 0; n < Rows::kRows; ++n) RotateRow(first.x[n], Rows::RowOf(n), group);
 #pragma unroll 1
-      for (int first = 0; first < group; first += kTableHeads) {
-        float sums[kTableHeads];
-        Dots(x, first, sums);
-        if (lane == 0) {
-          for (int h = 0; h < kTableHeads; ++h) rotated[first + h][c] = sums[h];
-        }
-      }
+    for (int n = Rows::kRows; Rows::RowOf(n) < kChannels; ++n) {
+      float4 x[Rows::kVectors];
+      Rows::LoadRow(r, n, x);
+      RotateRow(x, Rows::RowOf(n), group);
     }
   }
 
   // A QueryTable for every four heads. Barriers before and afterwards.
-  __device__ __forceinline__ void FillTables(char* tables, const RowFormat& f, int group) const {
+  __device__ __forceinline__ void FillTables(char* tables, int group) const {
     using Table = QueryTable<kChannels>;
     for (int first = 0; first < group; first += kTableHeads) {
       auto* const table = reinterpret_cast<float4*>(tables + first / kTableHeads * Table::kBytes);
-      for (int i = threadIdx.x; i < f.channels() * Table::kCopies; i += blockDim.x) {
-        const int channel = EntryChannel(i / Table::kCopies, f);
+      for (int i = threadIdx.x; i < kChannels * Table::kCopies; i += blockDim.x) {
+        const int channel = i / Table::kCopies;
         const auto of = [&](int head) { return head < group ? rotated[head][channel] : 0.0f; };
         table[i] = {of(first), of(first + 1), of(first + 2), of(first + 3)};
       }
@@ -115,8 +148,20 @@ struct RotatedQueries {
   }
 
  private:
-  // Of heads from `first` on, over eight lanes, whose row is `x`. kChannels and the threads of a
-  // CTA are multiples of 32, so that warps are whole here. Heads that are none give anything.
+  // Row c of R, of which eight lanes have `x`. By whole warps, as the threads of a CTA and
+  // kChannels are multiples of 32.
+  __device__ __forceinline__ void RotateRow(const float4 (&x)[kDim / 32], int c, int group) {
+    if (c >= kChannels) return;
+#pragma unroll 1
+    for (int first = 0; first < group; first += kTableHeads) {
+      float sums[kTableHeads];
+      Dots(x, first, sums);
+      if (threadIdx.x % 8 == 0) {
+        for (int h = 0; h < kTableHeads; ++h) rotated[first + h][c] = sums[h];
+      }
+    }
+  }
+  // Of heads from `first` on. Heads that are none give anything.
   __device__ __forceinline__ void Dots(const float4 (&x)[kDim / 32], int first,
                                        float (&sums)[kTableHeads]) const {
 #pragma unroll

@@ -37,11 +37,14 @@ class BlockTiles {
   __device__ __forceinline__ void Issue() {
     __syncwarp();
     if (next_ < chunks_) {
-#pragma unroll 1
-      for (auto i = static_cast<int32_t>(threadIdx.x % 32); i < tile_chunks_; i += 32) {
-        const bool real = next_ + i < chunks_;
-        CopyChunk(ring_ + (stage_ * tile_chunks_ + i) * 16,
-                  from_ + (real ? (next_ + i) * int64_t{16} : 0), real);
+      const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+      uint32_t to = ring_ + static_cast<uint32_t>(stage_ * tile_chunks_ + lane) * 16;
+      uint64_t from = from_ + static_cast<uint64_t>(next_ + lane) * 16;
+#pragma unroll 5
+      for (int32_t i = lane; i < tile_chunks_; i += 32) {
+        CopyChunk(to, from, next_ + i < chunks_);
+        to += 32 * 16;
+        from += 32 * 16;
       }
     }
     EndCopies();
@@ -76,7 +79,8 @@ struct Scorer {
   const WarpMemory& memory;
   uint4* dynamic;
   Shared<kDim, kChannels>& shared;
-  bool waited = false;  // for the kernel before, and has the queries
+  bool waited = false;    // for the kernel before, and has the queries
+  uint64_t rotation = 0;  // of the tables
 
   // Scores of blocks [begin, end) of a segment to out[block].
   __device__ __forceinline__ void Segment(const PackedSegment& s, int32_t begin, int32_t end,
@@ -84,16 +88,22 @@ struct Scorer {
     const int group = w.queries.group, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const RowFormat format = RowFormat::Of(StoredChannels(w.layer), s.keep, s.neighbours);
     const auto table = static_cast<uint32_t>(__cvta_generic_to_shared(dynamic));
-    BlockTiles tiles(s, format, begin, end, memory.PartOf(table, warp), memory.stages);
-    if (!waited) {
-      PrefetchRotation<kDim, kChannels>(s.r_k);
-      LoadQueries();
+    const bool rotates = s.r_k != rotation;
+    FirstRows<kDim, kChannels> first_rows;
+    if (rotates) {
+      if (!waited) PrefetchRotation<kDim, kChannels>(s.r_k);
+      first_rows.Load(s.r_k);
     }
-    __syncthreads();  // the queries are there, and those of the segment before used up
-    shared.queries.Rotate(s.r_k, group);
-    __syncthreads();
-    shared.queries.FillTables(reinterpret_cast<char*>(dynamic), format, group);
-    __syncthreads();
+    BlockTiles tiles(s, format, begin, end, memory.PartOf(table, warp), memory.stages);
+    if (rotates) {
+      if (!waited) LoadQueries();
+      __syncthreads();  // the queries are there, and those of the segment before used up
+      shared.queries.Rotate(s.r_k, first_rows, group);
+      __syncthreads();
+      shared.queries.FillTables(reinterpret_cast<char*>(dynamic), group);
+      __syncthreads();
+      rotation = s.r_k;
+    }
     const int32_t step = static_cast<int32_t>(blockDim.x / 32) * kTileRows;
 #pragma unroll 1
     for (int32_t row = begin + warp * kTileRows; row < end; row += step) {

@@ -11,8 +11,9 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kWarpsMax = 32;
-constexpr int kStagedKeys = 10240;  // keys that a CTA holds in shared memory
-constexpr int kCandidates = 8192;   // keys at the boundary that every CTA may look through alone
+constexpr int kStagedKeys = kPickKeysOfCta;
+constexpr int kKeysOfOneCta = 10240;  // more are for several CTAs, unless the caller says otherwise
+constexpr int kCandidates = 8192;     // keys at the boundary that every CTA may look through alone
 constexpr int kBins = 2048;
 constexpr int kPasses = 3;     // digits of 11, 11 and 10 bits
 constexpr int kCtasMax = 128;  // of a list
@@ -435,7 +436,7 @@ int CtasPerList(const PickBatch& w) {
   const int resident = DeviceAttribute(cudaDevAttrMultiProcessorCount);
   const int most = std::clamp(resident / (w.batch * w.groups), 1, kCtasMax);
   if (w.ctas_per_list > 0) return std::min(w.ctas_per_list, most);
-  return w.score_stride <= kStagedKeys ? 1 : std::min(most, w.score_stride / kKeysPerCta);
+  return w.score_stride <= kKeysOfOneCta ? 1 : std::min(most, w.score_stride / kKeysPerCta);
 }
 
 int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* scratch,

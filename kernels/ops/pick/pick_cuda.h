@@ -11,8 +11,9 @@
 // which hold their scores in shared memory, agree on the digits of the k-th largest score through a
 // histogram in `scratch`, and write what they hold of the answer in place: order comes for free.
 // The same input gives the same output, whatever the timing. Cost: reads the scores once (several
-// times where a CTA has more than 8192), 2 to 4 barriers over the CTAs of a list. A device that is
-// busy with other kernels delays a cooperative launch until all its CTAs fit (at most one an SM).
+// times where a CTA has more than kPickKeysOfCta), 2 to 4 barriers over the CTAs of a list. A
+// device that is busy with other kernels delays a cooperative launch until all its CTAs fit (at
+// most one an SM).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 
@@ -20,6 +21,9 @@
 #include "kernels/cuda/candidates.h"
 
 namespace kvstrata::cuda {
+
+// Scores that a CTA holds in shared memory. Of more it reads those from memory several times.
+inline constexpr int32_t kPickKeysOfCta = 24576;
 
 struct PickBatch {
   const void* scores = nullptr;  // device [batch][groups][score_stride], 16-byte aligned
@@ -45,7 +49,7 @@ struct PickBatch {
   void* scratch = nullptr;
   int32_t scratch_lists = 0;  // calls of several batch sizes share scratch if they say the same
                               // number here, at least batch * groups; 0: of this size alone
-  int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128, for tests and tuning
+  int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128
 };
 
 // By shape and by the multiprocessors of the current device.

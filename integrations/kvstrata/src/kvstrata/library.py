@@ -39,6 +39,18 @@ class Tensor(c.Structure):
                 ("head_stride", c.c_int64)]
 
 
+class MemoryHandle(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("kind", c.c_int32), ("fd", c.c_int32), ("ipc", c.c_uint8 * 64),
+                ("bytes", c.c_uint64)]
+
+
+class BlockTensor(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("memory", c.POINTER(MemoryHandle)), ("offset", c.c_uint64),
+                ("address", c.c_void_p), ("dtype", c.c_int32), ("blocks", c.c_int32),
+                ("block_tokens", c.c_int32), ("heads", c.c_int32), ("head_dim", c.c_int32),
+                ("block_stride", c.c_int64), ("slot_stride", c.c_int64), ("head_stride", c.c_int64)]
+
+
 class StepMember(c.Structure):
     _fields_ = [("sequence", c.c_uint64), ("tokens", c.POINTER(c.c_int32)), ("n", c.c_uint32)]
 
@@ -82,6 +94,10 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_prefill_done": (_INT, (_SESSION, _SEQUENCE)),
     "kvs_report": (_INT, (_SESSION, _SEQUENCE, _U32, _U32, c.c_void_p, c.c_void_p, c.c_void_p)),
     "kvs_settle": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_tensors_register": (_INT, (_SESSION, _MODEL, c.c_int32, _P(BlockTensor), _P(BlockTensor))),
+    "kvs_blocks_seal": (_INT, (_SESSION, _SEQUENCE, _U32, _P(c.c_int32), _SIZE, _P(c.c_int32), _SIZE)),
+    "kvs_blocks_acknowledged": (_INT, (_SESSION, _SEQUENCE, _P(_U32))),
+    "kvs_blocks_load": (_INT, (_SESSION, _SEQUENCE, _U32, _P(c.c_int32), _SIZE, c.c_void_p)),
     "kvs_step_begin": (_INT, (_SESSION, _P(StepMember), _SIZE, c.c_void_p, _P(_STEP), c.c_void_p)),
     "kvs_append": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor))),
     "kvs_select": (_INT, (_STEP, c.c_int32, _P(Tensor))),

@@ -1,0 +1,251 @@
+// Imported mode of the linked road (kvstrata.h): the engine's tensors are named to the daemon,
+// which copies from them; what is held is copied into them here, from the daemon's pages.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "client/linked_session.h"
+
+namespace kvstrata::client {
+namespace {
+
+shm::BlockTensor MessageOf(const LentTensor& t, uint32_t descriptor) {
+  shm::BlockTensor out{};
+  out.kind = static_cast<uint32_t>(t.kind);
+  out.descriptor = descriptor;
+  std::copy(t.ipc.begin(), t.ipc.end(), out.ipc);
+  out.bytes = t.bytes;
+  out.offset = t.offset;
+  out.block_stride = t.block_stride;
+  out.slot_stride = t.slot_stride;
+  out.head_stride = t.head_stride;
+  out.dtype = t.dtype;
+  out.blocks = t.blocks;
+  out.block_tokens = t.block_tokens;
+  out.heads = t.heads;
+  out.head_dim = t.head_dim;
+  return out;
+}
+
+bool HasDescriptor(const LentTensor& t) { return t.kind != KVS_MEMORY_CUDA_IPC; }
+
+Status CheckBlocks(const ImportedModel& model, std::span<const int32_t> blocks) {
+  for (size_t layer = 0; layer < model.layers.size(); ++layer) {
+    for (const LentTensor* t : {&model.layers[layer].keys, &model.layers[layer].values}) {
+      if (t->address == nullptr) {
+        return FailedPrecondition("TENSOR_ADDRESS",
+                                  "layer " + std::to_string(layer) +
+                                      " was registered without the tensors' addresses in this "
+                                      "process; register it with them");
+      }
+      for (size_t i = 0; i < blocks.size(); ++i) {
+        if (blocks[i] >= 0 && blocks[i] < t->blocks) continue;
+        return InvalidArgument("BLOCK_UNKNOWN", "blocks[" + std::to_string(i) + "] is " +
+                                                    std::to_string(blocks[i]) + "; allowed: 0 to " +
+                                                    std::to_string(t->blocks - 1));
+      }
+    }
+  }
+  return OkStatus();
+}
+
+// Rows of one layer's keys or values, of one page and one block.
+struct RowRun {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int32_t rows = 0;
+};
+
+Status CopyRun(const Gpu& gpu, const PageLayout& page, const LentTensor& tensor, const RowRun& run,
+               void* stream) {
+  if (gpu.ops != nullptr) {
+    cuda::CopyRowsBatch copy;
+    copy.from = run.from;
+    copy.from_row_stride = page.slot_stride;
+    copy.from_head_stride = page.head_stride;
+    copy.from_dtype = copy.to_dtype = page.dtype;
+    copy.to = run.to;
+    copy.to_row_stride = tensor.slot_stride;
+    copy.to_head_stride = tensor.head_stride;
+    copy.rows = run.rows;
+    copy.heads = page.kv_heads;
+    copy.dim = page.head_dim;
+    return CudaStatus(*gpu.ops, gpu.ops->copy_rows(copy, stream), "loading blocks");
+  }
+  for (int32_t head = 0; head < page.kv_heads; ++head) {
+    for (int32_t i = 0; i < run.rows; ++i) {
+      std::memcpy(run.to + head * tensor.head_stride + i * tensor.slot_stride,
+                  run.from + head * page.head_stride + i * page.slot_stride,
+                  static_cast<size_t>(page.slot_stride));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status SequenceImported(uint64_t sequence) {
+  return FailedPrecondition("SEQUENCE_IMPORTED",
+                            "sequence " + std::to_string(sequence) +
+                                " is imported: its session registered its model's tensors, and "
+                                "the daemon fills its pages from them; run steps on a sequence of "
+                                "another session");
+}
+
+Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor& keys,
+                                const LentTensor& values, bool same_memory) {
+  int32_t layers = 0;
+  {
+    std::lock_guard<std::mutex> lock(state_->mu);
+    const auto it = state_->models.find(model);
+    if (it == state_->models.end()) {
+      return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) +
+                                           " was not registered in this session; call "
+                                           "kvs_model_register");
+    }
+    layers = it->second.geometry.layers;
+  }
+  // Sent before the request is: the daemon finds them when it handles that.
+  const auto send = [this](const LentTensor& tensor) -> Result<uint32_t> {
+    if (!HasDescriptor(tensor)) return 0;
+    const uint32_t number = state_->next_descriptor++;
+    KVS_RETURN_IF_ERROR(state_->connection->SendDescriptor(number, tensor.fd, state_->Deadline()));
+    return number;
+  };
+  KVS_ASSIGN_OR_RETURN(const uint32_t key_number, send(keys));
+  uint32_t value_number = key_number;
+  if (!same_memory) {
+    KVS_ASSIGN_OR_RETURN(value_number, send(values));
+  }
+  const shm::RegisterTensors request{model, layer, 0, MessageOf(keys, key_number),
+                                     MessageOf(values, value_number)};
+  KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kRegisterTensors, {BytesOf(request)}, nullptr));
+  std::lock_guard<std::mutex> lock(state_->mu);
+  ImportedModel& imported = state_->imported_models[model];
+  imported.layers.resize(static_cast<size_t>(layers));
+  imported.layers[static_cast<size_t>(layer)] = {keys, values};  // the daemon checked `layer`
+  return OkStatus();
+}
+
+Status Session::SealBlocks(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
+                           std::span<const int32_t> tokens) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  if (blocks.size() + tokens.size() > state_->ring->max_tokens()) {
+    return InvalidArgument("ARGUMENT_RANGE",
+                           std::to_string(blocks.size()) + " blocks and " +
+                               std::to_string(tokens.size()) +
+                               " tokens; allowed: " + std::to_string(state_->ring->max_tokens()) +
+                               " of both together; seal them in parts");
+  }
+  const shm::SealBlocks request{sequence, first, static_cast<uint32_t>(blocks.size()),
+                                static_cast<uint32_t>(tokens.size()), 0};
+  return state_->ring->Call(
+      shm::kSealBlocks, {BytesOf(request), std::as_bytes(blocks), std::as_bytes(tokens)}, nullptr);
+}
+
+Result<uint32_t> Session::State::Acknowledged(uint64_t sequence) {
+  const shm::SequenceRef request{sequence};
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(ring->Call(shm::kAcknowledged, {BytesOf(request)}, &payload));
+  shm::AcknowledgedReply reply{};
+  if (payload.size() < sizeof(reply)) {
+    return Internal("REPLY_INVALID",
+                    "the daemon's reply is shorter than its struct; daemon and library differ");
+  }
+  std::memcpy(&reply, payload.data(), sizeof(reply));
+  return reply.tokens;
+}
+
+Result<uint32_t> Session::Acknowledged(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  return state_->Acknowledged(sequence);
+}
+
+Status Session::LoadBlocks(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
+                           void* stream) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  if (state_->gpu_session == nullptr) KVS_RETURN_IF_ERROR(NoStream(stream));
+  ImportedModel model;
+  {
+    std::lock_guard<std::mutex> lock(state_->mu);
+    const auto it = state_->imported_models.find(s->model);
+    if (!s->imported || it == state_->imported_models.end()) {
+      return FailedPrecondition("SEQUENCE_OWNED",
+                                "sequence " + std::to_string(sequence) +
+                                    " is not imported: register its model's tensors, then open it");
+    }
+    model = it->second;
+  }
+  KVS_RETURN_IF_ERROR(CheckBlocks(model, blocks));
+  KVS_ASSIGN_OR_RETURN(const uint32_t held, state_->Acknowledged(sequence));
+  const auto block_tokens = static_cast<uint32_t>(model.layers.front().keys.block_tokens);
+  if (first % block_tokens != 0 || first > held) {
+    return InvalidArgument("ARGUMENT_RANGE",
+                           "first is " + std::to_string(first) + "; allowed: multiples of " +
+                               std::to_string(block_tokens) + " up to the " + std::to_string(held) +
+                               " tokens that are held or acknowledged");
+  }
+  const uint64_t asked = first + uint64_t{blocks.size()} * block_tokens;
+  return state_->CopyToBlocks(s.get(), model, first,
+                              static_cast<uint32_t>(std::min<uint64_t>(asked, held)), blocks,
+                              stream);
+}
+
+Status Session::State::CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first,
+                                    uint32_t end, std::span<const int32_t> blocks, void* stream) {
+  const Claim nothing{s, 0, false};
+  KVS_ASSIGN_OR_RETURN(const int slot, Pin({&nothing, 1}, nullptr));
+  const Status copied = CopyPages(*s, model, first, end, blocks, stream);
+  if (gpu_session == nullptr) {
+    Leave(slot);
+    return copied;
+  }
+  // The GPU leaves the epoch when it has read the pages.
+  const Status left = CudaStatus(
+      *gpu.ops, gpu.ops->write_value(gpu_session->ExitOf(slot), 0, stream), "loading blocks");
+  if (!left.ok()) {
+    (void)gpu.ops->synchronize(stream);
+    Leave(slot);
+    return copied.ok() ? left : copied;
+  }
+  (void)gpu_session->Ended(slot);
+  return copied;
+}
+
+Status Session::State::CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first,
+                                 uint32_t end, std::span<const int32_t> blocks, void* stream) {
+  const Geometry& g = s.state->geometry();
+  const PageLayout layout = PageLayout::Of(g);
+  const auto page_tokens = static_cast<uint32_t>(g.page_tokens);
+  const auto block_tokens = static_cast<uint32_t>(model.layers.front().keys.block_tokens);
+  if (end > uint64_t{s.table.pages} * page_tokens) {
+    return Internal("TABLE_NOT_GROWN", "the daemon holds tokens that its table does not cover");
+  }
+  // Runs of positions that lie in one page and in one block.
+  for (uint32_t p = first, n = 0; p < end; p += n) {
+    const uint32_t slot = (p - first) % block_tokens, page_slot = p % page_tokens;
+    n = std::min({block_tokens - slot, page_tokens - page_slot, end - p});
+    const std::byte* const page = s.pages[p / page_tokens];
+    if (page == nullptr) {
+      return NotFound("PAGE_GONE", "position " + std::to_string(p) +
+                                       " is held by a codec alone (the plan's keep_raw); compute "
+                                       "it again");
+    }
+    const auto block = static_cast<int64_t>(blocks[(p - first) / block_tokens]);
+    for (int32_t layer = 0; layer < g.layers; ++layer) {
+      const ImportedModel::Layer& to = model.layers[static_cast<size_t>(layer)];
+      const auto copy = [&](const LentTensor& t, int64_t offset) {
+        return CopyRun(gpu, layout, t,
+                       {page + offset, t.address + block * t.block_stride + slot * t.slot_stride,
+                        static_cast<int32_t>(n)},
+                       stream);
+      };
+      const auto from = static_cast<int>(page_slot);
+      KVS_RETURN_IF_ERROR(copy(to.keys, layout.KeyOffset(layer, 0, from)));
+      KVS_RETURN_IF_ERROR(copy(to.values, layout.ValueOffset(layer, 0, from)));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,44 @@
+// BlockRows: where the rows of an engine's blocks lie, and how they get into pages. The engine's
+// order, [slot][head] by any strides, becomes that of pages, [head][slot].
+//
+// A block is fetched as few pieces: one when its rows lie close together (at most as much between
+// them as there is of them: a tensor with K and V side by side is read whole), else one for each
+// slot or head, else one for each row.
+#ifndef KVSTRATA_SERVER_WORK_BLOCK_ROWS_H_
+#define KVSTRATA_SERVER_WORK_BLOCK_ROWS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/page_view.h"
+#include "server/memory/tensor_memory.h"
+#include "server/store/imported_tensors.h"
+
+namespace kvstrata {
+
+class BlockRows {
+ public:
+  BlockRows(const BlockTensor& tensor, int64_t row_bytes);
+
+  // Of one block, fetched.
+  uint64_t bytes() const { return static_cast<uint64_t>(pieces_) * piece_bytes_; }
+  void AddPieces(int32_t block, std::vector<TensorMemory::Piece>* pieces) const;
+
+  // Copies slots [slot, slot + n) of all heads from a fetched block into one page, at its slots
+  // from `page_slot` on. `side`: offset of the layer's keys or values in the page.
+  void CopyTo(const std::byte* fetched, int32_t slot, int32_t n, std::byte* page, int64_t side,
+              const PageLayout& layout, int32_t page_slot) const;
+
+ private:
+  const BlockTensor tensor_;
+  const int64_t row_bytes_;
+  int64_t pieces_ = 1, piece_bytes_ = 0;
+  // From a slot, and from a head, to the next in what is fetched.
+  int64_t slot_pitch_ = 0, head_pitch_ = 0;
+  // Piece i begins (i / inner_) outer strides and (i % inner_) inner strides behind the block.
+  int64_t inner_ = 1, inner_stride_ = 0, outer_stride_ = 0;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_BLOCK_ROWS_H_

@@ -1,0 +1,109 @@
+#include "server/work/disk_scrub.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "kernels/codec/extent.h"
+#include "server/store/artefact_record.h"
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kBatchBytes = uint64_t{4} << 20;  // but for its first value
+constexpr uint64_t kBatchesPerSecond = 8;            // where the rate is limited
+constexpr std::chrono::milliseconds kLook{100};
+constexpr size_t kSlots = 256;  // looked at under the tier's lock
+constexpr std::chrono::seconds kEraseTimeout{10};
+
+}  // namespace
+
+bool DiskScrub::Plan(std::vector<DiskGet>* gets) {
+  const uint64_t rate = scrub_.bytes_per_second;
+  const uint64_t most = rate == 0 ? kBatchBytes : std::min(kBatchBytes, rate / kBatchesPerSecond);
+  for (uint64_t bytes = 0;;) {
+    while (ahead_.empty() && cursor_ != kNoMoreSlots) {
+      for (DiskValue& value : disk_->Scan(&cursor_, kSlots)) ahead_.push_back(std::move(value));
+    }
+    if (ahead_.empty()) return false;
+    const DiskValue& value = ahead_.front();
+    for (const uint64_t size : value.sizes) bytes += WholeBlocks(size);
+    if (!gets->empty() && bytes > most) return true;
+    gets->push_back(NewDiskGet(value.key, value.sizes, buffers_));
+    gets->back().inspects = true;
+    ahead_.pop_front();
+  }
+}
+
+void DiskScrub::NoteParts(const DiskGet& get) {
+  if (get.buffers.size() != 1 || get.key.size() != sizeof(PageKey)) return;
+  const std::span<const std::byte> bytes = get.buffers.front();
+  ExtentHeader header{};
+  if (bytes.size() >= sizeof(header)) std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.magic == kExtentMagic && header.version == kExtentVersion) {
+    parts_.insert(get.key);
+    return;
+  }
+  const std::optional<ArtefactRecord> record = ParseRecord(bytes);
+  if (!record) return;
+  PageKey artefact{};
+  std::ranges::copy(get.key, artefact.begin());
+  for (size_t i = 0; i < record->parts.size(); ++i) {
+    named_.insert(DiskNameOf(PartKey(artefact, i, record->parts[i])));
+  }
+}
+
+void DiskScrub::EraseOrphans() {
+  for (const BlockInfo& block : store_->ArtefactBlocks()) named_.insert(block.key);
+  std::vector<std::string> orphans;
+  std::ranges::copy_if(parts_, std::back_inserter(orphans),
+                       [this](const std::string& key) { return !named_.contains(key); });
+  // A record that was written behind the scrub's back loses parts here: it is built again then.
+  const Status erased = disk_->Erase(orphans, Clock::now() + kEraseTimeout);
+  if (!erased.ok()) return log_->Warn("disk_erase_failed", erased);
+  so_far_.orphans = orphans.size();
+}
+
+std::optional<Status> DiskScrub::Batch(std::chrono::microseconds timeout) {
+  std::vector<DiskGet> gets;
+  const auto began = Clock::now();
+  const bool more = Plan(&gets);
+  disk_->Get(gets, began + timeout);
+  uint64_t bytes = 0;
+  for (const DiskGet& get : gets) {
+    if (get.status.code() == Code::kUnavailable) return get.status;
+    const bool lost = get.status.code() == Code::kDataLoss;
+    so_far_.late += get.status.code() == Code::kDeadlineExceeded;
+    so_far_.corrupt += lost;
+    if (lost) log_->Warn("disk_scrub_corrupt", get.status);
+    if (!get.status.ok() && !lost) continue;  // erased or replaced meanwhile, or late
+    ++so_far_.values;
+    for (const auto& buffer : get.buffers) bytes += buffer.size();
+    if (!lost) NoteParts(get);
+  }
+  so_far_.bytes += bytes;
+  if (!more) {
+    EraseOrphans();
+    return OkStatus();
+  }
+  const uint64_t rate = scrub_.bytes_per_second;
+  if (rate == 0) return std::nullopt;
+  const std::chrono::duration<double> takes(static_cast<double>(bytes) / static_cast<double>(rate));
+  next_batch_ = began + std::chrono::duration_cast<Clock::duration>(takes);
+  return std::nullopt;
+}
+
+std::optional<Status> DiskScrub::GoOn(std::chrono::microseconds timeout) {
+  std::optional<Status> ended;
+  if (Clock::now() >= next_batch_) ended = Batch(timeout);
+  const bool wanted = scrub_.progress(so_far_);
+  if (ended) return ended;
+  if (!wanted) return Status(Code::kAborted, "SCRUB_CANCELLED", "who asked for it went away");
+  next_look_ = std::min(next_batch_, Clock::now() + kLook);
+  return std::nullopt;
+}
+
+}  // namespace kvstrata

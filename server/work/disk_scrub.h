@@ -1,0 +1,61 @@
+// DiskScrub: one reading of every value of a disk, in batches, at a rate; at its end parts of
+// artefacts that no record names are erased.
+//
+// Ownership: borrows all that it is given. Thread-safety: one thread at a time.
+#ifndef KVSTRATA_SERVER_WORK_DISK_SCRUB_H_
+#define KVSTRATA_SERVER_WORK_DISK_SCRUB_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "server/store/store.h"
+#include "server/store/tier_scrub.h"
+#include "server/tier/disk_tier.h"
+#include "server/work/disk_buffers.h"
+#include "server/work/status_log.h"
+
+namespace kvstrata {
+
+class DiskScrub {
+ public:
+  DiskScrub(TierScrub scrub, Store* store, DiskTier* disk, DiskBuffers* buffers, StatusLog* log)
+      : scrub_(std::move(scrub)), store_(store), disk_(disk), buffers_(buffers), log_(log) {}
+
+  // Reads and checks a batch within `timeout`, if the rate allows one by now, and says how far it
+  // is. How the scrub ended; nothing: there is more to do, from next_look() on.
+  std::optional<Status> GoOn(std::chrono::microseconds timeout);
+  // When a batch is due, or a look whether the scrub is still wanted.
+  std::chrono::steady_clock::time_point next_look() const { return next_look_; }
+  // Tells whoever asked for it; the last call.
+  void End(const Status& why) { scrub_.done(why); }
+
+ private:
+  std::optional<Status> Batch(std::chrono::microseconds timeout);
+  // Whether there is more to read.
+  bool Plan(std::vector<DiskGet>* gets);
+  void NoteParts(const DiskGet& get);
+  // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
+  // have theirs yet to come.
+  void EraseOrphans();
+
+  const TierScrub scrub_;
+  Store* const store_;
+  DiskTier* const disk_;
+  DiskBuffers* const buffers_;
+  StatusLog* const log_;
+  uint64_t cursor_ = 0;
+  std::deque<DiskValue> ahead_;  // found, not yet read
+  ScrubProgress so_far_;
+  std::unordered_set<std::string> parts_, named_;  // of artefacts: found; by their records
+  std::chrono::steady_clock::time_point next_batch_, next_look_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_DISK_SCRUB_H_

@@ -1,0 +1,403 @@
+#include "server/work/importer.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "kernels/executor.h"
+#include "kernels/segment/segmenter.h"
+#include "server/telemetry/log.h"
+#include "server/work/block_rows.h"
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kReleaseTick = std::chrono::seconds(1);
+
+Status ClosedMeanwhile(uint64_t sequence) {
+  return Status(Code::kAborted, "SEQUENCE_CLOSED",
+                "sequence " + std::to_string(sequence) + " was closed meanwhile");
+}
+
+// As many blocks as make a part.
+size_t BlocksOfPart(const ImportedTensors& tensors) {
+  const Geometry& g = tensors.geometry();
+  const auto block = static_cast<uint64_t>(g.page_bytes() / g.page_tokens * tensors.block_tokens());
+  return std::max<size_t>(1, Importer::kPartBytes / block);
+}
+
+// What may be told of a position is its number: token ids are users' text.
+Status CheckTokens(std::span<const int32_t> known, uint32_t first, std::span<const int32_t> ids) {
+  const size_t overlap = std::min(ids.size(), known.size() - first);
+  for (size_t i = 0; i < overlap; ++i) {
+    if (known[first + i] == ids[i]) continue;
+    return InvalidArgument("BLOCKS_TOKENS", "tokens[" + std::to_string(i) + "], position " +
+                                                std::to_string(first + i) +
+                                                ", is another token than was held or sealed "
+                                                "there; open a sequence for another text");
+  }
+  return OkStatus();
+}
+
+Status CheckSealed(const ImportedTensors& tensors, std::span<const int32_t> known,
+                   const SealedBlocks& sealed) {
+  KVS_RETURN_IF_ERROR(tensors.CheckComplete());
+  KVS_RETURN_IF_ERROR(tensors.CheckBlocks(sealed.blocks));
+  const auto block_tokens = static_cast<size_t>(tensors.block_tokens());
+  if (sealed.tokens.size() != sealed.blocks.size() * block_tokens) {
+    return InvalidArgument("BLOCKS_TOKENS",
+                           std::to_string(sealed.tokens.size()) + " tokens; allowed: " +
+                               std::to_string(sealed.blocks.size() * block_tokens) + ", the " +
+                               std::to_string(block_tokens) + " of each of " +
+                               std::to_string(sealed.blocks.size()) + " blocks");
+  }
+  if (sealed.first > known.size() || sealed.first % block_tokens != 0) {
+    return FailedPrecondition("BLOCKS_OUT_OF_ORDER",
+                              "first is " + std::to_string(sealed.first) +
+                                  "; allowed: multiples of a block's " +
+                                  std::to_string(block_tokens) + " tokens up to " +
+                                  std::to_string(known.size()) + ", the tokens held or sealed");
+  }
+  return CheckTokens(known, sealed.first, sealed.tokens);
+}
+
+}  // namespace
+
+// What one session lends; the attach thread's.
+class Importer::Session final : public SessionImport {
+ public:
+  Session(Importer* importer, uint64_t session, uint32_t uid)
+      : importer_(importer), session_(session), uid_(uid) {}
+  ~Session() override {
+    for (const auto& [id, record] : records_) importer_->Close(record.get());
+  }
+
+  Status Register(uint64_t model, int32_t layer, const LentTensor& keys,
+                  const LentTensor& values) override {
+    for (const LentTensor* tensor : {&keys, &values}) {
+      if (tensor->handle.kind != TensorKind::kCudaIpc || uid_ == geteuid()) continue;
+      return Status(Code::kPermissionDenied, "TENSOR_IPC_USER",
+                    "a cudaIpc handle does not say whose memory it names: user " +
+                        std::to_string(uid_) + " may pass none to a daemon of user " +
+                        std::to_string(geteuid()) + "; pass a descriptor (kind 2)");
+    }
+    KVS_ASSIGN_OR_RETURN(const Geometry geometry,
+                         importer_->store_->ModelGeometry(session_, model));
+    std::shared_ptr<ImportedTensors> tensors = models_[model];
+    if (tensors == nullptr) {
+      tensors = std::make_shared<ImportedTensors>(
+          geometry, importer_->options_.device,
+          [importer = importer_](TensorMemory* memory) { importer->Release(memory); });
+    }
+    KVS_RETURN_IF_ERROR(tensors->Register(layer, keys, values));
+    KVS_RETURN_IF_ERROR(importer_->store_->ImportModel(session_, model));
+    models_[model] = std::move(tensors);
+    return OkStatus();
+  }
+
+  void Opened(uint64_t sequence, uint64_t model, std::span<const int32_t> tokens) override {
+    records_[sequence] = importer_->Open(session_, sequence, models_.at(model), tokens);
+  }
+  void Closed(uint64_t sequence) override {
+    const auto found = records_.find(sequence);
+    if (found == records_.end()) return;
+    importer_->Close(found->second.get());
+    records_.erase(found);
+  }
+  Status Seal(const SealedBlocks& blocks) override {
+    KVS_ASSIGN_OR_RETURN(const std::shared_ptr<Record> record, Find(blocks.sequence));
+    return importer_->Seal(record, blocks);
+  }
+  Result<uint32_t> Acknowledged(uint64_t sequence) override {
+    KVS_ASSIGN_OR_RETURN(const std::shared_ptr<Record> record, Find(sequence));
+    return importer_->Acknowledged(record.get());
+  }
+  void Settle(uint64_t sequence, SettleDone done) override {
+    const auto found = records_.find(sequence);
+    if (found == records_.end()) return done(OkStatus());
+    importer_->Settle(found->second.get(), std::move(done));
+  }
+
+ private:
+  Result<std::shared_ptr<Record>> Find(uint64_t sequence) const {
+    const auto found = records_.find(sequence);
+    if (found != records_.end()) return found->second;
+    return NotFound("SEQUENCE_UNKNOWN", "sequence " + std::to_string(sequence) +
+                                            " is no imported sequence of this session: register "
+                                            "its model's tensors, then open it");
+  }
+
+  Importer* const importer_;
+  const uint64_t session_;
+  const uint32_t uid_;
+  std::map<uint64_t, std::shared_ptr<ImportedTensors>> models_;
+  std::map<uint64_t, std::shared_ptr<Record>> records_;
+};
+
+Importer::Importer(const ImporterOptions& options, Store* store, const Backend* backend)
+    : options_(options),
+      store_(store),
+      backend_(backend),
+      releases_(options.release_deadline),
+      bounce_(options.device.ops) {
+  thread_ = std::thread([this] { Run(); });
+  pthread_setname_np(thread_.native_handle(), "kvs-import");
+}
+
+Importer::~Importer() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+  queue_.clear();
+  releases_.Await(Clock::now() + std::chrono::seconds(1));
+}
+
+std::unique_ptr<SessionImport> Importer::NewSession(uint64_t session, const PeerIdentity& peer) {
+  return std::make_unique<Session>(this, session, peer.uid);
+}
+
+// --- the sessions' side --------------------------------------------------------------------------
+
+std::shared_ptr<Importer::Record> Importer::Open(uint64_t session, uint64_t sequence,
+                                                 std::shared_ptr<const ImportedTensors> tensors,
+                                                 std::span<const int32_t> tokens) {
+  auto record = std::make_shared<Record>();
+  record->session = session;
+  record->sequence = sequence;
+  record->tensors = std::move(tensors);
+  record->tokens.assign(tokens.begin(), tokens.end());
+  record->copied = static_cast<uint32_t>(tokens.size());
+  return record;
+}
+
+void Importer::Close(Record* record) {
+  Answers answers;
+  {
+    MutexLock lock(mu_);
+    record->closed = true;
+    Withdraw(record);
+    answers = AnswersOf(record, ClosedMeanwhile(record->sequence));
+  }
+  answers.Tell();
+}
+
+Status Importer::Seal(const std::shared_ptr<Record>& record, const SealedBlocks& sealed) {
+  {
+    MutexLock lock(mu_);
+    if (!record->failed.ok()) return std::exchange(record->failed, OkStatus());
+    auto job = std::make_unique<Job>(Job{record, sealed.first, {}, sealed.ends_prompt});
+    if (!sealed.ends_prompt) {
+      KVS_RETURN_IF_ERROR(CheckSealed(*record->tensors, record->tokens, sealed));
+      const auto block_tokens = static_cast<size_t>(record->tensors->block_tokens());
+      const size_t overlap = record->tokens.size() - sealed.first;
+      if (overlap >= sealed.tokens.size()) return OkStatus();
+      const size_t known = overlap / block_tokens;  // whole blocks
+      const std::span<const int32_t> fresh = sealed.blocks.subspan(known);
+      if (record->waiting + fresh.size() > options_.waiting_blocks) {
+        return ResourceExhausted("IMPORT_QUEUE",
+                                 std::to_string(record->waiting) + " blocks of sequence " +
+                                     std::to_string(record->sequence) + " wait, and " +
+                                     std::to_string(fresh.size()) +
+                                     " more; allowed: " + std::to_string(options_.waiting_blocks) +
+                                     "; wait until some are acknowledged");
+      }
+      job->first += static_cast<uint32_t>(known * block_tokens);
+      job->blocks.assign(fresh.begin(), fresh.end());
+      const std::span<const int32_t> ids = sealed.tokens.subspan(overlap);
+      record->tokens.insert(record->tokens.end(), ids.begin(), ids.end());
+      record->waiting += fresh.size();
+    }
+    ++record->jobs;
+    queue_.push_back(std::move(job));
+  }
+  wake_.notify_one();
+  return OkStatus();
+}
+
+Result<uint32_t> Importer::Acknowledged(Record* record) {
+  MutexLock lock(mu_);
+  if (!record->failed.ok()) return std::exchange(record->failed, OkStatus());
+  return record->copied;
+}
+
+void Importer::Settle(Record* record, SettleDone done) {
+  Status failed;
+  {
+    MutexLock lock(mu_);
+    if (record->jobs > 0 && record->failed.ok()) {
+      record->waiters.push_back(std::move(done));
+      return;
+    }
+    failed = std::exchange(record->failed, OkStatus());
+  }
+  done(failed);
+}
+
+void Importer::Withdraw(Record* record) {
+  std::erase_if(queue_, [record](const std::unique_ptr<Job>& job) {
+    if (job->record.get() != record) return false;
+    --record->jobs;
+    record->waiting -= job->blocks.size();
+    return true;
+  });
+}
+
+Importer::Answers Importer::AnswersOf(Record* record, const Status& status) {
+  return {std::exchange(record->waiters, {}), status};
+}
+
+// --- the thread ----------------------------------------------------------------------------------
+
+std::unique_ptr<Importer::Job> Importer::AwaitJob() {
+  for (;;) {
+    std::unique_lock<std::mutex> lock(mu_.native());
+    const auto ready = [this]()
+                           KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !queue_.empty(); };
+    // While tensors are being released somebody must look whether that hangs.
+    if (releases_.pending() == 0) {
+      wake_.wait(lock, ready);
+    } else if (!wake_.wait_for(lock, kReleaseTick, ready)) {
+      lock.unlock();
+      ReportLateReleases();
+      continue;
+    }
+    return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::unique_ptr<Job> {
+      if (stopping_) return nullptr;
+      std::unique_ptr<Job> job = std::move(queue_.front());
+      queue_.pop_front();
+      return job;
+    }();
+  }
+}
+
+void Importer::ReportLateReleases() {
+  const size_t late = releases_.GiveUpLate();
+  if (late > late_releases_) {
+    LogEvent(LogLevel::kError, "tensor_release_late",
+             {{"memories", late},
+              {"why",
+               "the driver does not return from unmapping tensors of an engine that ended; "
+               "their memory comes back when kvstratad restarts"}});
+  }
+  late_releases_ = late;
+}
+
+void Importer::Run() {
+  while (const std::unique_ptr<Job> job = AwaitJob()) Finish(*job, RunJob(*job));
+}
+
+Status Importer::RunJob(const Job& job) {
+  Record& record = *job.record;
+  if (job.ends_prompt) return store_->PrefillDone(record.session, record.sequence);
+  const auto block_tokens = static_cast<uint32_t>(record.tensors->block_tokens());
+  const std::span<const int32_t> blocks(job.blocks);
+  const size_t part = BlocksOfPart(*record.tensors);
+  for (size_t i = 0; i < blocks.size(); i += part) {
+    const std::span<const int32_t> ids = blocks.subspan(i, std::min(part, blocks.size() - i));
+    const uint32_t first = job.first + static_cast<uint32_t>(i) * block_tokens;
+    const uint32_t end = first + static_cast<uint32_t>(ids.size()) * block_tokens;
+    std::vector<int32_t> tokens;
+    {
+      MutexLock lock(mu_);
+      if (record.closed) return ClosedMeanwhile(record.sequence);
+      tokens.assign(record.tokens.begin() + record.copied, record.tokens.begin() + end);
+    }
+    KVS_RETURN_IF_ERROR(CopyPart(record, first, ids, tokens));
+    MutexLock lock(mu_);
+    record.copied = end;
+    record.waiting -= ids.size();
+  }
+  return OkStatus();
+}
+
+void Importer::Finish(const Job& job, const Status& status) {
+  Record* const record = job.record.get();
+  Answers answers;
+  {
+    MutexLock lock(mu_);
+    --record->jobs;
+    if (!status.ok() && !record->closed) {
+      Withdraw(record);
+      record->waiting = 0;
+      record->tokens.resize(record->copied);
+      LogEvent(LogLevel::kDebug, "import_failed",
+               {{"session", record->session},
+                {"sequence", record->sequence},
+                {"reason", status.reason()},
+                {"why", status.message()}});
+      if (record->waiters.empty()) record->failed = status;
+    }
+    if (record->jobs == 0) answers = AnswersOf(record, status);
+  }
+  answers.Tell();
+}
+
+// --- one part ------------------------------------------------------------------------------------
+
+Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const int32_t> blocks,
+                          std::span<const int32_t> tokens) {
+  KVS_ASSIGN_OR_RETURN(ImportJob job, store_->BeginImport(record.session, record.sequence,
+                                                          static_cast<uint32_t>(tokens.size())));
+  const uint32_t end = job.tokens + static_cast<uint32_t>(tokens.size());
+  KVS_CHECK(end == first + blocks.size() * static_cast<size_t>(record.tensors->block_tokens()));
+  const Status copied = CopyLayers(record, job, first, blocks, end);
+  if (!copied.ok()) {
+    store_->AbandonImport(job);
+    return copied;
+  }
+  uint32_t indexed = job.indexed_tokens;
+  if (job.index.kind != IndexLayout::Kind::kNone) {
+    SequenceView view;
+    view.pages = job.pages.data();
+    view.index_blocks = job.blocks.data();
+    view.tokens = static_cast<int32_t>(end);
+    SegmenterOf(job.plan.segmenter)
+        .Update(job.geometry, job.index, view, static_cast<int32_t>(indexed),
+                static_cast<int32_t>(end), *backend_, InlineExecutor());
+    indexed = end;
+  }
+  return store_->FinishImport(job, tokens, indexed);
+}
+
+Status Importer::CopyLayers(const Record& record, const ImportJob& job, uint32_t first,
+                            std::span<const int32_t> blocks, uint32_t end) {
+  const Geometry& g = job.geometry;
+  const PageLayout layout = PageLayout::Of(g);
+  const auto page_tokens = static_cast<uint32_t>(g.page_tokens);
+  const auto block_tokens = static_cast<uint32_t>(record.tensors->block_tokens());
+  std::vector<TensorMemory::Piece> pieces;
+  const auto copy = [&](const ImportedTensors::Side& side, int64_t offset) -> Status {
+    const BlockRows rows(side.layout, g.row_bytes());
+    pieces.clear();
+    for (const int32_t block : blocks) rows.AddPieces(block, &pieces);
+    KVS_ASSIGN_OR_RETURN(std::byte* const bounce, bounce_.Reserve(rows.bytes() * blocks.size()));
+    KVS_RETURN_IF_ERROR(side.memory->Read(pieces, bounce));
+    // Runs of positions that lie in one block and in one page.
+    for (uint32_t p = job.tokens, n = 0; p < end; p += n) {
+      const uint32_t slot = (p - first) % block_tokens, page_slot = p % page_tokens;
+      n = std::min({block_tokens - slot, page_tokens - page_slot, end - p});
+      rows.CopyTo(bounce + (p - first) / block_tokens * rows.bytes(), static_cast<int32_t>(slot),
+                  static_cast<int32_t>(n), job.pages[p / page_tokens], offset, layout,
+                  static_cast<int32_t>(page_slot));
+    }
+    return OkStatus();
+  };
+  for (int32_t layer = 0; layer < g.layers; ++layer) {
+    if (record.closed) return ClosedMeanwhile(record.sequence);
+    const ImportedTensors::Layer& from = record.tensors->layer(layer);
+    KVS_RETURN_IF_ERROR(copy(from.keys, layout.KeyOffset(layer, 0, 0)));
+    KVS_RETURN_IF_ERROR(copy(from.values, layout.ValueOffset(layer, 0, 0)));
+  }
+  return OkStatus();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,120 @@
+// Importer: the thread ("kvs-import") that copies what engines seal in tensors of their own into
+// the daemon's pages. A part of at most kPartBytes at a time: pages are taken (Store::BeginImport),
+// rows fetched by pread or by copy engine, layer by layer, and put where pages have them
+// (block_rows.h), the plan's summaries computed on the CPU, the tokens committed
+// (Store::FinishImport). From then on they are acknowledged, and to everybody else pages as any.
+//
+// Parts are copied in the order in which blocks were sealed, of all sessions in one queue. A copy
+// that fails forgets what its sequence has sealed behind it. The death of an engine in the middle
+// of a part costs that part: its memory is kept until the part's end, the pages are the store's to
+// free. Ownership: borrows the store and the backend, which outlive it; outlives all
+// SessionImports. Thread-safety: NewSession from any thread. One lock, never around a call of the
+// store.
+#ifndef KVSTRATA_SERVER_WORK_IMPORTER_H_
+#define KVSTRATA_SERVER_WORK_IMPORTER_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/sync.h"
+#include "kernels/backend.h"
+#include "server/store/import_sink.h"
+#include "server/work/tensor_releases.h"
+
+namespace kvstrata {
+
+struct ImporterOptions {
+  TensorDevice device;                // where handles of a GPU's memory are opened
+  uint64_t waiting_blocks = 1 << 16;  // of one sequence
+  std::chrono::milliseconds release_deadline{10'000};
+};
+
+class Importer final : public ImportSink {
+ public:
+  static constexpr uint64_t kPartBytes = uint64_t{16} << 20;  // of pages, but for one block
+
+  Importer(const ImporterOptions& options, Store* store, const Backend* backend);
+  // Ends after the part under way, and waits for tensors' release, a second at most.
+  ~Importer() override;
+
+  std::unique_ptr<SessionImport> NewSession(uint64_t session, const PeerIdentity& peer) override;
+
+ private:
+  class Session;
+  // An imported sequence. What follows the constants is guarded by mu_.
+  struct Record {
+    uint64_t session = 0, sequence = 0;
+    std::shared_ptr<const ImportedTensors> tensors;
+
+    std::atomic<bool> closed{false};
+    std::vector<int32_t> tokens;  // ids: held ones, then sealed ones
+    uint32_t copied = 0;          // of them
+    uint64_t waiting = 0;         // blocks in the queue
+    size_t jobs = 0;              // queued, or running
+    Status failed;                // of a copy; not told yet
+    std::vector<SettleDone> waiters;
+  };
+  struct Job {
+    std::shared_ptr<Record> record;
+    uint32_t first = 0;  // position of the first block's first token
+    std::vector<int32_t> blocks;
+    bool ends_prompt = false;
+  };
+  // What a job has still to say when the lock is released.
+  struct Answers {
+    std::vector<SettleDone> waiters;
+    Status status;
+    void Tell() const {
+      for (const SettleDone& done : waiters) done(status);
+    }
+  };
+
+  // For Session.
+  std::shared_ptr<Record> Open(uint64_t session, uint64_t sequence,
+                               std::shared_ptr<const ImportedTensors> tensors,
+                               std::span<const int32_t> tokens);
+  void Close(Record* record) KVS_EXCLUDES(mu_);
+  Status Seal(const std::shared_ptr<Record>& record, const SealedBlocks& blocks) KVS_EXCLUDES(mu_);
+  Result<uint32_t> Acknowledged(Record* record) KVS_EXCLUDES(mu_);
+  void Settle(Record* record, SettleDone done) KVS_EXCLUDES(mu_);
+  void Release(TensorMemory* memory) { releases_.Put(memory); }
+
+  void Run() KVS_EXCLUDES(mu_);
+  // Nothing: the end.
+  std::unique_ptr<Job> AwaitJob() KVS_EXCLUDES(mu_);
+  void ReportLateReleases();
+  Status RunJob(const Job& job) KVS_EXCLUDES(mu_);
+  Status CopyPart(const Record& record, uint32_t first, std::span<const int32_t> blocks,
+                  std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+  Status CopyLayers(const Record& record, const ImportJob& job, uint32_t first,
+                    std::span<const int32_t> blocks, uint32_t end);
+  void Finish(const Job& job, const Status& status) KVS_EXCLUDES(mu_);
+  // Takes the queue's jobs of a record away.
+  void Withdraw(Record* record) KVS_REQUIRES(mu_);
+  Answers AnswersOf(Record* record, const Status& status) KVS_REQUIRES(mu_);
+
+  const ImporterOptions options_;
+  Store* const store_;
+  const Backend* const backend_;
+  TensorReleases releases_;
+  size_t late_releases_ = 0;  // the thread's
+  HostBuffer bounce_;         // the thread's
+
+  Mutex mu_;
+  std::condition_variable wake_;
+  std::deque<std::unique_ptr<Job>> queue_ KVS_GUARDED_BY(mu_);
+  bool stopping_ KVS_GUARDED_BY(mu_) = false;
+  std::thread thread_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_IMPORTER_H_

@@ -1,0 +1,54 @@
+// Plans of the tests of CudaStep, small enough that sequences of some hundred tokens select.
+#ifndef KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
+#define KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
+
+namespace kvstrata::cuda {
+
+inline constexpr const char* kWindow = "window{n_sink = 4, n_recent = 60, min_tokens = 150}";
+inline constexpr const char* kQuest = "quest{budget = 64, n_dense_layers = 1, min_tokens = 150}";
+inline constexpr const char* kStrata = "strata{budget = 96, min_tokens = 0}";
+inline constexpr const char* kChess =
+    "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 3, window = 2, rho = [0.7, 0.6, 0.6], "
+    "trigger = \"every\", every = 1, min_tokens = 150, n_dense_layers = 1}";
+inline constexpr const char* kChessAlways =
+    "chess{page = 32, pages_per_chunk = 1, chunks_per_grid = 2, sinks = 0, window = 1, "
+    "rho = [0.6, 0.6, 0.9], trigger = \"always\", min_tokens = 0}";
+inline constexpr const char* kChessEntropy =
+    "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 2, sinks = 2, window = 1, "
+    "rho = [0.8, 0.8, 0.5], thresholds = [1.0, 0.35], combine = \"or\", min_tokens = 0}";
+// Of two random queries one in two is alike.
+inline constexpr const char* kTokens =
+    "tokenselect{k = 64, n_init = 4, n_local = 20, theta = 0, chunk = 48, min_tokens = 150}";
+inline constexpr const char* kSentences =
+    "sentencekv{tau = 48, r = 1.5, n_obs = 20, start = 5, recent = 12, max_length = 17, "
+    "min_tokens = 150}";
+// Dense layers; pools of nothing; sentences that end by their length.
+inline constexpr const char* kLongSentences =
+    "sentencekv{tau = 40, n_obs = 40, start = 0, recent = 1, pool = 1, max_length = 30, "
+    "n_dense_layers = 1, min_tokens = 0}";
+// All of the prompt is kept.
+inline constexpr const char* kAllSentences =
+    "sentencekv{tau = 64, r = 9, start = 33, recent = 20, max_length = 9, min_tokens = 0}";
+inline constexpr const char* kSpans =
+    "sekv{alpha = 1, l_min = 2, r_max = 8, d_route = 16, local = 30, rows_share = 0.6, "
+    "min_tokens = 0}";
+inline constexpr const char* kLongSpans =
+    "sekv{alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
+    "n_dense_layers = 1}";
+inline constexpr const char* kPlans[] = {
+    "full",  kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
+    kStrata, kChess,     kChessAlways,   kChessEntropy,
+    kTokens, kSentences, kLongSentences, kAllSentences};
+// Codec packed. Lengths are multiples of a block: where a short one is chosen, the CPU may choose
+// one more.
+inline constexpr const char* kMosaic =
+    "mosaickv{segment = 128, buffer = 16, share = 0.3, close_loss = 60, min_tokens = 150}";
+inline constexpr const char* kMosaicDense =
+    "mosaickv{segment = 64, buffer = 32, share = 0.2, block = 4, neighbours = 2, keep = 24, "
+    "truncate = false, n_dense_layers = 1, min_tokens = 0}";
+inline constexpr const char* kFullPacked =
+    "full{codec = \"packed\", segment = 128, buffer = 16, close_loss = 60, min_tokens = 150}";
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_TESTS_CUDA_STEP_PLANS_H_
