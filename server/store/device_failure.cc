@@ -25,9 +25,7 @@ void Store::Impl::DropLost() {
   ReclaimLocked();
 }
 
-void Store::Impl::LoseDevice(const Status& why) {
-  pools_.Lose(Tier::kDevice, why);
-}
+void Store::Impl::LoseDevice(const Status& why) { pools_.Lose(Tier::kDevice, why); }
 
 Status Store::Impl::CheckHeld(const Sequence& s) const {
   const Status failure = pools_.failure(Tier::kDevice);

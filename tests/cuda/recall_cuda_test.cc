@@ -33,6 +33,12 @@ v1::AuditRecallResponse Audited(const std::string& socket, Engine* engine,
   return call->last();
 }
 
+// A model of its own for each test: no prefix in common.
+std::string Digest(const char* what) {
+  static int models = 0;
+  return what + std::to_string(models++);
+}
+
 class RecallCuda : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
     Plans, RecallCuda,
@@ -47,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "keep_raw = \"host\"}"));
 
 TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
-  LinkedEngine gpu(GpuDaemon().socket(), std::string("near-") + GetParam(), true, true);
+  LinkedEngine gpu(GpuDaemon().socket(), Digest("near"), true, true);
   Decoding on_gpu(&gpu, GetParam(), 0);
   const v1::AuditRecallResponse got = Audited(GpuDaemon().socket(), &gpu, &on_gpu);
 
@@ -81,8 +87,8 @@ TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
 
 TEST_P(RecallCuda, IsTheSameOnBothRoads) {
   const std::string& socket = GpuDaemon().socket();
-  LinkedEngine linked(socket, std::string("l-") + GetParam(), true);
-  RemoteEngine remote(socket, std::string("r-") + GetParam());
+  LinkedEngine linked(socket, Digest("linked"), true);
+  RemoteEngine remote(socket, Digest("remote"));
   Decoding a(&linked, GetParam(), 0);
   Decoding b(&remote, GetParam(), 0);
   const v1::AuditRecallResponse of_linked = Audited(socket, &linked, &a);
@@ -93,8 +99,8 @@ TEST_P(RecallCuda, IsTheSameOnBothRoads) {
 
 TEST_P(RecallCuda, ChangesNoBitOfTheAnswers) {
   const std::string& socket = GpuDaemon().socket();
-  LinkedEngine engine(socket, std::string("with-") + GetParam(), true);
-  LinkedEngine other(socket, std::string("without-") + GetParam(), true);
+  LinkedEngine engine(socket, Digest("with"), true);
+  LinkedEngine other(socket, Digest("without"), true);
   Decoding with(&engine, GetParam(), 0);
   Decoding without(&other, GetParam(), 0);
   (void)Audited(socket, &engine, &with);
@@ -106,7 +112,7 @@ TEST_P(RecallCuda, ChangesNoBitOfTheAnswers) {
 
 // Nothing can be added to a graph of the engine's: the audit says so, and the steps go on.
 TEST(RecallCudaGraph, OfTheEnginesIsNotMeasured) {
-  LinkedEngine engine(GpuDaemon().socket(), "graph", true, true);
+  LinkedEngine engine(GpuDaemon().socket(), Digest("graph"), true, true);
   Decoding d(&engine, "quest{budget = 64, min_tokens = 0}", 0);
   d.Decode(3);
   const auto fill = [&] {
