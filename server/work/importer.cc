@@ -46,15 +46,8 @@ Status CheckTokens(std::span<const int32_t> known, uint32_t first, std::span<con
 Status CheckSealed(const ImportedTensors& tensors, std::span<const int32_t> known,
                    const SealedBlocks& sealed) {
   KVS_RETURN_IF_ERROR(tensors.CheckComplete());
-  KVS_RETURN_IF_ERROR(tensors.CheckBlocks(sealed.blocks));
+  KVS_RETURN_IF_ERROR(tensors.CheckBlocks(sealed.blocks, sealed.tokens.size()));
   const auto block_tokens = static_cast<size_t>(tensors.block_tokens());
-  if (sealed.tokens.size() != sealed.blocks.size() * block_tokens) {
-    return InvalidArgument("BLOCKS_TOKENS",
-                           std::to_string(sealed.tokens.size()) + " tokens; allowed: " +
-                               std::to_string(sealed.blocks.size() * block_tokens) + ", the " +
-                               std::to_string(block_tokens) + " of each of " +
-                               std::to_string(sealed.blocks.size()) + " blocks");
-  }
   if (sealed.first > known.size() || sealed.first % block_tokens != 0) {
     return FailedPrecondition("BLOCKS_OUT_OF_ORDER",
                               "first is " + std::to_string(sealed.first) +
