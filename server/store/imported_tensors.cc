@@ -149,13 +149,17 @@ Status ImportedTensors::CheckComplete() const {
   return OkStatus();
 }
 
-Status ImportedTensors::CheckBlocks(std::span<const int32_t> ids) const {
+Status ImportedTensors::CheckBlocks(std::span<const int32_t> ids, size_t tokens) const {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && ids[i] < blocks_) continue;
     return Refuse("BLOCK_UNKNOWN", "blocks[" + std::to_string(i) + "]", ids[i],
                   "0 to " + std::to_string(blocks_ - 1));
   }
-  return OkStatus();
+  const size_t want = ids.size() * static_cast<size_t>(block_tokens_);
+  if (tokens == want) return OkStatus();
+  return Refuse("BLOCKS_TOKENS", "the number of tokens", static_cast<int64_t>(tokens),
+                std::to_string(want) + ", the " + std::to_string(block_tokens_) + " of each of " +
+                    std::to_string(ids.size()) + " blocks");
 }
 
 }  // namespace kvstrata

@@ -58,8 +58,9 @@ class ImportedTensors {
 
   // OK once all layers are there; FAILED_PRECONDITION TENSORS_MISSING names the first that is not.
   Status CheckComplete() const;
-  // INVALID_ARGUMENT BLOCK_UNKNOWN: an id that some layer has no block of.
-  Status CheckBlocks(std::span<const int32_t> ids) const;
+  // INVALID_ARGUMENT BLOCK_UNKNOWN: an id that some layer has no block of; BLOCKS_TOKENS: not as
+  // many tokens as these blocks have.
+  Status CheckBlocks(std::span<const int32_t> ids, size_t tokens) const;
 
   const Geometry& geometry() const { return geometry_; }
   int32_t block_tokens() const { return block_tokens_; }  // 0: nothing is registered

@@ -107,7 +107,7 @@ struct Sequence {
   uint32_t held_tokens = 0;     // found at open
   uint32_t prompt_tokens = 0;
   bool prefill_done = false;
-  bool imported = false;  // import_job.h
+  bool imported = false;      // import_job.h
   PageKey last_key{};         // of the last whole page; zeros: none
   std::vector<int32_t> tail;  // token ids behind the last whole page
   Series series;
@@ -160,7 +160,7 @@ struct Session {
   using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
   std::unordered_map<uint64_t, KnownModel> models;
   std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
-  std::unordered_set<uint64_t> imports;  // models whose sequences are imported
+  std::unordered_set<uint64_t> imports;        // models whose sequences are imported
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;
   RetireQueue<HeatSlice> retired_heat;

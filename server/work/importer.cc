@@ -16,8 +16,6 @@
 namespace kvstrata {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr auto kReleaseTick = std::chrono::seconds(1);
 
 Status ClosedMeanwhile(uint64_t sequence) {
@@ -48,15 +46,8 @@ Status CheckTokens(std::span<const int32_t> known, uint32_t first, std::span<con
 Status CheckSealed(const ImportedTensors& tensors, std::span<const int32_t> known,
                    const SealedBlocks& sealed) {
   KVS_RETURN_IF_ERROR(tensors.CheckComplete());
-  KVS_RETURN_IF_ERROR(tensors.CheckBlocks(sealed.blocks));
+  KVS_RETURN_IF_ERROR(tensors.CheckBlocks(sealed.blocks, sealed.tokens.size()));
   const auto block_tokens = static_cast<size_t>(tensors.block_tokens());
-  if (sealed.tokens.size() != sealed.blocks.size() * block_tokens) {
-    return InvalidArgument("BLOCKS_TOKENS",
-                           std::to_string(sealed.tokens.size()) + " tokens; allowed: " +
-                               std::to_string(sealed.blocks.size() * block_tokens) + ", the " +
-                               std::to_string(block_tokens) + " of each of " +
-                               std::to_string(sealed.blocks.size()) + " blocks");
-  }
   if (sealed.first > known.size() || sealed.first % block_tokens != 0) {
     return FailedPrecondition("BLOCKS_OUT_OF_ORDER",
                               "first is " + std::to_string(sealed.first) +
@@ -102,7 +93,14 @@ class Importer::Session final : public SessionImport {
   }
 
   void Opened(uint64_t sequence, uint64_t model, std::span<const int32_t> tokens) override {
-    records_[sequence] = importer_->Open(session_, sequence, models_.at(model), tokens);
+    auto record = std::make_shared<Record>();
+    record->session = session_;
+    record->sequence = sequence;
+    record->tensors = models_.at(model);
+    record->tokens.assign(tokens.begin(), tokens.end());
+    record->copied = static_cast<uint32_t>(tokens.size());
+    record->waiting = waiting_;
+    records_[sequence] = std::move(record);
   }
   void Closed(uint64_t sequence) override {
     const auto found = records_.find(sequence);
@@ -136,6 +134,7 @@ class Importer::Session final : public SessionImport {
   Importer* const importer_;
   const uint64_t session_;
   const uint32_t uid_;
+  const std::shared_ptr<uint64_t> waiting_ = std::make_shared<uint64_t>(0);  // the importer's
   std::map<uint64_t, std::shared_ptr<ImportedTensors>> models_;
   std::map<uint64_t, std::shared_ptr<Record>> records_;
 };
@@ -158,7 +157,7 @@ Importer::~Importer() {
   wake_.notify_one();
   thread_.join();
   queue_.clear();
-  releases_.Await(Clock::now() + std::chrono::seconds(1));
+  releases_.Await(std::chrono::steady_clock::now() + std::chrono::seconds(1));
 }
 
 std::unique_ptr<SessionImport> Importer::NewSession(uint64_t session, const PeerIdentity& peer) {
@@ -167,24 +166,13 @@ std::unique_ptr<SessionImport> Importer::NewSession(uint64_t session, const Peer
 
 // --- the sessions' side --------------------------------------------------------------------------
 
-std::shared_ptr<Importer::Record> Importer::Open(uint64_t session, uint64_t sequence,
-                                                 std::shared_ptr<const ImportedTensors> tensors,
-                                                 std::span<const int32_t> tokens) {
-  auto record = std::make_shared<Record>();
-  record->session = session;
-  record->sequence = sequence;
-  record->tensors = std::move(tensors);
-  record->tokens.assign(tokens.begin(), tokens.end());
-  record->copied = static_cast<uint32_t>(tokens.size());
-  return record;
-}
-
 void Importer::Close(Record* record) {
   Answers answers;
   {
     MutexLock lock(mu_);
     record->closed = true;
     Withdraw(record);
+    Forget(record);
     answers = AnswersOf(record, ClosedMeanwhile(record->sequence));
   }
   answers.Tell();
@@ -195,26 +183,30 @@ Status Importer::Seal(const std::shared_ptr<Record>& record, const SealedBlocks&
     MutexLock lock(mu_);
     if (!record->failed.ok()) return std::exchange(record->failed, OkStatus());
     auto job = std::make_unique<Job>(Job{record, sealed.first, {}, sealed.ends_prompt});
-    if (!sealed.ends_prompt) {
+    if (sealed.ends_prompt) {
+      if (std::exchange(record->prompt_ended, true)) {
+        return FailedPrecondition("PREFILL_DONE", "sequence " + std::to_string(record->sequence) +
+                                                      " has ended its prompt already");
+      }
+    } else {
       KVS_RETURN_IF_ERROR(CheckSealed(*record->tensors, record->tokens, sealed));
       const auto block_tokens = static_cast<size_t>(record->tensors->block_tokens());
       const size_t overlap = record->tokens.size() - sealed.first;
       if (overlap >= sealed.tokens.size()) return OkStatus();
       const size_t known = overlap / block_tokens;  // whole blocks
       const std::span<const int32_t> fresh = sealed.blocks.subspan(known);
-      if (record->waiting + fresh.size() > options_.waiting_blocks) {
-        return ResourceExhausted("IMPORT_QUEUE",
-                                 std::to_string(record->waiting) + " blocks of sequence " +
-                                     std::to_string(record->sequence) + " wait, and " +
-                                     std::to_string(fresh.size()) +
-                                     " more; allowed: " + std::to_string(options_.waiting_blocks) +
-                                     "; wait until some are acknowledged");
+      const std::span<const int32_t> ids = sealed.tokens.subspan(overlap);
+      if (*record->waiting + ids.size() > options_.waiting_tokens) {
+        return ResourceExhausted(
+            "IMPORT_QUEUE",
+            std::to_string(*record->waiting) + " sealed tokens of this session wait, and " +
+                std::to_string(ids.size()) + " more; allowed: " +
+                std::to_string(options_.waiting_tokens) + "; wait until some are acknowledged");
       }
       job->first += static_cast<uint32_t>(known * block_tokens);
       job->blocks.assign(fresh.begin(), fresh.end());
-      const std::span<const int32_t> ids = sealed.tokens.subspan(overlap);
       record->tokens.insert(record->tokens.end(), ids.begin(), ids.end());
-      record->waiting += fresh.size();
+      *record->waiting += ids.size();
     }
     ++record->jobs;
     queue_.push_back(std::move(job));
@@ -246,9 +238,14 @@ void Importer::Withdraw(Record* record) {
   std::erase_if(queue_, [record](const std::unique_ptr<Job>& job) {
     if (job->record.get() != record) return false;
     --record->jobs;
-    record->waiting -= job->blocks.size();
+    if (job->ends_prompt) record->prompt_ended = false;
     return true;
   });
+}
+
+void Importer::Forget(Record* record) {
+  *record->waiting -= record->tokens.size() - record->copied;
+  record->tokens.resize(record->copied);
 }
 
 Importer::Answers Importer::AnswersOf(Record* record, const Status& status) {
@@ -313,8 +310,9 @@ Status Importer::RunJob(const Job& job) {
     }
     KVS_RETURN_IF_ERROR(CopyPart(record, first, ids, tokens));
     MutexLock lock(mu_);
+    if (record.closed) return ClosedMeanwhile(record.sequence);
+    *record.waiting -= end - record.copied;
     record.copied = end;
-    record.waiting -= ids.size();
   }
   return OkStatus();
 }
@@ -327,8 +325,8 @@ void Importer::Finish(const Job& job, const Status& status) {
     --record->jobs;
     if (!status.ok() && !record->closed) {
       Withdraw(record);
-      record->waiting = 0;
-      record->tokens.resize(record->copied);
+      Forget(record);
+      if (job.ends_prompt) record->prompt_ended = false;
       LogEvent(LogLevel::kDebug, "import_failed",
                {{"session", record->session},
                 {"sequence", record->sequence},
@@ -340,8 +338,6 @@ void Importer::Finish(const Job& job, const Status& status) {
   }
   answers.Tell();
 }
-
-// --- one part ------------------------------------------------------------------------------------
 
 Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const int32_t> blocks,
                           std::span<const int32_t> tokens) {

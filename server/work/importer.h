@@ -33,7 +33,7 @@ namespace kvstrata {
 
 struct ImporterOptions {
   TensorDevice device;                // where handles of a GPU's memory are opened
-  uint64_t waiting_blocks = 1 << 16;  // of one sequence
+  uint64_t waiting_tokens = 1 << 22;  // of one session
   std::chrono::milliseconds release_deadline{10'000};
 };
 
@@ -55,11 +55,12 @@ class Importer final : public ImportSink {
     std::shared_ptr<const ImportedTensors> tensors;
 
     std::atomic<bool> closed{false};
-    std::vector<int32_t> tokens;  // ids: held ones, then sealed ones
-    uint32_t copied = 0;          // of them
-    uint64_t waiting = 0;         // blocks in the queue
-    size_t jobs = 0;              // queued, or running
-    Status failed;                // of a copy; not told yet
+    std::vector<int32_t> tokens;        // ids: held ones, then sealed ones
+    uint32_t copied = 0;                // of them
+    std::shared_ptr<uint64_t> waiting;  // tokens in the queue, of all of the session's sequences
+    size_t jobs = 0;                    // queued, or running
+    bool prompt_ended = false;
+    Status failed;  // of a copy; not told yet
     std::vector<SettleDone> waiters;
   };
   struct Job {
@@ -78,9 +79,6 @@ class Importer final : public ImportSink {
   };
 
   // For Session.
-  std::shared_ptr<Record> Open(uint64_t session, uint64_t sequence,
-                               std::shared_ptr<const ImportedTensors> tensors,
-                               std::span<const int32_t> tokens);
   void Close(Record* record) KVS_EXCLUDES(mu_);
   Status Seal(const std::shared_ptr<Record>& record, const SealedBlocks& blocks) KVS_EXCLUDES(mu_);
   Result<uint32_t> Acknowledged(Record* record) KVS_EXCLUDES(mu_);
@@ -99,6 +97,8 @@ class Importer final : public ImportSink {
   void Finish(const Job& job, const Status& status) KVS_EXCLUDES(mu_);
   // Takes the queue's jobs of a record away.
   void Withdraw(Record* record) KVS_REQUIRES(mu_);
+  // Makes it forget tokens that are not copied.
+  void Forget(Record* record) KVS_REQUIRES(mu_);
   Answers AnswersOf(Record* record, const Status& status) KVS_REQUIRES(mu_);
 
   const ImporterOptions options_;

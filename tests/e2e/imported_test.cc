@@ -270,6 +270,9 @@ TEST_P(ImportedOnceTest, ThePromptEndsBehindItsCopies) {
             KVS_OK);
   ASSERT_EQ(Linked().kvs_settle(lender.session(), s), KVS_OK) << lender.engine().error();
   EXPECT_EQ(Operator(daemon_.socket()).Show(s).sequence().prompt_tokens(), 1024u);
+  EXPECT_EQ(Linked().kvs_prefill_done(lender.session(), s), KVS_OK);  // an event: told later
+  EXPECT_NE(Linked().kvs_settle(lender.session(), s), KVS_OK);
+  EXPECT_STREQ(Linked().kvs_error_reason(), "PREFILL_DONE");
 }
 
 // As any pages, they are on disk a moment later and outlive the daemon.

@@ -595,7 +595,7 @@ TEST(ImporterTest, AFailedCopyIsToldOnceAndCanBeSealedAgain) {
 
 TEST(ImporterTest, TooManyWaitingBlocksAreRefused) {
   ImporterOptions options;
-  options.waiting_blocks = 4;
+  options.waiting_tokens = 64;
   options.device = {&fake_gpu::Ops(), 0};
   LentBlocks blocks(ShapeOf(16), kBlockLayouts[0]);
   Lender lender(512, options);

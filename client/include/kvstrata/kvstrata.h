@@ -250,9 +250,9 @@ KVS_API int kvs_blocks_seal(kvs_session* session, kvs_sequence sequence, uint32_
 KVS_API int kvs_blocks_acknowledged(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
 /* Fills the engine's blocks with positions [first, first + n_blocks * block_tokens), which are
  * acknowledged or held; first is a multiple of block_tokens. Tokens beyond those are not written.
- * On a GPU the copies are enqueued on `stream` and the pages kept until kvs_sequence_close, which
- * must come after them; else stream is NULL. TENSOR_ADDRESS when a layer was registered without
- * one. */
+ * On a GPU the copies are enqueued on `stream`, and the pages kept until it has passed them; else
+ * stream is NULL. TENSOR_ADDRESS when a layer was registered without one; PAGE_GONE (NOT_FOUND)
+ * where a codec alone holds the rows. */
 KVS_API int kvs_blocks_load(kvs_session* session, kvs_sequence sequence, uint32_t first,
                             const int32_t* blocks, size_t n_blocks, void* stream);
 
