@@ -23,8 +23,9 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint64_t kPutBytes = uint64_t{64} << 20;  // as server/work/disk_pages.cc
-// Not as there, where a batch is 64 MiB: larger ones lose 7 % at 12 KiB a value.
+constexpr uint64_t kPutBytes = uint64_t{64} << 20;  // as DiskPagesOptions::batch_bytes
+// As there where several loads share the disk; one alone gets 64 MiB, which lose 7 % at 12 KiB a
+// value.
 constexpr uint64_t kGetBytes = uint64_t{16} << 20;
 constexpr uint64_t kBlock = 4096;
 constexpr auto kLongest = std::chrono::minutes(10);

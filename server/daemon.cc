@@ -397,7 +397,11 @@ Status Daemon::Parts::StartGrpc() {
   options.started = started;
   options.health = [this] { return Health(); };
   options.pools_fd = pools_failed.get();
-  options.cgroup = [] { return ReadCgroupMemory(); };
+  options.cgroup = []() -> std::optional<CgroupInfo> {
+    const std::optional<CgroupMemory> c = ReadCgroupMemory();
+    if (!c) return std::nullopt;
+    return CgroupInfo{c->file, c->limit, c->charged, c->reclaimable, c->available()};
+  };
   options.blocks.list = [this](const BlockFilter& filter, uint64_t after, size_t limit) {
     return blocks->List(filter, after, limit);
   };

@@ -34,19 +34,19 @@ void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
   out->set_failure(p.failure);
 }
 
-void Write(const CgroupMemory& c, v1::CgroupMemory* out) {
+void Write(const CgroupInfo& c, v1::CgroupMemory* out) {
   out->set_file(c.file);
-  out->set_limit_bytes(c.limit);
-  out->set_charged_bytes(c.charged);
-  out->set_reclaimable_bytes(c.reclaimable);
-  out->set_available_bytes(c.available());
+  out->set_limit_bytes(c.limit_bytes);
+  out->set_charged_bytes(c.charged_bytes);
+  out->set_reclaimable_bytes(c.reclaimable_bytes);
+  out->set_available_bytes(c.available_bytes);
 }
 
 // Response: has `cgroups`.
 template <typename Response>
 void WriteCgroup(const GrpcOptions& options, Response* out) {
   if (!options.cgroup) return;
-  if (const std::optional<CgroupMemory> c = options.cgroup()) Write(*c, out->add_cgroups());
+  if (const std::optional<CgroupInfo> c = options.cgroup()) Write(*c, out->add_cgroups());
 }
 
 void Write(const EvictedTier& t, v1::EvictedTier* out) {

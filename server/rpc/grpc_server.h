@@ -33,7 +33,6 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/executor.h"
-#include "server/memory/cgroup.h"
 #include "server/store/blocks.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
@@ -58,6 +57,12 @@ struct DiskInfo {
   uint32_t stopped_segments = 0;
   bool draining = false, drained = false;
   uint64_t refused = 0;
+};
+
+// What the daemon's cgroup is charged for memory, as Admin.ListPools shows it.
+struct CgroupInfo {
+  std::string file;  // that has the limit
+  uint64_t limit_bytes = 0, charged_bytes = 0, reclaimable_bytes = 0, available_bytes = 0;
 };
 
 // Values one by one (server/work/block_catalog.h). Any thread; get and verify wait for the disk.
@@ -85,8 +90,8 @@ struct GrpcOptions {
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
   std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
-  // What the cgroup is charged now (ReadCgroupMemory); any thread; null: there is none.
-  std::function<std::optional<CgroupMemory>()> cgroup;
+  // What it is charged now; any thread. Nothing, or null: there is no limit.
+  std::function<std::optional<CgroupInfo>()> cgroup;
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
