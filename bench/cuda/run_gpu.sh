@@ -39,6 +39,7 @@ checked=(
   CovarianceCuda.OfFewRows
   EigenCuda.EndsOnNaNs
   PickCuda.BatchesOfSeveralSizesShareScratch
+  PromoteCuda.FollowsASmallBatch
   RotatePackCuda.TiesGoToTheLowerGroup
   ScoreCuda.FeedsPickInOneGraph
   SummarizeCuda.OneGraphServesEveryRange

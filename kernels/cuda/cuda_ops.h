@@ -33,7 +33,6 @@
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
-#include "kernels/ops/reuse/reuse_cuda.h"
 #include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
@@ -41,7 +40,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 6;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 7;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -69,7 +68,6 @@ struct CudaOps {
   int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
   int (*pick)(const PickBatch& work, Stream stream) = nullptr;
   int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
-  int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
   int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
   int (*observe)(const ObserveBatch& work, Stream stream) = nullptr;
   int (*importance)(const ImportanceBatch& work, Stream stream) = nullptr;

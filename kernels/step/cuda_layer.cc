@@ -324,8 +324,7 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   w.selection = SelectionOf(part, layer);
   w.group = g.group();
   w.scale = ScaleOf(g);
-  w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.attend_workspace_.as<float>();
+  w.workspace = ws_.attend_workspace_.as<std::byte>();
   const int32_t first = first_row_[part.first] + part.begin;
   // What the GPU selects in the layer itself is not there before.
   w.ahead = part.new_tokens == 1 && !(Selects(part, layer) && SelectsByQuery(part.plan.selector));
@@ -350,7 +349,7 @@ Status CudaStep::AttendChunk(const Part& part, int layer, const Rows& q, const M
   w.q_stride = q.token_stride;
   w.scale = ScaleOf(geometry());
   w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.attend_workspace_.as<float>();
+  w.workspace = ws_.chunk_workspace_.as<float>();
   int32_t row = first_row_[part.first] + part.begin;
   for (int32_t left = part.new_tokens; left > 0; left -= w.rows, row += w.rows) {
     w.rows = std::min(left, cuda::kAttendChunkRows);
