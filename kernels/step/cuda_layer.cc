@@ -16,8 +16,9 @@ bool SelectsByQuery(SelectorKind selector) {
          selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
 }
 
-// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse,
-// pick_buckets and score_spans (ReadsSpans, in all layers) do; vote and score_packed do not.
+// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, vote
+// behind reuse, pick_buckets and score_spans (ReadsSpans, in all layers) do; vote alone and
+// score_packed do not.
 bool ReadsAhead(const Plan& plan) {
   return plan.selector != SelectorKind::kBlock && !plan.group_softmax;
 }

@@ -20,9 +20,9 @@ namespace kvstrata::cuda {
 inline constexpr int32_t kRoundStrips = 4;
 
 // Strips of a share, where `strips` are to be shared by at most `ctas`, which three to an SM run at
-// once. Half a round (half a strip a warp) is best as long as every CTA has an SM to itself.
+// once. Half a round (half a strip a warp) is best as long as that takes half of them.
 __device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {
-  if (strips <= 2 * (ctas / 3)) return kRoundStrips / 2;
+  if (strips <= ctas) return kRoundStrips / 2;
   return (CeilDivide(strips, ctas) + kRoundStrips - 1) / kRoundStrips * kRoundStrips;
 }
 
