@@ -1,15 +1,45 @@
 #include "client/gpu_session.h"
 
+#include <charconv>
+#include <cstdlib>
 #include <string>
 
 namespace kvstrata::client {
 
+namespace {
+
+// An engine's own allocations come after ours, and what it has at the start is not known here: so a
+// share of the whole.
+constexpr uint64_t kHotCacheShare = 8;
+
+Result<uint64_t> HotCacheBytes(const Gpu& gpu) {
+  const char* const text = std::getenv("KVSTRATA_HOT_CACHE_BYTES");
+  if (text != nullptr && *text != '\0') return ParseHotCacheBytes(text);
+  cuda::DeviceInfo info;
+  KVS_RETURN_IF_ERROR(CudaStatus(*gpu.ops, gpu.ops->describe_device(gpu.device, &info),
+                                 "asking how much memory a GPU has"));
+  return info.total_bytes / kHotCacheShare;
+}
+
+}  // namespace
+
+Result<uint64_t> ParseHotCacheBytes(std::string_view text) {
+  uint64_t bytes = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, bytes);
+  if (error == std::errc() && stop == end) return bytes;
+  return InvalidArgument("HOT_CACHE_BYTES",
+                         "KVSTRATA_HOT_CACHE_BYTES is '" + std::string(text) +
+                             "'; allowed: a number of bytes, 0 for no hot caches");
+}
+
 Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::SessionHeader* header) {
+  KVS_ASSIGN_OR_RETURN(const uint64_t hot_cache_bytes, HotCacheBytes(gpu));
   if (const int error = gpu.ops->register_host(header, sizeof(*header), false); error != 0) {
     return ResourceExhausted("MAP_FAILED", std::string("registering the session segment: ") +
                                                gpu.ops->error_text(error) + "; look at ulimit -l");
   }
-  return std::unique_ptr<GpuSession>(new GpuSession(gpu, header));
+  return std::unique_ptr<GpuSession>(new GpuSession(gpu, header, hot_cache_bytes));
 }
 
 GpuSession::~GpuSession() {
@@ -25,7 +55,9 @@ CudaWorkspace* GpuSession::WorkspaceOf(uint64_t model, const Geometry& geometry,
                                        cuda::Stream stream) {
   MutexLock lock(mu_);
   std::unique_ptr<CudaWorkspace>& workspace = workspaces_[{model, stream}];
-  if (workspace == nullptr) workspace = std::make_unique<CudaWorkspace>(*gpu_.ops, geometry);
+  if (workspace == nullptr) {
+    workspace = std::make_unique<CudaWorkspace>(*gpu_.ops, geometry, 0, hot_cache_budget_);
+  }
   return workspace.get();
 }
 

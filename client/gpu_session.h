@@ -13,6 +13,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <string_view>
 
 #include "base/sync.h"
 #include "client/page_map.h"
@@ -21,10 +22,14 @@
 
 namespace kvstrata::client {
 
+// The value of KVSTRATA_HOT_CACHE_BYTES. INVALID_ARGUMENT HOT_CACHE_BYTES.
+Result<uint64_t> ParseHotCacheBytes(std::string_view text);
+
 class GpuSession {
  public:
-  // Registers the session segment's reader slots, so that the GPU can write them.
-  // RESOURCE_EXHAUSTED MAP_FAILED.
+  // Registers the session segment's reader slots, so that the GPU can write them. Hot caches take
+  // at most KVSTRATA_HOT_CACHE_BYTES of the GPU together, by default an eighth of its memory.
+  // RESOURCE_EXHAUSTED MAP_FAILED; INVALID_ARGUMENT HOT_CACHE_BYTES.
   static Result<std::unique_ptr<GpuSession>> Make(const Gpu& gpu, shm::SessionHeader* header);
   ~GpuSession();
 
@@ -40,7 +45,10 @@ class GpuSession {
   bool Done(int slot, uint64_t number) const;
 
  private:
-  GpuSession(const Gpu& gpu, shm::SessionHeader* header) : gpu_(gpu), header_(header) {}
+  GpuSession(const Gpu& gpu, shm::SessionHeader* header, uint64_t hot_cache_bytes)
+      : gpu_(gpu),
+        header_(header),
+        hot_cache_budget_(std::make_shared<HotCacheBudget>(hot_cache_bytes)) {}
 
   // Steps that held a slot: the last one that ended, the last one known to be done.
   struct Holders {
@@ -49,6 +57,7 @@ class GpuSession {
 
   const Gpu gpu_;
   shm::SessionHeader* const header_;
+  const std::shared_ptr<HotCacheBudget> hot_cache_budget_;
   std::array<Holders, shm::kMaxReaders> holders_;
   Mutex mu_;
   std::map<std::pair<uint64_t, cuda::Stream>, std::unique_ptr<CudaWorkspace>> workspaces_

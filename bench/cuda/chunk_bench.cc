@@ -130,10 +130,10 @@ class FewTokens {
         tokens_(Visible(sequence)),
         counters_(
             std::vector<uint32_t>(static_cast<size_t>((sequence.new_tokens + 1) * kKvHeads), 0)),
-        workspace_(
-            static_cast<size_t>(std::max(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, kDim),
-                                         kvs_cuda_ops()->attend_chunk_workspace_bytes(kDim)) /
-                                4)) {}
+        chunk_workspace_(
+            static_cast<size_t>(kvs_cuda_ops()->attend_chunk_workspace_bytes(kDim) / 4)),
+        workspace_(std::vector<std::byte>(
+            static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, kDim)))) {}
 
   bench::Timing Time(bool chunk) const {
     CapturedGraph graph([&](Stream stream) {
@@ -176,13 +176,13 @@ class FewTokens {
     w.q_stride = kHeads * kRowBytes;
     w.scale = 1 / std::sqrt(float{kDim});
     w.to = {sequence_.output.get(), DType::kBF16, nullptr};
-    w.counters = counters_.get();
-    w.workspace = workspace_.get();
   }
   AttendChunkBatch Chunk(int layer) const {
     AttendChunkBatch w;
     Fill(w, layer);
     w.rows = sequence_.new_tokens;
+    w.counters = counters_.get();
+    w.workspace = chunk_workspace_.get();
     return w;
   }
   AttendRawBatch Items(int layer) const {
@@ -190,13 +190,15 @@ class FewTokens {
     Fill(w, layer);
     w.batch = sequence_.new_tokens;
     w.selection.shared = true;
+    w.workspace = workspace_.get();
     return w;
   }
 
   const Sequence& sequence_;
   DeviceArray<int32_t> tokens_;
   DeviceArray<uint32_t> counters_;
-  DeviceArray<float> workspace_;
+  DeviceArray<float> chunk_workspace_;
+  DeviceArray<std::byte> workspace_;
 };
 
 class Report {

@@ -129,9 +129,8 @@ class Inputs {
     for (BF16& x : q) x = FromFloat<BF16>(normal(rng_));
     q_ = DeviceArray<BF16>(q);
     out_ = DeviceArray<BF16>(q.size());
-    counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(c.lengths.size() * kKvHeads, 0));
-    workspace_ = DeviceArray<float>(
-        static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, kDim) / 4));
+    workspace_ = DeviceArray<std::byte>(std::vector<std::byte>(
+        static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, kDim))));
   }
 
   PagedLayer Layer(int layer) const {
@@ -155,7 +154,6 @@ class Inputs {
     w.q_stride = kKvHeads * kGroup * kDim * 2;
     w.scale = 1 / std::sqrt(float{kDim});
     w.to = {out_.get(), DType::kBF16, nullptr};
-    w.counters = counters_.get();
     w.workspace = workspace_.get();
     return w;
   }
@@ -212,8 +210,7 @@ class Inputs {
   DeviceArray<uint64_t> pages_;
   DeviceArray<int32_t> tokens_, units_, counts_, sink_end_, recent_begin_;
   DeviceArray<BF16> q_, out_;
-  DeviceArray<uint32_t> counters_;
-  DeviceArray<float> workspace_;
+  DeviceArray<std::byte> workspace_;
 };
 
 // One graph with a node a layer, or for single_node a graph a layer.

@@ -122,9 +122,10 @@ class PackedStep {
     pages_ = DeviceArray<uint64_t>(pages);
   }
   void MakeScratch() {
-    workspace_ = DeviceArray<float>(
-        static_cast<size_t>(std::max(Ops().attend_packed_workspace_bytes(Attend(0)) / 4,
-                                     Ops().attend_raw_workspace_bytes(kGroup, kDim) / 4)));
+    workspace_ =
+        DeviceArray<float>(static_cast<size_t>(Ops().attend_packed_workspace_bytes(Attend(0)) / 4));
+    buffer_workspace_ = DeviceArray<std::byte>(std::vector<std::byte>(
+        static_cast<size_t>(Ops().attend_raw_workspace_bytes(kGroup, kDim))));
     pick_scratch_ = DeviceArray<std::byte>(
         std::vector<std::byte>(static_cast<size_t>(Ops().pick_scratch_bytes(Pick()))));
   }
@@ -175,8 +176,7 @@ class PackedStep {
     w.new_k = w.new_v = {q_.get(), kHeads * kDim * 2, kDim * 2, DType::kBF16};
     w.partial = BufferPart();
     w.ahead = true;
-    w.counters = counters_.get();
-    w.workspace = workspace_.get();
+    w.workspace = buffer_workspace_.get();
     return w;
   }
   ScorePackedBatch Score(int layer) const {
@@ -239,6 +239,7 @@ class PackedStep {
   DeviceArray<int32_t> segment_counts_;
   DeviceArray<uint64_t> pages_;
   DeviceArray<float> workspace_;
+  DeviceArray<std::byte> buffer_workspace_;
   DeviceArray<std::byte> pick_scratch_;
 };
 

@@ -59,7 +59,6 @@ constexpr CudaOps kOps = {
     .pick_scratch_bytes = PickScratchBytes,
     .pick = PickCuda,
     .cascade = CascadeCuda,
-    .reuse = ReuseCuda,
     .mean_query = MeanQueryCuda,
     .observe = ObserveCuda,
     .importance = ImportanceCuda,

@@ -33,7 +33,6 @@
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
-#include "kernels/ops/reuse/reuse_cuda.h"
 #include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
@@ -72,7 +71,6 @@ struct CudaOps {
   int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
   int (*pick)(const PickBatch& work, Stream stream) = nullptr;
   int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
-  int (*reuse)(const ReuseBatch& work, Stream stream) = nullptr;
   int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
   int (*observe)(const ObserveBatch& work, Stream stream) = nullptr;
   int (*importance)(const ImportanceBatch& work, Stream stream) = nullptr;

@@ -110,10 +110,11 @@ template <typename T, int kDim, typename RowOf>
 class TileScorer {
  public:
   // `fields` etc. as in ScoreBatch; pages: of the sequence; ring: the warp's own. Loads begin here;
-  // `queries` are read by Next.
+  // `queries` are read by Next. once: the L2 drops rows before what else is in it.
   __device__ TileScorer(const DeviceRows& rows, int fields, int64_t field_stride, int64_t sequence,
                         int head, int first, int last, int tiles, RowOf row_of,
-                        const QueryFragments<kDim>& queries, bool wide, RowRing<kDim>* ring)
+                        const QueryFragments<kDim>& queries, bool wide, RowRing<kDim>* ring,
+                        bool once = false)
       : rows_(rows),
         pages_(rows.pages + sequence * rows.page_stride),
         head_offset_(rows.offset + head * rows.head_stride + 16 * (threadIdx.x % 4)),
@@ -123,6 +124,7 @@ class TileScorer {
         last_(last),
         tiles_(tiles),
         wide_(wide),
+        once_(once),
         row_of_(row_of),
         queries_(queries),
         ring_(ring) {
@@ -174,10 +176,17 @@ class TileScorer {
     row_g8_ = RowAddress(rows_, pages_, head_offset_, min(max(near + 8, first_), last_ - 1));
   }
 
-  __device__ static void Copy(uint4* to, const char* from) {
+  __device__ void Copy(uint4* to, const char* from) const {
     const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
     const auto source = __cvta_generic_to_global(from);
-    if constexpr (kDim < 128) {
+    if (once_) {
+      uint64_t policy;
+      asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      asm volatile(
+          "cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(at),
+          "l"(source), "l"(policy)
+          : "memory");
+    } else if constexpr (kDim < 128) {
       asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(source)
                    : "memory");
     } else {  // the L2 fetches a row whole: 1 to 2 % faster
@@ -205,7 +214,7 @@ class TileScorer {
   const uint64_t* pages_;
   const int64_t head_offset_, field_stride_;
   const int fields_, first_, last_, tiles_;
-  const bool wide_;
+  const bool wide_, once_;
   const RowOf row_of_;
   const QueryFragments<kDim>& queries_;
   RowRing<kDim>* ring_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "kernels/step/cuda_step.h"
 
@@ -46,32 +47,56 @@ int32_t CudaHotPages::SlotsOf(const Plan& plan, const Geometry& g, int32_t pages
   return std::min({listed + 2 * always, pages, cuda::kHotSlotsMax});
 }
 
+CudaHotPages::CudaHotPages(const Geometry& geometry, int32_t page_stride,
+                           std::shared_ptr<HotCacheBudget> budget)
+    : page_stride_(page_stride),
+      rows_(int64_t{geometry.layers} * geometry.kv_heads),
+      slot_bytes_(static_cast<uint64_t>(PageLayout::Of(geometry).layer_stride) *
+                  static_cast<uint64_t>(geometry.layers)),
+      budget_(std::move(budget)) {}
+
+// Nothing can be done about an error here; the budget is right again either way.
+CudaHotPages::~CudaHotPages() { (void)Free(); }
+
 Result<std::shared_ptr<CudaHotPages>> CudaHotPages::Create(const cuda::CudaOps& ops,
                                                            const Geometry& geometry,
-                                                           const Plan& plan, int32_t page_stride) {
-  std::shared_ptr<CudaHotPages> hot(new CudaHotPages);
-  hot->page_stride_ = page_stride;
-  hot->slot_count_ = SlotsOf(plan, geometry, page_stride);
-  hot->rows_ = int64_t{geometry.layers} * geometry.kv_heads;
-  const Status status = hot->Reserve(ops, geometry);
+                                                           const Plan& plan, int32_t page_stride,
+                                                           std::shared_ptr<HotCacheBudget> budget) {
+  std::shared_ptr<CudaHotPages> hot(new CudaHotPages(geometry, page_stride, std::move(budget)));
+  auto slots = static_cast<uint64_t>(SlotsOf(plan, geometry, page_stride));
+  if (hot->budget_ != nullptr) {
+    slots = hot->budget_->Take(hot->entry_bytes(), hot->slot_bytes_ + hot->owner_bytes(), slots);
+  }
+  hot->slot_count_ = static_cast<int32_t>(slots);
+  if (slots == 0) return hot;
+  const Status status = hot->Reserve(ops);
   if (status.reason() == "GPU_MEMORY") {
-    KVS_RETURN_IF_ERROR(hot->entries_.Free());
-    KVS_RETURN_IF_ERROR(hot->slots_.Free());
-    KVS_RETURN_IF_ERROR(hot->owners_.Free());
+    KVS_RETURN_IF_ERROR(hot->Free());
   } else if (!status.ok()) {
     return status;
   }
   return hot;
 }
 
-Status CudaHotPages::Reserve(const cuda::CudaOps& ops, const Geometry& geometry) {
-  const auto rows = static_cast<uint64_t>(rows_), slots = static_cast<uint64_t>(slot_count_);
-  const auto stride = static_cast<uint64_t>(page_stride_);
-  KVS_RETURN_IF_ERROR(
-      slots_.Reserve(ops, slots * static_cast<uint64_t>(PageLayout::Of(geometry).layer_stride) *
-                              static_cast<uint64_t>(geometry.layers)));
-  KVS_RETURN_IF_ERROR(entries_.Reserve(ops, (rows + 1) * stride * sizeof(uint64_t)));
-  return owners_.Reserve(ops, 2 * rows * slots * sizeof(int32_t));
+uint64_t CudaHotPages::entry_bytes() const {
+  return static_cast<uint64_t>(rows_ + 1) * static_cast<uint64_t>(page_stride_) * sizeof(uint64_t);
+}
+
+Status CudaHotPages::Reserve(const cuda::CudaOps& ops) {
+  const auto slots = static_cast<uint64_t>(slot_count_);
+  KVS_RETURN_IF_ERROR(slots_.Reserve(ops, slots * slot_bytes_));
+  KVS_RETURN_IF_ERROR(entries_.Reserve(ops, entry_bytes()));
+  return owners_.Reserve(ops, slots * owner_bytes());
+}
+
+Status CudaHotPages::Free() {
+  const auto slots = static_cast<uint64_t>(std::exchange(slot_count_, 0));
+  if (budget_ != nullptr && slots > 0) {
+    budget_->Give(entry_bytes() + slots * (slot_bytes_ + owner_bytes()));
+  }
+  KVS_RETURN_IF_ERROR(owners_.Free());
+  KVS_RETURN_IF_ERROR(entries_.Free());
+  return slots_.Free();
 }
 
 cuda::HotPages CudaHotPages::table() const {
@@ -118,8 +143,9 @@ Status CudaStep::FollowPages(int member, const CudaWorkspace::StagingSlot& slot)
   const int32_t page_tokens = geometry().page_tokens;
   const int32_t count = (m.view.tokens + m.new_tokens + page_tokens - 1) / page_tokens;
   if (hot == nullptr || count > hot->page_stride()) {
-    KVS_ASSIGN_OR_RETURN(
-        hot, CudaHotPages::Create(ops_, geometry(), m.state->plan(), ws_.capacity_.far_pages));
+    hot.reset();  // gives back what the next one takes
+    KVS_ASSIGN_OR_RETURN(hot, CudaHotPages::Create(ops_, geometry(), m.state->plan(),
+                                                   ws_.capacity_.far_pages, ws_.hot_cache_budget_));
   }
   if (hot->table().entries == nullptr) return OkStatus();
   std::vector<uint64_t>& known = hot->pages;

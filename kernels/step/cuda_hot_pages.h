@@ -4,8 +4,8 @@
 // long as a page lies in the host's memory. A fork begins without one.
 //
 // Threads: as SequenceState. Cost: SlotsOf pages of memory, and 8 bytes a page, layer and KV head:
-// with Llama-3.1-8B and 128K tokens 570 MB for quest, 2.2 GB for sentencekv. Where a GPU has not
-// so much left, pages are attended in place.
+// with Llama-3.1-8B and 128K tokens 570 MB for quest, 2.2 GB for sentencekv. Where a budget has
+// less left there are fewer slots; where a GPU has not so much left, pages are attended in place.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_HOT_PAGES_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_HOT_PAGES_H_
 
@@ -15,15 +15,21 @@
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/cuda/hot_pages.h"
 #include "kernels/plan.h"
+#include "kernels/step/hot_cache_budget.h"
 
 namespace kvstrata {
 
 class CudaHotPages {
  public:
-  // Empty, for up to `page_stride` pages. Where the GPU has no memory for it, `table` says so.
+  // Empty, for up to `page_stride` pages. Where the budget (null: there is none) or the GPU has no
+  // memory for it, `table` says so.
   static Result<std::shared_ptr<CudaHotPages>> Create(const cuda::CudaOps& ops,
                                                       const Geometry& geometry, const Plan& plan,
-                                                      int32_t page_stride);
+                                                      int32_t page_stride,
+                                                      std::shared_ptr<HotCacheBudget> budget);
+  CudaHotPages(const CudaHotPages&) = delete;
+  CudaHotPages& operator=(const CudaHotPages&) = delete;
+  ~CudaHotPages();
   // Slots of a (layer, KV head): for a list of pages twice what a step attends, for a list of
   // tokens once, each of them in a page of its own; no more than there are pages.
   static int32_t SlotsOf(const Plan& plan, const Geometry& geometry, int32_t pages);
@@ -35,11 +41,18 @@ class CudaHotPages {
   std::vector<uint64_t> pages;
 
  private:
-  CudaHotPages() = default;
-  Status Reserve(const cuda::CudaOps& ops, const Geometry& geometry);
+  CudaHotPages(const Geometry& geometry, int32_t page_stride,
+               std::shared_ptr<HotCacheBudget> budget);
+  Status Reserve(const cuda::CudaOps& ops);
+  Status Free();
+  uint64_t entry_bytes() const;
+  uint64_t owner_bytes() const { return 2 * static_cast<uint64_t>(rows_) * sizeof(int32_t); }
 
-  int32_t page_stride_ = 0, slot_count_ = 0;
-  int64_t rows_ = 0;
+  const int32_t page_stride_;
+  const int64_t rows_;
+  const uint64_t slot_bytes_;  // of all layers
+  int32_t slot_count_ = 0;
+  const std::shared_ptr<HotCacheBudget> budget_;
   DeviceBuffer entries_, slots_, owners_;
 };
 

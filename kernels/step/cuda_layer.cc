@@ -16,8 +16,9 @@ bool SelectsByQuery(SelectorKind selector) {
          selector == SelectorKind::kBlock || selector == SelectorKind::kBucket;
 }
 
-// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, reuse,
-// pick_buckets, score_packed and score_spans (ReadsSpans, in all layers) do; vote does not.
+// Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, vote
+// behind reuse, pick_buckets, score_packed and score_spans (ReadsSpans, in all layers) do; vote
+// alone does not.
 bool ReadsAhead(const Plan& plan) { return !plan.group_softmax; }
 
 // Whether every selection of the plan has the newest token in it, and none is made of its key. What
@@ -325,8 +326,7 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   w.selection = SelectionOf(part, layer);
   w.group = g.group();
   w.scale = ScaleOf(g);
-  w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.attend_workspace_.as<float>();
+  w.workspace = ws_.attend_workspace_.as<std::byte>();
   const int32_t first = first_row_[part.first] + part.begin;
   // What the GPU selects in the layer itself is not there before.
   w.ahead = part.new_tokens == 1 && !(Selects(part, layer) && SelectsByQuery(part.plan.selector));
@@ -351,7 +351,7 @@ Status CudaStep::AttendChunk(const Part& part, int layer, const Rows& q, const M
   w.q_stride = q.token_stride;
   w.scale = ScaleOf(geometry());
   w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.attend_workspace_.as<float>();
+  w.workspace = ws_.chunk_workspace_.as<float>();
   int32_t row = first_row_[part.first] + part.begin;
   for (int32_t left = part.new_tokens; left > 0; left -= w.rows, row += w.rows) {
     w.rows = std::min(left, cuda::kAttendChunkRows);

@@ -258,8 +258,7 @@ Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, con
   }
   raw.partial = of_pages;
   raw.ahead = part.new_tokens == 1;
-  raw.counters = ws_.attend_counters_.as<uint32_t>();
-  raw.workspace = ws_.attend_workspace_.as<float>();
+  raw.workspace = ws_.attend_workspace_.as<std::byte>();
   KVS_RETURN_IF_ERROR(Check(ops_.attend_raw(raw, stream_), "op attend_raw"));
 
   cuda::AttendPackedBatch w;

@@ -244,9 +244,9 @@ class CudaStep : public StepBatch {
   // Selector vote (cuda_vote.cc).
   Status SelectVotes(const Part& part, int layer, const std::byte* q, DType dtype);
   Status MeanQuery(const Part& part, const std::byte* q, DType dtype);
-  Status Reuse(const Part& part, int layer, const std::byte* q, DType dtype, const int32_t* tokens);
+  cuda::Reuse ReuseOf(const Part& part, int layer, const int32_t* tokens) const;
   Status CountVotes(const Part& part, int layer, const std::byte* q, DType dtype,
-                    const int32_t* tokens);
+                    const int32_t* tokens, const cuda::Reuse& reuse);
   Status PickVoted(const Part& part, const int32_t* tokens);
   cuda::DeviceSelection VotedSelection(const Part& part) const;
   Result<Selection> ReadVotes(const Part& part, int member, int32_t n) const;

@@ -108,15 +108,16 @@ cuda::DeviceSelection CudaStep::VotedSelection(const Part& part) const {
 // Of each member's first new token, or of the mean query of a prompt chunk.
 Status CudaStep::SelectVotes(const Part& part, int layer, const std::byte* q, DType dtype) {
   const int32_t* tokens = ws_.visible() + first_row_[part.first] + part.begin;
+  cuda::Reuse reuse;
   if (part.prompt) {
     KVS_RETURN_IF_ERROR(MeanQuery(part, q, dtype));
     q = ws_.votes_.mean.as<std::byte>();
     dtype = DType::kF32;
   } else {
-    KVS_RETURN_IF_ERROR(Reuse(part, layer, q, dtype, tokens));
-    tokens = ws_.votes_.voting.as<int32_t>() + part.list;
+    reuse = ReuseOf(part, layer, tokens);
+    tokens = reuse.voting;
   }
-  KVS_RETURN_IF_ERROR(CountVotes(part, layer, q, dtype, tokens));
+  KVS_RETURN_IF_ERROR(CountVotes(part, layer, q, dtype, tokens, reuse));
   return PickVoted(part, tokens);
 }
 
@@ -130,33 +131,26 @@ Status CudaStep::MeanQuery(const Part& part, const std::byte* q, DType dtype) {
   return Check(ops_.mean_query(w, stream_), "op mean_query");
 }
 
-Status CudaStep::Reuse(const Part& part, int layer, const std::byte* q, DType dtype,
-                       const int32_t* tokens) {
+cuda::Reuse CudaStep::ReuseOf(const Part& part, int layer, const int32_t* tokens) const {
   const VoteBuffers& votes = ws_.votes_;
-  cuda::ReuseBatch w;
-  w.caches = ws_.vote_caches_.device.as<uint64_t>() + part.first;
-  w.layer = layer;
-  w.rule = VoteRuleOf(part.plan, false);
-  w.theta = part.plan.theta;
-  w.per_head = part.plan.cosine_per_head;
-  w.append_departed = part.plan.append_departed;
-  w.tokens = tokens;
-  w.q = q;
-  w.q_dtype = dtype;
-  w.batch = part.count;
-  w.query_heads = geometry().query_heads;
-  w.head_dim = geometry().head_dim;
-  w.ahead = true;
-  w.voting = votes.voting.as<int32_t>() + part.list;
-  w.lists = votes.lists.as<uint64_t>() + part.list;
-  w.counts = votes.counts.as<int32_t>() + part.list;
-  w.sink_end = votes.sink_end.as<int32_t>() + part.list;
-  w.recent_begin = votes.recent_begin.as<int32_t>() + part.list;
-  return Check(ops_.reuse(w, stream_), "op reuse");
+  cuda::Reuse reuse;
+  reuse.caches = ws_.vote_caches_.device.as<uint64_t>() + part.first;
+  reuse.layer = layer;
+  reuse.theta = part.plan.theta;
+  reuse.per_head = part.plan.cosine_per_head;
+  reuse.append_departed = part.plan.append_departed;
+  reuse.tokens = tokens;
+  reuse.ahead = true;
+  reuse.voting = votes.voting.as<int32_t>() + part.list;
+  reuse.lists = votes.lists.as<uint64_t>() + part.list;
+  reuse.counts = votes.counts.as<int32_t>() + part.list;
+  reuse.sink_end = votes.sink_end.as<int32_t>() + part.list;
+  reuse.recent_begin = votes.recent_begin.as<int32_t>() + part.list;
+  return reuse;
 }
 
 Status CudaStep::CountVotes(const Part& part, int layer, const std::byte* q, DType dtype,
-                            const int32_t* tokens) {
+                            const int32_t* tokens, const cuda::Reuse& reuse) {
   cuda::VoteBatch w;
   w.rows = cuda::KeyRows(PagesOf(part, layer));
   w.scale = 1.0f / std::sqrt(static_cast<float>(geometry().head_dim));
@@ -170,6 +164,7 @@ Status CudaStep::CountVotes(const Part& part, int layer, const std::byte* q, DTy
   w.candidate_stride = ws_.capacity_.votes.tokens;
   w.votes = ws_.votes_.votes.as<float>();
   w.scratch = ws_.votes_.scratch.as<std::byte>();
+  w.reuse = reuse;
   return Check(ops_.vote(w, stream_), "op vote");
 }
 

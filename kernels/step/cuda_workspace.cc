@@ -28,8 +28,12 @@ int32_t Grown(int32_t capacity, int32_t need, int32_t generous) {
 }  // namespace
 
 CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
-                             int32_t reserve_tokens)
-    : ops_(ops), geometry_(geometry), reserve_tokens_(reserve_tokens) {}
+                             int32_t reserve_tokens,
+                             std::shared_ptr<HotCacheBudget> hot_cache_budget)
+    : ops_(ops),
+      geometry_(geometry),
+      reserve_tokens_(reserve_tokens),
+      hot_cache_budget_(std::move(hot_cache_budget)) {}
 
 CudaWorkspace::~CudaWorkspace() {
   KVS_CHECK(!in_step_);
@@ -125,11 +129,12 @@ Status CudaWorkspace::Fit(Capacity need) {
   const int64_t tiles = int64_t{c.chunk} * geometry_.group() / 64 + 1;
   const int64_t items = std::max<int64_t>({c.members, kItemsOfMember, tiles});
   KVS_RETURN_IF_ERROR(reserve(&attend_counters_, items * geometry_.kv_heads * kInt));
-  int64_t splits = ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim);
+  KVS_RETURN_IF_ERROR(reserve(
+      &attend_workspace_, ops_.attend_raw_workspace_bytes(geometry_.group(), geometry_.head_dim)));
   if (c.chunk > 0) {
-    splits = std::max(splits, ops_.attend_chunk_workspace_bytes(geometry_.head_dim));
+    KVS_RETURN_IF_ERROR(
+        reserve(&chunk_workspace_, ops_.attend_chunk_workspace_bytes(geometry_.head_dim)));
   }
-  KVS_RETURN_IF_ERROR(reserve(&attend_workspace_, splits));
   if (c.units > 0) {
     KVS_RETURN_IF_ERROR(reserve(&scores_, lists * c.units * int64_t{sizeof(float)}));
     KVS_RETURN_IF_ERROR(reserve(&units_, std::max(lists * c.list, int64_t{4}) * kInt));

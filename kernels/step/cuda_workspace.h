@@ -19,6 +19,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/status.h"
@@ -28,6 +29,7 @@
 #include "kernels/cuda/sentence_table.h"
 #include "kernels/plan.h"
 #include "kernels/step/bucket_buffers.h"
+#include "kernels/step/hot_cache_budget.h"
 #include "kernels/step/packed_buffers.h"
 #include "kernels/step/repeated_call.h"
 #include "kernels/step/vote_buffers.h"
@@ -37,7 +39,9 @@ namespace kvstrata {
 class CudaWorkspace {
  public:
   // Room for sequences of `reserve_tokens` from the first step on, so that graphs live longer.
-  CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry, int32_t reserve_tokens = 0);
+  // hot_cache_budget: of the sequences' hot caches; null: as much as the GPU has.
+  CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry, int32_t reserve_tokens = 0,
+                std::shared_ptr<HotCacheBudget> hot_cache_budget = nullptr);
   CudaWorkspace(const CudaWorkspace&) = delete;
   CudaWorkspace& operator=(const CudaWorkspace&) = delete;
   // Waits for the GPU. REQUIRES: no step is open.
@@ -158,6 +162,7 @@ class CudaWorkspace {
   const cuda::CudaOps& ops_;
   const Geometry geometry_;
   const int32_t reserve_tokens_;
+  const std::shared_ptr<HotCacheBudget> hot_cache_budget_;
   uint64_t generation_ = 0;
   Capacity capacity_;
   bool in_step_ = false;
@@ -185,7 +190,8 @@ class CudaWorkspace {
   AddressTable span_parts_, span_routers_;
   DeviceBuffer relevance_, later_relevance_, coarse_;
   DeviceBuffer span_list_, span_counts_, span_chosen_, span_workspace_;
-  DeviceBuffer attend_counters_, attend_workspace_;
+  DeviceBuffer attend_counters_;  // of attend_chunk, attend_packed, attend_spans
+  DeviceBuffer attend_workspace_, chunk_workspace_;
   // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
   DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;
 

@@ -177,9 +177,8 @@ TEST_F(AppendCuda, StepGraphSeesOneLength) {
   DeviceArray<std::byte> k(3 * row * 2), v(3 * row * 2);
   const DeviceArray<std::byte> q(RandomElements(rng_, g.dtype, 3 * heads * 128));
   const DeviceArray<float> out(3 * heads * 128), lse(3 * heads);
-  const DeviceArray<uint32_t> counters(std::vector<uint32_t>(6, 0));
-  const DeviceArray<float> workspace(
-      static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(4, 128) / 4));
+  const DeviceArray<std::byte> workspace(std::vector<std::byte>(
+      static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(4, 128))));
   AppendBatch append;
   append.layer = batch.DeviceLayer();
   append.batch = 3;
@@ -196,7 +195,6 @@ TEST_F(AppendCuda, StepGraphSeesOneLength) {
   attend.q_stride = 8 * 128 * 2;
   attend.scale = 0;  // every row weighs the same: lse is ln(tokens)
   attend.to = {out.get(), DType::kF32, lse.get()};
-  attend.counters = counters.get();
   attend.workspace = workspace.get();
   CapturedGraph graph([&](Stream stream) {
     const CudaOps* ops = kvs_cuda_ops();

@@ -90,8 +90,8 @@ class Problem {
         rows_(rng, {2, c.kv_heads * kGroup, c.kv_heads, c.dim, c.page_tokens, DType::kBF16},
               Lengths(rng, c), kLongest + 64),
         counters_(std::vector<uint32_t>(static_cast<size_t>(c.batch * c.kv_heads), 0)),
-        attend_counters_(std::vector<uint32_t>(static_cast<size_t>(c.batch * c.kv_heads), 0)),
-        workspace_(static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, c.dim))),
+        workspace_(std::vector<std::byte>(
+            static_cast<size_t>(kvs_cuda_ops()->attend_raw_workspace_bytes(kGroup, c.dim)))),
         q_(RandomElements(rng, DType::kBF16, Queries())),
         out_(Queries()) {
     rows_.Upload();
@@ -332,8 +332,7 @@ class Problem {
     w.q_stride = int64_t{case_.kv_heads} * kGroup * case_.dim * 2;
     w.scale = 0.1f;
     w.to = {out_.get(), DType::kF32, nullptr};
-    w.counters = attend_counters_.get();
-    w.workspace = reinterpret_cast<float*>(workspace_.get());
+    w.workspace = workspace_.get();
     out_.Poison();
     Check(kvs_cuda_ops()->attend_raw(w, nullptr), "attend_raw");
     return out_.Read();
@@ -351,7 +350,7 @@ class Problem {
   std::vector<std::unique_ptr<RandomSelection>> selections_;
   std::vector<int32_t> committed_;
   DeviceArray<int32_t> device_committed_, now_;
-  DeviceArray<uint32_t> counters_, attend_counters_;
+  DeviceArray<uint32_t> counters_;
   DeviceArray<std::byte> workspace_, q_;
   DeviceArray<float> out_;
 };
@@ -379,6 +378,14 @@ TEST(PromoteCuda, KeepsWhatWasSelectedLast) {
   EXPECT_GT(hits, 1000);
   EXPECT_GT(evictions, 30);
   EXPECT_GT(unplaced, 100);
+}
+
+TEST(PromoteCuda, FollowsASmallBatch) {
+  Rng rng(TestSeed());
+  const Case c{.batch = 2, .slots = 9};
+  SCOPED_TRACE(Describe(c));
+  Problem problem(rng, c);
+  for (int step = 0; step < 4; ++step) ASSERT_NO_FATAL_FAILURE(problem.Step(step));
 }
 
 TEST(PromoteCuda, RefusesOtherShapes) {

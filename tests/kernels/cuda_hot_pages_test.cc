@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <memory>
+
 namespace kvstrata {
 namespace {
 
@@ -27,6 +30,61 @@ TEST(CudaHotPages, HasSlotsForWhatAStepAttends) {
   // Lists of tokens once.
   EXPECT_EQ(Slots("sentencekv", k128K), 1024 + 2 * (4 + 4));
   EXPECT_EQ(Slots("tokenselect", k128K), 2048 + 2 * (40 + 4));
+}
+
+// A GPU of any size, in the host's memory.
+const cuda::CudaOps& FakeOps() {
+  static const cuda::CudaOps ops = [] {
+    cuda::CudaOps fake;
+    fake.error_text = [](int) { return "failed on purpose"; };
+    fake.allocate_device = [](uint64_t bytes, void** at) {
+      *at = std::calloc(1, bytes);
+      return *at == nullptr ? 2 : 0;
+    };
+    fake.free_device = [](void* at) {
+      std::free(at);
+      return 0;
+    };
+    return fake;
+  }();
+  return ops;
+}
+
+// Caches of one page a layer and slot: what the first ones take the next one finds gone, until they
+// go.
+TEST(CudaHotPages, TakeNoMoreThanTheirBudget) {
+  const Geometry g{2, 8, 2, 64, 16, DType::kBF16};
+  const Plan plan = ParsePlan("quest{budget = 256}").value();
+  constexpr int32_t kPages = 100;
+  const int32_t most = CudaHotPages::SlotsOf(plan, g, kPages);
+  const auto base = uint64_t{(2 * 2 + 1) * kPages * 8};
+  const auto slot =
+      static_cast<uint64_t>(PageLayout::Of(g).layer_stride) * 2 + uint64_t{2 * 2 * 2 * 4};
+  const uint64_t bytes = 2 * base + (static_cast<uint64_t>(most) + 3) * slot + slot - 1;
+  const auto budget = std::make_shared<HotCacheBudget>(bytes);
+  const auto create = [&] {
+    return CudaHotPages::Create(FakeOps(), g, plan, kPages, budget).value();
+  };
+  auto first = create(), second = create(), third = create();
+  EXPECT_EQ(first->table().slot_count, most);
+  EXPECT_EQ(second->table().slot_count, 3);
+  EXPECT_EQ(third->table().entries, nullptr);
+  EXPECT_EQ(budget->left(), slot - 1);
+  first.reset();
+  EXPECT_EQ(create()->table().slot_count, most);
+  second.reset();
+  third.reset();
+  EXPECT_EQ(budget->left(), bytes);
+}
+
+TEST(CudaHotPages, GiveBackWhatTheGpuHasNot) {
+  cuda::CudaOps ops = FakeOps();
+  ops.allocate_device = [](uint64_t, void**) { return 2; };
+  const auto budget = std::make_shared<HotCacheBudget>(uint64_t{1} << 40);
+  const Geometry g{2, 8, 2, 64, 16, DType::kBF16};
+  const auto hot = CudaHotPages::Create(ops, g, ParsePlan("quest").value(), 100, budget).value();
+  EXPECT_EQ(hot->table().entries, nullptr);
+  EXPECT_EQ(budget->left(), uint64_t{1} << 40);
 }
 
 TEST(CudaHotPages, HasNoMoreSlotsThanPages) {

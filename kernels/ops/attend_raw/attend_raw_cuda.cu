@@ -1,9 +1,9 @@
-// Warps attend strips (warp_attention.cuh), CTAs make partials of them, and the last CTA of an item
-// merges those in their order.
-#include "kernels/cuda/last_arrival.cuh"
+// Warps attend strips (warp_attention.cuh), CTAs make splits of them and post those to the CTAs
+// that merge them (split_exchange.cuh).
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/powers_of_two.h"
 #include "kernels/ops/attend_raw/new_row.cuh"
+#include "kernels/ops/attend_raw/split_exchange.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -13,7 +13,7 @@ template <typename T, int kDim>
 __device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& shared) {
   const int warp = threadIdx.x / 32;
   const Turn& turn = shared.turn;
-  WarpAttention<T, kDim> attention(a, turn.sequence, turn.head);
+  WarpAttention<T, kDim> attention(a, shared, turn.sequence, turn.head);
   attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end, turn.step);
   attention.SumWeights();
   attention.StoreSums(shared, warp);
@@ -31,86 +31,6 @@ __device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& s
   attention.StoreOutput(shared, warp, a.group);
   __syncthreads();
 }
-
-template <int kDim>
-__device__ __forceinline__ WeightedRow CtaRow(const Shared<kDim>& shared, int head, int column) {
-  WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float4 o = reinterpret_cast<const float4*>(shared.o[w][head])[column];
-    row.o = {row.o.x + o.x, row.o.y + o.y, row.o.z + o.z, row.o.w + o.w};
-  }
-  return row;
-}
-
-template <int kDim>
-__device__ void StoreSplit(const Arguments& a, const Shared<kDim>& shared, int32_t slot) {
-  constexpr int kColumns = Shape<kDim>::kColumns;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
-    const int head = i / kColumns, column = i % kColumns;
-    const WeightedRow row = CtaRow(shared, head, column);
-    const int64_t at = int64_t{slot} * a.group + head;
-    reinterpret_cast<float4*>(a.split_o)[at * kColumns + column] = row.o;
-    if (column == 0) a.split_ml[at] = {row.m, row.l};
-  }
-}
-
-// Maxima and sums of an item's splits, and each split's weight, in shared memory.
-template <int kDim>
-__device__ void WeighSplits(const Arguments& a, const Sharers& sharers, Shared<kDim>& shared) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int head = threadIdx.x / 32; head < a.group; head += kWarps) {
-    float top = -INFINITY, sum = 0;
-#pragma unroll 2
-    for (int i = lane; i < sharers.count; i += 32) {
-      const float2 ml = __ldcg(&a.split_ml[int64_t{sharers.Slot(i)} * a.group + head]);
-      const float higher = fmaxf(top, ml.x);
-      sum = WeightOf(top, higher) * sum + WeightOf(ml.x, higher) * ml.y;
-      top = higher;
-      shared.weight[head][i] = ml.x;
-    }
-    const float own = top;
-    for (int step = 16; step > 0; step /= 2) {
-      top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, step));
-    }
-    sum *= WeightOf(own, top);
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-#pragma unroll 1
-    for (int i = lane; i < sharers.count; i += 32) {
-      shared.weight[head][i] = WeightOf(shared.weight[head][i], top);
-    }
-    if (lane == 0) shared.top[head] = top, shared.sum[head] = sum;
-  }
-  __syncthreads();
-}
-
-// Outputs of splits on their way: four channels of splits first, first + 1, ...
-template <int kDim>
-struct SplitLoads {
-  static constexpr int kCount = 20;  // 2048 selected rows and those around them make 17
-  float4 o[kCount];
-
-  __device__ __forceinline__ void Load(const Arguments& a, const Sharers& sharers, int i,
-                                       int first) {
-    const int32_t stride = a.group * Shape<kDim>::kColumns;  // from a slot to the next
-    const auto* from = reinterpret_cast<const float4*>(a.split_o) + i;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      o[j] = {0, 0, 0, 0};
-      if (first + j < sharers.count) o[j] = __ldcg(from + sharers.Slot(first + j) * stride);
-    }
-  }
-  __device__ __forceinline__ void AddTo(float4& sum, const float* weights, int count) const {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (j >= count) continue;
-      const float w = weights[j];
-      sum = {sum.x + w * o[j].x, sum.y + w * o[j].y, sum.z + w * o[j].z, sum.w + w * o[j].w};
-    }
-  }
-};
 
 template <typename T, int kDim>
 __device__ __forceinline__ FourChannels<T> NewValue(const Arguments& a, const Turn& turn, int i) {
@@ -132,29 +52,37 @@ __device__ __forceinline__ void StoreResult(const Arguments& a, const Shared<kDi
   StoreResult(a.with, a.to, a.partial, a.batch * kv_heads * a.group, row, kDim, i % kColumns, sum);
 }
 
-// The item's result from its splits, in their order. The first loads do not wait for weights.
+// Output of the heads that this CTA merges, from its own split and the others', in their order.
+// Teams of threads have a column each; those that are left share the splits of a head.
 template <typename T, int kDim>
 __device__ __forceinline__ void MergeSplits(const Arguments& a, Shared<kDim>& shared) {
-  constexpr int kColumns = Shape<kDim>::kColumns;
-  using Loads = SplitLoads<kDim>;
-  const Sharers sharers = shared.turn.sharers;
-  const int first_value = threadIdx.x;
-  Loads loads;
-  loads.Load(a, sharers, min(first_value, a.group * kColumns - 1), 0);
-  FourChannels<T> new_value = NewValue<T, kDim>(a, shared.turn, first_value);
-  if (shared.turn.rows.newest >= 0) ScoreNewRow<T>(a, shared);
-  WeighSplits(a, sharers, shared);
+  constexpr int kColumns = Shape<kDim>::kColumns, kTeams = kThreads / kColumns;
+  const Turn& turn = shared.turn;
+  const int heads = CeilDivide(a.group - turn.merger, turn.mergers);
+  int parts = kTeams;
+  while (parts > 1 && parts * heads > kTeams) parts /= 2;
+  const int team = threadIdx.x / kColumns, column = threadIdx.x % kColumns, part = team % parts;
+  if (turn.rows.newest >= 0) ScoreNewRow<T>(a, shared);
 #pragma unroll 1
-  for (int i = first_value; i < a.group * kColumns; i += kThreads) {
-    const int head = i / kColumns;
-    WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
-    if (i != first_value) new_value = NewValue<T, kDim>(a, shared.turn, i);
+  for (int h = team / parts; h - team / parts < heads; h += kTeams / parts) {
+    const int head = turn.merger + min(h, heads - 1) * turn.mergers;
+    const int value = head * kColumns + column;
+    const FourChannels<T> new_value = NewValue<T, kDim>(a, turn, value);
+    WeightedRow row;
+    if (part == 0) row = CtaRow(shared, head, column);
+    if (h < heads) AwaitSplits<kDim>(a, turn, head, column, part, parts, row);
+    shared.part_o[threadIdx.x] = row.o;
+    shared.part_ml[threadIdx.x] = {row.m, row.l};
+    __syncthreads();
+    if (h >= heads) continue;
+    if (part == parts - 1) EmptySums(a, turn, head, column, kColumns);
+    if (part != 0) continue;
 #pragma unroll 1
-    for (int split = 0; split < sharers.count; split += Loads::kCount) {
-      if (i != first_value || split != 0) loads.Load(a, sharers, i, split);
-      loads.AddTo(row.o, &shared.weight[head][split], sharers.count - split);
+    for (int i = 1; i < parts; ++i) {
+      const int other = threadIdx.x + i * kColumns;
+      row.Add(shared.part_ml[other].x, shared.part_ml[other].y, shared.part_o[other]);
     }
-    StoreResult<T>(a, shared, i, row, new_value);
+    StoreResult<T>(a, shared, value, row, new_value);
   }
 }
 
@@ -177,11 +105,9 @@ template <typename T, int kDim>
 __device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& shared) {
   AttendStrips<T, kDim>(a, shared);
   const Turn& turn = shared.turn;
-  const Sharers& sharers = turn.sharers;
-  if (sharers.count > 1) {
-    StoreSplit(a, shared, sharers.Slot(CtaIndex() - sharers.first));
-    uint32_t* const counter = a.counters + turn.sequence * a.rows.layer.kv_heads + turn.head;
-    if (ArrivesLast(counter, sharers.count, shared.is_last)) MergeSplits<T>(a, shared);
+  if (turn.sharers.count > 1) {
+    PostSplit(a, shared);
+    if (turn.merger >= 0) MergeSplits<T>(a, shared);
   } else {
     StoreWhole<T>(a, shared);
   }
@@ -208,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     WaitForPrevious();
   }
   if (a.batch == 1) {
-    OnlyTurn(a.rows, shared.turn);
+    OnlyTurn(a.rows, a.group, shared.turn);
   } else {
     FirstTurn<kThreads>(a.rows, a.batch * a.rows.layer.kv_heads, shared.turn);
   }
@@ -272,10 +198,9 @@ Arguments ArgumentsOf(const AttendRawBatch& w) {
   a.with = w.with;
   a.to = w.to;
   a.partial = w.partial;
-  a.counters = w.counters;
-  a.split_o = w.workspace;
-  a.split_ml = reinterpret_cast<float2*>(w.workspace +
-                                         SlotRows(w.group, w.layer.head_dim) * w.layer.head_dim);
+  a.split_o = static_cast<uint4*>(w.workspace);
+  a.split_ml = reinterpret_cast<uint2*>(a.split_o + SlotRows(w.group, w.layer.head_dim) *
+                                                        (w.layer.head_dim / 4));
   return a;
 }
 

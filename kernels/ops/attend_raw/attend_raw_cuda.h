@@ -38,16 +38,15 @@ struct AttendRawBatch {
   Partials with;       // of other ops on the same queries, merged into the output
   AttentionOutput to;  // to.rows null: `partial` is written instead
   Partials partial;    // 1 part: what merge.h calls a partial, over all attended rows
-  uint32_t* counters =
-      nullptr;                 // device [batch * kv_heads], 0 before the first call and after each
-  float* workspace = nullptr;  // device, AttendRawWorkspaceBytes, any content, 16-byte aligned
+  // device, AttendRawWorkspaceBytes, 16-byte aligned; all zero before the first call and after each
+  void* workspace = nullptr;
 };
 
 // Enough for any batch of this group and head_dim on the current GPU (about 2 MB).
 int64_t AttendRawWorkspaceBytes(int32_t group, int32_t head_dim);
 
-// cudaErrorInvalidValue: a shape outside the ranges above. Calls that share counters or workspace
-// must be ordered by a stream.
+// cudaErrorInvalidValue: a shape outside the ranges above. Calls that share a workspace must be
+// ordered by a stream.
 int AttendRawCuda(const AttendRawBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda

@@ -25,8 +25,7 @@ inline constexpr int kWarps = 4;
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr int kHeads = 8;      // query heads of a product
 inline constexpr int kTileRows = 16;  // rows of a product
-inline constexpr int kCtasMax =
-    640;  // the most splits of an item; their weights must fit into Shared
+inline constexpr int kCtasMax = 640;
 
 struct Arguments {
   RowSource rows;
@@ -39,18 +38,19 @@ struct Arguments {
   Partials with;
   AttentionOutput to;
   Partials partial;
-  uint32_t* counters;
-  float2* split_ml;  // [slots][group], m in powers of two
-  float* split_o;    // [slots][group][head_dim]
+  // Splits on their way (split_exchange.cuh).
+  uint4* split_o;   // [slots][group][head_dim / 4]
+  uint2* split_ml;  // [slots][group], m in powers of two
 };
 
 template <int kDim>
 struct Shape {
   static constexpr int kChunk = kDim < 128 ? kDim : 128;  // channels of a tile in registers
   static constexpr int kChunks = kDim / kChunk;
-  static constexpr int kKeyLoads = kChunk / 32;    // a row and lane
-  static constexpr int kValueLoads = kChunk / 64;  // a row and lane
-  static constexpr int kColumns = kDim / 4;        // float4 of a row
+  static constexpr int kKeyLoads = kChunk / 32;                    // a row and lane
+  static constexpr int kValueLoads = kChunk / 64;                  // a row and lane
+  static constexpr int kPieces = 2 * kKeyLoads + 4 * kValueLoads;  // 16 bytes of a tile, a lane's
+  static constexpr int kColumns = kDim / 4;                        // float4 of a row
   static constexpr int kCtasPerSm = kDim == 256 ? 2 : kDim == 128 ? 3 : 4;
 };
 
@@ -60,10 +60,13 @@ struct Shared {
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float top[kHeads], sum[kHeads];
   float new_score[kHeads];
-  bool is_last;
   union {
-    alignas(16) float o[kWarps][kHeads][kDim];
-    float weight[kHeads][kCtasMax];
+    uint4 stash[kWarps][Shape<kDim>::kPieces][32];  // by lane, while warps attend
+    struct {
+      alignas(16) float o[kWarps][kHeads][kDim];
+      float4 part_o[kThreads];  // of a merge, by thread
+      float2 part_ml[kThreads];
+    };
   };
 };
 
@@ -77,15 +80,21 @@ class WarpAttention {
   using S = Shape<kDim>;
 
  public:
-  __device__ __forceinline__ WarpAttention(const Arguments& a, int sequence, int kv_head)
+  __device__ __forceinline__ WarpAttention(const Arguments& a, Shared<kDim>& shared, int sequence,
+                                           int kv_head)
       : lane_(threadIdx.x % 32),
         g_(lane_ / 4),
         t_(lane_ % 4),
         to_values_(a.rows.layer.value_offset - a.rows.layer.key_offset),
         scale_(a.scale),
+        stash_(&shared.stash[threadIdx.x / 32][0][lane_]),
         q_from_(a.q + sequence * a.q_stride + int64_t{kv_head * a.group + g_} * kDim * 2) {
     if (g_ >= a.group) q_from_ = nullptr;
   }
+
+  // The second half of a warp's only strip waits in shared memory, so that all of its rows are on
+  // their way at once.
+  static constexpr bool kStashes = S::kChunks == 1;
 
   // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
   // there are but two in all, half of one. Waits for the kernel before once the first rows are on
@@ -101,12 +110,22 @@ class WarpAttention {
     if (!from.newest_apart && rows.MayHoldNewest(first)) WaitForPrevious();
     LoadKeys(stream.key, row, 0);
     LoadValues(stream.key, row, 0);
-    if (!halves && lane_ >= kTileRows) PrefetchRow(stream.key);
+    const bool stashes = kStashes && !halves && first + step >= end;
+    if (stashes) {
+      StashTile(stream.key, kTileRows);
+    } else if (!halves && lane_ >= kTileRows) {
+      PrefetchRow(stream.key);
+    }
     LetNextStart();
     WaitForPrevious();
     LoadQueries();
     if (halves) {
       return Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
+    }
+    if (stashes) {
+      Tile(stream.present & 0xFFFFu, stream.key, 0, stream.key, 0, false);
+      TakeStash();
+      return Tile(stream.present >> kTileRows, stream.key, 0, stream.key, 0, false);
     }
     for (int32_t strip = first; strip < end; strip += step) {
       const uint64_t key = stream.key;
@@ -143,6 +162,43 @@ class WarpAttention {
   }
 
  private:
+  // Where a lane keeps piece i of a tile: what it copies it alone reads, so no barrier is needed.
+  __device__ __forceinline__ static void Copy(uint4* to, uint64_t from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+  }
+  __device__ __forceinline__ void StashTile(uint64_t key, int row) {
+    uint4* to = stash_;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint64_t from = AddressOf(key, row + 8 * half + g_) + t_ * 16;
+#pragma unroll
+      for (int i = 0; i < S::kKeyLoads; ++i, to += 32) Copy(to, from + i * 64);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint64_t from =
+          AddressOf(key, row + 2 * t_ + (r & 1) + 8 * (r >> 1)) + to_values_ + g_ * 16;
+#pragma unroll
+      for (int j = 0; j < S::kValueLoads; ++j, to += 32) Copy(to, from + j * 128);
+    }
+  }
+  __device__ __forceinline__ void TakeStash() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    const uint4* from = stash_;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < S::kKeyLoads; ++i, from += 32) k_[half][i] = *from;
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int j = 0; j < S::kValueLoads; ++j, from += 32) v_[r][j] = *from;
+    }
+  }
   // Into the L2: the strip's other rows are on their way with the first ones.
   __device__ __forceinline__ void PrefetchRow(uint64_t key) const {
 #pragma unroll
@@ -238,6 +294,7 @@ class WarpAttention {
   const int lane_, g_, t_;
   const int64_t to_values_;
   const float scale_;
+  uint4* const stash_;       // the lane's
   const std::byte* q_from_;  // head g; null: there is none
   uint4 q_[kDim / 32];       // head g, channels 32i + 8t ..
   uint4 k_[2][S::kKeyLoads];

@@ -4,8 +4,10 @@
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
 // share may begin and end inside items, and its CTA takes one turn for each item it touches.
 //
-// An item that several CTAs share is merged by the last of them to finish. A CTA leaves at most two
-// partials: slot 2 * cta is of its first item, 2 * cta + 1 of a later one.
+// An item that several CTAs share is merged by CTAs that need not wait long for the others, nor
+// those for them: of one sequence the last ones, which start last, a share of the query heads each;
+// of several the first one, whose last turn it is, while for the others it is the first. A CTA
+// posts at most two splits: slot 2 * cta is of its first item, 2 * cta + 1 of a later one.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WORK_SHARE_CUH_
 
@@ -18,9 +20,9 @@ namespace kvstrata::cuda {
 inline constexpr int32_t kRoundStrips = 4;
 
 // Strips of a share, where `strips` are to be shared by at most `ctas`, which three to an SM run at
-// once. Half a round (half a strip a warp) is best as long as every CTA has an SM to itself.
+// once. Half a round (half a strip a warp) is best as long as that takes half of them.
 __device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {
-  if (strips <= 2 * (ctas / 3)) return kRoundStrips / 2;
+  if (strips <= ctas) return kRoundStrips / 2;
   return (CeilDivide(strips, ctas) + kRoundStrips - 1) / kRoundStrips * kRoundStrips;
 }
 
@@ -75,6 +77,8 @@ struct Sharers {
   }
 };
 
+__device__ __forceinline__ int32_t CtaIndex() { return blockIdx.y * gridDim.x + blockIdx.x; }
+
 // What a CTA does next, in shared memory.
 struct Turn {
   AttendedRows rows;
@@ -82,6 +86,8 @@ struct Turn {
   int32_t sequence, head;  // -1: nothing
   int32_t begin, end;      // strips of the item
   int32_t step;            // from a round of the CTA's to its next
+  // Of a shared item: this CTA merges query heads merger, merger + mergers, ...; -1: none.
+  int32_t merger, mergers;
   // Of several sequences: strips of the batch.
   Cut cut;
   int32_t item_begin, share_end;
@@ -95,13 +101,16 @@ struct Turn {
     end = min(share_end, item_end) - item_begin;
     step = kRoundStrips;
     sharers = Sharers::Of(cut, item_begin, item_end);
+    merger = CtaIndex() == sharers.first ? 0 : -1;
+    mergers = 1;
+  }
+  __device__ __forceinline__ bool Merges(int head) const {
+    return merger >= 0 && head % mergers == merger;
   }
 };
 
-__device__ __forceinline__ int32_t CtaIndex() { return blockIdx.y * gridDim.x + blockIdx.x; }
-
 // The only turn of a CTA where there is one sequence.
-__device__ __forceinline__ void OnlyTurn(const RowSource& from, Turn& turn) {
+__device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn& turn) {
   if (threadIdx.x == 0) {
     const int head = blockIdx.y;
     turn.rows = AttendedRows::Of(from, 0, head);
@@ -118,6 +127,8 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, Turn& turn) {
     turn.end = dealt < kRoundStrips ? min(turn.begin + dealt, strips) : strips;
     turn.step = count * kRoundStrips;
     turn.sharers = {static_cast<int32_t>(blockIdx.y * gridDim.x), count, false};
+    turn.mergers = min(group, count);
+    turn.merger = count - 1 - i < turn.mergers ? count - 1 - i : -1;
   }
   __syncthreads();
 }

@@ -1,6 +1,7 @@
 // Op reuse on the GPU: whether the selection that an earlier step made serves this step's query
-// (selector vote, spec/tokenselect.md 3), decided without the host. Ops vote and pick behind it
-// then make a new selection, or return at once: one captured graph serves hits and misses.
+// (selector vote, spec/tokenselect.md 3), decided without the host. It is the beginning of op vote,
+// whose CTAs all come to the same answer: on a hit they return, as does op pick behind them. One
+// captured graph serves hits and misses.
 //
 // A cache belongs to a sequence and holds two picks a layer: the last one that counts, and room for
 // the next. A pick counts in steps of more tokens than its own, so that of a step that was given up
@@ -22,7 +23,7 @@ namespace kvstrata::cuda {
 // Where things lie in a cache: [layers][2 picks] of { int32_t tokens (of the step that made it,
 // 0: none); float query[query_heads * head_dim] at 16; int32_t list[take] }.
 struct PickCacheLayout {
-  int64_t query_floats = 0;  // a multiple of 4
+  int64_t query_floats = 0;  // a multiple of 8
   int32_t take = 0;
 
   KVS_HOST_DEVICE int64_t query_at() const { return 16; }
@@ -33,20 +34,17 @@ struct PickCacheLayout {
   KVS_HOST_DEVICE int64_t layer_bytes() const { return 2 * pick_bytes(); }
 };
 
-struct ReuseBatch {
+// Of a VoteBatch over single tokens, whose rule and queries it shares.
+struct Reuse {
   const uint64_t* caches = nullptr;  // device [batch], addresses; 0 where attended in full
   int32_t layer = 0;
-  CandidateRule rule;               // of single tokens
   double theta = 0;                 // least cosine
   bool per_head = false;            // of every head by itself
   bool append_departed = false;     // the recent window goes on from where it began in the pick
   const int32_t* tokens = nullptr;  // device [batch]
-  const void* q = nullptr;          // device [batch][query_heads][head_dim]
-  DType q_dtype = DType::kBF16;
-  int32_t batch = 0, query_heads = 0, head_dim = 0;
-  bool ahead = false;  // launch.cuh; of tokens and caches, not of q
-  // Written, device [batch]. voting: kNoQuery on a hit, else `tokens`: what vote and pick take as
-  // tokens. lists: the list to attend, or to be written (PickBatch::lists).
+  bool ahead = false;               // launch.cuh; of tokens and caches
+  // Written, device [batch]. voting: kNoQuery on a hit, else `tokens`: what pick takes as tokens.
+  // lists: the list to attend, or to be written (PickBatch::lists).
   int32_t* voting = nullptr;
   uint64_t* lists = nullptr;
   // On a hit: the rest of the selection (PickBatch).
@@ -54,10 +52,6 @@ struct ReuseBatch {
   int32_t* sink_end = nullptr;
   int32_t* recent_begin = nullptr;
 };
-
-// One kernel, a CTA a sequence: reads the query and the pick's. cudaErrorInvalidValue for a shape
-// that it does not take: head_dim is a multiple of 8, at most 256.
-int ReuseCuda(const ReuseBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
 

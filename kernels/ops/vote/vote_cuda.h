@@ -19,6 +19,7 @@
 
 #include "kernels/cuda/candidates.h"
 #include "kernels/cuda/device_rows.h"
+#include "kernels/ops/reuse/reuse_cuda.h"
 
 namespace kvstrata::cuda {
 
@@ -36,6 +37,8 @@ struct VoteBatch {
   float* votes = nullptr;        // device [batch][output_rows][candidate_stride]
   int32_t candidate_stride = 0;  // candidates a sequence may have
   void* scratch = nullptr;       // device, VoteScratchBytes, 16-byte aligned; any contents
+  // With caches: whether votes are counted is decided first, and `tokens` is reuse.voting, written.
+  Reuse reuse;
 };
 
 // By shape alone (batch, query_heads, kv_heads, candidate_stride).
