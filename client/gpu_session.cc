@@ -4,6 +4,16 @@
 
 namespace kvstrata::client {
 
+OnGpu::OnGpu(const Gpu& gpu) : ops_(gpu.ops) {
+  int current = -1;
+  if (ops_->device_in_use(&current) != 0 || current == gpu.device) return;
+  if (ops_->use_device(gpu.device) == 0) former_ = current;
+}
+
+OnGpu::~OnGpu() {
+  if (former_ >= 0) (void)ops_->use_device(former_);
+}
+
 Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::SessionHeader* header) {
   if (const int error = gpu.ops->register_host(header, sizeof(*header), false); error != 0) {
     return ResourceExhausted("MAP_FAILED", std::string("registering the session segment: ") +
@@ -14,6 +24,7 @@ Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::Sessio
 
 GpuSession::~GpuSession() {
   {
+    const OnGpu current(gpu_);
     MutexLock lock(mu_);
     workspaces_.clear();
   }

@@ -21,6 +21,20 @@
 
 namespace kvstrata::client {
 
+// While it lives, the session's GPU is the calling thread's current device: an engine with several
+// may have turned to another one. 0.1 us.
+class OnGpu {
+ public:
+  explicit OnGpu(const Gpu& gpu);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  const cuda::CudaOps* const ops_;
+  int former_ = -1;  // -1: nothing has to be undone
+};
+
 class GpuSession {
  public:
   // Registers the session segment's reader slots, so that the GPU can write them.
@@ -28,6 +42,7 @@ class GpuSession {
   static Result<std::unique_ptr<GpuSession>> Make(const Gpu& gpu, shm::SessionHeader* header);
   ~GpuSession();
 
+  const Gpu& gpu() const { return gpu_; }
   // The workspace of the steps of a model on a stream: one at a time. Lives as long as this.
   CudaWorkspace* WorkspaceOf(uint64_t model, const Geometry& geometry, cuda::Stream stream);
 

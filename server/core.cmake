@@ -4,6 +4,7 @@ find_package(Boost 1.81 REQUIRED)
 
 kvs_library(kvs_memory
   memory/cgroup.cc
+  memory/copy_between.cc
   memory/cuda_device.cc
   memory/emulated_device.cc
   memory/extent_allocator.cc
@@ -39,6 +40,7 @@ kvs_library(kvs_store
   store/recall.cc
   store/recall_audit.cc
   store/recompress.cc
+  store/replicate.cc
   store/segments.cc
   store/selected_pages.cc
   store/series.cc

@@ -41,7 +41,7 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 6;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 7;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -51,6 +51,7 @@ struct CudaOps {
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
   // device_memory.h
+  int (*name_device)(int device, DeviceName* name) = nullptr;
   int (*describe_device)(int device, DeviceInfo* info) = nullptr;
   int (*create_arena)(int device, uint64_t bytes, DeviceArena* arena, int* fd) = nullptr;
   int (*import_arena)(int device, int fd, uint64_t bytes, bool writable,
@@ -58,6 +59,9 @@ struct CudaOps {
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
   int (*copy_2d)(int device, void* to, const void* from, const Copied2D& shape) = nullptr;
   int (*copy_pages)(int device, const PageCopy* copies, uint64_t count) = nullptr;
+  int (*share_arena)(int device, const DeviceArena& arena, int peer) = nullptr;
+  int (*copy_from_peer)(int device, int peer, bool shared, const PageCopy* copies,
+                        uint64_t count) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
   int (*unregister_host)(void* base) = nullptr;
 
@@ -113,6 +117,7 @@ struct CudaOps {
   int (*copy_async)(void* to, const void* from, uint64_t bytes, Stream stream) = nullptr;
   int (*synchronize)(Stream stream) = nullptr;
   int (*use_device)(int device) = nullptr;
+  int (*device_in_use)(int* device) = nullptr;
   int (*create_stream)(Stream* stream) = nullptr;
   int (*destroy_stream)(Stream stream) = nullptr;
   int (*create_event)(Event* event) = nullptr;

@@ -7,8 +7,9 @@
 // belong to it. Sessions and sequences of another user do not exist for them, and Admin answers
 // root and the daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
 //
-// grpc.health.v1 has the services' names, kvstrata.pool.device and kvstrata.pool.host: a pool whose
-// device is lost is NOT_SERVING, the rest goes on.
+// grpc.health.v1 has the services' names, kvstrata.pool.host, kvstrata.pool.device.NAME for each
+// device and kvstrata.pool.device for all of them: a pool whose device is lost is NOT_SERVING, the
+// rest goes on.
 //
 // Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
 // session are dropped and Store::EndSession(kDied) is called.
@@ -72,7 +73,6 @@ struct GrpcOptions {
   Executor* executor = nullptr;      // runs the parts of ops
   std::string version = "0.0.0";
   std::string commit = "unknown";
-  std::string device_uuid = "emulated";
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries

@@ -68,14 +68,12 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
                                                std::to_string(request.client_name().size()) +
                                                " bytes; at most 63 are allowed");
   }
-  if (!request.device_uuid().empty() && request.device_uuid() != options.device_uuid) {
-    return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(request.device_uuid()) +
-                                          "'; allowed: '' or '" + options.device_uuid + "'");
-  }
+  KVS_ASSIGN_OR_RETURN(const uint32_t device,
+                       context_->store().FindDevice(Printable(request.device_uuid())));
   if (context_->store().memory(Tier::kDevice) != Memory::kMemfd) {
     return Unimplemented(
         "ROAD_UNAVAILABLE",
-        "the device pool is memory of " + options.device_uuid +
+        "the device pool is memory of " + context_->store().DeviceName(device) +
             ", which the remote road does not compute on yet; link libkvstrata.so");
   }
   const Backend* backend = options.backend;
@@ -85,9 +83,9 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   const std::string name =
       request.client_name().empty() ? "unnamed" : Printable(request.client_name());
   // Arenas are the daemon's own memory: nobody needs descriptors.
-  KVS_ASSIGN_OR_RETURN(const SessionSegments segments,
-                       context_->store().OpenSession(context_->user(), Road::kRemote, name,
-                                                     [](const ArenaGrant&) {}));
+  KVS_ASSIGN_OR_RETURN(const SessionSegments segments, context_->store().OpenSession(
+                                                           context_->user(), Road::kRemote, name,
+                                                           [](const ArenaGrant&) {}, device));
   context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments, backend,
                                                        options.executor, context_->queue()));
   session_ = segments.session;
