@@ -59,9 +59,6 @@ struct CudaOps {
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
   int (*copy_2d)(int device, void* to, const void* from, const Copied2D& shape) = nullptr;
   int (*copy_pages)(int device, const PageCopy* copies, uint64_t count) = nullptr;
-  int (*share_arena)(int device, const DeviceArena& arena, int peer) = nullptr;
-  int (*copy_from_peer)(int device, int peer, bool shared, const PageCopy* copies,
-                        uint64_t count) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
   int (*unregister_host)(void* base) = nullptr;
 

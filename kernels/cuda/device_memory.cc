@@ -115,28 +115,6 @@ void WriteUuid(const cudaUUID_t& uuid, char (&text)[41]) {
   }
 }
 
-// Enqueues `count` copies by enqueue(copy, stream) on a stream of its own and waits for them.
-// REQUIRES: the device is current.
-template <typename Enqueue>
-cudaError_t CopyAll(const PageCopy* copies, uint64_t count, const Enqueue& enqueue) {
-  cudaStream_t stream = nullptr;
-  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-  if (error != cudaSuccess) return error;
-  for (uint64_t i = 0; i < count && error == cudaSuccess; ++i) error = enqueue(copies[i], stream);
-  // Also after an error: the caller may reuse what the copies before it still read.
-  const cudaError_t finished = cudaStreamSynchronize(stream);
-  if (error == cudaSuccess) error = finished;
-  (void)cudaStreamDestroy(stream);
-  return error;
-}
-
-cudaError_t EnqueueCopy(const PageCopy& copy, cudaStream_t stream) {
-  const auto& [to, from, shape] = copy;
-  return shape.rows == 1 ? cudaMemcpyAsync(to, from, shape.width, cudaMemcpyDefault, stream)
-                         : cudaMemcpy2DAsync(to, shape.pitch, from, shape.pitch, shape.width,
-                                             shape.rows, cudaMemcpyDefault, stream);
-}
-
 int Discard(int error, int device, DeviceArena* arena) {
   (void)ReleaseArena(device, arena);
   return error;
@@ -214,18 +192,6 @@ int ImportArena(int device, int fd, uint64_t bytes, bool writable, DeviceArena* 
   return ErrorOf(MapHandle(device, handle, bytes, writable, arena));
 }
 
-int ShareArena(int device, const DeviceArena& arena, int peer) {
-  int can = 0;
-  if (const cudaError_t error = cudaDeviceCanAccessPeer(&can, peer, device)) return error;
-  if (can == 0) return cudaErrorPeerAccessUnsupported;
-  const CurrentDevice current(peer);
-  if (current.error() != cudaSuccess) return current.error();
-  CUmemAccessDesc access{};
-  access.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = peer};
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
-  return ErrorOf(TheDriver().set_access(arena.address, arena.bytes, &access, 1));
-}
-
 int ReleaseArena(int device, DeviceArena* arena) {
   if (arena->address == 0) return cudaSuccess;
   const CurrentDevice current(device);
@@ -246,23 +212,20 @@ int Copy2D(int device, void* to, const void* from, const Copied2D& shape) {
 int CopyPages(int device, const PageCopy* copies, uint64_t count) {
   const CurrentDevice current(device);
   if (current.error() != cudaSuccess) return current.error();
-  return CopyAll(copies, count, EnqueueCopy);
-}
-
-int CopyFromPeer(int device, int peer, bool shared, const PageCopy* copies, uint64_t count) {
-  const CurrentDevice current(device);
-  if (current.error() != cudaSuccess) return current.error();
-  if (shared) return CopyAll(copies, count, EnqueueCopy);
-  return CopyAll(copies, count, [=](const PageCopy& copy, cudaStream_t stream) {
-    const auto& [to, from, shape] = copy;
-    cudaError_t error = cudaSuccess;
-    for (uint64_t i = 0; i < shape.rows && error == cudaSuccess; ++i) {
-      error = cudaMemcpyPeerAsync(static_cast<char*>(to) + i * shape.pitch, device,
-                                  static_cast<const char*>(from) + i * shape.pitch, peer,
-                                  shape.width, stream);
-    }
-    return error;
-  });
+  cudaStream_t stream = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error != cudaSuccess) return error;
+  for (uint64_t i = 0; i < count && error == cudaSuccess; ++i) {
+    const auto& [to, from, shape] = copies[i];
+    error = shape.rows == 1 ? cudaMemcpyAsync(to, from, shape.width, cudaMemcpyDefault, stream)
+                            : cudaMemcpy2DAsync(to, shape.pitch, from, shape.pitch, shape.width,
+                                                shape.rows, cudaMemcpyDefault, stream);
+  }
+  // Also after an error: the caller may reuse what the copies before it still read.
+  const cudaError_t finished = cudaStreamSynchronize(stream);
+  if (error == cudaSuccess) error = finished;
+  (void)cudaStreamDestroy(stream);
+  return error;
 }
 
 int RegisterHost(void* base, uint64_t bytes, bool read_only) {

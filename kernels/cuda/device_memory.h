@@ -47,10 +47,6 @@ int CreateArena(int device, uint64_t bytes, DeviceArena* arena, int* fd);
 // descriptor stays the caller's.
 int ImportArena(int device, int fd, uint64_t bytes, bool writable, DeviceArena* arena);
 
-// Lets `peer`, another device of this process, read an arena of `device` over the link between
-// them. cudaErrorPeerAccessUnsupported: there is none.
-int ShareArena(int device, const DeviceArena& arena, int peer);
-
 // Unmaps; waits for the work of this process on the GPU first, so that no kernel of ours faults.
 int ReleaseArena(int device, DeviceArena* arena);
 
@@ -71,10 +67,6 @@ struct PageCopy {
   Copied2D shape;
 };
 int CopyPages(int device, const PageCopy* copies, uint64_t count);
-
-// The same into memory of `device` from memory of `peer`. `shared`: all of it lies in arenas that
-// ShareArena let `device` read; else the driver finds a way, where it must through the host.
-int CopyFromPeer(int device, int peer, bool shared, const PageCopy* copies, uint64_t count);
 
 // Makes [base, base + bytes) of this process's memory reachable by copy engines and kernels, at the
 // same addresses. `read_only`: the mapping is. Already registered memory is cudaErrorHostMemory-

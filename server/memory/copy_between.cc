@@ -1,5 +1,5 @@
-// Copies from one device to another through memory of the host: right for any two, at less than
-// half the speed of their links. A resource that knows a shorter way takes that.
+// Between two devices: out of one into memory of the host, from there into the other, by the copies
+// that each knows. Right for any two; what a link between them could gain is not tried.
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +16,7 @@ uint64_t SpanOf(const CopyShape& shape) {
 
 }  // namespace
 
-Status MemoryResource::CopyFrom(MemoryResource& other, std::span<const MemoryCopy> copies) {
+Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies) {
   for (size_t begin = 0, end = 0; begin < copies.size(); begin = end) {
     uint64_t bytes = 0;
     while (end < copies.size() && (end == begin || bytes + SpanOf(copies[end].shape) <= kStaged)) {
@@ -25,13 +25,13 @@ Status MemoryResource::CopyFrom(MemoryResource& other, std::span<const MemoryCop
     const auto staged = std::make_unique_for_overwrite<std::byte[]>(bytes);
     std::vector<MemoryCopy> out_of, into;
     std::byte* at = staged.get();
-    for (const auto& [to, from, shape] : copies.subspan(begin, end - begin)) {
-      out_of.push_back({at, from, shape});
-      into.push_back({to, at, shape});
-      at += SpanOf(shape);
+    for (const MemoryCopy& copy : copies.subspan(begin, end - begin)) {
+      out_of.push_back({at, copy.from, copy.shape});
+      into.push_back({copy.to, at, copy.shape});
+      at += SpanOf(copy.shape);
     }
-    KVS_RETURN_IF_ERROR(other.Copy(out_of));
-    KVS_RETURN_IF_ERROR(Copy(into));
+    KVS_RETURN_IF_ERROR(from.Copy(out_of));
+    KVS_RETURN_IF_ERROR(to.Copy(into));
   }
   return OkStatus();
 }

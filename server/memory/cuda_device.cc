@@ -6,7 +6,6 @@
 #include <iterator>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -84,40 +83,11 @@ class CudaHost final : public MemoryResource {
   const std::unique_ptr<MemoryResource> upstream_ = NewHostPinned();
 };
 
-// Which of the daemon's GPUs may read which other's arenas over the link between them.
-class PeerLinks {
- public:
-  explicit PeerLinks(std::vector<int> devices) : devices_(std::move(devices)) {}
-
-  // Lets all others read a new arena of `device`.
-  void Share(const cuda::CudaOps& ops, int device, const cuda::DeviceArena& arena) {
-    for (const int peer : devices_) {
-      if (peer == device || !Linked(device, peer)) continue;
-      if (ops.share_arena(device, arena, peer) == 0) continue;
-      std::lock_guard lock(mu_);
-      missing_.insert({device, peer});
-    }
-  }
-  bool Linked(int from, int to) const {
-    std::lock_guard lock(mu_);
-    return !missing_.contains({from, to});
-  }
-
- private:
-  const std::vector<int> devices_;
-  mutable std::mutex mu_;
-  std::set<std::pair<int, int>> missing_;  // (whose memory, who may not read it)
-};
-
 class CudaMemory final : public MemoryResource {
  public:
   CudaMemory(const cuda::CudaOps& ops, int device, uint64_t granularity,
-             std::shared_ptr<RegisteredHost> host, std::shared_ptr<PeerLinks> links)
-      : ops_(ops),
-        device_(device),
-        granularity_(granularity),
-        host_(std::move(host)),
-        links_(std::move(links)) {}
+             std::shared_ptr<RegisteredHost> host)
+      : ops_(ops), device_(device), granularity_(granularity), host_(std::move(host)) {}
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
     if (bytes == 0 || bytes % granularity_ != 0) {
@@ -135,7 +105,6 @@ class CudaMemory final : public MemoryResource {
                                    " bytes of the GPU could not be had: " + ops_.error_text(error) +
                                    "; lower pool.device_bytes, or free the GPU");
     }
-    links_->Share(ops_, device_, arena);
     block.fd.Reset(fd);
     block.read_only_fd.Reset(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     block.base = AddressOf(arena.address);
@@ -161,22 +130,13 @@ class CudaMemory final : public MemoryResource {
       host_->Reach(from);
       pages.push_back({to, from, {shape.width, shape.pitch, shape.rows}});
     }
-    return Copied(ops_.copy_pages(device_, pages.data(), pages.size()));
+    const int error = ops_.copy_pages(device_, pages.data(), pages.size());
+    if (error == 0) return OkStatus();
+    if (ops_.is_sticky(error)) return Lost(error);
+    return Internal("COPY_FAILED", std::string("copying pages of the GPU: ") +
+                                       ops_.error_text(error) + "; look at dmesg and nvidia-smi");
   }
 
-  Status CopyFrom(MemoryResource& other, std::span<const MemoryCopy> copies) override {
-    const int peer = other.gpu();
-    if (peer < 0) return MemoryResource::CopyFrom(other, copies);
-    std::vector<cuda::PageCopy> pages;
-    pages.reserve(copies.size());
-    for (const auto& [to, from, shape] : copies) {
-      pages.push_back({to, from, {shape.width, shape.pitch, shape.rows}});
-    }
-    return Copied(ops_.copy_from_peer(device_, peer, links_->Linked(peer, device_), pages.data(),
-                                      pages.size()));
-  }
-
-  int gpu() const override { return device_; }
   uint64_t granularity() const override { return granularity_; }
   Memory memory() const override { return Memory::kCuda; }
   std::string_view name() const override { return "cuda"; }
@@ -188,19 +148,12 @@ class CudaMemory final : public MemoryResource {
                            ops_.error_text(error) +
                            "; look at dmesg and nvidia-smi, then restart kvstratad");
   }
-  Status Copied(int error) const {
-    if (error == 0) return OkStatus();
-    if (ops_.is_sticky(error)) return Lost(error);
-    return Internal("COPY_FAILED", std::string("copying pages of the GPU: ") +
-                                       ops_.error_text(error) + "; look at dmesg and nvidia-smi");
-  }
   static std::byte* AddressOf(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
   const cuda::CudaOps& ops_;
   const int device_;
   const uint64_t granularity_;
   const std::shared_ptr<RegisteredHost> host_;
-  const std::shared_ptr<PeerLinks> links_;
 };
 
 Status NoAnswer(const cuda::CudaOps& ops, int device, int error) {
@@ -240,7 +193,6 @@ Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids) {
   KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
   KVS_ASSIGN_OR_RETURN(const std::vector<int> found, FindGpus(*ops, uuids));
   const auto host = std::make_shared<RegisteredHost>(*ops);
-  const auto links = std::make_shared<PeerLinks>(found);
   CudaDevices gpus;
   gpus.host = std::make_unique<CudaHost>(host);
   for (const int device : found) {
@@ -249,7 +201,7 @@ Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids) {
       return NoAnswer(*ops, device, error);
     }
     gpus.devices.push_back(
-        {std::make_unique<CudaMemory>(*ops, device, info.arena_granularity, host, links), info.uuid,
+        {std::make_unique<CudaMemory>(*ops, device, info.arena_granularity, host), info.uuid,
          info.free_bytes, device});
   }
   return gpus;

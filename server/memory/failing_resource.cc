@@ -22,11 +22,6 @@ class FailingResource final : public MemoryResource {
     KVS_RETURN_IF_ERROR(CheckLost());
     return upstream_->Copy(copies);
   }
-  Status CopyFrom(MemoryResource& other, std::span<const MemoryCopy> copies) override {
-    KVS_RETURN_IF_ERROR(CheckLost());
-    return upstream_->CopyFrom(other, copies);
-  }
-  int gpu() const override { return upstream_->gpu(); }
   uint64_t granularity() const override { return upstream_->granularity(); }
   Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }

@@ -29,10 +29,6 @@ class LimitedResource final : public MemoryResource {
     upstream_->Free(std::move(block));
   }
   Status Copy(std::span<const MemoryCopy> copies) override { return upstream_->Copy(copies); }
-  Status CopyFrom(MemoryResource& other, std::span<const MemoryCopy> copies) override {
-    return upstream_->CopyFrom(other, copies);
-  }
-  int gpu() const override { return upstream_->gpu(); }
   uint64_t granularity() const override { return upstream_->granularity(); }
   Memory memory() const override { return upstream_->memory(); }
   std::string_view name() const override { return upstream_->name(); }

@@ -79,17 +79,14 @@ class MemoryResource {
     }
     return OkStatus();
   }
-  // From blocks of `other`, another device, into blocks of this one; likewise. In general through
-  // memory of the host (copy_between.cc). DEVICE_FAILED: one of the two is lost; an empty Copy of
-  // each says which.
-  virtual Status CopyFrom(MemoryResource& other, std::span<const MemoryCopy> copies);
-
-  // Of a GPU: its number in this process. -1: of none.
-  virtual int gpu() const { return -1; }
   virtual Memory memory() const { return Memory::kMemfd; }
 
   virtual std::string_view name() const = 0;
 };
+
+// From blocks of one device into blocks of another, through memory of the host; done when it
+// returns. Errors as Copy; an empty Copy of each says whose DEVICE_FAILED is.
+Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies);
 
 std::unique_ptr<MemoryResource> NewEmulatedDevice();
 std::unique_ptr<MemoryResource> NewHostPinned();

@@ -227,7 +227,7 @@ Status PagePools::Copy(std::span<const PageCopy> copies) const {
 Status PagePools::CopyAcross(PoolId from, PoolId to, std::span<const MemoryCopy> copies) const {
   MemoryResource& source = *pools_[from.index()].memory;
   MemoryResource& destination = *pools_[to.index()].memory;
-  const Status status = destination.CopyFrom(source, copies);
+  const Status status = CopyBetween(source, destination, copies);
   if (status.reason() == "DEVICE_FAILED") {
     (void)Noted(from, source.Copy({}));  // whose is it?
     (void)Noted(to, destination.Copy({}));

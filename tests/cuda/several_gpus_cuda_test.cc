@@ -16,7 +16,6 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/device_array.h"
-#include "tests/cuda/seed.h"
 #include "tests/cuda/small_client.h"
 #include "tests/e2e/operator.h"
 #include "tests/fakes/daemon_process.h"
@@ -303,55 +302,6 @@ TEST_F(SeveralGpus, OneThatIsLostLeavesTheOther) {
     ASSERT_NO_FATAL_FAILURE(ExpectAttention(second->Step(t, at, {i}), ids)) << "step " << i;
   }
   EXPECT_EQ(admin_->Status().pools(1).failure(), "");
-}
-
-// 64 pages of 2 MiB of random bytes between arenas, there and back, in another order.
-TEST(SeveralGpusCopy, IsRightWithTheLinkAndWithout) {
-  if (Ops().device_count() < kGpus) {
-    GTEST_SKIP() << "SKIPPED: " << Ops().device_count() << " GPU is visible, this needs " << kGpus;
-  }
-  constexpr uint64_t kPage = 2 << 20, kPages = 64, kBytes = kPage * kPages;
-  std::vector<uint64_t> random(kBytes / 8), back(kBytes / 8);
-  Rng rng(TestSeed());
-  for (uint64_t& x : random) x = rng();
-  for (const bool linked : {true, false}) {
-    SCOPED_TRACE(linked ? "shared arenas" : "the driver's way");
-    DeviceArena arenas[kGpus];
-    for (int gpu = 0; gpu < kGpus; ++gpu) {
-      int fd = -1;
-      ASSERT_EQ(Ops().create_arena(gpu, kBytes, &arenas[gpu], &fd), 0);
-      close(fd);
-      const int shared = linked ? Ops().share_arena(gpu, arenas[gpu], 1 - gpu) : 0;
-      if (shared != 0) GTEST_SKIP() << "SKIPPED: no link: " << Ops().error_text(shared);
-    }
-    const auto at = [&](int gpu, uint64_t page) {
-      return reinterpret_cast<char*>(arenas[gpu].address) + page * kPage;
-    };
-    ASSERT_EQ(Ops().copy_2d(0, at(0, 0), random.data(), {kBytes, kBytes, 1}), 0);
-    std::vector<PageCopy> there, home;
-    for (uint64_t i = 0; i < kPages; ++i) {
-      there.push_back({at(1, kPages - 1 - i), at(0, i), {kPage, kPage, 1}});
-      home.push_back({at(0, i), at(1, i), {kPage / 2, kPage / 2, 2}});
-    }
-    double best = 1e9;
-    for (int i = 0; i < 5; ++i) {
-      const auto begin = std::chrono::steady_clock::now();
-      ASSERT_EQ(Ops().copy_from_peer(1, 0, linked, there.data(), there.size()), 0);
-      best = std::min(best, Seconds(std::chrono::steady_clock::now() - begin).count());
-    }
-    std::printf("GPU to GPU, %s: %.1f GB/s\n", linked ? "shared arenas" : "the driver's way",
-                static_cast<double>(kBytes) / best * 1e-9);
-    ASSERT_EQ(Ops().copy_from_peer(0, 1, linked, home.data(), home.size()), 0);
-    ASSERT_EQ(Ops().copy_2d(0, back.data(), at(0, 0), {kBytes, kBytes, 1}), 0);
-    for (uint64_t i = 0; i < kPages; ++i) {
-      ASSERT_EQ(
-          std::memcmp(reinterpret_cast<char*>(back.data()) + i * kPage,
-                      reinterpret_cast<char*>(random.data()) + (kPages - 1 - i) * kPage, kPage),
-          0)
-          << "page " << i;
-    }
-    for (int gpu = 0; gpu < kGpus; ++gpu) EXPECT_EQ(Ops().release_arena(gpu, &arenas[gpu]), 0);
-  }
 }
 
 }  // namespace
