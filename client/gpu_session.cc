@@ -33,6 +33,16 @@ Result<uint64_t> ParseHotCacheBytes(std::string_view text) {
                              "'; allowed: a number of bytes, 0 for no hot caches");
 }
 
+OnGpu::OnGpu(const Gpu& gpu) : ops_(gpu.ops) {
+  int current = -1;
+  if (ops_->device_in_use(&current) != 0 || current == gpu.device) return;
+  if (ops_->use_device(gpu.device) == 0) former_ = current;
+}
+
+OnGpu::~OnGpu() {
+  if (former_ >= 0) (void)ops_->use_device(former_);
+}
+
 Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::SessionHeader* header) {
   KVS_ASSIGN_OR_RETURN(const uint64_t hot_cache_bytes, HotCacheBytes(gpu));
   if (const int error = gpu.ops->register_host(header, sizeof(*header), false); error != 0) {
@@ -44,6 +54,7 @@ Result<std::unique_ptr<GpuSession>> GpuSession::Make(const Gpu& gpu, shm::Sessio
 
 GpuSession::~GpuSession() {
   {
+    const OnGpu current(gpu_);
     MutexLock lock(mu_);
     workspaces_.clear();
   }

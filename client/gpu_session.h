@@ -25,6 +25,20 @@ namespace kvstrata::client {
 // The value of KVSTRATA_HOT_CACHE_BYTES. INVALID_ARGUMENT HOT_CACHE_BYTES.
 Result<uint64_t> ParseHotCacheBytes(std::string_view text);
 
+// While it lives, the session's GPU is the calling thread's current device: an engine with several
+// may have turned to another one. 0.1 us.
+class OnGpu {
+ public:
+  explicit OnGpu(const Gpu& gpu);
+  ~OnGpu();
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+ private:
+  const cuda::CudaOps* const ops_;
+  int former_ = -1;  // -1: nothing has to be undone
+};
+
 class GpuSession {
  public:
   // Registers the session segment's reader slots, so that the GPU can write them. Hot caches take
@@ -33,6 +47,7 @@ class GpuSession {
   static Result<std::unique_ptr<GpuSession>> Make(const Gpu& gpu, shm::SessionHeader* header);
   ~GpuSession();
 
+  const Gpu& gpu() const { return gpu_; }
   // The workspace of the steps of a model on a stream: one at a time. Lives as long as this.
   CudaWorkspace* WorkspaceOf(uint64_t model, const Geometry& geometry, cuda::Stream stream);
 

@@ -72,9 +72,9 @@ Result<Mapping> Mapping::Of(int fd, uint64_t bytes, bool writable, std::string_v
 
 Result<Gpu> FindGpu(std::string_view uuid) {
   KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
-  cuda::DeviceInfo info;
+  cuda::DeviceName name;
   for (int device = 0; device < ops->device_count(); ++device) {
-    if (ops->describe_device(device, &info) == 0 && uuid == info.uuid) return Gpu{ops, device};
+    if (ops->name_device(device, &name) == 0 && uuid == name.uuid) return Gpu{ops, device};
   }
   return NotFound("DEVICE_UNKNOWN",
                   "the daemon's pages lie on " + std::string(uuid) +

@@ -152,6 +152,7 @@ Status SessionStep::State::Begin(std::vector<StepMember> batch, void* stream) {
     return OkStatus();
   }
   GpuSession& gpu = *session->gpu_session;
+  const OnGpu current(gpu.gpu());
   CudaWorkspace* const workspace =
       gpu.WorkspaceOf(sequences.front()->model, sequences.front()->state->geometry(), stream);
   KVS_ASSIGN_OR_RETURN(
@@ -172,6 +173,7 @@ SessionStep::~SessionStep() {
     state_->step.reset();
     state_->session->Leave(state_->reader_slot);
   } else if (state_->ended_on_gpu) {
+    const OnGpu current(state_->session->gpu_session->gpu());
     state_->gpu_step.reset();
   } else {
     state_->AbortOnGpu();
@@ -192,27 +194,39 @@ int SessionStep::members() const { return state_->batch().members(); }
 bool SessionStep::on_gpu() const { return state_->gpu_step != nullptr; }
 
 Status SessionStep::Append(int layer, const Rows& k, const Rows& v) {
-  if (on_gpu()) return state_->gpu_step->Append(layer, k, v);
+  if (on_gpu()) {
+    const OnGpu current(state_->session->gpu_session->gpu());
+    return state_->gpu_step->Append(layer, k, v);
+  }
   state_->step->Append(layer, k, v);
   return OkStatus();
 }
 
 Status SessionStep::Select(int layer, const Rows& q) {
   state_->read.clear();
-  if (on_gpu()) return state_->gpu_step->Select(layer, q);
+  if (on_gpu()) {
+    const OnGpu current(state_->session->gpu_session->gpu());
+    return state_->gpu_step->Select(layer, q);
+  }
   state_->step->Select(layer, q);
   return OkStatus();
 }
 
 Status SessionStep::Replay() {
   state_->read.clear();
-  if (on_gpu()) return state_->gpu_step->Replay();
+  if (on_gpu()) {
+    const OnGpu current(state_->session->gpu_session->gpu());
+    return state_->gpu_step->Replay();
+  }
   return FailedPrecondition("GRAPH_STALE", "a CPU captures no graphs; make the calls");
 }
 
 Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
   state_->read.clear();
-  if (on_gpu()) return state_->gpu_step->Attend(layer, q, out, lse);
+  if (on_gpu()) {
+    const OnGpu current(state_->session->gpu_session->gpu());
+    return state_->gpu_step->Attend(layer, q, out, lse);
+  }
   state_->step->Attend(layer, q, out, lse);
   for (int i = 0; i < members(); ++i) state_->CountHeat(i);
   return OkStatus();
@@ -336,6 +350,7 @@ Status SessionStep::State::Commit() {
 
 // The same for a step that the GPU still works on: told when it has written the rows.
 Status SessionStep::State::EndOnGpu(void* stream) {
+  const OnGpu current(session->gpu_session->gpu());
   for (const auto& s : sequences) {
     if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
   }
@@ -382,6 +397,7 @@ Status SessionStep::State::EndOnGpu(void* stream) {
 // The GPU leaves the epoch of its step itself. Index rows that the begin wrote stay, so that what
 // the daemon is told next waits for them.
 void SessionStep::State::AbortOnGpu() {
+  const OnGpu current(session->gpu_session->gpu());
   gpu_step.reset();
   const uint64_t number = session->gpu_session->Ended(reader_slot);
   for (const auto& s : sequences) s->deferred.push_back({reader_slot, number, shm::kPad, {}, 0, 0});

@@ -192,7 +192,7 @@ struct Hello {
   uint32_t magic;
   uint32_t version;
   uint32_t reserved;
-  char device_uuid[64];  // "" any
+  char device_uuid[64];  // "" the first
   char client_name[64];  // for `session ls`
 };
 

@@ -122,6 +122,31 @@ std::string BackendNames() {
 
 // --- keys ----------------------------------------------------------------------------------------
 
+bool ParseUuids(std::string_view text, std::vector<std::string>* uuids) {
+  constexpr size_t kUuid = 40;
+  for (;;) {
+    const size_t comma = std::min(text.find(','), text.size());
+    const std::string uuid(text.substr(0, comma));
+    const bool another = std::ranges::find(*uuids, uuid) == uuids->end();
+    if (!uuid.starts_with("GPU-") || uuid.size() != kUuid || !another) return false;
+    uuids->push_back(uuid);
+    if (uuids->size() > PoolId::kMaxDevices) return false;
+    if (comma == text.size()) return true;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+bool ParseDevices(std::string_view text, PoolDevices* devices) {
+  constexpr std::string_view kEmulated = "emulated";
+  *devices = PoolDevices();
+  if (text == kEmulated) return true;
+  if (text.starts_with(kEmulated) && text.substr(kEmulated.size()).starts_with(':')) {
+    return NumberIn(text.substr(kEmulated.size() + 1), 1, PoolId::kMaxDevices, &devices->emulated);
+  }
+  devices->emulated = 0;
+  return text == "cuda" || ParseUuids(text, &devices->uuids);
+}
+
 struct Key {
   std::string_view name, environment, fallback, allowed, description;
   bool (*apply)(std::string_view value, Config* c);  // false: not allowed
@@ -140,15 +165,16 @@ constexpr std::array kKeys = {
     Key{"socket.group", "KVSTRATA_SOCKET_GROUP", "", "a group's name or number; '': the daemon's",
         "group that may connect (the sockets have mode 0660)",
         [](std::string_view v, Config* c) { return GroupOf(v, &c->socket_group); }},
-    Key{"pool.device", "KVSTRATA_POOL_DEVICE", "emulated", "emulated, cuda, or GPU-UUID",
-        "memory of the device pool: the host's, the first visible GPU's, or that GPU's",
+    Key{"pool.device", "KVSTRATA_POOL_DEVICE", "emulated",
+        "emulated, emulated:N (N up to 64), cuda, or GPU-UUID[,GPU-UUID...]",
+        "memory of the device pools, one each: the host's, every visible GPU's, or those GPUs'",
         [](std::string_view v, Config* c) {
           c->device = v;
-          return v == "emulated" || v == "cuda" || (v.starts_with("GPU-") && v.size() == 40);
+          return ParseDevices(v, &c->devices);
         },
         true},
     Key{"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "4GiB", "a size, 1MiB to 16TiB",
-        "capacity of the device pool; of a GPU at most what is free when the daemon starts",
+        "capacity of each device pool; of a GPU at most what is free when the daemon starts",
         [](std::string_view v, Config* c) {
           return SizeIn(v, kMiB, 16 * kTiB, &c->store.device_bytes);
         }},

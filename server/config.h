@@ -34,6 +34,12 @@ namespace kvstrata {
 
 inline constexpr std::string_view kDefaultConfigFile = "/etc/kvstrata/kvstratad.toml";
 
+// Whose memory the device pools are, each with a pool of its own.
+struct PoolDevices {
+  uint32_t emulated = 1;           // so many, in memory of the host; 0: GPUs
+  std::vector<std::string> uuids;  // of the GPUs; empty: all that are visible
+};
+
 // What `kvstrata config show` prints.
 struct ConfigEntry {
   std::string key, value;
@@ -46,7 +52,8 @@ struct Config {
   mode_t socket_directory = 0;  // make PATH's directory with this mode if it is missing; 0: do not
   int64_t socket_group = -1;    // gid of both sockets; -1: the daemon's own
   StoreOptions store;
-  std::string device;  // "emulated", "cuda" (the first GPU), or a GPU's UUID
+  std::string device;  // pool.device as it was given
+  PoolDevices devices;
   HostNuma host_numa;
   AttachOptions attach;
   WorkOptions work;

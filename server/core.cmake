@@ -6,6 +6,7 @@ pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 
 kvs_library(kvs_memory
   memory/cgroup.cc
+  memory/copy_between.cc
   memory/cuda_device.cc
   memory/cuda_tensor.cc
   memory/emulated_device.cc
@@ -47,6 +48,7 @@ kvs_library(kvs_store
   store/recall.cc
   store/recall_audit.cc
   store/recompress.cc
+  store/replicate.cc
   store/segments.cc
   store/selected_pages.cc
   store/series.cc

@@ -100,6 +100,14 @@ void StartWatchdog(std::chrono::microseconds timeout) {
   }).detach();
 }
 
+std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
+  std::vector<StoreDevice> devices;
+  for (uint32_t i = 0; i < count; ++i) {
+    devices.push_back({i == 0 ? "emulated" : "emulated-" + std::to_string(i), NewEmulatedDevice()});
+  }
+  return devices;
+}
+
 }  // namespace
 
 int ExitCodeOf(const Status& status) {
@@ -126,15 +134,16 @@ struct Daemon::Parts {
   Config config;
   Clock::time_point started = Clock::now();
   UniqueFd lock;
-  UniqueFd pools_failed;           // tells the gRPC server
+  UniqueFd pools_failed;  // tells the gRPC server
+  std::vector<std::string> device_names;
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
   std::unique_ptr<DiskPages> disk_pages;  // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
-  const cuda::CudaOps* cuda = nullptr;  // null: no GPU
-  int cuda_device = 0;
-  std::unique_ptr<SegmentPacker> packer;  // null: no GPU
+  const cuda::CudaOps* cuda = nullptr;                  // null: no GPU
+  std::vector<int> cuda_devices;                        // numbers in this process, by device
+  std::vector<std::unique_ptr<SegmentPacker>> packers;  // by device; none: no GPU
   std::unique_ptr<RecompressQueue> work;
   std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
@@ -152,17 +161,20 @@ struct Daemon::Parts {
   // The host pool's memory, of `host`, on the NUMA nodes that it belongs to. gpus: by UUID.
   Result<std::unique_ptr<MemoryResource>> PlaceHost(std::unique_ptr<MemoryResource> host,
                                                     std::span<const std::string> gpus) const;
-  void FitDefaults(const CgroupMemory& cgroup, bool emulated);
-  void TellPoolFailure(Tier tier, const Status& why) const;
+  Status CheckMemory();
+  Result<std::vector<StoreDevice>> FindGpus(std::unique_ptr<MemoryResource>* host);
+  void FitDefaults(const CgroupMemory& cgroup);
+  void TellPoolFailure(PoolId pool, const Status& why) const;
   Status StartGrpc();
 };
 
 // A default gives way to a small cgroup; a size that somebody asked for is refused there.
-void Daemon::Parts::FitDefaults(const CgroupMemory& cgroup, bool emulated) {
+void Daemon::Parts::FitDefaults(const CgroupMemory& cgroup) {
+  const auto emulated = static_cast<int>(config.devices.emulated);
   const auto fit = [&](std::string_view key, uint64_t* bytes) {
     for (const ConfigEntry& entry : config.entries) {
       if (entry.key != key || entry.origin != "default") continue;
-      const uint64_t fitting = DefaultPoolBytes(cgroup, *bytes, emulated ? 2 : 1);
+      const uint64_t fitting = DefaultPoolBytes(cgroup, *bytes, 1 + emulated);
       if (fitting == *bytes) continue;
       LogEvent(
           LogLevel::kWarn, "configuration",
@@ -171,46 +183,65 @@ void Daemon::Parts::FitDefaults(const CgroupMemory& cgroup, bool emulated) {
     }
   };
   fit("pool.host_bytes", &config.store.host_bytes);
-  if (emulated) fit("pool.device_bytes", &config.store.device_bytes);
+  if (emulated > 0) fit("pool.device_bytes", &config.store.device_bytes);
+}
+
+Status Daemon::Parts::CheckMemory() {
+  const std::optional<CgroupMemory> cgroup = ReadCgroupMemory();
+  if (!cgroup) return OkStatus();
+  FitDefaults(*cgroup);
+  KVS_RETURN_IF_ERROR(CheckCgroupBudget(*cgroup, config.store.host_bytes,
+                                        config.devices.emulated * config.store.device_bytes));
+  LogEvent(LogLevel::kInfo, "cgroup_memory",
+           {{"file", cgroup->file},
+            {"limit_bytes", cgroup->limit},
+            {"charged_bytes", cgroup->charged},
+            {"reclaimable_bytes", cgroup->reclaimable}});
+  return OkStatus();
 }
 
 // A GPU's pool takes at most what is free, but for what the daemon's own context and copies need.
+Result<std::vector<StoreDevice>> Daemon::Parts::FindGpus(std::unique_ptr<MemoryResource>* host) {
+  constexpr uint64_t kReserve = uint64_t{512} << 20;
+  KVS_ASSIGN_OR_RETURN(CudaDevices gpus, NewCudaDevices(config.devices.uuids));
+  KVS_ASSIGN_OR_RETURN(cuda, cuda::LoadCudaOps());
+  std::vector<StoreDevice> devices;
+  for (CudaDevice& gpu : gpus.devices) {
+    const uint64_t most = gpu.free_bytes - std::min(gpu.free_bytes, kReserve);
+    LogEvent(LogLevel::kInfo, "gpu",
+             {{"device", gpu.uuid},
+              {"free_bytes", gpu.free_bytes},
+              {"pool_bytes", std::min(config.store.device_bytes, most)}});
+    KVS_ASSIGN_OR_RETURN(packers.emplace_back(), NewCudaPacker(*cuda, gpu.ordinal));
+    cuda_devices.push_back(gpu.ordinal);
+    devices.push_back({gpu.uuid, std::move(gpu.memory), most});
+  }
+  *host = std::move(gpus.host);
+  config.store.serves = CudaServes;
+  config.store.steps_on = StepsOn::kGpu;
+  config.attach.backend = "cuda";
+  return devices;
+}
+
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
   config.store.load_parameters = LoadSpanParameters;
   pools_failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  config.store.on_pool_failure = [this](Tier tier, const Status& why) {
-    TellPoolFailure(tier, why);
+  config.store.on_pool_failure = [this](PoolId pool, const Status& why) {
+    TellPoolFailure(pool, why);
   };
-  const bool emulated = config.device == "emulated";
-  if (const std::optional<CgroupMemory> cgroup = ReadCgroupMemory()) {
-    FitDefaults(*cgroup, emulated);
-    KVS_RETURN_IF_ERROR(CheckCgroupBudget(*cgroup, config.store.host_bytes,
-                                          emulated ? config.store.device_bytes : 0));
-    LogEvent(LogLevel::kInfo, "cgroup_memory",
-             {{"file", cgroup->file},
-              {"limit_bytes", cgroup->limit},
-              {"charged_bytes", cgroup->charged},
-              {"reclaimable_bytes", cgroup->reclaimable}});
+  KVS_RETURN_IF_ERROR(CheckMemory());
+  std::vector<StoreDevice> devices = EmulatedDevices(config.devices.emulated);
+  std::unique_ptr<MemoryResource> host = NewHostPinned();
+  if (devices.empty()) {
+    KVS_ASSIGN_OR_RETURN(devices, FindGpus(&host));
   }
-  if (emulated) {
-    KVS_ASSIGN_OR_RETURN(auto host, PlaceHost(NewHostPinned(), {}));
-    KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, NewEmulatedDevice(), std::move(host)));
-    return OkStatus();
-  }
-  constexpr uint64_t kReserve = uint64_t{512} << 20;
-  KVS_ASSIGN_OR_RETURN(CudaDevice gpu, NewCudaDevice(config.device == "cuda" ? "" : config.device));
-  const uint64_t most = gpu.free_bytes > kReserve ? gpu.free_bytes - kReserve : 0;
-  config.store.device_bytes = std::min(config.store.device_bytes, most);
-  config.store.serves = CudaServes;
-  config.store.steps_on = StepsOn::kGpu;
-  config.attach.device_uuid = gpu.uuid;
-  config.attach.backend = "cuda";
-  KVS_ASSIGN_OR_RETURN(cuda, cuda::LoadCudaOps());
-  cuda_device = gpu.ordinal;
-  KVS_ASSIGN_OR_RETURN(packer, NewCudaPacker(*cuda, cuda_device));
-  KVS_ASSIGN_OR_RETURN(auto host, PlaceHost(std::move(gpu.host), {&gpu.uuid, 1}));
-  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(gpu.memory), std::move(host)));
+  for (const StoreDevice& device : devices) device_names.push_back(device.name);
+  const bool gpus = config.devices.emulated == 0;
+  KVS_ASSIGN_OR_RETURN(host,
+                       PlaceHost(std::move(host), gpus ? std::span<const std::string>(device_names)
+                                                       : std::span<const std::string>()));
+  KVS_ASSIGN_OR_RETURN(store, Store::Create(config.store, std::move(devices), std::move(host)));
   return OkStatus();
 }
 
@@ -240,9 +271,13 @@ Result<std::unique_ptr<MemoryResource>> Daemon::Parts::PlaceHost(
   return NewPlacedResource(std::move(host), *topology, std::move(nodes));
 }
 
-void Daemon::Parts::TellPoolFailure(Tier tier, const Status& why) const {
+void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
+  const bool host = pool.tier() == Tier::kHost;
   LogEvent(LogLevel::kError, "pool_failed",
-           {{"tier", NameOf(tier)}, {"reason", why.reason()}, {"why", why.message()}});
+           {{"tier", NameOf(pool.tier())},
+            {"device", host ? "" : device_names[pool.device()]},
+            {"reason", why.reason()},
+            {"why", why.message()}});
   (void)eventfd_write(pools_failed.get(), 1);
 }
 
@@ -335,7 +370,8 @@ DiskInfo Daemon::Parts::Disk() const {
 std::string Daemon::Parts::Health() const {
   for (const PoolInfo& pool : store->Pools()) {
     if (pool.failure.empty()) continue;
-    return "degraded: the " + std::string(NameOf(pool.tier)) + " pool is lost: " + pool.failure;
+    return "degraded: the " + std::string(NameOf(pool.tier)) + " pool" +
+           (device_names.size() > 1 ? " of " + pool.device : "") + " is lost: " + pool.failure;
   }
   if (disk == nullptr) return "serving";
   const DiskTierStats stats = disk->Stats();
@@ -366,8 +402,12 @@ Status Daemon::Parts::Start() {
   }
   blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
-  work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, packer.get());
-  importer = std::make_unique<Importer>(ImporterOptions{{cuda, cuda_device}}, store.get(), backend);
+  std::vector<const SegmentPacker*> borrowed;
+  for (const auto& packer : packers) borrowed.push_back(packer.get());
+  work = std::make_unique<RecompressQueue>(config.work, store.get(), backend, std::move(borrowed));
+  ImporterOptions importing;
+  for (const int gpu : cuda_devices) importing.devices.push_back({cuda, gpu});
+  importer = std::make_unique<Importer>(importing, store.get(), backend);
   config.attach.imports = importer.get();
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
@@ -390,10 +430,9 @@ Status Daemon::Parts::StartGrpc() {
   options.backend = backend;
   options.executor = executor.get();
   options.cuda = cuda;
-  options.cuda_device = cuda_device;
+  options.cuda_devices = cuda_devices;
   options.version = DaemonVersion();
   options.commit = DaemonCommit();
-  options.device_uuid = config.attach.device_uuid;
   options.started = started;
   options.health = [this] { return Health(); };
   options.pools_fd = pools_failed.get();
@@ -438,6 +477,7 @@ Daemon::~Daemon() {
   parts_->CheckpointDisk();
 }
 
+size_t Daemon::devices() const { return parts_->device_names.size(); }
 Store& Daemon::store() { return *parts_->store; }
 AttachServer& Daemon::attach() { return *parts_->attach; }
 
@@ -462,6 +502,7 @@ int RunDaemon(const Config& config, int ready_fd) {
             {"version", DaemonVersion()},
             {"backend", config.backend},
             {"device", config.device},
+            {"devices", daemon.value()->devices()},
             {"device_bytes", config.store.device_bytes},
             {"host_bytes", config.store.host_bytes},
             {"startup_us", MicrosSince(started)}});

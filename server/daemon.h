@@ -35,6 +35,7 @@ class Daemon {
   // unlinked, the lock falls.
   ~Daemon();
 
+  size_t devices() const;  // with a pool each
   Store& store();
   AttachServer& attach();
 

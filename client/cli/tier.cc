@@ -159,10 +159,12 @@ constexpr Column kResized[] = {
     {"UNTIL RESTART, THEN", "/key"},
 };
 
-Result<int> Resize(const Options& options, const std::string& tier, uint64_t bytes) {
+Result<int> Resize(const Options& options, const std::string& tier, const std::string& device,
+                   uint64_t bytes) {
   v1::ResizeRequest request;
   request.set_tier(tier);
   request.set_bytes(bytes);
+  request.set_device(device);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::Resize, request));
   Json document = ToJson(answer);
   document["beyond_bytes"] =
@@ -209,8 +211,12 @@ void AddTier(CLI::App& app, Invocation& invocation) {
       ->required();
   resize->add_option("--tier", *tier, "Which (default: disk)")
       ->check(CLI::IsMember({"device", "host", "disk"}));
-  Runs(resize, invocation,
-       [&invocation, tier, bytes] { return Resize(invocation.options, *tier, *bytes); });
+  auto device = std::make_shared<std::string>();
+  resize->add_option("--device", *device,
+                     "With --tier device: of this one, as pool ls names it (default: of each)");
+  Runs(resize, invocation, [&invocation, tier, device, bytes] {
+    return Resize(invocation.options, *tier, *device, *bytes);
+  });
 }
 
 }  // namespace kvstrata::cli

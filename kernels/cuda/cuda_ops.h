@@ -50,6 +50,7 @@ struct CudaOps {
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
   // device_memory.h
+  int (*name_device)(int device, DeviceName* name) = nullptr;
   int (*describe_device)(int device, DeviceInfo* info) = nullptr;
   int (*create_arena)(int device, uint64_t bytes, DeviceArena* arena, int* fd) = nullptr;
   int (*import_arena)(int device, int fd, uint64_t bytes, bool writable,
@@ -114,6 +115,7 @@ struct CudaOps {
   int (*copy_async)(void* to, const void* from, uint64_t bytes, Stream stream) = nullptr;
   int (*synchronize)(Stream stream) = nullptr;
   int (*use_device)(int device) = nullptr;
+  int (*device_in_use)(int* device) = nullptr;
   int (*create_stream)(Stream* stream) = nullptr;
   int (*destroy_stream)(Stream stream) = nullptr;
   int (*create_event)(Event* event) = nullptr;

@@ -108,12 +108,28 @@ CUresult MapHandle(int device, CUmemGenericAllocationHandle handle, uint64_t byt
   return result;
 }
 
+void WriteUuid(const cudaUUID_t& uuid, char (&text)[41]) {
+  const auto* id = reinterpret_cast<const unsigned char*>(uuid.bytes);
+  char* out = text + std::snprintf(text, sizeof(text), "GPU-");
+  for (int i = 0; i < 16; ++i) {
+    const bool dash = i == 4 || i == 6 || i == 8 || i == 10;
+    out += std::snprintf(out, 4, dash ? "-%02x" : "%02x", id[i]);
+  }
+}
+
 int Discard(int error, int device, DeviceArena* arena) {
   (void)ReleaseArena(device, arena);
   return error;
 }
 
 }  // namespace
+
+int NameDevice(int device, DeviceName* name) {
+  cudaDeviceProp properties{};
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, device)) return error;
+  WriteUuid(properties.uuid, name->uuid);
+  return cudaSuccess;
+}
 
 int DescribeDevice(int device, DeviceInfo* info) {
   const CurrentDevice current(device);
@@ -128,12 +144,7 @@ int DescribeDevice(int device, DeviceInfo* info) {
     return ErrorOf(result);
   }
   *info = {};
-  const auto* id = reinterpret_cast<const unsigned char*>(properties.uuid.bytes);
-  char* out = info->uuid + std::snprintf(info->uuid, sizeof(info->uuid), "GPU-");
-  for (int i = 0; i < 16; ++i) {
-    const bool dash = i == 4 || i == 6 || i == 8 || i == 10;
-    out += std::snprintf(out, 4, dash ? "-%02x" : "%02x", id[i]);
-  }
+  WriteUuid(properties.uuid, info->uuid);
   std::snprintf(info->name, sizeof(info->name), "%.63s", properties.name);
   info->total_bytes = total_bytes;
   info->free_bytes = free_bytes;

@@ -30,7 +30,12 @@ struct DeviceArena {
   uint64_t bytes = 0;
 };
 
+// A device's UUID, without a context there: asking takes none of its memory.
+struct DeviceName {
+  char uuid[41] = {};
+};
 // `device` is an ordinal of this process, below device_count.
+int NameDevice(int device, DeviceName* name);
 int DescribeDevice(int device, DeviceInfo* info);
 
 // New memory of `device`, zeroed, mapped to be read and written; *fd (the caller's, close-on-exec)

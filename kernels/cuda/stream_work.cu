@@ -75,6 +75,8 @@ int Synchronize(Stream stream) { return cudaStreamSynchronize(Of(stream)); }
 
 int UseDevice(int device) { return cudaSetDevice(device); }
 
+int DeviceInUse(int* device) { return cudaGetDevice(device); }
+
 int CreateStream(Stream* stream) {
   int lowest = 0, highest = 0;
   cudaError_t error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);

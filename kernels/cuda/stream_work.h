@@ -27,8 +27,9 @@ int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream);
 // Waits for everything on the stream.
 int Synchronize(Stream stream);
 
-// Makes GPU number `device` of this process the calling thread's current one.
+// Makes GPU number `device` of this process the calling thread's current one; which one is.
 int UseDevice(int device);
+int DeviceInUse(int* device);
 // Of the current device, of the lowest priority; waits for no other stream.
 int CreateStream(Stream* stream);
 int DestroyStream(Stream stream);

@@ -111,7 +111,7 @@ class AttachServer::Loop {
   void OnSocket(Connection* c, uint32_t events);
   void OnHello(Connection* c);
   Status OpenSession(Connection* c, const shm::Hello& hello);
-  Status SendWelcome(Connection* c, const SessionSegments& segments);
+  Status SendWelcome(Connection* c, const SessionSegments& segments, uint32_t device);
   void OnDetach(Connection* c);
   void EndDetached(Connection* c);
   void OnDead(Connection* c);
@@ -398,15 +398,17 @@ void AttachServer::Loop::OnHello(Connection* c) {
   const ssize_t n = recv(c->socket.get(), &packet, sizeof(packet.hello) + 1, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0) return Erase(c);  // gone without a word
-  Status status = CheckHello(packet.hello, static_cast<size_t>(n), options_.device_uuid);
+  Status status = CheckHello(packet.hello, static_cast<size_t>(n));
   if (status.ok()) status = OpenSession(c, packet.hello);
   if (!status.ok()) Refuse(c, status);
 }
 
 Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
-  std::string name;
-  KVS_CHECK(ReadText(hello.client_name, &name));  // CheckHello
+  std::string name, uuid;
+  KVS_CHECK(ReadText(hello.client_name, &name) &&
+            ReadText(hello.device_uuid, &uuid));  // CheckHello
   name = Printable(std::move(name));
+  KVS_ASSIGN_OR_RETURN(const uint32_t device, store_->FindDevice(Printable(std::move(uuid))));
   UniqueFd socket(fcntl(c->socket.get(), F_DUPFD_CLOEXEC, 0));
   c->doorbell.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!socket || !c->doorbell) {
@@ -415,12 +417,12 @@ Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
                              "LimitNOFILE");
   }
   c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
-  Result<SessionSegments> segments =
-      store_->OpenSession(c->peer, Road::kLinked, name,
-                          [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); });
+  Result<SessionSegments> segments = store_->OpenSession(
+      c->peer, Road::kLinked, name,
+      [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, device);
   if (!segments.ok()) return segments.status();
   c->session = segments->session;
-  Status status = SendWelcome(c, *segments);
+  Status status = SendWelcome(c, *segments, device);
   if (!status.ok()) {
     store_->EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
     return status;
@@ -430,11 +432,16 @@ Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
   c->mailbox->Open();
   Count(kAttached);
   LogEvent(LogLevel::kInfo, "attached",
-           {{"session", c->session}, {"client", name}, {"pid", c->peer.pid}, {"uid", c->peer.uid}});
+           {{"session", c->session},
+            {"client", name},
+            {"pid", c->peer.pid},
+            {"uid", c->peer.uid},
+            {"device", store_->DeviceName(device)}});
   return OkStatus();
 }
 
-Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments) {
+Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments,
+                                       uint32_t device) {
   const auto wake = [fd = wake_] {
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(fd->get(), &one, sizeof(one));  // full: it wakes too
@@ -442,7 +449,7 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
   c->inbox = std::make_unique<DescriptorInbox>(c->socket.get());
   RingOptions ring{options_.reply_backlog_bytes, options_.settle_timeout, wake};
   if (options_.imports != nullptr) {
-    ring.import = options_.imports->NewSession(segments.session, c->peer);
+    ring.import = options_.imports->NewSession(segments.session, device, c->peer);
   }
   ring.take_descriptor = [inbox = c->inbox.get()](uint32_t number) { return inbox->Take(number); };
   KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, store_, std::move(ring)));
@@ -458,7 +465,7 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
   welcome.session_bytes = segments.session_bytes;
   welcome.table_bytes = segments.table_bytes;
   CopyText(options_.backend, welcome.backend);
-  CopyText(options_.device_uuid, welcome.device_uuid);
+  CopyText(store_->DeviceName(device), welcome.device_uuid);
   const int fds[] = {segments.session_fd, segments.table_fd, c->doorbell.get()};
   if (SendPacket(c->socket.get(), welcome, fds) != SendOutcome::kSent) {
     return Unavailable("PEER_GONE", "the client hung up before its Welcome");

@@ -37,7 +37,6 @@ struct AttachOptions {
   uint64_t reply_backlog_bytes = 1 << 20;                // of one session, beyond its reply ring
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
   std::string backend = "simd";                          // named in Welcome
-  std::string device_uuid = "emulated";
   ImportSink* imports = nullptr;  // outlives the server; null: engines lend no tensors
 };
 

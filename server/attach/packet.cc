@@ -96,7 +96,7 @@ std::string Printable(std::string text) {
   return text;
 }
 
-Status CheckHello(const shm::Hello& hello, size_t bytes, std::string_view device_uuid) {
+Status CheckHello(const shm::Hello& hello, size_t bytes) {
   if (bytes != sizeof(hello) || hello.type != shm::kHello || hello.magic != shm::kMagic) {
     return InvalidArgument("HELLO_MALFORMED", "the first packet is no Hello of kvstrata (" +
                                                   std::to_string(bytes) +
@@ -112,10 +112,6 @@ Status CheckHello(const shm::Hello& hello, size_t bytes, std::string_view device
   if (!ReadText(hello.device_uuid, &device) || !ReadText(hello.client_name, &name)) {
     return InvalidArgument("HELLO_MALFORMED",
                            "device_uuid or client_name has no NUL in its 64 bytes");
-  }
-  if (!device.empty() && device != device_uuid) {
-    return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(device) + "'; allowed: '' or '" +
-                                          std::string(device_uuid) + "'");
   }
   return OkStatus();
 }

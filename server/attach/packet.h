@@ -36,9 +36,9 @@ bool ReadText(std::span<const char> in, std::string* out);
 // Makes a peer's text fit for logs and protobuf: control characters and broken UTF-8 become '?'.
 std::string Printable(std::string text);
 
-// OK, or the Status that refuses a client: size, type, magic, version, device. `bytes` is what
-// recv returned. `device_uuid` is the daemon's.
-Status CheckHello(const shm::Hello& hello, size_t bytes, std::string_view device_uuid);
+// OK, or the Status that refuses a client: size, type, magic, version, texts. `bytes` is what recv
+// returned.
+Status CheckHello(const shm::Hello& hello, size_t bytes);
 
 }  // namespace kvstrata
 

@@ -1,4 +1,4 @@
-// The `device` tier of a machine with a GPU: arenas of its memory, by the driver's virtual memory
+// The `device` tier of a machine with GPUs: arenas of their memory, by the driver's virtual memory
 // management; and host memory that its copy engine reaches. All of CUDA is behind the table
 // (kernels/cuda/cuda_library.h).
 #include <fcntl.h>
@@ -169,26 +169,55 @@ class CudaMemory final : public MemoryResource {
   const std::shared_ptr<RegisteredHost> host_;
 };
 
+Status NoAnswer(const cuda::CudaOps& ops, int device, int error) {
+  return Unavailable("CUDA_NO_DEVICE", "GPU " + std::to_string(device) + " does not answer: " +
+                                           ops.error_text(error) + "; look at nvidia-smi");
+}
+
+// Their numbers in this process, in the order of `uuids`; without a UUID all there are.
+Result<std::vector<int>> FindGpus(const cuda::CudaOps& ops, std::span<const std::string> uuids) {
+  std::vector<int> all;
+  std::map<std::string, int, std::less<>> by_uuid;
+  std::string seen;
+  for (int device = 0; device < ops.device_count(); ++device) {
+    cuda::DeviceName name;
+    if (const int error = ops.name_device(device, &name); error != 0) {
+      return NoAnswer(ops, device, error);
+    }
+    all.push_back(device);
+    by_uuid.emplace(name.uuid, device);
+    seen += (seen.empty() ? "" : ", ") + std::string(name.uuid);
+  }
+  if (uuids.empty()) return all;
+  std::vector<int> found;
+  for (const std::string& uuid : uuids) {
+    const auto at = by_uuid.find(uuid);
+    if (at == by_uuid.end()) {
+      return NotFound("DEVICE_UNKNOWN", "no GPU is '" + uuid + "'; this process sees " + seen);
+    }
+    found.push_back(at->second);
+  }
+  return found;
+}
+
 }  // namespace
 
-Result<CudaDevice> NewCudaDevice(std::string_view uuid) {
+Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids) {
   KVS_ASSIGN_OR_RETURN(const cuda::CudaOps* const ops, cuda::LoadCudaOps());
-  std::string found;
-  for (int device = 0; device < ops->device_count(); ++device) {
+  KVS_ASSIGN_OR_RETURN(const std::vector<int> found, FindGpus(*ops, uuids));
+  const auto host = std::make_shared<RegisteredHost>(*ops);
+  CudaDevices gpus;
+  gpus.host = std::make_unique<CudaHost>(host);
+  for (const int device : found) {
     cuda::DeviceInfo info;
     if (const int error = ops->describe_device(device, &info); error != 0) {
-      return Unavailable("CUDA_NO_DEVICE", "GPU " + std::to_string(device) + " does not answer: " +
-                                               ops->error_text(error) + "; look at nvidia-smi");
+      return NoAnswer(*ops, device, error);
     }
-    if (uuid.empty() || uuid == info.uuid) {
-      const auto host = std::make_shared<RegisteredHost>(*ops);
-      return CudaDevice{std::make_unique<CudaMemory>(*ops, device, info.arena_granularity, host),
-                        std::make_unique<CudaHost>(host), info.uuid, info.free_bytes, device};
-    }
-    found += (found.empty() ? "" : ", ") + std::string(info.uuid);
+    gpus.devices.push_back(
+        {std::make_unique<CudaMemory>(*ops, device, info.arena_granularity, host), info.uuid,
+         info.free_bytes, device});
   }
-  return NotFound("DEVICE_UNKNOWN",
-                  "no GPU is '" + std::string(uuid) + "'; this process sees " + found);
+  return gpus;
 }
 
 }  // namespace kvstrata

@@ -5,7 +5,7 @@
 // Implementations: emulated_device.cc (the `device` tier without a GPU), cuda_device.cc (with one),
 // host_pinned.cc (`host`).
 // Limits and faults are adaptors around a resource, not flags in it (limiting_resource.cc,
-// failing_resource.cc).
+// failing_resource.cc). Copies between two devices: copy_between.cc.
 // Ownership: a block belongs to whoever allocated it until Free of the same resource.
 // Thread-safety: none needed, the store calls under its lock; but Copy from any thread.
 // Units: bytes. Cost: a few system calls; memory is touched only when used.
@@ -18,7 +18,9 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "base/unique_fd.h"
@@ -88,19 +90,26 @@ class MemoryResource {
   virtual std::string_view name() const = 0;
 };
 
+// From blocks of one device into blocks of another, through memory of the host; done when it
+// returns. Errors as Copy; an empty Copy of each says whose DEVICE_FAILED is.
+Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies);
+
 std::unique_ptr<MemoryResource> NewEmulatedDevice();
 std::unique_ptr<MemoryResource> NewHostPinned();
 
-// Memory of the GPU named `uuid`; "": of the first one. UNAVAILABLE CUDA_LIBRARY or CUDA_NO_DEVICE;
-// NOT_FOUND DEVICE_UNKNOWN names those that there are.
+// Memory of the GPUs named, in this order; without a name: of all that this process sees.
+// UNAVAILABLE CUDA_LIBRARY or CUDA_NO_DEVICE; NOT_FOUND DEVICE_UNKNOWN names those that there are.
 struct CudaDevice {
   std::unique_ptr<MemoryResource> memory;
-  std::unique_ptr<MemoryResource> host;  // that its copy engine reaches at full speed
   std::string uuid;
   uint64_t free_bytes = 0;  // when it was found
   int ordinal = 0;          // in this process
 };
-Result<CudaDevice> NewCudaDevice(std::string_view uuid);
+struct CudaDevices {
+  std::vector<CudaDevice> devices;
+  std::unique_ptr<MemoryResource> host;  // that their copy engines reach at full speed
+};
+Result<CudaDevices> NewCudaDevices(std::span<const std::string> uuids);
 
 // Gives out no block that would make it more than `*capacity` bytes of `upstream`; the caller may
 // change that, and keeps it.

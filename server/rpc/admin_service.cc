@@ -21,9 +21,9 @@ uint64_t MicrosSince(std::chrono::steady_clock::time_point start) {
                                    .count());
 }
 
-void Write(const PoolInfo& p, const std::string& device, v1::Pool* out) {
+void Write(const PoolInfo& p, v1::Pool* out) {
   out->set_tier(std::string(NameOf(p.tier)));
-  if (p.tier == Tier::kDevice) out->set_device(device);
+  out->set_device(p.device);
   out->set_capacity_bytes(p.capacity_bytes);
   out->set_used_bytes(p.used_bytes);
   out->set_cached_bytes(p.cached_bytes);
@@ -85,6 +85,7 @@ void Write(const SessionInfo& s, v1::Session* out) {
   out->set_used_bytes(s.used_bytes);
   out->set_age_us(s.age_us);
   out->set_open_steps(s.open_steps);
+  out->set_device(s.device);
 }
 
 void Write(const SequenceInfo& s, v1::Sequence* out) {
@@ -182,6 +183,7 @@ void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_evicted_stored_pages(counters.evicted_stored_pages);
   out->set_promoted_pages(counters.promoted_pages);
   out->set_demoted_pages(counters.demoted_pages);
+  out->set_replicated_pages(counters.replicated_pages);
 }
 
 void Write(const DiskInfo& d, v1::Disk* out) {
@@ -234,7 +236,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_socket(options.socket_path);
   WriteCatalog(context_->store(), response);
   for (const PoolInfo& p : context_->store().Pools()) {
-    Write(p, options.device_uuid, response->add_pools());
+    Write(p, response->add_pools());
   }
   if (options.disk) Write(options.disk(), response->add_disks());
   WriteCgroup(options, response);
@@ -281,7 +283,7 @@ grpc::ServerUnaryReactor* AdminService::ListPools(grpc::CallbackServerContext* c
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
   for (const PoolInfo& p : context_->store().Pools()) {
-    Write(p, context_->options().device_uuid, response->add_pools());
+    Write(p, response->add_pools());
   }
   WriteCgroup(context_->options(), response);
   return ServiceContext::Answer(call, grpc::Status::OK);
@@ -519,7 +521,8 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
                       "no tier '" + request->tier() + "'; there are device, host and disk");
     }
     const Tier tier = request->tier() == NameOf(Tier::kHost) ? Tier::kHost : Tier::kDevice;
-    KVS_ASSIGN_OR_RETURN(const ResizedPool pool, options.store->ResizePool(tier, request->bytes()));
+    KVS_ASSIGN_OR_RETURN(const ResizedPool pool,
+                         options.store->ResizePool(tier, request->bytes(), request->device()));
     response->set_capacity_bytes(pool.capacity_bytes);
     response->set_taken_bytes(pool.taken_bytes);
     response->set_evicted(pool.evicted_pages);

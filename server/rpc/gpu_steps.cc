@@ -67,9 +67,14 @@ class Room {
 
 class GpuSteps final : public StepDevice {
  public:
-  GpuSteps(const cuda::CudaOps* ops, int device, Store* store, Executor* executor,
+  GpuSteps(const cuda::CudaOps* ops, int gpu, Store* store, uint32_t device, Executor* executor,
            std::chrono::milliseconds patience)
-      : ops_(*ops), device_(device), store_(store), executor_(executor), patience_(patience) {}
+      : ops_(*ops),
+        gpu_(gpu),
+        store_(store),
+        device_(device),
+        executor_(executor),
+        patience_(patience) {}
   ~GpuSteps() override {
     Enter();
     Close();
@@ -78,7 +83,7 @@ class GpuSteps final : public StepDevice {
   std::string_view backend() const override { return "cuda"; }
   bool on_gpu() const override { return true; }
   // What fails here fails in the next call that needs it.
-  void Enter() override { (void)ops_.use_device(device_); }
+  void Enter() override { (void)ops_.use_device(gpu_); }
   void Close() override {
     rooms_.clear();
     if (done_ != nullptr) (void)ops_.destroy_event(std::exchange(done_, nullptr));
@@ -98,8 +103,9 @@ class GpuSteps final : public StepDevice {
     };
     return InspectFromGpu(state, view, blocks, read, *executor_, name);
   }
+  Status Reach(uint32_t arena) override { return store_->ReachFromDevice(arena, device_); }
   Status Read(std::byte* to, const std::byte* from, uint64_t bytes) override {
-    return Check(ops_.copy_2d(device_, to, from, {bytes, bytes, 1}), "reading from the GPU");
+    return Check(ops_.copy_2d(gpu_, to, from, {bytes, bytes, 1}), "reading from the GPU");
   }
 
   const cuda::CudaOps& ops() const { return ops_; }
@@ -121,8 +127,9 @@ class GpuSteps final : public StepDevice {
   Result<Room*> TakeRoom(const Geometry& geometry);
 
   const cuda::CudaOps& ops_;
-  const int device_;
+  const int gpu_;
   Store* const store_;
+  const uint32_t device_;  // in the store
   Executor* const executor_;
   const std::chrono::milliseconds patience_;
   cuda::Stream stream_ = nullptr;
@@ -177,7 +184,7 @@ Status GpuSteps::Lost(const Status& why) {
       Unavailable("DEVICE_FAILED",
                   "the GPU answers no call of this daemon any more: " + std::string(why.message()) +
                       "; look at dmesg and nvidia-smi, then restart kvstratad");
-  store_->LoseDevice(lost);
+  store_->LoseDevice(device_, lost);
   return lost;
 }
 
@@ -209,9 +216,10 @@ Status GpuSteps::Await() {
 void GpuSteps::AwaitForGood() {
   const Status done = Await();
   if (done.reason() != "GPU_STUCK") return;  // of an error nothing is under way any more
-  store_->LoseDevice(Unavailable("DEVICE_FAILED", "the GPU has not finished a step that is over: " +
-                                                      std::string(done.message()) +
-                                                      ", then restart kvstratad"));
+  store_->LoseDevice(
+      device_,
+      Unavailable("DEVICE_FAILED", "the GPU has not finished a step that is over: " +
+                                       std::string(done.message()) + ", then restart kvstratad"));
 }
 
 // Not when a session opens: gRPC's own threads must not wait for the driver.
@@ -344,9 +352,10 @@ Result<ShadowSample> GpuStep::SampleOf(int member) {
 
 }  // namespace
 
-std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int device, Store* store,
-                                        Executor* executor, std::chrono::milliseconds patience) {
-  return std::make_unique<GpuSteps>(ops, device, store, executor, patience);
+std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int gpu, Store* store,
+                                        uint32_t device, Executor* executor,
+                                        std::chrono::milliseconds patience) {
+  return std::make_unique<GpuSteps>(ops, gpu, store, device, executor, patience);
 }
 
 }  // namespace kvstrata

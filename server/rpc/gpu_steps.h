@@ -20,9 +20,11 @@ namespace kvstrata {
 
 inline constexpr int kGpuStepsOpen = 4;  // of a session, at a time
 
-// Borrows all. Makes nothing on GPU number `device` before the first Begin; `executor` inspects.
-std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int device, Store* store,
-                                        Executor* executor, std::chrono::milliseconds patience);
+// Of GPU number `gpu` of this process, the store's `device`. Borrows all. Makes nothing before the
+// first Begin; `executor` inspects.
+std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int gpu, Store* store,
+                                        uint32_t device, Executor* executor,
+                                        std::chrono::milliseconds patience);
 
 }  // namespace kvstrata
 

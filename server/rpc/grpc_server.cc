@@ -69,10 +69,19 @@ class UserServer {
 
   // Their state to who asks grpc.health.v1.
   void TellPools() {
+    auto* health = server_->GetHealthCheckService();
+    bool devices = true;
     for (const PoolInfo& pool : context_.store().Pools()) {
-      server_->GetHealthCheckService()->SetServingStatus(
-          "kvstrata.pool." + std::string(NameOf(pool.tier)), pool.failure.empty());
+      const std::string name = "kvstrata.pool." + std::string(NameOf(pool.tier));
+      const bool serves = pool.failure.empty();
+      if (pool.tier == Tier::kHost) {
+        health->SetServingStatus(name, serves);
+      } else {
+        health->SetServingStatus(name + "." + pool.device, serves);
+        devices = devices && serves;
+      }
     }
+    health->SetServingStatus("kvstrata.pool.device", devices);
   }
 
   void Take(UniqueFd connection) {

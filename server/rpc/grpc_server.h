@@ -7,8 +7,9 @@
 // belong to it. Sessions and sequences of another user do not exist for them, and Admin answers
 // root and the daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
 //
-// grpc.health.v1 has the services' names, kvstrata.pool.device and kvstrata.pool.host: a pool whose
-// device is lost is NOT_SERVING, the rest goes on.
+// grpc.health.v1 has the services' names, kvstrata.pool.host, kvstrata.pool.device.NAME for each
+// device and kvstrata.pool.device for all of them: a pool whose device is lost is NOT_SERVING, the
+// rest goes on.
 //
 // Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
 // session are dropped and Store::EndSession(kDied) is called.
@@ -78,14 +79,13 @@ struct GrpcOptions {
   Store* store = nullptr;
   const Backend* backend = nullptr;  // of sessions that name none
   Executor* executor = nullptr;      // runs the parts of ops
-  // Where sessions compute if the device pool is a GPU's: GPU number `cuda_device` of this process;
+  // Where sessions compute if the devices are GPUs: their numbers in this process, by the store's;
   // null: nowhere.
   const cuda::CudaOps* cuda = nullptr;
-  int cuda_device = 0;
+  std::vector<int> cuda_devices;
   std::chrono::milliseconds cuda_patience{10000};  // with the GPU, in one call
   std::string version = "0.0.0";
   std::string commit = "unknown";
-  std::string device_uuid = "emulated";
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries

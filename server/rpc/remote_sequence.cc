@@ -52,8 +52,7 @@ Result<std::byte*> SequenceTables::Resolve(uint32_t arena, uint16_t tier, uint64
   // Ids of arenas are never used again, and one that a pinned table names is mapped.
   if (arena != last_arena_ || last_base_ == nullptr) {
     last_base_ = nullptr;  // until all of it is known
-    const bool far = device_->on_gpu() && tier != 0;
-    if (far) KVS_RETURN_IF_ERROR(store_->ReachFromDevice(arena));
+    if (tier != 0) KVS_RETURN_IF_ERROR(device_->Reach(arena));
     last_base_ = store_->ArenaBase(arena);
     last_arena_ = arena;
   }

@@ -64,7 +64,8 @@ SessionStream* SessionStream::Start(ServiceContext* context, SessionStreams* str
 }
 
 // Where the pages lie decides, as on the linked road.
-Result<std::unique_ptr<StepDevice>> SessionStream::DeviceOf(const std::string& backend) const {
+Result<std::unique_ptr<StepDevice>> SessionStream::StepsOf(const std::string& backend,
+                                                           uint32_t device) const {
   const GrpcOptions& options = context_->options();
   if (context_->store().memory(Tier::kDevice) == Memory::kMemfd) {
     const Backend* found = options.backend;
@@ -79,12 +80,13 @@ Result<std::unique_ptr<StepDevice>> SessionStream::DeviceOf(const std::string& b
                          "compute on; link libkvstrata.so");
   }
   if (!backend.empty() && backend != "cuda") {
-    return InvalidArgument("BACKEND_UNKNOWN",
-                           "backend is '" + Printable(backend) + "'; the daemon's pages lie on " +
-                               options.device_uuid + ", where 'cuda' alone computes");
+    return InvalidArgument("BACKEND_UNKNOWN", "backend is '" + Printable(backend) +
+                                                  "'; the daemon's pages lie on " +
+                                                  context_->store().DeviceName(device) +
+                                                  ", where 'cuda' alone computes");
   }
-  return NewGpuSteps(options.cuda, options.cuda_device, &context_->store(), options.executor,
-                     options.cuda_patience);
+  return NewGpuSteps(options.cuda, options.cuda_devices[device], &context_->store(), device,
+                     options.executor, options.cuda_patience);
 }
 
 Status SessionStream::Open(const v1::OpenSessionRequest& request) {
@@ -94,20 +96,18 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
                                                std::to_string(request.client_name().size()) +
                                                " bytes; at most 63 are allowed");
   }
-  if (!request.device_uuid().empty() && request.device_uuid() != options.device_uuid) {
-    return NotFound("DEVICE_UNKNOWN", "device_uuid '" + Printable(request.device_uuid()) +
-                                          "'; allowed: '' or '" + options.device_uuid + "'");
-  }
-  KVS_ASSIGN_OR_RETURN(std::unique_ptr<StepDevice> device, DeviceOf(request.backend()));
-  const std::string backend(device->backend());
+  KVS_ASSIGN_OR_RETURN(const uint32_t device,
+                       context_->store().FindDevice(Printable(request.device_uuid())));
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<StepDevice> steps, StepsOf(request.backend(), device));
+  const std::string backend(steps->backend());
   const std::string name =
       request.client_name().empty() ? "unnamed" : Printable(request.client_name());
   // Arenas are the daemon's own memory: nobody needs descriptors.
-  KVS_ASSIGN_OR_RETURN(const SessionSegments segments,
-                       context_->store().OpenSession(context_->user(), Road::kRemote, name,
-                                                     [](const ArenaGrant&) {}));
+  KVS_ASSIGN_OR_RETURN(const SessionSegments segments, context_->store().OpenSession(
+                                                           context_->user(), Road::kRemote, name,
+                                                           [](const ArenaGrant&) {}, device));
   context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments,
-                                                       std::move(device), context_->queue()));
+                                                       std::move(steps), context_->queue()));
   session_ = segments.session;
   response_.set_session(segments.session);
   response_.set_daemon_epoch(segments.daemon_epoch);

@@ -56,7 +56,7 @@ class SessionStream : public grpc::ServerWriteReactor<v1::OpenSessionResponse> {
       : context_(context), streams_(streams) {}
   Status Open(const v1::OpenSessionRequest& request);
   // ROAD_UNAVAILABLE, BACKEND_UNKNOWN.
-  Result<std::unique_ptr<StepDevice>> DeviceOf(const std::string& backend) const;
+  Result<std::unique_ptr<StepDevice>> StepsOf(const std::string& backend, uint32_t device) const;
 
   ServiceContext* const context_;
   SessionStreams* const streams_;

@@ -12,19 +12,29 @@
 namespace kvstrata {
 
 Store::Impl::Taker Store::Impl::TakerOf(const Session& session, const Sequence& s) const {
-  const bool host_first = s.imported || s.plan.tier == TierKind::kHost;
-  std::vector<Tier> tiers = {Tier::kDevice, Tier::kHost};
-  if (host_first) std::swap(tiers.front(), tiers.back());
-  if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(tiers)};
-  return {session.tenant, session.id, &session, s.model->id, std::move(tiers)};
+  std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
+  if (s.imported || s.plan.tier == TierKind::kHost) std::ranges::reverse(pools);
+  if (s.imported) return {session.tenant, kDaemon, nullptr, s.model->id, std::move(pools)};
+  return {session.tenant, session.id, &session, s.model->id, std::move(pools)};
+}
+
+std::vector<PoolId> Store::Impl::PoolsOf(const Session& session, Tier tier) {
+  if (tier == Tier::kHost) return {PoolId::Host()};
+  return {PoolId::Device(session.device), PoolId::Host()};
+}
+
+std::string Store::Impl::NameOfPool(PoolId pool) const {
+  const std::string tier(NameOf(pool.tier()));
+  return pool.tier() == Tier::kHost || pools_.devices() == 1 ? tier
+                                                             : tier + " " + pools_.name(pool);
 }
 
 Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
                              std::vector<Page*>* out) {
   const size_t before = out->size();
   uint32_t got = 0;
-  for (const Tier tier : taker.tiers) {
-    if (got < n) got += AllocateIn(taker, tier, bytes, n - got, out);
+  for (const PoolId pool : taker.pools) {
+    if (got < n) got += AllocateIn(taker, pool, bytes, n - got, out);
   }
   Model& model = *models_.at(taker.model);
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = model.id;
@@ -34,10 +44,10 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
   FreePages(std::span<Page* const>(*out).subspan(before));
   out->resize(before);
   std::string state;
-  for (const Tier tier : taker.tiers) {
-    state += "; pool '" + std::string(NameOf(tier)) + "' has " +
-             std::to_string(pools_.taken(tier)) + " of " + std::to_string(pools_.capacity(tier)) +
-             " bytes in arenas" + (pools_.failure(tier).ok() ? "" : ", and its device is lost");
+  for (const PoolId pool : taker.pools) {
+    state += "; pool '" + NameOfPool(pool) + "' has " + std::to_string(pools_.taken(pool)) +
+             " of " + std::to_string(pools_.capacity(pool)) + " bytes in arenas" +
+             (pools_.failure(pool).ok() ? "" : ", and its device is lost");
   }
   return ResourceExhausted("POOL_EXHAUSTED", std::to_string(n) + " pages of " +
                                                  std::to_string(bytes) + " bytes are needed, " +
@@ -66,12 +76,12 @@ Status Store::Impl::TakeUpTo(const Session& session, Sequence* s, uint64_t token
   return OkStatus();
 }
 
-uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
+uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
                                  std::vector<Page*>* out) {
   uint32_t got = 0;
-  if (!pools_.failure(tier).ok()) return got;
+  if (!pools_.failure(pool).ok()) return got;
   const auto take = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
-    got += pools_.Take(tier, taker.tenant->id, taker.writer, bytes, n - got, out);
+    got += pools_.Take(pool, taker.tenant->id, taker.writer, bytes, n - got, out);
   };
   take();
   if (got == n) return got;
@@ -81,14 +91,14 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, 
   const auto may_adopt = [&](const Arena& arena) {
     return taker.session != nullptr && !taker.session->granted.contains(arena.id);
   };
-  while (got < n && pools_.Adopt(tier, taker.tenant->id, taker.writer, bytes, may_adopt)) take();
+  while (got < n && pools_.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt)) take();
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
   while (got < n) {
-    if (!pools_.AddArena(tier, taker.tenant->id, taker.writer, bytes) &&
-        !pools_.DropEmpty(tier, may_drop)) {
+    if (!pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes) &&
+        !pools_.DropEmpty(pool, may_drop)) {
       if (!taker.evicts) break;
-      if (!EvictFor(taker, tier, bytes * (n - got)) && !EvictArtefact(tier)) break;
+      if (!EvictFor(taker, pool, bytes * (n - got)) && !EvictArtefact(pool)) break;
     }
     take();
   }
@@ -102,12 +112,12 @@ bool Store::Impl::Fenced(const Arena& arena) const {
 
 // Only pages whose space the taker can use are worth dropping: those in its own arenas, and those
 // of arenas that go back to the pool because nothing else is in them.
-bool Store::Impl::EvictFor(const Taker& taker, Tier tier, uint64_t bytes) {
+bool Store::Impl::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
   uint64_t expected = 0;
   std::vector<Page*> victims;
   std::set<const Arena*> emptied;
   Page* next = nullptr;
-  for (Page* page = prefix_.oldest(tier); page != nullptr && expected < bytes; page = next) {
+  for (Page* page = prefix_.oldest(pool); page != nullptr && expected < bytes; page = next) {
     const Arena& arena = *page->arena;
     const bool own = arena.writer == taker.writer && arena.tenant == taker.tenant->id;
     next = page->newer;
@@ -121,7 +131,7 @@ bool Store::Impl::EvictFor(const Taker& taker, Tier tier, uint64_t bytes) {
     expected += own ? page->bytes : arena.block.bytes;
   }
   if (!emptied.empty()) {
-    for (Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+    for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
       if (emptied.contains(page->arena)) victims.push_back(page);
     }
   }
@@ -150,10 +160,10 @@ bool Store::Impl::MayGo(const Artefact& artefact) const {
   return artefact.unused() && !prefix_.pinned().contains(artefact.key);
 }
 
-bool Store::Impl::EvictArtefact(Tier tier) {
-  const auto idle = [this, tier](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    const auto in_tier = [tier](const Extent& e) { return e.page->arena->tier == tier; };
-    return MayGo(a) && std::any_of(a.extents.begin(), a.extents.end(), in_tier);
+bool Store::Impl::EvictArtefact(PoolId pool) {
+  const auto idle = [this, pool](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const auto in_pool = [pool](const Extent& e) { return e.page->arena->pool == pool; };
+    return MayGo(a) && std::any_of(a.extents.begin(), a.extents.end(), in_pool);
   };
   std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);
   if (!oldest) return false;
@@ -257,12 +267,12 @@ std::byte* Store::Impl::ArenaBase(uint32_t id) const {
   return arena == nullptr ? nullptr : arena->block.base;
 }
 
-Status Store::Impl::ReachFromDevice(uint32_t id) const {
+Status Store::Impl::ReachFromDevice(uint32_t id, uint32_t device) const {
   const std::byte* const base = ArenaBase(id);
   if (base == nullptr) {
     return Internal("TABLE_INVALID", "arena " + std::to_string(id) + " does not exist");
   }
-  return pools_.Reach(base);
+  return pools_.Reach(PoolId::Device(device), base);
 }
 
 }  // namespace kvstrata

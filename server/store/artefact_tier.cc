@@ -13,6 +13,7 @@ std::vector<bool> Store::Impl::Superfluous(const Opening& o) const {
   const Sequence& s = *o.sequence;
   const Artefact* artefact = s.codec ? artefacts_.Peek(o.artefact) : nullptr;
   if (artefact == nullptr || s.plan.keep_raw != KeepRaw::kNo) return {};
+  if (!artefact->MappableFrom(o.device)) return {};
   // Kernels of a GPU compute a prompt from its raw pages alone.
   if (pools_.memory(Tier::kDevice) != Memory::kMemfd) return {};
   const auto page = static_cast<int32_t>(s.page_tokens());
@@ -88,11 +89,9 @@ bool Store::Impl::TakePart(Opening* o, size_t i, const LoadedValue& value) {
     MutexLock lock(mu_);
     const Result<Session*> session = FindSession(o->session);
     if (!session.ok()) return false;
-    const std::vector<Tier> tiers = part.tier == Tier::kHost
-                                        ? std::vector<Tier>{Tier::kHost}
-                                        : std::vector<Tier>{Tier::kDevice, Tier::kHost};
     std::vector<Page*> taken;
-    const Taker taker{(*session)->tenant, kDaemon, nullptr, s.model->id, tiers};
+    const Taker taker{(*session)->tenant, kDaemon, nullptr, s.model->id,
+                      PoolsOf(**session, part.tier)};
     if (!Allocate(taker, value.front().size(), 1, &taken).ok()) return false;
     page = taken.front();
     page->sealed = true;

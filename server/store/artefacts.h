@@ -43,6 +43,14 @@ struct Artefact {
                        [](const Extent& e) { return e.page->refs == e.page->artefacts; });
   }
 
+  // Whether they lie on the host or on `device`, where a session of that device may map them.
+  bool MappableFrom(uint32_t device) const {
+    return std::all_of(extents.begin(), extents.end(), [device](const Extent& e) {
+      const PoolId pool = e.page->arena->pool;
+      return pool == PoolId::Host() || pool == PoolId::Device(device);
+    });
+  }
+
   PageKey key{};
   std::vector<Extent> extents;
   std::shared_ptr<const Recompressor> recompressor;

@@ -94,7 +94,8 @@ class Auditor {
       if (page.retired != retired_.contains(&page)) Find(name + ": retired flag is wrong");
       if (page.retired && (found != 0 || page.indexed)) Find(name + " is retired but reachable");
       if (!page.retired && found == 0 && !page.indexed) Find(name + " is reachable from nowhere");
-      if (page.indexed && store_.prefix_.Find(page.key) != &page) {
+      if (page.replica && !page.indexed) Find(name + " is a replica and not indexed");
+      if (page.indexed && !store_.prefix_.Holds(page)) {
         Find(name + " says it is in the prefix index and is not");
       }
       if (page.indexed && !page.sealed) Find(name + " is in the prefix index and not sealed");
@@ -125,10 +126,10 @@ class Auditor {
       }
       live[page.arena] += page.refs > 0;
     }
-    uint64_t taken[kTiers] = {}, used[kTiers] = {};
+    uint64_t taken[kMaxPools] = {}, used[kMaxPools] = {};
     for (const auto& [id, arena] : store_.pools_.arenas()) {
-      taken[static_cast<int>(arena->tier)] += arena->block.bytes;
-      used[static_cast<int>(arena->tier)] += arena->extents.used();
+      taken[arena->pool.index()] += arena->block.bytes;
+      used[arena->pool.index()] += arena->extents.used();
       auto& tiles = extents[arena.get()];
       for (const auto& [offset, bytes] : arena->extents.free_extents()) {
         if (!tiles.emplace(offset, bytes).second) {
@@ -154,23 +155,23 @@ class Auditor {
              std::to_string(arena->writer) + ", which is gone");
       }
     }
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      if (taken[static_cast<int>(tier)] != store_.pools_.taken(tier) ||
-          used[static_cast<int>(tier)] != store_.pools_.used(tier)) {
-        Find("pool '" + std::string(NameOf(tier)) + "' does not add up");
+    for (const PoolId pool : store_.pools_.ids()) {
+      if (taken[pool.index()] != store_.pools_.taken(pool) ||
+          used[pool.index()] != store_.pools_.used(pool)) {
+        Find("pool '" + store_.NameOfPool(pool) + "' does not add up");
       }
     }
   }
 
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
-    uint64_t bytes[kTiers] = {}, pinned[kTiers] = {};
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      for (const Page* page = store_.prefix_.oldest(tier); page != nullptr; page = page->newer) {
+    uint64_t bytes[kMaxPools] = {}, pinned[kMaxPools] = {};
+    for (const PoolId pool : store_.pools_.ids()) {
+      for (const Page* page = store_.prefix_.oldest(pool); page != nullptr; page = page->newer) {
         if (!listed.insert(page).second) return Find("the list of cached pages runs in a circle");
         if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
-        if (page->arena->tier != tier) Find(NameOfPage(*page) + " is listed in another tier");
-        bytes[static_cast<int>(tier)] += page->bytes;
+        if (page->arena->pool != pool) Find(NameOfPage(*page) + " is listed in another pool");
+        bytes[pool.index()] += page->bytes;
       }
     }
     for (const Page& page : store_.pools_.records()) {
@@ -179,14 +180,14 @@ class Auditor {
         Find(NameOfPage(page) +
              (page.pinned ? " is pinned and listed as cached" : " is cached and not listed"));
       }
-      if (page.pinned) pinned[static_cast<int>(page.arena->tier)] += page.bytes;
+      if (page.pinned) pinned[page.arena->pool.index()] += page.bytes;
     }
-    for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-      if (bytes[static_cast<int>(tier)] != store_.prefix_.cached_bytes(tier)) {
-        Find("cached bytes of pool '" + std::string(NameOf(tier)) + "' do not add up");
+    for (const PoolId pool : store_.pools_.ids()) {
+      if (bytes[pool.index()] != store_.prefix_.cached_bytes(pool)) {
+        Find("cached bytes of pool '" + store_.NameOfPool(pool) + "' do not add up");
       }
-      if (pinned[static_cast<int>(tier)] != store_.prefix_.pinned_bytes(tier)) {
-        Find("pinned bytes of pool '" + std::string(NameOf(tier)) + "' do not add up");
+      if (pinned[pool.index()] != store_.prefix_.pinned_bytes(pool)) {
+        Find("pinned bytes of pool '" + store_.NameOfPool(pool) + "' do not add up");
       }
     }
   }
@@ -203,9 +204,8 @@ class Auditor {
       if (!keys.contains(key) || keys[key] != n) Find("a key counts other pins than there are");
     }
     for (const Page& page : store_.pools_.records()) {
-      if (page.arena == nullptr || page.pinned == (page.indexed && keys.contains(page.key))) {
-        continue;
-      }
+      const bool kept = page.indexed && !page.replica && keys.contains(page.key);
+      if (page.arena == nullptr || page.pinned == kept) continue;
       Find(NameOfPage(page) + ": pinned flag is wrong");
     }
   }
@@ -305,6 +305,9 @@ class Auditor {
       Find(name + ": its table names another place");
     }
     if (page.arena->tenant != session.tenant->id) Find(name + " belongs to another tenant");
+    if (page.arena->tier == Tier::kDevice && page.arena->pool != PoolId::Device(session.device)) {
+      Find(name + " lies on another device than its session's");
+    }
     if (!session.granted.contains(page.arena->id)) Find(name + ": the arena was not granted");
     // Not sealed and referred to twice: whoever writes must have been told to ask first.
     const bool told = (entry.flags & shm::kPageShared) != 0;

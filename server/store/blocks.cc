@@ -56,7 +56,7 @@ std::vector<BlockInfo> Store::Impl::Blocks(uint64_t* cursor, size_t records) con
     const auto& all = pools_.records();
     const uint64_t end = std::min({last, *cursor + kUnderLock, uint64_t{all.size()}});
     for (; *cursor < end; ++*cursor) {
-      if (all[*cursor].indexed) found.push_back(InfoOfBlock(all[*cursor]));
+      if (all[*cursor].indexed && !all[*cursor].replica) found.push_back(InfoOfBlock(all[*cursor]));
     }
     if (*cursor >= all.size()) *cursor = kNoMoreBlocks;
   }

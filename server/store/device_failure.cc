@@ -8,15 +8,20 @@
 namespace kvstrata {
 
 void Store::Impl::DropLost() {
-  if (lost_dropped_ || pools_.failure(Tier::kDevice).ok()) return;
-  lost_dropped_ = true;
-  for (Page* page : prefix_.PagesIn(Tier::kDevice)) {
+  for (const PoolId pool : pools_.ids()) DropLost(pool);
+}
+
+void Store::Impl::DropLost(PoolId pool) {
+  bool& dropped = lost_dropped_[pool.index()];
+  if (dropped || pools_.failure(pool).ok()) return;
+  dropped = true;
+  for (Page* page : prefix_.PagesIn(pool)) {
     prefix_.Erase(page);
     if (page->refs == 0) Retire(page);
   }
-  const auto lies_there = [](const Artefact& a) {
-    return std::ranges::any_of(
-        a.extents, [](const Extent& e) { return e.page->arena->tier == Tier::kDevice; });
+  const auto lies_there = [pool](const Artefact& a) {
+    return std::ranges::any_of(a.extents,
+                               [pool](const Extent& e) { return e.page->arena->pool == pool; });
   };
   while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
     DropArtefact(std::move(*artefact));
@@ -25,13 +30,16 @@ void Store::Impl::DropLost() {
   ReclaimLocked();
 }
 
-void Store::Impl::LoseDevice(const Status& why) { pools_.Lose(Tier::kDevice, why); }
+void Store::Impl::LoseDevice(uint32_t device, const Status& why) {
+  pools_.Lose(PoolId::Device(device), why);
+}
 
 Status Store::Impl::CheckHeld(const Sequence& s) const {
-  const Status failure = pools_.failure(Tier::kDevice);
+  const PoolId device = PoolId::Device(sessions_.at(s.session)->device);
+  const Status failure = pools_.failure(device);
   if (failure.ok()) return OkStatus();
-  const auto lost = [](const Page* page) {
-    return page != nullptr && page->arena->tier == Tier::kDevice;
+  const auto lost = [device](const Page* page) {
+    return page != nullptr && page->arena->pool == device;
   };
   const bool any =
       std::ranges::any_of(s.pages, lost) || std::ranges::any_of(s.index_blocks, lost) ||

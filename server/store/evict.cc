@@ -29,11 +29,12 @@ EvictResult Store::Impl::Evict(bool dry_run) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
     result.tiers.push_back({});
     result.tiers.back().tier = tier;
-    result.tiers.back().pinned_bytes = prefix_.pinned_bytes(tier);
   }
   std::vector<Page*> victims;
-  for (EvictedTier& tier : result.tiers) {
-    for (Page* page = prefix_.oldest(tier.tier); page != nullptr; page = page->newer) {
+  for (const PoolId pool : pools_.ids()) {
+    EvictedTier& tier = result.tiers[static_cast<size_t>(pool.tier())];
+    tier.pinned_bytes += prefix_.pinned_bytes(pool);
+    for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
       Count(*page, &tier);
       tier.stored_pages += page->stored;
       victims.push_back(page);

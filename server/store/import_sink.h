@@ -55,7 +55,8 @@ class ImportSink {
  public:
   virtual ~ImportSink() = default;
   // The session ends after its SessionImport, or knows no sequence by then.
-  virtual std::unique_ptr<SessionImport> NewSession(uint64_t session, const PeerIdentity& peer) = 0;
+  virtual std::unique_ptr<SessionImport> NewSession(uint64_t session, uint32_t device,
+                                                    const PeerIdentity& peer) = 0;
 };
 
 }  // namespace kvstrata

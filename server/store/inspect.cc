@@ -59,22 +59,27 @@ std::set<const Page*> Store::Impl::UnusedExtents() const {
 
 std::vector<PoolInfo> Store::Impl::Pools() const {
   MutexLock lock(mu_);
-  std::vector<PoolInfo> infos(kTiers);
-  for (int i = 0; i < kTiers; ++i) {
-    infos[i].tier = static_cast<Tier>(i);
-    infos[i].capacity_bytes = pools_.capacity(infos[i].tier);
-    infos[i].arena_bytes = pools_.arena_bytes(infos[i].tier);
-    infos[i].cached_bytes = prefix_.cached_bytes(infos[i].tier);
-    infos[i].pinned_bytes = prefix_.pinned_bytes(infos[i].tier);
-    infos[i].failure = pools_.failure(infos[i].tier).message();
+  std::vector<PoolInfo> infos;
+  for (const PoolId pool : pools_.ids()) {
+    PoolInfo& info = infos.emplace_back();
+    info.tier = pool.tier();
+    info.device = pools_.name(pool);
+    info.capacity_bytes = pools_.capacity(pool);
+    info.arena_bytes = pools_.arena_bytes(pool);
+    info.cached_bytes = prefix_.cached_bytes(pool);
+    info.pinned_bytes = prefix_.pinned_bytes(pool);
+    info.failure = pools_.failure(pool).message();
   }
+  const auto info_of = [&infos](const Arena& arena) -> PoolInfo& {
+    return arena.tier == Tier::kHost ? infos.back() : infos[arena.pool.device()];
+  };
   for (const auto& [id, arena] : pools_.arenas()) {
-    PoolInfo& info = infos[static_cast<int>(arena->tier)];
+    PoolInfo& info = info_of(*arena);
     ++info.arenas;
     info.used_bytes += arena->extents.used();
   }
-  const auto retired = [&infos](const Page& page) {
-    PoolInfo& info = infos[static_cast<int>(page.arena->tier)];
+  const auto retired = [&info_of](const Page& page) {
+    PoolInfo& info = info_of(*page.arena);
     info.retired_bytes += page.bytes;
     info.used_bytes -= page.bytes;
   };
@@ -83,7 +88,7 @@ std::vector<PoolInfo> Store::Impl::Pools() const {
   }
   for (const Page* page : parked_) retired(*page);
   for (const Page* page : UnusedExtents()) {
-    infos[static_cast<int>(page->arena->tier)].cached_bytes += page->bytes;
+    info_of(*page->arena).cached_bytes += page->bytes;
   }
   return infos;
 }
@@ -98,6 +103,7 @@ std::vector<SessionInfo> Store::Impl::Sessions() const {
     info.client_name = session->client_name;
     info.peer = session->peer;
     info.road = session->road;
+    info.device = pools_.name(PoolId::Device(session->device));
     info.sequences = static_cast<uint32_t>(session->sequences.size());
     info.open_steps = CountReaders(*session->memory->header());
     std::set<const Page*> pages;  // shared ones count once
@@ -119,8 +125,8 @@ std::vector<ModelInfo> Store::Impl::Models() const {
   std::map<uint64_t, ModelInfo> infos;
   for (const auto& [id, model] : models_) infos[id] = {id, model->desc, 0, 0};
   for (const auto& [id, s] : sequences_) ++infos[s->model->id].sequences;
-  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    for (const Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+  for (const PoolId pool : pools_.ids()) {
+    for (const Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
       ++infos[page->model].cached_pages;
     }
   }

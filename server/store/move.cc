@@ -138,8 +138,10 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to, MoveLimit limit
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
     KVS_RETURN_IF_ERROR(CheckHeld(*s));
-    if (!pools_.failure(to).ok()) return pools_.failure(to);
-    Tenant* tenant = sessions_.at(s->session)->tenant;
+    const Session& session = *sessions_.at(s->session);
+    const PoolId pool = PoolsOf(session, to).front();
+    if (!pools_.failure(pool).ok()) return pools_.failure(pool);
+    Tenant* tenant = session.tenant;
     geometry = s->model->desc.geometry;
     uint64_t bytes = 0;
     for (size_t i = 0; i < s->pages.size(); ++i) {
@@ -153,7 +155,7 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to, MoveLimit limit
     if (copies.empty()) return MoveResult{0, 0, s->version};
     // The daemon's own arenas take them: no session writes there.
     std::vector<Page*> taken;
-    KVS_RETURN_IF_ERROR(Allocate({tenant, kDaemon, nullptr, s->model->id, {to}, limit.evicts},
+    KVS_RETURN_IF_ERROR(Allocate({tenant, kDaemon, nullptr, s->model->id, {pool}, limit.evicts},
                                  static_cast<uint64_t>(geometry.page_bytes()),
                                  static_cast<uint32_t>(copies.size()), &taken));
     for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];

@@ -38,11 +38,15 @@ OpenedSequence Describe(const Sequence& s) {
 }  // namespace
 
 Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
-                                         const std::vector<bool>& superfluous) const {
+                                         const std::vector<bool>& superfluous,
+                                         std::optional<uint32_t> device) const {
+  const auto find = [this, device](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return device ? prefix_.FindFor(*device, key) : prefix_.Find(key);
+  };
   Hit hit;
   size_t rows_end = 0;  // pages up to here have a gap
   for (size_t i = 0; i < keys.size(); ++i) {
-    Page* page = prefix_.Find(keys[i]);
+    Page* page = find(keys[i]);
     if (page == nullptr && (superfluous.empty() || !superfluous[i])) break;
     if (page == nullptr) rows_end = i + 1;
     hit.pages.push_back(page);
@@ -50,7 +54,7 @@ Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape, std::span<const 
   const size_t block_pages =
       shape.SharesIndex() ? static_cast<size_t>(shape.index.block_tokens) / shape.page_tokens() : 0;
   for (size_t end = block_pages; end != 0 && end <= hit.pages.size(); end += block_pages) {
-    Page* block = prefix_.Find(IndexBlockKey(keys[end - 1], shape.index));
+    Page* block = find(IndexBlockKey(keys[end - 1], shape.index));
     if (block == nullptr) break;
     hit.index_blocks.push_back(block);
   }
@@ -60,7 +64,7 @@ Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape, std::span<const 
                        hit.index_blocks.size() * block_pages >= rows_end;
   // Without all of the rest the artefact is of no use, and nothing makes up for a missing page.
   if (hit.pages.size() == keys.size() && indexed) return hit;
-  return FindPrefix(shape, keys, {});
+  return FindPrefix(shape, keys, {}, device);
 }
 
 Status Store::Impl::TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover) {
@@ -121,7 +125,9 @@ Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan,
 
 void Store::Impl::AwaitArtefact(Sequence* s, const Opening& o) {
   if (!s->codec || !s->HoldsAll(o.tokens)) return;
-  if (artefacts_.Contains(o.artefact)) s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
+  const Artefact* artefact = artefacts_.Peek(o.artefact);
+  if (artefact == nullptr || !artefact->MappableFrom(o.device)) return;
+  s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
 }
 
 void Store::Impl::OpenOnArtefact(Sequence* s, const Opening& o) {
@@ -144,9 +150,11 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
   KVS_ASSIGN_OR_RETURN(const Plan named, ResolvePlan(plan_text));
   if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
   auto s = std::make_unique<Sequence>();
+  Opening o;
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+    o.device = session->device;
     KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model_id));
     s->model = known->first;
     s->chain = known->second;
@@ -158,7 +166,6 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
   s->plan = plan;
   s->index = IndexOf(plan, s->model->desc.geometry);
   KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(plan, s->model->desc.geometry));
-  Opening o;
   o.session = session_id;
   o.tokens = tokens.size();
   // Hashing costs as much as all the rest: never under the lock.
@@ -187,7 +194,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(o->session));
   const std::vector<bool> superfluous = Superfluous(*o);
   std::unique_ptr<Sequence> s = std::move(o->sequence);
-  Hit hit = FindPrefix(*s, o->keys, superfluous);
+  Hit hit = FindPrefix(*s, o->keys, superfluous, o->device);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
   if (!hit.whole) OpenOnArtefact(s.get(), *o);
@@ -224,6 +231,7 @@ Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session, uint64_t mode
                                                  std::string_view plan,
                                                  std::span<const int32_t> tokens) {
   KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens));
+  Replicate(&o);
   return FinishOpen(&o);
 }
 

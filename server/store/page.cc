@@ -19,20 +19,29 @@ uint64_t RoundDown(uint64_t bytes, uint64_t to) { return bytes / to * to; }
 
 std::string_view NameOf(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
 
-PagePools::PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
+PagePools::PagePools(std::vector<StoreDevice> devices, uint64_t device_bytes,
                      std::unique_ptr<MemoryResource> host, uint64_t host_bytes,
-                     uint64_t arena_bytes) {
-  auto fill = [&](Tier tier, std::unique_ptr<MemoryResource> memory, uint64_t capacity) {
-    Pool& pool = pools_[static_cast<int>(tier)];
-    const uint64_t granularity = memory->granularity();
-    pool.capacity = RoundDown(capacity, granularity);
-    pool.memory = NewLimitedResource(std::move(memory), &pool.capacity);
-    const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
-    pool.arena_bytes =
-        std::min(pool.capacity, RoundDown(std::max(wanted, granularity), granularity));
-  };
-  fill(Tier::kDevice, std::move(device), device_bytes);
-  fill(Tier::kHost, std::move(host), host_bytes);
+                     uint64_t arena_bytes)
+    : pools_(1 + devices.size()) {
+  KVS_CHECK(!devices.empty() && pools_.size() <= kMaxPools);
+  for (StoreDevice& device : devices) {
+    const PoolId pool = PoolId::Device(static_cast<uint32_t>(ids_.size()));
+    ids_.push_back(pool);
+    pools_[pool.index()].name = std::move(device.name);
+    MakePool(pool, std::move(device.memory), std::min(device_bytes, device.bytes), arena_bytes);
+  }
+  ids_.push_back(PoolId::Host());
+  MakePool(PoolId::Host(), std::move(host), host_bytes, arena_bytes);
+}
+
+void PagePools::MakePool(PoolId id, std::unique_ptr<MemoryResource> memory, uint64_t capacity,
+                         uint64_t arena_bytes) {
+  Pool& pool = pools_[id.index()];
+  const uint64_t granularity = memory->granularity();
+  pool.capacity = RoundDown(capacity, granularity);
+  pool.memory = NewLimitedResource(std::move(memory), &pool.capacity);
+  const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
+  pool.arena_bytes = std::min(pool.capacity, RoundDown(std::max(wanted, granularity), granularity));
 }
 
 PagePools::~PagePools() {
@@ -40,8 +49,8 @@ PagePools::~PagePools() {
   while (!arenas_.empty()) Drop(arenas_.begin()->second.get());
 }
 
-void PagePools::SetCapacity(Tier tier, uint64_t bytes) {
-  Pool& pool = pools_[static_cast<int>(tier)];
+void PagePools::SetCapacity(PoolId id, uint64_t bytes) {
+  Pool& pool = pools_[id.index()];
   pool.capacity = RoundDown(bytes, pool.memory->granularity());
 }
 
@@ -52,9 +61,9 @@ Page* PagePools::NewRecord() {
   return page;
 }
 
-uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
+uint32_t PagePools::Take(PoolId id, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
                          std::vector<Page*>* out) {
-  const auto it = by_writer_.find({static_cast<int>(tier), tenant, writer});
+  const auto it = by_writer_.find({id, tenant, writer});
   if (it == by_writer_.end()) return 0;
   uint32_t taken = 0;
   std::vector<uint64_t> offsets;
@@ -68,48 +77,48 @@ uint32_t PagePools::Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t b
       page->arena = arena;
       page->offset = offset;
       page->bytes = arena->extents.Rounded(bytes);
-      pools_[static_cast<int>(tier)].used += page->bytes;
+      pools_[id.index()].used += page->bytes;
       out->push_back(page);
     }
   }
   return taken;
 }
 
-bool PagePools::Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes,
+bool PagePools::Adopt(PoolId id, uint32_t tenant, uint64_t writer, uint64_t bytes,
                       const std::function<bool(const Arena&)>& may_adopt) {
-  const auto it = by_writer_.find({static_cast<int>(tier), tenant, kOrphan});
+  const auto it = by_writer_.find({id, tenant, kOrphan});
   if (it == by_writer_.end()) return false;
   for (Arena* arena : it->second) {
     if (arena->extents.largest_free() < bytes || !may_adopt(*arena)) continue;
     std::erase(it->second, arena);
     arena->writer = writer;
-    by_writer_[{static_cast<int>(tier), tenant, writer}].push_back(arena);
+    by_writer_[{id, tenant, writer}].push_back(arena);
     return true;
   }
   return false;
 }
 
-bool PagePools::AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes) {
-  Pool& pool = pools_[static_cast<int>(tier)];
+bool PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64_t bytes) {
+  Pool& pool = pools_[id.index()];
   const uint64_t left = pool.capacity - std::min(pool.taken, pool.capacity);
   if (bytes > left) return false;
   const uint64_t granularity = pool.memory->granularity();
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
   Result<MemoryBlock> block = pool.memory->Allocate(size);
-  if (!Noted(tier, block.status()).ok()) return false;
+  if (!Noted(id, block.status()).ok()) return false;
   pool.taken += size;
-  const uint32_t id = next_arena_++;
-  auto arena = std::make_unique<Arena>(id, tier, tenant, writer, std::move(*block));
-  by_writer_[{static_cast<int>(tier), tenant, writer}].push_back(arena.get());
-  arenas_.emplace(id, std::move(arena));
+  const uint32_t number = next_arena_++;
+  auto arena = std::make_unique<Arena>(number, id, tenant, writer, std::move(*block));
+  by_writer_[{id, tenant, writer}].push_back(arena.get());
+  arenas_.emplace(number, std::move(arena));
   return true;
 }
 
 void PagePools::Drop(Arena* arena) {
   if (on_drop) on_drop(*arena);
-  Pool& pool = pools_[static_cast<int>(arena->tier)];
-  const auto key = std::make_tuple(static_cast<int>(arena->tier), arena->tenant, arena->writer);
+  Pool& pool = pools_[arena->pool.index()];
+  const auto key = std::make_tuple(arena->pool, arena->tenant, arena->writer);
   std::erase(by_writer_[key], arena);
   if (by_writer_[key].empty()) by_writer_.erase(key);
   pool.taken -= arena->block.bytes;
@@ -134,7 +143,7 @@ void PagePools::Free(std::span<Page* const> pages) {
       FreeRecord(pages[i]);
     }
     arena->extents.Free(begin, end - begin);
-    pools_[static_cast<int>(arena->tier)].used -= end - begin;
+    pools_[arena->pool.index()].used -= end - begin;
     if (arena->extents.used() == 0 && arena->writer == kOrphan) Drop(arena);
   }
 }
@@ -149,20 +158,19 @@ void PagePools::Orphan(uint64_t session) {
   std::vector<Arena*> empty;
   for (auto& [id, arena] : arenas_) {
     if (arena->writer != session) continue;
-    const int tier = static_cast<int>(arena->tier);
-    std::erase(by_writer_[{tier, arena->tenant, session}], arena.get());
-    by_writer_.erase({tier, arena->tenant, session});
+    std::erase(by_writer_[{arena->pool, arena->tenant, session}], arena.get());
+    by_writer_.erase({arena->pool, arena->tenant, session});
     arena->writer = kOrphan;
-    by_writer_[{tier, arena->tenant, kOrphan}].push_back(arena.get());
+    by_writer_[{arena->pool, arena->tenant, kOrphan}].push_back(arena.get());
     if (arena->extents.used() == 0) empty.push_back(arena.get());
   }
   for (Arena* arena : empty) Drop(arena);
 }
 
-bool PagePools::DropEmpty(Tier tier, const std::function<bool(const Arena&)>& may_drop) {
+bool PagePools::DropEmpty(PoolId id, const std::function<bool(const Arena&)>& may_drop) {
   std::vector<Arena*> empty;
-  for (auto& [id, arena] : arenas_) {
-    if (arena->tier == tier && arena->extents.used() == 0 && may_drop(*arena)) {
+  for (auto& [number, arena] : arenas_) {
+    if (arena->pool == id && arena->extents.used() == 0 && may_drop(*arena)) {
       empty.push_back(arena.get());
     }
   }
@@ -180,63 +188,76 @@ void PagePools::Unref(Page* page) {
   if (--page->refs == 0) --page->arena->live;
 }
 
-Status PagePools::failure(Tier tier) const {
+Status PagePools::failure(PoolId pool) const {
   MutexLock lock(failures_mu_);
-  return failures_[static_cast<size_t>(tier)];
+  return failures_[pool.index()];
 }
 
-Status PagePools::Noted(Tier tier, Status status) const {
+Status PagePools::Noted(PoolId pool, Status status) const {
   if (status.reason() != "DEVICE_FAILED") return status;
   {
     MutexLock lock(failures_mu_);
-    Status& failure = failures_[static_cast<size_t>(tier)];
+    Status& failure = failures_[pool.index()];
     if (!failure.ok()) return status;
     failure = status;
   }
-  if (on_failure) on_failure(tier, status);
+  if (on_failure) on_failure(pool, status);
   return status;
 }
 
-// The device knows how to reach the host, not the other way round.
+// A device knows how to reach the host, not the other way round.
 Status PagePools::Copy(std::span<const PageCopy> copies) const {
-  std::array<std::vector<MemoryCopy>, kTiers> by_tier;
+  std::map<std::pair<PoolId, PoolId>, std::vector<MemoryCopy>> by_pools;
   for (const auto& [from, to, shape] : copies) {
-    const bool device = from->arena->tier == Tier::kDevice || to->arena->tier == Tier::kDevice;
-    by_tier[static_cast<size_t>(device ? Tier::kDevice : Tier::kHost)].push_back(
-        {to->base(), from->base(), shape});
+    by_pools[{from->arena->pool, to->arena->pool}].push_back({to->base(), from->base(), shape});
   }
-  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    const auto i = static_cast<size_t>(tier);
-    if (by_tier[i].empty()) continue;
-    KVS_RETURN_IF_ERROR(Noted(tier, pools_[i].memory->Copy(by_tier[i])));
+  for (const auto& [pools, some] : by_pools) {
+    const auto [from, to] = pools;
+    const bool far = from.tier() == Tier::kDevice && to.tier() == Tier::kDevice;
+    if (far && from != to) {
+      KVS_RETURN_IF_ERROR(CopyAcross(from, to, some));
+      continue;
+    }
+    const PoolId of = from.tier() == Tier::kDevice ? from : to;
+    KVS_RETURN_IF_ERROR(Noted(of, pools_[of.index()].memory->Copy(some)));
   }
   return OkStatus();
 }
 
+Status PagePools::CopyAcross(PoolId from, PoolId to, std::span<const MemoryCopy> copies) const {
+  MemoryResource& source = *pools_[from.index()].memory;
+  MemoryResource& destination = *pools_[to.index()].memory;
+  const Status status = CopyBetween(source, destination, copies);
+  if (status.reason() == "DEVICE_FAILED") {
+    (void)Noted(from, source.Copy({}));  // whose is it?
+    (void)Noted(to, destination.Copy({}));
+  }
+  return status;
+}
+
 Status PagePools::Read(const Page& from, std::byte* to) const {
-  const Tier tier = from.arena->tier;
+  const PoolId pool = from.arena->pool;
   const MemoryCopy copy{to, from.base(), {from.bytes, from.bytes, 1}};
-  return Noted(tier, pools_[static_cast<size_t>(tier)].memory->Copy({&copy, 1}));
+  return Noted(pool, pools_[pool.index()].memory->Copy({&copy, 1}));
 }
 
 Status PagePools::Write(const Page& to, const std::byte* from) const {
-  const Tier tier = to.arena->tier;
+  const PoolId pool = to.arena->pool;
   const MemoryCopy copy{to.base(), from, {to.bytes, to.bytes, 1}};
-  return Noted(tier, pools_[static_cast<size_t>(tier)].memory->Copy({&copy, 1}));
+  return Noted(pool, pools_[pool.index()].memory->Copy({&copy, 1}));
 }
 
-Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const {
+Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, PoolId of) const {
   static constexpr std::array<std::byte, kMemoryGranularity> kZeros{};
   const uint64_t left = to.bytes - bytes.size();
   KVS_CHECK(bytes.size() <= to.bytes && left < kZeros.size());
   const std::array copies = {MemoryCopy{to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}},
                              MemoryCopy{to.base() + bytes.size(), kZeros.data(), {left, left, 1}}};
-  return Noted(
-      of, pools_[static_cast<size_t>(of)].memory->Copy(std::span(copies).first(left == 0 ? 1 : 2)));
+  return Noted(of, pools_[of.index()].memory->Copy(std::span(copies).first(left == 0 ? 1 : 2)));
 }
 
-Status PagePools::Reach(const std::byte* at) const {
-  return Noted(Tier::kDevice, pools_[static_cast<size_t>(Tier::kDevice)].memory->Reach(at));
+Status PagePools::Reach(PoolId device, const std::byte* at) const {
+  return Noted(device, pools_[device.index()].memory->Reach(at));
 }
 
 const Arena* PagePools::Find(uint32_t id) const {

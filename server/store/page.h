@@ -32,18 +32,21 @@ namespace kvstrata {
 inline constexpr uint64_t kOrphan = 0;             // Arena::writer: nobody; a session may adopt it
 inline constexpr uint64_t kDaemon = ~uint64_t{0};  // Arena::writer: filled by Move only
 inline constexpr int kTiers = 2;
+inline constexpr size_t kMaxPools = 1 + PoolId::kMaxDevices;
 
 struct Arena {
-  Arena(uint32_t id_, Tier tier_, uint32_t tenant_, uint64_t writer_, MemoryBlock block_)
+  Arena(uint32_t id_, PoolId pool_, uint32_t tenant_, uint64_t writer_, MemoryBlock block_)
       : id(id_),
-        tier(tier_),
+        pool(pool_),
+        tier(pool_.tier()),
         tenant(tenant_),
         writer(writer_),
         block(std::move(block_)),
         extents(block.bytes, kMemoryGranularity) {}
 
   const uint32_t id;
-  const Tier tier;
+  const PoolId pool;
+  const Tier tier;  // of the pool
   const uint32_t tenant;
   uint64_t writer;  // a session, kOrphan or kDaemon
   MemoryBlock block;
@@ -59,6 +62,7 @@ struct Page {
   uint32_t refs = 0;       // positions in sequences, and copies under way
   bool sealed = false;     // full and immutable; `key` is set (pages and index blocks)
   bool indexed = false;    // the prefix index knows it
+  bool replica = false;    // indexed, beside another page of the key in another pool
   bool summary = false;    // sealed: an index block, no page
   bool pinned = false;     // by its key; the prefix index's
   bool stored = false;     // it is, or was, in the tier below: dropping it loses nothing
@@ -84,26 +88,34 @@ struct PageCopy {
 
 class PagePools {
  public:
-  PagePools(std::unique_ptr<MemoryResource> device, uint64_t device_bytes,
+  // `device_bytes` and `host_bytes`: capacities, of a device at most its own; `arena_bytes`: of an
+  // arena, 0 is DefaultArenaBytes.
+  PagePools(std::vector<StoreDevice> devices, uint64_t device_bytes,
             std::unique_ptr<MemoryResource> host, uint64_t host_bytes, uint64_t arena_bytes);
   ~PagePools();
 
-  // Takes up to `n` pages of `bytes` from the writer's arenas of a tier; returns how many. They
+  // The devices', in their order, then the host's. Constant.
+  std::span<const PoolId> ids() const { return ids_; }
+  size_t devices() const { return ids_.size() - 1; }
+  // Of a device; of the host "". Constant.
+  const std::string& name(PoolId pool) const { return pools_[pool.index()].name; }
+
+  // Takes up to `n` pages of `bytes` from the writer's arenas of a pool; returns how many. They
   // have no references yet.
-  uint32_t Take(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
+  uint32_t Take(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
                 std::vector<Page*>* out);
   // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.
-  bool Adopt(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes,
+  bool Adopt(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes,
              const std::function<bool(const Arena&)>& may_adopt);
   // Makes an arena; false when the pool has no room for one that holds `bytes`.
-  bool AddArena(Tier tier, uint32_t tenant, uint64_t writer, uint64_t bytes);
+  bool AddArena(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes);
   // Returns the pages' extents and records, neighbours in one piece; an orphan arena that is empty
   // after it goes back too.
   void Free(std::span<Page* const> pages);
   // The session's arenas have no writer any more; empty ones go back.
   void Orphan(uint64_t session);
   // Returns empty arenas for which `may_drop` agrees; whether there was one.
-  bool DropEmpty(Tier tier, const std::function<bool(const Arena&)>& may_drop);
+  bool DropEmpty(PoolId pool, const std::function<bool(const Arena&)>& may_drop);
 
   void Ref(Page* page);
   void Unref(Page* page);
@@ -114,37 +126,41 @@ class PagePools {
   Status Read(const Page& from, std::byte* to) const;
   Status Write(const Page& to, const std::byte* from) const;
   // The first bytes of a page, and zeros behind them; likewise. `of`: whose memory copies them, the
-  // page's own tier or kDevice, which reaches its own memory too. REQUIRES: less than one granule
-  // is left.
-  Status Fill(const Page& to, std::span<const std::byte> bytes, Tier of) const;
-  // Lets kernels of the device follow addresses of an arena that has pinned pages; likewise.
-  Status Reach(const std::byte* at) const;
-  // Somebody found out that a tier's device is lost.
-  void Lose(Tier tier, const Status& why) const { (void)Noted(tier, why); }
-  // Why a tier's device is lost, DEVICE_FAILED; OK while it is not. Any thread.
-  Status failure(Tier tier) const KVS_EXCLUDES(failures_mu_);
+  // page's own pool or that of a device, which reaches its own memory too. REQUIRES: less than one
+  // granule is left.
+  Status Fill(const Page& to, std::span<const std::byte> bytes, PoolId of) const;
+  // Lets kernels of a device follow addresses of an arena that has pinned pages; likewise.
+  Status Reach(PoolId device, const std::byte* at) const;
+  // Somebody found out that a pool's device is lost.
+  void Lose(PoolId pool, const Status& why) const { (void)Noted(pool, why); }
+  // Why a pool's device is lost, DEVICE_FAILED; OK while it is not. Any thread.
+  Status failure(PoolId pool) const KVS_EXCLUDES(failures_mu_);
   // Whether the daemon may follow the tier's addresses.
   bool readable(Tier tier) const { return memory(tier) == Memory::kMemfd; }
-  Memory memory(Tier tier) const { return pools_[static_cast<int>(tier)].memory->memory(); }
+  Memory memory(Tier tier) const {
+    return pools_[(tier == Tier::kHost ? PoolId::Host() : PoolId::Device(0)).index()]
+        .memory->memory();
+  }
 
   const Arena* Find(uint32_t id) const;
   // Of a pool, rounded down to whole granules; what is taken beyond it stays until it is dropped.
-  void SetCapacity(Tier tier, uint64_t bytes);
-  uint64_t capacity(Tier tier) const { return pools_[static_cast<int>(tier)].capacity; }
-  uint64_t arena_bytes(Tier tier) const { return pools_[static_cast<int>(tier)].arena_bytes; }
-  uint64_t used(Tier tier) const { return pools_[static_cast<int>(tier)].used; }
-  uint64_t taken(Tier tier) const { return pools_[static_cast<int>(tier)].taken; }
+  void SetCapacity(PoolId pool, uint64_t bytes);
+  uint64_t capacity(PoolId pool) const { return pools_[pool.index()].capacity; }
+  uint64_t arena_bytes(PoolId pool) const { return pools_[pool.index()].arena_bytes; }
+  uint64_t used(PoolId pool) const { return pools_[pool.index()].used; }
+  uint64_t taken(PoolId pool) const { return pools_[pool.index()].taken; }
   const std::unordered_map<uint32_t, std::unique_ptr<Arena>>& arenas() const { return arenas_; }
   const std::deque<Page>& records() const { return records_; }
 
   // Called before an arena disappears.
   std::function<void(const Arena&)> on_drop;
-  // Called once for a tier whose device is lost, by whoever found it out: in any thread, with or
+  // Called once for a pool whose device is lost, by whoever found it out: in any thread, with or
   // without the store's lock.
-  std::function<void(Tier, const Status&)> on_failure;
+  std::function<void(PoolId, const Status&)> on_failure;
 
  private:
   struct Pool {
+    std::string name;
     uint64_t capacity = 0;  // `memory` looks at it
     std::unique_ptr<MemoryResource> memory;
     uint64_t arena_bytes = 0;
@@ -152,17 +168,23 @@ class PagePools {
     uint64_t used = 0;   // of them by pages
   };
   void Drop(Arena* arena);
-  // The status, kept if it says that the tier's device is lost.
-  Status Noted(Tier tier, Status status) const KVS_EXCLUDES(failures_mu_);
+  void MakePool(PoolId id, std::unique_ptr<MemoryResource> memory, uint64_t capacity,
+                uint64_t arena_bytes);
+  // The status, kept if it says that the pool's device is lost.
+  Status Noted(PoolId pool, Status status) const KVS_EXCLUDES(failures_mu_);
+  // From one device to another.
+  Status CopyAcross(PoolId from, PoolId to, std::span<const MemoryCopy> copies) const
+      KVS_EXCLUDES(failures_mu_);
   Page* NewRecord();
   void FreeRecord(Page* page);
 
-  std::array<Pool, kTiers> pools_;
+  std::vector<PoolId> ids_;
+  std::vector<Pool> pools_;  // by PoolId::index; never resized
   mutable Mutex failures_mu_;
-  mutable std::array<Status, kTiers> failures_ KVS_GUARDED_BY(failures_mu_);
+  mutable std::array<Status, kMaxPools> failures_ KVS_GUARDED_BY(failures_mu_);
   std::unordered_map<uint32_t, std::unique_ptr<Arena>> arenas_;
-  // Where to look for free space: (tier, tenant, writer) -> arenas in order of age.
-  std::map<std::tuple<int, uint32_t, uint64_t>, std::vector<Arena*>> by_writer_;
+  // Where to look for free space: (pool, tenant, writer) -> arenas in order of age.
+  std::map<std::tuple<PoolId, uint32_t, uint64_t>, std::vector<Arena*>> by_writer_;
   std::deque<Page> records_;  // addresses are stable
   std::vector<Page*> free_records_;
   uint32_t next_arena_ = 1;

@@ -32,8 +32,11 @@ void Store::Impl::SetPageTier(PageTier* tier) {
 }
 
 void Store::Impl::EnterPrefix(const Sequence& s, Page* page) {
-  if (!pools_.failure(page->arena->tier).ok()) return;
-  if (prefix_.Insert(page)) OfferPage(s, *page);
+  if (!pools_.failure(page->arena->pool).ok()) return;
+  if (prefix_.Insert(page)) return OfferPage(s, *page);
+  const bool first_here = page->arena->tier == Tier::kDevice &&
+                          prefix_.FindFor(page->arena->pool.device(), page->key) == nullptr;
+  if (first_here) prefix_.InsertReplica(page);
 }
 
 void Store::Impl::OfferPage(const Sequence& s, const Page& page) {
@@ -263,11 +266,17 @@ void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_vie
     MutexLock lock(mu_);
     tier = tier_;
   }
-  if (tier == nullptr) return done(FinishOpen(&*prepared));
+  if (tier == nullptr) {
+    Replicate(&*prepared);
+    return done(FinishOpen(&*prepared));
+  }
   const auto o = std::make_shared<Opening>(std::move(*prepared));
   o->asked = Clock::now();
   LoadArtefact(o, tier, [this, o, tier, done] {
-    LoadPrefix(o, tier, [this, o, done] { done(FinishOpen(o.get())); });
+    LoadPrefix(o, tier, [this, o, done] {
+      Replicate(o.get());
+      done(FinishOpen(o.get()));
+    });
   });
 }
 

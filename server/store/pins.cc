@@ -25,7 +25,9 @@ Status CheckTtl(microseconds ttl) {
 
 uint64_t Store::Impl::PinLimit() const {
   if (options_.pin_limit_bytes != 0) return options_.pin_limit_bytes;
-  return (pools_.capacity(Tier::kDevice) + pools_.capacity(Tier::kHost)) / 2;
+  uint64_t bytes = 0;
+  for (const PoolId pool : pools_.ids()) bytes += pools_.capacity(pool);
+  return bytes / 2;
 }
 
 uint64_t Store::Impl::PinnedBytes() const {

@@ -1,5 +1,6 @@
 #include "server/store/prefix_index.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -11,11 +12,31 @@ Page* PrefixIndex::Find(const PageKey& key) const {
   return slot == nullptr ? nullptr : slot->page;
 }
 
-std::vector<Page*> PrefixIndex::PagesIn(Tier tier) const {
+Page* PrefixIndex::FindFor(uint32_t device, const PageKey& key) const {
+  const auto reachable = [device](const Page* page) {
+    return page->arena->tier == Tier::kHost || page->arena->pool == PoolId::Device(device);
+  };
+  Page* const page = Find(key);
+  if (page == nullptr || reachable(page)) return page;
+  const auto replicas = replicas_.find(key);
+  if (replicas == replicas_.end()) return nullptr;
+  const auto found = std::ranges::find_if(replicas->second, reachable);
+  return found == replicas->second.end() ? nullptr : *found;
+}
+
+bool PrefixIndex::Holds(const Page& page) const {
+  if (!page.replica) return Find(page.key) == &page;
+  const auto replicas = replicas_.find(page.key);
+  return replicas != replicas_.end() && std::ranges::count(replicas->second, &page) == 1;
+}
+
+std::vector<Page*> PrefixIndex::PagesIn(PoolId pool) const {
   std::vector<Page*> found;
-  pages_.ForEach([&](Page* page) {
-    if (page->arena->tier == tier) found.push_back(page);
-  });
+  const auto visit = [&](Page* page) {
+    if (page->arena->pool == pool) found.push_back(page);
+  };
+  pages_.ForEach(visit);
+  for (const auto& [key, replicas] : replicas_) std::ranges::for_each(replicas, visit);
   return found;
 }
 
@@ -27,12 +48,31 @@ bool PrefixIndex::Insert(Page* page) {
   return true;
 }
 
+void PrefixIndex::InsertReplica(Page* page) {
+  KVS_CHECK(page->sealed && !page->indexed && page->refs > 0 && Find(page->key) != nullptr);
+  replicas_[page->key].push_back(page);
+  ++replica_count_;
+  page->indexed = page->replica = true;
+}
+
+void PrefixIndex::TakeReplica(const Page* page) {
+  const auto replicas = replicas_.find(page->key);
+  KVS_CHECK(replicas != replicas_.end() && std::erase(replicas->second, page) == 1);
+  --replica_count_;
+  if (replicas->second.empty()) replicas_.erase(replicas);
+}
+
 void PrefixIndex::Replace(Page* page, Page* copy) {
   KVS_CHECK(page->indexed && copy->sealed && copy->key == page->key);
-  pages_.Replace(page->key, copy);
+  if (page->replica) {
+    std::ranges::replace(replicas_.at(page->key), page, copy);
+  } else {
+    pages_.Replace(page->key, copy);
+  }
   if (page->refs == 0) MarkUsed(page);
   page->indexed = false;
   copy->indexed = true;
+  copy->replica = std::exchange(page->replica, false);
   copy->pinned = std::exchange(page->pinned, false);
   copy->stored = page->stored;
   if (copy->refs == 0) MarkCached(copy);
@@ -41,8 +81,21 @@ void PrefixIndex::Replace(Page* page, Page* copy) {
 void PrefixIndex::Erase(Page* page) {
   KVS_CHECK(page->indexed);
   if (page->refs == 0) MarkUsed(page);
-  pages_.Erase(page->key);
-  page->indexed = page->pinned = false;
+  const auto replicas = page->replica ? replicas_.end() : replicas_.find(page->key);
+  if (page->replica) {
+    TakeReplica(page);
+  } else if (replicas == replicas_.end()) {
+    pages_.Erase(page->key);
+  } else {
+    Page* const next = replicas->second.front();
+    if (next->refs == 0) MarkUsed(next);
+    TakeReplica(next);
+    pages_.Replace(page->key, next);
+    next->replica = false;
+    next->pinned = page->pinned;
+    if (next->refs == 0) MarkCached(next);
+  }
+  page->indexed = page->replica = page->pinned = false;
 }
 
 void PrefixIndex::Pin(const PageKey& key) {
@@ -93,21 +146,21 @@ Page* PrefixIndex::Spare(Page* page) {
 void PrefixIndex::MarkCached(Page* page) {
   KVS_CHECK(page->indexed && page->refs == 0);
   if (page->pinned) {
-    pinned_bytes_[static_cast<int>(page->arena->tier)] += page->bytes;
+    pinned_bytes_[page->arena->pool.index()] += page->bytes;
     return;
   }
   Append(page);
-  cached_bytes_[static_cast<int>(page->arena->tier)] += page->bytes;
+  cached_bytes_[page->arena->pool.index()] += page->bytes;
 }
 
 void PrefixIndex::MarkUsed(Page* page) {
   KVS_CHECK(page->indexed);
   if (page->pinned) {
-    pinned_bytes_[static_cast<int>(page->arena->tier)] -= page->bytes;
+    pinned_bytes_[page->arena->pool.index()] -= page->bytes;
     return;
   }
   Unlink(page);
-  cached_bytes_[static_cast<int>(page->arena->tier)] -= page->bytes;
+  cached_bytes_[page->arena->pool.index()] -= page->bytes;
 }
 
 }  // namespace kvstrata

@@ -1,6 +1,10 @@
 // PrefixIndex: sealed pages and complete index blocks by key, and the list of those that nobody
-// uses (cached), by tier, oldest first. Pages of a pinned key are in no list while nobody uses
+// uses (cached), by pool, oldest first. Pages of a pinned key are in no list while nobody uses
 // them.
+//
+// A key has one page, and with several devices perhaps replicas in other pools: what a session of
+// another device asked for. They are cached and evicted like pages, but never pinned; when the page
+// goes, the oldest replica takes its place.
 //
 // Holds no reference: a page here with refs == 0 is cached and may be evicted; the store retires
 // it. A sequence releases its pages from the last to the first, so of a prefix nobody uses the end
@@ -12,6 +16,7 @@
 #include <array>
 #include <boost/unordered/unordered_flat_map.hpp>
 #include <cstring>
+#include <vector>
 
 #include "server/store/page_map.h"
 
@@ -21,12 +26,16 @@ class PrefixIndex {
  public:
   // Null if there is none.
   Page* Find(const PageKey& key) const;
+  // One in memory of the host or of `device`: the page, or a replica; null if there is none.
+  Page* FindFor(uint32_t device, const PageKey& key) const;
   // For look-ups that ask where, not what.
   const PageMap& by_key() const { return pages_; }
 
   // Enters a sealed, referenced page by its key; false if another page has that key.
   bool Insert(Page* page);
-  // `copy` takes the place of `page`; one that nobody uses is the newest of its tier. REQUIRES:
+  // Enters one beside the page of its key. REQUIRES: there is a page of that key.
+  void InsertReplica(Page* page);
+  // `copy` takes the place of `page`; one that nobody uses is the newest of its pool. REQUIRES:
   // page is here.
   void Replace(Page* page, Page* copy);
   // REQUIRES: page is here.
@@ -42,16 +51,19 @@ class PrefixIndex {
   void MarkUsed(Page* page);
 
   // All of them, used or not, in no order.
-  std::vector<Page*> PagesIn(Tier tier) const;
+  std::vector<Page*> PagesIn(PoolId pool) const;
   // Null: nobody leaves any unused there. The next one is Page::newer.
-  Page* oldest(Tier tier) const { return lists_[static_cast<int>(tier)].oldest; }
+  Page* oldest(PoolId pool) const { return lists_[pool.index()].oldest; }
   // Makes a cached page with chances the newest, with one chance less; returns who followed it, or
   // the page itself if it was the newest.
   Page* Spare(Page* page);
-  size_t size() const { return pages_.size(); }
-  uint64_t cached_bytes(Tier tier) const { return cached_bytes_[static_cast<int>(tier)]; }
+  size_t size() const { return pages_.size() + replica_count_; }
+  size_t replicas() const { return replica_count_; }
+  // Whether this page is here, under its key.
+  bool Holds(const Page& page) const;
+  uint64_t cached_bytes(PoolId pool) const { return cached_bytes_[pool.index()]; }
   // Of pages that nobody uses and a pin keeps; not among the cached ones.
-  uint64_t pinned_bytes(Tier tier) const { return pinned_bytes_[static_cast<int>(tier)]; }
+  uint64_t pinned_bytes(PoolId pool) const { return pinned_bytes_[pool.index()]; }
 
  private:
   struct Hash {
@@ -68,15 +80,19 @@ class PrefixIndex {
     Page* newest = nullptr;
   };
 
-  List& ListOf(const Page& page) { return lists_[static_cast<int>(page.arena->tier)]; }
+  List& ListOf(const Page& page) { return lists_[page.arena->pool.index()]; }
+  // Takes a replica out of its key's list.
+  void TakeReplica(const Page* page);
   void Append(Page* page);
   void Unlink(Page* page);
   void SetPinned(const PageKey& key, bool pinned);
 
   PageMap pages_;
+  boost::unordered_flat_map<PageKey, std::vector<Page*>, Hash> replicas_;  // none is empty
+  size_t replica_count_ = 0;
   boost::unordered_flat_map<PageKey, uint32_t, Hash> pinned_;
-  std::array<List, kTiers> lists_{};
-  std::array<uint64_t, kTiers> cached_bytes_{}, pinned_bytes_{};
+  std::array<List, kMaxPools> lists_{};
+  std::array<uint64_t, kMaxPools> cached_bytes_{}, pinned_bytes_{};
 };
 
 }  // namespace kvstrata

@@ -56,6 +56,8 @@ void Store::Impl::RefreshView(Sequence* s, size_t first_page) {
 
 void Store::Impl::GrantArena(Session* session, const Arena& arena) {
   const bool writable = arena.writer == session->id;
+  // A process that sees another GPU could not map it.
+  KVS_CHECK(arena.tier == Tier::kHost || arena.pool == PoolId::Device(session->device));
   if (!session->granted.try_emplace(arena.id, writable).second) return;
   if (!session->sink) return;
   session->sink({arena.id, arena.block.bytes, arena.tier, writable, pools_.memory(arena.tier),

@@ -55,7 +55,7 @@ bool Store::Impl::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
 bool Store::Impl::GivesBack(const Sequence& s, size_t n) const {
   if (s.plan.keep_raw != KeepRaw::kAuto) return s.plan.keep_raw == KeepRaw::kNo;
   const auto page_bytes = static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
-  return pools_.capacity(Tier::kHost) < pools_.used(Tier::kHost) + n * page_bytes;
+  return pools_.capacity(PoolId::Host()) < pools_.used(PoolId::Host()) + n * page_bytes;
 }
 
 Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t* bytes) {
@@ -73,8 +73,8 @@ Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t
   Status status;
   bool give_back = GivesBack(*s, positions.size());
   if (!give_back && !positions.empty()) {
-    status = Allocate({session->tenant, kDaemon, nullptr, s->model->id, {Tier::kHost}}, page_bytes,
-                      static_cast<uint32_t>(positions.size()), &taken);
+    status = Allocate({session->tenant, kDaemon, nullptr, s->model->id, {PoolId::Host()}},
+                      page_bytes, static_cast<uint32_t>(positions.size()), &taken);
     give_back = !status.ok() && s->plan.keep_raw == KeepRaw::kAuto;
   }
   if (give_back) {

@@ -139,8 +139,11 @@ void Store::Impl::SetRecompressSink(RecompressSink* sink) {
 
 bool Store::Impl::UnderPressure() const {
   MutexLock lock(mu_);
-  return static_cast<double>(pools_.used(Tier::kDevice)) >
-         kWatermark * static_cast<double>(pools_.capacity(Tier::kDevice));
+  return std::ranges::any_of(pools_.ids(), [this](PoolId pool) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return pool.tier() == Tier::kDevice &&
+           static_cast<double>(pools_.used(pool)) >
+               kWatermark * static_cast<double>(pools_.capacity(pool));
+  });
 }
 
 // --- jobs ----------------------------------------------------------------------------------------
@@ -181,6 +184,7 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
   RecompressJob job;
   job.id = next_job_++;
   job.sequence = s->id;
+  job.device = sessions_.at(s->session)->device;
   job.geometry = s->model->desc.geometry;
   job.plan = s->plan.name;
   job.waited_us = MicrosSince(codec.since);
@@ -288,14 +292,13 @@ void Store::Impl::NoteDone(Sequence* s) {
 
 Status Store::Impl::TakeExtents(const Sequence& s, const RecompressOutput& output,
                                 std::vector<Page*>* fresh) {
-  Tenant* tenant = sessions_.at(s.session)->tenant;
+  const Session& session = *sessions_.at(s.session);
   Status status;
   for (const ExtentDraft& draft : output.extents) {
     if (draft.kept >= 0) continue;
-    const std::vector<Tier> tiers = draft.tier == TierKind::kHost
-                                        ? std::vector<Tier>{Tier::kHost}
-                                        : std::vector<Tier>{Tier::kDevice, Tier::kHost};
-    status = Allocate({tenant, kDaemon, nullptr, s.model->id, tiers}, draft.size(), 1, fresh);
+    const Tier tier = draft.tier == TierKind::kHost ? Tier::kHost : Tier::kDevice;
+    status = Allocate({session.tenant, kDaemon, nullptr, s.model->id, PoolsOf(session, tier)},
+                      draft.size(), 1, fresh);
     if (!status.ok()) break;
   }
   if (!status.ok()) {
@@ -322,7 +325,8 @@ void Store::Impl::DropFresh(std::vector<Page*>* fresh) {
   fresh->clear();
 }
 
-Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh) {
+Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh,
+                               PoolId packed_by) {
   size_t next = 0;
   for (const ExtentDraft& draft : output.extents) {
     if (draft.kept >= 0) continue;
@@ -330,7 +334,7 @@ Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector
     const bool far = draft.far.data != nullptr;
     const std::span<const std::byte> bytes =
         far ? std::span(draft.far.data.get(), draft.far.size) : std::span(draft.bytes);
-    KVS_RETURN_IF_ERROR(pools_.Fill(to, bytes, far ? Tier::kDevice : to.arena->tier));
+    KVS_RETURN_IF_ERROR(pools_.Fill(to, bytes, far ? packed_by : to.arena->pool));
   }
   return OkStatus();
 }
@@ -401,7 +405,7 @@ Result<RecompressResult> Store::Impl::PublishRecompression(RecompressJob job,
       if (status.ok()) status = TakeExtents(**s, output, &fresh);
       if (!status.ok()) return fail(s, status);
     }
-    Status status = CopyDrafts(output, fresh);
+    Status status = CopyDrafts(output, fresh, PoolId::Device(job.device));
     MutexLock lock(mu_);
     const Result<Sequence*> s = FindSequence(job.sequence);
     if (status.ok()) {
@@ -515,7 +519,7 @@ void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == Work::kRunning) return;
   const Artefact* artefact = artefacts_.Find(codec.prompt_key);
-  if (artefact == nullptr) return;
+  if (artefact == nullptr || !artefact->MappableFrom(session->device)) return;
   const Result<shm::SequenceTable*> table =
       ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
   if (!table.ok()) return;  // it is built anew when there is room

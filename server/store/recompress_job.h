@@ -39,6 +39,7 @@ class RecompressSink {
 struct RecompressJob {
   uint64_t id = 0;  // of the pins
   uint64_t sequence = 0;
+  uint32_t device = 0;  // of its session
   Geometry geometry;
   std::string plan;  // the preset's name
   // Clone it, run the clone. Null: released pages are to be placed, nothing else.

@@ -151,6 +151,7 @@ struct Session {
   Tenant* tenant = nullptr;
   PeerIdentity peer;
   Road road = Road::kLinked;
+  uint32_t device = 0;  // whose memory its sequences get; it maps no other device's
   std::string client_name;
   ArenaSink sink;
   std::unique_ptr<SessionMemory> memory;

@@ -79,19 +79,30 @@ Result<Store::Impl::NamedPlans> ParseNamedPlans(const StoreOptions& options) {
 }  // namespace
 
 Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t daemon_epoch,
-                  std::unique_ptr<MemoryResource> device, std::unique_ptr<MemoryResource> host)
+                  std::vector<StoreDevice> devices, std::unique_ptr<MemoryResource> host)
     : options_(options),
       named_plans_(std::move(named_plans)),
       daemon_epoch_(daemon_epoch),
       parameters_(options.parameters_directory, options.load_parameters),
       promote_rate_(options.promote_rate),
-      pools_(std::move(device), options.device_bytes, std::move(host), options.host_bytes,
+      pools_(std::move(devices), options.device_bytes, std::move(host), options.host_bytes,
              options.arena_bytes) {
   pools_.on_failure = options_.on_pool_failure;
   // Called by pools_ alone, hence under mu_.
   pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
     for (Session* s : tenants_by_id_[arena.tenant]->sessions) s->granted.erase(arena.id);
   };
+}
+
+Result<uint32_t> Store::Impl::FindDevice(std::string_view name) const {
+  if (name.empty()) return 0;
+  std::string known;
+  for (uint32_t device = 0; device < pools_.devices(); ++device) {
+    if (DeviceName(device) == name) return device;
+    known += (device == 0 ? "'" : ", '") + DeviceName(device) + "'";
+  }
+  return NotFound("DEVICE_UNKNOWN",
+                  "no device of this daemon is '" + std::string(name) + "'; there are " + known);
 }
 
 Result<Session*> Store::Impl::FindSession(uint64_t id) {
@@ -136,8 +147,10 @@ Tenant* Store::Impl::TenantOf(const std::string& name) {
 }
 
 Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road road,
-                                                 std::string_view client_name, ArenaSink sink) {
+                                                 std::string_view client_name, ArenaSink sink,
+                                                 uint32_t device) {
   MutexLock lock(mu_);
+  KVS_CHECK(device < pools_.devices());  // FindDevice
   if (sessions_.size() >= options_.max_sessions) {
     return ResourceExhausted("SESSION_LIMIT", std::to_string(sessions_.size()) +
                                                   " sessions are open; max_sessions is " +
@@ -153,6 +166,7 @@ Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road 
   session->tenant = tenant;
   session->peer = peer;
   session->road = road;
+  session->device = device;
   session->client_name = client_name.substr(0, kMaxText);
   session->sink = std::move(sink);
   session->memory = std::move(memory);
@@ -210,8 +224,9 @@ Status Store::Impl::MakeRoomForModel() {
 Result<uint64_t> Store::Impl::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-  KVS_RETURN_IF_ERROR(
-      Validate(desc, std::max(pools_.capacity(Tier::kDevice), pools_.capacity(Tier::kHost))));
+  const uint64_t largest =
+      std::max(pools_.capacity(PoolId::Device(session->device)), pools_.capacity(PoolId::Host()));
+  KVS_RETURN_IF_ERROR(Validate(desc, largest));
   std::shared_ptr<Model> model;
   for (const auto& [id, known] : models_) {
     if (known->desc == desc) model = known;
@@ -253,6 +268,13 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options) {
 Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
                                              std::unique_ptr<MemoryResource> device,
                                              std::unique_ptr<MemoryResource> host) {
+  std::vector<StoreDevice> devices;
+  devices.push_back({"emulated", std::move(device)});
+  return Create(options, std::move(devices), std::move(host));
+}
+Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
+                                             std::vector<StoreDevice> devices,
+                                             std::unique_ptr<MemoryResource> host) {
   if (options.device_bytes < kMemoryGranularity && options.host_bytes < kMemoryGranularity) {
     return InvalidArgument("POOL_SIZE",
                            "device_bytes and host_bytes are both below 4096; one of "
@@ -260,12 +282,15 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
   }
   KVS_ASSIGN_OR_RETURN(Impl::NamedPlans plans, ParseNamedPlans(options));
   return std::unique_ptr<Store>(new Store(std::make_unique<Impl>(
-      options, std::move(plans), NewDaemonEpoch(), std::move(device), std::move(host))));
+      options, std::move(plans), NewDaemonEpoch(), std::move(devices), std::move(host))));
 }
 
+Result<uint32_t> Store::FindDevice(std::string_view name) const { return impl_->FindDevice(name); }
+const std::string& Store::DeviceName(uint32_t device) const { return impl_->DeviceName(device); }
 Result<SessionSegments> Store::OpenSession(const PeerIdentity& peer, Road road,
-                                           std::string_view client_name, ArenaSink sink) {
-  return impl_->OpenSession(peer, road, client_name, std::move(sink));
+                                           std::string_view client_name, ArenaSink sink,
+                                           uint32_t device) {
+  return impl_->OpenSession(peer, road, client_name, std::move(sink), device);
 }
 void Store::EndSession(uint64_t session, SessionEnd how) {
   impl_->EndSession(session, how);
@@ -402,13 +427,15 @@ void Store::EndRecallAudits(const Status& why) {
 }
 Memory Store::memory(Tier tier) const { return impl_->memory(tier); }
 std::byte* Store::ArenaBase(uint32_t arena) const { return impl_->ArenaBase(arena); }
-Status Store::ReachFromDevice(uint32_t arena) const { return impl_->ReachFromDevice(arena); }
-void Store::LoseDevice(const Status& why) { impl_->LoseDevice(why); }
+Status Store::ReachFromDevice(uint32_t arena, uint32_t device) const {
+  return impl_->ReachFromDevice(arena, device);
+}
+void Store::LoseDevice(uint32_t device, const Status& why) { impl_->LoseDevice(device, why); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 void Store::SetMoveSink(std::function<void()> wake) { impl_->SetMoveSink(std::move(wake)); }
 std::optional<uint64_t> Store::MoveSome(uint64_t bytes) { return impl_->MoveSome(bytes); }
-Result<ResizedPool> Store::ResizePool(Tier tier, uint64_t bytes) {
-  return impl_->ResizePool(tier, bytes);
+Result<ResizedPool> Store::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
+  return impl_->ResizePool(tier, bytes, device);
 }
 EvictResult Store::Evict(bool dry_run) { return impl_->Evict(dry_run); }
 void Store::Reclaim() { impl_->Reclaim(); }

@@ -42,8 +42,34 @@ namespace kvstrata {
 enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
 std::string_view NameOf(Tier tier);
 
+// A pool: that of the host, or that of a device, by its number in the store.
+class PoolId {
+ public:
+  static constexpr uint32_t kMaxDevices = 64;
+
+  static constexpr PoolId Host() { return PoolId(0); }
+  static constexpr PoolId Device(uint32_t device) { return PoolId(device + 1); }
+
+  Tier tier() const { return index_ == 0 ? Tier::kHost : Tier::kDevice; }
+  uint32_t device() const { return index_ - 1; }  // REQUIRES: tier() is kDevice
+  size_t index() const { return index_; }         // below 1 + the number of devices
+  auto operator<=>(const PoolId&) const = default;
+
+ private:
+  explicit constexpr PoolId(uint32_t index) : index_(index) {}
+  uint32_t index_;
+};
+
+// A device whose memory the store hands out.
+struct StoreDevice {
+  std::string name;  // a GPU's UUID; "emulated", "emulated-1", ...
+  std::unique_ptr<MemoryResource> memory;
+  uint64_t bytes = ~uint64_t{0};  // its pool has at most so many
+};
+
 struct StoreOptions {
-  uint64_t device_bytes = uint64_t{4} << 30;  // pool capacities; memory is touched when used
+  // Pool capacities, of each device and of the host; memory is touched when used.
+  uint64_t device_bytes = uint64_t{4} << 30;
   uint64_t host_bytes = uint64_t{4} << 30;
   uint64_t arena_bytes = 0;  // 0: capacity / 64 within 16 MiB .. 256 MiB
   uint32_t max_sessions = 1024;
@@ -66,7 +92,7 @@ struct StoreOptions {
   uint64_t promote_rate = 0;
   // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the
   // store's lock: it must not call the store. Null: nobody asks.
-  std::function<void(Tier, const Status&)> on_pool_failure;
+  std::function<void(PoolId, const Status&)> on_pool_failure;
   // Of a pool's capacity: above the first, MoveSome makes room, until the second.
   uint32_t high_percent = 90, low_percent = 80;
   // Of pins' time; tests turn it.
@@ -146,6 +172,7 @@ struct PrefixHit {
 // Snapshots for the admin service: plain values, ordered by id.
 struct PoolInfo {
   Tier tier = Tier::kDevice;
+  std::string device;  // its name; of host ""
   uint64_t capacity_bytes = 0, used_bytes = 0, cached_bytes = 0, arena_bytes = 0, retired_bytes = 0;
   uint64_t pinned_bytes = 0;  // that only pins keep
   uint32_t arenas = 0;
@@ -156,6 +183,7 @@ struct SessionInfo {
   std::string client_name;
   PeerIdentity peer;
   Road road = Road::kLinked;
+  std::string device;  // whose memory it gets
   uint32_t sequences = 0, open_steps = 0;
   uint64_t used_bytes = 0, age_us = 0;
 };
@@ -211,8 +239,9 @@ struct StoreCounters {
   uint64_t loaded_artefacts = 0;                         // from there
   uint64_t evicted_pages = 0, evicted_stored_pages = 0;  // from memory; of these, in the tier below
   uint64_t promoted_pages = 0, demoted_pages = 0;        // by MoveSome
+  uint64_t replicated_pages = 0;  // from one device to another, because a sequence opened on them
 };
-// A pool after its capacity was changed.
+// A pool, or all of a tier, after the capacity was changed.
 struct ResizedPool {
   uint64_t capacity_bytes = 0;
   uint64_t taken_bytes = 0;  // by arenas; those beyond the capacity go back when they are empty
@@ -223,7 +252,7 @@ struct RecallStart {
   SequenceInfo sequence;  // as it is now
   Road road = Road::kLinked;
 };
-// What an eviction drops, or would, of one pool.
+// What an eviction drops, or would, of one tier.
 struct EvictedTier {
   Tier tier = Tier::kDevice;
   uint64_t pages = 0, bytes = 0;  // recompressed prompts' extents too
@@ -247,15 +276,27 @@ class Store {
  public:
   // PLAN_NAMED_INVALID when a named plan does not parse; POOL_SIZE when both pools are empty.
   static Result<std::unique_ptr<Store>> Create(const StoreOptions& options);
-  // With memory of the caller's choosing (a device backend; tests that inject failures).
+  // With memory of the caller's choosing (a device backend; tests that inject failures): of one
+  // device, or of several of one kind (1 to PoolId::kMaxDevices), with different names.
   static Result<std::unique_ptr<Store>> Create(const StoreOptions& options,
                                                std::unique_ptr<MemoryResource> device,
                                                std::unique_ptr<MemoryResource> host);
+  static Result<std::unique_ptr<Store>> Create(const StoreOptions& options,
+                                               std::vector<StoreDevice> devices,
+                                               std::unique_ptr<MemoryResource> host);
   ~Store();
 
+  // --- devices ---
+  // The number of the one of that name; "": of the first. NOT_FOUND DEVICE_UNKNOWN names them all.
+  Result<uint32_t> FindDevice(std::string_view name) const;
+  const std::string& DeviceName(uint32_t device) const;
+
   // --- sessions ---
+  // Its sequences get memory of `device` and of the host, and see no other device's: pages of a
+  // prefix that lie on another one are copied when they open.
   Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
-                                      std::string_view client_name, ArenaSink sink);
+                                      std::string_view client_name, ArenaSink sink,
+                                      uint32_t device = 0);
   // Idempotent; kEof may be followed by kDied. kDetached and kDied unmap the segments and close
   // their descriptors: SessionSegments is void after them. kEof keeps them, because readers that
   // are inside a step still hold back memory.
@@ -339,7 +380,7 @@ class Store {
   void AbandonRecompression(RecompressJob job, const Status& why);
   // Offers again what the sink refused and what has waited out a failure. Cheap when there is none.
   void OfferDue();
-  // Whether the device pool is above its watermark (80 %): who releases most should go first.
+  // Whether a device pool is above its watermark (80 %): who releases most should go first.
   bool UnderPressure() const;
   // Calls `done` once nothing of the sequence is due, queued or running: at once, in this thread,
   // or later in a worker's, without any lock; with the error when its last recompression failed.
@@ -395,18 +436,19 @@ class Store {
   PinLimits PinUse() const;
 
   // --- memory ---
-  // What the arenas of a tier are.
+  // What the arenas of a tier are, on every device.
   Memory memory(Tier tier) const;
   // The daemon's own mapping of an arena; null if there is none of that id. Valid while a reader is
   // inside an epoch and its table names the arena.
   std::byte* ArenaBase(uint32_t arena) const;
-  // Lets kernels of the device follow that mapping, too; done when it returns. As long as ArenaBase
+  // Lets kernels of a device follow that mapping, too; done when it returns. As long as ArenaBase
   // is valid. INTERNAL TABLE_INVALID; RESOURCE_EXHAUSTED HOST_UNREACHABLE; DEVICE_FAILED.
-  Status ReachFromDevice(uint32_t arena) const;
-  // Whoever runs steps on the device found that it answers nothing any more: `why`, DEVICE_FAILED.
-  void LoseDevice(const Status& why);
-  // Copies a sequence's sealed pages to another pool, publishes a table that names the copies, and
-  // retires the originals nobody else refers to. Readers inside a step keep what they see.
+  Status ReachFromDevice(uint32_t arena, uint32_t device) const;
+  // Whoever runs steps on a device found that it answers nothing any more: `why`, DEVICE_FAILED.
+  void LoseDevice(uint32_t device, const Status& why);
+  // Copies a sequence's sealed pages to another pool (`device`: that of its session's device),
+  // publishes a table that names the copies, and retires the originals nobody else refers to.
+  // Readers inside a step keep what they see.
   Result<MoveResult> Move(uint64_t sequence, Tier to);
   // Calls `wake`, under the store's lock, whenever MoveSome may have something to do. Null: nobody
   // moves anything.
@@ -417,9 +459,10 @@ class Store {
   // that is below its own, else they are evicted. Returns the bytes copied; nothing: there is
   // nothing to do. One thread at a time.
   std::optional<uint64_t> MoveSome(uint64_t bytes);
-  // Changes a pool's capacity, and evicts what nobody uses as far as that empties arenas that are
-  // beyond it. INVALID_ARGUMENT POOL_SIZE: 1 MiB to 16 TiB.
-  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes);
+  // Changes the capacity of a pool, of `device` of each device or of the one named, and evicts what
+  // nobody uses as far as that empties arenas that are beyond it. INVALID_ARGUMENT POOL_SIZE: 1 MiB
+  // to 16 TiB; DEVICE_UNKNOWN. The result is the sum over the pools.
+  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes, std::string_view device = "");
   // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
   // counts them.
   EvictResult Evict(bool dry_run);
@@ -438,7 +481,7 @@ class Store {
   Result<BlockBytes> CopyBlock(const PageKey& key);
 
   // --- inspection ---
-  std::vector<PoolInfo> Pools() const;
+  std::vector<PoolInfo> Pools() const;  // of the devices, then of the host
   std::vector<SessionInfo> Sessions() const;
   std::vector<ModelInfo> Models() const;
   std::vector<SequenceInfo> Sequences(uint64_t session) const;  // 0: all

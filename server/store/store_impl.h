@@ -9,6 +9,7 @@
 //   pins.cc            prefixes that eviction spares
 //   evict.cc           what an operator drops, or would
 //   import.cc          sequences that the daemon fills from an engine's tensors
+//   replicate.cc       a prefix that lies on another device
 //   move.cc            copies between pools, private copies
 //   device_failure.cc  what becomes of a pool whose device is lost
 //   selected_pages.cc  what selectors chose, for eviction
@@ -50,10 +51,15 @@ class Store::Impl {
  public:
   using NamedPlans = std::map<std::string, Plan, std::less<>>;
   Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t daemon_epoch,
-       std::unique_ptr<MemoryResource> device, std::unique_ptr<MemoryResource> host);
+       std::vector<StoreDevice> devices, std::unique_ptr<MemoryResource> host);
 
+  // They read of pools_ only what is constant.
+  Result<uint32_t> FindDevice(std::string_view name) const KVS_NO_THREAD_SAFETY_ANALYSIS;
+  const std::string& DeviceName(uint32_t device) const KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return pools_.name(PoolId::Device(device));
+  }
   Result<SessionSegments> OpenSession(const PeerIdentity& peer, Road road,
-                                      std::string_view client_name, ArenaSink sink)
+                                      std::string_view client_name, ArenaSink sink, uint32_t device)
       KVS_EXCLUDES(mu_);
   void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(mu_);
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
@@ -129,12 +135,13 @@ class Store::Impl {
   Memory memory(Tier tier) const KVS_EXCLUDES(mu_);
   std::byte* ArenaBase(uint32_t arena) const KVS_EXCLUDES(mu_);
   // Outside of the lock: who asks pins pages of the arena.
-  Status ReachFromDevice(uint32_t arena) const KVS_NO_THREAD_SAFETY_ANALYSIS;
-  void LoseDevice(const Status& why) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  Status ReachFromDevice(uint32_t arena, uint32_t device) const KVS_NO_THREAD_SAFETY_ANALYSIS;
+  void LoseDevice(uint32_t device, const Status& why) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
   void SetMoveSink(std::function<void()> wake) KVS_EXCLUDES(mu_);
   std::optional<uint64_t> MoveSome(uint64_t bytes) KVS_EXCLUDES(mu_);
-  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes) KVS_EXCLUDES(mu_);
+  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes, std::string_view device)
+      KVS_EXCLUDES(mu_);
   EvictResult Evict(bool dry_run) KVS_EXCLUDES(mu_);
   void Reclaim() KVS_EXCLUDES(mu_);
 
@@ -163,7 +170,7 @@ class Store::Impl {
     uint64_t writer;         // a session or kDaemon
     const Session* session;  // null: the daemon
     uint64_t model;
-    std::vector<Tier> tiers;
+    std::vector<PoolId> pools;
     bool evicts = true;  // else only what is free is taken
   };
   // What Move may copy.
@@ -183,6 +190,11 @@ class Store::Impl {
     uint32_t tenant = 0;
     bool used = false;  // result: it took the source's place
   };
+  // A page of another device and its copy on the way; a load holds both.
+  struct Replica {
+    Page* source = nullptr;
+    Page* copy = nullptr;
+  };
   // A page that nobody uses on its way to host; a job keeps it readable.
   struct Demotion {
     Page* source = nullptr;
@@ -196,6 +208,7 @@ class Store::Impl {
   // A sequence on its way to be opened.
   struct Opening {
     uint64_t session = 0;
+    uint32_t device = 0;  // of the session
     std::unique_ptr<Sequence> sequence;
     std::vector<PageKey> keys;  // of the pages that it may be held for
     PageKey last_page{};        // of its tokens; zeros: none
@@ -226,9 +239,11 @@ class Store::Impl {
   void DropSession(Session* session) KVS_REQUIRES(mu_);
 
   // open_sequence.cc
-  // Pages that are `superfluous` may be missing, if all others are there.
+  // Pages that are `superfluous` may be missing, if all others are there. `device`: who asks; none:
+  // pages of any device count.
   Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
-                 const std::vector<bool>& superfluous) const KVS_REQUIRES(mu_);
+                 const std::vector<bool>& superfluous, std::optional<uint32_t> device) const
+      KVS_REQUIRES(mu_);
   // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
   Status TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover)
       KVS_REQUIRES(mu_);
@@ -247,9 +262,17 @@ class Store::Impl {
   Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> FinishOpenLocked(Opening* o) KVS_REQUIRES(mu_);
 
+  // replicate.cc
+  // Copies what of the prefix lies on another device to the session's, beside its pages; what could
+  // not be copied is a miss. Takes as long as the copies.
+  void Replicate(Opening* o) KVS_EXCLUDES(mu_);
+  std::vector<Replica> PlanReplicas(Opening* o) KVS_REQUIRES(mu_);
+  bool CopyReplicas(std::span<const Replica> replicas) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  void EnterReplica(const Replica& replica, uint32_t device) KVS_REQUIRES(mu_);
+
   // page_tier.cc
   // Enters a sealed page or index block under its key; if somebody was faster, theirs is found and
-  // ours stays private.
+  // ours stays private, unless theirs lies on another device: then it is a replica.
   void EnterPrefix(const Sequence& s, Page* page) KVS_REQUIRES(mu_);
   // Offers one that is there to the tier below, but for raw pages that the sequence is about to
   // give back.
@@ -364,15 +387,21 @@ class Store::Impl {
   Taker TakerOf(const Session& session, const Sequence& s) const;
   Status Allocate(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
       KVS_REQUIRES(mu_);
-  uint32_t AllocateIn(const Taker& taker, Tier tier, uint64_t bytes, uint32_t n,
+  uint32_t AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
                       std::vector<Page*>* out) KVS_REQUIRES(mu_);
+  // Where memory for a session's sequence comes from: of its device, else of host; or of host only.
+  static std::vector<PoolId> PoolsOf(const Session& session, Tier tier);
+  // "device", with the device's name where there are several; "host".
+  std::string NameOfPool(PoolId pool) const KVS_REQUIRES(mu_);
+  // Constant: without the lock.
+  std::span<const PoolId> PoolIds() const KVS_NO_THREAD_SAFETY_ANALYSIS { return pools_.ids(); }
   // Gives `s` the pages and index blocks that it is short of for `tokens`, a reference each; all or
   // nothing. No table names them yet.
   Status TakeUpTo(const Session& session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
-  bool EvictFor(const Taker& taker, Tier tier, uint64_t bytes) KVS_REQUIRES(mu_);
+  bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
-  // Drops the oldest artefact that nobody uses and that has bytes in `tier`.
-  bool EvictArtefact(Tier tier) KVS_REQUIRES(mu_);
+  // Drops the oldest artefact that nobody uses and that has bytes in `pool`.
+  bool EvictArtefact(PoolId pool) KVS_REQUIRES(mu_);
   // Nobody uses it, and no pin keeps it.
   bool MayGo(const Artefact& artefact) const KVS_REQUIRES(mu_);
   void DropArtefact(Artefact artefact) KVS_REQUIRES(mu_);
@@ -406,36 +435,39 @@ class Store::Impl {
   // device_failure.cc
   // Makes the prefix index and the artefacts forget what lies on a device that is lost, once.
   void DropLost() KVS_REQUIRES(mu_);
+  void DropLost(PoolId pool) KVS_REQUIRES(mu_);
   // DEVICE_FAILED if any of the sequence lies there.
   Status CheckHeld(const Sequence& s) const KVS_REQUIRES(mu_);
 
   Result<MoveResult> Move(uint64_t sequence, Tier to, MoveLimit limit) KVS_EXCLUDES(mu_);
 
   // watermarks.cc
-  uint64_t HighMark(Tier tier) const KVS_REQUIRES(mu_);
-  uint64_t LowMark(Tier tier) const KVS_REQUIRES(mu_);
-  std::unordered_map<const Arena*, uint64_t> RetiredBytes(Tier tier) const KVS_REQUIRES(mu_);
+  uint64_t HighMark(PoolId pool) const KVS_REQUIRES(mu_);
+  uint64_t LowMark(PoolId pool) const KVS_REQUIRES(mu_);
+  std::unordered_map<const Arena*, uint64_t> RetiredBytes(PoolId pool) const KVS_REQUIRES(mu_);
   // Used ones that are not retired.
-  uint64_t HeldBytes(Tier tier) const KVS_REQUIRES(mu_);
+  uint64_t HeldBytes(PoolId pool) const KVS_REQUIRES(mu_);
   // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
   void NoteFill() KVS_REQUIRES(mu_);
   // After a sequence opened.
   void NotePromotion(const Sequence& s) KVS_REQUIRES(mu_);
   std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(mu_);
   // Nothing: the pool needs no relief, or nothing of it can go.
-  std::optional<uint64_t> RelieveSome(Tier tier, uint64_t bytes) KVS_EXCLUDES(mu_);
-  // Has host make room down to its low mark; false: it does, or that would be of no use.
-  bool MakeHostRelieve() KVS_REQUIRES(mu_);
-  // Copies to be for the coldest pages of device, as many as host has free room for.
-  std::vector<Demotion> PlanDemotion(uint64_t bytes) KVS_REQUIRES(mu_);
+  std::optional<uint64_t> RelieveSome(PoolId pool, uint64_t bytes) KVS_EXCLUDES(mu_);
+  // Has host make room down to its low mark for what `device` has cached; false: it does, or that
+  // would be of no use.
+  bool MakeHostRelieve(PoolId device) KVS_REQUIRES(mu_);
+  // Copies to be for the coldest pages of `device`, as many as host has free room for.
+  std::vector<Demotion> PlanDemotion(PoolId device, uint64_t bytes) KVS_REQUIRES(mu_);
   bool CopyDemotions(std::span<const Demotion> demotions) KVS_NO_THREAD_SAFETY_ANALYSIS;
   uint64_t FinishDemotion(std::span<const Demotion> demotions, bool copied) KVS_REQUIRES(mu_);
-  // Returns the bytes of what went.
-  uint64_t EvictColdest(Tier tier, uint64_t bytes) KVS_REQUIRES(mu_);
+  // Both return the bytes of what went; replicas only among the coldest.
+  uint64_t EvictReplicas(PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
+  uint64_t EvictColdest(PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   // Gives arenas beyond the capacity back, as far as nobody uses them.
-  void ShrinkToCapacity(Tier tier) KVS_REQUIRES(mu_);
+  void ShrinkToCapacity(PoolId pool) KVS_REQUIRES(mu_);
   // Evicts all of an arena that nobody uses; whether there was one.
-  bool EmptyAnArena(Tier tier) KVS_REQUIRES(mu_);
+  bool EmptyAnArena(PoolId pool) KVS_REQUIRES(mu_);
 
   // selected_pages.cc
   // Gives the pages of a sequence that closes their chances, by what its steps selected.
@@ -459,8 +491,9 @@ class Store::Impl {
   void DropFresh(std::vector<Page*>* fresh) KVS_REQUIRES(mu_);
   // Outside of the lock: the pages are pinned.
   Result<std::byte*> StagePage(const Page& page, RecompressJob* job) KVS_NO_THREAD_SAFETY_ANALYSIS;
-  Status CopyDrafts(const RecompressOutput& output,
-                    const std::vector<Page*>& fresh) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  // `packed_by`: the device in whose memory drafts lie that the host cannot read.
+  Status CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh,
+                    PoolId packed_by) KVS_NO_THREAD_SAFETY_ANALYSIS;
   // Of an extent's bytes that lie in `page`; null where the host can read them there.
   std::shared_ptr<const std::vector<std::byte>> DescriptionFor(
       const Page& page, std::span<const std::byte> extent) const KVS_NO_THREAD_SAFETY_ANALYSIS;
@@ -529,12 +562,12 @@ class Store::Impl {
   std::set<Page*> parked_ KVS_GUARDED_BY(mu_);
   Artefacts artefacts_ KVS_GUARDED_BY(mu_);
   RecompressSink* sink_ KVS_GUARDED_BY(mu_) = nullptr;
-  bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;  // OfferDue has something to do
-  bool lost_dropped_ KVS_GUARDED_BY(mu_) = false;   // DropLost has been
+  bool due_unoffered_ KVS_GUARDED_BY(mu_) = false;                  // OfferDue has something to do
+  std::array<bool, kMaxPools> lost_dropped_ KVS_GUARDED_BY(mu_){};  // DropLost has been there
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   std::function<void()> wake_mover_ KVS_GUARDED_BY(mu_);
   std::deque<uint64_t> promotions_ KVS_GUARDED_BY(mu_);  // sequences that opened on pages of host
-  std::array<bool, kTiers> relieving_ KVS_GUARDED_BY(mu_){};  // between the marks
+  std::array<bool, kMaxPools> relieving_ KVS_GUARDED_BY(mu_){};  // between the marks
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;

@@ -2,6 +2,8 @@
 // room below the watermarks; and what follows when a pool's capacity changes. Bytes are copied
 // outside of the lock, as moves are (move.cc).
 #include <algorithm>
+#include <optional>
+#include <ranges>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -19,18 +21,18 @@ uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percen
 
 }  // namespace
 
-uint64_t Store::Impl::HighMark(Tier tier) const {
-  return Percent(pools_.capacity(tier), options_.high_percent);
+uint64_t Store::Impl::HighMark(PoolId pool) const {
+  return Percent(pools_.capacity(pool), options_.high_percent);
 }
 
-uint64_t Store::Impl::LowMark(Tier tier) const {
-  return Percent(pools_.capacity(tier), std::min(options_.low_percent, options_.high_percent));
+uint64_t Store::Impl::LowMark(PoolId pool) const {
+  return Percent(pools_.capacity(pool), std::min(options_.low_percent, options_.high_percent));
 }
 
-std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(Tier tier) const {
+std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(PoolId pool) const {
   std::unordered_map<const Arena*, uint64_t> bytes;
   const auto add = [&](const Page& page) {
-    if (page.arena->tier == tier) bytes[page.arena] += page.bytes;
+    if (page.arena->pool == pool) bytes[page.arena] += page.bytes;
   };
   for (const Tenant* tenant : tenants_by_id_) {
     for (const auto& [epoch, page] : tenant->retired.items()) add(*page);
@@ -39,9 +41,9 @@ std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(Tier tier) 
   return bytes;
 }
 
-uint64_t Store::Impl::HeldBytes(Tier tier) const {
-  uint64_t held = pools_.used(tier);
-  for (const auto& [arena, bytes] : RetiredBytes(tier)) held -= bytes;
+uint64_t Store::Impl::HeldBytes(PoolId pool) const {
+  uint64_t held = pools_.used(pool);
+  for (const auto& [arena, bytes] : RetiredBytes(pool)) held -= bytes;
   return held;
 }
 
@@ -52,9 +54,9 @@ void Store::Impl::SetMoveSink(std::function<void()> wake) {
 
 void Store::Impl::NoteFill() {
   if (!wake_mover_) return;
-  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    const bool over = pools_.taken(tier) > pools_.capacity(tier);
-    if (over || pools_.used(tier) > HighMark(tier)) return wake_mover_();
+  for (const PoolId pool : pools_.ids()) {
+    const bool over = pools_.taken(pool) > pools_.capacity(pool);
+    if (over || pools_.used(pool) > HighMark(pool)) return wake_mover_();
   }
 }
 
@@ -70,8 +72,8 @@ void Store::Impl::NotePromotion(const Sequence& s) {
 std::optional<uint64_t> Store::Impl::MoveSome(uint64_t bytes) {
   if (const auto promoted = PromoteSome(bytes)) return promoted;
   // Host first: what leaves it makes room for what leaves device.
-  for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
-    if (const auto moved = RelieveSome(tier, bytes)) return moved;
+  for (const PoolId pool : std::views::reverse(PoolIds())) {
+    if (const auto moved = RelieveSome(pool, bytes)) return moved;
   }
   return std::nullopt;
 }
@@ -85,8 +87,14 @@ std::optional<uint64_t> Store::Impl::PromoteSome(uint64_t bytes) {
     MutexLock lock(mu_);
     if (promotions_.empty()) return std::nullopt;
     sequence = promotions_.front();
-    const uint64_t high = HighMark(Tier::kDevice);
-    limit.room = high - std::min(high, HeldBytes(Tier::kDevice));
+    const auto s = sequences_.find(sequence);
+    if (s == sequences_.end()) {  // closed meanwhile
+      promotions_.pop_front();
+      return 0;
+    }
+    const PoolId device = PoolId::Device(sessions_.at(s->second->session)->device);
+    const uint64_t high = HighMark(device);
+    limit.room = high - std::min(high, HeldBytes(device));
   }
   const Result<MoveResult> moved = Move(sequence, Tier::kDevice, limit);
   MutexLock lock(mu_);
@@ -100,21 +108,23 @@ std::optional<uint64_t> Store::Impl::PromoteSome(uint64_t bytes) {
 
 // --- watermarks ----------------------------------------------------------------------------------
 
-std::optional<uint64_t> Store::Impl::RelieveSome(Tier tier, uint64_t bytes) {
+std::optional<uint64_t> Store::Impl::RelieveSome(PoolId pool, uint64_t bytes) {
+  const bool device = pool.tier() == Tier::kDevice;
   std::vector<Demotion> demotions;
   {
     MutexLock lock(mu_);
-    ShrinkToCapacity(tier);
-    bool& relieving = relieving_[static_cast<int>(tier)];
-    const uint64_t held = HeldBytes(tier), low = LowMark(tier);
-    if (held > HighMark(tier)) relieving = true;
+    ShrinkToCapacity(pool);
+    bool& relieving = relieving_[pool.index()];
+    const uint64_t held = HeldBytes(pool), low = LowMark(pool);
+    if (held > HighMark(pool)) relieving = true;
     if (held <= low) relieving = false;
     if (!relieving) return std::nullopt;
     const uint64_t wanted = std::min(bytes, held - low);
-    if (tier == Tier::kDevice) demotions = PlanDemotion(wanted);
+    if (EvictReplicas(pool, wanted) > 0) return 0;
+    if (device) demotions = PlanDemotion(pool, wanted);
     if (demotions.empty()) {
-      if (tier == Tier::kDevice && MakeHostRelieve()) return 0;
-      if (EvictColdest(tier, wanted) > 0 || EvictArtefact(tier)) return 0;
+      if (device && MakeHostRelieve(pool)) return 0;
+      if (EvictColdest(pool, wanted) > 0 || EvictArtefact(pool)) return 0;
       relieving = false;  // all of it is in use
       return std::nullopt;
     }
@@ -125,21 +135,21 @@ std::optional<uint64_t> Store::Impl::RelieveSome(Tier tier, uint64_t bytes) {
 }
 
 // When host is full of what is colder than what is to come, that goes first.
-bool Store::Impl::MakeHostRelieve() {
-  bool& relieving = relieving_[static_cast<int>(Tier::kHost)];
-  const bool wanted = !relieving && prefix_.cached_bytes(Tier::kDevice) > 0 &&
-                      prefix_.cached_bytes(Tier::kHost) > 0 &&
-                      HeldBytes(Tier::kHost) > LowMark(Tier::kHost);
+bool Store::Impl::MakeHostRelieve(PoolId device) {
+  constexpr PoolId kHost = PoolId::Host();
+  bool& relieving = relieving_[kHost.index()];
+  const bool wanted = !relieving && prefix_.cached_bytes(device) > 0 &&
+                      prefix_.cached_bytes(kHost) > 0 && HeldBytes(kHost) > LowMark(kHost);
   relieving = relieving || wanted;
   return wanted;
 }
 
-std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(uint64_t bytes) {
+std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(PoolId device, uint64_t bytes) {
   std::vector<Demotion> demotions;
-  const uint64_t high = HighMark(Tier::kHost);
-  const uint64_t room = high - std::min(high, HeldBytes(Tier::kHost));
+  const uint64_t high = HighMark(PoolId::Host());
+  const uint64_t room = high - std::min(high, HeldBytes(PoolId::Host()));
   uint64_t planned = 0;
-  for (Page *page = prefix_.oldest(Tier::kDevice), *next = nullptr; page != nullptr; page = next) {
+  for (Page *page = prefix_.oldest(device), *next = nullptr; page != nullptr; page = next) {
     next = page->newer;
     if (page->summary) continue;  // small, and read by every selection
     if (page->chances > 0) {
@@ -147,8 +157,12 @@ std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(uint64_t bytes) {
       continue;
     }
     if (planned >= bytes || planned + page->bytes > room) break;
-    const Taker taker{
-        tenants_by_id_[page->arena->tenant], kDaemon, nullptr, page->model, {Tier::kHost}, false};
+    const Taker taker{tenants_by_id_[page->arena->tenant],
+                      kDaemon,
+                      nullptr,
+                      page->model,
+                      {PoolId::Host()},
+                      false};
     std::vector<Page*> copy;
     if (!Allocate(taker, page->bytes, 1, &copy).ok()) break;
     RefPage(copy.front());
@@ -190,12 +204,31 @@ uint64_t Store::Impl::FinishDemotion(std::span<const Demotion> demotions, bool c
   return bytes;
 }
 
-uint64_t Store::Impl::EvictColdest(Tier tier, uint64_t bytes) {
+// The key's page stays, elsewhere: nothing is lost, and host has no use for a second one.
+uint64_t Store::Impl::EvictReplicas(PoolId pool, uint64_t bytes) {
+  uint64_t evicted = 0;
+  if (prefix_.replicas() == 0) return evicted;
+  std::set<Tenant*> tenants;
+  size_t seen = 0;
+  for (Page *page = prefix_.oldest(pool), *next = nullptr;
+       page != nullptr && evicted < bytes && seen < kEvictions; page = next, ++seen) {
+    next = page->newer;
+    if (!page->replica) continue;
+    evicted += page->bytes;
+    tenants.insert(tenants_by_id_[page->arena->tenant]);
+    EvictPage(page);
+  }
+  for (Tenant* tenant : tenants) Advance(tenant);
+  if (evicted > 0) ReclaimLocked();
+  return evicted;
+}
+
+uint64_t Store::Impl::EvictColdest(PoolId pool, uint64_t bytes) {
   uint64_t evicted = 0;
   size_t pages = 0;
   std::set<Tenant*> tenants;
   Page* next = nullptr;
-  for (Page* page = prefix_.oldest(tier); page != nullptr && evicted < bytes && pages < kEvictions;
+  for (Page* page = prefix_.oldest(pool); page != nullptr && evicted < bytes && pages < kEvictions;
        page = next) {
     if (page->chances > 0) {
       next = prefix_.Spare(page);
@@ -214,41 +247,57 @@ uint64_t Store::Impl::EvictColdest(Tier tier, uint64_t bytes) {
 
 // --- capacities that change ----------------------------------------------------------------------
 
-Result<ResizedPool> Store::Impl::ResizePool(Tier tier, uint64_t bytes) {
+Result<ResizedPool> Store::Impl::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
   if (bytes < kLeastPool || bytes > kLargestPool) {
     return InvalidArgument(
         "POOL_SIZE", "capacity is " + std::to_string(bytes) + " bytes; allowed: 1 MiB to 16 TiB");
   }
+  if (tier == Tier::kHost && !device.empty()) {
+    return InvalidArgument("DEVICE_UNKNOWN", "the host pool has no device; got '" +
+                                                 std::string(device) + "', leave it out");
+  }
+  std::optional<PoolId> only;
+  if (!device.empty()) {
+    KVS_ASSIGN_OR_RETURN(const uint32_t number, FindDevice(device));
+    only = PoolId::Device(number);
+  }
   MutexLock lock(mu_);
   const uint64_t before = counters_.evicted_pages;
-  pools_.SetCapacity(tier, bytes);
-  ShrinkToCapacity(tier);
+  ResizedPool resized;
+  for (const PoolId pool : pools_.ids()) {
+    if (pool.tier() != tier || (only && pool != *only)) continue;
+    pools_.SetCapacity(pool, bytes);
+    ShrinkToCapacity(pool);
+    resized.capacity_bytes += pools_.capacity(pool);
+    resized.taken_bytes += pools_.taken(pool);
+  }
   NoteFill();
-  return ResizedPool{pools_.capacity(tier), pools_.taken(tier), counters_.evicted_pages - before};
+  resized.evicted_pages = counters_.evicted_pages - before;
+  return resized;
 }
 
-void Store::Impl::ShrinkToCapacity(Tier tier) {
+void Store::Impl::ShrinkToCapacity(PoolId pool) {
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
-  while (pools_.taken(tier) > pools_.capacity(tier)) {
+  while (pools_.taken(pool) > pools_.capacity(pool)) {
     ReclaimLocked();
-    pools_.DropEmpty(tier, may_drop);
+    pools_.DropEmpty(pool, may_drop);
     uint64_t coming = 0;  // of arenas that only their last readers hold
-    for (const auto& [arena, bytes] : RetiredBytes(tier)) {
+    for (const auto& [arena, bytes] : RetiredBytes(pool)) {
       if (bytes == arena->extents.used()) coming += arena->block.bytes;
     }
-    if (pools_.taken(tier) <= pools_.capacity(tier) + coming) return;
-    if (!EmptyAnArena(tier) && !EvictArtefact(tier)) return;
+    if (pools_.taken(pool) <= pools_.capacity(pool) + coming) return;
+    if (!EmptyAnArena(pool) && !EvictArtefact(pool)) return;
   }
 }
 
-bool Store::Impl::EmptyAnArena(Tier tier) {
+bool Store::Impl::EmptyAnArena(PoolId pool) {
   std::unordered_map<const Arena*, std::vector<Page*>> cached;
-  for (Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+  for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
     if (page->arena->live == 0 && !Fenced(*page->arena)) cached[page->arena].push_back(page);
   }
-  const std::unordered_map<const Arena*, uint64_t> retired = RetiredBytes(tier);
-  for (Page* page = prefix_.oldest(tier); page != nullptr; page = page->newer) {
+  const std::unordered_map<const Arena*, uint64_t> retired = RetiredBytes(pool);
+  for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
     const auto found = cached.find(page->arena);
     if (found == cached.end()) continue;
     const auto gone = retired.find(page->arena);

@@ -63,8 +63,8 @@ Status CheckSealed(const ImportedTensors& tensors, std::span<const int32_t> know
 // What one session lends; the attach thread's.
 class Importer::Session final : public SessionImport {
  public:
-  Session(Importer* importer, uint64_t session, uint32_t uid)
-      : importer_(importer), session_(session), uid_(uid) {}
+  Session(Importer* importer, uint64_t session, const TensorDevice& device, uint32_t uid)
+      : importer_(importer), session_(session), device_(device), uid_(uid) {}
   ~Session() override {
     for (const auto& [id, record] : records_) importer_->Close(record.get());
   }
@@ -83,7 +83,7 @@ class Importer::Session final : public SessionImport {
     std::shared_ptr<ImportedTensors> tensors = models_[model];
     if (tensors == nullptr) {
       tensors = std::make_shared<ImportedTensors>(
-          geometry, importer_->options_.device,
+          geometry, device_,
           [importer = importer_](TensorMemory* memory) { importer->Release(memory); });
     }
     KVS_RETURN_IF_ERROR(tensors->Register(layer, keys, values));
@@ -133,6 +133,7 @@ class Importer::Session final : public SessionImport {
 
   Importer* const importer_;
   const uint64_t session_;
+  const TensorDevice device_;
   const uint32_t uid_;
   const std::shared_ptr<uint64_t> waiting_ = std::make_shared<uint64_t>(0);  // the importer's
   std::map<uint64_t, std::shared_ptr<ImportedTensors>> models_;
@@ -160,8 +161,11 @@ Importer::~Importer() {
   releases_.Await(std::chrono::steady_clock::now() + std::chrono::seconds(1));
 }
 
-std::unique_ptr<SessionImport> Importer::NewSession(uint64_t session, const PeerIdentity& peer) {
-  return std::make_unique<Session>(this, session, peer.uid);
+std::unique_ptr<SessionImport> Importer::NewSession(uint64_t session, uint32_t device,
+                                                    const PeerIdentity& peer) {
+  const bool gpu = device < options_.devices.size();
+  return std::make_unique<Session>(this, session, gpu ? options_.devices[device] : TensorDevice{},
+                                   peer.uid);
 }
 
 // --- the sessions' side --------------------------------------------------------------------------

@@ -32,7 +32,9 @@
 namespace kvstrata {
 
 struct ImporterOptions {
-  TensorDevice device;                // where handles of a GPU's memory are opened
+  // Where handles of a GPU's memory are opened, by the store's number of the device; empty:
+  // nowhere.
+  std::vector<TensorDevice> devices;
   uint64_t waiting_tokens = 1 << 22;  // of one session
   std::chrono::milliseconds release_deadline{10'000};
 };
@@ -45,7 +47,8 @@ class Importer final : public ImportSink {
   // Ends after the part under way, and waits for tensors' release, a second at most.
   ~Importer() override;
 
-  std::unique_ptr<SessionImport> NewSession(uint64_t session, const PeerIdentity& peer) override;
+  std::unique_ptr<SessionImport> NewSession(uint64_t session, uint32_t device,
+                                            const PeerIdentity& peer) override;
 
  private:
   class Session;

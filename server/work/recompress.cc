@@ -41,8 +41,8 @@ void LogFailure(const RecompressJob& job, const Status& why) {
 }  // namespace
 
 RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                                 const SegmentPacker* far_packer)
-    : options_(options), store_(store), backend_(backend), far_packer_(far_packer) {
+                                 std::vector<const SegmentPacker*> far_packers)
+    : options_(options), store_(store), backend_(backend), far_packers_(std::move(far_packers)) {
   for (uint32_t i = 0; i < options_.threads; ++i) {
     threads_.emplace_back([this] { Run(); });
     pthread_setname_np(threads_.back().native_handle(), "kvs-work");
@@ -126,7 +126,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   RecompressJob job = std::move(*taken);
   job.input.backend = backend_;
   job.input.executor = executor;
-  job.input.far_packer = far_packer_;
+  if (!far_packers_.empty()) job.input.far_packer = far_packers_[job.device];
   const Clock::time_point start = Clock::now();
   std::unique_ptr<Recompressor> next;
   RecompressOutput output;

@@ -40,9 +40,10 @@ class RecompressQueue final : public RecompressSink {
  public:
   static constexpr std::chrono::milliseconds kRetryEvery{200};
 
-  // `far_packer`: of the GPU that the device pool is on, borrowed; null: there is none.
+  // `far_packers`: of the GPUs that the device pools are on, by the store's numbers, borrowed;
+  // empty: there is none.
   RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
-                  const SegmentPacker* far_packer = nullptr);
+                  std::vector<const SegmentPacker*> far_packers = {});
   // Stop.
   ~RecompressQueue() override;
   // Cancels what runs, drops what waits, joins. The store answers waiting settles. Idempotent.
@@ -68,7 +69,7 @@ class RecompressQueue final : public RecompressSink {
   const WorkOptions options_;
   Store* const store_;
   const Backend* const backend_;
-  const SegmentPacker* const far_packer_;
+  const std::vector<const SegmentPacker*> far_packers_;
 
   mutable Mutex mu_;
   std::condition_variable wake_;

@@ -541,6 +541,10 @@ def daemon_resizes_pools(cli):
     back = json.loads(expect(
         cli("tier", "resize", str(before["device"]), "--tier", "device", "-o", "json"), 0).stdout)
     assert back["capacity_bytes"] == before["device"] and back["beyond_bytes"] == 0, back
+    named = ("--tier", "device", "--device")
+    expect(cli("tier", "resize", "256MiB", *named, "emulated"), 0, "256.0 MiB")
+    expect(cli("tier", "resize", str(before["device"]), *named, "emulated"), 0)
+    expect(cli("tier", "resize", "256MiB", *named, "moon"), 5, "DEVICE_UNKNOWN", "'emulated'")
     expect(cli("tier", "resize", "4KiB", "--tier", "host"), 2, "POOL_SIZE")
     expect(cli("tier", "resize", "1GiB", "--tier", "moon"), 2, "device")
     expect(cli("tier", "resize", "much"), 2, "200MiB")

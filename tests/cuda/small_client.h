@@ -21,8 +21,12 @@ class SmallClient {
  public:
   static constexpr int kLayers = 2, kHeads = 4, kKvHeads = 1, kDim = 64;
 
-  explicit SmallClient(const std::string& socket) {
-    EXPECT_EQ(kvs_attach(socket.c_str(), nullptr, &session_), KVS_OK) << kvs_error_message();
+  // Of the current device, whose UUID `device_uuid` is; null: of the daemon's first.
+  explicit SmallClient(const std::string& socket, const char* device_uuid = nullptr) {
+    kvs_attach_options options{};
+    options.size = sizeof(options);
+    options.device_uuid = device_uuid;
+    EXPECT_EQ(kvs_attach(socket.c_str(), &options, &session_), KVS_OK) << kvs_error_message();
     kvs_model_desc desc{};
     desc.size = sizeof(desc);
     desc.name = desc.digest = "small_client";
@@ -44,12 +48,12 @@ class SmallClient {
   }
   kvs_session* session() const { return session_; }
   kvs_model model() const { return model_; }
+  cudaStream_t stream() const { return stream_; }
 
-  // Under plan `full`.
-  kvs_sequence Open(const std::vector<int32_t>& prompt, uint32_t* held) {
+  kvs_sequence Open(const std::vector<int32_t>& prompt, uint32_t* held, const char* plan = "full") {
     kvs_sequence sequence = 0;
     EXPECT_EQ(
-        kvs_sequence_open(session_, model_, "full", prompt.data(), prompt.size(), &sequence, held),
+        kvs_sequence_open(session_, model_, plan, prompt.data(), prompt.size(), &sequence, held),
         KVS_OK)
         << kvs_error_message();
     return sequence;
@@ -86,7 +90,7 @@ class SmallClient {
     return last;
   }
 
- private:
+  // What the rows of `ids` at `first` are: keys and values kKvHeads, queries kHeads.
   static std::vector<BF16> Rows(uint32_t first, const std::vector<int32_t>& ids, int heads) {
     std::vector<BF16> rows;
     for (size_t i = 0; i < ids.size(); ++i) {
@@ -99,6 +103,7 @@ class SmallClient {
     return rows;
   }
 
+ private:
   kvs_session* session_ = nullptr;
   kvs_model model_ = 0;
   cudaStream_t stream_ = nullptr;

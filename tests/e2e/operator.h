@@ -118,6 +118,19 @@ class Operator {
   }
   v1::MoveResponse Demote(uint64_t s) { return Move(&v1::Admin::Stub::Demote, s); }
   v1::MoveResponse Prefetch(uint64_t s) { return Move(&v1::Admin::Stub::Prefetch, s); }
+  // To host and back; the first error.
+  kvstrata::Status TryMoves(uint64_t s) {
+    v1::MoveRequest request;
+    request.set_sequence(s);
+    for (const auto method : {&v1::Admin::Stub::Demote, &v1::Admin::Stub::Prefetch}) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+      v1::MoveResponse response;
+      const kvstrata::Status moved = FromGrpc((stub_.get()->*method)(&context, request, &response));
+      if (!moved.ok()) return moved;
+    }
+    return kvstrata::OkStatus();
+  }
 
  private:
   template <typename Response, typename Request>

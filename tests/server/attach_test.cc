@@ -193,7 +193,7 @@ TEST_F(AttachTest, RefusesWhatIsNoHello) {
   std::strcpy(hello.device_uuid, "GPU-1");
   refused = refusal(&hello, sizeof(hello));
   EXPECT_STREQ(refused.reason, "DEVICE_UNKNOWN");
-  EXPECT_THAT(refused.message, HasSubstr("'GPU-1'; allowed: '' or 'emulated'"));
+  EXPECT_THAT(refused.message, HasSubstr("'GPU-1'; there are 'emulated'"));
   hello = GoodHello();
   std::memset(hello.client_name, 'x', sizeof(hello.client_name));
   EXPECT_STREQ(refusal(&hello, sizeof(hello)).reason, "HELLO_MALFORMED");

@@ -68,7 +68,7 @@ TEST_F(AuditTest, FindsAReferenceTooMany) {
 TEST_F(AuditTest, FindsALeakedPage) {
   std::vector<Page*> leaked;
   PagePools& pools = AuditTestPeer::PoolsOf(*store_);
-  ASSERT_EQ(pools.Take(Tier::kDevice, 0, session_.id(), 4096, 1, &leaked), 1u);
+  ASSERT_EQ(pools.Take(PoolId::Device(0), 0, session_.id(), 4096, 1, &leaked), 1u);
   ExpectFinding("reachable from nowhere");
   pools.Free(leaked);
   ExpectClean(*store_);
@@ -82,7 +82,7 @@ TEST_F(AuditTest, PagesGoBackInAnyOrder) {
   const uint64_t used = UsedBytes(*store_);
   for (int round = 0; round < 20; ++round) {
     std::vector<Page*> pages;
-    ASSERT_EQ(pools.Take(Tier::kDevice, 0, session_.id(), 8192, 12, &pages), 12u);
+    ASSERT_EQ(pools.Take(PoolId::Device(0), 0, session_.id(), 8192, 12, &pages), 12u);
     if (round > 1) std::shuffle(pages.begin(), pages.end(), random);
     if (round == 1) std::reverse(pages.begin(), pages.end());
     pools.Free(pages);
@@ -143,10 +143,19 @@ TEST_F(AuditTest, FindsAMissingGrantAndAnIndexThatForgot) {
 
 // --- random use ---
 
-// Two tenants, up to three sessions; prompts from a small alphabet, so that prefixes meet.
+// Two tenants, up to three sessions, each on some device; prompts from a small alphabet, so that
+// prefixes meet.
 class Driver {
  public:
-  explicit Driver(uint32_t seed) : random_(seed), store_(NewStore(SmallPools(96, 64))) {}
+  explicit Driver(uint32_t seed, uint32_t devices = 1) : random_(seed), devices_(devices) {
+    std::vector<StoreDevice> emulated;
+    for (uint32_t i = 0; i < devices; ++i) {
+      emulated.push_back({"emulated-" + std::to_string(i), NewEmulatedDevice()});
+    }
+    store_ =
+        std::move(Store::Create(SmallPools(96, 64), std::move(emulated), NewHostPinned())).value();
+    store_->SetMoveSink([] {});
+  }
 
   void Step() {
     switch (Below(11)) {
@@ -170,6 +179,7 @@ class Driver {
       case 10:
         if (Below(6) == 0) return End();
         if (Below(8) == 0) (void)store_->Evict(false);
+        if (Below(2) == 0) (void)store_->MoveSome(8 * 4096);
         store_->Reclaim();
     }
   }
@@ -192,6 +202,7 @@ class Driver {
     ExpectClean(*store_);
   }
   int exhausted() const { return exhausted_; }
+  uint64_t replicated() const { return store_->Counters().replicated_pages; }
 
  private:
   struct Live {
@@ -216,7 +227,8 @@ class Driver {
   void Attach() {
     if (sessions_.size() == 3) return;
     sessions_.push_back(
-        std::make_unique<TestSession>(store_.get(), Below(3) == 0 ? "uid:2" : "uid:1"));
+        std::make_unique<TestSession>(store_.get(), Below(3) == 0 ? "uid:2" : "uid:1",
+                                      Road::kLinked, static_cast<uint32_t>(Below(devices_))));
   }
   void Open() {
     if (sessions_.empty()) return;
@@ -280,6 +292,7 @@ class Driver {
   }
 
   std::mt19937 random_;
+  const uint32_t devices_;
   std::unique_ptr<Store> store_;
   std::vector<std::unique_ptr<TestSession>> sessions_;
   std::vector<Live> live_;
@@ -302,6 +315,23 @@ TEST(StoreRandom, TheBooksHoldAfterEveryOperation) {
     exhausted += driver.exhausted();
   }
   EXPECT_GT(exhausted, 0) << "the pools are small enough that shortage is met";
+}
+
+TEST(StoreRandom, TheBooksHoldOnSeveralDevices) {
+  uint64_t replicated = 0;
+  for (uint32_t seed = 101; seed <= 105; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Driver driver(seed, 3);
+    for (int step = 0; step < 400; ++step) {
+      SCOPED_TRACE("step " + std::to_string(step));
+      driver.Step();
+      driver.Check();
+      if (::testing::Test::HasFailure()) return;
+    }
+    driver.Finish();
+    replicated += driver.replicated();
+  }
+  EXPECT_GT(replicated, 0u) << "prefixes are met from other devices";
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ class DeviceFailure : public ::testing::Test {
  protected:
   void SetUp() override {
     StoreOptions options = SmallPools(256, 256);
-    options.on_pool_failure = [this](Tier tier, const Status& why) {
-      EXPECT_EQ(tier, Tier::kDevice);
+    options.on_pool_failure = [this](PoolId pool, const Status& why) {
+      EXPECT_EQ(pool, PoolId::Device(0));
       EXPECT_EQ(why.reason(), "DEVICE_FAILED");
       ++told_;
     };

@@ -170,7 +170,7 @@ class Lender {
     session_ = OpenSession(&model_);
     PeerIdentity peer;
     peer.uid = geteuid();
-    lending_ = importer_->NewSession(session_, peer);
+    lending_ = importer_->NewSession(session_, 0, peer);
   }
   ~Lender() {
     lending_.reset();
@@ -321,7 +321,7 @@ INSTANTIATE_TEST_SUITE_P(All, ImportedTensorsTest, ::testing::ValuesIn(CopyCases
 TEST_P(ImportedTensorsTest, ScatteredBlocksBecomePagesBitByBit) {
   const CopyCase& c = GetParam();
   ImporterOptions options;
-  if (c.gpu) options.device = {&fake_gpu::Ops(), 0};
+  if (c.gpu) options.devices = {{&fake_gpu::Ops(), 0}};
   const BlockShape shape = ShapeOf(c.block_tokens);
   LentBlocks blocks(shape, c.layout);
   Lender lender(512, options, c.page_tokens);
@@ -511,7 +511,7 @@ TEST(ImporterTest, RefusesTensorsThatCannotBe) {
   LentTensor foreign = fake_gpu::TensorOf(blocks, 0, 0);
   PeerIdentity stranger;
   stranger.uid = geteuid() + 1;
-  const auto strangers = lender.importer().NewSession(lender.session(), stranger);
+  const auto strangers = lender.importer().NewSession(lender.session(), 0, stranger);
   EXPECT_EQ(strangers->Register(lender.model(), 1, foreign, foreign).reason(), "TENSOR_IPC_USER");
   EXPECT_EQ(strangers->Register(99, 1, TensorOf(blocks, 0, 0), TensorOf(blocks, 0, 1)).reason(),
             "MODEL_UNKNOWN");
@@ -596,7 +596,7 @@ TEST(ImporterTest, AFailedCopyIsToldOnceAndCanBeSealedAgain) {
 TEST(ImporterTest, TooManyWaitingBlocksAreRefused) {
   ImporterOptions options;
   options.waiting_tokens = 64;
-  options.device = {&fake_gpu::Ops(), 0};
+  options.devices = {{&fake_gpu::Ops(), 0}};
   LentBlocks blocks(ShapeOf(16), kBlockLayouts[0]);
   Lender lender(512, options);
   lender.RegisterAll(blocks, true);
@@ -618,7 +618,7 @@ TEST(ImporterTest, TooManyWaitingBlocksAreRefused) {
 // In the middle of a copy: a close, then the death of the session.
 TEST(ImporterTest, NothingLeaksWhenTheEngineGoesInTheMiddleOfACopy) {
   ImporterOptions options;
-  options.device = {&fake_gpu::Ops(), 0};
+  options.devices = {{&fake_gpu::Ops(), 0}};
   for (const bool dies : {false, true}) {
     SCOPED_TRACE(dies);
     LentBlocks blocks(ShapeOf(16), kBlockLayouts[0]);
@@ -654,7 +654,7 @@ TEST(ImporterTest, NothingLeaksWhenTheEngineGoesInTheMiddleOfACopy) {
 
 TEST(ImporterTest, AReleaseThatHangsHoldsNobodyUp) {
   ImporterOptions options;
-  options.device = {&fake_gpu::Ops(), 0};
+  options.devices = {{&fake_gpu::Ops(), 0}};
   const int before = fake_gpu::open;
   LentBlocks blocks(ShapeOf(16), kBlockLayouts[0]);
   {
@@ -666,7 +666,7 @@ TEST(ImporterTest, AReleaseThatHangsHoldsNobodyUp) {
     EXPECT_TRUE(fake_gpu::releases.AwaitSomebody());
     PeerIdentity peer;
     peer.uid = geteuid();
-    lender.lending() = lender.importer().NewSession(lender.session(), peer);
+    lender.lending() = lender.importer().NewSession(lender.session(), 0, peer);
     lender.RegisterAll(blocks, true);
     const std::vector<int32_t> ids = Ids(16);
     blocks.Put({0}, 16, RowOf);

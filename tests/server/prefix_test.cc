@@ -18,8 +18,8 @@ using testing::Tokens;
 // Keys that crowd around both ends of the table's first slots, so that probes run on and around.
 TEST(PageMap, AgreesWithAMap) {
   std::vector<std::unique_ptr<Arena>> arenas;
-  for (const Tier tier : {Tier::kDevice, Tier::kHost}) {
-    arenas.push_back(std::make_unique<Arena>(1, tier, 7, kDaemon, MemoryBlock{}));
+  for (const PoolId pool : {PoolId::Device(0), PoolId::Host()}) {
+    arenas.push_back(std::make_unique<Arena>(1, pool, 7, kDaemon, MemoryBlock{}));
   }
   for (uint32_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -127,11 +127,13 @@ TEST(IndexBlockKey, DiffersByLayoutAndPage) {
   EXPECT_TRUE(keys.contains(IndexBlockKey(PageKey{1}, layout("quest{page = 16, budget = 64}"))));
 }
 
+constexpr PoolId kDevice = PoolId::Device(0), kOther = PoolId::Device(1), kHost = PoolId::Host();
+
 class PrefixIndexTest : public ::testing::Test {
  protected:
-  Page* NewPage(uint8_t key) {
+  Page* NewPage(uint8_t key, PoolId pool = kDevice) {
     std::vector<Page*> out;
-    EXPECT_EQ(pools_.Take(Tier::kDevice, 0, 1, 4096, 1, &out), 1u);
+    EXPECT_EQ(pools_.Take(pool, 0, 1, 4096, 1, &out), 1u);
     out[0]->key = PageKey{key};
     out[0]->sealed = true;
     pools_.Ref(out[0]);
@@ -142,8 +144,14 @@ class PrefixIndexTest : public ::testing::Test {
     index_.MarkCached(page);
   }
 
-  PagePools pools_{NewEmulatedDevice(), 1 << 20, NewHostPinned(), 1 << 20, 1 << 20};
-  bool arena_ = pools_.AddArena(Tier::kDevice, 0, 1, 4096);
+  static std::vector<StoreDevice> TwoDevices() {
+    std::vector<StoreDevice> devices;
+    for (const char* name : {"one", "two"}) devices.push_back({name, NewEmulatedDevice()});
+    return devices;
+  }
+
+  PagePools pools_{TwoDevices(), 1 << 20, NewHostPinned(), 1 << 20, 1 << 20};
+  bool arena_ = pools_.AddArena(kDevice, 0, 1, 4096) && pools_.AddArena(kOther, 0, 1, 4096);
   PrefixIndex index_;
 };
 
@@ -162,19 +170,19 @@ TEST_F(PrefixIndexTest, FindsWhatWasInsertedOnce) {
 TEST_F(PrefixIndexTest, CachedPagesAreListedOldestFirst) {
   Page *a = NewPage(1), *b = NewPage(2), *c = NewPage(3);
   for (Page* page : {a, b, c}) ASSERT_TRUE(index_.Insert(page));
-  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
+  EXPECT_EQ(index_.oldest(kDevice), nullptr);
   for (Page* page : {b, a, c}) Cache(page);
-  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 3 * 4096u);
-  EXPECT_EQ(index_.oldest(Tier::kDevice), b);
+  EXPECT_EQ(index_.cached_bytes(kDevice), 3 * 4096u);
+  EXPECT_EQ(index_.oldest(kDevice), b);
   index_.MarkUsed(a);  // from the middle
   pools_.Ref(a);
   EXPECT_EQ(b->newer, c);
   EXPECT_EQ(c->older, b);
   index_.Erase(b);
-  EXPECT_EQ(index_.oldest(Tier::kDevice), c);
+  EXPECT_EQ(index_.oldest(kDevice), c);
   index_.Erase(c);
-  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
-  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 0u);
+  EXPECT_EQ(index_.oldest(kDevice), nullptr);
+  EXPECT_EQ(index_.cached_bytes(kDevice), 0u);
 }
 
 TEST_F(PrefixIndexTest, WhatHasChancesIsPassedOver) {
@@ -183,28 +191,28 @@ TEST_F(PrefixIndexTest, WhatHasChancesIsPassedOver) {
   for (Page* page : {a, b}) Cache(page);
   a->chances = 2;
   EXPECT_EQ(index_.Spare(a), b);
-  EXPECT_EQ(index_.oldest(Tier::kDevice), b);
+  EXPECT_EQ(index_.oldest(kDevice), b);
   EXPECT_EQ(b->newer, a);
   EXPECT_EQ(index_.Spare(a), a) << "it was the newest";
   EXPECT_EQ(a->chances, 0);
   EXPECT_EQ(a->newer, nullptr);
-  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 2 * 4096u);
+  EXPECT_EQ(index_.cached_bytes(kDevice), 2 * 4096u);
 }
 
 TEST_F(PrefixIndexTest, ACopyOfWhatNobodyUsesIsTheNewestOfItsTier) {
-  ASSERT_TRUE(pools_.AddArena(Tier::kHost, 0, 1, 4096));
+  ASSERT_TRUE(pools_.AddArena(kHost, 0, 1, 4096));
   Page *a = NewPage(1), *copy = nullptr;
   ASSERT_TRUE(index_.Insert(a));
   Cache(a);
   std::vector<Page*> taken;
-  ASSERT_EQ(pools_.Take(Tier::kHost, 0, 1, 4096, 1, &taken), 1u);
+  ASSERT_EQ(pools_.Take(kHost, 0, 1, 4096, 1, &taken), 1u);
   copy = taken.front();
   copy->key = a->key;
   copy->sealed = true;
   index_.Replace(a, copy);
-  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
-  EXPECT_EQ(index_.oldest(Tier::kHost), copy);
-  EXPECT_EQ(index_.cached_bytes(Tier::kHost), 4096u);
+  EXPECT_EQ(index_.oldest(kDevice), nullptr);
+  EXPECT_EQ(index_.oldest(kHost), copy);
+  EXPECT_EQ(index_.cached_bytes(kHost), 4096u);
   index_.Erase(copy);
 }
 
@@ -215,8 +223,56 @@ TEST_F(PrefixIndexTest, ACopyTakesThePlaceOfItsSource) {
   index_.Replace(a, copy);
   EXPECT_EQ(index_.Find(PageKey{1}), copy);
   EXPECT_FALSE(a->indexed);
-  EXPECT_EQ(index_.oldest(Tier::kDevice), nullptr);
-  EXPECT_EQ(index_.cached_bytes(Tier::kDevice), 0u);
+  EXPECT_EQ(index_.oldest(kDevice), nullptr);
+  EXPECT_EQ(index_.cached_bytes(kDevice), 0u);
+}
+
+TEST_F(PrefixIndexTest, AReplicaIsFoundFromItsDevice) {
+  Page *a = NewPage(1), *replica = NewPage(1, kOther);
+  ASSERT_TRUE(index_.Insert(a));
+  EXPECT_EQ(index_.FindFor(0, PageKey{1}), a);
+  EXPECT_EQ(index_.FindFor(1, PageKey{1}), nullptr) << "of another device";
+  index_.InsertReplica(replica);
+  EXPECT_EQ(index_.FindFor(1, PageKey{1}), replica);
+  EXPECT_EQ(index_.Find(PageKey{1}), a);
+  EXPECT_EQ(index_.size(), 2u);
+  EXPECT_EQ(index_.replicas(), 1u);
+  EXPECT_TRUE(index_.Holds(*a) && index_.Holds(*replica));
+  index_.Erase(replica);
+  EXPECT_FALSE(index_.Holds(*replica) || replica->replica || replica->indexed);
+  EXPECT_EQ(index_.FindFor(1, PageKey{1}), nullptr);
+  EXPECT_EQ(index_.size(), 1u);
+}
+
+TEST_F(PrefixIndexTest, AReplicaTakesThePlaceOfThePage) {
+  Page *a = NewPage(1), *replica = NewPage(1, kOther);
+  index_.Pin(PageKey{1});
+  ASSERT_TRUE(index_.Insert(a));
+  index_.InsertReplica(replica);
+  Cache(replica);
+  EXPECT_FALSE(replica->pinned) << "a pin keeps one page";
+  EXPECT_EQ(index_.cached_bytes(kOther), 4096u);
+  index_.Erase(a);
+  EXPECT_EQ(index_.Find(PageKey{1}), replica);
+  EXPECT_FALSE(replica->replica);
+  EXPECT_TRUE(replica->pinned) << "it is the page now";
+  EXPECT_EQ(index_.cached_bytes(kOther), 0u);
+  EXPECT_EQ(index_.pinned_bytes(kOther), 4096u);
+  index_.Unpin(PageKey{1});
+  EXPECT_EQ(index_.cached_bytes(kOther), 4096u);
+}
+
+TEST_F(PrefixIndexTest, ACopyOfAReplicaIsAReplica) {
+  ASSERT_TRUE(pools_.AddArena(kHost, 0, 1, 4096));
+  Page *a = NewPage(1), *replica = NewPage(1, kOther), *copy = NewPage(1, kHost);
+  ASSERT_TRUE(index_.Insert(a));
+  index_.InsertReplica(replica);
+  index_.Replace(replica, copy);
+  EXPECT_EQ(index_.FindFor(1, PageKey{1}), copy);
+  EXPECT_EQ(index_.FindFor(0, PageKey{1}), a);
+  EXPECT_TRUE(copy->replica && !replica->replica && !replica->indexed);
+  EXPECT_TRUE(index_.PagesIn(kOther).empty());
+  EXPECT_EQ(index_.PagesIn(kHost), std::vector<Page*>{copy});
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ class RpcDaemon {
   // `more` adds to the options of the server before it starts.
   explicit RpcDaemon(uint64_t pool_bytes = uint64_t{64} << 20,
                      const std::function<void(Store*, GrpcOptions*)>& more = nullptr,
-                     std::unique_ptr<MemoryResource> device = NewEmulatedDevice()) {
+                     std::unique_ptr<MemoryResource> device = NewEmulatedDevice(),
+                     std::unique_ptr<MemoryResource> second_device = nullptr) {
     char folder[] = "/tmp/kvstrata-rpc.XXXXXX";
     folder_ = mkdtemp(folder);
     StoreOptions options;
@@ -58,10 +59,13 @@ class RpcDaemon {
     options.arena_bytes = uint64_t{1} << 20;  // a session takes at least one of each pool it uses
     options.named_plans = {{"mine", "window{n_recent = 64}"}};
     pools_failed_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    options.on_pool_failure = [this](Tier, const Status&) {
+    options.on_pool_failure = [this](PoolId, const Status&) {
       (void)eventfd_write(pools_failed_.get(), 1);
     };
-    store_ = std::move(Store::Create(options, std::move(device), NewHostPinned())).value();
+    std::vector<StoreDevice> devices;
+    devices.push_back({"emulated", std::move(device)});
+    if (second_device) devices.push_back({"emulated-1", std::move(second_device)});
+    store_ = std::move(Store::Create(options, std::move(devices), NewHostPinned())).value();
     listener_ = std::move(UnixListener::Listen(path(), SOCK_STREAM, -1)).value();
     executor_ = NewThreadPool(2);
     GrpcOptions grpc;
@@ -147,13 +151,15 @@ Status Call(Stub& stub,
 // A session and the calls that need one.
 class RpcClient {
  public:
-  explicit RpcClient(std::shared_ptr<grpc::Channel> channel, const std::string& backend = "")
+  explicit RpcClient(std::shared_ptr<grpc::Channel> channel, const std::string& backend = "",
+                     const std::string& device = "")
       : control(v1::Control::NewStub(channel)),
         compute(v1::Compute::NewStub(channel)),
         admin(v1::Admin::NewStub(channel)) {
     v1::OpenSessionRequest request;
     request.set_client_name("test");
     request.set_backend(backend);
+    request.set_device_uuid(device);
     stream_ = control->OpenSession(&context_, request);
     if (stream_->Read(&opened)) return;
     failure = FromGrpc(stream_->Finish());

@@ -64,6 +64,57 @@ TEST(RpcServer, APoolWhoseDeviceIsLostIsNotServing) {
   EXPECT_EQ(status.pools(1).failure(), "");
 }
 
+TEST(RpcServer, OneOfTwoDevicesIsNotServing) {
+  const auto lost = std::make_shared<std::atomic<bool>>(false);
+  RpcDaemon daemon(uint64_t{64} << 20, nullptr, NewEmulatedDevice(),
+                   NewLosableResource(NewEmulatedDevice(), lost));
+  const auto channel = daemon.Connect();
+  EXPECT_EQ(Health(channel, "kvstrata.pool.device.emulated-1").value(), kServing);
+  *lost = true;
+  const std::string second = "emulated-1";
+  RpcClient client(channel, "", second);
+  ASSERT_TRUE(client.Open(client.RegisterModel(), "full", Ids(20)).ok()) << "the host has room";
+  EXPECT_TRUE(Eventually(
+      [&] { return Health(channel, "kvstrata.pool.device.emulated-1").value() == kNotServing; }));
+  EXPECT_EQ(Health(channel, "kvstrata.pool.device").value(), kNotServing) << "not all of them";
+  EXPECT_EQ(Health(channel, "kvstrata.pool.device.emulated").value(), kServing);
+  EXPECT_EQ(Health(channel, "kvstrata.pool.host").value(), kServing);
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(
+      Call(*client.admin, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
+  ASSERT_EQ(status.pools_size(), 3);
+  EXPECT_EQ(status.pools(0).device(), "emulated");
+  EXPECT_EQ(status.pools(0).failure(), "");
+  EXPECT_EQ(status.pools(1).device(), "emulated-1");
+  EXPECT_NE(status.pools(1).failure(), "");
+  EXPECT_EQ(status.pools(2).tier(), "host");
+  v1::ListSessionsResponse sessions;
+  ASSERT_TRUE(
+      Call(*client.admin, &v1::Admin::Stub::ListSessions, v1::ListSessionsRequest(), &sessions)
+          .ok());
+  ASSERT_EQ(sessions.sessions_size(), 1);
+  EXPECT_EQ(sessions.sessions(0).device(), second);
+}
+
+TEST(RpcServer, APoolIsResizedByItsDevice) {
+  RpcDaemon daemon(uint64_t{64} << 20, nullptr, NewEmulatedDevice(), NewEmulatedDevice());
+  RpcClient client(daemon.Connect());
+  const auto resize = [&](const char* tier, const char* device) {
+    v1::ResizeRequest request;
+    request.set_tier(tier);
+    request.set_device(device);
+    request.set_bytes(32 << 20);
+    v1::ResizeResponse response;
+    return Call(*client.admin, &v1::Admin::Stub::Resize, request, &response);
+  };
+  ASSERT_TRUE(resize("device", "emulated-1").ok());
+  EXPECT_EQ(daemon.store().Pools()[0].capacity_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(daemon.store().Pools()[1].capacity_bytes, uint64_t{32} << 20);
+  EXPECT_EQ(resize("device", "moon").reason(), "DEVICE_UNKNOWN");
+  ASSERT_TRUE(resize("device", "").ok());
+  EXPECT_EQ(daemon.store().Pools()[0].capacity_bytes, uint64_t{32} << 20);
+}
+
 TEST(RpcServer, ReflectionListsTheServices) {
   RpcDaemon daemon;
   const auto channel = daemon.Connect();

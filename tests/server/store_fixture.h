@@ -65,12 +65,13 @@ inline uint64_t UsedBytes(const Store& store) {
 
 class TestSession {
  public:
-  explicit TestSession(Store* store, const std::string& tenant = "uid:1", Road road = Road::kLinked)
+  explicit TestSession(Store* store, const std::string& tenant = "uid:1", Road road = Road::kLinked,
+                       uint32_t device = 0)
       : store_(store) {
     PeerIdentity peer;
     peer.tenant = tenant;
     Result<SessionSegments> segments = store->OpenSession(
-        peer, road, "test", [this](const ArenaGrant& g) { grants_[g.arena] = g.writable; });
+        peer, road, "test", [this](const ArenaGrant& g) { grants_[g.arena] = g.writable; }, device);
     EXPECT_TRUE(segments.ok()) << segments.status().ToString();
     segments_ = *segments;
     reader_ = shm::TableReader(segments_.header, segments_.tables, segments_.table_bytes);

@@ -230,6 +230,7 @@ class Step {
 struct AttachOptions {
   const char* socket = nullptr;
   std::string client_name, backend;
+  std::string device_uuid;  // "": the daemon's first
   uint32_t threads = 0, timeout_ms = 0;
 };
 
@@ -245,6 +246,7 @@ class Session {
     kvs_attach_options raw{};
     raw.size = sizeof(raw);
     if (!options.client_name.empty()) raw.client_name = options.client_name.c_str();
+    if (!options.device_uuid.empty()) raw.device_uuid = options.device_uuid.c_str();
     if (!options.backend.empty()) raw.backend = options.backend.c_str();
     raw.threads = options.threads;
     raw.timeout_ms = options.timeout_ms;

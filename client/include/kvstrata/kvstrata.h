@@ -66,7 +66,9 @@ KVS_API const char* kvs_error_reason(void);  /* stable, for programs: "PLAN_UNKN
 /* ---- session ---- */
 typedef struct kvs_attach_options {
   size_t size;
-  const char* device_uuid; /* NULL: any device pool */
+  const char*
+      device_uuid; /* whose pool this session's pages come from, and for GPUs which of them its
+                      steps run on: as `kvstrata pool ls` names it; NULL: the daemon's first */
   const char* client_name; /* shown by `kvstrata session ls`; NULL: the program's name */
   const char* backend;     /* "ref", "simd", where pages are a GPU's "cuda"; NULL: KVSTRATA_BACKEND,
                               else the daemon's */
