@@ -11,11 +11,11 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/last_arrival.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/attend_spans/attend_spans_cuda.h"
 #include "kernels/ops/attend_spans/span_parts.cuh"
 #include "kernels/ops/attend_spans/warp_spans.cuh"
+#include "kernels/ops/merge/shared_item.cuh"
 
 namespace kvstrata::cuda {
 namespace {
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
   auto* const scratch = reinterpret_cast<float*>(&shared + 1);
   constexpr bool kOneKind = std::is_same_v<T, __nv_bfloat16>;  // of queries
-  constexpr int kWarps = Shape<kDim>::kWarps, kColumns = kDim / 4;
+  constexpr int kWarps = Shape<kDim>::kWarps;
   const AttendSpansBatch& w = a.work;
   const auto item = static_cast<int32_t>(blockIdx.x);
   const int head = item % w.layer.kv_heads, sequence = item / w.layer.kv_heads;
@@ -317,33 +317,14 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   SumWarps(spans, group, scratch, shared);
 
   const int64_t rows = int64_t{w.queries.batch} * w.layer.kv_heads * group;
-  const auto for_each_column = [&](auto store) {
-    for (int i = threadIdx.x; i < group * kColumns; i += Shape<kDim>::kThreads) {
-      store(int64_t{item} * group + i / kColumns, i / kColumns, i % kColumns);
-    }
-  };
-  if (sharers == 1) {
-    return for_each_column([&](int64_t row, int of_head, int column) {
-      StoreResult(w.with, w.to, w.partial, rows, row, kDim, column,
-                  CtaRow(shared, scratch, group, of_head, column));
-    });
-  }
-  for_each_column([&](int64_t row, int of_head, int column) {
-    const int64_t at = cta * rows + row;
-    const WeightedRow x = CtaRow(shared, scratch, group, of_head, column);
-    reinterpret_cast<float4*>(a.splits.o + at * kDim)[column] = x.o;
-    if (column != 0) return;
-    a.splits.m[at] = x.m * kLn2;
-    a.splits.l[at] = x.l;
-  });
-  if (!ArrivesLast(w.counters + item, sharers, shared.is_last)) return;
-  for_each_column([&](int64_t row, int, int column) {
-    WeightedRow sum;
-    Partials splits = a.splits;
-    splits.parts = sharers;
-    AddParts<4>(splits, rows, row, kDim, column, sum);
-    StoreResult(w.with, w.to, w.partial, rows, row, kDim, column, sum);
-  });
+  const SharedItem end{rows,     int64_t{item} * group, group, cta, sharers,
+                       a.splits, w.counters + item};
+  FinishItem<Shape<kDim>::kThreads, kDim>(
+      end, [&](int of_head, int column) { return CtaRow(shared, scratch, group, of_head, column); },
+      [&](int64_t row, int column, const WeightedRow& sum) {
+        StoreResult(w.with, w.to, w.partial, rows, row, kDim, column, sum);
+      },
+      reinterpret_cast<WeightedRow*>(scratch), shared.is_last);
 }
 
 // CTAs that share an item.
@@ -366,8 +347,9 @@ int64_t SplitRows(const AttendSpansBatch& w) {
 template <typename T, int kDim>
 int Launch(const AttendSpansBatch& w, Stream stream) {
   const auto kernel = AttendSpansKernel<T, kDim>;
+  const int of_warps = Shape<kDim>::kWarps * w.layer.group * kDim * static_cast<int>(sizeof(float));
   const int bytes = static_cast<int>(sizeof(Shared<kDim>)) +
-                    Shape<kDim>::kWarps * w.layer.group * kDim * static_cast<int>(sizeof(float));
+                    std::max(of_warps, Shape<kDim>::kThreads * kSumBytes);
   if (const int error = AllowShared(kernel, bytes); error != 0) return error;
   Arguments a{w, w.queries.scale * kLog2E, {}};
   a.splits.o = w.workspace;

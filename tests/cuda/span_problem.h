@@ -1,0 +1,195 @@
+// A layer of plan sekv on the device, on fresh random inputs, and calls of its ops. All that is not
+// to be read is 0xFF (span_case.h), pages before the window too; so is every output before it is
+// written.
+#ifndef KVSTRATA_TESTS_CUDA_SPAN_PROBLEM_H_
+#define KVSTRATA_TESTS_CUDA_SPAN_PROBLEM_H_
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "tests/cuda/span_case.h"
+
+namespace kvstrata::cuda {
+
+// One layer of a batch, its queries and pages, and everything on the device.
+class SpanProblem {
+ public:
+  // ahead: of all three ops (launch.cuh); all inputs are complete before the first.
+  SpanProblem(Rng& rng, const SpanCase& c, bool ahead = false) : case_(c), ahead_(ahead) {
+    for (const auto& sequence : c.parts) {
+      auto& parts = parts_.emplace_back();
+      int32_t spans = 0;
+      for (const SpanPartShape& shape : sequence) {
+        parts.emplace_back(rng, c, shape).Upload();
+        spans += shape.spans;
+      }
+      part_stride_ = std::max(part_stride_, static_cast<int32_t>(parts.size()));
+      span_stride_ = std::max(span_stride_, (spans + 31) / 32 * 32);
+      window_begin_.push_back(Below(rng, 3 * kPage));
+      tokens_.push_back(window_begin_.back() + 1 + Below(rng, 4 * kPage));
+    }
+    span_stride_ += 32;
+    DrawQueries(rng);
+    DrawPages(rng);
+    Upload();
+  }
+
+  ScoreSpansBatch Scores() const {
+    return {Layer(), Queries(), relevance_.get(), coarse_.get(), ahead_};
+  }
+  ExpandSpansBatch Expansion() const {
+    return {Layer(),         batch(),     relevance_.get(),   coarse_.get(),
+            d_room_.get(),   list_.get(), list_counts_.get(), chosen_.get(),
+            counters_.get(), ahead_};
+  }
+  AttendSpansBatch Attention() const {
+    AttendSpansBatch w;
+    w.layer = Layer();
+    w.queries = Queries();
+    w.coarse = coarse_.get();
+    w.list = list_.get();
+    w.counts = list_counts_.get();
+    w.pages = {d_pages_.get(), page_stride_, kPage,     case_.kv_heads, case_.dim, case_.dtype, 0,
+               HeadsBytes(),   HeadBytes(),  RowBytes()};
+    w.window_begin = d_window_.get();
+    w.tokens = d_tokens_.get();
+    w.to = {out_.get(), case_.out_dtype, lse_.get()};
+    w.counters = counters_.get();
+    w.workspace = workspace_.get();
+    w.ahead = ahead_;
+    return w;
+  }
+  void Enqueue(Stream stream) const {
+    Check(kvs_cuda_ops()->score_spans(Scores(), stream), "score_spans");
+    Check(kvs_cuda_ops()->expand_spans(Expansion(), stream), "expand_spans");
+    Check(kvs_cuda_ops()->attend_spans(Attention(), stream), "attend_spans");
+  }
+  // Another step: a longer window and another room, known to the device alone.
+  void Go(Rng& rng) {
+    for (int b = 0; b < batch(); ++b) {
+      auto& tokens = tokens_[static_cast<size_t>(b)];
+      tokens = std::min(tokens + 1 + Below(rng, 5), page_stride_ * kPage);
+      case_.room[static_cast<size_t>(b)] = Below(rng, 400);
+    }
+    d_tokens_.Write(tokens_);
+    d_room_.Write(case_.room);
+  }
+  int batch() const { return static_cast<int>(parts_.size()); }
+
+ protected:
+  int query_heads() const { return case_.kv_heads * case_.group; }
+  int64_t RowBytes() const { return int64_t{case_.dim} * 2; }
+  int64_t HeadBytes() const { return RowBytes() * kPage; }
+  int64_t HeadsBytes() const { return HeadBytes() * case_.kv_heads; }
+  float Scale() const { return 1.0f / std::sqrt(static_cast<float>(case_.dim)); }
+  int32_t Spans(int b) const {
+    int32_t spans = 0;
+    for (const HostSpans& p : parts_[static_cast<size_t>(b)]) spans += p.spans();
+    return spans;
+  }
+  SpanLayer Layer() const {
+    return {d_parts_.get(), d_counts_.get(), d_routers_.get(), part_stride_, span_stride_,
+            kLayer,         case_.kv_heads,  case_.group,      case_.dim,    case_.dtype};
+  }
+  SpanQueries Queries() const { return {q_.get(), query_heads() * RowBytes(), batch(), Scale()}; }
+
+  void DrawQueries(Rng& rng) {
+    const auto count = static_cast<size_t>(batch() * query_heads() * case_.dim);
+    const std::vector<std::byte> bytes = RandomElements(rng, case_.dtype, count);
+    q_ = DeviceArray<std::byte>(bytes);
+    queries_ = Floats(case_.dtype, bytes);
+    routers_ = case_.trained ? query_heads() : case_.kv_heads;
+    d_route_ = 1 + Below(rng, std::min(case_.dim, 48));
+    w_.resize(static_cast<size_t>(kLayers * routers_ * d_route_ * case_.dim), std::nanf(""));
+    for (size_t i = w_.size() / kLayers; i < w_.size(); ++i) w_[i] = Normal(rng);
+    tau_.assign(static_cast<size_t>(kLayers * query_heads()), std::nanf(""));
+    std::fill_n(tau_.begin() + kLayer * query_heads(), query_heads(), case_.tau);
+  }
+  // Pages [keys, values][kv_heads][kPage][dim]; what lies before the window is poison.
+  void DrawPages(Rng& rng) {
+    for (const int32_t n : tokens_) page_stride_ = std::max(page_stride_, n / kPage + 2);
+    const auto count = static_cast<size_t>(batch() * page_stride_);
+    const auto bytes = static_cast<size_t>(2 * HeadsBytes());
+    page_bytes_.assign(count * bytes, std::byte{0xFF});
+    for (int b = 0; b < batch(); ++b) {
+      for (int32_t t = window_begin_[static_cast<size_t>(b)]; t < page_stride_ * kPage; ++t) {
+        for (int h = 0; h < 2 * case_.kv_heads; ++h) {
+          std::byte* const row = HostPage(b, t / kPage) + h * HeadBytes() + t % kPage * RowBytes();
+          for (int c = 0; c < case_.dim; ++c) StoreFloat(row + 2 * c, case_.dtype, Normal(rng));
+        }
+      }
+    }
+    d_page_bytes_ = DeviceArray<std::byte>(page_bytes_);
+    std::vector<uint64_t> addresses;
+    for (size_t i = 0; i < count; ++i) addresses.push_back(d_page_bytes_.address() + i * bytes);
+    d_pages_ = DeviceArray<uint64_t>(addresses);
+  }
+  std::byte* HostPage(int b, int32_t page) const {
+    return const_cast<std::byte*>(page_bytes_.data()) +
+           (int64_t{b} * page_stride_ + page) * 2 * HeadsBytes();
+  }
+  void Upload() {
+    std::vector<SpanPart> table(static_cast<size_t>(batch() * std::max(part_stride_, 1)));
+    std::vector<int32_t> counts;
+    std::vector<SpanRouter> routers;
+    d_w_ = DeviceArray<float>(w_);
+    d_tau_ = DeviceArray<float>(tau_);
+    for (int b = 0; b < batch(); ++b) {
+      int32_t first = 0;
+      for (size_t i = 0; i < parts_[static_cast<size_t>(b)].size(); ++i) {
+        const HostSpans& part = parts_[static_cast<size_t>(b)][i];
+        table[static_cast<size_t>(b * part_stride_) + i] = part.Device(first);
+        first += part.spans();
+      }
+      counts.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
+      routers.push_back({d_w_.address(), d_tau_.address(), routers_, d_route_});
+    }
+    d_parts_ = DeviceArray<SpanPart>(table);
+    d_counts_ = DeviceArray<int32_t>(counts);
+    d_routers_ = DeviceArray<SpanRouter>(routers);
+    d_room_ = DeviceArray<int32_t>(case_.room);
+    d_tokens_ = DeviceArray<int32_t>(tokens_);
+    d_window_ = DeviceArray<int32_t>(window_begin_);
+    const auto rows = static_cast<size_t>(batch() * query_heads());
+    const auto stride = static_cast<size_t>(span_stride_);
+    relevance_ = DeviceArray<float>(rows * stride);
+    coarse_ = DeviceArray<float>(rows * stride);
+    chosen_ = DeviceArray<uint32_t>(rows * stride / 32);
+    list_ =
+        DeviceArray<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads * kSpanPieces) * stride);
+    list_counts_ = DeviceArray<int32_t>(static_cast<size_t>(batch() * case_.kv_heads));
+    counters_ = DeviceArray<uint32_t>(
+        std::vector<uint32_t>(static_cast<size_t>(batch() * case_.kv_heads), 0));
+    out_ = DeviceArray<std::byte>(rows * static_cast<size_t>(case_.dim * SizeOf(case_.out_dtype)));
+    lse_ = DeviceArray<float>(rows);
+    AttendSpansBatch w;
+    w.layer = Layer();
+    w.queries = Queries();
+    workspace_ = DeviceArray<float>(
+        static_cast<size_t>(kvs_cuda_ops()->attend_spans_workspace_bytes(w) / 4));
+  }
+  const float* Query(int b, int h) const {
+    return &queries_[static_cast<size_t>((b * query_heads() + h) * case_.dim)];
+  }
+
+  SpanCase case_;
+  const bool ahead_;
+  std::vector<std::vector<HostSpans>> parts_;
+  int32_t part_stride_ = 0, span_stride_ = 0, page_stride_ = 0;
+  std::vector<int32_t> window_begin_, tokens_;
+  int routers_ = 0, d_route_ = 0;
+  std::vector<float> queries_, w_, tau_;
+  std::vector<std::byte> page_bytes_;
+  DeviceArray<std::byte> q_, d_page_bytes_, out_;
+  DeviceArray<uint64_t> d_pages_;
+  DeviceArray<float> d_w_, d_tau_, relevance_, coarse_, lse_, workspace_;
+  DeviceArray<SpanPart> d_parts_;
+  DeviceArray<SpanRouter> d_routers_;
+  DeviceArray<int32_t> d_counts_, d_room_, d_tokens_, d_window_, list_counts_;
+  DeviceArray<uint32_t> chosen_, list_, counters_;
+};
+
+}  // namespace kvstrata::cuda
+
+#endif  // KVSTRATA_TESTS_CUDA_SPAN_PROBLEM_H_
