@@ -124,13 +124,6 @@ const KeyCase kKeyCases[] = {
     {"socket.path", "KVSTRATA_SOCKET", "/tmp/k.sock", "/tmp/"},
     {"socket.group", "KVSTRATA_SOCKET_GROUP", "0", "no such group"},
     {"pool.device", "KVSTRATA_POOL_DEVICE", "cuda", "GPU-1"},
-    {"pool.device", "KVSTRATA_POOL_DEVICE", "emulated:3", "emulated:0"},
-    {"pool.device", "KVSTRATA_POOL_DEVICE", "emulated", "emulated:65"},
-    {"pool.device", "KVSTRATA_POOL_DEVICE", "GPU-01234567-0123-0123-0123-0123456789ab",
-     "GPU-01234567-0123-0123-0123-0123456789ab,"},
-    {"pool.device", "KVSTRATA_POOL_DEVICE",
-     "GPU-01234567-0123-0123-0123-0123456789ab,GPU-01234567-0123-0123-0123-0123456789ac",
-     "GPU-01234567-0123-0123-0123-0123456789ab,GPU-01234567-0123-0123-0123-0123456789ab"},
     {"pool.device_bytes", "KVSTRATA_POOL_DEVICE_BYTES", "64 MiB", "4 gigs"},
     {"pool.host_bytes", "KVSTRATA_POOL_HOST_BYTES", "1073741824", "17TiB"},
     {"pool.host_numa", "KVSTRATA_POOL_HOST_NUMA", "interleave", "near"},
@@ -177,6 +170,29 @@ TEST_F(ConfigTest, CpuLists) {
   EXPECT_EQ(cpus("0-2,6"), std::vector<int>({0, 1, 2, 6}));
   for (const char* wrong : {",", "1,", ",1", "-", "1-", "-1", "a", "1-2-3", "1024", "0 1"}) {
     EXPECT_EQ(cpus(wrong), std::vector<int>({-1})) << wrong;
+  }
+}
+
+TEST_F(ConfigTest, PoolDevices) {
+  const std::string one = "GPU-01234567-0123-0123-0123-0123456789ab";
+  const std::string other = "GPU-01234567-0123-0123-0123-0123456789ac";
+  const auto devices = [this](const std::string& text) {
+    sources_.flags = {{"pool.device", text}};
+    return Load().devices;
+  };
+  EXPECT_EQ(devices("emulated").emulated, 1u);
+  EXPECT_EQ(devices("emulated:3").emulated, 3u);
+  EXPECT_EQ(devices("emulated:64").emulated, 64u);
+  EXPECT_EQ(devices("cuda").emulated, 0u);
+  EXPECT_TRUE(devices("cuda").uuids.empty());
+  EXPECT_EQ(devices(one).uuids, std::vector<std::string>{one});
+  EXPECT_EQ(devices(other + "," + one).uuids, (std::vector<std::string>{other, one}));
+  for (const std::string& wrong :
+       {std::string("emulated:0"), std::string("emulated:65"), std::string("emulated:"),
+        std::string("emulated2"), one + ",", "," + one, one + "," + one, one + ", " + other}) {
+    SCOPED_TRACE(wrong);
+    sources_.flags = {{"pool.device", wrong}};
+    EXPECT_THAT(Fail().message(), HasSubstr("pool.device"));
   }
 }
 
