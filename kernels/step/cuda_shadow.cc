@@ -96,8 +96,7 @@ Status CudaStep::MeasureShadow(int member, int layer, const Rows& q, CudaShadow*
     w.q_stride = q.token_stride;
     w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
     w.to = {results + shadow->OutputAt(layer, of), DType::kF32, results + shadow->LseAt(layer, of)};
-    w.counters = ws_.attend_counters_.as<uint32_t>();
-    w.workspace = ws_.attend_workspace_.as<float>();
+    w.workspace = ws_.attend_workspace_.as<std::byte>();
     return Check(ops_.attend_raw(w, stream_), "op attend_raw");
   };
   const bool packed = part.selects && part.plan.codec == CodecKind::kPacked;
@@ -159,8 +158,7 @@ Status CudaStep::AttendPositions(int member, int layer, const Rows& q, CudaShado
   w.q = q.data + first_row_[member] * q.token_stride;
   w.q_stride = q.token_stride;
   w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
-  w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.attend_workspace_.as<float>();
+  w.workspace = ws_.attend_workspace_.as<std::byte>();
   float* const results = shadow->results_.as<float>();
   for (int call = 0; call < calls; ++call) {
     w.selection.counts = at + call * lists;

@@ -145,7 +145,7 @@ Importer::Importer(const ImporterOptions& options, Store* store, const Backend* 
       store_(store),
       backend_(backend),
       releases_(options.release_deadline),
-      bounce_(options.device.ops) {
+      bounce_(options.devices.empty() ? nullptr : options.devices.front().ops) {
   thread_ = std::thread([this] { Run(); });
   pthread_setname_np(thread_.native_handle(), "kvs-import");
 }

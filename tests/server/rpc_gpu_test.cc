@@ -138,7 +138,7 @@ class RpcGpuTest : public ::testing::Test {
       [](Store*, GrpcOptions* options) {
         options->cuda = &FakeOps();
         options->cuda_patience = std::chrono::milliseconds(30);
-        options->device_uuid = "GPU-fake";
+        options->cuda_devices = {0};
       },
       std::make_unique<testing::FarMemory>(std::make_shared<std::atomic<bool>>(false))};
   RpcClient client_{daemon_.Connect()};
