@@ -50,15 +50,15 @@ inline std::vector<float> RowsOf(char kind, int layer, int32_t position, int32_t
 }
 
 // A sequence, and what it should hold.
-struct Sequence {
+struct LinkedSequence {
   kvs_sequence handle = 0;
   std::vector<int32_t> ids;  // committed
 };
 
-// Tensors of one step in all layers, on the GPU or on the host, at the same addresses each step.
-class Tensors {
+// LinkedTensors of one step in all layers, on the GPU or on the host, at the same addresses each step.
+class LinkedTensors {
  public:
-  Tensors(int tokens, bool on_gpu) : tokens_(tokens), on_gpu_(on_gpu) {
+  LinkedTensors(int tokens, bool on_gpu) : tokens_(tokens), on_gpu_(on_gpu) {
     for (int layer = 0; layer < kLayers; ++layer) {
       for (const char kind : {'k', 'v', 'q', 'o'}) {
         const size_t n = RowSize(kind) * static_cast<size_t>(tokens);
@@ -192,7 +192,7 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_KVS(RegisterModel(session_, &model_));
   }
 
-  void Open(const char* plan, const std::vector<int32_t>& prompt, Sequence* s,
+  void Open(const char* plan, const std::vector<int32_t>& prompt, LinkedSequence* s,
             uint32_t* held = nullptr) {
     uint32_t n = 0;
     ASSERT_KVS(
@@ -201,12 +201,12 @@ class LinkedCuda : public ::testing::Test {
     if (held != nullptr) *held = n;
   }
   // The prompt's rest in chunks of 48, then prefill_done. The last rows are checked.
-  void Prefill(Sequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
+  void Prefill(LinkedSequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
     ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
     ASSERT_KVS(kvs_prefill_done(session_, s->handle));
   }
   // With surprisals, and until the spans are there.
-  void PrefillSpans(Sequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
+  void PrefillSpans(LinkedSequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
     ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
     std::vector<float> nats(prompt.size());  // exponential: one in 20 is an anchor at alpha = 2
     for (size_t t = 0; t < nats.size(); ++t) {
@@ -217,18 +217,18 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_KVS(kvs_prefill_done(session_, s->handle));
     ASSERT_KVS(kvs_settle(session_, s->handle));
   }
-  void RunPrompt(Sequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
+  void RunPrompt(LinkedSequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
     while (s->ids.size() < prompt.size()) {
       const size_t n = std::min<size_t>(48, prompt.size() - s->ids.size());
-      Tensors tensors(static_cast<int>(n), on_gpu);
+      LinkedTensors tensors(static_cast<int>(n), on_gpu);
       const auto first = prompt.begin() + static_cast<std::ptrdiff_t>(s->ids.size());
       ASSERT_NO_FATAL_FAILURE(Step(
           {s}, {std::vector<int32_t>(first, first + static_cast<std::ptrdiff_t>(n))}, &tensors));
     }
   }
   // One step with the calls of every layer.
-  void Step(const std::vector<Sequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
-            Tensors* tensors) {
+  void Step(const std::vector<LinkedSequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
+            LinkedTensors* tensors) {
     kvs_step* step = nullptr;
     ASSERT_NO_FATAL_FAILURE(Begin(members, tokens, tensors, &step));
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -237,8 +237,8 @@ class LinkedCuda : public ::testing::Test {
     }
     ASSERT_KVS(kvs_step_end(step, stream_));
   }
-  void Begin(const std::vector<Sequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
-             Tensors* tensors, kvs_step** step) {
+  void Begin(const std::vector<LinkedSequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
+             LinkedTensors* tensors, kvs_step** step) {
     std::vector<kvs_step_member> batch;
     int row = 0;
     tensors->Poison();
@@ -256,7 +256,7 @@ class LinkedCuda : public ::testing::Test {
       rows_.push_back((rows_.empty() ? -1 : rows_.back()) + static_cast<int>(t.size()));
     ASSERT_KVS(kvs_step_begin(session_, batch.data(), batch.size(), stream_, step, nullptr));
   }
-  void Layer(kvs_step* step, int layer, Tensors* tensors) {
+  void Layer(kvs_step* step, int layer, LinkedTensors* tensors) {
     const kvs_tensor k = tensors->Tensor('k', layer), v = tensors->Tensor('v', layer);
     const kvs_tensor q = tensors->Tensor('q', layer), o = tensors->Tensor('o', layer);
     ASSERT_KVS(kvs_append(step, layer, &k, &v));
@@ -264,29 +264,29 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_KVS(kvs_attend(step, layer, &q, &o, nullptr));
   }
   // A graph of all layers, which nothing has run of yet.
-  std::unique_ptr<CapturedGraph> Captured(kvs_step* step, Tensors* tensors) {
+  std::unique_ptr<CapturedGraph> Captured(kvs_step* step, LinkedTensors* tensors) {
     return std::make_unique<CapturedGraph>(stream_, [&](cudaStream_t) {
       for (int layer = 0; layer < kLayers; ++layer) Layer(step, layer, tensors);
       return 0;
     });
   }
   // A step that launches the graph. The last layer is checked.
-  void Replay(CapturedGraph* graph, const std::vector<Sequence*>& members,
-              const std::vector<std::vector<int32_t>>& tokens, Tensors* tensors) {
+  void Replay(CapturedGraph* graph, const std::vector<LinkedSequence*>& members,
+              const std::vector<std::vector<int32_t>>& tokens, LinkedTensors* tensors) {
     kvs_step* step = nullptr;
     ASSERT_NO_FATAL_FAILURE(Begin(members, tokens, tensors, &step));
     ASSERT_KVS(kvs_step_replay(step));
     ASSERT_NO_FATAL_FAILURE(Launch(graph, step, members, tensors));
   }
   // The same of a step that has begun.
-  void Launch(CapturedGraph* graph, kvs_step* step, const std::vector<Sequence*>& members,
-              Tensors* tensors) {
+  void Launch(CapturedGraph* graph, kvs_step* step, const std::vector<LinkedSequence*>& members,
+              LinkedTensors* tensors) {
     graph->Launch();
     ASSERT_NO_FATAL_FAILURE(Verify(step, kLayers - 1, members, tensors));
     ASSERT_KVS(kvs_step_end(step, stream_));
   }
   // The output of each member's last new token.
-  void Verify(kvs_step* step, int layer, const std::vector<Sequence*>& members, Tensors* tensors) {
+  void Verify(kvs_step* step, int layer, const std::vector<LinkedSequence*>& members, LinkedTensors* tensors) {
     for (size_t i = 0; i < members.size(); ++i) {
       // What the first new token attends, or what a prompt's last chunk attends before itself; the
       // others see the new tokens before them, too.
@@ -307,12 +307,12 @@ class LinkedCuda : public ::testing::Test {
     }
   }
   // Every eleventh token ends a sentence.
-  void Report(const Sequence& s) {
+  void Report(const LinkedSequence& s) {
     std::vector<uint8_t> ends(s.ids.size());
     for (size_t t = 10; t < ends.size(); t += 11) ends[t] = 1;
     ASSERT_KVS(kvs_report(session_, s.handle, 0, ends.size(), nullptr, nullptr, ends.data()));
   }
-  std::vector<int32_t> InspectInts(const Sequence& s, const char* name) {
+  std::vector<int32_t> InspectInts(const LinkedSequence& s, const char* name) {
     kvs_array array{};
     EXPECT_EQ(kvs_inspect(session_, s.handle, name, &array), KVS_OK) << kvs_error_message();
     const auto* const values = static_cast<const int32_t*>(array.data);
@@ -320,8 +320,8 @@ class LinkedCuda : public ::testing::Test {
     kvs_array_free(&array);
     return copy;
   }
-  void Decode(Sequence* s, int steps, bool on_gpu) {
-    Tensors tensors(1, on_gpu);
+  void Decode(LinkedSequence* s, int steps, bool on_gpu) {
+    LinkedTensors tensors(1, on_gpu);
     for (int i = 0; i < steps; ++i) {
       ASSERT_NO_FATAL_FAILURE(Step({s}, {{1000 + i}}, &tensors));
     }

@@ -16,7 +16,7 @@ namespace {
 
 TEST_F(LinkedCuda, DecodesAsDenseAttentionDoes) {
   for (const bool on_gpu : {true, false}) {
-    Sequence s;
+    LinkedSequence s;
     const auto prompt = Ids(200, on_gpu ? 0 : 500);
     Open("full", prompt, &s);
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, prompt, on_gpu));
@@ -31,7 +31,7 @@ TEST_F(LinkedCuda, PlansSelect) {
   for (const char* plan : {kSentences, kQuest, kTokens, "strata{budget = 64, min_tokens = 0}",
                            "window{n_sink = 4, n_recent = 64, min_tokens = 0}", kChess}) {
     SCOPED_TRACE(plan);
-    Sequence s;
+    LinkedSequence s;
     Open(plan, Ids(600), &s);
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
     ASSERT_NO_FATAL_FAILURE(Report(s));
@@ -45,7 +45,7 @@ TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
   testing::Operator admin(daemon_.socket());
   for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess}) {
     SCOPED_TRACE(plan);
-    Sequence s;
+    LinkedSequence s;
     Open(plan, Ids(600), &s);
     ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
     ASSERT_NO_FATAL_FAILURE(Report(s));
@@ -60,7 +60,7 @@ TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
 }
 
 TEST_F(LinkedCuda, PackedRowsAreAttended) {
-  Sequence s;
+  LinkedSequence s;
   Open(kMosaic, Ids(304), &s);
   ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(304), true));
   ASSERT_KVS(kvs_settle(session_, s.handle));
@@ -72,7 +72,7 @@ TEST_F(LinkedCuda, PackedRowsAreAttended) {
     EXPECT_LT(attended_, 150u);
   }
   // A second sequence finds the prompt and what is packed of it, and a fork goes on from there.
-  Sequence second, child;
+  LinkedSequence second, child;
   uint32_t held = 0;
   Open(kMosaic, Ids(304), &second, &held);
   EXPECT_GT(held, 0u);
@@ -91,7 +91,7 @@ constexpr char kSpans[] =
     "sekv{r_max = 8, d_route = 16, rows_share = 0.5, local = 30, min_tokens = 0}";
 
 TEST_F(LinkedCuda, SpansAreAttended) {
-  Sequence s;
+  LinkedSequence s;
   Open(kAllSpans, Ids(304), &s);
   ASSERT_NO_FATAL_FAILURE(PrefillSpans(&s, Ids(304), true));
   ASSERT_NO_FATAL_FAILURE(Decode(&s, 20, true));
@@ -101,7 +101,7 @@ TEST_F(LinkedCuda, SpansAreAttended) {
   kvs_array array{};
   EXPECT_REFUSED(kvs_inspect(session_, s.handle, "k_mean", &array), "CUDA_PLAN");
   // A fork goes on with the spans.
-  Sequence child = s;
+  LinkedSequence child = s;
   ASSERT_KVS(kvs_sequence_fork(session_, s.handle, &child.handle));
   ASSERT_NO_FATAL_FAILURE(Decode(&child, 10, false));
 }
@@ -116,10 +116,10 @@ struct SpanOutputs {
 class LinkedCudaSpans : public LinkedCuda {
  protected:
   void Run(SpanOutputs* out) {
-    Sequence s;
+    LinkedSequence s;
     Open(kSpans, Ids(400), &s);
     ASSERT_NO_FATAL_FAILURE(PrefillSpans(&s, Ids(400), false));
-    Tensors tensors(1, false);
+    LinkedTensors tensors(1, false);
     for (int i = 0; i < 20; ++i) {
       kvs_step* step = nullptr;
       ASSERT_NO_FATAL_FAILURE(Begin({&s}, {{1000 + i}}, &tensors, &step));
@@ -167,18 +167,18 @@ TEST_F(LinkedCudaSpans, AsOnCpus) {
 }
 
 TEST_F(LinkedCuda, APrefixIsSharedAndAForkIsNot) {
-  Sequence first;
+  LinkedSequence first;
   Open(kQuest, Ids(320), &first);
   ASSERT_NO_FATAL_FAILURE(Prefill(&first, Ids(320), true));
   ASSERT_NO_FATAL_FAILURE(Decode(&first, 3, true));
-  Sequence child = first;
+  LinkedSequence child = first;
   ASSERT_KVS(kvs_sequence_fork(session_, first.handle, &child.handle));
-  Tensors tensors(2, true);
+  LinkedTensors tensors(2, true);
   for (int i = 0; i < 20; ++i) {
     ASSERT_NO_FATAL_FAILURE(Step({&first, &child}, {{50 + i}, {90 + i}}, &tensors));
   }
   ASSERT_KVS(kvs_settle(session_, first.handle));
-  Sequence second;
+  LinkedSequence second;
   uint32_t held = 0;
   Open(kQuest, Ids(320), &second, &held);
   EXPECT_GE(held, 288u);
@@ -192,12 +192,12 @@ TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
   for (const char* plan : {"full", kQuest, kChess, kTokens, kSentences, kMosaic}) {
     for (const int length : {300, 304}) {  // of which the open step begins no page, or one
       SCOPED_TRACE(std::string(plan) + " after " + std::to_string(length));
-      Sequence s, child;
+      LinkedSequence s, child;
       const auto prompt = Ids(static_cast<size_t>(length), length);
       Open(plan, prompt, &s);
       ASSERT_NO_FATAL_FAILURE(Prefill(&s, prompt, true));
       ASSERT_NO_FATAL_FAILURE(Report(s));
-      Tensors tensors(1, true);
+      LinkedTensors tensors(1, true);
       kvs_step* step = nullptr;
       ASSERT_NO_FATAL_FAILURE(Begin({&s}, {{70}}, &tensors, &step));
       ASSERT_NO_FATAL_FAILURE(Layer(step, 0, &tensors));
@@ -212,7 +212,7 @@ TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
       ASSERT_NO_FATAL_FAILURE(Layer(step, 1, &tensors));
       ASSERT_NO_FATAL_FAILURE(Verify(step, 1, {&s}, &tensors));
       ASSERT_KVS(kvs_step_end(step, stream_));
-      Tensors both(2, true);
+      LinkedTensors both(2, true);
       for (int i = 0; i < 20; ++i) {
         ASSERT_NO_FATAL_FAILURE(Step({&s, &child}, {{400 + i}, {500 + i}}, &both)) << "step " << i;
       }
@@ -220,13 +220,13 @@ TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
       ASSERT_NO_FATAL_FAILURE(Begin({&s}, {{71}}, &tensors, &step));
       ASSERT_NO_FATAL_FAILURE(Layer(step, 0, &tensors));
       s.ids.pop_back();
-      Sequence second = s;
+      LinkedSequence second = s;
       ASSERT_KVS(kvs_sequence_fork(session_, s.handle, &second.handle));
       kvs_step_abort(step);
       for (int i = 0; i < 5; ++i) {
         ASSERT_NO_FATAL_FAILURE(Step({&second, &s}, {{600 + i}, {700 + i}}, &both));
       }
-      for (const Sequence* each : {&s, &child, &second}) {
+      for (const LinkedSequence* each : {&s, &child, &second}) {
         ASSERT_KVS(kvs_sequence_close(session_, each->handle));
       }
       Check(cudaStreamSynchronize(other), "the child's stream");
@@ -237,7 +237,7 @@ TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
 
 // Short sequences of a small model are attended in full.
 TEST_F(LinkedCuda, AutomaticMinTokens) {
-  Sequence s;
+  LinkedSequence s;
   Open("quest{budget = 64, min_tokens = \"auto\"}", Ids(300), &s);
   ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(300), true));
   ASSERT_NO_FATAL_FAILURE(Decode(&s, 5, true));
@@ -256,9 +256,9 @@ TEST_F(LinkedCuda, WhatAGpuDoesNotServeIsRefused) {
   kvs_session* other = nullptr;
   EXPECT_REFUSED(kvs_attach(daemon_.socket().c_str(), &options, &other), "BACKEND_UNKNOWN");
   // Queries of a prompt that are kept lie where those of the open step are written.
-  Sequence s;
+  LinkedSequence s;
   Open(kSentences, Ids(20), &s);
-  Tensors tensors(20, true);
+  LinkedTensors tensors(20, true);
   kvs_step* step = nullptr;
   ASSERT_NO_FATAL_FAILURE(Begin({&s}, {Ids(20)}, &tensors, &step));
   kvs_sequence child = 0;
@@ -277,7 +277,7 @@ TEST(DISABLED_Client, HoldsMemory) {
   const auto prompt = Ids(120000);  // 118 of 256 MiB
   ASSERT_KVS(
       kvs_sequence_open(session, model, "full", prompt.data(), prompt.size(), &sequence, &held));
-  Tensors tensors(48, true);
+  LinkedTensors tensors(48, true);
   tensors.Fill(0, 0, Ids(48));
   const kvs_step_member member{sequence, prompt.data(), 48};
   kvs_step* step = nullptr;
@@ -289,7 +289,7 @@ TEST(DISABLED_Client, HoldsMemory) {
 }
 
 TEST_F(LinkedCuda, AKilledClientLeavesNothingBehind) {
-  Sequence mine;
+  LinkedSequence mine;
   Open(kQuest, Ids(100), &mine);
   ASSERT_NO_FATAL_FAILURE(Prefill(&mine, Ids(100), true));
   setenv("KVSTRATA_SOCKET", daemon_.socket().c_str(), 1);
@@ -318,7 +318,7 @@ TEST_F(LinkedCuda, AKilledClientLeavesNothingBehind) {
   // Five times 118 of 256 MiB were taken: the sixth fits only if they came back.
   const auto prompt = Ids(120000, 7);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  Sequence big;
+  LinkedSequence big;
   uint32_t held = 0;
   while (kvs_sequence_open(session_, model_, "full", prompt.data(), prompt.size(), &big.handle,
                            &held) != KVS_OK) {

@@ -10,14 +10,14 @@ INSTANTIATE_TEST_SUITE_P(Plans, LinkedCudaGraph,
                          ::testing::Values(kQuest, kChess, kMosaic, kSentences));
 
 TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
-  Sequence a, b;
+  LinkedSequence a, b;
   Open(GetParam(), Ids(300), &a);
   Open(GetParam(), Ids(150, 5000), &b);
   ASSERT_NO_FATAL_FAILURE(Prefill(&a, Ids(300), true));
   ASSERT_NO_FATAL_FAILURE(Prefill(&b, Ids(150, 5000), true));
   ASSERT_NO_FATAL_FAILURE(Report(a));
   ASSERT_NO_FATAL_FAILURE(Report(b));
-  Tensors tensors(2, true);
+  LinkedTensors tensors(2, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a, &b}, {{7}, {8}}, &tensors));  // buffers get their size
   kvs_step* step = nullptr;
   ASSERT_NO_FATAL_FAILURE(Begin({&a, &b}, {{9}, {10}}, &tensors, &step));
@@ -31,7 +31,7 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
   EXPECT_REFUSED(kvs_step_replay(step), "GRAPH_STALE");
   kvs_step_abort(step);
   a.ids.pop_back();
-  Tensors one(1, true);
+  LinkedTensors one(1, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a}, {{2}}, &one));  // nothing of the aborted step is left
 }
 
@@ -39,10 +39,10 @@ TEST_P(LinkedCudaGraph, OfTheCallersServesLaterSteps) {
 // it goes on when the pages come back.
 TEST_F(LinkedCuda, AGraphPromotesWhatItSelects) {
   testing::Operator admin(daemon_.socket());
-  Sequence s;
+  LinkedSequence s;
   Open(kQuest, Ids(600), &s);
   ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
-  Tensors tensors(1, true);
+  LinkedTensors tensors(1, true);
   std::unique_ptr<CapturedGraph> graph;
   kvs_step* step = nullptr;
   const auto decode = [&](int steps, const char* refused) {
@@ -70,13 +70,13 @@ TEST_F(LinkedCuda, AGraphPromotesWhatItSelects) {
 // TokenSelect: a graph of the caller's, whose steps the GPU finds to be hits or misses; a fork goes
 // on with the cache.
 TEST_F(LinkedCuda, AGraphServesHitsAndMissesOfTheSelectionCache) {
-  Sequence a, b;
+  LinkedSequence a, b;
   Open(kTokens, Ids(400), &a);
   ASSERT_NO_FATAL_FAILURE(Prefill(&a, Ids(400), true));
   ASSERT_NO_FATAL_FAILURE(Decode(&a, 3, true));
   b = a;
   ASSERT_KVS(kvs_sequence_fork(session_, a.handle, &b.handle));
-  Tensors tensors(2, true);
+  LinkedTensors tensors(2, true);
   ASSERT_NO_FATAL_FAILURE(Step({&a, &b}, {{7}, {8}}, &tensors));
   kvs_step* step = nullptr;
   ASSERT_NO_FATAL_FAILURE(Begin({&a, &b}, {{9}, {10}}, &tensors, &step));

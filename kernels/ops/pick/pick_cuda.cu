@@ -11,9 +11,10 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kWarpsMax = 32;
-constexpr int kStagedKeys = kPickKeysOfCta;
-constexpr int kKeysOfOneCta = 10240;  // more are for several CTAs, unless the caller says otherwise
-constexpr int kCandidates = 8192;     // keys at the boundary that every CTA may look through alone
+// Keys that a CTA holds in shared memory; longer lists are for several CTAs, unless the caller says
+// otherwise: one that holds more may not start beside the CTAs of the op before.
+constexpr int kKeysOfOneCta = 10240;
+constexpr int kCandidates = 8192;  // keys at the boundary that every CTA may look through alone
 constexpr int kBins = 2048;
 constexpr int kPasses = 3;     // digits of 11, 11 and 10 bits
 constexpr int kCtasMax = 128;  // of a list
@@ -48,7 +49,6 @@ struct Digit {
 };
 
 struct Shared {
-  uint32_t keys[kStagedKeys];
   uint32_t candidates[kCandidates];
   int32_t histogram[kPasses][kBins];
   int32_t scan_sums[kPasses][kScanThreads / 32];
@@ -56,6 +56,7 @@ struct Shared {
   int32_t offsets[kCtasMax + 1];  // of each CTA's candidates
   int32_t above_before;           // keys above the range in the CTAs before
   int2 warp_counts[3][kWarpsMax];
+  alignas(16) uint32_t keys[];  // `staged` of them
 };
 
 // One CTA's part of one list. Every thread calls every function. Each pass has its own histogram
@@ -63,7 +64,7 @@ struct Shared {
 class ListPicker {
  public:
   __device__ ListPicker(const PickBatch& w, ListScratch* scratch, uint32_t* segments, int list,
-                        Candidates units, int32_t take, Shared& s)
+                        Candidates units, int32_t take, int32_t staged, Shared& s)
       : w_(w),
         scratch_(scratch),
         segments_(segments),
@@ -80,7 +81,7 @@ class ListPicker {
     chunk_ = cta_ * warps * per_warp;
     begin_ = min(chunk_ + warp() * per_warp, n_);
     end_ = min(begin_ + per_warp, n_);
-    staged_ = per_warp * warps <= kStagedKeys;
+    staged_ = per_warp * warps <= staged;
   }
 
   // REQUIRES: histograms in shared memory are zero (no barrier needed since).
@@ -400,9 +401,9 @@ class ListPicker {
   bool staged_ = false;
 };
 
-// Grid (CTAs a list, lists).
+// Grid (CTAs a list, lists). staged: keys that shared memory has room for.
 __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListScratch* scratch,
-                                                             uint32_t* segments) {
+                                                             uint32_t* segments, int32_t staged) {
   extern __shared__ uint4 dynamic[];
   auto& shared = *reinterpret_cast<Shared*>(dynamic);
   const int list = blockIdx.y, sequence = list / w.groups;
@@ -426,7 +427,7 @@ __global__ __launch_bounds__(kWarpsMax * 32) void PickKernel(PickBatch w, ListSc
   }
   if (units.full || rule.take <= 0) return;
   ListPicker picker(w, scratch + list, segments + int64_t{list} * gridDim.x * kCandidates, list,
-                    units, rule.take, shared);
+                    units, rule.take, staged, shared);
   picker.Pick();
 }
 
@@ -439,8 +440,14 @@ int CtasPerList(const PickBatch& w) {
   return w.score_stride <= kKeysOfOneCta ? 1 : std::min(most, w.score_stride / kKeysPerCta);
 }
 
+int32_t StagedKeys(const PickBatch& w, int ctas) {
+  return ctas == 1 && w.score_stride > kKeysOfOneCta ? kPickKeysOfCta : kKeysOfOneCta;
+}
+
+size_t SharedBytes(int32_t staged) { return sizeof(Shared) + staged * sizeof(uint32_t); }
+
 int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* scratch,
-                      uint32_t* segments, Stream stream) {
+                      uint32_t* segments, int32_t staged, Stream stream) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;
   attributes[0].val.cooperative = 1;
@@ -449,27 +456,29 @@ int LaunchCooperative(const PickBatch& w, dim3 grid, int threads, ListScratch* s
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = sizeof(Shared);
+  config.dynamicSmemBytes = SharedBytes(staged);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
   config.numAttrs = DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, PickKernel, w, scratch, segments);
+  return cudaLaunchKernelEx(&config, PickKernel, w, scratch, segments, staged);
 }
 
 // Lists whose counters lie at the beginning of the scratch.
 int32_t ScratchLists(const PickBatch& w) { return std::max(w.scratch_lists, w.batch * w.groups); }
 
 int Launch(const PickBatch& w, int ctas, Stream stream) {
-  if (const int error = AllowShared(PickKernel, sizeof(Shared)); error != 0) return error;
+  const int most = static_cast<int>(SharedBytes(kPickKeysOfCta));
+  if (const int error = AllowShared(PickKernel, most); error != 0) return error;
+  const int32_t staged = StagedKeys(w, ctas);
   const int lists = w.batch * w.groups;
   auto* scratch = static_cast<ListScratch*>(w.scratch);
   auto* segments = reinterpret_cast<uint32_t*>(scratch + ScratchLists(w));
   // More warps where a CTA has many keys to go through.
   const int threads = w.score_stride / ctas > 4096 ? kWarpsMax * 32 : kThreadsMin;
   const dim3 grid(ctas, lists);
-  return ctas > 1 ? LaunchCooperative(w, grid, threads, scratch, segments, stream)
-                  : LaunchDependent(PickKernel, grid, threads, sizeof(Shared), stream, w, scratch,
-                                    segments);
+  return ctas > 1 ? LaunchCooperative(w, grid, threads, scratch, segments, staged, stream)
+                  : LaunchDependent(PickKernel, grid, threads, SharedBytes(staged), stream, w,
+                                    scratch, segments, staged);
 }
 
 }  // namespace

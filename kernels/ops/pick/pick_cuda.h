@@ -11,9 +11,9 @@
 // which hold their scores in shared memory, agree on the digits of the k-th largest score through a
 // histogram in `scratch`, and write what they hold of the answer in place: order comes for free.
 // The same input gives the same output, whatever the timing. Cost: reads the scores once (several
-// times where a CTA has more than kPickKeysOfCta), 2 to 4 barriers over the CTAs of a list. A
-// device that is busy with other kernels delays a cooperative launch until all its CTAs fit (at
-// most one an SM).
+// times where a CTA has more than it holds), 2 to 4 barriers over the CTAs of a list. A device that
+// is busy with other kernels delays a cooperative launch until all its CTAs fit (at most one an
+// SM).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 
@@ -22,7 +22,8 @@
 
 namespace kvstrata::cuda {
 
-// Scores that a CTA holds in shared memory. Of more it reads those from memory several times.
+// Scores that a CTA holds in shared memory where it has a list of more than 10240 alone (of other
+// lists 10240). Of more it reads those from memory several times.
 inline constexpr int32_t kPickKeysOfCta = 24576;
 
 struct PickBatch {
