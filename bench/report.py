@@ -39,7 +39,7 @@ def speed_table(result, rows):
     for r in rows:
         base = r.get("baseline")
         against = f"{base['name']} {number(base['value'])}" if base else ""
-        lines.append(f"| {r['id']} | {number(r['value'])} {r['unit']} | {against} | "
+        lines.append(f"| {r['id']}{'*' if 'commit' in r else ''} | {number(r['value'])} {r['unit']} | {against} | "
                      f"{number(r.get('ratio'))} | {verdict(r)} |")
     return lines
 
@@ -67,6 +67,8 @@ def table(suite, ids):
         rows = [r for r in result["rows"] if not ids or any(r["id"].startswith(i) for i in ids)]
         make = accuracy_table if rows and all("accuracy" in r for r in rows) else speed_table
         note = f"{result['device']}, {result['date']}, commit {result['commit'][:10]}; `{result['command']}`"
+        older = sorted({r["commit"][:10] for r in rows if "commit" in r})
+        note += f"; *: commit {', '.join(older)}" if older else ""
         parts.append("\n".join(make(result, rows) + ["", note]))
     return "\n\n".join(parts)
 

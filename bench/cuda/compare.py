@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Joins the results of cuda_bench and dense_baselines.py: each row gets the best dense time at its shape.
 
-    compare.py OURS.json... DENSE.json [--json-out FILE]
+    compare.py OURS.json... DENSE.json [--json-out FILE] [--keep OLD.json]
 Several results of one program (a run for each plan, say) become one. ratio = best dense / ours.
-Rows of lists are compared with dense attention over the whole sequence.
+Rows of lists are compared with dense attention over the whole sequence. --keep: rows of an earlier
+result that were not measured anew stay, with their own commit and baselines.
 """
 import argparse
 import json
@@ -65,16 +66,26 @@ def demand_of_batches(rows):
             row.setdefault("must", 0.8 * alone)
 
 
+def with_kept(old, rows):
+    """`rows`, and those of an earlier result that they have not, which keep the commit they were measured at."""
+    new = {row["id"]: row for row in rows}
+    stale = {row["id"]: row | {"commit": row.get("commit", old["commit"])} for row in old["rows"]}
+    return list((stale | new).values())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("ours", nargs="+")
     parser.add_argument("dense")
     parser.add_argument("--json-out")
+    parser.add_argument("--keep")
     args = parser.parse_args()
     parts, dense = [json.load(open(file)) for file in args.ours], json.load(open(args.dense))
     ours = parts[0] | {"rows": [row for part in parts for row in part["rows"]]}
     ours["context"]["torch"] = dense["torch"]
     ours["rows"] = [joined(row, dense["rows"]) for row in ours["rows"]]
+    if args.keep:
+        ours["rows"] = with_kept(json.load(open(args.keep)), ours["rows"])
     demand_of_batches(ours["rows"])
     for row in ours["rows"]:
         base = row.get("baseline", {})
