@@ -478,6 +478,13 @@ Daemon::~Daemon() {
 }
 
 size_t Daemon::devices() const { return parts_->device_names.size(); }
+uint64_t Daemon::PoolBytes(Tier tier) const {
+  uint64_t bytes = 0;
+  for (const PoolInfo& pool : parts_->store->Pools()) {
+    if (pool.tier == tier) bytes += pool.capacity_bytes;
+  }
+  return bytes;
+}
 Store& Daemon::store() { return *parts_->store; }
 AttachServer& Daemon::attach() { return *parts_->attach; }
 
@@ -503,8 +510,8 @@ int RunDaemon(const Config& config, int ready_fd) {
             {"backend", config.backend},
             {"device", config.device},
             {"devices", daemon.value()->devices()},
-            {"device_bytes", config.store.device_bytes},
-            {"host_bytes", config.store.host_bytes},
+            {"device_bytes", daemon.value()->PoolBytes(Tier::kDevice)},
+            {"host_bytes", daemon.value()->PoolBytes(Tier::kHost)},
             {"startup_us", MicrosSince(started)}});
   NotifyServiceManager("READY=1");
   SignalReadyFd(ready_fd);

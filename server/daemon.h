@@ -36,6 +36,8 @@ class Daemon {
   ~Daemon();
 
   size_t devices() const;  // with a pool each
+  // Of all pools of a tier: what a cgroup and the GPUs allow of what was asked for.
+  uint64_t PoolBytes(Tier tier) const;
   Store& store();
   AttachServer& attach();
 

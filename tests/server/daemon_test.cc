@@ -141,6 +141,14 @@ TEST_F(DaemonTest, ServesWithNothingButASocket) {
   EXPECT_THAT(Output(), HasSubstr("event=stopped"));
 }
 
+TEST_F(DaemonTest, ReadySaysWhatThePoolsHold) {
+  auto daemon = Start({"--set", "pool.device=emulated:2", "--set", "pool.device_bytes=64MiB",
+                       "--set", "pool.host_bytes=32MiB"});
+  daemon->Signal(SIGTERM);
+  EXPECT_EQ(daemon->Wait(), 0) << Output();
+  EXPECT_THAT(Output(), HasSubstr("devices=2 device_bytes=134217728 host_bytes=33554432"));
+}
+
 TEST_F(DaemonTest, IdleIsSmall) {
   auto daemon = Start();
   std::ifstream status("/proc/" + std::to_string(daemon->pid()) + "/status");
