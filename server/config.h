@@ -89,11 +89,6 @@ Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text);
 
 Result<Config> LoadConfig(const ConfigSources& sources);
 
-// Units: "4GiB", "512 MiB", "1e6" is none, "1048576" is bytes; KiB MiB GiB TiB, KB MB GB TB, B.
-bool ParseSize(std::string_view text, uint64_t* bytes);
-// "50us", "500ms", "2s", "0".
-bool ParseDuration(std::string_view text, std::chrono::microseconds* out);
-
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_CONFIG_H_

@@ -1,5 +1,6 @@
 // The configuration: every key, every origin, every way to get it wrong (docs/configuration.md).
 #include "server/config.h"
+#include "server/config_values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,68 @@
+#include "server/config_values.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+namespace kvstrata {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
+
+// Splits "512 MiB" into its digits and its unit.
+std::pair<std::string_view, std::string_view> SplitUnit(std::string_view text) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  std::string_view unit = text.substr(digits);
+  if (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
+  return {text.substr(0, digits), unit};
+}
+
+}  // namespace
+
+bool ParseNumber(std::string_view text, uint64_t* out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+bool ParseSize(std::string_view text, uint64_t* bytes) {
+  constexpr std::array<std::pair<std::string_view, uint64_t>, 10> units = {{
+      {"", 1},
+      {"B", 1},
+      {"KiB", kKiB},
+      {"MiB", kMiB},
+      {"GiB", kGiB},
+      {"TiB", kTiB},
+      {"KB", 1000},
+      {"MB", 1000'000},
+      {"GB", 1000'000'000},
+      {"TB", 1000'000'000'000},
+  }};
+  const auto [digits, unit] = SplitUnit(text);
+  const auto at = std::find_if(units.begin(), units.end(),
+                               [u = unit](const auto& entry) { return entry.first == u; });
+  uint64_t n = 0;
+  if (at == units.end() || !ParseNumber(digits, &n)) return false;
+  return !__builtin_mul_overflow(n, at->second, bytes);
+}
+
+bool ParseDuration(std::string_view text, microseconds* out) {
+  constexpr std::array<std::pair<std::string_view, uint64_t>, 4> units = {{
+      {"us", 1},
+      {"ms", 1000},
+      {"s", 1000'000},
+      {"min", 60'000'000},
+  }};
+  const auto [digits, unit] = SplitUnit(text);
+  uint64_t n = 0;
+  if (!ParseNumber(digits, &n) || n > 1'000'000'000'000) return false;
+  const auto at = std::find_if(units.begin(), units.end(),
+                               [u = unit](const auto& entry) { return entry.first == u; });
+  if (at == units.end() && !(unit.empty() && n == 0)) return false;
+  *out = microseconds(at == units.end() ? 0 : n * at->second);
+  return true;
+}
+
+}  // namespace kvstrata
