@@ -105,7 +105,7 @@ class CudaShadowTest : public ::testing::Test {
   }
 
   const Geometry g_ = Shape();
-  const Inputs in_{g_, kPrompt + 1, kSeed};
+  const Inputs in_{g_, kPrompt + 2, kSeed};
   CudaWorkspace workspace_{testing::FakeOps(), g_};
   std::unique_ptr<CodecSequence> sequence_;
   std::unique_ptr<SequenceState> state_;

@@ -97,7 +97,8 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
 
   bool arena_on_host(uint32_t arena) const {
     for (const SequenceInfo& info : store_->Sequences(0)) {
-      for (const PageInfo& page : store_->Show(info.sequence)->pages) {
+      const Result<SequenceDetail> detail = store_->Show(info.sequence);
+      for (const PageInfo& page : detail->pages) {
         if (!page.absent && page.arena == arena) return page.tier == Tier::kHost;
       }
     }
