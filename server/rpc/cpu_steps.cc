@@ -60,7 +60,6 @@ class CpuSteps final : public StepDevice {
                                size_t /*blocks*/, std::string_view name) override {
     return state.Inspect(view, *backend_, *executor_, name);
   }
-  Status Reach(uint32_t /*arena*/) override { return OkStatus(); }
   Status Read(std::byte* to, const std::byte* from, uint64_t bytes) override {
     std::memcpy(to, from, bytes);
     return OkStatus();

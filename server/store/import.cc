@@ -44,16 +44,17 @@ void Store::Impl::PinImport(const Sequence& s, ImportJob* job) {
   job->pages.resize(s.pages.size());
   job->blocks.resize(s.index_blocks.size());
   std::vector<Page*>& pins = jobs_[job->id];
-  const auto pin = [&](Page* page, bool written, std::byte** address) {
-    if (page == nullptr) return;
-    ++page->jobs;
-    pins.push_back(page);
-    if (pools_.readable(page->arena->tier)) {
-      *address = page->base();
-    } else {
-      job->staged.push_back({page, address, written, nullptr});
-    }
-  };
+  const auto pin = [&](Page* page, bool written, std::byte** address)
+                       KVS_NO_THREAD_SAFETY_ANALYSIS {
+                         if (page == nullptr) return;
+                         ++page->jobs;
+                         pins.push_back(page);
+                         if (pools_.readable(page->arena->tier)) {
+                           *address = page->base();
+                         } else {
+                           job->staged.push_back({page, address, written, nullptr});
+                         }
+                       };
   for (size_t i = first_row / page_tokens; i < s.pages.size(); ++i) {
     pin(s.pages[i], i >= s.tokens / page_tokens, &job->pages[i]);
   }
