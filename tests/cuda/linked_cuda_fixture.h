@@ -55,7 +55,8 @@ struct LinkedSequence {
   std::vector<int32_t> ids;  // committed
 };
 
-// LinkedTensors of one step in all layers, on the GPU or on the host, at the same addresses each step.
+// LinkedTensors of one step in all layers, on the GPU or on the host, at the same addresses each
+// step.
 class LinkedTensors {
  public:
   LinkedTensors(int tokens, bool on_gpu) : tokens_(tokens), on_gpu_(on_gpu) {
@@ -227,8 +228,8 @@ class LinkedCuda : public ::testing::Test {
     }
   }
   // One step with the calls of every layer.
-  void Step(const std::vector<LinkedSequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
-            LinkedTensors* tensors) {
+  void Step(const std::vector<LinkedSequence*>& members,
+            const std::vector<std::vector<int32_t>>& tokens, LinkedTensors* tensors) {
     kvs_step* step = nullptr;
     ASSERT_NO_FATAL_FAILURE(Begin(members, tokens, tensors, &step));
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -237,8 +238,9 @@ class LinkedCuda : public ::testing::Test {
     }
     ASSERT_KVS(kvs_step_end(step, stream_));
   }
-  void Begin(const std::vector<LinkedSequence*>& members, const std::vector<std::vector<int32_t>>& tokens,
-             LinkedTensors* tensors, kvs_step** step) {
+  void Begin(const std::vector<LinkedSequence*>& members,
+             const std::vector<std::vector<int32_t>>& tokens, LinkedTensors* tensors,
+             kvs_step** step) {
     std::vector<kvs_step_member> batch;
     int row = 0;
     tensors->Poison();
@@ -286,7 +288,8 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_KVS(kvs_step_end(step, stream_));
   }
   // The output of each member's last new token.
-  void Verify(kvs_step* step, int layer, const std::vector<LinkedSequence*>& members, LinkedTensors* tensors) {
+  void Verify(kvs_step* step, int layer, const std::vector<LinkedSequence*>& members,
+              LinkedTensors* tensors) {
     for (size_t i = 0; i < members.size(); ++i) {
       // What the first new token attends, or what a prompt's last chunk attends before itself; the
       // others see the new tokens before them, too.

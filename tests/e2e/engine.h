@@ -20,17 +20,34 @@ namespace kvstrata::testing {
 
 // The C ABI of one library, by name. RTLD_LOCAL keeps the roads apart.
 struct Abi {
-#define KVS_ABI_FUNCTIONS(X)                                                                   \
-  X(kvs_attach)                                                                                \
-  X(kvs_detach)                                                                                \
-  X(kvs_ping)                                                                                  \
-  X(kvs_model_register) X(kvs_sequence_open) X(kvs_sequence_fork) X(kvs_sequence_close)        \
-      X(kvs_sequence_tokens) X(kvs_prefill_done) X(kvs_report) X(kvs_settle) X(kvs_step_begin) \
-          X(kvs_append) X(kvs_select) X(kvs_attend) X(kvs_step_end) X(kvs_step_abort)          \
-              X(kvs_selection_groups) X(kvs_selection) X(kvs_page_table) X(kvs_inspect)        \
-                  X(kvs_array_free) X(kvs_error_message) X(kvs_error_reason) X(kvs_road)       \
-                      X(kvs_sequence_status) X(kvs_tensors_register) X(kvs_blocks_seal)        \
-                          X(kvs_blocks_acknowledged) X(kvs_blocks_load)
+#define KVS_ABI_FUNCTIONS(X) \
+  X(kvs_attach)              \
+  X(kvs_detach)              \
+  X(kvs_ping)                \
+  X(kvs_model_register)      \
+  X(kvs_sequence_open)       \
+  X(kvs_sequence_fork)       \
+  X(kvs_sequence_close)      \
+  X(kvs_sequence_tokens)     \
+  X(kvs_prefill_done)        \
+  X(kvs_report)              \
+  X(kvs_settle)              \
+  X(kvs_step_begin)          \
+  X(kvs_append)              \
+  X(kvs_select)              \
+  X(kvs_attend)              \
+  X(kvs_step_end)            \
+  X(kvs_step_abort)          \
+  X(kvs_selection_groups)    \
+  X(kvs_selection)           \
+  X(kvs_page_table)          \
+  X(kvs_inspect)             \
+  X(kvs_array_free)          \
+  X(kvs_error_message)       \
+  X(kvs_error_reason)        \
+  X(kvs_road)                \
+  X(kvs_sequence_status)     \
+  X(kvs_tensors_register) X(kvs_blocks_seal) X(kvs_blocks_acknowledged) X(kvs_blocks_load)
 #define X(name) decltype(&::name) name = nullptr;
   KVS_ABI_FUNCTIONS(X)
 #undef X

@@ -1,6 +1,5 @@
 // The configuration: every key, every origin, every way to get it wrong (docs/configuration.md).
 #include "server/config.h"
-#include "server/config_values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +7,8 @@
 #include <unistd.h>
 
 #include <fstream>
+
+#include "server/config_values.h"
 
 namespace kvstrata {
 namespace {
