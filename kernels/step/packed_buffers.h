@@ -13,7 +13,7 @@ namespace kvstrata {
 
 struct PackedBuffers {
   // Extents that ops attend_packed and score_packed take of a sequence.
-  static constexpr int32_t kSegmentsMax = 128;
+  static constexpr int32_t kSegmentsMax = 512;
   // Pieces that an open segment has, now more, now fewer: 7 each of 1, 8, 64 and 512 flushes.
   static constexpr int32_t kPiecesMax = 28;
   // Room for a sequence with `extents` of them, `final` of which stay: flushes and joins between

@@ -536,6 +536,16 @@ TEST_F(AttendPackedCuda, LongSequencesHaveManySplits) {
   ExpectLikeRef(c);
 }
 
+// As many as 1.5M tokens of 32 layers with 8 KV heads x 128 take, each with rotations of its own.
+TEST_F(AttendPackedCuda, AsManySegmentsAsThereMayBe) {
+  std::vector<int32_t> rows(512);
+  for (int32_t& n : rows) n = 1 + Below(rng_, 20);
+  for (Chosen chosen : {Chosen::kAll, Chosen::kSome}) {
+    ExpectLikeRef({128, 4, 1, true, {rows}, {32, 1, 8}, chosen});
+  }
+  ExpectLikeRef({64, 8, 2, false, {rows, {5}}, {}, Chosen::kSome});
+}
+
 TEST_F(AttendPackedCuda, TwoRunsGiveTheSameBits) {
   const Problem p(rng_, {128, 4, 8, true, {{5000, 100}, {40}, {300, 2, 900}}});
   p.Run(p.Work());
@@ -586,7 +596,7 @@ TEST_F(AttendPackedCuda, RefusesShapesItHasNot) {
   const Problem p(rng_, {128, 4, 2, true, {{10}}});
   for (const auto& spoil : {+[](AttendPackedBatch& w) { w.queries.group = 9; },
                             +[](AttendPackedBatch& w) { w.layer.head_dim = 96; },
-                            +[](AttendPackedBatch& w) { w.layer.segment_stride = 129; },
+                            +[](AttendPackedBatch& w) { w.layer.segment_stride = 513; },
                             +[](AttendPackedBatch& w) { w.selection.unit_tokens = 8; }}) {
     AttendPackedBatch w = p.Work();
     spoil(w);

@@ -26,7 +26,7 @@ TEST(PackedBuffers, RoomForAListLastsAsLongAsRoomForBlocks) {
 
 TEST(PackedBuffers, SegmentsGrowUpToWhatTheOpsTake) {
   PackedBuffers::Capacity room;
-  for (const int32_t segments : {1, 16, 17, 100, 127, 128}) {
+  for (const int32_t segments : {1, 16, 17, 100, 511, 512}) {
     room = room.Grown({1, segments, 8, 1});
     EXPECT_GE(room.segments, segments);
     EXPECT_LE(room.segments, PackedBuffers::kSegmentsMax);
@@ -46,8 +46,8 @@ TEST(PackedBuffers, PiecesMakeNoGraphStale) {
     need.segments = PackedBuffers::SegmentsFor(kFinal, kFinal + pieces);
     EXPECT_EQ(room.Grown(need), room) << pieces << " pieces";
   }
-  EXPECT_EQ(PackedBuffers::SegmentsFor(120, 125), PackedBuffers::kSegmentsMax);
-  EXPECT_EQ(PackedBuffers::SegmentsFor(130, 130), 130) << "Begin refuses these";
+  EXPECT_EQ(PackedBuffers::SegmentsFor(500, 505), PackedBuffers::kSegmentsMax);
+  EXPECT_EQ(PackedBuffers::SegmentsFor(530, 530), 530) << "Begin refuses these";
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct Arguments {
 
 template <int kDim, int kChannels>
 struct Shared {
-  SegmentTable segments;
+  int32_t segments;
   Shares shares;
   RotatedQueries<kDim, kChannels> queries;  // `rotated` serves as the sums of values at the end
   BlockPlaces<PackedShape<kDim, kChannels>::kThreadsMax> places;
@@ -37,9 +37,9 @@ struct Shared {
 // Blocks [begin, end) of the chosen ones, to the total in `shared`. `staged`: the same blocks,
 // whose list may lie where tiles will.
 template <int kDim, int kChannels>
-__device__ __forceinline__ void AttendShare(const Arguments& a, ChosenBlocks chosen, int32_t begin,
-                                            int32_t end, uint4* dynamic,
-                                            Shared<kDim, kChannels>& shared) {
+__device__ __forceinline__ void AttendShare(const Arguments& a, const SegmentTable& segments,
+                                            ChosenBlocks chosen, int32_t begin, int32_t end,
+                                            uint4* dynamic, Shared<kDim, kChannels>& shared) {
   const PackedLayer& layer = a.work.layer;
   const int group = a.work.queries.group, stored = StoredChannels(layer);
   auto* scratch = reinterpret_cast<float*>(dynamic);
@@ -48,7 +48,7 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, ChosenBlocks cho
   RowAttention<kChannels> attention(a.scale, tables, own);
   const auto thread = static_cast<int32_t>(threadIdx.x), threads = static_cast<int32_t>(blockDim.x);
   const auto opener = [&](int run) -> const PackedSegment& {
-    return shared.segments.at[shared.shares.begins[run]];
+    return segments.at[shared.shares.begins[run]];
   };
   constexpr int kNone = -1;
   int open = kNone;             // run
@@ -60,8 +60,7 @@ __device__ __forceinline__ void AttendShare(const Arguments& a, ChosenBlocks cho
       count = min(end - begin, threads);
       done = 0;
       if (thread < count) {
-        shared.places.Set(thread, chosen.At(begin + thread), shared.segments, shared.shares,
-                          stored);
+        shared.places.Set(thread, chosen.At(begin + thread), segments, shared.shares, stored);
       }
       chosen.Unstage();
       begin += count;
@@ -157,32 +156,34 @@ __device__ __forceinline__ void MergeItem(const Arguments& a, int32_t item, int3
 template <int kDim, int kChannels>
 __global__ void __launch_bounds__(PackedShape<kDim, kChannels>::kThreadsMax, 1)
     AttendPackedKernel(const __grid_constant__ Arguments a) {
-  extern __shared__ uint4 dynamic[];
+  extern __shared__ uint4 all_dynamic[];
   __shared__ Shared<kDim, kChannels> shared;
   constexpr int kColumns = kDim / 4;
   const AttendPackedBatch& w = a.work;
+  const SegmentTable segments(all_dynamic, shared.segments);
+  uint4* const dynamic = SegmentTable::Behind(all_dynamic, w.layer);
   const int head = blockIdx.y, sequence = blockIdx.z, group = w.queries.group;
   if (!w.ahead) WaitForPrevious();
-  shared.segments.Load(w.layer, sequence, head);
+  segments.Load(w.layer, sequence, head);
   shared.sums.Clear();
   __syncthreads();
-  if (threadIdx.x < 32) shared.shares.FindRuns(shared.segments);
+  if (threadIdx.x < 32) shared.shares.FindRuns(segments);
   __syncthreads();
-  if (w.ahead) PrefetchRotations<kDim, kChannels>(shared.segments, shared.shares);
+  if (w.ahead) PrefetchRotations<kDim, kChannels>(segments, shared.shares);
   WaitForPrevious();
   LetNextStart();
   shared.queries.Load(w.queries, sequence, head);
-  ChosenBlocks chosen = ChosenBlocks::Of(w.selection, sequence, head, shared.segments.blocks());
+  ChosenBlocks chosen = ChosenBlocks::Of(w.selection, sequence, head, segments.blocks());
   chosen.Stage(w.selection.list_stride, reinterpret_cast<int32_t*>(dynamic), a.staged);
   __syncthreads();
-  shared.shares.Cut(chosen, shared.segments);
+  shared.shares.Cut(chosen, segments);
   __syncthreads();
   const int32_t shares = shared.shares.count, cta = static_cast<int32_t>(blockIdx.x);
   const int32_t sharers = max(shares, 1);
   if (cta >= sharers) return;
   if (cta < shares) {
     const int2 blocks = shared.shares.At(cta);
-    AttendShare(a, chosen, blocks.x, blocks.y, dynamic, shared);
+    AttendShare(a, segments, chosen, blocks.x, blocks.y, dynamic, shared);
   }
 
   const int32_t item = sequence * w.layer.kv_heads + head;
@@ -223,9 +224,10 @@ int Launch(const AttendPackedBatch& w, Stream stream) {
   using Shape = PackedShape<kDim, kChannels>;
   const int tables =
       RotatedQueries<kDim, kChannels>::TablesOf(w.queries.group) * QueryTable<kChannels>::kBytes;
-  const WarpMemory memory = WarpMemory::Of(Shape::kThreadsMax, sizeof(Shared<kDim, kChannels>), 1,
-                                           2 * LargestFormat(w.layer).tile_bytes(),
-                                           RowAttention<kChannels>::kOtherBytes, tables);
+  const int segments = SegmentTable::BytesOf(w.layer);
+  const WarpMemory memory = WarpMemory::Of(
+      Shape::kThreadsMax, int{sizeof(Shared<kDim, kChannels>)} + segments, 1,
+      2 * LargestFormat(w.layer).tile_bytes(), RowAttention<kChannels>::kOtherBytes, tables);
   // Where tables and tiles lie: before them a list, then sums of warps and products of rotations,
   // and at the end what is merged.
   constexpr int kFloat = sizeof(float);
@@ -233,13 +235,13 @@ int Launch(const AttendPackedBatch& w, Stream stream) {
   const int bytes = std::max(
       {memory.total(), RunSums<kDim, kChannels>::ScratchFloats(threads, w.queries.group) * kFloat,
        threads * int{sizeof(WeightedRow)}});
-  if (const int error = AllowShared(kernel, bytes); error != 0) return error;
+  if (const int error = AllowShared(kernel, segments + bytes); error != 0) return error;
   Arguments a{w, memory, std::min(bytes / kFloat, kStagedMost), w.scale * kLog2E, {}};
   a.splits.o = w.workspace;
   a.splits.m = w.workspace + SplitRows(w) * kDim;
   a.splits.l = a.splits.m + SplitRows(w);
-  return LaunchDependent(kernel, dim3(CtasOf(w), w.layer.kv_heads, w.queries.batch), threads, bytes,
-                         stream, a);
+  return LaunchDependent(kernel, dim3(CtasOf(w), w.layer.kv_heads, w.queries.batch), threads,
+                         segments + bytes, stream, a);
 }
 
 bool IsValid(const AttendPackedBatch& w) {

@@ -68,8 +68,8 @@ struct ChosenBlocks {
 // rotations.
 struct Shares {
   int32_t runs;
-  uint8_t run_of[kSegmentsMax];     // of each segment
-  int32_t begins[kSegmentsMax];     // the first segment of each
+  uint16_t run_of[kSegmentsMax];    // of each segment
+  uint16_t begins[kSegmentsMax];    // the first segment of each
   int32_t first[kSegmentsMax + 1];  // of the chosen blocks, in each run
   int32_t count, each;              // shares, and blocks of one
   int32_t blocks;                   // of all shares
@@ -84,8 +84,8 @@ struct Shares {
       const bool real = i < segments.count, opens = real && (i == 0 || !segments.Continues(i));
       const uint32_t opening = __ballot_sync(kAllLanes, opens);
       const int run = before + __popc(opening & (~0u >> (31 - lane))) - 1;
-      if (real) run_of[i] = static_cast<uint8_t>(run);
-      if (opens) begins[run] = i;
+      if (real) run_of[i] = static_cast<uint16_t>(run);
+      if (opens) begins[run] = static_cast<uint16_t>(i);
       before += __popc(opening);
     }
     if (lane == 0) runs = before;
@@ -133,10 +133,10 @@ struct Shares {
 // Where chosen blocks under way lie, one a thread.
 template <int kMost>
 struct BlockPlaces {
-  static constexpr uint8_t kNoRun = 255;
+  static constexpr uint16_t kNoRun = kSegmentsMax;
   uint64_t keys[kMost];    // of rows; in the lowest four bits how many the block has, less one
   uint64_t values[kMost];  // of rows
-  uint8_t runs[kMost];     // kNoRun: there is no such block
+  uint16_t runs[kMost];    // kNoRun: there is no such block
 
   __device__ __forceinline__ void Set(int i, int32_t block, const SegmentTable& segments,
                                       const Shares& shares, int stored_channels) {

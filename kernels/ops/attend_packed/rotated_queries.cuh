@@ -12,7 +12,7 @@ namespace kvstrata::cuda {
 
 inline constexpr int kPackedHeads = 8;    // query heads of a KV head
 inline constexpr int kTableHeads = 4;     // of a QueryTable
-inline constexpr int kSegmentsMax = 128;  // of a sequence
+inline constexpr int kSegmentsMax = 512;  // of a sequence
 
 // kChannels: those that rows may store, rounded up to 32. Threads of a CTA: 128 registers each, or
 // twice as many for the longer rows.
@@ -21,17 +21,32 @@ struct PackedShape {
   static constexpr int kThreadsMax = kDim == 256 ? 256 : 512;
 };
 
-struct SegmentTable {
-  PackedSegment at[kSegmentsMax];
-  int32_t count;
+// Lies at the beginning of a CTA's dynamic shared memory, and is as large as the layer has room
+// for.
+class SegmentTable {
+  static constexpr int kEntry = sizeof(PackedSegment) / sizeof(uint4);
 
+ public:
+  PackedSegment* const at;
+  int32_t& count;
+
+  __device__ __forceinline__ SegmentTable(uint4* dynamic, int32_t& count_in_shared_memory)
+      : at(reinterpret_cast<PackedSegment*>(dynamic)), count(count_in_shared_memory) {}
+  static __host__ __device__ __forceinline__ int BytesOf(const PackedLayer& layer) {
+    return layer.segment_stride * int{sizeof(PackedSegment)};
+  }
+  // Where the rest of the dynamic shared memory begins.
+  static __device__ __forceinline__ uint4* Behind(uint4* dynamic, const PackedLayer& layer) {
+    return dynamic + layer.segment_stride * kEntry;
+  }
   // Barrier afterwards.
-  __device__ __forceinline__ void Load(const PackedLayer& layer, int sequence, int head) {
+  __device__ __forceinline__ void Load(const PackedLayer& layer, int sequence, int head) const {
     // The table is read without waiting for its length: what lies behind the end is not used.
     const auto* from = reinterpret_cast<const uint4*>(
         layer.segments + int64_t{sequence} * layer.segment_stride * layer.kv_heads + head);
-    for (int i = threadIdx.x; i < layer.segment_stride * 4; i += blockDim.x) {
-      reinterpret_cast<uint4*>(at)[i] = from[int64_t{i / 4} * layer.kv_heads * 4 + i % 4];
+    for (int i = threadIdx.x; i < layer.segment_stride * kEntry; i += blockDim.x) {
+      const int64_t entry = int64_t{i / kEntry} * layer.kv_heads;
+      reinterpret_cast<uint4*>(at)[i] = from[entry * kEntry + i % kEntry];
     }
     if (threadIdx.x == 0) count = min(max(layer.counts[sequence], 0), layer.segment_stride);
   }

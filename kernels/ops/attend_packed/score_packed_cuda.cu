@@ -11,7 +11,7 @@ constexpr int kStagesMost = 3;  // tiles of a warp on their way or in use
 
 template <int kDim, int kChannels>
 struct Shared {
-  SegmentTable segments;
+  int32_t segments;
   RotatedQueries<kDim, kChannels> queries;
 };
 
@@ -135,20 +135,21 @@ __global__ void __launch_bounds__(PackedShape<kDim, kChannels>::kThreadsMax, 1)
   extern __shared__ uint4 dynamic[];
   __shared__ Shared<kDim, kChannels> shared;
   const int head = blockIdx.y, sequence = blockIdx.z;
+  const SegmentTable segments(dynamic, shared.segments);
   if (!w.ahead) WaitForPrevious();
-  shared.segments.Load(w.layer, sequence, head);
+  segments.Load(w.layer, sequence, head);
   __syncthreads();
-  const int32_t last = min(shared.segments.blocks(), w.first + w.score_stride);
+  const int32_t last = min(segments.blocks(), w.first + w.score_stride);
   const auto ctas = static_cast<int32_t>(gridDim.x);
   // Shares count from block 0: extents of whole numbers of shares are not shared by two CTAs.
   const int32_t each = ((last + ctas - 1) / ctas + kTileRows - 1) / kTileRows * kTileRows;
   const int32_t share = static_cast<int32_t>(blockIdx.x) * each, end = min(share + each, last);
   int32_t begin = max(share, w.first);
   float* out = w.scores + (int64_t{sequence} * w.layer.kv_heads + head) * w.score_stride - w.first;
-  Scorer<kDim, kChannels> scorer{w, memory, dynamic, shared};
+  Scorer<kDim, kChannels> scorer{w, memory, SegmentTable::Behind(dynamic, w.layer), shared};
 #pragma unroll 1
   while (begin < end) {
-    const PackedSegment& s = shared.segments.at[shared.segments.Of(begin)];
+    const PackedSegment& s = segments.at[segments.Of(begin)];
     const int32_t stop = min(end, SegmentTable::EndBlock(s));
     if (stop <= begin) break;
     scorer.Segment(s, begin - s.first_block, stop - s.first_block, out + s.first_block);
@@ -162,14 +163,16 @@ int Launch(const ScorePackedBatch& w, Stream stream) {
   const auto kernel = ScorePackedKernel<kDim, kChannels>;
   const int tables =
       RotatedQueries<kDim, kChannels>::TablesOf(w.queries.group) * QueryTable<kChannels>::kBytes;
-  const WarpMemory memory =
-      WarpMemory::Of(PackedShape<kDim, kChannels>::kThreadsMax, sizeof(Shared<kDim, kChannels>),
-                     kStagesMost, LargestFormat(w.layer).tile_bytes(), 0, tables);
-  if (const int error = AllowShared(kernel, memory.total()); error != 0) return error;
+  const int segments = SegmentTable::BytesOf(w.layer);
+  const WarpMemory memory = WarpMemory::Of(
+      PackedShape<kDim, kChannels>::kThreadsMax, int{sizeof(Shared<kDim, kChannels>)} + segments,
+      kStagesMost, LargestFormat(w.layer).tile_bytes(), 0, tables);
+  const int bytes = segments + memory.total();
+  if (const int error = AllowShared(kernel, bytes); error != 0) return error;
   const int items = w.layer.kv_heads * w.queries.batch;
   const int ctas = std::max(1, DeviceAttribute(cudaDevAttrMultiProcessorCount) / items);
   return LaunchDependent(kernel, dim3(ctas, w.layer.kv_heads, w.queries.batch), memory.warps * 32,
-                         memory.total(), stream, w, memory);
+                         bytes, stream, w, memory);
 }
 
 }  // namespace
