@@ -139,7 +139,8 @@ class SpanStep {
       const uint64_t base = memory_.address() + static_cast<uint64_t>(b * bytes_);
       parts.push_back({bounds_.address(), base + static_cast<uint64_t>(k_mean_),
                        base + static_cast<uint64_t>(v_mean_), norms_.address(), entries_.address(),
-                       base, base + static_cast<uint64_t>(raw_rows_), 0, Spans(), raw_, 0});
+                       base, base + static_cast<uint64_t>(raw_rows_), Spans(), raw_, 0, 0, 0, 0});
+      parts.back().PutBehind(nullptr);
     }
     parts_ = DeviceArray<SpanPart>(parts);
     std::vector<uint64_t> pages;

@@ -27,9 +27,11 @@ cuda::SpanPart PartOnDevice(const SpanStorage& spans, int i) {
           AddressOf(at.entries),
           AddressOf(at.factors),
           AddressOf(part.raw_rows),
-          part.first_span,
           part.span_count,
           part.raw_count,
+          0,
+          0,
+          0,
           0};
 }
 
@@ -82,9 +84,12 @@ Status CudaStep::StageSpans(const CudaWorkspace::StagingSlot& slot) {
     };
     const auto count = static_cast<int32_t>(spans->parts().size());
     std::vector<uint64_t> words(static_cast<size_t>(count * kPartWords));
+    cuda::SpanPart before;
     for (int32_t p = 0; p < count; ++p) {
-      const cuda::SpanPart part = PartOnDevice(*spans, p);
+      cuda::SpanPart part = PartOnDevice(*spans, p);
+      part.PutBehind(p == 0 ? nullptr : &before);
       std::memcpy(words.data() + p * kPartWords, &part, sizeof(part));
+      before = part;
     }
     KVS_RETURN_IF_ERROR(upload(&ws_.span_parts_, ws_.capacity_.span_parts * kPartWords, words));
     const SpanStorage::Addresses first = spans->AddressesOf(0);

@@ -106,7 +106,9 @@ Status CudaWorkspace::Fit(Capacity need) {
   c.units = Grown(now.units, need.units, Generous(need.units, 64));
   c.list = std::max(now.list, need.list);
   c.cascade_pages = Grown(now.cascade_pages, need.cascade_pages, Generous(need.cascade_pages, 64));
-  c.span_parts = Grown(now.span_parts, need.span_parts, power(need.span_parts));
+  c.span_parts = Grown(now.span_parts, need.span_parts,
+                       std::max(std::min(power(need.span_parts), cuda::kSpanPartsMax),
+                                need.span_parts));  // too many are refused
   c.far_pages = Grown(now.far_pages, need.far_pages, Generous(need.far_pages, 64));
   c.spans = Grown(now.spans, need.span_parts > 0 ? std::max(need.spans, 1) : 0,
                   Generous(std::max(need.spans, 1), 32));

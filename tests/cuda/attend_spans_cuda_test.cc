@@ -58,6 +58,15 @@ TEST_F(AttendSpansCuda, ManySpansAndManySequences) {
   CheckedSpans(rng_, c).ExpectLikeRef();
 }
 
+// As many as 1M tokens of 32 layers with 8 KV heads x 128 take and half as many more, some of them
+// without spans or raw rows.
+TEST_F(AttendSpansCuda, AsManyPartsAsThereMayBe) {
+  SpanCase c{.parts = {{}, {{3, 1}}}, .room = {900, 5}};
+  for (int i = 0; i < kSpanPartsMax; ++i) c.parts[0].push_back({Below(rng_, 4), Below(rng_, 4)});
+  c.longest = 9;
+  CheckedSpans(rng_, c).ExpectLikeRef();
+}
+
 TEST_F(AttendSpansCuda, OneGraphServesLaterSteps) {
   for (const bool ahead : {false, true}) {
     SpanCase c{.parts = {{{300, 50}}, {{120, 0}, {77, 5}}}, .room = {100, 200}};

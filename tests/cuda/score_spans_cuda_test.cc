@@ -72,6 +72,14 @@ TEST_F(ScoreSpansCuda, ManySpansAndManySequences) {
   CheckedSpans(rng_, c).ExpectScoresAndChoice();
 }
 
+// Tiles that are few spans of a part each, and parts without any.
+TEST_F(ScoreSpansCuda, AsManyPartsAsThereMayBe) {
+  SpanCase c{.parts = {{}, {{3, 1}}}, .room = {2000, 5}};
+  for (int i = 0; i < kSpanPartsMax; ++i) c.parts[0].push_back({Below(rng_, 40), 0});
+  c.longest = 9;
+  CheckedSpans(rng_, c).ExpectScoresAndChoice();
+}
+
 TEST_F(ScoreSpansCuda, RefusesOtherShapes) {
   const CudaOps& ops = *kvs_cuda_ops();
   const SpanProblem problem(rng_, {.parts = {{{8, 2}}}, .room = {5}});

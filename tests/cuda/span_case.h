@@ -112,19 +112,24 @@ class HostSpans {
     if (device_.size() != bytes_.size()) device_ = DeviceArray<std::byte>(bytes_.size());
     device_.Write(bytes_);
   }
-  SpanPart Device(int32_t first_span) const {
+  // The part behind `before`.
+  SpanPart Device(const SpanPart* before) const {
     const uint64_t at = device_.address();
-    return {at + spans_,
-            at + k_mean_,
-            at + v_mean_,
-            at + norms_,
-            at + entries_,
-            at,
-            at + raw_,
-            first_span,
-            spans(),
-            raw_count(),
-            0};
+    SpanPart part = {at + spans_,
+                     at + k_mean_,
+                     at + v_mean_,
+                     at + norms_,
+                     at + entries_,
+                     at,
+                     at + raw_,
+                     spans(),
+                     raw_count(),
+                     0,
+                     0,
+                     0,
+                     0};
+    part.PutBehind(before);
+    return part;
   }
 
  private:

@@ -136,11 +136,12 @@ class SpanProblem {
     d_w_ = DeviceArray<float>(w_);
     d_tau_ = DeviceArray<float>(tau_);
     for (int b = 0; b < batch(); ++b) {
-      int32_t first = 0;
+      const SpanPart* before = nullptr;
       for (size_t i = 0; i < parts_[static_cast<size_t>(b)].size(); ++i) {
         const HostSpans& part = parts_[static_cast<size_t>(b)][i];
-        table[static_cast<size_t>(b * part_stride_) + i] = part.Device(first);
-        first += part.spans();
+        SpanPart& to = table[static_cast<size_t>(b * part_stride_) + i];
+        to = part.Device(before);
+        before = &to;
       }
       counts.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
       routers.push_back({d_w_.address(), d_tau_.address(), routers_, d_route_});

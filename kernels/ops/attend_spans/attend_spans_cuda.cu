@@ -35,12 +35,10 @@ struct Arguments {
   int32_t row_ctas;  // of those, the first ones that may attend rows
 };
 
-// Units of work of one (sequence, KV head): rows that are attended whatever is expanded, of parts
-// and on pages; and of spans.
+// Units of work of one sequence that lie on pages; others are tiles of parts, and spans.
 struct Units {
   int32_t window;
-  int32_t first_row, end_row;                                 // on pages
-  int32_t raw_end[kSpanPartsMax], coarse_end[kSpanPartsMax];  // of each part, from 0
+  int32_t first_row, end_row;  // on pages
 };
 
 // A piece of an expanded span.
@@ -66,7 +64,7 @@ struct SpanPiece {
 
 template <int kDim>
 struct Shared {
-  SpanParts parts;
+  int32_t parts;
   Units units;
   QueryFragments<kDim> factor, native;
   float m[Shape<kDim>::kWarps][kHeads], l[Shape<kDim>::kWarps][kHeads];
@@ -74,48 +72,31 @@ struct Shared {
   bool is_last;
 };
 
-__device__ __forceinline__ int32_t TilesFor(int32_t rows) {
-  return (rows + kSpanTileRows - 1) / kSpanTileRows;
-}
-
 // By one thread.
-__device__ void CountUnits(const AttendSpansBatch& w, int sequence, const SpanParts& parts,
-                           Units& units) {
-  int32_t raw = 0, coarse = 0;
-  for (int i = 0; i < parts.count; ++i) {
-    units.raw_end[i] = raw += TilesFor(parts.at[i].raw_count);
-    units.coarse_end[i] = coarse += TilesFor(parts.at[i].span_count);
-  }
+__device__ __forceinline__ void CountUnits(const AttendSpansBatch& w, int sequence, Units& units) {
   units.end_row = max(w.tokens[sequence], 0);
   units.first_row = min(max(w.window_begin[sequence], 0), units.end_row);
-  units.window = TilesFor(units.end_row) - units.first_row / kSpanTileRows;
-}
-
-// The part whose tile `i` is, which becomes one of the part.
-__device__ __forceinline__ const SpanPart& PartOfTile(const SpanParts& parts, const int32_t* ends,
-                                                      int32_t& i) {
-  int part = 0;
-  while (i >= ends[part]) ++part;
-  if (part > 0) i -= ends[part - 1];
-  return parts.at[part];
+  units.window =
+      (units.end_row + kSpanTileRows - 1) / kSpanTileRows - units.first_row / kSpanTileRows;
 }
 
 template <typename T, int kDim>
 class UnitVisitor {
  public:
   __device__ __forceinline__ UnitVisitor(const AttendSpansBatch& w, int sequence, int head,
-                                         const Shared<kDim>& shared, WarpSpans<T, kDim>& warp)
-      : w_(w), sequence_(sequence), head_(head), shared_(shared), warp_(warp) {}
+                                         const SpanParts& parts, const Units& units,
+                                         WarpSpans<T, kDim>& warp)
+      : w_(w), sequence_(sequence), head_(head), parts_(parts), units_(units), warp_(warp) {}
 
   // All of these: units first, first + step, ...
   __device__ __forceinline__ void VisitRows(int32_t first, int32_t step) {
     int32_t i = first;
-    const int32_t raw = RawUnits();
+    const int32_t raw = parts_.raw_tiles();
 #pragma unroll 1
     for (; i < raw; i += step) Raw(i);
     i -= raw;
 #pragma unroll 1
-    for (; i < shared_.units.window; i += step) Window(i);
+    for (; i < units_.window; i += step) Window(i);
   }
   __device__ __forceinline__ void VisitSpans(int32_t expanded, int32_t first, int32_t step) {
     int32_t i = first;
@@ -124,21 +105,13 @@ class UnitVisitor {
     // The first unit that was none of these.
     i = first >= expanded ? first : first + (expanded - first + step - 1) / step * step;
     i -= expanded;
-    const int32_t coarse = CoarseUnits();
+    const int32_t coarse = parts_.tiles();
 #pragma unroll 1
     for (; i < coarse; i += step) Coarse(i);
   }
-  __device__ __forceinline__ int32_t RowUnits() const { return RawUnits() + shared_.units.window; }
-  __device__ __forceinline__ int32_t CoarseUnits() const {
-    const int32_t parts = shared_.parts.count;
-    return parts > 0 ? shared_.units.coarse_end[parts - 1] : 0;
-  }
+  __device__ __forceinline__ int32_t RowUnits() const { return parts_.raw_tiles() + units_.window; }
 
  private:
-  __device__ __forceinline__ int32_t RawUnits() const {
-    const int32_t parts = shared_.parts.count;
-    return parts > 0 ? shared_.units.raw_end[parts - 1] : 0;
-  }
   __device__ __forceinline__ int64_t Item() const {
     return int64_t{sequence_} * w_.layer.kv_heads + head_;
   }
@@ -166,9 +139,8 @@ class UnitVisitor {
 #pragma unroll
     for (int back = 1; back < kSpanPieces; ++back)
       piece += list[max(i - back, 0)] == entry && i >= back;
-    const auto span = static_cast<int32_t>(entry >> 8);
-    const SpanPart& part = shared_.parts.Of(span);
-    const int32_t local = span - part.first_span;
+    auto local = static_cast<int32_t>(entry >> 8);
+    const SpanPart& part = parts_.OfSpan(local);
     const SpanFactors f = reinterpret_cast<const SpanFactors*>(
         part.entries)[(int64_t{l.layer} * l.kv_heads + head_) * part.span_count + local];
     return {part.factors + f.k, part.factors + f.v, SpanLength(part, local),
@@ -186,7 +158,7 @@ class UnitVisitor {
   }
   __device__ __forceinline__ void Raw(int32_t tile) {
     const SpanLayer& l = w_.layer;
-    const SpanPart& part = PartOfTile(shared_.parts, shared_.units.raw_end, tile);
+    const SpanPart& part = parts_.OfRawTile(tile);
     const int64_t head_bytes = int64_t{part.raw_count} * kDim * 2;
     const int32_t first = tile * kSpanTileRows;
     const uint64_t keys = part.raw_rows + (int64_t{l.layer} * 2 * l.kv_heads + head_) * head_bytes +
@@ -196,16 +168,16 @@ class UnitVisitor {
   }
   __device__ __forceinline__ void Coarse(int32_t tile) {
     const SpanLayer& l = w_.layer;
-    const SpanPart& part = PartOfTile(shared_.parts, shared_.units.coarse_end, tile);
+    const SpanPart& part = parts_.OfTile(tile);
     const int32_t first = tile * kSpanTileRows;
-    const float* logits = w_.coarse + Item() * l.group * l.span_stride + part.first_span + first;
+    const float* logits = w_.coarse + Item() * l.group * l.span_stride + FirstSpan(part) + first;
     const uint64_t values = MeansOf(l, part, head_, part.v_mean) + int64_t{first} * kDim * 2;
     warp_.AddCoarse(logits, l.span_stride,
                     {values, kDim * 2, 0, min(part.span_count - first, kSpanTileRows)});
   }
   __device__ __forceinline__ void Window(int32_t tile) {
     const PagedLayer& p = w_.pages;
-    const Units& units = shared_.units;
+    const Units& units = units_;
     const int32_t at = (units.first_row / kSpanTileRows + tile) * kSpanTileRows;
     const int32_t page = at / p.page_tokens;
     const uint64_t slot = p.pages[int64_t{sequence_} * p.page_stride + page] +
@@ -218,7 +190,8 @@ class UnitVisitor {
 
   const AttendSpansBatch& w_;
   const int sequence_, head_;
-  const Shared<kDim>& shared_;
+  const SpanParts& parts_;
+  const Units& units_;
   WarpSpans<T, kDim>& warp_;
 };
 
@@ -280,7 +253,8 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     AttendSpansKernel(const __grid_constant__ Arguments a) {
   extern __shared__ uint4 dynamic[];
-  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(SpanParts::Behind(dynamic, a.work.layer));
+  const SpanParts parts(dynamic, shared.parts);
   auto* const scratch = reinterpret_cast<float*>(&shared + 1);
   constexpr bool kOneKind = std::is_same_v<T, __nv_bfloat16>;  // of queries
   constexpr int kWarps = Shape<kDim>::kWarps;
@@ -290,17 +264,16 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   const int group = w.layer.group, warp = threadIdx.x / 32;
   if (!w.ahead) WaitForPrevious();
   LetNextStart();
-  shared.parts.Load(w.layer, sequence);
+  parts.Load(w.layer, sequence);
   const auto* q = static_cast<const std::byte*>(w.queries.q) + sequence * w.queries.stride;
   const int64_t first_element = int64_t{head} * group * kDim;
   LoadQueries<__nv_bfloat16>(&shared.factor, q, w.layer.dtype, first_element, group, 1);
   if (!kOneKind) LoadQueries<T>(&shared.native, q, w.layer.dtype, first_element, group, 1);
-  __syncthreads();
-  if (threadIdx.x == 0) CountUnits(w, sequence, shared.parts, shared.units);
+  if (threadIdx.x == 0) CountUnits(w, sequence, shared.units);
   __syncthreads();
 
   WarpSpans<T, kDim> spans(kOneKind ? shared.factor : shared.native, shared.factor, group, a.scale);
-  UnitVisitor<T, kDim> visitor(w, sequence, head, shared, spans);
+  UnitVisitor<T, kDim> visitor(w, sequence, head, parts, shared.units, spans);
   // Neighbouring units go to different SMs.
   const auto cta = static_cast<int32_t>(blockIdx.y);
   const auto sharers_of = [](int32_t units, int32_t ctas) {
@@ -310,8 +283,8 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   if (cta < row_sharers) visitor.VisitRows(warp * row_sharers + cta, row_sharers * kWarps);
   if (w.ahead) WaitForPrevious();
   const int32_t expanded = w.counts[item];
-  const int32_t sharers = sharers_of(visitor.RowUnits() + expanded + visitor.CoarseUnits(),
-                                     static_cast<int32_t>(gridDim.y));
+  const int32_t sharers =
+      sharers_of(visitor.RowUnits() + expanded + parts.tiles(), static_cast<int32_t>(gridDim.y));
   if (cta >= sharers) return;
   visitor.VisitSpans(expanded, warp * sharers + cta, sharers * kWarps);
   SumWarps(spans, group, scratch, shared);
@@ -348,7 +321,7 @@ template <typename T, int kDim>
 int Launch(const AttendSpansBatch& w, Stream stream) {
   const auto kernel = AttendSpansKernel<T, kDim>;
   const int of_warps = Shape<kDim>::kWarps * w.layer.group * kDim * static_cast<int>(sizeof(float));
-  const int bytes = static_cast<int>(sizeof(Shared<kDim>)) +
+  const int bytes = SpanParts::BytesOf(w.layer) + static_cast<int>(sizeof(Shared<kDim>)) +
                     std::max(of_warps, Shape<kDim>::kThreads * kSumBytes);
   if (const int error = AllowShared(kernel, bytes); error != 0) return error;
   Arguments a{w, w.queries.scale * kLog2E, {}};

@@ -42,7 +42,7 @@ struct HeadSearch {
 };
 
 struct Shared {
-  SpanParts parts;
+  int32_t parts;
   HeadSearch search;
   int32_t warp_sums[kWarps];
   int32_t histogram[kBins];  // of rows
@@ -90,13 +90,15 @@ __device__ uint32_t FloorOf(double tau) {
 // Of one query head, by a CTA.
 class HeadExpander {
  public:
-  __device__ HeadExpander(const Arguments& a, int sequence, int head, uint4* dynamic, Shared& s)
+  __device__ HeadExpander(const Arguments& a, int sequence, int head, const SpanParts& parts,
+                          uint4* dynamic, Shared& s)
       : w_(a.work),
         sequence_(sequence),
         head_(head),
         row_((int64_t{sequence} * a.work.layer.kv_heads * a.work.layer.group + head) *
              a.work.layer.span_stride),
-        spans_(s.parts.spans()),
+        parts_(parts),
+        spans_(parts.spans()),
         s_(s) {
     auto* free = reinterpret_cast<uint32_t*>(dynamic);
     if (a.stage_keys) {
@@ -179,26 +181,23 @@ class HeadExpander {
   // visit(span, rows), several loads at once.
   template <typename Visit>
   __device__ void ForEachLength(Visit visit) const {
-    for (int p = 0; p < s_.parts.count; ++p) {
-      const SpanPart& part = s_.parts.at[p];
-      for (int32_t first = threadIdx.x; first < part.span_count; first += kAtOnce * kThreads) {
-        int32_t rows[kAtOnce];
+    for (int32_t first = threadIdx.x; first < spans_; first += kAtOnce * kThreads) {
+      int32_t rows[kAtOnce];
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          rows[j] = SpanLength(part, min(first + j * kThreads, part.span_count - 1)) - 1;
-        }
+      for (int j = 0; j < kAtOnce; ++j) rows[j] = Read(min(first + j * kThreads, spans_ - 1));
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          const int32_t u = first + j * kThreads;
-          if (u < part.span_count) visit(part.first_span + u, rows[j]);
-        }
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int32_t span = first + j * kThreads;
+        if (span < spans_) visit(span, rows[j]);
       }
     }
   }
   __device__ int32_t Rows(int32_t span) const {
-    if (rows_ != nullptr) return rows_[span];
-    const SpanPart& part = s_.parts.Of(span);
-    return SpanLength(part, span - part.first_span) - 1;
+    return rows_ != nullptr ? rows_[span] : Read(span);
+  }
+  __device__ int32_t Read(int32_t span) const {
+    const SpanPart& part = parts_.OfSpan(span);
+    return SpanLength(part, span) - 1;
   }
   __device__ int32_t Pieces(int32_t span) const { return SpanPieces(Rows(span) + 1); }
   __device__ uint32_t Key(int32_t span) const {
@@ -312,6 +311,7 @@ class HeadExpander {
   const ExpandSpansBatch& w_;
   const int sequence_, head_;
   const int64_t row_;  // of the head, in scores
+  const SpanParts& parts_;
   const int32_t spans_;
   Shared& s_;
   uint32_t* keys_ = nullptr;  // [spans], if they fit,
@@ -326,10 +326,11 @@ __global__ void __launch_bounds__(kThreads) ExpandSpansKernel(const __grid_const
   const ExpandSpansBatch& w = a.work;
   const int head = blockIdx.x, sequence = blockIdx.y, group = w.layer.group;
   if (!w.ahead) WaitForPrevious();
-  shared.parts.Load(w.layer, sequence);
+  const SpanParts parts(dynamic, shared.parts);
+  parts.Load(w.layer, sequence);
   __syncthreads();
-  HeadExpander expander(a, sequence, head, dynamic, shared);
-  const bool empty = shared.parts.spans() == 0;
+  HeadExpander expander(a, sequence, head, parts, SpanParts::Behind(dynamic, w.layer), shared);
+  const bool empty = parts.spans() == 0;
   if (!empty) expander.Prepare();
   __syncthreads();
   if (w.ahead) WaitForPrevious();
@@ -350,10 +351,12 @@ int ExpandSpansCuda(const ExpandSpansBatch& w, Stream stream) {
   if (!IsValid(w.layer, {nullptr, 0, w.batch, 1})) return cudaErrorInvalidValue;
   if (w.batch == 0) return cudaSuccess;
   const int64_t most = DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) -
-                       static_cast<int>(sizeof(Shared)) - 1024;  // and what alignment may take
+                       static_cast<int>(sizeof(Shared)) - 1024 -  // and what alignment may take
+                       SpanParts::BytesOf(w.layer);
   const int64_t array = int64_t{w.layer.span_stride} * static_cast<int>(sizeof(int32_t));
   const Arguments a{w, array <= most, 2 * array <= most};
-  const auto bytes = static_cast<int>(array * (int{a.stage_keys} + int{a.stage_rows}));
+  const auto bytes = SpanParts::BytesOf(w.layer) +
+                     static_cast<int>(array * (int{a.stage_keys} + int{a.stage_rows}));
   if (const int error = AllowShared(ExpandSpansKernel, bytes); error != 0) return error;
   return LaunchDependent(ExpandSpansKernel, dim3(w.layer.kv_heads * w.layer.group, w.batch),
                          kThreads, static_cast<size_t>(bytes), stream, a);

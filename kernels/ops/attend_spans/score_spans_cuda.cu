@@ -11,7 +11,6 @@
 namespace kvstrata::cuda {
 namespace {
 
-constexpr int kTileSpans = 16;
 constexpr int kHeads = 8;
 
 // One CTA an SM, as every CTA routes the queries.
@@ -24,7 +23,7 @@ struct Shape {
 template <int kDim>
 struct Shared {
   QueryFragments<kDim> routed, given;
-  SpanParts parts;
+  int32_t parts;
   alignas(16) float pulled[kHeads][kDim];
   float routes[kHeads][kDim];  // W q
 };
@@ -81,7 +80,7 @@ __device__ __forceinline__ void PrefetchRouters(const SpanLayer& l, const SpanRo
   }
 }
 
-// A warp's tiles of one sequence, part after part.
+// A warp's tiles of one sequence.
 template <int kWarps>
 class TileCursor {
  public:
@@ -91,24 +90,18 @@ class TileCursor {
   }
   // The next tile's part and first span in it; null: no more.
   __device__ __forceinline__ const SpanPart* Next(int32_t* local) {
-    while (part_ < parts_.count) {
-      const SpanPart& part = parts_.at[part_];
-      const int32_t tiles = (part.span_count + kTileSpans - 1) / kTileSpans;
-      if (tile_ < tiles) {
-        *local = tile_ * kTileSpans;
-        tile_ += step_;
-        return &part;
-      }
-      tile_ -= tiles;
-      ++part_;
-    }
-    return nullptr;
+    if (tile_ >= parts_.tiles()) return nullptr;
+    int32_t tile = tile_;
+    tile_ += step_;
+    const SpanPart& part = parts_.OfTile(tile);
+    *local = tile * kSpanTileRows;
+    return &part;
   }
 
  private:
   const SpanParts& parts_;
   const int32_t step_;
-  int32_t tile_, part_ = 0;
+  int32_t tile_;
 };
 
 // Grid (splits, kv_heads, batch).
@@ -116,7 +109,8 @@ template <typename T, int kDim>
 __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     ScoreSpansKernel(const __grid_constant__ ScoreSpansBatch w) {
   extern __shared__ uint4 dynamic[];
-  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
+  auto& shared = *reinterpret_cast<Shared<kDim>*>(SpanParts::Behind(dynamic, w.layer));
+  const SpanParts parts(dynamic, shared.parts);
   using Mean = __nv_bfloat16;
   const SpanLayer& l = w.layer;
   const int head = blockIdx.y, sequence = blockIdx.z, group = l.group;
@@ -124,10 +118,10 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   const bool wide = group > 4;
   LetNextStart();
   if (!w.ahead) WaitForPrevious();
-  shared.parts.Load(l, sequence);
+  parts.Load(l, sequence);
   __syncthreads();
   KeyTile<kDim> keys;
-  TileCursor<Shape<kDim>::kWarps> cursor(shared.parts);
+  TileCursor<Shape<kDim>::kWarps> cursor(parts);
   int32_t local = 0;
   const SpanPart* part = cursor.Next(&local);
   const int first_head = LaneQuery(lane, wide);
@@ -135,7 +129,7 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   int32_t lengths[2];  // of rows g and g + 8
   const auto load = [&] {
     if (part == nullptr) return;
-    const int32_t rows = min(part->span_count - local, kTileSpans);
+    const int32_t rows = min(part->span_count - local, kSpanTileRows);
     keys.Load(
         {MeansOf(l, *part, head, part->k_mean) + int64_t{local} * kDim * 2, kDim * 2, 0, rows});
     const auto* from = reinterpret_cast<const float*>(part->inverse_norms) +
@@ -149,7 +143,7 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
     lengths[1] = SpanLength(*part, local + min(g + 8, rows - 1));
   };
   load();
-  const bool empty = shared.parts.count == 0;
+  const bool empty = parts.count == 0;
   if (w.ahead) {
     if (!empty) PrefetchRouters<kDim>(l, l.routers[sequence], head);
     WaitForPrevious();
@@ -174,7 +168,7 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
       relevance[i] = relevance[i] * norms[i] + logs[i >> 1];
       coarse[i] = coarse[i] * w.queries.scale + logs[i >> 1];
     }
-    const int32_t begin = part->first_span + local, rows = part->span_count - local;
+    const int32_t begin = FirstSpan(*part) + local, rows = part->span_count - local;
     part = cursor.Next(&local);
     load();
 #pragma unroll
@@ -192,16 +186,16 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
 
 template <typename T, int kDim>
 int Launch(const ScoreSpansBatch& w, Stream stream) {
-  constexpr int kBytes = sizeof(Shared<kDim>);
+  const int bytes = SpanParts::BytesOf(w.layer) + int{sizeof(Shared<kDim>)};
   const auto kernel = ScoreSpansKernel<T, kDim>;
-  if (const int error = AllowShared(kernel, kBytes); error != 0) return error;
+  if (const int error = AllowShared(kernel, bytes); error != 0) return error;
   const int items = w.layer.kv_heads * w.queries.batch;
   constexpr int kWarps = Shape<kDim>::kWarps;
   const int ctas = DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  const int tiles = w.layer.span_stride / kTileSpans + w.layer.part_stride;
+  const int tiles = w.layer.span_stride / kSpanTileRows + w.layer.part_stride;
   const int splits = std::clamp((tiles + kWarps - 1) / kWarps, 1, std::max(ctas / items, 1));
   return LaunchDependent(kernel, dim3(splits, w.layer.kv_heads, w.queries.batch),
-                         Shape<kDim>::kThreads, kBytes, stream, w);
+                         Shape<kDim>::kThreads, bytes, stream, w);
 }
 
 }  // namespace

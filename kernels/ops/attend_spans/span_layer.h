@@ -8,7 +8,8 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr int32_t kSpanPartsMax = 64;  // of a sequence
+inline constexpr int32_t kSpanPartsMax = 1536;  // of a sequence
+inline constexpr int32_t kSpanTileRows = 16;    // spans, or raw rows, that a warp takes at once
 // A long span is read by several warps: one for every 32 tokens, at most this many. So many entries
 // a list has for each span.
 inline constexpr int32_t kSpanPieces = 4;
@@ -20,11 +21,21 @@ struct SpanPart {
   uint64_t inverse_norms;   // f32 [layers][query_heads][span_count]
   uint64_t entries;         // SpanFactors [layers][kv_heads][span_count]
   uint64_t factors;         // what entries count from
-  uint64_t raw_rows;   // the model's dtype [layers][keys, values][kv_heads][raw_count][head_dim]
-  int32_t first_span;  // spans of the parts before
-  int32_t span_count, raw_count, reserved;
+  uint64_t raw_rows;  // the model's dtype [layers][keys, values][kv_heads][raw_count][head_dim]
+  int32_t span_count, raw_count;
+  // In this part and those before (PutBehind): spans, tiles of spans, tiles of raw rows. No tile is
+  // of two parts.
+  int32_t end_span, end_tile, end_raw_tile, reserved;
+
+  // Makes this the part behind `before`; null: the first one.
+  void PutBehind(const SpanPart* before) {
+    const auto tiles = [](int32_t rows) { return (rows + kSpanTileRows - 1) / kSpanTileRows; };
+    end_span = span_count + (before == nullptr ? 0 : before->end_span);
+    end_tile = tiles(span_count) + (before == nullptr ? 0 : before->end_tile);
+    end_raw_tile = tiles(raw_count) + (before == nullptr ? 0 : before->end_raw_tile);
+  }
 };
-static_assert(sizeof(SpanPart) == 72);
+static_assert(sizeof(SpanPart) == 80);
 
 // An entry of kind 3: where factors begin, at multiples of 64. rank >= 1: A bf16 [n][rank], then at
 // the next multiple of 64 B bf16 [rank][head_dim]; rank -1: the rows, bf16 [n][head_dim].
