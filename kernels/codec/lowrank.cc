@@ -3,6 +3,7 @@
 #include "kernels/codec/lowrank.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string>
 
@@ -175,7 +176,9 @@ Status ReadRawRows(const ExtentReader& reader, const Geometry& g, const std::vec
 
 Result<std::unique_ptr<SpanStorage>> SpanStorage::Parse(const SequenceView& view,
                                                         const Geometry& geometry) {
+  static std::atomic<uint64_t> parsed{0};
   auto storage = std::make_unique<SpanStorage>();
+  storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
   storage->geometry_ = geometry;
   if (view.extent_count % kExtentsPerPart != 0) {
     return DamagedExtent({0, 0}, "the number of extents is no multiple of 3");

@@ -70,6 +70,8 @@ class SpanStorage {
     int32_t routers;            // of a layer
   };
   Addresses AddressesOf(int part) const;
+  // Of this Parse, in this process; never 0.
+  uint64_t id() const { return id_; }
 
  private:
   struct Layout;  // lowrank.cc
@@ -86,6 +88,7 @@ class SpanStorage {
   Geometry geometry_;
   int32_t d_route_ = 0;
   bool trained_ = false;
+  uint64_t id_ = 0;
 };
 
 // Arrays of golden/README: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank",

@@ -71,12 +71,15 @@ CudaStep::SpanCounts CudaStep::SpanCountsOf(const StepMember& m) {
           ZoomsInFull(plan, n) ? cuda::kExpandAll : room, spans->end()};
 }
 
-// Tables of the members' parts: most steps find them as they were.
+// Tables of the members' parts: most steps find them there.
 Status CudaStep::StageSpans(const CudaWorkspace::StagingSlot& slot) {
   KVS_RETURN_IF_ERROR(CheckSpans());
   for (int i = 0; i < members(); ++i) {
     const SpanStorage* const spans = members_[i].state->spans();
     if (spans == nullptr) continue;
+    uint64_t& known = ws_.span_ids_[static_cast<size_t>(i)];
+    if (known == spans->id()) continue;
+    known = 0;  // until all of it is on its way
     const auto upload = [&](CudaWorkspace::AddressTable* table, int32_t stride,
                             const std::vector<uint64_t>& words) {
       return ws_.Upload(table, stride, i, reinterpret_cast<const std::byte* const*>(words.data()),
@@ -98,6 +101,7 @@ Status CudaStep::StageSpans(const CudaWorkspace::StagingSlot& slot) {
     words.resize(kRouterWords);
     std::memcpy(words.data(), &router, sizeof(router));
     KVS_RETURN_IF_ERROR(upload(&ws_.span_routers_, kRouterWords, words));
+    known = spans->id();
   }
   return OkStatus();
 }

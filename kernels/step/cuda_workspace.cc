@@ -208,6 +208,7 @@ Status CudaWorkspace::FitSpans(const Capacity& c) {
   const auto members = static_cast<size_t>(c.span_parts > 0 ? c.members : 0);
   span_parts_.host.assign(members * static_cast<size_t>(c.span_parts) * kPartWords, kUnknown);
   span_routers_.host.assign(members * kRouterWords, kUnknown);
+  span_ids_.assign(members, 0);
   if (members == 0) return OkStatus();
   const auto reserve = [this](DeviceBuffer* buffer, uint64_t count, uint64_t bytes) {
     return buffer->Reserve(ops_, count * bytes);

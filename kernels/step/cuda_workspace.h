@@ -186,8 +186,10 @@ class CudaWorkspace {
   std::vector<uint64_t> packed_ids_;
   PackedBuffers packed_;
   BucketBuffers buckets_;
-  // Of plan sekv: tables of 8-byte words, scores of all query heads, lists of all KV heads.
+  // Of plan sekv: tables of 8-byte words, and whose they are (SpanStorage::id), 0: nobody's; scores
+  // of all query heads, lists of all KV heads.
   AddressTable span_parts_, span_routers_;
+  std::vector<uint64_t> span_ids_;
   DeviceBuffer relevance_, later_relevance_, coarse_;
   DeviceBuffer span_list_, span_counts_, span_chosen_, span_workspace_;
   DeviceBuffer attend_counters_;  // of attend_chunk, attend_packed, attend_spans
