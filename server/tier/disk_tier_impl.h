@@ -30,7 +30,8 @@ class Turn {
  public:
   bool Take(Deadline deadline) KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock lock(mu_.native());
-    if (!free_.wait_until(lock, deadline, [this] { return !taken_; })) return false;
+    const auto free = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return !taken_; };
+    if (!free_.wait_until(lock, deadline, free)) return false;
     taken_ = true;
     return true;
   }
