@@ -26,6 +26,7 @@ kvs_library(kvs_work
 kvs_library(kvs_attach
   attach/arena_mailbox.cc
   attach/attach_server.cc
+  attach/connections.cc
   attach/descriptor_inbox.cc
   attach/packet.cc
   attach/peer.cc
