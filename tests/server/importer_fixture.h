@@ -75,7 +75,7 @@ class Gate {
     shut_ = false;
     changed_.notify_all();
   }
-  void Pass() {
+  void Pass() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock<std::mutex> lock(mu_.native());
     ++waiting_;
     changed_.notify_all();
