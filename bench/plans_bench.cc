@@ -24,6 +24,7 @@
 
 #include "bench/machine.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/model_desc.h"
 
 namespace {
 
@@ -235,16 +236,8 @@ int main(int argc, char** argv) {
   kvstrata::testing::DaemonProcess daemon;
   Run run{};
   Must(kvs_attach(daemon.socket().c_str(), nullptr, &run.session), "attach");
-  kvs_model_desc desc{};
-  desc.size = sizeof(desc);
-  desc.name = desc.digest = "plans-bench";
-  desc.layers = 1;
-  desc.query_heads = kQueryHeads;
-  desc.kv_heads = kKvHeads;
-  desc.head_dim = kDim;
-  desc.page_tokens = 16;
-  desc.dtype = KVS_BF16;
-  desc.ranks = 1;
+  const kvs_model_desc desc =
+      kvstrata::testing::DescOf({1, kQueryHeads, kKvHeads, kDim, 16}, "plans-bench", "plans-bench");
   Must(kvs_model_register(run.session, &desc, &run.model), "register");
   std::mt19937 rng(2);
   for (int p = 0; p < kPrompts; ++p) {

@@ -28,6 +28,7 @@
 #include "server/store/prefix_key.h"
 #include "server/store/store.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/model_desc.h"
 
 namespace {
 
@@ -77,16 +78,8 @@ class RingBench {
  public:
   explicit RingBench(std::string socket) : socket_(std::move(socket)) {
     Must(kvs_attach(socket_.c_str(), nullptr, &session_), "attach");
-    kvs_model_desc desc{};
-    desc.size = sizeof(desc);
-    desc.name = desc.digest = "ring-bench";
-    desc.layers = 1;
-    desc.query_heads = kQueryHeads;
-    desc.kv_heads = kKvHeads;
-    desc.head_dim = kDim;
-    desc.page_tokens = 16;
-    desc.dtype = KVS_BF16;
-    desc.ranks = 1;
+    const kvs_model_desc desc =
+        kvstrata::testing::DescOf({1, kQueryHeads, kKvHeads, kDim, 16}, "ring-bench", "ring-bench");
     Must(kvs_model_register(session_, &desc, &model_), "register");
   }
   RingBench(const RingBench&) = delete;

@@ -22,6 +22,7 @@
 
 #include "bench/machine.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/model_desc.h"
 
 namespace {
 
@@ -54,16 +55,8 @@ class Client {
     options.threads = 1;
     options.timeout_ms = 60000;
     Must(kvs_attach(socket.c_str(), &options, &session_), "attach");
-    kvs_model_desc desc{};
-    desc.size = sizeof(desc);
-    desc.name = desc.digest = name;
-    desc.layers = 1;
-    desc.query_heads = kQueryHeads;
-    desc.kv_heads = kKvHeads;
-    desc.head_dim = kDim;
-    desc.page_tokens = 16;
-    desc.dtype = KVS_BF16;
-    desc.ranks = 1;
+    const kvs_model_desc desc =
+        kvstrata::testing::DescOf({1, kQueryHeads, kKvHeads, kDim, 16}, name, name);
     Must(kvs_model_register(session_, &desc, &model_), "register");
     for (uint16_t& x : noise_) x = static_cast<uint16_t>(0x3C00 + (rng_() & 0x83FF));
   }

@@ -146,11 +146,11 @@ bool PageMap::Writable(const shm::PageEntry& entry) {
 
 void PageMap::Clear() {
   MutexLock lock(mu_);
-  for (auto& [id, arena] : arenas_) {
-    // Errors are those of work long past: nothing can be done about them here.
-    if (arena.device.address != 0) (void)gpu_.ops->release_arena(gpu_.device, &arena.device);
-    if (gpu_.ops != nullptr && arena.mapping.data() != nullptr) {
-      (void)gpu_.ops->unregister_host(arena.mapping.data());
+  if (gpu_.ops != nullptr) {
+    for (auto& [id, arena] : arenas_) {
+      // Errors are those of work long past: nothing can be done about them here.
+      if (arena.device.address != 0) (void)gpu_.ops->release_arena(gpu_.device, &arena.device);
+      if (arena.mapping.data() != nullptr) (void)gpu_.ops->unregister_host(arena.mapping.data());
     }
   }
   arenas_.clear();

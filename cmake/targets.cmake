@@ -13,7 +13,7 @@ target_include_directories(kvs_flags INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_options(kvs_flags INTERFACE
   -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers
   # g++ 12 sees overlaps in std::string's operator+ that are not there (its bug 105651).
-  -Wno-restrict
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
   # -ffp-contract: whether a*b+c is one rounding or two must not depend on the compiler's mood.
   -ffp-contract=off)
 if(KVS_SANITIZE)

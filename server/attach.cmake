@@ -26,6 +26,7 @@ kvs_library(kvs_work
 kvs_library(kvs_attach
   attach/arena_mailbox.cc
   attach/attach_server.cc
+  attach/connections.cc
   attach/descriptor_inbox.cc
   attach/packet.cc
   attach/peer.cc
@@ -43,7 +44,7 @@ execute_process(COMMAND git rev-parse --short HEAD WORKING_DIRECTORY ${CMAKE_SOU
 if(NOT KVS_COMMIT)
   set(KVS_COMMIT unknown)
 endif()
-kvs_library(kvs_daemon daemon.cc LIBS kvs_config kvs_rpc)
+kvs_library(kvs_daemon daemon.cc run_daemon.cc LIBS kvs_config kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 

@@ -1,6 +1,7 @@
 # The gRPC services.
 find_library(KVS_GRPC_REFLECTION grpc++_reflection REQUIRED)
 kvs_library(kvs_rpc
+  rpc/admin_messages.cc
   rpc/admin_service.cc
   rpc/block_messages.cc
   rpc/block_stream.cc

@@ -6,6 +6,7 @@ pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET GLOBAL liburing)
 set(KVS_TIER_SOURCES
   checkpoint.cc
   disk_checkpoint.cc
+  disk_erase.cc
   disk_flush.cc
   disk_resize.cc
   disk_start.cc

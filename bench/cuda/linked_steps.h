@@ -24,6 +24,7 @@
 #include "kernels/dtype.h"
 #include "kvstrata/v1/admin.grpc.pb.h"
 #include "tests/cuda/device_array.h"
+#include "tests/fakes/model_desc.h"
 
 namespace kvstrata::cuda {
 
@@ -208,17 +209,8 @@ class Steps {
     return q;
   }
   kvs_model RegisterModel() {
-    kvs_model_desc desc{};
-    desc.size = sizeof(desc);
-    desc.name = "llama-3.1-8b";
-    desc.digest = digest_.c_str();
-    desc.layers = layers_;
-    desc.query_heads = kHeads;
-    desc.kv_heads = kKvHeads;
-    desc.head_dim = kDim;
-    desc.page_tokens = kPage;
-    desc.dtype = KVS_BF16;
-    desc.ranks = 1;
+    const kvs_model_desc desc =
+        testing::DescOf({layers_, kHeads, kKvHeads, kDim, kPage}, "llama-3.1-8b", digest_.c_str());
     kvs_model model = 0;
     CheckKvs(kvs_model_register(session_, &desc, &model), "kvs_model_register");
     return model;

@@ -68,15 +68,15 @@ void TokenScores::AddPacked(const SelectContext& context, int layer, int head, R
 void TokenScores::Score(const SelectContext& context, int layer, const float* q, Run heads,
                         Run range, float scale, float* out, int64_t stride) {
   const Geometry& g = *context.geometry;
-  const int32_t packed_end = context.packed == nullptr ? 0 : context.packed->end();
-  const bool packed = range.begin < packed_end;
+  const bool packed = context.packed != nullptr && range.begin < context.packed->end();
+  const int32_t first_raw = packed ? context.packed->end() : range.begin;
   if (packed) rotated_.Rotate(context, layer, q, range);
   packed_.clear();
   raw_.clear();
   for (int head = heads.begin; head < heads.end; ++head) {
     float* own = out + int64_t{head - heads.begin} * g.group() * stride;
     if (packed) AddPacked(context, layer, head, range, scale, own, stride);
-    for (int32_t t = std::max(range.begin, packed_end); t < range.end; t += kScoreTile) {
+    for (int32_t t = first_raw; t < range.end; t += kScoreTile) {
       ScoreTokensWork& w = raw_.emplace_back();
       w.rows = KeysOf(context.view.pages, context.layout, layer, head);
       w.run = {t, std::min(t + kScoreTile, range.end)};

@@ -94,8 +94,6 @@ class GpuSteps final : public StepDevice {
   Status PrefillDone(SequenceState* state, const SequenceView&) override {
     return state->ClosePrompt();
   }
-  // The next step's Begin does.
-  void CatchUp(SequenceState*, const SequenceView&) override {}
   Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view, size_t blocks,
                                std::string_view name) override {
     const FarRead read = [this](std::byte* to, const std::byte* from, uint64_t bytes) {

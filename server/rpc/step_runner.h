@@ -58,7 +58,8 @@ class StepDevice {
   virtual Result<std::unique_ptr<StepRunner>> Begin(std::vector<StepMember> members) = 0;
   // As SequenceState's. REQUIRES: refreshed from `view`, which has `blocks` index blocks.
   virtual Status PrefillDone(SequenceState* state, const SequenceView& view) = 0;
-  virtual void CatchUp(SequenceState* state, const SequenceView& view) = 0;
+  // May be left to the next Begin.
+  virtual void CatchUp(SequenceState* /*state*/, const SequenceView& /*view*/) {}
   virtual Result<InspectArray> Inspect(const SequenceState& state, const SequenceView& view,
                                        size_t blocks, std::string_view name) = 0;
   // Lets kernels follow addresses of an arena of the host tier; done when it returns.

@@ -3,8 +3,8 @@
 // outside of the lock, as moves are (move.cc).
 #include <algorithm>
 #include <optional>
-#include <ranges>
 #include <set>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -72,8 +72,9 @@ void Store::Impl::NotePromotion(const Sequence& s) {
 std::optional<uint64_t> Store::Impl::MoveSome(uint64_t bytes) {
   if (const auto promoted = PromoteSome(bytes)) return promoted;
   // Host first: what leaves it makes room for what leaves device.
-  for (const PoolId pool : std::views::reverse(PoolIds())) {
-    if (const auto moved = RelieveSome(pool, bytes)) return moved;
+  const std::span<const PoolId> pools = PoolIds();
+  for (size_t i = pools.size(); i-- > 0;) {
+    if (const auto moved = RelieveSome(pools[i], bytes)) return moved;
   }
   return std::nullopt;
 }

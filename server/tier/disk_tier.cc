@@ -7,12 +7,18 @@
 
 #include "server/tier/disk_tier_impl.h"
 #include "server/tier/guard.h"
+#include "server/tier/value_requests.h"
 
 namespace kvstrata {
 
 using disk::BlocksOf;
+using disk::CheckBuffers;
+using disk::ForScratch;
+using disk::HeaderOf;
+using disk::IoError;
 using disk::kBlockBytes;
-using disk::PayloadBlocks;
+using disk::PayloadRequests;
+using disk::SizesOf;
 using disk::SlotBlocks;
 using disk::SlotHeader;
 using disk::SlotId;
@@ -21,105 +27,19 @@ using Op = IoRequest::Op;
 
 namespace {
 
-constexpr uint64_t kSmallBlocks = disk::kMaxBuffers;  // values that go through scratch whole
-constexpr uint32_t kSegmentErrors = 4;                // then a segment takes no more writes
+constexpr uint32_t kSegmentErrors = 4;  // then a segment takes no more writes
 
-template <typename Byte>
-std::vector<uint64_t> SizesOf(const std::vector<std::span<Byte>>& buffers) {
-  std::vector<uint64_t> sizes;
-  for (const auto& buffer : buffers) sizes.push_back(buffer.size());
-  return sizes;
-}
+Status Miss() { return NotFound("DISK_MISS", "no such key on disk"); }
 
-template <typename Byte>
-Status CheckBuffers(const std::vector<std::span<Byte>>& buffers) {
-  if (buffers.empty() || buffers.size() > disk::kMaxBuffers) {
-    return InvalidArgument("DISK_VALUE", std::to_string(buffers.size()) +
-                                             " buffers; a value has 1 to 16, join or split some");
-  }
-  const bool small = PayloadBlocks(SizesOf(buffers)) <= kSmallBlocks;
-  for (const auto& buffer : buffers) {
-    if (buffer.empty()) return InvalidArgument("DISK_VALUE", "a buffer is empty; leave it out");
-    if (!small && reinterpret_cast<uintptr_t>(buffer.data()) % kBlockBytes != 0) {
-      return InvalidArgument("DISK_VALUE",
-                             "a buffer of a value above 64 KiB begins at no multiple of 4096");
-    }
-  }
-  return OkStatus();
-}
+}  // namespace
 
-// What moves a value's payload: a small one in one piece behind the header in scratch; of a large
-// one whole blocks from or to the caller's memory, and the ends of its buffers by scratch.
-template <typename Byte>
-std::vector<IoRequest> PayloadRequests(Op op, uint32_t file, const disk::Place& place,
-                                       const std::vector<std::span<Byte>>& buffers,
-                                       std::byte* scratch) {
-  const uint64_t blocks = PayloadBlocks(SizesOf(buffers));
-  uint64_t offset = (uint64_t{place.block} + 1) * kBlockBytes;
-  std::vector<IoRequest> requests;
-  const auto add = [&](std::byte* data, uint64_t bytes) {
-    if (bytes == 0) return;
-    requests.push_back({op, file, static_cast<uint32_t>(bytes), offset, data});
-    offset += bytes;
-  };
-  if (blocks <= kSmallBlocks) {
-    add(scratch + kBlockBytes, blocks * kBlockBytes);
-    return requests;
-  }
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    const uint64_t whole = buffers[i].size() / kBlockBytes * kBlockBytes;
-    add(const_cast<std::byte*>(buffers[i].data()), whole);
-    if (whole < buffers[i].size()) add(scratch + (1 + i) * kBlockBytes, kBlockBytes);
-  }
-  return requests;
-}
-
-// Where a value's header goes: before its payload, be that in scratch or the caller's memory.
-template <typename Request>
-std::byte* HeaderOf(const Request& request, std::byte* scratch) {
-  const bool small = PayloadBlocks(SizesOf(request.buffers)) <= kSmallBlocks;
-  if (small || !request.header_room) return scratch;
-  return const_cast<std::byte*>(request.buffers.front().data()) - kBlockBytes;
-}
-
-// Header and payload that lie side by side in memory as on disk are one request.
-void AddHeader(Op op, const disk::Place& place, std::byte* header,
-               std::vector<IoRequest>* payload) {
-  IoRequest& first = payload->front();
-  if (first.data == header + kBlockBytes) {
-    first.data -= kBlockBytes;
-    first.offset -= kBlockBytes;
-    first.bytes += kBlockBytes;
-    return;
-  }
-  const uint64_t offset = uint64_t{place.block} * kBlockBytes;
-  payload->push_back({op, first.file, kBlockBytes, offset, header});
-}
-
-// Copies what goes by scratch: small values, ends of buffers.
-template <typename Byte, typename Copy>
-void ForScratch(const std::vector<std::span<Byte>>& buffers, std::byte* scratch, const Copy& copy) {
-  const bool small = PayloadBlocks(SizesOf(buffers)) <= kSmallBlocks;
-  uint64_t block = 1;
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    const uint64_t whole = small ? 0 : buffers[i].size() / kBlockBytes * kBlockBytes;
-    if (!small) block = 1 + i;
-    copy(scratch + block * kBlockBytes, buffers[i].subspan(whole));
-    block += BlocksOf(buffers[i].size());
-  }
-}
-
-Status IoError(int error) {
-  if (error == ETIMEDOUT) return disk::DeadlineExceeded("the disk");
+Status disk::IoError(int error) {
+  if (error == ETIMEDOUT) return DeadlineExceeded("the disk");
   if (error == ENOSPC || error == EDQUOT) {
     return ResourceExhausted("DISK_SPACE", std::string("write: ") + std::strerror(error));
   }
   return {Code::kDataLoss, "DISK_IO", std::strerror(error)};
 }
-
-Status Miss() { return NotFound("DISK_MISS", "no such key on disk"); }
-
-}  // namespace
 
 Status disk::DeadlineExceeded(const char* what) {
   return {Code::kDeadlineExceeded, "DISK_DEADLINE", std::string(what) + " did not answer in time"};
@@ -262,76 +182,6 @@ void DiskTier::Impl::FinishPut(const PlannedPut& put, int error) {
   disk::Entry entry{put.at, put.generation, SizesOf(put.request->buffers)};
   const auto it = index_.emplace(put.request->key, std::move(entry)).first;
   table_.at(put.at.segment).keys[put.at.slot] = &it->first;
-}
-
-// -- erased slots
-
-// Overwrites the headers of slots that hold nothing, and frees them. The first error.
-Status DiskTier::Impl::Overwrite(std::vector<Condemned> slots, Deadline deadline) {
-  std::set<uint32_t> segments;
-  for (const Condemned& slot : slots) segments.insert(slot.at.segment);
-  const Errors failed = MarkDirty(segments, deadline);
-  Status first;
-  const auto finish = [&](const Condemned& slot, int error) {
-    Observe(error, slot.at.segment);
-    if (error != 0 && first.ok()) first = IoError(error);
-    MutexLock lock(mu_);
-    if (error == 0 && slot.reuse) table_.Free(slot.at);  // else it stays taken until the next start
-  };
-  size_t next = 0;
-  const auto more = [&]() -> std::optional<Transfer> {
-    while (next < slots.size()) {
-      const Condemned& slot = slots[next++];
-      if (const auto error = failed.find(slot.at.segment); error != failed.end()) {
-        finish(slot, error->second);
-        continue;
-      }
-      if (!Holds(Guard::kErasure)) {
-        finish(slot, 0);
-        continue;
-      }
-      const std::shared_ptr<std::byte> scratch = writer_.scratch.Take();
-      KVS_CHECK(scratch != nullptr);
-      MutexLock lock(mu_);
-      const disk::Place place = PlaceOf(slot.at);
-      disk::WriteHeader(place, disk::SlotState::kErased, ++generation_, "", {},
-                        reinterpret_cast<SlotHeader*>(scratch.get()));
-      const uint64_t offset = uint64_t{place.block} * kBlockBytes;
-      return Transfer{{{Op::kWrite, FileOf(slot.at.segment), kBlockBytes, offset, scratch.get()}},
-                      scratch,
-                      [&finish, &slot](int error) { finish(slot, error); }};
-    }
-    return std::nullopt;
-  };
-  writer_.transfers.Run(more, deadline);
-  if (first.reason() == "DISK_DEADLINE") ObserveDeadline();
-  return first;
-}
-
-void DiskTier::Impl::OverwriteCondemned(Deadline deadline) {
-  std::vector<Condemned> slots;
-  {
-    MutexLock lock(mu_);
-    slots.swap(condemned_);
-  }
-  // An error is counted; those slots stay taken, and the next start judges them.
-  (void)Overwrite(std::move(slots), deadline);
-}
-
-Status DiskTier::Impl::Erase(std::span<const std::string> keys, Deadline deadline) {
-  const disk::HeldTurn turn(&writer_.turn, deadline);
-  if (!turn.held()) return disk::DeadlineExceeded("another writer");
-  KVS_RETURN_IF_ERROR(MayAsk());
-  OverwriteCondemned(deadline);
-  std::vector<Condemned> slots;
-  {
-    MutexLock lock(mu_);
-    for (const std::string& key : keys) {
-      const auto it = index_.find(key);
-      if (it != index_.end()) slots.push_back({Forget(it), true});
-    }
-  }
-  return Overwrite(std::move(slots), deadline);
 }
 
 // -- Get

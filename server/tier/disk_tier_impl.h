@@ -1,6 +1,6 @@
-// DiskTier::Impl: the state of the engine. disk_tier.cc: values; disk_flush.cc: dirty marks and
-// flushes; disk_start.cc: the index from the slots; disk_checkpoint.cc: the checkpoint;
-// disk_resize.cc: another budget.
+// DiskTier::Impl: the state of the engine. disk_tier.cc: values; disk_erase.cc: erased slots;
+// disk_flush.cc: dirty marks and flushes; disk_start.cc: the index from the slots;
+// disk_checkpoint.cc: the checkpoint; disk_resize.cc: another budget.
 //
 // Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
@@ -30,7 +30,8 @@ class Turn {
  public:
   bool Take(Deadline deadline) KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock lock(mu_.native());
-    if (!free_.wait_until(lock, deadline, [this] { return !taken_; })) return false;
+    const auto free = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return !taken_; };
+    if (!free_.wait_until(lock, deadline, free)) return false;
     taken_ = true;
     return true;
   }
@@ -79,6 +80,7 @@ struct StringHash {
 using Index = std::unordered_map<std::string, Entry, StringHash, std::equal_to<>>;
 
 Status DeadlineExceeded(const char* what);
+Status IoError(int error);  // an errno
 
 }  // namespace disk
 
@@ -153,9 +155,12 @@ class DiskTier::Impl {
   // Forgets the value at `at` if it is still that one, and has its slot overwritten later.
   Status Lose(const PlannedGet& get, bool reuse, Status why) KVS_EXCLUDES(mu_);
   disk::SlotId Forget(disk::Index::iterator it) KVS_REQUIRES(mu_);
+  disk::Place PlaceOf(disk::SlotId at) const KVS_REQUIRES(mu_);
+
+  // disk_erase.cc
+  // Overwrites the headers of slots that hold nothing, and frees them. The first error.
   Status Overwrite(std::vector<Condemned> slots, Deadline deadline) KVS_EXCLUDES(mu_);
   void OverwriteCondemned(Deadline deadline) KVS_EXCLUDES(mu_);
-  disk::Place PlaceOf(disk::SlotId at) const KVS_REQUIRES(mu_);
 
   // disk_flush.cc
   using Errors = std::map<uint32_t, int>;  // errno by segment

@@ -38,8 +38,8 @@ Checksum ChecksumOf(const void* data, size_t bytes) {
 
 uint64_t ClassOf(uint64_t blocks) {
   if (blocks <= 32) return blocks;
-  const uint64_t step = std::bit_floor(blocks) / 16;
-  return (blocks + step - 1) / step * step;
+  const uint64_t below = std::bit_floor(blocks) / 16 - 1;  // the step, a power of two, less one
+  return (blocks + below) & ~below;
 }
 
 uint64_t PayloadBlocks(std::span<const uint64_t> sizes) {

@@ -51,9 +51,12 @@ struct Shared {
 };
 
 void RunThread(const std::shared_ptr<Shared>& shared) KVS_NO_THREAD_SAFETY_ANALYSIS {
+  const auto ready = [&]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return shared->stopping || !shared->waiting.empty();
+  };
   std::unique_lock lock(shared->mu.native());
   for (;;) {
-    shared->work_ready.wait(lock, [&] { return shared->stopping || !shared->waiting.empty(); });
+    shared->work_ready.wait(lock, ready);
     if (shared->waiting.empty()) return;
     const Work work = shared->waiting.front();
     shared->waiting.pop_front();
@@ -72,11 +75,13 @@ class PreadQueue final : public IoQueue {
   }
 
   ~PreadQueue() override KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const auto all_done = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+      return shared_->done.size() == shared_->in_flight;
+    };
     std::unique_lock lock(shared_->mu.native());
     shared_->stopping = true;
     shared_->work_ready.notify_all();
-    const bool idle = shared_->result_ready.wait_for(
-        lock, std::chrono::seconds(1), [&] { return shared_->done.size() == shared_->in_flight; });
+    const bool idle = shared_->result_ready.wait_for(lock, std::chrono::seconds(1), all_done);
     lock.unlock();
     for (std::thread& thread : threads_) idle ? thread.join() : thread.detach();
   }
@@ -104,9 +109,11 @@ class PreadQueue final : public IoQueue {
 
   size_t Wait(std::span<IoResult> results,
               Deadline deadline) override KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
+      return !shared_->done.empty() || shared_->in_flight == 0;
+    };
     std::unique_lock lock(shared_->mu.native());
-    shared_->result_ready.wait_until(
-        lock, deadline, [&] { return !shared_->done.empty() || shared_->in_flight == 0; });
+    shared_->result_ready.wait_until(lock, deadline, ready);
     const size_t n = std::min(results.size(), shared_->done.size());
     const auto end = shared_->done.begin() + static_cast<ptrdiff_t>(n);
     std::copy(shared_->done.begin(), end, results.begin());

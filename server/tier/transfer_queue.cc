@@ -68,13 +68,9 @@ void TransferQueue::Run(const Source& more, Deadline deadline) {
 int TransferQueue::RunOne(std::vector<IoRequest> requests, std::shared_ptr<void> keep,
                           Deadline deadline) {
   int outcome = 0;
-  bool given = false;
-  Run(
-      [&]() -> std::optional<Transfer> {
-        if (std::exchange(given, true)) return std::nullopt;
-        return Transfer{std::move(requests), std::move(keep), [&](int error) { outcome = error; }};
-      },
-      deadline);
+  std::optional<Transfer> only =
+      Transfer{std::move(requests), std::move(keep), [&](int error) { outcome = error; }};
+  Run([&] { return std::exchange(only, std::nullopt); }, deadline);
   return outcome;
 }
 

@@ -68,7 +68,7 @@ TEST(Result, HoldsWhatCannotBeCopied) {
 TEST(ResultDeathTest, MisuseAborts) {
   Result<int> failed = Half(3);
   EXPECT_DEATH(failed.value(), "broken invariant");
-  EXPECT_DEATH(Result<int>{OkStatus()}, "broken invariant");
+  EXPECT_DEATH((void)Result<int>{OkStatus()}, "broken invariant");
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "client/include/kvstrata/kvstrata.h"
 #include "tests/client/fake_session.h"
+#include "tests/fakes/model_desc.h"
 
 namespace kvstrata::client {
 namespace {
@@ -37,18 +38,7 @@ class AbiTest : public ::testing::Test {
   ~AbiTest() override { kvs_detach(session_); }
 
   kvs_model_desc Desc() const {
-    kvs_model_desc d{};
-    d.size = sizeof(d);
-    d.name = "m";
-    d.digest = "d";
-    d.layers = 2;
-    d.query_heads = 4;
-    d.kv_heads = 2;
-    d.head_dim = 64;
-    d.page_tokens = 16;
-    d.dtype = KVS_F32;
-    d.ranks = 1;
-    return d;
+    return kvstrata::testing::DescOf({2, 4, 2, 64, 16, KVS_F32}, "m", "d");
   }
 
   kvs_step* Begin(uint32_t tokens = 3) {

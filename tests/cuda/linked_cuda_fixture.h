@@ -23,6 +23,7 @@
 #include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
 #include "tests/fakes/daemon_process.h"
+#include "tests/fakes/model_desc.h"
 
 namespace kvstrata::cuda {
 
@@ -158,17 +159,8 @@ inline std::vector<std::vector<int32_t>> Selected(kvs_step* step, uint32_t membe
 }
 
 inline int RegisterModel(kvs_session* session, kvs_model* model) {
-  kvs_model_desc desc{};
-  desc.size = sizeof(desc);
-  desc.name = "toy";
-  desc.digest = "linked_cuda_test";
-  desc.layers = kLayers;
-  desc.query_heads = kHeads;
-  desc.kv_heads = kKvHeads;
-  desc.head_dim = kDim;
-  desc.page_tokens = kPage;
-  desc.dtype = KVS_BF16;
-  desc.ranks = 1;
+  const kvs_model_desc desc =
+      testing::DescOf({kLayers, kHeads, kKvHeads, kDim, kPage}, "toy", "linked_cuda_test");
   return kvs_model_register(session, &desc, model);
 }
 

@@ -20,6 +20,7 @@
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 #include "tests/cuda/seed.h"
+#include "tests/fakes/model_desc.h"
 #include "tests/fakes/remote_client.h"
 
 namespace kvstrata::cuda {
@@ -84,17 +85,8 @@ class LinkedEngine : public RoadModel {
                bool on_gpu = false)
       : on_gpu_(on_gpu) {
     EXPECT_EQ(kvs_attach(socket.c_str(), nullptr, &session_), KVS_OK) << kvs_error_message();
-    kvs_model_desc desc{};
-    desc.size = sizeof(desc);
-    desc.name = "road";
-    desc.digest = digest.c_str();
-    desc.layers = kLayers;
-    desc.query_heads = kHeads;
-    desc.kv_heads = kKvHeads;
-    desc.head_dim = kDim;
-    desc.page_tokens = kPage;
-    desc.dtype = KVS_BF16;
-    desc.ranks = 1;
+    const kvs_model_desc desc =
+        testing::DescOf({kLayers, kHeads, kKvHeads, kDim, kPage}, "road", digest.c_str());
     EXPECT_EQ(kvs_model_register(session_, &desc, &model_), KVS_OK) << kvs_error_message();
     if (with_stream) {
       EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);

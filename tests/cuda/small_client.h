@@ -14,6 +14,7 @@
 
 #include "client/include/kvstrata/kvstrata.h"
 #include "tests/cuda/elements.h"
+#include "tests/fakes/model_desc.h"
 
 namespace kvstrata::cuda {
 
@@ -27,16 +28,8 @@ class SmallClient {
     options.size = sizeof(options);
     options.device_uuid = device_uuid;
     EXPECT_EQ(kvs_attach(socket.c_str(), &options, &session_), KVS_OK) << kvs_error_message();
-    kvs_model_desc desc{};
-    desc.size = sizeof(desc);
-    desc.name = desc.digest = "small_client";
-    desc.layers = kLayers;
-    desc.query_heads = kHeads;
-    desc.kv_heads = kKvHeads;
-    desc.head_dim = kDim;
-    desc.page_tokens = 16;
-    desc.dtype = KVS_BF16;
-    desc.ranks = 1;
+    const kvs_model_desc desc =
+        testing::DescOf({kLayers, kHeads, kKvHeads, kDim, 16}, "small_client", "small_client");
     EXPECT_EQ(kvs_model_register(session_, &desc, &model_), KVS_OK) << kvs_error_message();
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
   }

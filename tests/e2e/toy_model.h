@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/model_desc.h"
+
 namespace kvstrata::testing {
 
 struct ToyModel {
@@ -18,18 +20,7 @@ struct ToyModel {
   std::string digest = "toy";
 
   kvs_model_desc Desc() const {
-    kvs_model_desc d{};
-    d.size = sizeof(d);
-    d.name = "toy";
-    d.digest = digest.c_str();
-    d.layers = layers;
-    d.query_heads = query_heads;
-    d.kv_heads = kv_heads;
-    d.head_dim = dim;
-    d.page_tokens = page;
-    d.dtype = KVS_F32;
-    d.ranks = 1;
-    return d;
+    return DescOf({layers, query_heads, kv_heads, dim, page, KVS_F32}, "toy", digest.c_str());
   }
 
   // A number in [-1, 1) that depends on everything given (splitmix64).

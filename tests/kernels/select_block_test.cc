@@ -309,8 +309,8 @@ constexpr const char* kPackedPlans[] = {
     "mosaickv{min_tokens = 0, share = 0.2, segment = 96, buffer = 16, block = 4}",
     "mosaickv{min_tokens = 0, share = 0.3, segment = 96, buffer = 32, group = 'softmax'}",
     "mosaickv{min_tokens = 0, share = 0.01, segment = 4096, buffer = 16, block = 16}",
-    "mosaickv{min_tokens = 0, share = 0.2, segment = 64, buffer = 16, strategy = 'search', "
-    "max_channel_loss = 0.35, max_block_loss = 0.93, close_loss = 6}"};
+    ("mosaickv{min_tokens = 0, share = 0.2, segment = 64, buffer = 16, strategy = 'search', "
+     "max_channel_loss = 0.35, max_block_loss = 0.93, close_loss = 6}")};
 
 TEST_P(Block, PackedTakesTheBestBlocksOfAllSegments) {
   const Inputs in = LowRankInputs(SmallGeometry(), 330);

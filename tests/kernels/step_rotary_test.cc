@@ -92,8 +92,8 @@ void CheckOutputs(const Inputs& in, const StepResult& result, int32_t history, i
 constexpr const char* kSparse[] = {
     "window{n_sink = 4, n_recent = 60, min_tokens = 0, compact = ",
     "quest{budget = 64, min_tokens = 0, compact = ",
-    "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, rho = [0.6, 0.6, 0.5], "
-    "trigger = \"every\", every = 2, min_tokens = 0, compact = ",
+    ("chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, rho = [0.6, 0.6, 0.5], "
+     "trigger = \"every\", every = 2, min_tokens = 0, compact = "),
     "tokenselect{k = 40, n_init = 4, n_local = 20, min_tokens = 0, compact = "};
 
 std::string With(const char* plan, bool compact) {

@@ -98,8 +98,8 @@ Floats DecodeTo(HeldSequence& sequence, const Inputs& in, int32_t end, const Bac
 
 constexpr const char* kSparse[] = {
     "window{n_sink = 4, n_recent = 60, min_tokens = 0}", "quest{budget = 64, min_tokens = 0}",
-    "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, rho = [0.6, 0.6, 0.5], "
-    "trigger = \"every\", every = 2, min_tokens = 0}"};
+    ("chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, rho = [0.6, 0.6, 0.5], "
+     "trigger = \"every\", every = 2, min_tokens = 0}")};
 
 class Steps : public EachBackend {};
 

@@ -8,7 +8,7 @@ target_compile_definitions(server_daemon_test PRIVATE KVSTRATAD="$<TARGET_FILE:k
 add_dependencies(server_daemon_test kvstratad)
 kvs_test(server_recompress_test recompress_test.cc LIBS kvs_work)
 kvs_test(server_mover_test mover_test.cc LIBS kvs_work)
-kvs_test(server_importer_test importer_test.cc LIBS kvs_work)
+kvs_test(server_importer_test importer_test.cc importer_failure_test.cc LIBS kvs_work)
 kvs_test(server_attach_import_test attach_import_test.cc LIBS kvs_attach kvs_work)
 kvs_test(server_disk_pages_test disk_pages_test.cc tier/test_queues.cc LIBS kvs_work)
 kvs_test(server_disk_sick_test disk_sick_test.cc tier/test_queues.cc LIBS kvs_work)

@@ -2,6 +2,7 @@
 // and steps take as long as beside a healthy disk. The figures (medians of rounds' p99) are
 // printed; others use the machine too, so the test fails only at four times the healthy one and as
 // long as a load may wait, or when a single call waited for what the disk never answered.
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -132,7 +133,7 @@ TEST(SickDisk, HoldsUpNeitherStepsNorOpensInMemory) {
   std::vector<Patient*> all = {&idle, &healthy, &stuck, &failing, &full};
   for (int i = 0; i < kRounds; ++i) {
     for (Patient* p : all) p->Round();
-    std::ranges::rotate(all, all.begin() + 1);
+    std::rotate(all.begin(), all.begin() + 1, all.end());
   }
   const double open = healthy.OpenP99(), step = healthy.StepP99();
   const double wait = std::chrono::duration<double, std::micro>(kLoadTimeout).count();

@@ -1,0 +1,249 @@
+// How a connection of the attach server begins: accepted, Hello, Welcome; and how it ends.
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "server/attach/attach_loop.h"
+#include "server/attach/packet.h"
+
+namespace kvstrata {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kFramesAtHangUp = 4096;
+constexpr int kMaxAcceptsPerTurn = 64;
+constexpr int kMaxHandshakesPerUser = 64;
+
+}  // namespace
+
+// --- admission -----------------------------------------------------------------------------------
+
+void AttachServer::Loop::Accept() {
+  for (int i = 0; i < kMaxAcceptsPerTurn; ++i) {
+    UniqueFd socket(accept4(listener_->fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      AdmitSocket(std::move(socket));
+      continue;
+    }
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      // Spinning here would help nobody; the next tick tries again.
+      uint64_t suppressed = 0;
+      const int error = errno;
+      if (MayLog(&suppressed)) {
+        LogEvent(LogLevel::kError, "accept_failed",
+                 {{"errno", error}, {"why", std::strerror(error)}, {"suppressed", suppressed}});
+      }
+      ArmListener(false);
+    }
+    return;
+  }
+}
+
+void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
+  Count(kAccepted);
+  auto connection = std::make_unique<Connection>();
+  Connection* c = connection.get();
+  c->number = next_number_++;
+  c->socket = std::move(socket);
+  c->deadline = Clock::now() + options_.hello_timeout;
+  connections_.emplace(c->number, std::move(connection));
+  Result<Peer> peer = PeerOf(c->socket.get());
+  if (!peer.ok()) return Refuse(c, peer.status());
+  c->peer = peer.value().identity;
+  c->pidfd = std::move(peer.value().pidfd);
+  const auto same_user = [c](const auto& entry) {
+    const Connection& other = *entry.second;
+    return other.state == Connection::State::kHandshake && other.peer.uid == c->peer.uid;
+  };
+  if (std::count_if(connections_.begin(), connections_.end(), same_user) > kMaxHandshakesPerUser) {
+    return Refuse(c, ResourceExhausted("TOO_MANY_HANDSHAKES",
+                                       "user " + std::to_string(c->peer.uid) + " has " +
+                                           std::to_string(kMaxHandshakesPerUser) +
+                                           " connections that have not said Hello; retry"));
+  }
+  if (!Watch(c->socket.get(), kSocket, c->number, EPOLLIN | EPOLLRDHUP) ||
+      !Watch(c->pidfd.get(), kPidfd, c->number, EPOLLIN)) {
+    Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
+  }
+}
+
+void AttachServer::Loop::OnSocket(Connection* c, uint32_t events) {
+  if (c->state == Connection::State::kFenced) return;  // hung up earlier in this turn
+  if (c->state == Connection::State::kDetaching) return EndDetached(c);
+  if (c->state == Connection::State::kHandshake) {
+    return (events & EPOLLIN) != 0 ? OnHello(c) : Erase(c);
+  }
+  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
+    // What a client commits and then closes at once still counts.
+    const RingSession::Outcome last = c->ring->Drain(kFramesAtHangUp);
+    if (last == RingSession::Outcome::kDetached) return OnRing(c, last);
+    return HangUp(c, "eof");
+  }
+  if (c->inbox->Receive()) return;
+  Count(kMalformed);
+  HangUp(c, "a packet after Hello that is no descriptor");
+}
+
+void AttachServer::Loop::OnHello(Connection* c) {
+  // One byte more than a Hello, to tell a longer packet; descriptors in it are dropped by the
+  // kernel.
+  struct {
+    shm::Hello hello;
+    std::byte more;
+  } packet{};
+  const ssize_t n = recv(c->socket.get(), &packet, sizeof(packet.hello) + 1, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (n <= 0) return Erase(c);  // gone without a word
+  Status status = CheckHello(packet.hello, static_cast<size_t>(n));
+  if (status.ok()) status = OpenSession(c, packet.hello);
+  if (!status.ok()) Refuse(c, status);
+}
+
+Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
+  std::string name, uuid;
+  KVS_CHECK(ReadText(hello.client_name, &name) &&
+            ReadText(hello.device_uuid, &uuid));  // CheckHello
+  name = Printable(std::move(name));
+  KVS_ASSIGN_OR_RETURN(const uint32_t device, store_->FindDevice(Printable(std::move(uuid))));
+  UniqueFd socket(fcntl(c->socket.get(), F_DUPFD_CLOEXEC, 0));
+  c->doorbell.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!socket || !c->doorbell) {
+    return ResourceExhausted("DESCRIPTORS",
+                             "the daemon has no file descriptors left; raise "
+                             "LimitNOFILE");
+  }
+  c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
+  Result<SessionSegments> segments = store_->OpenSession(
+      c->peer, Road::kLinked, name,
+      [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, device);
+  if (!segments.ok()) return segments.status();
+  c->session = segments->session;
+  Status status = SendWelcome(c, *segments, device);
+  if (!status.ok()) {
+    store_->EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
+    return status;
+  }
+  c->state = Connection::State::kOpen;
+  open_.push_back(c);
+  c->mailbox->Open();
+  Count(kAttached);
+  LogEvent(LogLevel::kInfo, "attached",
+           {{"session", c->session},
+            {"client", name},
+            {"pid", c->peer.pid},
+            {"uid", c->peer.uid},
+            {"device", store_->DeviceName(device)}});
+  return OkStatus();
+}
+
+Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments,
+                                       uint32_t device) {
+  const auto wake = [fd = wake_] {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(fd->get(), &one, sizeof(one));  // full: it wakes too
+  };
+  c->inbox = std::make_unique<DescriptorInbox>(c->socket.get());
+  RingOptions ring{options_.reply_backlog_bytes, options_.settle_timeout, wake};
+  if (options_.imports != nullptr) {
+    ring.import = options_.imports->NewSession(segments.session, device, c->peer);
+  }
+  ring.take_descriptor = [inbox = c->inbox.get()](uint32_t number) { return inbox->Take(number); };
+  KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, store_, std::move(ring)));
+  // Edge-triggered: each ring of the bell is one event.
+  if (!Watch(c->doorbell.get(), kDoorbell, c->number, EPOLLIN | EPOLLET)) {
+    return ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections");
+  }
+  shm::Welcome welcome{};
+  welcome.type = shm::kWelcome;
+  welcome.version = shm::kVersion;
+  welcome.session_id = segments.session;
+  welcome.daemon_epoch = segments.daemon_epoch;
+  welcome.session_bytes = segments.session_bytes;
+  welcome.table_bytes = segments.table_bytes;
+  CopyText(options_.backend, welcome.backend);
+  CopyText(store_->DeviceName(device), welcome.device_uuid);
+  const int fds[] = {segments.session_fd, segments.table_fd, c->doorbell.get()};
+  if (SendPacket(c->socket.get(), welcome, fds) != SendOutcome::kSent) {
+    return Unavailable("PEER_GONE", "the client hung up before its Welcome");
+  }
+  return OkStatus();
+}
+
+// --- ends ----------------------------------------------------------------------------------------
+
+void AttachServer::Loop::Refuse(Connection* c, const Status& why) {
+  Count(kRefused);
+  uint64_t suppressed = 0;
+  if (MayLog(&suppressed)) {
+    LogEvent(LogLevel::kWarn, "attach_refused",
+             {{"reason", why.reason()},
+              {"pid", c->peer.pid},
+              {"uid", c->peer.uid},
+              {"why", why.message()},
+              {"suppressed", suppressed}});
+  }
+  SendRefused(c->socket.get(), why);
+  CloseChannels(c);
+  Erase(c);
+}
+
+// The reply is in the ring: the session stays until the client has read it and closed its socket.
+void AttachServer::Loop::OnDetach(Connection* c) {
+  Count(kDetached);
+  LogEvent(LogLevel::kInfo, "detached", {{"session", c->session}});
+  std::erase(open_, c);
+  c->state = Connection::State::kDetaching;
+  c->deadline = Clock::now() + options_.hello_timeout;
+  if (c->ring->has_backlog()) EndDetached(c);  // it reads no replies: EOF is its answer
+}
+
+void AttachServer::Loop::EndDetached(Connection* c) {
+  store_->EndSession(c->session, SessionEnd::kDetached);
+  CloseChannels(c);
+  Erase(c);
+}
+
+// The connection is gone but the process may live, with its mappings: only its death is the end.
+void AttachServer::Loop::HangUp(Connection* c, std::string_view why) {
+  LogEvent(LogLevel::kInfo, "hung_up",
+           {{"session", c->session}, {"pid", c->peer.pid}, {"why", why}});
+  store_->EndSession(c->session, SessionEnd::kEof);
+  Count(kHungUp);
+  CloseChannels(c);
+  c->state = Connection::State::kFenced;
+}
+
+void AttachServer::Loop::OnDead(Connection* c) {
+  if (c->state != Connection::State::kHandshake) {
+    // A dead client's last commits are in the ring, whole or not at all; nobody will use them.
+    LogEvent(LogLevel::kInfo, "died", {{"session", c->session}, {"pid", c->peer.pid}});
+    store_->EndSession(c->session, SessionEnd::kDied);
+    Count(kDied);
+  }
+  CloseChannels(c);
+  Erase(c);
+}
+
+// Closes what the client can see; the pidfd stays.
+void AttachServer::Loop::CloseChannels(Connection* c) {
+  if (c->mailbox) c->mailbox->Close();
+  std::erase(open_, c);
+  c->ring.reset();
+  c->inbox.reset();
+  // epoll forgets a descriptor with its last copy, and the client holds one of the doorbell.
+  if (c->doorbell) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, c->doorbell.get(), nullptr);
+  c->doorbell.Reset();
+  c->socket.Reset();
+}
+
+void AttachServer::Loop::Erase(Connection* c) { connections_.erase(c->number); }
+
+}  // namespace kvstrata

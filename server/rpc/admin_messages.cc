@@ -1,0 +1,195 @@
+#include "server/rpc/admin_messages.h"
+
+#include <string>
+#include <string_view>
+
+namespace kvstrata {
+namespace {
+
+std::string_view KindName(ExtentKind kind) {
+  switch (kind) {
+    case ExtentKind::kPackedSegment:
+      return "packed";
+    case ExtentKind::kSpanSummary:
+      return "span_summary";
+    case ExtentKind::kSpanFactors:
+      return "span_factors";
+    case ExtentKind::kRawRows:
+      return "raw_rows";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+void Write(const PoolInfo& p, v1::Pool* out) {
+  out->set_tier(std::string(NameOf(p.tier)));
+  out->set_device(p.device);
+  out->set_capacity_bytes(p.capacity_bytes);
+  out->set_used_bytes(p.used_bytes);
+  out->set_cached_bytes(p.cached_bytes);
+  out->set_arena_bytes(p.arena_bytes);
+  out->set_arenas(p.arenas);
+  out->set_retired_bytes(p.retired_bytes);
+  out->set_pinned_bytes(p.pinned_bytes);
+  out->set_failure(p.failure);
+}
+
+void Write(const CgroupInfo& c, v1::CgroupMemory* out) {
+  out->set_file(c.file);
+  out->set_limit_bytes(c.limit_bytes);
+  out->set_charged_bytes(c.charged_bytes);
+  out->set_reclaimable_bytes(c.reclaimable_bytes);
+  out->set_available_bytes(c.available_bytes);
+}
+
+void Write(const EvictedTier& t, v1::EvictedTier* out) {
+  out->set_tier(std::string(NameOf(t.tier)));
+  out->set_pages(t.pages);
+  out->set_bytes(t.bytes);
+  out->set_stored_pages(t.stored_pages);
+  out->set_artefact_pages(t.artefact_pages);
+  out->set_pinned_bytes(t.pinned_bytes);
+}
+
+void Write(const PinInfo& p, v1::PinnedPrefix* out) {
+  out->set_pin(p.pin.id);
+  out->set_tenant(p.pin.tenant);
+  out->set_model_name(p.pin.model_name);
+  out->set_tokens(p.pin.tokens());
+  out->set_pages(static_cast<uint32_t>(p.pin.pages.size()));
+  out->set_index_blocks(static_cast<uint32_t>(p.pin.index_blocks.size()));
+  out->set_bytes(p.pin.bytes);
+  out->set_device_pages(p.device_pages);
+  out->set_host_pages(p.host_pages);
+  out->set_disk_pages(p.disk_pages);
+  out->set_ttl_left_us(static_cast<uint64_t>(p.ttl_left.count()));
+}
+
+void Write(const SessionInfo& s, v1::Session* out) {
+  out->set_session(s.session);
+  out->set_client_name(s.client_name);
+  // A gRPC server serves a user, not a process: the pid of the connection that made it says
+  // nothing.
+  if (s.road == Road::kLinked) out->set_pid(s.peer.pid);
+  out->set_uid(s.peer.uid);
+  out->set_tenant(s.peer.tenant);
+  out->set_road(s.road == Road::kLinked ? "linked" : "remote");
+  out->set_sequences(s.sequences);
+  out->set_used_bytes(s.used_bytes);
+  out->set_age_us(s.age_us);
+  out->set_open_steps(s.open_steps);
+  out->set_device(s.device);
+}
+
+void Write(const SequenceInfo& s, v1::Sequence* out) {
+  out->set_sequence(s.sequence);
+  out->set_session(s.session);
+  out->set_model(s.model);
+  out->set_model_name(s.model_name);
+  out->set_plan(s.plan.name);
+  out->set_plan_text(FormatPlan(s.plan));
+  out->set_tokens(s.tokens);
+  out->set_capacity_tokens(s.capacity_tokens);
+  out->set_pages(s.pages);
+  out->set_shared_pages(s.shared_pages);
+  out->set_index_blocks(s.index_blocks);
+  out->set_version(s.version);
+  out->set_device_bytes(s.device_bytes);
+  out->set_host_bytes(s.host_bytes);
+  out->set_prompt_tokens(s.prompt_tokens);
+  out->set_held_tokens(s.held_tokens);
+  out->set_age_us(s.age_us);
+  out->set_extents(s.extents);
+  out->set_extent_device_bytes(s.extent_device_bytes);
+  out->set_extent_host_bytes(s.extent_host_bytes);
+  out->set_absent_pages(s.absent_pages);
+  out->set_work_error(s.work_error);
+}
+
+void Write(const ExtentInfo& e, v1::ExtentInfo* out) {
+  out->set_arena(e.arena);
+  out->set_offset(e.offset);
+  out->set_tier(std::string(NameOf(e.tier)));
+  out->set_kind(std::string(KindName(e.kind)));
+  out->set_bytes(e.bytes);
+  out->set_begin(e.tokens.begin);
+  out->set_end(e.tokens.end);
+  out->set_references(e.references);
+}
+
+void Write(const WorkInfo& w, v1::Work* out) {
+  out->set_sequence(w.sequence);
+  out->set_session(w.session);
+  out->set_plan(w.plan);
+  out->set_state(w.state);
+  out->set_waiting_us(w.waiting_us);
+  out->set_releasable_bytes(w.releasable_bytes);
+  out->set_runs(w.runs);
+  out->set_failures(w.failures);
+  out->set_error(w.error);
+}
+
+void Write(const PageInfo& p, v1::PageInfo* out) {
+  out->set_absent(p.absent);
+  out->set_selected(p.selected);
+  if (p.absent) return;
+  out->set_arena(p.arena);
+  out->set_offset(p.offset);
+  out->set_tier(std::string(NameOf(p.tier)));
+  out->set_sealed(p.sealed);
+  out->set_shared(p.shared);
+  out->set_references(p.references);
+}
+
+void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
+  out->set_daemon_epoch(store.daemon_epoch());
+  out->set_sessions(static_cast<uint32_t>(store.Sessions().size()));
+  out->set_sequences(static_cast<uint32_t>(store.Sequences(0).size()));
+  out->set_models(static_cast<uint32_t>(store.Models().size()));
+  const StoreCounters counters = store.Counters();
+  out->set_prefix_pages(counters.prefix_pages);
+  out->set_publications(counters.publications);
+  out->set_retired_bytes(counters.retired_bytes);
+  out->set_lookup_tokens(counters.lookup_tokens);
+  out->set_lookup_hit_tokens(counters.lookup_hit_tokens);
+  out->set_recompressions(counters.recompressions);
+  out->set_recompress_failures(counters.recompress_failures);
+  out->set_recompressed_bytes(counters.recompressed_bytes);
+  out->set_released_bytes(counters.released_bytes);
+  out->set_artefacts(counters.artefacts);
+  out->set_artefact_hits(counters.artefact_hits);
+  out->set_evicted_pages(counters.evicted_pages);
+  out->set_evicted_stored_pages(counters.evicted_stored_pages);
+  out->set_promoted_pages(counters.promoted_pages);
+  out->set_demoted_pages(counters.demoted_pages);
+  out->set_replicated_pages(counters.replicated_pages);
+}
+
+void Write(const DiskInfo& d, v1::Disk* out) {
+  out->set_path(d.path);
+  out->set_queue(d.queue);
+  out->set_direct(d.direct);
+  out->set_degraded(d.degraded);
+  out->set_capacity_bytes(d.capacity_bytes);
+  out->set_used_bytes(d.used_bytes);
+  out->set_entries(d.entries);
+  out->set_waiting(d.waiting);
+  out->set_written(d.written);
+  out->set_dropped(d.dropped);
+  out->set_gone(d.gone);
+  out->set_failed(d.failed);
+  out->set_evicted(d.evicted);
+  out->set_read(d.read);
+  out->set_late_loads(d.late_loads);
+  out->set_refused_loads(d.refused_loads);
+  out->set_corrupt(d.corrupt);
+  out->set_io_errors(d.io_errors);
+  out->set_deadlines(d.deadlines);
+  out->set_stopped_segments(d.stopped_segments);
+  out->set_breaker_open(d.breaker_open);
+  out->set_draining(d.draining);
+  out->set_refused(d.refused);
+}
+
+}  // namespace kvstrata

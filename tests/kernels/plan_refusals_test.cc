@@ -1,0 +1,237 @@
+// Plans that are refused: with which code and reason, and that the message says what to do.
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/plan.h"
+
+namespace kvstrata {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Bad {
+  const char* text;
+  Code code;
+  const char* reason;
+  std::vector<const char*> says;
+};
+
+class Refused : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(Refused, WithCodeReasonAndWhatToDo) {
+  const Bad& bad = GetParam();
+  const Result<Plan> plan = ParsePlan(bad.text);
+  ASSERT_FALSE(plan.ok()) << bad.text;
+  EXPECT_EQ(plan.status().code(), bad.code) << plan.status().ToString();
+  EXPECT_EQ(plan.status().reason(), bad.reason) << plan.status().ToString();
+  for (const char* words : bad.says) EXPECT_THAT(plan.status().message(), HasSubstr(words));
+}
+
+constexpr Code kBadInput = Code::kInvalidArgument;
+constexpr Code kNotYet = Code::kUnimplemented;
+
+INSTANTIATE_TEST_SUITE_P(
+    Names, Refused,
+    ::testing::Values(
+        Bad{"ches", kBadInput, "PLAN_UNKNOWN", {"'ches'", "did you mean 'chess'?", "full, window"}},
+        Bad{"Quest", kBadInput, "PLAN_UNKNOWN", {"did you mean 'quest'?"}},
+        Bad{"xylophone",
+            kBadInput,
+            "PLAN_UNKNOWN",
+            {"full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv"}},
+        Bad{"sekv2", kBadInput, "PLAN_UNKNOWN", {"did you mean 'sekv'?"}},
+        Bad{"quest{budgt = 3}",
+            kBadInput,
+            "PLAN_OPTION_UNKNOWN",
+            {"'budgt'", "did you mean 'budget'?", "n_recent"}},
+        Bad{"full{Page = 3}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'Page'", "min_tokens"}},
+        Bad{"window{budget = 3}",
+            kBadInput,
+            "PLAN_OPTION_UNKNOWN",
+            {"'budget'", "selector 'window' over codec 'raw' does not read it"}},
+        Bad{"quest{keep = 3}", kBadInput, "PLAN_OPTION_UNKNOWN", {"does not read it"}},
+        Bad{"mosaickv{n_recent = 3}",
+            kBadInput,
+            "PLAN_OPTION_UNKNOWN",
+            {"selector 'block' over codec 'packed' does not read it"}},
+        Bad{"sentencekv{codec = 'lowrank', pool = 3}", kBadInput, "PLAN_OPTION_UNKNOWN", {}},
+        Bad{"full{compact = true}",
+            kBadInput,
+            "PLAN_OPTION_UNKNOWN",
+            {"'compact'", "selector 'full' over codec 'raw' does not read it"}},
+        Bad{"mosaickv{compact = true}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'compact' = true", "codec = \"raw\""}},
+        Bad{"quest{compact = true, rest = 'mean'}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"compact = true", "rest = \"mean\"", "use rest = \"drop\""}},
+        Bad{"quest{min_tokens = \"often\"}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"'min_tokens' = 'often'", "536870912", "\"auto\""}},
+        Bad{"quest{batch = 8}", kBadInput, "PLAN_COMBINATION", {"'batch' = 8", "\"auto\""}},
+        Bad{"quest{compact = 1}", kBadInput, "PLAN_OPTION_INVALID", {"'compact' = 1", "true or"}},
+        Bad{"quest{tree = true}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'tree'"}},
+        Bad{"mosaickv{rest = 'mean'}", kBadInput, "PLAN_OPTION_UNKNOWN", {"'rest'"}},
+        Bad{"{selector = \"cascad\"}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"'selector'", "did you mean 'cascade'?"}},
+        Bad{"{segmenter = \"pages\", selector = \"minmax\"}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"'segmenter'", "did you mean 'page'?"}},
+        Bad{"{segmenter = \"page\"}", kBadInput, "PLAN_OPTION_INVALID", {"'selector' is missing"}},
+        Bad{"{selector = 3}", kBadInput, "PLAN_OPTION_INVALID", {"'selector' = 3"}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Values, Refused,
+    ::testing::Values(
+        Bad{"quest{page = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'page' = 0", "from 1 to 1024"}},
+        Bad{"quest{page = 16.0}", kBadInput, "PLAN_OPTION_INVALID", {"'page'", "an integer"}},
+        Bad{"quest{page = \"16\"}", kBadInput, "PLAN_OPTION_INVALID", {"'page'", "an integer"}},
+        Bad{"quest{page = true}", kBadInput, "PLAN_OPTION_INVALID", {"'page' = true"}},
+        Bad{"quest{budget = -1}", kBadInput, "PLAN_OPTION_INVALID", {"'budget' = -1"}},
+        Bad{"quest{budget = 9223372036854775807}", kBadInput, "PLAN_OPTION_INVALID", {"'budget'"}},
+        Bad{"quest{n_recent = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'n_recent' = 0"}},
+        Bad{"full{min_tokens = 4294967296}", kBadInput, "PLAN_OPTION_INVALID", {"536870912"}},
+        Bad{"chess{window = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'window' = 0"}},
+        Bad{"chess{rho = [0.5, 0.2]}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"'rho'", "three numbers"}},
+        Bad{"chess{rho = [0.5, 0.2, 0]}", kBadInput, "PLAN_OPTION_INVALID", {"above 0"}},
+        Bad{"chess{rho = [0.5, 0.2, 1.1]}", kBadInput, "PLAN_OPTION_INVALID", {"at most 1"}},
+        Bad{"chess{rho = [0.5, 0.2, nan]}", kBadInput, "PLAN_OPTION_INVALID", {"'rho'"}},
+        Bad{"chess{rho = [0.5, 0.2, \"x\"]}", kBadInput, "PLAN_OPTION_INVALID", {"'rho'"}},
+        Bad{"chess{rho = \"brave\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"moderate\""}},
+        Bad{"chess{thresholds = [0.5, -1]}", kBadInput, "PLAN_OPTION_INVALID", {"from 0 to inf"}},
+        Bad{"chess{thresholds = [nan, 1]}", kBadInput, "PLAN_OPTION_INVALID", {"'thresholds'"}},
+        Bad{"chess{cascade = \"both\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"literal\""}},
+        Bad{"chess{trigger = \"often\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"entropy\""}},
+        Bad{"chess{combine = \"xor\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"and\" or \"or\""}},
+        Bad{"full{tier = \"tape\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"device\" or \"host\""}},
+        Bad{"full{codec = \"zip\"}", kBadInput, "PLAN_OPTION_INVALID", {"raw, lowrank, packed"}},
+        Bad{"tokenselect{theta = 1.5}", kBadInput, "PLAN_OPTION_INVALID", {"from -1 to 1"}},
+        Bad{"tokenselect{theta = nan}", kBadInput, "PLAN_OPTION_INVALID", {"'theta'"}},
+        Bad{"tokenselect{scale = 1}", kBadInput, "PLAN_OPTION_INVALID", {"true or false"}},
+        Bad{"tokenselect{n_local = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'n_local' = 0"}},
+        Bad{"tokenselect{cosine = 'sum'}", kBadInput, "PLAN_OPTION_INVALID", {"\"head\""}},
+        Bad{"sentencekv{r = 0}", kBadInput, "PLAN_OPTION_INVALID", {"above 0"}},
+        Bad{"sentencekv{tau = 1.5}", kBadInput, "PLAN_OPTION_INVALID", {"an integer"}},
+        Bad{"sekv{rows = -2}", kBadInput, "PLAN_OPTION_INVALID", {"from -1"}},
+        Bad{"sekv{rows_share = 0}", kBadInput, "PLAN_OPTION_INVALID", {"'rows_share'"}},
+        Bad{"sekv{parameters = '../x'}", kBadInput, "PLAN_OPTION_INVALID", {"a file's name"}},
+        Bad{"sekv{parameters = '.x'}", kBadInput, "PLAN_OPTION_INVALID", {"'parameters'"}},
+        Bad{"sekv{keep_raw = 'yes'}", kBadInput, "PLAN_OPTION_INVALID", {"\"auto\""}},
+        Bad{"mosaickv{neighbours = 3}", kBadInput, "PLAN_OPTION_INVALID", {"one of 1, 2, 4"}},
+        Bad{"mosaickv{block = 32}", kBadInput, "PLAN_OPTION_INVALID", {"one of 4, 8, 16"}},
+        Bad{"mosaickv{closing = 'never'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drift\""}},
+        Bad{"quest{rest = 'some'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drop\" or \"mean\""}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    NotYet, Refused,
+    ::testing::Values(
+        Bad{"quest{codec = \"fp8\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec", "fp8", "packed"}},
+        Bad{"mosaickv{codec = \"int4\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec"}},
+        Bad{"chess{tier = \"disk\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"tier", "\"host\""}},
+        Bad{"full{tier = \"remote\"}", kNotYet, "PLAN_UNIMPLEMENTED", {}},
+        Bad{"sekv{factors = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"factors", "\"host\""}},
+        Bad{"sekv{keep_raw = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"keep_raw", "\"host\""}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Combinations, Refused,
+    ::testing::Values(
+        Bad{"{segmenter = \"page\", selector = \"cascade\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'cascade' cannot work with segmenter 'page'", "hierarchy"}},
+        Bad{"{segmenter = \"none\", selector = \"cascade\"}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"{segmenter = \"none\", selector = \"minmax\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"minimum and maximum"}},
+        Bad{"{segmenter = \"hierarchy\", selector = \"minmax\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {}},
+        Bad{"{segmenter = \"page\", selector = \"window\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"serve nothing"}},
+        Bad{"quest{selector = \"cascade\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"leave out the preset's name"}},
+        Bad{"chess{segmenter = \"page\"}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{segmenter = \"page\"}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'block' cannot work with segmenter 'page'", "packed"}},
+        Bad{"quest{codec = 'lowrank'}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'minmax' cannot work over codec 'lowrank'", "'zoom' and 'bucket'"}},
+        Bad{"chess{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"tokenselect{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"window{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"full{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{codec = 'lowrank'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"sekv{codec = 'raw'}", kBadInput, "PLAN_COMBINATION", {"only codec 'lowrank'"}},
+        Bad{"{selector = 'zoom', codec = 'packed'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"sentencekv{codec = 'packed'}", kBadInput, "PLAN_COMBINATION", {"'lowrank'"}},
+        Bad{"{selector = 'bucket', segmenter = 'page'}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"{selector = 'vote', segmenter = 'page'}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"serve nothing"}},
+        Bad{"chess{tree = true}", kBadInput, "PLAN_COMBINATION", {"rest = \"mean\""}},
+        Bad{"mosaickv{strategy = 'search', keep = 16}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"'keep' = 16", "strategy = \"fixed\""}},
+        Bad{"mosaickv{max_block_loss = 0.1}", kBadInput, "PLAN_COMBINATION", {"\"search\""}},
+        Bad{"mosaickv{drift = 2}", kBadInput, "PLAN_COMBINATION", {"closing = \"drift\""}},
+        Bad{"mosaickv{closing = 'loss', drift = 2}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{closing = 'drift', close_loss = 2}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{closing = 'drift', min_segment = 4096, segment = 512}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"min_segment = 4096", "segment = 512"}},
+        Bad{"mosaickv{buffer = 24}", kBadInput, "PLAN_COMBINATION", {"multiple of 16"}},
+        Bad{"mosaickv{buffer = 256, segment = 128}", kBadInput, "PLAN_COMBINATION", {}},
+        Bad{"mosaickv{keep = 30, neighbours = 4}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"keep = 30", "neighbours = 4"}},
+        Bad{"mosaickv{keep = 200}", kBadInput, "PLAN_COMBINATION", {"192 channels"}},
+        Bad{"sentencekv{tau = 536870912, r = 3}", kBadInput, "PLAN_COMBINATION", {"2^30"}},
+        Bad{"chess{page = 1024, pages_per_chunk = 64}",
+            kBadInput,
+            "PLAN_COMBINATION",
+            {"524288 tokens", "at most 65536"}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Syntax, Refused,
+    ::testing::Values(
+        Bad{"", kBadInput, "PLAN_SYNTAX", {"empty"}},
+        Bad{"  \t", kBadInput, "PLAN_SYNTAX", {"empty"}},
+        Bad{"quest{budget = 3", kBadInput, "PLAN_SYNTAX", {"without '}'"}},
+        Bad{"quest{budget}", kBadInput, "PLAN_SYNTAX", {"column"}},
+        Bad{"quest{page = 1, page = 2}", kBadInput, "PLAN_SYNTAX", {}},
+        Bad{"quest{page = 1} {page = 2}", kBadInput, "PLAN_SYNTAX", {}},
+        Bad{"quest{page = 1}\nplan.page = {}", kBadInput, "PLAN_SYNTAX", {"one line"}},
+        Bad{"quest{page = 1} # }", kBadInput, "PLAN_SYNTAX", {"comment"}},
+        Bad{"{", kBadInput, "PLAN_SYNTAX", {}}, Bad{"}", kBadInput, "PLAN_UNKNOWN", {}}));
+
+TEST(Plan, TooLongIsRefused) {
+  const std::string deep = "quest{page = " + std::string(3000, '[') + "}";
+  EXPECT_EQ(ParsePlan(deep).status().reason(), "PLAN_SYNTAX");
+  EXPECT_EQ(ParsePlan(std::string(100000, 'q')).status().reason(), "PLAN_SYNTAX");
+}
+
+}  // namespace
+}  // namespace kvstrata
