@@ -83,7 +83,7 @@ void Read(benchmark::State& state) {
   Arrays& a = Shared();
   constexpr int kPagesAtOnce = 64;
   const int64_t bytes = a.layout.layer_stride;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     const int layer = a.NextLayer();
     a.pool->ParallelFor(static_cast<int64_t>(a.pages.size()) / kPagesAtOnce, [&](int64_t item) {
       Wide sum0{}, sum1{};
@@ -203,7 +203,7 @@ void DecodePacked(benchmark::State& state) {
   }
   std::vector<AttendPackedWork> attend;
   std::vector<MergeWork> merge;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     const int layer = a.NextLayer();
     attend.clear(), merge.clear();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
@@ -232,7 +232,7 @@ void ScorePackedBlocks(benchmark::State& state) {
   std::vector<float> out(kGeometry.kv_heads * kBlocks);
   std::vector<ScorePackedWork> work(kGeometry.kv_heads);
   int turn = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     const int begin = turn++ * kBlocks % kTokens, layer = a.NextLayer();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       work[h] = {packed.Rows(layer, 0, h),
@@ -286,7 +286,7 @@ void Decode(benchmark::State& state, std::vector<std::vector<Run>> slices,
     for (const Run& run : slice) rows += run.end - run.begin;
   }
   Step step(std::move(slices), 1, kTokens - 1, rotary);
-  for (auto _ : state) step.RunLayer(Simd(), a.NextLayer(), *a.pool);
+  for ([[maybe_unused]] auto _ : state) step.RunLayer(Simd(), a.NextLayer(), *a.pool);
   state.SetBytesProcessed(state.iterations() * rows * kGeometry.kv_heads * 2 *
                           kGeometry.row_bytes());
 }
@@ -307,7 +307,7 @@ void Prefill(benchmark::State& state, const RotaryTable* rotary) {
   Arrays& a = Shared();
   Step step(Slices(0, 4096), kAttendQueryTile, 4096 - kAttendQueryTile, rotary);
   Executor& executor = state.range(0) == 1 ? InlineExecutor() : *a.pool;
-  for (auto _ : state) step.RunLayer(Simd(), a.NextLayer(), executor);
+  for ([[maybe_unused]] auto _ : state) step.RunLayer(Simd(), a.NextLayer(), executor);
   const double flops =
       4.0 * kAttendQueryTile * (4096 - kAttendQueryTile / 2) * kGeometry.query_heads * kDim;
   state.counters["GFLOP/s"] = benchmark::Counter(
@@ -324,7 +324,7 @@ void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
   std::vector<float> out(kGeometry.kv_heads * kUnits);
   std::vector<ScoreWork> work(kGeometry.kv_heads);
   int turn = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     const int begin = turn++ * kUnits % kTokens, layer = a.NextLayer();
     for (int h = 0; h < kGeometry.kv_heads; ++h) {
       work[h] = {kind,
@@ -353,7 +353,7 @@ void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
   std::vector<std::byte> out(kGeometry.kv_heads * kUnits * 2 * kGeometry.row_bytes());
   std::vector<SummarizeWork> work;
   int turn = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     const int begin = turn++ * kNew % kTokens, layer = a.NextLayer();
     work.clear();
     std::byte* to = out.data();
@@ -380,7 +380,7 @@ void TopK(benchmark::State& state) {
   const Arrays& a = Shared();
   std::vector<int32_t> out(k);
   int turn = 0;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     Simd().top_k({a.q.data() + turn++ % 64 * kDim, n, k, out.data()});
     benchmark::DoNotOptimize(out.data());
   }
