@@ -46,7 +46,7 @@ constexpr int64_t kRowBytes = kDim * 2;
 constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kRowBytes;  // of a layer
 constexpr int64_t kRotatedBytes = int64_t{300} << 20;  // a step reads at least as much: 6 L2s
 constexpr int64_t kMostBytes = int64_t{60} << 30;
-constexpr int kWarmUps = 5, kReplays = 60;
+constexpr int kReplays = 60;
 
 // Queries are the same in every step: theta below 1 is a hit of TokenSelect's cache.
 struct BenchPlan {
