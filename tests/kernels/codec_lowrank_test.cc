@@ -257,6 +257,8 @@ TEST(SpanCodec, LongPromptsAreSeveralParts) {
     EXPECT_EQ(Inspected<uint32_t>(*split, name), Inspected<uint32_t>(*whole, name)) << name;
   }
   EXPECT_EQ(split->released(), whole->released());
+  EXPECT_NE(Parsed(*split)->id(), 0u);
+  EXPECT_NE(Parsed(*split)->id(), Parsed(*split)->id()) << "a GPU's tables are told apart by it";
   // Norms of a later part are of the first part's routers.
   const auto storage = Parsed(*split);
   const float* w = storage->Router(1, 3);
