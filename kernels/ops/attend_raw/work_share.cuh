@@ -2,7 +2,9 @@
 //
 // One sequence: the grid is [KV heads][CTAs an item], and those CTAs share the item evenly.
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
-// share may begin and end inside items, and its CTA takes one turn for each item it touches.
+// share may begin and end inside items, and its CTA takes one turn for each item it touches. Where
+// the shares of some CTAs are one item, as those of equally long ones, they share it as one
+// sequence's do.
 //
 // An item that several CTAs share is merged by CTAs that need not wait long for the others, nor
 // those for them: of one sequence the last ones, which start last, a share of the query heads each;
@@ -72,6 +74,11 @@ struct Sharers {
     const int32_t first = cut.Owner(item_begin);
     return {first, cut.Owner(item_end - 1) - first + 1, cut.Begin(first) < item_begin};
   }
+  // Whether their shares are the item, and nothing else.
+  __device__ __forceinline__ bool AreNoOthers(const Cut& cut, int32_t item_begin,
+                                              int32_t item_end) const {
+    return cut.Begin(first) == item_begin && cut.Begin(first + count) == item_end;
+  }
   __device__ __forceinline__ int32_t Slot(int32_t i) const {
     return 2 * (first + i) + (i == 0 && first_is_later ? 1 : 0);
   }
@@ -94,15 +101,27 @@ struct Turn {
 
   // The part of item (sequence, head) that lies between `from_strip` and share_end.
   __device__ __forceinline__ void Take(int sequence_, int head_, int32_t from_strip) {
-    const int32_t item_end = item_begin + rows.strips();
+    const int32_t strips = rows.strips(), item_end = item_begin + strips;
     sequence = sequence_;
     head = head_;
     begin = from_strip - item_begin;
     end = min(share_end, item_end) - item_begin;
     step = kRoundStrips;
     sharers = Sharers::Of(cut, item_begin, item_end);
+    if (sharers.AreNoOthers(cut, item_begin, item_end) && strips >= sharers.count * kRoundStrips) {
+      DealOut(CtaIndex() - sharers.first, sharers.count, strips);
+    }
     merger = CtaIndex() == sharers.first ? 0 : -1;
     mergers = 1;
+  }
+  // The i-th of `count` CTAs takes whole rounds in turn: what runs at one time then reads
+  // neighbouring pages. CTAs that are a share apart may meet in the same few channels of the memory,
+  // where an allocator hands out pages in order: 12 % slower with pages of 64 KiB, 2 % with pages of
+  // 2 MiB.
+  __device__ __forceinline__ void DealOut(int32_t i, int32_t count, int32_t strips) {
+    begin = i * kRoundStrips;
+    end = strips;
+    step = count * kRoundStrips;
   }
   __device__ __forceinline__ bool Merges(int head) const {
     return merger >= 0 && head % mergers == merger;
@@ -119,13 +138,13 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn&
     const int32_t i = blockIdx.x;
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
-    // Whole rounds are dealt out in turn: what runs at one time then reads neighbouring pages. CTAs
-    // that are a share apart may meet in the same few channels of the memory, where an allocator
-    // hands out pages in order: 12 % slower with pages of 64 KiB, 2 % with pages of 2 MiB.
-    const int32_t dealt = min(each, kRoundStrips);
-    turn.begin = i * dealt;
-    turn.end = dealt < kRoundStrips ? min(turn.begin + dealt, strips) : strips;
-    turn.step = count * kRoundStrips;
+    if (each >= kRoundStrips) {
+      turn.DealOut(i, count, strips);
+    } else {
+      turn.begin = i * each;
+      turn.end = min(turn.begin + each, strips);
+      turn.step = kRoundStrips;
+    }
     turn.sharers = {static_cast<int32_t>(blockIdx.y * gridDim.x), count, false};
     turn.mergers = min(group, count);
     turn.merger = count - 1 - i < turn.mergers ? count - 1 - i : -1;
