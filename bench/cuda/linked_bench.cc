@@ -69,7 +69,7 @@ std::string IdOf(const Plan& plan, int batch, int kilotokens) {
 void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<float>& trace,
              ordered_json* rows) {
   const testing::DaemonProcess daemon(
-      {"--set", "pool.device=cuda", "--set", "pool.device_bytes=64GiB", "--set",
+      {"--set", "pool.device=cuda", "--set", "pool.device_bytes=66GiB", "--set",
        "pool.arena_bytes=1GiB", "--set", "pool.host_bytes=16MiB", "--set", "work.op_threads=16"});
   kvs_session* session = nullptr;
   kvs_attach_options options{};

@@ -14,7 +14,8 @@ namespace kvstrata::cuda {
 inline constexpr int kKvHeads = 8, kHeads = 32, kDim = 128, kPage = 16, kReplays = 60,
                      kLayersOfAModel = 32;
 inline constexpr int64_t kTokenBytes = int64_t{2} * kKvHeads * kDim * 2;  // of a layer
-inline constexpr int64_t kMostBytes = int64_t{48} << 30;                  // of a sequence's pages
+inline constexpr int64_t kMostBytes = int64_t{48} << 30;                  // of sequences' pages
+inline constexpr int64_t kMostOfFew = int64_t{64} << 30;                  // of two layers
 inline constexpr int32_t kChunk = 4096;  // tokens of a prefill step
 
 struct Plan {
@@ -105,8 +106,9 @@ inline int LayersOf(const Plan& plan, int batch, int64_t tokens) {
   const int64_t most =
       plan.spans ? std::clamp<int64_t>(kFactoredTokens / (batch * tokens), 1, plan.most_layers)
                  : plan.most_layers;
-  return static_cast<int>(
-      std::clamp<int64_t>(kMostBytes / (batch * tokens * kTokenBytes), 1, most));
+  // Two at least, if they fit: with one a page is 64 KiB, which no model's is.
+  const int64_t layer = batch * tokens * kTokenBytes, few = std::min<int64_t>(kMostOfFew / layer, 2);
+  return static_cast<int>(std::clamp<int64_t>(std::max(kMostBytes / layer, few), 1, most));
 }
 
 }  // namespace kvstrata::cuda

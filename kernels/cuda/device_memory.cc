@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "kernels/cuda/beside_captures.h"
+
 namespace kvstrata::cuda {
 namespace {
 
@@ -74,6 +76,7 @@ class CurrentDevice {
   int error() const { return error_; }
 
  private:
+  const BesideCaptures beside_;
   int former_ = 0;
   cudaError_t error_;
 };

@@ -1,25 +1,14 @@
+#include "kernels/cuda/stream_work.h"
+
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/stream_work.h"
+#include "kernels/cuda/beside_captures.h"
 
 namespace kvstrata::cuda {
 namespace {
 
 cudaStream_t Of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(Event event) { return static_cast<cudaEvent_t>(event); }
-
-// Lets this thread allocate and ask while some thread of the process captures a graph, which such
-// calls would otherwise spoil: none of them has to do with what is captured.
-class BesideCaptures {
- public:
-  BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 // On a stream of its own: the legacy one would wait for streams that are captured.
 cudaError_t Zero(void* at, uint64_t bytes) {

@@ -18,7 +18,8 @@ class CapturedGraph {
   // On a stream of the caller's.
   template <typename Enqueue>
   CapturedGraph(cudaStream_t stream, Enqueue enqueue) : stream_(stream) {
-    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "BeginCapture");
+    // Of this thread: another one's test may allocate meanwhile.
+    Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
     Check(enqueue(stream_), "an op under capture");
     cudaGraph_t graph = nullptr;
     Check(cudaStreamEndCapture(stream_, &graph), "EndCapture");

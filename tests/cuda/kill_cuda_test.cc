@@ -191,6 +191,7 @@ class KillCuda : public ::testing::Test {
   }
   Memory Now() {
     (void)admin_.Evict();
+    arenas_.clear();
     Memory memory;
     size_t free_bytes = 0, total = 0;
     EXPECT_EQ(cudaMemGetInfo(&free_bytes, &total), cudaSuccess);
@@ -205,16 +206,20 @@ class KillCuda : public ::testing::Test {
     }
     return memory;
   }
-  // When the driver and the daemon have put away what the dead left; else after 10 s.
-  template <typename Predicate>
-  Memory Settled(const Predicate& settled) {
-    const auto deadline = Clock::now() + std::chrono::seconds(10);
-    for (;;) {
-      arenas_.clear();
-      const Memory memory = Now();
-      if (settled(memory) || Clock::now() > deadline) return memory;
-      std::this_thread::yield();
+  // What has not changed for a second: the driver puts away what a dead process had some time after
+  // its end (126 MiB of 24 clients were seen later). Else the last after 20 s.
+  Memory Settled() {
+    const auto begin = Clock::now();
+    auto changed = begin;
+    Memory last = Now();
+    while (Clock::now() - changed < std::chrono::seconds(1) &&
+           Clock::now() - begin < std::chrono::seconds(20)) {
+      const Memory now = Now();
+      if (now == last) continue;
+      last = now;
+      changed = Clock::now();
     }
+    return last;
   }
   void Print(const char* when, const Memory& m) const {
     std::printf("%s: GPU %.3f MiB beside arenas, pools %llu and %llu bytes used, arenas: %s\n",
@@ -238,8 +243,7 @@ TEST_F(KillCuda, LeaveTheGpusMemoryWhereItWas) {
   std::thread mover([&] { MoveUntil(stop); });
   // The daemon's arenas, and what its driver keeps, come into being.
   KillClients(kClients);
-  const Memory before =
-      Settled([](const Memory& now) { return now.device_used + now.host_used == 0; });
+  const Memory before = Settled();
   Print("before", before);
   EXPECT_EQ(before.device_used + before.host_used, 0u);
   const auto begin = Clock::now();
@@ -249,14 +253,14 @@ TEST_F(KillCuda, LeaveTheGpusMemoryWhereItWas) {
   const std::chrono::duration<double> took = Clock::now() - begin;
   stop = true;
   mover.join();
-  const Memory after = Settled([&before](const Memory& now) { return now == before; });
+  const Memory after = Settled();
   Print("after", after);
   std::printf("%d kills, %.3f s each, %llu pages moved meanwhile, seed %llu\n", cycles,
               took.count() / cycles, static_cast<unsigned long long>(moved_ - moved_before),
               static_cast<unsigned long long>(TestSeed()));
   std::printf("%llu moves, %llu refused: %s\n", static_cast<unsigned long long>(moves_),
               static_cast<unsigned long long>(refused_moves_), refusal_.c_str());
-  EXPECT_EQ(after.gpu_bytes, before.gpu_bytes);
+  EXPECT_LE(after.gpu_bytes, before.gpu_bytes);
   EXPECT_EQ(after.device_used, before.device_used);
   EXPECT_EQ(after.host_used, before.host_used);
   EXPECT_EQ(admin_.Audit(), "");
