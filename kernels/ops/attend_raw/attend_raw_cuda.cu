@@ -1,7 +1,5 @@
 // Warps attend strips (warp_attention.cuh), CTAs make splits of them and post those to the CTAs
 // that merge them (split_exchange.cuh).
-#include <algorithm>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/powers_of_two.h"
 #include "kernels/ops/attend_raw/new_row.cuh"
@@ -12,11 +10,10 @@ namespace {
 
 // The CTA's partial of an item, in shared memory: maxima, sums, and outputs of each warp.
 template <typename T, int kDim>
-__device__ __forceinline__ void AttendStrips(const Arguments& a, FirstRows<kDim>& first_rows,
-                                             Shared<kDim>& shared) {
+__device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& shared) {
   const int warp = threadIdx.x / 32;
   const Turn& turn = shared.turn;
-  WarpAttention<T, kDim> attention(a, first_rows, turn.sequence, turn.head);
+  WarpAttention<T, kDim> attention(a, shared, turn.sequence, turn.head);
   attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end, turn.step);
   attention.SumWeights();
   attention.StoreSums(shared, warp);
@@ -105,9 +102,8 @@ __device__ __forceinline__ void StoreWhole(const Arguments& a, Shared<kDim>& sha
 }
 
 template <typename T, int kDim>
-__device__ __forceinline__ void TakeTurn(const Arguments& a, FirstRows<kDim>& first_rows,
-                                         Shared<kDim>& shared) {
-  AttendStrips<T, kDim>(a, first_rows, shared);
+__device__ __forceinline__ void TakeTurn(const Arguments& a, Shared<kDim>& shared) {
+  AttendStrips<T, kDim>(a, shared);
   const Turn& turn = shared.turn;
   if (turn.sharers.count > 1) {
     PostSplit(a, shared);
@@ -130,10 +126,7 @@ __device__ __forceinline__ void PrefetchPageTable(const Arguments& a) {
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
     AttendKernel(const __grid_constant__ Arguments a) {
-  extern __shared__ uint4 dynamic[];
-  auto& shared = *reinterpret_cast<Shared<kDim>*>(dynamic);
-  const int warp = threadIdx.x / 32;
-  FirstRows<kDim> first_rows(&shared.first_rows[warp], &shared.barriers[warp]);
+  __shared__ Shared<kDim> shared;
   if (a.ahead) {
     LetNextStart();
   } else {  // not before the first rows are on their way: what the next kernel reads is behind them
@@ -147,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kDim>::kCtasPerSm)
   }
   if (shared.turn.sequence < 0) return;
   do {
-    TakeTurn<T, kDim>(a, first_rows, shared);
+    TakeTurn<T, kDim>(a, shared);
   } while (a.batch > 1 && NextTurn(a.rows, shared.turn));
 }
 
@@ -167,10 +160,7 @@ bool IsValid(const AttendRawBatch& w) {
 // CTAs that the current GPU holds at once.
 template <int kDim>
 int32_t ResidentCtas() {
-  constexpr int kSharedOfCta = sizeof(Shared<kDim>) + 1024;  // the driver has 1 KB of each
-  const int by_shared = DeviceAttribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / kSharedOfCta;
-  const int of_sm = std::clamp(by_shared, 1, Shape<kDim>::kCtasPerSm);
-  return std::min(DeviceAttribute(cudaDevAttrMultiProcessorCount) * of_sm, kCtasMax);
+  return min(DeviceAttribute(cudaDevAttrMultiProcessorCount) * Shape<kDim>::kCtasPerSm, kCtasMax);
 }
 
 int32_t ResidentCtas(int32_t head_dim) {
@@ -225,9 +215,7 @@ int AttendRawCuda(const AttendRawBatch& w, Stream stream) {
   if (w.batch == 0) return cudaSuccess;
   const Arguments a = ArgumentsOf(w);
   return ForRows(w.layer.dtype, w.layer.head_dim, [&]<typename T, int kDim>() {
-    constexpr int kBytes = sizeof(Shared<kDim>);
-    if (const int error = AllowShared(AttendKernel<T, kDim>, kBytes); error != 0) return error;
-    return LaunchDependent(AttendKernel<T, kDim>, GridOf(w), kThreads, kBytes, stream, a);
+    return LaunchDependent(AttendKernel<T, kDim>, GridOf(w), kThreads, 0, stream, a);
   });
 }
 

@@ -7,16 +7,15 @@
 //   output   O^T[channels][8 heads] += V^T P^T. A is V^T: lane (g, t) loads 8 channels of rows 2t,
 //            2t + 1, 2t + 8, 2t + 9, and byte permutes pair the rows.
 //
-// With at most 8 query heads a KV head, no column is wasted. The first strip comes through shared
-// memory (first_rows.cuh). Then the keys of the next tile are asked for as soon as this tile's are
-// used up, then the values: all but a small part of the time a warp has 8 KiB (head_dim 64: 4 KiB)
-// in flight; 12 warps an SM. Asking the L2 for the next strip as well made everything 6 % slower.
+// With at most 8 query heads a KV head, no column is wasted. The keys of the next tile are asked
+// for as soon as this tile's are used up, then the values: all but a small part of the time a warp
+// has 8 KiB (head_dim 64: 4 KiB) in flight; 12 warps an SM. Asking the L2 for the next strip as
+// well made everything 6 % slower.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_RAW_WARP_ATTENTION_CUH_
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/ops/attend_raw/attend_raw_cuda.h"
-#include "kernels/ops/attend_raw/first_rows.cuh"
 #include "kernels/ops/attend_raw/work_share.cuh"
 #include "kernels/ops/merge/tile_softmax.cuh"
 
@@ -48,10 +47,10 @@ template <int kDim>
 struct Shape {
   static constexpr int kChunk = kDim < 128 ? kDim : 128;  // channels of a tile in registers
   static constexpr int kChunks = kDim / kChunk;
-  static constexpr int kKeyLoads = kChunk / 32;    // a row and lane
-  static constexpr int kValueLoads = kChunk / 64;  // a row and lane
-  static constexpr int kColumns = kDim / 4;        // float4 of a row
-  // By registers; a GPU with little shared memory holds fewer (ResidentCtas).
+  static constexpr int kKeyLoads = kChunk / 32;                    // a row and lane
+  static constexpr int kValueLoads = kChunk / 64;                  // a row and lane
+  static constexpr int kPieces = 2 * kKeyLoads + 4 * kValueLoads;  // 16 bytes of a tile, a lane's
+  static constexpr int kColumns = kDim / 4;                        // float4 of a row
   static constexpr int kCtasPerSm = kDim == 256 ? 2 : kDim == 128 ? 3 : 4;
 };
 
@@ -61,9 +60,8 @@ struct Shared {
   float m[kWarps][kHeads], l[kWarps][kHeads];
   float top[kHeads], sum[kHeads];
   float new_score[kHeads];
-  uint64_t barriers[kWarps];  // of first_rows
   union {
-    FirstRowsStorage<kDim> first_rows[kWarps];  // while warps attend
+    uint4 stash[kWarps][Shape<kDim>::kPieces][32];  // by lane, while warps attend
     struct {
       alignas(16) float o[kWarps][kHeads][kDim];
       float4 part_o[kThreads];  // of a merge, by thread
@@ -82,17 +80,21 @@ class WarpAttention {
   using S = Shape<kDim>;
 
  public:
-  __device__ __forceinline__ WarpAttention(const Arguments& a, FirstRows<kDim>& first_rows,
-                                           int sequence, int kv_head)
+  __device__ __forceinline__ WarpAttention(const Arguments& a, Shared<kDim>& shared, int sequence,
+                                           int kv_head)
       : lane_(threadIdx.x % 32),
         g_(lane_ / 4),
         t_(lane_ % 4),
         to_values_(a.rows.layer.value_offset - a.rows.layer.key_offset),
         scale_(a.scale),
-        first_rows_(first_rows),
+        stash_(&shared.stash[threadIdx.x / 32][0][lane_]),
         q_from_(a.q + sequence * a.q_stride + int64_t{kv_head * a.group + g_} * kDim * 2) {
     if (g_ >= a.group) q_from_ = nullptr;
   }
+
+  // The second half of a warp's only strip waits in shared memory, so that all of its rows are on
+  // their way at once.
+  static constexpr bool kStashes = S::kChunks == 1;
 
   // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
   // there are but two in all, half of one. Waits for the kernel before once the first rows are on
@@ -106,22 +108,31 @@ class WarpAttention {
     RowStream stream(from, rows, sequence, kv_head, first, step, end);
     const int row = halves ? warp % 2 * kTileRows : 0;
     if (!from.newest_apart && rows.MayHoldNewest(first)) WaitForPrevious();
-    first_rows_.Ask(stream.key, to_values_, row, halves ? kTileRows : FirstRows<kDim>::kRows);
+    LoadKeys(stream.key, row, 0);
+    LoadValues(stream.key, row, 0);
+    const bool stashes = kStashes && !halves && first + step >= end;
+    if (stashes) {
+      StashTile(stream.key, kTileRows);
+    } else if (!halves && lane_ >= kTileRows) {
+      PrefetchRow(stream.key);
+    }
     LetNextStart();
     WaitForPrevious();
     LoadQueries();
-    first_rows_.Await();
-    const Stored tile{0};
-    LoadKeys(tile, 0);
-    LoadValues(tile, 0);
-    if (halves) return Tile(stream.present >> row & 0xFFFFu, tile, tile, false);
-    FirstStrip(stream, first + step < end);
-    for (int32_t strip = first + step; strip < end; strip += step) {
+    if (halves) {
+      return Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
+    }
+    if (stashes) {
+      Tile(stream.present & 0xFFFFu, stream.key, 0, stream.key, 0, false);
+      TakeStash();
+      return Tile(stream.present >> kTileRows, stream.key, 0, stream.key, 0, false);
+    }
+    for (int32_t strip = first; strip < end; strip += step) {
       const uint64_t key = stream.key;
       const uint32_t present = stream.present;
-      Tile(present & 0xFFFFu, Paged{key, 0}, Paged{key, kTileRows}, true);
+      Tile(present & 0xFFFFu, key, 0, key, kTileRows, true);
       stream.Advance();
-      Tile(present >> kTileRows, Paged{key, kTileRows}, Paged{stream.key, 0}, strip + step < end);
+      Tile(present >> kTileRows, key, kTileRows, stream.key, 0, strip + step < end);
     }
   }
 
@@ -151,28 +162,49 @@ class WarpAttention {
   }
 
  private:
-  // Where 16 rows are: those of lanes row .. row + 15 of a strip, whose keys' addresses the lanes
-  // have; or tile i of first_rows_.
-  struct Paged {
-    uint64_t key;
-    int row;
-  };
-  struct Stored {
-    int tile;
-  };
-
-  // The strip whose first tile is in registers, then asks for the one that `stream` goes on to.
-  __device__ __forceinline__ void FirstStrip(RowStream& stream, bool has_next) {
-    const uint64_t key = stream.key;
-    const uint32_t present = stream.present;
-    if constexpr (FirstRows<kDim>::kRows > kTileRows) {
-      Tile(present & 0xFFFFu, Stored{0}, Stored{1}, true);
-      stream.Advance();
-      Tile(present >> kTileRows, Stored{1}, Paged{stream.key, 0}, has_next);
-    } else {
-      Tile(present & 0xFFFFu, Stored{0}, Paged{key, kTileRows}, true);
-      stream.Advance();
-      Tile(present >> kTileRows, Paged{key, kTileRows}, Paged{stream.key, 0}, has_next);
+  // Where a lane keeps piece i of a tile: what it copies it alone reads, so no barrier is needed.
+  __device__ __forceinline__ static void Copy(uint4* to, uint64_t from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+  }
+  __device__ __forceinline__ void StashTile(uint64_t key, int row) {
+    uint4* to = stash_;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint64_t from = AddressOf(key, row + 8 * half + g_) + t_ * 16;
+#pragma unroll
+      for (int i = 0; i < S::kKeyLoads; ++i, to += 32) Copy(to, from + i * 64);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const uint64_t from =
+          AddressOf(key, row + 2 * t_ + (r & 1) + 8 * (r >> 1)) + to_values_ + g_ * 16;
+#pragma unroll
+      for (int j = 0; j < S::kValueLoads; ++j, to += 32) Copy(to, from + j * 128);
+    }
+  }
+  __device__ __forceinline__ void TakeStash() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    const uint4* from = stash_;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < S::kKeyLoads; ++i, from += 32) k_[half][i] = *from;
+    }
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+#pragma unroll
+      for (int j = 0; j < S::kValueLoads; ++j, from += 32) v_[r][j] = *from;
+    }
+  }
+  // Into the L2: the strip's other rows are on their way with the first ones.
+  __device__ __forceinline__ void PrefetchRow(uint64_t key) const {
+#pragma unroll
+    for (int line = 0; line < kDim * 2; line += 128) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(key + line));
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(key + to_values_ + line));
     }
   }
   __device__ __forceinline__ void LoadQueries() {
@@ -182,17 +214,17 @@ class WarpAttention {
                                  : uint4{0, 0, 0, 0};
     }
   }
-  // A tile whose first chunk is in registers, then asks for that of the next one.
-  template <typename Rows, typename NextRows>
-  __device__ __forceinline__ void Tile(uint32_t present, Rows rows, NextRows next, bool has_next) {
+  // Rows [row, row + 16) of the strip at `key`, then asks for those at next_key.
+  __device__ __forceinline__ void Tile(uint32_t present, uint64_t key, int row, uint64_t next_key,
+                                       int next_row, bool has_next) {
     float s[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int c = 0; c < S::kChunks; ++c) {
       AddScores(c, s);
       if (c + 1 < S::kChunks) {
-        LoadKeys(rows, c + 1);
+        LoadKeys(key, row, c + 1);
       } else if (has_next) {
-        LoadKeys(next, 0);
+        LoadKeys(next_key, next_row, 0);
       }
     }
     uint32_t p0 = 0, p1 = 0;
@@ -201,9 +233,9 @@ class WarpAttention {
     for (int c = 0; c < S::kChunks; ++c) {
       if (present != 0) AddValues(c, p0, p1);
       if (c + 1 < S::kChunks) {
-        LoadValues(rows, c + 1);
+        LoadValues(key, row, c + 1);
       } else if (has_next) {
-        LoadValues(next, 0);
+        LoadValues(next_key, next_row, 0);
       }
     }
   }
@@ -211,47 +243,21 @@ class WarpAttention {
   static __device__ __forceinline__ uint4 Load(uint64_t address) {
     return kDim < 128 ? LoadOnce128(address) : LoadOnce256(address);
   }
-  // Of a tile's rows, those that a lane's fragments hold: keys g and g + 8, values 2t, 2t + 1, 2t + 8
-  // and 2t + 9.
-  static __device__ __forceinline__ int ValueRow(int r) {
-    return 2 * (threadIdx.x % 4) + (r & 1) + 8 * (r >> 1);
-  }
-  __device__ __forceinline__ void LoadKeys(Paged rows, int chunk) {
+  __device__ __forceinline__ void LoadKeys(uint64_t key, int row, int chunk) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint64_t from =
-          AddressOf(rows.key, rows.row + 8 * half + g_) + chunk * 256 + t_ * 16;
+      const uint64_t from = AddressOf(key, row + 8 * half + g_) + chunk * 256 + t_ * 16;
 #pragma unroll
       for (int i = 0; i < S::kKeyLoads; ++i) k_[half][i] = Load(from + i * 64);
     }
   }
-  __device__ __forceinline__ void LoadValues(Paged rows, int chunk) {
+  __device__ __forceinline__ void LoadValues(uint64_t key, int row, int chunk) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const uint64_t from =
-          AddressOf(rows.key, rows.row + ValueRow(r)) + to_values_ + chunk * 256 + g_ * 16;
+      const uint64_t from = AddressOf(key, row + 2 * t_ + (r & 1) + 8 * (r >> 1)) + to_values_ +
+                            chunk * 256 + g_ * 16;
 #pragma unroll
       for (int j = 0; j < S::kValueLoads; ++j) v_[r][j] = Load(from + j * 128);
-    }
-  }
-  __device__ __forceinline__ void LoadKeys(Stored rows, int chunk) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < S::kKeyLoads; ++i) {
-        k_[half][i] = first_rows_.Key(rows.tile * kTileRows + 8 * half + g_,
-                                      chunk * 256 + t_ * 16 + i * 64);
-      }
-    }
-  }
-  __device__ __forceinline__ void LoadValues(Stored rows, int chunk) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-#pragma unroll
-      for (int j = 0; j < S::kValueLoads; ++j) {
-        v_[r][j] = first_rows_.Value(rows.tile * kTileRows + ValueRow(r),
-                                     chunk * 256 + g_ * 16 + j * 128);
-      }
     }
   }
 
@@ -288,7 +294,7 @@ class WarpAttention {
   const int lane_, g_, t_;
   const int64_t to_values_;
   const float scale_;
-  FirstRows<kDim>& first_rows_;
+  uint4* const stash_;       // the lane's
   const std::byte* q_from_;  // head g; null: there is none
   uint4 q_[kDim / 32];       // head g, channels 32i + 8t ..
   uint4 k_[2][S::kKeyLoads];
