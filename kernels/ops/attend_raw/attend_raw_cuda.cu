@@ -172,7 +172,7 @@ int32_t ResidentCtas(int32_t head_dim) {
 // All CTAs that fit; of one sequence, as many for each KV head.
 dim3 GridOf(const AttendRawBatch& w) {
   const int32_t ctas = ResidentCtas(w.layer.head_dim), heads = w.layer.kv_heads;
-  return w.batch > 1 ? dim3(ctas) : dim3(ctas > heads ? ctas / heads : 1, heads);
+  return w.batch > 1 ? dim3(ctas) : dim3(heads, ctas > heads ? ctas / heads : 1);
 }
 
 int64_t SlotRows(int32_t group, int32_t head_dim) {

@@ -1,6 +1,7 @@
 // Which strips of a batch a CTA takes. An item is a (sequence, KV head).
 //
-// One sequence: the grid is [KV heads][CTAs an item], and those CTAs share the item evenly.
+// One sequence: the grid is [CTAs an item][KV heads], and those CTAs share the item evenly. CTAs
+// that get no rows start last: they too wait for the memory, to find that out.
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
 // share may begin and end inside items, and its CTA takes one turn for each item it touches. Where
 // the shares of some CTAs are one item, as those of equally long ones, they share it as one
@@ -26,6 +27,14 @@ inline constexpr int32_t kRoundStrips = 4;
 __device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {
   if (strips <= ctas) return kRoundStrips / 2;
   return (CeilDivide(strips, ctas) + kRoundStrips - 1) / kRoundStrips * kRoundStrips;
+}
+
+// Of one sequence: two rounds where shares of one would take more than half of the CTAs. All CTAs of
+// the next layer then find room while this one runs, and what they read ahead is there before the
+// splits are merged: words of the L2 come to an SM behind all rows that it has asked for.
+__device__ __forceinline__ int32_t OnlyShareStrips(int32_t strips, int32_t ctas) {
+  const int32_t each = ShareStrips(strips, ctas);
+  return each == kRoundStrips && strips > 2 * ctas ? 2 * kRoundStrips : each;
 }
 
 // floor(i * total / parts) for 0 <= i <= parts <= 1024, with the one division that depends on the
@@ -84,7 +93,8 @@ struct Sharers {
   }
 };
 
-__device__ __forceinline__ int32_t CtaIndex() { return blockIdx.y * gridDim.x + blockIdx.x; }
+// CTAs of a KV head follow each other, where there is one sequence.
+__device__ __forceinline__ int32_t CtaIndex() { return blockIdx.x * gridDim.y + blockIdx.y; }
 
 // What a CTA does next, in shared memory.
 struct Turn {
@@ -131,11 +141,11 @@ struct Turn {
 // The only turn of a CTA where there is one sequence.
 __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn& turn) {
   if (threadIdx.x == 0) {
-    const int head = blockIdx.y;
+    const int head = blockIdx.x;
     turn.rows = AttendedRows::Of(from, 0, head);
-    const int32_t strips = turn.rows.strips(), ctas = gridDim.x;
-    const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
-    const int32_t i = blockIdx.x;
+    const int32_t strips = turn.rows.strips(), ctas = gridDim.y;
+    const int32_t each = OnlyShareStrips(strips, ctas), count = CeilDivide(strips, each);
+    const int32_t i = blockIdx.y;
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
     if (each >= kRoundStrips) {
@@ -145,7 +155,7 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn&
       turn.end = min(turn.begin + each, strips);
       turn.step = kRoundStrips;
     }
-    turn.sharers = {static_cast<int32_t>(blockIdx.y * gridDim.x), count, false};
+    turn.sharers = {CtaIndex() - i, count, false};
     turn.mergers = min(group, count);
     turn.merger = count - 1 - i < turn.mergers ? count - 1 - i : -1;
   }
