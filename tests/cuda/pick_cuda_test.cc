@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -52,6 +53,7 @@ struct Way {
   PickExchange exchange;
   int ctas;
 };
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 constexpr Way kOneCta{"OneCta", PickExchange::kGlobalMemory, 1};
 constexpr Way kGlobal{"GlobalMemory", PickExchange::kGlobalMemory, 16};
 constexpr Way kCluster{"Cluster", PickExchange::kCluster, 0};

@@ -1,10 +1,10 @@
 // How the CTAs of a list tell each other what they have, as one cluster, through its distributed
 // shared memory. Compute capability 9.0. REQUIRES: grid (kClusterCtas, lists), a cluster a list.
 //
-// A histogram is summed in two steps: each CTA reads the sums of groups of bins of all CTAs, then
-// the bins of the group that holds the digit: 3 KB in two dependent loads, and one barrier. All
-// bins would be 57 KB (some 5000 clocks at 11 bytes a clock and SM); each CTA a share of the bins,
-// told to all, 14 KB and a second barrier.
+// A histogram is summed where its digit is: each CTA reads the sums of groups of bins of all CTAs,
+// then the bins of the group that holds the digit, 3 KB in two dependent loads behind one barrier.
+// All bins would be 57 KB, thousands of clocks; each CTA a share of the bins, told to all, 14 KB
+// and a second barrier.
 #ifndef KVSTRATA_KERNELS_OPS_PICK_CLUSTER_EXCHANGE_CUH_
 #define KVSTRATA_KERNELS_OPS_PICK_CLUSTER_EXCHANGE_CUH_
 
