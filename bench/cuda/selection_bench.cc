@@ -212,11 +212,13 @@ float Draw(Scores kind, std::mt19937_64& rng) {
 
 // Top-k alone, over `lists` of n scores, which the op before has left in L2.
 void BenchPick(Suite& suite, int batch, int groups, int n, int take, double target, int ctas = 0,
-               Scores kind = Scores::kNormal) {
+               Scores kind = Scores::kNormal, PickExchange exchange = PickExchange::kByShape) {
   const int lists = batch * groups;
   std::string id = "pick/" + std::to_string(take) + "of" + Length(n);
   if (lists > 1) id += "x" + std::to_string(lists);
-  if (ctas > 0) id += "/" + std::to_string(ctas) + "ctas";
+  if (ctas > 0) id += ctas == 1 ? "/cta" : "/" + std::to_string(ctas) + "ctas";
+  if (exchange == PickExchange::kCluster) id += "/cluster";
+  if (exchange == PickExchange::kGlobalMemory) id += "/global";
   if (kind != Scores::kNormal) {
     id += kind == Scores::kVotes ? "/votes" : kind == Scores::kEqual ? "/equal" : "/bounds";
   }
@@ -234,11 +236,28 @@ void BenchPick(Suite& suite, int batch, int groups, int n, int take, double targ
   w.rule = {1, 0, 0, take, 0};
   w.tokens = tokens.get();
   w.ctas_per_list = ctas;
+  w.exchange = exchange;
   const Picked picked(&w, batch, groups, take);
   suite.Measure({id, {}, 0, target}, kCalls, [&](int i, Stream stream) {
     w.scores = scores.get() + int64_t{i % kSets} * lists * n;
     return kvs_cuda_ops()->pick(w, stream);
   });
+}
+
+// A cluster a list against what there was before.
+void BenchWaysToPick(Suite& suite) {
+  const auto bench = [&suite](int groups, int n, int take, PickExchange exchange, int ctas = 0) {
+    BenchPick(suite, 1, groups, n, take, 0, ctas, Scores::kNormal, exchange);
+  };
+  for (const PickExchange exchange : {PickExchange::kCluster, PickExchange::kGlobalMemory}) {
+    bench(1, 1 << 15, 2048, exchange);
+    bench(1, 1 << 17, 2048, exchange);
+    bench(8, 1 << 16, 128, exchange);
+  }
+  bench(8, 8192, 128, PickExchange::kCluster);
+  bench(8, 8192, 128, PickExchange::kByShape, 1);
+  bench(8, 16384, 512, PickExchange::kCluster);
+  bench(8, 16384, 512, PickExchange::kByShape, 1);
 }
 
 // Quest: units of 16 tokens scored by their bounds, then the best 128 of each KV head.
@@ -397,6 +416,7 @@ int Main(int argc, char** argv) {
   }
   BenchPick(suite, 8, 8, 8192, 128, 0);
   for (const int ctas : {16, 32, 64, 128}) BenchPick(suite, 1, 1, 1 << 17, 2048, 0, ctas);
+  BenchWaysToPick(suite);
   for (const int n : {1 << 15, 1 << 17, 1 << 20}) BenchQuest(suite, n);
   for (const int n : {1 << 15, 1 << 17, 1 << 19, 1 << 20}) BenchVote(suite, n);
   BenchVote(suite, 1 << 20, 64);

@@ -1,9 +1,11 @@
-// Top-k on the GPU is TopKRef bit for bit, whatever the scores and the split over CTAs.
+// Top-k on the GPU is TopKRef bit for bit, whatever the scores, the split over CTAs and the way
+// these tell each other what they have.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -46,8 +48,35 @@ float Draw(Scores kind, std::mt19937_64& rng) {
   return 0;
 }
 
+struct Way {
+  const char* name;
+  PickExchange exchange;
+  int ctas;
+};
+void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
+constexpr Way kOneCta{"OneCta", PickExchange::kGlobalMemory, 1};
+constexpr Way kGlobal{"GlobalMemory", PickExchange::kGlobalMemory, 16};
+constexpr Way kCluster{"Cluster", PickExchange::kCluster, 0};
+constexpr Way kByShape{"ByShape", PickExchange::kByShape, 0};
+constexpr Way kWays[] = {
+    kOneCta, {"GlobalMemoryOf3", PickExchange::kGlobalMemory, 3}, kGlobal, kCluster, kByShape};
+
+bool DeviceHasClusters() {
+  int device = 0, major = 0;
+  Check(cudaGetDevice(&device), "cudaGetDevice");
+  Check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "attribute");
+  return major >= 9;
+}
+
+#define SKIP_WITHOUT_CLUSTERS()                                                            \
+  if (!DeviceHasClusters()) {                                                              \
+    GTEST_SKIP() << "SKIPPED: clusters need compute capability 9.0, this device has less"; \
+  }                                                                                        \
+  static_assert(true)
+
 struct Shape {
-  int batch = 1, groups = 1, stride = 0, take = 0, ctas = 0;
+  int batch = 1, groups = 1, stride = 0, take = 0;
+  Way way = kByShape;
   int unit_tokens = 1, sinks = 0, recent = 0;
   DType dtype = DType::kF32;
 };
@@ -56,7 +85,7 @@ struct Shape {
 class PickCase {
  public:
   PickCase(const Shape& shape, Scores kind, std::mt19937_64& rng) : shape_(shape) {
-    const int64_t lists = int64_t{shape.batch} * shape.groups;
+    const int64_t lists = Lists();
     scores_.resize(lists * shape.stride);
     for (float& x : scores_) x = RoundedTo(shape.dtype, Draw(kind, rng));
     device_scores_ = DeviceArray<std::byte>(Encoded(scores_, shape.dtype));
@@ -65,6 +94,8 @@ class PickCase {
     sink_end_ = DeviceArray<int32_t>(shape.batch);
     recent_begin_ = DeviceArray<int32_t>(shape.batch);
     tokens_ = DeviceArray<int32_t>(shape.batch);
+    takes_.assign(shape.batch, shape.take);
+    for (int64_t i = 0; i < lists; ++i) places_.push_back(i);
     work_.scores = device_scores_.get();
     work_.dtype = shape.dtype;
     work_.score_stride = shape.stride;
@@ -77,20 +108,27 @@ class PickCase {
     work_.sink_end = sink_end_.get();
     work_.recent_begin = recent_begin_.get();
     work_.list_stride = shape.take + 5;
-    work_.ctas_per_list = shape.ctas;
+    SetWay(shape.way);
+  }
+
+  const PickBatch& work() const { return work_; }
+
+  // With scratch of its own.
+  void SetWay(const Way& way) {
+    work_.exchange = way.exchange;
+    work_.ctas_per_list = way.ctas;
     const int64_t bytes = kvs_cuda_ops()->pick_scratch_bytes(work_);
     scratch_ = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
     work_.scratch = scratch_.get();
   }
 
-  const PickBatch& work() const { return work_; }
-
-  // As many tokens as give each sequence about `counts[b]` candidates.
+  // As many tokens as give each sequence about `counts[b]` candidates; kNoQuery: no query.
   void SetCandidates(const std::vector<int32_t>& counts) {
     tokens_now_.clear();
     const int32_t first = (shape_.sinks + shape_.unit_tokens - 1) / shape_.unit_tokens;
     for (const int32_t count : counts) {
-      tokens_now_.push_back((first + count) * shape_.unit_tokens + shape_.recent);
+      const int32_t tokens = (first + count) * shape_.unit_tokens + shape_.recent;
+      tokens_now_.push_back(count == kNoQuery ? kNoQuery : tokens);
     }
     tokens_.Write(tokens_now_);
     units_.Poison();
@@ -99,39 +137,70 @@ class PickCase {
     recent_begin_.Poison();
   }
 
+  // Of each sequence, at most shape.take.
+  void SetTakes(const std::vector<int32_t>& takes) {
+    takes_ = takes;
+    device_takes_ = DeviceArray<int32_t>(takes);
+    work_.takes = device_takes_.get();
+  }
+
+  // Each list goes to the place of another one.
+  void ScatterLists(std::mt19937_64& rng) {
+    std::shuffle(places_.begin(), places_.end(), rng);
+    std::vector<uint64_t> addresses;
+    for (const int64_t place : places_) {
+      addresses.push_back(units_.address() + place * work_.list_stride * sizeof(int32_t));
+    }
+    device_lists_ = DeviceArray<uint64_t>(addresses);
+    work_.lists = device_lists_.get();
+    work_.units = nullptr;
+  }
+
   std::vector<int32_t> Units() const { return units_.Read(); }
 
   void ExpectReference() const {
     const std::vector<int32_t> units = units_.Read(), counts = counts_.Read();
     const std::vector<int32_t> sink_end = sink_end_.Read(), recent_begin = recent_begin_.Read();
     for (int b = 0; b < shape_.batch; ++b) {
-      const Candidates c = CandidatesOf(work_.rule, tokens_now_[b]);
-      EXPECT_EQ(sink_end[b], c.full ? 0 : c.first * shape_.unit_tokens);
-      EXPECT_EQ(recent_begin[b], c.full ? 0 : c.last * shape_.unit_tokens);
-      for (int g = 0; g < shape_.groups; ++g) ExpectList(b * shape_.groups + g, c, units, counts);
+      const bool query = tokens_now_[b] != kNoQuery;
+      CandidateRule rule = work_.rule;
+      rule.take = takes_[b];
+      const Candidates c = CandidatesOf(rule, tokens_now_[b]);
+      const int32_t sinks = c.full ? 0 : c.first * shape_.unit_tokens;
+      const int32_t recent = c.full ? 0 : c.last * shape_.unit_tokens;
+      EXPECT_EQ(sink_end[b], query ? sinks : kPoison);
+      EXPECT_EQ(recent_begin[b], query ? recent : kPoison);
+      for (int64_t list = int64_t{b} * shape_.groups; list < int64_t{b + 1} * shape_.groups;
+           ++list) {
+        ASSERT_EQ(counts[list], !query ? kPoison : c.full ? 0 : rule.take);
+        ExpectList(list, c, query && !c.full ? rule.take : 0, units);
+      }
     }
   }
 
  private:
-  void ExpectList(int64_t list, const Candidates& c, const std::vector<int32_t>& units,
-                  const std::vector<int32_t>& counts) const {
-    const int32_t k = c.full ? 0 : shape_.take;
-    ASSERT_EQ(counts[list], k);
+  static constexpr int32_t kPoison = -1;
+
+  int64_t Lists() const { return int64_t{shape_.batch} * shape_.groups; }
+
+  void ExpectList(int64_t list, const Candidates& c, int32_t k,
+                  const std::vector<int32_t>& units) const {
     std::vector<int32_t> want(k);
     TopKRef({&scores_[list * shape_.stride], c.count(), k, want.data()});
-    const int32_t* got = &units[list * work_.list_stride];
+    const int32_t* got = &units[places_[list] * work_.list_stride];
     for (int32_t i = 0; i < work_.list_stride; ++i) {
-      const int32_t expected = i < k ? want[i] + c.first : -1;  // -1: the poison
-      ASSERT_EQ(got[i], expected) << "list " << list << " entry " << i << " of " << k << " from "
-                                  << c.count();
+      ASSERT_EQ(got[i], i < k ? want[i] + c.first : kPoison)
+          << "list " << list << " entry " << i << " of " << k << " from " << c.count();
     }
   }
 
   Shape shape_;
   std::vector<float> scores_;
-  std::vector<int32_t> tokens_now_;
+  std::vector<int32_t> tokens_now_, takes_;
+  std::vector<int64_t> places_;
   DeviceArray<std::byte> device_scores_, scratch_;
-  DeviceArray<int32_t> units_, counts_, sink_end_, recent_begin_, tokens_;
+  DeviceArray<int32_t> units_, counts_, sink_end_, recent_begin_, tokens_, device_takes_;
+  DeviceArray<uint64_t> device_lists_;
   PickBatch work_;
 };
 
@@ -140,21 +209,158 @@ void RunPick(const PickBatch& work) {
   Check(cudaDeviceSynchronize(), "pick");
 }
 
-TEST(PickCuda, IsTheReferenceForEveryKindOfScores) {
-  std::mt19937_64 rng(TestSeed());
+class PickCudaWays : public testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    if (GetParam().exchange == PickExchange::kCluster) SKIP_WITHOUT_CLUSTERS();
+  }
+  std::mt19937_64 rng_{TestSeed()};
+};
+
+INSTANTIATE_TEST_SUITE_P(, PickCudaWays, testing::ValuesIn(kWays),
+                         [](const auto& way) { return way.param.name; });
+
+TEST_P(PickCudaWays, IsTheReferenceForEveryKindOfScores) {
   for (const Scores kind : kAll) {
-    for (const int ctas : {1, 3, 16}) {
-      for (const DType dtype : {DType::kF32, DType::kBF16}) {
-        const int take = 1 + static_cast<int>(rng() % 3000);
-        PickCase pick({2, 2, 20000, take, ctas, 16, 5, 77, dtype}, kind, rng);
-        SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + ", CTAs " +
-                     std::to_string(ctas) + ", k " + std::to_string(take));
-        // The second call finds the scratch as the first left it.
-        for (int call = 0; call < 2; ++call) {
-          pick.SetCandidates({static_cast<int32_t>(rng() % 20000), 20000});
-          RunPick(pick.work());
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const int take = 1 + static_cast<int>(rng_() % 3000);
+      PickCase pick({2, 2, 20000, take, GetParam(), 16, 5, 77, dtype}, kind, rng_);
+      SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + ", k " +
+                   std::to_string(take));
+      // The second call finds the scratch as the first left it.
+      for (int call = 0; call < 2; ++call) {
+        pick.SetCandidates({static_cast<int32_t>(rng_() % 20000), 20000});
+        RunPick(pick.work());
+        pick.ExpectReference();
+      }
+    }
+  }
+}
+
+// Lists far shorter than their room, and lists whose end cuts a vector, a warp's run or a CTA's
+// part, with one to be taken, and all but one.
+TEST_P(PickCudaWays, TakesListsOfAnyLength) {
+  constexpr int kRoom = 9000;
+  for (const Scores kind : kAll) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      PickCase pick({8, 1, kRoom, kRoom, GetParam(), 1, 3, 2, dtype}, kind, rng_);
+      std::vector<int32_t> counts = {2, 3, 31, 129, 4097, kRoom - 1}, takes;
+      while (counts.size() < 8) counts.push_back(2 + static_cast<int32_t>(rng_() % (kRoom - 2)));
+      for (const bool one : {true, false}) {
+        SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + (one ? ", 1" : ", n - 1"));
+        takes.clear();
+        for (const int32_t count : counts) takes.push_back(one ? 1 : count - 1);
+        pick.SetTakes(takes);
+        pick.SetCandidates(counts);
+        RunPick(pick.work());
+        pick.ExpectReference();
+      }
+    }
+  }
+}
+
+TEST_P(PickCudaWays, FollowsTablesOfTakesListsAndQueries) {
+  for (const bool ahead : {false, true}) {
+    PickCase pick({4, 3, 12000, 700, GetParam(), 16, 5, 77}, Scores::kNearlyEqual, rng_);
+    pick.SetTakes({700, static_cast<int32_t>(rng_() % 700), 0, 333});
+    pick.ScatterLists(rng_);
+    PickBatch work = pick.work();
+    work.ahead = ahead;  // nothing on the stream writes them
+    for (const std::vector<int32_t>& counts : {std::vector<int32_t>{11999, 9000, 12000, kNoQuery},
+                                               {kNoQuery, 701, kNoQuery, 8000},
+                                               {kNoQuery, kNoQuery, kNoQuery, kNoQuery},
+                                               {12000, 12000, 12000, 12000}}) {
+      pick.SetCandidates(counts);
+      RunPick(work);
+      pick.ExpectReference();
+    }
+  }
+}
+
+TEST_P(PickCudaWays, IsRepeatable) {
+  PickCase pick({1, 1, 1 << 17, 2048, GetParam()}, Scores::kFewValues, rng_);
+  pick.SetCandidates({1 << 17});
+  RunPick(pick.work());
+  pick.ExpectReference();
+  const std::vector<int32_t> first = pick.Units();
+  for (int i = 0; i < 200; ++i) RunPick(pick.work());
+  EXPECT_EQ(pick.Units(), first);
+}
+
+// Calls one behind the other without a wait: each may start while the one before ends.
+TEST_P(PickCudaWays, OneGraphServesGrowingSequences) {
+  PickCase pick({2, 1, 65536, 1000, GetParam(), 1, 128, 512}, Scores::kFewValues, rng_);
+  CapturedGraph graph([&](Stream stream) {
+    int error = 0;
+    for (int i = 0; i < 4 && error == 0; ++i) error = kvs_cuda_ops()->pick(pick.work(), stream);
+    return error;
+  });
+  for (const int32_t count : {0, 999, 1000, 1001, 5000, 30000, 65536}) {
+    SCOPED_TRACE(count);
+    pick.SetCandidates({count, 65536 - count});
+    graph.Replay();
+    pick.ExpectReference();
+  }
+}
+
+TEST_P(PickCudaWays, BatchesOfSeveralSizesShareScratch) {
+  constexpr int32_t kLists = 8;
+  DeviceArray<std::byte> scratch;
+  for (const int batch : {4, 1, 3, 2, 4}) {
+    SCOPED_TRACE("batch " + std::to_string(batch));
+    PickCase pick({batch, 2, 20000, 500, GetParam(), 16, 5, 77}, Scores::kNearlyEqual, rng_);
+    PickBatch work = pick.work();
+    work.scratch_lists = kLists;
+    const auto bytes = static_cast<size_t>(kvs_cuda_ops()->pick_scratch_bytes(work));
+    if (scratch.size() == 0) scratch = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
+    ASSERT_LE(bytes, scratch.size());  // the first batch is the largest
+    work.scratch = scratch.get();
+    pick.SetCandidates(std::vector<int32_t>(static_cast<size_t>(batch), 19000));
+    RunPick(work);
+    pick.ExpectReference();
+  }
+}
+
+// A batch that has clusters between batches that meet in scratch leaves it alone.
+TEST(PickCuda, ClustersShareScratchWithOtherWays) {
+  SKIP_WITHOUT_CLUSTERS();
+  std::mt19937_64 rng(TestSeed());
+  DeviceArray<std::byte> scratch;
+  for (const Way& way : {kGlobal, kCluster, kGlobal, kOneCta, kCluster, kGlobal}) {
+    SCOPED_TRACE(way.name);
+    PickCase pick({2, 2, 20000, 500, way}, Scores::kVotes, rng);
+    PickBatch work = pick.work();
+    const auto bytes = static_cast<size_t>(kvs_cuda_ops()->pick_scratch_bytes(work));
+    if (scratch.size() == 0) scratch = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
+    ASSERT_LE(bytes, scratch.size());
+    work.scratch = scratch.get();
+    pick.SetCandidates({20000, 15001});
+    RunPick(work);
+    pick.ExpectReference();
+  }
+}
+
+TEST(PickCuda, AllWaysGiveTheSameBits) {
+  SKIP_WITHOUT_CLUSTERS();
+  std::mt19937_64 rng(TestSeed());
+  constexpr int kLongest = 8 * kPickKeysOfCta;
+  for (const Scores kind : kAll) {
+    for (const int stride : {8192, 32768, kLongest}) {
+      SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + " of " +
+                   std::to_string(stride));
+      PickCase pick({1, 2, stride, 2048, kOneCta}, kind, rng);
+      const int32_t count = stride - static_cast<int32_t>(rng() % 100);
+      std::vector<int32_t> first;
+      for (const Way& way : kWays) {
+        SCOPED_TRACE(way.name);
+        pick.SetWay(way);
+        pick.SetCandidates({count});
+        RunPick(pick.work());
+        if (first.empty()) {
           pick.ExpectReference();
+          first = pick.Units();
         }
+        ASSERT_EQ(pick.Units(), first);
       }
     }
   }
@@ -173,34 +379,30 @@ TEST(PickCuda, TakesLongLists) {
   most.SetCandidates({299999});
   RunPick(most.work());
   most.ExpectReference();
-  PickCase alone({1, 1, 300000, 8192, 1}, Scores::kSpecial, rng);  // one CTA that cannot hold it
+  PickCase alone({1, 1, 300000, 8192, kOneCta}, Scores::kSpecial, rng);  // that cannot hold it
   alone.SetCandidates({299999});
   RunPick(alone.work());
   alone.ExpectReference();
 }
 
-TEST(PickCuda, BatchesOfSeveralSizesShareScratch) {
+// More than keep the device busy: a CTA a list, and clusters that queue for the device.
+TEST(PickCuda, TakesManyLists) {
   std::mt19937_64 rng(TestSeed());
-  constexpr int32_t kLists = 8;
-  DeviceArray<std::byte> scratch;
-  for (const int batch : {4, 1, 3, 2, 4}) {
-    SCOPED_TRACE("batch " + std::to_string(batch));
-    PickCase pick({batch, 2, 20000, 500, 16, 16, 5, 77}, Scores::kNearlyEqual, rng);
-    PickBatch work = pick.work();
-    work.scratch_lists = kLists;
-    const auto bytes = static_cast<size_t>(kvs_cuda_ops()->pick_scratch_bytes(work));
-    if (scratch.size() == 0) scratch = DeviceArray<std::byte>(std::vector<std::byte>(bytes));
-    ASSERT_LE(bytes, scratch.size());  // the first batch is the largest
-    work.scratch = scratch.get();
-    pick.SetCandidates(std::vector<int32_t>(static_cast<size_t>(batch), 19000));
-    RunPick(work);
+  for (const Way& way : {kByShape, kCluster}) {
+    if (way.exchange == PickExchange::kCluster) SKIP_WITHOUT_CLUSTERS();
+    SCOPED_TRACE(way.name);
+    PickCase pick({40, 8, 6000, 300, way, 16, 4, 100}, Scores::kVotes, rng);
+    std::vector<int32_t> counts(40);
+    for (int32_t& count : counts) count = static_cast<int32_t>(rng() % 6001);
+    pick.SetCandidates(counts);
+    RunPick(pick.work());
     pick.ExpectReference();
   }
 }
 
 TEST(PickCuda, TakesManyShortLists) {
   std::mt19937_64 rng(TestSeed());
-  PickCase pick({64, 8, 2048, 128, 0, 16, 4, 100}, Scores::kNormal, rng);
+  PickCase pick({64, 8, 2048, 128, kByShape, 16, 4, 100}, Scores::kNormal, rng);
   std::vector<int32_t> counts(64);
   for (int32_t& count : counts) count = static_cast<int32_t>(rng() % 2049);
   counts[0] = 0;
@@ -226,28 +428,6 @@ TEST(PickCuda, CandidatesAreThoseOfTheSelectors) {
   EXPECT_TRUE(CandidatesOf(vote, 1).full);
 }
 
-TEST(PickCuda, OneGraphServesGrowingSequences) {
-  std::mt19937_64 rng(TestSeed());
-  PickCase pick({2, 1, 65536, 1000, 0, 1, 128, 512}, Scores::kFewValues, rng);
-  CapturedGraph graph([&](Stream stream) { return kvs_cuda_ops()->pick(pick.work(), stream); });
-  for (const int32_t count : {0, 999, 1000, 1001, 5000, 30000, 65536}) {
-    SCOPED_TRACE(count);
-    pick.SetCandidates({count, 65536 - count});
-    graph.Replay();
-    pick.ExpectReference();
-  }
-}
-
-TEST(PickCuda, IsRepeatable) {
-  std::mt19937_64 rng(TestSeed());
-  PickCase pick({1, 1, 1 << 17, 2048}, Scores::kFewValues, rng);
-  pick.SetCandidates({1 << 17});
-  RunPick(pick.work());
-  const std::vector<int32_t> first = pick.Units();
-  for (int i = 0; i < 200; ++i) RunPick(pick.work());
-  EXPECT_EQ(pick.Units(), first);
-}
-
 TEST(PickCuda, RefusesWhatItDoesNotTake) {
   std::mt19937_64 rng(TestSeed());
   PickCase pick({1, 1, 64, 8}, Scores::kNormal, rng);
@@ -257,6 +437,16 @@ TEST(PickCuda, RefusesWhatItDoesNotTake) {
   work = pick.work();
   work.list_stride = 7;
   EXPECT_NE(kvs_cuda_ops()->pick(work, nullptr), 0);
+}
+
+TEST(PickCuda, RefusesClustersThatCannotBe) {
+  std::mt19937_64 rng(TestSeed());
+  PickCase longest({1, 1, 8 * kPickKeysOfCta, 8, kCluster}, Scores::kNormal, rng);
+  longest.SetCandidates({8 * kPickKeysOfCta});
+  EXPECT_EQ(kvs_cuda_ops()->pick(longest.work(), nullptr) == 0, DeviceHasClusters());
+  PickCase longer({1, 1, 8 * kPickKeysOfCta + 8, 8, kCluster}, Scores::kNormal, rng);
+  longer.SetCandidates({8 * kPickKeysOfCta + 8});
+  EXPECT_EQ(kvs_cuda_ops()->pick(longer.work(), nullptr), int{cudaErrorInvalidValue});
 }
 
 }  // namespace

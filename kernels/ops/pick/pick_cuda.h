@@ -7,13 +7,16 @@
 // entries, and sink_end = recent_begin = 0, so that positions [0, tokens) are attended. Of a
 // sequence with kNoQuery tokens nothing is written.
 //
-// One kernel. Short lists: a CTA each. Long ones: a cooperative launch of several CTAs a list,
-// which hold their scores in shared memory, agree on the digits of the k-th largest score through a
-// histogram in `scratch`, and write what they hold of the answer in place: order comes for free.
-// The same input gives the same output, whatever the timing. Cost: reads the scores once (several
-// times where a CTA has more than it holds), 2 to 4 barriers over the CTAs of a list. A device that
-// is busy with other kernels delays a cooperative launch until all its CTAs fit (at most one an
-// SM).
+// One algorithm, three ways; all of them write the same bits. CTAs hold their scores in shared
+// memory, agree on the digits of the k-th largest score through histograms, and write what they
+// hold of the answer in place: order comes for free. Cost: reads the scores once (several times
+// where a CTA has more than it holds).
+// - A CTA a list: short lists, and many of them. No exchange.
+// - A cluster of 8 CTAs a list, compute capability 9.0: they read each other's shared memory, and
+//   meet 2 to 4 times at barriers of the cluster. Lists of at most 8 * kPickKeysOfCta scores.
+// - Several CTAs a list, a cooperative launch: they meet at 2 to 4 barriers over `scratch`. Longer
+//   lists, and devices without clusters. A device that is busy with other kernels delays it until
+//   all its CTAs fit (at most one an SM).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PICK_PICK_CUDA_H_
 
@@ -22,9 +25,16 @@
 
 namespace kvstrata::cuda {
 
-// Scores that a CTA holds in shared memory where it has a list of more than 10240 alone (of other
-// lists 10240). Of more it reads those from memory several times.
+// Scores that a CTA holds in shared memory, of a cluster or where it has a list of more than 10240
+// alone (of other lists 10240). Where it has more, it reads all of its own several times.
 inline constexpr int32_t kPickKeysOfCta = 24576;
+
+// How the CTAs that share a list tell each other what they have. Tests and benchmarks choose.
+enum class PickExchange {
+  kByShape,
+  kGlobalMemory,  // through `scratch`; no exchange where a list has one CTA
+  kCluster,       // through the shared memory of a cluster, whatever ctas_per_list
+};
 
 struct PickBatch {
   const void* scores = nullptr;  // device [batch][groups][score_stride], 16-byte aligned
@@ -50,13 +60,15 @@ struct PickBatch {
   void* scratch = nullptr;
   int32_t scratch_lists = 0;  // calls of several batch sizes share scratch if they say the same
                               // number here, at least batch * groups; 0: of this size alone
-  int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128
+  int32_t ctas_per_list = 0;  // 0: chosen by shape; else 1 .. 128, not of a cluster
+  PickExchange exchange = PickExchange::kByShape;
 };
 
 // By shape and by the multiprocessors of the current device.
 int64_t PickScratchBytes(const PickBatch& work);
 
-// cudaErrorInvalidValue for a shape that it does not take.
+// cudaErrorInvalidValue for a shape that it does not take, and for a cluster that the device or the
+// length of the lists does not allow.
 int PickCuda(const PickBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda
