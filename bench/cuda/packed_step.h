@@ -197,7 +197,6 @@ class PackedStep {
     w.recent_begin = recent_.get();
     w.list_stride = w.rule.take;
     w.scratch = pick_scratch_.get();
-    w.ctas_per_list = ScoreStride() <= kPickKeysOfCta ? 1 : 0;
     return w;
   }
   AttendPackedBatch Attend(int layer) const {

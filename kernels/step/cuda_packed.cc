@@ -219,7 +219,6 @@ Status CudaStep::SelectBlocks(const Part& part, int layer, const std::byte* q, D
   w.recent_begin = buffers.recent_begin.as<int32_t>() + part.first;
   w.scratch = buffers.pick.as<std::byte>();
   w.scratch_lists = room.batch * g.kv_heads;
-  w.ctas_per_list = room.blocks <= cuda::kPickKeysOfCta ? 1 : 0;
   return Check(ops_.pick(w, stream_), "op pick");
 }
 
