@@ -107,7 +107,8 @@ inline int LayersOf(const Plan& plan, int batch, int64_t tokens) {
       plan.spans ? std::clamp<int64_t>(kFactoredTokens / (batch * tokens), 1, plan.most_layers)
                  : plan.most_layers;
   // Two at least, if they fit: with one a page is 64 KiB, which no model's is.
-  const int64_t layer = batch * tokens * kTokenBytes, few = std::min<int64_t>(kMostOfFew / layer, 2);
+  const int64_t layer = batch * tokens * kTokenBytes,
+                few = std::min<int64_t>(kMostOfFew / layer, 2);
   return static_cast<int>(std::clamp<int64_t>(std::max(kMostBytes / layer, few), 1, most));
 }
 

@@ -1,8 +1,7 @@
-#include "kernels/cuda/stream_work.h"
-
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/beside_captures.h"
+#include "kernels/cuda/stream_work.h"
 
 namespace kvstrata::cuda {
 namespace {

@@ -257,9 +257,9 @@ TEST_F(SeveralGpus, SegmentsArePackedWhereTheyLie) {
   }
 }
 
-// A sticky error on GPU 0: a kernel of the daemon's process writes to nowhere. CUDA ends the work of
-// the process on all of its GPUs (its calls on GPU 1 answer the same error), so both pools are lost,
-// each as soon as it copies; sessions of both go on in host memory.
+// A sticky error on GPU 0: a kernel of the daemon's process writes to nowhere. CUDA ends the work
+// of the process on all of its GPUs (its calls on GPU 1 answer the same error), so both pools are
+// lost, each as soon as it copies; sessions of both go on in host memory.
 TEST_F(SeveralGpus, AStickyErrorOfOneTakesTheOtherAlong) {
   const std::string fifo =
       std::filesystem::temp_directory_path() / ("kvs-sticky-" + std::to_string(getpid()));

@@ -92,8 +92,8 @@ class WarpAttention {
     if (g_ >= a.group) q_from_ = nullptr;
   }
 
-  // The second half of a warp's first strip waits in shared memory (head_dim 256: in the L2), so that
-  // all of it is on its way at once. If there is one more, its rows wait in the L2.
+  // The second half of a warp's first strip waits in shared memory (head_dim 256: in the L2), so
+  // that all of it is on its way at once.
   static constexpr bool kStashes = S::kChunks == 1;
 
   // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
@@ -115,7 +115,6 @@ class WarpAttention {
     if (!halves) {
       KeepAhead(key, kTileRows);
       stream.Advance();
-      if (first + step < end && first + 2 * step >= end) PrefetchRow(stream.key);
     }
     LetNextStart();
     WaitForPrevious();

@@ -29,14 +29,6 @@ __device__ __forceinline__ int32_t ShareStrips(int32_t strips, int32_t ctas) {
   return (CeilDivide(strips, ctas) + kRoundStrips - 1) / kRoundStrips * kRoundStrips;
 }
 
-// Of one sequence: two rounds where shares of one would take more than half of the CTAs. All CTAs of
-// the next layer then find room while this one runs, and what they read ahead is there before the
-// splits are merged: words of the L2 come to an SM behind all rows that it has asked for.
-__device__ __forceinline__ int32_t OnlyShareStrips(int32_t strips, int32_t ctas) {
-  const int32_t each = ShareStrips(strips, ctas);
-  return each == kRoundStrips && strips > 2 * ctas ? 2 * kRoundStrips : each;
-}
-
 // floor(i * total / parts) for 0 <= i <= parts <= 1024, with the one division that depends on the
 // lengths. The rest is exact in floats: i * rest < 2^20, and the half keeps it off whole numbers.
 __device__ __forceinline__ int32_t PartBegin(int32_t total, int32_t parts, int32_t i) {
@@ -125,9 +117,9 @@ struct Turn {
     mergers = 1;
   }
   // The i-th of `count` CTAs takes whole rounds in turn: what runs at one time then reads
-  // neighbouring pages. CTAs that are a share apart may meet in the same few channels of the memory,
-  // where an allocator hands out pages in order: 12 % slower with pages of 64 KiB, 2 % with pages of
-  // 2 MiB.
+  // neighbouring pages. CTAs that are a share apart may meet in the same few channels of the
+  // memory, where an allocator hands out pages in order: 12 % slower with pages of 64 KiB, 2 % with
+  // pages of 2 MiB.
   __device__ __forceinline__ void DealOut(int32_t i, int32_t count, int32_t strips) {
     begin = i * kRoundStrips;
     end = strips;
@@ -144,7 +136,7 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn&
     const int head = blockIdx.x;
     turn.rows = AttendedRows::Of(from, 0, head);
     const int32_t strips = turn.rows.strips(), ctas = gridDim.y;
-    const int32_t each = OnlyShareStrips(strips, ctas), count = CeilDivide(strips, each);
+    const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
     const int32_t i = blockIdx.y;
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
