@@ -92,8 +92,8 @@ class WarpAttention {
     if (g_ >= a.group) q_from_ = nullptr;
   }
 
-  // The second half of a warp's first strip waits in shared memory (head_dim 256: in the L2), so
-  // that all of it is on its way at once.
+  // The second half of a warp's only strip waits in shared memory, so that all of its rows are on
+  // their way at once.
   static constexpr bool kStashes = S::kChunks == 1;
 
   // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
@@ -110,15 +110,24 @@ class WarpAttention {
     if (!from.newest_apart && rows.MayHoldNewest(first)) WaitForPrevious();
     LoadKeys(stream.key, row, 0);
     LoadValues(stream.key, row, 0);
-    if (!halves) KeepAhead(stream.key, kTileRows);
+    const bool stashes = kStashes && !halves && first + step >= end;
+    if (stashes) {
+      StashTile(stream.key, kTileRows);
+    } else if (!halves && lane_ >= kTileRows) {
+      PrefetchRow(stream.key);
+    }
     LetNextStart();
     WaitForPrevious();
     LoadQueries();
     if (halves) {
       return Tile(stream.present >> row & 0xFFFFu, stream.key, row, stream.key, row, false);
     }
-    FirstStrip(stream, first + step < end);
-    for (int32_t strip = first + step; strip < end; strip += step) {
+    if (stashes) {
+      Tile(stream.present & 0xFFFFu, stream.key, 0, stream.key, 0, false);
+      TakeStash();
+      return Tile(stream.present >> kTileRows, stream.key, 0, stream.key, 0, false);
+    }
+    for (int32_t strip = first; strip < end; strip += step) {
       const uint64_t key = stream.key;
       const uint32_t present = stream.present;
       Tile(present & 0xFFFFu, key, 0, key, kTileRows, true);
@@ -176,22 +185,6 @@ class WarpAttention {
       for (int j = 0; j < S::kValueLoads; ++j, to += 32) Copy(to, from + j * 128);
     }
   }
-  __device__ __forceinline__ void KeepAhead(uint64_t key, int row) {
-    if constexpr (kStashes) {
-      StashTile(key, row);
-    } else if (lane_ >= row) {
-      PrefetchRow(key);
-    }
-  }
-  // The current strip, of which the first tile is in registers, then asks for that of the next one.
-  __device__ __forceinline__ void FirstStrip(RowStream& stream, bool has_next) {
-    const uint64_t key = stream.key;
-    const uint32_t present = stream.present;
-    Tile(present & 0xFFFFu, key, 0, key, kTileRows, !kStashes);
-    if constexpr (kStashes) TakeStash();
-    if (has_next) stream.Advance();
-    Tile(present >> kTileRows, key, kTileRows, stream.key, 0, has_next);
-  }
   __device__ __forceinline__ void TakeStash() {
     asm volatile("cp.async.wait_all;" ::: "memory");
     const uint4* from = stash_;
@@ -206,7 +199,7 @@ class WarpAttention {
       for (int j = 0; j < S::kValueLoads; ++j, from += 32) v_[r][j] = *from;
     }
   }
-  // Into the L2, a row a lane.
+  // Into the L2: the strip's other rows are on their way with the first ones.
   __device__ __forceinline__ void PrefetchRow(uint64_t key) const {
 #pragma unroll
     for (int line = 0; line < kDim * 2; line += 128) {
