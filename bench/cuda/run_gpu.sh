@@ -46,6 +46,7 @@ checked=(
   CovarianceCuda.OfFewRows
   EigenCuda.EndsOnNaNs
   PickCuda.BatchesOfSeveralSizesShareScratch
+  PickCuda.TheWaysGiveTheSameBits
   PromoteCuda.FollowsASmallBatch
   RotatePackCuda.TiesGoToTheLowerGroup
   ScoreCuda.FeedsPickInOneGraph
