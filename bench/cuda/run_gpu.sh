@@ -45,8 +45,8 @@ checked=(
   'Shapes/Buckets.*/0'
   CovarianceCuda.OfFewRows
   EigenCuda.EndsOnNaNs
-  PickCuda.BatchesOfSeveralSizesShareScratch
-  PickCuda.TheWaysGiveTheSameBits
+  'PickCudaWays.BatchesOfSeveralSizesShareScratch/*'
+  PickCuda.ClustersShareScratchWithOtherWays
   PromoteCuda.FollowsASmallBatch
   RotatePackCuda.TiesGoToTheLowerGroup
   ScoreCuda.FeedsPickInOneGraph
@@ -64,6 +64,7 @@ check() {
   found=$(grep -E 'SUMMARY' "$log" || echo "no summary, exit code $code")
   echo "$1 $2: ${found#=========}"
   [ $code -eq 0 ] || grep -m 20 -E '=========|FAILED|Failure' "$log"
+  grep -qE '^\[  PASSED  \] [1-9]' "$log" || { echo "$2 names no test"; return 1; }
   return $code
 }
 if wants memcheck; then
