@@ -18,6 +18,7 @@
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
 #include "server/rpc/grpc_server.h"
+#include "server/rpc/work_queue.h"
 #include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
 #include "server/work/importer.h"
@@ -84,7 +85,8 @@ struct Daemon::Parts {
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
-  std::unique_ptr<DiskPages> disk_pages;  // null: no disk
+  std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
+  std::unique_ptr<DiskPages> disk_pages;    // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
   const cuda::CudaOps* cuda = nullptr;                  // null: no GPU
   std::vector<int> cuda_devices;                        // numbers in this process, by device
@@ -341,6 +343,9 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
   mover = std::make_unique<Mover>(config.mover, store.get());
+  replications = std::make_unique<WorkQueue>(1);
+  store->SetReplicationQueue(
+      [queue = replications.get()](std::function<void()> open) { queue->Post(std::move(open)); });
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();

@@ -266,17 +266,11 @@ void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_vie
     MutexLock lock(mu_);
     tier = tier_;
   }
-  if (tier == nullptr) {
-    Replicate(&*prepared);
-    return done(FinishOpen(&*prepared));
-  }
   const auto o = std::make_shared<Opening>(std::move(*prepared));
+  if (tier == nullptr) return ReplicateAndFinish(o, done);
   o->asked = Clock::now();
   LoadArtefact(o, tier, [this, o, tier, done] {
-    LoadPrefix(o, tier, [this, o, done] {
-      Replicate(o.get());
-      done(FinishOpen(o.get()));
-    });
+    LoadPrefix(o, tier, [this, o, done] { ReplicateAndFinish(o, done); });
   });
 }
 

@@ -9,6 +9,26 @@
 
 namespace kvstrata {
 
+void Store::Impl::SetReplicationQueue(std::function<void(std::function<void()>)> post) {
+  MutexLock lock(mu_);
+  post_replication_ = std::move(post);
+}
+
+void Store::Impl::ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done) {
+  const auto finish = [this, o, done] {
+    Replicate(o.get());
+    done(FinishOpen(o.get()));
+  };
+  std::function<void(std::function<void()>)> post;
+  {
+    MutexLock lock(mu_);
+    DropLost();
+    if (post_replication_ && !PrefixElsewhere(*o).empty()) post = post_replication_;
+  }
+  if (!post) return finish();
+  post(finish);
+}
+
 void Store::Impl::Replicate(Opening* o) {
   if (PoolIds().size() == 2) return;  // one device, and host
   std::vector<Replica> replicas;
@@ -22,18 +42,29 @@ void Store::Impl::Replicate(Opening* o) {
   for (const Replica& replica : replicas) EnterReplica(replica, o->device);
 }
 
+std::vector<Page*> Store::Impl::PrefixElsewhere(const Opening& o) {
+  if (PoolIds().size() == 2) return {};
+  Hit hit = FindPrefix(*o.sequence, o.keys, Superfluous(o), std::nullopt);
+  std::vector<Page*> pages = std::move(hit.pages);
+  pages.insert(pages.end(), hit.index_blocks.begin(), hit.index_blocks.end());
+  std::erase(pages, nullptr);
+  const auto here = [this, &o](const Page* page)
+                        KVS_NO_THREAD_SAFETY_ANALYSIS { return IsOn(o.device, *page); };
+  if (std::ranges::all_of(pages, here)) {
+    pages.clear();
+  }
+  return pages;
+}
+
+bool Store::Impl::IsOn(uint32_t device, const Page& page) const {
+  return prefix_.FindFor(device, page.key) != nullptr;
+}
+
 std::vector<Store::Impl::Replica> Store::Impl::PlanReplicas(Opening* o) {
   std::vector<Replica> replicas;
   const Result<Session*> session = FindSession(o->session);
   if (!session.ok()) return replicas;
-  Hit hit = FindPrefix(*o->sequence, o->keys, Superfluous(*o), std::nullopt);
-  std::vector<Page*> pages = std::move(hit.pages);
-  pages.insert(pages.end(), hit.index_blocks.begin(), hit.index_blocks.end());
-  std::erase(pages, nullptr);
-  const auto here = [this, o](const Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return prefix_.FindFor(o->device, page->key) != nullptr;
-  };
-  if (std::ranges::all_of(pages, here)) return replicas;
+  const std::vector<Page*> pages = PrefixElsewhere(*o);
   // All of them: making room for one must not evict another.
   for (const Page* page : pages) {
     Page* const near = prefix_.FindFor(o->device, page->key);
@@ -42,7 +73,7 @@ std::vector<Store::Impl::Replica> Store::Impl::PlanReplicas(Opening* o) {
   const Taker taker{(*session)->tenant, kDaemon, nullptr, o->sequence->model->id,
                     PoolsOf(**session, Tier::kDevice)};
   for (Page* page : pages) {
-    if (here(page)) continue;
+    if (IsOn(o->device, *page)) continue;
     std::vector<Page*> taken;
     if (!Allocate(taker, page->bytes, 1, &taken).ok()) break;  // a shorter prefix will do
     taken.front()->sealed = true;

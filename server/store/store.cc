@@ -433,6 +433,9 @@ Status Store::ReachFromDevice(uint32_t arena, uint32_t device) const {
 void Store::LoseDevice(uint32_t device, const Status& why) { impl_->LoseDevice(device, why); }
 Result<MoveResult> Store::Move(uint64_t sequence, Tier to) { return impl_->Move(sequence, to); }
 void Store::SetMoveSink(std::function<void()> wake) { impl_->SetMoveSink(std::move(wake)); }
+void Store::SetReplicationQueue(std::function<void(std::function<void()>)> post) {
+  impl_->SetReplicationQueue(std::move(post));
+}
 std::optional<uint64_t> Store::MoveSome(uint64_t bytes) { return impl_->MoveSome(bytes); }
 Result<ResizedPool> Store::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
   return impl_->ResizePool(tier, bytes, device);

@@ -309,9 +309,10 @@ class Store {
   // PARAMETERS_* (parameters.h), PLAN_COMBINATION of a plan that cannot serve the model.
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens);
-  // The same, after what the tier below has of the prefix beyond memory was read: never waits for
-  // it, calls `done` once, at once in this thread or later in the tier's. A page that is lost,
-  // corrupt or late ends the prefix, and is no error.
+  // The same, after what the tier below has of the prefix beyond memory was read, and what lies on
+  // another device copied: never waits for either, calls `done` once, at once in this thread or
+  // later in the tier's or the replication queue's. A page that is lost, corrupt or late ends the
+  // prefix, and is no error.
   void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                     std::span<const int32_t> tokens, OpenDone done);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
@@ -453,6 +454,10 @@ class Store {
   // Calls `wake`, under the store's lock, whenever MoveSome may have something to do. Null: nobody
   // moves anything.
   void SetMoveSink(std::function<void()> wake);
+  // Where opens that have to copy a prefix from another device go on: `post` has each function run
+  // once, one after the other, in a thread that may wait, and the store outlives that. Null: they
+  // copy in the caller's thread.
+  void SetReplicationQueue(std::function<void(std::function<void()>)> post);
   // A piece of what is to be moved, at most `bytes` of copies but for a page: of sequences that
   // opened on pages of `host` these, to `device` while it is below its high mark; of a pool that
   // went above its high mark, until its low one, pages that nobody uses: from device to host while

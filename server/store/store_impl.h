@@ -139,6 +139,7 @@ class Store::Impl {
   void LoseDevice(uint32_t device, const Status& why) KVS_NO_THREAD_SAFETY_ANALYSIS;
   Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(mu_);
   void SetMoveSink(std::function<void()> wake) KVS_EXCLUDES(mu_);
+  void SetReplicationQueue(std::function<void(std::function<void()>)> post) KVS_EXCLUDES(mu_);
   std::optional<uint64_t> MoveSome(uint64_t bytes) KVS_EXCLUDES(mu_);
   Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes, std::string_view device)
       KVS_EXCLUDES(mu_);
@@ -266,6 +267,12 @@ class Store::Impl {
   // Copies what of the prefix lies on another device to the session's, beside its pages; what could
   // not be copied is a miss. Takes as long as the copies.
   void Replicate(Opening* o) KVS_EXCLUDES(mu_);
+  // The same and FinishOpen, in the replication queue's thread if there is something to copy.
+  void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
+      KVS_EXCLUDES(mu_);
+  // The held prefix, if some of it does not lie on the session's device; else nothing.
+  std::vector<Page*> PrefixElsewhere(const Opening& o) KVS_REQUIRES(mu_);
+  bool IsOn(uint32_t device, const Page& page) const KVS_REQUIRES(mu_);
   std::vector<Replica> PlanReplicas(Opening* o) KVS_REQUIRES(mu_);
   bool CopyReplicas(std::span<const Replica> replicas) KVS_NO_THREAD_SAFETY_ANALYSIS;
   void EnterReplica(const Replica& replica, uint32_t device) KVS_REQUIRES(mu_);
@@ -566,6 +573,7 @@ class Store::Impl {
   std::array<bool, kMaxPools> lost_dropped_ KVS_GUARDED_BY(mu_){};  // DropLost has been there
   std::vector<std::pair<SettleDone, Status>> settled_ KVS_GUARDED_BY(mu_);
   std::function<void()> wake_mover_ KVS_GUARDED_BY(mu_);
+  std::function<void(std::function<void()>)> post_replication_ KVS_GUARDED_BY(mu_);
   std::deque<uint64_t> promotions_ KVS_GUARDED_BY(mu_);  // sequences that opened on pages of host
   std::array<bool, kMaxPools> relieving_ KVS_GUARDED_BY(mu_){};  // between the marks
   uint64_t next_job_ KVS_GUARDED_BY(mu_) = 1;

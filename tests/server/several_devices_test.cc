@@ -176,6 +176,40 @@ TEST_P(SeveralDevices, APrefixOnAnotherDeviceIsCopiedOnce) {
   for (const TestSequence* s : {&first, &second, &third}) s->ExpectIntact();
 }
 
+// With a queue the caller's thread copies nothing: opens of others are answered meanwhile, the
+// second one of the prefix finds what the first one copied, and one whose session ended is told so.
+TEST_P(SeveralDevices, AnOpenThatCopiesHoldsUpNobody) {
+  std::vector<std::function<void()>> posted;
+  store_->SetReplicationQueue([&](std::function<void()> open) { posted.push_back(open); });
+  std::vector<Result<OpenedSequence>> opened;
+  const auto open = [&](const TestSession* session, const std::vector<int32_t>& tokens) {
+    store_->OpenSequence(session->id(), session->model(), "full", tokens,
+                         [&](const Result<OpenedSequence>& o) { opened.push_back(o); });
+  };
+  const auto tokens = Tokens(100);
+  const TestSequence first = Prompt(0, tokens);
+  const TestSession* const gone = Attach(1);
+  open(On(1), tokens);
+  open(On(1), tokens);
+  open(gone, tokens);
+  ASSERT_EQ(posted.size(), 3u);
+  ASSERT_TRUE(opened.empty());
+  open(On(0), tokens);
+  open(On(2), Tokens(50, 9000));
+  ASSERT_EQ(opened.size(), 2u) << "nothing of theirs lies elsewhere";
+  store_->EndSession(gone->id(), SessionEnd::kDied);
+
+  for (const auto& copies : posted) copies();
+  ASSERT_EQ(opened.size(), 5u);
+  for (const int i : {2, 3}) {
+    ASSERT_TRUE(opened[static_cast<size_t>(i)].ok());
+    EXPECT_EQ(opened[static_cast<size_t>(i)]->held_tokens, 96u);
+  }
+  EXPECT_EQ(Replicated(), 6u) << "once";
+  EXPECT_EQ(opened[4].status().reason(), "SESSION_UNKNOWN") << opened[4].status().ToString();
+  store_->SetReplicationQueue(nullptr);
+}
+
 // Computed on both before either could be found: nothing has to be copied for the next ones.
 TEST_P(SeveralDevices, WhatTwoDevicesComputedIsFoundOnBoth) {
   const auto tokens = Tokens(100);
