@@ -18,7 +18,7 @@ class CapturedGraph {
   // On a stream of the caller's.
   template <typename Enqueue>
   CapturedGraph(cudaStream_t stream, Enqueue enqueue) : stream_(stream) {
-    // Of this thread: another one's test may allocate meanwhile.
+    // This thread's alone: another one may allocate meanwhile.
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "BeginCapture");
     Check(enqueue(stream_), "an op under capture");
     cudaGraph_t graph = nullptr;
