@@ -1,7 +1,7 @@
 // WorkQueue: the threads that run steps and moves, so that gRPC's own threads only pass messages
-// on. Strand: tasks that run one after another, in order, on a queue's threads: one per remote
-// session, so that what a session keeps needs no lock and a slow session holds up nobody but
-// itself.
+// on; the daemon has one of one thread for opens that copy prefixes between devices. Strand: tasks
+// that run one after another, in order, on a queue's threads: one per remote session, so that what
+// a session keeps needs no lock and a slow session holds up nobody but itself.
 //
 // Ownership: strands may outlive their owner's handle; queued tasks keep them alive. The queue
 // outlives all strands' tasks. Tasks must not throw and must not wait for other tasks.

@@ -13,7 +13,8 @@
 // where a CTA has more than it holds).
 // - A CTA a list: short lists, and many of them. No exchange.
 // - A cluster of 8 CTAs a list, compute capability 9.0: they read each other's shared memory, and
-//   meet 2 to 4 times at barriers of the cluster. Lists of at most 8 * kPickKeysOfCta scores.
+//   meet 2 to 4 times at barriers of the cluster. Lists of at most 8 * kPickKeysOfCta scores; by
+//   shape only those of more than 10240 that one CTA could hold too.
 // - Several CTAs a list, a cooperative launch: they meet at 2 to 4 barriers over `scratch`. Longer
 //   lists, and devices without clusters. A device that is busy with other kernels delays it until
 //   all its CTAs fit (at most one an SM).
