@@ -69,7 +69,8 @@ struct RecompressReads {
   bool in_place = false;         // none of that: input.far_packer reads everything where it lies
 };
 
-// An extent in memory of a GPU, which is freed with the last copy of this.
+// An extent in memory of a GPU, which is freed with the last copy of this. Its first bytes, as many
+// as its description has, are the host's alone: whoever copies the extent puts them there.
 struct FarBytes {
   std::shared_ptr<const std::byte> data;
   uint64_t size = 0;

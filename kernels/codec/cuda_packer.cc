@@ -45,6 +45,60 @@ class Arrays {
   uint64_t bytes_ = 0;
 };
 
+// Memory for extents of flushes, which are soon copied away. What is given back serves the next
+// ones: allocating and freeing some each time are waits for a GPU that an engine's kernels keep
+// busy. Shared by those who hold some.
+class ExtentMemory : public std::enable_shared_from_this<ExtentMemory> {
+ public:
+  explicit ExtentMemory(const cuda::CudaOps& ops) : ops_(ops) {}
+
+  // All zero, in the stream's order. Any thread may let go of it.
+  Result<std::shared_ptr<std::byte>> Take(uint64_t bytes, cuda::Stream stream) {
+    std::unique_ptr<DeviceBuffer> buffer = Spare(bytes);
+    if (buffer != nullptr) {
+      KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.zero_async(buffer->as<void>(), bytes, stream),
+                                     "zeroing an extent"));
+    } else {
+      buffer = std::make_unique<DeviceBuffer>();
+      KVS_RETURN_IF_ERROR(buffer->Reserve(ops_, bytes));
+    }
+    auto* const data = buffer->as<std::byte>();
+    return std::shared_ptr<std::byte>(
+        data, [memory = shared_from_this(), held = std::move(buffer)](std::byte*) mutable {
+          memory->GiveBack(std::move(held));
+        });
+  }
+
+ private:
+  static constexpr uint64_t kSpareBytes = uint64_t{32} << 20;  // at most, all together
+
+  // The smallest that is large enough, or null.
+  std::unique_ptr<DeviceBuffer> Spare(uint64_t bytes) KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    auto best = spare_.end();
+    for (auto s = spare_.begin(); s != spare_.end(); ++s) {
+      if ((*s)->bytes() < bytes) continue;
+      if (best == spare_.end() || (*s)->bytes() < (*best)->bytes()) best = s;
+    }
+    if (best == spare_.end()) return nullptr;
+    std::unique_ptr<DeviceBuffer> found = std::move(*best);
+    spare_.erase(best);
+    bytes_ -= found->bytes();
+    return found;
+  }
+  void GiveBack(std::unique_ptr<DeviceBuffer> buffer) KVS_EXCLUDES(mu_) {
+    MutexLock lock(mu_);
+    if (bytes_ + buffer->bytes() > kSpareBytes) return;
+    bytes_ += buffer->bytes();
+    spare_.push_back(std::move(buffer));
+  }
+
+  const cuda::CudaOps& ops_;
+  Mutex mu_;
+  std::vector<std::unique_ptr<DeviceBuffer>> spare_ KVS_GUARDED_BY(mu_);
+  uint64_t bytes_ KVS_GUARDED_BY(mu_) = 0;
+};
+
 // The covered pages of a run, and the run as positions among them.
 struct PagesOfRun {
   std::span<std::byte* const> pages;
@@ -65,7 +119,10 @@ struct PagesOfRun {
 class CudaPacker final : public SegmentPacker {
  public:
   CudaPacker(const cuda::CudaOps& ops, int device, cuda::Stream stream)
-      : ops_(ops), device_(device), stream_(stream) {}
+      : ops_(ops),
+        device_(device),
+        stream_(stream),
+        extents_(std::make_shared<ExtentMemory>(ops)) {}
   ~CudaPacker() override {
     (void)ops_.use_device(device_);
     (void)ops_.destroy_stream(stream_);
@@ -126,11 +183,12 @@ class CudaPacker final : public SegmentPacker {
                                       std::span<const double> recent) const KVS_REQUIRES(mu_);
   Result<PackedBytes> JoinLocked(const Geometry& g, std::span<const PackedExtent> pieces) const
       KVS_REQUIRES(mu_);
-  // Writes the extent's front, and waits for all of it.
-  Result<PackedBytes> Finish(const PackedPlaces& places, std::shared_ptr<std::byte> extent) const;
+  static PackedBytes Described(const PackedPlaces& places, std::shared_ptr<std::byte> extent);
   Status CopyRotations(const SegmentPlans& plans, const PackedPlaces& places, uint64_t dim,
                        std::byte* extent) const;
-  // What the rows have lost, mean over heads, keys and values.
+  // What the rows have lost, mean over heads, keys and values. Waits for all that was enqueued: of
+  // a flush for the first time, since a GPU that is shared with an engine's process is changed over
+  // to this one, and back, for each wait.
   Result<double> PackRows(const Geometry& g, const Plan& plan, const SegmentPlans& plans,
                           const PagesOfRun& rows, const PackedPlaces& places,
                           std::byte* extent) const KVS_REQUIRES(mu_);
@@ -138,8 +196,10 @@ class CudaPacker final : public SegmentPacker {
   const cuda::CudaOps& ops_;
   const int device_;
   const cuda::Stream stream_;
+  const std::shared_ptr<ExtentMemory> extents_;
   mutable Mutex mu_;
   mutable DeviceBuffer scratch_ KVS_GUARDED_BY(mu_);
+  mutable PinnedBuffer staging_ KVS_GUARDED_BY(mu_);  // of PackRows, laid out as its scratch
   mutable Clock::time_point short_until_ KVS_GUARDED_BY(mu_){};
 };
 
@@ -275,7 +335,7 @@ Result<PackedBytes> CudaPacker::PackRangeLocked(const RecompressInput& input, co
   PackedPlaces places(g, range.tokens, range.final, plan.truncate, range.info);
   for (const HeadPlan& h : plans.heads) places.AddHead(h.strategy, rotations);
   KVS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> extent,
-                       Allocate(static_cast<uint64_t>(places.bytes())));
+                       extents_->Take(static_cast<uint64_t>(places.bytes()), stream_));
   if (rotations) {
     KVS_RETURN_IF_ERROR(
         CopyRotations(plans, places, static_cast<uint64_t>(g.head_dim), extent.get()));
@@ -283,17 +343,14 @@ Result<PackedBytes> CudaPacker::PackRangeLocked(const RecompressInput& input, co
   const PagesOfRun rows = PagesOfRun::Of(input, g, range.tokens);
   KVS_ASSIGN_OR_RETURN(const double loss, PackRows(g, plan, plans, rows, places, extent.get()));
   places.NoteLoss(loss, recent);
-  return Finish(places, extent);
+  return Described(places, extent);
 }
 
-Result<PackedBytes> CudaPacker::Finish(const PackedPlaces& places,
-                                       std::shared_ptr<std::byte> extent) const {
+PackedBytes CudaPacker::Described(const PackedPlaces& places, std::shared_ptr<std::byte> extent) {
   std::random_device random;
-  std::vector<std::byte> front = places.Front(uint64_t{random()} << 32 | random());
-  KVS_RETURN_IF_ERROR(Upload(AddressOf(extent.get()), std::span<const std::byte>(front)));
-  KVS_RETURN_IF_ERROR(Check(ops_.synchronize(stream_), "packing rows"));
   const auto bytes = static_cast<uint64_t>(places.bytes());
-  return PackedBytes{std::move(front), {std::move(extent), bytes}, places.info()};
+  return {
+      places.Front(uint64_t{random()} << 32 | random()), {std::move(extent), bytes}, places.info()};
 }
 
 Status CudaPacker::CopyRotations(const SegmentPlans& plans, const PackedPlaces& places,
@@ -324,29 +381,34 @@ Result<double> CudaPacker::PackRows(const Geometry& g, const Plan& plan, const S
   Arrays arrays;
   const uint64_t pages = arrays.Add<uint64_t>(static_cast<int64_t>(rows.pages.size()));
   const uint64_t pack_items = arrays.Add<RotatePackItem>(items);
-  const uint64_t losses = arrays.Add<PackLoss>(items * chunks);
+  const uint64_t losses = arrays.Add<PackLoss>(items * chunks);  // come back; the others go there
   KVS_RETURN_IF_ERROR(scratch_.Reserve(ops_, arrays.bytes()));
+  KVS_RETURN_IF_ERROR(staging_.Reserve(ops_, arrays.bytes()));
   const uint64_t base = AddressOf(scratch_.as<std::byte>());
   const uint64_t to = AddressOf(extent);
 
-  std::vector<RotatePackItem> of_rows;
+  std::ranges::copy(rows.pages, staging_.At<std::byte*>(pages));
   for (int64_t i = 0; i < items; ++i) {
     const HeadPlan& head = plans.heads[static_cast<size_t>(i / 2)];
     const PackedEntry& e = places.entry(static_cast<size_t>(i / 2));
     const bool keys = i % 2 == 0;
-    of_rows.push_back({rows.Rows(base + pages, OffsetOf(g, i)),
-                       AddressOf(keys ? head.r_k : head.r_v), to + (keys ? e.keys : e.values),
-                       keys ? to + e.blocks : 0,
-                       base + losses + static_cast<uint64_t>(i * chunks) * sizeof(PackLoss), e.keep,
-                       e.neighbours, e.block, 0});
+    staging_.At<RotatePackItem>(pack_items)[i] = {
+        rows.Rows(base + pages, OffsetOf(g, i)),
+        AddressOf(keys ? head.r_k : head.r_v),
+        to + (keys ? e.keys : e.values),
+        keys ? to + e.blocks : 0,
+        base + losses + static_cast<uint64_t>(i * chunks) * sizeof(PackLoss),
+        e.keep,
+        e.neighbours,
+        e.block,
+        0};
   }
-  KVS_RETURN_IF_ERROR(Upload(base + pages, rows.pages));
-  KVS_RETURN_IF_ERROR(Upload(base + pack_items, std::span<const RotatePackItem>(of_rows)));
+  const std::span lost(staging_.At<PackLoss>(losses), static_cast<size_t>(items * chunks));
+  KVS_RETURN_IF_ERROR(Upload(base, std::span<const std::byte>(staging_.At<std::byte>(0), losses)));
   pack.items = reinterpret_cast<const RotatePackItem*>(base + pack_items);
   KVS_RETURN_IF_ERROR(Check(ops_.rotate_pack(pack, stream_), "op rotate_pack"));
-  std::vector<PackLoss> lost(static_cast<size_t>(items * chunks));
   KVS_RETURN_IF_ERROR(Check(ops_.copy_async(lost.data(), reinterpret_cast<void*>(base + losses),
-                                            lost.size() * sizeof(PackLoss), stream_),
+                                            lost.size_bytes(), stream_),
                             "copying losses"));
   KVS_RETURN_IF_ERROR(Check(ops_.synchronize(stream_), "packing rows"));
   const double sum =
@@ -367,7 +429,7 @@ Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
   KVS_RETURN_IF_ERROR(Check(ops_.use_device(device_), "turning to the GPU"));
   const PackedPlaces places = PackedPlaces::OfJoined(g, pieces);
   KVS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> extent,
-                       Allocate(static_cast<uint64_t>(places.bytes())));
+                       extents_->Take(static_cast<uint64_t>(places.bytes()), stream_));
   const auto heads = static_cast<int32_t>(HeadCount(g));
   const auto distance = [&](const auto& offset_of) {
     return heads == 1 ? 0 : static_cast<int64_t>(offset_of(1) - offset_of(0));
@@ -399,7 +461,8 @@ Result<PackedBytes> CudaPacker::JoinLocked(const Geometry& g,
         append(&Head::blocks, &Entry::blocks, done / block, piece, piece.rows() / block));
     done += piece.rows();
   }
-  return Finish(places, extent);
+  KVS_RETURN_IF_ERROR(Check(ops_.synchronize(stream_), "joining extents"));
+  return Described(places, extent);
 }
 
 }  // namespace

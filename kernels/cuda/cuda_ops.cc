@@ -92,6 +92,7 @@ constexpr CudaOps kOps = {
     .allocate_pinned = AllocatePinned,
     .free_pinned = FreePinned,
     .copy_async = CopyAsync,
+    .zero_async = ZeroAsync,
     .synchronize = Synchronize,
     .use_device = UseDevice,
     .device_in_use = DeviceInUse,

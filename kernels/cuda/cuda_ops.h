@@ -113,6 +113,7 @@ struct CudaOps {
   int (*allocate_pinned)(uint64_t bytes, void** at) = nullptr;
   int (*free_pinned)(void* at) = nullptr;
   int (*copy_async)(void* to, const void* from, uint64_t bytes, Stream stream) = nullptr;
+  int (*zero_async)(void* at, uint64_t bytes, Stream stream) = nullptr;
   int (*synchronize)(Stream stream) = nullptr;
   int (*use_device)(int device) = nullptr;
   int (*device_in_use)(int* device) = nullptr;

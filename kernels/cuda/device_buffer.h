@@ -1,11 +1,12 @@
-// DeviceBuffer: memory of a GPU that steps (cuda_step.h) and packers (cuda_packer.cc) keep from one
-// run to the next.
+// DeviceBuffer, PinnedBuffer: memory of a GPU, and of the host for copies that nobody waits for,
+// that steps (cuda_step.h) and packers (cuda_packer.cc) keep from one run to the next.
 //
-// Ownership: borrows the table of ops. Threads: one call at a time. The device is the one that is
+// Ownership: borrow the table of ops. Threads: one call at a time. The device is the one that is
 // current in Reserve. Cost: Reserve and Free may wait for the GPU.
 #ifndef KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_
 #define KVSTRATA_KERNELS_CUDA_DEVICE_BUFFER_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/status.h"
@@ -35,6 +36,30 @@ class DeviceBuffer {
   uint64_t bytes() const { return bytes_; }
 
  private:
+  const cuda::CudaOps* ops_ = nullptr;
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// Memory of the host that only grows. What was in it is lost then.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(const PinnedBuffer&) = delete;
+  ~PinnedBuffer() { Free(); }
+
+  // RESOURCE_EXHAUSTED GPU_MEMORY.
+  Status Reserve(const cuda::CudaOps& ops, uint64_t bytes);
+
+  template <typename T>
+  T* At(uint64_t offset) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(data_) + offset);
+  }
+
+ private:
+  void Free();
+
   const cuda::CudaOps* ops_ = nullptr;
   void* data_ = nullptr;
   uint64_t bytes_ = 0;

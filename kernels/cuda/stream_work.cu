@@ -59,6 +59,10 @@ int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream) {
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Of(stream));
 }
 
+int ZeroAsync(void* at, uint64_t bytes, Stream stream) {
+  return cudaMemsetAsync(at, 0, bytes, Of(stream));
+}
+
 int Synchronize(Stream stream) { return cudaStreamSynchronize(Of(stream)); }
 
 int UseDevice(int device) { return cudaSetDevice(device); }

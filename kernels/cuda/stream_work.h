@@ -24,6 +24,8 @@ int FreePinned(void* at);
 // Between host and device memory in either direction, in the stream's order. Host memory that is
 // not pinned is read before the call returns, or written before it does.
 int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream);
+// Of the device, in the stream's order.
+int ZeroAsync(void* at, uint64_t bytes, Stream stream);
 // Waits for everything on the stream.
 int Synchronize(Stream stream);
 

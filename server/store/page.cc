@@ -247,13 +247,19 @@ Status PagePools::Write(const Page& to, const std::byte* from) const {
   return Noted(pool, pools_[pool.index()].memory->Copy({&copy, 1}));
 }
 
-Status PagePools::Fill(const Page& to, std::span<const std::byte> bytes, PoolId of) const {
+Status PagePools::Fill(const Page& to, std::span<const std::byte> front,
+                       std::span<const std::byte> bytes, PoolId of) const {
   static constexpr std::array<std::byte, kMemoryGranularity> kZeros{};
-  const uint64_t left = to.bytes - bytes.size();
-  KVS_CHECK(bytes.size() <= to.bytes && left < kZeros.size());
-  const std::array copies = {MemoryCopy{to.base(), bytes.data(), {bytes.size(), bytes.size(), 1}},
-                             MemoryCopy{to.base() + bytes.size(), kZeros.data(), {left, left, 1}}};
-  return Noted(of, pools_[of.index()].memory->Copy(std::span(copies).first(left == 0 ? 1 : 2)));
+  KVS_CHECK(front.size() <= bytes.size() && bytes.size() <= to.bytes);
+  KVS_CHECK(to.bytes - bytes.size() < kZeros.size());
+  std::vector<MemoryCopy> copies;
+  const auto add = [&](uint64_t at, const std::byte* from, uint64_t n) {
+    if (n > 0) copies.push_back({to.base() + at, from, {n, n, 1}});
+  };
+  add(0, front.data(), front.size());
+  add(front.size(), bytes.data() + front.size(), bytes.size() - front.size());
+  add(bytes.size(), kZeros.data(), to.bytes - bytes.size());
+  return Noted(of, pools_[of.index()].memory->Copy(copies));
 }
 
 Status PagePools::Reach(PoolId device, const std::byte* at) const {

@@ -125,10 +125,11 @@ class PagePools {
   // All of a page's bytes to or from memory of the daemon that is in no pool; likewise.
   Status Read(const Page& from, std::byte* to) const;
   Status Write(const Page& to, const std::byte* from) const;
-  // The first bytes of a page, and zeros behind them; likewise. `of`: whose memory copies them, the
-  // page's own pool or that of a device, which reaches its own memory too. REQUIRES: less than one
-  // granule is left.
-  Status Fill(const Page& to, std::span<const std::byte> bytes, PoolId of) const;
+  // The first bytes of a page, and zeros behind them; likewise. `front`: memory of the host that
+  // has the first of them instead. `of`: whose memory copies them, the page's own pool or that of a
+  // device, which reaches its own memory too. REQUIRES: less than one granule is left.
+  Status Fill(const Page& to, std::span<const std::byte> front, std::span<const std::byte> bytes,
+              PoolId of) const;
   // Lets kernels of a device follow addresses of an arena that has pinned pages; likewise.
   Status Reach(PoolId device, const std::byte* at) const;
   // Somebody found out that a pool's device is lost.

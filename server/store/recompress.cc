@@ -332,9 +332,10 @@ Status Store::Impl::CopyDrafts(const RecompressOutput& output, const std::vector
     if (draft.kept >= 0) continue;
     const Page& to = *fresh[next++];
     const bool far = draft.far.data != nullptr;
-    const std::span<const std::byte> bytes =
-        far ? std::span(draft.far.data.get(), draft.far.size) : std::span(draft.bytes);
-    KVS_RETURN_IF_ERROR(pools_.Fill(to, bytes, far ? packed_by : to.arena->pool));
+    const std::span<const std::byte> bytes = draft.bytes;
+    KVS_RETURN_IF_ERROR(
+        far ? pools_.Fill(to, bytes, {draft.far.data.get(), draft.far.size}, packed_by)
+            : pools_.Fill(to, {}, bytes, to.arena->pool));
   }
   return OkStatus();
 }

@@ -83,6 +83,7 @@ struct RunSums {
       const float own = lane < warps ? m[lane][head] : -INFINITY;
       const float top = fmaxf(total_m[head], MaxOfLanes(own));
       const float sum = SumOfLanes(lane < warps ? WeightOf(own, top) * l[lane][head] : 0);
+      __syncwarp();  // all lanes have read the total before
       if (lane != 0) continue;
       before[head] = WeightOf(total_m[head], top);
       total_m[head] = top;

@@ -76,7 +76,7 @@ template <int kDim>
 __device__ __forceinline__ void PostSplit(const Arguments& a, const Shared<kDim>& shared) {
   constexpr int kColumns = Shape<kDim>::kColumns;
   const Turn& turn = shared.turn;
-  const int32_t slot = turn.sharers.Slot(CtaIndex() - turn.sharers.first);
+  const int32_t slot = turn.sharers.Slot(turn.cta - turn.sharers.first);
 #pragma unroll 1
   for (int i = threadIdx.x; i < a.group * kColumns; i += kThreads) {
     const int head = i / kColumns, column = i % kColumns;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void AwaitSplits(const Arguments& a, const Turn& turn
                                             int column, int part, int parts, WeightedRow& row) {
   constexpr int kAtOnce = 8;
   const Sharers& sharers = turn.sharers;
-  const int own = CtaIndex() - sharers.first;
+  const int own = turn.cta - sharers.first;
   const auto at = [&](int split) { return int64_t{sharers.Slot(split)} * a.group + head; };
 #pragma unroll 1
   for (int first = part; first < sharers.count; first += kAtOnce * parts) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void AwaitSplits(const Arguments& a, const Turn& turn
 __device__ __forceinline__ void EmptySums(const Arguments& a, const Turn& turn, int head,
                                           int thread, int threads) {
   const Sharers& sharers = turn.sharers;
-  const int own = CtaIndex() - sharers.first;
+  const int own = turn.cta - sharers.first;
 #pragma unroll 1
   for (int split = thread; split < sharers.count; split += threads) {
     if (split != own) a.split_ml[int64_t{sharers.Slot(split)} * a.group + head] = {0, 0};

@@ -33,7 +33,7 @@ struct Arguments {
   int64_t q_stride;
   float scale;  // with log2(e)
   int32_t batch, group;
-  bool ahead;
+  bool ahead, by_heads;  // the latter: work_share.cuh
   DeviceSource new_k, new_v;
   Partials with;
   AttentionOutput to;

@@ -1,7 +1,8 @@
 // Which strips of a batch a CTA takes. An item is a (sequence, KV head).
 //
 // One sequence: the grid is [CTAs an item][KV heads], and those CTAs share the item evenly. CTAs
-// that get no rows start last: they too wait for the memory, to find that out.
+// that get no rows start last: they too wait for the memory, to find that out. Or, `by_heads`, it
+// is [KV heads][CTAs an item], so that one head's CTAs start after the other's.
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
 // share may begin and end inside items, and its CTA takes one turn for each item it touches. Where
 // the shares of some CTAs are one item, as those of equally long ones, they share it as one
@@ -85,13 +86,12 @@ struct Sharers {
   }
 };
 
-// CTAs of a KV head follow each other, where there is one sequence.
-__device__ __forceinline__ int32_t CtaIndex() { return blockIdx.x * gridDim.y + blockIdx.y; }
-
 // What a CTA does next, in shared memory.
 struct Turn {
   AttendedRows rows;
   Sharers sharers;
+  int32_t cta;             // its number; where there is one sequence, those of a KV head follow
+                           // each other
   int32_t sequence, head;  // -1: nothing
   int32_t begin, end;      // strips of the item
   int32_t step;            // from a round of the CTA's to its next
@@ -111,9 +111,9 @@ struct Turn {
     step = kRoundStrips;
     sharers = Sharers::Of(cut, item_begin, item_end);
     if (sharers.AreNoOthers(cut, item_begin, item_end) && strips >= sharers.count * kRoundStrips) {
-      DealOut(CtaIndex() - sharers.first, sharers.count, strips);
+      DealOut(cta - sharers.first, sharers.count, strips);
     }
-    merger = CtaIndex() == sharers.first ? 0 : -1;
+    merger = cta == sharers.first ? 0 : -1;
     mergers = 1;
   }
   // The i-th of `count` CTAs takes whole rounds in turn: what runs at one time then reads
@@ -131,13 +131,15 @@ struct Turn {
 };
 
 // The only turn of a CTA where there is one sequence.
-__device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn& turn) {
+__device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, bool by_heads,
+                                         Turn& turn) {
   if (threadIdx.x == 0) {
-    const int head = blockIdx.x;
+    const int head = by_heads ? blockIdx.y : blockIdx.x;
+    const int32_t i = by_heads ? blockIdx.x : blockIdx.y, ctas = by_heads ? gridDim.x : gridDim.y;
+    turn.cta = head * ctas + i;
     turn.rows = AttendedRows::Of(from, 0, head);
-    const int32_t strips = turn.rows.strips(), ctas = gridDim.y;
+    const int32_t strips = turn.rows.strips();
     const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
-    const int32_t i = blockIdx.y;
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
     if (each >= kRoundStrips) {
@@ -147,7 +149,7 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, Turn&
       turn.end = min(turn.begin + each, strips);
       turn.step = kRoundStrips;
     }
-    turn.sharers = {CtaIndex() - i, count, false};
+    turn.sharers = {head * ctas, count, false};
     turn.mergers = min(group, count);
     turn.merger = count - 1 - i < turn.mergers ? count - 1 - i : -1;
   }
@@ -173,7 +175,10 @@ __device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, 
     if (lane >= step) before += x;
   }
   if (lane == 31) warp_strips[warp] = before;
-  if (threadIdx.x == 0) turn.sequence = -1;
+  if (threadIdx.x == 0) {
+    turn.cta = blockIdx.x;
+    turn.sequence = -1;
+  }
   before -= own;
   __syncthreads();
   int32_t all = 0;
