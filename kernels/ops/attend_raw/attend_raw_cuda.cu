@@ -8,7 +8,7 @@
 namespace kvstrata::cuda {
 namespace {
 
-// The CTA's partial of an item, in shared memory: maxima, sums, and outputs of each warp.
+// The partial of an item of each warp, in shared memory.
 template <typename T, int kDim>
 __device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& shared) {
   const int warp = threadIdx.x / 32;
@@ -16,19 +16,7 @@ __device__ __forceinline__ void AttendStrips(const Arguments& a, Shared<kDim>& s
   WarpAttention<T, kDim> attention(a, shared, turn.sequence, turn.head);
   attention.Run(a.rows, turn.rows, turn.sequence, turn.head, turn.begin, turn.end, turn.step);
   attention.SumWeights();
-  attention.StoreSums(shared, warp);
-  __syncthreads();
-  if (threadIdx.x < kHeads) {
-    float top = -INFINITY, sum = 0;
-    for (int w = 0; w < kWarps; ++w) top = fmaxf(top, shared.m[w][threadIdx.x]);
-    for (int w = 0; w < kWarps; ++w) {
-      sum += WeightOf(shared.m[w][threadIdx.x], top) * shared.l[w][threadIdx.x];
-    }
-    shared.top[threadIdx.x] = top;
-    shared.sum[threadIdx.x] = sum;
-  }
-  __syncthreads();
-  attention.StoreOutput(shared, warp, a.group);
+  attention.Store(shared, warp, a.group);
   __syncthreads();
 }
 

@@ -62,11 +62,16 @@ struct Arriving {
 // Four channels of the CTA's own split.
 template <int kDim>
 __device__ __forceinline__ WeightedRow CtaRow(const Shared<kDim>& shared, int head, int column) {
-  WeightedRow row{shared.top[head], shared.sum[head], {0, 0, 0, 0}};
+  WeightedRow row;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) row.m = fmaxf(row.m, shared.m[w][head]);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    const float4 o = reinterpret_cast<const float4*>(shared.o[w][head])[column];
-    row.o = {row.o.x + o.x, row.o.y + o.y, row.o.z + o.z, row.o.w + o.w};
+    const float4 o = reinterpret_cast<const float4*>(shared.warps[w].o[head])[column];
+    const float weight = WeightOf(shared.m[w][head], row.m);
+    row.l += weight * shared.l[w][head];
+    row.o = {row.o.x + weight * o.x, row.o.y + weight * o.y, row.o.z + weight * o.z,
+             row.o.w + weight * o.w};
   }
   return row;
 }

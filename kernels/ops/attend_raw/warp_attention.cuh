@@ -58,16 +58,13 @@ template <int kDim>
 struct Shared {
   Turn turn;
   float m[kWarps][kHeads], l[kWarps][kHeads];
-  float top[kHeads], sum[kHeads];
   float new_score[kHeads];
-  union {
-    uint4 stash[kWarps][Shape<kDim>::kPieces][32];  // by lane, while warps attend
-    struct {
-      alignas(16) float o[kWarps][kHeads][kDim];
-      float4 part_o[kThreads];  // of a merge, by thread
-      float2 part_ml[kThreads];
-    };
-  };
+  union {  // a warp's own, up to the barrier when all have their sums
+    uint4 stash[Shape<kDim>::kPieces][32];  // by lane, while it attends
+    alignas(16) float o[kHeads][kDim];
+  } warps[kWarps];
+  float4 part_o[kThreads];  // of a merge, by thread
+  float2 part_ml[kThreads];
 };
 
 __device__ __forceinline__ uint64_t AddressOf(uint64_t lane_address, int lane) {
@@ -87,7 +84,7 @@ class WarpAttention {
         t_(lane_ % 4),
         to_values_(a.rows.layer.value_offset - a.rows.layer.key_offset),
         scale_(a.scale),
-        stash_(&shared.stash[threadIdx.x / 32][0][lane_]),
+        stash_(&shared.warps[threadIdx.x / 32].stash[0][lane_]),
         q_from_(a.q + sequence * a.q_stride + int64_t{kv_head * a.group + g_} * kDim * 2) {
     if (g_ >= a.group) q_from_ = nullptr;
   }
@@ -137,26 +134,23 @@ class WarpAttention {
   }
 
   __device__ __forceinline__ void SumWeights() { softmax_.SumWeights(); }
-  __device__ __forceinline__ void StoreSums(Shared<kDim>& shared, int warp) const {
-    if (g_ != 0) return;
-    for (int i = 0; i < 2; ++i) {
-      shared.m[warp][2 * t_ + i] = softmax_.m[i];
-      shared.l[warp][2 * t_ + i] = softmax_.l[i];
-    }
-  }
-  // The output relative to the CTA's maxima.
-  __device__ __forceinline__ void StoreOutput(Shared<kDim>& shared, int warp, int group) const {
+  // Maxima, sums, and the output relative to the maxima.
+  __device__ __forceinline__ void Store(Shared<kDim>& shared, int warp, int group) const {
+    __syncwarp();  // the stash is used up
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int head = 2 * t_ + i;
+      if (g_ == 0) {
+        shared.m[warp][head] = softmax_.m[i];
+        shared.l[warp][head] = softmax_.l[i];
+      }
       if (head >= group) continue;
-      const float weight = WeightOf(softmax_.m[i], shared.top[head]);
 #pragma unroll
       for (int j = 0; j < kDim / 64; ++j) {
-        float4* o = reinterpret_cast<float4*>(&shared.o[warp][head][64 * j + 8 * g_]);
+        auto* const o = reinterpret_cast<float4*>(&shared.warps[warp].o[head][64 * j + 8 * g_]);
         const auto* x = &softmax_.o[4 * j];
-        o[0] = {weight * x[0][i], weight * x[0][2 + i], weight * x[1][i], weight * x[1][2 + i]};
-        o[1] = {weight * x[2][i], weight * x[2][2 + i], weight * x[3][i], weight * x[3][2 + i]};
+        o[0] = {x[0][i], x[0][2 + i], x[1][i], x[1][2 + i]};
+        o[1] = {x[2][i], x[2][2 + i], x[3][i], x[3][2 + i]};
       }
     }
   }
