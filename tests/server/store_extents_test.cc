@@ -109,6 +109,35 @@ TEST_F(ExtentsTest, ATableNamesThem) {
   EXPECT_EQ(Recompress(store_.get(), s.id()).status().reason(), "WORK_NOTHING");
 }
 
+// What a GPU has packed lacks its front, which the host has.
+TEST_F(ExtentsTest, AFarExtentGetsItsFrontWhenItIsCopied) {
+  Start();
+  TestSequence s = Prompt(100, KeepRaw::kHost);
+  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  std::unique_ptr<Recompressor> next = job->recompressor->Clone();
+  Result<RecompressOutput> ran = next->Run(job->input);
+  ASSERT_TRUE(ran.ok()) << ran.status().ToString();
+  for (ExtentDraft& draft : ran->extents) {
+    const auto far = std::make_shared<std::vector<std::byte>>(draft.bytes);
+    std::fill_n(far->begin(), sizeof(ExtentHeader), std::byte{0xEE});
+    draft.bytes.resize(sizeof(ExtentHeader));
+    draft.far = {std::shared_ptr<const std::byte>(far, far->data()), far->size()};
+  }
+  const Result<RecompressResult> done =
+      store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran));
+  ASSERT_TRUE(done.ok()) << done.status().ToString();
+  EXPECT_EQ(done->written_bytes, 3 * (64 + 32 * 128 + 64));
+  s.ExpectIntact();
+  const Result<SequenceDetail> detail = store_->Show(s.id());
+  ASSERT_EQ(detail->extents.size(), 3u);
+  for (int32_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(detail->extents[static_cast<size_t>(i)].kind, ExtentKind::kRawRows);
+    EXPECT_EQ(detail->extents[static_cast<size_t>(i)].tokens, (kvstrata::Run{32 * i, 32 * i + 32}));
+  }
+  ExpectClean(*store_);
+}
+
 TEST_F(ExtentsTest, RawPagesAreGivenBackAndForgotten) {
   Start();
   TestSequence s = Prompt(100, KeepRaw::kNo);
