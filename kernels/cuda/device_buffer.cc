@@ -47,7 +47,7 @@ Status PinnedBuffer::Reserve(const cuda::CudaOps& ops, uint64_t bytes) {
     data_ = nullptr;
     return ResourceExhausted("GPU_MEMORY", std::to_string(bytes) +
                                                " bytes of pinned memory: " + ops.error_text(error) +
-                                               "; give the daemon's host pool less");
+                                               "; free memory of the host, or raise ulimit -l");
   }
   bytes_ = bytes;
   return OkStatus();

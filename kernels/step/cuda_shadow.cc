@@ -12,16 +12,8 @@ Result<std::unique_ptr<CudaShadow>> CudaShadow::Make(const cuda::CudaOps& ops,
   std::unique_ptr<CudaShadow> shadow(new CudaShadow(ops, geometry));
   const auto bytes = static_cast<uint64_t>(shadow->Floats()) * sizeof(float);
   KVS_RETURN_IF_ERROR(shadow->results_.Reserve(ops, bytes));
-  void* pinned = nullptr;
-  KVS_RETURN_IF_ERROR(
-      CudaStatus(ops, ops.allocate_pinned(bytes, &pinned), "allocating pinned memory"));
-  shadow->pinned_ = static_cast<float*>(pinned);
+  KVS_RETURN_IF_ERROR(shadow->copied_.Reserve(ops, bytes));
   return shadow;
-}
-
-CudaShadow::~CudaShadow() {
-  // An error is of work long past: nothing can be done about it here.
-  if (pinned_ != nullptr) (void)ops_.free_pinned(pinned_);
 }
 
 void CudaShadow::Restart(bool raw_gone) {
@@ -35,13 +27,14 @@ ShadowSample CudaShadow::Read() const {
   ShadowSample sample;
   sample.raw_gone = raw_gone_;
   const int32_t dim = geometry_.head_dim, group = geometry_.group();
+  const auto* const floats = copied_.At<float>(0);
   for (int32_t layer = 0; layer < geometry_.layers; ++layer) {
     if (measured_[static_cast<size_t>(layer)] == 0) continue;
     sample.layers.push_back(layer);
-    const float* const plan = pinned_ + OutputAt(layer, Of::kPlan);
-    const float* const full = pinned_ + OutputAt(layer, Of::kFull);
-    const float* const attended_lse = pinned_ + LseAt(layer, Of::kPlan);
-    const float* const full_lse = pinned_ + LseAt(layer, Of::kFull);
+    const float* const plan = floats + OutputAt(layer, Of::kPlan);
+    const float* const full = floats + OutputAt(layer, Of::kFull);
+    const float* const attended_lse = floats + LseAt(layer, Of::kPlan);
+    const float* const full_lse = floats + LseAt(layer, Of::kFull);
     for (int32_t h = 0; h < geometry_.query_heads; ++h) {
       const bool by_group = by_group_[static_cast<size_t>(layer)] != 0;
       const int32_t at = by_group ? h % group * geometry_.kv_heads + h / group : h;
@@ -206,8 +199,8 @@ void CudaStep::CopyShadows(cuda::Stream stream) {
   for (CudaShadow* const shadow : shadows_) {
     if (shadow == nullptr || shadow->raw_gone_ || shadow->captured_ || shadow->lost_) continue;
     const auto bytes = static_cast<uint64_t>(shadow->Floats()) * sizeof(float);
-    shadow->lost_ =
-        ops_.copy_async(shadow->pinned_, shadow->results_.as<float>(), bytes, stream) != 0;
+    shadow->lost_ = ops_.copy_async(shadow->copied_.At<float>(0), shadow->results_.as<float>(),
+                                    bytes, stream) != 0;
   }
 }
 

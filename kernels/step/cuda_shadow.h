@@ -32,7 +32,7 @@ class CudaShadow {
   CudaShadow(const CudaShadow&) = delete;
   CudaShadow& operator=(const CudaShadow&) = delete;
   // REQUIRES: the GPU is done with the step.
-  ~CudaShadow();
+  ~CudaShadow() = default;
 
   // Of the last step: a layer was captured in a graph, or replayed from one.
   bool captured() const { return captured_; }
@@ -65,8 +65,8 @@ class CudaShadow {
 
   const cuda::CudaOps& ops_;
   const Geometry geometry_;
-  DeviceBuffer results_;     // float [Floats()]
-  float* pinned_ = nullptr;  // the same, copied when the step ends
+  DeviceBuffer results_;  // float [Floats()]
+  PinnedBuffer copied_;   // the same, copied when the step ends
   // Of codecs other than raw: positions of a layer as lists of tokens, and queries of one head of
   // each group.
   DeviceBuffer lists_, queries_;

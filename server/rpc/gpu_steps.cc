@@ -26,26 +26,13 @@ class Room {
  public:
   Room(const cuda::CudaOps& ops, const Geometry& of)
       : geometry(of), workspace(ops, of), ops_(ops) {}
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  ~Room() { Drop(); }
 
   // REQUIRES: nothing is under way.
   Status Reserve(uint64_t bytes) {
     KVS_RETURN_IF_ERROR(device_.Reserve(ops_, bytes));
-    if (bytes <= pinned_bytes_) return OkStatus();
-    Drop();
-    void* pinned = nullptr;
-    if (const int error = ops_.allocate_pinned(bytes, &pinned); error != 0) {
-      return ResourceExhausted("GPU_MEMORY",
-                               std::to_string(bytes) + " bytes of pinned memory for tensors: " +
-                                   ops_.error_text(error) + "; begin steps with fewer tokens");
-    }
-    pinned_ = static_cast<std::byte*>(pinned);
-    pinned_bytes_ = bytes;
-    return OkStatus();
+    return pinned_.Reserve(ops_, bytes);
   }
-  std::byte* pinned(uint64_t at) const { return pinned_ + at; }
+  std::byte* pinned(uint64_t at) const { return pinned_.At<std::byte>(at); }
   std::byte* device(uint64_t at) const { return device_.as<std::byte>() + at; }
 
   const Geometry geometry;
@@ -53,16 +40,9 @@ class Room {
   bool taken = false;
 
  private:
-  void Drop() {
-    if (pinned_ != nullptr) (void)ops_.free_pinned(pinned_);
-    pinned_ = nullptr;
-    pinned_bytes_ = 0;
-  }
-
   const cuda::CudaOps& ops_;
   DeviceBuffer device_;
-  std::byte* pinned_ = nullptr;
-  uint64_t pinned_bytes_ = 0;
+  PinnedBuffer pinned_;
 };
 
 class GpuSteps final : public StepDevice {

@@ -260,6 +260,15 @@ TEST_F(AttendRawCuda, RaggedBatches) {
   }
 }
 
+// Their CTAs share whole items, and begin with different strips.
+TEST_F(AttendRawCuda, EquallyLongSequencesBeginElsewhere) {
+  for (int dim : {64, 128, 256}) {
+    const Case c{DType::kBF16, dim, 4, 8, 16, std::vector<int32_t>(8, 2000 + Below(rng_, 1000))};
+    ExpectLikeRef(c);
+    Problem(rng_, c).ExpectNewRowsLikeRef(DType::kBF16);
+  }
+}
+
 TEST_F(AttendRawCuda, LongSequencesHaveManySplits) {
   ExpectLikeRef({DType::kBF16, 128, 8, 1, 16, {60000}});
   ExpectLikeRef({DType::kF16, 64, 1, 1, 64, {70001}});
