@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <random>
 
 #include "base/check.h"
 
@@ -14,6 +15,21 @@ uint64_t DefaultArenaBytes(uint64_t capacity) {
 }
 
 uint64_t RoundDown(uint64_t bytes, uint64_t to) { return bytes / to * to; }
+
+// CTAs of an attention read shares of sequences, each share's pages in the order they were taken
+// in. Where that is their order in memory, shares that begin at equal distances meet in the same
+// channels of it (docs/cuda.md, "Where pages lie"). Few at a time change places: what is given back
+// together still lies together. The same for the same calls.
+constexpr size_t kScattered = 16;
+
+void Scatter(uint32_t arena, std::span<uint64_t> offsets) {
+  if (offsets.size() < 2) return;
+  std::seed_seq seed{uint64_t{arena}, offsets.front() / kMemoryGranularity};
+  std::mt19937 random(seed);
+  for (; !offsets.empty(); offsets = offsets.subspan(std::min(kScattered, offsets.size()))) {
+    std::ranges::shuffle(offsets.first(std::min(kScattered, offsets.size())), random);
+  }
+}
 
 }  // namespace
 
@@ -72,6 +88,7 @@ uint32_t PagePools::Take(PoolId id, uint32_t tenant, uint64_t writer, uint64_t b
     if (taken == n) break;
     offsets.clear();
     taken += arena->extents.AllocateMany(bytes, n - taken, &offsets);
+    if (id.tier() == Tier::kDevice) Scatter(arena->id, offsets);
     for (const uint64_t offset : offsets) {
       Page* page = NewRecord();
       page->arena = arena;
@@ -127,20 +144,23 @@ void PagePools::Drop(Arena* arena) {
 }
 
 void PagePools::Free(std::span<Page* const> pages) {
-  for (size_t i = 0; i < pages.size();) {
-    Arena* const arena = pages[i]->arena;
-    KVS_CHECK(arena != nullptr);
-    uint64_t begin = pages[i]->offset, end = begin;
-    for (; i < pages.size() && pages[i]->arena == arena; ++i) {
-      const Page& page = *pages[i];
-      if (page.offset == end) {
-        end += page.bytes;
-      } else if (page.offset + page.bytes == begin) {
-        begin = page.offset;
-      } else {
-        break;
-      }
-      FreeRecord(pages[i]);
+  std::vector<std::pair<const std::byte*, Page*>> sorted;
+  sorted.reserve(pages.size());
+  for (Page* page : pages) {
+    KVS_CHECK(page->arena != nullptr);
+    sorted.emplace_back(page->base(), page);
+  }
+  std::ranges::sort(sorted);
+  for (size_t i = 0; i < sorted.size();) {
+    Arena* const arena = sorted[i].second->arena;
+    KVS_CHECK(arena != nullptr);  // else it is in `pages` twice
+    const uint64_t begin = sorted[i].second->offset;
+    uint64_t end = begin;
+    for (; i < sorted.size(); ++i) {
+      Page* const page = sorted[i].second;
+      if (page->arena != arena || page->offset != end) break;
+      end += page->bytes;
+      FreeRecord(page);
     }
     arena->extents.Free(begin, end - begin);
     pools_[arena->pool.index()].used -= end - begin;

@@ -101,7 +101,7 @@ class PagePools {
   const std::string& name(PoolId pool) const { return pools_[pool.index()].name; }
 
   // Takes up to `n` pages of `bytes` from the writer's arenas of a pool; returns how many. They
-  // have no references yet.
+  // have no references yet. Of a device: side by side, but not in order.
   uint32_t Take(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
                 std::vector<Page*>* out);
   // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.

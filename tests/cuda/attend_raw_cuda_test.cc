@@ -260,8 +260,8 @@ TEST_F(AttendRawCuda, RaggedBatches) {
   }
 }
 
-// Their CTAs share whole items, and begin with different strips.
-TEST_F(AttendRawCuda, EquallyLongSequencesBeginElsewhere) {
+// Their shares end where items end.
+TEST_F(AttendRawCuda, EquallyLongSequences) {
   for (int dim : {64, 128, 256}) {
     const Case c{DType::kBF16, dim, 4, 8, 16, std::vector<int32_t>(8, 2000 + Below(rng_, 1000))};
     ExpectLikeRef(c);

@@ -103,11 +103,10 @@ __device__ __forceinline__ const uint64_t* PagesOf(const PagedLayer& layer, int 
 // list entry of n + 2 are on their way. Every lane holds one row's key.
 class RowStream {
  public:
-  // Strips first, first + step, ... of those below `end`, counted from strip `turned` on: the last
-  // of them are strips 0 to turned - 1.
+  // Strips first, first + step, ...; none is used from `end` on.
   __device__ __forceinline__ RowStream(const RowSource& from, const AttendedRows& rows,
                                        int sequence, int head, int32_t first, int32_t step,
-                                       int32_t end, int32_t turned = 0)
+                                       int32_t end)
       : from_(from),
         rows_(rows),
         pages_(PagesOf(from.layer, sequence, head)),
@@ -116,7 +115,6 @@ class RowStream {
         strip_(first),
         step_(step),
         end_(end),
-        turned_(turned),
         lane_(threadIdx.x % 32) {
     position_ = NextPosition();
     FetchPage();
@@ -140,8 +138,7 @@ class RowStream {
 
  private:
   __device__ __forceinline__ int32_t NextPosition() {
-    const int32_t strip = strip_ + turned_ - (strip_ + turned_ < end_ ? 0 : end_);
-    const int32_t position = strip_ < end_ ? rows_.Position(from_, strip, lane_) : -1;
+    const int32_t position = strip_ < end_ ? rows_.Position(from_, strip_, lane_) : -1;
     strip_ += step_;
     return position;
   }
@@ -162,7 +159,7 @@ class RowStream {
   const uint64_t* pages_;
   int64_t offset_;
   int32_t stride_;
-  int32_t strip_, step_, end_, turned_;
+  int32_t strip_, step_, end_;
   int lane_;
   int32_t position_;        // of strip n + 2
   int32_t found_ = -1;      // of strip n + 1

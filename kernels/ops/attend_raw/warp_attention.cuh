@@ -93,19 +93,18 @@ class WarpAttention {
   // their way at once.
   static constexpr bool kStashes = S::kChunks == 1;
 
-  // The warp's strips of the rounds at begin, begin + step, ... below `end`, counted as RowStream
-  // does: one of four; where there are but two in all, half of one. Waits for the kernel before
-  // once the first rows are on their way, or before where one of them may be that kernel's.
+  // The warp's strips of the rounds at begin, begin + step, ... below `end`: one of four; where
+  // there are but two in all, half of one. Waits for the kernel before once the first rows are on
+  // their way, or before where one of them may be that kernel's.
   __device__ __forceinline__ void Run(const RowSource& from, const AttendedRows& rows, int sequence,
-                                      int kv_head, int32_t begin, int32_t end, int32_t step,
-                                      int32_t turned) {
+                                      int kv_head, int32_t begin, int32_t end, int32_t step) {
     const int warp = threadIdx.x / 32;
     const bool halves = 2 * (end - begin) <= kWarps;
     const int32_t first = begin + (halves ? warp / 2 : warp);
     if (first >= end || rows.tokens == 0) return WaitForPrevious();
-    RowStream stream(from, rows, sequence, kv_head, first, step, end, turned);
+    RowStream stream(from, rows, sequence, kv_head, first, step, end);
     const int row = halves ? warp % 2 * kTileRows : 0;
-    if (!from.newest_apart && (turned > 0 || rows.MayHoldNewest(first))) WaitForPrevious();
+    if (!from.newest_apart && rows.MayHoldNewest(first)) WaitForPrevious();
     LoadKeys(stream.key, row, 0);
     LoadValues(stream.key, row, 0);
     const bool stashes = kStashes && !halves && first + step >= end;

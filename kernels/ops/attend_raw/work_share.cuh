@@ -4,9 +4,7 @@
 // that get no rows start last: they too wait for the memory, to find that out. Or, `by_heads`, it
 // is [KV heads][CTAs an item], so that one head's CTAs start after the other's.
 // Several: items in order make one row of strips, cut into equal shares, whatever the lengths; a
-// share may begin and end inside items, and its CTA takes one turn for each item it touches. Where
-// the shares of some CTAs are one item, as those of equally long ones, they share it as one
-// sequence's do.
+// share may begin and end inside items, and its CTA takes one turn for each item it touches.
 //
 // An item that several CTAs share is merged by CTAs that need not wait long for the others, nor
 // those for them: of one sequence the last ones, which start last, a share of the query heads each;
@@ -76,11 +74,6 @@ struct Sharers {
     const int32_t first = cut.Owner(item_begin);
     return {first, cut.Owner(item_end - 1) - first + 1, cut.Begin(first) < item_begin};
   }
-  // Whether their shares are the item, and nothing else.
-  __device__ __forceinline__ bool AreNoOthers(const Cut& cut, int32_t item_begin,
-                                              int32_t item_end) const {
-    return cut.Begin(first) == item_begin && cut.Begin(first + count) == item_end;
-  }
   __device__ __forceinline__ int32_t Slot(int32_t i) const {
     return 2 * (first + i) + (i == 0 && first_is_later ? 1 : 0);
   }
@@ -95,46 +88,23 @@ struct Turn {
   int32_t sequence, head;  // -1: nothing
   int32_t begin, end;      // strips of the item
   int32_t step;            // from a round of the CTA's to its next
-  int32_t turned;          // the strip that counts as the first
   // Of a shared item: this CTA merges query heads merger, merger + mergers, ...; -1: none.
   int32_t merger, mergers;
-  // Of several sequences; strips of the batch.
-  int32_t sequences;
+  // Of several sequences: strips of the batch.
   Cut cut;
   int32_t item_begin, share_end;
 
   // The part of item (sequence, head) that lies between `from_strip` and share_end.
   __device__ __forceinline__ void Take(int sequence_, int head_, int32_t from_strip) {
-    const int32_t strips = rows.strips(), item_end = item_begin + strips;
+    const int32_t item_end = item_begin + rows.strips();
     sequence = sequence_;
     head = head_;
     begin = from_strip - item_begin;
     end = min(share_end, item_end) - item_begin;
     step = kRoundStrips;
-    turned = 0;
     sharers = Sharers::Of(cut, item_begin, item_end);
-    if (sharers.AreNoOthers(cut, item_begin, item_end) && strips >= sharers.count * kRoundStrips) {
-      DealOut(cta - sharers.first, sharers.count, strips);
-      turned = FirstOf(sequence, strips);
-    }
     merger = cta == sharers.first ? 0 : -1;
     mergers = 1;
-  }
-  // The i-th of `count` CTAs takes whole rounds in turn: what runs at one time then reads
-  // neighbouring pages. CTAs that are a share apart may meet in the same few channels of the
-  // memory, where an allocator hands out pages in order: 12 % slower with pages of 64 KiB, 2 % with
-  // pages of 2 MiB.
-  __device__ __forceinline__ void DealOut(int32_t i, int32_t count, int32_t strips) {
-    begin = i * kRoundStrips;
-    end = strips;
-    step = count * kRoundStrips;
-  }
-  // The strip that a sequence of a batch begins with. Prompts that came one after the other lie at
-  // equal distances, often of powers of two: they meet in the same channels unless each begins
-  // elsewhere. 1 % of 8 x 128K tokens.
-  __device__ __forceinline__ int32_t FirstOf(int32_t sequence, int32_t strips) const {
-    constexpr int32_t kRoundsApart = 13;  // besides
-    return sequence * (strips / sequences / kRoundStrips + kRoundsApart) * kRoundStrips % strips;
   }
   __device__ __forceinline__ bool Merges(int head) const {
     return merger >= 0 && head % mergers == merger;
@@ -153,15 +123,13 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, bool 
     const int32_t each = ShareStrips(strips, ctas), count = CeilDivide(strips, each);
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
-    if (each >= kRoundStrips) {
-      turn.DealOut(i, count, strips);
-    } else {
-      turn.begin = i * each;
-      turn.end = min(turn.begin + each, strips);
-      turn.step = kRoundStrips;
-    }
+    // Whole rounds are dealt out in turn, so that what runs at one time reads neighbouring pages:
+    // up to 2 % faster than shares in one piece (docs/cuda.md, "Where pages lie").
+    const int32_t dealt = min(each, kRoundStrips);
+    turn.begin = i * dealt;
+    turn.end = dealt < kRoundStrips ? min(turn.begin + dealt, strips) : strips;
+    turn.step = count * kRoundStrips;
     turn.sharers = {head * ctas, count, false};
-    turn.turned = 0;
     turn.mergers = min(group, count);
     turn.merger = count - 1 - i < turn.mergers ? count - 1 - i : -1;
   }
@@ -189,7 +157,6 @@ __device__ __forceinline__ void FirstTurn(const RowSource& from, int32_t items, 
   if (lane == 31) warp_strips[warp] = before;
   if (threadIdx.x == 0) {
     turn.cta = blockIdx.x;
-    turn.sequences = items / heads;
     turn.sequence = -1;
   }
   before -= own;
