@@ -7,6 +7,7 @@
 #   golden: the vectors of the folder $GOLDEN (tests/golden of a source tree: 10 MB that the bundle
 #   has no room for); nothing without it
 #   memcheck: the smallest tests again under compute-sanitizer: memcheck, racecheck, initcheck
+#   dense: torch's dense attentions, and FlashInfer's paged decode where Python finds it (docs/testing.md)
 # ONLY restricts cuda_bench to ids with that prefix, DENSE_ONLY the baselines (1x128,8x32).
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
