@@ -98,6 +98,7 @@ class DiskArtefactsTest : public ::testing::Test {
     s.ExpectIntact();
     ExpectClean(*machine->store);
     EXPECT_TRUE(s.Close().ok());
+    machine->Settle();  // the tier has copied the new pages, and holds none
     machine->store->Evict(false);
     EXPECT_EQ(UsedBytes(*machine->store), 0u) << "a load keeps no page";
     return found;
