@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Joins the results of cuda_bench and dense_baselines.py: each row gets the best dense time at its shape.
 
-    compare.py OURS.json... DENSE.json [--json-out FILE] [--keep OLD.json]
+    compare.py OURS.json... DENSE.json [--json-out FILE] [--keep OLD.json] [--dense-out FILE]
 Several results of one program (a run for each plan, say) become one. ratio = best dense / ours.
 Rows of lists are compared with dense attention over the whole sequence. --keep: rows of an earlier
-result that were not measured anew stay, with their own commit and baselines.
+result that were not measured anew stay, with their own commit and baselines. --dense-out: all dense
+rows as a result of their own (suite cuda-dense), each against the best at its shape.
 """
 import argparse
 import json
@@ -73,15 +74,34 @@ def with_kept(old, rows):
     return list((stale | new).values())
 
 
+def dense_result(ours, dense):
+    rows = []
+    for row in dense["rows"]:
+        backend = row["name"].removeprefix("torch SDPA ").split()[0].lower()
+        best = min((d for d in dense["rows"] if d["id"] == row["id"]), key=lambda d: d["value"])
+        rows.append(row | {"id": row["id"].replace("full", backend, 1),
+                           "baseline": {"name": best["name"], "value": best["value"]},
+                           "ratio": best["value"] / row["value"]})
+    context = {"torch": dense["torch"], "flashinfer": dense.get("flashinfer"),
+               "notes": "dense attention of one layer, a graph of calls that wait for each other; 32 query heads, "
+                        "8 KV heads x 128, bf16; FlashInfer over pages of 16 in random order"}
+    return ours | {"suite": "cuda-dense", "device": dense["device"], "context": context, "rows": rows,
+                   "command": "bench/cuda/run_gpu.sh dense (make bundle)"}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("ours", nargs="+")
     parser.add_argument("dense")
     parser.add_argument("--json-out")
     parser.add_argument("--keep")
+    parser.add_argument("--dense-out")
     args = parser.parse_args()
     parts, dense = [json.load(open(file)) for file in args.ours], json.load(open(args.dense))
     ours = parts[0] | {"rows": [row for part in parts for row in part["rows"]]}
+    if args.dense_out:
+        with open(args.dense_out, "w") as file:
+            file.write(json.dumps(dense_result(ours, dense), indent=1) + "\n")
     ours["context"]["torch"] = dense["torch"]
     ours["rows"] = [joined(row, dense["rows"]) for row in ours["rows"]]
     if args.keep:

@@ -10,6 +10,7 @@ to its own (causal, aligned to the last key). torch's cuDNN backend aligns to th
 mask, which is at most 0.2 % more work, and so does flash once more.
 """
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import statistics
@@ -151,9 +152,11 @@ def main():
         except RuntimeError as error:  # a shape that the backend refuses
             print(f"{shape}: {str(error).splitlines()[0]}", flush=True)
         torch.cuda.empty_cache()
+    result = {"torch": torch.__version__, "device": torch.cuda.get_device_name(0), "rows": rows}
+    if "flashinfer" in names:
+        result["flashinfer"] = importlib.metadata.version("flashinfer-python")
     with open(args.json_out, "w") as file:
-        json.dump({"torch": torch.__version__, "device": torch.cuda.get_device_name(0), "rows": rows},
-                  file, indent=1)
+        json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ if wants dense; then
     [ -f "$out/$suite.json" ] || continue
     name=cuda-$suite-h100.json
     [ "$suite" = cuda ] && name=cuda-h100.json
-    python3 "$here/compare.py" "$out/$suite.json" "$out/dense.json" --json-out "$out/$name"
+    python3 "$here/compare.py" "$out/$suite.json" "$out/dense.json" --json-out "$out/$name" \
+      --dense-out "$out/cuda-dense-h100.json"
   done
 fi
 exit $failed
