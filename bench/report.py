@@ -3,9 +3,9 @@
 
 Usage: bench/report.py [--check]
 A document asks for a table by a pair of comments:
-    <!-- bench:SUITE [ids=PREFIX,...] -->
+    <!-- bench:SUITE[,SUITE...] [ids=PREFIX,...] -->
     <!-- /bench -->
-Everything between them is replaced. --check only says whether a document is out of date (exit 1).
+Everything between them is replaced. PREFIX$ is an id, whole; of several suites one table is made. --check only says whether a document is out of date (exit 1).
 A suite without a result file gives a line that says how to make one; nothing is ever typed by hand.
 """
 import argparse
@@ -34,7 +34,7 @@ def verdict(row):
     return f"{'met' if met else 'MISSED'} ({sign} {number(row['must'])})"
 
 
-def speed_table(result, rows):
+def speed_table(rows):
     lines = ["| row | value | baseline | ratio | must |", "| --- | --- | --- | --- | --- |"]
     for r in rows:
         base = r.get("baseline")
@@ -57,20 +57,34 @@ def accuracy_table(result, rows):
     return lines
 
 
-def table(suite, ids):
+def asked(ids, row):
+    return not ids or any(row["id"] == i[:-1] if i.endswith("$") else row["id"].startswith(i) for i in ids)
+
+
+def results_of(suite):
     results = [json.loads(f.read_text()) for f in sorted((ROOT / "bench/results").glob(f"{suite}-*.json"))]
-    results = [r for r in results if r["suite"] == suite]
+    return [r for r in results if r["suite"] == suite]
+
+
+def note(result, rows):
+    older = sorted({r["commit"][:10] for r in rows if "commit" in r})
+    return (f"{result['device']}, {result['date']}, commit {result['commit'][:10]}; `{result['command']}`" +
+            (f"; *: commit {', '.join(older)}" if older else ""))
+
+
+def table(suites, ids):
+    results = [result for suite in suites.split(",") for result in results_of(suite)]
     if not results:
-        return f"No result of suite `{suite}` is kept yet: `make bench` measures one."
-    parts = []
-    for result in results:
-        rows = [r for r in result["rows"] if not ids or any(r["id"].startswith(i) for i in ids)]
-        make = accuracy_table if rows and all("accuracy" in r for r in rows) else speed_table
-        note = f"{result['device']}, {result['date']}, commit {result['commit'][:10]}; `{result['command']}`"
-        older = sorted({r["commit"][:10] for r in rows if "commit" in r})
-        note += f"; *: commit {', '.join(older)}" if older else ""
-        parts.append("\n".join(make(result, rows) + ["", note]))
-    return "\n\n".join(parts)
+        return f"No result of suite `{suites}` is kept yet: `make bench` measures one."
+    parts = [(result, [r for r in result["rows"] if asked(ids, r)]) for result in results]
+    if "," in suites:
+        parts = [(result, rows) for result, rows in parts if rows]
+        return "\n".join([*speed_table([r for _, rows in parts for r in rows]), "", *(note(*p) + "  " for p in parts)])
+    texts = []
+    for result, rows in parts:
+        lines = (accuracy_table(result, rows) if rows and all("accuracy" in r for r in rows) else speed_table(rows))
+        texts.append("\n".join([*lines, "", note(result, rows)]))
+    return "\n\n".join(texts)
 
 
 def rewritten(text):

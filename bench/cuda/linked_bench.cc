@@ -14,14 +14,15 @@
 // each sequence; pages are where the daemon's allocator put them. Values: microseconds of a
 // layer on the stream, from a step's first work to its last; a model has 32 layers, or as many as
 // fit: a page holds all layers, so their number decides how far apart a layer's rows lie. Beside
-// them the step's time on the CPU, with the stream idle, and that of one kvs_select and kvs_attend
-// outside a graph, once the library knows the calls (rows .../call). Rows .../host are of sequences
-// whose sealed pages were moved to the host's memory, after some steps with the same query. chess:
-// the mean of a whole period of steps, its selection included; sentencekv: the same, the buckets of
-// the sentences that end included. tokenselect_0.9: of ten steps, one of which turns its query away
-// and selects. sekv: factors of rank 16 on the device, each query head expands spans of 2 % of the
-// tokens; relevance varies by more than the spans' lengths do, so that heads choose apart, but for
-// sekv_agreed, where those of a group have the same query.
+// them how long a step's calls take by the clock, with the stream idle, and the CPU time of one
+// kvs_select and kvs_attend outside a graph, once the library knows the calls (rows .../call). Rows
+// .../host are of sequences whose sealed pages were moved to the host's memory, after some steps
+// with the same query. chess: the mean of a whole period of steps, its selection included;
+// sentencekv: the same, the buckets of the sentences that end included. tokenselect_0.9: of ten
+// steps, one of which turns its query away and selects. sekv: factors of rank 16 on the device,
+// each query head expands spans of 2 % of the tokens; relevance varies by more than the spans'
+// lengths do, so that heads choose apart, but for sekv_agreed, where those of a group have the same
+// query.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -86,7 +87,9 @@ void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<floa
   const bench::Timing t =
       plan.period > 1 ? steps.TimePeriods(plan.period)
                       : TimeReplays<Steps>({&steps}, steps.layers() * steps.steps(), kReplays);
-  const bench::Timing cpu = steps.TimeOnCpu(), call = steps.TimeCalls();
+  const bench::Timing cpu = steps.TimeOnCpu();
+  const CallTimes calls = steps.TimeCalls();
+  const bench::Timing call = bench::TimingOf(calls.cpu);
   if (!steps.Sound()) {
     std::fprintf(stderr, "%s: an output is not a number\n", id.c_str());
     std::exit(1);
@@ -118,7 +121,8 @@ void Measure(const Plan& plan, int batch, int kilotokens, const std::vector<floa
                    {"unit", "us"},
                    {"p10", call.p10},
                    {"p90", call.p90},
-                   {"n", call.n}});
+                   {"n", call.n},
+                   {"clock_us", bench::TimingOf(calls.clock).median}});
 }
 
 // Plans that are measured with all cold pages in the host's memory, the query the same in each

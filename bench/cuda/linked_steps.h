@@ -7,7 +7,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -33,6 +32,11 @@ inline void CheckKvs(int code, const char* what) {
   std::fprintf(stderr, "%s: %s %s\n", what, kvs_error_reason(), kvs_error_message());
   std::exit(1);
 }
+
+// Of kvs_select and kvs_attend together: microseconds of the thread's own time, and of the clock.
+struct CallTimes {
+  std::vector<double> cpu, clock;
+};
 
 // `batch` sequences of `tokens` random rows in a model of their own, and a graph of their decode
 // step.
@@ -128,31 +132,28 @@ class Steps {
     Check(cudaEventDestroy(end), "cudaEventDestroy");
     return bench::TimingOf(us);
   }
-  // Microseconds of the CPU that a step takes.
+  // Microseconds, by the clock, that a step's calls take.
   bench::Timing TimeOnCpu() {
     std::vector<double> us;
     for (int i = 0; i < kReplays; ++i) {
       Check(cudaStreamSynchronize(stream_), "a step");
-      const auto begin = std::chrono::steady_clock::now();
+      const double begin = bench::NowUs();
       LaunchStep();
-      us.push_back(
-          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
-              .count());
+      us.push_back(bench::NowUs() - begin);
     }
     return bench::TimingOf(us);
   }
-  // Microseconds of the CPU that one kvs_select and kvs_attend take, called layer by layer with the
-  // same tensors in every step.
-  bench::Timing TimeCalls() {
+  // One kvs_select and kvs_attend, called layer by layer with the same tensors in every step.
+  CallTimes TimeCalls() {
     for (int i = 0; i < kWarmSteps; ++i) {
       Step([this](kvs_step* step) { Layers(step, Batch(), true); });
     }
-    std::vector<double> us;
+    CallTimes times;
     for (int i = 0; i < kEagerSteps; ++i) {
       Check(cudaStreamSynchronize(stream_), "a step");
-      Step([&](kvs_step* step) { Layers(step, Batch(), true, &us); });
+      Step([&](kvs_step* step) { Layers(step, Batch(), true, &times); });
     }
-    return bench::TimingOf(us);
+    return times;
   }
   bool Sound() const {
     const std::vector<BF16> out = out_.Read();
@@ -261,7 +262,7 @@ class Steps {
   int32_t Batch() const { return static_cast<int32_t>(members_.size()); }
   // `tokens` new rows, of one sequence or of a batch. call_us: gets each layer's CPU time of its
   // selection and attention.
-  void Layers(kvs_step* step, int32_t tokens, bool attend, std::vector<double>* call_us = nullptr) {
+  void Layers(kvs_step* step, int32_t tokens, bool attend, CallTimes* calls = nullptr) {
     const auto tensor = [tokens](BF16* data, int heads) {
       return kvs_tensor{data, KVS_BF16, heads, kDim, tokens, 0, 0};
     };
@@ -274,12 +275,12 @@ class Steps {
     for (int layer = 0; layer < layers_; ++layer) {
       CheckKvs(kvs_append(step, layer, &rows, &rows), "kvs_append");
       if (!attend) continue;
-      const auto begin = std::chrono::steady_clock::now();
-      if (call_us != nullptr) CheckKvs(kvs_select(step, layer, &q), "kvs_select");
+      const double clock = bench::NowUs(), cpu = bench::ThreadUs();
+      if (calls != nullptr) CheckKvs(kvs_select(step, layer, &q), "kvs_select");
       CheckKvs(kvs_attend(step, layer, &q, &o, nullptr), "kvs_attend");
-      const std::chrono::duration<double, std::micro> took =
-          std::chrono::steady_clock::now() - begin;
-      if (call_us != nullptr) call_us->push_back(took.count());
+      if (calls == nullptr) continue;
+      calls->cpu.push_back(bench::ThreadUs() - cpu);
+      calls->clock.push_back(bench::NowUs() - clock);
     }
   }
   void Capture() {
