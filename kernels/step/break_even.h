@@ -5,8 +5,8 @@
 // theirs. Against that stands what choosing them costs: on a GPU kernels that wait for one another,
 // so many microseconds for a whole batch; on a CPU work that grows with the sequence's model, so
 // many rows for each sequence. The break-even length is where the two are equal. Its constants are
-// measured (docs/cuda.md, docs/measured.md), not asked of the machine at hand: a sequence's
-// answers, and the keys of what is stored of its prompt, are the same at every start.
+// measured (docs/cuda_measured.md, docs/measured.md), not asked of the machine at hand: a
+// sequence's answers, and the keys of what is stored of its prompt, are the same at every start.
 //
 // The number is that of a plan, a model and the batch that the plan names, not of the batch of a
 // step: what a sequence attends does not depend on who is decoded beside it.

@@ -1,5 +1,6 @@
 // CopyRate: when copies may begin so that on average they move at most so many bytes a second.
-// Full-speed copies to a GPU take memory bandwidth that a decode beside them lacks (docs/cuda.md).
+// Full-speed copies to a GPU take memory bandwidth that a decode beside them lacks
+// (docs/cuda_measured.md).
 //
 // Thread-safety: any thread; copies of all threads share the rate. Units: bytes, seconds.
 #ifndef KVSTRATA_SERVER_STORE_COPY_RATE_H_
