@@ -149,7 +149,7 @@ class Steps {
       Step([this](kvs_step* step) { Layers(step, Batch(), true); });
     }
     CallTimes times;
-    for (int i = 0; i < kEagerSteps; ++i) {
+    while (times.cpu.size() < kCalls) {
       Check(cudaStreamSynchronize(stream_), "a step");
       Step([&](kvs_step* step) { Layers(step, Batch(), true, &times); });
     }
