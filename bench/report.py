@@ -5,7 +5,8 @@ Usage: bench/report.py [--check]
 A document asks for a table by a pair of comments:
     <!-- bench:SUITE[,SUITE...] [ids=PREFIX,...] -->
     <!-- /bench -->
-Everything between them is replaced. PREFIX$ is an id, whole; of several suites one table is made. --check only says whether a document is out of date (exit 1).
+Everything between them is replaced. PREFIX$ is an id, whole; of several suites one table is made.
+--check only says whether a document is out of date (exit 1).
 A suite without a result file gives a line that says how to make one; nothing is ever typed by hand.
 """
 import argparse

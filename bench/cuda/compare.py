@@ -63,12 +63,12 @@ def joined(row, dense):
 
 
 def demand_of_batches(rows):
-    """Batch 8 at 128K: 0.8 of the ratio that the plan has alone at 1M, where nothing else is said."""
+    """Batch 8 at 128K, where nothing else is said: 0.8 of the ratio that the plan has alone at 1M, or must have."""
     ratios = {row["id"]: row.get("ratio") for row in rows}
     for row in rows:
-        alone = ratios.get(row["id"].replace("/b8/128K", "/b1/1024K"))
-        if row["id"].endswith("/b8/128K") and alone:
-            row.setdefault("must", 0.8 * alone)
+        alone = row["id"].replace("/b8/128K", "/b1/1024K")
+        if row["id"].endswith("/b8/128K") and ratios.get(alone):
+            row.setdefault("must", 0.8 * max(ratios[alone], MUST_RATIO.get(alone, 0)))
 
 
 def with_kept(old, rows):

@@ -260,8 +260,8 @@ class Steps {
     ++reported_;
   }
   int32_t Batch() const { return static_cast<int32_t>(members_.size()); }
-  // `tokens` new rows, of one sequence or of a batch. call_us: gets each layer's CPU time of its
-  // selection and attention.
+  // `tokens` new rows, of one sequence or of a batch. calls: gets what each layer's selection and
+  // attention take.
   void Layers(kvs_step* step, int32_t tokens, bool attend, CallTimes* calls = nullptr) {
     const auto tensor = [tokens](BF16* data, int heads) {
       return kvs_tensor{data, KVS_BF16, heads, kDim, tokens, 0, 0};
