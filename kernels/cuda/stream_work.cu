@@ -135,7 +135,7 @@ int EndCapture(Stream stream, Graph* graph) {
   size_t nodes = 0;
   if (error == cudaSuccess) error = cudaGraphGetNodes(captured, nullptr, &nodes);
   cudaGraphExec_t made = nullptr;
-  if (error == cudaSuccess && nodes > 0) error = cudaGraphInstantiate(&made, captured, 0);
+  if (error == cudaSuccess && nodes > 1) error = cudaGraphInstantiate(&made, captured, 0);
   if (captured != nullptr) (void)cudaGraphDestroy(captured);
   if (error != cudaSuccess) (void)cudaGetLastError();  // not sticky: the caller has it
   *graph = made;

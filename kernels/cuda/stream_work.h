@@ -49,7 +49,7 @@ int IsCapturing(Stream stream, bool* capturing);
 using Graph = void*;  // cudaGraphExec_t
 
 // Work that is enqueued on *stream, a new one, up to EndCapture is not run but made a graph; null
-// where there is none. EndCapture destroys the stream.
+// where it is less than two kernels or copies. EndCapture destroys the stream.
 int BeginCapture(Stream* stream);
 int EndCapture(Stream stream, Graph* graph);
 int LaunchGraph(Graph graph, Stream stream);

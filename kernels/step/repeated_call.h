@@ -4,8 +4,8 @@
 // A launch costs the CPU about 3 us, and a call that selects makes up to four. What it enqueues
 // stays the same from step to step as long as shape, tensors and the workspace's buffers do: when a
 // call has come kSeen times alike, what it enqueues is captured as a small graph, which costs the
-// CPU about 0.1 ms once, and is launched as one from then on. That goes for a call of one kernel,
-// too: its graph takes the CPU 2 us less than the kernel (docs/cuda_measured.md).
+// CPU about 0.1 ms once, and is launched as one from then on. A call of one kernel is left as it
+// is.
 //
 // Ownership: borrows the table of ops, owns the graph. Threads: one call at a time. The device is
 // the one that is current in Run.
