@@ -1,6 +1,8 @@
 # make demo   a language model decodes from the daemon's memory
 # make test   everything CI runs
 # make asan   the unit tests under ASan and UBSan (part of make test)
+# make asan-daemon, asan-rpc  the same of the daemon under the end-to-end tests, and of what links gRPC: nightly
+# make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
 # make build  build/bin/kvstratad, build/bin/kvstrata, build/lib/libkvstrata.so
@@ -12,13 +14,19 @@ PYTHON := /usr/bin/python3
 VENV   := $(BUILD)/venv
 JOBS   := $(shell nproc)
 
-.PHONY: demo test build all bench bundle asan tsan golden tidy format format-check clean
+# Reports of sanitizers go to files: what a test prints may be thrown away, and a daemon's is.
+REPORTS := $(abspath $(BUILD))/asan/report
+SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
+
+.PHONY: demo test build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
 
 demo: build
 	@$(VENV)/bin/python integrations/demo.py
 
-test: all asan
-	cd $(BUILD) && ctest --parallel $(JOBS) --repeat until-pass:2 --output-on-failure --no-tests=error
+# Tests of faults run once: what fails at a rate is a failure. Others get a second chance on a busy machine.
+test: all asan $(BUILD)/.image_packages
+	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
+	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target product
@@ -26,15 +34,28 @@ build: $(BUILD)/build.ninja $(VENV)/.installed
 all: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS)
 
-# ASan + UBSan over the unit tests. A test that fails runs once more, with another seed; a report of
-# a sanitizer fails the run whatever happens then.
+# ASan + UBSan over the unit tests. A report of a sanitizer fails the run, whatever the tests say.
 asan: $(BUILD)/.packages
 	cmake --preset asan
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_tests
-	rm -f $(BUILD)/asan/report.*
-	cd $(BUILD)/asan && ASAN_OPTIONS=log_path=$(abspath $(BUILD))/asan/report UBSAN_OPTIONS=log_path=$(abspath $(BUILD))/asan/report \
-	  ctest --parallel $(JOBS) -L unit -LE rpc --repeat until-pass:2 --output-on-failure --no-tests=error
-	@if ls $(BUILD)/asan/report.* 2>/dev/null; then cat $(BUILD)/asan/report.*; exit 1; fi
+	rm -f $(REPORTS).*
+	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L unit -LE 'rpc|faults' --repeat until-pass:2 --output-on-failure --no-tests=error
+	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+
+# The same over a daemon, against which the end-to-end tests of the plain build run.
+asan-daemon: all
+	cmake --preset asan
+	cmake --build $(BUILD)/asan --parallel $(JOBS) --target kvstratad
+	rm -f $(REPORTS).*
+	cd $(BUILD) && KVSTRATAD=$(abspath $(BUILD))/asan/bin/kvstratad $(SANITIZED) ctest --parallel $(JOBS) -L e2e -LE program --output-on-failure --no-tests=error
+	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
+
+asan-rpc: $(BUILD)/.packages
+	cmake --preset asan
+	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_rpc_tests
+	rm -f $(REPORTS).*
+	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L rpc --output-on-failure --no-tests=error
+	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
 
 # TSan over the unit tests; gRPC of Debian is not instrumented (docs/testing.md).
 tsan: $(BUILD)/.packages
@@ -44,6 +65,11 @@ tsan: $(BUILD)/.packages
 
 bench: all
 	$(VENV)/bin/python bench/run.py --out bench/results
+
+ENGINE := $(firstword $(foreach engine,docker podman buildah,$(shell command -v $(engine))))
+image:
+	$(or $(ENGINE),$(error install docker, podman or buildah)) build --file docker/cpu.Dockerfile --target daemon \
+	  --build-arg KVS_COMMIT=$$(git rev-parse --short HEAD) --tag kvstrata .
 
 bundle: all
 	bench/cuda/bundle.sh $(BUILD) dist/gpu $(TRACE)
@@ -65,6 +91,10 @@ clean:
 
 $(BUILD)/.packages: docker/packages.apt
 	docker/install_packages.sh
+	mkdir -p $(BUILD) && touch $@
+
+$(BUILD)/.image_packages: docker/image.apt
+	docker/install_packages.sh docker/image.apt
 	mkdir -p $(BUILD) && touch $@
 
 $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json

@@ -31,7 +31,7 @@ CLI = ROOT / "build" / "bin" / "kvstrata"
 DOCUMENTS = {"gpl-3": "0,9,19,29", "pydoc": "3,12,21,27"}  # recorded layers
 LAYERS, KV_HEADS, ROW_PAIR = 4, 3, 256  # of the trace; bytes of a key and a value of 64 x bf16
 PAGE, SINKS, RECENT = 32, 32, 80        # strata's: page, and what is always on, rounded outwards
-PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv", "mosaickv"]
+PRESETS = ["quest", 'chess{trigger = "every"}', "tokenselect", "sentencekv", "sekv{max_loss = 1}", "mosaickv{max_loss = 1}"]
 
 
 def tenth(tokens: int) -> dict[str, str]:
@@ -41,8 +41,8 @@ def tenth(tokens: int) -> dict[str, str]:
             "chess": 'chess{trigger = "every", window = 4, rho = [0.5, 0.5, 0.3]}',
             "tokenselect": f"tokenselect{{k = {n - 192}, n_init = 64, n_local = 128}}",
             "sentencekv": f"sentencekv{{tau = {n - 64}}}",
-            "sekv": "sekv{rows_share = 0.1}",
-            "mosaickv": "mosaickv{share = 0.1}",
+            "sekv": "sekv{max_loss = 1, rows_share = 0.1}",
+            "mosaickv": "mosaickv{max_loss = 1, share = 0.1}",
             "strata": f"strata{{budget = {(n - 96) // PAGE * PAGE}}}"}
 
 

@@ -1,5 +1,6 @@
 // Look-ups of prefixes by their keys, hashing apart, in a store with a million pages in its index:
-// held in memory from the first page to the last, held to the middle, and not at all. With --disk
+// held in memory from the first page to the last, held to the middle, and not at all; then, hashing
+// included, of a prompt of a million tokens, raw and for plans. With --disk
 // FOLDER also what lies on disk alone: `--disk-entries` pages (8 KiB each) are written there.
 // Usage: lookup_bench [--disk FOLDER] [--disk-entries N] [--entries N]
 #include <cstdio>
@@ -37,9 +38,9 @@ ModelDesc Model() {
   return desc;
 }
 
-std::vector<int32_t> Prompt(uint32_t seed) {
+std::vector<int32_t> Prompt(uint32_t seed, size_t n = kPromptTokens) {
   std::mt19937 rng(seed);
-  std::vector<int32_t> tokens(kPromptTokens);
+  std::vector<int32_t> tokens(n);
   for (int32_t& t : tokens) t = static_cast<int32_t>(rng() % 50000);
   return tokens;
 }
@@ -93,6 +94,31 @@ class Bench {
                 t.median, t.p10, t.p90, t.p99, t.n);
   }
 
+  // The same of one long prompt by its tokens, for opens of `plan`; "": raw pages.
+  void MeasurePrompt(std::string_view plan) {
+    constexpr size_t kTokens = size_t{1} << 20;
+    const std::vector<int32_t> prompt = Prompt(0, kTokens);
+    const std::string opens(plan.empty() ? "full" : plan);
+    const OpenedSequence s = Must(store_->OpenSequence(session_, model_, opens, prompt), "open");
+    const bool index = IndexOf(s.plan, s.geometry).kind != IndexLayout::Kind::kNone;
+    const std::span<const int32_t> rest = std::span(prompt).subspan(s.held_tokens);
+    Must(store_->Commit(session_, s.sequence, s.held_tokens, rest, index ? kTokens : 0), "commit");
+    Must(store_->CloseSequence(session_, s.sequence), "close");
+    std::vector<double> us;
+    uint32_t held = 0;
+    for (int i = 0; i < 40; ++i) {
+      const double begin = bench::NowUs();
+      held = Must(store_->Lookup(session_, model_, prompt, {std::string(plan), ""}), "lookup")
+                 .held_tokens();
+      us.push_back(bench::NowUs() - begin);
+    }
+    const bench::Timing t = bench::TimingOf(std::move(us));
+    std::printf(
+        "prompt/%-17s %6zu tokens %8.1f us  (p10 %.1f, p90 %.1f; %.3f us a page, %u held)\n",
+        plan.empty() ? "raw" : opens.c_str(), kTokens, t.median, t.p10, t.p90,
+        t.median / (kTokens / kPageTokens), held);
+  }
+
   Store* store() { return store_.get(); }
   uint32_t prompts() const { return static_cast<uint32_t>(prompts_); }
 
@@ -122,6 +148,7 @@ int main(int argc, char** argv) {
       bench.Measure("memory/held", tokens, 1, bench.prompts(), static_cast<uint32_t>(tokens));
     }
     bench.Measure("memory/missed", 8192, 1 << 20, 1 << 20, 0);
+    for (const char* plan : {"", "sentencekv", "quest"}) bench.MeasurePrompt(plan);
   }
   if (disk.empty()) return 0;
   DiskTierOptions options;

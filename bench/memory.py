@@ -29,7 +29,7 @@ from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
 KV_HEADS, HEADS, DIM, CHUNK = 8, 32, 128, 2048
-PLANS = {"mosaickv": ('mosaickv{keep_raw = "no"}', 2.9), "sekv": ('sekv{keep_raw = "no"}', None)}
+PLANS = {"mosaickv": ('mosaickv{max_loss = 1, keep_raw = "no"}', 2.9), "sekv": ('sekv{max_loss = 1, keep_raw = "no"}', None)}
 
 
 def prefill(session: kvstrata.Session, model: kvstrata.Model, plan: str, tokens: int) -> kvstrata.Sequence:

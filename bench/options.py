@@ -55,7 +55,7 @@ COMPARISONS = [
                f'chess{{{{{CHESS}, tree = true, rest = "mean", rho = {{}}}}}}', RHO),
     *[Comparison("group = softmax", f"quest{{budget = {b}}}", f'quest{{group = "softmax", budget = {b}}}')
       for b in (256, 768, 2048)],
-    Comparison("group = softmax", "mosaickv", 'mosaickv{group = "softmax"}'),
+    Comparison("group = softmax", "mosaickv{max_loss = 1}", 'mosaickv{max_loss = 1, group = "softmax"}'),
     Comparison("cosine = head", "tokenselect{k = 512, n_init = 64, n_local = 128}",
                'tokenselect{{cosine = "head", k = {}, n_init = 64, n_local = 128}}', (64, 128, 256, 384, 512, 768)),
     Comparison("cosine = head, theta 0.8", "tokenselect{k = 512, n_init = 64, n_local = 128}",
@@ -64,7 +64,7 @@ COMPARISONS = [
     Comparison("centred", f"chess{{{CHESS}, rho = {rho(.5, .5, .3)}}}",
                f"chess{{{CHESS}, centred = true, rho = {rho(.5, .5, .3)}}}"),
     Comparison("centred", "chess{trigger = \"every\"}", 'chess{trigger = "every", centred = true}'),
-    Comparison("closing = drift", "mosaickv", 'mosaickv{closing = "drift"}', reading=True),
+    Comparison("closing = drift", "mosaickv{max_loss = 1}", 'mosaickv{max_loss = 1, closing = "drift"}', reading=True),
 ]
 
 

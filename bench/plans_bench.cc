@@ -160,7 +160,7 @@ const Row kRows[] = {
     {"tokenselect/miss/32K/b1", "tokenselect", "tokenselect", 100, 1.25},
     {"tokenselect/hit/32K/b1", "tokenselect", "tokenselect", 400, 8, true},
     {"sentencekv/1024/32K/b1", "sentencekv{tau = 1024}", "sentencekv", 400, 12},
-    {"mosaickv/10pct/32K/b1", "mosaickv", "mosaickv", 200, 8},
+    {"mosaickv/10pct/32K/b1", "mosaickv{max_loss = 1}", "mosaickv", 200, 8},
 };
 
 // A row's sequences, one a prompt, and what its steps took.

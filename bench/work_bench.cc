@@ -114,7 +114,8 @@ class Client {
   PinTo(0);
   Client client(socket, "load", 2);
   for (;;) {
-    const kvs_sequence s = client.Prefill("mosaickv{strategy = \"search\", keep_raw = \"no\"}");
+    const kvs_sequence s =
+        client.Prefill("mosaickv{max_loss = 1, strategy = \"search\", keep_raw = \"no\"}");
     client.Settle(s);
     client.Close(s);
   }

@@ -1,15 +1,13 @@
 // The C ABI (include/kvstrata/kvstrata.h) over a Session: finds the handle, checks the arguments,
-// calls, and keeps the thread's last error. The same for both roads.
+// calls, and keeps the thread's last error. The same for both roads. Sequences: abi_sequences.cc.
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <new>
 
-#include "client/abi_arguments.h"
-#include "client/abi_handles.h"
+#include "client/abi_call.h"
 #include "client/include/kvstrata/kvstrata.h"
 #include "client/session.h"
 
@@ -30,9 +28,7 @@ std::string DefaultSocket() {
 
 namespace {
 
-constexpr uint64_t kMaxTokens = uint64_t{1} << 30;   // of one call
 constexpr uint64_t kMaxMembers = uint64_t{1} << 16;  // of a batch
-constexpr size_t kMaxPlanBytes = size_t{1} << 16;
 
 // Plain arrays: nothing to construct in a thread that never fails, nothing to destroy at its end.
 thread_local char last_message[1024];
@@ -45,6 +41,8 @@ void Keep(char (&to)[N], std::string_view text) {
   to[n] = '\0';
 }
 
+}  // namespace
+
 int CodeOf(const Status& status) {
   if (status.ok()) return KVS_OK;
   Keep(last_message, status.message());
@@ -52,26 +50,18 @@ int CodeOf(const Status& status) {
   return static_cast<int>(status.code());
 }
 
-// Runs a function's body; nothing may be thrown into C.
-template <typename F>
-int Guarded(F body) {
-  try {
-    return CodeOf(body());
-  } catch (const std::bad_alloc&) {
-    return CodeOf(ResourceExhausted("OUT_OF_MEMORY", "this process has no memory left"));
-  } catch (const std::exception& e) {
-    return CodeOf(Internal("EXCEPTION", e.what()));
+Status CopyOut(std::string_view field, const std::string& from, char* text, size_t capacity) {
+  KVS_RETURN_IF_ERROR(NotNull(field, text));
+  if (capacity == 0) {
+    return InvalidArgument("ARGUMENT_RANGE", "capacity 0; at least 1 byte is needed");
   }
+  const size_t n = std::min(from.size(), capacity - 1);
+  std::memcpy(text, from.data(), n);
+  text[n] = '\0';
+  return OkStatus();
 }
 
-template <typename F>
-int WithSession(kvs_session* handle, F body) {
-  return Guarded([&]() -> Status {
-    KVS_RETURN_IF_ERROR(NotNull("session", handle));
-    KVS_ASSIGN_OR_RETURN(const std::shared_ptr<SessionHandle> found, FindSession(handle));
-    return body(*found->session);
-  });
-}
+namespace {
 
 class StepUse {
  public:
@@ -101,17 +91,6 @@ int WithStep(kvs_step* handle, F body) {
     if (found->step == nullptr) return FindStep(handle).status();  // another thread ended it
     return body(*found);
   });
-}
-
-Status CopyOut(std::string_view field, const std::string& from, char* text, size_t capacity) {
-  KVS_RETURN_IF_ERROR(NotNull(field, text));
-  if (capacity == 0) {
-    return InvalidArgument("ARGUMENT_RANGE", "capacity 0; at least 1 byte is needed");
-  }
-  const size_t n = std::min(from.size(), capacity - 1);
-  std::memcpy(text, from.data(), n);
-  text[n] = '\0';
-  return OkStatus();
 }
 
 Status CheckLayer(const StepHandle& step, int32_t layer) {
@@ -232,75 +211,6 @@ int kvs_model_register(kvs_session* session, const kvs_model_desc* desc, kvs_mod
     KVS_ASSIGN_OR_RETURN(*out, s.RegisterModel(spec));
     return OkStatus();
   });
-}
-
-// ---- sequences ----
-
-int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
-                      const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held) {
-  return WithSession(session, [&](Session& s) -> Status {
-    KVS_RETURN_IF_ERROR(NotNull("plan", plan));
-    KVS_RETURN_IF_ERROR(NotNull("out", out));
-    KVS_RETURN_IF_ERROR(ArrayOf("tokens", tokens, n, kMaxTokens));
-    const size_t bytes = strnlen(plan, kMaxPlanBytes + 1);
-    KVS_RETURN_IF_ERROR(InRange("bytes of plan", static_cast<int64_t>(bytes), 0, kMaxPlanBytes));
-    KVS_ASSIGN_OR_RETURN(const Opened opened, s.Open(model, {plan, bytes}, {tokens, n}));
-    *out = opened.sequence;
-    if (held != nullptr) *held = opened.held_tokens;
-    return OkStatus();
-  });
-}
-
-int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out) {
-  return WithSession(session, [&](Session& s) -> Status {
-    KVS_RETURN_IF_ERROR(NotNull("out", out));
-    KVS_ASSIGN_OR_RETURN(const Opened opened, s.Fork(sequence));
-    *out = opened.sequence;
-    return OkStatus();
-  });
-}
-
-int kvs_sequence_close(kvs_session* session, kvs_sequence sequence) {
-  return WithSession(session, [&](Session& s) { return s.Close(sequence); });
-}
-
-int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens) {
-  return WithSession(session, [&](Session& s) -> Status {
-    KVS_RETURN_IF_ERROR(NotNull("tokens", tokens));
-    KVS_ASSIGN_OR_RETURN(*tokens, s.Tokens(sequence));
-    return OkStatus();
-  });
-}
-
-int kvs_sequence_status(kvs_session* session, kvs_sequence sequence, char* text, size_t capacity) {
-  return WithSession(session, [&](Session& s) -> Status {
-    KVS_ASSIGN_OR_RETURN(const std::string status, s.StatusText(sequence));
-    return CopyOut("text", status, text, capacity);
-  });
-}
-
-int kvs_sequence_plan(kvs_session* session, kvs_sequence sequence, char* text, size_t capacity) {
-  return WithSession(session, [&](Session& s) -> Status {
-    KVS_ASSIGN_OR_RETURN(const std::string plan, s.PlanText(sequence));
-    return CopyOut("text", plan, text, capacity);
-  });
-}
-
-int kvs_prefill_done(kvs_session* session, kvs_sequence sequence) {
-  return WithSession(session, [&](Session& s) { return s.PrefillDone(sequence); });
-}
-
-int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
-               const float* surprisal, const float* entropy, const uint8_t* boundary) {
-  return WithSession(session, [&](Session& s) -> Status {
-    KVS_RETURN_IF_ERROR(InRange("first", first, 0, INT32_MAX));
-    KVS_RETURN_IF_ERROR(InRange("first + n", int64_t{first} + n, 0, INT32_MAX));
-    return s.Report(sequence, first, n, surprisal, entropy, boundary);
-  });
-}
-
-int kvs_settle(kvs_session* session, kvs_sequence sequence) {
-  return WithSession(session, [&](Session& s) { return s.Settle(sequence); });
 }
 
 // ---- a step ----

@@ -58,6 +58,13 @@ bool ReadPod(const std::vector<std::byte>& payload, T* out) {
   return true;
 }
 
+// A plan's text as messages have it: at least one NUL.
+std::string Padded(std::string_view plan) {
+  std::string padded(plan);
+  padded.resize((plan.size() + 4) & ~size_t{3});
+  return padded;
+}
+
 Status ReplyInvalid() {
   return Internal("REPLY_INVALID",
                   "the daemon's reply is shorter than its struct; daemon and "
@@ -174,8 +181,8 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   return reply.model;
 }
 
-Result<Opened> Session::Open(uint64_t model, std::string_view plan,
-                             std::span<const int32_t> tokens) {
+Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
+                             const HoldOptions& hold) {
   State::RegisteredModel registered;
   {
     std::lock_guard<std::mutex> lock(state_->mu);
@@ -194,10 +201,10 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
                                                   std::to_string(state_->ring->max_tokens()) +
                                                   " and 65536 are allowed");
   }
-  std::string padded(plan);
-  padded.resize((plan.size() + 4) & ~size_t{3});  // at least one NUL
+  const std::string padded = Padded(plan);
   const shm::OpenSequence request{model, static_cast<uint32_t>(padded.size()),
-                                  static_cast<uint32_t>(tokens.size())};
+                                  static_cast<uint32_t>(tokens.size()), hold.max_tokens,
+                                  hold.only_reported ? shm::OpenSequence::kOnlyReported : 0u};
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,
@@ -275,7 +282,8 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
   std::lock_guard<std::mutex> lock(mu);
   s->imported = imported_models.contains(model);
   sequences.emplace(s->id, s);
-  return Opened{reply.sequence, reply.held_tokens};
+  return Opened{reply.sequence, reply.held_tokens, reply.indexed_tokens, reply.surprisal_tokens,
+                reply.boundary_tokens};
 }
 
 Status Session::Close(uint64_t sequence) {
@@ -297,12 +305,27 @@ Result<uint32_t> Session::Tokens(uint64_t sequence) {
 
 Result<std::string> Session::StatusText(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
-  return s->state->StatusText();
+  if (s->imported) return std::string("ok");  // its pages are the daemon's to fill: no plan attends
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
+  const Status refreshed = s->state->Refresh(s->View());
+  Result<std::string> text =
+      refreshed.ok() ? s->state->StatusText(s->View()) : Result<std::string>(refreshed);
+  if (slot >= 0) state_->Leave(slot);
+  return text;
 }
 
 Result<std::string> Session::PlanText(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
   return s->plan_text;
+}
+
+Result<std::string> Session::CanonicalPlan(std::string_view plan) {
+  const std::string padded = Padded(plan);
+  const shm::PlanText request{static_cast<uint32_t>(padded.size()), 0};
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(
+      shm::kPlanText, {BytesOf(request), std::as_bytes(std::span(padded))}, &payload));
+  return std::string(reinterpret_cast<const char*>(payload.data()), payload.size());
 }
 
 Status Session::PrefillDone(uint64_t sequence) {
@@ -325,14 +348,25 @@ Status Session::State::ClosePrompt(Sequence* s) {
 Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                        const float* entropy, const uint8_t* boundary) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
+  const int32_t skipped = s->state->SkippedPosition(from, count, surprisal);
   if (!s->imported) {  // else the daemon alone knows its tokens
-    KVS_RETURN_IF_ERROR(s->state->Report(static_cast<int32_t>(first), static_cast<int32_t>(n),
-                                         surprisal, entropy, boundary));
+    KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
   }
+  if (skipped >= 0) {
+    const float nothing = 0;
+    KVS_RETURN_IF_ERROR(
+        state_->TellReport(s.get(), static_cast<uint32_t>(skipped), 1, &nothing, nullptr, nullptr));
+  }
+  return state_->TellReport(s.get(), first, n, surprisal, entropy, boundary);
+}
+
+Status Session::State::TellReport(Sequence* s, uint32_t first, uint32_t n, const float* surprisal,
+                                  const float* entropy, const uint8_t* boundary) {
   constexpr uint32_t kPerEvent = 1 << 16;
   for (uint32_t done = 0; done < n;) {
     const uint32_t part = std::min(n - done, kPerEvent);
-    shm::Report event{sequence, first + done, part, 0, 0};
+    shm::Report event{s->id, first + done, part, 0, 0};
     if (surprisal != nullptr) event.flags |= shm::Report::kSurprisal;
     if (entropy != nullptr) event.flags |= shm::Report::kEntropy;
     if (boundary != nullptr) event.flags |= shm::Report::kBoundary;
@@ -340,8 +374,7 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
       return a == nullptr ? std::span<const std::byte>() : std::as_bytes(std::span(a + done, part));
     };
     KVS_RETURN_IF_ERROR(
-        state_->Tell(s.get(), shm::kReport,
-                     {BytesOf(event), slice(surprisal), slice(entropy), slice(boundary)}));
+        Tell(s, shm::kReport, {BytesOf(event), slice(surprisal), slice(entropy), slice(boundary)}));
     done += part;
   }
   return OkStatus();
@@ -352,15 +385,19 @@ Status Session::Settle(uint64_t sequence) {
   const shm::SequenceRef request{sequence};
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
-  // The next step catches the index up; of what is imported the daemon has done so.
-  if (state_->gpu_session != nullptr || s->imported) return OkStatus();
-  const Claim claim{s.get(), s->state->tokens()};
-  KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
+  return state_->CatchUp(s.get());
+}
+
+// The next step of a GPU catches the index up; of what is imported the daemon has done so.
+Status Session::State::CatchUp(Sequence* s) {
+  if (gpu_session != nullptr || s->imported) return OkStatus();
+  const Claim claim{s, s->state->tokens()};
+  KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
   const Status refreshed = s->state->Refresh(s->View());
-  if (refreshed.ok()) s->state->CatchUp(s->View(), *state_->backend, *state_->executor);
-  state_->Leave(slot);
+  if (refreshed.ok()) s->state->CatchUp(s->View(), *backend, *executor);
+  Leave(slot);
   KVS_RETURN_IF_ERROR(refreshed);
-  return state_->TellIndexed(s.get());
+  return TellIndexed(s);
 }
 
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
@@ -368,13 +405,16 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
   return BeginStep(state_.get(), members, stream, codes);
 }
 
+// The epoch of a step that the sequence is in holds, and its table must not change: then -1.
+Result<int> Session::State::PinToRead(Sequence* s) {
+  if (s->in_step) return -1;
+  const Claim claim{s, s->state->tokens(), false};
+  return Pin({&claim, 1}, nullptr);
+}
+
 Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
-  int slot = -1;
-  if (!s->in_step) {  // else the step's epoch holds, and its table must not change
-    const Claim claim{s.get(), s->state->tokens(), false};
-    KVS_ASSIGN_OR_RETURN(slot, state_->Pin({&claim, 1}, nullptr));
-  }
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
   const int32_t page_tokens = s->state->geometry().page_tokens;
   const int32_t tokens = s->in_step ? s->step_tokens : s->state->tokens();
   const auto pages = static_cast<uint32_t>((int64_t{tokens} + page_tokens - 1) / page_tokens);
@@ -398,11 +438,7 @@ Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
-  int slot = -1;
-  if (!s->in_step) {
-    const Claim claim{s.get(), s->state->tokens(), false};
-    KVS_ASSIGN_OR_RETURN(slot, state_->Pin({&claim, 1}, nullptr));
-  }
+  KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
   Status refreshed = s->state->Refresh(s->View());
   Result<InspectArray> array =
       refreshed.ok() ? state_->Inspect(*s.get(), name) : Result<InspectArray>(refreshed);

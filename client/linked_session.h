@@ -129,8 +129,12 @@ struct Session::State {
   // [claims].
   Result<int> Pin(std::span<const Claim> claims, int32_t* codes);
   void Leave(int slot) { reader.Leave(slot); }
+  // An epoch in which what is committed can be read; -1: nothing is to be left.
+  Result<int> PinToRead(Sequence* s);
   // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
   Status Load(Sequence* s);
+  // Blocks that the daemon completed are not made again.
+  static void TakeIndex(Sequence* s);
   Status LoadExtents(Sequence* s, const shm::TableView& view);
   // Copies from the GPU, and waits for it.
   FarRead ReaderOf(const char* what) const;
@@ -140,6 +144,8 @@ struct Session::State {
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
   Status ClosePrompt(Sequence* s);
+  // Brings index rows and buckets up to the committed tokens.
+  Status CatchUp(Sequence* s);
   Result<InspectArray> Inspect(const Sequence& s, std::string_view name);
   // ParsePlan, once for each of the few plans that an engine opens its many sequences with.
   Result<Plan> PlanOf(const std::string& text);
@@ -157,6 +163,9 @@ struct Session::State {
   Status CopyPages(const Sequence& s, const ImportedModel& model, uint32_t first, uint32_t end,
                    std::span<const int32_t> blocks, void* stream);
 
+  // A report's events.
+  Status TellReport(Sequence* s, uint32_t first, uint32_t n, const float* surprisal,
+                    const float* entropy, const uint8_t* boundary);
   // Posts an event of the sequence behind those that wait for the GPU.
   Status Tell(Sequence* s, shm::MessageType type,
               std::initializer_list<std::span<const std::byte>> parts);

@@ -13,12 +13,15 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "base/unique_fd.h"
+#include "kvstrata/kvstrata.h"
 
 namespace kvstrata::client {
 namespace {
 
+constexpr std::chrono::milliseconds kCloseTimeout{1000};
 constexpr int kMaxMetadataBytes = 64 << 10;  // codes of a batch of thousands come in a trailer
 
 Status Unreachable(const std::string& path, int error) {
@@ -65,19 +68,22 @@ Result<UniqueFd> Dial(const std::string& path, std::chrono::milliseconds timeout
 
 }  // namespace
 
-// Opens the session, keeps the stream, and remembers how it ended.
-class RemoteChannel::Lease : public grpc::ClientReadReactor<v1::OpenSessionResponse> {
+// Opens the session, keeps the stream, and remembers how it ended. gRPC's callback API would need
+// no thread, but its own ones may sleep for ten seconds when the last channel goes; this one never
+// sleeps longer than a slice.
+class RemoteChannel::Lease {
  public:
-  Lease(v1::Control::Stub* control, const v1::OpenSessionRequest& request) : request_(request) {
-    control->async()->OpenSession(&context_, &request_, this);
-    StartRead(&response_);
-    StartCall();
+  Lease(v1::Control::Stub* control, const v1::OpenSessionRequest& request)
+      : reader_(control->PrepareAsyncOpenSession(&context_, request, &events_)),
+        waits_([this] { Wait(); }) {
+    reader_->StartCall(Tag(Event::kStarted));
   }
-  ~Lease() override {
+  ~Lease() {
     context_.TryCancel();
-    std::unique_lock lock(mu_);
-    changed_.wait(lock, [this] { return ended_.has_value(); });  // gRPC answers a cancel at once
+    waits_.join();
   }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
 
   Result<uint64_t> AwaitSession(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mu_);
@@ -90,6 +96,8 @@ class RemoteChannel::Lease : public grpc::ClientReadReactor<v1::OpenSessionRespo
     return FromGrpc(ended_->ok() ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "stream ended")
                                  : *ended_);
   }
+  // Of the daemon. REQUIRES: a session.
+  const std::string& version() const { return response_.version(); }
 
   Status Alive() {
     std::lock_guard lock(mu_);
@@ -98,29 +106,51 @@ class RemoteChannel::Lease : public grpc::ClientReadReactor<v1::OpenSessionRespo
                                           ended_->error_message() + "); detach and attach anew");
   }
 
-  void OnReadDone(bool ok) override {
-    if (!ok) return;  // OnDone follows
-    {
+ private:
+  enum class Event : intptr_t { kStarted, kRead, kFinished };
+  static void* Tag(Event event) { return reinterpret_cast<void*>(event); }
+
+  // The thread: from one event to the next, until nothing is left to come.
+  void Wait() {
+    constexpr std::chrono::milliseconds kSlice{250};
+    for (;;) {
+      void* tag = nullptr;
+      bool ok = false;
+      const auto next = events_.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + kSlice);
+      if (next == grpc::CompletionQueue::SHUTDOWN) return;
+      if (next == grpc::CompletionQueue::GOT_EVENT) {
+        GoOn(static_cast<Event>(reinterpret_cast<intptr_t>(tag)), ok);
+      }
+    }
+  }
+  void GoOn(Event event, bool ok) {
+    if (event == Event::kFinished) return End();
+    if (event == Event::kRead && ok) {
       std::lock_guard lock(mu_);
       opened_ = true;
       changed_.notify_all();
     }
-    StartRead(&more_);  // nothing comes: this ends with the stream
+    if (!ok) return reader_->Finish(&status_, Tag(Event::kFinished));
+    // The second one ends with the stream: nothing more comes.
+    reader_->Read(event == Event::kStarted ? &response_ : &more_, Tag(Event::kRead));
   }
-  void OnDone(const grpc::Status& status) override {
+  void End() {
     std::lock_guard lock(mu_);
-    ended_ = status;
+    ended_ = status_;
     changed_.notify_all();
+    events_.Shutdown();
   }
 
- private:
   grpc::ClientContext context_;
-  const v1::OpenSessionRequest request_;
+  grpc::CompletionQueue events_;
+  const std::unique_ptr<grpc::ClientAsyncReader<v1::OpenSessionResponse>> reader_;
   v1::OpenSessionResponse response_, more_;
+  grpc::Status status_;
   std::mutex mu_;
   std::condition_variable changed_;
   bool opened_ = false;                // guarded by mu_
   std::optional<grpc::Status> ended_;  // guarded by mu_
+  std::thread waits_;
 };
 
 Result<std::unique_ptr<RemoteChannel>> RemoteChannel::Open(const AttachOptions& options,
@@ -153,7 +183,18 @@ RemoteChannel::~RemoteChannel() {
   request.set_session(session_);
   v1::CloseSessionResponse response;
   // Nothing is left to do about an error here: the end of the stream ends the session as well.
+  timeout_ = std::min(timeout_, kCloseTimeout);
   (void)Call(&v1::Control::Stub::CloseSession, request, &response);
+}
+
+// Bare: gRPC's own answer for a method that nobody serves. The services' refusals have a reason.
+Status RemoteChannel::Translate(const grpc::Status& status) const {
+  Status translated = FromGrpc(status);
+  if (translated.reason() != "RPC_UNIMPLEMENTED") return translated;
+  return Unimplemented("RPC_UNIMPLEMENTED", "the daemon is " + lease_->version() +
+                                                " and does not know this call of a client of " +
+                                                kvs_version() +
+                                                ": restart the daemon with this client's release");
 }
 
 void RemoteChannel::AbandonAfterFork() {

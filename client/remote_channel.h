@@ -3,7 +3,8 @@
 //
 // It dials the Unix socket itself and hands the descriptor to gRPC: errors of the socket have
 // names, no proxy or resolver is asked, and a daemon that restarts is another daemon: nothing
-// reconnects. Threads: any. Cost: a call blocks until its answer or the timeout.
+// reconnects. Threads: any; one of its own waits for the end of the stream. Cost: a call blocks
+// until its answer or the timeout.
 #ifndef KVSTRATA_CLIENT_REMOTE_CHANNEL_H_
 #define KVSTRATA_CLIENT_REMOTE_CHANNEL_H_
 
@@ -28,7 +29,7 @@ class RemoteChannel {
   // the daemon refused with.
   static Result<std::unique_ptr<RemoteChannel>> Open(const AttachOptions& options,
                                                      const std::string& backend);
-  // Closes the session; waits for the daemon's answer at most the timeout.
+  // Closes the session; waits for the daemon's answer at most the timeout, and a second.
   ~RemoteChannel();
   // In a child of fork(): closes the socket, so that the child does not keep the lease alive.
   // Nothing else may be done afterwards, not even destruction.
@@ -46,7 +47,7 @@ class RemoteChannel {
     context.set_deadline(std::chrono::system_clock::now() + timeout_);
     const grpc::Status status = (StubOf<Stub>()->*method)(&context, request, response);
     if (raw != nullptr) *raw = status;
-    return FromGrpc(status);
+    return Translate(status);
   }
 
  private:
@@ -54,6 +55,8 @@ class RemoteChannel {
 
   RemoteChannel() = default;
   Status Alive() const;
+  // With both versions where the daemon does not know the call.
+  Status Translate(const grpc::Status& status) const;
   template <typename Stub>
   Stub* StubOf() {
     if constexpr (std::is_same_v<Stub, v1::Control::Stub>) {

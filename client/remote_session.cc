@@ -85,7 +85,8 @@ struct Session::State {
   Opened Adopt(const v1::OpenSequenceResponse& response, const Geometry& geometry) {
     std::lock_guard lock(mu);
     sequences.emplace(response.sequence(), geometry);
-    return {response.sequence(), response.held_tokens()};
+    return {response.sequence(), response.held_tokens(), response.indexed_tokens(),
+            response.surprisal_tokens(), response.boundary_tokens()};
   }
   Result<Geometry> GeometryOf(uint64_t sequence) {
     std::lock_guard lock(mu);
@@ -182,8 +183,8 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   return response.model();
 }
 
-Result<Opened> Session::Open(uint64_t model, std::string_view plan,
-                             std::span<const int32_t> tokens) {
+Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
+                             const HoldOptions& hold) {
   Geometry geometry;
   {
     std::lock_guard lock(state_->mu);
@@ -200,9 +201,25 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan,
   request.set_model(model);
   request.set_plan(std::string(plan));
   request.mutable_tokens()->Add(tokens.begin(), tokens.end());
+  request.set_max_held_tokens(hold.max_tokens);
+  request.set_hold_only_reported(hold.only_reported);
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
   return state_->Adopt(response, geometry);
+}
+
+Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
+                                 std::span<const int32_t> tokens) {
+  v1::LookupRequest request;
+  request.set_session(state_->channel->session());
+  request.set_model(model);
+  request.set_plan(std::string(query.plan));
+  request.set_device_uuid(std::string(query.device_uuid));
+  request.mutable_tokens()->Add(tokens.begin(), tokens.end());
+  v1::LookupResponse response;
+  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::Lookup, request, &response));
+  return LookedUp{response.held_tokens(), response.indexed_tokens(), response.device_tokens(),
+                  response.host_tokens(), response.disk_tokens()};
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
@@ -241,6 +258,14 @@ Result<std::string> Session::PlanText(uint64_t sequence) {
   return s.plan();
 }
 
+Result<std::string> Session::CanonicalPlan(std::string_view plan) {
+  v1::ShowPlanRequest request;
+  request.set_plan(std::string(plan));
+  v1::Plan response;
+  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::ShowPlan, request, &response));
+  return response.text();
+}
+
 Status Session::PrefillDone(uint64_t sequence) {
   v1::PrefillDoneRequest request;
   request.set_session(state_->channel->session());
@@ -268,6 +293,32 @@ Status Session::Settle(uint64_t sequence) {
   request.set_sequence(sequence);
   v1::SettleResponse response;
   return state_->channel->Call(&v1::Compute::Stub::Settle, request, &response);
+}
+
+Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
+  v1::BuildRequest request;
+  request.set_session(state_->channel->session());
+  request.set_sequence(sequence);
+  request.set_plan(std::string(plan));
+  v1::BuildResponse response;
+  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Compute::Stub::Build, request, &response));
+  return Built{response.indexed_tokens(), response.built_blocks(), response.extents()};
+}
+
+Status Session::Recompress(uint64_t sequence) {
+  v1::RecompressRequest request;
+  request.set_session(state_->channel->session());
+  request.set_sequence(sequence);
+  v1::RecompressResponse response;
+  return state_->channel->Call(&v1::Compute::Stub::Recompress, request, &response);
+}
+
+Status Session::CancelWork(uint64_t sequence) {
+  v1::StopWorkRequest request;
+  request.set_session(state_->channel->session());
+  request.set_sequence(sequence);
+  v1::StopWorkResponse response;
+  return state_->channel->Call(&v1::Compute::Stub::StopWork, request, &response);
 }
 
 namespace {

@@ -94,6 +94,18 @@ Status Session::State::Load(Sequence* s) {
   return OkStatus();
 }
 
+void Session::State::TakeIndex(Sequence* s) {
+  SequenceState& state = *s->state;
+  if (state.index().kind == IndexLayout::Kind::kNone) return;
+  const auto own = static_cast<uint32_t>(state.indexed_tokens());
+  const uint32_t indexed =
+      shm::IndexedTokens(s->table, static_cast<uint32_t>(state.index().block_tokens), own,
+                         static_cast<uint32_t>(state.tokens()));
+  if (indexed == own) return;  // what is this process's own the daemon may not know yet
+  state.NoteIndexed(static_cast<int32_t>(indexed));
+  s->told_indexed = std::max(s->told_indexed, indexed);
+}
+
 bool Session::State::Holds(const Claim& claim) {
   const Sequence& s = *claim.sequence;
   const SequenceState& state = *s.state;
@@ -141,6 +153,7 @@ Result<int> Session::State::Pin(std::span<const Claim> claims, int32_t* codes) {
     std::vector<size_t> short_ones;
     for (size_t i = 0; i < claims.size(); ++i) {
       const Status loaded = Load(claims[i].sequence);
+      if (loaded.ok()) TakeIndex(claims[i].sequence);
       if (!loaded.ok()) {
         fail(i, loaded);
       } else if (!Holds(claims[i])) {

@@ -50,9 +50,29 @@ struct ModelSpec {
   std::vector<int32_t> boundary_tokens;
 };
 
+// How much of a held prefix is to be held (kvs_open_options).
+struct HoldOptions {
+  uint32_t max_tokens = 0;  // 0: no limit
+  bool only_reported = false;
+};
+
+// The open that a look-up is to answer for; texts of the caller's.
+struct LookupQuery {
+  std::string_view plan;         // "": raw pages of any device
+  std::string_view device_uuid;  // of the session that will open; "": this one's
+};
+
+// By tier they need not be consecutive.
+struct LookedUp {
+  uint32_t held_tokens = 0, indexed_tokens = 0;
+  uint32_t device_tokens = 0, host_tokens = 0, disk_tokens = 0;
+};
+
 struct Opened {
   uint64_t sequence = 0;
   uint32_t held_tokens = 0;
+  uint32_t indexed_tokens = 0;
+  uint32_t surprisal_tokens = 0, boundary_tokens = 0;  // leading ones of which they are known
 };
 
 struct BatchMember {
@@ -70,6 +90,10 @@ struct LentTensor {
   std::byte* address = nullptr;
   int32_t dtype = 0, blocks = 0, block_tokens = 0, heads = 0, head_dim = 0;
   int64_t block_stride = 0, slot_stride = 0, head_stride = 0;
+};
+
+struct Built {
+  uint32_t indexed_tokens = 0, built_blocks = 0, extents = 0;
 };
 
 struct PageAddress {
@@ -152,7 +176,11 @@ class Session {
   Status Ping();
   Result<uint64_t> RegisterModel(const ModelSpec& spec);
 
-  Result<Opened> Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens);
+  Result<Opened> Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
+                      const HoldOptions& hold);
+  // PLAN_*, PARAMETERS_*, DEVICE_UNKNOWN.
+  Result<LookedUp> Lookup(uint64_t model, const LookupQuery& query,
+                          std::span<const int32_t> tokens);
   // The committed content, also while a step of the sequence is open.
   Result<Opened> Fork(uint64_t sequence);
   // SEQUENCE_BUSY while a step with it is open.
@@ -160,10 +188,18 @@ class Session {
   Result<uint32_t> Tokens(uint64_t sequence);         // local
   Result<std::string> StatusText(uint64_t sequence);  // local
   Result<std::string> PlanText(uint64_t sequence);    // local
-  Status PrefillDone(uint64_t sequence);              // local
+  // A plan's text with every option; the configuration's named plans are known too. PLAN_*.
+  Result<std::string> CanonicalPlan(std::string_view plan);
+  Status PrefillDone(uint64_t sequence);  // local
   Status Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                 const float* entropy, const uint8_t* boundary);  // local
   Status Settle(uint64_t sequence);
+  // plan "": its own. What the daemon refuses with; SEQUENCE_BUSY in a step.
+  Result<Built> Build(uint64_t sequence, std::string_view plan);
+  // Waits as Settle does.
+  Status Recompress(uint64_t sequence);
+  // Also while another thread waits for the work.
+  Status CancelWork(uint64_t sequence);
 
   // Imported mode (kvstrata.h); remote: UNIMPLEMENTED REMOTE_IMPORT. same_memory: both tensors lie
   // in the memory of `keys`.

@@ -4,6 +4,7 @@ FROM debian:12 AS build
 COPY docker/packages.apt docker/install_packages.sh /src/docker/
 RUN /src/docker/install_packages.sh
 COPY . /src
+ARG KVS_COMMIT=unknown
 RUN cd /src && make build
 
 FROM debian:12-slim AS daemon

@@ -1,7 +1,8 @@
 #!/bin/sh
-# Installs docker/packages.apt where something of it is missing. Root, or a user with sudo.
+# Installs docker/packages.apt, or the list that is given, where something of it is missing. Root, or
+# a user with sudo.
 set -eu
-list=$(dirname "$0")/packages.apt
+list=${1:-$(dirname "$0")/packages.apt}
 missing=
 for package in $(sed 's/#.*//' "$list"); do
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"

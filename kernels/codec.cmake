@@ -6,6 +6,7 @@ set(KVS_CODEC_SOURCES
   codec/packed.cc codec/packed_inspect.cc codec/packed_layout.cc
   codec/packed_places.cc codec/packed_recompressor.cc codec/segment_packer.cc codec/strategy.cc
   codec/host_packer.cc codec/cuda_packer.cc
+  codec/loss_limit.cc
   codec/lowrank.cc codec/lowrank_inspect.cc codec/lowrank_recompressor.cc codec/lowrank_writer.cc
-  codec/span_factors.cc codec/span_parameters.cc codec/span_routing.cc
+  codec/span_factors.cc codec/span_parameters.cc
   segment/sentence_rule.cc segment/span_rule.cc)

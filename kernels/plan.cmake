@@ -1,11 +1,11 @@
 set(KVS_PLAN_SOURCES
-  plan.cc plan_axes.cc plan_options.cc
+  plan.cc plan_axes.cc plan_options.cc plan_needs.cc
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc
   select/selector.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/cascade_trigger.cc select/affinity.cc
   select/unit_scores.cc select/vote.cc select/token_scores.cc
   select/block.cc select/bucket.cc select/importance.cc select/sentence_ends.cc select/sentence_queries.cc
-  select/zoom.cc select/span_bucket.cc select/span_rows.cc
-  step/sequence_state.cc step/shadow_attention.cc step/step_batch.cc
+  select/zoom.cc select/span_bucket.cc select/span_rows.cc select/notice.cc
+  step/sequence_state.cc step/status_text.cc step/shadow_attention.cc step/step_batch.cc step/step_cost.cc
   step/step.cc step/stored_parts.cc step/break_even.cc
   step/cuda_serves.cc step/cuda_workspace.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc
   step/cuda_selection.cc step/cuda_bucket.cc step/cuda_cascade.cc step/cuda_packed.cc step/cuda_spans.cc

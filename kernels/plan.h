@@ -56,6 +56,9 @@ std::string_view NameOf(KeepRaw k);
 
 // min_tokens = "auto".
 inline constexpr int32_t kAutoTokens = -1;
+// The largest min_tokens: longer than any sequence. Three of these still add up below 2^31, so that
+// no sum of lengths overflows.
+inline constexpr int32_t kMostMinTokens = 1 << 29;
 
 struct Plan {
   std::string name = "full";  // the preset's name; "custom" for a plan of one's own
@@ -136,7 +139,10 @@ struct Plan {
   double drift = 0;            // `closing = "drift"` factor; 0: closing by loss (spec/beyond.md 6)
   int32_t min_segment = 4096;  // of closing by drift
 
-  // Codecs lowrank and packed.
+  // Codecs lowrank and packed. max_loss: the most that stored rows may differ from their own,
+  // relative to them; where they would by more, the codec takes a milder form, or keeps raw rows.
+  // 1: no limit.
+  double max_loss = 0.3;
   KeepRaw keep_raw = KeepRaw::kAuto;
   TierKind factors = TierKind::kHost;  // of codec lowrank: where they are put, if there is room
 

@@ -23,8 +23,7 @@ constexpr unsigned kPage = Reader(SegmenterKind::kPage);  // minmax; block over 
 constexpr unsigned kHierarchy = Reader(SegmenterKind::kHierarchy);
 constexpr unsigned kSentence = Reader(SegmenterKind::kSentence);
 
-// Three of these still add up below 2^31, so that no sum of lengths overflows.
-constexpr int32_t kMaxTokens = 1 << 29;
+constexpr int32_t kMaxTokens = kMostMinTokens;
 constexpr int32_t kMaxPages = 1 << 19;  // times the largest page: kMaxTokens
 
 // --- integers ---
@@ -384,6 +383,7 @@ constexpr PlanOption kOptions[] = {
     Number<&Plan::drift, kFactor>("drift", kPacked).When(kByDrift, "closing = \"drift\""),
     Int<&Plan::min_segment, 16, 1 << 20>("min_segment", kPacked)
         .When(kByDrift, "closing = \"drift\""),
+    Number<&Plan::max_loss, kShare>("max_loss", kLowRank | kPacked),
     Name<&Plan::keep_raw, kKeepRaws, kLaterKeepRaws>("keep_raw", kLowRank | kPacked),
 };
 

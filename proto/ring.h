@@ -2,8 +2,9 @@
 // frames of any size up to half the ring.
 //
 // Thread-safety: one thread at a time on each end; the two ends run in different processes.
-// Trust: the consumer believes nothing it reads; a malformed frame is kCorrupt and the peer is to
-// be disconnected. Cost: no system call unless the other side sleeps.
+// Trust: neither end believes a word of shared memory that it owns itself: its counter is private.
+// The consumer believes nothing it reads; a malformed frame is kCorrupt and the peer is to be
+// disconnected. Cost: no system call unless the other side sleeps.
 #ifndef KVSTRATA_PROTO_RING_H_
 #define KVSTRATA_PROTO_RING_H_
 
@@ -12,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <span>
@@ -26,7 +28,7 @@ inline constexpr uint64_t PaddedFrame(uint64_t bytes) { return (bytes + 7) & ~ui
 class RingProducer {
  public:
   RingProducer() = default;
-  // `capacity` is a power of two; `data` has that many bytes.
+  // `capacity` is a power of two; `data` has that many bytes. REQUIRES: the ring is fresh.
   RingProducer(RingControl* control, std::byte* data, uint64_t capacity)
       : control_(control), data_(data), capacity_(capacity) {}
 
@@ -36,8 +38,7 @@ class RingProducer {
   // Whether a frame of `payload` bytes would leave at least half the ring free, which is enough for
   // any other frame. For what may be lost rather than make others wait.
   bool HasHalfFree(uint64_t payload) const {
-    const uint64_t used = control_->tail.load(std::memory_order_relaxed) -
-                          control_->head.load(std::memory_order_acquire);
+    const uint64_t used = tail_ - control_->head.load(std::memory_order_acquire);
     return used <= capacity_ / 2 &&
            PaddedFrame(sizeof(FrameHeader) + payload) <= capacity_ / 2 - used;
   }
@@ -48,7 +49,7 @@ class RingProducer {
     uint64_t bytes = sizeof(FrameHeader);
     for (const auto& part : parts) bytes += part.size();
     const uint64_t padded = PaddedFrame(bytes);
-    uint64_t tail = control_->tail.load(std::memory_order_relaxed);
+    uint64_t tail = tail_;
     // A consumer that lies about head only harms itself: room is clamped to the capacity.
     const uint64_t used = tail - control_->head.load(std::memory_order_acquire);
     const uint64_t to_end = capacity_ - (tail & (capacity_ - 1));
@@ -65,7 +66,7 @@ class RingProducer {
       if (!part.empty()) std::memcpy(at, part.data(), part.size());
       at += part.size();
     }
-    control_->tail.store(tail + padded, std::memory_order_release);
+    Advance(tail + padded);
     return true;
   }
 
@@ -74,11 +75,10 @@ class RingProducer {
   // faulting in all of a large ring. Until the consumer took the pad, room is what lies before it:
   // at least `warm`.
   void StartOver(uint64_t warm) {
-    const uint64_t tail = control_->tail.load(std::memory_order_relaxed);
-    const uint64_t at = tail & (capacity_ - 1);
-    if (at < warm || control_->head.load(std::memory_order_acquire) != tail) return;
-    WriteHeader(tail, {static_cast<uint32_t>(capacity_ - at), 0, 0});
-    control_->tail.store(tail + capacity_ - at, std::memory_order_release);
+    const uint64_t at = tail_ & (capacity_ - 1);
+    if (at < warm || control_->head.load(std::memory_order_acquire) != tail_) return;
+    WriteHeader(tail_, {static_cast<uint32_t>(capacity_ - at), 0, 0});
+    Advance(tail_ + capacity_ - at);
   }
 
   // Whether the consumer said that it blocks; call after Push, then wake it. Sequentially
@@ -95,6 +95,10 @@ class RingProducer {
   }
 
  private:
+  void Advance(uint64_t tail) {
+    tail_ = tail;
+    control_->tail.store(tail, std::memory_order_release);
+  }
   void WriteHeader(uint64_t tail, FrameHeader h) {
     std::byte* at = data_ + (tail & (capacity_ - 1));
     const uint64_t room = capacity_ - (tail & (capacity_ - 1));
@@ -105,11 +109,12 @@ class RingProducer {
   RingControl* control_ = nullptr;
   std::byte* data_ = nullptr;
   uint64_t capacity_ = 0;
+  uint64_t tail_ = 0;
 };
 
 class RingConsumer {
  public:
-  enum class Outcome { kFrame, kEmpty, kCorrupt };
+  enum class Outcome { kFrame, kEmpty, kCorrupt, kLarge };
 
   RingConsumer() = default;
   RingConsumer(RingControl* control, const std::byte* data, uint64_t capacity)
@@ -119,8 +124,42 @@ class RingConsumer {
   bool Empty() const { return control_->tail.load(std::memory_order_acquire) == head_; }
 
   // Copies the next frame's payload to `payload` (resized) and removes the frame. Own counters are
-  // private, so a producer that rewrites shared memory meanwhile changes nothing already checked.
-  Outcome Pop(FrameHeader* header, std::vector<std::byte>* payload) {
+  // private, so a producer that rewrites shared memory meanwhile changes nothing already checked. A
+  // frame of more than `most` bytes is kLarge and stays.
+  Outcome Pop(FrameHeader* header, std::vector<std::byte>* payload, uint64_t most = ~uint64_t{0}) {
+    const Outcome outcome = Look(header);
+    if (outcome != Outcome::kFrame) return outcome;
+    if (header->bytes > most) return Outcome::kLarge;
+    payload->resize(header->bytes - sizeof(*header));
+    Take(*header, *payload);
+    return outcome;
+  }
+
+  // Removes a frame of which only the beginning of the payload is wanted, as far as it goes.
+  Outcome PopFront(FrameHeader* header, std::span<std::byte> front) {
+    const Outcome outcome = Look(header);
+    if (outcome != Outcome::kFrame) return outcome;
+    Take(*header, front.first(std::min<size_t>(front.size(), header->bytes - sizeof(*header))));
+    return outcome;
+  }
+
+  // Announces that this side is about to block. Check Empty() once more after it.
+  void PrepareSleep() {
+    control_->sleeping.store(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  void CancelSleep() { control_->sleeping.store(0, std::memory_order_relaxed); }
+
+  // Blocks until FutexWake or `timeout_us`. REQUIRES: PrepareSleep was called and Empty() held.
+  void FutexWait(int64_t timeout_us) {
+    const timespec t{static_cast<time_t>(timeout_us / 1000000), (timeout_us % 1000000) * 1000};
+    syscall(SYS_futex, &control_->sleeping, FUTEX_WAIT, 1, &t, nullptr, 0);
+    CancelSleep();
+  }
+
+ private:
+  // The header of the next frame, behind a pad, checked: all of the frame may be read.
+  Outcome Look(FrameHeader* header) {
     for (;;) {
       const uint64_t tail = control_->tail.load(std::memory_order_acquire);
       const uint64_t available = tail - head_;
@@ -139,31 +178,16 @@ class RingConsumer {
       if (h.bytes < sizeof(h) || h.bytes > capacity_ / 2 || padded > available || padded > to_end) {
         return Outcome::kCorrupt;
       }
-      payload->resize(h.bytes - sizeof(h));
-      if (!payload->empty()) {
-        std::memcpy(payload->data(), data_ + at + sizeof(h), payload->size());
-      }
       *header = h;
-      Advance(padded);
       return Outcome::kFrame;
     }
   }
-
-  // Announces that this side is about to block. Check Empty() once more after it.
-  void PrepareSleep() {
-    control_->sleeping.store(1, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+  // REQUIRES: `header` is Look's; `payload` is no longer than its frame's.
+  void Take(const FrameHeader& header, std::span<std::byte> payload) {
+    const std::byte* const at = data_ + (head_ & (capacity_ - 1)) + sizeof(header);
+    if (!payload.empty()) std::memcpy(payload.data(), at, payload.size());
+    Advance(PaddedFrame(header.bytes));
   }
-  void CancelSleep() { control_->sleeping.store(0, std::memory_order_relaxed); }
-
-  // Blocks until FutexWake or `timeout_us`. REQUIRES: PrepareSleep was called and Empty() held.
-  void FutexWait(int64_t timeout_us) {
-    const timespec t{static_cast<time_t>(timeout_us / 1000000), (timeout_us % 1000000) * 1000};
-    syscall(SYS_futex, &control_->sleeping, FUTEX_WAIT, 1, &t, nullptr, 0);
-    CancelSleep();
-  }
-
- private:
   void Advance(uint64_t bytes) {
     head_ += bytes;
     control_->head.store(head_, std::memory_order_release);

@@ -21,11 +21,15 @@ enum MessageType : uint32_t {
   kGrow = 6,           // Grow -> ErrorReply; the new table is published before the reply
   kSettle = 7,         // SequenceRef -> ErrorReply, when what earlier events made due is done;
                        // replies to later requests may come first
-  kLookup = 8,         // Lookup, token ids -> LookupReply
+  kLookup = 8,         // Lookup, plan text, token ids -> LookupReply, canonical plan text
   kDetach = 9,         // none -> ErrorReply; the client has unmapped the arenas
   kRegisterTensors = 10,  // RegisterTensors -> ErrorReply; its descriptors were sent before
   kSealBlocks = 11,       // SealBlocks, i32 block ids, i32 token ids -> ErrorReply; copied later
   kAcknowledged = 12,     // SequenceRef -> AcknowledgedReply
+  kPlanText = 13,         // PlanText, plan text -> canonical plan text
+  kBuild = 16,            // Build, plan text -> BuildReply, when it is done, as kSettle
+  kRecompress = 17,       // SequenceRef -> ErrorReply, when nothing is due any more, as kSettle
+  kCancelWork = 18,       // SequenceRef -> CancelWorkReply
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -59,6 +63,15 @@ struct OpenSequence {
   uint64_t model;
   uint32_t plan_bytes;  // of the plan text, padded with NULs to 4
   uint32_t tokens;      // token ids that follow it, int32; the known prompt, may be 0
+  enum Flags : uint32_t { kOnlyReported = 1 };
+  uint32_t max_held_tokens;  // of a prefix; 0: no limit
+  uint32_t flags;  // kOnlyReported: no more of a prefix than the plan's series were stored with
+};
+static_assert(sizeof(OpenSequence) == 24);
+
+struct PlanText {
+  uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
+  uint32_t reserved;
 };
 
 struct SequenceRef {
@@ -73,8 +86,10 @@ struct SequenceReply {
   uint32_t plan_bytes;        // of the canonical plan text that follows
   uint32_t surprisal_tokens;  // leading tokens whose surprisal was stored with held pages
   uint32_t boundary_bytes;    // a byte a leading token, 1: it ends a sentence; behind the plan
+  uint32_t boundary_tokens;   // leading tokens of which it is known whether they end one
+  uint32_t reserved;
 };
-static_assert(sizeof(SequenceReply) == 32);
+static_assert(sizeof(SequenceReply) == 40);
 
 struct Grow {
   uint64_t sequence;
@@ -117,16 +132,24 @@ struct Recall {
 };
 static_assert(sizeof(Recall) == 32);
 
+// How much of a prompt is held: of an open of that plan, or of raw pages.
 struct Lookup {
   uint64_t model;
-  uint32_t tokens;
-  uint32_t reserved;
+  uint32_t plan_bytes;   // of the plan text, padded with NULs to 4; 0: raw pages of any device
+  uint32_t tokens;       // token ids that follow it, int32
+  char device_uuid[64];  // with a plan: of the session that will open; "" this one's
 };
+static_assert(sizeof(Lookup) == 80);
 
 struct LookupReply {
   uint32_t held_tokens;
-  uint32_t reserved;
+  uint32_t indexed_tokens;  // of these: with a complete index of the plan
+  uint32_t device_tokens;   // of the held ones, by tier; they need not be consecutive
+  uint32_t host_tokens;
+  uint32_t disk_tokens;
+  uint32_t plan_bytes;  // of the canonical plan text that follows; 0: raw pages
 };
+static_assert(sizeof(LookupReply) == 24);
 
 // The keys or the values of one layer in memory that an engine lends: element (block, slot, head)
 // begins at offset + block * block_stride + slot * slot_stride + head * head_stride.
@@ -166,6 +189,26 @@ static_assert(sizeof(SealBlocks) == 24);
 
 struct AcknowledgedReply {
   uint32_t tokens;  // leading ones that are copied: their blocks are the engine's again
+  uint32_t reserved;
+};
+
+struct Build {
+  uint64_t sequence;
+  uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4; 0: its own plan
+  uint32_t reserved;
+};
+static_assert(sizeof(Build) == 16);
+
+struct BuildReply {
+  uint32_t indexed_tokens;  // leading ones whose index blocks are complete
+  uint32_t built_blocks;    // index blocks that were made
+  uint32_t extents;         // of the plan's codec now
+  uint32_t reserved;
+};
+static_assert(sizeof(BuildReply) == 16);
+
+struct CancelWorkReply {
+  uint32_t was_running;  // 1: else it was queued or due, or nothing was there
   uint32_t reserved;
 };
 

@@ -89,6 +89,18 @@ class TableReader {
   uint64_t table_bytes_ = 0;
 };
 
+// Leading tokens whose index rows are there, by who made them (`indexed`, of `tokens`) and by the
+// table: a sealed block is complete, whoever sealed it.
+inline uint32_t IndexedTokens(const TableView& view, uint32_t block_tokens, uint32_t indexed,
+                              uint32_t tokens) {
+  for (uint32_t i = indexed / block_tokens; i < view.index_blocks; ++i) {
+    const uint64_t end = (uint64_t{i} + 1) * block_tokens;
+    if (end > tokens || (view.index_block(i)->flags & kPageSealed) == 0) break;
+    indexed = static_cast<uint32_t>(end);
+  }
+  return indexed;
+}
+
 }  // namespace kvstrata::shm
 
 #endif  // KVSTRATA_PROTO_TABLE_READER_H_

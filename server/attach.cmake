@@ -5,16 +5,18 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 
-kvs_library(kvs_telemetry telemetry/log.cc telemetry/readiness.cc LIBS kvs_base)
+kvs_library(kvs_telemetry telemetry/heartbeat.cc telemetry/log.cc telemetry/readiness.cc LIBS kvs_base)
 target_link_libraries(kvs_telemetry PRIVATE spdlog::spdlog)
 
 kvs_library(kvs_work
   work/block_catalog.cc
   work/block_rows.cc
+  work/build.cc
   work/disk_buffers.cc
   work/disk_pages.cc
   work/disk_pages_read.cc
   work/disk_pages_write.cc
+  work/disk_records.cc
   work/disk_scrub.cc
   work/importer.cc
   work/mover.cc
@@ -27,24 +29,35 @@ kvs_library(kvs_attach
   attach/arena_mailbox.cc
   attach/attach_server.cc
   attach/connections.cc
+  attach/descriptor_closer.cc
   attach/descriptor_inbox.cc
+  attach/fair_queue.cc
+  attach/lending.cc
   attach/packet.cc
   attach/peer.cc
   attach/ring_import.cc
+  attach/ring_lookup.cc
   attach/ring_session.cc
+  attach/ring_turn.cc
+  attach/ring_work.cc
   attach/unix_listener.cc
   LIBS kvs_telemetry kvs_store kvs_kernels kvs_shm kvs_base Threads::Threads)
 
-kvs_library(kvs_config config.cc config_keys.cc config_values.cc LIBS kvs_attach kvs_work kvs_kernels)
+kvs_library(kvs_config config.cc config_keys.cc config_values.cc machine_check.cc pool_memory.cc
+  LIBS kvs_attach kvs_work kvs_kernels)
 target_link_libraries(kvs_config PRIVATE PkgConfig::TOMLPLUSPLUS)
 
-# The version that the daemon tells; the commit is that of the last configure.
+# The version that the daemon tells; the commit is that of the last configure, or of KVS_COMMIT in the
+# environment, where there is no git.
 execute_process(COMMAND git rev-parse --short HEAD WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
   OUTPUT_VARIABLE KVS_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 if(NOT KVS_COMMIT)
   set(KVS_COMMIT unknown)
+  if(DEFINED ENV{KVS_COMMIT})
+    set(KVS_COMMIT $ENV{KVS_COMMIT})
+  endif()
 endif()
-kvs_library(kvs_daemon daemon.cc run_daemon.cc LIBS kvs_config kvs_rpc)
+kvs_library(kvs_daemon command_line.cc daemon.cc run_daemon.cc stop_watchdog.cc LIBS kvs_config kvs_rpc)
 set_source_files_properties(daemon.cc PROPERTIES COMPILE_DEFINITIONS
   "KVS_VERSION=\"${PROJECT_VERSION}\";KVS_COMMIT=\"${KVS_COMMIT}\"")
 

@@ -14,6 +14,7 @@
 #include <optional>
 #include <sstream>
 
+#include "base/check.h"
 #include "kernels/backend.h"
 #include "server/config_keys.h"
 
@@ -85,25 +86,30 @@ std::string PlanText(const toml::table& table) {
   return options.empty() && !preset.empty() ? preset : preset + "{" + options + "}";
 }
 
-Status AddNode(const std::string& key, const toml::node& node, const std::string& file,
-               GivenByKey* out);
+using Mistakes = std::vector<Status>;
 
-Status AddTable(const std::string& prefix, const toml::table& table, const std::string& file,
-                GivenByKey* out) {
-  for (const auto& [key, node] : table) {
-    KVS_RETURN_IF_ERROR(AddNode(prefix + std::string(key.str()), node, file, out));
-  }
-  return OkStatus();
+void Note(const Status& status, Mistakes* mistakes) {
+  if (!status.ok()) mistakes->push_back(status);
 }
 
-Status AddNode(const std::string& key, const toml::node& node, const std::string& file,
-               GivenByKey* out) {
+void AddNode(const std::string& key, const toml::node& node, const std::string& file,
+             GivenByKey* out, Mistakes* mistakes);
+
+void AddTable(const std::string& prefix, const toml::table& table, const std::string& file,
+              GivenByKey* out, Mistakes* mistakes) {
+  for (const auto& [key, node] : table) {
+    AddNode(prefix + std::string(key.str()), node, file, out, mistakes);
+  }
+}
+
+void AddNode(const std::string& key, const toml::node& node, const std::string& file,
+             GivenByKey* out, Mistakes* mistakes) {
   Given given;
   given.origin = "file";
   const toml::source_position at = node.source().begin;
   given.where = file + ":" + std::to_string(at.line) + ":" + std::to_string(at.column);
   if (const toml::table* table = node.as_table()) {
-    if (!IsPlanKey(key)) return AddTable(key + ".", *table, file, out);
+    if (!IsPlanKey(key)) return AddTable(key + ".", *table, file, out, mistakes);
     given.value = PlanText(*table);
   } else if (const auto* text = node.as_string()) {
     given.value = text->get();
@@ -111,7 +117,7 @@ Status AddNode(const std::string& key, const toml::node& node, const std::string
     given.value = TomlText(node);
     given.is_string = false;
   }
-  return Add(key, std::move(given), out);
+  Note(Add(key, std::move(given), out), mistakes);
 }
 
 Result<std::string> ReadFile(const std::string& file) {
@@ -139,10 +145,12 @@ Result<std::string> ReadFile(const std::string& file) {
   return text;
 }
 
-Status AddFile(const std::string& file, GivenByKey* out) {
+// An error: nothing of it could be read.
+Status AddFile(const std::string& file, GivenByKey* out, Mistakes* mistakes) {
   KVS_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
   try {
-    return AddTable("", toml::parse(text, file), file, out);
+    AddTable("", toml::parse(text, file), file, out, mistakes);
+    return OkStatus();
   } catch (const toml::parse_error& error) {
     const toml::source_position at = error.source().begin;
     return InvalidArgument("CONFIG_SYNTAX", file + ":" + std::to_string(at.line) + ":" +
@@ -188,41 +196,64 @@ std::string FallbackOf(const ConfigKey& key, const std::string& default_socket) 
   return std::string(key.fallback);
 }
 
-Status ApplyKeys(const GivenByKey& given, const std::string& default_socket, Config* c) {
+void ApplyKeys(const GivenByKey& given, const std::string& default_socket, Config* c,
+               Mistakes* mistakes) {
   for (const ConfigKey& key : ConfigKeys()) {
-    const std::string name(key.name);
+    const std::string name(key.name), fallback = FallbackOf(key, default_socket);
     const auto found = given.find(name);
-    const Given value = found != given.end()
-                            ? found->second
-                            : Given{FallbackOf(key, default_socket), "default", "default"};
+    const Given value =
+        found != given.end() ? found->second : Given{fallback, "default", "default"};
     const std::string allowed = key.name == "backend" ? BackendNames() : std::string(key.allowed);
     if ((key.text && !value.is_string) || !key.apply(value.value, c)) {
-      return WrongValue(name, value, allowed);
+      mistakes->push_back(WrongValue(name, value, allowed));
+      KVS_CHECK(key.apply(fallback, c));
     }
     c->entries.push_back({name, value.value, std::string(value.origin),
                           std::string(key.description) + " (" + allowed + ")"});
   }
-  return OkStatus();
 }
 
-Status ApplyPlans(const GivenByKey& given, Config* c) {
+Status CheckPlan(const std::string& key, const std::string& name, const Given& value) {
+  const auto presets = PresetNames();
+  if (!IsPlanName(name) || std::find(presets.begin(), presets.end(), name) != presets.end()) {
+    return InvalidArgument("CONFIG_KEY",
+                           value.where + ": plan name '" + name +
+                               "'; allowed: 1 to 64 of a-z 0-9 _ -, and no preset's name");
+  }
+  const Result<Plan> plan = ParsePlan(value.value);
+  if (plan.ok()) return OkStatus();
+  return {plan.status().code(), plan.status().reason(),
+          value.where + ": " + key + " = '" + value.value + "': " + plan.status().message()};
+}
+
+void ApplyPlans(const GivenByKey& given, Config* c, Mistakes* mistakes) {
   for (const auto& [key, value] : given) {
     if (!IsPlanKey(key)) continue;
     const std::string name = key.substr(kPlanPrefix.size());
-    const auto presets = PresetNames();
-    if (!IsPlanName(name) || std::find(presets.begin(), presets.end(), name) != presets.end()) {
-      return InvalidArgument("CONFIG_KEY",
-                             value.where + ": plan name '" + name +
-                                 "'; allowed: 1 to 64 of a-z 0-9 _ -, and no preset's name");
-    }
-    if (const Result<Plan> plan = ParsePlan(value.value); !plan.ok()) {
-      return {plan.status().code(), plan.status().reason(),
-              value.where + ": " + key + " = '" + value.value + "': " + plan.status().message()};
+    if (const Status status = CheckPlan(key, name, value); !status.ok()) {
+      mistakes->push_back(status);
+      continue;
     }
     c->store.named_plans.emplace_back(name, value.value);
     c->entries.push_back({key, value.value, std::string(value.origin), "named plan"});
   }
-  return OkStatus();
+}
+
+// What no key sees alone.
+void CheckTogether(const GivenByKey& given, const Config& c, Mistakes* mistakes) {
+  const auto low = given.find("pool.low_percent");
+  if (low != given.end() && c.store.low_percent > c.store.high_percent) {
+    mistakes->push_back(
+        WrongValue(low->first, low->second,
+                   "at most pool.high_percent, which is " + std::to_string(c.store.high_percent)));
+  }
+  if (!c.disk.directory.empty()) Note(DiskTier::Check(c.disk), mistakes);
+  if (const Status status = CheckSocketPath(c.socket); !status.ok()) {
+    const auto found = given.find("socket.path");
+    mistakes->push_back(InvalidArgument(
+        "CONFIG_VALUE",
+        (found == given.end() ? "default" : found->second.where) + ": " + status.message()));
+  }
 }
 
 }  // namespace
@@ -251,30 +282,44 @@ Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text) 
   return std::pair<std::string, std::string>(text.substr(0, equals), text.substr(equals + 1));
 }
 
-Result<Config> LoadConfig(const ConfigSources& sources) {
-  Config config;
+LoadedConfig ReadConfig(const ConfigSources& sources) {
+  LoadedConfig loaded;
+  Config& config = loaded.config;
   GivenByKey given;
   config.file = sources.file;
   if (config.file.empty() && access(sources.default_file.c_str(), F_OK) == 0) {
     config.file = sources.default_file;
   }
-  if (!config.file.empty()) KVS_RETURN_IF_ERROR(AddFile(config.file, &given));
+  if (!config.file.empty()) {
+    const Status read = AddFile(config.file, &given, &loaded.mistakes);
+    loaded.complete = read.ok();
+    Note(read, &loaded.mistakes);
+  }
+  if (!loaded.complete) return loaded;
   AddEnvironment(sources.environment, &given, &config.warnings);
   for (const auto& [key, value] : sources.flags) {
-    KVS_RETURN_IF_ERROR(Add(key, {value, "flag", "flag"}, &given));
+    Note(Add(key, {value, "flag", "flag"}, &given), &loaded.mistakes);
   }
   const auto [path, mode] = DefaultSocket(sources);
-  KVS_RETURN_IF_ERROR(ApplyKeys(given, path, &config));
-  KVS_RETURN_IF_ERROR(ApplyPlans(given, &config));
-  if (!config.disk.directory.empty()) KVS_RETURN_IF_ERROR(DiskTier::Check(config.disk));
+  ApplyKeys(given, path, &config, &loaded.mistakes);
+  ApplyPlans(given, &config, &loaded.mistakes);
+  CheckTogether(given, config, &loaded.mistakes);
   if (given.count("socket.path") == 0) config.socket_directory = mode;
-  if (const Status status = CheckSocketPath(config.socket); !status.ok()) {
-    const auto found = given.find("socket.path");
-    return InvalidArgument(
-        "CONFIG_VALUE",
-        (found == given.end() ? "default" : found->second.where) + ": " + status.message());
-  }
-  return config;
+  return loaded;
+}
+
+Status Joined(std::span<const Status> mistakes) {
+  KVS_CHECK(!mistakes.empty());
+  const Status& first = mistakes.front();
+  std::string text(first.message());
+  for (const Status& mistake : mistakes.subspan(1)) text += "\n" + mistake.ToString();
+  return {first.code(), first.reason(), text};
+}
+
+Result<Config> LoadConfig(const ConfigSources& sources) {
+  LoadedConfig loaded = ReadConfig(sources);
+  if (!loaded.mistakes.empty()) return Joined(loaded.mistakes);
+  return std::move(loaded.config);
 }
 
 }  // namespace kvstrata

@@ -1,8 +1,9 @@
 // The daemon's configuration: one table of keys (docs/configuration.md), never required.
 //
 // Precedence: flag > environment (KVSTRATA_*) > file (TOML) > default. Every entry remembers where
-// its value comes from. Everything is checked here, before anything starts, so that
-// `kvstratad --check-config` and a start agree.
+// its value comes from. Everything is checked here, before anything starts, and all mistakes are
+// told at once; machine_check.h holds it against the machine. `kvstratad --check-config` and a
+// start agree.
 //
 // Values; thread-safe. Errors (INVALID_ARGUMENT unless said): CONFIG_KEY (unknown, with the nearest
 // known one), CONFIG_VALUE (names key, value, where it was given, what is allowed), CONFIG_SYNTAX
@@ -15,6 +16,7 @@
 
 #include <chrono>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -64,6 +66,7 @@ struct Config {
   std::string backend;   // of the remote road; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores
   std::chrono::microseconds shutdown_timeout{4'000'000};
+  std::chrono::microseconds patience{2'000'000};  // with a loop, until health tells that it hangs
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
   bool coredump = false;
@@ -87,7 +90,18 @@ std::map<std::string, std::string> ReadEnvironment();
 // "key=value" of --set.
 Result<std::pair<std::string, std::string>> ParseSetting(std::string_view text);
 
+struct LoadedConfig {
+  Config config;                 // a key with a mistake has its default
+  std::vector<Status> mistakes;  // in the order in which they were found
+  bool complete = true;          // false: the file could not be read, nothing else was looked at
+};
+LoadedConfig ReadConfig(const ConfigSources& sources);
+
+// The configuration if it is without a mistake; else code and reason of the first one and a line
+// for each.
 Result<Config> LoadConfig(const ConfigSources& sources);
+// REQUIRES: some.
+Status Joined(std::span<const Status> mistakes);
 
 }  // namespace kvstrata
 

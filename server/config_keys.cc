@@ -85,6 +85,7 @@ bool CpuList(std::string_view text, std::vector<int>* out) {
 
 bool Level(std::string_view v, LogLevel* out) {
   constexpr std::array<std::string_view, 5> names = {"trace", "debug", "info", "warn", "error"};
+  if (v == "warning") v = "warn";
   const auto at = std::find(names.begin(), names.end(), v);
   *out = static_cast<LogLevel>(at - names.begin());
   return at != names.end();
@@ -166,7 +167,7 @@ constexpr std::array kKeys = {
         [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.high_percent); }},
     ConfigKey{
         "pool.low_percent", "KVSTRATA_POOL_LOW_PERCENT", "80", "1 to 100",
-        "of a pool's capacity: until it is down to this; at most pool.high_percent counts",
+        "of a pool's capacity: until it is down to this; at most pool.high_percent",
         [](std::string_view v, Config* c) { return NumberIn(v, 1, 100, &c->store.low_percent); }},
     ConfigKey{"move.bytes_per_second", "KVSTRATA_MOVE_BYTES_PER_SECOND", "2GiB",
               "a size, 1MiB to 1PiB; 0: as fast as it goes",
@@ -202,6 +203,13 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(10'000), microseconds(60'000'000),
                                   &c->attach.hello_timeout);
+              }},
+    ConfigKey{"health.patience", "KVSTRATA_HEALTH_PATIENCE", "2s", "a duration, 100ms to 600s",
+              "how long a loop that serves clients may take for one turn until health says so; "
+              "loops that copy, write or compute have 15 to 150 times as long",
+              [](std::string_view v, Config* c) {
+                return DurationIn(v, microseconds(100'000), microseconds(600'000'000),
+                                  &c->patience);
               }},
     ConfigKey{"attach.poll", "KVSTRATA_ATTACH_POLL", "50us", "a duration, 0 to 10ms",
               "how long the rings are polled after activity before the daemon sleeps",
@@ -304,7 +312,8 @@ constexpr std::array kKeys = {
                 return DurationIn(v, microseconds(100'000), microseconds(5'000'000),
                                   &c->shutdown_timeout);
               }},
-    ConfigKey{"log.level", "KVSTRATA_LOG_LEVEL", "info", "trace, debug, info, warn, error",
+    ConfigKey{"log.level", "KVSTRATA_LOG_LEVEL", "info",
+              "trace, debug, info, warn (or warning), error",
               "least severe events that are written",
               [](std::string_view v, Config* c) { return Level(v, &c->log_level); }, true},
     ConfigKey{"log.format", "KVSTRATA_LOG_FORMAT", "text", "text, json", "form of a line on stderr",

@@ -13,7 +13,7 @@ namespace kvstrata {
 bool ParseNumber(std::string_view text, uint64_t* out);
 // Units: "4GiB", "512 MiB", "1e6" is none, "1048576" is bytes; KiB MiB GiB TiB, KB MB GB TB, B.
 bool ParseSize(std::string_view text, uint64_t* bytes);
-// "50us", "500ms", "2s", "0".
+// "50us", "500ms", "0.5s", "2 s", "0"; whole microseconds.
 bool ParseDuration(std::string_view text, std::chrono::microseconds* out);
 
 }  // namespace kvstrata

@@ -22,17 +22,22 @@ target_link_libraries(kvs_memory PRIVATE PkgConfig::HWLOC)
 
 kvs_library(kvs_store
   store/allocate.cc
+  store/artefact_ledger.cc
   store/artefact_record.cc
   store/artefact_tier.cc
   store/artefacts.cc
   store/audit.cc
   store/blocks.cc
+  store/build_parts.cc
   store/device_failure.cc
   store/epochs.cc
   store/evict.cc
+  store/find_prefix.cc
+  store/held_prefix.cc
   store/import.cc
   store/imported_tensors.cc
   store/inspect.cc
+  store/hold_limits.cc
   store/lookup.cc
   store/move.cc
   store/open_sequence.cc
@@ -43,6 +48,7 @@ kvs_library(kvs_store
   store/pins.cc
   store/prefix_index.cc
   store/prefix_key.cc
+  store/prefix_survey.cc
   store/publish.cc
   store/raw_pages.cc
   store/recall.cc
@@ -55,5 +61,6 @@ kvs_library(kvs_store
   store/step_events.cc
   store/store.cc
   store/watermarks.cc
+  store/work_requests.cc
   LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)
 target_link_libraries(kvs_store PRIVATE OpenSSL::Crypto)

@@ -4,10 +4,13 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <thread>
 
+#include "base/spare_threads.h"
 #include "kernels/backend.h"
 #include "kernels/codec/codec.h"
 #include "kernels/codec/cuda_packer.h"
@@ -17,10 +20,14 @@
 #include "server/attach/unix_listener.h"
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
+#include "server/pool_memory.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/work_queue.h"
+#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 #include "server/work/block_catalog.h"
 #include "server/work/disk_pages.h"
+#include "server/work/disk_records.h"
 #include "server/work/importer.h"
 #include "server/work/mover.h"
 #include "server/work/pin_records.h"
@@ -38,12 +45,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr uint32_t kReplicationPatience = 30;
+constexpr size_t kLargeAllocation = size_t{16} << 20;  // more than jemalloc's oversize_threshold
+// For calls under way when the daemon stops.
+constexpr std::chrono::milliseconds kGrace{150};
+// Of what waits for the disk then; the rest is dropped.
+constexpr uint64_t kMostBytesAtStop = uint64_t{64} << 20;
+
 std::vector<ConfigItem> ItemsOf(const Config& config) {
   std::vector<ConfigItem> items;
   for (const ConfigEntry& e : config.entries) {
     items.push_back({e.key, e.value, e.origin, e.description});
   }
   return items;
+}
+
+uint32_t OpThreads(const Config& config) {
+  return config.threads != 0 ? config.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
 std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
@@ -54,10 +72,24 @@ std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
   return devices;
 }
 
+// "" for a disk tier that is well. Slower I/O (no io_uring) is no illness: the log and the stats
+// tell it.
+std::string IllnessOf(const DiskTierStats& stats) {
+  if (stats.breaker_open) return "the disk tier failed repeatedly and is left alone";
+  if (stats.stopped_segments != 0) {
+    return std::to_string(stats.stopped_segments) +
+           " segments of the disk tier take no more writes after errors";
+  }
+  if (stats.degraded.reason() == "DISK_SPACE") {
+    return "disk tier: " + std::string(stats.degraded.message());
+  }
+  return "";
+}
+
 }  // namespace
 
 int ExitCodeOf(const Status& status) {
-  if (status.reason() == "SOCKET_IN_USE") return kExitSocketInUse;
+  if (status.reason() == "SOCKET_IN_USE" || status.reason() == "DISK_LOCKED") return kExitInUse;
   switch (status.code()) {
     case Code::kOk:
       return kExitClean;
@@ -66,6 +98,7 @@ int ExitCodeOf(const Status& status) {
     case Code::kInvalidArgument:
     case Code::kNotFound:
     case Code::kUnimplemented:
+    case Code::kFailedPrecondition:  // a disk.path that was made by another configuration
       return kExitUsage;
     default:
       return kExitFailed;
@@ -85,6 +118,7 @@ struct Daemon::Parts {
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
+  Heartbeat replicating{"replications", kReplicationPatience};
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
   std::unique_ptr<DiskPages> disk_pages;    // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
@@ -97,55 +131,24 @@ struct Daemon::Parts {
   std::unique_ptr<UnixListener> grpc_listener;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<GrpcServer> grpc;
+  bool settled = false;
 
   Status Start();
+  Status CheckThreads() const;
   Status OpenDisk();
   void RestorePins();
-  void CheckpointDisk();
+  void SettleDisk();
+  void Settle();
   std::string Health() const;
   DiskInfo Disk() const;
   Status MakeStore();
   // The host pool's memory, of `host`, on the NUMA nodes that it belongs to. gpus: by UUID.
   Result<std::unique_ptr<MemoryResource>> PlaceHost(std::unique_ptr<MemoryResource> host,
                                                     std::span<const std::string> gpus) const;
-  Status CheckMemory();
   Result<std::vector<StoreDevice>> FindGpus(std::unique_ptr<MemoryResource>* host);
-  void FitDefaults(const CgroupMemory& cgroup);
   void TellPoolFailure(PoolId pool, const Status& why) const;
   Status StartGrpc();
 };
-
-// A default gives way to a small cgroup; a size that somebody asked for is refused there.
-void Daemon::Parts::FitDefaults(const CgroupMemory& cgroup) {
-  const auto emulated = static_cast<int>(config.devices.emulated);
-  const auto fit = [&](std::string_view key, uint64_t* bytes) {
-    for (const ConfigEntry& entry : config.entries) {
-      if (entry.key != key || entry.origin != "default") continue;
-      const uint64_t fitting = DefaultPoolBytes(cgroup, *bytes, 1 + emulated);
-      if (fitting == *bytes) continue;
-      LogEvent(
-          LogLevel::kWarn, "configuration",
-          {{"key", key}, {"why", "the cgroup has less left than the default"}, {"bytes", fitting}});
-      *bytes = fitting;
-    }
-  };
-  fit("pool.host_bytes", &config.store.host_bytes);
-  if (emulated > 0) fit("pool.device_bytes", &config.store.device_bytes);
-}
-
-Status Daemon::Parts::CheckMemory() {
-  const std::optional<CgroupMemory> cgroup = ReadCgroupMemory();
-  if (!cgroup) return OkStatus();
-  FitDefaults(*cgroup);
-  KVS_RETURN_IF_ERROR(CheckCgroupBudget(*cgroup, config.store.host_bytes,
-                                        config.devices.emulated * config.store.device_bytes));
-  LogEvent(LogLevel::kInfo, "cgroup_memory",
-           {{"file", cgroup->file},
-            {"limit_bytes", cgroup->limit},
-            {"charged_bytes", cgroup->charged},
-            {"reclaimable_bytes", cgroup->reclaimable}});
-  return OkStatus();
-}
 
 // A GPU's pool takes at most what is free, but for what the daemon's own context and copies need.
 Result<std::vector<StoreDevice>> Daemon::Parts::FindGpus(std::unique_ptr<MemoryResource>* host) {
@@ -177,7 +180,7 @@ Status Daemon::Parts::MakeStore() {
   config.store.on_pool_failure = [this](PoolId pool, const Status& why) {
     TellPoolFailure(pool, why);
   };
-  KVS_RETURN_IF_ERROR(CheckMemory());
+  KVS_RETURN_IF_ERROR(FitPools(&config));
   std::vector<StoreDevice> devices = EmulatedDevices(config.devices.emulated);
   std::unique_ptr<MemoryResource> host = NewHostPinned();
   if (devices.empty()) {
@@ -239,6 +242,7 @@ Status Daemon::Parts::OpenDisk() {
             {"capacity_bytes", stats.capacity_bytes},
             {"entries", stats.entries},
             {"scanned_segments", stats.scanned_segments},
+            {"cut_segments", stats.cut_segments},
             {"degraded", stats.degraded.message()}});
   return OkStatus();
 }
@@ -262,9 +266,9 @@ void Daemon::Parts::RestorePins() {
 
 // Writes what waits, then the index, so that the next start need not read every slot. What is put
 // is there without it.
-void Daemon::Parts::CheckpointDisk() {
+void Daemon::Parts::SettleDisk() {
   if (disk == nullptr) return;
-  disk_pages->Stop(Clock::now() + config.shutdown_timeout / 8);
+  disk_pages->Stop(Clock::now() + config.shutdown_timeout / 8, kMostBytesAtStop);
   const DiskPagesCounters c = disk_pages->counters();
   LogEvent(LogLevel::kInfo, "disk_pages",
            {{"written", c.written},
@@ -280,6 +284,19 @@ void Daemon::Parts::CheckpointDisk() {
   if (status.ok()) return;
   LogEvent(LogLevel::kWarn, "disk_checkpoint_failed",
            {{"reason", status.reason()}, {"why", status.message()}});
+}
+
+// Peers first hear that it ends, and nothing here waits for one of them longer than its grace.
+void Daemon::Parts::Settle() {
+  if (settled) return;
+  settled = true;
+  attach->Stop();
+  work->Stop();  // what waits for it over gRPC has its answer then
+  store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
+  if (disk_pages != nullptr) disk_pages->EndScrubs();
+  grpc->EndServing(kGrace);
+  SettleDisk();
+  grpc_listener.reset();
 }
 
 DiskInfo Daemon::Parts::Disk() const {
@@ -307,33 +324,41 @@ DiskInfo Daemon::Parts::Disk() const {
   info.io_errors = stats.io_errors;
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
+  info.sick = !IllnessOf(stats).empty();
   info.draining = disk_pages->draining();
   info.drained = disk_pages->drained();
   info.refused = counters.refused;
   return info;
 }
 
-// Slower I/O (no io_uring) is no illness: the log and `DiskTierStats` tell it.
 std::string Daemon::Parts::Health() const {
+  for (const HangingLoop& loop : HangingLoops(config.patience)) {
+    return "degraded: " + loop.thread + " has not answered for " +
+           std::to_string(loop.since.count()) + " s";
+  }
+  if (const ClosingCounters closing = attach->counters().closing; closing.late != 0) {
+    return "degraded: " + std::to_string(closing.late) + " descriptors that clients of user " +
+           std::to_string(closing.late_user) + (closing.late == 1 ? "" : " and others") +
+           " passed do not close";
+  }
   for (const PoolInfo& pool : store->Pools()) {
     if (pool.failure.empty()) continue;
     return "degraded: the " + std::string(NameOf(pool.tier)) + " pool" +
            (device_names.size() > 1 ? " of " + pool.device : "") + " is lost: " + pool.failure;
   }
-  if (disk == nullptr) return "serving";
-  const DiskTierStats stats = disk->Stats();
-  if (stats.breaker_open) return "degraded: the disk tier failed repeatedly and is left alone";
-  if (stats.stopped_segments != 0) {
-    return "degraded: " + std::to_string(stats.stopped_segments) +
-           " segments of the disk tier take no more writes after errors";
-  }
-  if (stats.degraded.reason() == "DISK_SPACE") {
-    return "degraded: disk tier: " + std::string(stats.degraded.message());
-  }
-  return "serving";
+  const std::string illness = disk == nullptr ? "" : IllnessOf(disk->Stats());
+  return illness.empty() ? "serving" : "degraded: " + illness;
+}
+
+// Libraries abort when they get no thread while they start, and the standard library throws.
+Status Daemon::Parts::CheckThreads() const {
+  constexpr uint32_t kOthers = 28;  // loops, the remote road's queue, gRPC's
+  return CheckSpareThreads(static_cast<int>(kOthers + config.work.threads +
+                                            config.disk_pages.readers + OpThreads(config)));
 }
 
 Status Daemon::Parts::Start() {
+  KVS_RETURN_IF_ERROR(CheckThreads());
   if (config.socket_directory != 0) {
     KVS_RETURN_IF_ERROR(MakeSocketDirectory(config.socket, config.socket_directory));
   }
@@ -345,10 +370,18 @@ Status Daemon::Parts::Start() {
   mover = std::make_unique<Mover>(config.mover, store.get());
   replications = std::make_unique<WorkQueue>(1);
   store->SetReplicationQueue(
-      [queue = replications.get()](std::function<void()> open) { queue->Post(std::move(open)); });
+      [queue = replications.get(), beat = &replicating](std::function<void()> open) {
+        queue->Post([beat, open = std::move(open)] {
+          const Turning turning(beat);
+          Survive("replications", open);
+        });
+      });
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();
+    NoteRecords(store.get(), *disk, disk_pages.get(), [](size_t records) {
+      LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
+    });
   }
   blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
@@ -364,6 +397,13 @@ Status Daemon::Parts::Start() {
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
                        UnixListener::Listen(config.socket + std::string(kAttachSuffix),
                                             SOCK_SEQPACKET, config.socket_group));
+  if (grpc_listener->takes_descriptors()) {
+    LogEvent(LogLevel::kWarn, "descriptors_accepted",
+             {{"socket", config.socket},
+              {"why",
+               "before Linux 6.16 a client can pass descriptors along with its calls, and "
+               "make gRPC wait until they are closed"}});
+  }
   KVS_ASSIGN_OR_RETURN(attach,
                        AttachServer::Start(config.attach, std::move(attach_listener), store.get()));
   return StartGrpc();
@@ -371,8 +411,7 @@ Status Daemon::Parts::Start() {
 
 Status Daemon::Parts::StartGrpc() {
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
-  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
-  executor = NewThreadPool(static_cast<int>(config.threads != 0 ? config.threads : cores));
+  executor = NewThreadPool(static_cast<int>(OpThreads(config)));
   GrpcOptions options;
   options.listen_fd = grpc_listener->fd();
   options.socket_path = config.socket;
@@ -411,20 +450,27 @@ Status Daemon::Parts::StartGrpc() {
 Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
   auto parts = std::make_unique<Parts>();
   parts->config = config;
-  KVS_RETURN_IF_ERROR(parts->Start());
+  try {
+    WarmUpAllocator(kLargeAllocation);
+    KVS_RETURN_IF_ERROR(parts->Start());
+  } catch (const std::system_error& error) {
+    return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what() +
+                                            "; raise RLIMIT_NPROC or the cgroup's pids.max");
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("MEMORY",
+                             "there is no memory to start with; raise RLIMIT_AS or the "
+                             "cgroup's memory.max");
+  }
   return std::unique_ptr<Daemon>(new Daemon(std::move(parts)));
 }
 
 Daemon::Daemon(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
+void Daemon::Settle() { parts_->Settle(); }
+
 Daemon::~Daemon() {
-  parts_->attach->Stop();
-  parts_->work->Stop();  // what waits for it over gRPC has its answer then
-  parts_->store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
-  if (parts_->disk_pages != nullptr) parts_->disk_pages->EndScrubs();
-  parts_->grpc->Shutdown(
-      std::chrono::duration_cast<std::chrono::milliseconds>(parts_->config.shutdown_timeout / 2));
-  parts_->CheckpointDisk();
+  parts_->Settle();
+  parts_->grpc->Shutdown(kGrace);
 }
 
 size_t Daemon::devices() const { return parts_->device_names.size(); }

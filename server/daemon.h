@@ -18,9 +18,9 @@ namespace kvstrata {
 enum ExitCode : int {
   kExitClean = 0,
   kExitFailed = 1,
-  kExitUsage = 2,        // a flag, a key, a plan, a path that cannot be a socket
-  kExitSocketInUse = 3,  // another daemon, or another program, serves the path
-  kExitPermission = 4,   // the path, its directory or a file may not be used by this user
+  kExitUsage = 2,       // a flag, a key, a plan, a path, sizes that cannot be had here
+  kExitInUse = 3,       // another daemon, or another program, serves the path or has the disk tier
+  kExitPermission = 4,  // a path, its directory or a file may not be used by this user
 };
 int ExitCodeOf(const Status& status);
 
@@ -31,8 +31,12 @@ class Daemon {
  public:
   // Serves on both sockets when it returns.
   static Result<std::unique_ptr<Daemon>> Start(const Config& config);
-  // Clients see EOF or UNAVAILABLE; calls under way get half of shutdown.timeout; both sockets are
-  // unlinked, the lock falls.
+  // Ends all that others rely on after the process: clients see EOF or UNAVAILABLE, calls under way
+  // get a short grace, what waits for the disk is written (an eighth of shutdown.timeout, 64 MiB)
+  // and a checkpoint with it (a quarter), both sockets are unlinked. Peers cannot make it last.
+  void Settle();
+  // Settle; then everything goes, gRPC too, which gives no bound on how long that takes. The lock
+  // falls last.
   ~Daemon();
 
   size_t devices() const;  // with a pool each
@@ -48,8 +52,9 @@ class Daemon {
 };
 
 // The life of the process, from a checked configuration to the exit code: hardens the process,
-// starts, tells `ready_fd` (-1: nobody) and the service manager, waits for SIGTERM or SIGINT, ends.
-// A shutdown that hangs is cut off after shutdown.timeout. REQUIRES: no thread was started yet.
+// starts, tells `ready_fd` (-1: nobody) and the service manager, waits for SIGTERM, SIGINT or
+// SIGQUIT, ends. A shutdown that hangs is cut off (stop_watchdog.h). REQUIRES: no thread was
+// started yet.
 int RunDaemon(const Config& config, int ready_fd);
 
 }  // namespace kvstrata

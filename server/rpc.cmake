@@ -5,18 +5,25 @@ kvs_library(kvs_rpc
   rpc/admin_service.cc
   rpc/block_messages.cc
   rpc/block_stream.cc
+  rpc/calls_under_way.cc
   rpc/compute_service.cc
   rpc/control_service.cc
   rpc/cpu_steps.cc
   rpc/gpu_steps.cc
+  rpc/grpc_connections.cc
   rpc/grpc_server.cc
+  rpc/health_names.cc
+  rpc/library_log.cc
+  rpc/malformed_requests.cc
   rpc/prefix_messages.cc
   rpc/recall_stream.cc
+  rpc/recompress_stream.cc
   rpc/remote_sequence.cc
   rpc/remote_session.cc
   rpc/scrub_stream.cc
   rpc/service_context.cc
   rpc/session_stream.cc
   rpc/tensor_ref.cc
+  rpc/work_calls.cc
   rpc/work_queue.cc
   LIBS kvs_attach kvs_store kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})

@@ -1,5 +1,4 @@
 // RunDaemon: the life of the process.
-#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -8,10 +7,10 @@
 #include <csignal>
 #include <cstring>
 #include <memory>
-#include <string_view>
-#include <thread>
 
 #include "server/daemon.h"
+#include "server/machine_check.h"
+#include "server/stop_watchdog.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/readiness.h"
 
@@ -20,6 +19,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr uint32_t kIgnoredLines = 10;  // a second, of signals that do nothing
+
 int64_t MicrosSince(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
 }
@@ -27,7 +28,6 @@ int64_t MicrosSince(Clock::time_point start) {
 // Users' caches are plaintext: no core dumps, no debugger of the same user.
 void Harden(const Config& config) {
   prctl(PR_SET_DUMPABLE, config.coredump ? 1 : 0);
-  std::signal(SIGPIPE, SIG_IGN);
   rlimit files{};
   if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
     files.rlim_cur = files.rlim_max;  // five descriptors a session
@@ -35,37 +35,53 @@ void Harden(const Config& config) {
   }
 }
 
+// Of those whose default is to end the process the ones that somebody or the kernel sends, and that
+// are no crash.
 sigset_t BlockSignals() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&set, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM,
+                           SIGPROF, SIGIO, SIGPWR, SIGSTKFLT}) {
+    sigaddset(&set, signal);
+  }
+  for (int signal = SIGRTMIN; signal <= SIGRTMAX; ++signal) sigaddset(&set, signal);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  // A write then fails with EPIPE or EFBIG.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   return set;
 }
 
 // Blocks until the process is asked to end.
 int AwaitEnd(const sigset_t& signals) {
+  LogLimiter limiter(kIgnoredLines);
   for (;;) {
     int signal = 0;
     if (sigwait(&signals, &signal) != 0) continue;
-    if (signal != SIGHUP) return signal;
-    LogEvent(LogLevel::kWarn, "not_reloadable",
-             {{"signal", "SIGHUP"}, {"why", "no key can change at run time; restart instead"}});
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGQUIT) return signal;
+    uint64_t suppressed = 0;
+    const auto now = Clock::now().time_since_epoch();
+    if (!limiter.Allow(std::chrono::duration_cast<std::chrono::seconds>(now).count(),
+                       &suppressed)) {
+      continue;
+    }
+    if (signal == SIGHUP) {
+      LogEvent(LogLevel::kWarn, "not_reloadable",
+               {{"signal", "SIGHUP"},
+                {"why", "no key can change at run time; restart instead"},
+                {"suppressed", suppressed}});
+    } else {
+      LogEvent(LogLevel::kWarn, "signal_ignored",
+               {{"signal", strsignal(signal)},
+                {"why", "it means nothing here; SIGTERM ends the daemon"},
+                {"suppressed", suppressed}});
+    }
   }
 }
 
-// Ends the process when its shutdown does not. Takes no lock and waits for nobody, also not for the
-// reader of stderr.
-void StartWatchdog(std::chrono::microseconds timeout) {
-  std::thread([timeout] {
-    std::this_thread::sleep_for(timeout);
-    constexpr std::string_view text = "kvstratad: shutdown.timeout passed, ending the process\n";
-    pollfd log{STDERR_FILENO, POLLOUT, 0};
-    if (poll(&log, 1, 0) == 1 && (log.revents & POLLOUT) != 0) {
-      [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
-    }
-    _exit(kExitFailed);
-  }).detach();
+int StartFailed(const Status& why) {
+  LogEvent(LogLevel::kError, "start_failed", {{"reason", why.reason()}, {"why", why.message()}});
+  return ExitCodeOf(why);
 }
 
 }  // namespace
@@ -78,13 +94,14 @@ int RunDaemon(const Config& config, int ready_fd) {
   for (const std::string& warning : config.warnings) {
     LogEvent(LogLevel::kWarn, "configuration", {{"why", warning}});
   }
-  Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
-  if (!daemon.ok()) {
-    const Status status = daemon.status();
-    LogEvent(LogLevel::kError, "start_failed",
-             {{"reason", status.reason()}, {"why", status.message()}});
-    return ExitCodeOf(status);
+  if (const std::vector<Status> mistakes = CheckMachine(config); !mistakes.empty()) {
+    for (const Status& mistake : mistakes) StartFailed(mistake);
+    return ExitCodeOf(mistakes.front());
   }
+  const Result<StopWatchdog> watchdog = StopWatchdog::Start(config.shutdown_timeout);
+  if (!watchdog.ok()) return StartFailed(watchdog.status());
+  Result<std::unique_ptr<Daemon>> daemon = Daemon::Start(config);
+  if (!daemon.ok()) return StartFailed(daemon.status());
   LogEvent(LogLevel::kInfo, "ready",
            {{"socket", config.socket},
             {"pid", getpid()},
@@ -99,11 +116,13 @@ int RunDaemon(const Config& config, int ready_fd) {
   SignalReadyFd(ready_fd);
   const int signal = AwaitEnd(signals);
   const Clock::time_point asked = Clock::now();
-  StartWatchdog(config.shutdown_timeout);
+  watchdog->Begin();
   LogEvent(LogLevel::kInfo, "stopping", {{"signal", strsignal(signal)}});
   NotifyServiceManager("STOPPING=1");
-  daemon.value().reset();
+  daemon.value()->Settle();
   LogEvent(LogLevel::kInfo, "stopped", {{"shutdown_us", MicrosSince(asked)}});
+  watchdog->Settled();
+  daemon.value().reset();
   return kExitClean;
 }
 

@@ -5,6 +5,7 @@ pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET GLOBAL liburing)
 
 set(KVS_TIER_SOURCES
   checkpoint.cc
+  disk_check.cc
   disk_checkpoint.cc
   disk_erase.cc
   disk_flush.cc
@@ -15,6 +16,7 @@ set(KVS_TIER_SOURCES
   pread_queue.cc
   segment_table.cc
   tier_directory.cc
+  tier_place.cc
   transfer_queue.cc
   uring_queue.cc)
 list(TRANSFORM KVS_TIER_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/tier/)

@@ -37,7 +37,8 @@ inline constexpr int32_t kSpanWindow = 512, kShortestSpan = 4;
 inline constexpr double kAnchorDeviations = 2;
 // Defaults of the plan, but for the rank, the place of factors and the budget (SpanBudget).
 inline constexpr char kSpanPlan[] =
-    "sekv{r_max = 16, factors = \"device\", keep_raw = \"no\", min_tokens = 0, rows = ";
+    "sekv{max_loss = 1, r_max = 16, factors = \"device\", keep_raw = \"no\", min_tokens = 0, rows "
+    "= ";
 inline constexpr float kSpanQueryScale = 16;  // of normal queries: relevance outweighs ln n
 inline const Plan kPlans[] = {
     {"full", "full", [](int64_t n) { return n; }},
@@ -55,7 +56,7 @@ inline const Plan kPlans[] = {
     {"tokenselect_0.9", "tokenselect{min_tokens = 0}",
      [](int64_t n) { return n / 20 + kTokenRows; }, 1, 10},
     // A packed row has 5 of 16 of a raw one's bytes; block keys are as many bytes as what is taken.
-    {"mosaickv", "mosaickv{share = 0.0625, min_tokens = 0}",
+    {"mosaickv", "mosaickv{max_loss = 1, share = 0.0625, min_tokens = 0}",
      [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }},
     // Of 1000 tokens of GPL-3 65 raw ones and 43 means; factors of 20 rows are 17 rows' bytes, for
     // each of 4 heads, or for all.
@@ -81,9 +82,9 @@ inline const std::vector<Plan> kPoolPlans = {
     {"chess", "chess{trigger = \"every\", every = 10, min_tokens = 0}", nullptr},
     {"sentencekv", "sentencekv{min_tokens = 0}", nullptr, 1, 0, kLayersOfAModel, true},
     {"tokenselect", "tokenselect{min_tokens = 0}", nullptr},
-    {"mosaickv", "mosaickv{keep_raw = \"no\", min_tokens = 0}", nullptr},
+    {"mosaickv", "mosaickv{max_loss = 1, keep_raw = \"no\", min_tokens = 0}", nullptr},
     {.name = "sekv",
-     .text = "sekv{min_tokens = 0}",
+     .text = "sekv{max_loss = 1, min_tokens = 0}",
      .rows_read = nullptr,
      .most_layers = 2,
      .surprisals = true},

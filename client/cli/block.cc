@@ -79,7 +79,7 @@ Result<int> List(const Options& options, const Listing& wanted) {
     }
     request.set_after(answer.next());
   } while (request.after() != 0 && (wanted.limit == 0 || blocks.size() < wanted.limit));
-  document["next"] = request.after();
+  document["next"] = std::to_string(request.after());  // uses all 64 bits
   PrintList(options.style, document, "blocks", kList, std::cout);
   if (request.after() != 0 && options.style.format == Format::kTable) {
     std::cerr << "there may be more: --after " << request.after() << "\n";

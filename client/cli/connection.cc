@@ -12,9 +12,12 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
-#include <future>
+#include <iostream>
+#include <string>
+#include <utility>
 
 #include "base/unique_fd.h"
+#include "kvstrata/kvstrata.h"
 #include "proto/status_map.h"
 
 namespace kvstrata::cli {
@@ -81,6 +84,12 @@ std::string EnumText(const google::protobuf::EnumValueDescriptor& value) {
   return name;
 }
 
+// A field that uses all 64 bits is text: most readers of JSON take numbers for doubles. All others
+// count bytes, events or microseconds, which stay below 2^53.
+bool UsesAllBits(const google::protobuf::FieldDescriptor& field) {
+  return field.full_name() == "kvstrata.v1.GetStatusResponse.daemon_epoch";
+}
+
 // Field `field` of `m`; `index` is -1 for a field that is not repeated.
 Json FieldValue(const google::protobuf::Message& m, const google::protobuf::FieldDescriptor& field,
                 int index) {
@@ -95,6 +104,7 @@ Json FieldValue(const google::protobuf::Message& m, const google::protobuf::Fiel
     case F::CPPTYPE_UINT32:
       return one ? r.GetUInt32(m, &field) : r.GetRepeatedUInt32(m, &field, index);
     case F::CPPTYPE_UINT64:
+      if (UsesAllBits(field)) return std::to_string(r.GetUInt64(m, &field));
       return one ? r.GetUInt64(m, &field) : r.GetRepeatedUInt64(m, &field, index);
     case F::CPPTYPE_DOUBLE:
       return one ? r.GetDouble(m, &field) : r.GetRepeatedDouble(m, &field, index);
@@ -142,22 +152,56 @@ Result<std::unique_ptr<Connection>> Connection::Dial(const Options& options) {
   return std::unique_ptr<Connection>(new Connection(std::move(channel), options.timeout));
 }
 
-Status Connection::Translate(const grpc::Status& status) const {
+Status Connection::Translate(const grpc::Status& status) {
   Status translated = FromGrpc(status);
+  if (translated.reason() == "RPC_UNIMPLEMENTED") return Unknown();
   if (translated.reason() != "DEADLINE") return translated;  // the daemon's own says more
   return {Code::kDeadlineExceeded, "DEADLINE",
           "no answer from the daemon in " + std::to_string(timeout_.count()) + " ms"};
 }
 
-Result<std::string> Connection::Health() {
+// Only the daemon's own user and root hear which version it is.
+Status Connection::Unknown() {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + timeout_);
+  v1::GetStatusResponse daemon;
+  const bool told = admin_->GetStatus(&context, v1::GetStatusRequest(), &daemon).ok();
+  return Unimplemented("RPC_UNIMPLEMENTED",
+                       "the daemon is " +
+                           (told ? daemon.version() + " (" + daemon.commit() + ")"
+                                 : std::string("of another version")) +
+                           " and does not know this call of kvstrata " + kvs_version() +
+                           ": restart the daemon with this program's release");
+}
+
+void Connection::CheckVersion(const v1::GetStatusResponse& daemon) {
+  if (daemon.version() == kvs_version() || std::exchange(warned_, true)) return;
+  std::cerr << "kvstrata: warning: the daemon is " << daemon.version() << ", this program is "
+            << kvs_version()
+            << "; what only one of them knows reads as nothing or 0: restart the daemon with this "
+               "program's release\n";
+}
+
+Result<std::string> Connection::Health(const std::string& name) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + timeout_);
   grpc::GenericStub stub(channel_);
-  grpc::ByteBuffer request(nullptr, 0), response;  // HealthCheckRequest{service = ""} is no bytes
-  std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, &response,
-                 [&done](grpc::Status s) { done.set_value(std::move(s)); });
-  if (const grpc::Status status = done.get_future().get(); !status.ok()) return Translate(status);
+  // HealthCheckRequest: field 1, a string; of "" no bytes.
+  grpc::Slice bytes;
+  if (!name.empty())
+    bytes = grpc::Slice("\x0a" + std::string(1, static_cast<char>(name.size())) + name);
+  grpc::ByteBuffer request(&bytes, 1), response;
+  // Not the callback API: its threads may sleep for ten seconds when the channel goes.
+  grpc::CompletionQueue events;
+  grpc::Status status;
+  const auto call =
+      stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &events);
+  call->StartCall();
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  events.Next(&tag, &ok);
+  if (!status.ok()) return Translate(status);
   grpc::Slice slice;
   response.DumpToSingleSlice(&slice);
   // HealthCheckResponse: field 1, a varint; absent: 0.

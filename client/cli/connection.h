@@ -11,6 +11,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <type_traits>
 
 #include "base/status.h"
 #include "client/cli/invocation.h"
@@ -57,8 +58,9 @@ class Connection {
     return Translate(reader->Finish());
   }
 
-  // grpc.health.v1 of the whole server: "SERVING", "NOT_SERVING", "UNKNOWN".
-  Result<std::string> Health();
+  // grpc.health.v1 of a name, "" for the whole daemon: "SERVING", "NOT_SERVING", "UNKNOWN".
+  // NOT_FOUND: it has no such name.
+  Result<std::string> Health(const std::string& name = "");
 
  private:
   Connection(std::shared_ptr<grpc::Channel> channel, std::chrono::milliseconds timeout);
@@ -73,14 +75,20 @@ class Connection {
     Response response;
     const grpc::Status status = (stub.*method)(&context, request, &response);
     if (!status.ok()) return Translate(status);
+    if constexpr (std::is_same_v<Response, v1::GetStatusResponse>) CheckVersion(response);
     return response;
   }
-  Status Translate(const grpc::Status& status) const;
+  Status Translate(const grpc::Status& status);
+  // That the daemon does not know the call, with both versions.
+  Status Unknown();
+  // Warns on stderr, once, if it is another than this program's.
+  void CheckVersion(const v1::GetStatusResponse& daemon);
 
   std::shared_ptr<grpc::Channel> channel_;
   std::chrono::milliseconds timeout_;
   std::unique_ptr<v1::Admin::Stub> admin_;
   std::unique_ptr<v1::Control::Stub> control_;
+  bool warned_ = false;
 };
 
 // Dials, calls, returns the answer as a document: what most verbs are.

@@ -12,14 +12,26 @@ namespace kvstrata::cli {
 namespace {
 
 struct Wanted {
-  std::string model, file, tenant;
+  std::string model, file, tenant, plan, device;
   std::vector<std::string> keys;
   bool pages = false;
 };
 
+std::string OrRawPages(const Json& plan) {
+  const std::string text = plan.get<std::string>();
+  return text.empty() ? "none: raw pages" : Printable(text);
+}
+
 constexpr Column kRecord[] = {
-    {"TOKENS", "/tokens"},       {"HELD TOKENS", "/held_tokens"}, {"ON DEVICE", "/device_tokens"},
-    {"ON HOST", "/host_tokens"}, {"ON DISK", "/disk_tokens"},     {"PAGE TOKENS", "/page_tokens"},
+    {"TOKENS", "/tokens"},         {"HELD TOKENS", "/held_tokens"}, {"ON DEVICE", "/device_tokens"},
+    {"ON HOST", "/host_tokens"},   {"ON DISK", "/disk_tokens"},     {"PAGE TOKENS", "/page_tokens"},
+    {"PLAN", "/plan", OrRawPages},
+};
+constexpr Column kPlanned[] = {
+    {"TOKENS", "/tokens"},           {"HELD TOKENS", "/held_tokens"},
+    {"INDEXED", "/indexed_tokens"},  {"ON DEVICE", "/device_tokens"},
+    {"ON HOST", "/host_tokens"},     {"ON DISK", "/disk_tokens"},
+    {"PAGE TOKENS", "/page_tokens"}, {"PLAN", "/plan"},
 };
 constexpr Column kPages[] = {
     {"PAGE", "/page", nullptr, true}, {"KEY", "/key"}, {"TIER", "/tier", OrDash}};
@@ -27,6 +39,8 @@ constexpr Column kPages[] = {
 Result<v1::LookupPrefixRequest> RequestOf(const Wanted& wanted) {
   v1::LookupPrefixRequest request;
   request.set_tenant(wanted.tenant);
+  request.set_plan(wanted.plan);
+  request.set_device_uuid(wanted.device);
   request.set_by_page(true);
   if (wanted.file.empty() == wanted.keys.empty()) {
     return InvalidArgument("LOOKUP_WHAT", "name a FILE of token ids, or page keys by --key");
@@ -63,7 +77,8 @@ Result<int> Lookup(const Options& options, const Wanted& wanted) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        connection->Call(&v1::Admin::Stub::LookupPrefix, request));
   const Json document = Document(request, answer);
-  PrintRecord(options.style, document, kRecord, std::cout);
+  PrintRecord(options.style, document,
+              wanted.plan.empty() ? std::span<const Column>(kRecord) : kPlanned, std::cout);
   if (wanted.pages && options.style.format == Format::kTable) {
     std::cout << "\n";
     PrintList(options.style, document, "pages", kPages, std::cout);
@@ -80,6 +95,10 @@ void AddLookup(CLI::App& app, Invocation& invocation) {
   verb->add_option("FILE", wanted->file, "Token ids: text, a trace, or - for stdin");
   verb->add_option("--key", wanted->keys, "Key of a page, 64 hexadecimal digits; repeat, in order");
   verb->add_option("--tenant", wanted->tenant, "Whose pages, such as uid:1000 (default: yours)");
+  auto* plan = verb->add_option("--plan", wanted->plan,
+                                "What an open of this plan would find (default: raw pages)");
+  verb->add_option("--device", wanted->device, "Of the session that will open (default: the first)")
+      ->needs(plan);
   verb->add_flag("--pages", wanted->pages, "Every page with its key and tier");
   Runs(verb, invocation, [&invocation, wanted] { return Lookup(invocation.options, *wanted); });
 }

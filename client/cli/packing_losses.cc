@@ -48,7 +48,7 @@ Status AddTrace(const Trace& trace, const ReplayOptions& options, const ReplayPr
   const std::vector<TraceLayer>& layers = trace.layers();
   KVS_ASSIGN_OR_RETURN(
       const ReplaySession session,
-      ReplaySession::Attach(options.socket, options.timeout, trace, layers.size()));
+      ReplaySession::Attach(options.socket, options.timeout, trace, layers.size(), false));
   ReplayStream stream(session, trace, layers);
   KVS_RETURN_IF_ERROR(stream.Open(out->plan));
   while (!stream.prefilled()) {

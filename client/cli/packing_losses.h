@@ -29,7 +29,7 @@ struct ChannelLoss {
 
 struct PackingLosses {
   // A plan packs from min_tokens on; a calibration wants to know at any length.
-  std::string plan = "mosaickv{strategy = \"search\", min_tokens = 0}";
+  std::string plan = "mosaickv{strategy = \"search\", max_loss = 1, min_tokens = 0}";
   std::string status = "ok";
   std::vector<StrategyCount> strategies;  // the most frequent first
   // "ok", or why `losses` is empty: the daemon need not have the array "losses", F32 [..., 4],

@@ -24,6 +24,8 @@ constexpr Column kRecord[] = {
     {"ORIGIN", "/origin"},       {"TEXT", "/text"},
 };
 
+constexpr Column kNeeds[] = {{"NEEDS", "/name"}, {"WHAT", "/text"}};
+
 Result<int> List(const Options& options) {
   KVS_ASSIGN_OR_RETURN(const auto answer,
                        Ask(options, &v1::Control::Stub::ListPlans, v1::ListPlansRequest()));
@@ -35,7 +37,12 @@ Result<int> Show(const Options& options, const std::string& plan) {
   v1::ShowPlanRequest request;
   request.set_plan(plan);
   KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Control::Stub::ShowPlan, request));
-  PrintRecord(options.style, ToJson(answer), kRecord, std::cout);
+  const Json document = ToJson(answer);
+  PrintRecord(options.style, document, kRecord, std::cout);
+  if (options.style.format == Format::kTable) {
+    std::cout << "\n";
+    PrintList(options.style, document, "needs", kNeeds, std::cout);
+  }
   return kOk;
 }
 
@@ -47,7 +54,8 @@ void AddPlan(CLI::App& app, Invocation& invocation) {
   Runs(noun->add_subcommand("ls", "Presets and the configuration's named plans"), invocation,
        [&invocation] { return List(invocation.options); });
   auto plan = std::make_shared<std::string>();
-  CLI::App* show = noun->add_subcommand("show", "A plan with every option and its value");
+  CLI::App* show = noun->add_subcommand(
+      "show", "A plan with every option and its value, and what it needs of the engine");
   show->add_option("PLAN", *plan, "A name, or text such as 'quest{budget = 1024}'")->required();
   Runs(show, invocation, [&invocation, plan] { return Show(invocation.options, *plan); });
 }

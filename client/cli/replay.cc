@@ -240,7 +240,7 @@ Result<ReplayReport> Replay(const Trace& trace, const ReplayOptions& options,
   KVS_ASSIGN_OR_RETURN(const int32_t steps, PickSteps(trace.shape(), options.steps));
   KVS_ASSIGN_OR_RETURN(
       const ReplaySession session,
-      ReplaySession::Attach(options.socket, options.timeout, trace, layers.size()));
+      ReplaySession::Attach(options.socket, options.timeout, trace, layers.size(), options.keep));
   Run run(session, trace, std::move(layers), steps, options.timing_only, progress);
   return run.Go(options.plans);
 }

@@ -28,6 +28,7 @@ struct ReplayOptions {
   int32_t steps = 0;            // at most T; 0: all
   std::vector<int32_t> layers;  // of the model; empty: all of the trace
   bool timing_only = false;     // no recall, error and overlap: times and costs alone
+  bool keep = false;            // pages and model stay in the daemon
 };
 
 // What kvs_attend_cost said, per step: sums over layers.

@@ -93,12 +93,13 @@ struct Arguments {
   std::vector<std::string> plans;
   int32_t steps = 0;
   std::vector<int32_t> layers;
+  bool keep = false;
 };
 
 Result<int> RunReplay(const Options& options, const Arguments& args) {
   KVS_ASSIGN_OR_RETURN(const Trace trace, Trace::Open(args.trace));
-  const ReplayOptions replay{options.socket, options.timeout, args.plans,
-                             args.steps,     args.layers,     false};
+  const ReplayOptions replay{options.socket, options.timeout, args.plans, args.steps,
+                             args.layers,    false,           args.keep};
   const ProgressLine progress;
   const auto report = Replay(trace, replay, progress);
   progress.Clear();
@@ -161,6 +162,8 @@ void AddReplay(CLI::App& app, Invocation& invocation) {
                    "Layers to run, such as 0,9,19 (default: all of the trace)")
       ->delimiter(',')
       ->allow_extra_args(false);
+  verb->add_flag("--keep", args->keep,
+                 "Leave its pages and its model in the daemon, as an engine's would stay");
   Runs(verb, invocation, [&invocation, args] { return RunReplay(invocation.options, *args); });
 }
 

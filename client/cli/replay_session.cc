@@ -13,7 +13,7 @@ Status FromAbi(int code) {
 
 Result<ReplaySession> ReplaySession::Attach(const std::string& socket,
                                             std::chrono::milliseconds timeout, const Trace& trace,
-                                            size_t layers) {
+                                            size_t layers, bool keep) {
   kvs_attach_options attach{};
   attach.size = sizeof(attach);
   attach.client_name = "kvstrata replay";
@@ -21,15 +21,16 @@ Result<ReplaySession> ReplaySession::Attach(const std::string& socket,
   kvs_session* session = nullptr;
   KVS_RETURN_IF_ERROR(FromAbi(kvs_attach(socket.c_str(), &attach, &session)));
   ReplaySession out(session);
-  KVS_RETURN_IF_ERROR(out.Register(trace.shape(), layers));
+  KVS_RETURN_IF_ERROR(out.Register(trace.shape(), layers, keep));
   return out;
 }
 
 // A digest of its own per session: pages of one replay are never taken for another's, or for a
 // model's.
-Status ReplaySession::Register(const TraceShape& shape, size_t layers) {
+Status ReplaySession::Register(const TraceShape& shape, size_t layers, bool keep) {
   std::random_device random;
-  const std::string digest = "replay:" + std::to_string(getpid()) + ":" + std::to_string(random()) +
+  const std::string digest = std::string(keep ? "" : "session:") +
+                             "replay:" + std::to_string(getpid()) + ":" + std::to_string(random()) +
                              ":" + std::to_string(random());
   const std::string name = "replay";
   kvs_model_desc desc{};

@@ -18,9 +18,10 @@ Status FromAbi(int code);
 
 class ReplaySession {
  public:
-  // `layers`: how many of the trace's are replayed.
+  // `layers`: how many of the trace's are replayed. `keep`: the daemon keeps pages and model when
+  // the session ends, as any model's.
   static Result<ReplaySession> Attach(const std::string& socket, std::chrono::milliseconds timeout,
-                                      const Trace& trace, size_t layers);
+                                      const Trace& trace, size_t layers, bool keep);
 
   kvs_session* session() const { return session_.get(); }
   kvs_model model() const { return model_; }
@@ -30,7 +31,7 @@ class ReplaySession {
     void operator()(kvs_session* session) const { kvs_detach(session); }
   };
   explicit ReplaySession(kvs_session* session) : session_(session) {}
-  Status Register(const TraceShape& shape, size_t layers);
+  Status Register(const TraceShape& shape, size_t layers, bool keep);
 
   std::unique_ptr<kvs_session, Detach> session_;
   kvs_model model_ = 0;

@@ -1,4 +1,5 @@
-// seq ls|show|map|demote|prefetch: what sequences hold, where it lies, and what steps read of it.
+// seq ls|show|map|demote|prefetch|build|recompress: what sequences hold, where it lies, what steps
+// read of it, and what workers make of it.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
 #include "client/cli/page_grid.h"
+#include "client/cli/progress_line.h"
 
 namespace kvstrata::cli {
 namespace {
@@ -176,8 +178,69 @@ Result<int> Move(const Options& options, uint64_t sequence, bool demote) {
   return kOk;
 }
 
+constexpr Column kBuilt[] = {{"SEQUENCE", "/sequence"},
+                             {"PLAN", "/plan"},
+                             {"INDEXED TOKENS", "/indexed_tokens"},
+                             {"BLOCKS BUILT", "/built_blocks"},
+                             {"EXTENTS", "/extents"}};
+
+Result<int> Build(const Options& options, uint64_t sequence, const std::string& plan) {
+  v1::BuildSequenceRequest request;
+  request.set_sequence(sequence);
+  request.set_plan(plan);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::BuildSequence, request));
+  Json document = {{"sequence", sequence}};
+  document.update(ToJson(answer));
+  PrintRecord(options.style, document, kBuilt, std::cout);
+  return kOk;
+}
+
+constexpr Column kRecompressed[] = {
+    {"SEQUENCE", "/sequence"}, {"EXTENTS", "/extents"}, {"GIVEN UP", "/released_bytes", Bytes}};
+
+// Until nothing is due; who stops it leaves the work going on.
+Result<int> Recompress(const Options& options, uint64_t sequence) {
+  v1::RecompressSequenceRequest request;
+  request.set_sequence(sequence);
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  const ProgressLine progress;
+  v1::RecompressSequenceResponse last;
+  const Status ended = connection->Stream(
+      &v1::Admin::Stub::RecompressSequence, request,
+      [&](const v1::RecompressSequenceResponse& response) {
+        last = response;
+        const auto mib = [](uint64_t bytes) {
+          return static_cast<int32_t>(std::min<uint64_t>(bytes >> 20, INT32_MAX));
+        };
+        const auto left = static_cast<uint64_t>(response.work().releasable_bytes());
+        progress(("MiB given up (" + response.work().state() + ")").c_str(),
+                 mib(response.released_bytes()), mib(response.released_bytes() + left));
+      },
+      options.timeout_given ? Connection::Lasts::kTimeout : Connection::Lasts::kForever);
+  progress.Clear();
+  KVS_RETURN_IF_ERROR(ended);
+  Json document = {{"sequence", sequence}};
+  document.update(ToJson(last));
+  PrintRecord(options.style, document, kRecompressed, std::cout);
+  return kOk;
+}
+
+constexpr Column kCancelled[] = {{"SEQUENCE", "/sequence"}, {"WAS RUNNING", "/was_running", YesNo}};
+
+Result<int> Cancel(const Options& options, uint64_t sequence) {
+  v1::CancelWorkRequest request;
+  request.set_sequence(sequence);
+  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::CancelWork, request));
+  Json document = {{"sequence", sequence}};
+  document.update(ToJson(answer));
+  PrintRecord(options.style, document, kCancelled, std::cout);
+  return kOk;
+}
+
 struct Arguments {
   uint64_t sequence = 0, session = 0;
+  std::string plan;
+  bool cancel = false;
   bool pages = false, ascii = false;
   int columns = 0;
 };
@@ -217,6 +280,19 @@ void AddSequence(CLI::App& app, Invocation& invocation) {
        [&invocation, args] { return Move(invocation.options, args->sequence, true); });
   Runs(add("prefetch", "Move its sealed pages from host to device memory"), invocation,
        [&invocation, args] { return Move(invocation.options, args->sequence, false); });
+
+  CLI::App* build = add("build", "Make what a plan keeps beside its tokens now, without a step");
+  build->add_option("--plan", args->plan,
+                    "For this plan, beside its own, for who opens it (default: its own plan)");
+  Runs(build, invocation,
+       [&invocation, args] { return Build(invocation.options, args->sequence, args->plan); });
+  CLI::App* recompress =
+      add("recompress", "Recompress now what its codec may, and follow that to the end");
+  recompress->add_flag("--cancel", args->cancel, "End what is queued or running of it instead");
+  Runs(recompress, invocation, [&invocation, args] {
+    return args->cancel ? Cancel(invocation.options, args->sequence)
+                        : Recompress(invocation.options, args->sequence);
+  });
 }
 
 }  // namespace kvstrata::cli

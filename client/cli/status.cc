@@ -56,22 +56,45 @@ Result<int> ShowStatus(const Options& options) {
   return kOk;
 }
 
-constexpr Column kHealth[] = {{"HEALTH", "/health"}, {"STATE", "/state"}};
+constexpr Column kHealth[] = {{"HEALTH", "/health"}, {"STATE", "/state"}, {"WHY", "/why", OrDash}};
+
+// Parts whose loss leaves a daemon that serves with less.
+constexpr const char* kParts[] = {"kvstrata.pool.device", "kvstrata.pool.host", "kvstrata.disk"};
+
+// What everybody may know: "serving", "serving, draining the disk", "degraded: NAMES", "not
+// serving".
+Result<std::string> StateOf(Connection* connection, const std::string& health) {
+  if (health != "SERVING") return std::string("not serving");
+  std::string lost;
+  const auto serves = [connection](const std::string& name) -> Result<bool> {
+    const auto answer = connection->Health(name);
+    if (!answer.ok() && answer.status().code() == Code::kNotFound) return true;  // it has none
+    if (!answer.ok()) return answer.status();
+    return *answer == "SERVING";
+  };
+  for (const char* part : kParts) {
+    KVS_ASSIGN_OR_RETURN(const bool well, serves(part));
+    if (!well) lost += (lost.empty() ? "" : ", ") + std::string(part);
+  }
+  if (!lost.empty()) return "degraded: " + lost;
+  KVS_ASSIGN_OR_RETURN(const bool writes, serves("kvstrata.disk.writes"));
+  return std::string(writes ? "serving" : "serving, draining the disk");
+}
 
 Result<int> ShowHealth(const Options& options, bool quiet) {
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   KVS_ASSIGN_OR_RETURN(const std::string health, connection->Health());
-  bool serving = health == "SERVING";
-  // The state is for the daemon's user and root; health alone is for everyone that may connect.
-  std::string state = "not shown: only the daemon's own user and root see it";
-  auto answer = connection->Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
-  if (answer.ok()) {
-    state = answer->health();
-    serving = serving && state == "serving";
-  } else if (answer.status().code() != Code::kPermissionDenied) {
-    return answer.status();
+  KVS_ASSIGN_OR_RETURN(const std::string state, StateOf(connection.get(), health));
+  const bool serving = state.starts_with("serving");
+  std::string why;
+  if (!serving) {
+    const auto answer = connection->Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+    if (answer.ok()) why = answer->health();
+    if (answer.status().code() == Code::kPermissionDenied) {
+      why = "only the daemon's own user and root see it";
+    }
   }
-  const Json document = {{"healthy", serving}, {"health", health}, {"state", state}};
+  const Json document = {{"healthy", serving}, {"health", health}, {"state", state}, {"why", why}};
   if (!quiet) PrintRecord(options.style, document, kHealth, std::cout);
   return serving ? kOk : kFailed;
 }

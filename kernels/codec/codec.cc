@@ -2,6 +2,7 @@
 
 #include "kernels/codec/lowrank_recompressor.h"
 #include "kernels/codec/packed_recompressor.h"
+#include "kernels/plan_needs.h"
 
 namespace kvstrata {
 
@@ -16,6 +17,18 @@ std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& 
       break;
   }
   return nullptr;
+}
+
+uint32_t CodecNeeds(const Plan& plan) {
+  switch (plan.codec) {
+    case CodecKind::kPacked:
+      return kNeedPrefillDone;
+    case CodecKind::kLowRank:
+      return kNeedPrefillDone | kNeedSurprisal;
+    case CodecKind::kRaw:
+      break;
+  }
+  return 0;
 }
 
 }  // namespace kvstrata

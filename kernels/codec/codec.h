@@ -8,7 +8,8 @@
 // Implementations: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
 // conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
 // extents of the view, so a clone, a restart and a prefix hit cost nothing; beyond that packed
-// remembers whether it has said since the end of the prompt what may go.
+// remembers whether it has said since the end of the prompt what may go, that it has warned, and
+// that it has stopped where nothing keeps max_loss (who does not remember finds it again).
 // Threads: Due, ReleasableBytes and Clone from several threads at once. Run changes the object: the
 // store runs a clone of its own, without any lock, for seconds, and keeps it if it succeeded.
 // Deterministic: the state after a series of commits depends on them alone, if Run is called until
@@ -91,6 +92,7 @@ struct RecompressOutput {
   std::vector<ExtentDraft> extents;  // the whole new list, in order
   // Positions whose raw rows this plan needs no more, ascending; whole pages of them may go.
   std::vector<Run> released;
+  std::string warning = {};  // for the log: what was done otherwise than the plan asks; "" nothing
 };
 
 class Recompressor {
@@ -118,6 +120,9 @@ class Recompressor {
 // Null for codec raw. `parameters` may be null (untrained fallback; other codecs).
 std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
                                               std::shared_ptr<const SpanParameters> parameters);
+
+// What the codec asks of the engine: a sum of Needs (kernels/plan_needs.h).
+uint32_t CodecNeeds(const Plan& plan);
 
 }  // namespace kvstrata
 

@@ -209,7 +209,8 @@ bool CudaPacker::Packs(const RecompressInput& input, const Geometry& g, const Pl
                      (g.head_dim == 64 || g.head_dim == 128 || g.head_dim == 256) &&
                      int64_t{2} * g.layers * g.kv_heads <= 65535;
   const bool block = plan.block == 4 || plan.block == 8 || plan.block == 16;
-  if (plan.search || !shape || !block) return false;
+  // Its kernel sums losses over kPackChunkRows rows, too many to hold max_loss against.
+  if (plan.search || plan.max_loss < 1 || !shape || !block) return false;
   {
     MutexLock lock(mu_);
     if (Clock::now() < short_until_) return false;

@@ -45,29 +45,50 @@ void CopyRotations(const HeadPlan& plan, const PackedEntry& e, size_t dim, Packe
   std::memcpy(out->At<float>(e.eigenvalues), plan.eigenvalues, dim * sizeof(float));
 }
 
-// Keys, values and block keys of one head; the sum of the relative errors of its rows.
-double PackHead(const RecompressInput& input, const Geometry& geometry, const HeadIndex& h,
-                const HeadPlan& plan, Run tokens, PackedPlaces* out) {
+// Runs of `length` tokens, the last one longer where what is left makes no run.
+std::vector<Run> RunsOf(Run tokens, int32_t length) {
+  std::vector<Run> runs;
+  for (int32_t t = tokens.begin; t + length <= tokens.end; t += length) {
+    runs.push_back({t, t + length});
+  }
+  if (runs.empty()) return {tokens};
+  runs.back().end = tokens.end;
+  return runs;
+}
+
+// Keys, values and block keys of one head. Adds the relative errors of its rows to errors [runs].
+void PackHead(const RecompressInput& input, const Geometry& geometry, const HeadIndex& h,
+              const HeadPlan& plan, std::span<const Run> runs, PackedPlaces* out, double* errors) {
   const PageLayout layout = PageLayout::Of(geometry);
   const PackedEntry& e = out->entry(h.flat);
-  double error_k = 0, error_v = 0;
-  RotatePackWork works[3];
-  RotatePackWork& keys = works[0];
+  const Run tokens = {runs.front().begin, runs.back().end};
+  RotatePackWork keys;
   keys.rows = KeysOf(input.view.pages, layout, h.layer, h.kv_head);
-  keys.run = tokens;
   keys.r = plan.r_k;
   keys.format = out->format(h.flat);
-  works[1] = works[2] = keys;
-  keys.out = out->At<std::byte>(e.keys);
-  keys.relative_error = &error_k;
-  works[1].rows = ValuesOf(input.view.pages, layout, h.layer, h.kv_head);
-  works[1].r = plan.r_v;
-  works[1].out = out->At<std::byte>(e.values);
-  works[1].relative_error = &error_v;
-  works[2].block = e.block;
-  works[2].out = out->At<std::byte>(e.blocks);
-  input.backend->rotate_pack(works, 3, InlineExecutor());
-  return error_k + error_v;
+  RotatePackWork values = keys;
+  values.rows = ValuesOf(input.view.pages, layout, h.layer, h.kv_head);
+  values.r = plan.r_v;
+  std::vector<double> lost(2 * runs.size());
+  std::vector<RotatePackWork> works;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const int64_t at = (runs[i].begin - tokens.begin) * keys.format.stride;
+    keys.run = values.run = runs[i];
+    keys.out = out->At<std::byte>(e.keys) + at;
+    values.out = out->At<std::byte>(e.values) + at;
+    keys.relative_error = &lost[2 * i];
+    values.relative_error = &lost[2 * i + 1];
+    works.push_back(keys);
+    works.push_back(values);
+  }
+  RotatePackWork blocks = keys;
+  blocks.run = tokens;
+  blocks.block = e.block;
+  blocks.out = out->At<std::byte>(e.blocks);
+  blocks.relative_error = nullptr;
+  works.push_back(blocks);
+  input.backend->rotate_pack(works.data(), static_cast<int64_t>(works.size()), InlineExecutor());
+  for (size_t i = 0; i < runs.size(); ++i) errors[i] += lost[2 * i] + lost[2 * i + 1];
 }
 
 // Appends `rows` rows from one place of an extent to another.
@@ -102,6 +123,17 @@ Result<SegmentPlans> OnHost::FindPlans(const RecompressInput& input, const Geome
   return plans;
 }
 
+// The largest mean of a run over its tokens, summed over heads.
+double WorstOf(std::span<const Run> runs, std::span<const double> losses) {
+  double worst = 0;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    double sum = 0;
+    for (size_t at = i; at < losses.size(); at += runs.size()) sum += losses[at];
+    worst = std::max(worst, sum / (runs[i].end - runs[i].begin));
+  }
+  return worst;
+}
+
 Result<PackedBytes> OnHost::PackRange(const RecompressInput& input, const Geometry& geometry,
                                       const Plan& plan, const SegmentPlans& plans,
                                       const PackedRange& range,
@@ -111,17 +143,21 @@ Result<PackedBytes> OnHost::PackRange(const RecompressInput& input, const Geomet
   PackedPlaces out(geometry, range.tokens, range.final, plan.truncate, range.info);
   for (const HeadPlan& h : plans.heads) out.AddHead(h.strategy, rotations);
   out.Allocate();
-  std::vector<double> losses(plans.heads.size());
+  // Without a limit nobody asks for the losses of runs.
+  const bool limited = plan.max_loss < 1;
+  const Run all = range.tokens;
+  const std::vector<Run> runs = RunsOf(all, limited ? kLossRun : all.end - all.begin);
+  std::vector<double> losses(plans.heads.size() * runs.size());  // [heads][runs]
   KVS_RETURN_IF_ERROR(ForEachHead(input, geometry, [&](const HeadIndex& h) {
     const HeadPlan& head = plans.heads[h.flat];
     if (rotations) {
       CopyRotations(head, out.entry(h.flat), static_cast<size_t>(geometry.head_dim), &out);
     }
-    losses[h.flat] = PackHead(input, geometry, h, head, range.tokens, &out);
+    PackHead(input, geometry, h, head, runs, &out, losses.data() + h.flat * runs.size());
   }));
-  const double loss = std::accumulate(losses.begin(), losses.end(), 0.0) /
-                      (2.0 * static_cast<double>(losses.size()));
-  out.NoteLoss(loss, recent);
+  const double rows = 2.0 * static_cast<double>(plans.heads.size());  // of a token
+  out.NoteLoss(std::accumulate(losses.begin(), losses.end(), 0.0) / rows, recent);
+  if (limited) out.NoteWorst(WorstOf(runs, losses) / rows);
   const PackedInfo info = out.info();
   return PackedBytes{out.Finish(), {}, info};
 }

@@ -84,16 +84,18 @@ struct SummaryAddresses {
   int32_t span_count, routers;
 };
 
-// W and tau, which only the first part holds.
+// W and tau, which only the first part holds. Untrained there is no W to read, whatever the extent
+// has.
 bool ReadRouters(const ExtentReader& reader, const SpanInfo& info, const Geometry& g, bool first,
-                 SummaryAddresses* out) {
-  out->routers = info.routers;
+                 bool trained, SummaryAddresses* out) {
   if (!first) return info.routers == 0;
-  if (info.routers != g.query_heads && info.routers != g.kv_heads) return false;
+  out->tau = reader.Array<float>(info.tau, int64_t{g.layers} * g.query_heads);
+  if (!trained) return out->tau != nullptr;
+  out->routers = info.routers;
+  if (info.routers != g.query_heads) return false;
   if (info.d_route < 1 || info.d_route > g.head_dim) return false;
   out->router = reader.Array<float>(info.router,
                                     int64_t{g.layers} * info.routers * info.d_route * g.head_dim);
-  out->tau = reader.Array<float>(info.tau, int64_t{g.layers} * g.query_heads);
   return out->router != nullptr && out->tau != nullptr;
 }
 
@@ -105,7 +107,7 @@ Status ReadSummary(const ExtentReader& reader, const Geometry& g, bool first, Su
   if (at == nullptr || (flags & ~kSpansTrained) != 0) return damaged("too short, or its flags");
   const SpanInfo info = *at;
   summary->trained = (flags & kSpansTrained) != 0;
-  summary->d_route = info.d_route;
+  summary->d_route = summary->trained ? info.d_route : 0;
   const auto* pairs = reader.Read<int32_t>(info.spans, int64_t{info.span_count} * 2);
   if (pairs == nullptr || !ReadSpans(pairs, info.span_count, reader.tokens(), &summary->spans)) {
     return damaged("its spans lie outside");
@@ -118,17 +120,19 @@ Status ReadSummary(const ExtentReader& reader, const Geometry& g, bool first, Su
   out->span_count = info.span_count;
   out->k_mean = reader.Array<BF16>(info.k_mean, means);
   out->v_mean = reader.Array<BF16>(info.v_mean, means);
-  out->inverse_norms =
-      reader.Array<float>(info.inverse_norms, int64_t{g.layers} * g.query_heads * info.span_count);
+  const int64_t norms = summary->trained ? int64_t{g.layers} * g.query_heads * info.span_count : 0;
+  out->inverse_norms = reader.Array<float>(info.inverse_norms, norms);
   if (out->k_mean == nullptr || out->v_mean == nullptr || out->inverse_norms == nullptr) {
     return damaged("its means lie outside");
   }
-  return ReadRouters(reader, info, g, first, out) ? OkStatus() : damaged("its routers");
+  return ReadRouters(reader, info, g, first, summary->trained, out) ? OkStatus()
+                                                                    : damaged("its routers");
 }
 
 // Entries to be read here, and where they lie in the extent.
 struct EntryArrays {
   const FactorEntry *readable, *in_extent;
+  int32_t refused;
 };
 
 Result<EntryArrays> ReadFactors(const ExtentReader& reader, const Geometry& g,
@@ -149,7 +153,8 @@ Result<EntryArrays> ReadFactors(const ExtentReader& reader, const Geometry& g,
     }
     return DamagedExtent(reader.tokens(), "factors " + std::to_string(i) + " lie outside");
   }
-  return EntryArrays{entries, reader.Array<FactorEntry>(info->entries, HeadCount(g) * count)};
+  return EntryArrays{entries, reader.Array<FactorEntry>(info->entries, HeadCount(g) * count),
+                     info->refused};
 }
 
 Status ReadRawRows(const ExtentReader& reader, const Geometry& g, const std::vector<Run>& spans,
@@ -208,6 +213,7 @@ Status SpanStorage::AddPart(const ExtentView* extents) {
   SummaryAddresses at = {};
   KVS_RETURN_IF_ERROR(ReadSummary(coarse, g, parts_.empty(), &summary, &at));
   KVS_ASSIGN_OR_RETURN(const EntryArrays entries, ReadFactors(factors, g, summary.spans));
+  refused_ += entries.refused;
   layout->entries = entries.readable;
   layout->addresses = {at.spans, entries.in_extent, extents[1].data, at.router, at.tau, at.routers};
   KVS_RETURN_IF_ERROR(ReadRawRows(raw, g, summary.spans, &part));
@@ -237,6 +243,15 @@ void SpanStorage::Append(Part part, const std::vector<Run>& spans,
     log_length_.push_back(static_cast<float>(std::log(static_cast<double>(s.end - s.begin))));
   }
   anchors_.insert(anchors_.end(), anchors.begin(), anchors.end());
+}
+
+std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans) {
+  if (spans == nullptr || spans->refused() == 0) return "";
+  const int64_t all = 2 * HeadCount(geometry) * static_cast<int64_t>(spans->spans().size());
+  return "of " + std::to_string(all) + " keys and values of spans, layers and KV heads " +
+         std::to_string(spans->refused()) +
+         " keep their rows: factors of r_max = " + std::to_string(plan.r_max) +
+         " lose more than max_loss there";
 }
 
 int32_t SpanStorage::raw_rows() const {
@@ -287,10 +302,8 @@ LowRankSpan SpanStorage::Factors(int span, int layer, int kv_head) const {
 }
 
 const float* SpanStorage::Router(int layer, int query_head) const {
-  const Layout& l = *layouts_.front();
-  const int32_t router =
-      l.routers == geometry_.query_heads ? query_head : query_head / geometry_.group();
-  return l.router + (int64_t{layer} * l.routers + router) * d_route_ * geometry_.head_dim;
+  const int64_t router = int64_t{layer} * geometry_.query_heads + query_head;
+  return layouts_.front()->router + router * d_route_ * geometry_.head_dim;
 }
 
 float SpanStorage::Threshold(int layer, int query_head) const {

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -40,6 +41,9 @@ class SpanStorage {
   const std::vector<Part>& parts() const { return parts_; }
   int32_t end() const { return parts_.empty() ? 0 : parts_.back().tokens.end; }
   int32_t raw_rows() const;  // of all parts
+  // Keys or values of a span, layer and KV head that are rows since factors lost more than
+  // max_loss.
+  int64_t refused() const { return refused_; }
   const std::vector<Run>& spans() const { return spans_; }
   const std::vector<float>& log_length() const { return log_length_; }  // [spans] ln |S|
   bool trained() const { return trained_; }
@@ -54,11 +58,12 @@ class SpanStorage {
   // Factors of a span.
   LowRankSpan Factors(int span, int layer, int kv_head) const;
 
-  // Routing (spec/sekv.md 6, 7): W [d_route][head_dim] and tau of a query head; 1 / |W k_mean| of
-  // span `first_span + u` of a part at [u]. 0 where |W k_mean| is 0.
+  // Routing (spec/sekv.md 6, 7): tau of a query head, 0 where nothing is trained.
+  float Threshold(int layer, int query_head) const;
+  // REQUIRES: trained(). W [d_route][head_dim] of a query head; 1 / |W k_mean| of span
+  // `first_span + u` of a part at [u], 0 where |W k_mean| is 0.
   int32_t d_route() const { return d_route_; }
   const float* Router(int layer, int query_head) const;
-  float Threshold(int layer, int query_head) const;
   const float* InverseNorms(int part, int layer, int query_head) const;
 
   // Of a part, for kernels: where the extents have what the functions above only answer values of.
@@ -67,7 +72,7 @@ class SpanStorage {
     const void* entries;        // [layers][kv_heads][span_count], docs/extents.md kind 3
     const void* factors;        // what entries count from
     const float *router, *tau;  // of all parts, in the first; else null
-    int32_t routers;            // of a layer
+    int32_t routers;            // of a layer: query_heads, or 0 (and no W) where nothing is trained
   };
   Addresses AddressesOf(int part) const;
   // Of this Parse, in this process; never 0.
@@ -86,10 +91,15 @@ class SpanStorage {
   std::vector<int32_t> anchors_;
   std::vector<std::shared_ptr<const Layout>> layouts_;  // one a part
   Geometry geometry_;
+  int64_t refused_ = 0;
   int32_t d_route_ = 0;
   bool trained_ = false;
   uint64_t id_ = 0;
 };
+
+// What a sequence's status says of max_loss: how many matrices stayed rows; "" none. `spans` null:
+// nothing is compressed.
+std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans);
 
 // Arrays of golden/README: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank",
 // "k_longest", "v_longest".

@@ -22,22 +22,22 @@ struct SpanInfo {
   int32_t span_count;
   int32_t anchor_count;
   int32_t d_route;
-  // W's per layer: query_heads (trained), kv_heads (untrained: one for all query heads of a KV
-  // head), or 0 in every part but the first, which holds W and tau for all.
+  // W's per layer: query_heads where they are trained, in the first part, which holds W and tau for
+  // all; else 0. An untrained part may name kv_heads and hold W and norms, which nobody reads.
   int32_t routers;
   uint64_t spans;           // i32 [span_count][2], begin and end, ascending
   uint64_t anchors;         // i32 [anchor_count], ascending
   uint64_t k_mean, v_mean;  // bf16 [layers][kv_heads][span_count][head_dim]
   uint64_t router;          // f32 [layers][routers][d_route][head_dim]
   uint64_t tau;             // f32 [layers][query_heads]
-  uint64_t inverse_norms;   // f32 [layers][query_heads][span_count]
+  uint64_t inverse_norms;   // f32 [layers][query_heads][span_count], of what is trained
   uint64_t reserved[7];
 };
 static_assert(sizeof(SpanInfo) == 128);
 
 struct FactorsInfo {
   int32_t span_count;
-  int32_t reserved0;
+  int32_t refused;  // rows of entries, keys and values apart, whose factors lost more than max_loss
   uint64_t entries;  // FactorEntry [layers][kv_heads][span_count]
   uint64_t reserved[6];
 };

@@ -1,7 +1,7 @@
 // Parts of a prompt, one a Run, then parts of generated text as it leaves the local window.
 //
-// All state lies in the extents and in what was reported: where the last part ends, and the first
-// part's routers. The anchor threshold is the prompt's for generated text too.
+// All state lies in the extents and in what was reported: where the last part ends. The anchor
+// threshold is the prompt's for generated text too.
 #include "kernels/codec/lowrank_recompressor.h"
 
 #include <algorithm>
@@ -11,7 +11,6 @@
 #include "kernels/codec/lowrank.h"
 #include "kernels/codec/lowrank_layout.h"
 #include "kernels/codec/lowrank_writer.h"
-#include "kernels/codec/span_routing.h"
 #include "kernels/segment/span_rule.h"
 
 namespace kvstrata {
@@ -50,9 +49,8 @@ class SpanRecompressor final : public Recompressor {
       return output;
     }
     const SpanRange range = RangeOf(input, next);
-    KVS_ASSIGN_OR_RETURN(const SpanRouting routing, Routing(input));
     KVS_ASSIGN_OR_RETURN(SpanExtents e,
-                         WriteSpans(input, geometry_, plan_, parameters_.get(), routing, range));
+                         WriteSpans(input, geometry_, plan_, parameters_.get(), range));
     output.extents.push_back({-1, std::move(e.summary), range.tokens, TierKind::kDevice});
     output.extents.push_back({-1, std::move(e.factors), range.tokens, plan_.factors});
     output.extents.push_back({-1, std::move(e.raw), range.tokens, TierKind::kDevice});
@@ -63,10 +61,7 @@ class SpanRecompressor final : public Recompressor {
   RecompressReads Reads(const RecompressInput& input) const override {
     const Tokens next = NextRange(input);
     if (next.begin >= next.end) return {};
-    if (parameters_ != nullptr) return {RangeOf(input, next).tokens, {}};
-    // Routing is made of all of the prompt, and lies in the first extent from then on.
-    if (input.view.extent_count == 0) return {{0, input.prompt_tokens}, {}};
-    return {RangeOf(input, next).tokens, {0}};
+    return {RangeOf(input, next).tokens, {}};
   }
 
   std::unique_ptr<Recompressor> Clone() const override {
@@ -123,15 +118,6 @@ class SpanRecompressor final : public Recompressor {
     }
     range->tokens.end = cut;
     std::erase_if(spans, [&](const Tokens& s) { return s.begin >= cut; });
-  }
-
-  Result<SpanRouting> Routing(const RecompressInput& input) const {
-    if (parameters_ != nullptr) return TrainedRouting(*parameters_);
-    if (input.view.extent_count == 0) return PrincipalRouting(input, geometry_, plan_.d_route);
-    SequenceView first = input.view;
-    first.extent_count = kExtentsPerPart;
-    KVS_ASSIGN_OR_RETURN(const auto spans, SpanStorage::Parse(first, geometry_));
-    return SpanRouting{spans->d_route(), geometry_.kv_heads, spans->Router(0, 0), {}};
   }
 
   Plan plan_;

@@ -1,5 +1,7 @@
 #include "kernels/codec/lowrank_writer.h"
 
+#include <cmath>
+
 #include "kernels/codec/head_loop.h"
 #include "kernels/codec/lowrank_layout.h"
 #include "kernels/codec/span_factors.h"
@@ -7,6 +9,17 @@
 
 namespace kvstrata {
 namespace {
+
+// 1 / |W k| of a query head's W [d_route][head_dim]; 0 where |W k| is 0.
+float InverseNorm(const float* w, int32_t d_route, const std::vector<BF16>& k) {
+  double squares = 0;
+  for (int32_t i = 0; i < d_route; ++i) {
+    double dot = 0;
+    for (const BF16 x : k) dot += double{*w++} * double{ToFloat(x)};
+    squares += dot * dot;
+  }
+  return squares > 0 ? static_cast<float>(1 / std::sqrt(squares)) : 0.0f;
+}
 
 template <typename T>
 void CopyAll(const std::vector<T>& from, T* to) {
@@ -17,34 +30,33 @@ void CopyAll(const std::vector<T>& from, T* to) {
 
 class SummaryWriter {
  public:
-  SummaryWriter(const Geometry& geometry, const SpanRange& range, const SpanRouting& routing)
+  SummaryWriter(const Geometry& geometry, const SpanRange& range, const SpanParameters* parameters)
       : g_(geometry), range_(range) {
     const auto spans = static_cast<int64_t>(range.spans.size());
     const auto anchors = static_cast<int64_t>(range.anchors.size());
     info_at_ = writer_.Reserve(sizeof(SpanInfo));
     info_.span_count = static_cast<int32_t>(spans);
     info_.anchor_count = static_cast<int32_t>(anchors);
-    info_.d_route = routing.d_route;
-    info_.routers = range.first ? routing.routers : 0;
+    const bool trained = parameters != nullptr;
+    info_.d_route = trained ? parameters->d_route : 0;
+    info_.routers = trained && range.first ? g_.query_heads : 0;
     info_.spans = writer_.Reserve(spans * 8);
     info_.anchors = writer_.Reserve(anchors * 4);
     info_.k_mean = writer_.Reserve(HeadCount(g_) * spans * g_.head_dim * 2);
     info_.v_mean = writer_.Reserve(HeadCount(g_) * spans * g_.head_dim * 2);
-    const int64_t router = int64_t{routing.d_route} * g_.head_dim * 4;
+    const int64_t router = int64_t{info_.d_route} * g_.head_dim * 4;
     info_.router = writer_.Reserve(int64_t{g_.layers} * info_.routers * router);
     info_.tau = writer_.Reserve(range.first ? int64_t{g_.layers} * g_.query_heads * 4 : 0);
-    info_.inverse_norms = writer_.Reserve(int64_t{g_.layers} * g_.query_heads * spans * 4);
+    info_.inverse_norms =
+        writer_.Reserve(trained ? int64_t{g_.layers} * g_.query_heads * spans * 4 : 0);
     writer_.Allocate();
     *writer_.At<SpanInfo>(info_at_) = info_;
     int32_t* out = writer_.At<int32_t>(info_.spans);
     for (const Run& s : range.spans) *out++ = s.begin, *out++ = s.end;
     CopyAll(range.anchors, writer_.At<int32_t>(info_.anchors));
-  }
-
-  void SetRouting(const SpanRouting& routing, const SpanParameters* parameters) {
-    const int64_t values = int64_t{g_.layers} * info_.routers * info_.d_route * g_.head_dim;
-    std::copy_n(routing.w, values, writer_.At<float>(info_.router));
-    if (parameters != nullptr) CopyAll(parameters->tau, writer_.At<float>(info_.tau));
+    if (!trained || !range.first) return;  // tau stays 0
+    CopyAll(parameters->w, writer_.At<float>(info_.router));
+    CopyAll(parameters->tau, writer_.At<float>(info_.tau));
   }
 
   // Span `i` of the part.
@@ -145,6 +157,7 @@ std::vector<std::byte> WriteFactors(const Geometry& g, const SpanRange& range,
       const uint64_t k = ReserveFactor(head[i].keys, length(i), &writer);
       const uint64_t v = ReserveFactor(head[i].values, length(i), &writer);
       entries.push_back({k, v, head[i].keys.rank, head[i].values.rank, 0});
+      info.refused += int{head[i].keys.refused} + int{head[i].values.refused};
     }
   }
   writer.Allocate();
@@ -164,10 +177,9 @@ std::vector<std::byte> WriteFactors(const Geometry& g, const SpanRange& range,
 
 Result<SpanExtents> WriteSpans(const RecompressInput& input, const Geometry& geometry,
                                const Plan& plan, const SpanParameters* parameters,
-                               const SpanRouting& routing, const SpanRange& range) {
+                               const SpanRange& range) {
   KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry, range.tokens));
-  SummaryWriter summary(geometry, range, routing);
-  if (range.first) summary.SetRouting(routing, parameters);
+  SummaryWriter summary(geometry, range, parameters);
   RawRowsWriter raw(geometry, range);
   HeadForms forms(static_cast<size_t>(HeadCount(geometry)));
   const PageLayout layout = PageLayout::Of(geometry);
@@ -180,11 +192,12 @@ Result<SpanExtents> WriteSpans(const RecompressInput& input, const Geometry& geo
     const int first = h.kv_head * geometry.group();
     for (size_t i = 0; i < range.spans.size(); ++i) {
       source.tokens = range.spans[i];
-      SpanForm form = CompressSpan(source, plan.r_max, parameters, *input.backend);
+      SpanForm form = CompressSpan(source, plan, parameters, *input.backend);
       summary.SetMeans(h, i, form);
-      for (int q = first; q < first + geometry.group(); ++q) {
-        const float* w = routing.Of(geometry, h.layer, q);
-        summary.SetInverseNorm(h.layer, q, i, InverseNorm(w, routing.d_route, form.k_mean));
+      for (int q = first; parameters != nullptr && q < first + geometry.group(); ++q) {
+        const int64_t router = (int64_t{h.layer} * geometry.query_heads + q) * parameters->d_route;
+        const float* w = parameters->w.data() + router * geometry.head_dim;
+        summary.SetInverseNorm(h.layer, q, i, InverseNorm(w, parameters->d_route, form.k_mean));
       }
       forms[h.flat].push_back(std::move(form));
     }

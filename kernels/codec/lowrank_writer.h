@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "kernels/codec/codec.h"
-#include "kernels/codec/span_routing.h"
 
 namespace kvstrata {
 
@@ -15,7 +14,7 @@ struct SpanRange {
   Run tokens;
   std::vector<Run> spans;        // ascending, disjoint, inside `tokens`
   std::vector<int32_t> anchors;  // positions that no earlier part names
-  bool first = false;            // it holds the routers and tau
+  bool first = false;            // it holds tau and, if trained, the routers
 };
 
 struct SpanExtents {
@@ -26,7 +25,7 @@ struct SpanExtents {
 // missing.
 Result<SpanExtents> WriteSpans(const RecompressInput& input, const Geometry& geometry,
                                const Plan& plan, const SpanParameters* parameters,
-                               const SpanRouting& routing, const SpanRange& range);
+                               const SpanRange& range);
 
 }  // namespace kvstrata
 

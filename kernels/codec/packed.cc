@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/codec/loss_limit.h"
 #include "kernels/codec/packed_layout.h"
 
 namespace kvstrata {
@@ -54,11 +55,32 @@ Result<std::unique_ptr<PackedStorage>> PackedStorage::Parse(const SequenceView& 
   storage->kv_heads_ = static_cast<size_t>(geometry.kv_heads);
   storage->heads_.reserve(extents.size() * storage->layers_ * storage->kv_heads_);
   for (const PackedExtent& e : extents) {
-    storage->segments_.push_back({e.tokens, e.final, e.info.plan_begin});
+    storage->segments_.push_back(
+        {e.tokens, e.final, e.info.plan_begin, e.info.worst_loss, e.info.refused_loss});
+    for (const PackedHead& h : e.heads) {
+      storage->keep_max_ = std::max(storage->keep_max_, h.keys.keep);
+    }
     storage->heads_.insert(storage->heads_.end(), e.heads.begin(), e.heads.end());
     storage->bytes_ += e.bytes;
   }
   return storage;
+}
+
+std::string MaxLossText(const Plan& plan, const PackedStorage* packed) {
+  if (plan.max_loss >= 1 || plan.codec != CodecKind::kPacked) return "";
+  if (packed == nullptr || packed->segments().empty()) {
+    return "nothing is packed: attends in full (the daemon has not come to it yet, or more than "
+           "max_loss would be lost, which its log says)";
+  }
+  const auto& segments = packed->segments();
+  const auto is_refused = [](const PackedStorage::Segment& s) { return s.refused_loss > 0; };
+  const auto first = std::ranges::find_if(segments, is_refused);
+  if (first == segments.end()) return "";
+  const int32_t keep = packed->head(static_cast<int>(first - segments.begin()), 0, 0).keys.keep;
+  const std::string text =
+      DescribeLoss(plan, first->tokens, first->refused_loss, keep, first->worst_loss);
+  const auto more = std::count_if(first + 1, segments.end(), is_refused);
+  return more == 0 ? text : text + "; so do " + std::to_string(more) + " later ranges";
 }
 
 int32_t PackedStorage::BlockCount(int layer, int kv_head) const {

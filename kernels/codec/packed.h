@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,9 @@ class PackedStorage {
     Run tokens;
     bool final = false;
     int32_t plan_begin = 0;
+    // What max_loss is held against (loss_limit.h), and what a strategy lost that was not taken; 0:
+    // not measured, none.
+    double worst_loss = 0, refused_loss = 0;
   };
 
   // DATA_LOSS EXTENT_INVALID.
@@ -55,6 +59,8 @@ class PackedStorage {
   // Blocks of one (layer, head) over all segments: id -> tokens. Ids count from position 0.
   int32_t BlockCount(int layer, int kv_head) const;
   int64_t bytes() const { return bytes_; }
+  // The most elements that a vector keeps.
+  int32_t keep_max() const { return keep_max_; }
   // Of this Parse, in this process; never 0.
   uint64_t id() const { return id_; }
 
@@ -63,8 +69,14 @@ class PackedStorage {
   std::vector<PackedHead> heads_;  // [segments][layers][kv_heads]
   size_t layers_ = 0, kv_heads_ = 0;
   int64_t bytes_ = 0;
+  int32_t keep_max_ = 0;
   uint64_t id_ = 0;
 };
+
+// What a sequence's status says of max_loss: where a milder strategy than the plan's was taken,
+// what the plan's lost there and what is lost now; "" nowhere. `packed` null: nothing is packed
+// (yet).
+std::string MaxLossText(const Plan& plan, const PackedStorage* packed);
 
 // Arrays of golden/README: "eigenvalues", "rotated_rows" and "packed_rows" (first segment, layer 0,
 // head 0; rotated rows need the raw pages), "segments" (flat start, stop, final), "strategies"

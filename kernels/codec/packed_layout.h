@@ -43,7 +43,11 @@ struct PackedInfo {
   double loss;
   double recent;     // temporary: mean relative error of the segment's last kRecentTokens
   uint64_t flushes;  // temporary: where the losses of the flushes are
-  uint64_t reserved[3];
+  // Of the extent's rows: the largest mean error of kLossRun tokens that follow each other, 0 where
+  // the plan has no max_loss; and the same by the strategy that was to be taken, where that was too
+  // much, else 0.
+  double worst_loss, refused_loss;
+  uint64_t reserved;
 };
 static_assert(sizeof(PackedInfo) == kPackedEntriesAt - kPackedInfoAt);
 
@@ -54,6 +58,9 @@ struct PackedEntry {
   int32_t reserved;
 };
 static_assert(sizeof(PackedEntry) == 64);
+
+// What max_loss is held against is a mean over so many tokens that follow each other.
+inline constexpr int32_t kLossRun = 16;
 
 // Tokens over which closing by drift takes its mean (spec/beyond.md 6).
 inline constexpr int32_t kRecentTokens = 512;

@@ -1,5 +1,6 @@
 #include "kernels/codec/packed_places.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "base/check.h"
@@ -54,8 +55,13 @@ void PackedPlaces::AddHead(const Strategy& s, bool rotations) {
 PackedPlaces PackedPlaces::OfJoined(const Geometry& geometry,
                                     std::span<const PackedExtent> pieces) {
   const PackedExtent& last = pieces.back();
+  PackedInfo info = last.info;
+  for (const PackedExtent& piece : pieces) {
+    info.refused_loss = std::max(info.refused_loss, piece.info.refused_loss);
+    info.worst_loss = std::max(info.worst_loss, piece.info.worst_loss);
+  }
   PackedPlaces places(geometry, {pieces.front().tokens.begin, last.tokens.end}, false,
-                      last.truncated, last.info);
+                      last.truncated, info);
   for (const PackedHead& h : last.heads) {
     places.AddHead({h.keys.keep, h.keys.neighbours, h.block}, false);
   }

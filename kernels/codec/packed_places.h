@@ -24,6 +24,8 @@ class PackedPlaces {
   static PackedPlaces OfJoined(const Geometry& geometry, std::span<const PackedExtent> pieces);
   // What these rows have lost; `before`: the flushes before them (temporary only).
   void NoteLoss(double loss, std::span<const double> before);
+  // See PackedInfo.
+  void NoteWorst(double loss) { info_.worst_loss = loss; }
 
   const PackedEntry& entry(size_t head) const { return entries_[head]; }
   const PackedRows& format(size_t head) const { return formats_[head]; }

@@ -6,12 +6,17 @@
 //
 // The open segment's extents (pieces) join like the digits of a counter in base 8, without packing
 // a row twice: a reader meets few of them, and a flush copies few bytes.
+//
+// What would lose more than the plan's max_loss is packed by a milder strategy (loss_limit.h), and
+// flushes follow the rows before them. Where the mildest loses too much, rows stay raw from there
+// on.
 #include "kernels/codec/packed_recompressor.h"
 
 #include <algorithm>
 
 #include "base/check.h"
 #include "kernels/codec/head_loop.h"
+#include "kernels/codec/loss_limit.h"
 #include "kernels/codec/segment_packer.h"
 
 namespace kvstrata {
@@ -136,6 +141,8 @@ class PackedRecompressor final : public Recompressor {
   using Tokens = kvstrata::Run;
 
   bool released_ = false;  // a Run has said since the end of the prompt what may go
+  bool stopped_ = false;   // a Run has found rows that no strategy keeps within max_loss
+  bool warned_ = false;    // a Run has said that a strategy was not taken
 
   // --- what comes next ---
 
@@ -147,6 +154,7 @@ class PackedRecompressor final : public Recompressor {
 
   Work NextWork(const RecompressInput& input, const PackedState& s) const {
     if (!ReachesMinimum(input, plan_)) return {};
+    if (stopped_) return Release(input, s);
     if (s.final_end < s.plan_tokens.end) return {Unit::kRest, {s.final_end, s.plan_tokens.end}};
     const bool is_open = s.end > s.final_end;
     if (is_open && (MustClose(s) || s.end < input.prompt_tokens)) {
@@ -160,11 +168,16 @@ class PackedRecompressor final : public Recompressor {
     if (s.end < input.prompt_tokens) {
       return {Unit::kPrompt, {s.end, s.end + std::min(plan_.segment, input.prompt_tokens - s.end)}};
     }
-    // Segments that were complete before the prompt was: their raw rows were still read then.
-    if (!released_ && s.final_end > 0) return {Unit::kRelease, {0, s.final_end}};
+    if (const Work release = Release(input, s); release.unit != Unit::kNone) return release;
     if (waiting < plan_.buffer) return {};
     // Without a prompt the first flush has no plans to be packed with: it makes them.
     return {s.plan < 0 ? Unit::kPrompt : Unit::kFlush, {s.end, s.end + plan_.buffer}};
+  }
+
+  // Segments that were complete before the prompt was: their raw rows were still read then.
+  Work Release(const RecompressInput& input, const PackedState& s) const {
+    if (input.prompt_tokens < 0 || released_ || s.final_end == 0) return {};
+    return {Unit::kRelease, {0, s.final_end}};
   }
 
   // Where plans and pieces are made already, they must lie there too. What is closed at once may
@@ -193,7 +206,7 @@ class PackedRecompressor final : public Recompressor {
   // Plans of their own for `work.tokens`. A prompt segment is packed extent by extent, so that its
   // raw rows go as it proceeds; a closed one is switched at once.
   Result<RecompressOutput> PackFinally(const RecompressInput& input, const PackedState& state,
-                                       const Work& work, const SegmentPacker& packer) const {
+                                       const Work& work, const SegmentPacker& packer) {
     KVS_ASSIGN_OR_RETURN(const SegmentPlans plans,
                          packer.FindPlans(input, geometry_, plan_, work.tokens));
     RecompressOutput output = {KeepFirst(input.view, state.final_count), {}};
@@ -201,7 +214,8 @@ class PackedRecompressor final : public Recompressor {
     range.info.plan_begin = work.tokens.begin;
     range.info.plan_end = work.tokens.end;
     do {
-      KVS_RETURN_IF_ERROR(PackNext(input, plans, packer, &range, &output));
+      KVS_ASSIGN_OR_RETURN(const bool packed, PackNext(input, plans, packer, &range, &output));
+      if (!packed) return Stop(input, state, range);
     } while (work.unit == Unit::kClose && range.tokens.end < work.tokens.end);
     output.released = ReleasedRows(input, range.tokens.end);
     return output;
@@ -209,7 +223,7 @@ class PackedRecompressor final : public Recompressor {
 
   // One more extent of a segment whose plans lie in its first one.
   Result<RecompressOutput> PackRest(const RecompressInput& input, const PackedState& state,
-                                    Tokens tokens, const SegmentPacker& packer) const {
+                                    Tokens tokens, const SegmentPacker& packer) {
     KVS_ASSIGN_OR_RETURN(const PackedExtent first,
                          ReadPackedExtent(input.view.extents[state.plan], geometry_));
     if (!first.has_rotations()) return DamagedExtent(first.tokens, "has no rotations");
@@ -218,7 +232,9 @@ class PackedRecompressor final : public Recompressor {
     range.info.plan_begin = first.tokens.begin;
     range.info.plan_end = tokens.end;
     range.info.loss = state.last.loss;
-    KVS_RETURN_IF_ERROR(PackNext(input, PlansIn(first), packer, &range, &output));
+    KVS_ASSIGN_OR_RETURN(const bool packed,
+                         PackNext(input, PlansIn(first), packer, &range, &output));
+    if (!packed) return Stop(input, state, range);
     output.released = ReleasedRows(input, range.tokens.end);
     return output;
   }
@@ -231,16 +247,46 @@ class PackedRecompressor final : public Recompressor {
   }
 
   // Packs as many tokens after range->tokens as an extent may hold, and moves the range there.
-  Status PackNext(const RecompressInput& input, const SegmentPlans& plans,
-                  const SegmentPacker& packer, PackedRange* range, RecompressOutput* output) const {
+  // Whether that keeps max_loss; if not, range->info says what was lost, and nothing is added.
+  Result<bool> PackNext(const RecompressInput& input, SegmentPlans plans,
+                        const SegmentPacker& packer, PackedRange* range, RecompressOutput* output) {
     const int32_t begin = range->tokens.end;
     range->tokens = {begin, EndOfNext(plans, {begin, range->info.plan_end})};
-    KVS_ASSIGN_OR_RETURN(PackedBytes packed,
-                         packer.PackRange(input, geometry_, plan_, plans, *range, {}));
+    KVS_ASSIGN_OR_RETURN(LimitedPack limited,
+                         PackWithinLimit(packer, input, geometry_, plan_, *range, {}, &plans));
+    PackedBytes& packed = limited.packed;
+    if (!limited.fits) {
+      range->info = packed.info;
+      return false;
+    }
+    Warn(range->tokens, packed.info, plans, output);
     range->info.loss = packed.info.loss;
     output->extents.push_back(
         {-1, std::move(packed.bytes), range->tokens, plan_.tier, std::move(packed.far)});
-    return OkStatus();
+    return true;
+  }
+
+  // --- what loses too much ---
+
+  // Everything stays as it is, the range, of which range.info says what it lost, and what follows
+  // it raw.
+  Result<RecompressOutput> Stop(const RecompressInput& input, const PackedState& state,
+                                const PackedRange& range) {
+    stopped_ = true;
+    RecompressOutput output = {KeepFirst(input.view, input.view.extent_count),
+                               ReleasedRows(input, state.final_end)};
+    if (!warned_) output.warning = DescribeRaw(plan_, range.tokens, range.info);
+    warned_ = true;
+    return output;
+  }
+
+  // Once a sequence.
+  void Warn(Tokens tokens, const PackedInfo& info, const SegmentPlans& taken,
+            RecompressOutput* output) {
+    if (info.refused_loss == 0 || warned_) return;
+    warned_ = true;
+    output->warning = DescribeLoss(plan_, tokens, info.refused_loss,
+                                   taken.heads.front().strategy.keep, info.worst_loss);
   }
 
   // --- the open segment ---
@@ -252,7 +298,7 @@ class PackedRecompressor final : public Recompressor {
   };
 
   Result<RecompressOutput> Flush(const RecompressInput& input, const PackedState& state,
-                                 Tokens tokens, const SegmentPacker& packer) const {
+                                 Tokens tokens, const SegmentPacker& packer) {
     KVS_ASSIGN_OR_RETURN(const PackedExtent plan,
                          ReadPackedExtent(input.view.extents[state.plan], geometry_));
     if (!plan.has_rotations()) return DamagedExtent(plan.tokens, "has no rotations");
@@ -261,13 +307,20 @@ class PackedRecompressor final : public Recompressor {
     range.info.plan_begin = plan.tokens.begin;
     range.info.buffer = plan_.buffer;
     range.info.loss = pieces.empty() ? 0 : state.last.loss;
-    KVS_ASSIGN_OR_RETURN(
-        PackedBytes packed,
-        packer.PackRange(input, geometry_, plan_, PlansIn(plan), range, LossesOf(pieces)));
-    KVS_RETURN_IF_ERROR(AddPiece(std::move(packed), tokens, &pieces));
-    while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(packer, &pieces));
+    SegmentPlans plans = PlansIn(plan);
+    if (!pieces.empty()) TakeStrategies(pieces.back().extent, &plans);
     RecompressOutput output = {KeepFirst(input.view, state.final_count),
                                ReleasedRows(input, state.final_end)};
+    KVS_ASSIGN_OR_RETURN(LimitedPack limited, PackWithinLimit(packer, input, geometry_, plan_,
+                                                              range, LossesOf(pieces), &plans));
+    PackedBytes& packed = limited.packed;
+    if (!limited.fits) {
+      range.info = packed.info;
+      return Stop(input, state, range);
+    }
+    Warn(tokens, packed.info, plans, &output);
+    KVS_RETURN_IF_ERROR(AddPiece(std::move(packed), tokens, &pieces));
+    while (CanJoin(pieces)) KVS_RETURN_IF_ERROR(JoinLast(packer, &pieces));
     for (Piece& p : pieces) {
       output.extents.push_back({p.kept, std::move(p.packed.bytes), p.extent.tokens, plan_.tier,
                                 std::move(p.packed.far)});
@@ -310,7 +363,9 @@ class PackedRecompressor final : public Recompressor {
     const int32_t rows = pieces.back().extent.rows();
     int64_t bytes = 0;
     for (auto p = pieces.end() - kJoined; p != pieces.end(); ++p) {
-      if (p->extent.rows() != rows) return false;
+      if (p->extent.rows() != rows || !SameStrategies(p->extent, pieces.back().extent)) {
+        return false;
+      }
       bytes += p->extent.bytes;
     }
     return bytes <= extent_bytes_;

@@ -1,12 +1,30 @@
 #include "kernels/codec/segment_packer.h"
 
+#include <algorithm>
+
 namespace kvstrata {
+namespace {
+
+Strategy StrategyOf(const PackedHead& h) { return {h.keys.keep, h.keys.neighbours, h.block}; }
+
+}  // namespace
+
 SegmentPlans PlansIn(const PackedExtent& extent) {
   SegmentPlans plans;
   for (const PackedHead& h : extent.heads) {
-    plans.heads.push_back({h.r_k, h.r_v, h.eigenvalues, {h.keys.keep, h.keys.neighbours, h.block}});
+    plans.heads.push_back({h.r_k, h.r_v, h.eigenvalues, StrategyOf(h)});
   }
   return plans;
+}
+
+void TakeStrategies(const PackedExtent& extent, SegmentPlans* plans) {
+  for (size_t h = 0; h < extent.heads.size(); ++h) {
+    plans->heads[h].strategy = StrategyOf(extent.heads[h]);
+  }
+}
+
+bool SameStrategies(const PackedExtent& a, const PackedExtent& b) {
+  return std::ranges::equal(a.heads, b.heads, {}, StrategyOf, StrategyOf);
 }
 
 int64_t PackedBytesPerToken(const Geometry& geometry, const Plan& plan, const SegmentPlans& plans) {

@@ -34,6 +34,10 @@ struct SegmentPlans {
 // Those that `extent` holds; valid as long as it is. REQUIRES: extent.has_rotations().
 SegmentPlans PlansIn(const PackedExtent& extent);
 
+// The strategies of `extent`, under the rotations that `plans` has.
+void TakeStrategies(const PackedExtent& extent, SegmentPlans* plans);
+bool SameStrategies(const PackedExtent& a, const PackedExtent& b);
+
 // What is to be packed: `info` says where the segment and its plans are, and `info.loss` what the
 // segment's rows before these have lost. A temporary extent is one flush.
 struct PackedRange {

@@ -93,12 +93,26 @@ FactorRows KeptComponents(const Spectrum& d, const std::vector<double>& gates,
   return rows;
 }
 
+// |X - X^|_F / |X|_F of the kept components, gates included, before rounding.
+double LossOf(const std::vector<float>& x, const Spectrum& d, const std::vector<double>& gates,
+              const std::vector<int32_t>& kept) {
+  const double all = std::inner_product(
+      x.begin(), x.end(), x.begin(), 0.0, [](double sum, double y) { return sum + y; },
+      [](float a, float b) { return double{a} * double{b}; });
+  double lost = all;
+  for (const int32_t j : kept) {
+    const double s = d.s[static_cast<size_t>(j)], missing = 1 - gates[static_cast<size_t>(j)];
+    lost -= s * s * (1 - missing * missing);
+  }
+  return all > 0 ? std::sqrt(std::max(lost, 0.0) / all) : 0;
+}
+
 FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF16> k_mean,
-                    int32_t r_max, const SpanParameters* parameters, const Backend& backend) {
+                    const Plan& plan, const SpanParameters* parameters, const Backend& backend) {
   const auto n = static_cast<int32_t>(x.size() / static_cast<size_t>(dim));
-  const int32_t rank = std::min({n, dim, r_max});
+  const int32_t rank = std::min({n, dim, plan.r_max});
   const auto is_smaller = [&](int64_t r) { return r * (n + dim) < int64_t{n} * dim; };
-  const FactorRows raw{-1, Rounded(x), {}};
+  FactorRows raw{-1, false, Rounded(x), {}};
   // Without gates all components stay: no need to look at them.
   if (!is_smaller(parameters == nullptr ? rank : 1)) return raw;
   const Spectrum d = Decompose(x, n, dim, rank, backend);
@@ -107,7 +121,9 @@ FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF
   for (int32_t j = 0; j < rank; ++j) {
     if (j == 0 || gates[static_cast<size_t>(j)] >= kGateFloor) kept.push_back(j);
   }
-  return is_smaller(static_cast<int64_t>(kept.size())) ? KeptComponents(d, gates, kept) : raw;
+  if (!is_smaller(static_cast<int64_t>(kept.size()))) return raw;
+  raw.refused = plan.max_loss < 1 && LossOf(x, d, gates, kept) > plan.max_loss;
+  return raw.refused ? raw : KeptComponents(d, gates, kept);
 }
 
 }  // namespace
@@ -142,7 +158,7 @@ std::vector<double> SpanGates(std::span<const float> spectrum, std::span<const B
   return x;
 }
 
-SpanForm CompressSpan(const SpanSource& source, int32_t r_max, const SpanParameters* parameters,
+SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanParameters* parameters,
                       const Backend& backend) {
   const std::vector<double> weights = Weights(source.surprisal, source.tokens);
   const std::vector<float> keys = Gather(source.keys, source.tokens);
@@ -151,8 +167,8 @@ SpanForm CompressSpan(const SpanSource& source, int32_t r_max, const SpanParamet
   form.k_mean = WeightedMean(keys, weights);
   form.v_mean = WeightedMean(values, weights);
   const int32_t dim = source.keys.dim;
-  form.keys = Compress(keys, dim, form.k_mean, r_max, parameters, backend);
-  form.values = Compress(values, dim, form.k_mean, r_max, parameters, backend);
+  form.keys = Compress(keys, dim, form.k_mean, plan, parameters, backend);
+  form.values = Compress(values, dim, form.k_mean, plan, parameters, backend);
   return form;
 }
 

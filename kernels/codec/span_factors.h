@@ -1,5 +1,6 @@
 // One span of one (layer, KV head): its coarse row, and its keys and values as gated low-rank
-// factors or raw, whichever is smaller (spec/sekv.md 3 to 5). Private to kernels/codec.
+// factors or raw, whichever is smaller (spec/sekv.md 3 to 5), but raw where |X - X^|_F / |X|_F of
+// the factors exceeds the plan's max_loss. Private to kernels/codec.
 //
 // Threads: pure. Allocates scratch of the span's size.
 #ifndef KVSTRATA_KERNELS_CODEC_SPAN_FACTORS_H_
@@ -15,6 +16,7 @@ namespace kvstrata {
 // A and B as lowrank_layout.h lays them out, or the rows; in bf16.
 struct FactorRows {
   int32_t rank = -1;
+  bool refused = false;     // factors would be smaller, and lose more than max_loss
   std::vector<BF16> left;   // [n][rank], or [n][dim]
   std::vector<BF16> right;  // [rank][dim], or empty
 };
@@ -30,8 +32,8 @@ struct SpanSource {
   std::span<const float> surprisal;  // by position
 };
 
-// Gates are 1 where `parameters` is null.
-SpanForm CompressSpan(const SpanSource& source, int32_t r_max, const SpanParameters* parameters,
+// With the plan's r_max and max_loss. Gates are 1 where `parameters` is null.
+SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanParameters* parameters,
                       const Backend& backend);
 
 // Gates of a spectrum (descending, at most r_max values): sigmoid(MLP([s / s_1, 0..; k / |k|])),

@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -11,20 +14,26 @@ namespace {
 
 constexpr char kFile[] = "libkvstrata_cuda.so";
 
-// The folder of the library or program that holds this function; "" if it cannot be told.
+// The folder, with its '/', of the file that this code was mapped from, which only the kernel
+// knows: of a program dladdr tells what was typed, and of a library what dlopen was given. "" if it
+// cannot be told.
 std::string OwnFolder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&OwnFolder), &info) == 0 || info.dli_fname == nullptr) {
-    return {};
+  const auto here = reinterpret_cast<uintptr_t>(&OwnFolder);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    const size_t path = line.find('/');
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR, &begin, &end) != 2) continue;
+    if (here < begin || here >= end) continue;
+    return path == line.npos ? std::string() : line.substr(path, line.rfind('/') + 1 - path);
   }
-  const std::string file = info.dli_fname;
-  const size_t slash = file.rfind('/');
-  return slash == std::string::npos ? std::string() : file.substr(0, slash + 1);
+  return {};
 }
 
 std::vector<std::string> Candidates() {
   if (const char* path = std::getenv("KVSTRATA_CUDA_LIBRARY")) return {path};
   const std::string folder = OwnFolder();
+  if (folder.empty()) return {kFile};
   return {folder + kFile, folder + "../lib/" + kFile, kFile};
 }
 

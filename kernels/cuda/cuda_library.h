@@ -1,7 +1,7 @@
 // Finds libkvstrata_cuda.so and its table. The only way into CUDA for everything else.
 //
 // Looked for in KVSTRATA_CUDA_LIBRARY (a path), else beside the library or program that this code
-// is in, else where the dynamic linker looks.
+// is in and in its ../lib, else where the dynamic linker looks; never in the working directory.
 #ifndef KVSTRATA_KERNELS_CUDA_CUDA_LIBRARY_H_
 #define KVSTRATA_KERNELS_CUDA_CUDA_LIBRARY_H_
 

@@ -8,8 +8,8 @@
 // boundaries that come later are used from then on.
 #include <algorithm>
 #include <cmath>
-#include <string>
 
+#include "kernels/plan_needs.h"
 #include "kernels/segment/sentence_rule.h"
 #include "kernels/select/importance.h"
 #include "kernels/select/inspect_array.h"
@@ -17,6 +17,7 @@
 #include "kernels/select/ranking.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/sentence_queries.h"
+#include "kernels/select/sentence_status.h"
 
 namespace kvstrata {
 
@@ -141,7 +142,7 @@ class BucketSelector final : public Selector {
     const int32_t dim = geometry_.head_dim;
     q_.resize(int64_t{rows_per_layer_} * dim);
     queries_.Mean(layer, q, group_, q_.data());
-    if (InFull(n)) return out->SetFull(n);
+    if (BucketsInFull(plan_, n)) return out->SetFull(n);
     // The window reaches back to the start of the sentence being generated.
     const int32_t window = std::min(n - plan_.recent, queries_.begin());
     Score(context, layer);
@@ -159,21 +160,8 @@ class BucketSelector final : public Selector {
   std::string StatusText(const SelectContext& context) const override {
     const int32_t prompt = context.prompt_tokens;
     if (prompt < 0) return "";
-    if (!ready_ && !HasBoundaries(context)) {
-      return "sentence boundaries were reported for " + std::to_string(context.boundary.size()) +
-             " of the prompt's " + std::to_string(prompt) +
-             " tokens: attends in full until they are";
-    }
-    if (!ready_) {
-      return "the queries of the prompt's last " + std::to_string(plan_.n_obs) +
-             " tokens did not pass through a step: attends in full";
-    }
-    if (context.view.tokens - prompt > plan_.max_length &&
-        context.boundary.size() <= static_cast<size_t>(prompt)) {
-      return "no sentence boundaries are reported for generated tokens: a sentence ends every " +
-             std::to_string(plan_.max_length) + " tokens";
-    }
-    return "";
+    return SentenceStatus(plan_, context,
+                          ready_ || BucketsInFull(plan_, prompt) || AllObserved(prompt));
   }
 
   std::unique_ptr<Selector> Clone() const override {
@@ -204,12 +192,6 @@ class BucketSelector final : public Selector {
 
  private:
   bool IsDense(int layer) const { return layer < plan_.n_dense_layers; }
-  bool InFull(int32_t n) const {
-    return AttendsInFull(n, plan_.start + plan_.recent, plan_.tau, plan_.min_tokens);
-  }
-  static bool HasBoundaries(const SelectContext& context) {
-    return context.boundary.size() >= static_cast<size_t>(context.prompt_tokens);
-  }
   Row& RowOf(int layer, int row) { return rows_[int64_t{layer} * rows_per_layer_ + row]; }
   PagedRows KeysOf(const SelectContext& context, int layer, int row) const {
     const int head = row * group_ / geometry_.group();
@@ -233,8 +215,8 @@ class BucketSelector final : public Selector {
 
   void MakePromptBuckets(const SelectContext& context) {
     const int32_t prompt = context.prompt_tokens;
-    const bool all = InFull(prompt);  // such a prompt keeps everything
-    if (!HasBoundaries(context) || (!all && !AllObserved(prompt))) return;
+    const bool all = BucketsInFull(plan_, prompt);  // such a prompt keeps everything
+    if (!HasPromptBoundaries(context) || (!all && !AllObserved(prompt))) return;
     rows_.assign(int64_t{geometry_.layers} * rows_per_layer_, Row());
     for (int layer = plan_.n_dense_layers; !all && layer < geometry_.layers; ++layer) {
       Keep(context, layer, prompt);
@@ -413,6 +395,12 @@ class BucketSelector final : public Selector {
 };
 
 }  // namespace
+
+// Over spans no token of the prompt is judged by its last queries.
+uint32_t BucketNeeds(const Plan& plan) {
+  const uint32_t queries = plan.codec == CodecKind::kLowRank ? 0 : uint32_t{kNeedPromptQueries};
+  return kNeedPrefillDone | kNeedBoundary | queries;
+}
 
 std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry) {
   if (plan.codec == CodecKind::kLowRank) return NewSpanBucketSelector(plan, geometry);

@@ -2,11 +2,14 @@
 // spec/chess.md). Selects at the end of the prompt and then when a trigger fires; in between a step
 // costs nothing. The window's start stays where the last selection put it, so the list grows.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "kernels/plan_needs.h"
 #include "kernels/select/affinity.h"
 #include "kernels/select/cascade_trigger.h"
 #include "kernels/select/inspect_array.h"
+#include "kernels/select/notice.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
 
@@ -175,6 +178,14 @@ class CascadeSelector final : public Selector {
     if (plan_.rest != RestKind::kDrop) out->coarse.assign(1, rest_);
   }
 
+  std::string StatusText(const SelectContext& context) const override {
+    const int32_t prompt = context.prompt_tokens;
+    if (prompt < 0 || plan_.trigger != Plan::Trigger::kEntropy) return "";
+    const bool reported = static_cast<int64_t>(context.entropy.size()) > prompt;
+    if (reported) return NeverFires() ? Say(Notice::kNoThresholds, {plan_.every}) : "";
+    return context.view.tokens > prompt ? Say(Notice::kNoEntropy, {plan_.every}) : "";
+  }
+
   std::unique_ptr<Selector> Clone() const override {
     return std::make_unique<CascadeSelector>(*this);
   }
@@ -194,6 +205,13 @@ class CascadeSelector final : public Selector {
   }
 
  private:
+  // Whether no entropy exceeds the thresholds that it must.
+  bool NeverFires() const {
+    const auto infinite = [](double x) { return std::isinf(x); };
+    return plan_.trigger_or ? std::ranges::all_of(plan_.thresholds, infinite)
+                            : std::ranges::any_of(plan_.thresholds, infinite);
+  }
+
   // Chooses pages anew as of `tokens`, whatever came after.
   void SelectPages(const SelectContext& context, int32_t tokens) {
     window_start_ = CascadeTrigger::WindowStart(plan_, tokens);
@@ -244,6 +262,10 @@ class CascadeSelector final : public Selector {
 };
 
 }  // namespace
+
+uint32_t CascadeNeeds(const Plan& plan) {
+  return kNeedPrefillDone | (plan.trigger == Plan::Trigger::kEntropy ? uint32_t{kNeedEntropy} : 0);
+}
 
 std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<CascadeSelector>(plan);

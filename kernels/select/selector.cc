@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/plan_needs.h"
+
 namespace kvstrata {
 
 std::unique_ptr<Selector> NewFullSelector(const Plan& plan, const Geometry& geometry);
@@ -12,13 +14,37 @@ std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geom
 std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
+uint32_t CascadeNeeds(const Plan& plan);
+uint32_t BucketNeeds(const Plan& plan);
+
+namespace {
+
+uint32_t Nothing(const Plan&) { return 0; }
+// Of a prompt all is attended; what is chosen is chosen behind it.
+uint32_t PromptsEnd(const Plan&) { return kNeedPrefillDone; }
+
+struct SelectorRow {
+  std::unique_ptr<Selector> (*make)(const Plan& plan, const Geometry& geometry);
+  uint32_t (*needs)(const Plan& plan);
+};
+constexpr SelectorRow kSelectors[] = {
+    {NewFullSelector, Nothing},      {NewWindowSelector, PromptsEnd},
+    {NewMinMaxSelector, PromptsEnd}, {NewCascadeSelector, CascadeNeeds},
+    {NewVoteSelector, PromptsEnd},   {NewBucketSelector, BucketNeeds},
+    {NewZoomSelector, PromptsEnd},   {NewBlockSelector, PromptsEnd},
+};  // by SelectorKind
+
+const SelectorRow& RowOf(const Plan& plan) {
+  return kSelectors[static_cast<size_t>(plan.selector)];
+}
+
+}  // namespace
 
 std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry) {
-  static constexpr std::unique_ptr<Selector> (*kFactories[])(const Plan&, const Geometry&) = {
-      NewFullSelector, NewWindowSelector, NewMinMaxSelector, NewCascadeSelector,
-      NewVoteSelector, NewBucketSelector, NewZoomSelector,   NewBlockSelector};  // by SelectorKind
-  return kFactories[static_cast<size_t>(plan.selector)](plan, geometry);
+  return RowOf(plan).make(plan, geometry);
 }
+
+uint32_t SelectorNeeds(const Plan& plan) { return RowOf(plan).needs(plan); }
 
 Selection Selection::Full(int32_t n) {
   Selection selection;

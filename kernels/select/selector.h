@@ -157,6 +157,9 @@ class Selector {
 // REQUIRES: plan came from ParsePlan.
 std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry);
 
+// What its selector asks of the engine: a sum of Needs (kernels/plan_needs.h).
+uint32_t SelectorNeeds(const Plan& plan);
+
 // Union of runs given in any order: ascending, disjoint, adjacent ones joined, empty ones gone.
 std::vector<Run> Normalize(std::vector<Run> runs);
 

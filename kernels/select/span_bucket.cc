@@ -4,7 +4,6 @@
 // other raw rows are always on; spans that are not chosen are not attended, as SentenceKV has it.
 #include <algorithm>
 
-#include "kernels/segment/span_rule.h"
 #include "kernels/select/ranking.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/sentence_queries.h"
@@ -43,13 +42,8 @@ class SpanBucketSelector final : public Selector {
   void Advance(int32_t) override { queries_.Advance(); }
 
   std::string StatusText(const SelectContext& context) const override {
-    if (context.prompt_tokens < 0 || context.spans != nullptr ||
-        context.view.tokens < plan_.min_tokens ||
-        HasSurprisal(context.surprisal, {context.surprisal_held, context.prompt_tokens})) {
-      return "";
-    }
-    return "surprisal was not reported for all of the prompt's " +
-           std::to_string(context.prompt_tokens) + " tokens: no spans, attends in full";
+    if (context.prompt_tokens < 0 || context.spans != nullptr) return "";
+    return WhyNoSpans(context);
   }
 
   std::unique_ptr<Selector> Clone() const override {

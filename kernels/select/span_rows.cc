@@ -1,5 +1,8 @@
 #include "kernels/select/span_rows.h"
 
+#include "kernels/segment/span_rule.h"
+#include "kernels/select/notice.h"
+
 namespace kvstrata {
 
 void RawRuns::Append(const SelectContext& context, int32_t n, std::vector<Run>* runs) {
@@ -16,6 +19,13 @@ void RawRuns::Append(const SelectContext& context, int32_t n, std::vector<Run>* 
   }
   runs->assign(runs_.begin(), runs_.end());
   AppendRun({spans.end(), n}, runs);
+}
+
+std::string WhyNoSpans(const SelectContext& context) {
+  const Run wanted{context.surprisal_held, context.prompt_tokens};
+  return HasSurprisal(context.surprisal, wanted)
+             ? Say(Notice::kSpansPending)
+             : Say(Notice::kNoSurprisal, {context.prompt_tokens});
 }
 
 void ScoreSpans(const SelectContext& context, int layer, int kv_head, const float* q,

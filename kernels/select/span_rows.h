@@ -6,6 +6,7 @@
 #define KVSTRATA_KERNELS_SELECT_SPAN_ROWS_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "kernels/codec/lowrank.h"
@@ -29,6 +30,9 @@ class RawRuns {
 // out + i * spans + span. Reads each mean once.
 void ScoreSpans(const SelectContext& context, int layer, int kv_head, const float* q,
                 int32_t queries, float* out);
+
+// Why a complete prompt has no spans, for the status.
+std::string WhyNoSpans(const SelectContext& context);
 
 }  // namespace kvstrata
 

@@ -2,15 +2,16 @@
 // coarse row each (SeKV; spec/sekv.md 6, 7). Raw rows are always on.
 //
 // Relevance is compared as a logit: q' = W q against W k_mean / |W k_mean|, plus ln |S|, so that
-// one read of the mean keys serves all heads of a group. Over a budget, spans are expanded in
-// descending relevance up to the first that does not fit.
+// one read of the mean keys serves all heads of a group. Without trained parameters it is the logit
+// that the coarse row has in attention. Over a budget, spans are expanded in descending relevance;
+// one that does not fit into the room that is left is passed over.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 
-#include "kernels/segment/span_rule.h"
 #include "kernels/select/inspect_array.h"
+#include "kernels/select/notice.h"
 #include "kernels/select/ranking.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/span_rows.h"
@@ -43,16 +44,15 @@ class ZoomSelector final : public Selector {
     if (context.spans == nullptr || ZoomsInFull(plan_, n)) return out->SetFull(n);
     const auto spans = static_cast<int32_t>(context.spans->spans().size());
     const int64_t room = ZoomRoom(plan_, *context.spans, n);
+    const int32_t least = LeastRows(*context.spans);
     logits_.resize(int64_t{geometry_.query_heads} * spans);
     out->Reset(n, geometry_.query_heads);
     out->coarse.resize(geometry_.query_heads);
-    out->scored_bytes =
-        int64_t{spans} * (geometry_.kv_heads * geometry_.head_dim * SizeOf(DType::kBF16) +
-                          geometry_.query_heads * SizeOf(DType::kF32));
+    out->scored_bytes = ZoomScoredBytes(*context.spans, geometry_);
     context.executor->ParallelFor(geometry_.kv_heads, [&](int64_t head) {
       ScoreGroup(context, layer, static_cast<int>(head), q);
       for (int g = 0; g < geometry_.group(); ++g) {
-        Expand(context, layer, static_cast<int>(head) * geometry_.group() + g, room, out);
+        Expand(context, layer, static_cast<int>(head) * geometry_.group() + g, room, least, out);
       }
     });
     out->runs.resize(1);  // raw rows are the same for all heads
@@ -64,18 +64,12 @@ class ZoomSelector final : public Selector {
     if (context.prompt_tokens < 0) return "";
     if (context.spans == nullptr) return WhyNoSpans(context);
     std::string text;
-    if (!context.spans->trained()) {
-      text =
-          "no trained parameters: routes by the principal directions of the prompt's keys, and "
-          "the budget alone limits what is expanded";
-    }
+    if (!context.spans->trained()) text = Say(Notice::kUntrained);
     const int32_t n = context.view.tokens;
     const int64_t budget = ZoomBudget(plan_, n), persistent = PersistentRows(*context.spans, n);
     if (budget == 0 || persistent <= budget) return text;
-    const std::string rows = std::to_string(persistent);
-    return text + (text.empty() ? "" : "; ") + "the budget of " + std::to_string(budget) +
-           " rows cannot hold the " + rows + " that are always read: reads " + rows +
-           ", expands nothing; the smallest budget now is rows = " + rows;
+    return text + (text.empty() ? "" : "; ") +
+           Say(Notice::kRowsTooFew, {budget, persistent, persistent, persistent});
   }
 
   std::unique_ptr<Selector> Clone() const override {
@@ -117,6 +111,21 @@ class ZoomSelector final : public Selector {
 
   // Logits of a KV head's query heads.
   void ScoreGroup(const SelectContext& context, int layer, int head, const float* q) {
+    const auto count = static_cast<int64_t>(context.spans->spans().size());
+    float* const logits = logits_.data() + int64_t{head} * geometry_.group() * count;
+    if (context.spans->trained()) return ScoreRouted(context, layer, head, q, logits);
+    const float* of_group = q + int64_t{head} * geometry_.group() * geometry_.head_dim;
+    ScoreSpans(context, layer, head, of_group, geometry_.group(), logits);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(geometry_.head_dim));
+    const std::vector<float>& log_length = context.spans->log_length();
+    for (int64_t i = 0; i < geometry_.group() * count; ++i) {
+      logits[i] = logits[i] * scale + log_length[static_cast<size_t>(i % count)];
+    }
+  }
+
+  // By trained routers.
+  void ScoreRouted(const SelectContext& context, int layer, int head, const float* q,
+                   float* logits) const {
     const SpanStorage& spans = *context.spans;
     const auto count = static_cast<int64_t>(spans.spans().size());
     const int32_t group = geometry_.group(), dim = geometry_.head_dim;
@@ -125,7 +134,6 @@ class ZoomSelector final : public Selector {
       const int h = head * group + g;
       Pull(spans, layer, h, q + int64_t{h} * dim, pulled.data() + int64_t{g} * dim);
     }
-    float* logits = logits_.data() + int64_t{head} * group * count;
     ScoreSpans(context, layer, head, pulled.data(), group, logits);
     for (int g = 0; g < group; ++g, logits += count) {
       for (size_t p = 0; p < spans.parts().size(); ++p) {
@@ -139,7 +147,14 @@ class ZoomSelector final : public Selector {
     }
   }
 
-  void Expand(const SelectContext& context, int layer, int query_head, int64_t room,
+  // Rows that the shortest span adds: what has less room expands nothing any more.
+  static int32_t LeastRows(const SpanStorage& spans) {
+    int32_t least = std::numeric_limits<int32_t>::max();
+    for (const Run& s : spans.spans()) least = std::min(least, s.end - s.begin - 1);
+    return least;
+  }
+
+  void Expand(const SelectContext& context, int layer, int query_head, int64_t room, int32_t least,
               Selection* out) const {
     const SpanStorage& spans = *context.spans;
     const auto count = static_cast<int32_t>(spans.spans().size());
@@ -147,12 +162,14 @@ class ZoomSelector final : public Selector {
     const double threshold = ThresholdLogit(spans.Threshold(layer, query_head));
     std::vector<int32_t>& expanded = out->units[query_head];
     VisitRanked(logits, count, [&](int32_t span) {
+      if (!(double{logits[span]} > threshold)) return false;
       const Run tokens = spans.spans()[span];
       const int32_t more = tokens.end - tokens.begin - 1;
-      if (!(double{logits[span]} > threshold) || more > room) return false;
-      expanded.push_back(span);
-      room -= more;
-      return true;
+      if (more <= room) {
+        expanded.push_back(span);
+        room -= more;
+      }
+      return room >= least;
     });
     std::ranges::sort(expanded);
     AppendRest({0, count}, expanded, 0, &out->coarse[query_head]);
@@ -163,13 +180,6 @@ class ZoomSelector final : public Selector {
     if (static_cast<int64_t>(logits_.size()) * geometry_.layers <= kLogitsKept) {
       kept_[layer] = logits_;
     }
-  }
-
-  std::string WhyNoSpans(const SelectContext& context) const {
-    if (context.view.tokens < plan_.min_tokens) return "";
-    if (HasSurprisal(context.surprisal, {context.surprisal_held, context.prompt_tokens})) return "";
-    return "surprisal was not reported for all of the prompt's " +
-           std::to_string(context.prompt_tokens) + " tokens: no spans, attends in full";
   }
 
   Plan plan_;

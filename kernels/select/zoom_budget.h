@@ -35,6 +35,13 @@ inline int64_t ZoomRoom(const Plan& plan, const SpanStorage& spans, int32_t n) {
   return std::max<int64_t>(budget - PersistentRows(spans, n), 0);
 }
 
+// What scoring the spans of a layer reads: mean keys, and norms where routers are trained.
+inline int64_t ZoomScoredBytes(const SpanStorage& spans, const Geometry& g) {
+  const int64_t norms = spans.trained() ? g.query_heads * SizeOf(DType::kF32) : 0;
+  return static_cast<int64_t>(spans.spans().size()) *
+         (g.kv_heads * g.head_dim * SizeOf(DType::kBF16) + norms);
+}
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_KERNELS_SELECT_ZOOM_BUDGET_H_

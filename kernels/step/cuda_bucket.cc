@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "kernels/segment/sentence_rule.h"
+#include "kernels/select/sentence_status.h"
 #include "kernels/step/cuda_sentences.h"
 #include "kernels/step/cuda_step.h"
 
@@ -18,10 +19,6 @@ namespace {
 using TableEntries =
     std::array<const std::byte*, sizeof(cuda::SentenceTable) / sizeof(const std::byte*)>;
 static_assert(std::tuple_size_v<TableEntries> == CudaWorkspace::kSentenceEntries);
-
-bool BucketsInFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.start + plan.recent, plan.tau, plan.min_tokens);
-}
 
 // Sentences without the first tokens, which are in no bucket.
 void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<Run>* whole) {
@@ -71,14 +68,8 @@ void CudaStep::DecideSentences() {
     if (!std::exchange(own.started, true)) own.ends.Start(prompt);
     if (!own.ready) {
       own.listed = !BucketsInFull(plan, prompt);  // a short prompt keeps everything
-      const auto observed = [&](int32_t layer) {
-        return own.observed[static_cast<size_t>(layer)].Cover(prompt, plan.n_obs);
-      };
-      bool known = state.boundary_.size() >= static_cast<size_t>(prompt);
-      for (int32_t layer = plan.n_dense_layers; own.listed && layer < geometry().layers; ++layer) {
-        known = known && observed(layer);
-      }
-      if (!known) continue;
+      if (state.boundary_.size() < static_cast<size_t>(prompt)) continue;
+      if (own.listed && !own.Observed(plan, geometry(), prompt)) continue;
       if (!own.listed) {
         AddWhole(SentencesIn(state.boundary_, {0, prompt}, plan.max_length), plan, &own.whole);
       }

@@ -28,6 +28,19 @@ int32_t KeepOf(const Plan& plan, const Geometry& g) {
   return plan.keep == 0 ? g.head_dim / 4 : plan.keep;
 }
 
+int32_t StoredChannels(const Plan& plan, const Geometry& g) {
+  return plan.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
+}
+
+// As the plan says, or a milder one that max_loss has asked for (loss_limit.h).
+bool IsOfPlan(const PackedHead& h, const Plan& plan, const Geometry& g) {
+  const int32_t asked = KeepOf(plan, g);
+  const bool milder = plan.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
+  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.neighbours)) return false;
+  const PackedRows wanted = PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.truncate);
+  return h.keys.bits == wanted.bits && h.block == plan.block;
+}
+
 int32_t BlocksWithin(const Plan& plan, int32_t tokens) {
   return std::max(1, CeilShare(plan.share, tokens) / plan.block);
 }
@@ -65,7 +78,8 @@ int32_t CudaStep::PackedEnd(const StepMember& m) {
   return packed == nullptr ? 0 : packed->end();
 }
 
-// The ops take so many extents, all of the plan's strategy: other ones are damaged.
+// The ops take so many extents, all of the plan's strategy, but that max_loss may have kept more
+// elements of a vector, the same number in all heads: other ones are damaged.
 Status CudaStep::CheckPacked() const {
   const Geometry& g = geometry();
   for (int i = 0; i < members(); ++i) {
@@ -80,16 +94,12 @@ Status CudaStep::CheckPacked() const {
                                             " are; use shorter sequences, or backend simd");
     }
     const Plan& plan = members_[i].state->plan();
-    const PackedRows wanted =
-        PackedFormat(g.head_dim, KeepOf(plan, g), plan.neighbours, plan.truncate);
     for (int32_t head = 0; head < count * g.layers * g.kv_heads; ++head) {
       const int32_t of_segment = head % (g.layers * g.kv_heads);
       const int segment = head / (g.layers * g.kv_heads);
       const PackedHead& h = packed->head(segment, of_segment / g.kv_heads, of_segment % g.kv_heads);
-      if (h.keys.keep == wanted.keep && h.keys.neighbours == wanted.neighbours &&
-          h.keys.bits == wanted.bits && h.block == plan.block) {
-        continue;
-      }
+      const PackedHead& first = packed->head(segment, 0, 0);
+      if (IsOfPlan(h, plan, g) && h.keys.keep == first.keys.keep) continue;
       const Run tokens = packed->segments()[static_cast<size_t>(segment)].tokens;
       return {Code::kDataLoss, "EXTENT_INVALID",
               "extent of tokens " + std::to_string(tokens.begin) + " to " +
@@ -114,6 +124,8 @@ PackedBuffers::Capacity CudaStep::NeedOfPacked() const {
           std::ranges::count_if(packed->segments(), &PackedStorage::Segment::final));
     }
     need.batch = members();
+    need.keep =
+        std::max({need.keep, KeepOf(plan, geometry()), packed == nullptr ? 0 : packed->keep_max()});
     need.segments = std::max(need.segments, PackedBuffers::SegmentsFor(final, segments));
     need.blocks = std::max(need.blocks, tokens / plan.block + segments + 1);
     need.list = std::max(need.list, BlocksWithin(plan, tokens));
@@ -168,7 +180,7 @@ cuda::PackedLayer CudaStep::PackedLayerOf(const Part& part, int layer) const {
   packed.kv_heads = geometry().kv_heads;
   packed.head_dim = geometry().head_dim;
   packed.truncated = part.plan.truncate;
-  packed.keep_max = KeepOf(part.plan, geometry());
+  packed.keep_max = std::min(room.keep, StoredChannels(part.plan, geometry()));
   return packed;
 }
 
@@ -303,17 +315,6 @@ Result<Selection> CudaStep::ReadBlocks(int member, int32_t n) const {
         int64_t{ranges.count()} * packed->head(0, selected_layer_, head).blocks.stride;
   }
   return selection;
-}
-
-// Of the positions in `runs`, how many the part attends as packed rows.
-uint64_t CudaStep::PackedRowsIn(const Part& part, int member, const std::vector<Run>& runs) const {
-  if (!part.selects || part.plan.codec != CodecKind::kPacked) return 0;
-  const int32_t end = PackedEnd(members_[member]);
-  uint64_t rows = 0;
-  for (const Run& run : runs) {
-    rows += static_cast<uint64_t>(std::max(std::min(run.end, end) - run.begin, 0));
-  }
-  return rows;
 }
 
 }  // namespace kvstrata

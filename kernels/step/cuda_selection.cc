@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/step/cuda_step.h"
+#include "kernels/step/step_cost.h"
 
 namespace kvstrata {
 namespace {
@@ -87,37 +88,22 @@ Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
 }
 
 Result<StepCost> CudaStep::ReadCost(int member) const {
-  KVS_ASSIGN_OR_RETURN(const Selection last, ReadSelection(member));
-  if (ReadsSpans(PartOf(member)) && members_[member].state->spans() != nullptr) {
-    return CostOfSpans(last, member);
-  }
-  const Geometry& g = geometry();
-  StepCost cost;
-  uint64_t packed_rows = 0, packed_bytes = 0;
+  KVS_RETURN_IF_ERROR(ReadSelection(member).status());
+  std::vector<Selection> selections;
+  std::vector<ReadChunk> chunks;
+  const int32_t committed = members_[member].view.tokens;
   for (const Part& part : parts_) {
     if (member < part.first || member >= part.first + part.count) continue;
-    KVS_ASSIGN_OR_RETURN(const Selection selection, ReadPart(part, member));
-    const int32_t start = members_[member].view.tokens + part.begin;
-    const auto fresh = static_cast<uint64_t>(part.new_tokens);
-    for (int head = 0; head < g.kv_heads; ++head) {
-      uint64_t history = 0;
-      for (const Run& run : selection.runs[selection.groups() == 1 ? 0 : head]) {
-        history += static_cast<uint64_t>(std::min(run.end, start) - run.begin);
-      }
-      cost.rows += fresh * history + fresh * (fresh + 1) / 2;
-      const uint64_t packed =
-          fresh * PackedRowsIn(part, member, selection.runs[selection.groups() == 1 ? 0 : head]);
-      if (packed == 0) continue;
-      const PackedStorage& storage = *members_[member].state->packed();
-      packed_rows += packed;
-      packed_bytes +=
-          packed * 2 * static_cast<uint64_t>(storage.head(0, selected_layer_, head).keys.stride);
-    }
-    cost.select_bytes += static_cast<uint64_t>(selection.scored_bytes);
+    KVS_ASSIGN_OR_RETURN(selections.emplace_back(), ReadPart(part, member));
+    chunks.push_back({nullptr, committed + part.begin, part.new_tokens});
   }
-  cost.attend_bytes =
-      (cost.rows - packed_rows) * 2 * static_cast<uint64_t>(g.row_bytes()) + packed_bytes;
-  return cost;
+  for (size_t i = 0; i < chunks.size(); ++i) chunks[i].selection = &selections[i];
+  const bool stored = PartOf(member).selects;
+  const SequenceState& state = *members_[member].state;
+  const int32_t stored_end = !stored                    ? 0
+                             : state.spans() != nullptr ? state.spans()->end()
+                                                        : PackedEnd(members_[member]);
+  return CostOf(members_[member], selected_layer_, stored_end, chunks);
 }
 
 }  // namespace kvstrata

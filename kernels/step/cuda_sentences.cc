@@ -51,6 +51,14 @@ CudaSentenceMemory::CudaSentenceMemory(const Geometry& geometry, int32_t n_obs)
   table_.rows = geometry.layers * geometry.kv_heads;
 }
 
+bool CudaSentences::Observed(const Plan& plan, const Geometry& geometry,
+                             int32_t prompt_tokens) const {
+  for (int32_t layer = plan.n_dense_layers; layer < geometry.layers; ++layer) {
+    if (!observed[static_cast<size_t>(layer)].Cover(prompt_tokens, plan.n_obs)) return false;
+  }
+  return true;
+}
+
 uint64_t CudaSentenceMemory::QueryBytes() const {
   cuda::SentenceTable table = table_;
   Carver counter(nullptr);

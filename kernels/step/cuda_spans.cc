@@ -200,8 +200,7 @@ Result<Selection> CudaStep::ReadSpans(const Part& part, int member, int32_t n) c
   Selection selection;
   selection.Reset(n, g.query_heads);
   selection.coarse.resize(static_cast<size_t>(g.query_heads));
-  selection.scored_bytes = int64_t{count} * (g.kv_heads * g.head_dim * SizeOf(DType::kBF16) +
-                                             g.query_heads * SizeOf(DType::kF32));
+  selection.scored_bytes = ZoomScoredBytes(*spans, g);
   for (int32_t head = 0; head < g.kv_heads; ++head) {
     const int64_t item = int64_t{member} * g.kv_heads + head;
     int32_t listed = 0;
@@ -227,34 +226,6 @@ Result<Selection> CudaStep::ReadSpans(const Part& part, int member, int32_t n) c
   }
   AppendRun({spans->end(), n}, &selection.runs[0]);
   return selection;
-}
-
-// Of one new token, at the last layer selected.
-StepCost CudaStep::CostOfSpans(const Selection& selection, int member) const {
-  const Geometry& g = geometry();
-  const SpanStorage& spans = *members_[member].state->spans();
-  const auto count = static_cast<int32_t>(spans.spans().size());
-  const auto rows = static_cast<uint64_t>(spans.raw_rows() + selection.tokens - spans.end());
-  StepCost cost;
-  cost.select_bytes = static_cast<uint64_t>(selection.scored_bytes);
-  const auto expand = [&](int32_t span, int32_t kv_head) {
-    const LowRankSpan s = spans.Factors(span, selected_layer_, kv_head);
-    cost.rows += static_cast<uint64_t>(s.n);
-    cost.attend_bytes += FactorBytes(s.n, s.k, g.head_dim) + FactorBytes(s.n, s.v, g.head_dim);
-  };
-  for (int32_t head = 0; head < g.kv_heads; ++head) {
-    cost.rows += rows;
-    cost.attend_bytes += rows * 2 * static_cast<uint64_t>(g.row_bytes());
-    for (int32_t u = 0; selection.full && u < count; ++u) expand(u, head);
-  }
-  for (int32_t head = 0; !selection.full && head < g.query_heads; ++head) {
-    const std::vector<int32_t>& chosen = selection.units[static_cast<size_t>(head)];
-    for (const int32_t u : chosen) expand(u, head / g.group());
-    const uint64_t coarse = static_cast<uint64_t>(count) - chosen.size();
-    cost.coarse_rows += coarse;
-    cost.attend_bytes += coarse * 2 * static_cast<uint64_t>(g.head_dim) * sizeof(BF16);
-  }
-  return cost;
 }
 
 }  // namespace kvstrata

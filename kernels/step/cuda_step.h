@@ -119,8 +119,8 @@ class CudaStep : public StepBatch {
 
   // The selection of the last layer selected, attended or replayed, as Step::selection; GroupsOf,
   // UnitsOf and PositionsOf read it; of a prompt that is cut, the last chunk's. What attending that
-  // layer read for one member, as Step::cost; every new token counts by itself. For tools and
-  // tests: both copy from the device and wait. FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
+  // layer read for one member, as Step::cost. For tools and tests: both copy from the device and
+  // wait. FAILED_PRECONDITION CAPTURE_READ, SELECTION_NONE.
   Result<Selection> ReadSelection(int member) const;
   Result<StepCost> ReadCost(int member) const;
   // Selector bucket: the prompt's tokens that a KV head of that layer keeps, ascending. Also
@@ -270,7 +270,6 @@ class CudaStep : public StepBatch {
   Status AttendPackedItems(const Part& part, int layer, int32_t row, const Rows& q,
                            const MutableRows& out, float* lse);
   Result<Selection> ReadBlocks(int member, int32_t n) const;
-  uint64_t PackedRowsIn(const Part& part, int member, const std::vector<Run>& runs) const;
   // Plan sekv (cuda_spans.cc).
   struct SpanCounts {
     int32_t parts = 0, room = 0, end = 0;
@@ -285,7 +284,6 @@ class CudaStep : public StepBatch {
   Status ScoreSpans(const Part& part, int layer, const Rows& q, int32_t token);
   Status AttendSpans(const Part& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);
-  StepCost CostOfSpans(const Selection& selection, int member) const;
   Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
   Status AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse);
   Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);

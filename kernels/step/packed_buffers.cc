@@ -22,6 +22,7 @@ PackedBuffers::Capacity PackedBuffers::Capacity::Grown(const Capacity& need) con
   if (need.segments > segments) {
     c.segments = std::min(Multiple(need.segments + 4, 16), kSegmentsMax);
   }
+  c.keep = std::max(keep, need.keep);
   // Together: both grow with a sequence, and each growth makes graphs stale.
   if (need.blocks > blocks || need.list > list) {
     c.blocks = std::max(blocks, Multiple(need.blocks + need.blocks / 4, 64));

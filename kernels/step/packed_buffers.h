@@ -25,6 +25,7 @@ struct PackedBuffers {
     int32_t segments = 0;  // extents of a sequence
     int32_t blocks = 0;    // of a KV head in all of them
     int32_t list = 0;      // blocks that are chosen of them
+    int32_t keep = 0;      // elements of a vector, at most
     bool operator==(const Capacity&) const = default;
 
     // Room for this and for `need`, generously where sequences grow.

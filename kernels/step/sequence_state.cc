@@ -18,14 +18,17 @@ std::string Range(int32_t first, int32_t n) {
   return "[" + std::to_string(first) + ", " + std::to_string(int64_t{first} + n) + ")";
 }
 
-// Where a series may go on: at its end, or, if `skip_to` is beyond, anywhere up to there.
-Status CheckOrder(std::string_view series, size_t length, int32_t first, int32_t skip_to) {
+// Where a series may go on: at its end, or, behind that, anywhere from there to `held` + `more`.
+Status CheckOrder(std::string_view series, size_t length, int32_t first, int32_t held,
+                  int32_t more) {
   const auto next = static_cast<int32_t>(length);
-  if (first >= next && first <= std::max(next, skip_to)) return OkStatus();
-  return InvalidArgument("REPORT_ORDER", std::string(series) + " from position " +
-                                             std::to_string(first) +
-                                             (first < next ? ": already reported" : ": a gap") +
-                                             "; go on at position " + std::to_string(next));
+  if (first >= next && first <= std::max(next, held + more)) return OkStatus();
+  const bool gap = first >= next;
+  std::string text = std::string(series) + " from position " + std::to_string(first) +
+                     (gap ? ": a gap" : ": already reported") + "; go on at position " +
+                     std::to_string(gap ? std::max(next, held) : next);
+  if (gap && more > 0 && next <= held) text += " or " + std::to_string(held + more);
+  return InvalidArgument("REPORT_ORDER", text);
 }
 
 Status CheckValues(std::string_view series, const float* values, int32_t first, int32_t n) {
@@ -105,15 +108,12 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   return copy;
 }
 
-SelectContext SequenceState::Context(const SequenceView& view, const Backend& backend,
-                                     Executor& executor) const {
+SelectContext SequenceState::Context(const SequenceView& view) const {
   SelectContext context;
   context.geometry = &geometry_;
   context.layout = PageLayout::Of(geometry_);
   context.index = &index_;
   context.view = view;
-  context.backend = &backend;
-  context.executor = &executor;
   context.entropy = entropy_;
   context.surprisal = surprisal_;
   context.surprisal_held = surprisal_held_;
@@ -121,6 +121,14 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend& ba
   context.packed = packed();
   context.spans = spans();
   context.prompt_tokens = prompt_tokens_;
+  return context;
+}
+
+SelectContext SequenceState::Context(const SequenceView& view, const Backend& backend,
+                                     Executor& executor) const {
+  SelectContext context = Context(view);
+  context.backend = &backend;
+  context.executor = &executor;
   return context;
 }
 
@@ -188,18 +196,22 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
                                                " tokens: report tokens that a step has committed");
   }
   if (surprisal != nullptr) {
-    KVS_RETURN_IF_ERROR(CheckOrder("surprisal", surprisal_.size(), first, held_tokens_));
+    KVS_RETURN_IF_ERROR(CheckOrder("surprisal", surprisal_.size(), first, held_tokens_, 1));
     KVS_RETURN_IF_ERROR(CheckValues("surprisal", surprisal, first, n));
   }
   if (entropy != nullptr) {
-    KVS_RETURN_IF_ERROR(CheckOrder("entropy", entropy_.size(), first, tokens_));
+    KVS_RETURN_IF_ERROR(CheckOrder("entropy", entropy_.size(), first, tokens_, 0));
     KVS_RETURN_IF_ERROR(CheckValues("entropy", entropy, first, n));
   }
   if (boundary != nullptr) {
     if (!boundary_marked_) {
-      KVS_RETURN_IF_ERROR(CheckOrder("boundary", boundary_.size(), first, held_tokens_));
+      KVS_RETURN_IF_ERROR(CheckOrder("boundary", boundary_.size(), first, held_tokens_, 0));
     }
     KVS_RETURN_IF_ERROR(CheckBoundaries(boundary, first, n));
+  }
+  if (const int32_t skipped = SkippedPosition(first, n, surprisal); skipped >= 0) {
+    const float nothing = 0;
+    Extend(&nothing, skipped, 1, kNone, &surprisal_);
   }
   Extend(surprisal, first, n, kNone, &surprisal_);
   Extend(entropy, first, n, kNone, &entropy_);
@@ -210,6 +222,12 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
     Extend(boundary, first, n, uint8_t{0}, &boundary_);
   }
   return OkStatus();
+}
+
+int32_t SequenceState::SkippedPosition(int32_t first, int32_t n, const float* surprisal) const {
+  const bool skips = surprisal != nullptr && n > 0 && first == held_tokens_ + 1 &&
+                     static_cast<int32_t>(surprisal_.size()) <= held_tokens_;
+  return skips ? held_tokens_ : -1;
 }
 
 void SequenceState::MarkBoundaries(int32_t first, std::span<const int32_t> ids,
@@ -242,31 +260,6 @@ Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Back
   if (array.ok() || array.status().reason() != "INSPECT_UNKNOWN") return array;
   return NotFound("INSPECT_UNKNOWN",
                   array.status().message() + "; every plan has entropy, surprisal, boundary");
-}
-
-std::string SequenceState::StatusText() const {
-  if (plan_.selector == SelectorKind::kFull && plan_.codec == CodecKind::kRaw) return "ok";
-  if (prompt_tokens_ < 0) {
-    if (tokens_ < plan_.min_tokens) return "ok";
-    return "the prompt is not marked complete: attends in full until prefill_done";
-  }
-  if (plan_.selector != SelectorKind::kCascade || plan_.trigger != Plan::Trigger::kEntropy) {
-    return "ok";
-  }
-  const std::string every = "every " + std::to_string(plan_.every) + " pages";
-  if (tokens_ > prompt_tokens_ && static_cast<int32_t>(entropy_.size()) <= prompt_tokens_) {
-    return "no entropy was reported: selects anew " + every;
-  }
-  const auto infinite = [](double x) { return std::isinf(x); };
-  const bool never = plan_.trigger_or ? std::ranges::all_of(plan_.thresholds, infinite)
-                                      : std::ranges::any_of(plan_.thresholds, infinite);
-  if (never && !entropy_.empty()) {
-    return "thresholds are not set: reported entropies never cause a new selection; set "
-           "thresholds, "
-           "report none (" +
-           every + "), or use trigger = \"every\"";
-  }
-  return "ok";
 }
 
 }  // namespace kvstrata

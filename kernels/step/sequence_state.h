@@ -5,6 +5,7 @@
 #ifndef KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_
 #define KVSTRATA_KERNELS_STEP_SEQUENCE_STATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -51,15 +52,25 @@ class SequenceState {
   // Entropy, surprisal in nats and sentence boundaries of positions [first, first + n); any of the
   // arrays may be null. Each series comes in order, in parts. Entropy may skip positions, which
   // then have none (prompt and forced tokens are not sampled); surprisal and boundaries may skip
-  // only the prefix that was held from the start. All or nothing. INVALID_ARGUMENT: REPORT_RANGE
-  // (positions that do not exist), REPORT_ORDER (reported before, or a gap), REPORT_VALUE (negative
-  // or not finite; boundary other than 0 and 1).
+  // only the prefix that was held from the start, surprisal one position more: what follows a held
+  // prefix was predicted by a token that this engine did not compute. It counts as 0 nats then. All
+  // or nothing. INVALID_ARGUMENT: REPORT_RANGE (positions that do not exist), REPORT_ORDER
+  // (reported before, or a gap), REPORT_VALUE (negative or not finite; boundary other than 0 and
+  // 1).
   Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
                 const uint8_t* boundary);
+
+  // The position that a report of n surprisals from `first` on skips behind the held prefix, as
+  // Report has it; -1: none. Before that Report; who has the series too is told 0 nats of it.
+  int32_t SkippedPosition(int32_t first, int32_t n, const float* surprisal) const;
 
   // Whoever builds the plan's extents has the surprisal of the first `tokens` positions: it was
   // stored with the pages that the sequence was held for.
   void NoteHeldSurprisal(int32_t tokens) { surprisal_held_ = tokens; }
+
+  // Somebody else wrote index rows, which the view has from now on: they are valid up to `tokens`.
+  // Not in a step. REQUIRES: tokens <= tokens().
+  void NoteIndexed(int32_t tokens) { indexed_tokens_ = std::max(indexed_tokens_, tokens); }
 
   // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
@@ -74,8 +85,9 @@ class SequenceState {
   Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
                                std::string_view name) const;
 
-  // "ok", or which input the plan misses and what it does instead (DECISIONS 3).
-  std::string StatusText() const;
+  // "ok", or which input the plan misses and what it does instead: kernels/select/notice.h has the
+  // texts, several are joined by "; " (status_text.cc). `view` as of the last Refresh.
+  std::string StatusText(const SequenceView& view) const;
 
   // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw
   // pages, which stay until it is complete, also where a segment of it is packed already; from
@@ -98,7 +110,14 @@ class SequenceState {
   SequenceState() = default;
   bool from_raw() const { return prompt_tokens_ < 0 && !raw_gone_; }
   Status CheckPrompt() const;
+  // status_text.cc; "" nothing.
+  std::string LengthStatus() const;
+  std::string PromptStatus() const;
+  std::string SelectorStatus(const SequenceView& view) const;
+  std::string CodecStatus() const;
   SelectContext Context(const SequenceView& view, const Backend& backend, Executor& executor) const;
+  // The same without what computes.
+  SelectContext Context(const SequenceView& view) const;
 
   Geometry geometry_;
   Plan plan_;

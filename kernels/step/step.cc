@@ -5,6 +5,7 @@
 
 #include "kernels/step/dense_rows.h"
 #include "kernels/step/shadow_attention.h"
+#include "kernels/step/step_cost.h"
 
 namespace kvstrata {
 namespace {
@@ -220,6 +221,19 @@ void Step::PlanChunk(int index) {
   }
 }
 
+void Step::CountCosts(int layer) {
+  std::vector<ReadChunk> read;
+  for (size_t first = 0; first < chunks_.size(); first += read.size()) {
+    const int member = chunks_[first].member;
+    read.clear();
+    for (size_t i = first; i < chunks_.size() && chunks_[i].member == member; ++i) {
+      read.push_back({&chunks_[i].selection, members_[member].view.tokens + chunks_[i].begin,
+                      chunks_[i].count});
+    }
+    cost_[member] = kvstrata::CostOf(members_[member], layer, StoredEnd(chunks_[first]), read);
+  }
+}
+
 // The first query of a tile.
 const float* Step::QueriesOf(const Rows& q, const Tile& tile) const {
   const int64_t token = first_row_[chunks_[tile.chunk].member] + tile.begin;
@@ -260,12 +274,6 @@ void Step::AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_
     w.o = partial_o_.data() + partial_row * g.head_dim;
     attend_.push_back(w);
     attend_run_.push_back(first_run);
-    for (int32_t r = 0; r < w.run_count; ++r) {
-      const Run run = runs_[first_run + static_cast<size_t>(r)];
-      CostOf(tile)->rows += static_cast<uint64_t>(run.end - run.begin);
-      CostOf(tile)->attend_bytes +=
-          static_cast<uint64_t>((run.end - run.begin) * 2 * g.row_bytes());
-    }
   }
   for (size_t i = 0; i < tile.parts; ++i, partial_row += int64_t{tile.queries} * tile.group) {
     AddStored(layer, q, tile, parts_[tile.first_part + i], partial_row);
@@ -350,10 +358,8 @@ void Step::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) 
   slices_.clear();
   parts_.clear();
   tiles_.clear();
-  for (int i = 0; i < members(); ++i) {
-    cost_[i] = {.select_bytes = static_cast<uint64_t>(selection(i).scored_bytes)};
-  }
   for (int i = 0; i < static_cast<int>(chunks_.size()); ++i) PlanChunk(i);
+  CountCosts(layer);
   for (size_t first = 0, last; first < tiles_.size(); first = last) {
     int64_t floats = 0;
     for (last = first; last < tiles_.size(); ++last) {

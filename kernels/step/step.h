@@ -113,6 +113,7 @@ class Step : public StepBatch {
   void PlaceRows(const Tile& tile, const Slice& slice, AttendWork* work) const;
   int32_t StoredEnd(const Chunk& chunk) const;
   void PlanChunk(int chunk);
+  void CountCosts(int layer);
   void AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_row);
   void AddMerge(const Tile& tile, int64_t partial_row, const MutableRows& out, float* lse);
   void RunWorks();
@@ -128,7 +129,6 @@ class Step : public StepBatch {
   void AddRawRows(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
   void AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
   void AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
-  StepCost* CostOf(const Tile& tile) { return &cost_[chunks_[tile.chunk].member]; }
   void ClearWorks();
   void ResolveWorks();
 

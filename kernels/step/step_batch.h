@@ -34,8 +34,8 @@ struct StepMember {
   int32_t new_tokens = 0;  // >= 1
 };
 
-// What attending one layer read for one member, over all heads; rows are (position, KV head) pairs,
-// or (position, query head) where heads have lists of their own.
+// What attending one layer read for one member, over all heads (step_cost.h); rows are (position,
+// KV head) pairs.
 struct StepCost {
   uint64_t rows = 0;          // at full resolution, in whatever form
   uint64_t coarse_rows = 0;   // units as one row

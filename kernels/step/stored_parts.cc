@@ -139,12 +139,6 @@ void Step::AddPacked(int layer, const Rows& q, const Tile& tile, const StoredPar
   w.m = partial_m_.data() + row;
   w.l = partial_l_.data() + row;
   w.o = partial_o_.data() + row * dim;
-  for (size_t r = 0; r < part.run_count; ++r) {
-    const Run run = runs_[part.first_run + r];
-    CostOf(tile)->rows += static_cast<uint64_t>(run.end - run.begin);
-    CostOf(tile)->attend_bytes +=
-        static_cast<uint64_t>((run.end - run.begin) * (w.k.stride + w.v.stride));
-  }
   packed_.push_back(w);
   packed_run_.push_back(part.first_run);
   packed_q_.push_back(q_at);
@@ -169,10 +163,7 @@ void Step::AddRawRows(int layer, const Rows& q, const Tile& tile, const StoredPa
   w.o = partial_o_.data() + row * dim;
   attend_.push_back(w);
   attend_run_.push_back(runs_.size());
-  const int32_t raw = spans.parts()[part.source].raw_count;
-  runs_.push_back({0, raw});
-  CostOf(tile)->rows += static_cast<uint64_t>(raw);
-  CostOf(tile)->attend_bytes += static_cast<uint64_t>(raw * 2 * geometry().row_bytes());
+  runs_.push_back({0, spans.parts()[part.source].raw_count});
 }
 
 void Step::AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPart& part,
@@ -208,11 +199,6 @@ void Step::AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPa
              w.m = partial_m_.data() + first;
              w.l = partial_l_.data() + first;
              w.o = partial_o_.data() + first * g.head_dim;
-             for (size_t i = begin; i < spans_.size(); ++i) {
-               CostOf(tile)->rows += static_cast<uint64_t>(spans_[i].n);
-               CostOf(tile)->attend_bytes += FactorBytes(spans_[i].n, spans_[i].k, g.head_dim) +
-                                             FactorBytes(spans_[i].n, spans_[i].v, g.head_dim);
-             }
              lowrank_.push_back(w);
              lowrank_span_.push_back(begin);
            });
@@ -227,7 +213,6 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
   const auto& lists = chunks_[tile.chunk].selection.coarse;
   const bool of_spans = part.kind == StoredPart::Kind::kSpanMeans;
   AttendCoarseWork w;
-  int64_t row_bytes = 0;                              // of a unit, all its fields
   Run units{0, std::numeric_limits<int32_t>::max()};  // what the rows hold
   if (of_spans) {
     const SpanStorage& spans = *m.state->spans();
@@ -236,7 +221,6 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
     w.k = spans.KeyMeans(part.source, layer, tile.kv_head);
     w.v = spans.ValueMeans(part.source, layer, tile.kv_head);
     w.log_count = spans.log_length().data() + range.first_span;
-    row_bytes = int64_t{2} * g.head_dim * SizeOf(DType::kBF16);
   } else {
     const IndexLevel& level = index.levels[part.source];
     const auto rows = [&](int32_t field) {
@@ -244,7 +228,6 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
     };
     w.k = rows(index.key_mean);
     w.v = rows(index.value_mean);
-    row_bytes = int64_t{2} * g.head_dim * SizeOf(index.coarse_dtype());
     w.log_count_all = std::log(static_cast<float>(level.unit_tokens));
   }
   ForHeads(
@@ -256,8 +239,6 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
             const Run run{std::max(c.units.begin, units.begin), std::min(c.units.end, units.end)};
             if (c.level != (of_spans ? 0 : part.source) || run.begin >= run.end) continue;
             runs_.push_back({run.begin - units.begin, run.end - units.begin});
-            CostOf(tile)->coarse_rows += static_cast<uint64_t>(run.end - run.begin);
-            CostOf(tile)->attend_bytes += static_cast<uint64_t>((run.end - run.begin) * row_bytes);
           }
         }
         w.run_count = static_cast<int32_t>(runs_.size() - coarse_run_.back());

@@ -10,10 +10,12 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "server/attach/attach_loop.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
@@ -23,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kEpollEvery = std::chrono::microseconds(200);  // while rings keep us awake
 constexpr int kBacklogRetryMs = 1;
-constexpr int kFramesPerTurn = 64;
+constexpr auto kAwaitClosing = std::chrono::milliseconds(100);  // at the end, then others close
 
 void CpuRelax() {
 #if defined(__x86_64__)
@@ -55,8 +57,13 @@ Status AttachServer::Loop::Start() {
       !Watch(wake_->get(), kWake, 0, EPOLLIN | EPOLLET)) {
     return StartError("epoll");
   }
+  KVS_RETURN_IF_ERROR(queue_.Start());
   ArmListener(true);
-  thread_ = std::thread([this] { Run(); });
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return ResourceExhausted("THREADS", std::string("cannot make a thread: ") + error.what());
+  }
   pthread_setname_np(thread_.native_handle(), "kvs-attach");
   return OkStatus();
 }
@@ -66,46 +73,58 @@ void AttachServer::Loop::Stop() {
   const uint64_t one = 1;
   KVS_CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
   thread_.join();
+  queue_.Stop();
   for (const auto& [number, c] : connections_) CloseChannels(c.get());
   open_.clear();
   connections_.clear();
   listener_.reset();
+  closer_.Await(Clock::now() + kAwaitClosing);
 }
 
 AttachCounters AttachServer::Loop::counters() const {
   const auto at = [this](Counter c) { return counts_[c].load(std::memory_order_relaxed); };
-  return {at(kAccepted), at(kAttached), at(kRefused),   at(kTimedOut), at(kDetached),
-          at(kHungUp),   at(kDied),     at(kMalformed), at(kFrames),   at(kReclaims)};
+  return {at(kAccepted), at(kAttached), at(kRefused),      at(kTimedOut),
+          at(kDetached), at(kHungUp),   at(kDied),         at(kMalformed),
+          at(kFrames),   at(kReclaims), closer_.counters()};
 }
 
 // --- the loop ------------------------------------------------------------------------------------
 
 void AttachServer::Loop::Run() {
-  Clock::time_point busy_until{}, next_poll{};
+  WarmUpAllocator();
   while (!stopping_) {
-    const bool worked = DrainRings();
-    const Clock::time_point now = Clock::now();
-    if (worked) busy_until = now + options_.poll;
-    if (now < busy_until) {
-      if (now >= next_poll) {
-        Poll(0);
-        next_poll = now + kEpollEvery;
-      }
-      if (!worked) CpuRelax();
-      continue;
-    }
-    if (!worked) Poll(PrepareSleep() ? SleepMs() : 0);
-    CancelSleep();
+    Survive("kvs-attach", [this] { RunTurn(); });
   }
+}
+
+void AttachServer::Loop::RunTurn() {
+  const Turning turning(&beat_);
+  const bool returned = any_returned_.exchange(false, std::memory_order_acquire);
+  if (returned) TakeBack();
+  const bool worked = DrainRings() || returned;
+  const Clock::time_point now = Clock::now();
+  if (worked) busy_until_ = now + options_.poll;
+  if (now < busy_until_) {
+    if (now >= next_poll_) {
+      Poll(0);
+      next_poll_ = now + kEpollEvery;
+    }
+    if (!worked) CpuRelax();
+    return;
+  }
+  if (!worked) Poll(PrepareSleep() ? SleepMs() : 0);
+  CancelSleep();
 }
 
 bool AttachServer::Loop::DrainRings() {
   bool worked = false;
+  // While somebody computes for long he may hold the store's lock for long.
+  const Turn& turn = queue_.long_pending() ? kLoopTurnBesideLong : kLoopTurn;
   // By index from the back: a connection that ends is taken out of the list meanwhile.
   for (size_t i = open_.size(); i-- > 0;) {
     Connection* c = open_[i];
     const uint64_t before = c->ring->frames();
-    const RingSession::Outcome outcome = c->ring->Drain(kFramesPerTurn);
+    const RingSession::Outcome outcome = c->ring->Drain(turn);
     Count(kFrames, c->ring->frames() - before);
     worked |= outcome != RingSession::Outcome::kIdle;
     OnRing(c, outcome);
@@ -121,6 +140,10 @@ void AttachServer::Loop::OnRing(Connection* c, RingSession::Outcome outcome) {
       return;
     case RingSession::Outcome::kDetached:
       return OnDetach(c);
+    case RingSession::Outcome::kElsewhere:
+      return LendRing(c);
+    case RingSession::Outcome::kFailed:
+      return HangUp(c, "no memory");
     case RingSession::Outcome::kMalformed:
       Count(kMalformed);
       if (MayLog(&suppressed)) {
@@ -154,8 +177,10 @@ int AttachServer::Loop::SleepMs() const {
 
 void AttachServer::Loop::Poll(int timeout_ms) {
   std::array<epoll_event, 64> events;
+  if (timeout_ms != 0) beat_.End();
   const int n = epoll_wait(epoll_.get(), events.data(), events.size(), timeout_ms);
   KVS_CHECK(n >= 0 || errno == EINTR);
+  if (timeout_ms != 0) beat_.Begin();
   for (int i = 0; i < n; ++i) OnEvent(events[i]);
 }
 
@@ -171,23 +196,23 @@ void AttachServer::Loop::OnEvent(const epoll_event& event) {
   } else if (kind != kWake) {  // that one only wakes us
     const auto found = connections_.find(event.data.u64 / kKinds);
     if (found == connections_.end()) return;  // ended by an earlier event of this turn
-    if (kind == kSocket) OnSocket(found->second.get(), event.events);
-    if (kind == kPidfd) OnDead(found->second.get());
+    Connection* const c = found->second.get();
+    if (c->lent && kind != kDoorbell) return Mute(c, kind);
+    if (kind == kSocket) OnSocket(c, event.events);
+    if (kind == kPidfd) OnDead(c);
     // A doorbell only wakes us; its counter is never read, since the client could make that block.
   }
 }
 
 void AttachServer::Loop::Tick() {
   if (!listening_) ArmListener(true);
-  if (store_->Counters().retired_bytes != 0) {
-    Count(kReclaims);
-    store_->Reclaim();
-  }
-  store_->ExpirePins();
+  TickCloser();
+  KeepHouse();
   for (Connection* c : open_) c->ring->ExpireSettles();
   const Clock::time_point now = Clock::now();
   std::vector<Connection*> late, detaching, unserved;
   for (const auto& [number, c] : connections_) {
+    if (c->lent) continue;
     if (c->state == Connection::State::kHandshake && now >= c->deadline) late.push_back(c.get());
     if (c->state == Connection::State::kDetaching && now >= c->deadline) {
       detaching.push_back(c.get());
@@ -200,6 +225,20 @@ void AttachServer::Loop::Tick() {
   }
   for (Connection* c : detaching) EndDetached(c);
   for (Connection* c : unserved) HangUp(c, "arena packets are not read");
+}
+
+void AttachServer::Loop::TickCloser() {
+  closer_.Tick();
+  const ClosingCounters counts = closer_.counters();
+  if (counts.late > late_closings_) {
+    LogEvent(LogLevel::kError, "descriptor_close_late",
+             {{"descriptors", counts.late},
+              {"uid", counts.late_user},
+              {"why",
+               "descriptors that this user's clients passed do not close; they keep a thread "
+               "each"}});
+  }
+  late_closings_ = counts.late;
 }
 
 bool AttachServer::Loop::Watch(int fd, Kind kind, uint64_t number, uint32_t events) {

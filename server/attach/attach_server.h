@@ -1,10 +1,11 @@
 // AttachServer: PATH.attach. Admits clients, passes them their descriptors, serves their rings, and
 // ends their sessions when they detach, hang up or die.
 //
-// One thread does all of it ("kvs-attach"): epoll over the listener, sockets, pidfds and doorbells;
-// after activity it polls the rings for `poll` before it sleeps, so that a decode loop never pays a
-// system call. Nobody is waited for: a client that is slow to say Hello, to read its packets or to
-// take its replies delays itself only.
+// One thread ("kvs-attach") serves them all: epoll over the listener, sockets, pidfds and
+// doorbells; after activity it polls the rings for `poll` before it sleeps, so that a decode loop
+// never pays a system call. Nobody is waited for: a client that is slow to say Hello, to read its
+// packets or to take its replies delays itself only. Nothing that a client passes is closed here,
+// nor the socket that may hold it (descriptor_closer.h).
 //
 // The life of a connection: accepted (credentials from the kernel, before a byte is read) -> Hello
 // within `hello_timeout` -> Welcome, session open -> one of
@@ -25,6 +26,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "server/attach/descriptor_closer.h"
 #include "server/attach/unix_listener.h"
 #include "server/store/import_sink.h"
 #include "server/store/store.h"
@@ -36,6 +38,7 @@ struct AttachOptions {
   std::chrono::microseconds poll{50};                    // 0: sleep at once
   uint64_t reply_backlog_bytes = 1 << 20;                // of one session, beyond its reply ring
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
+  uint32_t threads = 3;                                  // for what takes longer than a turn
   std::string backend = "simd";                          // named in Welcome
   ImportSink* imports = nullptr;  // outlives the server; null: engines lend no tensors
 };
@@ -45,6 +48,7 @@ struct AttachCounters {
   uint64_t accepted = 0, attached = 0, refused = 0, timed_out = 0;
   uint64_t detached = 0, hung_up = 0, died = 0, malformed = 0;
   uint64_t frames = 0, reclaims = 0;
+  ClosingCounters closing;  // of what clients passed
 };
 
 class AttachServer {

@@ -18,8 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kFramesAtHangUp = 4096;
-constexpr int kMaxAcceptsPerTurn = 64;
+constexpr int kMaxAcceptsPerTurn = 16;
 constexpr int kMaxHandshakesPerUser = 64;
 
 }  // namespace
@@ -52,13 +51,20 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
   auto connection = std::make_unique<Connection>();
   Connection* c = connection.get();
   c->number = next_number_++;
-  c->socket = std::move(socket);
+  c->socket = PassedFd(std::move(socket), &closer_, kNoUser);
   c->deadline = Clock::now() + options_.hello_timeout;
   connections_.emplace(c->number, std::move(connection));
   Result<Peer> peer = PeerOf(c->socket.get());
   if (!peer.ok()) return Refuse(c, peer.status());
   c->peer = peer.value().identity;
   c->pidfd = std::move(peer.value().pidfd);
+  c->socket.set_user(c->peer.uid);
+  if (!closer_.MayTake(c->peer.uid)) {
+    return Refuse(
+        c, ResourceExhausted("DESCRIPTORS_STUCK",
+                             "descriptors that clients of user " + std::to_string(c->peer.uid) +
+                                 " passed do not close; end who keeps them open"));
+  }
   const auto same_user = [c](const auto& entry) {
     const Connection& other = *entry.second;
     return other.state == Connection::State::kHandshake && other.peer.uid == c->peer.uid;
@@ -69,8 +75,7 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
                                            std::to_string(kMaxHandshakesPerUser) +
                                            " connections that have not said Hello; retry"));
   }
-  if (!Watch(c->socket.get(), kSocket, c->number, EPOLLIN | EPOLLRDHUP) ||
-      !Watch(c->pidfd.get(), kPidfd, c->number, EPOLLIN)) {
+  if (!WatchSocket(c) || !Watch(c->pidfd.get(), kPidfd, c->number, EPOLLIN)) {
     Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
   }
 }
@@ -81,38 +86,58 @@ void AttachServer::Loop::OnSocket(Connection* c, uint32_t events) {
   if (c->state == Connection::State::kHandshake) {
     return (events & EPOLLIN) != 0 ? OnHello(c) : Erase(c);
   }
-  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) {
-    // What a client commits and then closes at once still counts.
-    const RingSession::Outcome last = c->ring->Drain(kFramesAtHangUp);
-    if (last == RingSession::Outcome::kDetached) return OnRing(c, last);
-    return HangUp(c, "eof");
-  }
+  if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) return OnLastFrames(c);
   if (c->inbox->Receive()) return;
   Count(kMalformed);
   HangUp(c, "a packet after Hello that is no descriptor");
 }
 
+// What a client commits and then closes at once still counts.
+void AttachServer::Loop::OnLastFrames(Connection* c) {
+  const uint64_t before = c->ring->frames();
+  Lend(
+      c, FairQueue::Length::kLong, [c] { c->outcome = c->ring->Drain(kLastTurn); },
+      [this, c, before] {
+        Count(kFrames, c->ring->frames() - before);
+        if (c->outcome == RingSession::Outcome::kDetached) return OnDetach(c);
+        HangUp(c, "eof");
+      });
+}
+
 void AttachServer::Loop::OnHello(Connection* c) {
-  // One byte more than a Hello, to tell a longer packet; descriptors in it are dropped by the
-  // kernel.
+  // One byte more than a Hello, to tell a longer packet.
   struct {
     shm::Hello hello;
     std::byte more;
   } packet{};
-  const ssize_t n = recv(c->socket.get(), &packet, sizeof(packet.hello) + 1, MSG_DONTWAIT);
-  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (n <= 0) return Erase(c);  // gone without a word
-  Status status = CheckHello(packet.hello, static_cast<size_t>(n));
-  if (status.ok()) status = OpenSession(c, packet.hello);
-  if (!status.ok()) Refuse(c, status);
+  constexpr size_t kRoom = sizeof(packet.hello) + 1;
+  size_t bytes = 0;
+  Status status;
+  switch (ReceivePlain(c->socket.get(), {reinterpret_cast<std::byte*>(&packet), kRoom}, &bytes)) {
+    case ReceiveOutcome::kNothing:
+      return;
+    case ReceiveOutcome::kEnd:
+      return Erase(c);  // gone without a word
+    case ReceiveOutcome::kDescriptors:
+      status = InvalidArgument("HELLO_MALFORMED", "the first packet passes descriptors");
+      break;
+    case ReceiveOutcome::kPacket:
+      status = CheckHello(packet.hello, bytes);
+  }
+  std::string name, uuid;
+  if (!status.ok()) return Refuse(c, status);
+  KVS_CHECK(ReadText(packet.hello.client_name, &name) &&
+            ReadText(packet.hello.device_uuid, &uuid));  // CheckHello
+  name = Printable(std::move(name));
+  c->status = ResourceExhausted("MEMORY", "the daemon has no memory for another session");
+  Lend(
+      c, FairQueue::Length::kShort, [=, this] { c->status = OpenSession(c, name, uuid); },
+      [=, this] { OnWelcomed(c, name, c->status); });
 }
 
-Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
-  std::string name, uuid;
-  KVS_CHECK(ReadText(hello.client_name, &name) &&
-            ReadText(hello.device_uuid, &uuid));  // CheckHello
-  name = Printable(std::move(name));
-  KVS_ASSIGN_OR_RETURN(const uint32_t device, store_->FindDevice(Printable(std::move(uuid))));
+Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
+                                       const std::string& uuid) {
+  KVS_ASSIGN_OR_RETURN(c->device, store_->FindDevice(Printable(uuid)));
   UniqueFd socket(fcntl(c->socket.get(), F_DUPFD_CLOEXEC, 0));
   c->doorbell.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!socket || !c->doorbell) {
@@ -123,14 +148,18 @@ Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
   c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
   Result<SessionSegments> segments = store_->OpenSession(
       c->peer, Road::kLinked, name,
-      [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, device);
+      [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, c->device);
   if (!segments.ok()) return segments.status();
   c->session = segments->session;
-  Status status = SendWelcome(c, *segments, device);
+  Status status = SendWelcome(c, *segments);
   if (!status.ok()) {
     store_->EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
-    return status;
   }
+  return status;
+}
+
+void AttachServer::Loop::OnWelcomed(Connection* c, const std::string& name, const Status& status) {
+  if (!status.ok()) return Refuse(c, status);
   c->state = Connection::State::kOpen;
   open_.push_back(c);
   c->mailbox->Open();
@@ -140,20 +169,16 @@ Status AttachServer::Loop::OpenSession(Connection* c, const shm::Hello& hello) {
             {"client", name},
             {"pid", c->peer.pid},
             {"uid", c->peer.uid},
-            {"device", store_->DeviceName(device)}});
-  return OkStatus();
+            {"device", store_->DeviceName(c->device)}});
 }
 
-Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments,
-                                       uint32_t device) {
-  const auto wake = [fd = wake_] {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = write(fd->get(), &one, sizeof(one));  // full: it wakes too
-  };
-  c->inbox = std::make_unique<DescriptorInbox>(c->socket.get());
+Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments) {
+  const auto wake = [fd = wake_] { Wake(*fd); };
+  c->inbox = std::make_unique<DescriptorInbox>(c->socket.get(), &closer_, c->peer.uid);
+  if (options_.imports != nullptr) LetPassDescriptors(c->socket.get(), true);
   RingOptions ring{options_.reply_backlog_bytes, options_.settle_timeout, wake};
   if (options_.imports != nullptr) {
-    ring.import = options_.imports->NewSession(segments.session, device, c->peer);
+    ring.import = options_.imports->NewSession(segments.session, c->device, c->peer);
   }
   ring.take_descriptor = [inbox = c->inbox.get()](uint32_t number) { return inbox->Take(number); };
   KVS_ASSIGN_OR_RETURN(c->ring, RingSession::Map(segments, store_, std::move(ring)));
@@ -169,7 +194,7 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
   welcome.session_bytes = segments.session_bytes;
   welcome.table_bytes = segments.table_bytes;
   CopyText(options_.backend, welcome.backend);
-  CopyText(store_->DeviceName(device), welcome.device_uuid);
+  CopyText(store_->DeviceName(c->device), welcome.device_uuid);
   const int fds[] = {segments.session_fd, segments.table_fd, c->doorbell.get()};
   if (SendPacket(c->socket.get(), welcome, fds) != SendOutcome::kSent) {
     return Unavailable("PEER_GONE", "the client hung up before its Welcome");
@@ -206,30 +231,32 @@ void AttachServer::Loop::OnDetach(Connection* c) {
 }
 
 void AttachServer::Loop::EndDetached(Connection* c) {
-  store_->EndSession(c->session, SessionEnd::kDetached);
-  CloseChannels(c);
-  Erase(c);
+  EndSession(c, SessionEnd::kDetached, [this, c] {
+    CloseChannels(c);
+    Erase(c);
+  });
 }
 
 // The connection is gone but the process may live, with its mappings: only its death is the end.
 void AttachServer::Loop::HangUp(Connection* c, std::string_view why) {
   LogEvent(LogLevel::kInfo, "hung_up",
            {{"session", c->session}, {"pid", c->peer.pid}, {"why", why}});
-  store_->EndSession(c->session, SessionEnd::kEof);
-  Count(kHungUp);
-  CloseChannels(c);
   c->state = Connection::State::kFenced;
+  EndSession(c, SessionEnd::kEof, [this, c] {
+    Count(kHungUp);
+    CloseChannels(c);
+  });
 }
 
 void AttachServer::Loop::OnDead(Connection* c) {
-  if (c->state != Connection::State::kHandshake) {
-    // A dead client's last commits are in the ring, whole or not at all; nobody will use them.
-    LogEvent(LogLevel::kInfo, "died", {{"session", c->session}, {"pid", c->peer.pid}});
-    store_->EndSession(c->session, SessionEnd::kDied);
+  if (c->state == Connection::State::kHandshake) return Erase(c);
+  // A dead client's last commits are in the ring, whole or not at all; nobody will use them.
+  LogEvent(LogLevel::kInfo, "died", {{"session", c->session}, {"pid", c->peer.pid}});
+  EndSession(c, SessionEnd::kDied, [this, c] {
     Count(kDied);
-  }
-  CloseChannels(c);
-  Erase(c);
+    CloseChannels(c);
+    Erase(c);
+  });
 }
 
 // Closes what the client can see; the pidfd stays.
@@ -241,9 +268,20 @@ void AttachServer::Loop::CloseChannels(Connection* c) {
   // epoll forgets a descriptor with its last copy, and the client holds one of the doorbell.
   if (c->doorbell) epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, c->doorbell.get(), nullptr);
   c->doorbell.Reset();
+  DropSocket(c);
+}
+
+// The client sees it at once, whenever the socket is closed.
+void AttachServer::Loop::DropSocket(Connection* c) {
+  if (!c->socket) return;
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, c->socket.get(), nullptr);
+  shutdown(c->socket.get(), SHUT_RDWR);
   c->socket.Reset();
 }
 
-void AttachServer::Loop::Erase(Connection* c) { connections_.erase(c->number); }
+void AttachServer::Loop::Erase(Connection* c) {
+  DropSocket(c);
+  connections_.erase(c->number);
+}
 
 }  // namespace kvstrata

@@ -1,12 +1,10 @@
 #include "server/attach/descriptor_inbox.h"
 
-#include <sys/socket.h>
-
-#include <cerrno>
-#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "proto/ring_messages.h"
+#include "server/attach/packet.h"
 
 namespace kvstrata {
 
@@ -17,42 +15,33 @@ bool DescriptorInbox::Receive() {
 
 bool DescriptorInbox::ReceiveOne(bool* more) {
   *more = false;
-  // One byte more than a packet, to tell a longer one; room for one descriptor: the kernel closes
-  // others.
+  // One byte more than a packet, to tell a longer one.
   struct {
     shm::Descriptor packet;
     std::byte beyond;
   } in{};
-  iovec part{&in, sizeof(in.packet) + 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const ssize_t n = recvmsg(socket_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (n < 0 && errno == EINTR) return *more = true;
-  if (n <= 0) return true;  // nothing there, or the end, which the socket's owner sees
-  UniqueFd fd;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int received = -1;
-    std::memcpy(&received, CMSG_DATA(header), sizeof(received));
-    fd.Reset(received);
-  }
-  if (n != sizeof(in.packet) || in.packet.type != shm::kDescriptor || !fd ||
+  constexpr size_t kRoom = sizeof(in.packet) + 1;
+  if (!closer_->MayTake(user_)) return false;
+  size_t bytes = 0;
+  std::vector<UniqueFd> received;
+  const ReceiveOutcome outcome =
+      ReceivePassed(socket_, {reinterpret_cast<std::byte*>(&in), kRoom}, &bytes, &received);
+  std::vector<PassedFd> fds;
+  for (UniqueFd& fd : received) fds.emplace_back(std::move(fd), closer_, user_);
+  if (outcome == ReceiveOutcome::kDescriptors) return false;
+  if (outcome != ReceiveOutcome::kPacket) return true;  // the end is the socket's owner's to see
+  if (bytes != sizeof(in.packet) || in.packet.type != shm::kDescriptor || fds.size() != 1 ||
       waiting_.size() == kMaxWaiting) {
     return false;
   }
-  return *more = waiting_.emplace(in.packet.number, std::move(fd)).second;
+  return *more = waiting_.emplace(in.packet.number, std::move(fds.front())).second;
 }
 
-UniqueFd DescriptorInbox::Take(uint32_t number) {
+PassedFd DescriptorInbox::Take(uint32_t number) {
   (void)Receive();
   const auto found = waiting_.find(number);
-  if (found == waiting_.end()) return UniqueFd();
-  UniqueFd fd = std::move(found->second);
+  if (found == waiting_.end()) return {};
+  PassedFd fd = std::move(found->second);
   waiting_.erase(found);
   return fd;
 }

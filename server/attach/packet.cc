@@ -12,6 +12,7 @@ namespace kvstrata {
 namespace {
 
 constexpr size_t kMaxFds = 4;
+constexpr size_t kMaxPassed = 253;  // SCM_MAX_FD: the kernel lets nobody pass more at once
 
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
@@ -61,6 +62,77 @@ SendOutcome SendPacket(int socket, std::span<const std::byte> packet, std::span<
     return full ? SendOutcome::kFull : SendOutcome::kGone;
   }
   return SendOutcome::kSent;
+}
+
+namespace {
+
+// What recvmsg says of the packet at the front; -1 with errno. Descriptors that find room in
+// `control` are duplicates while MSG_PEEK is among `flags`: the packet keeps its own.
+ssize_t Look(int socket, std::span<std::byte> packet, std::span<char> control, int flags,
+             msghdr* message, iovec* part) {
+  *part = {packet.data(), packet.size()};
+  *message = {};
+  message->msg_iov = part;
+  message->msg_iovlen = 1;
+  message->msg_control = control.empty() ? nullptr : control.data();
+  message->msg_controllen = control.size();
+  for (;;) {
+    const ssize_t n = recvmsg(socket, message, flags | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (n >= 0 || errno != EINTR) return n;
+  }
+}
+
+void TakeDescriptors(msghdr* message, std::vector<UniqueFd>* fds) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr; c = CMSG_NXTHDR(message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+      int passed = -1;
+      std::memcpy(&passed, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+      fds->emplace_back(passed);
+    }
+  }
+}
+
+// Takes the packet off that was looked at. What it passed has other holders, or is nothing.
+void Consume(int socket) {
+  msghdr message;
+  iovec part;
+  (void)Look(socket, {}, {}, 0, &message, &part);
+}
+
+ReceiveOutcome NoPacket(int socket, ssize_t n) {
+  if (n < 0) return errno == EAGAIN ? ReceiveOutcome::kNothing : ReceiveOutcome::kEnd;
+  Consume(socket);  // an empty one; or the end, which stays
+  return ReceiveOutcome::kEnd;
+}
+
+}  // namespace
+
+ReceiveOutcome ReceivePlain(int socket, std::span<std::byte> packet, size_t* bytes) {
+  msghdr message;
+  iovec part;
+  const ssize_t n = Look(socket, packet, {}, MSG_PEEK, &message, &part);
+  if (n >= 0 && (message.msg_flags & MSG_CTRUNC) != 0) return ReceiveOutcome::kDescriptors;
+  if (n <= 0) return NoPacket(socket, n);
+  Consume(socket);
+  *bytes = static_cast<size_t>(n);
+  return ReceiveOutcome::kPacket;
+}
+
+ReceiveOutcome ReceivePassed(int socket, std::span<std::byte> packet, size_t* bytes,
+                             std::vector<UniqueFd>* fds) {
+  msghdr message;
+  iovec part;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxPassed)];
+  const ssize_t n = Look(socket, packet, control, MSG_PEEK, &message, &part);
+  if (n < 0) return NoPacket(socket, n);
+  TakeDescriptors(&message, fds);
+  // Not all of them: this process has no descriptors left.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) return ReceiveOutcome::kDescriptors;
+  if (n == 0 && fds->empty()) return NoPacket(socket, n);
+  Consume(socket);
+  *bytes = static_cast<size_t>(n);
+  return ReceiveOutcome::kPacket;
 }
 
 void SendRefused(int socket, const Status& why) {

@@ -1,15 +1,18 @@
 // Packets of the attach socket (proto/ring_messages.h): one struct each, with descriptors beside
 // it.
 //
-// Nothing here blocks: a peer that does not read makes Send answer kFull, never wait.
+// Nothing here blocks: a peer that does not read makes Send answer kFull, never wait; a peer's
+// descriptors are not closed here (ReceiveOutcome).
 // Thread-safety: any thread. Cost: one system call.
 #ifndef KVSTRATA_SERVER_ATTACH_PACKET_H_
 #define KVSTRATA_SERVER_ATTACH_PACKET_H_
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "proto/ring_messages.h"
 #include "proto/shm_layout.h"
 
@@ -23,6 +26,23 @@ template <typename T>
 SendOutcome SendPacket(int socket, const T& packet, std::span<const int> fds = {}) {
   return SendPacket(socket, std::as_bytes(std::span(&packet, 1)), fds);
 }
+
+// What peers pass is never closed by who receives it here: closing may block, and the kernel closes
+// what finds no room in the receiver's thread. So a packet is looked at first, and taken when
+// nothing of it can be lost.
+enum class ReceiveOutcome {
+  kPacket,
+  kNothing,      // none is there now
+  kEnd,          // the peer has closed its end, or a packet is empty
+  kDescriptors,  // it passes descriptors, or more than can be taken: they are still in the socket,
+                 // which only a DescriptorCloser may close
+};
+
+// A packet that passes nothing; `*bytes` of it were copied to `packet`.
+ReceiveOutcome ReceivePlain(int socket, std::span<std::byte> packet, size_t* bytes);
+// A packet with what it passes.
+ReceiveOutcome ReceivePassed(int socket, std::span<std::byte> packet, size_t* bytes,
+                             std::vector<UniqueFd>* fds);
 
 // Tells the peer why it is refused, as well as the socket takes it.
 void SendRefused(int socket, const Status& why);

@@ -40,10 +40,10 @@ Status RingSession::RegisterTensors(const shm::RegisterTensors& in) {
   KVS_RETURN_IF_ERROR(CheckKind("keys", in.keys));
   KVS_RETURN_IF_ERROR(CheckKind("values", in.values));
   // Both may lie in one memory.
-  std::map<uint32_t, UniqueFd> taken;
+  std::map<uint32_t, PassedFd> taken;
   const auto descriptor = [&](const shm::BlockTensor& tensor) -> Result<int> {
     if (tensor.kind == shm::BlockTensor::kCudaIpc) return -1;
-    UniqueFd& fd = taken[tensor.descriptor];
+    PassedFd& fd = taken[tensor.descriptor];
     if (!fd && options_.take_descriptor) fd = options_.take_descriptor(tensor.descriptor);
     if (fd) return fd.get();
     return InvalidArgument("TENSOR_HANDLE", "no descriptor " + std::to_string(tensor.descriptor) +
@@ -97,10 +97,14 @@ RingSession::Outcome RingSession::OnAcknowledged(const Frame& frame) {
   return Outcome::kWorked;
 }
 
+void RingSession::AwaitCopies(uint64_t sequence, SettleDone then) {
+  if (!imported_.contains(sequence)) return then(OkStatus());
+  options_.import->Settle(sequence, std::move(then));
+}
+
 void RingSession::Settle(uint64_t sequence, SettleDone done) {
-  if (!imported_.contains(sequence)) return store_->Settle(session_, sequence, std::move(done));
-  options_.import->Settle(sequence, [store = store_, session = session_, sequence,
-                                     done = std::move(done)](const Status& copied) {
+  AwaitCopies(sequence, [store = store_, session = session_, sequence,
+                         done = std::move(done)](const Status& copied) {
     if (!copied.ok()) return done(copied);
     store->Settle(session, sequence, done);
   });

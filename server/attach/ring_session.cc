@@ -66,7 +66,7 @@ RingSession::RingSession(std::byte* base, const SessionSegments& segments, Store
       session_(segments.session),
       store_(store),
       options_(std::move(options)),
-      box_(new AnswerBox{options_.wake}) {
+      box_(new AnswerBox{.wake = options_.wake}) {
   // The client has not got the segment yet: its header can still be believed.
   auto* header = reinterpret_cast<shm::SessionHeader*>(base_);
   KVS_CHECK(header->request_ring_offset + shm::kRequestRingBytes <= bytes_);
@@ -79,30 +79,10 @@ RingSession::RingSession(std::byte* base, const SessionSegments& segments, Store
 
 RingSession::~RingSession() { munmap(base_, bytes_); }
 
-RingSession::Outcome RingSession::Drain(int max_frames) {
-  FlushBacklog();
-  Outcome outcome = AnswerLate() ? Outcome::kWorked : Outcome::kIdle;
-  for (int i = 0; i < max_frames && MayTake(); ++i) {
-    shm::FrameHeader header{};
-    switch (requests_.Pop(&header, &payload_)) {
-      case shm::RingConsumer::Outcome::kEmpty:
-        return outcome;
-      case shm::RingConsumer::Outcome::kCorrupt:
-        return Malformed("corrupt frame header");
-      case shm::RingConsumer::Outcome::kFrame:
-        break;
-    }
-    ++frames_;
-    outcome = Handle({header, payload_});
-    if (outcome != Outcome::kWorked) return outcome;
-  }
-  return outcome;
-}
-
 bool RingSession::PrepareSleep() {
   requests_.PrepareSleep();
   if (box_->any.load(std::memory_order_acquire)) return false;
-  return !MayTake() || requests_.Empty();
+  return !MayTake() || (!held_ && requests_.Empty());
 }
 
 void RingSession::CancelSleep() { requests_.CancelSleep(); }
@@ -142,6 +122,14 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnSealBlocks(frame);
     case shm::kAcknowledged:
       return OnAcknowledged(frame);
+    case shm::kPlanText:
+      return OnPlanText(frame);
+    case shm::kBuild:
+      return OnBuild(frame);
+    case shm::kRecompress:
+      return OnRecompress(frame);
+    case shm::kCancelWork:
+      return OnCancelWork(frame);
     case shm::kCommit:
       return OnCommit(frame);
     case shm::kReport:
@@ -187,10 +175,11 @@ void RingSession::FlushBacklog() {
   }
 }
 
-void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened) {
+void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened, uint32_t tokens) {
   if (!opened.ok()) return Answer(id, opened.status());
   const OpenedSequence& s = opened.value();
   sequences_.try_emplace(s.sequence);
+  NoteTokens(s.sequence, tokens);
   const std::string plan = FormatPlan(s.plan);
   // Half of the reply ring is room for more tokens than such plans serve.
   const size_t ends = std::min<size_t>(s.boundary.size(), shm::kReplyRingBytes / 2);
@@ -203,7 +192,9 @@ void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened
                                  s.indexed_tokens,
                                  static_cast<uint32_t>(plan.size()),
                                  s.surprisal_tokens,
-                                 static_cast<uint32_t>(ends)};
+                                 static_cast<uint32_t>(ends),
+                                 s.bounded_tokens,
+                                 0};
   Answer(id, OkStatus(), BytesOf(reply), text);
 }
 
@@ -214,7 +205,7 @@ void RingSession::NoteEvent(uint64_t sequence, const Status& status) {
   LogEvent(LogLevel::kDebug, "event_refused",
            {{"session", session_}, {"sequence", sequence}, {"reason", status.reason()}});
   const auto found = sequences_.find(sequence);
-  if (found != sequences_.end() && found->second.ok()) found->second = status;
+  if (found != sequences_.end() && found->second.error.ok()) found->second.error = status;
 }
 
 Status RingSession::TakeEventError(uint64_t sequence) {
@@ -223,7 +214,7 @@ Status RingSession::TakeEventError(uint64_t sequence) {
     return NotFound("SEQUENCE_UNKNOWN",
                     "sequence " + std::to_string(sequence) + " is not open in this session");
   }
-  return std::exchange(found->second, OkStatus());
+  return std::exchange(found->second.error, OkStatus());
 }
 
 // --- messages ------------------------------------------------------------------------------------
@@ -259,14 +250,29 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
   }
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
   const uint64_t id = frame.header.id;
-  OpenRequest request{in.model, {}};
+  OpenRequest request{in.model, {}, in.tokens};
   if (imported_models_.contains(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
   ++opening_;
   store_->OpenSequence(session_, in.model, text, tokens,
                        [box = box_, id, request](const Result<OpenedSequence>& opened) {
                          box->PutOpened(id, request, opened);
-                       });
+                       },
+                       {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0});
   AnswerLate();  // most have nothing to wait for
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnPlanText(const Frame& frame) {
+  shm::PlanText in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const char> plan;
+  if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
+      !rest.empty()) {
+    return Malformed("PlanText of a wrong size");
+  }
+  const Result<Plan> named = store_->ResolvePlan({plan.data(), strnlen(plan.data(), plan.size())});
+  const std::string text = named.ok() ? FormatPlan(*named) : "";
+  Answer(frame.header.id, named.status(), std::as_bytes(std::span(text)));
   return Outcome::kWorked;
 }
 
@@ -277,7 +283,8 @@ RingSession::Outcome RingSession::OnFork(const Frame& frame) {
   if (const Status earlier = TakeEventError(in.sequence); !earlier.ok()) {
     Answer(frame.header.id, earlier);
   } else {
-    AnswerOpened(frame.header.id, store_->ForkSequence(session_, in.sequence));
+    AnswerOpened(frame.header.id, store_->ForkSequence(session_, in.sequence),
+                 TokensOf(in.sequence));
   }
   return Outcome::kWorked;
 }
@@ -299,6 +306,7 @@ RingSession::Outcome RingSession::OnGrow(const Frame& frame) {
   Status status = TakeEventError(in.sequence);
   if (status.ok()) {
     status = store_->Grow(session_, in.sequence, in.tokens, in.writable, in.index_writable);
+    if (status.ok()) NoteTokens(in.sequence, in.tokens);
   }
   Answer(frame.header.id, status);
   return Outcome::kWorked;
@@ -314,7 +322,7 @@ RingSession::Outcome RingSession::OnSettle(const Frame& frame) {
     return Outcome::kWorked;
   }
   const uint64_t id = frame.header.id;
-  settling_[id] = std::chrono::steady_clock::now() + options_.settle_timeout;
+  Await(id);
   Settle(in.sequence, [box = box_, id](const Status& status) { box->PutSettled(id, status); });
   AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;
@@ -339,26 +347,34 @@ void RingSession::AnswerBox::PutOpened(uint64_t id, const OpenRequest& request,
 
 void RingSession::AnswerBox::Tell() {
   any.store(true, std::memory_order_release);
-  if (wake && std::this_thread::get_id() != loop) wake();
+  if (wake && std::this_thread::get_id() != serving.load()) wake();
 }
 
 bool RingSession::AnswerLate() {
   if (!box_->any.load(std::memory_order_acquire)) return false;
   std::vector<std::pair<uint64_t, Status>> settled;
   std::vector<Open> opened;
+  std::vector<std::pair<uint64_t, Result<BuildResult>>> built;
+  std::vector<LookedUp> looked_up;
   {
     MutexLock lock(box_->mu);
+    looked_up.swap(box_->looked_up);
     settled.swap(box_->settled);
     opened.swap(box_->opened);
+    built.swap(box_->built);
     box_->any.store(false, std::memory_order_release);
   }
-  opening_ -= opened.size();
+  opening_ -= opened.size() + looked_up.size();
   for (const auto& [id, request, sequence] : opened) {
     if (sequence.ok()) NoteImported(request, *sequence);
-    AnswerOpened(id, sequence);
+    AnswerOpened(id, sequence, request.asked);
   }
+  for (const LookedUp& answer : looked_up) AnswerLookedUp(answer);
   for (const auto& [id, status] : settled) {
     if (settling_.erase(id) != 0) Answer(id, status);  // else it has had its answer
+  }
+  for (const auto& [id, result] : built) {
+    if (settling_.erase(id) != 0) AnswerBuilt(id, result);
   }
   return true;
 }
@@ -372,22 +388,9 @@ void RingSession::ExpireSettles() {
     }
     Answer(it->first,
            Status(Code::kDeadlineExceeded, "SETTLE_TIMEOUT",
-                  "the sequence is still being recompressed; `kvstrata work ls` shows the queue"));
+                  "workers are still busy with the sequence; `kvstrata work ls` shows the queue"));
     it = settling_.erase(it);
   }
-}
-
-RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
-  shm::Lookup in;
-  std::span<const std::byte> rest = frame.payload;
-  std::span<const int32_t> tokens;
-  if (!Take(&rest, &in) || !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
-    return Malformed("Lookup of a wrong size");
-  }
-  const Result<PrefixHit> hit = store_->Lookup(session_, in.model, tokens);
-  const shm::LookupReply reply{hit.ok() ? hit->held_tokens() : 0, 0};
-  Answer(frame.header.id, hit.status(), hit.ok() ? BytesOf(reply) : std::span<const std::byte>());
-  return Outcome::kWorked;
 }
 
 RingSession::Outcome RingSession::OnDetach(const Frame& frame) {
@@ -411,6 +414,7 @@ RingSession::Outcome RingSession::OnCommit(const Frame& frame) {
   }
   NoteEvent(in.sequence,
             store_->Commit(session_, in.sequence, in.first, tokens, in.indexed_tokens));
+  NoteTokens(in.sequence, std::min<uint64_t>(uint64_t{in.first} + in.tokens, 1u << 24));
   return Outcome::kWorked;
 }
 

@@ -5,16 +5,22 @@
 // something impossible is answered with an error and costs nothing.
 // Events have no answer: the first error of a sequence's events is the answer to the next kGrow,
 // kForkSequence or kSettle on it, so that nothing is lost silently.
-// A kSettle or kOpenSequence is answered when the store says so, which may be from another thread
-// (a worker's; the disk tier's): what it says waits in a box that Drain empties, and the loop is
-// woken. Meanwhile the ring is served. A settle has `settle_timeout`, then the answer is
-// DEADLINE_EXCEEDED SETTLE_TIMEOUT; an open has the tier's deadline. Back-pressure: replies that
-// the reply ring does not take wait here; while more than `backlog_bytes` wait, or kMaxSettles
-// settles and opens, no more requests are taken.
+// A kSettle, kRecompress, kBuild or kOpenSequence is answered when the store says so, which may be
+// from another thread (a worker's; the disk tier's): what it says waits in a box that Drain
+// empties, and the loop is woken. Meanwhile the ring is served. An open has the tier's deadline,
+// the others `settle_timeout`: then the answer is DEADLINE_EXCEEDED SETTLE_TIMEOUT, and the work
+// goes on. Back-pressure: replies that the reply ring does not take wait here; while more than
+// `backlog_bytes` wait, or kMaxSettles settles and opens, no more requests are taken.
 //
 // Ownership: its own mapping of the session segment, so that the reply to kDetach can follow the
-// end of the session in the store. Thread-safety: one thread (the attach server's). Cost: no system
-// call unless the client sleeps on its reply.
+// end of the session in the store. Thread-safety: one thread at a time (the attach server's, or one
+// that it lends the session to). Cost: no system call unless the client sleeps on its reply.
+//
+// Turns: the loop that serves many sessions gives each a Turn, whose budget counts work. A frame
+// that would take more, or that may wait for whoever has the store, is not taken in it
+// (kElsewhere): the loop lends the session to another thread for a turn of its own, and its ring is
+// not looked at meanwhile, so that a session's frames are handled in their order and one that asks
+// for much waits for itself alone.
 #ifndef KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
 #define KVSTRATA_SERVER_ATTACH_RING_SESSION_H_
 
@@ -24,6 +30,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -31,9 +38,10 @@
 
 #include "base/status.h"
 #include "base/sync.h"
-#include "base/unique_fd.h"
 #include "proto/ring.h"
 #include "proto/ring_messages.h"
+#include "server/attach/descriptor_closer.h"
+#include "server/store/build_job.h"
 #include "server/store/import_sink.h"
 #include "server/store/store.h"
 
@@ -45,8 +53,22 @@ struct RingOptions {
   std::function<void()> wake;             // the loop, from any thread; null: it polls
   std::unique_ptr<SessionImport> import;  // null: engines lend no tensors here
   // A descriptor that the client has sent under this number; -1: it has not. Null: as if none came.
-  std::function<UniqueFd(uint32_t)> take_descriptor;
+  std::function<PassedFd(uint32_t)> take_descriptor;
 };
+
+// What a session may do in one go. Work is an estimate of CPU time in ns, by what frames ask for.
+struct Turn {
+  uint64_t work;
+  uint64_t frame_bytes;  // longer ones are left, not even copied
+  bool first_unbounded;  // the first frame may take more
+  bool may_wait;         // for the store; else only what needs nothing of it is handled
+};
+inline constexpr uint64_t kTurnWork = 200'000;
+// The loop's own; that of a session that is lent; and the last one of a client that has hung up.
+inline constexpr Turn kLoopTurn{kTurnWork, 32 << 10, false, true};
+inline constexpr Turn kLoopTurnBesideLong{kTurnWork, 32 << 10, false, false};
+inline constexpr Turn kLentTurn{kTurnWork, ~uint64_t{0}, true, true};
+inline constexpr Turn kLastTurn{500 * kTurnWork, ~uint64_t{0}, true, true};
 
 class RingSession {
  public:
@@ -57,6 +79,8 @@ class RingSession {
     kWorked,     // took at least one frame
     kDetached,   // the client detached: its sequences are closed, its reply is on its way
     kMalformed,  // the client broke the format; see malformed()
+    kElsewhere,  // the next frame is not for a Turn like this; see next_is_long()
+    kFailed,     // there is no memory left even to say so; see malformed()
   };
 
   static Result<std::unique_ptr<RingSession>> Map(const SessionSegments& segments, Store* store,
@@ -65,8 +89,11 @@ class RingSession {
   RingSession(const RingSession&) = delete;
   RingSession& operator=(const RingSession&) = delete;
 
-  // Takes at most `max_frames` frames, so that one client cannot starve the others.
-  Outcome Drain(int max_frames);
+  Outcome Drain(const Turn& turn);
+  // Of kElsewhere: whether the frame itself takes more than a turn.
+  bool next_is_long() const { return next_is_long_; }
+  // Whether ending the session takes more than a turn.
+  bool end_is_long() const;
 
   // Announces that the daemon is about to sleep; false when there is work and it must not.
   bool PrepareSleep();
@@ -93,26 +120,37 @@ class RingSession {
   struct OpenRequest {
     uint64_t model = 0;
     std::vector<int32_t> tokens;
+    uint32_t asked = 0;  // tokens that it was opened for
   };
   struct Open {
     uint64_t id = 0;
     OpenRequest request;
     Result<OpenedSequence> opened;
   };
+  struct LookedUp {
+    uint64_t id = 0;
+    Status status;
+    shm::LookupReply reply{};
+    std::string plan;  // in text form; "": of raw pages
+  };
   // Where the store's late answers arrive; outlives the session, as long as the store needs.
   struct AnswerBox {
     void PutSettled(uint64_t id, const Status& status) KVS_EXCLUDES(mu);
     void PutOpened(uint64_t id, const OpenRequest& request, const Result<OpenedSequence>& opened)
         KVS_EXCLUDES(mu);
+    void PutBuilt(uint64_t id, const Result<BuildResult>& result) KVS_EXCLUDES(mu);
+    void PutLookedUp(uint64_t id, const Result<PrefixHit>& hit) KVS_EXCLUDES(mu);
     void Tell();
 
     const std::function<void()> wake;
-    // What the loop puts itself, it sees before it sleeps.
-    const std::thread::id loop = std::this_thread::get_id();
+    // Who is in Drain: what it puts itself, it sees.
+    std::atomic<std::thread::id> serving{};
     std::atomic<bool> any{false};
     Mutex mu;
     std::vector<std::pair<uint64_t, Status>> settled KVS_GUARDED_BY(mu);
     std::vector<Open> opened KVS_GUARDED_BY(mu);
+    std::vector<std::pair<uint64_t, Result<BuildResult>>> built KVS_GUARDED_BY(mu);
+    std::vector<LookedUp> looked_up KVS_GUARDED_BY(mu);
   };
 
   RingSession(std::byte* base, const SessionSegments& segments, Store* store, RingOptions options);
@@ -120,6 +158,14 @@ class RingSession {
   bool MayTake() const {
     return backlog_used_ <= options_.backlog_bytes && settling_.size() + opening_ < kMaxSettles;
   }
+  // The next frame into held_: kWorked; or what there is instead, kIdle: nothing. A frame without
+  // memory for its payload is answered and passed over.
+  Outcome TakeFrame(const Turn& turn);
+  Outcome DrainFrames(const Turn& turn, Outcome outcome);
+  Outcome HandleHeld();
+  // Answers a frame that could not be handled; `front`: what there is of its payload.
+  void Fail(const shm::FrameHeader& header, std::span<const std::byte> front, const Status& why);
+  uint64_t WorkOf(const shm::FrameHeader& header) const;
   Outcome Handle(const Frame& frame);
   Outcome Malformed(std::string why);
 
@@ -133,16 +179,30 @@ class RingSession {
 
   Outcome OnRegisterModel(const Frame& frame);
   Outcome OnOpen(const Frame& frame);
+  Outcome OnPlanText(const Frame& frame);
   Outcome OnFork(const Frame& frame);
   Outcome OnClose(const Frame& frame);
   Outcome OnGrow(const Frame& frame);
   Outcome OnSettle(const Frame& frame);
-  Outcome OnLookup(const Frame& frame);
   Outcome OnDetach(const Frame& frame);
   Outcome OnCommit(const Frame& frame);
   Outcome OnReport(const Frame& frame);
   Outcome OnPrefillDone(const Frame& frame);
   Outcome OnRecall(const Frame& frame);
+  // ring_work.cc
+  Outcome OnBuild(const Frame& frame);
+  Outcome OnRecompress(const Frame& frame);
+  Outcome OnCancelWork(const Frame& frame);
+  void AnswerBuilt(uint64_t id, const Result<BuildResult>& built);
+  // Its answer comes late, or not in time.
+  void Await(uint64_t id) {
+    settling_[id] = std::chrono::steady_clock::now() + options_.settle_timeout;
+  }
+  // Calls `then` when what the sequence sealed is copied, or with why it was not.
+  void AwaitCopies(uint64_t sequence, SettleDone then);
+  // ring_lookup.cc
+  Outcome OnLookup(const Frame& frame);
+  void AnswerLookedUp(const LookedUp& answer);
   // ring_import.cc
   Outcome OnRegisterTensors(const Frame& frame);
   Outcome OnSealBlocks(const Frame& frame);
@@ -152,8 +212,10 @@ class RingSession {
   void Settle(uint64_t sequence, SettleDone done);
   void NoteImported(const OpenRequest& request, const OpenedSequence& opened);
 
-  void AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened);
+  void AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened, uint32_t tokens);
   void NoteEvent(uint64_t sequence, const Status& status);
+  void NoteTokens(uint64_t sequence, uint64_t tokens);
+  uint32_t TokensOf(uint64_t sequence) const;
   // The error of the sequence's events, told once; SEQUENCE_UNKNOWN when it is not open here.
   Status TakeEventError(uint64_t sequence);
 
@@ -165,17 +227,23 @@ class RingSession {
   RingOptions options_;
   const std::shared_ptr<AnswerBox> box_;
 
-  // The attach thread's.
+  // Of whoever serves it.
   shm::RingConsumer requests_;
   shm::RingProducer replies_;
+  // A frame that was taken off the ring and is not handled yet, and its payload.
+  std::optional<shm::FrameHeader> held_;
   std::vector<std::byte> payload_;
+  bool next_is_long_ = false;
   std::deque<Waiting> backlog_;
   uint64_t backlog_used_ = 0;
-  // The session's open sequences, each with the first error of its events since it was told.
-  std::map<uint64_t, Status> sequences_;
-  // Settles that were not answered yet, by request, with their deadlines.
+  struct OpenState {
+    Status error;         // the first of its events since it was told
+    uint32_t tokens = 0;  // that its table covers, about: what closing or forking it costs
+  };
+  std::map<uint64_t, OpenState> sequences_;
+  // Settles and what else waits for workers, not answered yet, by request, with their deadlines.
   std::map<uint64_t, std::chrono::steady_clock::time_point> settling_;
-  size_t opening_ = 0;                  // opens that were not answered yet
+  size_t opening_ = 0;                  // opens and look-ups that were not answered yet
   std::set<uint64_t> imported_;         // sequences
   std::set<uint64_t> imported_models_;  // whose sequences are
   std::string malformed_;

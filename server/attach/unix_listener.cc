@@ -9,6 +9,10 @@
 #include <cerrno>
 #include <cstring>
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83  // Linux 6.16; newer than Debian 12's headers
+#endif
+
 namespace kvstrata {
 namespace {
 
@@ -77,9 +81,10 @@ bool SomebodyListens(const std::string& path) {
   return errno != ECONNREFUSED && errno != ENOENT;
 }
 
-// Makes room at `path`: removes a dead socket of our own, refuses everything else.
-Status RemoveStaleSocket(const std::string& path) {
+// OK when nothing lies at `path`, or a socket of our own: then `*there`.
+Status CheckReplaceable(const std::string& path, bool* there) {
   struct stat st {};
+  *there = false;
   if (lstat(path.c_str(), &st) != 0) {
     return errno == ENOENT ? OkStatus() : SystemError("cannot look at", path, errno);
   }
@@ -92,6 +97,15 @@ Status RemoveStaleSocket(const std::string& path) {
                                            std::to_string(st.st_uid) +
                                            "; only that user may remove it");
   }
+  *there = true;
+  return OkStatus();
+}
+
+// Makes room at `path`: removes a dead socket of our own, refuses everything else.
+Status RemoveStaleSocket(const std::string& path) {
+  bool there = false;
+  KVS_RETURN_IF_ERROR(CheckReplaceable(path, &there));
+  if (!there) return OkStatus();
   if (SomebodyListens(path)) {
     return InUse("another program serves '" + path + "'; stop it or choose another path");
   }
@@ -176,6 +190,23 @@ Status CheckSocketDirectory(const std::string& path) {
   return OkStatus();
 }
 
+Status CheckSocketPlace(const std::string& path, mode_t made) {
+  const std::string directory = DirectoryOf(path);
+  struct stat st {};
+  const auto writable = [](const std::string& folder) {
+    return faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
+  };
+  if (made != 0 && stat(directory.c_str(), &st) != 0 && errno == ENOENT) {
+    if (writable(DirectoryOf(directory))) return OkStatus();
+    return SystemError("cannot create", directory, errno);
+  }
+  KVS_RETURN_IF_ERROR(CheckSocketDirectory(path));
+  if (!writable(directory)) return SystemError("cannot write to", directory, errno);
+  bool there = false;
+  KVS_RETURN_IF_ERROR(CheckReplaceable(path, &there));
+  return CheckReplaceable(path + std::string(kAttachSuffix), &there);
+}
+
 Result<UniqueFd> LockSocketPath(const std::string& path) {
   const std::string name = path + std::string(kLockSuffix);
   UniqueFd fd(open(name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
@@ -202,6 +233,11 @@ Result<UniqueFd> LockSocketPath(const std::string& path) {
   return fd;
 }
 
+bool LetPassDescriptors(int socket, bool let) {
+  const int value = let ? 1 : 0;
+  return setsockopt(socket, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) == 0;
+}
+
 Result<std::unique_ptr<UnixListener>> UnixListener::Listen(const std::string& path, int type,
                                                            int64_t group) {
   if (path.size() > kMaxSocketPath) {
@@ -217,8 +253,10 @@ Result<std::unique_ptr<UnixListener>> UnixListener::Listen(const std::string& pa
   if (lstat(path.c_str(), &st) != 0 || !S_ISSOCK(st.st_mode)) {
     return Denied("SOCKET_DIRECTORY", "'" + path + "' was replaced while we started");
   }
+  const bool takes_descriptors = !LetPassDescriptors(fd.get(), false);
   if (listen(fd.get(), kBacklog) != 0) return SystemError("cannot listen at", path, errno);
-  return std::unique_ptr<UnixListener>(new UnixListener(std::move(fd), path, st.st_dev, st.st_ino));
+  return std::unique_ptr<UnixListener>(
+      new UnixListener(std::move(fd), path, st.st_dev, st.st_ino, takes_descriptors));
 }
 
 UnixListener::~UnixListener() {

@@ -39,13 +39,22 @@ Status MakeSocketDirectory(const std::string& path, mode_t mode);
 // OK when nobody but us, root, or members of the directory's group can rename what we put there.
 Status CheckSocketDirectory(const std::string& path);
 
+// What a start with PATH would refuse, but for somebody who listens there or holds the lock; `made`
+// as for MakeSocketDirectory, 0: its directory is not made. Changes nothing.
+Status CheckSocketPlace(const std::string& path, mode_t made);
+
 // Locks PATH.lock until the descriptor is closed. SOCKET_IN_USE names the owner's process id.
 Result<UniqueFd> LockSocketPath(const std::string& path);
 
+// Whether peers may pass descriptors over a Unix socket; of a listening one, over those that it
+// accepts later. False before Linux 6.16: they always may, and whoever receives or closes must cope.
+bool LetPassDescriptors(int socket, bool let);
+
 class UnixListener {
  public:
-  // `type` is SOCK_STREAM or SOCK_SEQPACKET. `group`: gid of the socket file, -1 for our own.
-  // REQUIRES: the caller holds the lock of the daemon's path.
+  // Nobody may pass descriptors yet (LetPassDescriptors). `type` is SOCK_STREAM or SOCK_SEQPACKET.
+  // `group`: gid of the socket file, -1 for our own. REQUIRES: the caller holds the lock of the
+  // daemon's path.
   static Result<std::unique_ptr<UnixListener>> Listen(const std::string& path, int type,
                                                       int64_t group);
   ~UnixListener();
@@ -54,15 +63,22 @@ class UnixListener {
 
   int fd() const { return fd_.get(); }  // non-blocking, close-on-exec
   const std::string& path() const { return path_; }
+  // Whether a peer may pass descriptors to it.
+  bool takes_descriptors() const { return takes_descriptors_; }
 
  private:
-  UnixListener(UniqueFd fd, std::string path, dev_t device, ino_t inode)
-      : fd_(std::move(fd)), path_(std::move(path)), device_(device), inode_(inode) {}
+  UnixListener(UniqueFd fd, std::string path, dev_t device, ino_t inode, bool takes_descriptors)
+      : fd_(std::move(fd)),
+        path_(std::move(path)),
+        device_(device),
+        inode_(inode),
+        takes_descriptors_(takes_descriptors) {}
 
   UniqueFd fd_;
   const std::string path_;
   const dev_t device_;
   const ino_t inode_;
+  const bool takes_descriptors_;
 };
 
 }  // namespace kvstrata

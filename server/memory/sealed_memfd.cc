@@ -15,12 +15,13 @@ Status SystemError(const char* call, uint64_t bytes) {
   const int error = errno;
   return ResourceExhausted("MEMORY_EXHAUSTED", std::string(call) + " for " + std::to_string(bytes) +
                                                    " bytes failed: " + std::strerror(error) +
-                                                   "; check memory, RLIMIT_NOFILE and /proc");
+                                                   "; check memory, RLIMIT_NOFILE, RLIMIT_FSIZE, "
+                                                   "RLIMIT_AS and /proc");
 }
 
 }  // namespace
 
-Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes) {
+Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes, Writers writers) {
   if (bytes == 0 || bytes % kMemoryGranularity != 0) {
     return InvalidArgument("MEMORY_SIZE", "bytes is " + std::to_string(bytes) +
                                               "; allowed: positive multiples of 4096");
@@ -32,9 +33,6 @@ Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes) {
   if (ftruncate(block.fd.get(), static_cast<off_t>(bytes)) != 0) {
     return SystemError("ftruncate", bytes);
   }
-  if (fcntl(block.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
-    return SystemError("F_ADD_SEALS", bytes);
-  }
   // A memfd is born 0777: whoever holds a read-only descriptor could open it again for writing.
   if (fchmod(block.fd.get(), 0600) != 0) return SystemError("fchmod", bytes);
   const std::string self = "/proc/self/fd/" + std::to_string(block.fd.get());
@@ -43,6 +41,14 @@ Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, block.fd.get(), 0);
   if (at == MAP_FAILED) return SystemError("mmap", bytes);
   block.base = static_cast<std::byte*>(at);
+  // Behind our own mapping: whoever opens the file anew, as our own user may through /proc, maps
+  // and writes nothing any more.
+  const int future = writers == Writers::kDaemon ? F_SEAL_FUTURE_WRITE : 0;
+  if (fcntl(block.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL | future) != 0) {
+    const Status status = SystemError("F_ADD_SEALS", bytes);
+    munmap(at, bytes);
+    return status;
+  }
   if (madvise(at, bytes, MADV_DONTDUMP) != 0 || madvise(at, bytes, MADV_DONTFORK) != 0) {
     const Status status = SystemError("madvise", bytes);
     munmap(at, bytes);
@@ -53,7 +59,8 @@ Result<MemoryBlock> MapSealedMemfd(const char* name, uint64_t bytes) {
 
 void UnmapSealedMemfd(MemoryBlock block) {
   if (block.base == nullptr) return;
-  // If the hole cannot be punched the memory returns when the last mapping goes: later, not never.
+  // If the hole cannot be punched (nobody can where the daemon alone writes) the memory returns
+  // when the last mapping and descriptor go: later, not never.
   (void)fallocate(block.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                   static_cast<off_t>(block.bytes));
   munmap(block.base, block.bytes);

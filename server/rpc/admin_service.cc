@@ -189,7 +189,8 @@ grpc::ServerUnaryReactor* AdminService::LookupPrefix(grpc::CallbackServerContext
     KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
     KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
                          keys.empty()
-                             ? context_->store().LookupFor(tenant, request->model(), tokens)
+                             ? context_->store().LookupFor(tenant, request->model(), tokens,
+                                                           ReadLookupPlan(*request))
                              : context_->store().LookupFor(tenant, request->model(), keys));
     Write(hit, request->by_page(), response);
     return OkStatus();

@@ -30,6 +30,14 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::ListPoolsResponse*) override;
   grpc::ServerUnaryReactor* ListWork(grpc::CallbackServerContext*, const v1::ListWorkRequest*,
                                      v1::ListWorkResponse*) override;
+  // work_calls.cc
+  grpc::ServerUnaryReactor* BuildSequence(grpc::CallbackServerContext*,
+                                          const v1::BuildSequenceRequest*,
+                                          v1::BuildSequenceResponse*) override;
+  grpc::ServerWriteReactor<v1::RecompressSequenceResponse>* RecompressSequence(
+      grpc::CallbackServerContext*, const v1::RecompressSequenceRequest*) override;
+  grpc::ServerUnaryReactor* CancelWork(grpc::CallbackServerContext*, const v1::CancelWorkRequest*,
+                                       v1::CancelWorkResponse*) override;
   grpc::ServerUnaryReactor* GetConfig(grpc::CallbackServerContext*, const v1::GetConfigRequest*,
                                       v1::GetConfigResponse*) override;
   grpc::ServerUnaryReactor* Audit(grpc::CallbackServerContext*, const v1::AuditRequest*,

@@ -231,12 +231,13 @@ grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* ca
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
   // In the session's turn, so that earlier calls count; then whenever the workers are done, again
   // in its turn. Nothing waits meanwhile.
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const auto catch_up = [call, reactor, request, s = *found](const Status& recompressed) {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
     if (!recompressed.ok()) return reactor->Finish(ToGrpc(recompressed));
-    const Status posted =
-        s->Post([reactor, request, s] { reactor->Finish(ToGrpc(s->Settle(request->sequence()))); });
+    const Status posted = s->Post([reactor, request, s] {
+      reactor->Finish(ServiceContext::Outcome([&] { return s->Settle(request->sequence()); }));
+    });
     if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   };
   const Status posted = (*found)->Post([this, reactor, request, catch_up, s = *found] {
@@ -254,9 +255,9 @@ grpc::ServerUnaryReactor* ComputeService::GetSequence(grpc::CallbackServerContex
                                                       v1::GetSequenceResponse* response) {
   return context_->InSession(
       call, request->session(), [request, response](RemoteSession& s) -> Status {
-        KVS_ASSIGN_OR_RETURN(const RemoteSequence* sequence, s.Find(request->sequence()));
+        KVS_ASSIGN_OR_RETURN(RemoteSequence* const sequence, s.Find(request->sequence()));
         response->set_tokens(static_cast<uint32_t>(sequence->state->tokens()));
-        response->set_status(sequence->state->StatusText());
+        KVS_ASSIGN_OR_RETURN(*response->mutable_status(), s.StatusText(sequence));
         response->set_plan(FormatPlan(sequence->state->plan()));
         return OkStatus();
       });
@@ -276,24 +277,6 @@ grpc::ServerUnaryReactor* ComputeService::GetPageTable(grpc::CallbackServerConte
   return context_->InSession(call, request->session(), [request, response](RemoteSession& s) {
     return WritePageTable(s, request->sequence(), response);
   });
-}
-
-grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* call,
-                                                const v1::BuildRequest*, v1::BuildResponse*) {
-  return ServiceContext::Answer(
-      call, Unimplemented("BUILD",
-                          "Build does not exist yet: an index is built by the first step "
-                          "that needs it"));
-}
-
-grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext* call,
-                                                     const v1::RecompressRequest*,
-                                                     v1::RecompressResponse*) {
-  return ServiceContext::Answer(
-      call,
-      Unimplemented("RECOMPRESS",
-                    "Recompress is not needed: workers recompress by themselves; Settle waits "
-                    "for them"));
 }
 
 }  // namespace kvstrata

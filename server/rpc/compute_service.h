@@ -37,10 +37,13 @@ class ComputeService final : public v1::Compute::CallbackService {
   grpc::ServerUnaryReactor* GetPageTable(grpc::CallbackServerContext*,
                                          const v1::GetPageTableRequest*,
                                          v1::GetPageTableResponse*) override;
+  // work_calls.cc
   grpc::ServerUnaryReactor* Build(grpc::CallbackServerContext*, const v1::BuildRequest*,
                                   v1::BuildResponse*) override;
   grpc::ServerUnaryReactor* Recompress(grpc::CallbackServerContext*, const v1::RecompressRequest*,
                                        v1::RecompressResponse*) override;
+  grpc::ServerUnaryReactor* StopWork(grpc::CallbackServerContext*, const v1::StopWorkRequest*,
+                                     v1::StopWorkResponse*) override;
 
  private:
   ServiceContext* const context_;

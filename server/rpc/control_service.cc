@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/plan_needs.h"
 #include "server/attach/packet.h"
 #include "server/rpc/prefix_messages.h"
 
@@ -90,6 +91,18 @@ void Write(const OpenedSequence& s, v1::OpenSequenceResponse* out) {
   out->set_held_tokens(s.held_tokens);
   out->set_indexed_tokens(s.indexed_tokens);
   out->set_plan(FormatPlan(s.plan));
+  out->set_surprisal_tokens(s.surprisal_tokens);
+  out->set_boundary_tokens(s.bounded_tokens);
+}
+
+void WriteNeeds(const Plan& plan, v1::Plan* out) {
+  const uint32_t needs = NeedsOf(plan);
+  for (const NeedText& t : NeedTexts()) {
+    if ((needs & t.need) == 0) continue;
+    v1::PlanNeed* const need = out->add_needs();
+    need->set_name(std::string(t.name));
+    need->set_text(std::string(t.text));
+  }
 }
 
 bool IsPreset(std::string_view text) {
@@ -117,6 +130,7 @@ Status WritePlan(const Store& store, const std::string& text, std::string_view o
   out->set_codec(std::string(NameOf(plan.codec)));
   out->set_tier(std::string(NameOf(plan.tier)));
   out->set_origin(std::string(origin));
+  WriteNeeds(plan, out);
   return OkStatus();
 }
 
@@ -134,7 +148,7 @@ grpc::ServerUnaryReactor* ControlService::CloseSession(grpc::CallbackServerConte
   std::shared_ptr<RemoteSession> session = context_->TakeSession(id);
   // Not there: FindSession says why.
   if (session == nullptr) return ServiceContext::Answer(call, context_->FindSession(id).status());
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
   RemoteSession::End(std::move(session), [reactor] { reactor->Finish(grpc::Status::OK); });
   streams_.End(id);
   return reactor;
@@ -173,7 +187,7 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
   // In the session's turn, so that earlier calls count; then, when the store has read what is on
   // disk, again in its turn. Nothing waits meanwhile.
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const std::span<const int32_t> tokens(request->tokens().data(),
                                         static_cast<size_t>(request->tokens_size()));
   Store* store = &context_->store();
@@ -188,9 +202,11 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
       return reactor->Finish(grpc::Status::CANCELLED);
     }
     const Status posted = s->Post([reactor, request, response, tokens, s, opened = *opened] {
-      const Result<OpenedSequence> adopted = s->AdoptOpened(opened, request->model(), tokens);
-      if (adopted.ok()) Write(*adopted, response);
-      reactor->Finish(ToGrpc(adopted.status()));
+      reactor->Finish(ServiceContext::Outcome([&] {
+        const Result<OpenedSequence> adopted = s->AdoptOpened(opened, request->model(), tokens);
+        if (adopted.ok()) Write(*adopted, response);
+        return adopted.status();
+      }));
     });
     if (posted.ok()) return;
     drop();
@@ -199,7 +215,8 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   const Status posted = (*found)->Post([store, call, reactor, request, tokens, adopt, s = *found] {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
     const std::string plan = request->plan().empty() ? "full" : request->plan();
-    store->OpenSequence(s->id(), request->model(), plan, tokens, adopt);
+    store->OpenSequence(s->id(), request->model(), plan, tokens, adopt,
+                        {request->max_held_tokens(), request->hold_only_reported()});
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;
@@ -234,7 +251,8 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
         KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
         KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
                              keys.empty()
-                                 ? context_->store().Lookup(s.id(), request->model(), tokens)
+                                 ? context_->store().Lookup(s.id(), request->model(), tokens,
+                                                            ReadLookupPlan(*request))
                                  : context_->store().Lookup(s.id(), request->model(), keys));
         Write(hit, request->by_page(), response);
         return OkStatus();

@@ -1,11 +1,11 @@
 #include "server/rpc/grpc_server.h"
 
-#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <new>
 #include <thread>
 
 #include "base/unique_fd.h"
@@ -20,6 +21,10 @@
 #include "server/rpc/admin_service.h"
 #include "server/rpc/compute_service.h"
 #include "server/rpc/control_service.h"
+#include "server/rpc/grpc_connections.h"
+#include "server/rpc/health_names.h"
+#include "server/rpc/library_log.h"
+#include "server/rpc/malformed_requests.h"
 #include "server/telemetry/log.h"
 
 namespace kvstrata {
@@ -29,15 +34,30 @@ constexpr int kMaxConcurrentCalls = 128;  // of one connection
 constexpr size_t kMessageMemory = size_t{1}
                                   << 30;  // of all messages that are being read or written
 constexpr int kOutOfDescriptorsPauseMs = 100;
+constexpr int kHealthPeriodMs = 1000;  // what nobody tells at once is seen then
+constexpr int kOutOfMemoryPauseMs = 100;
 constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
+// How long a thread of gRPC's may sleep when gRPC forgets to wake it, which it does while it ends.
+constexpr int kMostSleepMs = 500;
 
-using Deadline = std::chrono::system_clock::time_point;
+using Clock = std::chrono::steady_clock;
+
+// Leaves out reflection, the one service that is not of the callback kind: it has threads of its
+// own, and gRPC aborts when it cannot make them.
+class WithoutThreads final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins, [](const auto& plugin) { return plugin->has_sync_methods(); });
+  }
+};
 
 // One user's gRPC server. Services first: they outlive the server.
 class UserServer {
  public:
-  UserServer(const GrpcOptions& options, const PeerIdentity& user, bool admin, WorkQueue* queue)
-      : context_(options, user, admin, queue),
+  UserServer(const GrpcOptions& options, const PeerIdentity& user, bool admin, WorkQueue* queue,
+             CallsUnderWay* calls)
+      : context_(options, user, admin, queue, calls),
         control_(&context_),
         compute_(&context_),
         admin_(&context_) {}
@@ -50,38 +70,25 @@ class UserServer {
     builder.SetMaxReceiveMessageSize(GrpcServer::kMaxMessageBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentCalls);
     builder.SetResourceQuota(quota);
-    // Reflection is the one service that is not of the callback kind: few threads serve it.
+    builder.experimental().SetInterceptorCreators(NameMalformedRequests());
+    if (!context_.CheckAdmin().ok()) builder.SetOption(std::make_unique<WithoutThreads>());
     builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
     builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+    builder.SetSyncServerOption(grpc::ServerBuilder::CQ_TIMEOUT_MSEC, kMostSleepMs);
     acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
         grpc::InsecureServerCredentials());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr) return Internal("GRPC_START", "gRPC did not start; see its log");
-    auto* health = server_->GetHealthCheckService();
-    for (const char* name : {"kvstrata.v1.Control", "kvstrata.v1.Compute", "kvstrata.v1.Admin"}) {
-      health->SetServingStatus(name, true);
-    }
-    TellPools();
+    TellHealth(HealthNames(context_.options()));
     return OkStatus();
   }
 
-  // Their state to who asks grpc.health.v1.
-  void TellPools() {
+  // To who asks grpc.health.v1. Who watches hears of changes only.
+  void TellHealth(const std::map<std::string, bool>& names) {
     auto* health = server_->GetHealthCheckService();
-    bool devices = true;
-    for (const PoolInfo& pool : context_.store().Pools()) {
-      const std::string name = "kvstrata.pool." + std::string(NameOf(pool.tier));
-      const bool serves = pool.failure.empty();
-      if (pool.tier == Tier::kHost) {
-        health->SetServingStatus(name, serves);
-      } else {
-        health->SetServingStatus(name + "." + pool.device, serves);
-        devices = devices && serves;
-      }
-    }
-    health->SetServingStatus("kvstrata.pool.device", devices);
+    for (const auto& [name, serves] : names) health->SetServingStatus(name, serves);
   }
 
   void Take(UniqueFd connection) {
@@ -90,13 +97,14 @@ class UserServer {
     acceptor_->HandleNewConnection(&parameters);
   }
 
-  void EndSessions() {
+  void EndServing() {
     server_->GetHealthCheckService()->SetServingStatus(false);
-    control_.streams().EndAll(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
+    context_.EndServing();
+    control_.streams().EndAll(ServiceContext::Stopping());
   }
-  // Returns when no call is left.
-  void Shutdown(Deadline deadline) {
-    server_->Shutdown(deadline);
+  // Cancels what is left, and returns when no call is.
+  void Shutdown() {
+    server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
   }
 
@@ -110,22 +118,7 @@ class UserServer {
 };
 
 int64_t NowSeconds() {
-  return std::chrono::duration_cast<std::chrono::seconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-// gRPC's own lines, in the daemon's format and not more of them than a hostile peer deserves.
-void LogFromGrpc(gpr_log_func_args* line) {
-  static Mutex mu;
-  static LogLimiter limiter(kLogBurst);
-  uint64_t suppressed = 0;
-  {
-    MutexLock lock(mu);
-    if (!limiter.Allow(NowSeconds(), &suppressed)) return;
-  }
-  LogEvent(line->severity == GPR_LOG_SEVERITY_ERROR ? LogLevel::kWarn : LogLevel::kDebug, "grpc",
-           {{"why", line->message}, {"suppressed", suppressed}});
+  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
@@ -139,19 +132,28 @@ class GrpcServer::Impl {
   ~Impl() { Shutdown(std::chrono::milliseconds(0)); }
 
   Status Start();
-  void Shutdown(std::chrono::milliseconds deadline);
+  void EndServing(std::chrono::milliseconds grace);
+  void Shutdown(std::chrono::milliseconds grace);
 
  private:
   void AcceptLoop();
-  void Accept(UniqueFd connection);
+  // False: it is to stop.
+  bool AwaitTurn();
+  void TellHealth();
+  void AcceptOne();
+  Status Serve(UniqueFd connection);
+  Status StartServerOf(uint32_t uid, uint32_t gid);
   Result<UserServer*> ServerOf(const PeerIdentity& user);
   void Refuse(const Status& why);
 
   const GrpcOptions options_;
   grpc::ResourceQuota quota_{"kvstrata"};
+  CallsUnderWay calls_;  // of all users
   // The accepting thread's, and the caller's before and after it runs.
+  GrpcConnections connections_;
   std::map<uint32_t, std::unique_ptr<UserServer>> users_;
   LogLimiter refusals_{kLogBurst};
+  Clock::time_point next_health_;
   // Goes before the services that its tasks use.
   std::unique_ptr<WorkQueue> queue_;
   UniqueFd stop_;
@@ -161,19 +163,27 @@ class GrpcServer::Impl {
 Status GrpcServer::Impl::Start() {
   KVS_CHECK(options_.store != nullptr && options_.backend != nullptr &&
             options_.executor != nullptr && options_.listen_fd >= 0);
-  gpr_set_log_function(&LogFromGrpc);
+  TakeOverLibraryLogs();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  KVS_RETURN_IF_ERROR(connections_.Open());
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop_) return Internal("GRPC_START", std::string("eventfd: ") + std::strerror(errno));
-  // Our own user's first, so that the first command of an operator does not wait for it.
-  PeerIdentity own;
-  own.uid = geteuid();
-  own.gid = getegid();
-  own.tenant = "uid:" + std::to_string(own.uid);
-  KVS_RETURN_IF_ERROR(ServerOf(own).status());
+  // Our own user's and root's first: an operator's first command does not wait for a server, and
+  // none that is made later needs a thread.
+  KVS_RETURN_IF_ERROR(StartServerOf(geteuid(), getegid()));
+  if (geteuid() != 0) KVS_RETURN_IF_ERROR(StartServerOf(0, 0));
   accepting_ = std::thread([this] { AcceptLoop(); });
+  pthread_setname_np(accepting_.native_handle(), "kvs-grpc-accept");
   return OkStatus();
+}
+
+Status GrpcServer::Impl::StartServerOf(uint32_t uid, uint32_t gid) {
+  PeerIdentity user;
+  user.uid = uid;
+  user.gid = gid;
+  user.tenant = "uid:" + std::to_string(uid);
+  return ServerOf(user).status();
 }
 
 Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
@@ -186,38 +196,62 @@ Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
   PeerIdentity identity = user;
   identity.pid = 0;  // the server serves all processes of the user
   const bool admin = user.uid == 0 || user.uid == geteuid();
-  auto server = std::make_unique<UserServer>(options_, identity, admin, queue_.get());
+  auto server = std::make_unique<UserServer>(options_, identity, admin, queue_.get(), &calls_);
   KVS_RETURN_IF_ERROR(server->Start(quota_));
   return users_.emplace(user.uid, std::move(server)).first->second.get();
 }
 
 void GrpcServer::Impl::AcceptLoop() {
-  pollfd waits[3] = {
-      {stop_.get(), POLLIN, 0}, {options_.listen_fd, POLLIN, 0}, {options_.pools_fd, POLLIN, 0}};
   for (;;) {
-    if (poll(waits, 3, -1) < 0 && errno != EINTR) return;
-    if (waits[0].revents != 0) return;
-    if (eventfd_t told = 0; waits[2].revents != 0 && eventfd_read(options_.pools_fd, &told) == 0) {
-      for (const auto& [uid, user] : users_) user->TellPools();
-    }
-    if (waits[1].revents == 0) continue;
-    UniqueFd connection(
-        accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (connection) {
-      Accept(std::move(connection));
-    } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      Refuse(ResourceExhausted("DESCRIPTORS", std::string("accept: ") + std::strerror(errno)));
-      poll(waits, 1, kOutOfDescriptorsPauseMs);  // until somebody closes one, or we stop
+    try {
+      if (!AwaitTurn()) return;
+    } catch (const std::bad_alloc&) {
+      Refuse(ResourceExhausted("MEMORY", "no memory for a connection"));
+      pollfd stop{stop_.get(), POLLIN, 0};
+      poll(&stop, 1, kOutOfMemoryPauseMs);
     }
   }
 }
 
-void GrpcServer::Impl::Accept(UniqueFd connection) {
-  const Result<PeerIdentity> peer = IdentityOf(connection.get());
-  if (!peer.ok()) return Refuse(peer.status());
-  const Result<UserServer*> server = ServerOf(*peer);
-  if (!server.ok()) return Refuse(server.status());
-  (*server)->Take(std::move(connection));
+bool GrpcServer::Impl::AwaitTurn() {
+  pollfd waits[4] = {{stop_.get(), POLLIN, 0},
+                     {options_.listen_fd, POLLIN, 0},
+                     {options_.pools_fd, POLLIN, 0},
+                     {connections_.fd(), POLLIN, 0}};
+  if (poll(waits, 4, kHealthPeriodMs) < 0) return errno == EINTR;
+  if (waits[0].revents != 0) return false;
+  eventfd_t told = 0;
+  if (waits[2].revents != 0) (void)eventfd_read(options_.pools_fd, &told);
+  if (told != 0 || Clock::now() >= next_health_) TellHealth();
+  if (waits[3].revents != 0) connections_.Collect();
+  if (waits[1].revents != 0) AcceptOne();
+  return true;
+}
+
+void GrpcServer::Impl::TellHealth() {
+  const std::map<std::string, bool> names = HealthNames(options_);
+  for (const auto& [uid, user] : users_) user->TellHealth(names);
+  next_health_ = Clock::now() + std::chrono::milliseconds(kHealthPeriodMs);
+}
+
+void GrpcServer::Impl::AcceptOne() {
+  UniqueFd connection(accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (connection) {
+    if (const Status served = Serve(std::move(connection)); !served.ok()) Refuse(served);
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    Refuse(ResourceExhausted("DESCRIPTORS", std::string("accept: ") + std::strerror(errno)));
+    pollfd stop{stop_.get(), POLLIN, 0};
+    poll(&stop, 1, kOutOfDescriptorsPauseMs);  // until somebody closes one, or we stop
+  }
+}
+
+Status GrpcServer::Impl::Serve(UniqueFd connection) {
+  KVS_ASSIGN_OR_RETURN(const PeerIdentity peer, IdentityOf(connection.get()));
+  KVS_RETURN_IF_ERROR(connections_.Admit(peer.uid));
+  KVS_ASSIGN_OR_RETURN(UserServer* const server, ServerOf(peer));
+  KVS_RETURN_IF_ERROR(connections_.Add(peer.uid, connection.get()));
+  server->Take(std::move(connection));
+  return OkStatus();
 }
 
 void GrpcServer::Impl::Refuse(const Status& why) {
@@ -227,15 +261,21 @@ void GrpcServer::Impl::Refuse(const Status& why) {
            {{"reason", why.reason()}, {"why", why.message()}, {"suppressed", suppressed}});
 }
 
-void GrpcServer::Impl::Shutdown(std::chrono::milliseconds deadline) {
-  if (queue_ == nullptr) return;
-  const Deadline end = std::chrono::system_clock::now() + deadline;
+void GrpcServer::Impl::EndServing(std::chrono::milliseconds grace) {
   if (accepting_.joinable()) {
     KVS_CHECK(eventfd_write(stop_.get(), 1) == 0);
     accepting_.join();
+    for (const auto& [uid, user] : users_) user->EndServing();
   }
-  for (const auto& [uid, user] : users_) user->EndSessions();
-  for (const auto& [uid, user] : users_) user->Shutdown(end);
+  calls_.AwaitNone(Clock::now() + grace);
+}
+
+void GrpcServer::Impl::Shutdown(std::chrono::milliseconds grace) {
+  if (queue_ == nullptr) return;
+  EndServing(grace);
+  // A server that ends waits for peers that neither read nor answer, unless they are cut off.
+  connections_.CutAll();
+  for (const auto& [uid, user] : users_) user->Shutdown();
   queue_.reset();  // ends the sessions in the store
   users_.clear();
 }
@@ -249,6 +289,7 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& options
 GrpcServer::GrpcServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GrpcServer::~GrpcServer() = default;
 
-void GrpcServer::Shutdown(std::chrono::milliseconds deadline) { impl_->Shutdown(deadline); }
+void GrpcServer::EndServing(std::chrono::milliseconds grace) { impl_->EndServing(grace); }
+void GrpcServer::Shutdown(std::chrono::milliseconds grace) { impl_->Shutdown(grace); }
 
 }  // namespace kvstrata

@@ -7,18 +7,23 @@
 // belong to it. Sessions and sequences of another user do not exist for them, and Admin answers
 // root and the daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
 //
-// grpc.health.v1 has the services' names, kvstrata.pool.host, kvstrata.pool.device.NAME for each
-// device and kvstrata.pool.device for all of them: a pool whose device is lost is NOT_SERVING, the
-// rest goes on.
+// Every connection is admitted, and known until it ends, by GrpcConnections. Descriptors that a
+// peer sends along are for the listener to refuse (unix_listener.h): gRPC would close them on its
+// own threads, which the peer can make last.
+//
+// Reflection is served to root and the daemon's own user.
+//
+// grpc.health.v1 answers everybody alike, for the names of health_names.h; a change is seen within
+// a second.
 //
 // Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
 // session are dropped and Store::EndSession(kDied) is called.
 //
-// Threads: one that accepts, gRPC's own, and `workers` that run what takes longer than the store's
-// lock. Calls of one session run one after another, in the order of their arrival.
-// Ownership: everything in GrpcOptions is borrowed and outlives Shutdown.
-// Limits: 64 MiB a request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting
-// calls per session, kMaxUsers users.
+// Threads: one that accepts ("kvs-grpc-accept"), gRPC's own, and `workers` that run what takes
+// longer than the store's lock. Calls of one session run one after another, in the order of their
+// arrival. Ownership: everything in GrpcOptions is borrowed and outlives Shutdown. Limits: 64 MiB a
+// request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting calls per session,
+// kMaxUsers users, GrpcConnections::kMaxOfUser connections of each.
 #ifndef KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
 #define KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
 
@@ -51,6 +56,7 @@ struct ConfigItem {
 struct DiskInfo {
   std::string path, queue, degraded;
   bool direct = false, breaker_open = false;
+  bool sick = false;  // GrpcOptions::health calls it so
   uint64_t capacity_bytes = 0, used_bytes = 0, entries = 0, waiting = 0;
   uint64_t written = 0, dropped = 0, gone = 0, failed = 0, evicted = 0;
   uint64_t read = 0, late_loads = 0, refused_loads = 0;
@@ -89,7 +95,8 @@ struct GrpcOptions {
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   int workers = 2;                                  // threads for steps and moves; >= 1
   std::function<std::vector<ConfigItem>()> config;  // any thread; null: no entries
-  std::function<std::string()> health;  // "serving" or "degraded: why"; any thread; null: serving
+  // "serving", "degraded: why", or else why it does not serve; any thread; null: serving.
+  std::function<std::string()> health;
   // What it is charged now; any thread. Nothing, or null: there is no limit.
   std::function<std::optional<CgroupInfo>()> cgroup;
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
@@ -114,9 +121,14 @@ class GrpcServer {
   // Shutdown(0) if it was not called.
   ~GrpcServer();
 
-  // Stops accepting, ends the session streams with UNAVAILABLE DAEMON_STOPPING, lets other calls
-  // run until `deadline`, then cancels them; returns when none is left. Idempotent; one thread.
-  void Shutdown(std::chrono::milliseconds deadline);
+  // Takes no connection from now on and answers new calls with UNAVAILABLE DAEMON_STOPPING, ends
+  // the session streams with the same, and lets the calls under way end for `grace` at most: what
+  // lasts longer goes on until Shutdown. Idempotent but for the wait; one thread.
+  void EndServing(std::chrono::milliseconds grace);
+  // EndServing; then cuts every connection, cancels what is left, and returns when gRPC is gone.
+  // Mostly at once, but gRPC gives no bound: settle first what others rely on. Idempotent; one
+  // thread.
+  void Shutdown(std::chrono::milliseconds grace);
 
  private:
   class Impl;

@@ -16,6 +16,8 @@ Result<PageKey> ReadPageKey(const std::string& bytes) {
 
 void Write(const PrefixHit& hit, bool by_page, v1::LookupResponse* out) {
   out->set_held_tokens(hit.held_tokens());
+  out->set_indexed_tokens(hit.indexed_tokens);
+  if (hit.plan) out->set_plan(FormatPlan(*hit.plan));
   out->set_page_tokens(hit.page_tokens);
   out->set_device_tokens(hit.tokens_in(Residence::kDevice));
   out->set_host_tokens(hit.tokens_in(Residence::kHost));

@@ -156,6 +156,7 @@ void RecallStream::OnDone() {
     deadline_.Cancel();
   }
   const std::shared_ptr<RecallStream> last = std::move(self_);
+  under_way_.End();
 }
 
 }  // namespace kvstrata

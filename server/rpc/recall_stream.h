@@ -29,7 +29,8 @@ class RecallStream final : public grpc::ServerWriteReactor<v1::AuditRecallRespon
   void OnDone() override;
 
  private:
-  explicit RecallStream(ServiceContext* context) : context_(context) {}
+  explicit RecallStream(ServiceContext* context)
+      : context_(context), under_way_(context->calls()) {}
   Status Begin(const v1::AuditRecallRequest& request);
   void SetDeadline();
   // Something was added, or it ended; from the store.
@@ -40,6 +41,7 @@ class RecallStream final : public grpc::ServerWriteReactor<v1::AuditRecallRespon
   void EndAudit(const Status& why);
 
   ServiceContext* const context_;
+  CallUnderWay under_way_;              // until OnDone
   std::shared_ptr<RecallStream> self_;  // until OnDone
 
   // Constant after Start.

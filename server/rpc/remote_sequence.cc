@@ -39,6 +39,19 @@ bool Holds(const TableClaim& claim) {
   return true;
 }
 
+// Blocks that a build completed are not made again.
+void TakeIndex(RemoteSequence* s) {
+  SequenceState& state = *s->state;
+  if (state.index().kind == IndexLayout::Kind::kNone) return;
+  const auto own = static_cast<uint32_t>(state.indexed_tokens());
+  const uint32_t indexed =
+      shm::IndexedTokens(s->table, static_cast<uint32_t>(state.index().block_tokens), own,
+                         static_cast<uint32_t>(state.tokens()));
+  if (indexed == own) return;  // what these steps indexed themselves the store may not know yet
+  state.NoteIndexed(static_cast<int32_t>(indexed));
+  s->told_indexed = std::max(s->told_indexed, indexed);
+}
+
 }  // namespace
 
 SequenceTables::SequenceTables(Store* store, StepDevice* device, const SessionSegments& segments)
@@ -132,6 +145,7 @@ Result<SequenceTables::Pinned> SequenceTables::Pin(std::span<const TableClaim> c
     std::vector<size_t> wanting;
     for (size_t i = 0; i < claims.size(); ++i) {
       KVS_RETURN_IF_ERROR(Load(claims[i].sequence));
+      TakeIndex(claims[i].sequence);
       if (!Holds(claims[i])) wanting.push_back(i);
     }
     if (wanting.empty()) return pinned;

@@ -318,8 +318,14 @@ Status RemoteSession::Report(uint64_t sequence, uint32_t first, uint32_t n, cons
     return InvalidArgument("ARGUMENT_RANGE", "first " + std::to_string(first) + " + n " +
                                                  std::to_string(n) + "; allowed: up to 2^31 - 1");
   }
-  KVS_RETURN_IF_ERROR(s->state->Report(static_cast<int32_t>(first), static_cast<int32_t>(n),
-                                       surprisal, entropy, boundary));
+  const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
+  const int32_t skipped = s->state->SkippedPosition(from, count, surprisal);
+  KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
+  if (skipped >= 0) {
+    const float nothing = 0;
+    KVS_RETURN_IF_ERROR(store_->Report(session_, sequence, static_cast<uint32_t>(skipped), 1,
+                                       &nothing, nullptr, nullptr));
+  }
   return store_->Report(session_, sequence, first, n, surprisal, entropy, boundary);
 }
 
@@ -343,6 +349,14 @@ Status RemoteSession::Settle(uint64_t sequence) {
     device_->CatchUp(s->state.get(), s->View());
   }
   return TellIndexed(s);
+}
+
+Result<std::string> RemoteSession::StatusText(RemoteSequence* s) {
+  if (s->step != 0) return s->state->StatusText(s->View());
+  const TableClaim claim{s, s->state->tokens(), false};
+  KVS_ASSIGN_OR_RETURN(const auto pinned, tables_.Pin({&claim, 1}, nullptr));
+  KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
+  return s->state->StatusText(s->View());
 }
 
 Result<InspectArray> RemoteSession::Inspect(uint64_t sequence, std::string_view name) {

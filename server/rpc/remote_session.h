@@ -87,6 +87,8 @@ class RemoteSession {
   // Also in a step.
   Result<RemoteSequence*> Find(uint64_t sequence);
   Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);
+  // SequenceState's, of the table as it is now.
+  Result<std::string> StatusText(RemoteSequence* s);
   // A copy of the entries of the committed tokens' pages; *version is the table's.
   Result<std::vector<shm::PageEntry>> PageTable(uint64_t sequence, uint64_t* version);
 

@@ -76,6 +76,9 @@ void ScrubStream::OnCancel() {
   cancelled_ = true;
 }
 
-void ScrubStream::OnDone() { const std::shared_ptr<ScrubStream> last = std::move(self_); }
+void ScrubStream::OnDone() {
+  const std::shared_ptr<ScrubStream> last = std::move(self_);
+  under_way_.End();
+}
 
 }  // namespace kvstrata

@@ -26,7 +26,7 @@ class ScrubStream final : public grpc::ServerWriteReactor<v1::ScrubResponse>,
   void OnDone() override;
 
  private:
-  explicit ScrubStream(ServiceContext* context) : context_(context) {}
+  explicit ScrubStream(ServiceContext* context) : context_(context), under_way_(context->calls()) {}
   Status Begin(const v1::ScrubRequest& request);
   // From the disk's reader; false: nobody listens any more.
   bool Progress(const ScrubProgress& progress) KVS_EXCLUDES(mu_);
@@ -35,6 +35,7 @@ class ScrubStream final : public grpc::ServerWriteReactor<v1::ScrubResponse>,
   void FinishLocked() KVS_REQUIRES(mu_);
 
   ServiceContext* const context_;
+  CallUnderWay under_way_;             // until OnDone
   std::shared_ptr<ScrubStream> self_;  // until OnDone
 
   Mutex mu_;

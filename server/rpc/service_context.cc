@@ -16,6 +16,13 @@ Status ServiceContext::NoDisk() {
   return NotFound("TIER_UNKNOWN", "the daemon has no disk tier: disk.path is not set");
 }
 
+Status ServiceContext::NoMemory() {
+  return ResourceExhausted(
+      "MEMORY",
+      "the daemon had no memory for this call; ask for less at a time, or give "
+      "the daemon more");
+}
+
 void ServiceContext::AddSession(std::shared_ptr<RemoteSession> session) {
   MutexLock lock(mu_);
   const uint64_t id = session->id();
@@ -29,6 +36,7 @@ std::shared_ptr<RemoteSession> ServiceContext::TakeSession(uint64_t session) {
 }
 
 Result<std::shared_ptr<RemoteSession>> ServiceContext::FindSession(uint64_t session) const {
+  if (stopping_) return Stopping();
   MutexLock lock(mu_);
   const auto found = sessions_.find(session);
   if (found != sessions_.end()) return found->second;

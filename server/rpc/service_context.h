@@ -9,13 +9,17 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <new>
+#include <stdexcept>
 #include <unordered_map>
 #include <utility>
 
 #include "base/sync.h"
 #include "proto/status_map.h"
+#include "server/rpc/calls_under_way.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/remote_session.h"
 #include "server/rpc/work_queue.h"
@@ -25,13 +29,21 @@ namespace kvstrata {
 class ServiceContext {
  public:
   // `admin`: root, or the daemon's own user.
-  ServiceContext(const GrpcOptions& options, PeerIdentity user, bool admin, WorkQueue* queue)
-      : options_(options), user_(std::move(user)), admin_(admin), queue_(queue) {}
+  ServiceContext(const GrpcOptions& options, PeerIdentity user, bool admin, WorkQueue* queue,
+                 CallsUnderWay* calls)
+      : options_(options), user_(std::move(user)), admin_(admin), queue_(queue), calls_(calls) {}
 
   const GrpcOptions& options() const { return options_; }
   Store& store() const { return *options_.store; }
   const PeerIdentity& user() const { return user_; }
   WorkQueue* queue() const { return queue_; }
+  // That the streams of this user count themselves in.
+  CallsUnderWay* calls() const { return calls_; }
+
+  // UNAVAILABLE DAEMON_STOPPING.
+  static Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
+  // From now on calls that need a session or the queue are answered with it.
+  void EndServing() { stopping_ = true; }
 
   // OK, or PERMISSION_DENIED ADMIN_ONLY.
   Status CheckAdmin() const;
@@ -41,7 +53,8 @@ class ServiceContext {
   void AddSession(std::shared_ptr<RemoteSession> session) KVS_EXCLUDES(mu_);
   // The session, for whoever ends it; null when somebody else does already.
   std::shared_ptr<RemoteSession> TakeSession(uint64_t session) KVS_EXCLUDES(mu_);
-  // SESSION_UNKNOWN (NOT_FOUND) also for a session of another user or of the linked road.
+  // DAEMON_STOPPING; SESSION_UNKNOWN (NOT_FOUND) also for a session of another user or of the
+  // linked road.
   Result<std::shared_ptr<RemoteSession>> FindSession(uint64_t session) const KVS_EXCLUDES(mu_);
 
   // Answers at once.
@@ -54,6 +67,22 @@ class ServiceContext {
     return Answer(call, ToGrpc(status));
   }
 
+  // A reactor that somebody will finish later.
+  grpc::ServerUnaryReactor* NewCall() const { return new UnaryCall(calls_); }
+
+  // fn() as a gRPC status; what it threw for want of memory is the call's answer and nobody else's
+  // trouble.
+  template <typename Fn>
+  static grpc::Status Outcome(Fn&& fn) {
+    try {
+      return AsGrpc(fn());
+    } catch (const std::bad_alloc&) {
+      return ToGrpc(NoMemory());
+    } catch (const std::length_error&) {
+      return ToGrpc(NoMemory());
+    }
+  }
+
   // Answers with what fn(RemoteSession&) returns (a Status or a grpc::Status), run in the session's
   // turn. What fn captures of the call's messages stays until it has answered. A call that was
   // cancelled while it waited does not run.
@@ -61,35 +90,42 @@ class ServiceContext {
   grpc::ServerUnaryReactor* InSession(grpc::CallbackServerContext* call, uint64_t session, Fn fn) {
     Result<std::shared_ptr<RemoteSession>> found = FindSession(session);
     if (!found.ok()) return Answer(call, found.status());
-    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+    grpc::ServerUnaryReactor* reactor = NewCall();
     RemoteSession* s = found->get();
-    const Status posted = s->Post([call, reactor, s, held = *found, fn = std::move(fn)] {
-      if (call->IsCancelled()) {
-        reactor->Finish(grpc::Status::CANCELLED);
-      } else {
-        reactor->Finish(AsGrpc(fn(*s)));
-      }
+    const grpc::Status posted = Outcome([&] {
+      return s->Post([call, reactor, s, held = *found, fn = std::move(fn)] {
+        reactor->Finish(call->IsCancelled() ? grpc::Status::CANCELLED
+                                            : Outcome([&fn, s] { return fn(*s); }));
+      });
     });
-    if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+    if (!posted.ok()) reactor->Finish(posted);
     return reactor;
   }
 
   // The same without a session, for what takes long.
   template <typename Fn>
   grpc::ServerUnaryReactor* InQueue(grpc::CallbackServerContext* call, Fn fn) {
-    grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-    queue_->Post([reactor, fn = std::move(fn)] { reactor->Finish(AsGrpc(fn())); });
+    if (stopping_) return Answer(call, Stopping());
+    grpc::ServerUnaryReactor* reactor = NewCall();
+    const grpc::Status posted = Outcome([&] {
+      queue_->Post([reactor, fn = std::move(fn)] { reactor->Finish(Outcome(fn)); });
+      return OkStatus();
+    });
+    if (!posted.ok()) reactor->Finish(posted);
     return reactor;
   }
 
  private:
   static grpc::Status AsGrpc(const Status& status) { return ToGrpc(status); }
   static grpc::Status AsGrpc(grpc::Status status) { return status; }
+  static Status NoMemory();
 
   const GrpcOptions& options_;
   const PeerIdentity user_;
   const bool admin_;
   WorkQueue* const queue_;
+  CallsUnderWay* const calls_;
+  std::atomic<bool> stopping_{false};
 
   mutable Mutex mu_;
   std::unordered_map<uint64_t, std::shared_ptr<RemoteSession>> sessions_ KVS_GUARDED_BY(mu_);

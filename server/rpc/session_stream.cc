@@ -139,6 +139,7 @@ void SessionStream::OnDone() {
   if (session != nullptr) RemoteSession::End(std::move(session), nullptr);
   const std::shared_ptr<SessionStream> last = std::move(self_);
   streams_->Remove(last);
+  under_way_.End();
 }
 
 }  // namespace kvstrata

@@ -53,7 +53,7 @@ class SessionStream : public grpc::ServerWriteReactor<v1::OpenSessionResponse> {
 
  private:
   SessionStream(ServiceContext* context, SessionStreams* streams)
-      : context_(context), streams_(streams) {}
+      : context_(context), streams_(streams), under_way_(context->calls()) {}
   Status Open(const v1::OpenSessionRequest& request);
   // ROAD_UNAVAILABLE, BACKEND_UNKNOWN.
   Result<std::unique_ptr<StepDevice>> StepsOf(const std::string& backend, uint32_t device) const;
@@ -64,6 +64,7 @@ class SessionStream : public grpc::ServerWriteReactor<v1::OpenSessionResponse> {
   std::atomic<uint64_t> session_{0};     // 0: none was opened
   v1::OpenSessionResponse response_;
   std::atomic<bool> finished_{false};
+  CallUnderWay under_way_;
 };
 
 }  // namespace kvstrata

@@ -1,8 +1,24 @@
 #include "server/rpc/work_queue.h"
 
+#include <exception>
+#include <new>
+
 #include "base/check.h"
+#include "server/telemetry/log.h"
 
 namespace kvstrata {
+namespace {
+
+// What a task throws ends here: no thread of the queue ends by it, nor does another's task wait.
+void RunTask(const WorkQueue::Task& task) {
+  try {
+    task();
+  } catch (const std::exception& thrown) {
+    LogEvent(LogLevel::kError, "task_failed", {{"why", thrown.what()}});
+  }
+}
+
+}  // namespace
 
 WorkQueue::WorkQueue(int threads) {
   KVS_CHECK(threads >= 1);
@@ -34,7 +50,7 @@ void WorkQueue::Run() {
     Task task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
-    task();
+    RunTask(task);
     task = nullptr;  // what it holds is released outside the lock
     lock.lock();
   }
@@ -60,20 +76,24 @@ Strand::Outcome Strand::Enqueue(WorkQueue::Task task, bool last) {
 }
 
 void Strand::RunOne() {
-  WorkQueue::Task task;
-  {
-    std::lock_guard lock(mu_);
-    task = std::move(tasks_.front());
+  for (;;) {
+    WorkQueue::Task task;
+    {
+      std::lock_guard lock(mu_);
+      task = std::move(tasks_.front());
+    }
+    RunTask(task);
+    task = nullptr;
+    {
+      std::lock_guard lock(mu_);
+      tasks_.pop_front();
+      if (tasks_.empty()) return;
+    }
+    try {  // through the queue, so that sessions take turns
+      return queue_->Post([self = shared_from_this()] { self->RunOne(); });
+    } catch (const std::bad_alloc&) {  // then out of turn
+    }
   }
-  task();
-  task = nullptr;
-  {
-    std::lock_guard lock(mu_);
-    tasks_.pop_front();
-    if (tasks_.empty()) return;
-  }
-  // Through the queue, so that sessions take turns.
-  queue_->Post([self = shared_from_this()] { self->RunOne(); });
 }
 
 }  // namespace kvstrata

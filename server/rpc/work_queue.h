@@ -4,7 +4,8 @@
 // a session keeps needs no lock and a slow session holds up nobody but itself.
 //
 // Ownership: strands may outlive their owner's handle; queued tasks keep them alive. The queue
-// outlives all strands' tasks. Tasks must not throw and must not wait for other tasks.
+// outlives all strands' tasks. Tasks must not wait for other tasks. What one throws is
+// logged (`task_failed`) and ends it alone: who waits for its answer must get it before.
 // Threads: all methods from any thread. Cost: a task is one allocation and at most one wake-up.
 #ifndef KVSTRATA_SERVER_RPC_WORK_QUEUE_H_
 #define KVSTRATA_SERVER_RPC_WORK_QUEUE_H_

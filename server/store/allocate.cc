@@ -214,7 +214,11 @@ void Store::Impl::Retire(Page* page) {
 }
 
 void Store::Impl::FreePages(std::span<Page* const> pages) {
-  for (const Page* page : pages) --models_.at(page->model)->pages;
+  for (const Page* page : pages) {
+    const auto model = models_.find(page->model);
+    KVS_CHECK(model != models_.end());
+    if (--model->second->pages == 0 && model->second->sessions == 0) models_.erase(model);
+  }
   pools_.Free(pages);
 }
 

@@ -8,27 +8,6 @@
 
 namespace kvstrata {
 
-// A packed segment may reach beyond what the sequence holds, a span may not be cut.
-std::vector<bool> Store::Impl::Superfluous(const Opening& o) const {
-  const Sequence& s = *o.sequence;
-  const Artefact* artefact = s.codec ? artefacts_.Peek(o.artefact) : nullptr;
-  if (artefact == nullptr || s.plan.keep_raw != KeepRaw::kNo) return {};
-  if (!artefact->MappableFrom(o.device)) return {};
-  // Kernels of a GPU compute a prompt from its raw pages alone.
-  if (pools_.memory(Tier::kDevice) != Memory::kMemfd) return {};
-  const auto page = static_cast<int32_t>(s.page_tokens());
-  const auto held = static_cast<int32_t>(o.keys.size()) * page;
-  if (s.plan.codec != CodecKind::kPacked && artefact->extents.back().tokens.end > held) return {};
-  std::vector<bool> superfluous(o.keys.size());
-  for (const Run& run : artefact->released) {
-    const int32_t end = std::min(run.end, held) / page;
-    for (int32_t i = (run.begin + page - 1) / page; i < end; ++i) {
-      superfluous[static_cast<size_t>(i)] = true;
-    }
-  }
-  return superfluous;
-}
-
 // Raw pages that the plan keeps must be there too, or the artefact is of no use.
 bool Store::Impl::WantsArtefact(const Opening& o, const PageTier& tier) const {
   if (!o.sequence->codec || !tier.Holds(o.artefact)) return false;
@@ -50,8 +29,9 @@ void Store::Impl::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier
   TierLoad load;
   load.keys = {o->artefact};
   load.asked = o->asked;
-  load.take = [o](size_t, std::span<const LoadedValue> values) {
+  load.take = [this, o](size_t, std::span<const LoadedValue> values) {
     if (values.front().size() == 1) o->record = ParseRecord(values.front().front());
+    if (o->record) ledger_.Note(o->artefact, *o->record);
     return true;
   };
   load.done = [this, o, tier, then] { LoadParts(o, tier, then); };

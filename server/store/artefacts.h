@@ -36,6 +36,13 @@ struct Extent {
   std::shared_ptr<const std::vector<std::byte>> description;
 };
 
+// Of its header; of what is no extent, 0.
+inline uint64_t ChecksumOf(std::span<const std::byte> extent) {
+  ExtentHeader header{};
+  if (extent.size() >= sizeof(header)) std::memcpy(&header, extent.data(), sizeof(header));
+  return header.checksum;
+}
+
 struct Artefact {
   // Whether artefacts alone refer to its extents.
   bool unused() const {

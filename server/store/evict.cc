@@ -54,4 +54,20 @@ EvictResult Store::Impl::Evict(bool dry_run) {
   return result;
 }
 
+// From the newest on: what a session that ends has just left lies there.
+void Store::Impl::DropUnusedPagesOf(const Model& model) {
+  const auto of_model = [this, &model](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return MayGo(a) && !a.extents.empty() && a.extents.front().page->model == model.id;
+  };
+  while (std::optional<Artefact> a = artefacts_.EvictOldest(of_model)) DropArtefact(std::move(*a));
+  for (const PoolId pool : pools_.ids()) {
+    for (Page* page = prefix_.newest(pool); page != nullptr;) {
+      Page* const other = std::exchange(page, page->older);
+      if (other->model != model.id) continue;
+      prefix_.Erase(other);
+      Retire(other);
+    }
+  }
+}
+
 }  // namespace kvstrata

@@ -1,5 +1,6 @@
 #include "server/store/imported_tensors.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -44,7 +45,9 @@ std::string IdentityOf(const LentTensor& tensor) {
     return "ipc " + std::string(handle.ipc.begin(), handle.ipc.end());
   }
   struct stat st {};
-  if (handle.kind == TensorKind::kMemfd && fstat(handle.fd, &st) == 0) {
+  // Only what has seals lies in memory: of anything else fstat may ask somebody, and wait for him.
+  if (handle.kind == TensorKind::kMemfd && fcntl(handle.fd, F_GET_SEALS) >= 0 &&
+      fstat(handle.fd, &st) == 0) {
     return "memfd " + std::to_string(st.st_dev) + ":" + std::to_string(st.st_ino);
   }
   return "fd " + std::to_string(tensor.descriptor);

@@ -1,4 +1,4 @@
-// Look-ups: where the longest held prefix lies, page by page. Nothing is taken or read.
+// Look-ups: where the longest held prefix lies, page by page. Nothing is taken, no disk is read.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -8,8 +8,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr size_t kUnderLock = 256;  // pages: some 10 us
-constexpr size_t kAhead = 16;       // slots on their way from memory: as many as a core has going
+constexpr size_t kAhead = 16;  // slots on their way from memory: as many as a core has going
 constexpr uint32_t kNoTenant = ~uint32_t{0};
 
 Status TooLong(uint64_t tokens) {
@@ -18,12 +17,28 @@ Status TooLong(uint64_t tokens) {
       std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
 }
 
-// Goes on behind `found` while the tier has the next key.
-void FindInTier(const PageTier& tier, std::span<const PageKey> keys,
-                std::vector<Residence>* found) {
-  while (found->size() < keys.size() && tier.Holds(keys[found->size()])) {
-    found->push_back(Residence::kDisk);
+PageOwner NewOwner(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc,
+                   uint32_t device) {
+  const Geometry& g = desc.geometry;
+  return {std::string(tenant),
+          chain,
+          g,
+          static_cast<uint32_t>(g.page_tokens),
+          static_cast<uint64_t>(g.page_bytes()),
+          desc.name,
+          device};
+}
+
+// Where the pages of a held prefix lie. Those that are missing are where the artefact is.
+std::vector<Residence> PlacesOf(const HeldPrefix& held, const PrefixSurvey& survey,
+                                const std::optional<RawFree>& artefact) {
+  std::vector<Residence> places;
+  places.reserve(held.pages);
+  for (size_t i = 0; i < held.pages; ++i) {
+    const std::optional<Residence> page = survey.page(i);
+    places.push_back(page ? *page : artefact->where);
   }
+  return places;
 }
 
 }  // namespace
@@ -37,98 +52,169 @@ uint32_t PrefixHit::tokens_in(Residence residence) const {
   return static_cast<uint32_t>(std::ranges::count(pages, residence)) * page_tokens;
 }
 
-Store::Impl::Owner Store::Impl::OwnerOf(std::string_view tenant, const KeyChain& chain,
-                                        const ModelDesc& desc) {
-  return {std::string(tenant), chain, static_cast<uint32_t>(desc.geometry.page_tokens),
-          static_cast<uint64_t>(desc.geometry.page_bytes()), desc.name};
-}
-
-Result<Store::Impl::Owner> Store::Impl::OwnerOf(uint64_t session_id, uint64_t model) {
+Result<PageOwner> Store::Impl::OwnerOf(uint64_t session_id, uint64_t model) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
   KVS_ASSIGN_OR_RETURN(const Session::KnownModel* found, FindModel(*session, model));
   const auto& [known, chain] = *found;
-  return OwnerOf(session->tenant->name, chain, known->desc);
+  return NewOwner(session->tenant->name, chain, known->desc, session->device);
 }
 
-Result<Store::Impl::Owner> Store::Impl::OwnerOf(std::string_view tenant, uint64_t model) {
+Result<PageOwner> Store::Impl::OwnerOf(std::string_view tenant, uint64_t model) {
   MutexLock lock(mu_);
   const auto it = models_.find(model);
   if (it == models_.end()) {
     return NotFound("MODEL_UNKNOWN", "model " + std::to_string(model) + " is not registered");
   }
   const ModelDesc& desc = it->second->desc;
-  return OwnerOf(tenant, KeyChain(tenant, desc), desc);
+  return NewOwner(tenant, KeyChain(tenant, desc), desc, 0);
+}
+
+PageTier* Store::Impl::tier() const {
+  MutexLock lock(mu_);
+  return tier_;
+}
+
+PrefixSurvey::Memory Store::Impl::MemoryOf(const std::string& tenant) const {
+  return [this, &tenant](std::span<const PageKey> keys, std::span<PrefixSurvey::Place> places) {
+    FindInMemory(tenant, keys, places);
+  };
 }
 
 void Store::Impl::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
-                               std::vector<Residence>* found) const {
-  for (size_t end = found->size(); found->size() == end && end < keys.size();) {
-    end = std::min(keys.size(), end + kUnderLock);
-    MutexLock lock(mu_);
-    const PageMap& pages = prefix_.by_key();
-    for (size_t i = found->size(); i < std::min(end, found->size() + kAhead); ++i) {
-      pages.Prefetch(keys[i]);
-    }
-    uint32_t own = kNoTenant;
-    for (size_t i = found->size(); i < end; ++i) {
-      if (i + kAhead < keys.size()) pages.Prefetch(keys[i + kAhead]);
-      const PageMap::Slot* const slot = pages.Find(keys[i]);
-      if (slot == nullptr) break;
-      if (slot->tenant != own && tenants_by_id_[slot->tenant]->name != tenant) break;
-      own = slot->tenant;
-      found->push_back(slot->tier == Tier::kDevice ? Residence::kDevice : Residence::kHost);
-    }
+                               std::span<PrefixSurvey::Place> places) const {
+  using Place = PrefixSurvey::Place;
+  MutexLock lock(mu_);
+  const PageMap& pages = prefix_.by_key();
+  for (size_t i = 0; i < std::min(keys.size(), kAhead); ++i) pages.Prefetch(keys[i]);
+  uint32_t own = kNoTenant;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size()) pages.Prefetch(keys[i + kAhead]);
+    places[i] = Place::kNotInMemory;
+    const PageMap::Slot* const slot = pages.Find(keys[i]);
+    if (slot == nullptr) continue;
+    if (slot->tenant != own && tenants_by_id_[slot->tenant]->name != tenant) continue;
+    own = slot->tenant;
+    places[i] = slot->tier == Tier::kDevice ? Place::kDevice : Place::kHost;
   }
 }
 
-PrefixHit Store::Impl::LookupOf(const Owner& owner, std::vector<PageKey> keys) {
+PrefixHit Store::Impl::LookupOf(const PageOwner& owner, std::vector<PageKey> keys) {
   PrefixHit hit;
   hit.page_tokens = owner.page_tokens;
   hit.keys = std::move(keys);
-  hit.pages.reserve(hit.keys.size());
+  const IndexLayout none;
+  const PrefixShape shape(hit.keys.size(), owner.page_tokens, none);
+  PrefixSurvey survey(hit.keys, shape, none, MemoryOf(owner.tenant), tier());
+  hit.pages = PlacesOf(FindHeld(shape, {}, &survey), survey, std::nullopt);
+  return hit;
+}
+
+std::optional<RawFree> Store::Impl::RawFreeAnywhere(const Plan& plan, const PageKey& artefact,
+                                                    uint32_t device, size_t tokens) {
   PageTier* tier = nullptr;
   {
     MutexLock lock(mu_);
+    // One that the session may not map is not read from the tier either.
+    if (artefacts_.Contains(artefact)) return RawFreeBy(plan, artefact, device);
+    if (!OpensWithoutRaw(plan)) return std::nullopt;
     tier = tier_;
   }
-  // By turns: an eviction may have left a hole in memory that the tier fills.
-  for (size_t before = 0;; before = hit.pages.size()) {
-    FindInMemory(owner.tenant, hit.keys, &hit.pages);
-    if (tier != nullptr) FindInTier(*tier, hit.keys, &hit.pages);
-    if (tier == nullptr || hit.pages.size() == before) return hit;
+  if (tier == nullptr || !tier->Holds(artefact)) return std::nullopt;
+  const std::shared_ptr<const ArtefactRecord> record = ledger_.Find(artefact);
+  if (record == nullptr || record->prompt_tokens != tokens) return std::nullopt;
+  for (size_t i = 0; i < record->parts.size(); ++i) {
+    if (!tier->Holds(PartKey(artefact, i, record->parts[i]))) return std::nullopt;
   }
+  return RawFree{record->released, record->parts.back().tokens.end, Residence::kDisk};
 }
 
-PrefixHit Store::Impl::LookupOf(const Owner& owner, std::span<const int32_t> tokens) {
+// What PrepareOpen does of a prompt, and what its open does until it is held.
+Result<PrefixHit> Store::Impl::LookupAsOpened(const PageOwner& owner,
+                                              std::span<const int32_t> tokens,
+                                              const LookupPlan& open, Files files) {
+  uint32_t device = owner.device;
+  if (!open.device.empty()) {
+    KVS_ASSIGN_OR_RETURN(device, FindDevice(open.device));
+  }
+  KVS_ASSIGN_OR_RETURN(const Plan named, ResolvePlan(open.plan));
+  PrefixHit hit;
+  KVS_ASSIGN_OR_RETURN(hit.plan, PlanFor(named, owner.geometry));
+  KVS_ASSIGN_OR_RETURN(const std::optional<CodecState> codec,
+                       NewCodec(*hit.plan, owner.geometry, files));
+  PromptKeys keys = KeysOf(owner.chain, owner.page_tokens, *hit.plan,
+                           codec ? &codec->parameters_digest : nullptr, tokens);
+  hit.page_tokens = owner.page_tokens;
+  hit.keys = std::move(keys.pages);
+  std::optional<RawFree> artefact;
+  if (codec) artefact = RawFreeAnywhere(*hit.plan, keys.artefact, device, tokens.size());
+  std::vector<bool> superfluous;
+  if (artefact) {
+    superfluous = SuperfluousPages(*hit.plan, *artefact, hit.keys.size(), hit.page_tokens);
+  }
+  const IndexLayout index = IndexOf(*hit.plan, owner.geometry);
+  const PrefixShape shape(hit.keys.size(), owner.page_tokens, index);
+  PrefixSurvey survey(hit.keys, shape, index, MemoryOf(owner.tenant), tier());
+  const HeldPrefix held = FindHeld(shape, superfluous, &survey);
+  hit.pages = PlacesOf(held, survey, artefact);
+  hit.indexed_tokens =
+      static_cast<uint32_t>(held.blocks) * static_cast<uint32_t>(index.block_tokens);
+  return hit;
+}
+
+Result<PrefixHit> Store::Impl::LookupOf(const PageOwner& owner, std::span<const int32_t> tokens,
+                                        const LookupPlan& open, Files files) {
+  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
+  {
+    MutexLock lock(mu_);
+    DropLost();
+  }
+  if (!open.plan.empty()) return LookupAsOpened(owner, tokens, open, files);
   const size_t usable = UsablePages(tokens.size(), owner.page_tokens, nullptr);
   return LookupOf(owner, owner.chain.Pages(PageKey{}, tokens.first(usable * owner.page_tokens)));
 }
 
 Result<PrefixHit> Store::Impl::Lookup(uint64_t session, uint64_t model,
-                                      std::span<const int32_t> tokens) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
-  KVS_ASSIGN_OR_RETURN(const Owner owner, OwnerOf(session, model));
-  return LookupOf(owner, tokens);
+                                      std::span<const int32_t> tokens, const LookupPlan& open,
+                                      Files files) {
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(session, model));
+  return LookupOf(owner, tokens, open, files);
+}
+
+void Store::Impl::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                         const LookupPlan& open, LookupDone done) {
+  const std::function<void(std::function<void()>)> post = SlowOpens();
+  const Result<PrefixHit> hit =
+      Lookup(session, model, tokens, open, post ? Files::kKnown : Files::kRead);
+  if (hit.ok() || hit.status().reason() != kFileUnread) return done(hit);
+  post([this, session, model, open, done = std::move(done),
+        tokens = std::vector<int32_t>(tokens.begin(), tokens.end())] {
+    done(Lookup(session, model, tokens, open, Files::kRead));
+  });
 }
 
 Result<PrefixHit> Store::Impl::Lookup(uint64_t session, uint64_t model,
                                       std::span<const PageKey> keys) {
-  KVS_ASSIGN_OR_RETURN(const Owner owner, OwnerOf(session, model));
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(session, model));
   return LookupOf(owner, std::vector<PageKey>(keys.begin(), keys.end()));
 }
 
 Result<PrefixHit> Store::Impl::LookupFor(std::string_view tenant, uint64_t model,
-                                         std::span<const int32_t> tokens) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
-  KVS_ASSIGN_OR_RETURN(const Owner owner, OwnerOf(tenant, model));
-  return LookupOf(owner, tokens);
+                                         std::span<const int32_t> tokens, const LookupPlan& open) {
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(tenant, model));
+  return LookupOf(owner, tokens, open, Files::kRead);
 }
 
 Result<PrefixHit> Store::Impl::LookupFor(std::string_view tenant, uint64_t model,
                                          std::span<const PageKey> keys) {
-  KVS_ASSIGN_OR_RETURN(const Owner owner, OwnerOf(tenant, model));
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(tenant, model));
   return LookupOf(owner, std::vector<PageKey>(keys.begin(), keys.end()));
+}
+
+void Store::Impl::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {
+  if (std::optional<ArtefactRecord> record = ParseRecord(value)) {
+    ledger_.Note(artefact, std::move(*record));
+  }
 }
 
 }  // namespace kvstrata

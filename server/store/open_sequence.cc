@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "kernels/plan_needs.h"
 #include "server/store/store_impl.h"
 
 namespace kvstrata {
@@ -22,12 +23,20 @@ uint32_t FirstCapacity(size_t pages) {
   return std::bit_ceil(static_cast<uint32_t>(pages) + kSpareEntries);
 }
 
+// A model that names the ids which end sentences needs no reports of them.
+uint32_t BoundedTokens(const Sequence& s) {
+  if (!s.model->desc.boundary_tokens.empty()) return s.held_tokens;
+  const auto known = static_cast<uint32_t>(ReportedPages(s.pages, kNeedBoundary, s.page_tokens()));
+  return std::min(known * s.page_tokens(), s.held_tokens);
+}
+
 OpenedSequence Describe(const Sequence& s) {
   return {s.id,
           s.slot,
           s.held_tokens,
           s.indexed_tokens,
           s.series.LeadingSurprisals(),
+          BoundedTokens(s),
           s.plan,
           s.model->desc.geometry,
           s.model->desc.boundary_tokens,
@@ -37,34 +46,18 @@ OpenedSequence Describe(const Sequence& s) {
 
 }  // namespace
 
-Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
-                                         const std::vector<bool>& superfluous,
-                                         std::optional<uint32_t> device) const {
-  const auto find = [this, device](const PageKey& key) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return device ? prefix_.FindFor(*device, key) : prefix_.Find(key);
-  };
-  Hit hit;
-  size_t rows_end = 0;  // pages up to here have a gap
-  for (size_t i = 0; i < keys.size(); ++i) {
-    Page* page = find(keys[i]);
-    if (page == nullptr && (superfluous.empty() || !superfluous[i])) break;
-    if (page == nullptr) rows_end = i + 1;
-    hit.pages.push_back(page);
-  }
-  const size_t block_pages =
-      shape.SharesIndex() ? static_cast<size_t>(shape.index.block_tokens) / shape.page_tokens() : 0;
-  for (size_t end = block_pages; end != 0 && end <= hit.pages.size(); end += block_pages) {
-    Page* block = find(IndexBlockKey(keys[end - 1], shape.index));
-    if (block == nullptr) break;
-    hit.index_blocks.push_back(block);
-  }
-  hit.whole = rows_end == 0;
-  if (hit.whole) return hit;
-  const bool indexed = shape.index.kind == IndexLayout::Kind::kNone ||
-                       hit.index_blocks.size() * block_pages >= rows_end;
-  // Without all of the rest the artefact is of no use, and nothing makes up for a missing page.
-  if (hit.pages.size() == keys.size() && indexed) return hit;
-  return FindPrefix(shape, keys, {}, device);
+void Store::Impl::LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const {
+  if (!o.limits.only_reported || !hit->whole) return;
+  const Artefact* const artefact = shape.codec ? artefacts_.Peek(o.artefact) : nullptr;
+  const bool made = artefact != nullptr && artefact->MappableFrom(o.device);
+  if (made && hit->pages.size() == o.keys.size()) return;
+  uint32_t needs = NeedsOf(shape.plan);
+  if (!shape.model->desc.boundary_tokens.empty()) needs &= ~uint32_t{kNeedBoundary};
+  hit->pages.resize(ReportedPages(hit->pages, needs, shape.page_tokens()));
+  if (!shape.SharesIndex()) return;
+  const size_t blocks =
+      hit->pages.size() * shape.page_tokens() / static_cast<size_t>(shape.index.block_tokens);
+  if (blocks < hit->index_blocks.size()) hit->index_blocks.resize(blocks);
 }
 
 Status Store::Impl::TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover) {
@@ -110,10 +103,17 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
   return opened;
 }
 
-Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan,
-                                                        const Geometry& geometry) {
+Result<Plan> Store::Impl::PlanFor(const Plan& named, const Geometry& geometry) const {
+  const Plan plan = WithMinTokens(named, geometry, options_.steps_on);
+  KVS_RETURN_IF_ERROR(CheckGeometry(plan, geometry));
+  if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, geometry));
+  return plan;
+}
+
+Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan, const Geometry& geometry,
+                                                        Files files) {
   if (!options_.new_recompressor) return std::optional<CodecState>();
-  KVS_ASSIGN_OR_RETURN(Parameters parameters, parameters_.Get(plan, geometry));
+  KVS_ASSIGN_OR_RETURN(Parameters parameters, parameters_.Get(plan, geometry, files));
   std::unique_ptr<Recompressor> recompressor =
       options_.new_recompressor(plan, geometry, std::move(parameters.values));
   if (recompressor == nullptr) return std::optional<CodecState>();
@@ -146,7 +146,8 @@ void Store::Impl::OpenOnArtefact(Sequence* s, const Opening& o) {
 
 Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
                                                       std::string_view plan_text,
-                                                      std::span<const int32_t> tokens) {
+                                                      std::span<const int32_t> tokens,
+                                                      HoldLimits limits, Files files) {
   KVS_ASSIGN_OR_RETURN(const Plan named, ResolvePlan(plan_text));
   if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
   auto s = std::make_unique<Sequence>();
@@ -160,22 +161,20 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
     s->chain = known->second;
     s->imported = session->imports.contains(model_id);
   }
-  const Plan plan = WithMinTokens(named, s->model->desc.geometry, options_.steps_on);
-  KVS_RETURN_IF_ERROR(CheckGeometry(plan, s->model->desc.geometry));
-  if (options_.serves) KVS_RETURN_IF_ERROR(options_.serves(plan, s->model->desc.geometry));
-  s->plan = plan;
-  s->index = IndexOf(plan, s->model->desc.geometry);
-  KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(plan, s->model->desc.geometry));
+  KVS_ASSIGN_OR_RETURN(s->plan, PlanFor(named, s->model->desc.geometry));
+  s->index = IndexOf(s->plan, s->model->desc.geometry);
+  KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(s->plan, s->model->desc.geometry, files));
   o.session = session_id;
   o.tokens = tokens.size();
   // Hashing costs as much as all the rest: never under the lock.
-  o.keys = s->chain.Pages(PageKey{}, tokens);
-  if (s->codec) {
-    o.artefact = Artefacts::KeyOf(s->chain, o.keys.empty() ? PageKey{} : o.keys.back(),
-                                  tokens.subspan(o.keys.size() * s->page_tokens()),
-                                  FormatPlan(s->plan), s->codec->parameters_digest);
-  }
-  o.keys.resize(UsablePages(tokens.size(), s->page_tokens(), &s->plan));
+  PromptKeys keys = KeysOf(s->chain, s->page_tokens(), s->plan,
+                           s->codec ? &s->codec->parameters_digest : nullptr, tokens);
+  const size_t usable = keys.pages.size();
+  o.limits = limits;
+  o.keys = std::move(keys.pages);
+  o.keys.resize(limits.Pages(usable, s->page_tokens()));
+  // An artefact is of a prompt that is held whole.
+  if (o.keys.size() == usable) o.artefact = keys.artefact;
   const std::span<const int32_t> rest = tokens.subspan(o.keys.size() * s->page_tokens());
   o.rest.assign(rest.begin(), rest.end());
   o.sequence = std::move(s);
@@ -195,6 +194,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   const std::vector<bool> superfluous = Superfluous(*o);
   std::unique_ptr<Sequence> s = std::move(o->sequence);
   Hit hit = FindPrefix(*s, o->keys, superfluous, o->device);
+  LimitHit(*o, *s, &hit);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
   if (!hit.whole) OpenOnArtefact(s.get(), *o);
@@ -229,8 +229,9 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
 
 Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session, uint64_t model,
                                                  std::string_view plan,
-                                                 std::span<const int32_t> tokens) {
-  KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens));
+                                                 std::span<const int32_t> tokens,
+                                                 HoldLimits limits) {
+  KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens, limits, Files::kRead));
   Replicate(&o);
   return FinishOpen(&o);
 }
@@ -272,6 +273,9 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
 }
 
 void Store::Impl::CloseLocked(Session* session, Sequence* s) {
+  requests_->EndBuildLocked(
+      s->id, Status(Code::kAborted, "SEQUENCE_CLOSED",
+                    "sequence " + std::to_string(s->id) + " was closed while it was built for"));
   if (s->codec) {
     s->codec->cancelled->store(true, std::memory_order_relaxed);
     if (sink_ != nullptr) sink_->Withdraw(s->id);

@@ -4,6 +4,7 @@
 #include "server/store/page_tier.h"
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -41,11 +42,12 @@ void Store::Impl::EnterPrefix(const Sequence& s, Page* page) {
 
 void Store::Impl::OfferPage(const Sequence& s, const Page& page) {
   const bool goes = s.codec && s.plan.keep_raw == KeepRaw::kNo && !page.summary;
-  if (tier_ != nullptr && !goes) tier_->Offer(page.key);
+  if (tier_ != nullptr && !goes && !s.model->OfOneSession()) tier_->Offer(page.key);
 }
 
 void Store::Impl::OfferKept(const Sequence& s) {
   if (tier_ == nullptr || !s.codec || s.plan.keep_raw != KeepRaw::kNo) return;
+  if (s.model->OfOneSession()) return;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {
     const Page* page = s.pages[i];
@@ -99,7 +101,9 @@ bool Store::Impl::CopySealed(const PageKey& key, size_t value,
     } else if (value < artefact->extents.size()) {
       page = artefact->extents[value].page;
     } else {
-      beside = EncodeRecord(RecordOf(*artefact));
+      ArtefactRecord record = RecordOf(*artefact);
+      beside = EncodeRecord(record);
+      ledger_.Note(key, std::move(record));
     }
     const size_t buffers = size_t{page != nullptr} + size_t{!beside.empty()};
     if (to.size() != buffers || (page != nullptr && to.front().size() != page->bytes)) return false;
@@ -124,56 +128,37 @@ void Store::Impl::NoteStored(std::span<const PageKey> keys) {
 
 // --- in ------------------------------------------------------------------------------------------
 
-// The pages of the longest prefix that memory and tier have together, and its index blocks.
 std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o, const PageTier& tier) {
   const Sequence& s = *o.sequence;
-  const size_t block_pages =
-      s.SharesIndex() ? static_cast<size_t>(s.index.block_tokens) / s.page_tokens() : 0;
-  std::vector<Wanted> all;
-  for (size_t i = 0; i < o.keys.size(); ++i) {
-    all.push_back({o.keys[i], false});
-    if (block_pages == 0 || (i + 1) % block_pages != 0) continue;
-    all.push_back({IndexBlockKey(o.keys[i], s.index), true});
-  }
+  std::vector<bool> superfluous;
+  std::string tenant;
   {
     MutexLock lock(mu_);
-    const std::vector<bool> superfluous = Superfluous(o);
-    size_t pages = 0;
-    for (Wanted& w : all) {
-      w.here = prefix_.Find(w.key) != nullptr;
-      if (!w.index && !superfluous.empty()) w.superfluous = superfluous[pages];
-      pages += !w.index;
-    }
+    DropLost();
+    const Result<Session*> session = FindSession(o.session);
+    if (!session.ok()) return {};
+    tenant = (*session)->tenant->name;
+    superfluous = Superfluous(o);
   }
+  const PrefixShape shape(o.keys.size(), s.page_tokens(), s.index);
+  PrefixSurvey survey(o.keys, shape, s.index, MemoryOf(tenant), &tier);
+  const HeldPrefix held = FindHeld(shape, superfluous, &survey);
   std::vector<Wanted> wanted;
-  bool blocks = true;
-  for (const Wanted& w : all) {
-    if ((w.index && !blocks) || (w.superfluous && !w.here)) continue;
-    const bool there = w.here || tier.Holds(w.key);
-    if (there) {
-      wanted.push_back(w);
-    } else if (w.index) {
-      blocks = false;
-    } else {
-      break;
-    }
+  for (size_t i = 0, blocks = 0; i < held.pages; ++i) {
+    if (survey.page(i)) wanted.push_back({o.keys[i], false});
+    const bool ends = blocks < held.blocks && (i + 1) % shape.block_pages == 0;
+    if (ends) wanted.push_back({survey.block_key(blocks++), true});
   }
   return wanted;
 }
 
 std::vector<PageKey> Store::Impl::BeginLoad(Opening* o, const PageTier& tier) {
-  {
-    MutexLock lock(mu_);
-    DropLost();
-  }
-  std::vector<Wanted> wanted = WantedOf(*o, tier);
+  const std::vector<Wanted> wanted = WantedOf(*o, tier);
   std::vector<PageKey> keys;
   MutexLock lock(mu_);
   std::vector<Page*> held;
-  for (Wanted& w : wanted) {
-    Page* page = prefix_.Find(w.key);
-    w.here = page != nullptr;
-    if (w.here) {
+  for (const Wanted& w : wanted) {
+    if (Page* page = prefix_.Find(w.key); page != nullptr) {
       held.push_back(page);
     } else {
       keys.push_back(w.key);
@@ -258,8 +243,20 @@ void Store::Impl::EndLoad(Opening* o) {
 }
 
 void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                               std::span<const int32_t> tokens, OpenDone done) {
-  Result<Opening> prepared = PrepareOpen(session, model, plan, tokens);
+                               std::span<const int32_t> tokens, OpenDone done, HoldLimits limits) {
+  const std::function<void(std::function<void()>)> post = SlowOpens();
+  Result<Opening> prepared =
+      PrepareOpen(session, model, plan, tokens, limits, post ? Files::kKnown : Files::kRead);
+  if (prepared.ok() || prepared.status().reason() != kFileUnread) {
+    return GoOnOpening(std::move(prepared), done);
+  }
+  post([this, session, model, plan = std::string(plan),
+        tokens = std::vector<int32_t>(tokens.begin(), tokens.end()), limits, done] {
+    GoOnOpening(PrepareOpen(session, model, plan, tokens, limits, Files::kRead), done);
+  });
+}
+
+void Store::Impl::GoOnOpening(Result<Opening> prepared, const OpenDone& done) {
   if (!prepared.ok()) return done(prepared.status());
   PageTier* tier = nullptr;
   {
@@ -270,7 +267,11 @@ void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_vie
   if (tier == nullptr) return ReplicateAndFinish(o, done);
   o->asked = Clock::now();
   LoadArtefact(o, tier, [this, o, tier, done] {
-    LoadPrefix(o, tier, [this, o, done] { ReplicateAndFinish(o, done); });
+    try {
+      LoadPrefix(o, tier, [this, o, done] { ReplicateAndFinish(o, done); });
+    } catch (const std::bad_alloc&) {
+      done(ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence"));
+    }
   });
 }
 

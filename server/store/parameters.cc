@@ -1,9 +1,17 @@
 #include "server/store/parameters.h"
 
+#include <fcntl.h>
+#include <openssl/evp.h>
 #include <openssl/sha.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include <fstream>
-#include <iterator>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "base/unique_fd.h"
 
 namespace kvstrata {
 namespace {
@@ -28,47 +36,156 @@ std::string CacheKey(const Plan& plan, const Geometry& g) {
   return key;
 }
 
-Result<std::string> DigestOf(const std::string& path, const std::string& name) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    return NotFound("PARAMETERS_MISSING",
-                    "parameters = '" + name +
-                        "': the daemon's parameters.directory has no such file, or it may not be "
-                        "read");
+Status Unreadable(const std::string& name, int error) {
+  const std::string file = "parameters = '" + name + "': ";
+  switch (error) {
+    case ENOENT:
+      return NotFound("PARAMETERS_MISSING",
+                      file + "the daemon's parameters.directory has no such file");
+    case EACCES:
+    case EPERM:
+      return {Code::kPermissionDenied, "PARAMETERS_UNREADABLE",
+              file + "the daemon's user may not read it; chmod it, or leave `parameters` out"};
+    case ELOOP:
+      return InvalidArgument("PARAMETERS_INVALID",
+                             file +
+                                 "is a symbolic link, which is not followed; put the file itself "
+                                 "into the daemon's parameters.directory");
+    default:
+      return InvalidArgument("PARAMETERS_INVALID",
+                             file + "cannot be read: " + std::strerror(error));
   }
-  const std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  std::string digest(SHA256_DIGEST_LENGTH, '\0');
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
-         reinterpret_cast<unsigned char*>(digest.data()));
-  return digest;
+}
+
+Status Invalid(const std::string& name, const std::string& what) {
+  return InvalidArgument("PARAMETERS_INVALID",
+                         "parameters = '" + name + "': " + what +
+                             "; name a safetensors file in the daemon's parameters.directory");
+}
+
+// Before anything of it is read.
+Status CheckFile(const std::string& name, const struct stat& st) {
+  if (S_ISDIR(st.st_mode)) return Invalid(name, "is a directory");
+  if (!S_ISREG(st.st_mode)) return Invalid(name, "is no regular file");
+  const auto bytes = static_cast<uint64_t>(st.st_size);
+  if (bytes <= ParameterFiles::kMaxBytes) return OkStatus();
+  return Invalid(name, "has " + std::to_string(bytes) + " bytes, at most " +
+                           std::to_string(ParameterFiles::kMaxBytes) + " are allowed");
+}
+
+// The length of the header and its first byte, before the rest is read.
+Status CheckBeginning(const std::string& name, int fd, uint64_t bytes) {
+  std::array<char, sizeof(uint64_t) + 1> text{};
+  uint64_t header = 0;
+  const ssize_t n = pread(fd, text.data(), text.size(), 0);
+  if (n < 0) return Unreadable(name, errno);
+  std::memcpy(&header, text.data(), sizeof(header));
+  const bool begins = n == static_cast<ssize_t>(text.size()) && text.back() == '{' &&
+                      header <= bytes - sizeof(header);
+  return begins ? OkStatus() : Invalid(name, "does not begin as a safetensors file does");
 }
 
 }  // namespace
 
-Result<Parameters> ParameterFiles::Load(const Plan& plan, const Geometry& geometry) const {
+ParameterFiles::Identity ParameterFiles::IdentityOf(const struct stat& st) {
+  return {
+      st.st_dev,
+      st.st_ino,
+      static_cast<uint64_t>(st.st_size),
+      static_cast<uint64_t>(st.st_mtim.tv_sec),
+      static_cast<uint64_t>(st.st_mtim.tv_nsec),
+      static_cast<uint64_t>(st.st_ctim.tv_sec) << 32 ^ static_cast<uint64_t>(st.st_ctim.tv_nsec)};
+}
+
+Result<std::string> ParameterFiles::DigestOf(const std::string& name, int fd,
+                                             const Identity& file) {
+  {
+    MutexLock lock(mu_);
+    const auto known = digests_.find(name);
+    if (known != digests_.end() && known->second.file == file) return known->second.value;
+  }
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
+                                                                        &EVP_MD_CTX_free);
+  std::string digest(SHA256_DIGEST_LENGTH, '\0');
+  KVS_CHECK(context != nullptr && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1);
+  std::vector<char> piece(size_t{1} << 20);
+  off_t at = 0;
+  for (ssize_t n = 1; n != 0; at += n) {
+    n = pread(fd, piece.data(), piece.size(), at);
+    if (n < 0) return Unreadable(name, errno);
+    KVS_CHECK(EVP_DigestUpdate(context.get(), piece.data(), static_cast<size_t>(n)) == 1);
+  }
+  KVS_CHECK(EVP_DigestFinal_ex(context.get(), reinterpret_cast<unsigned char*>(digest.data()),
+                               nullptr) == 1);
+  MutexLock lock(mu_);
+  digests_[name] = {file, digest};
+  return digest;
+}
+
+Result<Parameters> ParameterFiles::Read(const Plan& plan, const Geometry& geometry, int fd,
+                                        const Identity& file) {
+  const std::string& name = plan.parameters;
+  KVS_RETURN_IF_ERROR(CheckBeginning(name, fd, file[2]));
+  // The loader looks at the header first, too: a file of another shape costs no more than that.
+  KVS_ASSIGN_OR_RETURN(SpanParameters values, load_(directory_ + "/" + name, geometry, plan));
+  Parameters parameters;
+  KVS_ASSIGN_OR_RETURN(parameters.digest, DigestOf(name, fd, file));
+  struct stat st {};
+  if (stat((directory_ + "/" + name).c_str(), &st) != 0 || IdentityOf(st) != file) {
+    return Invalid(name, "changed while it was read");
+  }
+  parameters.values = std::make_shared<const SpanParameters>(std::move(values));
+  return parameters;
+}
+
+Result<Parameters> ParameterFiles::Load(const Plan& plan, const Geometry& geometry,
+                                        const std::string& key) {
+  const std::string& name = plan.parameters;
+  const std::string path = directory_ + "/" + name;
+  // O_NONBLOCK: opening a FIFO would wait for its writer.
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd) return Unreadable(name, errno);
+  struct stat st {};
+  if (fstat(fd.get(), &st) != 0) return Unreadable(name, errno);
+  KVS_RETURN_IF_ERROR(CheckFile(name, st));
+  const Identity file = IdentityOf(st);
+  {
+    MutexLock lock(mu_);
+    const auto refused = refused_.find(key);
+    if (refused != refused_.end() && refused->second.file == file) return refused->second.why;
+  }
+  Result<Parameters> read = Read(plan, geometry, fd.get(), file);
+  if (!read.ok()) {
+    MutexLock lock(mu_);
+    if (refused_.size() >= kMostRefusals) refused_.clear();
+    refused_[key] = {file, read.status()};
+  }
+  return read;
+}
+
+std::optional<Result<Parameters>> ParameterFiles::Known(const Plan& plan,
+                                                        const Geometry& geometry) {
+  if (plan.parameters.empty()) return Parameters{};
+  if (const Status status = CheckName(plan.parameters); !status.ok()) return status;
   if (directory_.empty() || !load_) {
     return NotFound("PARAMETERS_MISSING",
                     "parameters = '" + plan.parameters +
                         "': the daemon's parameters.directory is not set; set it, or leave "
                         "`parameters` out for the untrained fallback");
   }
-  const std::string path = directory_ + "/" + plan.parameters;
-  Parameters parameters;
-  KVS_ASSIGN_OR_RETURN(parameters.digest, DigestOf(path, plan.parameters));
-  KVS_ASSIGN_OR_RETURN(SpanParameters values, load_(path, geometry, plan));
-  parameters.values = std::make_shared<const SpanParameters>(std::move(values));
-  return parameters;
+  MutexLock lock(mu_);
+  const auto found = loaded_.find(CacheKey(plan, geometry));
+  if (found == loaded_.end()) return std::nullopt;
+  return found->second;
 }
 
-Result<Parameters> ParameterFiles::Get(const Plan& plan, const Geometry& geometry) {
-  if (plan.parameters.empty()) return Parameters{};
-  KVS_RETURN_IF_ERROR(CheckName(plan.parameters));
-  const std::string key = CacheKey(plan, geometry);
-  {
-    MutexLock lock(mu_);
-    if (const auto found = loaded_.find(key); found != loaded_.end()) return found->second;
+Result<Parameters> ParameterFiles::Get(const Plan& plan, const Geometry& geometry, Files files) {
+  if (auto known = Known(plan, geometry)) return *std::move(known);
+  if (files == Files::kKnown) {
+    return Unavailable(kFileUnread, "parameters = '" + plan.parameters + "' are not read yet");
   }
-  KVS_ASSIGN_OR_RETURN(Parameters parameters, Load(plan, geometry));
+  const std::string key = CacheKey(plan, geometry);
+  KVS_ASSIGN_OR_RETURN(Parameters parameters, Load(plan, geometry, key));
   MutexLock lock(mu_);
   return loaded_.try_emplace(key, std::move(parameters)).first->second;  // the first one stays
 }

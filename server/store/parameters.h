@@ -1,21 +1,31 @@
 // ParameterFiles: trained parameters that plans name (plan.parameters), from one folder of the
 // daemon's configuration, each loaded once per geometry and shared by all sequences.
 //
-// A name is a file in the folder: '/', '..' and a leading '.' are refused, so that a client cannot
-// reach anything else. A file that changes later is not read again before a restart.
+// A name is a plain file in the folder: '/', '..' and a leading '.' are refused, links are not
+// followed, and nothing but a regular file of at most kMaxBytes that begins as safetensors do is
+// read, so that a client can neither reach anything else nor keep a thread busy. A file that
+// changes later is not read again before a restart; one that was refused is, once it has changed.
 // Thread-safety: all methods from any thread; the lock is not held while a file is read.
-// Errors: PARAMETERS_NAME (INVALID_ARGUMENT), PARAMETERS_MISSING (NOT_FOUND), and the loader's.
+// Cost: Get reads and hashes a file once, a second a GiB: in a thread that may wait.
+// Errors: PARAMETERS_NAME, PARAMETERS_INVALID (INVALID_ARGUMENT), PARAMETERS_MISSING (NOT_FOUND),
+// PARAMETERS_UNREADABLE (PERMISSION_DENIED), and the loader's.
 #ifndef KVSTRATA_SERVER_STORE_PARAMETERS_H_
 #define KVSTRATA_SERVER_STORE_PARAMETERS_H_
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/status.h"
 #include "base/sync.h"
 #include "kernels/codec/codec.h"
+
+struct stat;
 
 namespace kvstrata {
 
@@ -25,23 +35,53 @@ struct Parameters {
   std::string digest;  // SHA-256 of the file, for keys of artefacts
 };
 
+// Whether a file may be read now: only in a thread that may wait.
+enum class Files : uint8_t { kKnown, kRead };
+// The reason of UNAVAILABLE where one had to be and might not: to be asked again in such a thread.
+inline constexpr std::string_view kFileUnread = "PARAMETERS_UNREAD";
+
 class ParameterFiles {
  public:
+  static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
   using Loader =
       std::function<Result<SpanParameters>(const std::string&, const Geometry&, const Plan&)>;
   // `directory` "": there are none. `load` is kernels' LoadSpanParameters; null: none can be read.
   ParameterFiles(std::string directory, Loader load)
       : directory_(std::move(directory)), load_(std::move(load)) {}
 
-  Result<Parameters> Get(const Plan& plan, const Geometry& geometry) KVS_EXCLUDES(mu_);
+  Result<Parameters> Get(const Plan& plan, const Geometry& geometry, Files files = Files::kRead)
+      KVS_EXCLUDES(mu_);
 
  private:
-  Result<Parameters> Load(const Plan& plan, const Geometry& geometry) const;
+  static constexpr size_t kMostRefusals = 256;
+  // Of a file as it is: another one has another.
+  using Identity = std::array<uint64_t, 6>;
+  struct Refusal {
+    Identity file{};
+    Status why;
+  };
+  struct Digest {
+    Identity file{};
+    std::string value;
+  };
+
+  // What Get returns without reading anything; none: it has to.
+  std::optional<Result<Parameters>> Known(const Plan& plan, const Geometry& geometry)
+      KVS_EXCLUDES(mu_);
+  static Identity IdentityOf(const struct stat& st);
+  Result<Parameters> Load(const Plan& plan, const Geometry& geometry, const std::string& key)
+      KVS_EXCLUDES(mu_);
+  Result<Parameters> Read(const Plan& plan, const Geometry& geometry, int fd, const Identity& file)
+      KVS_EXCLUDES(mu_);
+  Result<std::string> DigestOf(const std::string& name, int fd, const Identity& file)
+      KVS_EXCLUDES(mu_);
 
   const std::string directory_;
   const Loader load_;
   Mutex mu_;
   std::map<std::string, Parameters> loaded_ KVS_GUARDED_BY(mu_);  // by name and shape
+  std::map<std::string, Refusal> refused_ KVS_GUARDED_BY(mu_);    // likewise
+  std::map<std::string, Digest> digests_ KVS_GUARDED_BY(mu_);     // by name; of sound files
 };
 
 }  // namespace kvstrata

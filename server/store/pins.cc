@@ -116,7 +116,7 @@ Result<PinInfo> Store::Impl::PinSequence(uint64_t sequence, microseconds ttl) {
 Result<PinInfo> Store::Impl::PinPrefix(std::string_view tenant, uint64_t model,
                                        std::span<const int32_t> tokens, microseconds ttl) {
   KVS_RETURN_IF_ERROR(CheckTtl(ttl));
-  KVS_ASSIGN_OR_RETURN(const Owner owner, OwnerOf(tenant, model));
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(tenant, model));
   // All whole pages: a look-up leaves one token to compute, a pin need not.
   PrefixHit hit = LookupOf(owner, owner.chain.Pages(PageKey{}, tokens));
   if (hit.pages.empty()) {
@@ -176,7 +176,7 @@ void Store::Impl::RestorePins(std::vector<PrefixPin> pins) {
 }
 
 PinInfo Store::Impl::InfoOf(const PrefixPin& pin) {
-  Owner owner;
+  PageOwner owner;
   owner.tenant = pin.tenant;
   PinInfo info;
   const PrefixHit hit = LookupOf(owner, pin.pages);

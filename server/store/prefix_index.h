@@ -52,8 +52,9 @@ class PrefixIndex {
 
   // All of them, used or not, in no order.
   std::vector<Page*> PagesIn(PoolId pool) const;
-  // Null: nobody leaves any unused there. The next one is Page::newer.
+  // Null: nobody leaves any unused there. The next one is Page::newer, or older.
   Page* oldest(PoolId pool) const { return lists_[pool.index()].oldest; }
+  Page* newest(PoolId pool) const { return lists_[pool.index()].newest; }
   // Makes a cached page with chances the newest, with one chance less; returns who followed it, or
   // the page itself if it was the newest.
   Page* Spare(Page* page);

@@ -1,7 +1,6 @@
 // Recompression (recompress_job.h): what is due, what a worker gets, how its extents are published,
 // who waits for it, and what a prompt's extents are to the next sequence with the same one.
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -41,17 +40,14 @@ Status CheckDrafts(const RecompressOutput& output, size_t extents) {
   return OkStatus();
 }
 
-// Of its header; of what is no extent, 0.
-uint64_t ChecksumIn(std::span<const std::byte> extent) {
-  ExtentHeader header{};
-  if (extent.size() >= sizeof(header)) std::memcpy(&header, extent.data(), sizeof(header));
-  return header.checksum;
-}
-
 std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
   std::vector<Run> all = a;
   all.insert(all.end(), b.begin(), b.end());
   return Normalize(std::move(all));
+}
+
+Status RunCancelled() {
+  return {Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed"};
 }
 
 uint64_t MicrosSince(Clock::time_point since) {
@@ -93,6 +89,12 @@ bool Store::Impl::Due(Sequence* s) {
 }
 
 void Store::Impl::NoteDue(Sequence* s) {
+  if (!s->codec) return;
+  s->codec->paused = false;
+  OfferIfDue(s);
+}
+
+void Store::Impl::OfferIfDue(Sequence* s) {
   if (!s->codec || s->codec->work == Work::kQueued || s->codec->work == Work::kRunning) return;
   CodecState& codec = *s->codec;
   if (!codec.place_raw && !Due(s)) {
@@ -103,6 +105,7 @@ void Store::Impl::NoteDue(Sequence* s) {
     codec.work = Work::kDue;
     codec.since = Clock::now();
   }
+  if (codec.paused) return;
   const bool waits = codec.failures > 0 && Clock::now() < codec.retry_at;
   if (!waits && sink_ != nullptr &&
       sink_->Offer(s->id, codec.recompressor->ReleasableBytes(InputOf(*s)))) {
@@ -117,22 +120,23 @@ void Store::Impl::OfferDue() {
   if (!due_unoffered_ || sink_ == nullptr) return;
   due_unoffered_ = false;
   for (const auto& [id, s] : sequences_) {
-    if (s->codec && s->codec->work == Work::kDue) NoteDue(s);
+    if (s->codec && s->codec->work == Work::kDue) OfferIfDue(s);
   }
 }
 
 void Store::Impl::SetRecompressSink(RecompressSink* sink) {
   MutexLock lock(mu_);
   sink_ = sink;
+  if (sink == nullptr) requests_->EndAllLocked(WorkersStopped());
   for (const auto& [id, s] : sequences_) {
     if (!s->codec) continue;
     if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
     if (sink != nullptr) {
-      NoteDue(s);
+      OfferIfDue(s);
     } else {
       s->codec->cancelled->store(true, std::memory_order_relaxed);
       s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
-      AnswerWaiters(s, Unavailable("WORK_STOPPED", "the daemon's workers have stopped"));
+      AnswerWaiters(s, WorkersStopped());
     }
   }
 }
@@ -175,6 +179,7 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
     return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
   }
   CodecState& codec = *s->codec;
+  if (codec.paused) return WorkCancelled(sequence);  // while a worker came for it
   const bool due = Due(s);
   if (!due && !codec.place_raw) {
     codec.work = Work::kIdle;
@@ -208,7 +213,7 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
 
 Result<std::byte*> Store::Impl::StagePage(const Page& page, RecompressJob* job) {
   if (job->cancelled->load(std::memory_order_relaxed)) {
-    return Status(Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed");
+    return RunCancelled();
   }
   auto* const to = new (std::nothrow) std::byte[page.bytes];
   if (to == nullptr) {
@@ -255,17 +260,17 @@ void Store::Impl::AbandonRecompression(RecompressJob job, const Status& why) {
   MutexLock lock(mu_);
   UnpinJob(job);
   const Result<Sequence*> s = FindSequence(job.sequence);
-  if (!s.ok()) return;
-  if (why.code() == Code::kAborted) {
-    (*s)->codec->work = Work::kDue;
-    due_unoffered_ = true;
-  } else {
-    NoteFailed(*s, why);
-  }
+  if (s.ok()) NoteFailed(*s, why);
 }
 
 void Store::Impl::NoteFailed(Sequence* s, const Status& why) {
   CodecState& codec = *s->codec;
+  if (why.code() == Code::kAborted) {  // no failure: somebody wanted it so
+    codec.work = Work::kDue;
+    codec.since = Clock::now();
+    due_unoffered_ = true;
+    return;
+  }
   ++counters_.recompress_failures;
   codec.failed = why;
   codec.retry_at =
@@ -284,7 +289,7 @@ void Store::Impl::NoteDone(Sequence* s) {
   codec.failed = OkStatus();
   codec.work = Work::kIdle;
   codec.place_raw = false;
-  NoteDue(s);
+  OfferIfDue(s);
   AnswerWaiters(s);
 }
 
@@ -362,7 +367,7 @@ Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
       extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
     } else {
       Page* const page = (*fresh)[taken++];
-      extents.push_back({page, draft.size(), draft.tokens, ChecksumIn(draft.bytes),
+      extents.push_back({page, draft.size(), draft.tokens, ChecksumOf(draft.bytes),
                          DescriptionFor(*page, draft.bytes)});
       result->written_bytes += draft.size();
     }
@@ -387,6 +392,7 @@ Result<RecompressResult> Store::Impl::PublishRecompression(RecompressJob job,
                                                            RecompressOutput output) {
   RecompressResult result;
   std::vector<Page*> fresh;
+  const auto cancelled = [&job] { return job.cancelled->load(std::memory_order_relaxed); };
   // What leaves the sequence as it was; also frees what was taken for it.
   const auto fail = [&](const Result<Sequence*>& s, const Status& why) KVS_REQUIRES(mu_) {
     if (!fresh.empty()) {
@@ -403,12 +409,14 @@ Result<RecompressResult> Store::Impl::PublishRecompression(RecompressJob job,
       UnpinJob(job);  // read already; extents that are kept are the sequence's
       const Result<Sequence*> s = FindSequence(job.sequence);
       Status status = s.ok() ? CheckDrafts(output, (*s)->extents.size()) : s.status();
+      if (status.ok() && cancelled()) status = RunCancelled();
       if (status.ok()) status = TakeExtents(**s, output, &fresh);
       if (!status.ok()) return fail(s, status);
     }
     Status status = CopyDrafts(output, fresh, PoolId::Device(job.device));
     MutexLock lock(mu_);
     const Result<Sequence*> s = FindSequence(job.sequence);
+    if (status.ok() && cancelled()) status = RunCancelled();
     if (status.ok()) {
       status = s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), &result) : s.status();
     }
@@ -424,6 +432,7 @@ Result<RecompressResult> Store::Impl::PublishRecompression(RecompressJob job,
   if (job.recompressor != nullptr) ++counters_.recompressions;
   counters_.recompressed_bytes += result.written_bytes;
   counters_.released_bytes += result.released_bytes;
+  (*s)->codec->released_bytes += result.released_bytes;
   if (!placed.ok()) {
     (*s)->codec->place_raw = true;
     return fail(s, placed);
@@ -442,6 +451,7 @@ void Store::Impl::AnswerWaiters(Sequence* s, const Status& status) {
 void Store::Impl::AnswerWaiters(Sequence* s) {
   const CodecState& codec = *s->codec;
   if (codec.work == Work::kIdle || sink_ == nullptr) return AnswerWaiters(s, OkStatus());
+  if (codec.work == Work::kDue && codec.paused) return AnswerWaiters(s, WorkCancelled(s->id));
   if (codec.work == Work::kDue && codec.failures > 0) AnswerWaiters(s, codec.failed);
 }
 
@@ -465,28 +475,34 @@ void Store::Impl::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
   AnswerWaiters(*s);
 }
 
+WorkInfo Store::Impl::WorkOf(const Sequence& s) const {
+  const CodecState& codec = *s.codec;
+  WorkInfo info;
+  info.sequence = s.id;
+  info.session = s.session;
+  info.plan = s.plan.name;
+  info.state = codec.work == Work::kRunning  ? "running"
+               : codec.work == Work::kQueued ? "queued"
+               : codec.paused                ? "cancelled"
+                                             : "due";
+  info.waiting_us = MicrosSince(codec.since);
+  info.releasable_bytes = codec.recompressor->ReleasableBytes(InputOf(s));
+  info.runs = codec.runs;
+  info.failures = codec.failures;
+  info.error = codec.failed.ok() ? "" : codec.failed.ToString();
+  return info;
+}
+
 std::vector<WorkInfo> Store::Impl::Work() const {
   MutexLock lock(mu_);
   std::vector<WorkInfo> list;
   for (const auto& [id, s] : sequences_) {
     if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
-    const CodecState& codec = *s->codec;
-    WorkInfo info;
-    info.sequence = id;
-    info.session = s->session;
-    info.plan = s->plan.name;
-    info.state = codec.work == Work::kRunning  ? "running"
-                 : codec.work == Work::kQueued ? "queued"
-                                               : "due";
-    info.waiting_us = MicrosSince(codec.since);
-    info.releasable_bytes = codec.recompressor->ReleasableBytes(InputOf(*s));
-    info.runs = codec.runs;
-    info.failures = codec.failures;
-    info.error = codec.failed.ok() ? "" : codec.failed.ToString();
-    list.push_back(std::move(info));
+    list.push_back(WorkOf(*s));
   }
-  std::sort(list.begin(), list.end(),
-            [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
+  requests_->ListLocked(&list);
+  std::stable_sort(list.begin(), list.end(),
+                   [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
   return list;
 }
 
@@ -497,7 +513,7 @@ void Store::Impl::KeepArtefact(const Sequence& s) {
   const CodecState& codec = *s.codec;
   EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
                  s.series.Slice(0, s.prompt_tokens)});
-  if (tier_ != nullptr) tier_->Offer(codec.prompt_key);
+  if (tier_ != nullptr && !s.model->OfOneSession()) tier_->Offer(codec.prompt_key);
   OfferKept(s);
 }
 

@@ -7,7 +7,7 @@
 // to the host, unless a GPU does the run's work where it lies -> the worker runs a clone of the
 // sequence's Recompressor, without any lock -> what it drafted is copied into extents and published
 // with the clone as the new state, or nothing is published and nothing has changed. Decode goes on
-// meanwhile; only a close cancels.
+// meanwhile; a close cancels, and who asks for that (work_requests.h).
 #ifndef KVSTRATA_SERVER_STORE_RECOMPRESS_JOB_H_
 #define KVSTRATA_SERVER_STORE_RECOMPRESS_JOB_H_
 
@@ -31,8 +31,12 @@ class RecompressSink {
   // The sequence is due, or more of it is since it was offered. False: no room; the store offers it
   // again when OfferDue is called.
   virtual bool Offer(uint64_t sequence, int64_t releasable_bytes) = 0;
-  // The sequence is gone. A worker that runs it sees that by itself.
+  // The sequence is gone, or its recompression was cancelled. A worker that runs it sees that by
+  // itself.
   virtual void Withdraw(uint64_t sequence) = 0;
+  // A build of the sequence was asked for (work_requests.h). False: no room.
+  virtual bool OfferBuild(uint64_t sequence) = 0;
+  virtual void WithdrawBuild(uint64_t sequence) = 0;
 };
 
 // One unit of work. Given back by PublishRecompression or AbandonRecompression, exactly once.
@@ -68,7 +72,9 @@ struct RecompressResult {
 struct WorkInfo {
   uint64_t sequence = 0, session = 0;
   std::string plan;
-  std::string state;  // "due" (the queue is full, or a failure is waited out), "queued", "running"
+  // "due" (the queue is full, or a failure is waited out), "queued", "running", "cancelled"; of a
+  // build "build queued", "building"
+  std::string state;
   uint64_t waiting_us = 0;
   int64_t releasable_bytes = 0;
   uint32_t runs = 0;      // published so far
@@ -77,6 +83,15 @@ struct WorkInfo {
 };
 
 using SettleDone = std::function<void(const Status&)>;
+
+inline Status WorkersStopped() {
+  return Unavailable("WORK_STOPPED", "the daemon's workers have stopped");
+}
+inline Status WorkCancelled(uint64_t sequence) {
+  return {Code::kAborted, "WORK_CANCELLED",
+          "the work on sequence " + std::to_string(sequence) +
+              " was cancelled, and nothing of it is left; ask for it again"};
+}
 
 }  // namespace kvstrata
 

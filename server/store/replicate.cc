@@ -3,6 +3,7 @@
 // session of this device finds the copy. Held by references in loads_, as what comes from the tier
 // below is, until the sequence has its own.
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "server/store/store_impl.h"
@@ -14,10 +15,22 @@ void Store::Impl::SetReplicationQueue(std::function<void(std::function<void()>)>
   post_replication_ = std::move(post);
 }
 
+std::function<void(std::function<void()>)> Store::Impl::SlowOpens() const {
+  MutexLock lock(mu_);
+  return post_replication_;
+}
+
 void Store::Impl::ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done) {
   const auto finish = [this, o, done] {
-    Replicate(o.get());
-    done(FinishOpen(o.get()));
+    Result<OpenedSequence> opened =
+        ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
+    try {
+      Replicate(o.get());
+      opened = FinishOpen(o.get());
+    } catch (const std::bad_alloc&) {
+      // In threads that have no request to answer; he who asked hears it here.
+    }
+    done(opened);
   };
   std::function<void(std::function<void()>)> post;
   {

@@ -34,7 +34,8 @@ Result<std::unique_ptr<SessionMemory>> SessionMemory::Create(uint64_t session,
                                                              uint64_t daemon_epoch,
                                                              uint64_t global_epoch) {
   KVS_ASSIGN_OR_RETURN(MemoryBlock segment, MapSealedMemfd("kvstrata-session", kSessionBytes));
-  Result<MemoryBlock> table = MapSealedMemfd("kvstrata-tables", shm::kTableSegmentBytes);
+  Result<MemoryBlock> table =
+      MapSealedMemfd("kvstrata-tables", shm::kTableSegmentBytes, Writers::kDaemon);
   if (!table.ok()) {
     UnmapSealedMemfd(std::move(segment));
     return table.status();

@@ -34,6 +34,9 @@ inline size_t UsablePages(size_t tokens, uint32_t page_tokens, const Plan* plan)
 }
 
 struct Model {
+  // Nobody else registers it: its pages go with its session, and never to the tier below.
+  bool OfOneSession() const { return desc.digest.starts_with("session:"); }
+
   uint64_t id = 0;
   ModelDesc desc;
   uint32_t sessions = 0;  // that registered it
@@ -65,7 +68,9 @@ struct CodecState {
   Clock::time_point since;     // it is due, or runs
   Clock::time_point retry_at;  // after a failure
   uint32_t runs = 0, failures = 0;
-  Status failed;  // of the last run
+  Status failed;                // of the last run
+  bool paused = false;          // cancelled: it is not offered before something new comes
+  uint64_t released_bytes = 0;  // raw ones, so far
   std::vector<SettleDone> waiters;
 
   std::vector<Run> released;  // positions whose raw rows the plan needs no more
@@ -89,6 +94,8 @@ struct CodecState {
     cancelled = std::make_shared<std::atomic<bool>>(false);
     runs = failures = 0;
     failed = OkStatus();
+    paused = false;
+    released_bytes = 0;
     waiters.clear();
   }
 };

@@ -263,6 +263,13 @@ Status Store::Impl::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t 
 
 namespace {
 
+constexpr uint32_t kReportedAtOnce = 4096;  // positions: some 100 us under the lock
+
+template <typename T>
+std::vector<T> PieceOf(const T* values, uint32_t first, uint32_t n) {
+  return values == nullptr ? std::vector<T>() : std::vector<T>(values + first, values + first + n);
+}
+
 Status CheckSeries(std::string_view field, uint32_t first, uint32_t n, const float* values) {
   for (uint32_t i = 0; values != nullptr && i < n; ++i) {
     if (std::isfinite(values[i]) && values[i] >= 0) continue;
@@ -280,10 +287,20 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
                            const float* surprisal, const float* entropy, const uint8_t* boundary) {
   KVS_RETURN_IF_ERROR(CheckSeries("surprisal", first, n, surprisal));
   KVS_RETURN_IF_ERROR(CheckSeries("entropy", first, n, entropy));
-  const auto reported = [n]<typename T>(const T* values) {
-    return values == nullptr ? std::vector<T>() : std::vector<T>(values, values + n);
-  };
-  const Series part{reported(surprisal), reported(entropy), reported(boundary)};
+  // By pieces: whoever reports much must not keep the lock from others.
+  uint32_t done = 0;
+  do {
+    const uint32_t some = std::min(n - done, kReportedAtOnce);
+    KVS_RETURN_IF_ERROR(ReportSome(session_id, sequence, first, n, done, some,
+                                   {PieceOf(surprisal, done, some), PieceOf(entropy, done, some),
+                                    PieceOf(boundary, done, some)}));
+    done += some;
+  } while (done < n);
+  return OkStatus();
+}
+
+Status Store::Impl::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
+                               uint32_t done, uint32_t some, const Series& piece) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
   if (uint64_t{first} + n > s->tokens) {
@@ -293,9 +310,9 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
                                                   std::to_string(sequence) + " has " +
                                                   std::to_string(s->tokens) + " tokens");
   }
-  s->series.Put(first, part);
-  KeepSeriesWithPages(s, first, first + n);
-  NoteDue(s);
+  s->series.Put(first + done, piece);
+  KeepSeriesWithPages(s, first + done, first + done + some);
+  if (done + some == n) NoteDue(s);
   return OkStatus();
 }
 

@@ -86,7 +86,8 @@ Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t 
       parameters_(options.parameters_directory, options.load_parameters),
       promote_rate_(options.promote_rate),
       pools_(std::move(devices), options.device_bytes, std::move(host), options.host_bytes,
-             options.arena_bytes) {
+             options.arena_bytes),
+      requests_(std::make_unique<WorkRequests>(this)) {
   pools_.on_failure = options_.on_pool_failure;
   // Called by pools_ alone, hence under mu_.
   pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
@@ -193,7 +194,7 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
     while (!session->sequences.empty()) {
       CloseLocked(session, session->sequences.begin()->second.get());
     }
-    for (auto& [model_id, model] : session->models) --model.first->sessions;
+    for (auto& [model_id, model] : session->models) LeaveModel(model.first.get());
     session->models.clear();
     session->sink = nullptr;
     session->fenced = true;
@@ -202,6 +203,12 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
   if (how != SessionEnd::kEof) DropSession(session);
   ReclaimLocked();
   NoteFill();
+}
+
+void Store::Impl::LeaveModel(Model* model) {
+  if (--model->sessions != 0) return;
+  if (model->OfOneSession()) DropUnusedPagesOf(*model);
+  if (model->pages == 0) models_.erase(model->id);
 }
 
 void Store::Impl::DropSession(Session* session) {
@@ -300,12 +307,12 @@ Result<uint64_t> Store::RegisterModel(uint64_t session, const ModelDesc& desc) {
   return impl_->RegisterModel(session, desc);
 }
 Result<OpenedSequence> Store::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                                           std::span<const int32_t> tokens) {
-  return impl_->OpenSequence(session, model, plan, tokens);
+                                           std::span<const int32_t> tokens, HoldLimits limits) {
+  return impl_->OpenSequence(session, model, plan, tokens, limits);
 }
 void Store::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                         std::span<const int32_t> tokens, OpenDone done) {
-  impl_->OpenSequence(session, model, plan, tokens, std::move(done));
+                         std::span<const int32_t> tokens, OpenDone done, HoldLimits limits) {
+  impl_->OpenSequence(session, model, plan, tokens, std::move(done), limits);
 }
 Result<OpenedSequence> Store::ForkSequence(uint64_t session, uint64_t sequence) {
   return impl_->ForkSequence(session, sequence);
@@ -330,15 +337,20 @@ Status Store::Report(uint64_t session, uint64_t sequence, uint32_t first, uint32
 Status Store::PrefillDone(uint64_t session, uint64_t sequence) {
   return impl_->PrefillDone(session, sequence);
 }
-Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens) {
-  return impl_->Lookup(session, model, tokens);
+Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                                const LookupPlan& open) {
+  return impl_->Lookup(session, model, tokens, open, Files::kRead);
+}
+void Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                   const LookupPlan& open, LookupDone done) {
+  impl_->Lookup(session, model, tokens, open, std::move(done));
 }
 Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys) {
   return impl_->Lookup(session, model, keys);
 }
 Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
-                                   std::span<const int32_t> tokens) {
-  return impl_->LookupFor(tenant, model, tokens);
+                                   std::span<const int32_t> tokens, const LookupPlan& open) {
+  return impl_->LookupFor(tenant, model, tokens, open);
 }
 Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
                                    std::span<const PageKey> keys) {
@@ -364,6 +376,9 @@ bool Store::CopySealed(const PageKey& key, size_t value, std::span<const std::sp
   return impl_->CopySealed(key, value, to);
 }
 void Store::NoteStored(std::span<const PageKey> keys) { impl_->NoteStored(keys); }
+void Store::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {
+  impl_->NoteRecord(artefact, value);
+}
 Result<PinInfo> Store::PinSequence(uint64_t sequence, std::chrono::microseconds ttl) {
   return impl_->PinSequence(sequence, ttl);
 }
@@ -403,6 +418,7 @@ void Store::OfferDue() {
   impl_->OfferDue();
   impl_->TellSettled();
 }
+WorkRequests& Store::requests() { return impl_->requests(); }
 bool Store::UnderPressure() const { return impl_->UnderPressure(); }
 void Store::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
   impl_->Settle(session, sequence, std::move(done));

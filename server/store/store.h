@@ -30,14 +30,18 @@
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/blocks.h"
+#include "server/store/hold_limits.h"
 #include "server/store/import_job.h"
 #include "server/store/page_tier.h"
 #include "server/store/pins.h"
+#include "server/store/prefix_hit.h"
 #include "server/store/prefix_key.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
 
 namespace kvstrata {
+
+class WorkRequests;  // work_requests.h
 
 enum class Tier : uint16_t { kDevice = 0, kHost = 1 };
 std::string_view NameOf(Tier tier);
@@ -145,6 +149,7 @@ struct OpenedSequence {
   uint32_t held_tokens = 0;
   uint32_t indexed_tokens = 0;
   uint32_t surprisal_tokens = 0;  // leading ones whose surprisal was stored with held pages
+  uint32_t bounded_tokens = 0;    // leading ones of which it is known whether they end a sentence
   Plan plan;
   Geometry geometry;
   std::vector<int32_t> boundary_tokens;  // of the model
@@ -159,15 +164,6 @@ enum class SessionEnd : uint8_t {
 };
 
 using OpenDone = std::function<void(const Result<OpenedSequence>&)>;
-
-// What a look-up found, page by page.
-struct PrefixHit {
-  uint32_t page_tokens = 0;
-  std::vector<PageKey> keys;     // of the whole pages that were asked for
-  std::vector<Residence> pages;  // of the leading ones that are held
-  uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }
-  uint32_t tokens_in(Residence residence) const;
-};
 
 // Snapshots for the admin service: plain values, ordered by id.
 struct PoolInfo {
@@ -308,13 +304,13 @@ class Store {
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
   // PARAMETERS_* (parameters.h), PLAN_COMBINATION of a plan that cannot serve the model.
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                                      std::span<const int32_t> tokens);
-  // The same, after what the tier below has of the prefix beyond memory was read, and what lies on
-  // another device copied: never waits for either, calls `done` once, at once in this thread or
-  // later in the tier's or the replication queue's. A page that is lost, corrupt or late ends the
-  // prefix, and is no error.
+                                      std::span<const int32_t> tokens, HoldLimits limits = {});
+  // The same, after what the tier below has of the prefix beyond memory was read, what lies on
+  // another device copied, and the plan's parameters read: never waits for any of it, calls `done`
+  // once, at once in this thread or later in the tier's or the replication queue's. A page that is
+  // lost, corrupt or late ends the prefix, and is no error.
   void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                    std::span<const int32_t> tokens, OpenDone done);
+                    std::span<const int32_t> tokens, OpenDone done, HoldLimits limits = {});
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
   Status CloseSequence(uint64_t session, uint64_t sequence);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
@@ -333,16 +329,27 @@ class Store {
   Status Report(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n,
                 const float* surprisal, const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t session, uint64_t sequence);
-  // The longest prefix that memory and the tier below hold together, of at most tokens - 1: what
-  // an open would find. Idempotent; takes nothing, does no I/O, holds the lock for 256 pages at a
-  // time. Cost: hashing (prefix_key.h) and a hash look-up or two a page.
-  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens);
-  // The same of pages whose keys are known. In memory another tenant's keys are a miss; the tier
-  // below knows no tenants: there the key, which nobody else can compute, is the permission.
+  // The longest prefix that memory and the tier below hold together. With a plan: what an open of
+  // it, without options, on that device ("": the session's) would answer now, by the same rule
+  // (held_prefix.h); it may fail as that open would (PLAN_*, PARAMETERS_*), or by DEVICE_UNKNOWN.
+  // Without: raw pages of any device, of at most tokens - 1.
+  // It says what is held, not what there is room for: an open that finds no memory for copies, or a
+  // value damaged, or the disk late, holds less. Of an artefact that lies on disk alone it knows
+  // what ArtefactLedger has, which after a start is filled in the background.
+  // Idempotent; takes nothing, reads no disk, holds the lock for 256 pages at a time. May read a
+  // plan's parameters, once. Cost: hashing (prefix_key.h) and a hash look-up or two a page.
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                           const LookupPlan& open = {});
+  // The same, never waiting for a file: calls `done` once, at once in this thread, or later in the
+  // replication queue's.
+  void Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+              const LookupPlan& open, LookupDone done);
+  // Raw pages whose keys are known. In memory another tenant's keys are a miss; the tier below
+  // knows no tenants: there the key, which nobody else can compute, is the permission.
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys);
-  // An operator's: of any tenant, attached or not. MODEL_UNKNOWN.
+  // An operator's: of any tenant, attached or not; its device "" is the first. MODEL_UNKNOWN.
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
-                              std::span<const int32_t> tokens);
+                              std::span<const int32_t> tokens, const LookupPlan& open = {});
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const PageKey> keys);
 
@@ -388,6 +395,8 @@ class Store {
   // SEQUENCE_UNKNOWN, ABORTED SEQUENCE_CLOSED, UNAVAILABLE WORK_STOPPED.
   void Settle(uint64_t session, uint64_t sequence, SettleDone done);
   std::vector<WorkInfo> Work() const;
+  // What is asked of the workers: builds, recompressions, their end (work_requests.h).
+  WorkRequests& requests();
 
   // --- recall audits (recall_audit.h) ---
   // Asks the sequence's steps for samples until the audit has enough or ends. SEQUENCE_UNKNOWN;
@@ -414,6 +423,8 @@ class Store {
 
   // The tier has these now.
   void NoteStored(std::span<const PageKey> keys);
+  // It has this value of an artefact's key; nothing if that is no record.
+  void NoteRecord(const PageKey& artefact, std::span<const std::byte> value);
 
   // --- pins (pins.h) ---
   // Pins the sequence's full pages and its plan's complete index blocks, as they are now.
@@ -454,9 +465,9 @@ class Store {
   // Calls `wake`, under the store's lock, whenever MoveSome may have something to do. Null: nobody
   // moves anything.
   void SetMoveSink(std::function<void()> wake);
-  // Where opens that have to copy a prefix from another device go on: `post` has each function run
-  // once, one after the other, in a thread that may wait, and the store outlives that. Null: they
-  // copy in the caller's thread.
+  // Where opens that have to copy a prefix from another device, or to read a plan's parameters, go
+  // on: `post` has each function run once, one after the other, in a thread that may wait, and the
+  // store outlives that. Null: they do so in the caller's thread.
   void SetReplicationQueue(std::function<void(std::function<void()>)> post);
   // A piece of what is to be moved, at most `bytes` of copies but for a page: of sequences that
   // opened on pages of `host` these, to `device` while it is below its high mark; of a pool that

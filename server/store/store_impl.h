@@ -1,6 +1,7 @@
 // StoreImpl: all state of the store behind one lock, and the functions over it, by file:
 //   store.cc           forwarding, sessions, models, plans
 //   open_sequence.cc   open, fork, close
+//   find_prefix.cc     what memory has of a prompt
 //   lookup.cc          where the longest held prefix lies
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
@@ -15,6 +16,7 @@
 //   selected_pages.cc  what selectors chose, for eviction
 //   watermarks.cc      what is moved in the background; capacities that change
 //   recompress.cc      what is due, jobs of workers, publishing their extents, settling
+//   work_requests.cc   what is asked of workers: builds (build_parts.cc), recompressions, their end
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
 //   inspect.cc         snapshots; audit.cc: the proof of the books
@@ -35,13 +37,17 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "server/store/artefact_ledger.h"
 #include "server/store/artefact_record.h"
 #include "server/store/copy_rate.h"
+#include "server/store/page_owner.h"
 #include "server/store/page_tier.h"
 #include "server/store/parameters.h"
 #include "server/store/prefix_index.h"
+#include "server/store/prefix_survey.h"
 #include "server/store/sequence.h"
 #include "server/store/store.h"
+#include "server/store/work_requests.h"
 
 namespace kvstrata {
 
@@ -64,9 +70,11 @@ class Store::Impl {
   void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(mu_);
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                                      std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+                                      std::span<const int32_t> tokens, HoldLimits limits)
+      KVS_EXCLUDES(mu_);
   void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                    std::span<const int32_t> tokens, OpenDone done) KVS_EXCLUDES(mu_);
+                    std::span<const int32_t> tokens, OpenDone done, HoldLimits limits)
+      KVS_EXCLUDES(mu_);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
@@ -77,12 +85,15 @@ class Store::Impl {
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(mu_);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
-  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens)
-      KVS_EXCLUDES(mu_);
+  Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                           const LookupPlan& open, Files files) KVS_EXCLUDES(mu_);
+  void Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+              const LookupPlan& open, LookupDone done) KVS_EXCLUDES(mu_);
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys)
       KVS_EXCLUDES(mu_);
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
-                              std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+                              std::span<const int32_t> tokens, const LookupPlan& open)
+      KVS_EXCLUDES(mu_);
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
 
@@ -121,6 +132,7 @@ class Store::Impl {
       KVS_EXCLUDES(mu_);
 
   void NoteStored(std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+  void NoteRecord(const PageKey& artefact, std::span<const std::byte> value);
 
   Result<PinInfo> PinSequence(uint64_t sequence, std::chrono::microseconds ttl) KVS_EXCLUDES(mu_);
   Result<PinInfo> PinPrefix(std::string_view tenant, uint64_t model,
@@ -160,9 +172,11 @@ class Store::Impl {
   StoreCounters Counters() const KVS_EXCLUDES(mu_);
   Result<Plan> ResolvePlan(std::string_view text) const;
   uint64_t daemon_epoch() const { return daemon_epoch_; }
+  WorkRequests& requests() { return *requests_; }
 
  private:
   friend class Auditor;
+  friend class WorkRequests;
   friend struct AuditTestPeer;
 
   // Who pages are taken for and where from, first choice first.
@@ -214,6 +228,7 @@ class Store::Impl {
     std::vector<PageKey> keys;  // of the pages that it may be held for
     PageKey last_page{};        // of its tokens; zeros: none
     size_t tokens = 0;
+    HoldLimits limits;
     std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
     PageKey artefact{};         // of the prompt; zeros: the plan has no codec
     Clock::time_point asked;
@@ -226,8 +241,6 @@ class Store::Impl {
   struct Wanted {
     PageKey key;
     bool index = false;
-    bool here = false;         // in the prefix index
-    bool superfluous = false;  // a page that the prompt's artefact makes so
   };
 
   // store.cc
@@ -238,27 +251,43 @@ class Store::Impl {
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
   Status MakeRoomForModel() KVS_REQUIRES(mu_);
   void DropSession(Session* session) KVS_REQUIRES(mu_);
+  void LeaveModel(Model* model) KVS_REQUIRES(mu_);
+  void DropUnusedPagesOf(const Model& model)
+      KVS_REQUIRES(mu_);  // evict.cc; none of its pinned ones
 
-  // open_sequence.cc
-  // Pages that are `superfluous` may be missing, if all others are there. `device`: who asks; none:
-  // pages of any device count.
-  Hit FindPrefix(const Sequence& shape, std::span<const PageKey> keys,
+  // find_prefix.cc
+  // `device`: who asks; none: pages of any device count.
+  Hit FindPrefix(const Sequence& s, std::span<const PageKey> keys,
                  const std::vector<bool>& superfluous, std::optional<uint32_t> device) const
       KVS_REQUIRES(mu_);
+  // Of an artefact in memory that a session of `device` may map; else nothing.
+  std::optional<RawFree> RawFreeBy(const Plan& plan, const PageKey& artefact, uint32_t device) const
+      KVS_REQUIRES(mu_);
+  bool OpensWithoutRaw(const Plan& plan) const KVS_REQUIRES(mu_);
+  // Which pages of the prompt its artefact, in memory, makes superfluous.
+  std::vector<bool> Superfluous(const Opening& o) const KVS_REQUIRES(mu_);
+
+  // open_sequence.cc
+  // What a sequence of that geometry gets for a plan; PLAN_* of one that cannot serve it.
+  Result<Plan> PlanFor(const Plan& named, const Geometry& geometry) const;
   // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
   Status TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover)
       KVS_REQUIRES(mu_);
   Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s) KVS_REQUIRES(mu_);
   void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(mu_);
-  // The codec's part of a new sequence; none for raw. Reads files: not under the lock.
-  Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry);
+  // The codec's part of a new sequence; none for raw. May read files: not under the lock.
+  Result<std::optional<CodecState>> NewCodec(const Plan& plan, const Geometry& geometry,
+                                             Files files);
   // When an artefact of this prompt may be had at its end, nothing is due before.
   void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
   // Gives a sequence that is held without its raw pages the artefact at once.
   void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
   // What needs no lock: checks, the codec, the keys.
   Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
-                              std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
+                              std::span<const int32_t> tokens, HoldLimits limits, Files files)
+      KVS_EXCLUDES(mu_);
+  // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
+  void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(mu_);
   // Also ends its load, whatever comes of it. Once.
   Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> FinishOpenLocked(Opening* o) KVS_REQUIRES(mu_);
@@ -267,6 +296,7 @@ class Store::Impl {
   // Copies what of the prefix lies on another device to the session's, beside its pages; what could
   // not be copied is a miss. Takes as long as the copies.
   void Replicate(Opening* o) KVS_EXCLUDES(mu_);
+  std::function<void(std::function<void()>)> SlowOpens() const KVS_EXCLUDES(mu_);
   // The same and FinishOpen, in the replication queue's thread if there is something to copy.
   void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
       KVS_EXCLUDES(mu_);
@@ -286,6 +316,7 @@ class Store::Impl {
   void OfferPage(const Sequence& s, const Page& page) KVS_REQUIRES(mu_);
   // Pages that it has all the same: behind its artefact, or when it closes.
   void OfferKept(const Sequence& s) KVS_REQUIRES(mu_);
+  // What memory and the tier have of the prefix that they hold together, in order.
   std::vector<Wanted> WantedOf(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
   // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
   std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
@@ -294,6 +325,7 @@ class Store::Impl {
                                  bool* more) KVS_REQUIRES(mu_);
   bool TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
                   std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
+  void GoOnOpening(Result<Opening> prepared, const OpenDone& done) KVS_EXCLUDES(mu_);
   // Reads what is missing of the prefix, then calls `then`.
   void LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(mu_);
@@ -311,9 +343,6 @@ class Store::Impl {
   }
 
   // artefact_tier.cc
-  // Per page of the prompt that may be held: whether its artefact, in memory, makes it superfluous
-  // to a plan that keeps no raw rows. Empty: none is.
-  std::vector<bool> Superfluous(const Opening& o) const KVS_REQUIRES(mu_);
   // Reads the prompt's artefact into artefacts_ if only the tier has it, then calls `then`.
   void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(mu_);
@@ -324,22 +353,22 @@ class Store::Impl {
   void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(mu_);
 
   // lookup.cc
-  // Whose pages are looked up.
-  struct Owner {
-    std::string tenant;
-    KeyChain chain;
-    uint32_t page_tokens = 0;
-    uint64_t page_bytes = 0;
-    std::string model_name;
-  };
-  static Owner OwnerOf(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc);
-  Result<Owner> OwnerOf(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
-  Result<Owner> OwnerOf(std::string_view tenant, uint64_t model) KVS_EXCLUDES(mu_);
-  PrefixHit LookupOf(const Owner& owner, std::span<const int32_t> tokens) KVS_EXCLUDES(mu_);
-  PrefixHit LookupOf(const Owner& owner, std::vector<PageKey> keys) KVS_EXCLUDES(mu_);
-  // Goes on behind `found` while memory, or the tier, has the next key.
+  Result<PageOwner> OwnerOf(uint64_t session, uint64_t model) KVS_EXCLUDES(mu_);
+  Result<PageOwner> OwnerOf(std::string_view tenant, uint64_t model) KVS_EXCLUDES(mu_);
+  // Raw pages; what an open of a plan would find.
+  PrefixHit LookupOf(const PageOwner& owner, std::vector<PageKey> keys) KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupOf(const PageOwner& owner, std::span<const int32_t> tokens,
+                             const LookupPlan& open, Files files) KVS_EXCLUDES(mu_);
+  Result<PrefixHit> LookupAsOpened(const PageOwner& owner, std::span<const int32_t> tokens,
+                                   const LookupPlan& open, Files files) KVS_EXCLUDES(mu_);
+  // What an open would find of the artefact of a prompt of `tokens`, in memory or in the tier.
+  std::optional<RawFree> RawFreeAnywhere(const Plan& plan, const PageKey& artefact, uint32_t device,
+                                         size_t tokens) KVS_EXCLUDES(mu_);
+  PageTier* tier() const KVS_EXCLUDES(mu_);
+  // Of one tenant's pages, a piece under the lock at a time.
+  PrefixSurvey::Memory MemoryOf(const std::string& tenant) const KVS_EXCLUDES(mu_);
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
-                    std::vector<Residence>* found) const KVS_EXCLUDES(mu_);
+                    std::span<PrefixSurvey::Place> places) const KVS_EXCLUDES(mu_);
 
   // pins.cc
   uint64_t PinLimit() const KVS_REQUIRES(mu_);
@@ -362,6 +391,10 @@ class Store::Impl {
                      uint32_t indexed_tokens) const KVS_REQUIRES(mu_);
   Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                       std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
+
+  // The piece [done, done + some) of a report of n positions from `first`.
+  Status ReportSome(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n, uint32_t done,
+                    uint32_t some, const Series& piece) KVS_EXCLUDES(mu_);
 
   // Of rows that the session wrote, or the daemon (an imported sequence's).
   Status CommitRows(uint64_t session, uint64_t sequence, uint32_t first,
@@ -485,8 +518,10 @@ class Store::Impl {
   bool Due(Sequence* s) KVS_REQUIRES(mu_);
   // Offers the sequence if something of it is due; after everything that may make it so.
   void NoteDue(Sequence* s) KVS_REQUIRES(mu_);
+  void OfferIfDue(Sequence* s) KVS_REQUIRES(mu_);  // nothing is new: not after a cancel
   void NoteFailed(Sequence* s, const Status& why) KVS_REQUIRES(mu_);
   void NoteDone(Sequence* s) KVS_REQUIRES(mu_);
+  WorkInfo WorkOf(const Sequence& s) const KVS_REQUIRES(mu_);
   // Hands the sequence's waiters to TellSettled, when there is an answer for them.
   void AnswerWaiters(Sequence* s) KVS_REQUIRES(mu_);
   void AnswerWaiters(Sequence* s, const Status& status) KVS_REQUIRES(mu_);
@@ -548,6 +583,7 @@ class Store::Impl {
   const uint64_t daemon_epoch_;
   // Have locks of their own.
   ParameterFiles parameters_;
+  ArtefactLedger ledger_;
   CopyRate promote_rate_;
 
   mutable Mutex mu_;
@@ -584,6 +620,7 @@ class Store::Impl {
   uint64_t next_model_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_sequence_ KVS_GUARDED_BY(mu_) = 1;
   StoreCounters counters_ KVS_GUARDED_BY(mu_);
+  const std::unique_ptr<WorkRequests> requests_;  // its state is guarded by mu_
 };
 
 }  // namespace kvstrata

@@ -15,9 +15,11 @@ Result<uint64_t> DiskTier::Impl::Resize(uint64_t budget_bytes, Deadline deadline
   if (!writes.held() || !reads.held()) return disk::DeadlineExceeded("another user");
   const uint64_t checkpoint = std::max(checkpoint_bytes_, disk::CheckpointBytes(budget_bytes));
   if (budget_bytes < options_.segment_bytes + 2 * checkpoint) {
-    return InvalidArgument("DISK_BUDGET", "budget_bytes is " + std::to_string(budget_bytes) +
-                                              "; the checkpoints alone have " +
-                                              std::to_string(2 * checkpoint));
+    return InvalidArgument(
+        "DISK_BUDGET", "disk.budget_bytes = " + std::to_string(budget_bytes) + "; the least is " +
+                           std::to_string(options_.segment_bytes + 2 * checkpoint) +
+                           ", a segment and the checkpoints' files, which "
+                           "never shrink");
   }
   const auto wanted =
       static_cast<uint32_t>((budget_bytes - 2 * checkpoint) / options_.segment_bytes);
@@ -32,8 +34,8 @@ Result<uint64_t> DiskTier::Impl::Resize(uint64_t budget_bytes, Deadline deadline
 }
 
 Status DiskTier::Impl::Grow(uint32_t from, uint32_t to, uint64_t checkpoint_bytes) {
-  KVS_RETURN_IF_ERROR(disk::GrowTierDirectory(options_.directory, from, to, options_.segment_bytes,
-                                              checkpoint_bytes, &directory_));
+  KVS_RETURN_IF_ERROR(
+      disk::GrowTierDirectory(from, to, options_.segment_bytes, checkpoint_bytes, &directory_));
   checkpoint_bytes_ = checkpoint_bytes;
   if (const Status added = AddNewFiles(); !added.ok()) {
     disk::ShrinkTierDirectory(from, &directory_);

@@ -27,27 +27,10 @@ Status Unread(int error) {
 
 }  // namespace
 
-Status DiskTier::Check(const DiskTierOptions& options) {
-  if (options.segment_bytes % kBlockBytes != 0 || options.segment_bytes < 16 * kBlockBytes ||
-      options.segment_bytes > (4ull << 30)) {
-    return InvalidArgument("DISK_SEGMENT_BYTES",
-                           "segment_bytes is " + std::to_string(options.segment_bytes) +
-                               "; it must be a multiple of 4096 from 64 KiB to 4 GiB");
-  }
-  const uint64_t least = options.segment_bytes + 2 * disk::CheckpointBytes(options.budget_bytes);
-  const uint64_t segments = options.budget_bytes / options.segment_bytes;
-  if (options.budget_bytes < least || segments > kIoFiles - 2) {
-    return InvalidArgument("DISK_BUDGET",
-                           "budget_bytes is " + std::to_string(options.budget_bytes) +
-                               "; it must hold 1 to " + std::to_string(kIoFiles - 2) +
-                               " segments and two checkpoints");
-  }
-  return OkStatus();
-}
-
 Result<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options,
                                                  Deadline deadline) {
   KVS_RETURN_IF_ERROR(Check(options));
+  KVS_RETURN_IF_ERROR(CheckPlace(options));
   const uint64_t checkpoint = disk::CheckpointBytes(options.budget_bytes);
   const auto segments =
       static_cast<uint32_t>((options.budget_bytes - 2 * checkpoint) / options.segment_bytes);
@@ -113,6 +96,8 @@ Status DiskTier::Impl::Start(Deadline deadline) {
   }
   for (NamedEntry& named : found) EnterFound(std::move(named));
   FreeUnheld();
+  // Not before it is certain whose they are.
+  disk::CutLongerSegments(options_.segment_bytes, &directory_);
   MutexLock lock(mu_);
   // Above that of any header that a lost mark hides from us.
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -120,6 +105,7 @@ Status DiskTier::Impl::Start(Deadline deadline) {
       generation_,
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()));
   stats_.scanned_segments = to_scan.size();
+  stats_.cut_segments = directory_.longer.size();
   for (uint32_t i = 0; i < segments_count_; ++i) {
     table_.at(i).flushed = generation_;  // what was found is on the disk
     table_.at(i).dirty = all[i].both && table_.at(i).dirty_after == checkpoint_sequence_;
@@ -161,18 +147,7 @@ Status DiskTier::Impl::ChooseStore(std::span<const Superblocks> all) {
   std::map<disk::StoreId, uint32_t> votes;
   for (const Superblocks& seen : all) {
     if (!seen.valid) continue;
-    if (disk::Look(seen.newest) == Seen::kForeign) {
-      return FailedPrecondition("DISK_VERSION",
-                                options_.directory + " is of format version " +
-                                    std::to_string(seen.newest.version) + ", this kvstrata knows " +
-                                    std::to_string(disk::kVersion) + "; use another directory");
-    }
-    if (seen.newest.segment_bytes != options_.segment_bytes) {
-      return FailedPrecondition("DISK_SEGMENT_BYTES",
-                                options_.directory + " has segments of " +
-                                    std::to_string(seen.newest.segment_bytes) +
-                                    " bytes; configure that, or use another directory");
-    }
+    KVS_RETURN_IF_ERROR(disk::CheckGeometry(seen.newest, options_));
     ++votes[seen.newest.store];
   }
   if (votes.empty()) {

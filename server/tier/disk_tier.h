@@ -74,15 +74,19 @@ struct DiskTierStats {
   uint32_t stopped_segments = 0;
   bool breaker_open = false;
   uint64_t scanned_segments = 0;  // at start, because no checkpoint covered them
+  uint64_t cut_segments = 0;      // at start: their files were too long
 };
 
 class DiskTier {
  public:
   // INVALID_ARGUMENT DISK_SEGMENT_BYTES, DISK_BUDGET.
   static Status Check(const DiskTierOptions& options);
+  // Whether Open would take what is in the directory. Changes nothing. Those of TierPlace;
+  // FAILED_PRECONDITION DISK_VERSION (it is of a newer kvstrata), DISK_SEGMENT_BYTES (it was made
+  // with another size).
+  static Status CheckPlace(const DiskTierOptions& options);
   // Blocks for as long as the start takes: seconds from a checkpoint, else one small read a slot.
-  // What Check and TierDirectory return; FAILED_PRECONDITION DISK_VERSION: it is of a newer
-  // kvstrata.
+  // What the checks and TierDirectory return.
   static Result<std::unique_ptr<DiskTier>> Open(const DiskTierOptions& options, Deadline deadline);
   // Writes nothing: call Checkpoint before. Waits a second at most for what is in flight.
   ~DiskTier();

@@ -1,6 +1,7 @@
 // DiskTier::Impl: the state of the engine. disk_tier.cc: values; disk_erase.cc: erased slots;
 // disk_flush.cc: dirty marks and flushes; disk_start.cc: the index from the slots;
-// disk_checkpoint.cc: the checkpoint; disk_resize.cc: another budget.
+// disk_checkpoint.cc: the checkpoint; disk_resize.cc: another budget; disk_check.cc: what keeps it
+// from opening.
 //
 // Locks: a side's turn, then mu_. mu_ is a leaf and never held around I/O.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_IMPL_H_
@@ -81,6 +82,8 @@ using Index = std::unordered_map<std::string, Entry, StringHash, std::equal_to<>
 
 Status DeadlineExceeded(const char* what);
 Status IoError(int error);  // an errno
+// OK, or FAILED_PRECONDITION DISK_VERSION, DISK_SEGMENT_BYTES. REQUIRES: the block is whole.
+Status CheckGeometry(const Superblock& block, const DiskTierOptions& options);
 
 }  // namespace disk
 

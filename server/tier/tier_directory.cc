@@ -11,7 +11,8 @@ namespace kvstrata::disk {
 namespace {
 
 Status OpenError(const std::string& path, const char* what) {
-  return Internal("DISK_OPEN", path + ": " + what + ": " + std::strerror(errno));
+  return Internal("DISK_OPEN",
+                  "'" + path + "' of disk.path: " + what + ": " + std::strerror(errno));
 }
 
 Status Reserve(int fd, const std::string& path, uint64_t bytes) {
@@ -19,95 +20,99 @@ Status Reserve(int fd, const std::string& path, uint64_t bytes) {
   if (errno == 0) return OkStatus();
   if (errno != ENOSPC && errno != EDQUOT) return OpenError(path, "fallocate");
   return ResourceExhausted("DISK_SPACE", path + ": no room for " + std::to_string(bytes) +
-                                             " bytes; free some, or lower the tier's budget");
+                                             " bytes; free some, or lower disk.budget_bytes");
 }
 
-enum class Larger { kRefuse, kCut };
+struct OpenedFile {
+  UniqueFd fd;
+  bool longer = false;  // than `bytes`, and left so
+};
 
-// Open and of `bytes`, all of them reserved. Sets `*direct` to false where there is no O_DIRECT.
-Result<UniqueFd> OpenFile(const std::string& path, uint64_t bytes, Larger larger, bool* direct) {
-  constexpr int kFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
-  UniqueFd fd(open(path.c_str(), kFlags | O_DIRECT, 0600));
-  if (!fd && errno == EINVAL) {
-    fd.Reset(open(path.c_str(), kFlags, 0600));
-    *direct = false;
-  }
-  if (!fd) return OpenError(path, "open");
+// Of `bytes` at least, all of them reserved. Sets `*direct` to false where there is no O_DIRECT.
+Result<OpenedFile> OpenReserved(const TierPlace& place, const std::string& name, uint64_t bytes,
+                                bool* direct) {
+  KVS_ASSIGN_OR_RETURN(UniqueFd fd, place.OpenFile(name, direct));
+  const std::string path = place.PathOf(name);
   struct stat info {};
   if (fstat(fd.get(), &info) != 0) return OpenError(path, "fstat");
   const auto size = static_cast<uint64_t>(info.st_size);
-  if (size > bytes && larger == Larger::kCut) {
-    if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return OpenError(path, "truncate");
-    return fd;
-  }
-  if (size > bytes) {
-    return FailedPrecondition("DISK_SEGMENT_BYTES",
-                              path + " has " + std::to_string(size) + " bytes, configured are " +
-                                  std::to_string(bytes) + "; configure that, or delete the file");
-  }
-  if (size == bytes) return fd;
+  if (size >= bytes) return OpenedFile{std::move(fd), size > bytes};
   const Status reserved = Reserve(fd.get(), path, bytes);
-  if (!reserved.ok() && size == 0) unlink(path.c_str());
+  if (!reserved.ok() && size == 0) place.Remove(name);
   if (!reserved.ok()) return reserved;
-  return fd;
+  return OpenedFile{std::move(fd)};
 }
 
-std::string SegmentPath(const std::string& path, uint32_t i) {
-  return path + "/segment." + std::to_string(i);
+Result<UniqueFd> OpenCheckpoint(const TierPlace& place, uint32_t i, uint64_t bytes, bool* direct) {
+  KVS_ASSIGN_OR_RETURN(OpenedFile file, OpenReserved(place, CheckpointName(i), bytes, direct));
+  if (file.longer && ftruncate(file.fd.get(), static_cast<off_t>(bytes)) != 0) {
+    return OpenError(place.PathOf(CheckpointName(i)), "truncate");
+  }
+  return std::move(file.fd);
+}
+
+// Opens segment `i`, the next one of `dir`.
+Status AddSegment(uint32_t i, uint64_t bytes, TierDirectory* dir) {
+  KVS_ASSIGN_OR_RETURN(OpenedFile file,
+                       OpenReserved(dir->place, SegmentName(i), bytes, &dir->direct));
+  if (file.longer) dir->longer.push_back(i);
+  dir->segments.push_back(std::move(file.fd));
+  return OkStatus();
 }
 
 }  // namespace
 
 Result<TierDirectory> OpenTierDirectory(const std::string& path, uint32_t segments,
                                         uint64_t segment_bytes, uint64_t checkpoint_bytes) {
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return OpenError(path, "mkdir");
   TierDirectory dir;
-  dir.lock.Reset(open((path + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!dir.lock) return OpenError(path + "/lock", "open");
+  KVS_ASSIGN_OR_RETURN(dir.place, TierPlace::Open(path));
+  KVS_ASSIGN_OR_RETURN(dir.lock, dir.place.OpenFile("lock", nullptr));
   if (flock(dir.lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    return FailedPrecondition("DISK_LOCKED", path + " belongs to a running daemon");
+    return FailedPrecondition("DISK_LOCKED", "disk.path = '" + path +
+                                                 "' belongs to a running daemon; stop it, or "
+                                                 "choose another disk.path");
   }
   for (uint32_t i = 0; i < 2; ++i) {
-    const std::string name = path + "/checkpoint." + std::to_string(i);
     KVS_ASSIGN_OR_RETURN(dir.checkpoints[i],
-                         OpenFile(name, checkpoint_bytes, Larger::kCut, &dir.direct));
+                         OpenCheckpoint(dir.place, i, checkpoint_bytes, &dir.direct));
   }
   for (uint32_t i = 0; i < segments; ++i) {
-    Result<UniqueFd> fd =
-        OpenFile(SegmentPath(path, i), segment_bytes, Larger::kRefuse, &dir.direct);
-    if (!fd.ok() && fd.status().reason() == "DISK_SPACE" && i > 0) {
-      dir.degraded = fd.status();
+    const Status added = AddSegment(i, segment_bytes, &dir);
+    if (added.reason() == "DISK_SPACE" && i > 0) {
+      dir.degraded = added;
       break;
     }
-    if (!fd.ok()) return fd.status();
-    dir.segments.push_back(std::move(*fd));
+    KVS_RETURN_IF_ERROR(added);
   }
-  for (uint32_t i = segments; unlink(SegmentPath(path, i).c_str()) == 0; ++i) {
+  for (uint32_t i = segments; dir.place.Remove(SegmentName(i)); ++i) {
   }
-  const UniqueFd self(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!self || fsync(self.get()) != 0) return OpenError(path, "fsync");
+  KVS_RETURN_IF_ERROR(dir.place.Sync());
   return dir;
 }
 
-Status GrowTierDirectory(const std::string& path, uint32_t from, uint32_t to,
-                         uint64_t segment_bytes, uint64_t checkpoint_bytes, TierDirectory* dir) {
+Status GrowTierDirectory(uint32_t from, uint32_t to, uint64_t segment_bytes,
+                         uint64_t checkpoint_bytes, TierDirectory* dir) {
   Status status;
   for (uint32_t i = 0; i < 2 && status.ok(); ++i) {
-    const std::string name = path + "/checkpoint." + std::to_string(i);
+    const std::string name = dir->place.PathOf(CheckpointName(i));
     status = Reserve(dir->checkpoints[i].get(), name, checkpoint_bytes);
   }
   for (uint32_t i = from; i < to && status.ok(); ++i) {
-    const std::string name = SegmentPath(path, i);
     if (i < dir->segments.size()) {
-      status = Reserve(dir->segments[i].get(), name, segment_bytes);
-      continue;
+      status = Reserve(dir->segments[i].get(), dir->place.PathOf(SegmentName(i)), segment_bytes);
+    } else {
+      status = AddSegment(i, segment_bytes, dir);
     }
-    Result<UniqueFd> fd = OpenFile(name, segment_bytes, Larger::kRefuse, &dir->direct);
-    status = fd.status();
-    if (fd.ok()) dir->segments.push_back(std::move(*fd));
   }
   if (!status.ok()) ShrinkTierDirectory(from, dir);
   return status;
+}
+
+void CutLongerSegments(uint64_t segment_bytes, TierDirectory* dir) {
+  for (const uint32_t i : dir->longer) {
+    // What it does not give back is no harm: nobody reads it.
+    (void)!ftruncate(dir->segments[i].get(), static_cast<off_t>(segment_bytes));
+  }
 }
 
 void ShrinkTierDirectory(uint32_t segments, TierDirectory* dir) {

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <string>
+#include <system_error>
 
 #include "server/work/disk_buffers.h"
 #include "server/work/pin_records.h"
@@ -32,23 +33,29 @@ DiskPages::DiskPages(const DiskPagesOptions& options, Store* store, DiskTier* di
       disk_->AddMemory(buffers_.memory(), buffers_.bytes(), Clock::now() + kPutTimeout);
   if (!added.ok()) write_log_.Warn("disk_buffers_unregistered", added);
   writer_ = std::thread([this] { Write(); });
-  for (uint32_t i = 0; i < options_.readers; ++i) readers_.emplace_back([this] { Read(); });
+  try {
+    for (uint32_t i = 0; i < options_.readers; ++i) readers_.emplace_back([this] { Read(); });
+  } catch (const std::system_error&) {
+    Stop(Clock::now(), 0);  // those that there are
+    throw;
+  }
   pthread_setname_np(writer_.native_handle(), "kvs-disk-write");
   for (std::thread& reader : readers_) pthread_setname_np(reader.native_handle(), "kvs-disk-read");
   store_->SetPageTier(this);
 }
 
 DiskPages::~DiskPages() {
-  Stop(Clock::now());
+  Stop(Clock::now(), 0);
   store_->SetPageTier(nullptr);
 }
 
-void DiskPages::Stop(Deadline deadline) {
+void DiskPages::Stop(Deadline deadline, uint64_t most_bytes) {
   {
     MutexLock lock(mu_);
     if (stopping_) return;
     stopping_ = true;
     stop_deadline_ = deadline;
+    stop_bytes_ = most_bytes;
   }
   offered_.notify_all();
   asked_.notify_all();

@@ -55,7 +55,7 @@ struct DiskPagesOptions {
 // Since start; pages, index blocks, parts and records of artefacts alike.
 struct DiskPagesCounters {
   uint64_t written = 0;
-  uint64_t dropped = 0;  // offers that the queue had no room for
+  uint64_t dropped = 0;  // offers that the queue had no room for, or the stop no time
   uint64_t gone = 0;     // left memory before their turn
   uint64_t failed = 0;   // the disk did not take them
   uint64_t evicted = 0;  // gave their place on a full disk
@@ -73,8 +73,9 @@ class DiskPages final : public PageTier {
   DiskPages(const DiskPagesOptions& options, Store* store, DiskTier* disk);
   // Stop, at once.
   ~DiskPages() override;
-  // Writes what waits, until `deadline`; ends loads without reading; joins. Idempotent.
-  void Stop(Deadline deadline) KVS_EXCLUDES(mu_);
+  // Writes what waits, until `deadline` or until `most_bytes` of it are written, and drops the
+  // rest; ends loads without reading; joins. Idempotent.
+  void Stop(Deadline deadline, uint64_t most_bytes) KVS_EXCLUDES(mu_);
 
   void Offer(const PageKey& key) override KVS_EXCLUDES(mu_);
   bool Holds(const PageKey& key) const override;
@@ -147,6 +148,7 @@ class DiskPages final : public PageTier {
     DiskScrub* scrub = nullptr;
   };
   Task NextTask() KVS_EXCLUDES(mu_);
+  void ReadLoad(Request* load, uint64_t bytes) KVS_EXCLUDES(mu_);
   // Whether there is more of the load to read.
   bool ReadBatch(Request* request, uint64_t most_bytes) KVS_EXCLUDES(mu_);
   // Of the first keys, as many as a batch takes; at least one.
@@ -156,6 +158,16 @@ class DiskPages final : public PageTier {
   bool TakeBack(Request* request, bool more) KVS_EXCLUDES(mu_);
   void GoOnScrubbing(DiskScrub* scrub) KVS_EXCLUDES(mu_);
   bool stopping() const KVS_EXCLUDES(mu_);
+  // Whether the stop has no time or bytes left for more offers.
+  bool GivesUp() const KVS_REQUIRES(mu_);
+  // Whether this offer, which was taken out already, is dropped.
+  bool Drops() KVS_EXCLUDES(mu_);
+  // Until when a batch of so many bytes may take.
+  Deadline PutDeadline(uint64_t bytes) KVS_EXCLUDES(mu_);
+  // Of one batch, but for its first value.
+  uint64_t BatchBytes() const KVS_EXCLUDES(mu_);
+  // Whether there is time to give up others for a value of a batch with that deadline.
+  bool MayEvict(Deadline deadline) const KVS_EXCLUDES(mu_);
   bool ScrubsEnd() const KVS_EXCLUDES(mu_);
 
   const DiskPagesOptions options_;
@@ -179,6 +191,7 @@ class DiskPages final : public PageTier {
   Status drain_failed_ KVS_GUARDED_BY(mu_);  // of kFailed
   bool no_scrubs_ KVS_GUARDED_BY(mu_) = false;
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
+  uint64_t stop_bytes_ KVS_GUARDED_BY(mu_) = 0;  // that may still be written
   DiskPagesCounters counters_ KVS_GUARDED_BY(mu_);
   bool unsaved_ = false;  // the writer's: something was put since the last checkpoint
   std::chrono::steady_clock::time_point checkpoint_at_;

@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 #include "server/work/disk_pages.h"
 
 namespace kvstrata {
@@ -12,6 +14,7 @@ using Clock = std::chrono::steady_clock;
 
 // Where others wait, so much less is read in a turn: 12 ms of a disk of 1.3 GB/s.
 constexpr uint64_t kSharedBatches = 4;
+constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
 
 Status Stopping() { return Unavailable("DAEMON_STOPPING", "the daemon is stopping"); }
 
@@ -61,17 +64,26 @@ DiskPages::Task DiskPages::NextTask() {
 }
 
 void DiskPages::Read() {
+  WarmUpAllocator();
+  Heartbeat beat("kvs-disk-read", kPatience);
   for (;;) {
     Task task = NextTask();
+    if (!task.load && task.scrub == nullptr) return;
+    const Turning turning(&beat);
     if (task.load) {
-      const bool more = !stopping() && ReadBatch(&*task.load, task.bytes);
-      if (!TakeBack(&*task.load, more)) task.load->load.done();
-    } else if (task.scrub != nullptr) {
-      GoOnScrubbing(task.scrub);
+      ReadLoad(&*task.load, task.bytes);
     } else {
-      return;
+      Survive("kvs-disk-read", [&] { GoOnScrubbing(task.scrub); });
     }
   }
+}
+
+// Without memory the prefix ends there, as where a page is missing.
+void DiskPages::ReadLoad(Request* load, uint64_t bytes) {
+  bool more = false, back = false;
+  Survive("kvs-disk-read", [&] { more = !stopping() && ReadBatch(load, bytes); });
+  Survive("kvs-disk-read", [&] { back = TakeBack(load, more); });
+  if (!back) Survive("kvs-disk-read", [&] { load->load.done(); });
 }
 
 bool DiskPages::TakeBack(Request* request, bool more) {

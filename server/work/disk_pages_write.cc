@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
 #include "server/work/disk_pages.h"
 
 namespace kvstrata {
@@ -13,6 +15,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPutValues = 256;  // of one batch
 constexpr std::chrono::seconds kCheckpointTimeout{60};
+constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
+// Of a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
+// count as one that fails, which is left alone and gets no checkpoint.
+constexpr std::chrono::seconds kLastPutTimeout{1};
 
 }  // namespace
 
@@ -98,7 +104,10 @@ std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
     offered_.wait(lock, ready);
   }
   return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<PageKey>> {
-    if (stopping_ && (offers_.empty() || Clock::now() >= stop_deadline_)) return std::nullopt;
+    if (stopping_ && (offers_.empty() || GivesUp())) {
+      counters_.dropped += offers_.size();
+      return std::nullopt;
+    }
     const auto end = offers_.begin() + static_cast<ptrdiff_t>(std::min(offers_.size(), kPutValues));
     std::vector<PageKey> keys(offers_.begin(), end);
     offers_.erase(offers_.begin(), end);
@@ -107,12 +116,50 @@ std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
   }();
 }
 
+bool DiskPages::GivesUp() const {
+  return stopping_ && (stop_bytes_ == 0 || Clock::now() >= stop_deadline_);
+}
+
+bool DiskPages::Drops() {
+  MutexLock lock(mu_);
+  counters_.dropped += GivesUp();
+  return GivesUp();
+}
+
+Deadline DiskPages::PutDeadline(uint64_t bytes) {
+  MutexLock lock(mu_);
+  if (!stopping_) return Clock::now() + kPutTimeout;
+  stop_bytes_ -= std::min(stop_bytes_, bytes);
+  return Clock::now() + kLastPutTimeout;
+}
+
+// One by one, which takes its time: a batch has hundreds.
+bool DiskPages::MayEvict(Deadline deadline) const {
+  MutexLock lock(mu_);
+  return Clock::now() < (stopping_ ? stop_deadline_ : deadline);
+}
+
+// Smaller while it stops, which looks at its time between batches.
+uint64_t DiskPages::BatchBytes() const {
+  MutexLock lock(mu_);
+  return stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
+}
+
 void DiskPages::Write() {
+  WarmUpAllocator();
+  Heartbeat beat("kvs-disk-write", kPatience);
   for (auto keys = NextOffers(); keys; keys = NextOffers()) {
-    Batch batch;
-    for (const PageKey& key : *keys) WriteOffered(key, &batch);
-    PutAll(&batch);
-    CheckpointIfDue();
+    const Turning turning(&beat);
+    const bool written = Survive("kvs-disk-write", [&] {
+      Batch batch;
+      for (const PageKey& key : *keys) {
+        beat.Begin();
+        if (!Drops()) WriteOffered(key, &batch);
+      }
+      PutAll(&batch);
+    });
+    if (!written) Count(&DiskPagesCounters::failed, keys->size());
+    Survive("kvs-disk-write", [&] { CheckpointIfDue(); });
   }
 }
 
@@ -135,7 +182,7 @@ void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
   const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
-  const bool full = !batch->puts.empty() && batch->bytes + total > options_.batch_bytes;
+  const bool full = !batch->puts.empty() && batch->bytes + total > BatchBytes();
   if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
   const std::shared_ptr<std::byte> memory = buffers_.Take(total);
   std::vector<std::span<std::byte>> to;
@@ -153,20 +200,27 @@ void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
 }
 
 void DiskPages::PutAll(Batch* batch) {
+  const uint64_t bytes = batch->bytes;
   std::vector<DiskPut> puts = std::move(batch->puts);
   const std::vector<std::string> changed = std::move(batch->changed);
   *batch = {};
   if (puts.empty()) return;
-  const Deadline deadline = Clock::now() + kPutTimeout;
+  const Deadline deadline = PutDeadline(bytes);
   // What cannot be erased stays as it was put: no later value takes its place.
   if (const Status erased = disk_->Erase(changed, deadline); !erased.ok()) {
     write_log_.Warn("disk_erase_failed", erased);
   }
   disk_->Put(puts, deadline);
-  uint64_t written = 0;
+  uint64_t written = 0, dropped = 0;
   std::vector<PageKey> stored;
   for (DiskPut& put : puts) {
-    if (put.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&put, deadline);
+    if (put.status.reason() == "DISK_FULL") {
+      if (!MayEvict(deadline)) {
+        ++dropped;
+        continue;
+      }
+      PutInPlaceOfOthers(&put, deadline);
+    }
     written += put.status.ok();
     if (put.status.ok()) std::ranges::copy(put.key, stored.emplace_back().begin());
     if (!put.status.ok()) write_log_.Warn("disk_write_failed", put.status);
@@ -176,7 +230,8 @@ void DiskPages::PutAll(Batch* batch) {
     checkpoint_at_ = Clock::now() + options_.checkpoint_interval;
   }
   Count(&DiskPagesCounters::written, written);
-  Count(&DiskPagesCounters::failed, puts.size() - written);
+  Count(&DiskPagesCounters::dropped, dropped);
+  Count(&DiskPagesCounters::failed, puts.size() - written - dropped);
 }
 
 void DiskPages::CheckpointIfDue() {

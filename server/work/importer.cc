@@ -10,13 +10,16 @@
 #include "base/check.h"
 #include "kernels/executor.h"
 #include "kernels/segment/segmenter.h"
+#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/thread_top.h"
 #include "server/work/block_rows.h"
 
 namespace kvstrata {
 namespace {
 
 constexpr auto kReleaseTick = std::chrono::seconds(1);
+constexpr uint32_t kPatience = 30;
 
 Status ClosedMeanwhile(uint64_t sequence) {
   return Status(Code::kAborted, "SEQUENCE_CLOSED",
@@ -293,7 +296,14 @@ void Importer::ReportLateReleases() {
 }
 
 void Importer::Run() {
-  while (const std::unique_ptr<Job> job = AwaitJob()) Finish(*job, RunJob(*job));
+  WarmUpAllocator();
+  Heartbeat beat("kvs-import", kPatience);
+  while (const std::unique_ptr<Job> job = AwaitJob()) {
+    const Turning turning(&beat);
+    Status status = ResourceExhausted("MEMORY", "the daemon has no memory to copy these blocks");
+    Survive("kvs-import", [&] { status = RunJob(*job); });
+    Survive("kvs-import", [&] { Finish(*job, status); });
+  }
 }
 
 Status Importer::RunJob(const Job& job) {
@@ -349,7 +359,8 @@ Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const 
                                                           static_cast<uint32_t>(tokens.size())));
   const uint32_t end = job.tokens + static_cast<uint32_t>(tokens.size());
   KVS_CHECK(end == first + blocks.size() * static_cast<size_t>(record.tensors->block_tokens()));
-  const Status copied = CopyLayers(record, job, first, blocks, end);
+  Status copied = ResourceExhausted("MEMORY", "the daemon has no memory to copy these blocks");
+  Survive("kvs-import", [&] { copied = CopyLayers(record, job, first, blocks, end); });
   if (!copied.ok()) {
     store_->AbandonImport(job);
     return copied;

@@ -7,10 +7,15 @@
 #include <optional>
 #include <utility>
 
+#include "server/telemetry/heartbeat.h"
+#include "server/telemetry/thread_top.h"
+
 namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kPatience = 15;
 
 }  // namespace
 
@@ -51,10 +56,16 @@ bool Mover::AwaitTime(Clock::time_point at) {
 }
 
 void Mover::Run() {
+  WarmUpAllocator();
+  Heartbeat beat("kvs-move", kPatience);
   while (AwaitWork()) {
     for (auto next = Clock::now();;) {
       const auto began = Clock::now();
-      const std::optional<uint64_t> bytes = store_->MoveSome(kPieceBytes);
+      std::optional<uint64_t> bytes;
+      Survive("kvs-move", [&] {
+        const Turning turning(&beat);
+        bytes = store_->MoveSome(kPieceBytes);
+      });
       if (!bytes) break;
       if (options_.bytes_per_second != 0) {
         const std::chrono::duration<double> takes(static_cast<double>(*bytes) /

@@ -4,15 +4,23 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 
+#include "server/store/work_requests.h"
+#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/thread_top.h"
+#include "server/work/build.h"
 
 namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kPatience = 150;  // all of a long prompt, by one thread
 
 int64_t MicrosSince(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
@@ -26,6 +34,16 @@ void RunOn(const std::vector<int>& cpus) {
   for (const int cpu : cpus) CPU_SET(cpu, &set);
   if (const int error = pthread_setaffinity_np(pthread_self(), sizeof(set), &set); error != 0) {
     LogEvent(LogLevel::kWarn, "work_cpus", {{"errno", error}, {"why", "workers run on all cores"}});
+  }
+}
+
+// Without memory the job is given up, as after any failure.
+Result<RecompressOutput> RunStaged(Store* store, RecompressJob* job, Recompressor* recompressor) {
+  try {
+    KVS_RETURN_IF_ERROR(store->StageRecompression(job));
+    return recompressor->Run(job->input);
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("MEMORY", "the daemon has no memory to recompress this sequence");
   }
 }
 
@@ -43,9 +61,14 @@ void LogFailure(const RecompressJob& job, const Status& why) {
 RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const Backend* backend,
                                  std::vector<const SegmentPacker*> far_packers)
     : options_(options), store_(store), backend_(backend), far_packers_(std::move(far_packers)) {
-  for (uint32_t i = 0; i < options_.threads; ++i) {
-    threads_.emplace_back([this] { Run(); });
-    pthread_setname_np(threads_.back().native_handle(), "kvs-work");
+  try {
+    for (uint32_t i = 0; i < options_.threads; ++i) {
+      threads_.emplace_back([this] { Run(); });
+      pthread_setname_np(threads_.back().native_handle(), "kvs-work");
+    }
+  } catch (const std::system_error&) {
+    Stop();  // those that there are
+    throw;
   }
   if (!threads_.empty()) store_->SetRecompressSink(this);
 }
@@ -73,50 +96,70 @@ size_t RecompressQueue::waiting() const {
   return entries_.size();
 }
 
-bool RecompressQueue::Offer(uint64_t sequence, int64_t releasable_bytes) {
+bool RecompressQueue::Push(Entry entry) {
   {
     MutexLock lock(mu_);
     if (stopping_ || entries_.size() >= options_.queue) return false;
-    entries_.push_back({sequence, releasable_bytes});
+    entries_.push_back(entry);
   }
   wake_.notify_one();
   return true;
 }
 
-void RecompressQueue::Withdraw(uint64_t sequence) {
+void RecompressQueue::Erase(uint64_t sequence, bool build) {
   MutexLock lock(mu_);
-  std::erase_if(entries_, [sequence](const Entry& e) { return e.sequence == sequence; });
+  std::erase_if(entries_, [sequence, build](const Entry& e) {
+    return e.sequence == sequence && e.build == build;
+  });
 }
 
-uint64_t RecompressQueue::Next() {
+bool RecompressQueue::Offer(uint64_t sequence, int64_t releasable_bytes) {
+  return Push({sequence, releasable_bytes, false});
+}
+void RecompressQueue::Withdraw(uint64_t sequence) { Erase(sequence, false); }
+bool RecompressQueue::OfferBuild(uint64_t sequence) { return Push({sequence, 0, true}); }
+void RecompressQueue::WithdrawBuild(uint64_t sequence) { Erase(sequence, true); }
+
+RecompressQueue::Entry RecompressQueue::Next() {
   {
     std::unique_lock<std::mutex> lock(mu_.native());
     const auto ready = [this]()
                            KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !entries_.empty(); };
-    if (!wake_.wait_for(lock, kRetryEvery, ready)) return 0;
+    if (!wake_.wait_for(lock, kRetryEvery, ready)) return {};
   }
   const bool pressed = store_->UnderPressure();
   MutexLock lock(mu_);
-  if (stopping_ || entries_.empty()) return 0;
+  if (stopping_ || entries_.empty()) return {};
   const auto less = [](const Entry& a, const Entry& b) {
     return a.releasable_bytes < b.releasable_bytes;
   };
   const auto at =
       pressed ? std::max_element(entries_.begin(), entries_.end(), less) : entries_.begin();
-  const uint64_t sequence = at->sequence;
+  const Entry entry = *at;
   entries_.erase(at);
-  return sequence;
+  return entry;
 }
 
 void RecompressQueue::Run() {
+  WarmUpAllocator();
   RunOn(options_.cpus);
   std::unique_ptr<Executor> pool;
-  if (options_.op_threads > 1) pool = NewThreadPool(static_cast<int>(options_.op_threads));
+  Survive("kvs-work", [&] {
+    if (options_.op_threads > 1) pool = NewThreadPool(static_cast<int>(options_.op_threads));
+  });
+  Heartbeat beat("kvs-work", kPatience);
   while (!stopping()) {
-    if (const uint64_t sequence = Next(); sequence != 0) {
-      Recompress(sequence, pool ? pool.get() : &InlineExecutor());
-    }
-    store_->OfferDue();
+    Executor* const executor = pool ? pool.get() : &InlineExecutor();
+    const Entry next = Next();
+    const Turning turning(&beat);
+    Survive("kvs-work", [&] {
+      if (next.build) {
+        RunBuild(&store_->requests(), next.sequence, *backend_, executor);
+      } else if (next.sequence != 0) {
+        Recompress(next.sequence, executor);
+      }
+      store_->OfferDue();
+    });
   }
 }
 
@@ -132,9 +175,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   RecompressOutput output;
   if (job.recompressor != nullptr) {
     next = job.recompressor->Clone();
-    const Status staged = store_->StageRecompression(&job);
-    Result<RecompressOutput> ran =
-        staged.ok() ? next->Run(job.input) : Result<RecompressOutput>(staged);
+    Result<RecompressOutput> ran = RunStaged(store_, &job, next.get());
     if (!ran.ok()) {
       LogFailure(job, ran.status());
       return store_->AbandonRecompression(std::move(job), ran.status());
@@ -146,9 +187,14 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   logged.sequence = job.sequence;
   logged.plan = job.plan;
   logged.waited_us = job.waited_us;
+  const std::string warning = output.warning;
   const Result<RecompressResult> done =
       store_->PublishRecompression(std::move(job), std::move(next), std::move(output));
   if (!done.ok()) return LogFailure(logged, done.status());
+  if (!warning.empty()) {
+    LogEvent(LogLevel::kWarn, "max_loss",
+             {{"sequence", logged.sequence}, {"plan", logged.plan}, {"why", warning}});
+  }
   LogEvent(LogLevel::kDebug, "recompressed",
            {{"sequence", logged.sequence},
             {"plan", logged.plan},

@@ -1,10 +1,11 @@
 // RecompressQueue: the threads that recompress sequences away from decode (DESIGN, "Publishing
-// without blocking"), and the bounded queue in front of them.
+// without blocking") and build what was asked for (build.h), and the bounded queue in front of
+// them.
 //
 // Order: first come, first served; while the device pool is above its watermark, who releases most
-// bytes first. What the queue has no room for stays due in the store and is offered again when
-// there is. A worker never holds a lock while it computes or copies; decode waits for nobody here.
-// A worker looks for refused and failed sequences every `kRetryEvery`.
+// bytes first, which builds do not. What the queue has no room for stays due in the store and is
+// offered again when there is. A worker never holds a lock while it computes or copies; decode
+// waits for nobody here. A worker looks for refused and failed sequences every `kRetryEvery`.
 //
 // Ownership: borrows the store, which must outlive it, and the backend.
 // Thread-safety: Offer and Withdraw from any thread (the store's, under its lock); one lock of its
@@ -46,11 +47,14 @@ class RecompressQueue final : public RecompressSink {
                   std::vector<const SegmentPacker*> far_packers = {});
   // Stop.
   ~RecompressQueue() override;
-  // Cancels what runs, drops what waits, joins. The store answers waiting settles. Idempotent.
+  // Cancels what runs (of a build after the part under way), drops what waits, joins. The store
+  // answers waiting settles. Idempotent.
   void Stop() KVS_EXCLUDES(mu_);
 
   bool Offer(uint64_t sequence, int64_t releasable_bytes) override KVS_EXCLUDES(mu_);
   void Withdraw(uint64_t sequence) override KVS_EXCLUDES(mu_);
+  bool OfferBuild(uint64_t sequence) override KVS_EXCLUDES(mu_);
+  void WithdrawBuild(uint64_t sequence) override KVS_EXCLUDES(mu_);
 
   size_t waiting() const KVS_EXCLUDES(mu_);
 
@@ -58,11 +62,14 @@ class RecompressQueue final : public RecompressSink {
   struct Entry {
     uint64_t sequence = 0;
     int64_t releasable_bytes = 0;
+    bool build = false;  // else a recompression
   };
 
   void Run() KVS_EXCLUDES(mu_);
+  bool Push(Entry entry) KVS_EXCLUDES(mu_);
+  void Erase(uint64_t sequence, bool build) KVS_EXCLUDES(mu_);
   // The next sequence; 0: none came in time, or the queue stops.
-  uint64_t Next() KVS_EXCLUDES(mu_);
+  Entry Next() KVS_EXCLUDES(mu_);
   bool stopping() const KVS_EXCLUDES(mu_);
   void Recompress(uint64_t sequence, Executor* executor);
 

@@ -281,7 +281,8 @@ TEST_F(CalibrateTest, AsksTheDaemonAboutEveryPlan) {
     EXPECT_TRUE(plan.points[0].sparse);
     EXPECT_GT(plan.points[0].full_ms, 0);
   }
-  EXPECT_THAT(fake_library.opened, Contains("mosaickv{strategy = \"search\", min_tokens = 0}"));
+  EXPECT_THAT(fake_library.opened,
+              Contains("mosaickv{strategy = \"search\", max_loss = 1, min_tokens = 0}"));
   EXPECT_THAT(fake_library.opened, Contains("tokenselect{min_tokens = 0}"));
   EXPECT_THAT(fake_library.prompt_tokens, Contains(512u));
 }

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 DEADLINE_S = 60
@@ -37,6 +38,20 @@ def expect(result, code, *words):
     for word in words:
         assert word in result.stdout + result.stderr, f"wanted {word!r}: {shown}"
     return result
+
+
+def as_nobody(cli, *words):
+    """Of the daemon's group. REQUIRES: root and setpriv."""
+    with tempfile.TemporaryDirectory(prefix="kvs-cli-") as folder:  # whatever the build folder's mode
+        os.chmod(folder, 0o755)
+        copy = shutil.copy(cli.program, folder)
+        library = next(line.split("=>")[1].split("(")[0].strip()
+                       for line in subprocess.run(["ldd", cli.program], capture_output=True,
+                                                  text=True).stdout.splitlines() if "libkvstrata" in line)
+        shutil.copy(library, os.path.join(folder, "libkvstrata.so.0"))
+        return subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", copy, *words],
+                              env={"LD_LIBRARY_PATH": folder, "KVSTRATA_SOCKET": cli.socket},
+                              timeout=DEADLINE_S, capture_output=True, text=True)
 
 
 # ---- without a daemon ----
@@ -80,18 +95,7 @@ def test_a_forbidden_socket_is_4(cli):
         listener.bind(forbidden)
         os.chmod(forbidden, 0o600)
         os.chmod(cli.folder, 0o755)
-        copy = os.path.join(tempfile.mkdtemp(prefix="kvs-cli-"), "kvstrata")
-        shutil.copy(cli.program, copy)  # where another user can run it, whatever the build folder's mode
-        os.chmod(os.path.dirname(copy), 0o755)
-        library = next(line.split("=>")[1].split("(")[0].strip()
-                       for line in subprocess.run(["ldd", cli.program], capture_output=True,
-                                                  text=True).stdout.splitlines() if "libkvstrata" in line)
-        shutil.copy(library, os.path.join(os.path.dirname(copy), "libkvstrata.so.0"))
-        result = subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", copy, "status", "--socket",
-                                 forbidden], env={"LD_LIBRARY_PATH": os.path.dirname(copy)}, timeout=DEADLINE_S,
-                                capture_output=True, text=True)
-        shutil.rmtree(os.path.dirname(copy))
-        expect(result, 4, "SOCKET_DENIED", "next:")
+        expect(as_nobody(cli, "status", "--socket", forbidden), 4, "SOCKET_DENIED", "next:")
 
 
 def test_usage_is_2(cli):
@@ -178,6 +182,10 @@ def daemon_lists(cli):
         assert shown == plan and plan["description"], (shown, plan)
         assert f'\n{plan["name"]} ' in table, table
     expect(cli("plan", "show", "quest{budget = 1024}"), 0, "budget = 1024")
+    expect(cli("plan", "show", "sekv"), 0, "NEEDS", "surprisal", "of every prompt token")
+    needs = {p["name"]: {n["name"] for n in p["needs"]} for p in plans}
+    assert needs["full"] == {"token_ids"} and "entropy" in needs["chess"], needs
+    assert {"boundary", "prompt_queries", "prefill_done"} <= needs["sentencekv"], needs
     expect(cli("plan", "show", "qest"), 5, "PLAN_UNKNOWN", "quest")
     expect(cli("plan", "show", "quest{budgte = 1}"), 2, "budget")
     for words in (["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["work", "ls"],
@@ -247,6 +255,50 @@ def trace_bytes(prompt=600, steps=6, tail=8, layers="3"):
     return struct.pack("<Q", len(text)) + text + data
 
 
+def numbers_of(value):
+    """All numbers of a document."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [n for entry in value for n in numbers_of(entry)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+def disk_numbers_are_exact_in_any_reader(cli):
+    for words in (["status"], ["model", "ls"], ["session", "ls"], ["seq", "ls"], ["pool", "ls"], ["work", "ls"],
+                  ["tier", "ls"], ["pin", "ls"], ["config", "show"], ["block", "ls", "--limit", "1"], ["audit"]):
+        document = json.loads(expect(cli(*words, "-o", "json"), 0).stdout)
+        assert max([abs(n) for n in numbers_of(document)], default=0) <= 2 ** 53, (words, document)
+    status = json.loads(cli("status", "-o", "json").stdout)
+    assert isinstance(status["daemon_epoch"], str) and int(status["daemon_epoch"]) > 0, status
+    assert isinstance(json.loads(cli("block", "ls", "-o", "json").stdout)["next"], str)
+
+
+def daemon_keeps_nothing_of_a_replay(cli):
+    path = os.path.join(cli.folder, "gone.safetensors")
+    with open(path, "wb") as file:
+        file.write(trace_bytes())
+    models, blocks = (json.loads(cli(*words, "-o", "json").stdout) for words in (["model", "ls"], ["block", "ls"]))
+    expect(cli("replay", path, "--plan", "quest{min_tokens = 0}", "--plan", "mosaickv{min_tokens = 0}"), 0)
+    assert json.loads(cli("model", "ls", "-o", "json").stdout) == models
+    assert json.loads(cli("block", "ls", "-o", "json").stdout) == blocks
+    expect(cli("audit"), 0, "yes")
+    expect(cli("calibrate", path, "--out", os.path.join(cli.folder, "gone.toml")), 0)
+    assert json.loads(cli("model", "ls", "-o", "json").stdout) == models
+    expect(cli("replay", path, "--plan", "full", "--keep"), 0)
+    assert len(json.loads(cli("model", "ls", "-o", "json").stdout)["models"]) == len(models["models"]) + 1
+    expect(cli("evict", "--yes"), 0)
+    assert json.loads(cli("model", "ls", "-o", "json").stdout)["models"] == [], "no page, no session, no model"
+
+
+def daemon_health_is_the_same_for_everybody(cli):
+    mine = json.loads(expect(cli("health", "-o", "json"), 0).stdout)
+    assert mine == {"healthy": True, "health": "SERVING", "state": "serving", "why": ""}, mine
+    if os.geteuid() == 0 and shutil.which("setpriv"):
+        os.chmod(cli.folder, 0o755)
+        assert json.loads(expect(as_nobody(cli, "health", "-o", "json"), 0).stdout) == mine
+
+
 def daemon_replays(cli):
     path = os.path.join(cli.folder, "t.safetensors")
     with open(path, "wb") as file:
@@ -254,7 +306,7 @@ def daemon_replays(cli):
     small = ["quest{budget = 128, min_tokens = 0}", "window{n_sink = 4, n_recent = 60, min_tokens = 0}",
              "chess{min_tokens = 0, window = 4}"]
     plans = [word for plan in ["full"] + small for word in ("--plan", plan)]
-    result = json.loads(expect(cli("replay", path, *plans, "-o", "json"), 0).stdout)
+    result = json.loads(expect(cli("replay", path, *plans, "--keep", "-o", "json"), 0).stdout)
     assert result["layers"] == [0, 2] and result["steps"] == 6
     reference, full, *sparse = result["plans"]
     for row in (reference, full):
@@ -297,6 +349,15 @@ def daemon_looks_up(cli):
     assert json.loads(cli("lookup", model["name"], text, "-o", "json").stdout)["held_tokens"] == 96
     with open(text) as file:
         expect(cli("lookup", model["name"], "-", stdin=file), 0, "HELD TOKENS", "96")
+    assert found["plan"] == "" and found["indexed_tokens"] == 0, found
+    expect(cli("lookup", model["name"], text), 0, "PLAN", "raw pages")
+    planned = json.loads(expect(cli("lookup", model["name"], path, "--plan", "sentencekv", "-o", "json"), 0).stdout)
+    assert planned["plan"].startswith("sentencekv{") and planned["held_tokens"] < 592, planned
+    expect(cli("lookup", model["name"], path, "--plan", "sentencekv"), 0, "INDEXED", str(planned["held_tokens"]))
+    expect(cli("lookup", model["name"], path, "--plan", "qest"), 5, "PLAN_UNKNOWN")
+    expect(cli("lookup", model["name"], path, "--plan", "full", "--device", "GPU-9"), 5, "DEVICE_UNKNOWN")
+    expect(cli("lookup", model["name"], path, "--device", "GPU-9"), 2, "--plan")
+    expect(cli("lookup", model["name"], *keys, "--plan", "full"), 2, "LOOKUP_WHAT", "tokens")
     stranger = expect(cli("lookup", model["name"], text, "--tenant", "uid:4242", "-o", "json"), 0)
     assert json.loads(stranger.stdout)["held_tokens"] == 0
     expect(cli("lookup", model["name"], text, "--pages"), 0, "TIER", found["pages"][5]["key"])
@@ -418,7 +479,6 @@ def damage(slot):
 
 
 def wait_for_disk(cli, values):
-    import time
     for _ in range(DEADLINE_S * 100):
         shown = json.loads(cli("tier", "show", "-o", "json").stdout)
         if shown["entries"] >= values and shown["waiting"] == 0:
@@ -431,18 +491,18 @@ def disk_lists_blocks(cli):
     path = os.path.join(cli.folder, "b.safetensors")
     with open(path, "wb") as file:
         file.write(trace_bytes())
-    expect(cli("replay", path, "--plan", "quest{min_tokens = 0}"), 0)
+    expect(cli("replay", path, "--plan", "quest{min_tokens = 0}", "--keep"), 0)
     wait_for_disk(cli, 37)
     listed = json.loads(expect(cli("block", "ls", "-o", "json"), 0).stdout)
     pages = [b for b in listed["blocks"] if b["kind"] == "page"]
-    assert len(pages) == 37 and listed["next"] == 0, listed
+    assert len(pages) == 37 and listed["next"] == "0", listed
     assert all(p["tokens"] == 16 and p["model"] and p["tiers"][-1] == "disk" for p in pages), pages
     on_disk = {b["key"] for b in listed["blocks"] if "disk" in b["tiers"]}
     assert on_disk == {key.hex() for _, _, key in slots_on_disk(os.path.join(cli.folder, "tier"))}, listed
     expect(cli("block", "ls"), 0, "KIND", "device,disk")
     some = json.loads(expect(cli("block", "ls", "--limit", "5", "-o", "json"), 0).stdout)
-    assert some["blocks"] == listed["blocks"][:5] and some["next"], some
-    rest = json.loads(cli("block", "ls", "--after", str(some["next"]), "--limit", "0", "-o", "json").stdout)
+    assert some["blocks"] == listed["blocks"][:5] and some["next"] != "0", some
+    rest = json.loads(cli("block", "ls", "--after", some["next"], "--limit", "0", "-o", "json").stdout)
     assert some["blocks"] + rest["blocks"] == listed["blocks"], rest
     expect(cli("block", "ls", "--limit", "5"), 0, f'--after {some["next"]}')
     assert json.loads(cli("block", "ls", "--tier", "host", "-o", "json").stdout)["blocks"] == []
@@ -505,6 +565,16 @@ def disk_is_scrubbed(cli):
     expect(cli("tier", "scrub", "--rate", "1", "--timeout", "50ms"), 6, "DEADLINE")
 
 
+def wait_for_state(cli, state):
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        shown = json.loads(expect(cli("health", "-o", "json"), 0).stdout)
+        if shown["state"] == state:
+            return
+        assert time.monotonic() < end, shown
+        time.sleep(0.01)
+
+
 def disk_is_drained(cli):
     def entries():
         return json.loads(cli("tier", "show", "-o", "json").stdout)["entries"]
@@ -514,8 +584,9 @@ def disk_is_drained(cli):
     path = os.path.join(cli.folder, "d.safetensors")
     with open(path, "wb") as file:
         file.write(trace_bytes(prompt=400))
-    expect(cli("replay", path, "--plan", "full"), 0)
+    expect(cli("replay", path, "--plan", "full", "--keep"), 0)
     expect(cli("tier", "show"), 0, "REFUSED, DRAINING")
+    wait_for_state(cli, "serving, draining the disk")
     shown = json.loads(cli("tier", "show", "-o", "json").stdout)
     assert shown["draining"] and shown["refused"] > 0 and shown["entries"] == before, shown
     blocks = json.loads(cli("block", "ls", "--limit", "0", "-o", "json").stdout)["blocks"]
@@ -526,6 +597,7 @@ def disk_is_drained(cli):
     wait_for_disk(cli, before + missing)
     expect(cli("tier", "drain"), 0, "SAFE TO STOP  ", "yes")
     expect(cli("tier", "drain", "--resume"), 0)
+    wait_for_state(cli, "serving")
 
 
 def daemon_resizes_pools(cli):

@@ -50,14 +50,14 @@ TEST(Verbs, AreThese) {
   std::vector<std::string> names;
   EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) { names.push_back(name); });
   std::vector<std::string> expected = {
-      "status",     "health",     "version",     "plan",         "plan ls",      "plan show",
-      "model",      "model ls",   "model show",  "session",      "session ls",   "seq",
-      "seq ls",     "seq show",   "seq map",     "seq demote",   "seq prefetch", "pool",
-      "pool ls",    "tier",       "tier ls",     "work",         "work ls",      "evict",
-      "audit",      "config",     "config show", "config check", "replay",       "calibrate",
-      "completion", "lookup",     "pin",         "pin ls",       "pin add",      "pin rm",
-      "tier show",  "block",      "block ls",    "block get",    "block verify", "tier scrub",
-      "tier drain", "tier resize"};
+      "status",       "health",         "version",    "plan",       "plan ls",      "plan show",
+      "model",        "model ls",       "model show", "session",    "session ls",   "seq",
+      "seq ls",       "seq show",       "seq map",    "seq demote", "seq prefetch", "pool",
+      "seq build",    "seq recompress", "pool ls",    "tier",       "tier ls",      "work",
+      "work ls",      "evict",          "audit",      "config",     "config show",  "config check",
+      "replay",       "calibrate",      "completion", "lookup",     "pin",          "pin ls",
+      "pin add",      "pin rm",         "tier show",  "block",      "block ls",     "block get",
+      "block verify", "tier scrub",     "tier drain", "tier resize"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names, expected);
@@ -87,6 +87,9 @@ TEST(Verbs, TheIssuesVerbsExist) {
                            "seq map 1",
                            "seq demote 1",
                            "seq prefetch 1",
+                           "seq build 1 --plan quest",
+                           "seq recompress 1",
+                           "seq recompress 1 --cancel",
                            "pool ls",
                            "tier ls",
                            "work ls",

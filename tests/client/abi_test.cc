@@ -125,6 +125,110 @@ TEST_F(AbiTest, DefaultSocketFollowsTheEnvironment) {
                            : "/tmp/kvstrata-" + std::to_string(geteuid()) + "/kvstratad.sock");
 }
 
+TEST_F(AbiTest, OpensWithOptions) {
+  const int32_t tokens[] = {1, 2, 3};
+  kvs_opened opened{};
+  opened.size = sizeof(opened);
+  ASSERT_EQ(kvs_sequence_open_with(session_, kFakeModel, "full", tokens, 3, nullptr, &opened),
+            KVS_OK);
+  EXPECT_EQ(opened.sequence, kFakeSequence);
+  EXPECT_EQ(opened.held, 16u);
+  EXPECT_EQ(opened.indexed, 8u);
+  EXPECT_EQ(opened.surprisal_tokens, 12u);
+  EXPECT_EQ(opened.boundary_tokens, 4u);
+  EXPECT_EQ(Log().hold.max_tokens, 0u);
+  EXPECT_FALSE(Log().hold.only_reported);
+
+  kvs_open_options options{sizeof(options), 48, 1};
+  const auto open = [&] {
+    return kvs_sequence_open_with(session_, kFakeModel, "full", tokens, 3, &options, &opened);
+  };
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_EQ(Log().hold.max_tokens, 48u);
+  EXPECT_TRUE(Log().hold.only_reported);
+  options.only_reported = 2;
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "only_reported 2; allowed: 0..1");
+  options = {8, 0, 0};
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_open_options.size 8");
+  options = {sizeof(options), 0, 0};
+  opened.size = 8;
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_opened.size 8");
+  ExpectRefused(kvs_sequence_open_with(session_, 1, nullptr, tokens, 3, &options, &opened),
+                KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_opened");
+  ExpectRefused(kvs_sequence_open_with(session_, 1, "full", tokens, 3, &options, nullptr),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "out is NULL");
+}
+
+TEST_F(AbiTest, WorkIsAskedForAndEnded) {
+  const kvs_sequence sequence = kFakeSequence;
+  kvs_build_result built{};
+  built.size = sizeof(built);
+  ASSERT_EQ(kvs_sequence_build(session_, sequence, "quest", &built), KVS_OK);
+  EXPECT_EQ(Log().plan, "quest");
+  EXPECT_EQ(built.indexed_tokens, 40u);
+  EXPECT_EQ(built.built_blocks, 3u);
+  EXPECT_EQ(built.extents, 2u);
+  ASSERT_EQ(kvs_sequence_build(session_, sequence, nullptr, nullptr), KVS_OK);
+  EXPECT_EQ(Log().plan, "") << "its own";
+  built.size = 8;
+  ExpectRefused(kvs_sequence_build(session_, sequence, nullptr, &built), KVS_INVALID_ARGUMENT,
+                "STRUCT_SIZE", "kvs_build_result.size 8");
+  EXPECT_EQ(kvs_sequence_recompress(session_, sequence), KVS_OK);
+  EXPECT_EQ(kvs_work_cancel(session_, sequence), KVS_OK);
+}
+
+TEST_F(AbiTest, LooksUp) {
+  const int32_t tokens[] = {1, 2, 3};
+  kvs_lookup_result found{};
+  found.size = sizeof(found);
+  ASSERT_EQ(kvs_lookup(session_, kFakeModel, nullptr, tokens, 3, &found), KVS_OK);
+  EXPECT_EQ(Log().plan, "");
+  EXPECT_EQ(Log().prompt, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(found.held, 48u);
+  EXPECT_EQ(found.indexed, 32u);
+  EXPECT_EQ(found.device_tokens, 16u);
+  EXPECT_EQ(found.host_tokens, 24u);
+  EXPECT_EQ(found.disk_tokens, 8u);
+
+  kvs_lookup_options options{sizeof(options), "quest", "GPU-1"};
+  const auto look = [&] { return kvs_lookup(session_, kFakeModel, &options, tokens, 3, &found); };
+  ASSERT_EQ(look(), KVS_OK);
+  EXPECT_EQ(Log().plan, "quest");
+  EXPECT_EQ(Log().lookup_device, "GPU-1");
+  const std::string long_name(64, 'x');
+  options.device_uuid = long_name.c_str();
+  ExpectRefused(look(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "bytes of device_uuid 64");
+  options = {8, nullptr, nullptr};
+  ExpectRefused(look(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_lookup_options.size 8");
+  options = {sizeof(options), nullptr, nullptr};
+  found.size = 8;
+  ExpectRefused(look(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_lookup_result.size 8");
+  ExpectRefused(kvs_lookup(session_, kFakeModel, nullptr, nullptr, 3, &found), KVS_INVALID_ARGUMENT,
+                "STRUCT_SIZE", "kvs_lookup_result");
+  ExpectRefused(kvs_lookup(session_, kFakeModel, nullptr, tokens, 3, nullptr), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "out is NULL");
+}
+
+TEST_F(AbiTest, PlansSayWhatTheyNeed) {
+  uint32_t needs = 0;
+  char text[512];
+  ASSERT_EQ(kvs_plan_needs(session_, "named", &needs, text, sizeof(text)), KVS_OK);
+  EXPECT_EQ(needs, uint32_t{KVS_NEEDS_TOKEN_IDS | KVS_NEEDS_PREFILL_DONE | KVS_NEEDS_ENTROPY});
+  EXPECT_NE(std::string(text).find("\nentropy: "), std::string::npos) << text;
+  ASSERT_EQ(kvs_plan_needs(session_, "full", &needs, nullptr, 0), KVS_OK);
+  EXPECT_EQ(needs, uint32_t{KVS_NEEDS_TOKEN_IDS});
+  ASSERT_EQ(kvs_plan_needs(session_, "sekv", &needs, text, 6), KVS_OK);
+  EXPECT_STREQ(text, "token");
+  ExpectRefused(kvs_plan_needs(session_, "qest", &needs, text, sizeof(text)), KVS_INVALID_ARGUMENT,
+                "PLAN_UNKNOWN", "qest");
+  ExpectRefused(kvs_plan_needs(session_, nullptr, &needs, text, sizeof(text)), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "plan is NULL");
+  ExpectRefused(kvs_plan_needs(session_, "full", nullptr, text, sizeof(text)), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_NULL", "needs is NULL");
+  ExpectRefused(kvs_plan_needs(session_, "full", &needs, text, 0), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_RANGE", "capacity 0");
+}
+
 TEST_F(AbiTest, ModelDescriptions) {
   struct Case {
     std::function<void(kvs_model_desc*)> spoil;

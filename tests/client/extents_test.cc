@@ -105,7 +105,7 @@ class ExtentsTest : public ::testing::Test {
   }
 
   uint64_t Open(KeepRaw keep) {
-    const Result<Opened> opened = session_->Open(model_, "window", {});
+    const Result<Opened> opened = session_->Open(model_, "window", {}, {});
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.keep_raw = keep;
     return opened->sequence;

@@ -47,10 +47,19 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   testing::Log().model = spec;
   return testing::kFakeModel;
 }
-Result<Opened> Session::Open(uint64_t, std::string_view plan, std::span<const int32_t> tokens) {
+Result<Opened> Session::Open(uint64_t, std::string_view plan, std::span<const int32_t> tokens,
+                             const HoldOptions& hold) {
   testing::Log().plan = plan;
   testing::Log().prompt.assign(tokens.begin(), tokens.end());
-  return Opened{testing::kFakeSequence, 16};
+  testing::Log().hold = hold;
+  return Opened{testing::kFakeSequence, 16, 8, 12, 4};
+}
+Result<LookedUp> Session::Lookup(uint64_t, const LookupQuery& query,
+                                 std::span<const int32_t> tokens) {
+  testing::Log().plan = query.plan;
+  testing::Log().lookup_device = query.device_uuid;
+  testing::Log().prompt.assign(tokens.begin(), tokens.end());
+  return LookedUp{48, 32, 16, 24, 8};
 }
 Result<Opened> Session::Fork(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
@@ -63,12 +72,22 @@ Result<uint32_t> Session::Tokens(uint64_t sequence) {
 }
 Result<std::string> Session::StatusText(uint64_t) { return std::string("a status of some length"); }
 Result<std::string> Session::PlanText(uint64_t) { return std::string("full{}"); }
+Result<std::string> Session::CanonicalPlan(std::string_view plan) {
+  return plan == "named" ? "chess" : std::string(plan);
+}
 Status Session::PrefillDone(uint64_t sequence) { return UnlessOpen(sequence); }
 Status Session::Report(uint64_t sequence, uint32_t, uint32_t, const float*, const float*,
                        const uint8_t*) {
   return UnlessOpen(sequence);
 }
 Status Session::Settle(uint64_t sequence) { return UnlessOpen(sequence); }
+Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
+  KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
+  testing::Log().plan = plan;
+  return Built{40, 3, 2};
+}
+Status Session::Recompress(uint64_t sequence) { return UnlessOpen(sequence); }
+Status Session::CancelWork(uint64_t sequence) { return UnlessOpen(sequence); }
 
 Status Session::RegisterTensors(uint64_t, int32_t, const LentTensor& keys, const LentTensor&,
                                 bool same_memory) {

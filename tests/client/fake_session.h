@@ -18,6 +18,8 @@ struct FakeLog {
   ModelSpec model;
   std::string plan;
   std::vector<int32_t> prompt;
+  HoldOptions hold;
+  std::string lookup_device;
   Rows k;
   MutableRows out;
   LentTensor keys;

@@ -7,7 +7,7 @@ namespace {
 
 // Lengths are multiples of a block: where a short one is chosen, the CPU may choose one more.
 TEST(CudaStep, PackedSegmentsAndTheUpdateBuffer) {
-  for (const char* plan : {kMosaic, kMosaicDense, kFullPacked}) {
+  for (const char* plan : {kMosaic, kMosaicDense, kMilder, kFullPacked}) {
     for (const auto& [dtype, batch] : {std::pair{DType::kBF16, 1}, {DType::kF16, 5}}) {
       SCOPED_TRACE(std::string(plan) + " batch " + std::to_string(batch));
       Twins twins(Small(dtype), std::vector<std::string>(static_cast<size_t>(batch), plan));
@@ -52,7 +52,7 @@ TEST(CudaStep, PackedRowsOfOtherModels) {
 // One graph, from before anything is packed over flushes, joins and closings; one member's prompt
 // is shorter than min_tokens.
 TEST(CudaStep, AGraphStaysGoodWhileRowsArePacked) {
-  Twins twins(OneLayer(), {kMosaic, kFullPacked, kMosaic, kMosaic});
+  Twins twins(OneLayer(), {kMosaic, kFullPacked, kMosaic, kMilder});
   ASSERT_NO_FATAL_FAILURE(Prefill(twins, {200, 160, 304, 128}));
   ASSERT_NO_FATAL_FAILURE(twins.Run(twins.Each(1)));
   Replays replays(twins);

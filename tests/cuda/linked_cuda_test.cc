@@ -88,7 +88,7 @@ TEST_F(LinkedCuda, PackedRowsAreAttended) {
 // Ranks as large as spans are long: rows are kept as they were written, and all are read.
 constexpr char kAllSpans[] = "sekv{r_max = 64, rows = 0, local = 30, min_tokens = 0}";
 constexpr char kSpans[] =
-    "sekv{r_max = 8, d_route = 16, rows_share = 0.5, local = 30, min_tokens = 0}";
+    "sekv{max_loss = 1, r_max = 8, d_route = 16, rows_share = 0.5, local = 30, min_tokens = 0}";
 
 TEST_F(LinkedCuda, SpansAreAttended) {
   LinkedSequence s;

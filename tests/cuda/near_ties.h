@@ -81,7 +81,8 @@ class NearTies {
   static bool AgreeOnSizes(const Selection& want, const Selection& got) {
     return want.full == got.full && want.RowsPerHead() == got.RowsPerHead();
   }
-  // What is expanded on one side only has one relevance.
+  // Of what is expanded on one side only the two most relevant have one relevance: one of them took
+  // the other's room. What is expanded after them differs because of that.
   bool SpansAgree(const Selection& want, const Selection& got) const {
     const auto logits = TwinSequence::Inspected<float>(*sequence_.on_host, sequence_.HostView(),
                                                        "relevance_logits");
@@ -91,9 +92,9 @@ class NearTies {
       std::ranges::set_symmetric_difference(want.units[head], got.units[head],
                                             std::back_inserter(different));
       const float* of_head = &logits[(static_cast<size_t>(layer_ * g_.query_heads) + head) * spans];
-      for (const int32_t u : different) {
-        if (std::abs(of_head[u] - of_head[different[0]]) > 1e-3f) return false;
-      }
+      std::ranges::sort(different, std::ranges::greater(), [&](int32_t u) { return of_head[u]; });
+      if (different.size() == 1) return false;
+      if (!different.empty() && of_head[different[0]] - of_head[different[1]] > 1e-3f) return false;
     }
     return true;
   }

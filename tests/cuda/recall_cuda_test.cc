@@ -42,15 +42,16 @@ std::string Digest(const char* what) {
 class RecallCuda : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
     Plans, RecallCuda,
-    ::testing::Values("full", "quest{budget = 64, min_tokens = 0}",
-                      "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0.9, chunk = 128, "
-                      "min_tokens = 0}",
-                      "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
-                      "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",
-                      "mosaickv{segment = 128, buffer = 64, share = 0.25, min_tokens = 0, "
-                      "keep_raw = \"host\"}",
-                      "sekv{r_max = 8, d_route = 16, local = 30, min_tokens = 0, "
-                      "keep_raw = \"host\"}"));
+    ::testing::Values(
+        "full", "quest{budget = 64, min_tokens = 0}",
+        "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0.9, chunk = 128, "
+        "min_tokens = 0}",
+        "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
+        "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",
+        "mosaickv{max_loss = 1, segment = 128, buffer = 64, share = 0.25, min_tokens = 0, "
+        "keep_raw = \"host\"}",
+        "sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0, "
+        "keep_raw = \"host\"}"));
 
 TEST_P(RecallCuda, IsNearWhatCpusMeasure) {
   LinkedEngine gpu(GpuDaemon().socket(), Digest("near"), true, true);

@@ -13,7 +13,8 @@ constexpr char kQuest[] = "quest{budget = 64, min_tokens = 0}";
 constexpr char kTokens[] =
     "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
 // Nothing is packed while 24 tokens are decoded.
-constexpr char kMosaic[] = "mosaickv{segment = 128, buffer = 64, share = 0.25, min_tokens = 0}";
+constexpr char kMosaic[] =
+    "mosaickv{max_loss = 1, segment = 128, buffer = 64, share = 0.25, min_tokens = 0}";
 constexpr int kSteps = 24;
 
 class RemoteCuda : public ::testing::Test {
@@ -30,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values("full", kQuest, kTokens, kMosaic,
                       "window{n_sink = 4, n_recent = 64, min_tokens = 0}",
                       "sentencekv{tau = 64, n_obs = 16, start = 4, recent = 16, min_tokens = 0}",
-                      "sekv{r_max = 8, d_route = 16, local = 30, min_tokens = 0}",
+                      "sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0}",
                       "chess{page = 16, pages_per_chunk = 2, chunks_per_grid = 4, window = 2, "
                       "trigger = \"every\", every = 1, min_tokens = 0}"));
 

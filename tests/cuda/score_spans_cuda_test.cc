@@ -46,6 +46,21 @@ TEST_F(ScoreSpansCuda, Rooms) {
   }
 }
 
+// Rooms that end at a long span, again and again: what is short enough is taken behind it.
+TEST_F(ScoreSpansCuda, ShortSpansBehindLongOnes) {
+  for (const int longest : {2, 60, 900}) {
+    for (const int room : {0, 1, 5, 40, 700, 3000}) {
+      SpanCase c{.dim = 64, .parts = {{{900, 0}, {300, 2}}}, .room = {room}};
+      c.longest = longest;
+      c.rank_max = 2;
+      c.trained = room % 2 == 0;
+      CheckedSpans(rng_, c).ExpectScoresAndChoice();
+      c.equal_scores = true;
+      CheckedSpans(rng_, c).ExpectScoresAndChoice();
+    }
+  }
+}
+
 // More spans with one score than are ordered one by one, and scores far apart.
 TEST_F(ScoreSpansCuda, ManySpansInOneRange) {
   for (const int room : {0, 37, 400, 1500, 2500}) {

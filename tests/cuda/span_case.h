@@ -32,7 +32,7 @@ struct SpanCase {
   int32_t rank_max = 32;           // 0: all raw; ranks are drawn up to it, some -1
   std::vector<int32_t> room = {};  // of each sequence
   float tau = 0;
-  bool trained = true;  // a router for each query head
+  bool trained = true;  // a router for each query head; else none, and no norms
   DType out_dtype = DType::kF32;
   bool equal_scores = false;
   float norm = 0.05f;  // of scores, and up to three times as much
@@ -77,7 +77,7 @@ class HostSpans {
     Fill(rng, DType::kBF16, v_mean(0), int64_t{c.kv_heads} * shape.spans * c.dim);
     Fill(rng, c.dtype, raw(0, 0), int64_t{2} * c.kv_heads * shape.raw * c.dim);
     if (c.equal_scores) std::fill_n(k_mean(0), c.kv_heads * shape.spans * c.dim * 2, std::byte{0});
-    for (int h = 0; h < c.kv_heads * c.group; ++h) {
+    for (int h = 0; c.trained && h < c.kv_heads * c.group; ++h) {
       for (int32_t u = 0; u < shape.spans; ++u)
         norms(h)[u] = c.norm * (1 + 0.02f * float(Below(rng, 99)));
     }

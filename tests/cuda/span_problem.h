@@ -99,7 +99,7 @@ class SpanProblem {
     const std::vector<std::byte> bytes = RandomElements(rng, case_.dtype, count);
     q_ = DeviceArray<std::byte>(bytes);
     queries_ = Floats(case_.dtype, bytes);
-    routers_ = case_.trained ? query_heads() : case_.kv_heads;
+    routers_ = case_.trained ? query_heads() : 0;
     d_route_ = 1 + Below(rng, std::min(case_.dim, 48));
     w_.resize(static_cast<size_t>(kLayers * routers_ * d_route_ * case_.dim), std::nanf(""));
     for (size_t i = w_.size() / kLayers; i < w_.size(); ++i) w_[i] = Normal(rng);

@@ -30,10 +30,11 @@ inline constexpr const char* kLongSentences =
 inline constexpr const char* kAllSentences =
     "sentencekv{tau = 64, r = 9, start = 33, recent = 20, max_length = 9, min_tokens = 0}";
 inline constexpr const char* kSpans =
-    "sekv{alpha = 1, l_min = 2, r_max = 8, d_route = 16, local = 30, rows_share = 0.6, "
+    "sekv{max_loss = 1, alpha = 1, l_min = 2, r_max = 8, d_route = 16, local = 30, rows_share = "
+    "0.6, "
     "min_tokens = 0}";
 inline constexpr const char* kLongSpans =
-    "sekv{alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
+    "sekv{max_loss = 1, alpha = 2, r_max = 40, d_route = 64, local = 20, rows = 0, min_tokens = 0, "
     "n_dense_layers = 1}";
 inline constexpr const char* kPlans[] = {
     "full",  kWindow,    kQuest,         "quest{budget = 70, min_tokens = 0}",
@@ -42,12 +43,19 @@ inline constexpr const char* kPlans[] = {
 // Codec packed. Lengths are multiples of a block: where a short one is chosen, the CPU may choose
 // one more.
 inline constexpr const char* kMosaic =
-    "mosaickv{segment = 128, buffer = 16, share = 0.3, close_loss = 60, min_tokens = 150}";
+    "mosaickv{max_loss = 1, segment = 128, buffer = 16, share = 0.3, close_loss = 60, min_tokens = "
+    "150}";
 inline constexpr const char* kMosaicDense =
-    "mosaickv{segment = 64, buffer = 32, share = 0.2, block = 4, neighbours = 2, keep = 24, "
+    "mosaickv{max_loss = 1, segment = 64, buffer = 32, share = 0.2, block = 4, neighbours = 2, "
+    "keep = 24, "
     "truncate = false, n_dense_layers = 1, min_tokens = 0}";
+// Random rows lose more than max_loss by d/4: more elements are kept, of the prompt and of flushes.
+inline constexpr const char* kMilder =
+    "mosaickv{truncate = false, segment = 128, buffer = 16, share = 0.3, close_loss = 60, "
+    "min_tokens = 150}";
 inline constexpr const char* kFullPacked =
-    "full{codec = \"packed\", segment = 128, buffer = 16, close_loss = 60, min_tokens = 150}";
+    "full{codec = \"packed\", max_loss = 1, segment = 128, buffer = 16, close_loss = 60, "
+    "min_tokens = 150}";
 
 }  // namespace kvstrata::cuda
 

@@ -32,6 +32,9 @@ struct Abi {
   X(kvs_prefill_done)        \
   X(kvs_report)              \
   X(kvs_settle)              \
+  X(kvs_sequence_build)      \
+  X(kvs_sequence_recompress) \
+  X(kvs_work_cancel)         \
   X(kvs_step_begin)          \
   X(kvs_append)              \
   X(kvs_select)              \

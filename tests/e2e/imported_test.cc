@@ -255,6 +255,30 @@ TEST_P(ImportedOnceTest, WhatCannotBeIsRefusedByFieldAndValue) {
   EXPECT_EQ(Linked().kvs_ping(lender.session()), KVS_OK) << "it costs nobody the session";
 }
 
+// A build takes its turn behind the copies, and who opens that plan finds it.
+TEST_P(ImportedOnceTest, AnIndexIsBuiltOverWhatWasImported) {
+  const std::vector<int32_t> prompt = Prompt(1040, 7);
+  LendingEngine lender(daemon_.socket(), GetParam(), 16);
+  ASSERT_EQ(lender.RegisterAll(), KVS_OK) << lender.engine().error();
+  const kvs_sequence s = lender.engine().Open("full", prompt);
+  const std::vector<int32_t> at = Shuffled(kBlocks, seed_);
+  lender.Compute(prompt, at);
+  ASSERT_EQ(lender.Seal(s, 0, {at.begin(), at.begin() + 65}, prompt), KVS_OK);
+  const char* const plan = "quest{budget = 128, min_tokens = 0}";
+  kvs_build_result built{};
+  built.size = sizeof(built);
+  ASSERT_EQ(Linked().kvs_sequence_build(lender.session(), s, plan, &built), KVS_OK)
+      << lender.engine().error();
+  EXPECT_EQ(built.built_blocks, 2u);
+  EXPECT_EQ(built.indexed_tokens, 1024u);
+  Engine reader(Linked(), daemon_.socket());
+  const kvs_sequence r = reader.Open(plan, prompt);
+  ASSERT_EQ(Linked().kvs_sequence_build(reader.session(), r, nullptr, &built), KVS_OK);
+  EXPECT_EQ(built.built_blocks, 0u);
+  EXPECT_EQ(built.indexed_tokens, 1024u);
+  EXPECT_EQ(Operator(daemon_.socket()).Audit(), "");
+}
+
 // Reported series and the end of the prompt come behind the copies.
 TEST_P(ImportedOnceTest, ThePromptEndsBehindItsCopies) {
   LendingEngine lender(daemon_.socket(), GetParam(), 16);

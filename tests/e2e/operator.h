@@ -99,6 +99,29 @@ class Operator {
     for (const auto& p : status.pools()) bytes += p.used_bytes() + p.retired_bytes();
     return bytes;
   }
+  // Waits for it.
+  kvstrata::Status Build(uint64_t s, const std::string& plan, v1::BuildSequenceResponse* response) {
+    v1::BuildSequenceRequest request;
+    request.set_sequence(s);
+    request.set_plan(plan);
+    grpc::ClientContext context;
+    return FromGrpc(stub_->BuildSequence(&context, request, response));
+  }
+  // Follows it to the end; *last is the last message.
+  kvstrata::Status Recompress(uint64_t s, v1::RecompressSequenceResponse* last) {
+    v1::RecompressSequenceRequest request;
+    request.set_sequence(s);
+    grpc::ClientContext context;
+    const auto reader = stub_->RecompressSequence(&context, request);
+    while (reader->Read(last)) {
+    }
+    return FromGrpc(reader->Finish());
+  }
+  v1::CancelWorkResponse CancelWork(uint64_t s) {
+    v1::CancelWorkRequest request;
+    request.set_sequence(s);
+    return Call<v1::CancelWorkResponse>(&v1::Admin::Stub::CancelWork, request);
+  }
   v1::EvictResponse Evict() {
     return Call<v1::EvictResponse>(&v1::Admin::Stub::Evict, v1::EvictRequest());
   }

@@ -14,9 +14,11 @@ namespace {
 
 constexpr const char* kWindow = "window{n_sink = 4, n_recent = 28, min_tokens = 0}";
 constexpr const char* kPackedOnly =
-    "{selector = \"full\", codec = \"packed\", keep = 32, min_tokens = 0, keep_raw = \"no\"}";
+    "{selector = \"full\", codec = \"packed\", max_loss = 1, keep = 32, min_tokens = 0, keep_raw = "
+    "\"no\"}";
 constexpr const char* kPackedOnHost =
-    "{selector = \"full\", codec = \"packed\", keep = 32, min_tokens = 0, keep_raw = \"host\"}";
+    "{selector = \"full\", codec = \"packed\", max_loss = 1, keep = 32, min_tokens = 0, keep_raw = "
+    "\"host\"}";
 
 // Says 'd' and decodes until it is killed.
 const bool kDecoding = RegisterRole("decoding", [](const std::string& socket, int) {

@@ -1,14 +1,17 @@
 // CopyingCodec: a Recompressor for tests of the daemon. Its extents hold the first 128 bytes of
 // each token (layer 0, head 0: the canary of tests/server/store_fixture.h) of `unit` tokens each,
-// and it needs no raw rows below its last extent. What it does besides, a test decides.
+// and it needs no raw rows from `released_from` to its last extent or `released_to`. What it does
+// besides, a test decides.
 //
 // Thread-safety: the control from any thread; a Recompressor as kernels/codec/codec.h says.
 #ifndef KVSTRATA_TESTS_FAKES_COPYING_CODEC_H_
 #define KVSTRATA_TESTS_FAKES_COPYING_CODEC_H_
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -21,6 +24,7 @@ namespace kvstrata::testing {
 
 struct CodecControl {
   int32_t unit = 32;
+  std::atomic<int32_t> released_from{0}, released_to{std::numeric_limits<int32_t>::max()};
   std::atomic<int> runs{0};           // begun
   std::atomic<bool> merge{false};     // one extent instead of one more: old ones are replaced
   std::atomic<bool> nonsense{false};  // drafts that make no sense
@@ -77,7 +81,9 @@ class CopyingCodec final : public Recompressor {
       out.extents.push_back({-1, Rows(in, tokens), tokens, control_->tier});
     }
     if (control_->nonsense) out.extents.push_back({7, {}, {0, 1}, TierKind::kDevice});
-    out.released = {{0, target}};
+    const kvstrata::Run released{control_->released_from,
+                                 std::min(target, control_->released_to.load())};
+    if (released.begin < released.end) out.released = {released};
     return out;
   }
 

@@ -19,8 +19,9 @@ namespace kvstrata::testing {
 
 class DaemonProcess {
  public:
-  // Starts bin/kvstratad beside this program with `extra` flags; waits at most 10 s for its
-  // readiness. Exits the program with a message when it does not come up.
+  // Starts $KVSTRATAD (a sanitized one, say), else bin/kvstratad beside this program, with `extra`
+  // flags; waits at most 10 s for its readiness. Exits the program with a message when it does not
+  // come up.
   explicit DaemonProcess(const std::vector<std::string>& extra = {}) {
     char folder[] = "/tmp/kvstrata-daemon.XXXXXX";
     if (mkdtemp(folder) == nullptr) Fail("mkdtemp");
@@ -68,8 +69,11 @@ class DaemonProcess {
     std::exit(1);
   }
   void Exec(int ready_fd, const std::vector<std::string>& extra) {
+    const char* const named = std::getenv("KVSTRATAD");
     const std::string binary =
-        (std::filesystem::read_symlink("/proc/self/exe").parent_path() / "kvstratad").string();
+        named != nullptr
+            ? named
+            : std::filesystem::read_symlink("/proc/self/exe").replace_filename("kvstratad").string();
     std::vector<std::string> args = {
         binary,        "--socket", socket(), "--ready-fd", std::to_string(ready_fd),
         "--log-level", "warn"};

@@ -2,6 +2,7 @@
 kvs_test(codec_test codec_test.cc LIBS kvs_kernels)
 set_tests_properties(codec_test PROPERTIES COST 100)  # the longest under a sanitizer: starts first
 kvs_test(codec_packed_test codec_packed_test.cc LIBS kvs_kernels)
+kvs_test(codec_max_loss_test codec_max_loss_test.cc LIBS kvs_kernels)
 kvs_test(codec_lowrank_test codec_lowrank_test.cc LIBS kvs_kernels)
 kvs_test(cuda_packer_test cuda_packer_test.cc LIBS kvs_kernels)
 kvs_test(segment_rules_test segment_rules_test.cc LIBS kvs_kernels)

@@ -20,6 +20,7 @@ inline Plan PackedPlan() {
   plan.segmenter = SegmenterKind::kLoss;
   plan.selector = SelectorKind::kBlock;
   plan.codec = CodecKind::kPacked;
+  plan.max_loss = 1;  // random rows lose much
   plan.min_tokens = 0;
   return plan;
 }
@@ -30,11 +31,25 @@ inline Plan SpanPlan() {
   plan.segmenter = SegmenterKind::kSpan;
   plan.selector = SelectorKind::kZoom;
   plan.codec = CodecKind::kLowRank;
+  plan.max_loss = 1;
   plan.min_tokens = 0;
   plan.local = 32;
   plan.r_max = 8;
   plan.d_route = 16;
   return plan;
+}
+
+inline SpanParameters SomeParameters(const Geometry& g, const Plan& plan) {
+  SpanParameters p{g.layers, g.query_heads, g.head_dim, plan.d_route, plan.r_max, {}, {}, {}, {}};
+  p.w.resize(static_cast<size_t>(g.layers * g.query_heads * plan.d_route * g.head_dim));
+  for (size_t i = 0; i < p.w.size(); ++i) p.w[i] = static_cast<float>(i % 97) - 48;
+  p.tau.assign(static_cast<size_t>(g.layers * g.query_heads), 0.25f);
+  const int32_t sizes[] = {plan.r_max + g.head_dim, 64, 64, plan.r_max};
+  for (int i = 0; i < 3; ++i) {
+    p.weight[i].assign(static_cast<size_t>(sizes[i] * sizes[i + 1]), 0.0f);
+    p.bias[i].assign(static_cast<size_t>(sizes[i + 1]), 0.0f);
+  }
+  return p;
 }
 
 using Bytes = std::vector<std::byte>;
@@ -111,6 +126,7 @@ class CodecSequence {
     }
     extents_ = std::move(extents);
     tokens_of_ = std::move(tokens);
+    if (!output->warning.empty()) warnings_.push_back(output->warning);
     Release(output->released);
     return OkStatus();
   }
@@ -128,6 +144,7 @@ class CodecSequence {
   const std::vector<Bytes>& extents() const { return extents_; }
   std::vector<Bytes>& mutable_extents() { return extents_; }
   const std::vector<Run>& released() const { return released_; }
+  const std::vector<std::string>& warnings() const { return warnings_; }
   int32_t tokens() const { return tokens_; }
   const Geometry& geometry() const { return g_; }
   const Backend& backend() const { return *backend_; }
@@ -196,6 +213,7 @@ class CodecSequence {
   std::vector<ExtentView> views_;
   std::vector<float> surprisal_;
   std::vector<Run> released_;
+  std::vector<std::string> warnings_;
 };
 
 // --- attention over what is stored ---

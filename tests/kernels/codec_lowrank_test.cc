@@ -240,7 +240,9 @@ TEST(SpanCodec, LongPromptsAreSeveralParts) {
   const Inputs in(SmallGeometry(), 700, kSeed);
   const auto run = [&](int64_t bytes) {
     auto s = std::make_unique<CodecSequence>(SpanPlan(), in.g, in);
-    const auto recompressor = NewSpanRecompressor(SpanPlan(), in.g, nullptr, bytes);
+    const auto recompressor = NewSpanRecompressor(
+        SpanPlan(), in.g, std::make_shared<SpanParameters>(SomeParameters(in.g, SpanPlan())),
+        bytes);
     s->UseCloneOf(*recompressor);
     s->keep_pages = true;
     s->Commit(700);
@@ -273,34 +275,17 @@ TEST(SpanCodec, LongPromptsAreSeveralParts) {
   EXPECT_NEAR(mean_norm[0] * std::sqrt(squares), 1, 1e-5);
 }
 
-TEST(SpanCodec, UntrainedRoutersArePrincipalDirections) {
-  Inputs in(SmallGeometry(), 200, kSeed);
-  // One direction carries most of the energy.
-  for (int64_t row = 0; row < int64_t{200} * 4; ++row) in.keys[row * 64 + 5] = 30;
+TEST(SpanCodec, WithoutParametersThereIsNoRouter) {
+  const Inputs in(SmallGeometry(), 200, kSeed);
   const auto s = Settled(SpanPlan(), in, 200, SomeSurprisal(200));
   const auto storage = Parsed(*s);
   EXPECT_FALSE(storage->trained());
-  EXPECT_EQ(storage->d_route(), 16);
+  EXPECT_EQ(storage->d_route(), 0);
+  EXPECT_EQ(storage->AddressesOf(0).routers, 0);
   EXPECT_EQ(storage->Threshold(1, 3), 0);
-  EXPECT_GT(storage->Router(1, 3)[5], 0.99);
-  EXPECT_EQ(storage->Router(1, 2), storage->Router(1, 3)) << "one for the group";
-  EXPECT_NE(storage->Router(1, 1), storage->Router(1, 3));
 }
 
 // --- gates and parameters ---
-
-SpanParameters SomeParameters(const Geometry& g, const Plan& plan) {
-  SpanParameters p{g.layers, g.query_heads, g.head_dim, plan.d_route, plan.r_max, {}, {}, {}, {}};
-  p.w.resize(static_cast<size_t>(g.layers * g.query_heads * plan.d_route * g.head_dim));
-  for (size_t i = 0; i < p.w.size(); ++i) p.w[i] = static_cast<float>(i % 97) - 48;
-  p.tau.assign(static_cast<size_t>(g.layers * g.query_heads), 0.25f);
-  const int32_t sizes[] = {plan.r_max + g.head_dim, 64, 64, plan.r_max};
-  for (int i = 0; i < 3; ++i) {
-    p.weight[i].assign(static_cast<size_t>(sizes[i] * sizes[i + 1]), 0.0f);
-    p.bias[i].assign(static_cast<size_t>(sizes[i + 1]), 0.0f);
-  }
-  return p;
-}
 
 TEST(SpanGates, ComponentsBelowTheFloorGoButNeverTheFirst) {
   Inputs in(SmallGeometry(), 200, kSeed);

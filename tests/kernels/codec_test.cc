@@ -54,7 +54,9 @@ class CodecTest : public ::testing::TestWithParam<std::tuple<std::string, std::s
   bool packed() const { return codec() == "packed"; }
 
   std::unique_ptr<CodecSequence> Start(const Inputs& in) const {
-    auto s = std::make_unique<CodecSequence>(PlanOfCodec(codec()), in.g, in, nullptr,
+    const Plan plan = PlanOfCodec(codec());
+    const auto trained = std::make_shared<SpanParameters>(SomeParameters(in.g, plan));
+    auto s = std::make_unique<CodecSequence>(plan, in.g, in, packed() ? nullptr : trained,
                                              std::get<1>(GetParam()));
     s->Report(SomeSurprisal(in.n));
     return s;
@@ -84,8 +86,9 @@ class CodecTest : public ::testing::TestWithParam<std::tuple<std::string, std::s
       const int kv = h / g.group();
       AttendSpanStorage(**storage, s.backend(), q, 0, kv, g.head_dim, h % 2 == 0, &a);
       if ((*storage)->parts().empty()) continue;
-      const float* w = (*storage)->Router(0, h);
       sum += (*storage)->Threshold(0, h);
+      if (!(*storage)->trained()) continue;
+      const float* w = (*storage)->Router(0, h);
       for (int64_t i = 0; i < int64_t{(*storage)->d_route()} * g.head_dim; ++i) sum += w[i];
       for (size_t p = 0; p < (*storage)->parts().size(); ++p) {
         const float* norms = (*storage)->InverseNorms(static_cast<int>(p), 0, h);

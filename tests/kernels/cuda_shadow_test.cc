@@ -183,14 +183,14 @@ class CudaShadowOfCodec : public CudaShadowTest {
 
 TEST_F(CudaShadowOfCodec, PackedReadsListsOfKvHeads) {
   ASSERT_NO_FATAL_FAILURE(
-      Hold("mosaickv{segment = 96, buffer = 32, share = 0.25, min_tokens = 0}"));
+      Hold("mosaickv{max_loss = 1, segment = 96, buffer = 32, share = 0.25, min_tokens = 0}"));
   ASSERT_NE(state_->packed(), nullptr);
   ASSERT_NO_FATAL_FAILURE(Check(2));
 }
 
 TEST_F(CudaShadowOfCodec, SpansReadListsOfQueryHeads) {
   ASSERT_NO_FATAL_FAILURE(
-      Hold("sekv{r_max = 8, d_route = 16, local = 30, min_tokens = 0, rows = 100}"));
+      Hold("sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0, rows = 100}"));
   ASSERT_NE(state_->spans(), nullptr);
   ASSERT_GT(state_->spans()->spans().size(), 8u);
   ASSERT_NO_FATAL_FAILURE(Check(6));

@@ -88,6 +88,7 @@ TEST(Plan, PresetsOfThePapersHaveTheirDefaults) {
   EXPECT_EQ(sekv.rows, -1);
   EXPECT_EQ(sekv.rows_share, 0.25);
   EXPECT_EQ(sekv.parameters, "");
+  EXPECT_EQ(sekv.max_loss, 0.3);
   const Plan mosaic = MustParse("mosaickv");
   EXPECT_EQ(mosaic.selector, SelectorKind::kBlock);
   EXPECT_EQ(mosaic.segmenter, SegmenterKind::kLoss);
@@ -134,7 +135,8 @@ TEST(Plan, OptionsOfThePapersAreSet) {
   const Plan sekv = MustParse(
       "sekv{alpha = 1.5, l_min = 6, r_max = 8, d_route = 16, local = 32, rows = 0, "
       "rows_share = 0.5, parameters = \"model-1.safetensors\", factors = \"device\", "
-      "keep_raw = \"no\"}");
+      "keep_raw = \"no\", max_loss = 0.125}");
+  EXPECT_EQ(sekv.max_loss, 0.125);
   EXPECT_EQ(sekv.alpha, 1.5);
   EXPECT_EQ(sekv.l_min, 6);
   EXPECT_EQ(sekv.r_max, 8);
@@ -290,7 +292,10 @@ void RandomPapers(Random& r, Plan& p) {
     p.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
     p.factors = static_cast<TierKind>(r.Int(0, 1));
   }
-  if (p.codec != CodecKind::kRaw) p.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
+  if (p.codec != CodecKind::kRaw) {
+    p.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
+    p.max_loss = r.Share();
+  }
   if (p.selector == SelectorKind::kBlock) p.share = r.Share();
 }
 

@@ -306,10 +306,12 @@ class PackedRun {
 };
 
 constexpr const char* kPackedPlans[] = {
-    "mosaickv{min_tokens = 0, share = 0.2, segment = 96, buffer = 16, block = 4}",
-    "mosaickv{min_tokens = 0, share = 0.3, segment = 96, buffer = 32, group = 'softmax'}",
-    "mosaickv{min_tokens = 0, share = 0.01, segment = 4096, buffer = 16, block = 16}",
-    ("mosaickv{min_tokens = 0, share = 0.2, segment = 64, buffer = 16, strategy = 'search', "
+    "mosaickv{max_loss = 1, min_tokens = 0, share = 0.2, segment = 96, buffer = 16, block = 4}",
+    "mosaickv{max_loss = 1, min_tokens = 0, share = 0.3, segment = 96, buffer = 32, group = "
+    "'softmax'}",
+    "mosaickv{max_loss = 1, min_tokens = 0, share = 0.01, segment = 4096, buffer = 16, block = 16}",
+    ("mosaickv{max_loss = 1, min_tokens = 0, share = 0.2, segment = 64, buffer = 16, strategy = "
+     "'search', "
      "max_channel_loss = 0.35, max_block_loss = 0.93, close_loss = 6}")};
 
 TEST_P(Block, PackedTakesTheBestBlocksOfAllSegments) {
@@ -354,7 +356,8 @@ TEST_P(Block, PackedTakesTheBestBlocksOfAllSegments) {
 
 TEST_P(Block, PackedIsFullUntilSomethingIsPacked) {
   const Inputs in = LowRankInputs(SmallGeometry(), 60);
-  PackedRun run(in, "mosaickv{min_tokens = 50, segment = 32, buffer = 16}", GetParam());
+  PackedRun run(in, "mosaickv{max_loss = 1, min_tokens = 50, segment = 32, buffer = 16}",
+                GetParam());
   run.sequence.Commit(20);
   EXPECT_TRUE(run.Select(in, 0).full);
   run.sequence.Commit(59);
@@ -368,7 +371,8 @@ TEST_P(Block, PackedIsFullUntilSomethingIsPacked) {
 TEST_P(Block, VotesReachPackedRows) {
   const Inputs in = LowRankInputs(SmallGeometry(), 230);
   const std::string text =
-      "tokenselect{codec = 'packed', k = 24, n_init = 5, n_local = 9, theta = 1, min_tokens = 0, "
+      "tokenselect{codec = 'packed', max_loss = 1, k = 24, n_init = 5, n_local = 9, theta = 1, "
+      "min_tokens = 0, "
       "segment = 64, buffer = 32, keep = 48}";
   PackedRun run(in, text, GetParam());
   run.sequence.Commit(150);

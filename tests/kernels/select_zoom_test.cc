@@ -100,11 +100,18 @@ Doubles KeyMean(const SpanStorage& spans, int32_t span, int layer, int head) {
 
 Doubles RelevanceLogits(const SpanStorage& spans, const Inputs& in, int32_t query, int layer,
                         int h) {
+  Doubles logits;
+  for (size_t s = 0; !spans.trained() && s < spans.spans().size(); ++s) {
+    const Doubles mean = KeyMean(spans, static_cast<int32_t>(s), layer, h / in.g.group());
+    const double dot = std::inner_product(mean.begin(), mean.end(), in.Query(query, layer, h), 0.0);
+    const kvstrata::Run tokens = spans.spans()[s];
+    logits.push_back(dot / std::sqrt(64.0) + std::log(tokens.end - tokens.begin));
+  }
+  if (!spans.trained()) return logits;
   const float* w = spans.Router(layer, h);
   const int routes = spans.d_route();
   Doubles routed(routes);
   for (int r = 0; r < routes; ++r) routed[r] = Dot(w + r * 64, in.Query(query, layer, h), 64);
-  Doubles logits;
   for (size_t s = 0; s < spans.spans().size(); ++s) {
     const Doubles mean = KeyMean(spans, static_cast<int32_t>(s), layer, h / in.g.group());
     double dot = 0, norm = 0;
@@ -130,7 +137,8 @@ Ints Expanded(const SpanStorage& spans, const Doubles& logits, double threshold,
     if (last - logits[s] < 1e-4 || std::abs(logits[s] - threshold) < 1e-4) *stable = false;
     last = logits[s];
     const int32_t more = spans.spans()[s].end - spans.spans()[s].begin - 1;
-    if (logits[s] <= threshold || more > room) break;
+    if (logits[s] <= threshold) break;
+    if (more > room) continue;
     chosen.push_back(s);
     room -= more;
   }
@@ -171,8 +179,9 @@ constexpr const char* kCommon =
 TEST_P(Zoom, ExpandsByRelevanceWithinTheBudget) {
   const Inputs in(SmallGeometry(), 420, kSeed);
   const ZoomCase cases[] = {
-      {"rows = 0", 0.9f}, {"rows = 0", 0.05f},       {"rows = 190", 0.05f},      {"rows = 200", -1},
-      {"rows = 0", -1},   {"rows_share = 0.55", -1}, {"rows_share = 0.01", 0.5f}};
+      {"rows = 0", 0.9f},          {"rows = 0", 0.05f}, {"rows = 190", 0.05f},
+      {"rows = 200", -1},          {"rows = 0", -1},    {"rows_share = 0.55", -1},
+      {"rows_share = 0.01", 0.5f}, {"rows = 180", -1},  {"rows_share = 0.5", 0.01f}};
   int skipped = 0, counted = 0, expanded = 0;
   for (const ZoomCase& c : cases) {
     SpanRun run(in, std::string("sekv{") + kCommon + ", " + c.budget + "}", GetParam(), c.tau);
@@ -216,6 +225,36 @@ TEST_P(Zoom, ExpandsByRelevanceWithinTheBudget) {
   }
   EXPECT_GT(expanded, 1000);
   EXPECT_LT(skipped, counted / 10);
+}
+
+// The one row that is left goes to a pair of tokens, however many longer spans come before it.
+TEST_P(Zoom, WhatDoesNotFitIsPassedOver) {
+  const Inputs in(SmallGeometry(), 300, kSeed);
+  const auto run_of = [&](int64_t rows) {
+    const std::string budget = ", rows = " + std::to_string(rows) + "}";
+    auto run =
+        std::make_unique<SpanRun>(in, std::string("sekv{") + kCommon + budget, GetParam(), -1.0f);
+    run->Prompt(280);
+    return run;
+  };
+  const auto first = run_of(0);
+  const auto& spans = first->spans->spans();
+  const auto persistent = static_cast<int64_t>(RawRows(*first->spans, 281).size() + spans.size());
+  const auto run = run_of(persistent + 1);
+  const Selection got = run->Select(0);
+  ASSERT_FALSE(got.full);
+  for (int h = 0; h < 4; ++h) {
+    const Doubles logits = RelevanceLogits(*run->spans, in, 280, 0, h);
+    Ints pairs;
+    for (const int32_t s : got.units[h]) {
+      if (spans[s].end - spans[s].begin == 2) pairs.push_back(s);
+    }
+    ASSERT_EQ(pairs.size(), 1u) << "head " << h;
+    for (size_t s = 0; s < spans.size(); ++s) {
+      if (spans[s].end - spans[s].begin != 2 || static_cast<int32_t>(s) == pairs[0]) continue;
+      EXPECT_LT(logits[s], logits[pairs[0]] + 1e-4) << "head " << h << " span " << s;
+    }
+  }
 }
 
 TEST_P(Zoom, LogitsCanBeInspected) {

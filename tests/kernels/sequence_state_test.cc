@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "gmock/gmock.h"
+#include "kernels/select/notice.h"
 #include "tests/kernels/held_sequence.h"
 
 namespace kvstrata {
@@ -98,11 +99,44 @@ TEST_F(State, SeriesOfAHeldPrefixMayBeSkipped) {
   RunTo(sequence, in_, 40, 8, backend());
   const std::vector<float> x(8, 0.5f);
   SequenceState& state = *sequence.state;
-  EXPECT_EQ(state.Report(33, 7, x.data(), nullptr, nullptr).reason(), "REPORT_ORDER");
+  const std::vector<uint8_t> ends(8, 1);
+  const Status gap = state.Report(34, 6, x.data(), nullptr, nullptr);
+  EXPECT_EQ(gap.reason(), "REPORT_ORDER");
+  EXPECT_THAT(gap.message(), HasSubstr("a gap; go on at position 32 or 33"));
+  const Status boundary = state.Report(33, 7, nullptr, nullptr, ends.data());
+  EXPECT_THAT(boundary.message(),
+              HasSubstr("boundary from position 33: a gap; go on at position 32"));
+  EXPECT_THAT(boundary.message(), testing::Not(HasSubstr(" or ")));
   EXPECT_TRUE(state.Report(32, 0, x.data(), nullptr, nullptr).ok());  // changes nothing
+  EXPECT_TRUE(state.Report(33, 0, x.data(), nullptr, nullptr).ok());  // the same
   EXPECT_TRUE(state.Report(31, 5, x.data(), nullptr, nullptr).ok());
   EXPECT_EQ(state.Report(0, 4, x.data(), nullptr, nullptr).reason(), "REPORT_ORDER");
   EXPECT_EQ(state.Report(37, 3, x.data(), nullptr, nullptr).reason(), "REPORT_ORDER");
+}
+
+// Nothing that was computed here predicts the token behind a held prefix.
+TEST_F(State, SurprisalMaySkipTheFirstPositionBehindAHeldPrefix) {
+  for (const int32_t held : {0, 32}) {
+    HeldSequence sequence = Held("full", held);
+    sequence.state = std::make_unique<SequenceState>(SmallGeometry(), PlanOf("full"), held, held);
+    RunTo(sequence, in_, 40, 40 - held, backend());
+    const std::vector<float> x(40, 0.5f);
+    SequenceState& state = *sequence.state;
+    EXPECT_EQ(state.SkippedPosition(held, 3, x.data()), -1);
+    EXPECT_EQ(state.SkippedPosition(held + 1, 0, x.data()), -1);
+    EXPECT_EQ(state.SkippedPosition(held + 1, 3, nullptr), -1);
+    EXPECT_EQ(state.SkippedPosition(held + 1, 3, x.data()), held);
+    ASSERT_TRUE(state.Report(held + 1, 3, x.data(), nullptr, nullptr).ok());
+    EXPECT_EQ(state.SkippedPosition(held + 1, 3, x.data()), -1);
+    const auto all = Inspected<float>(sequence, backend(), "surprisal");
+    ASSERT_EQ(all.size(), static_cast<size_t>(held) + 4);
+    for (int32_t t = 0; t < held; ++t) EXPECT_TRUE(std::isnan(all[static_cast<size_t>(t)]));
+    EXPECT_EQ(all[static_cast<size_t>(held)], 0);
+    EXPECT_EQ(all.back(), 0.5f);
+    const Status again = state.Report(held + 1, 3, x.data(), nullptr, nullptr);
+    EXPECT_THAT(again.message(),
+                HasSubstr("already reported; go on at position " + std::to_string(held + 4)));
+  }
 }
 
 TEST_F(State, ForksReportOnTheirOwn) {
@@ -124,7 +158,7 @@ TEST_F(State, StatusSaysWhichInputIsMissing) {
     if (report) {
       EXPECT_TRUE(sequence.state->Report(40, 8, nullptr, x.data(), nullptr).ok());
     }
-    return sequence.state->StatusText();
+    return sequence.state->StatusText(sequence.View());
   };
   const std::string chess = "chess{min_tokens = 0, every = 3, thresholds = ";
   EXPECT_EQ(after_decode("full", false), "ok");
@@ -135,8 +169,16 @@ TEST_F(State, StatusSaysWhichInputIsMissing) {
   EXPECT_THAT(after_decode(chess + "[0.5, inf]}", true), HasSubstr("thresholds are not set"));
   EXPECT_EQ(after_decode(chess + "[0.5, inf], combine = \"or\"}", true), "ok");
   EXPECT_EQ(after_decode("chess{min_tokens = 0, trigger = \"every\"}", false), "ok");
-  EXPECT_THAT(Held("quest{min_tokens = 10}", 40).state->StatusText(), HasSubstr("prefill_done"));
-  EXPECT_EQ(Held("quest", 40).state->StatusText(), "ok");
+  const auto in_prompt = [&](const std::string& plan) {
+    HeldSequence sequence = Held(plan, 40);
+    return sequence.state->StatusText(sequence.View());
+  };
+  EXPECT_EQ(in_prompt("quest{min_tokens = 40}"), Say(Notice::kPromptOpen));
+  EXPECT_EQ(in_prompt("tokenselect{min_tokens = 40}"), "ok");
+  EXPECT_EQ(in_prompt("quest{min_tokens = 41}"), Say(Notice::kShort, {40, 41}));
+  EXPECT_EQ(in_prompt("quest{min_tokens = 536870912}"), Say(Notice::kNeverPays, {536870912}));
+  EXPECT_EQ(in_prompt("full{codec = \"packed\"}"), Say(Notice::kShort, {40, 4096}));
+  EXPECT_EQ(in_prompt("full"), "ok");
 }
 
 }  // namespace

@@ -150,6 +150,20 @@ def test_bad_arrays(session: kvstrata.Session, sequence: kvstrata.Sequence, toy:
         step.abort()
 
 
+def test_what_is_no_numpy_array(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy):
+    """As a torch tensor is: much like an array, with a dtype and a shape of its own."""
+
+    class Tensor:
+        dtype, shape, ndim = "torch.bfloat16", (4, KV_HEADS, DIM), 3
+
+    with session.step([(sequence, toy.ids[:4])]) as step:
+        for call in (lambda: step.append(0, Tensor(), toy.v[0, :4]), lambda: step.attend(0, Tensor())):
+            with pytest.raises(kvstrata.InvalidArgument, match=r"Tensor, not a numpy array.*torch.uint16") as error:
+                call()
+            assert error.value.reason == "TENSOR_TYPE"
+        step.abort()
+
+
 @pytest.mark.parametrize("wrong", ["heads", "head_dim", "tokens"])
 def test_the_library_names_the_wrong_field(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy,
                                            wrong: str):
@@ -242,3 +256,18 @@ def test_arrays_are_views_and_live_long_enough(session: kvstrata.Session, sequen
                 assert step.attend(layer, toy.q[layer, t:t + 1].copy(), out=out) is out
                 gc.collect(0)
                 close_to(out[0], toy.expected(layer, t)[0])
+
+
+def test_a_lookup_says_what_an_open_finds(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy):
+    toy.feed(session, sequence, 0, N)
+    raw = session.lookup(sequence.model, toy.ids[:N])
+    assert raw.held == (N - 1) // 16 * 16 == raw.device_tokens + raw.host_tokens + raw.disk_tokens
+    for plan in ("full", "quest", "sentencekv{n_obs = 30}"):
+        found = session.lookup(sequence.model, toy.ids[:N], plan)
+        with session.open(sequence.model, plan, toy.ids[:N]) as opened:
+            assert (found.held, found.indexed) == (opened.held, opened.indexed)
+    assert found.held < raw.held
+    with pytest.raises(kvstrata.KvstrataError, match="GPU-9"):
+        session.lookup(sequence.model, toy.ids[:N], "full", "GPU-9")
+    with pytest.raises(kvstrata.KvstrataError, match="qest"):
+        session.lookup(sequence.model, toy.ids[:N], "qest")

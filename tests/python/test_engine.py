@@ -82,6 +82,25 @@ def test_a_prompt_is_found_again(tiny: Engine, linked: kvstrata.Session, plan: s
     assert len(list(tiny.decode(again, logits, 20, stop=False))) == 20
 
 
+@pytest.mark.parametrize("before", [None, 0, 100, 200])
+def test_surprisal_after_a_prefix_hit(tiny: Engine, linked: kvstrata.Session, before: int | None):
+    """The prompt was there, without surprisal, as a shorter one's, or as a whole; sekv has its spans all the same."""
+    tiny.attach(linked)
+    ids = tiny.tokenizer.encode(f"{before} {WORDS}")[:200]
+    whole = np.zeros(len(ids), np.float32)
+    if before == 0:
+        tiny.prefill(tiny.open("full", ids), ids)
+    elif before is not None:
+        tiny.prefill(tiny.open("full", ids[:before]), ids[:before], surprisal=whole[:before])
+    cache = tiny.open("sekv{min_tokens = 0, local = 16}", ids)
+    assert cache.tokens == (before or 0) // 32 * 32
+    surprisal = np.full(len(ids), -1, np.float32)
+    tiny.prefill(cache, ids, surprisal=surprisal)
+    assert (surprisal[cache.sequence.held + 1:] >= 0).all()
+    cache.sequence.settle()
+    assert cache.sequence.status.startswith("no trained parameters")
+
+
 def test_shadow_measures(tiny: Engine, linked: kvstrata.Session):
     tiny.attach(linked)
     ids = tiny.tokenizer.encode(WORDS)[:256]

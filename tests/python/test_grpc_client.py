@@ -65,6 +65,8 @@ def test_a_sequence_without_the_library(client: Client, random: np.random.Genera
 
 def test_unimplemented_and_unavailable(client: Client, tmp_path):
     with client.open_session() as session, pytest.raises(kvstrata.Unimplemented):
-        client.call(client.compute.Build, compute_pb2.BuildRequest(session=session.id, plan="quest"))
+        client.call(client.control.RegisterModel, control_pb2.RegisterModelRequest(
+            session=session.id, name="m", digest="d", ranks=2, geometry=control_pb2.Geometry(
+                layers=1, query_heads=1, kv_heads=1, head_dim=64, page_tokens=16, dtype=control_pb2.DTYPE_BF16)))
     with Client(tmp_path / "none.sock", timeout=2) as nobody, pytest.raises(kvstrata.Unavailable):
         nobody.status()

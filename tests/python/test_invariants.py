@@ -26,8 +26,8 @@ PLANS = {
     "chess": 'chess{trigger = "every", every = 1, page = 16, sinks = 1, window = 2, %s}',
     "tokenselect": "tokenselect{k = 48, n_init = 4, n_local = 16, %s}",
     "sentencekv": "sentencekv{tau = 64, start = 4, recent = 16, n_obs = 16, %s}",
-    "sekv": "sekv{alpha = 1, local = 32, rows_share = 0.6, %s}",
-    "mosaickv": "mosaickv{share = 0.2, %s}",
+    "sekv": "sekv{max_loss = 1, alpha = 1, local = 32, rows_share = 0.6, %s}",
+    "mosaickv": "mosaickv{max_loss = 1, share = 0.2, %s}",
     "block over raw": '{selector = "block", codec = "raw", page = 16, share = 0.2, %s}',
 }
 # Positions that are attended always, of n: sinks before `first`, recent ones from `n - last`.
@@ -41,7 +41,7 @@ WHOLE = {
     "strata": "strata{budget = 4096, min_tokens = 0}",
     "chess": 'chess{rho = [1, 1, 1], trigger = "always", min_tokens = 0}',
     "tokenselect": "tokenselect{k = 4096, min_tokens = 0}",
-    "sentencekv": "sentencekv{tau = 4096, min_tokens = 0}", "sekv": "sekv{rows = 4096, min_tokens = 0}",
+    "sentencekv": "sentencekv{tau = 4096, min_tokens = 0}", "sekv": "sekv{max_loss = 1, rows = 4096, min_tokens = 0}",
     "block over raw": '{selector = "block", codec = "raw", share = 1, min_tokens = 0}',
 }
 
@@ -206,7 +206,7 @@ def test_a_budget_for_all_is_full_bit_for_bit(stream: Stream, linked: kvstrata.S
 
 
 def test_packed_with_a_budget_for_all_is_all_blocks(stream: Stream, linked: kvstrata.Session):
-    whole = run(linked, stream, "mosaickv{share = 1, min_tokens = 0}")
+    whole = run(linked, stream, "mosaickv{max_loss = 1, share = 1, min_tokens = 0}")
     for step, layers in enumerate(whole.tokens):
         for group in itertools.chain.from_iterable(layers):
             assert np.array_equal(group, np.arange(PROMPT + step + 1))

@@ -126,7 +126,7 @@ TEST_F(AttachImportTest, RegistersSealsAcknowledgesAndLetsGo) {
     ASSERT_TRUE(SendFd(*client, 9, blocks.fd()));
     const Reply registered = client->Call(shm::kRegisterTensors, PodBytes(request));
     ASSERT_TRUE(registered.ok()) << registered.error.message;
-    EXPECT_EQ(DescriptorsOf(blocks.fd()), 2u);
+    EXPECT_TRUE(Eventually([&] { return DescriptorsOf(blocks.fd()) == 2; }));
     const uint64_t s = client->Open(model, "full", Tokens(49)).As<shm::SequenceReply>().sequence;
     ASSERT_TRUE(client->Call(shm::kSealBlocks, SealOf(s, 0, {7, 3, 5}, Tokens(48))).ok());
     ASSERT_TRUE(client->Settle(s).ok());

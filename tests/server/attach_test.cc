@@ -282,9 +282,21 @@ TEST_F(AttachTest, LifeOfASequence) {
   EXPECT_EQ(store_->Sequences(0).at(0).tokens, 100u);
 
   EXPECT_TRUE(client.Call(shm::kGrow, PodBytes(shm::Grow{sequence.sequence, 400, 100, 0, 0})).ok());
-  Bytes lookup = PodBytes(shm::Lookup{model, 100, 0});
+  Bytes lookup = PodBytes(shm::Lookup{model, 0, 100, ""});
   PutTokens(&lookup, prompt);
   EXPECT_EQ(client.Call(shm::kLookup, lookup).As<shm::LookupReply>().held_tokens, 96u);
+  // A plan that watches the prompt's last 32 queries opens on less than raw pages.
+  lookup = PodBytes(shm::Lookup{model, 12, 100, ""});
+  for (const char c : std::string_view("sentencekv\0", 12)) Put(&lookup, c);
+  PutTokens(&lookup, prompt);
+  const Reply planned = client.Call(shm::kLookup, lookup);
+  ASSERT_TRUE(planned.ok()) << planned.error.message;
+  const auto answer = planned.As<shm::LookupReply>();
+  const Reply opened = client.Open(model, "sentencekv", prompt);
+  EXPECT_EQ(answer.held_tokens, opened.As<shm::SequenceReply>().held_tokens);
+  EXPECT_LT(answer.held_tokens, 96u);
+  EXPECT_EQ(answer.device_tokens + answer.host_tokens + answer.disk_tokens, answer.held_tokens);
+  EXPECT_GT(answer.plan_bytes, 12u);
   const Reply fork = client.Call(shm::kForkSequence, PodBytes(shm::SequenceRef{sequence.sequence}));
   ASSERT_TRUE(fork.ok()) << fork.error.message;
   EXPECT_NE(fork.As<shm::SequenceReply>().sequence, sequence.sequence);
@@ -395,8 +407,10 @@ TEST_F(AttachTest, MalformedFramesEndThatSessionOnly) {
       {"ping with a payload", shm::kPing, 1, 8},
       {"short model", shm::kRegisterModel, 1, sizeof(shm::RegisterModel) - 1},
       {"long model", shm::kRegisterModel, 1, sizeof(shm::RegisterModel) + 4},
-      {"short open", shm::kOpenSequence, 1, 15},
-      {"long open", shm::kOpenSequence, 1, 20},
+      {"short open", shm::kOpenSequence, 1, sizeof(shm::OpenSequence) - 1},
+      {"long open", shm::kOpenSequence, 1, sizeof(shm::OpenSequence) + 4},
+      {"short plan text", shm::kPlanText, 1, sizeof(shm::PlanText) - 1},
+      {"long plan text", shm::kPlanText, 1, sizeof(shm::PlanText) + 4},
       {"short reference", shm::kSettle, 1, 7},
       {"long reference", shm::kForkSequence, 1, 9},
       {"empty close", shm::kCloseSequence, 1, 0},
@@ -425,16 +439,17 @@ TEST_F(AttachTest, MalformedFramesEndThatSessionOnly) {
 TEST_F(AttachTest, LyingCountsAreMalformed) {
   const auto ends = [this](uint32_t type, const Bytes& payload) {
     Client client = Attach();
-    return client.Send(
-               type,
-               type == shm::kOpenSequence || type == shm::kLookup || type == shm::kRegisterModel,
-               payload) &&
+    return client.Send(type,
+                       type == shm::kOpenSequence || type == shm::kLookup ||
+                           type == shm::kRegisterModel || type == shm::kPlanText,
+                       payload) &&
            SawEof(client.socket());
   };
   for (const uint32_t n : {1u, 0x3FFFFFFFu, 0x40000000u, 0x80000000u, 0xFFFFFFFFu}) {
     EXPECT_TRUE(ends(shm::kOpenSequence, PodBytes(shm::OpenSequence{1, 0, n}))) << n;
     EXPECT_TRUE(ends(shm::kOpenSequence, PodBytes(shm::OpenSequence{1, n, 0}))) << n;
-    EXPECT_TRUE(ends(shm::kLookup, PodBytes(shm::Lookup{1, n, 0}))) << n;
+    EXPECT_TRUE(ends(shm::kPlanText, PodBytes(shm::PlanText{n, 0}))) << n;
+    EXPECT_TRUE(ends(shm::kLookup, PodBytes(shm::Lookup{1, 0, n, ""}))) << n;
     EXPECT_TRUE(ends(shm::kCommit, PodBytes(shm::Commit{1, 0, n, 0, 0}))) << n;
     EXPECT_TRUE(ends(shm::kReport, PodBytes(shm::Report{1, 0, n, 7, 0}))) << n;
     EXPECT_TRUE(ends(shm::kRecall, PodBytes(shm::Recall{1, 1, 0, n, 1, 0, 0}))) << n;

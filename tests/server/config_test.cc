@@ -138,6 +138,7 @@ const KeyCase kKeyCases[] = {
     {"session.max", "KVSTRATA_SESSION_MAX", "1", "0"},
     {"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "16", "-1"},
     {"attach.hello_timeout", "KVSTRATA_ATTACH_HELLO_TIMEOUT", "500ms", "1ms"},
+    {"health.patience", "KVSTRATA_HEALTH_PATIENCE", "500ms", "99ms"},
     {"attach.poll", "KVSTRATA_ATTACH_POLL", "0", "11ms"},
     {"attach.reply_backlog_bytes", "KVSTRATA_ATTACH_REPLY_BACKLOG_BYTES", "8KiB", "1KiB"},
     {"backend", "KVSTRATA_BACKEND", "ref", "cuda"},
@@ -282,6 +283,46 @@ TEST_F(ConfigTest, MistypedEnvironmentIsAWarning) {
   EXPECT_THAT(config.warnings[0], HasSubstr("KVSTRATA_POOL_DEVICE_BYTES"));
 }
 
+TEST_F(ConfigTest, EveryMistakeIsTold) {
+  UseFile("[pool]\nhost_bytes = \"lots\"\ndevice_byte = \"1GiB\"\nlow_percent = 95\n");
+  sources_.flags = {{"threads", "many"}, {"plans.x", "ches"}, {"work.cpus", "0"}};
+  const LoadedConfig loaded = ReadConfig(sources_);
+  ASSERT_EQ(loaded.mistakes.size(), 5u);
+  const Status joined = Fail();
+  EXPECT_EQ(joined.reason(), loaded.mistakes.front().reason());
+  for (const char* words : {"'pool.device_bytes'?", "pool.host_bytes = 'lots'", "threads = 'many'",
+                            "plans.x", "at most pool.high_percent, which is 90"}) {
+    EXPECT_THAT(joined.message(), HasSubstr(words));
+  }
+  EXPECT_EQ(loaded.config.store.host_bytes, uint64_t{4} << 30) << "the default, to check the rest";
+  EXPECT_EQ(loaded.config.work.cpus, std::vector<int>{0});
+}
+
+TEST_F(ConfigTest, ALowMarkAboveTheHighOneIsAMistakeIfItWasGiven) {
+  sources_.flags = {{"pool.high_percent", "50"}};
+  EXPECT_EQ(Load().store.high_percent, 50u);
+  sources_.flags.emplace_back("pool.low_percent", "51");
+  EXPECT_THAT(Fail().message(), HasSubstr("at most pool.high_percent, which is 50"));
+}
+
+TEST_F(ConfigTest, DiskBudgetsNameTheLeast) {
+  sources_.flags = {{"disk.path", "/tmp/kv"}, {"disk.budget_bytes", "1MiB"}};
+  EXPECT_EQ(Fail().reason(), "DISK_BUDGET");
+  const std::string message(Fail().message());
+  EXPECT_THAT(message, HasSubstr("disk.budget_bytes = 1048576"));
+  const size_t at = message.find("at least ") + 9;
+  const uint64_t least = std::stoull(message.substr(at));
+  sources_.flags[1].second = std::to_string(least);
+  EXPECT_EQ(Load().disk.budget_bytes, least);
+  sources_.flags[1].second = std::to_string(least - 1);
+  EXPECT_EQ(Fail().reason(), "DISK_BUDGET");
+}
+
+TEST_F(ConfigTest, LogLevelsAsTheyArePrinted) {
+  sources_.flags = {{"log.level", "warning"}};
+  EXPECT_EQ(Load().log_level, LogLevel::kWarn);
+}
+
 TEST_F(ConfigTest, SyntaxErrorsSayWhere) {
   UseFile("[pool]\ndevice_bytes = \n");
   EXPECT_EQ(Fail().reason(), "CONFIG_SYNTAX");
@@ -375,13 +416,21 @@ TEST(Values, Sizes) {
 
 TEST(Values, Durations) {
   microseconds n{};
-  const std::pair<const char*, int64_t> good[] = {
-      {"0", 0}, {"50us", 50}, {"500ms", 500'000}, {"2 s", 2'000'000}, {"1min", 60'000'000}};
+  const std::pair<const char*, int64_t> good[] = {{"0", 0},
+                                                  {"50us", 50},
+                                                  {"500ms", 500'000},
+                                                  {"2 s", 2'000'000},
+                                                  {"1min", 60'000'000},
+                                                  {"0.5s", 500'000},
+                                                  {"1.5s", 1'500'000},
+                                                  {"0.25ms", 250},
+                                                  {"0.0", 0}};
   for (const auto& [text, us] : good) {
     EXPECT_TRUE(ParseDuration(text, &n)) << text;
     EXPECT_EQ(n.count(), us) << text;
   }
-  for (const char* text : {"", "5", "-1s", "1.5s", "s", "1h", "99999999999999s"}) {
+  for (const char* text :
+       {"", "5", "-1s", "1.5us", ".5s", "1.s", "1.2.3s", "s", "1h", "99999999999999s"}) {
     EXPECT_FALSE(ParseDuration(text, &n)) << text;
   }
 }

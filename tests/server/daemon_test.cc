@@ -3,12 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "tests/server/attach_client.h"
 
@@ -223,6 +225,139 @@ TEST_F(DaemonTest, SignalsAreAnswered) {
   EXPECT_EQ(daemon->Wait(), 0);
 }
 
+TEST_F(DaemonTest, SignalsThatMeanNothingEndNothing) {
+  auto daemon = Start();
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT,
+                           SIGRTMIN, SIGRTMAX}) {
+    daemon->Signal(signal);
+  }
+  for (const int signal : {SIGPIPE, SIGXFSZ}) daemon->Signal(signal);
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGALRM}) {
+    ASSERT_TRUE(Eventually([&] {
+      return daemon->log().find(std::string("signal=\"") + strsignal(signal)) != std::string::npos;
+    })) << strsignal(signal)
+        << daemon->log();
+  }
+  EXPECT_THAT(daemon->log(), HasSubstr("event=signal_ignored"));
+  auto client = Client::Attach(attach());
+  ASSERT_TRUE(client);
+  EXPECT_TRUE(client->Call(shm::kPing).ok());
+  daemon->Signal(SIGQUIT);
+  EXPECT_EQ(daemon->Wait(), 0) << "as Ctrl-\\ at a terminal ends it";
+}
+
+// The kernel then answers writes with EFBIG instead of ending the process.
+TEST_F(DaemonTest, ALimitOnFilesIsNoDeath) {
+  Process daemon({"prlimit", "--fsize=65536", KVSTRATAD, "--socket", socket_,
+                  Process::ReadyFlag()[0], Process::ReadyFlag()[1]},
+                 log_);
+  if (daemon.Ready()) {
+    Client::Attach(attach());  // which makes memory larger than the limit
+    daemon.Signal(SIGTERM);
+  }
+  EXPECT_LT(daemon.Wait(), 2) << daemon.log();
+}
+
+TEST_F(DaemonTest, WithoutThreadsItDoesNotStartAndSaysSo) {
+  if (geteuid() != 0) GTEST_SKIP() << "takes another user, which root alone may";
+  ASSERT_EQ(chown(directory_.c_str(), 61235, 61235), 0);
+  Process daemon({"prlimit", "--nproc=12:12", "setpriv", "--reuid=61235", "--regid=61235",
+                  "--clear-groups", "--bounding-set=-all", KVSTRATAD, "--socket", socket_,
+                  Process::ReadyFlag()[0], Process::ReadyFlag()[1]},
+                 log_);
+  EXPECT_FALSE(daemon.Ready());
+  EXPECT_EQ(daemon.Wait(), 1);
+  EXPECT_THAT(daemon.log(), HasSubstr("reason=THREADS"));
+}
+
+// As another user; `Dial` is ours.
+UniqueFd DialAs(uid_t uid, const std::string& path) {
+  UniqueFd fd;
+  // On a thread of its own: the raw system call changes this thread's user alone.
+  std::thread([&] {
+    if (syscall(SYS_setresuid, -1, uid, -1) == 0) fd = Dial(path, SOCK_STREAM);
+  }).join();
+  return fd;
+}
+
+// Processes of the daemon's user that take all it may have.
+class Crowd {
+ public:
+  Crowd(uid_t uid, int size) {
+    for (int i = 0; i < size; ++i) {
+      pids_.push_back(fork());
+      if (pids_.back() != 0) continue;
+      if (setuid(uid) == 0) pause();
+      _exit(1);
+    }
+    for (const pid_t pid : pids_) {
+      EXPECT_TRUE(Eventually([&] {
+        struct stat st {};
+        return stat(("/proc/" + std::to_string(pid)).c_str(), &st) == 0 && st.st_uid == uid;
+      }));
+    }
+  }
+  Crowd(const Crowd&) = delete;
+  Crowd& operator=(const Crowd&) = delete;
+  ~Crowd() {
+    for (const pid_t pid : pids_) kill(pid, SIGKILL);
+    for (const pid_t pid : pids_) waitpid(pid, nullptr, 0);
+  }
+
+ private:
+  std::vector<pid_t> pids_;
+};
+
+TEST_F(DaemonTest, ANewUserNeedsNoThread) {
+  if (geteuid() != 0) GTEST_SKIP() << "takes other users, which root alone may";
+  constexpr uid_t kDaemon = 61236, kOther = 61237;
+  ASSERT_EQ(chown(directory_.c_str(), kDaemon, kDaemon), 0);
+  ASSERT_EQ(chmod(directory_.c_str(), 0755), 0);
+  Process daemon({"prlimit", "--nproc=80:80", "setpriv", "--reuid=" + std::to_string(kDaemon),
+                  "--regid=" + std::to_string(kDaemon), "--clear-groups", "--bounding-set=-all",
+                  KVSTRATAD, "--socket", socket_, Process::ReadyFlag()[0], Process::ReadyFlag()[1]},
+                 log_);
+  ASSERT_TRUE(daemon.Ready()) << daemon.log();
+  ASSERT_EQ(chmod(socket_.c_str(), 0666), 0);
+  const Crowd crowd(kDaemon, 80);
+  const UniqueFd peer = DialAs(kOther, socket_);
+  ASSERT_TRUE(peer);
+  const std::string hello("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
+  ASSERT_EQ(send(peer.get(), hello.data(), hello.size(), MSG_NOSIGNAL), 33);
+  char answer[9];
+  pollfd answered{peer.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&answered, 1, kDeadlineMs), 1);
+  EXPECT_EQ(read(peer.get(), answer, sizeof(answer)), 9) << daemon.log();
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0) << daemon.log();
+}
+
+// A client may pass a descriptor whose close() lasts; it must not be closed where calls are served.
+TEST_F(DaemonTest, NobodyPassesDescriptorsToGrpc) {
+  auto daemon = Start();
+  const UniqueFd grpc = Dial(socket_, SOCK_STREAM);
+  char byte = 'P';
+  iovec part{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  const int passed = STDIN_FILENO;
+  std::memcpy(CMSG_DATA(header), &passed, sizeof(passed));
+  const ssize_t sent = sendmsg(grpc.get(), &message, MSG_NOSIGNAL);
+  if (sent == 1) {  // Linux before 6.16, which the daemon says
+    EXPECT_THAT(daemon->log(), HasSubstr("event=descriptors_accepted"));
+  } else {
+    EXPECT_EQ(errno, EPERM);
+  }
+}
+
 TEST_F(DaemonTest, TellsTheServiceManager) {
   const std::string path = directory_ + "/notify";
   const UniqueFd notify(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -285,7 +420,7 @@ TEST_F(DaemonTest, OpensADiskTierAndLeavesACheckpoint) {
   {
     auto daemon = Start(flags);
     EXPECT_THAT(Output(), HasSubstr("event=disk_open"));
-    EXPECT_EQ(Run(command), 1);
+    EXPECT_EQ(Run(command), 3);
     EXPECT_THAT(Output(), HasSubstr("DISK_LOCKED"));
     daemon->Signal(SIGTERM);
     EXPECT_EQ(daemon->Wait(), 0);

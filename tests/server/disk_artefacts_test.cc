@@ -30,8 +30,8 @@ struct AuditTestPeer {
 namespace testing {
 namespace {
 
-constexpr const char* kKeeps = "window{codec = \"packed\", keep_raw = \"host\"}";
-constexpr const char* kKeepsNone = "window{codec = \"packed\", keep_raw = \"no\"}";
+constexpr const char* kKeeps = "window{codec = \"packed\", max_loss = 1, keep_raw = \"host\"}";
+constexpr const char* kKeepsNone = "window{codec = \"packed\", max_loss = 1, keep_raw = \"no\"}";
 constexpr int32_t kPrompt = 200;  // 12 whole pages, 6 extents, 8 tokens
 
 Deadline Soon() { return SteadyClock::now() + std::chrono::seconds(60); }
@@ -157,7 +157,8 @@ TEST_F(DiskArtefactsTest, TheNextStoreNeedsNoWork) {
   Write(kKeeps);
   EXPECT_TRUE(Finds(kKeeps));
   EXPECT_TRUE(Finds(kKeeps));
-  EXPECT_FALSE(Finds("window{codec = \"packed\", keep_raw = \"host\", n_recent = 99}"));
+  EXPECT_FALSE(
+      Finds("window{codec = \"packed\", max_loss = 1, keep_raw = \"host\", n_recent = 99}"));
 }
 
 TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {

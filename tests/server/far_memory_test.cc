@@ -139,8 +139,9 @@ class FarRecompression : public ::testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(
     Packed, FarRecompression,
-    ::testing::Values("mosaickv{min_tokens = 0, segment = 64, buffer = 16}",
-                      "mosaickv{min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}"));
+    ::testing::Values(
+        "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16}",
+        "mosaickv{max_loss = 1, min_tokens = 0, segment = 64, buffer = 16, keep_raw = \"no\"}"));
 
 TEST_P(FarRecompression, GivesTheBytesOfNearMemory) {
   const auto near_bytes = Extents(false);

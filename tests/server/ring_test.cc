@@ -56,6 +56,38 @@ TEST(Ring, EmptyUntilPushed) {
   EXPECT_TRUE(ring.consumer.Empty());
 }
 
+// The other side can write to the word, but not make the producer go where it says.
+TEST(Ring, ProducerBelievesItsOwnTailOnly) {
+  Ring ring(256);
+  for (uint64_t i = 0; i < 20; ++i) {
+    ring.control->tail.store(i % 2 == 0 ? ~uint64_t{0} - 7 : 8 * i * i);
+    EXPECT_TRUE(ring.producer.HasHalfFree(8));
+    ASSERT_TRUE(ring.producer.Push(7, i, {Payload(24, i)})) << i;
+    FrameHeader header{};
+    std::vector<std::byte> payload;
+    ASSERT_EQ(ring.consumer.Pop(&header, &payload), Outcome::kFrame) << i;
+    EXPECT_EQ(header.id, i);
+    EXPECT_EQ(payload, Payload(24, i));
+    ring.producer.StartOver(200);
+  }
+}
+
+TEST(Ring, LargeFramesStayUntilSomebodyTakesThem) {
+  Ring ring(256);
+  ASSERT_TRUE(ring.producer.Push(7, 1, {Payload(40, 1)}));
+  ASSERT_TRUE(ring.producer.Push(8, 2, {Payload(8, 2)}));
+  FrameHeader header{};
+  std::vector<std::byte> payload;
+  EXPECT_EQ(ring.consumer.Pop(&header, &payload, 55), Outcome::kLarge);
+  EXPECT_EQ(ring.consumer.Pop(&header, &payload, 56), Outcome::kFrame);
+  EXPECT_EQ(payload, Payload(40, 1));
+  std::vector<std::byte> front(4);
+  ASSERT_EQ(ring.consumer.PopFront(&header, front), Outcome::kFrame);
+  EXPECT_EQ(header.id, 2u);
+  EXPECT_EQ(front, Payload(4, 2));
+  EXPECT_TRUE(ring.consumer.Empty());
+}
+
 TEST(Ring, HalfFreeIsWhatIsSaid) {
   Ring ring(256);
   EXPECT_TRUE(ring.producer.HasHalfFree(112));   // 128 with its header

@@ -383,10 +383,30 @@ TEST_F(RpcComputeTest, PageTableShowsWherePagesLie) {
   EXPECT_GT(after.version(), before.version());
 }
 
-TEST_F(RpcComputeTest, WhatIsNotThereYetSaysSo) {
-  EXPECT_EQ(Compute(&v1::Compute::Stub::Build, v1::BuildRequest()).status().reason(), "BUILD");
-  EXPECT_EQ(Compute(&v1::Compute::Stub::Recompress, v1::RecompressRequest()).status().code(),
-            Code::kUnimplemented);
+// Here are no workers: what needs none is answered, the rest refused with its reason.
+TEST_F(RpcComputeTest, WorkOnRequestIsCheckedFirst) {
+  EXPECT_EQ(Compute(&v1::Compute::Stub::Build, v1::BuildRequest()).status().reason(),
+            "SESSION_UNKNOWN");
+  const uint64_t sequence = Open();
+  ASSERT_TRUE(client_.Run(sequence, Ids(600), &random_).ok());
+  auto build = client_.Of<v1::BuildRequest>(sequence);
+  const auto built = Compute(&v1::Compute::Stub::Build, build);
+  ASSERT_TRUE(built.ok()) << built.status().ToString();
+  EXPECT_TRUE(built->done());
+  EXPECT_EQ(built->built_blocks(), 0u);
+  EXPECT_NE(built->plan().find("full"), std::string::npos);
+  build.set_plan("quest");
+  EXPECT_EQ(Compute(&v1::Compute::Stub::Build, build).status().reason(), "WORK_STOPPED");
+  build.set_plan("sentencekv");
+  EXPECT_EQ(Compute(&v1::Compute::Stub::Build, build).status().reason(), "BUILD_INPUT");
+  EXPECT_EQ(Compute(&v1::Compute::Stub::Recompress, client_.Of<v1::RecompressRequest>(sequence))
+                .status()
+                .reason(),
+            "RECOMPRESS_RAW");
+  const auto stopped =
+      Compute(&v1::Compute::Stub::StopWork, client_.Of<v1::StopWorkRequest>(sequence));
+  ASSERT_TRUE(stopped.ok()) << stopped.status().ToString();
+  EXPECT_FALSE(stopped->was_running());
 }
 
 // A decode that grows over many pages, beside another session that does the same: each keeps its

@@ -204,6 +204,15 @@ TEST_F(RpcControlTest, SequencesShareTheirPrefix) {
   const auto held = Control(&v1::Control::Stub::Lookup, lookup);
   ASSERT_TRUE(held.ok());
   EXPECT_EQ(held.value().held_tokens(), 32u);
+  EXPECT_EQ(held.value().plan(), "") << "raw pages";
+  lookup.set_plan("sentencekv{n_obs = 20}");
+  const auto planned = Control(&v1::Control::Stub::Lookup, lookup);
+  ASSERT_TRUE(planned.ok()) << planned.status().ToString();
+  EXPECT_EQ(planned.value().held_tokens(), 16u);
+  EXPECT_TRUE(planned.value().plan().starts_with("sentencekv{")) << planned.value().plan();
+  EXPECT_EQ(client_.Open(model, lookup.plan(), ids)->held_tokens(), 16u);
+  lookup.set_device_uuid("GPU-9");
+  EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup).status().reason(), "DEVICE_UNKNOWN");
   const auto second = client_.Open(model, "full", ids);
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second.value().held_tokens(), 32u);

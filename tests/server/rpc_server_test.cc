@@ -3,9 +3,16 @@
 #include <fcntl.h>
 #include <grpcpp/impl/client_unary_call.h>
 #include <poll.h>
+#include <sys/stat.h>
 
 #include <future>
+#include <new>
+#include <sstream>
 
+#include "base/sync.h"
+#include "server/rpc/grpc_connections.h"
+#include "server/rpc/service_context.h"
+#include "server/telemetry/log.h"
 #include "tests/server/rpc_fixture.h"
 
 namespace kvstrata::test {
@@ -168,8 +175,58 @@ TEST(RpcServer, BytesThatAreNoMessageAreRefused) {
   RpcDaemon daemon;
   const auto channel = daemon.Connect();
   const Status s = RawCall(channel, "/kvstrata.v1.Control/ShowPlan", "\xff\xff\xff\xff").status();
-  EXPECT_FALSE(s.ok());
+  EXPECT_EQ(s.code(), Code::kInvalidArgument);
+  EXPECT_EQ(s.reason(), "REQUEST_MALFORMED");
   EXPECT_EQ(Health(channel, "").value(), kServing);
+}
+
+// The daemon's own word and the disk's, to every user; a change without a signal within seconds.
+TEST(RpcServer, HealthFollowsTheDaemonAndItsDisk) {
+  Mutex mu;
+  std::string state = "serving";
+  DiskInfo disk;
+  RpcDaemon daemon(uint64_t{64} << 20, [&](Store*, GrpcOptions* options) {
+    options->health = [&] {
+      MutexLock lock(mu);
+      return state;
+    };
+    options->disk = [&] {
+      MutexLock lock(mu);
+      return disk;
+    };
+  });
+  std::vector<std::shared_ptr<grpc::Channel>> users = {daemon.Connect()};
+  if (geteuid() == 0) {
+    std::filesystem::permissions(daemon.folder(), std::filesystem::perms(0755));
+    std::filesystem::permissions(daemon.path(), std::filesystem::perms(0666));
+    UniqueFd other = daemon.Dial(4242);
+    ASSERT_TRUE(other);
+    users.push_back(grpc::CreateInsecureChannelFromFd("other", other.release()));
+  }
+  const auto becomes = [&](std::string_view word, bool sick, bool draining,
+                           const std::string& whole, const std::string& tier,
+                           const std::string& writes) {
+    {
+      MutexLock lock(mu);
+      state = word;
+      disk.sick = sick;
+      disk.draining = draining;
+    }
+    for (const auto& user : users) {
+      EXPECT_TRUE(Eventually([&] {
+        return Health(user, "").value() == whole &&
+               Health(user, "kvstrata.v1.Control").value() == whole &&
+               Health(user, "kvstrata.disk").value() == tier &&
+               Health(user, "kvstrata.disk.writes").value() == writes;
+      })) << word;
+      EXPECT_EQ(Health(user, "kvstrata.pool.host").value(), kServing);
+    }
+  };
+  becomes("serving", false, false, kServing, kServing, kServing);
+  becomes("serving", false, true, kServing, kServing, kNotServing);
+  becomes("degraded: the disk", true, false, kServing, kNotServing, kNotServing);
+  becomes("the attach loop hangs", true, false, kNotServing, kNotServing, kNotServing);
+  becomes("serving", false, false, kServing, kServing, kServing);
 }
 
 // --- hostile HTTP/2 ------------------------------------------------------------------------------
@@ -310,6 +367,101 @@ TEST(RpcServer, ShutdownDoesNotWaitForAStreamThatNobodyReads) {
   auto down = std::async(std::launch::async,
                          [&] { daemon.server().Shutdown(std::chrono::milliseconds(100)); });
   EXPECT_EQ(down.wait_for(kDeadline), std::future_status::ready);
+}
+
+// As an idle client, one that is not there any more, and one in the middle of a frame are.
+TEST(RpcServer, ShutdownDoesNotWaitForConnectionsThatSayNothing) {
+  RpcDaemon daemon;
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
+  std::vector<UniqueFd> peers;
+  for (const size_t bytes : {size_t{0}, size_t{10}, preface.size()}) {
+    peers.push_back(daemon.Dial());
+    ASSERT_EQ(send(peers.back().get(), preface.data(), bytes, MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes));
+  }
+  EXPECT_EQ(Health(daemon.Connect(), "").value(), kServing);  // those before it were accepted
+  daemon.server().Shutdown(std::chrono::milliseconds(0));
+  for (const UniqueFd& peer : peers) {
+    pollfd hangup{peer.get(), POLLHUP, 0};
+    EXPECT_EQ(poll(&hangup, 1, 0), 1) << "cut when Shutdown returns";
+  }
+}
+
+TEST(RpcServer, CallsAfterTheEndOfServingSayThatItStops) {
+  RpcDaemon daemon;
+  const auto channel = daemon.Connect();
+  RpcClient client(channel);
+  daemon.server().EndServing(std::chrono::milliseconds(0));
+  v1::PingRequest request;
+  request.set_session(client.session());
+  v1::PingResponse response;
+  const Status s = Call(*client.control, &v1::Control::Stub::Ping, request, &response);
+  EXPECT_EQ(s.reason(), "DAEMON_STOPPING") << s.ToString();
+  v1::AuditResponse audit;
+  const Status queued = Call(*client.admin, &v1::Admin::Stub::Audit, v1::AuditRequest(), &audit);
+  EXPECT_EQ(queued.reason(), "DAEMON_STOPPING") << queued.ToString();
+}
+
+TEST(RpcServer, AUserHasSoManyConnectionsAndGetsThemBack) {
+  RpcDaemon daemon;
+  std::vector<UniqueFd> peers;
+  for (size_t i = 0; i < GrpcConnections::kMaxOfUser; ++i) peers.push_back(daemon.Dial());
+  const auto closed = [](const UniqueFd& fd) {
+    pollfd hangup{fd.get(), POLLHUP, 0};
+    return poll(&hangup, 1, 0) == 1;
+  };
+  const UniqueFd refused = daemon.Dial();
+  EXPECT_TRUE(Eventually([&] { return closed(refused); }));
+  EXPECT_FALSE(closed(peers.front()));
+  peers.clear();
+  EXPECT_TRUE(Eventually([&] {
+    const Result<std::string> health = Health(daemon.Connect(), "");
+    return health.ok() && *health == kServing;
+  }));
+}
+
+// Of the daemon's user's and of nobody's server.
+TEST(RpcServer, ReflectionIsNotForOtherUsers) {
+  if (geteuid() != 0) GTEST_SKIP() << "dials as another user, which root alone may";
+  RpcDaemon daemon;
+  ASSERT_EQ(chmod(daemon.folder().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(daemon.path().c_str(), 0666), 0);
+  UniqueFd fd = daemon.Dial(65534);
+  ASSERT_TRUE(fd);
+  fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+  const auto channel = grpc::CreateInsecureChannelFromFd("nobody", fd.release());
+  EXPECT_EQ(Health(channel, "").value(), kServing);
+  const Status s =
+      RawCall(channel, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "")
+          .status();
+  EXPECT_EQ(s.code(), Code::kUnimplemented) << s.ToString();
+}
+
+TEST(RpcServer, WhatLibrariesSayIsOneEventALine) {
+  InitLog(LogLevel::kDebug, LogFormat::kJson);
+  ::testing::internal::CaptureStderr();
+  {
+    RpcDaemon daemon;
+    const auto channel = daemon.Connect();
+    for (int i = 0; i < 100; ++i) {  // ShowPlanRequest.plan, no UTF-8
+      (void)RawCall(channel, "/kvstrata.v1.Control/ShowPlan", "\x0a\x02\xff\xfe");
+    }
+  }
+  std::istringstream said(::testing::internal::GetCapturedStderr());
+  InitLog(LogLevel::kInfo, LogFormat::kText);
+  int protobuf = 0, other = 0;
+  for (std::string line; std::getline(said, line);) {
+    EXPECT_EQ(line.front(), '{') << line;
+    ++(line.find("\"event\":\"protobuf\"") != line.npos ? protobuf : other);
+  }
+  EXPECT_GE(protobuf, 1);
+  EXPECT_LT(protobuf, 100) << "they are limited";
+}
+
+TEST(RpcServer, WantOfMemoryIsTheCallsAnswer) {
+  const grpc::Status status = ServiceContext::Outcome([]() -> Status { throw std::bad_alloc(); });
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(FromGrpc(status).reason(), "MEMORY");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <new>
 
 #include "server/rpc/work_queue.h"
 
@@ -58,6 +59,15 @@ TEST_F(StrandTest, HoldsUpNobodyElse) {
   std::promise<void> ran;
   ASSERT_EQ(other->Post([&] { ran.set_value(); }), Strand::Outcome::kQueued);
   ran.get_future().wait();  // the other thread's
+}
+
+TEST(WorkQueueTest, WhatATaskThrowsEndsThatTaskAlone) {
+  WorkQueue queue(1);
+  const auto strand = std::make_shared<Strand>(&queue);
+  std::promise<void> next;
+  ASSERT_EQ(strand->Post([] { throw std::bad_alloc(); }), Strand::Outcome::kQueued);
+  ASSERT_EQ(strand->Post([&] { next.set_value(); }), Strand::Outcome::kQueued);
+  EXPECT_EQ(next.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
 }
 
 }  // namespace

@@ -2,8 +2,6 @@
 // retired; what fails leaves the sequence as it was.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <random>
 
 #include "server/store/store_impl.h"
@@ -598,52 +596,6 @@ TEST_F(ExtentsTest, TheAuditSeesWhatIsWrong) {
   EXPECT_TRUE(finds("counts other recompressions than there are"));
   --inside.extents[0].page->jobs;
   ExpectClean(*store_);
-}
-
-// --- parameters ----------------------------------------------------------------------------------
-
-TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
-  ParameterFiles files("/tmp", [](const std::string&, const Geometry&, const Plan&) {
-    return Result<SpanParameters>(SpanParameters{});
-  });
-  Plan plan;
-  EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
-  for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
-    plan.parameters = name;
-    EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_NAME") << name;
-  }
-  plan.parameters = "kvstrata-no-such-file";
-  EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
-  ParameterFiles nowhere("", nullptr);
-  EXPECT_EQ(nowhere.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
-}
-
-TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
-  const auto folder = std::filesystem::temp_directory_path() / "kvstrata-parameters-test";
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "p.safetensors") << "bytes";
-  int loads = 0;
-  ParameterFiles files(
-      folder,
-      [&loads](const std::string& path, const Geometry&, const Plan&) -> Result<SpanParameters> {
-        EXPECT_TRUE(path.ends_with("/p.safetensors"));
-        ++loads;
-        if (loads == 3) return InvalidArgument("PARAMETERS_INVALID", "tensor W");
-        return SpanParameters{};
-      });
-  Plan plan;
-  plan.parameters = "p.safetensors";
-  const auto first = files.Get(plan, SmallModel().geometry);
-  const auto second = files.Get(plan, SmallModel().geometry);
-  ASSERT_TRUE(first.ok());
-  EXPECT_EQ(first->values, second->values);
-  EXPECT_EQ(first->digest.size(), 32u);
-  EXPECT_EQ(loads, 1);
-  plan.r_max = 16;
-  EXPECT_NE(files.Get(plan, SmallModel().geometry)->values, first->values);
-  plan.r_max = 8;
-  EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_INVALID");
-  std::filesystem::remove_all(folder);
 }
 
 // --- random use ----------------------------------------------------------------------------------

@@ -37,6 +37,45 @@ TEST(Store, RegisteringAModelAgainGivesTheSameHandle) {
   EXPECT_EQ(store->Models().size(), 2u);
 }
 
+TEST(Store, AModelGoesWithItsLastSessionAndItsLastPage) {
+  auto store = NewStore(SmallPools(64, 64));
+  const auto idle = std::make_unique<TestSession>(store.get());
+  EXPECT_EQ(store->Models().size(), 1u);
+  store->EndSession(idle->id(), SessionEnd::kDetached);
+  EXPECT_TRUE(store->Models().empty()) << "no page was left";
+
+  TestSession busy(store.get());
+  TestSequence::Prompt(&busy, "full", Tokens(100));
+  store->EndSession(busy.id(), SessionEnd::kDied);
+  EXPECT_EQ(store->Models().size(), 1u) << "the next session finds its pages";
+  (void)store->Evict(false);
+  EXPECT_TRUE(store->Models().empty());
+  ExpectClean(*store);
+}
+
+TEST(Store, AModelOfOneSessionTakesItsPagesAlong) {
+  auto store = NewStore(SmallPools(64, 64));
+  TestSession own(store.get()), other(store.get());
+  const std::vector<int32_t> tokens = Tokens(100);
+  TestSequence::Prompt(&other, "full", tokens);
+  store->EndSession(other.id(), SessionEnd::kDetached);
+  const uint64_t others = UsedBytes(*store);
+  ModelDesc alone = SmallModel();
+  alone.digest = "session:alone";
+  const uint64_t model = *store->RegisterModel(own.id(), alone);
+  const auto opened = store->OpenSequence(own.id(), model, "full", tokens);
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  ASSERT_TRUE(store->Commit(own.id(), opened->sequence, 0, tokens, 0).ok());
+  ASSERT_TRUE(store->CloseSequence(own.id(), opened->sequence).ok());
+  EXPECT_EQ(store->OpenSequence(own.id(), model, "full", tokens)->held_tokens, 96u)
+      << "within the session they are shared";
+  EXPECT_EQ(store->Models().size(), 2u);
+  store->EndSession(own.id(), SessionEnd::kDied);
+  EXPECT_EQ(store->Models().size(), 1u);
+  EXPECT_EQ(UsedBytes(*store), others);
+  ExpectClean(*store);
+}
+
 TEST(Store, RefusesModelsThatItCannotServe) {
   auto store = NewStore(SmallPools(64, 64));
   TestSession session(store.get());

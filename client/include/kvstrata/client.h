@@ -106,14 +106,14 @@ struct Tensor : kvs_tensor {
 // A sequence of a session; closed with this object.
 class Sequence {
  public:
-  Sequence(kvs_session* session, kvs_sequence id, uint32_t held)
-      : session_(session), id_(id), held_(held) {}
+  Sequence(kvs_session* session, const kvs_opened& opened)
+      : session_(session), id_(opened.sequence), opened_(opened) {}
   Sequence(Sequence&& o) noexcept
-      : session_(o.session_), id_(std::exchange(o.id_, 0)), held_(o.held_) {}
+      : session_(o.session_), id_(std::exchange(o.id_, 0)), opened_(o.opened_) {}
   Sequence& operator=(Sequence&& o) noexcept {
     std::swap(session_, o.session_);
     std::swap(id_, o.id_);
-    std::swap(held_, o.held_);
+    std::swap(opened_, o.opened_);
     return *this;
   }
   ~Sequence() {
@@ -122,7 +122,9 @@ class Sequence {
 
   kvs_sequence id() const { return id_; }
   // Leading tokens that were there already when it was opened.
-  uint32_t held() const { return held_; }
+  uint32_t held() const { return opened_.held; }
+  // What else there was (kvs_opened); of a fork nothing.
+  const kvs_opened& opened() const { return opened_; }
 
   Result<uint32_t> Tokens() const {
     uint32_t tokens = 0;
@@ -134,10 +136,22 @@ class Sequence {
   Result<Sequence> Fork() const {
     kvs_sequence child = 0;
     if (const int rc = kvs_sequence_fork(session_, id_, &child); rc != 0) return Error::Last(rc);
-    return Sequence(session_, child, 0);
+    return Sequence(session_, kvs_opened{sizeof(kvs_opened), child, 0, 0, 0, 0});
   }
   Result<void> PrefillDone() { return Result<void>::Of(kvs_prefill_done(session_, id_)); }
   Result<void> Settle() { return Result<void>::Of(kvs_settle(session_, id_)); }
+  // What a plan ("": its own) keeps beside the committed tokens, made now.
+  Result<kvs_build_result> Build(const std::string& plan = "") {
+    kvs_build_result built{};
+    built.size = sizeof(built);
+    const char* const text = plan.empty() ? nullptr : plan.c_str();
+    const int code = kvs_sequence_build(session_, id_, text, &built);
+    if (code != KVS_OK) return Error::Last(code);
+    return built;
+  }
+  Result<void> Recompress() { return Result<void>::Of(kvs_sequence_recompress(session_, id_)); }
+  // Of builds and recompression, also while another thread waits for them.
+  Result<void> CancelWork() { return Result<void>::Of(kvs_work_cancel(session_, id_)); }
   // Empty spans are not reported; the others have one value for each position from `first` on.
   Result<void> Report(uint32_t first, std::span<const float> surprisal,
                       std::span<const float> entropy, std::span<const uint8_t> boundary = {}) {
@@ -182,7 +196,7 @@ class Sequence {
 
   kvs_session* session_;
   kvs_sequence id_;
-  uint32_t held_;
+  kvs_opened opened_;
 };
 
 // An open step; dropped with this object unless End was called.
@@ -232,6 +246,18 @@ struct AttachOptions {
   std::string client_name, backend;
   std::string device_uuid;  // "": the daemon's first
   uint32_t threads = 0, timeout_ms = 0;
+};
+
+// kvs_open_options.
+struct OpenOptions {
+  uint32_t max_held = 0;  // 0: no limit
+  bool only_reported = false;
+};
+
+// kvs_plan_needs: KVS_NEEDS_*, and a line each.
+struct PlanNeeds {
+  uint32_t flags = 0;
+  std::string text;
 };
 
 struct Member {
@@ -294,14 +320,38 @@ class Session {
     return Result<void>::Of(kvs_tensors_register(session_, model, layer, &keys, &values));
   }
 
-  Result<Sequence> Open(Model model, const std::string& plan,
-                        std::span<const int32_t> tokens = {}) {
-    kvs_sequence id = 0;
-    uint32_t held = 0;
-    const int rc =
-        kvs_sequence_open(session_, model, plan.c_str(), tokens.data(), tokens.size(), &id, &held);
+  Result<Sequence> Open(Model model, const std::string& plan, std::span<const int32_t> tokens = {},
+                        const OpenOptions& options = {}) {
+    const kvs_open_options raw{sizeof(raw), options.max_held, options.only_reported ? 1 : 0};
+    kvs_opened opened{};
+    opened.size = sizeof(opened);
+    const int rc = kvs_sequence_open_with(session_, model, plan.c_str(), tokens.data(),
+                                          tokens.size(), &raw, &opened);
     if (rc != 0) return Error::Last(rc);
-    return Sequence(session_, id, held);
+    return Sequence(session_, opened);
+  }
+
+  // What an open of that plan, on that device ("": this session's), would find now; plan "": raw
+  // pages, on whatever device.
+  Result<kvs_lookup_result> Lookup(Model model, std::span<const int32_t> tokens,
+                                   const std::string& plan = "",
+                                   const std::string& device_uuid = "") const {
+    const kvs_lookup_options raw{sizeof(raw), plan.empty() ? nullptr : plan.c_str(),
+                                 device_uuid.empty() ? nullptr : device_uuid.c_str()};
+    kvs_lookup_result found{};
+    found.size = sizeof(found);
+    const int rc = kvs_lookup(session_, model, &raw, tokens.data(), tokens.size(), &found);
+    if (rc != 0) return Error::Last(rc);
+    return found;
+  }
+
+  Result<PlanNeeds> Needs(const std::string& plan) const {
+    std::array<char, 4096> text;
+    PlanNeeds needs;
+    const int rc = kvs_plan_needs(session_, plan.c_str(), &needs.flags, text.data(), text.size());
+    if (rc != 0) return Error::Last(rc);
+    needs.text = text.data();
+    return needs;
   }
 
   Result<Step> Begin(std::span<const Member> members) {

@@ -88,7 +88,8 @@ KVS_API int kvs_ping(kvs_session* session);
 typedef struct kvs_model_desc {
   size_t size;
   const char* name;
-  const char* digest;  /* of the weights; equal digests share prefixes */
+  const char* digest;  /* of the weights; equal digests share prefixes. "session:..." is of one
+                          session alone: its pages and the model go when that ends */
   const char* adapter; /* NULL: none */
   int32_t layers;      /* that kvstrata serves */
   int32_t query_heads, kv_heads;
@@ -118,6 +119,45 @@ KVS_API int kvs_model_register(kvs_session* session, const kvs_model_desc* desc,
  * continues from there. Errors: PLAN_*, MODEL_UNKNOWN, RESOURCE_EXHAUSTED (pool; nothing taken). */
 KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char* plan,
                               const int32_t* tokens, size_t n, kvs_sequence* out, uint32_t* held);
+typedef struct kvs_open_options {
+  size_t size;
+  uint32_t max_held; /* leading tokens to hold at most, rounded down to whole pages; 0: no limit */
+  int32_t only_reported; /* 1: hold no more than the series go that the plan needs (surprisal,
+                            boundary); all of a prompt that its codec has packed already */
+} kvs_open_options;
+typedef struct kvs_opened {
+  size_t size;
+  kvs_sequence sequence;
+  uint32_t held;             /* as of kvs_sequence_open */
+  uint32_t indexed;          /* of these, with an index that is complete */
+  uint32_t surprisal_tokens; /* leading tokens whose surprisal came with what is held; report it
+                                from `held` on, or from held + 1: see kvs_report */
+  uint32_t boundary_tokens;  /* the same of sentence ends */
+} kvs_opened;
+/* kvs_sequence_open with options (may be NULL), and more of what was found. */
+KVS_API int kvs_sequence_open_with(kvs_session* session, kvs_model model, const char* plan,
+                                   const int32_t* tokens, size_t n, const kvs_open_options* options,
+                                   kvs_opened* out);
+/* How much of a prompt is held, without opening it. */
+typedef struct kvs_lookup_options {
+  size_t size;
+  const char* plan; /* as kvs_sequence_open takes it: the answer is what an open of it, without
+                       options, would find now; NULL: raw pages, on whatever device */
+  const char* device_uuid; /* with a plan: of the session that will open; NULL: this one's */
+} kvs_lookup_options;
+typedef struct kvs_lookup_result {
+  size_t size;
+  uint32_t held;          /* leading tokens, as of kvs_sequence_open; of raw pages at most n - 1 */
+  uint32_t indexed;       /* of these, with an index of the plan that is complete */
+  uint32_t device_tokens; /* of the held ones, by tier; they need not be consecutive */
+  uint32_t host_tokens, disk_tokens;
+  uint32_t reserved;
+} kvs_lookup_result;
+/* Takes nothing, reads nothing from disk, promises nothing: pages may be evicted before an open,
+ * and an open that finds no memory to copy what lies elsewhere holds less. options may be NULL.
+ * PLAN_*, DEVICE_UNKNOWN. */
+KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_options* options,
+                       const int32_t* tokens, size_t n, kvs_lookup_result* out);
 /* A second sequence with the same content and plan; pages are shared, copied when written. Of a
  * sequence in an open step: with what was committed before it. On a GPU this waits for the steps
  * before and for what the open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of
@@ -126,8 +166,9 @@ KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_s
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
 /* Tokens committed. */
 KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
-/* "ok", or which input the plan lacks and what it does instead. Copies at most `capacity` bytes,
- * always NUL-terminated. */
+/* "ok", or what keeps the plan from doing what it is there for, and what it does instead: the texts
+ * of docs/plans.md, "Status", joined by "; ". Copies at most `capacity` bytes, always
+ * NUL-terminated. */
 KVS_API int kvs_sequence_status(kvs_session* session, kvs_sequence sequence, char* text,
                                 size_t capacity);
 /* The plan with every option, in text form. */
@@ -135,11 +176,52 @@ KVS_API int kvs_sequence_plan(kvs_session* session, kvs_sequence sequence, char*
                               size_t capacity);
 /* The prompt is complete: the plan selects, segments, compresses as it does after prefill. */
 KVS_API int kvs_prefill_done(kvs_session* session, kvs_sequence sequence);
-/* Series of positions [first, first + n), in order, in parts; any array may be NULL. Nats. */
+/* Series of positions [first, first + n), in order, in parts; any array may be NULL. Nats. After a
+ * prefix hit they go on at `held`. Nothing that this engine computed predicts the token at `held`:
+ * surprisal may begin at held + 1, and that token then counts 0 nats. REPORT_ORDER names the
+ * position to go on at. */
 KVS_API int kvs_report(kvs_session* session, kvs_sequence sequence, uint32_t first, uint32_t n,
                        const float* surprisal, const float* entropy, const uint8_t* boundary);
 /* Waits until everything committed and reported so far is in force and published. */
 KVS_API int kvs_settle(kvs_session* session, kvs_sequence sequence);
+
+typedef struct kvs_build_result {
+  size_t size;
+  uint32_t indexed_tokens; /* leading tokens with a complete index of the plan */
+  uint32_t built_blocks;   /* index blocks that the daemon made */
+  uint32_t extents;        /* of the plan's codec now */
+  uint32_t reserved;
+} kvs_build_result;
+/* Makes now what the first step would: what a plan keeps beside the committed tokens (index blocks,
+ * buckets, extents). plan NULL: the sequence's own; another one's is kept beside the sequence, for
+ * who opens that plan on these tokens. Of its own plan it also maps the index into this process, even
+ * where nothing was left to be made. Waits for the daemon's workers. FAILED_PRECONDITION
+ * BUILD_INPUT names what the plan needs and the sequence has not, BUILD_RUNNING: it is being built
+ * for another plan; RESOURCE_EXHAUSTED WORK_QUEUE, POOL_EXHAUSTED; ABORTED WORK_CANCELLED. After
+ * DEADLINE_EXCEEDED the work goes on: call again. out may be NULL. */
+KVS_API int kvs_sequence_build(kvs_session* session, kvs_sequence sequence, const char* plan,
+                               kvs_build_result* out);
+/* Has workers recompress now what the plan's codec may, also after failures and a cancel, and waits
+ * as kvs_settle does. FAILED_PRECONDITION RECOMPRESS_RAW of codec raw. */
+KVS_API int kvs_sequence_recompress(kvs_session* session, kvs_sequence sequence);
+/* Ends what workers have of the sequence. What they had not published leaves nothing behind, and
+ * whoever waits for it is told ABORTED WORK_CANCELLED; it is due again with the next
+ * kvs_sequence_recompress, commit or report. Also while another thread waits there. */
+KVS_API int kvs_work_cancel(kvs_session* session, kvs_sequence sequence);
+/* What a plan needs of the engine beside keys, values and queries. */
+enum {
+  KVS_NEEDS_TOKEN_IDS = 1,      /* true ids, at open and in every step: every plan */
+  KVS_NEEDS_PREFILL_DONE = 2,   /* kvs_prefill_done */
+  KVS_NEEDS_SURPRISAL = 4,      /* kvs_report, of the prompt */
+  KVS_NEEDS_ENTROPY = 8,        /* kvs_report, of generated tokens */
+  KVS_NEEDS_BOUNDARY = 16,      /* kvs_report, or the model's boundary_tokens */
+  KVS_NEEDS_PROMPT_QUERIES = 32 /* kvs_attend of the prompt's last tokens */
+};
+/* Of a plan's text, as kvs_sequence_open takes it. *needs: a sum of the above. text (may be NULL):
+ * a line each, with what becomes of the plan without it; copied as by kvs_sequence_status. PLAN_*.
+ */
+KVS_API int kvs_plan_needs(kvs_session* session, const char* plan, uint32_t* needs, char* text,
+                           size_t capacity);
 
 /* ---- a step ---- */
 /* A strided tensor [tokens][heads][head_dim]; the last dimension is contiguous. */
@@ -269,7 +351,7 @@ KVS_API int kvs_selection(kvs_step* step, uint32_t member, uint32_t group, int w
 
 /* What the last kvs_attend of a layer read for one member, all heads: rows at full resolution and
  * bytes of them in whatever form they are stored, coarse rows, and what selecting read (summaries,
- * keys). */
+ * keys). A row that several queries of a KV head attend counts once. */
 typedef struct kvs_cost {
   size_t size;
   uint64_t rows;         /* (position, KV head) pairs attended one by one */

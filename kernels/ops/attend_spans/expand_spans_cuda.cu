@@ -1,5 +1,6 @@
-// Predicted on an H100, a CTA of 1024 threads a query head: 10 / 20 us for 5600 / 45000 spans,
-// while attend_spans reads raw rows. Measured: 13 / 54 us (docs/cuda_measured.md).
+// Predicted on an H100, a CTA of 1024 threads a query head: 10 / 20 us for 5600 / 45000 spans and
+// one round, while attend_spans reads raw rows. Measured, when one round was all: 13 / 54 us
+// (docs/cuda_measured.md). A round more: about as many passes over the spans.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -29,7 +30,9 @@ __device__ __forceinline__ uint64_t OrderOf(uint32_t key, int32_t span) {
   return uint64_t{key} << kSpanBits | static_cast<uint32_t>((1 << kSpanBits) - 1 - span);
 }
 
-// The search for the first span of a query head that does not fit.
+constexpr int32_t kNoLimit = INT32_MAX;
+
+// The search for the first span of a query head that does not fit, of one round.
 struct HeadSearch {
   uint32_t floor;        // keys above it compete
   uint32_t least, most;  // of those
@@ -39,6 +42,21 @@ struct HeadSearch {
   int32_t room;          // rows that are left for spans in question
   int32_t candidates;    // spans in question
   uint64_t cut;          // spans of larger orders are taken; 0: not found yet
+  uint64_t behind;       // spans of this round have smaller orders
+  int32_t limit;         // and at most so many rows; kNoLimit in the first round
+  bool more;             // the room ended: there may be another round
+
+  // The first of a query head.
+  __device__ static HeadSearch First(uint32_t floor, int32_t room) {
+    return {floor, UINT32_MAX, 0, -1, 0, 0, room, 0, 0, UINT64_MAX, kNoLimit, false};
+  }
+  // The round behind the cut of this one.
+  __device__ HeadSearch Next() const {
+    HeadSearch next = First(floor, room);
+    next.behind = cut;
+    next.limit = room;
+    return next;
+  }
 };
 
 struct Shared {
@@ -114,35 +132,28 @@ class HeadExpander {
       const SpanLayer& l = w_.layer;
       const auto* tau = reinterpret_cast<const float*>(l.routers[sequence_].tau);
       const float of_head = tau[int64_t{l.layer} * l.kv_heads * l.group + head_];
-      s_.search = {FloorOf(of_head), UINT32_MAX, 0, -1, 0, 0, w_.room[sequence_], 0, 0};
+      s_.search = HeadSearch::First(FloorOf(of_head), w_.room[sequence_]);
     }
     if (rows_ == nullptr) return;
     ForEachLength([&](int32_t span, int32_t rows) { rows_[span] = rows; });
   }
 
-  // Finds the cut.
-  __device__ void Search() {
-    FindRange();
+  // Marks all spans that are taken.
+  __device__ void Expand() {
+    if (s_.search.room == kExpandAll) return Write([](int32_t, uint32_t) { return true; });
     __syncthreads();
-    bool open = Narrow(kOrderBits);
-    for (int shift = kOrderBits; open; shift = max(shift - kDigitBits, 0)) open = Narrow(shift);
-    const HeadSearch search = s_.search;
-    __syncthreads();
-    if (search.cut == 0) Order(search);
-    __syncthreads();
-  }
-
-  // Writes which spans are taken, and -inf for their coarse rows.
-  __device__ void Write(bool all) {
+    Search();
     const uint64_t cut = s_.search.cut;
-    ForEach([&](int32_t span, uint32_t key) {
-      const bool taken = span < spans_ && (all || OrderOf(key, span) > cut);
-      const uint32_t mask = __ballot_sync(~0u, taken);
-      if (threadIdx.x % 32 == 0) w_.chosen[(row_ + span) / 32] = mask;
-      if (taken) w_.coarse[row_ + span] = -INFINITY;
-    });
+    Write([=](int32_t span, uint32_t key) { return OrderOf(key, span) > cut; });
+    while (s_.search.more) {
+      __syncthreads();
+      if (threadIdx.x == 0) s_.search = s_.search.Next();
+      __syncthreads();
+      Search();
+      const HeadSearch search = s_.search;
+      if (search.most != 0) Add(search);
+    }
   }
-
   // The lists of the KV head's query heads as one.
   __device__ void Join() const {
     const int group = w_.layer.group;
@@ -178,6 +189,39 @@ class HeadExpander {
   }
 
  private:
+  // Finds the round's cut. Barriers before and after.
+  __device__ void Search() {
+    FindRange();
+    __syncthreads();
+    bool open = Narrow(kOrderBits);
+    for (int shift = kOrderBits; open; shift = max(shift - kDigitBits, 0)) open = Narrow(shift);
+    const HeadSearch search = s_.search;
+    __syncthreads();
+    if (search.cut == 0) Order(search);
+    __syncthreads();
+  }
+
+  // Writes which spans are taken, and -inf for their coarse rows.
+  template <typename IsTaken>
+  __device__ void Write(IsTaken is_taken) {
+    ForEach([&](int32_t span, uint32_t key) {
+      const bool taken = span < spans_ && is_taken(span, key);
+      const uint32_t mask = __ballot_sync(~0u, taken);
+      if (threadIdx.x % 32 == 0) w_.chosen[(row_ + span) / 32] = mask;
+      if (taken) w_.coarse[row_ + span] = -INFINITY;
+    });
+  }
+  // Adds a later round's. The thread that wrote a word before writes it again.
+  __device__ void Add(const HeadSearch& search) {
+    ForEach([&](int32_t span, uint32_t key) {
+      const uint64_t order = OrderOf(key, span);
+      const bool taken = span < spans_ && order > search.cut && order < search.behind &&
+                         Rows(span) <= search.limit;
+      const uint32_t mask = __ballot_sync(~0u, taken);
+      if (threadIdx.x % 32 == 0 && mask != 0) w_.chosen[(row_ + span) / 32] |= mask;
+      if (taken) w_.coarse[row_ + span] = -INFINITY;
+    });
+  }
   // visit(span, rows), several loads at once.
   template <typename Visit>
   __device__ void ForEachLength(Visit visit) const {
@@ -218,15 +262,38 @@ class HeadExpander {
       }
     }
   }
+  // visit(span, key, rows)
+  template <typename Visit>
+  __device__ void ForEachWithRows(Visit visit) const {
+    if (rows_ != nullptr) {
+      ForEach([&](int32_t span, uint32_t key) {
+        if (span < spans_) visit(span, key, rows_[span]);
+      });
+    } else {
+      ForEachLength([&](int32_t span, int32_t rows) { visit(span, Key(span), rows); });
+    }
+  }
+  // The least and the largest score of the round; in the first one scores become keys.
   __device__ void FindRange() {
     HeadSearch& search = s_.search;
+    const uint32_t floor = search.floor;
     uint32_t least = UINT32_MAX, most = 0;
-    ForEach([&](int32_t span, uint32_t key) {
-      if (keys_ != nullptr && span < spans_) keys_[span] = key;
-      if (key <= search.floor) return;
+    const auto widen = [&](uint32_t key) {
       least = min(least, key);
       most = max(most, key);
-    });
+    };
+    if (search.limit == kNoLimit) {
+      ForEach([&](int32_t span, uint32_t key) {
+        if (keys_ != nullptr && span < spans_) keys_[span] = key;
+        if (key > floor) widen(key);
+      });
+    } else {
+      const uint64_t behind = search.behind;
+      const int32_t limit = search.limit;
+      ForEachWithRows([&](int32_t span, uint32_t key, int32_t rows) {
+        if (key > floor && rows <= limit && OrderOf(key, span) < behind) widen(key);
+      });
+    }
     least = __reduce_min_sync(~0u, least);
     most = __reduce_max_sync(~0u, most);
     keys_ready_ = keys_ != nullptr;
@@ -235,7 +302,7 @@ class HeadExpander {
     atomicMax(&search.most, most);
   }
   __device__ static bool InQuestion(const HeadSearch& s, uint32_t key, uint64_t order) {
-    if (key <= s.floor) return false;
+    if (key <= s.floor || order >= s.behind) return false;
     return s.range < 0 || (RangeOf(s, key) == s.range && (order & s.known) == s.prefix);
   }
   // Cuts what is in question, first by ranges of scores, then by the digit of orders below bit
@@ -246,20 +313,13 @@ class HeadExpander {
     __syncthreads();
     {
       const HeadSearch search = s_.search;
-      const auto add = [&](int32_t span, uint32_t key, int32_t rows) {
+      ForEachWithRows([&](int32_t span, uint32_t key, int32_t rows) {
         const uint64_t order = OrderOf(key, span);
-        if (!InQuestion(search, key, order)) return;
+        if (!InQuestion(search, key, order) || rows > search.limit) return;
         const int32_t digit = search.range < 0 ? RangeOf(search, key)
                                                : static_cast<int32_t>(order >> low & (kBins - 1));
         atomicAdd(&s_.histogram[digit], rows);
-      };
-      if (rows_ != nullptr) {
-        ForEach([&](int32_t span, uint32_t key) {
-          if (span < spans_) add(span, key, rows_[span]);
-        });
-      } else {
-        ForEachLength([&](int32_t span, int32_t rows) { add(span, Key(span), rows); });
-      }
+      });
     }
     __syncthreads();
     FindDigit(low);
@@ -267,7 +327,7 @@ class HeadExpander {
     const HeadSearch search = s_.search;
     if (search.cut != 0) return false;
     ForEach([&](int32_t span, uint32_t key) {
-      if (!InQuestion(search, key, OrderOf(key, span))) return;
+      if (!InQuestion(search, key, OrderOf(key, span)) || Rows(span) > search.limit) return;
       const int32_t at = atomicAdd(&s_.search.candidates, 1);
       if (at >= kCandidates) return;
       s_.orders[at] = OrderOf(key, span);
@@ -305,6 +365,8 @@ class HeadExpander {
     }
     if (before <= search.room && before + s_.candidate_rows[i] > search.room) {
       s_.search.cut = s_.orders[i];
+      s_.search.room = search.room - before;
+      s_.search.more = true;
     }
   }
 
@@ -335,12 +397,7 @@ __global__ void __launch_bounds__(kThreads) ExpandSpansKernel(const __grid_const
   __syncthreads();
   if (w.ahead) WaitForPrevious();
   LetNextStart();
-  if (!empty) {
-    const bool all = shared.search.room == kExpandAll;
-    __syncthreads();
-    if (!all) expander.Search();
-    expander.Write(all);
-  }
+  if (!empty) expander.Expand();
   const int64_t item = int64_t{sequence} * w.layer.kv_heads + head / group;
   if (ArrivesLast(w.counters + item, group, shared.is_last)) expander.Join();
 }

@@ -2,12 +2,14 @@
 // (kernels/select/zoom.cc).
 //
 // Of each query head, in descending relevance (ties to the lower index, NaN last), the spans whose
-// relevance exceeds ln(tau / (1 - tau)), up to the first whose n - 1 rows no longer fit into
-// `room`. Their coarse logit becomes -inf. The spans of all heads of a KV head make one list, so
-// that factors are read once for all of them.
+// relevance exceeds ln(tau / (1 - tau)); one whose n - 1 rows no longer fit into what is left of
+// `room` is passed over. Their coarse logit becomes -inf. The spans of all heads of a KV head make
+// one list, so that factors are read once for all of them.
 //
-// One kernel, a CTA a query head: sums of rows over ranges of scores tell where its room ends, and
-// the few spans of that range are ordered one by one; the last CTA of a KV head joins the lists.
+// One kernel, a CTA a query head, in rounds: sums of rows over ranges of scores tell where the room
+// ends, and the few spans of that range are ordered one by one; what lies before the first that
+// does not fit is taken, and the next round is over those behind it that are no longer than the
+// room that is left, which is less from round to round. The last CTA of a KV head joins the lists.
 // The same input gives the same output. It is a chain of short passes that leaves SMs free: the
 // kernel behind it may start there once all kernels before are complete. attend_spans reads raw
 // rows then.

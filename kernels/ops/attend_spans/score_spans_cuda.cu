@@ -29,35 +29,28 @@ struct Shared {
 };
 
 // pulled = W^T W q / sqrt(d') of the KV head's queries. By all threads; barrier before, and after.
-// A router's rows are read for all heads that share it.
 template <typename T, int kDim>
 __device__ void RouteQueries(const SpanLayer& l, const SpanRouter& router, const T* q, int head,
                              Shared<kDim>& shared) {
   constexpr int kWarps = Shape<kDim>::kWarps, kLanes = kDim / 32;
   const int lane = threadIdx.x % 32, routes = router.d_route, group = l.group;
-  const bool trained = router.routers == l.kv_heads * group;  // one for each query head
-  const int sharing = trained ? 1 : group;
   const float scale = rsqrtf(static_cast<float>(routes));
-  for (int first = 0; first < group; first += sharing) {
-    const int at = l.layer * router.routers + (trained ? head * group + first : head);
+  for (int g = 0; g < group; ++g) {
+    const int at = l.layer * router.routers + head * group + g;
     const float* w = reinterpret_cast<const float*>(router.w) + int64_t{at} * routes * kDim;
 #pragma unroll 2
     for (int r = threadIdx.x / 32; r < routes; r += kWarps) {
       float x[kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) x[i] = w[r * kDim + 32 * i + lane];
-#pragma unroll 4
-      for (int g = first; g < first + sharing; ++g) {
-        float sum = 0;
+      float sum = 0;
 #pragma unroll
-        for (int i = 0; i < kLanes; ++i) sum += x[i] * FloatOf(q[g * kDim + 32 * i + lane]);
-        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-        if (lane == 0) shared.routes[g][r] = sum;
-      }
+      for (int i = 0; i < kLanes; ++i) sum += x[i] * FloatOf(q[g * kDim + 32 * i + lane]);
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+      if (lane == 0) shared.routes[g][r] = sum;
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < sharing * kDim; i += Shape<kDim>::kThreads) {
-      const int g = first + i / kDim, c = i % kDim;
+    for (int c = threadIdx.x; c < kDim; c += Shape<kDim>::kThreads) {
       float sum = 0;
 #pragma unroll 16
       for (int r = 0; r < routes; ++r) sum += shared.routes[g][r] * w[r * kDim + c];
@@ -67,7 +60,7 @@ __device__ void RouteQueries(const SpanLayer& l, const SpanRouter& router, const
   __syncthreads();
 }
 
-// Asks the L2 for a KV head's routers.
+// Asks the L2 for a KV head's routers, if there are any.
 template <int kDim>
 __device__ __forceinline__ void PrefetchRouters(const SpanLayer& l, const SpanRouter& router,
                                                 int head) {
@@ -124,14 +117,19 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
   TileCursor<Shape<kDim>::kWarps> cursor(parts);
   int32_t local = 0;
   const SpanPart* part = cursor.Next(&local);
+  const bool empty = parts.count == 0;
+  const bool routed = !empty && l.routers[sequence].routers > 0;
   const int first_head = LaneQuery(lane, wide);
-  float norms[4];      // of the lane's rows and heads
+  float norms[4];      // of the lane's rows and heads; of routed queries alone
   int32_t lengths[2];  // of rows g and g + 8
   const auto load = [&] {
     if (part == nullptr) return;
     const int32_t rows = min(part->span_count - local, kSpanTileRows);
     keys.Load(
         {MeansOf(l, *part, head, part->k_mean) + int64_t{local} * kDim * 2, kDim * 2, 0, rows});
+    lengths[0] = SpanLength(*part, local + min(g, rows - 1));
+    lengths[1] = SpanLength(*part, local + min(g + 8, rows - 1));
+    if (!routed) return;
     const auto* from = reinterpret_cast<const float*>(part->inverse_norms) +
                        int64_t{l.layer} * l.kv_heads * group * part->span_count + local;
 #pragma unroll
@@ -139,34 +137,33 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
       const int query_head = head * group + min(first_head + (i & 1), group - 1);
       norms[i] = from[int64_t{query_head} * part->span_count + min(g + 8 * (i >> 1), rows - 1)];
     }
-    lengths[0] = SpanLength(*part, local + min(g, rows - 1));
-    lengths[1] = SpanLength(*part, local + min(g + 8, rows - 1));
   };
   load();
-  const bool empty = parts.count == 0;
   if (w.ahead) {
-    if (!empty) PrefetchRouters<kDim>(l, l.routers[sequence], head);
+    if (routed) PrefetchRouters<kDim>(l, l.routers[sequence], head);
     WaitForPrevious();
   }
   if (empty) return;
   const auto* q = reinterpret_cast<const T*>(static_cast<const std::byte*>(w.queries.q) +
                                              sequence * w.queries.stride) +
                   head * group * kDim;
-  RouteQueries<T, kDim>(l, l.routers[sequence], q, head, shared);
-  LoadQueries<Mean>(&shared.routed, shared.pulled, DType::kF32, 0, group, 1);
+  if (routed) {
+    RouteQueries<T, kDim>(l, l.routers[sequence], q, head, shared);
+    LoadQueries<Mean>(&shared.routed, shared.pulled, DType::kF32, 0, group, 1);
+  }
   LoadQueries<Mean>(&shared.given, q, l.dtype, 0, group, 1);
   __syncthreads();
 
   while (part != nullptr) {
     float relevance[4], coarse[4];
-    keys.template Score<Mean>(shared.routed, wide, relevance);
+    if (routed) keys.template Score<Mean>(shared.routed, wide, relevance);
     keys.template Score<Mean>(shared.given, wide, coarse);
     const float logs[2] = {logf(static_cast<float>(lengths[0])),
                            logf(static_cast<float>(lengths[1]))};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      relevance[i] = relevance[i] * norms[i] + logs[i >> 1];
       coarse[i] = coarse[i] * w.queries.scale + logs[i >> 1];
+      relevance[i] = routed ? relevance[i] * norms[i] + logs[i >> 1] : coarse[i];
     }
     const int32_t begin = FirstSpan(*part) + local, rows = part->span_count - local;
     part = cursor.Next(&local);

@@ -18,7 +18,7 @@ inline constexpr int32_t kSpanPieces = 4;
 struct SpanPart {
   uint64_t spans;           // i32 [span_count][2]: begin and end
   uint64_t k_mean, v_mean;  // bf16 [layers][kv_heads][span_count][head_dim]
-  uint64_t inverse_norms;   // f32 [layers][query_heads][span_count]
+  uint64_t inverse_norms;   // f32 [layers][query_heads][span_count]; not read without routers
   uint64_t entries;         // SpanFactors [layers][kv_heads][span_count]
   uint64_t factors;         // what entries count from
   uint64_t raw_rows;  // the model's dtype [layers][keys, values][kv_heads][raw_count][head_dim]
@@ -48,9 +48,10 @@ static_assert(sizeof(SpanFactors) == 32);
 
 // How a sequence's queries are routed.
 struct SpanRouter {
-  uint64_t w;    // f32 [layers][routers][d_route][head_dim]
-  uint64_t tau;  // f32 [layers][query_heads]
-  int32_t routers, d_route;
+  uint64_t w;       // f32 [layers][query_heads][d_route][head_dim]
+  uint64_t tau;     // f32 [layers][query_heads]
+  int32_t routers;  // of a layer: query_heads, or 0: no w, relevance is the coarse row's logit
+  int32_t d_route;
 };
 static_assert(sizeof(SpanRouter) == 24);
 

@@ -236,11 +236,50 @@ TEST_F(DiskTierTest, OneDaemonADirectory) {
   EXPECT_NE(MustOpen(options_), nullptr);
 }
 
-TEST_F(DiskTierTest, AnotherSegmentSizeIsRefusedAndASmallerBudgetDeletes) {
+std::map<std::string, uint64_t> SizesIn(const std::string& directory) {
+  std::map<std::string, uint64_t> sizes;
+  for (const auto& file : std::filesystem::directory_iterator(directory)) {
+    sizes[file.path().filename()] = file.file_size();
+  }
+  return sizes;
+}
+
+TEST_F(DiskTierTest, AnotherSegmentSizeIsRefusedAndTouchesNothing) {
+  const std::vector<uint64_t> sizes = {300000};
+  auto tier = MustOpen(options_);
+  for (const char* key : {"a", "b", "c", "d", "e"}) {  // of two segments
+    ASSERT_TRUE(PutOne(tier.get(), key, ValueOf(key, 0, sizes)).ok());
+  }
+  ASSERT_TRUE(tier->Checkpoint(Soon()).ok());
+  tier.reset();
+  const auto before = SizesIn(options_.directory);
+  for (const uint64_t bytes : {kSegment / 2, kSegment * 2}) {
+    DiskTierOptions other = options_;
+    other.segment_bytes = bytes;
+    for (const Status& status :
+         {DiskTier::CheckPlace(other), DiskTier::Open(other, Soon()).status()}) {
+      EXPECT_EQ(status.reason(), "DISK_SEGMENT_BYTES");
+      EXPECT_NE(status.message().find("have 1048576 bytes"), std::string::npos);
+    }
+    EXPECT_EQ(SizesIn(options_.directory), before);
+  }
+  EXPECT_TRUE(DiskTier::CheckPlace(options_).ok());
+  EXPECT_EQ(Listing(*MustOpen(options_)).size(), 5u);
+}
+
+TEST_F(DiskTierTest, ASegmentWhoseFileIsTooLongKeepsItsValues) {
+  auto tier = MustOpen(options_);
+  ASSERT_TRUE(PutOne(tier.get(), "a", ValueOf("a", 0, {300000})).ok());
+  tier.reset();
+  std::filesystem::resize_file(options_.directory + "/segment.0", 3 * kSegment);
+  tier = MustOpen(options_);
+  EXPECT_EQ(tier->Stats().cut_segments, 1u);
+  EXPECT_EQ(std::filesystem::file_size(options_.directory + "/segment.0"), kSegment);
+  EXPECT_EQ(Listing(*tier).size(), 1u);
+}
+
+TEST_F(DiskTierTest, ASmallerBudgetDeletes) {
   ASSERT_NE(MustOpen(options_), nullptr);
-  DiskTierOptions other = options_;
-  other.segment_bytes /= 2;
-  EXPECT_EQ(DiskTier::Open(other, Soon()).status().reason(), "DISK_SEGMENT_BYTES");
   ASSERT_NE(MustOpen(Options(options_.directory, 2)), nullptr);
   EXPECT_TRUE(std::filesystem::exists(options_.directory + "/segment.1"));
   EXPECT_FALSE(std::filesystem::exists(options_.directory + "/segment.2"));

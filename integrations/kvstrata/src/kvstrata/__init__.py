@@ -9,11 +9,11 @@
 from .errors import (Aborted, AlreadyExists, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
                      InvalidArgument, KvstrataError, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented)
-from .session import Model, PageTableEntry, Sequence, Session, Step, attach
+from .session import Built, Held, Model, Need, PageTableEntry, PlanNeeds, Sequence, Session, Step, attach
 from .tensors import DType
 
 __version__ = "0.1.0"
-__all__ = ["Aborted", "AlreadyExists", "DType", "DataLoss", "DeadlineExceeded", "FailedPrecondition",
-           "Internal", "InvalidArgument", "KvstrataError", "Model", "NotFound", "OutOfRange",
-           "PageTableEntry", "PermissionDenied", "ResourceExhausted", "Sequence", "Session", "Step",
+__all__ = ["Aborted", "AlreadyExists", "Built", "DType", "DataLoss", "DeadlineExceeded", "FailedPrecondition",
+           "Held", "Internal", "InvalidArgument", "KvstrataError", "Model", "Need", "NotFound", "OutOfRange",
+           "PageTableEntry", "PermissionDenied", "PlanNeeds", "ResourceExhausted", "Sequence", "Session", "Step",
            "Unauthenticated", "Unavailable", "Unimplemented", "attach"]

@@ -191,9 +191,10 @@ class RemoteSession:
         self.backend: str = opened.backend
         self.version: str = opened.version
 
-    def lookup(self, model: int, tokens: Iterable[int]) -> int:
-        """Leading tokens that the daemon holds."""
-        request = control_pb2.LookupRequest(session=self.id, model=model, tokens=tokens)
+    def lookup(self, model: int, tokens: Iterable[int], plan: str = "", device: str = "") -> int:
+        """Leading tokens that the daemon holds: of an open of `plan` on `device`, or of raw pages."""
+        request = control_pb2.LookupRequest(session=self.id, model=model, tokens=tokens, plan=plan,
+                                            device_uuid=device)
         return self._client.call(self._client.control.Lookup, request).held_tokens
 
     def close(self) -> None:

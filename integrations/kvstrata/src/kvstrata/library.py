@@ -33,6 +33,16 @@ class ModelDesc(c.Structure):
                 ("rope_interleaved", c.c_int32)]
 
 
+class LookupOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("plan", c.c_char_p), ("device_uuid", c.c_char_p)]
+
+
+class LookupResult(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("held", c.c_uint32), ("indexed", c.c_uint32),
+                ("device_tokens", c.c_uint32), ("host_tokens", c.c_uint32),
+                ("disk_tokens", c.c_uint32), ("reserved", c.c_uint32)]
+
+
 class Tensor(c.Structure):
     _fields_ = [("data", c.c_void_p), ("dtype", c.c_int32), ("heads", c.c_int32),
                 ("head_dim", c.c_int32), ("tokens", c.c_int32), ("token_stride", c.c_int64),
@@ -55,9 +65,24 @@ class StepMember(c.Structure):
     _fields_ = [("sequence", c.c_uint64), ("tokens", c.POINTER(c.c_int32)), ("n", c.c_uint32)]
 
 
+class BuildResult(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("indexed_tokens", c.c_uint32), ("built_blocks", c.c_uint32),
+                ("extents", c.c_uint32), ("reserved", c.c_uint32)]
+
+
 class AttendCost(c.Structure):
     _fields_ = [("size", c.c_size_t), ("rows", c.c_uint64), ("coarse_rows", c.c_uint64),
                 ("attend_bytes", c.c_uint64), ("select_bytes", c.c_uint64)]
+
+
+class OpenOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("max_held", c.c_uint32), ("only_reported", c.c_int32)]
+
+
+class Opened(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("sequence", c.c_uint64), ("held", c.c_uint32),
+                ("indexed", c.c_uint32), ("surprisal_tokens", c.c_uint32),
+                ("boundary_tokens", c.c_uint32)]
 
 
 class Page(c.Structure):
@@ -86,6 +111,9 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_ping": (_INT, (_SESSION,)),
     "kvs_model_register": (_INT, (_SESSION, _P(ModelDesc), _P(_MODEL))),
     "kvs_sequence_open": (_INT, (_SESSION, _MODEL, _TEXT, _P(c.c_int32), _SIZE, _P(_SEQUENCE), _P(_U32))),
+    "kvs_sequence_open_with": (_INT, (_SESSION, _MODEL, _TEXT, _P(c.c_int32), _SIZE, _P(OpenOptions),
+                                      _P(Opened))),
+    "kvs_lookup": (_INT, (_SESSION, _MODEL, _P(LookupOptions), _P(c.c_int32), _SIZE, _P(LookupResult))),
     "kvs_sequence_fork": (_INT, (_SESSION, _SEQUENCE, _P(_SEQUENCE))),
     "kvs_sequence_close": (_INT, (_SESSION, _SEQUENCE)),
     "kvs_sequence_tokens": (_INT, (_SESSION, _SEQUENCE, _P(_U32))),
@@ -94,6 +122,10 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_prefill_done": (_INT, (_SESSION, _SEQUENCE)),
     "kvs_report": (_INT, (_SESSION, _SEQUENCE, _U32, _U32, c.c_void_p, c.c_void_p, c.c_void_p)),
     "kvs_settle": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_plan_needs": (_INT, (_SESSION, _TEXT, _P(_U32), c.c_void_p, _SIZE)),
+    "kvs_sequence_build": (_INT, (_SESSION, _SEQUENCE, _TEXT, _P(BuildResult))),
+    "kvs_sequence_recompress": (_INT, (_SESSION, _SEQUENCE)),
+    "kvs_work_cancel": (_INT, (_SESSION, _SEQUENCE)),
     "kvs_tensors_register": (_INT, (_SESSION, _MODEL, c.c_int32, _P(BlockTensor), _P(BlockTensor))),
     "kvs_blocks_seal": (_INT, (_SESSION, _SEQUENCE, _U32, _P(c.c_int32), _SIZE, _P(c.c_int32), _SIZE)),
     "kvs_blocks_acknowledged": (_INT, (_SESSION, _SEQUENCE, _P(_U32))),

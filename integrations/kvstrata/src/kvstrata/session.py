@@ -10,7 +10,8 @@
                     out = step.attend(layer, q)
             sequence.prefill_done()
 
-Leaving a `with` block closes; leaving a step's by an exception aborts it (nothing is committed).
+Leaving a `with` block closes; leaving a step's by an exception aborts it (nothing is committed). What is
+dropped without that is closed, or aborted, when it is collected; at the interpreter's end the daemon does it.
 Threads: a session from many; one sequence, and one step, from one thread at a time. Errors: errors.py.
 """
 
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-from collections.abc import Iterable, Sequence as Items
+import weakref
+from collections.abc import Callable, Iterable, Sequence as Items
 from dataclasses import dataclass
+from enum import IntFlag
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -27,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import library as lib
-from .errors import error_of
+from .errors import Unavailable, error_of
 from .tensors import TO_NUMPY, DType, take_array, tensor_of
 
 Ids = Items[int] | npt.NDArray[np.int32]
@@ -58,6 +61,24 @@ class PageTableEntry(NamedTuple):
     flags: int
 
 
+class Built(NamedTuple):
+    """What Sequence.build found and made."""
+    indexed_tokens: int  # leading tokens with a complete index of the plan
+    built_blocks: int  # index blocks that the daemon made
+    extents: int  # of the plan's codec now
+
+
+class Held(NamedTuple):
+    """How much of a prompt the daemon holds: leading tokens, of these with a complete index of the plan,
+    and by tier, where they need not be consecutive."""
+
+    held: int
+    indexed: int
+    device_tokens: int
+    host_tokens: int
+    disk_tokens: int
+
+
 class Cost(NamedTuple):
     """What attending one layer read: (position, KV head) rows, units as one row, and bytes."""
 
@@ -65,6 +86,31 @@ class Cost(NamedTuple):
     coarse_rows: int
     attend_bytes: int
     select_bytes: int
+
+
+class Need(IntFlag):
+    """What a plan needs of the engine beside keys, values and queries (kvs_plan_needs)."""
+
+    TOKEN_IDS = 1
+    PREFILL_DONE = 2
+    SURPRISAL = 4
+    ENTROPY = 8
+    BOUNDARY = 16
+    PROMPT_QUERIES = 32
+
+
+class PlanNeeds(NamedTuple):
+    """`text`: a line for each, with what becomes of the plan without it."""
+
+    flags: Need
+    text: str
+
+
+def _finalizer(owner: object, run: Callable[..., object], *args: object) -> weakref.finalize[..., Any]:
+    """Runs once: when called, or when `owner` is collected; not at the interpreter's end."""
+    finalizer = weakref.finalize(owner, run, *args)
+    finalizer.atexit = False
+    return finalizer
 
 
 @dataclass(frozen=True)
@@ -94,6 +140,7 @@ class Session:
         out = c.c_void_p()
         self._lib.check(self._lib.kvs_attach(encode(socket), options, out))
         self._handle = out.value
+        self._detach = _finalizer(self, self._lib.kvs_detach, out.value)
 
     @property
     def road(self) -> str:
@@ -109,9 +156,9 @@ class Session:
         self._lib.check(self._lib.kvs_ping(self.handle))
 
     def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._lib.kvs_detach(handle)
+        if self._handle is not None:
+            self._handle = None
+            self._detach()
 
     def __enter__(self) -> Session:
         return self
@@ -138,13 +185,39 @@ class Session:
         self._lib.check(self._lib.kvs_model_register(self.handle, desc, out))
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
 
-    def open(self, model: Model, plan: str = "full", tokens: Ids = ()) -> Sequence:
-        """A sequence; `held` says how many leading tokens of the prompt are there already."""
+    def open(self, model: Model, plan: str = "full", tokens: Ids = (), *, max_held: int = 0,
+             only_reported: bool = False) -> Sequence:
+        """A sequence; `held` says how many leading tokens of the prompt are there already.
+
+        max_held: hold no more than that, rounded down to whole pages; 0: no limit. only_reported: hold no
+        more than the series go that the plan needs, so that it lacks none when this engine reports
+        those of the positions that it computes.
+        """
         ids = _ids(tokens)
-        out, held = c.c_uint64(), c.c_uint32()
-        self._lib.check(self._lib.kvs_sequence_open(self.handle, model.handle, plan.encode(), _int32s(ids),
-                                                    ids.size, out, held))
-        return Sequence(self, model, out.value, held.value)
+        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported))
+        opened = lib.Opened(c.sizeof(lib.Opened))
+        self._lib.check(self._lib.kvs_sequence_open_with(self.handle, model.handle, plan.encode(),
+                                                         _int32s(ids), ids.size, options, opened))
+        return Sequence(self, model, opened)
+
+    def lookup(self, model: Model, tokens: Ids, plan: str | None = None, device: str | None = None) -> Held:
+        """What an open of `plan` would find now, in a session of `device` (None: as this one's).
+
+        Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Takes nothing and
+        promises nothing.
+        """
+        ids = _ids(tokens)
+        options = lib.LookupOptions(c.sizeof(lib.LookupOptions), None if plan is None else plan.encode(),
+                                    None if device is None else device.encode())
+        found = lib.LookupResult(c.sizeof(lib.LookupResult))
+        self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
+        return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
+
+    def plan_needs(self, plan: str) -> PlanNeeds:
+        """What a plan, by its text or name, needs of the engine."""
+        flags, text = c.c_uint32(), c.create_string_buffer(4096)
+        self._lib.check(self._lib.kvs_plan_needs(self.handle, plan.encode(), flags, text, len(text)))
+        return PlanNeeds(Need(flags.value), text.value.decode())
 
     def step(self, members: Iterable[tuple[Sequence, Ids]]) -> Step:
         """Begins a forward pass: (sequence, new token ids) for each member, all of one model."""
@@ -152,12 +225,19 @@ class Session:
 
 
 class Sequence:
-    """Tokens in the daemon's pages under a plan. From Session.open or fork()."""
+    """Tokens in the daemon's pages under a plan. From Session.open or fork().
 
-    def __init__(self, session: Session, model: Model, handle: int, held: int) -> None:
-        self.session, self.model, self.held = session, model, held
+    held: leading tokens that were there when it was opened; of them `indexed` have a complete index.
+    surprisal_tokens, boundary_tokens: how far those series go already.
+    """
+
+    def __init__(self, session: Session, model: Model, opened: lib.Opened) -> None:
+        self.session, self.model, self.held = session, model, int(opened.held)
+        self.indexed = int(opened.indexed)
+        self.surprisal_tokens, self.boundary_tokens = int(opened.surprisal_tokens), int(opened.boundary_tokens)
         self._lib = session._lib
-        self._handle: int | None = handle
+        self._handle: int | None = opened.sequence
+        self._drop = _finalizer(self, _close_dropped, session, opened.sequence)
 
     @property
     def handle(self) -> int:
@@ -174,7 +254,7 @@ class Sequence:
 
     @property
     def status(self) -> str:
-        """"ok", or which input the plan lacks and what it does instead."""
+        """"ok", or what keeps the plan from doing what it is there for (docs/plans.md, "Status")."""
         return self._text(self._lib.kvs_sequence_status)
 
     @property
@@ -182,17 +262,28 @@ class Sequence:
         """The plan with every option."""
         return self._text(self._lib.kvs_sequence_plan)
 
+    @property
+    def needs(self) -> PlanNeeds:
+        """What its plan needs of the engine."""
+        return self.session.plan_needs(self.plan)
+
     def fork(self) -> Sequence:
         out = c.c_uint64()
         self._lib.check(self._lib.kvs_sequence_fork(self.session.handle, self.handle, out))
-        return Sequence(self.session, self.model, out.value, self.held)
+        return Sequence(self.session, self.model,
+                        lib.Opened(c.sizeof(lib.Opened), out.value, self.held, self.indexed,
+                                   self.surprisal_tokens, self.boundary_tokens))
 
     def prefill_done(self) -> None:
         self._lib.check(self._lib.kvs_prefill_done(self.session.handle, self.handle))
 
     def report(self, first: int, surprisal: npt.ArrayLike | None = None,
                entropy: npt.ArrayLike | None = None, boundary: npt.ArrayLike | None = None) -> None:
-        """Series of the positions from `first` on, nats and 0/1; all given ones of one length."""
+        """Series of the positions from `first` on, nats and 0/1; all given ones of one length.
+
+        In order, in parts. After a prefix hit go on at `held`; surprisal at held + 1, because nothing that
+        this engine computed predicts the token at `held`: it counts 0 nats then.
+        """
         kinds = ((surprisal, np.float32), (entropy, np.float32), (boundary, np.uint8))
         arrays = [None if x is None else np.ascontiguousarray(x, kind).reshape(-1) for x, kind in kinds]
         lengths = {x.size for x in arrays if x is not None}
@@ -206,6 +297,22 @@ class Sequence:
     def settle(self) -> None:
         """Waits until everything committed and reported is in force and published."""
         self._lib.check(self._lib.kvs_settle(self.session.handle, self.handle))
+
+    def build(self, plan: str | None = None) -> Built:
+        """Makes now what the first step would: what a plan (None: its own) keeps beside the committed
+        tokens. Another plan's is kept for who opens it on these tokens."""
+        out = lib.BuildResult(c.sizeof(lib.BuildResult))
+        text = None if plan is None else plan.encode()
+        self._lib.check(self._lib.kvs_sequence_build(self.session.handle, self.handle, text, out))
+        return Built(out.indexed_tokens, out.built_blocks, out.extents)
+
+    def recompress(self) -> None:
+        """Has workers recompress now what the plan's codec may, and waits for it."""
+        self._lib.check(self._lib.kvs_sequence_recompress(self.session.handle, self.handle))
+
+    def cancel_work(self) -> None:
+        """Ends what workers have of the sequence; nothing that was not published stays."""
+        self._lib.check(self._lib.kvs_work_cancel(self.session.handle, self.handle))
 
     def inspect(self, name: str) -> npt.NDArray[Any]:
         """A copy of an intermediate array of the plan."""
@@ -227,20 +334,43 @@ class Sequence:
                         version.value)
 
     def close(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None and self.session._handle is not None:
-            self._lib.check(self._lib.kvs_sequence_close(self.session.handle, handle))
+        """Harmless when it is closed, or gone with its session or daemon. SEQUENCE_BUSY in an open step: then
+        it stays open."""
+        if self._handle is not None and self.session._handle is not None:
+            try:
+                self._lib.check(self._lib.kvs_sequence_close(self.session.handle, self._handle))
+            except Unavailable as error:
+                if error.reason != "DAEMON_GONE":  # that has closed what it had
+                    raise
+        self._handle = None
+        self._drop.detach()
 
     def __enter__(self) -> Sequence:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except Exception:
+            if kind is None:  # else the first error is the one to see
+                raise
 
     def _text(self, call: Any) -> str:
         buffer = c.create_string_buffer(4096)
         self._lib.check(call(self.session.handle, self.handle, buffer, len(buffer)))
         return buffer.value.decode()
+
+
+def _close_dropped(session: Session, handle: int) -> None:
+    # The session's handle may be another one's by now, unless it is still open.
+    if session._handle is not None:
+        session._lib.kvs_sequence_close(session._handle, handle)
+
+
+def _abort_dropped(session: Session, handle: int) -> None:
+    if session._handle is not None:
+        session._lib.kvs_step_abort(handle)
 
 
 class Step:
@@ -256,6 +386,8 @@ class Step:
         out = c.c_void_p()
         self._lib.check(self._lib.kvs_step_begin(session.handle, array, len(members), None, out, None))
         self._handle = out.value
+        self._drop = _finalizer(self, _abort_dropped, session, out.value)
+        self._members = [sequence for sequence, _ in members]  # nobody closes them before its end
         self.tokens = sum(x.size for x in ids)
 
     @property
@@ -279,6 +411,7 @@ class Step:
 
         lse, if given, is a contiguous fp32 [new tokens][query_heads] that is written.
         """
+        queries = tensor_of(q, "q")
         if out is None:
             out = np.empty(q.shape, TO_NUMPY[DType(dtype)])
         if lse is not None and (lse.shape != q.shape[:2] or lse.dtype != np.float32
@@ -286,7 +419,7 @@ class Step:
             raise error_of(3, "LSE_SHAPE", f"lse is {lse.dtype} {lse.shape}; it must be a writable, "
                            f"contiguous float32 array of shape {q.shape[:2]}")
         address = None if lse is None else lse.__array_interface__["data"][0]
-        self._lib.check(self._lib.kvs_attend(self.handle, layer, tensor_of(q, "q"),
+        self._lib.check(self._lib.kvs_attend(self.handle, layer, queries,
                                              tensor_of(out, "out", writable=True), address))
         return out
 
@@ -300,14 +433,22 @@ class Step:
 
     def end(self) -> None:
         """Commits the new tokens; the step is over, also on error."""
-        handle, self._handle = self.handle, None
+        handle, members = self.handle, self._members
+        self._over()
         self._lib.check(self._lib.kvs_step_end(handle, None))
+        del members  # not before: one that was dropped meanwhile is closed now
 
     def abort(self) -> None:
         """Ends without committing. Harmless when the step is over."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
+        if self._handle is not None:
+            handle, members = self._handle, self._members
+            self._over()
             self._lib.kvs_step_abort(handle)
+            del members
+
+    def _over(self) -> None:
+        self._handle, self._members = None, []
+        self._drop.detach()
 
     def __enter__(self) -> Step:
         return self

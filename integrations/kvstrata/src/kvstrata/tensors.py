@@ -33,11 +33,15 @@ _OF_ARRAY = {1: np.float32, 2: np.uint16, 3: np.int32, 4: np.uint8}
 
 
 def dtype_of(array: npt.NDArray[Any], name: str) -> DType:
+    if not isinstance(array, np.ndarray):
+        kind = f"{type(array).__module__}.{type(array).__name__}"
+        raise error_of(3, "TENSOR_TYPE", f"{name} is a {kind}, not a numpy array; of a torch tensor pass "
+                       f"{name}.detach().cpu().numpy(), if it is bfloat16 "
+                       f"{name}.detach().cpu().view(torch.uint16).numpy()")
     try:
         return _OF_NUMPY[array.dtype]
-    except (KeyError, AttributeError):
-        kind = getattr(array, "dtype", type(array).__name__)
-        raise error_of(3, "TENSOR_DTYPE", f"{name} is {kind}; allowed: float32, float16, "
+    except KeyError:
+        raise error_of(3, "TENSOR_DTYPE", f"{name} is {array.dtype}; allowed: float32, float16, "
                        "uint16 (bf16 bit patterns)") from None
 
 

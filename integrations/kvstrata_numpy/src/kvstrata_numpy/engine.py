@@ -63,11 +63,16 @@ class Engine:
             boundary_tokens=self.tokenizer.boundary_tokens(), keys_pre_rope=c.pre_rope,
             rope_theta=c.rope_theta if c.pre_rope else 0, rope_dim=c.head_dim if c.pre_rope else 0)
 
-    def open(self, plan: str, ids: list[int]) -> DaemonCache:
-        """A sequence of the daemon under a plan; cache.tokens of the prompt are there already."""
+    def open(self, plan: str, ids: list[int], only_reported: bool = True) -> DaemonCache:
+        """A sequence of the daemon under a plan; cache.tokens of the prompt are there already.
+
+        only_reported: no more of them than have the series that the plan needs, so that prefill with
+        `surprisal` completes it. False where `known` surprisals will be reported, or none.
+        """
         if self.session is None or self.model is None:
             raise RuntimeError("the engine is not attached: call attach(session) first")
-        return DaemonCache(self.session, self.session.open(self.model, plan, ids))
+        return DaemonCache(self.session,
+                           self.session.open(self.model, plan, ids, only_reported=only_reported))
 
     def own_cache(self, capacity: int = 1024) -> OwnCache:
         """Keys and values in this process. RuntimeError for an engine that was loaded with pre_rope."""
@@ -80,8 +85,8 @@ class Engine:
         """Appends what the cache lacks of the prompt; logits [vocabulary] of its last token.
 
         surprisal [len(ids)], if given, is filled for the positions computed here, at the price of all
-        their logits, and reported. `known` are surprisals of the whole prompt from an earlier prefill:
-        with a prefix hit they cannot be computed again, because the logits before it are not.
+        their logits, and reported; after a prefix hit not the first of them, because the logits before
+        it are not. `known` are surprisals of the whole prompt from an earlier prefill.
         """
         first = cache.tokens
         if first >= len(ids):

@@ -1,0 +1,53 @@
+// The C ABI's look-up (include/kvstrata/kvstrata.h), as abi.cc has the rest.
+#include <cstring>
+
+#include "client/abi_call.h"
+#include "client/include/kvstrata/kvstrata.h"
+#include "client/session.h"
+
+namespace kvstrata::client {
+namespace {
+
+constexpr size_t kMaxPlanBytes = size_t{1} << 16;
+constexpr size_t kMaxDeviceBytes = 63;
+
+// "": it is null.
+Result<std::string_view> ReadText(std::string_view field, const char* text, size_t limit) {
+  if (text == nullptr) return std::string_view();
+  const size_t bytes = strnlen(text, limit + 1);
+  KVS_RETURN_IF_ERROR(InRange(field, static_cast<int64_t>(bytes), 0, static_cast<int64_t>(limit)));
+  return std::string_view(text, bytes);
+}
+
+Result<LookupQuery> ReadLookupOptions(const kvs_lookup_options* options) {
+  LookupQuery query;
+  if (options == nullptr) return query;
+  KVS_RETURN_IF_ERROR(StructSize("kvs_lookup_options", options, options->size, sizeof(*options)));
+  KVS_ASSIGN_OR_RETURN(query.plan, ReadText("bytes of plan", options->plan, kMaxPlanBytes));
+  KVS_ASSIGN_OR_RETURN(query.device_uuid,
+                       ReadText("bytes of device_uuid", options->device_uuid, kMaxDeviceBytes));
+  return query;
+}
+
+}  // namespace
+}  // namespace kvstrata::client
+
+using namespace kvstrata;          // NOLINT: this file is the boundary
+using namespace kvstrata::client;  // NOLINT
+
+int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_options* options,
+               const int32_t* tokens, size_t n, kvs_lookup_result* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_RETURN_IF_ERROR(StructSize("kvs_lookup_result", out, out->size, sizeof(*out)));
+    KVS_RETURN_IF_ERROR(ArrayOf("tokens", tokens, n, kMaxTokens));
+    KVS_ASSIGN_OR_RETURN(const LookupQuery query, ReadLookupOptions(options));
+    KVS_ASSIGN_OR_RETURN(const LookedUp found, s.Lookup(model, query, {tokens, n}));
+    out->held = found.held_tokens;
+    out->indexed = found.indexed_tokens;
+    out->device_tokens = found.device_tokens;
+    out->host_tokens = found.host_tokens;
+    out->disk_tokens = found.disk_tokens;
+    return OkStatus();
+  });
+}

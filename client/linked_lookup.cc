@@ -1,0 +1,37 @@
+// Session::Lookup of the linked road: one message over the ring.
+#include <cstring>
+#include <string>
+
+#include "client/linked_session.h"
+
+namespace kvstrata::client {
+
+Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
+                                 std::span<const int32_t> tokens) {
+  if (tokens.size() > state_->ring->max_tokens()) {
+    return InvalidArgument("PROMPT_TOO_LONG", std::to_string(tokens.size()) + " tokens; at most " +
+                                                  std::to_string(state_->ring->max_tokens()) +
+                                                  " are allowed");
+  }
+  std::string plan(query.plan);
+  plan.resize((plan.size() + 3) & ~size_t{3});
+  shm::Lookup request{model, static_cast<uint32_t>(plan.size()),
+                      static_cast<uint32_t>(tokens.size()), ""};
+  // One that does not fit is no device's.
+  const size_t bytes = std::min(query.device_uuid.size(), sizeof(request.device_uuid) - 1);
+  std::memcpy(request.device_uuid, query.device_uuid.data(), bytes);
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(
+      shm::kLookup, {BytesOf(request), std::as_bytes(std::span(plan)), std::as_bytes(tokens)},
+      &payload));
+  shm::LookupReply reply{};
+  if (payload.size() < sizeof(reply)) {
+    return Internal("REPLY_INVALID",
+                    "a look-up was answered with " + std::to_string(payload.size()) + " bytes");
+  }
+  std::memcpy(&reply, payload.data(), sizeof(reply));
+  return LookedUp{reply.held_tokens, reply.indexed_tokens, reply.device_tokens, reply.host_tokens,
+                  reply.disk_tokens};
+}
+
+}  // namespace kvstrata::client

@@ -1,0 +1,41 @@
+// Notice: what the status of a sequence can say, all of it (docs/plans.md, "Status"). A plan that
+// does not do what it is there for says which input it lacks, or which option holds it back, and
+// what it does instead. Selectors, codecs and SequenceState make their texts here and nowhere else,
+// so that the list in the documents is complete.
+//
+// Threads: constant tables and pure functions; any.
+#ifndef KVSTRATA_KERNELS_SELECT_NOTICE_H_
+#define KVSTRATA_KERNELS_SELECT_NOTICE_H_
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace kvstrata {
+
+enum class Notice : uint8_t {
+  kPromptOpen,
+  kShort,
+  kNeverPays,
+  kNoSurprisal,
+  kSpansPending,
+  kUntrained,
+  kRowsTooFew,
+  kNoBoundaries,
+  kNoPromptQueries,
+  kNoGeneratedBoundaries,
+  kNoEntropy,
+  kNoThresholds,
+  kNotices  // how many there are
+};
+
+// With {} where a number stands.
+std::string_view TextOf(Notice notice);
+
+// The text with its numbers, in order. REQUIRES: as many as the text has places.
+std::string Say(Notice notice, std::initializer_list<int64_t> numbers = {});
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_NOTICE_H_

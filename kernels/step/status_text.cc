@@ -1,0 +1,50 @@
+// What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
+#include "kernels/codec/lowrank.h"
+#include "kernels/codec/packed.h"
+#include "kernels/select/notice.h"
+#include "kernels/select/sentence_status.h"
+#include "kernels/step/cuda_sentences.h"
+#include "kernels/step/sequence_state.h"
+
+namespace kvstrata {
+
+std::string SequenceState::LengthStatus() const {
+  if (tokens_ >= plan_.min_tokens) return "";
+  if (plan_.min_tokens == kMostMinTokens) return Say(Notice::kNeverPays, {plan_.min_tokens});
+  return Say(Notice::kShort, {tokens_, plan_.min_tokens});
+}
+
+// Selector vote chooses for the prompt's chunks, too.
+std::string SequenceState::PromptStatus() const {
+  if (prompt_tokens_ >= 0 || plan_.selector == SelectorKind::kVote) return "";
+  return Say(Notice::kPromptOpen);
+}
+
+std::string SequenceState::SelectorStatus(const SequenceView& view) const {
+  const SelectContext context = Context(view);
+  if (sentences_ == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
+  return SentenceStatus(plan_, context,
+                        sentences_->ready || BucketsInFull(plan_, prompt_tokens_) ||
+                            sentences_->Observed(plan_, geometry_, prompt_tokens_));
+}
+
+// What the codec did otherwise than the plan asks.
+std::string SequenceState::CodecStatus() const {
+  if (plan_.codec == CodecKind::kRaw || prompt_tokens_ < 0 || tokens_ < plan_.min_tokens) return "";
+  return plan_.codec == CodecKind::kPacked ? MaxLossText(plan_, packed())
+                                           : MaxLossText(plan_, geometry_, spans());
+}
+
+std::string SequenceState::StatusText(const SequenceView& view) const {
+  if (plan_.selector == SelectorKind::kFull && plan_.codec == CodecKind::kRaw) return "ok";
+  // A plan that is not at work yet lacks nothing.
+  std::string text = LengthStatus();
+  if (text.empty()) text = PromptStatus();
+  if (text.empty()) text = SelectorStatus(view);
+  const std::string codec = CodecStatus();
+  if (!text.empty() && !codec.empty()) text += "; ";
+  text += codec;
+  return text.empty() ? "ok" : text;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,29 @@
+// What attending a layer reads, counted from its selections: a row that several query heads of a
+// group, several new tokens or several chunks of a prompt attend is read for its KV head once.
+//
+// Pure; any thread. Cost: the selections' runs once a KV head; lists of query heads are merged.
+#ifndef KVSTRATA_KERNELS_STEP_STEP_COST_H_
+#define KVSTRATA_KERNELS_STEP_STEP_COST_H_
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/step/step_batch.h"
+
+namespace kvstrata {
+
+// New tokens [start, start + count) of one member, which attend to each other causally and to the
+// history as selected.
+struct ReadChunk {
+  const Selection* selection = nullptr;
+  int32_t start = 0, count = 0;
+};
+
+// stored_end: positions below it are read where the member's codec holds them, others on pages.
+// REQUIRES: chunks of the member's, in order; its state is refreshed from its view.
+StepCost CostOf(const StepMember& member, int layer, int32_t stored_end,
+                std::span<const ReadChunk> chunks);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_STEP_COST_H_

@@ -1,0 +1,55 @@
+// Look-ups of a session: answered at once, but where a plan's parameters are to be read first.
+#include <cstring>
+#include <utility>
+
+#include "server/attach/frame_reader.h"
+#include "server/attach/packet.h"
+#include "server/attach/ring_session.h"
+
+namespace kvstrata {
+
+RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
+  shm::Lookup in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const char> plan;
+  std::span<const int32_t> tokens;
+  LookupPlan open;
+  if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
+      !TakeArray(&rest, in.tokens, &tokens) || !rest.empty() ||
+      !ReadText(in.device_uuid, &open.device)) {
+    return Malformed("Lookup of a wrong size");
+  }
+  open.plan.assign(plan.data(), strnlen(plan.data(), plan.size()));
+  ++opening_;
+  store_->Lookup(session_, in.model, tokens, open,
+                 [box = box_, id = frame.header.id](const Result<PrefixHit>& hit) {
+                   box->PutLookedUp(id, hit);
+                 });
+  AnswerLate();
+  return Outcome::kWorked;
+}
+
+void RingSession::AnswerBox::PutLookedUp(uint64_t id, const Result<PrefixHit>& hit) {
+  LookedUp answer{id, hit.status(), {}, ""};
+  if (hit.ok()) {
+    if (hit->plan) answer.plan = FormatPlan(*hit->plan);
+    answer.reply = {hit->held_tokens(),
+                    hit->indexed_tokens,
+                    hit->tokens_in(Residence::kDevice),
+                    hit->tokens_in(Residence::kHost),
+                    hit->tokens_in(Residence::kDisk),
+                    static_cast<uint32_t>(answer.plan.size())};
+  }
+  {
+    MutexLock lock(mu);
+    looked_up.push_back(std::move(answer));
+  }
+  Tell();
+}
+
+void RingSession::AnswerLookedUp(const LookedUp& answer) {
+  if (!answer.status.ok()) return Answer(answer.id, answer.status);
+  Answer(answer.id, OkStatus(), BytesOf(answer.reply), std::as_bytes(std::span(answer.plan)));
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,171 @@
+// A session's turns: how much of its ring is handled in one go, by whom, and what becomes of a
+// frame for which there is no memory.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "server/attach/frame_reader.h"
+#include "server/attach/ring_session.h"
+
+namespace kvstrata {
+namespace {
+
+// Estimates in ns. A loop's turn takes some 64 small frames, or hashes 12,000 token ids.
+constexpr uint64_t kFrameWork = 3'000;
+constexpr uint64_t kByteWork = 4;    // of a payload: ids are hashed, values copied
+constexpr uint64_t kTokenWork = 20;  // of a sequence: its pages are taken, shared or given back
+
+constexpr size_t kKeptBytes = 64 << 10;  // of a payload's memory, between frames
+
+// Whoever is in Drain takes what he puts into the box himself.
+class Serving {
+ public:
+  explicit Serving(std::atomic<std::thread::id>* who) : who_(who) {
+    who_->store(std::this_thread::get_id());
+  }
+  ~Serving() { who_->store({}); }
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+
+ private:
+  std::atomic<std::thread::id>* const who_;
+};
+
+Status NoMemory() {
+  return ResourceExhausted("MEMORY", "the daemon has no memory for this request; raise its limit");
+}
+
+}  // namespace
+
+RingSession::Outcome RingSession::Drain(const Turn& turn) {
+  const Serving serving(&box_->serving);
+  try {
+    FlushBacklog();
+    return DrainFrames(turn, AnswerLate() ? Outcome::kWorked : Outcome::kIdle);
+  } catch (const std::exception& error) {
+    malformed_ = error.what();
+    return Outcome::kFailed;
+  }
+}
+
+RingSession::Outcome RingSession::DrainFrames(const Turn& turn, Outcome outcome) {
+  for (uint64_t spent = 0; spent < turn.work && MayTake();) {
+    const Outcome taken = TakeFrame(turn);
+    if (taken == Outcome::kIdle) return outcome;
+    if (taken != Outcome::kWorked) return taken;
+    if (!held_) continue;  // there was no memory for it
+    const uint64_t work = WorkOf(*held_);
+    next_is_long_ = work > kTurnWork;
+    if (spent > 0 && spent + work > turn.work) return Outcome::kWorked;
+    if (work > turn.work && !turn.first_unbounded) return Outcome::kElsewhere;
+    if (!turn.may_wait && held_->type != shm::kPing) return Outcome::kElsewhere;
+    spent += work;
+    outcome = HandleHeld();
+    if (outcome != Outcome::kWorked) return outcome;
+  }
+  return outcome;
+}
+
+RingSession::Outcome RingSession::TakeFrame(const Turn& turn) {
+  if (held_) return Outcome::kWorked;
+  shm::FrameHeader header{};
+  try {
+    switch (requests_.Pop(&header, &payload_, turn.frame_bytes)) {
+      case shm::RingConsumer::Outcome::kEmpty:
+        return Outcome::kIdle;
+      case shm::RingConsumer::Outcome::kCorrupt:
+        return Malformed("corrupt frame header");
+      case shm::RingConsumer::Outcome::kLarge:
+        next_is_long_ = true;
+        return Outcome::kElsewhere;
+      case shm::RingConsumer::Outcome::kFrame:
+        held_ = header;
+    }
+  } catch (const std::bad_alloc&) {
+    std::array<std::byte, sizeof(uint64_t)> front{};
+    (void)requests_.PopFront(&header, front);
+    ++frames_;
+    Fail(header, front, NoMemory());
+  }
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::HandleHeld() {
+  const shm::FrameHeader header = *std::exchange(held_, std::nullopt);
+  ++frames_;
+  Outcome outcome = Outcome::kWorked;
+  const size_t opening = opening_;
+  try {
+    outcome = Handle({header, payload_});
+  } catch (const std::bad_alloc&) {
+    opening_ = std::min(opening, opening_);
+    Fail(header, payload_, NoMemory());
+  } catch (const std::length_error&) {
+    opening_ = std::min(opening, opening_);
+    Fail(header, payload_, NoMemory());
+  } catch (const std::system_error& error) {
+    opening_ = std::min(opening, opening_);
+    Fail(header, payload_,
+         ResourceExhausted("THREADS", std::string("the daemon is out of threads, descriptors or "
+                                                  "locks: ") +
+                                          error.what()));
+  }
+  if (payload_.capacity() > kKeptBytes) std::vector<std::byte>().swap(payload_);
+  return outcome;
+}
+
+void RingSession::Fail(const shm::FrameHeader& header, std::span<const std::byte> front,
+                       const Status& why) {
+  settling_.erase(header.id);
+  if (header.id != 0) return Answer(header.id, why);
+  if (uint64_t sequence = 0; Take(&front, &sequence)) NoteEvent(sequence, why);
+}
+
+uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
+  const uint64_t work = kFrameWork + kByteWork * payload_.size();
+  std::span<const std::byte> front = payload_;
+  shm::Grow grow{};
+  uint64_t sequence = 0;
+  switch (header.type) {
+    case shm::kOpenSequence:
+    case shm::kLookup:
+      return work + kTokenWork * (payload_.size() / sizeof(int32_t));
+    case shm::kForkSequence:
+    case shm::kCloseSequence:
+      return Take(&front, &sequence) ? work + kTokenWork * TokensOf(sequence) : work;
+    case shm::kGrow: {
+      if (!Take(&front, &grow)) return work;
+      const uint64_t covered = TokensOf(grow.sequence);
+      // A table that grows is written anew.
+      return work + covered + kTokenWork * (grow.tokens - std::min<uint64_t>(grow.tokens, covered));
+    }
+    case shm::kDetach:
+      return end_is_long() ? kTurnWork + work : work;
+    default:
+      return work;
+  }
+}
+
+bool RingSession::end_is_long() const {
+  uint64_t work = 0;
+  for (const auto& [id, state] : sequences_) work += kFrameWork + kTokenWork * state.tokens;
+  return work > kTurnWork;
+}
+
+void RingSession::NoteTokens(uint64_t sequence, uint64_t tokens) {
+  const auto found = sequences_.find(sequence);
+  if (found == sequences_.end()) return;
+  found->second.tokens = std::max(found->second.tokens, static_cast<uint32_t>(tokens));
+}
+
+uint32_t RingSession::TokensOf(uint64_t sequence) const {
+  const auto found = sequences_.find(sequence);
+  return found == sequences_.end() ? 0 : found->second.tokens;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,46 @@
+#include "server/command_line.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "server/daemon.h"
+#include "server/machine_check.h"
+#include "server/telemetry/readiness.h"
+
+namespace kvstrata {
+
+LoadedConfig Load(const CommandLine& line) {
+  ConfigSources sources;
+  std::vector<Status> mistakes{CheckReadyFd(line.ready_fd)};
+  sources.file = line.file;
+  sources.environment = ReadEnvironment();
+  sources.uid = geteuid();
+  for (const std::string& text : line.settings) {
+    auto setting = ParseSetting(text);
+    if (setting.ok()) sources.flags.push_back(*setting);
+    mistakes.push_back(setting.status());
+  }
+  if (!line.socket.empty()) sources.flags.emplace_back("socket.path", line.socket);
+  if (!line.log_level.empty()) sources.flags.emplace_back("log.level", line.log_level);
+  LoadedConfig loaded = ReadConfig(sources);
+  loaded.mistakes.insert(loaded.mistakes.begin(), mistakes.begin(), mistakes.end());
+  if (line.check && loaded.complete) {
+    for (const Status& mistake : CheckMachine(loaded.config)) loaded.mistakes.push_back(mistake);
+    loaded.mistakes.push_back(CheckGpus(loaded.config));
+  }
+  std::erase_if(loaded.mistakes, [](const Status& status) { return status.ok(); });
+  return loaded;
+}
+
+int TellCheck(const LoadedConfig& loaded) {
+  for (const std::string& warning : loaded.config.warnings) {
+    std::fprintf(stderr, "kvstratad: warning: %s\n", warning.c_str());
+  }
+  if (!loaded.mistakes.empty()) return kExitFailed;
+  std::printf("configuration ok: %zu keys, socket %s\n", loaded.config.entries.size(),
+              loaded.config.socket.c_str());
+  return kExitClean;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,28 @@
+// What the command line of kvstratad says, as a configuration: main.cc parses the flags, this reads
+// everything else. Thread-safety: none; before any thread.
+#ifndef KVSTRATA_SERVER_COMMAND_LINE_H_
+#define KVSTRATA_SERVER_COMMAND_LINE_H_
+
+#include <string>
+#include <vector>
+
+#include "server/config.h"
+
+namespace kvstrata {
+
+struct CommandLine {
+  std::string socket, file, log_level;
+  std::vector<std::string> settings;  // KEY=VALUE
+  bool check = false;                 // --check-config
+  int ready_fd = -1;
+};
+
+// With all mistakes: of the flags, of the configuration and, to check, of what this machine is.
+LoadedConfig Load(const CommandLine& line);
+
+// The end of --check-config: warnings to stderr, the good news to stdout; the exit code.
+int TellCheck(const LoadedConfig& loaded);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_COMMAND_LINE_H_

@@ -1,0 +1,23 @@
+// The pools' sizes against the memory that there is: this machine's, and what its cgroup leaves.
+//
+// A size that nobody gave makes room where there is less; one that somebody gave is refused there.
+// Pools are touched when they are used, so what other programs hold now is no reason to refuse.
+// Thread-safety: functions without state. Cost: some reads in /proc and /sys.
+#ifndef KVSTRATA_SERVER_POOL_MEMORY_H_
+#define KVSTRATA_SERVER_POOL_MEMORY_H_
+
+#include "base/status.h"
+#include "server/config.h"
+
+namespace kvstrata {
+
+// At a start: fits the sizes that are defaults, and logs what it changes and what the cgroup has
+// left. INVALID_ARGUMENT POOL_BEYOND_MACHINE; RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP.
+Status FitPools(Config* config);
+
+// Whether a start could ever succeed, whatever is charged to the cgroup now. The same errors.
+Status CheckPools(const Config& config);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_POOL_MEMORY_H_

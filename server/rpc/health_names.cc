@@ -1,0 +1,29 @@
+#include "server/rpc/health_names.h"
+
+namespace kvstrata {
+
+std::map<std::string, bool> HealthNames(const GrpcOptions& options) {
+  std::map<std::string, bool> names;
+  const std::string health = options.health ? options.health() : "serving";
+  const bool serves = health == "serving" || health.starts_with("degraded");
+  names[""] = serves;
+  for (const char* service : {"Control", "Compute", "Admin"}) {
+    names[std::string("kvstrata.v1.") + service] = serves;
+  }
+  bool& devices = names["kvstrata.pool.device"] = true;
+  for (const PoolInfo& pool : options.store->Pools()) {
+    const std::string name = "kvstrata.pool." + std::string(NameOf(pool.tier));
+    const bool there = pool.failure.empty();
+    const bool host = pool.tier == Tier::kHost;
+    names[host ? name : name + "." + pool.device] = there;
+    devices = devices && (host || there);
+  }
+  if (options.disk) {
+    const DiskInfo disk = options.disk();
+    names["kvstrata.disk"] = !disk.sick;
+    names["kvstrata.disk.writes"] = !disk.sick && !disk.draining;
+  }
+  return names;
+}
+
+}  // namespace kvstrata

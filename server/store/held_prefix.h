@@ -1,0 +1,75 @@
+// FindHeld: how much of a prompt is held. The one rule of that: a look-up asks it what an open
+// would answer, an open asks it what to read from the tier below, what to copy from another device,
+// and at last what to answer.
+//
+// The rule: the leading pages that are there, and of the plan's shared index the leading blocks
+// that end with them. A page that the prompt's artefact makes superfluous may be missing, as long
+// as it does so of nothing else: then all other pages of the prompt must be there, and the index up
+// to the end of the last one that is missing, or the artefact is of no use and the prompt is held
+// as far as its pages go.
+//
+// Thread-safety: none, values. Errors: none. Cost: a question or two a page to the view.
+#ifndef KVSTRATA_SERVER_STORE_HELD_PREFIX_H_
+#define KVSTRATA_SERVER_STORE_HELD_PREFIX_H_
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/plan.h"
+#include "server/store/blocks.h"
+#include "server/store/prefix_key.h"
+
+namespace kvstrata {
+
+// The keys of what a prompt may be held for.
+struct PromptKeys {
+  std::vector<PageKey> pages;  // as many as UsablePages says
+  PageKey artefact{};          // of all of its tokens; zeros: the plan has no codec
+};
+// `parameters`: the digest of those that the plan names; null: it has no codec. Hashes all tokens.
+PromptKeys KeysOf(const KeyChain& chain, uint32_t page_tokens, const Plan& plan,
+                  const std::string* parameters, std::span<const int32_t> tokens);
+
+// What of a prompt can be held at all.
+struct PrefixShape {
+  PrefixShape(size_t pages, uint32_t page_tokens, const IndexLayout& index);
+
+  size_t pages = 0;
+  size_t block_pages = 0;  // of an index block that prompts share; 0: they share none
+  bool indexed = false;    // the plan has an index
+};
+
+// What is there of a prompt, as somebody sees it. May be asked for a page or block again; asks for
+// them begin at the first and leave none out.
+class PrefixView {
+ public:
+  virtual ~PrefixView() = default;
+  // A superfluous page is not fetched from anywhere: it is there if memory has it.
+  virtual bool HasPage(size_t i, bool superfluous) = 0;
+  virtual bool HasBlock(size_t i) = 0;
+};
+
+struct HeldPrefix {
+  size_t pages = 0, blocks = 0;
+  bool whole = true;  // no page of it is missing
+};
+
+// `superfluous`: by page; empty: none is.
+HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& superfluous,
+                    PrefixView* view);
+
+// An artefact that a plan without raw rows can open on.
+struct RawFree {
+  std::vector<Run> released;  // tokens that need no raw rows
+  int32_t end = 0;            // of its last extent
+  Residence where = Residence::kDevice;
+};
+
+// Which of the first `pages` of its prompt are superfluous. Empty: none is.
+std::vector<bool> SuperfluousPages(const Plan& plan, const RawFree& artefact, size_t pages,
+                                   uint32_t page_tokens);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_HELD_PREFIX_H_

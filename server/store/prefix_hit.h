@@ -1,0 +1,40 @@
+// What a look-up is asked for, and what it answers. Plain values.
+#ifndef KVSTRATA_SERVER_STORE_PREFIX_HIT_H_
+#define KVSTRATA_SERVER_STORE_PREFIX_HIT_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/plan.h"
+#include "server/store/blocks.h"
+#include "server/store/prefix_key.h"
+
+namespace kvstrata {
+
+// The open that a look-up is to answer for.
+struct LookupPlan {
+  std::string plan;    // as OpenSequence takes it; "": none, raw pages wherever they lie
+  std::string device;  // with a plan: of the session that will open; "": see the look-up
+};
+
+// What was found, page by page.
+struct PrefixHit {
+  uint32_t page_tokens = 0;
+  uint32_t indexed_tokens = 0;  // of the held ones: with a complete index of the plan
+  std::optional<Plan> plan;     // that it answers for; none: raw pages
+  std::vector<PageKey> keys;    // of the whole pages that may be held
+  // Of the leading ones that are held. One without raw rows is where the prompt's artefact lies.
+  std::vector<Residence> pages;
+  uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }
+  uint32_t tokens_in(Residence residence) const;
+};
+
+using LookupDone = std::function<void(const Result<PrefixHit>&)>;
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_PREFIX_HIT_H_

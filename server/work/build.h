@@ -1,0 +1,21 @@
+// A worker's part in a build (server/store/build_job.h): index rows from keys, extents of a codec
+// from rows.
+#ifndef KVSTRATA_SERVER_WORK_BUILD_H_
+#define KVSTRATA_SERVER_WORK_BUILD_H_
+
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/executor.h"
+#include "server/store/work_requests.h"
+
+namespace kvstrata {
+
+// Makes and hands over part after part until the sequence's build is over. Takes as long as that:
+// index rows read all keys once; a codec takes seconds. Holds no lock.
+void RunBuild(WorkRequests* requests, uint64_t sequence, const Backend& backend,
+              Executor* executor);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_WORK_BUILD_H_

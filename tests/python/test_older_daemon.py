@@ -1,0 +1,80 @@
+"""A daemon of an older release: what it does not know is named with both versions, on the CLI and the remote road."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+import kvstrata
+from kvstrata.v1 import admin_pb2, control_pb2
+
+OLD = "0.0.9"
+
+
+class OlderDaemon(grpc.GenericRpcHandler):
+    """Serves a status and sessions; everything else is unknown to it."""
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if call.method.endswith("/GetStatus"):
+            status = admin_pb2.GetStatusResponse(version=OLD, commit="f00", health="serving")
+            return grpc.unary_unary_rpc_method_handler(lambda _, __: status.SerializeToString())
+        if call.method.endswith("/OpenSession"):
+            return grpc.unary_stream_rpc_method_handler(self.open)
+        return None
+
+    @staticmethod
+    def open(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield control_pb2.OpenSessionResponse(session=7, backend="ref", version=OLD).SerializeToString()
+        while context.is_active() and not OlderDaemon.stopping.done():
+            concurrent.futures.wait([OlderDaemon.stopping], timeout=0.05)
+
+    stopping: concurrent.futures.Future[None]
+
+
+@pytest.fixture
+def older(tmp_path: pathlib.Path) -> Iterator[str]:
+    socket = str(tmp_path / "old.sock")
+    OlderDaemon.stopping = concurrent.futures.Future()
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), handlers=[OlderDaemon()])
+    server.add_insecure_port("unix:" + socket)
+    server.start()
+    yield socket
+    OlderDaemon.stopping.set_result(None)
+    server.stop(0).wait()
+
+
+def run(socket: str, *words: str) -> subprocess.CompletedProcess[str]:
+    program = pathlib.Path(os.environ["KVSTRATAD"]).with_name("kvstrata")
+    return subprocess.run([program, "--socket", socket, *words], capture_output=True, text=True, timeout=60,
+                          check=False)
+
+
+def test_a_call_that_it_does_not_know_names_both_versions(older: str) -> None:
+    done = run(older, "pin", "ls")
+    assert done.returncode != 0
+    assert "RPC_UNIMPLEMENTED" in done.stderr
+    assert f"the daemon is {OLD} (f00)" in done.stderr
+    assert "kvstrata 0.1.0" in done.stderr
+    assert "restart the daemon" in done.stderr
+
+
+def test_its_status_comes_with_a_warning_once(older: str) -> None:
+    done = run(older, "status", "-o", "json")
+    assert done.returncode == 0
+    assert done.stderr.count("warning") == 1
+    assert OLD in done.stderr
+
+
+def test_the_remote_road_names_both_versions(older: str) -> None:
+    with kvstrata.attach(older, road="remote", timeout_ms=5000) as session:
+        with pytest.raises(kvstrata.KvstrataError) as refused:
+            session.register_model("toy", "digest", layers=2, query_heads=4, kv_heads=2, head_dim=64, page_tokens=16)
+    assert refused.value.reason == "RPC_UNIMPLEMENTED"
+    assert f"the daemon is {OLD}" in str(refused.value)
+    assert "restart the daemon" in str(refused.value)

@@ -1,0 +1,175 @@
+// Files of trained parameters: what is read, how often, and in whose thread.
+#include "server/store/parameters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/server/store_fixture.h"
+
+namespace kvstrata::testing {
+namespace {
+
+TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
+  ParameterFiles files("/tmp", [](const std::string&, const Geometry&, const Plan&) {
+    return Result<SpanParameters>(SpanParameters{});
+  });
+  Plan plan;
+  EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
+  for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
+    plan.parameters = name;
+    EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_NAME") << name;
+  }
+  plan.parameters = "kvstrata-no-such-file";
+  EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
+  ParameterFiles nowhere("", nullptr);
+  EXPECT_EQ(nowhere.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
+}
+
+// A folder of parameters, and a loader that counts how often it is asked.
+class ParameterFolder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "/kvs_parameters_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+    plan_.parameters = "p.safetensors";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  // A file that begins as it should.
+  void Write(const std::string& more = "") {
+    std::ofstream(folder_ / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10) << more;
+  }
+  ParameterFiles::Loader Loader() {
+    return [this](const std::string& path, const Geometry&, const Plan&) -> Result<SpanParameters> {
+      EXPECT_TRUE(path.ends_with("/p.safetensors"));
+      ++loads_;
+      if (sound_) return SpanParameters{};
+      return InvalidArgument("PARAMETERS_INVALID", "tensor W");
+    };
+  }
+
+  std::filesystem::path folder_;
+  Plan plan_;
+  int loads_ = 0;
+  bool sound_ = true;
+};
+
+TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
+  ParameterFiles files(folder_, Loader());
+  const auto refused = [&] { return files.Get(plan_, SmallModel().geometry).status(); };
+  const auto path = folder_ / "p.safetensors";
+  EXPECT_EQ(refused().reason(), "PARAMETERS_MISSING");
+  std::filesystem::create_directory(path);
+  EXPECT_THAT(std::string(refused().message()),
+              ::testing::HasSubstr("'p.safetensors': is a directory"));
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(refused().reason(), "PARAMETERS_INVALID") << "and nobody waits for its writer";
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink("/etc/passwd", path);
+  EXPECT_THAT(std::string(refused().message()), ::testing::HasSubstr("symbolic link"));
+  std::filesystem::remove(path);
+  Write();
+  std::filesystem::resize_file(path, ParameterFiles::kMaxBytes + 1);
+  EXPECT_THAT(std::string(refused().message()), ::testing::HasSubstr("at most 1073741824"));
+  std::filesystem::remove(path);
+  std::ofstream(path) << "";
+  std::filesystem::resize_file(path, ParameterFiles::kMaxBytes);  // zeros: no header
+  EXPECT_EQ(refused().reason(), "PARAMETERS_INVALID");
+  EXPECT_EQ(loads_, 0);
+}
+
+TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
+  ParameterFiles files(folder_, Loader());
+  Write();
+  sound_ = false;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(files.Get(plan_, SmallModel().geometry).status().message(), "tensor W");
+  }
+  EXPECT_EQ(loads_, 1);
+  sound_ = true;
+  Write("longer");
+  EXPECT_TRUE(files.Get(plan_, SmallModel().geometry).ok());
+  EXPECT_EQ(loads_, 2);
+}
+
+TEST_F(ParameterFolder, NobodyReadsWhoMayNotWait) {
+  ParameterFiles files(folder_, Loader());
+  Write();
+  const Geometry geometry = SmallModel().geometry;
+  EXPECT_EQ(files.Get(plan_, geometry, Files::kKnown).status().reason(), kFileUnread);
+  EXPECT_EQ(loads_, 0);
+  EXPECT_TRUE(files.Get(plan_, geometry, Files::kRead).ok());
+  EXPECT_TRUE(files.Get(plan_, geometry, Files::kKnown).ok());
+  EXPECT_EQ(loads_, 1);
+}
+
+// The thread of an engine's ring, or gRPC's, goes on: the file is read by the queue's.
+TEST_F(ParameterFolder, AnOpenReadsInTheQueuesThread) {
+  StoreOptions options;
+  options.parameters_directory = folder_;
+  options.load_parameters = Loader();
+  options.new_recompressor = [](const Plan&, const Geometry&, auto) {
+    return std::unique_ptr<Recompressor>();
+  };
+  const auto store = *Store::Create(options);
+  TestSession session(store.get());
+  std::vector<std::function<void()>> posted;
+  store->SetReplicationQueue([&](std::function<void()> open) { posted.push_back(open); });
+  int opened = 0;
+  const auto open = [&] {
+    store->OpenSequence(session.id(), session.model(), "sekv{parameters = 'p.safetensors'}",
+                        Tokens(20), [&](const Result<OpenedSequence>& o) {
+                          EXPECT_TRUE(o.ok()) << o.status().ToString();
+                          ++opened;
+                        });
+  };
+  Write();
+  open();
+  ASSERT_EQ(posted.size(), 1u);
+  EXPECT_EQ(loads_, 0);
+  EXPECT_EQ(opened, 0);
+  posted.front()();
+  EXPECT_EQ(loads_, 1);
+  EXPECT_EQ(opened, 1);
+  open();
+  EXPECT_EQ(opened, 2) << "it is known now";
+  EXPECT_EQ(posted.size(), 1u);
+  store->SetReplicationQueue(nullptr);
+}
+
+TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
+  const auto folder = std::filesystem::temp_directory_path() / "kvstrata-parameters-test";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
+  int loads = 0;
+  ParameterFiles files(
+      folder,
+      [&loads](const std::string& path, const Geometry&, const Plan&) -> Result<SpanParameters> {
+        EXPECT_TRUE(path.ends_with("/p.safetensors"));
+        ++loads;
+        if (loads == 3) return InvalidArgument("PARAMETERS_INVALID", "tensor W");
+        return SpanParameters{};
+      });
+  Plan plan;
+  plan.parameters = "p.safetensors";
+  const auto first = files.Get(plan, SmallModel().geometry);
+  const auto second = files.Get(plan, SmallModel().geometry);
+  ASSERT_TRUE(first.ok());
+  EXPECT_EQ(first->values, second->values);
+  EXPECT_EQ(first->digest.size(), 32u);
+  EXPECT_EQ(loads, 1);
+  plan.r_max = 16;
+  EXPECT_NE(files.Get(plan, SmallModel().geometry)->values, first->values);
+  plan.r_max = 8;
+  EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_INVALID");
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace kvstrata::testing
