@@ -63,15 +63,19 @@ class AttachDescriptorsTest : public AttachFixture {
 
 TEST_F(AttachDescriptorsTest, BeforeHelloTheyDelayNobody) {
   Client victim = Attach("victim");
-  for (const Bytes& packet : {Bytes(10), PodBytes(GoodHello()), Bytes(200)}) {
+  const Bytes packets[] = {Bytes(10), PodBytes(GoodHello()), Bytes(200)};
+  // Where the daemon is faster than the end of the child, its close is not the last and does not
+  // block: rounds go on until one did.
+  uint64_t rounds = 0;
+  while (rounds < 3 || (server_->counters().closing.interrupted == 0 && rounds < 100)) {
     std::vector<LingeringSocket> lingering = Lingering(3);
     const UniqueFd attacker = Dial(path_);
-    ASSERT_TRUE(Pass(attacker.get(), packet, &lingering));
+    ASSERT_TRUE(Pass(attacker.get(), packets[rounds++ % 3], &lingering));
     EXPECT_TRUE(SawEof(attacker.get()));
     EXPECT_TRUE(victim.Call(shm::kPing).ok());
     EXPECT_TRUE(NothingPends());
   }
-  EXPECT_EQ(server_->counters().refused, 3u);
+  EXPECT_EQ(server_->counters().refused, rounds);
   EXPECT_GT(server_->counters().closing.interrupted, 0u);
 }
 
@@ -192,7 +196,7 @@ TEST(DescriptorCloserTest, AUserIsToldToStop) {
     EXPECT_TRUE(closer.MayTake(1));
     closer.Put(UniqueFd(dup(0)), 1);
   }
-  EXPECT_FALSE(closer.MayTake(1));
+  EXPECT_TRUE(Eventually([&] { return !closer.MayTake(1); })) << "once a thread has taken one";
   EXPECT_TRUE(closer.MayTake(2));
   EXPECT_TRUE(Eventually([&] {
     closer.Tick();
