@@ -106,6 +106,7 @@ std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
   return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<PageKey>> {
     if (stopping_ && (offers_.empty() || GivesUp())) {
       counters_.dropped += offers_.size();
+      offers_.clear();
       return std::nullopt;
     }
     const auto end = offers_.begin() + static_cast<ptrdiff_t>(std::min(offers_.size(), kPutValues));
