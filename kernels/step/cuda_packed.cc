@@ -311,8 +311,10 @@ Result<Selection> CudaStep::ReadBlocks(int member, int32_t n) const {
     for (int32_t id = recent_begin; id < ranges.count(); ++id) units.push_back(id);
     for (const int32_t id : units) AppendRun(ranges.Tokens(id), &selection.runs[head]);
     AppendRun({packed->end(), n}, &selection.runs[head]);
-    selection.scored_bytes +=
-        int64_t{ranges.count()} * packed->head(0, selected_layer_, head).blocks.stride;
+    for (size_t s = 0; s < packed->segments().size(); ++s) {
+      const PackedRows& blocks = packed->head(static_cast<int>(s), selected_layer_, head).blocks;
+      selection.scored_bytes += int64_t{ranges.end(s) - ranges.first(s)} * blocks.stride;
+    }
   }
   return selection;
 }
