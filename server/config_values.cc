@@ -71,6 +71,8 @@ bool ParseDuration(std::string_view text, microseconds* out) {
   if (at == units.end() && !(unit.empty() && zero)) return false;
   const uint64_t in_us = at == units.end() ? 0 : at->second;
   if (part * in_us % tenths != 0) return false;
+  if (in_us != 0 && whole >= static_cast<uint64_t>(microseconds::max().count()) / in_us)
+    return false;
   *out = microseconds(whole * in_us + part * in_us / tenths);
   return true;
 }

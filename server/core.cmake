@@ -38,6 +38,7 @@ kvs_library(kvs_store
   store/imported_tensors.cc
   store/inspect.cc
   store/hold_limits.cc
+  store/user_limits.cc
   store/lookup.cc
   store/move.cc
   store/open_sequence.cc

@@ -175,7 +175,7 @@ Result<std::vector<StoreDevice>> Daemon::Parts::FindGpus(std::unique_ptr<MemoryR
 
 Status Daemon::Parts::MakeStore() {
   config.store.new_recompressor = NewRecompressor;
-  config.store.load_parameters = LoadSpanParameters;
+  config.store.parse_parameters = ParseSpanParameters;
   pools_failed.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   config.store.on_pool_failure = [this](PoolId pool, const Status& why) {
     TellPoolFailure(pool, why);

@@ -43,11 +43,11 @@ struct SpanParameters {
   // r_max.
   std::vector<float> weight[3], bias[3];
 };
-// File tensors: "W" [L, Hq, d', d], "tau" [L, Hq], "g_phi.0.weight", ... (f32). INVALID_ARGUMENT
-// PARAMETERS_INVALID names the tensor, its shape and the expected one; NOT_FOUND
-// PARAMETERS_MISSING.
-Result<SpanParameters> LoadSpanParameters(const std::string& path, const Geometry& geometry,
-                                          const Plan& plan);
+// Of the bytes of a safetensors file called `name`: "W" [L, Hq, d', d], "tau" [L, Hq],
+// "g_phi.0.weight", ... (f32). INVALID_ARGUMENT PARAMETERS_INVALID names the tensor, its shape and
+// the expected one.
+Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> file, const std::string& name,
+                                           const Geometry& geometry, const Plan& plan);
 
 // What a sequence looks like to its Recompressor.
 struct RecompressInput {

@@ -10,7 +10,7 @@
 namespace kvstrata {
 
 // `part_bytes`: raw bytes of the tokens of a part, unless one span is longer. REQUIRES: parameters
-// came from LoadSpanParameters with this plan and geometry, or are null.
+// came from ParseSpanParameters with this plan and geometry, or are null.
 std::unique_ptr<Recompressor> NewSpanRecompressor(const Plan& plan, const Geometry& geometry,
                                                   std::shared_ptr<const SpanParameters> parameters,
                                                   int64_t part_bytes = kExtentBytesGoal);

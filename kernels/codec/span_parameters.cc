@@ -39,14 +39,11 @@ Status ReadTensor(const Safetensors& file, const std::string& path, const std::s
 
 }  // namespace
 
-Result<SpanParameters> LoadSpanParameters(const std::string& path, const Geometry& geometry,
-                                          const Plan& plan) {
-  const Result<Safetensors> file = Safetensors::Open(path, "parameters");
-  if (!file.ok()) {
-    const Status status = file.status();
-    if (status.code() == Code::kNotFound) return NotFound("PARAMETERS_MISSING", status.message());
-    return InvalidArgument("PARAMETERS_INVALID", status.message());
-  }
+Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> bytes,
+                                           const std::string& name, const Geometry& geometry,
+                                           const Plan& plan) {
+  const Result<Safetensors> file = Safetensors::Parse(bytes, "parameters");
+  if (!file.ok()) return Invalid(name, file.status().message());
   SpanParameters p;
   p.layers = geometry.layers;
   p.query_heads = geometry.query_heads;
@@ -55,15 +52,15 @@ Result<SpanParameters> LoadSpanParameters(const std::string& path, const Geometr
   p.r_max = plan.r_max;
   const int64_t in = int64_t{plan.r_max} + geometry.head_dim;
   KVS_RETURN_IF_ERROR(
-      ReadTensor(*file, path, "W",
+      ReadTensor(*file, name, "W",
                  {geometry.layers, geometry.query_heads, plan.d_route, geometry.head_dim}, &p.w));
   KVS_RETURN_IF_ERROR(
-      ReadTensor(*file, path, "tau", {geometry.layers, geometry.query_heads}, &p.tau));
+      ReadTensor(*file, name, "tau", {geometry.layers, geometry.query_heads}, &p.tau));
   const std::vector<int64_t> shapes[] = {{kHidden, in}, {kHidden, kHidden}, {plan.r_max, kHidden}};
   for (size_t i = 0; i < 3; ++i) {
-    const std::string name = "g_phi." + std::to_string(2 * i);
-    KVS_RETURN_IF_ERROR(ReadTensor(*file, path, name + ".weight", shapes[i], &p.weight[i]));
-    KVS_RETURN_IF_ERROR(ReadTensor(*file, path, name + ".bias", {shapes[i][0]}, &p.bias[i]));
+    const std::string layer = "g_phi." + std::to_string(2 * i);
+    KVS_RETURN_IF_ERROR(ReadTensor(*file, name, layer + ".weight", shapes[i], &p.weight[i]));
+    KVS_RETURN_IF_ERROR(ReadTensor(*file, name, layer + ".bias", {shapes[i][0]}, &p.bias[i]));
   }
   return p;
 }

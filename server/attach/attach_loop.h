@@ -62,6 +62,7 @@ class AttachServer::Loop {
     bool lent = false, socket_muted = false, pidfd_muted = false;
     bool end_is_long = false;
     uint32_t device = 0;
+    std::function<void()> then;  // of who lent it
     // What the thread that had it says.
     RingSession::Outcome outcome = RingSession::Outcome::kIdle;
     Status status;
@@ -151,7 +152,8 @@ class AttachServer::Loop {
   std::atomic<bool> housekeeping_{false};  // is under way
   std::atomic<bool> any_returned_{false};
   Mutex returned_mu_;
-  std::vector<std::pair<Connection*, Then>> returned_ KVS_GUARDED_BY(returned_mu_);
+  // Always with room for all that are lent: giving back needs no memory.
+  std::vector<Connection*> returned_ KVS_GUARDED_BY(returned_mu_);
 
   // The thread's.
   std::unique_ptr<UnixListener> listener_;

@@ -143,7 +143,7 @@ void AttachServer::Loop::OnRing(Connection* c, RingSession::Outcome outcome) {
     case RingSession::Outcome::kElsewhere:
       return LendRing(c);
     case RingSession::Outcome::kFailed:
-      return HangUp(c, "no memory");
+      return HangUp(c, c->ring->malformed());
     case RingSession::Outcome::kMalformed:
       Count(kMalformed);
       if (MayLog(&suppressed)) {

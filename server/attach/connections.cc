@@ -11,6 +11,7 @@
 #include <string>
 
 #include "server/attach/attach_loop.h"
+#include "server/telemetry/thread_top.h"
 #include "server/attach/packet.h"
 
 namespace kvstrata {
@@ -151,7 +152,8 @@ Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
       [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, c->device);
   if (!segments.ok()) return segments.status();
   c->session = segments->session;
-  Status status = SendWelcome(c, *segments);
+  Status status = ResourceExhausted("MEMORY", "the daemon has no memory for a session");
+  Survive("kvs-turn", [&] { status = SendWelcome(c, *segments); });
   if (!status.ok()) {
     store_->EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
   }

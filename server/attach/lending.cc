@@ -18,11 +18,16 @@ void AttachServer::Loop::Wake(const UniqueFd& event) {
 void AttachServer::Loop::Lend(Connection* c, FairQueue::Length length, std::function<void()> work,
                               Then then) {
   KVS_CHECK(!c->lent);
-  queue_.Post(c->peer.uid, length, [this, c, work = std::move(work), then = std::move(then)] {
+  {
+    MutexLock lock(returned_mu_);
+    returned_.reserve(connections_.size());
+  }
+  c->then = std::move(then);
+  queue_.Post(c->peer.uid, length, [this, c, work = std::move(work)] {
     Survive("kvs-turn", work);
     {
       MutexLock lock(returned_mu_);
-      returned_.emplace_back(c, then);
+      returned_.push_back(c);
     }
     any_returned_.store(true, std::memory_order_release);
     Wake(*wake_);
@@ -32,15 +37,16 @@ void AttachServer::Loop::Lend(Connection* c, FairQueue::Length length, std::func
 }
 
 void AttachServer::Loop::TakeBack() {
-  std::vector<std::pair<Connection*, Then>> back;
+  std::vector<Connection*> back;
+  back.reserve(connections_.size());  // it becomes returned_
   {
     MutexLock lock(returned_mu_);
     back.swap(returned_);
   }
-  for (auto& [c, then] : back) {
+  for (Connection* c : back) {
     c->lent = false;
     Unmute(c);
-    then();
+    Survive("kvs-attach", std::exchange(c->then, nullptr));  // c may be gone behind it
   }
 }
 
@@ -82,7 +88,7 @@ void AttachServer::Loop::EndSession(Connection* c, SessionEnd how, Then then) {
 
 void AttachServer::Loop::KeepHouse() {
   if (housekeeping_.exchange(true)) return;
-  queue_.Post(kNoUser, FairQueue::Length::kShort, [this] {
+  const auto work = [this] {
     Survive("kvs-turn", [this] {
       if (store_->Counters().retired_bytes != 0) {
         Count(kReclaims);
@@ -91,7 +97,12 @@ void AttachServer::Loop::KeepHouse() {
       store_->ExpirePins();
     });
     housekeeping_.store(false);
-  });
+  };
+  try {
+    queue_.Post(kNoUser, FairQueue::Length::kShort, work);
+  } catch (const std::bad_alloc&) {
+    housekeeping_.store(false);  // the next tick tries again
+  }
 }
 
 }  // namespace kvstrata

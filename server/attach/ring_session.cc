@@ -181,8 +181,14 @@ void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened
   sequences_.try_emplace(s.sequence);
   NoteTokens(s.sequence, tokens);
   const std::string plan = FormatPlan(s.plan);
-  // Half of the reply ring is room for more tokens than such plans serve.
-  const size_t ends = std::min<size_t>(s.boundary.size(), shm::kReplyRingBytes / 2);
+  // Ends that the frame has no room for are reported by the engine again, as if never stored.
+  const size_t besides =
+      sizeof(shm::FrameHeader) + sizeof(shm::ErrorReply) + sizeof(shm::SequenceReply) + plan.size();
+  const size_t ends = std::min(s.boundary.size(), replies_.max_frame() - besides);
+  // Where the model names the tokens that end sentences, a client knows the ends by itself.
+  const uint32_t bounded = s.boundary_tokens.empty()
+                               ? std::min(s.bounded_tokens, static_cast<uint32_t>(ends))
+                               : s.bounded_tokens;
   std::vector<std::byte> text(plan.size() + ends);
   std::memcpy(text.data(), plan.data(), plan.size());
   if (ends != 0) std::memcpy(text.data() + plan.size(), s.boundary.data(), ends);
@@ -193,7 +199,7 @@ void RingSession::AnswerOpened(uint64_t id, const Result<OpenedSequence>& opened
                                  static_cast<uint32_t>(plan.size()),
                                  s.surprisal_tokens,
                                  static_cast<uint32_t>(ends),
-                                 s.bounded_tokens,
+                                 bounded,
                                  0};
   Answer(id, OkStatus(), BytesOf(reply), text);
 }
@@ -322,7 +328,7 @@ RingSession::Outcome RingSession::OnSettle(const Frame& frame) {
     return Outcome::kWorked;
   }
   const uint64_t id = frame.header.id;
-  Await(id);
+  if (!Await(id)) return Malformed("a request's id that waits for its answer already");
   Settle(in.sequence, [box = box_, id](const Status& status) { box->PutSettled(id, status); });
   AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;

@@ -195,8 +195,9 @@ class RingSession {
   Outcome OnCancelWork(const Frame& frame);
   void AnswerBuilt(uint64_t id, const Result<BuildResult>& built);
   // Its answer comes late, or not in time.
-  void Await(uint64_t id) {
-    settling_[id] = std::chrono::steady_clock::now() + options_.settle_timeout;
+  // False: a request of that id waits already.
+  bool Await(uint64_t id) {
+    return settling_.emplace(id, std::chrono::steady_clock::now() + options_.settle_timeout).second;
   }
   // Calls `then` when what the sequence sealed is copied, or with why it was not.
   void AwaitCopies(uint64_t sequence, SettleDone then);

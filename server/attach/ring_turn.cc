@@ -137,6 +137,8 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
       return work + kTokenWork * (payload_.size() / sizeof(int32_t));
     case shm::kForkSequence:
     case shm::kCloseSequence:
+    case shm::kPrefillDone:
+    case shm::kBuild:  // looks at every page, and hashes a key for each block that is there
       return Take(&front, &sequence) ? work + kTokenWork * TokensOf(sequence) : work;
     case shm::kGrow: {
       if (!Take(&front, &grow)) return work;
@@ -144,6 +146,8 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
       // A table that grows is written anew.
       return work + covered + kTokenWork * (grow.tokens - std::min<uint64_t>(grow.tokens, covered));
     }
+    case shm::kRegisterTensors:  // opens and maps memory, a GPU's perhaps
+      return kTurnWork + work;
     case shm::kDetach:
       return end_is_long() ? kTurnWork + work : work;
     default:

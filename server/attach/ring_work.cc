@@ -22,7 +22,7 @@ RingSession::Outcome RingSession::OnBuild(const Frame& frame) {
     return Outcome::kWorked;
   }
   BuildRequest request{session_, in.sequence, {plan.data(), strnlen(plan.data(), plan.size())}};
-  Await(id);
+  if (!Await(id)) return Malformed("a request's id that waits for its answer already");
   AwaitCopies(in.sequence, [box = box_, store = store_, id, request](const Status& copied) {
     if (!copied.ok()) return box->PutBuilt(id, copied);
     const Result<BuildResult> now = store->requests().Build(
@@ -56,7 +56,7 @@ RingSession::Outcome RingSession::OnRecompress(const Frame& frame) {
     Answer(id, earlier);
     return Outcome::kWorked;
   }
-  Await(id);
+  if (!Await(id)) return Malformed("a request's id that waits for its answer already");
   AwaitCopies(in.sequence, [box = box_, store = store_, session = session_, id,
                             sequence = in.sequence](const Status& copied) {
     const auto done = [box, id](const Status& status) { box->PutSettled(id, status); };

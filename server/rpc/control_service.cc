@@ -244,19 +244,28 @@ grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* call,
                                                  const v1::LookupRequest* request,
                                                  v1::LookupResponse* response) {
-  return context_->InSession(
-      call, request->session(), [this, request, response](RemoteSession& s) -> Status {
-        const std::span<const int32_t> tokens(request->tokens().data(),
-                                              static_cast<size_t>(request->tokens_size()));
-        KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
-        KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
-                             keys.empty()
-                                 ? context_->store().Lookup(s.id(), request->model(), tokens,
-                                                            ReadLookupPlan(*request))
-                                 : context_->store().Lookup(s.id(), request->model(), keys));
-        Write(hit, request->by_page(), response);
-        return OkStatus();
-      });
+  Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
+  if (!found.ok()) return ServiceContext::Answer(call, found.status());
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
+  const auto answer = [reactor, request, response](const Result<PrefixHit>& hit) {
+    reactor->Finish(ServiceContext::Outcome([&]() -> Status {
+      KVS_RETURN_IF_ERROR(hit.status());
+      Write(*hit, request->by_page(), response);
+      return OkStatus();
+    }));
+  };
+  const Status posted = (*found)->Post([this, answer, request, s = *found] {
+    const std::span<const int32_t> tokens(request->tokens().data(),
+                                          static_cast<size_t>(request->tokens_size()));
+    const Result<std::vector<PageKey>> keys = ReadPageKeys(*request);
+    if (!keys.ok()) return answer(keys.status());
+    Store& store = context_->store();
+    if (!keys->empty()) return answer(store.Lookup(s->id(), request->model(), *keys));
+    // A plan's parameters may be a file that has to be read, which others do not wait for.
+    store.Lookup(s->id(), request->model(), tokens, ReadLookupPlan(*request), answer);
+  });
+  if (!posted.ok()) reactor->Finish(ToGrpc(posted));
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* ControlService::ListPlans(grpc::CallbackServerContext* call,

@@ -88,6 +88,9 @@ void RecompressStream::OnCancel() {
   if (!writing_) FinishLocked();
 }
 
-void RecompressStream::OnDone() { const std::shared_ptr<RecompressStream> last = std::move(self_); }
+void RecompressStream::OnDone() {
+  under_way_.End();
+  const std::shared_ptr<RecompressStream> last = std::move(self_);
+}
 
 }  // namespace kvstrata

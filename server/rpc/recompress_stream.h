@@ -30,7 +30,7 @@ class RecompressStream final : public grpc::ServerWriteReactor<v1::RecompressSeq
 
  private:
   RecompressStream(ServiceContext* context, uint64_t sequence)
-      : context_(context), sequence_(sequence) {}
+      : context_(context), sequence_(sequence), under_way_(context->calls()) {}
   Status Begin();
   // Tells how far it is, now and again.
   void Tell() KVS_EXCLUDES(mu_);
@@ -41,6 +41,7 @@ class RecompressStream final : public grpc::ServerWriteReactor<v1::RecompressSeq
 
   ServiceContext* const context_;
   const uint64_t sequence_;
+  CallUnderWay under_way_;  // until OnDone
   uint64_t released_before_ = 0;
   std::shared_ptr<RecompressStream> self_;  // until OnDone
 

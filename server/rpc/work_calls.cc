@@ -25,8 +25,9 @@ template <typename Fn>
 void FinishInTurn(grpc::CallbackServerContext* call, grpc::ServerUnaryReactor* reactor,
                   const std::shared_ptr<RemoteSession>& s, Fn fn) {
   if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
-  const Status posted =
-      s->Post([reactor, s, fn = std::move(fn)] { reactor->Finish(ToGrpc(fn(*s))); });
+  const Status posted = s->Post([reactor, s, fn = std::move(fn)] {
+    reactor->Finish(ServiceContext::Outcome([&] { return fn(*s); }));
+  });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
 }
 
@@ -34,7 +35,9 @@ void FinishInTurn(grpc::CallbackServerContext* call, grpc::ServerUnaryReactor* r
 Status TakeBuilt(RemoteSession& s, uint64_t sequence, v1::BuildResponse* response) {
   KVS_ASSIGN_OR_RETURN(const RemoteSequence* found, s.Find(sequence));
   if (response->plan() != FormatPlan(found->state->plan())) return OkStatus();
-  KVS_RETURN_IF_ERROR(s.Settle(sequence));
+  const Status settled = s.Settle(sequence);
+  if (settled.reason() == "SEQUENCE_BUSY") return OkStatus();  // the step under way takes it next
+  KVS_RETURN_IF_ERROR(settled);
   response->set_indexed_tokens(static_cast<uint32_t>(found->state->indexed_tokens()));
   return OkStatus();
 }
@@ -46,7 +49,7 @@ grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* cal
                                                 v1::BuildResponse* response) {
   Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const auto answer = [call, reactor, request, response,
                        s = *found](const Result<BuildResult>& built) {
     if (!built.ok()) return reactor->Finish(ToGrpc(built.status()));
@@ -74,7 +77,7 @@ grpc::ServerUnaryReactor* ComputeService::Recompress(grpc::CallbackServerContext
                                                      v1::RecompressResponse* response) {
   Result<std::shared_ptr<RemoteSession>> found = context_->FindSession(request->session());
   if (!found.ok()) return ServiceContext::Answer(call, found.status());
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
   const Status posted = (*found)->Post([this, call, reactor, request, response, s = *found] {
     WorkRequests& requests = context_->store().requests();
     const uint64_t sequence = request->sequence();
@@ -117,8 +120,8 @@ grpc::ServerUnaryReactor* AdminService::BuildSequence(grpc::CallbackServerContex
                                                       v1::BuildSequenceResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
-  // A plan's parameters may be a file.
+  grpc::ServerUnaryReactor* reactor = context_->NewCall();
+  // It looks at every page of the sequence.
   context_->queue()->Post([this, reactor, request, response] {
     const auto answer = [reactor, response](const Result<BuildResult>& built) {
       if (built.ok()) Write(*built, response);

@@ -2,11 +2,14 @@
 
 #include <openssl/sha.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
 namespace kvstrata {
 namespace {
+
+constexpr size_t kDiskBlock = 4096;  // docs/disk_format.md
 
 struct RecordHeader {
   static constexpr uint64_t kMagic = 0x31465452'4153564B;  // "KVSARTF1"
@@ -99,6 +102,8 @@ std::vector<std::byte> EncodeRecord(const ArtefactRecord& record) {
   }
   for (const Run& run : record.released) Append(run, &bytes);
   bytes.insert(bytes.end(), series.begin(), series.end());
+  // Its length tells a record from a page, which is whole blocks.
+  if (bytes.size() % kDiskBlock == 0) bytes.push_back(std::byte{0});
   return bytes;
 }
 
@@ -110,8 +115,10 @@ std::optional<ArtefactRecord> ParseRecord(std::span<const std::byte> bytes) {
   record.prompt_tokens = h.prompt_tokens;
   if (h.parts == 0 || !TakeParts(h.parts, &bytes, &record)) return std::nullopt;
   if (!TakeReleased(h.released, &bytes, &record)) return std::nullopt;
-  std::optional<Series> series = Series::Parse(bytes);
-  if (bytes.size() != h.series_bytes || !series) return std::nullopt;
+  const size_t behind = bytes.size() - std::min<size_t>(bytes.size(), h.series_bytes);
+  if (bytes.size() < h.series_bytes || behind > 1) return std::nullopt;
+  std::optional<Series> series = Series::Parse(bytes.first(h.series_bytes));
+  if (!series) return std::nullopt;
   record.series = std::move(*series);
   return record;
 }

@@ -40,7 +40,7 @@ struct BuildResult {
 };
 using BuildDone = std::function<void(const Result<BuildResult>&)>;
 
-// One part. Given back by PublishBuild or AbandonBuild, exactly once.
+// One part. Given back by PublishBlocks, PublishExtents or AbandonBuild, exactly once.
 struct BuildJob {
   static constexpr uint64_t kPartBytes = uint64_t{32} << 20;
 

@@ -60,10 +60,12 @@ void Store::Impl::DropUnusedPagesOf(const Model& model) {
     return MayGo(a) && !a.extents.empty() && a.extents.front().page->model == model.id;
   };
   while (std::optional<Artefact> a = artefacts_.EvictOldest(of_model)) DropArtefact(std::move(*a));
+  uint64_t left = model.pages;  // no more than these are to be found
   for (const PoolId pool : pools_.ids()) {
-    for (Page* page = prefix_.newest(pool); page != nullptr;) {
+    for (Page* page = prefix_.newest(pool); page != nullptr && left != 0;) {
       Page* const other = std::exchange(page, page->older);
       if (other->model != model.id) continue;
+      --left;
       prefix_.Erase(other);
       Retire(other);
     }

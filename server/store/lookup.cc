@@ -189,7 +189,15 @@ void Store::Impl::Lookup(uint64_t session, uint64_t model, std::span<const int32
   if (hit.ok() || hit.status().reason() != kFileUnread) return done(hit);
   post([this, session, model, open, done = std::move(done),
         tokens = std::vector<int32_t>(tokens.begin(), tokens.end())] {
-    done(Lookup(session, model, tokens, open, Files::kRead));
+    const auto look = [&]() -> Result<PrefixHit> {
+      try {
+        return Lookup(session, model, tokens, open, Files::kRead);
+      } catch (const std::bad_alloc&) {
+        return ResourceExhausted("MEMORY",
+                                 "the daemon has no memory to read the plan's parameters");
+      }
+    };
+    done(look());
   });
 }
 

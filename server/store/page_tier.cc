@@ -252,7 +252,14 @@ void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_vie
   }
   post([this, session, model, plan = std::string(plan),
         tokens = std::vector<int32_t>(tokens.begin(), tokens.end()), limits, done] {
-    GoOnOpening(PrepareOpen(session, model, plan, tokens, limits, Files::kRead), done);
+    const auto prepare = [&]() -> Result<Opening> {
+      try {
+        return PrepareOpen(session, model, plan, tokens, limits, Files::kRead);
+      } catch (const std::bad_alloc&) {
+        return ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
+      }
+    };
+    GoOnOpening(prepare(), done);
   });
 }
 

@@ -1,7 +1,6 @@
 #include "server/store/parameters.h"
 
 #include <fcntl.h>
-#include <openssl/evp.h>
 #include <openssl/sha.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,6 +84,17 @@ Status CheckBeginning(const std::string& name, int fd, uint64_t bytes) {
   return begins ? OkStatus() : Invalid(name, "does not begin as a safetensors file does");
 }
 
+Result<std::vector<std::byte>> ReadAll(const std::string& name, int fd, uint64_t bytes) {
+  std::vector<std::byte> file(bytes);
+  for (uint64_t at = 0; at < bytes;) {
+    const ssize_t n = pread(fd, file.data() + at, bytes - at, static_cast<off_t>(at));
+    if (n < 0) return Unreadable(name, errno);
+    if (n == 0) return Invalid(name, "was shortened while it was read");
+    at += static_cast<uint64_t>(n);
+  }
+  return file;
+}
+
 }  // namespace
 
 ParameterFiles::Identity ParameterFiles::IdentityOf(const struct stat& st) {
@@ -97,43 +107,17 @@ ParameterFiles::Identity ParameterFiles::IdentityOf(const struct stat& st) {
       static_cast<uint64_t>(st.st_ctim.tv_sec) << 32 ^ static_cast<uint64_t>(st.st_ctim.tv_nsec)};
 }
 
-Result<std::string> ParameterFiles::DigestOf(const std::string& name, int fd,
-                                             const Identity& file) {
-  {
-    MutexLock lock(mu_);
-    const auto known = digests_.find(name);
-    if (known != digests_.end() && known->second.file == file) return known->second.value;
-  }
-  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
-                                                                        &EVP_MD_CTX_free);
-  std::string digest(SHA256_DIGEST_LENGTH, '\0');
-  KVS_CHECK(context != nullptr && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1);
-  std::vector<char> piece(size_t{1} << 20);
-  off_t at = 0;
-  for (ssize_t n = 1; n != 0; at += n) {
-    n = pread(fd, piece.data(), piece.size(), at);
-    if (n < 0) return Unreadable(name, errno);
-    KVS_CHECK(EVP_DigestUpdate(context.get(), piece.data(), static_cast<size_t>(n)) == 1);
-  }
-  KVS_CHECK(EVP_DigestFinal_ex(context.get(), reinterpret_cast<unsigned char*>(digest.data()),
-                               nullptr) == 1);
-  MutexLock lock(mu_);
-  digests_[name] = {file, digest};
-  return digest;
-}
-
 Result<Parameters> ParameterFiles::Read(const Plan& plan, const Geometry& geometry, int fd,
-                                        const Identity& file) {
+                                        uint64_t bytes) const {
   const std::string& name = plan.parameters;
-  KVS_RETURN_IF_ERROR(CheckBeginning(name, fd, file[2]));
-  // The loader looks at the header first, too: a file of another shape costs no more than that.
-  KVS_ASSIGN_OR_RETURN(SpanParameters values, load_(directory_ + "/" + name, geometry, plan));
+  KVS_RETURN_IF_ERROR(CheckBeginning(name, fd, bytes));
+  // Into memory: a file that somebody shortens while it is mapped would end the daemon.
+  KVS_ASSIGN_OR_RETURN(const std::vector<std::byte> file, ReadAll(name, fd, bytes));
+  KVS_ASSIGN_OR_RETURN(SpanParameters values, parse_(file, name, geometry, plan));
   Parameters parameters;
-  KVS_ASSIGN_OR_RETURN(parameters.digest, DigestOf(name, fd, file));
-  struct stat st {};
-  if (stat((directory_ + "/" + name).c_str(), &st) != 0 || IdentityOf(st) != file) {
-    return Invalid(name, "changed while it was read");
-  }
+  parameters.digest.resize(SHA256_DIGEST_LENGTH);
+  SHA256(reinterpret_cast<const unsigned char*>(file.data()), file.size(),
+         reinterpret_cast<unsigned char*>(parameters.digest.data()));
   parameters.values = std::make_shared<const SpanParameters>(std::move(values));
   return parameters;
 }
@@ -154,7 +138,7 @@ Result<Parameters> ParameterFiles::Load(const Plan& plan, const Geometry& geomet
     const auto refused = refused_.find(key);
     if (refused != refused_.end() && refused->second.file == file) return refused->second.why;
   }
-  Result<Parameters> read = Read(plan, geometry, fd.get(), file);
+  Result<Parameters> read = Read(plan, geometry, fd.get(), static_cast<uint64_t>(st.st_size));
   if (!read.ok()) {
     MutexLock lock(mu_);
     if (refused_.size() >= kMostRefusals) refused_.clear();
@@ -167,7 +151,7 @@ std::optional<Result<Parameters>> ParameterFiles::Known(const Plan& plan,
                                                         const Geometry& geometry) {
   if (plan.parameters.empty()) return Parameters{};
   if (const Status status = CheckName(plan.parameters); !status.ok()) return status;
-  if (directory_.empty() || !load_) {
+  if (directory_.empty() || !parse_) {
     return NotFound("PARAMETERS_MISSING",
                     "parameters = '" + plan.parameters +
                         "': the daemon's parameters.directory is not set; set it, or leave "

@@ -6,18 +6,21 @@
 // read, so that a client can neither reach anything else nor keep a thread busy. A file that
 // changes later is not read again before a restart; one that was refused is, once it has changed.
 // Thread-safety: all methods from any thread; the lock is not held while a file is read.
-// Cost: Get reads and hashes a file once, a second a GiB: in a thread that may wait.
+// Cost: Get reads and hashes a file, once a shape, a second a GiB: in a thread that may
+// wait.
 // Errors: PARAMETERS_NAME, PARAMETERS_INVALID (INVALID_ARGUMENT), PARAMETERS_MISSING (NOT_FOUND),
-// PARAMETERS_UNREADABLE (PERMISSION_DENIED), and the loader's.
+// PARAMETERS_UNREADABLE (PERMISSION_DENIED), and the parser's.
 #ifndef KVSTRATA_SERVER_STORE_PARAMETERS_H_
 #define KVSTRATA_SERVER_STORE_PARAMETERS_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -43,11 +46,12 @@ inline constexpr std::string_view kFileUnread = "PARAMETERS_UNREAD";
 class ParameterFiles {
  public:
   static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
-  using Loader =
-      std::function<Result<SpanParameters>(const std::string&, const Geometry&, const Plan&)>;
-  // `directory` "": there are none. `load` is kernels' LoadSpanParameters; null: none can be read.
-  ParameterFiles(std::string directory, Loader load)
-      : directory_(std::move(directory)), load_(std::move(load)) {}
+  // Of a file's bytes and its name.
+  using Parser = std::function<Result<SpanParameters>(
+      std::span<const std::byte>, const std::string&, const Geometry&, const Plan&)>;
+  // `directory` "": there are none. `parse` is kernels' ParseSpanParameters; null: none can be.
+  ParameterFiles(std::string directory, Parser parse)
+      : directory_(std::move(directory)), parse_(std::move(parse)) {}
 
   Result<Parameters> Get(const Plan& plan, const Geometry& geometry, Files files = Files::kRead)
       KVS_EXCLUDES(mu_);
@@ -60,10 +64,6 @@ class ParameterFiles {
     Identity file{};
     Status why;
   };
-  struct Digest {
-    Identity file{};
-    std::string value;
-  };
 
   // What Get returns without reading anything; none: it has to.
   std::optional<Result<Parameters>> Known(const Plan& plan, const Geometry& geometry)
@@ -71,17 +71,13 @@ class ParameterFiles {
   static Identity IdentityOf(const struct stat& st);
   Result<Parameters> Load(const Plan& plan, const Geometry& geometry, const std::string& key)
       KVS_EXCLUDES(mu_);
-  Result<Parameters> Read(const Plan& plan, const Geometry& geometry, int fd, const Identity& file)
-      KVS_EXCLUDES(mu_);
-  Result<std::string> DigestOf(const std::string& name, int fd, const Identity& file)
-      KVS_EXCLUDES(mu_);
+  Result<Parameters> Read(const Plan& plan, const Geometry& geometry, int fd, uint64_t bytes) const;
 
   const std::string directory_;
-  const Loader load_;
+  const Parser parse_;
   Mutex mu_;
   std::map<std::string, Parameters> loaded_ KVS_GUARDED_BY(mu_);  // by name and shape
   std::map<std::string, Refusal> refused_ KVS_GUARDED_BY(mu_);    // likewise
-  std::map<std::string, Digest> digests_ KVS_GUARDED_BY(mu_);     // by name; of sound files
 };
 
 }  // namespace kvstrata

@@ -269,6 +269,7 @@ void Store::Impl::NoteFailed(Sequence* s, const Status& why) {
     codec.work = Work::kDue;
     codec.since = Clock::now();
     due_unoffered_ = true;
+    if (codec.paused) AnswerWaiters(s);  // who came while it was ending
     return;
   }
   ++counters_.recompress_failures;

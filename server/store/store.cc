@@ -83,7 +83,7 @@ Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t 
     : options_(options),
       named_plans_(std::move(named_plans)),
       daemon_epoch_(daemon_epoch),
-      parameters_(options.parameters_directory, options.load_parameters),
+      parameters_(options.parameters_directory, options.parse_parameters),
       promote_rate_(options.promote_rate),
       pools_(std::move(devices), options.device_bytes, std::move(host), options.host_bytes,
              options.arena_bytes),
@@ -207,7 +207,7 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
 
 void Store::Impl::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;
-  if (model->OfOneSession()) DropUnusedPagesOf(*model);
+  if (model->OfOneSession() && model->pages != 0) DropUnusedPagesOf(*model);
   if (model->pages == 0) models_.erase(model->id);
 }
 
@@ -292,6 +292,7 @@ Result<std::unique_ptr<Store>> Store::Create(const StoreOptions& options,
       options, std::move(plans), NewDaemonEpoch(), std::move(devices), std::move(host))));
 }
 
+const std::shared_ptr<UserLimits>& Store::user_limits() const { return impl_->user_limits(); }
 Result<uint32_t> Store::FindDevice(std::string_view name) const { return impl_->FindDevice(name); }
 const std::string& Store::DeviceName(uint32_t device) const { return impl_->DeviceName(device); }
 Result<SessionSegments> Store::OpenSession(const PeerIdentity& peer, Road road,

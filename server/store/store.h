@@ -38,6 +38,7 @@
 #include "server/store/prefix_key.h"
 #include "server/store/recall_audit.h"
 #include "server/store/recompress_job.h"
+#include "server/store/user_limits.h"
 
 namespace kvstrata {
 
@@ -77,15 +78,17 @@ struct StoreOptions {
   uint64_t host_bytes = uint64_t{4} << 30;
   uint64_t arena_bytes = 0;  // 0: capacity / 64 within 16 MiB .. 256 MiB
   uint32_t max_sessions = 1024;
+  std::shared_ptr<UserLimits> user_limits;  // null: users have no limits
   uint32_t headroom_tokens = 64;  // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
 
-  // Codecs (kernels/codec/codec.h: NewRecompressor, LoadSpanParameters). Null: rows stay raw.
+  // Codecs (kernels/codec/codec.h: NewRecompressor, ParseSpanParameters). Null: rows stay raw.
   std::function<std::unique_ptr<Recompressor>(const Plan&, const Geometry&,
                                               std::shared_ptr<const SpanParameters>)>
       new_recompressor;
-  std::function<Result<SpanParameters>(const std::string&, const Geometry&, const Plan&)>
-      load_parameters;
+  std::function<Result<SpanParameters>(std::span<const std::byte>, const std::string&,
+                                       const Geometry&, const Plan&)>
+      parse_parameters;
   // Whether the device pool's memory can serve a plan; null: it can serve all. Asked when a
   // sequence opens.
   std::function<Status(const Plan&, const Geometry&)> serves;
@@ -397,6 +400,8 @@ class Store {
   std::vector<WorkInfo> Work() const;
   // What is asked of the workers: builds, recompressions, their end (work_requests.h).
   WorkRequests& requests();
+  // Those of the options, or one without limits.
+  const std::shared_ptr<UserLimits>& user_limits() const;
 
   // --- recall audits (recall_audit.h) ---
   // Asks the sequence's steps for samples until the audit has enough or ends. SEQUENCE_UNKNOWN;

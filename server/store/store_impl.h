@@ -226,7 +226,6 @@ class Store::Impl {
     uint32_t device = 0;  // of the session
     std::unique_ptr<Sequence> sequence;
     std::vector<PageKey> keys;  // of the pages that it may be held for
-    PageKey last_page{};        // of its tokens; zeros: none
     size_t tokens = 0;
     HoldLimits limits;
     std::vector<int32_t> rest;  // of them, those behind the pages of `keys`

@@ -96,7 +96,7 @@ Result<Sequence*> WorkRequests::FindLocked(uint64_t session, uint64_t sequence) 
   return session == 0 ? store_->FindSequence(sequence) : store_->FindSequence(session, sequence);
 }
 
-// What is never done under the lock: a plan's parameters may be a file.
+// What is done before the lock.
 Result<WorkRequests::Pending> WorkRequests::Prepare(const BuildRequest& request) {
   Pending p;
   p.sequence = request.sequence;
@@ -110,14 +110,12 @@ Result<WorkRequests::Pending> WorkRequests::Prepare(const BuildRequest& request)
   }
   if (!request.plan.empty()) {
     KVS_ASSIGN_OR_RETURN(const Plan named, store_->ResolvePlan(request.plan));
-    const Plan plan = WithMinTokens(named, geometry, store_->options_.steps_on);
+    KVS_ASSIGN_OR_RETURN(const Plan plan, store_->PlanFor(named, geometry));
     p.own = FormatPlan(plan) == FormatPlan(p.plan);
     if (!p.own) p.plan = plan;
   }
   p.index = IndexOf(p.plan, geometry);
   if (p.own) return p;
-  KVS_RETURN_IF_ERROR(CheckGeometry(p.plan, geometry));
-  if (store_->options_.serves) KVS_RETURN_IF_ERROR(store_->options_.serves(p.plan, geometry));
   // Who asks may be a loop that serves others: it reads no file.
   const auto made = store_->NewCodec(p.plan, geometry, Files::kKnown);
   if (!made.ok() && made.status().reason() == kFileUnread) {

@@ -60,7 +60,7 @@ class WorkRequests {
   // --- workers ---
   // The next part; takes as long as the copies from pools that the host cannot read. ABORTED
   // BUILD_OVER when there is none: the request is answered then.
-  Result<BuildJob> TakeBuild(uint64_t build);
+  Result<BuildJob> TakeBuild(uint64_t sequence);
   // Copies the blocks into pages and enters them.
   void PublishBlocks(BuildJob job);
   // Makes an artefact of them.

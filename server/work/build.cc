@@ -1,6 +1,7 @@
 #include "server/work/build.h"
 
 #include <chrono>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,18 @@ Result<BuiltExtents> Recompress(BuildJob* job, const Backend& backend, Executor*
   return made;
 }
 
+// Of blocks nothing is made: they are where the job says. Without memory the build is given up, as
+// after any failure.
+Result<BuiltExtents> RunPart(BuildJob* job, const Backend& backend, Executor* executor) {
+  try {
+    if (job->recompressor != nullptr) return Recompress(job, backend, executor);
+    Summarise(job, backend, executor);
+    return BuiltExtents{};
+  } catch (const std::bad_alloc&) {
+    return ResourceExhausted("MEMORY", "the daemon has no memory to build this");
+  }
+}
+
 }  // namespace
 
 void RunBuild(WorkRequests* requests, uint64_t sequence, const Backend& backend,
@@ -70,13 +83,10 @@ void RunBuild(WorkRequests* requests, uint64_t sequence, const Backend& backend,
   while (true) {
     Result<BuildJob> job = requests->TakeBuild(sequence);
     if (!job.ok()) break;
-    if (job->recompressor == nullptr) {
-      Summarise(&*job, backend, executor);
+    Result<BuiltExtents> made = RunPart(&*job, backend, executor);
+    if (made.ok() && job->recompressor == nullptr) {
       requests->PublishBlocks(std::move(*job));
-      continue;
-    }
-    Result<BuiltExtents> made = Recompress(&*job, backend, executor);
-    if (made.ok()) {
+    } else if (made.ok()) {
       requests->PublishExtents(std::move(*job), std::move(*made));
     } else {
       requests->AbandonBuild(std::move(*job), made.status());

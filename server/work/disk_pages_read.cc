@@ -167,8 +167,11 @@ bool DiskPages::ScrubsEnd() const {
 }
 
 void DiskPages::GoOnScrubbing(DiskScrub* scrub) {
-  const std::optional<Status> end =
-      ScrubsEnd() ? std::optional(Stopping()) : scrub->GoOn(options_.load_timeout);
+  std::optional<Status> end = Stopping();
+  const auto go_on = [&] { end = scrub->GoOn(options_.load_timeout); };
+  if (!ScrubsEnd() && !Survive("kvs-disk-read", go_on)) {
+    end = ResourceExhausted("MEMORY", "the daemon has no memory to scrub");
+  }
   std::unique_ptr<DiskScrub> ended;
   {
     MutexLock lock(mu_);

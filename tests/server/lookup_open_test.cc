@@ -104,7 +104,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     StoreOptions options = SmallPools(16384, 16384);
     options.arena_bytes = 4 << 20;
     options.parameters_directory = dir_.path();
-    options.load_parameters = [](const std::string&, const Geometry&, const Plan&) {
+    options.parse_parameters = [](auto, auto&, auto&, auto&) {
       return Result<SpanParameters>(SpanParameters{});
     };
     options.new_recompressor =

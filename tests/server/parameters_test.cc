@@ -14,9 +14,8 @@ namespace kvstrata::testing {
 namespace {
 
 TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
-  ParameterFiles files("/tmp", [](const std::string&, const Geometry&, const Plan&) {
-    return Result<SpanParameters>(SpanParameters{});
-  });
+  ParameterFiles files(
+      "/tmp", [](auto, auto&, auto&, auto&) { return Result<SpanParameters>(SpanParameters{}); });
   Plan plan;
   EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
   for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
@@ -29,7 +28,7 @@ TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
   EXPECT_EQ(nowhere.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
 }
 
-// A folder of parameters, and a loader that counts how often it is asked.
+// A folder of parameters, and a parser that counts how often it is asked.
 class ParameterFolder : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -44,9 +43,11 @@ class ParameterFolder : public ::testing::Test {
   void Write(const std::string& more = "") {
     std::ofstream(folder_ / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10) << more;
   }
-  ParameterFiles::Loader Loader() {
-    return [this](const std::string& path, const Geometry&, const Plan&) -> Result<SpanParameters> {
-      EXPECT_TRUE(path.ends_with("/p.safetensors"));
+  ParameterFiles::Parser Parser() {
+    return [this](std::span<const std::byte> file, const std::string& name, const Geometry&,
+                  const Plan&) -> Result<SpanParameters> {
+      EXPECT_GE(file.size(), 10u);
+      EXPECT_EQ(name, "p.safetensors");
       ++loads_;
       if (sound_) return SpanParameters{};
       return InvalidArgument("PARAMETERS_INVALID", "tensor W");
@@ -60,7 +61,7 @@ class ParameterFolder : public ::testing::Test {
 };
 
 TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
-  ParameterFiles files(folder_, Loader());
+  ParameterFiles files(folder_, Parser());
   const auto refused = [&] { return files.Get(plan_, SmallModel().geometry).status(); };
   const auto path = folder_ / "p.safetensors";
   EXPECT_EQ(refused().reason(), "PARAMETERS_MISSING");
@@ -85,7 +86,7 @@ TEST_F(ParameterFolder, WhatIsNoFileOfParametersIsNotRead) {
 }
 
 TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
-  ParameterFiles files(folder_, Loader());
+  ParameterFiles files(folder_, Parser());
   Write();
   sound_ = false;
   for (int i = 0; i < 3; ++i) {
@@ -99,7 +100,7 @@ TEST_F(ParameterFolder, ARefusalIsRememberedUntilTheFileChanges) {
 }
 
 TEST_F(ParameterFolder, NobodyReadsWhoMayNotWait) {
-  ParameterFiles files(folder_, Loader());
+  ParameterFiles files(folder_, Parser());
   Write();
   const Geometry geometry = SmallModel().geometry;
   EXPECT_EQ(files.Get(plan_, geometry, Files::kKnown).status().reason(), kFileUnread);
@@ -113,7 +114,7 @@ TEST_F(ParameterFolder, NobodyReadsWhoMayNotWait) {
 TEST_F(ParameterFolder, AnOpenReadsInTheQueuesThread) {
   StoreOptions options;
   options.parameters_directory = folder_;
-  options.load_parameters = Loader();
+  options.parse_parameters = Parser();
   options.new_recompressor = [](const Plan&, const Geometry&, auto) {
     return std::unique_ptr<Recompressor>();
   };
@@ -149,9 +150,8 @@ TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
   std::ofstream(folder / "p.safetensors") << std::string("\2\0\0\0\0\0\0\0{}", 10);
   int loads = 0;
   ParameterFiles files(
-      folder,
-      [&loads](const std::string& path, const Geometry&, const Plan&) -> Result<SpanParameters> {
-        EXPECT_TRUE(path.ends_with("/p.safetensors"));
+      folder, [&loads](auto, const std::string& name, auto&, auto&) -> Result<SpanParameters> {
+        EXPECT_EQ(name, "p.safetensors");
         ++loads;
         if (loads == 3) return InvalidArgument("PARAMETERS_INVALID", "tensor W");
         return SpanParameters{};
