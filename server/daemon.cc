@@ -23,6 +23,7 @@
 #include "server/pool_memory.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/work_queue.h"
+#include "server/start_memory.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/work/block_catalog.h"
@@ -58,10 +59,6 @@ std::vector<ConfigItem> ItemsOf(const Config& config) {
     items.push_back({e.key, e.value, e.origin, e.description});
   }
   return items;
-}
-
-uint32_t OpThreads(const Config& config) {
-  return config.threads != 0 ? config.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
 std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
@@ -118,7 +115,6 @@ struct Daemon::Parts {
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
-  Heartbeat replicating{"replications", kReplicationPatience};
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
   std::unique_ptr<DiskPages> disk_pages;    // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
@@ -352,9 +348,7 @@ std::string Daemon::Parts::Health() const {
 
 // Libraries abort when they get no thread while they start, and the standard library throws.
 Status Daemon::Parts::CheckThreads() const {
-  constexpr uint32_t kOthers = 28;  // loops, the remote road's queue, gRPC's
-  return CheckSpareThreads(static_cast<int>(kOthers + config.work.threads +
-                                            config.disk_pages.readers + OpThreads(config)));
+  return CheckSpareThreads(static_cast<int>(StartThreads(config)));
 }
 
 Status Daemon::Parts::Start() {
@@ -368,14 +362,10 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
   mover = std::make_unique<Mover>(config.mover, store.get());
-  replications = std::make_unique<WorkQueue>(1);
-  store->SetReplicationQueue(
-      [queue = replications.get(), beat = &replicating](std::function<void()> open) {
-        queue->Post([beat, open = std::move(open)] {
-          const Turning turning(beat);
-          Survive("replications", open);
-        });
-      });
+  replications = std::make_unique<WorkQueue>(1, "replications", kReplicationPatience);
+  store->SetReplicationQueue([queue = replications.get()](std::function<void()> open) {
+    queue->Post([open = std::move(open)] { Survive("replications", open); });
+  });
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();

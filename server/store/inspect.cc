@@ -76,17 +76,9 @@ std::vector<PoolInfo> Store::Impl::Pools() const {
   for (const auto& [id, arena] : pools_.arenas()) {
     PoolInfo& info = info_of(*arena);
     ++info.arenas;
-    info.used_bytes += arena->extents.used();
+    info.retired_bytes += arena->retired;
+    info.used_bytes += arena->extents.used() - arena->retired;
   }
-  const auto retired = [&info_of](const Page& page) {
-    PoolInfo& info = info_of(*page.arena);
-    info.retired_bytes += page.bytes;
-    info.used_bytes -= page.bytes;
-  };
-  for (const Tenant* tenant : tenants_by_id_) {
-    for (const auto& [epoch, page] : tenant->retired.items()) retired(*page);
-  }
-  for (const Page* page : parked_) retired(*page);
   for (const Page* page : UnusedExtents()) {
     info_of(*page->arena).cached_bytes += page->bytes;
   }
@@ -184,7 +176,7 @@ std::vector<SequenceInfo> Store::Impl::Sequences(uint64_t session) const {
 
 Result<SequenceDetail> Store::Impl::Show(uint64_t sequence) const {
   MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(const Sequence* s, FindSequence(sequence));
+  KVS_ASSIGN_OR_RETURN(const Sequence* s, PeekSequence(sequence));
   const SessionMemory& memory = *sessions_.at(s->session)->memory;
   SequenceDetail detail;
   detail.info = InfoOf(*s);
@@ -202,10 +194,7 @@ StoreCounters Store::Impl::Counters() const {
   StoreCounters counters = counters_;
   counters.prefix_pages = prefix_.size();
   counters.artefacts = artefacts_.all().size();
-  for (const Page* page : parked_) counters.retired_bytes += page->bytes;
-  for (const Tenant* tenant : tenants_by_id_) {
-    for (const auto& [epoch, page] : tenant->retired.items()) counters.retired_bytes += page->bytes;
-  }
+  for (const auto& [id, arena] : pools_.arenas()) counters.retired_bytes += arena->retired;
   for (const auto& [id, session] : sessions_) {
     for (const auto& [epoch, table] : session->retired_tables.items()) {
       counters.retired_bytes += table->bytes;
