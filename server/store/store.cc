@@ -81,6 +81,7 @@ Result<Store::Impl::NamedPlans> ParseNamedPlans(const StoreOptions& options) {
 Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t daemon_epoch,
                   std::vector<StoreDevice> devices, std::unique_ptr<MemoryResource> host)
     : options_(options),
+      user_limits_(options.user_limits ? options.user_limits : std::make_shared<UserLimits>()),
       named_plans_(std::move(named_plans)),
       daemon_epoch_(daemon_epoch),
       parameters_(options.parameters_directory, options.parse_parameters),

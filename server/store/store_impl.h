@@ -178,6 +178,7 @@ class Store::Impl {
   Result<Plan> ResolvePlan(std::string_view text) const;
   uint64_t daemon_epoch() const { return daemon_epoch_; }
   WorkRequests& requests() { return *requests_; }
+  const std::shared_ptr<UserLimits>& user_limits() const { return user_limits_; }
 
  private:
   friend class Auditor;
@@ -622,6 +623,7 @@ class Store::Impl {
 
   // Constant.
   const StoreOptions options_;
+  const std::shared_ptr<UserLimits> user_limits_;
   const NamedPlans named_plans_;
   const uint64_t daemon_epoch_;
   // Have locks of their own.
