@@ -52,6 +52,11 @@ uint32_t Store::Impl::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t 
 Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const {
   std::string state;
   for (const PoolId pool : taker.pools) {
+    if (AtLimit(taker, pool, bytes)) {
+      const Status limit = user_limits_->Refuse(taker.tenant->user, LimitOf(pool), bytes);
+      state += "; " + std::string(limit.message());
+      continue;
+    }
     state += "; pool '" + NameOfPool(pool) + "' has " + std::to_string(pools_.taken(pool)) +
              " of " + std::to_string(pools_.capacity(pool)) + " bytes in arenas" +
              (pools_.failure(pool).ok() ? "" : ", and its device is lost");
@@ -117,6 +122,18 @@ Status Store::Impl::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
   return status;
 }
 
+// What others have would not help then.
+bool Store::Impl::AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const {
+  return user_limits_->Room(taker.tenant->user, LimitOf(pool)) < bytes;
+}
+
+bool Store::Impl::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
+  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
+  const uint64_t size = pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, room);
+  user_limits_->Note(taker.tenant->user, LimitOf(pool), size);
+  return size != 0;
+}
+
 uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
                                  std::vector<Page*>* out) {
   uint32_t got = 0;
@@ -136,12 +153,13 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
   while (got < n) {
-    if (!pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes)) {
+    if (!AddArena(taker, pool, bytes)) {
       if (!std::exchange(reclaimed, true)) ReclaimLocked();
       if (!pools_.DropEmpty(pool, may_drop)) {
         if (!taker.evicts) break;
         const uint64_t room = bytes * (n - got) + taker.ahead;
-        if (!EvictFor(taker, pool, room) && !EvictArtefact(pool)) break;
+        const Tenant* const own = AtLimit(taker, pool, bytes) ? taker.tenant : nullptr;
+        if (!EvictFor(taker, pool, room) && !EvictArtefact(pool, own)) break;
       }
     }
     take();
@@ -157,6 +175,7 @@ bool Store::Impl::Fenced(const Arena& arena) const {
 // Only pages whose space the taker can use are worth dropping: those in its own arenas, and those
 // of arenas that go back to the pool because nothing else is in them.
 bool Store::Impl::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
+  const bool only_own = AtLimit(taker, pool, bytes);
   uint64_t expected = 0;
   std::vector<Page*> victims;
   std::set<const Arena*> emptied;
@@ -165,6 +184,7 @@ bool Store::Impl::EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) {
     const Arena& arena = *page->arena;
     const bool own = arena.writer == taker.writer && arena.tenant == taker.tenant->id;
     next = page->newer;
+    if (only_own && arena.tenant != taker.tenant->id) continue;
     if (!own && (arena.live != 0 || Fenced(arena) || emptied.contains(&arena))) continue;
     if (page->chances > 0) {
       next = prefix_.Spare(page);
@@ -204,9 +224,12 @@ bool Store::Impl::MayGo(const Artefact& artefact) const {
   return artefact.unused() && !prefix_.pinned().contains(artefact.key);
 }
 
-bool Store::Impl::EvictArtefact(PoolId pool) {
-  const auto idle = [this, pool](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    const auto in_pool = [pool](const Extent& e) { return e.page->arena->pool == pool; };
+bool Store::Impl::EvictArtefact(PoolId pool, const Tenant* tenant) {
+  const auto idle = [this, pool, tenant](const Artefact& a) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    const auto in_pool = [pool, tenant](const Extent& e) {
+      const Arena& arena = *e.page->arena;
+      return arena.pool == pool && (tenant == nullptr || arena.tenant == tenant->id);
+    };
     return MayGo(a) && std::any_of(a.extents.begin(), a.extents.end(), in_pool);
   };
   std::optional<Artefact> oldest = artefacts_.EvictOldest(idle);

@@ -89,9 +89,9 @@ std::vector<SessionInfo> Store::Impl::Sessions() const {
   MutexLock lock(mu_);
   std::vector<SessionInfo> infos;
   for (const auto& [id, session] : sessions_) {
-    if (session->fenced) continue;
     SessionInfo info;
     info.session = id;
+    info.fenced = session->fenced;
     info.client_name = session->client_name;
     info.peer = session->peer;
     info.road = session->road;

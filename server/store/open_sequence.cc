@@ -83,12 +83,16 @@ Status Store::Impl::TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t
 }
 
 Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequence> s) {
-  const std::optional<uint32_t> slot = session->memory->TakeSlot();
-  Result<shm::SequenceTable*> table =
-      slot ? ReserveTable(session, *s, FirstCapacity(s->pages.size()))
-           : Result<shm::SequenceTable*>(ResourceExhausted(
-                 "SEQUENCE_LIMIT", std::to_string(shm::kMaxSequences) +
-                                       " sequences are open in this session; close some"));
+  Result<UserPlace> place = UserPlace::Take(user_limits_, session->tenant->name, Limit::kSequences);
+  std::optional<uint32_t> slot;
+  const Result<shm::SequenceTable*> table = [&]() -> Result<shm::SequenceTable*> {
+    KVS_RETURN_IF_ERROR(place.status());
+    slot = session->memory->TakeSlot();
+    if (slot) return ReserveTable(session, *s, FirstCapacity(s->pages.size()));
+    return ResourceExhausted(
+        "SEQUENCE_LIMIT",
+        std::to_string(shm::kMaxSequences) + " sequences are open in this session; close some");
+  }();
   if (!table.ok()) {
     if (slot) session->memory->FreeSlot(*slot);
     ReleaseExtents(&s->extents);
@@ -97,8 +101,9 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
     Advance(session->tenant);
     return table.status();
   }
+  s->place = std::move(*place);
   s->slot = *slot;
-  s->id = next_sequence_++;
+  s->id = session->tenant->NextId(&session->tenant->sequences_made);
   s->session = session->id;
   s->opened = Clock::now();
   Publish(session, s.get(), *table);

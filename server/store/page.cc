@@ -115,21 +115,23 @@ bool PagePools::Adopt(PoolId id, uint32_t tenant, uint64_t writer, uint64_t byte
   return false;
 }
 
-bool PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64_t bytes) {
+uint64_t PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64_t bytes,
+                             uint64_t most) {
   Pool& pool = pools_[id.index()];
-  const uint64_t left = pool.capacity - std::min(pool.taken, pool.capacity);
-  if (bytes > left) return false;
   const uint64_t granularity = pool.memory->granularity();
+  const uint64_t left =
+      std::min(pool.capacity - std::min(pool.taken, pool.capacity), most - most % granularity);
+  if (bytes > left) return 0;
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
   Result<MemoryBlock> block = pool.memory->Allocate(size);
-  if (!Noted(id, block.status()).ok()) return false;
+  if (!Noted(id, block.status()).ok()) return 0;
   pool.taken += size;
   const uint32_t number = next_arena_++;
   auto arena = std::make_unique<Arena>(number, id, tenant, writer, std::move(*block));
   by_writer_[{id, tenant, writer}].push_back(arena.get());
   arenas_.emplace(number, std::move(arena));
-  return true;
+  return size;
 }
 
 void PagePools::Drop(Arena* arena) {

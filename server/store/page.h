@@ -108,8 +108,10 @@ class PagePools {
   // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.
   bool Adopt(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes,
              const std::function<bool(const Arena&)>& may_adopt);
-  // Makes an arena; false when the pool has no room for one that holds `bytes`.
-  bool AddArena(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes);
+  // Makes an arena of at most `most` bytes and returns its size; 0 when the pool has no room for
+  // one that holds `bytes`.
+  uint64_t AddArena(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes,
+                    uint64_t most = ~uint64_t{0});
   // Returns the pages' extents and records, neighbours in one piece; an orphan arena that is empty
   // after it goes back too.
   void Free(std::span<Page* const> pages);

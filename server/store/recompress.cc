@@ -107,12 +107,22 @@ void Store::Impl::OfferIfDue(Sequence* s) {
   }
   if (codec.paused) return;
   const bool waits = codec.failures > 0 && Clock::now() < codec.retry_at;
-  if (!waits && sink_ != nullptr &&
+  if (!waits && sink_ != nullptr && TakeWorkPlace(s) &&
       sink_->Offer(s->id, codec.recompressor->ReleasableBytes(InputOf(*s)))) {
     codec.work = Work::kQueued;
   } else {
+    codec.queued = {};
     due_unoffered_ = true;
   }
+}
+
+// Nobody asked: a user whose places are taken is refused nothing, its work waits longer.
+bool Store::Impl::TakeWorkPlace(Sequence* s) {
+  const Tenant& tenant = *sessions_.at(s->session)->tenant;
+  if (user_limits_->Room(tenant.user, Limit::kQueuedWork) == 0) return false;
+  Result<UserPlace> place = UserPlace::Take(user_limits_, tenant.name, Limit::kQueuedWork);
+  if (place.ok()) s->codec->queued = std::move(*place);
+  return place.ok();
 }
 
 void Store::Impl::OfferDue() {
@@ -131,6 +141,7 @@ void Store::Impl::SetRecompressSink(RecompressSink* sink) {
   for (const auto& [id, s] : sequences_) {
     if (!s->codec) continue;
     if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
+    s->codec->queued = {};
     if (sink != nullptr) {
       OfferIfDue(s);
     } else {
@@ -179,6 +190,7 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
     return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
   }
   CodecState& codec = *s->codec;
+  codec.queued = {};
   if (codec.paused) return WorkCancelled(sequence);  // while a worker came for it
   const bool due = Due(s);
   if (!due && !codec.place_raw) {

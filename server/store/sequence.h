@@ -39,8 +39,10 @@ struct Model {
   bool OfOneSession() const { return desc.digest.starts_with("session:"); }
 
   uint64_t id = 0;
+  uint32_t tenant = 0;  // whose it is: no other tenant hears whether it is registered
   ModelDesc desc;
   uint32_t sessions = 0;  // that registered it
+  UserPlace place;        // while there is one
   uint64_t pages = 0;     // records of pages and index blocks
 };
 
@@ -48,8 +50,14 @@ struct Session;
 
 // Sessions of one tenant may see each other's sealed pages; nobody else's.
 struct Tenant {
+  // Ids that clients see count by tenant: nobody learns how many others have made.
+  static constexpr uint64_t kIds = 1'000'000'000'000;
+  uint64_t NextId(uint64_t* made) const { return id * kIds + ++*made; }
+
   uint32_t id = 0;
   std::string name;
+  UserLimits::User* user = nullptr;
+  uint64_t sessions_made = 0, models_made = 0, sequences_made = 0;
   uint64_t epoch = 1;  // published to all sessions of the tenant
   RetireQueue<Page*> retired;
   std::vector<Session*> sessions;  // fenced ones too: their processes may still read
@@ -65,6 +73,7 @@ struct CodecState {
   std::string parameters_digest;
 
   Work work = Work::kIdle;
+  UserPlace queued;  // while it is
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   Clock::time_point since;     // it is due, or runs
   Clock::time_point retry_at;  // after a failure
@@ -104,6 +113,7 @@ struct CodecState {
 struct Sequence {
   uint64_t id = 0;
   uint64_t session = 0;
+  UserPlace place;
   std::shared_ptr<Model> model;
   KeyChain chain;
   Plan plan;
@@ -163,6 +173,7 @@ struct Session {
   std::string client_name;
   ArenaSink sink;
   std::unique_ptr<SessionMemory> memory;
+  UserPlace place;
   bool fenced = false;  // kEof: only its readers and its arenas are left, until it died
   // long_request.h: whose request has it to itself; none: nobody's. What was worked on since others
   // were let in, and a sequence of it that is in no map meanwhile.

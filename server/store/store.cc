@@ -12,6 +12,7 @@ namespace kvstrata {
 namespace {
 
 constexpr size_t kMaxModels = 1024;
+constexpr uint32_t kOperatorsSessions = 16;
 constexpr size_t kMaxText = 256;
 constexpr size_t kMaxBoundaryTokens = 1 << 16;
 
@@ -92,7 +93,9 @@ Store::Impl::Impl(const StoreOptions& options, NamedPlans named_plans, uint64_t 
   pools_.on_failure = options_.on_pool_failure;
   // Called by pools_ alone, hence under mu_.
   pools_.on_drop = [this](const Arena& arena) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    for (Session* s : tenants_by_id_[arena.tenant]->sessions) s->granted.erase(arena.id);
+    Tenant* const tenant = tenants_by_id_[arena.tenant];
+    for (Session* s : tenant->sessions) s->granted.erase(arena.id);
+    user_limits_->Give(tenant->user, LimitOf(arena.pool), arena.block.bytes);
   };
 }
 
@@ -154,9 +157,20 @@ Tenant* Store::Impl::TenantOf(const std::string& name) {
     tenant = std::make_unique<Tenant>();
     tenant->id = static_cast<uint32_t>(tenants_by_id_.size());
     tenant->name = name;
+    tenant->user = user_limits_->For(name);
     tenants_by_id_.push_back(tenant.get());
   }
   return tenant.get();
+}
+
+Status Store::Impl::CheckRoomForSession(const Tenant& tenant) const {
+  const bool reserved = !user_limits_->IsOperator(tenant.name) && options_.max_sessions >= 64;
+  const uint32_t most = options_.max_sessions - (reserved ? kOperatorsSessions : 0);
+  if (sessions_.size() < most) return OkStatus();
+  return ResourceExhausted("SESSION_LIMIT",
+                           "the daemon has all the sessions that it may have (session.max " +
+                               std::to_string(options_.max_sessions) +
+                               (reserved ? ", some for operators" : "") + "); try again later");
 }
 
 Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road road,
@@ -164,18 +178,17 @@ Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road 
                                                  uint32_t device) {
   MutexLock lock(mu_);
   KVS_CHECK(device < pools_.devices());  // FindDevice
-  if (sessions_.size() >= options_.max_sessions) {
-    return ResourceExhausted("SESSION_LIMIT", std::to_string(sessions_.size()) +
-                                                  " sessions are open; max_sessions is " +
-                                                  std::to_string(options_.max_sessions));
-  }
   Tenant* tenant = TenantOf(peer.tenant);
-  const uint64_t id = next_session_;
+  KVS_RETURN_IF_ERROR(user_limits_->Take(tenant->user, Limit::kAttachesPerSecond));
+  KVS_ASSIGN_OR_RETURN(UserPlace place,
+                       UserPlace::Take(user_limits_, tenant->name, Limit::kSessions));
+  KVS_RETURN_IF_ERROR(CheckRoomForSession(*tenant));
+  const uint64_t id = tenant->NextId(&tenant->sessions_made);
   KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
                        SessionMemory::Create(id, daemon_epoch_, tenant->epoch));
-  ++next_session_;
   auto session = std::make_unique<Session>();
   session->id = id;
+  session->place = std::move(place);
   session->tenant = tenant;
   session->peer = peer;
   session->road = road;
@@ -223,6 +236,7 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
 
 void Store::Impl::LeaveModel(Model* model) {
   if (--model->sessions != 0) return;
+  model->place = {};
   if (model->OfOneSession() && model->pages != 0) DropUnusedPagesOf(*model);
   if (model->pages == 0) models_.erase(model->id);
 }
@@ -238,10 +252,30 @@ Status Store::Impl::MakeRoomForModel() {
   std::erase_if(models_, [](const auto& entry) {
     return entry.second->sessions == 0 && entry.second->pages == 0;
   });
+  // Then one that only cached pages keep, the oldest of whoever has most of those.
+  std::map<uint32_t, std::vector<Model*>> left;
+  for (const auto& [id, model] : models_) {
+    if (model->sessions == 0) left[model->tenant].push_back(model.get());
+  }
+  const auto most = std::ranges::max_element(
+      left, {}, [](const auto& of_tenant) { return of_tenant.second.size(); });
+  if (models_.size() >= kMaxModels && most != left.end()) {
+    DropUnusedPagesOf(**std::ranges::min_element(most->second, {}, &Model::id));
+    for (Tenant* tenant : tenants_by_id_) Advance(tenant);
+    ReclaimLocked();
+  }
   if (models_.size() < kMaxModels) return OkStatus();
-  return ResourceExhausted("MODEL_LIMIT", std::to_string(models_.size()) +
-                                              " models are registered; allowed: at most " +
-                                              std::to_string(kMaxModels));
+  return ResourceExhausted("MODEL_LIMIT", "the daemon has all the " + std::to_string(kMaxModels) +
+                                              " models that it may have; try again later");
+}
+
+// Others' models of that description are others'.
+std::shared_ptr<Model> Store::Impl::FindRegistered(const Tenant& tenant,
+                                                   const ModelDesc& desc) const {
+  for (const auto& [id, known] : models_) {
+    if (known->tenant == tenant.id && known->desc == desc) return known;
+  }
+  return nullptr;
 }
 
 Result<uint64_t> Store::Impl::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
@@ -250,17 +284,21 @@ Result<uint64_t> Store::Impl::RegisterModel(uint64_t session_id, const ModelDesc
   const uint64_t largest =
       std::max(pools_.capacity(PoolId::Device(session->device)), pools_.capacity(PoolId::Host()));
   KVS_RETURN_IF_ERROR(Validate(desc, largest));
-  std::shared_ptr<Model> model;
-  for (const auto& [id, known] : models_) {
-    if (known->desc == desc) model = known;
+  Tenant* const tenant = session->tenant;
+  std::shared_ptr<Model> model = FindRegistered(*tenant, desc);
+  UserPlace place;
+  if (!model || model->sessions == 0) {
+    KVS_ASSIGN_OR_RETURN(place, UserPlace::Take(user_limits_, tenant->name, Limit::kModels));
   }
   if (!model) {
     KVS_RETURN_IF_ERROR(MakeRoomForModel());
     model = std::make_shared<Model>();
-    model->id = next_model_++;
+    model->id = tenant->NextId(&tenant->models_made);
+    model->tenant = tenant->id;
     model->desc = desc;
     models_.emplace(model->id, model);
   }
+  if (model->sessions == 0) model->place = std::move(place);
   const auto [it, added] = session->models.try_emplace(
       model->id, std::make_pair(model, KeyChain(session->tenant->name, desc)));
   if (added) ++model->sessions;

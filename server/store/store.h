@@ -82,7 +82,7 @@ struct StoreOptions {
   uint64_t arena_bytes = 0;  // 0: capacity / 64 within 16 MiB .. 256 MiB
   uint32_t max_sessions = 1024;
   std::shared_ptr<UserLimits> user_limits;  // null: users have no limits
-  uint32_t headroom_tokens = 64;  // pages kept ahead of what is committed
+  uint32_t headroom_tokens = 64;            // pages kept ahead of what is committed
   std::vector<std::pair<std::string, std::string>> named_plans;  // configuration: name, text
 
   // Codecs (kernels/codec/codec.h: NewRecompressor, ParseSpanParameters). Null: rows stay raw.
@@ -185,7 +185,8 @@ struct SessionInfo {
   std::string client_name;
   PeerIdentity peer;
   Road road = Road::kLinked;
-  std::string device;  // whose memory it gets
+  std::string device;   // whose memory it gets
+  bool fenced = false;  // ended, but its process lives and may still read its arenas
   uint32_t sequences = 0, open_steps = 0;
   uint64_t used_bytes = 0, age_us = 0;
 };

@@ -259,6 +259,9 @@ class Store::Impl {
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
   Status MakeRoomForModel() KVS_REQUIRES(mu_);
   void DropSession(Session* session) KVS_REQUIRES(mu_);
+  Status CheckRoomForSession(const Tenant& tenant) const KVS_REQUIRES(mu_);
+  std::shared_ptr<Model> FindRegistered(const Tenant& tenant, const ModelDesc& desc) const
+      KVS_REQUIRES(mu_);
   void LeaveModel(Model* model) KVS_REQUIRES(mu_);
   void DropUnusedPagesOf(const Model& model)
       KVS_REQUIRES(mu_);  // evict.cc; none of its pinned ones
@@ -477,7 +480,17 @@ class Store::Impl {
   bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
   // Drops the oldest artefact that nobody uses and that has bytes in `pool`.
-  bool EvictArtefact(PoolId pool) KVS_REQUIRES(mu_);
+  // Of any tenant's, or of one's.
+  bool EvictArtefact(PoolId pool, const Tenant* tenant = nullptr) KVS_REQUIRES(mu_);
+  // That a pool's arenas count against.
+  static Limit LimitOf(PoolId pool) {
+    return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
+  }
+  bool TakeWorkPlace(Sequence* s) KVS_REQUIRES(mu_);
+  // Whether its tenant may not have so much more of the pool.
+  bool AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const KVS_REQUIRES(mu_);
+  // Makes an arena for `bytes` within what its tenant may have.
+  bool AddArena(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   // Nobody uses it, and no pin keeps it.
   bool MayGo(const Artefact& artefact) const KVS_REQUIRES(mu_);
   void DropArtefact(Artefact artefact) KVS_REQUIRES(mu_);
@@ -662,9 +675,6 @@ class Store::Impl {
   uint64_t next_pin_ KVS_GUARDED_BY(mu_) = 1;
   uint64_t next_load_ KVS_GUARDED_BY(mu_) = 1;
   uint32_t next_recall_ KVS_GUARDED_BY(mu_) = 1;
-  uint64_t next_session_ KVS_GUARDED_BY(mu_) = 1;
-  uint64_t next_model_ KVS_GUARDED_BY(mu_) = 1;
-  uint64_t next_sequence_ KVS_GUARDED_BY(mu_) = 1;
   StoreCounters counters_ KVS_GUARDED_BY(mu_);
   const std::unique_ptr<WorkRequests> requests_;  // its state is guarded by mu_
 };

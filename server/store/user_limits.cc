@@ -25,7 +25,7 @@ constexpr std::array<LimitText, kLimits> kTexts = {{
     {"device_bytes", "POOL_EXHAUSTED", "close sequences, or use a plan that keeps less"},
     {"host_bytes", "POOL_EXHAUSTED", "close sequences, or use a plan that keeps less"},
     {"disk_bytes", "DISK_LIMIT", "nothing more of yours is written; the oldest goes first"},
-    {"queued_work", "QUEUE_FULL", "wait for some of it"},
+    {"queued_work", "WORK_QUEUE", "wait for some of it"},
 }};
 
 const LimitText& TextOf(Limit limit) { return kTexts[static_cast<size_t>(limit)]; }

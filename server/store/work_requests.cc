@@ -216,6 +216,9 @@ Result<BuildResult> WorkRequests::StartLocked(Pending p, BuildDone done) {
     return result;
   }
   if (store_->sink_ == nullptr) return WorkersStopped();
+  const Tenant& tenant = *store_->sessions_.at(s->session)->tenant;
+  KVS_ASSIGN_OR_RETURN(p.place,
+                       UserPlace::Take(store_->user_limits_, tenant.name, Limit::kQueuedWork));
   if (!store_->sink_->OfferBuild(p.sequence)) {
     return ResourceExhausted("WORK_QUEUE",
                              "the workers' queue is full (work.queue); `kvstrata work ls` shows "
@@ -340,6 +343,7 @@ Result<bool> WorkRequests::Cancel(uint64_t session, uint64_t sequence) {
       } else {
         if (store_->sink_ != nullptr) store_->sink_->Withdraw(sequence);
         codec.work = Work::kDue;
+        codec.queued = {};
       }
       store_->AnswerWaiters(s, WorkCancelled(sequence));
     }

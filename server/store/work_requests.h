@@ -99,6 +99,7 @@ class WorkRequests {
     uint64_t id = 0;
     uint64_t sequence = 0;
     bool operators = false;  // an operator asked
+    UserPlace place;         // among its user's work, until it ends
     bool own = true;         // the sequence's own plan
     Plan plan;
     IndexLayout index;
