@@ -178,6 +178,7 @@ class Auditor {
 
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
+    std::map<uint64_t, uint64_t> by_model;
     uint64_t bytes[kMaxPools] = {}, pinned[kMaxPools] = {};
     for (const PoolId pool : store_.pools_.ids()) {
       for (const Page* page = store_.prefix_.oldest(pool); page != nullptr; page = page->newer) {
@@ -185,6 +186,12 @@ class Auditor {
         if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
         if (page->arena->pool != pool) Find(NameOfPage(*page) + " is listed in another pool");
         bytes[pool.index()] += page->bytes;
+        ++by_model[page->model];
+      }
+    }
+    for (const auto& [id, model] : store_.models_) {
+      if (by_model[id] != store_.prefix_.cached_pages(id)) {
+        Find("cached pages of model " + std::to_string(id) + " do not add up");
       }
     }
     for (const Page& page : store_.pools_.records()) {

@@ -243,6 +243,7 @@ struct StoreCounters {
   uint64_t evicted_pages = 0, evicted_stored_pages = 0;  // from memory; of these, in the tier below
   uint64_t promoted_pages = 0, demoted_pages = 0;        // by MoveSome
   uint64_t replicated_pages = 0;  // from one device to another, because a sequence opened on them
+  uint64_t sessions = 0, sequences = 0, models = 0;  // now
 };
 // A pool, or all of a tier, after the capacity was changed.
 struct ResizedPool {
@@ -506,6 +507,7 @@ class Store {
   Result<BlockBytes> CopyBlock(const PageKey& key);
 
   // --- inspection ---
+  // Of each sequence as it was at some moment; others get in between. Audit holds the lock for all.
   std::vector<PoolInfo> Pools() const;  // of the devices, then of the host
   std::vector<SessionInfo> Sessions() const;
   std::vector<ModelInfo> Models() const;

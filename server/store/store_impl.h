@@ -584,6 +584,7 @@ class Store::Impl {
   void AnswerWaiters(Sequence* s, const Status& status) KVS_REQUIRES(mu_);
   void PinJob(const Sequence& s, RecompressJob* job) KVS_REQUIRES(mu_);
   void UnpinJob(const RecompressJob& job) KVS_REQUIRES(mu_) { UnpinJob(job.id); }
+  // With nothing else in hand, unless the job has few pages: others are let in.
   void UnpinJob(uint64_t job) KVS_REQUIRES(mu_);
   Status TakeExtents(const Sequence& s, const RecompressOutput& output, std::vector<Page*>* fresh)
       KVS_REQUIRES(mu_);
@@ -632,7 +633,15 @@ class Store::Impl {
 
   // inspect.cc
   std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);
+  // Without what CountPages adds.
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
+  // These let others in: what was found before may be gone.
+  void CountPages(SequenceInfo* info) const KVS_REQUIRES(mu_);
+  uint64_t BytesOf(std::span<const uint64_t> sequences) const KVS_REQUIRES(mu_);
+  // Calls visit(sequence, page, whether it is an index block) for the sequence's pages and blocks,
+  // as long as it is there.
+  template <typename Visit>
+  void VisitPages(uint64_t sequence, Visit&& visit) const KVS_REQUIRES(mu_);
 
   // Constant.
   const StoreOptions options_;
