@@ -119,13 +119,16 @@ class UserLimits {
   std::map<std::string, std::map<Limit, uint64_t>> set_ KVS_GUARDED_BY(mu_);  // by operators
 };
 
-// One of a limit's, given back when it goes.
+// One of a limit's, given back when it goes. A copy has none: what is copied takes a place of its
+// own, or needs none.
 class UserPlace {
  public:
   UserPlace() = default;
   static Result<UserPlace> Take(std::shared_ptr<UserLimits> limits, const std::string& user,
                                 Limit limit);
+  UserPlace(const UserPlace&) noexcept {}
   UserPlace(UserPlace&& other) noexcept { *this = std::move(other); }
+  UserPlace& operator=(const UserPlace&) = delete;
   UserPlace& operator=(UserPlace&& other) noexcept {
     std::swap(limits_, other.limits_);
     std::swap(user_, other.user_);

@@ -110,7 +110,8 @@ TEST_F(UserLimitsTest, APlaceIsGivenBackOnce) {
     ASSERT_TRUE(place.ok());
     UserPlace other = std::move(*place);
     EXPECT_EQ(UserPlace::Take(limits_, "uid:7", Limit::kModels).status().reason(), "MODEL_LIMIT");
-    EXPECT_EQ(limits_->Used(user, Limit::kModels), 1u);
+    const UserPlace copy(other);
+    EXPECT_EQ(limits_->Used(user, Limit::kModels), 1u) << "a copy has none";
   }
   EXPECT_EQ(limits_->Used(user, Limit::kModels), 0u);
 }
