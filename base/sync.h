@@ -33,15 +33,16 @@ class KVS_CAPABILITY("mutex") Mutex {
   std::mutex mu_;
 };
 
+template <typename M = Mutex>
 class KVS_SCOPED_CAPABILITY MutexLock {
  public:
-  explicit MutexLock(Mutex& mu) KVS_ACQUIRE(mu) : mu_(mu) { mu_.Lock(); }
+  explicit MutexLock(M& mu) KVS_ACQUIRE(mu) : mu_(mu) { mu_.Lock(); }
   ~MutexLock() KVS_RELEASE() { mu_.Unlock(); }
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
 
  private:
-  Mutex& mu_;
+  M& mu_;
 };
 
 }  // namespace kvstrata

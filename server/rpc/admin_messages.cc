@@ -144,10 +144,10 @@ void Write(const PageInfo& p, v1::PageInfo* out) {
 
 void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_daemon_epoch(store.daemon_epoch());
-  out->set_sessions(static_cast<uint32_t>(store.Sessions().size()));
-  out->set_sequences(static_cast<uint32_t>(store.Sequences(0).size()));
-  out->set_models(static_cast<uint32_t>(store.Models().size()));
   const StoreCounters counters = store.Counters();
+  out->set_sessions(static_cast<uint32_t>(counters.sessions));
+  out->set_sequences(static_cast<uint32_t>(counters.sequences));
+  out->set_models(static_cast<uint32_t>(counters.models));
   out->set_prefix_pages(counters.prefix_pages);
   out->set_publications(counters.publications);
   out->set_retired_bytes(counters.retired_bytes);

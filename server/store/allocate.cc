@@ -7,9 +7,15 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
+namespace {
+
+constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece looks at all readers
+constexpr uint64_t kEvictPages = 2048;  // at most ahead of need: each time looks for what may go
+
+}  // namespace
 
 Store::Impl::Taker Store::Impl::TakerOf(const Session& session, const Sequence& s) const {
   std::vector<PoolId> pools = PoolsOf(session, Tier::kDevice);
@@ -29,8 +35,8 @@ std::string Store::Impl::NameOfPool(PoolId pool) const {
                                                              : tier + " " + pools_.name(pool);
 }
 
-Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
-                             std::vector<Page*>* out) {
+uint32_t Store::Impl::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t n,
+                                   std::vector<Page*>* out) {
   const size_t before = out->size();
   uint32_t got = 0;
   for (const PoolId pool : taker.pools) {
@@ -40,9 +46,10 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
   for (size_t i = before; i < out->size(); ++i) (*out)[i]->model = model.id;
   model.pages += got;
   NoteFill();
-  if (got == n) return OkStatus();
-  FreePages(std::span<Page* const>(*out).subspan(before));
-  out->resize(before);
+  return got;
+}
+
+Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const {
   std::string state;
   for (const PoolId pool : taker.pools) {
     state += "; pool '" + NameOfPool(pool) + "' has " + std::to_string(pools_.taken(pool)) +
@@ -55,25 +62,59 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
                                                  "; close sequences or enlarge the pools");
 }
 
-Status Store::Impl::TakeUpTo(const Session& session, Sequence* s, uint64_t tokens) {
+Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
+                             std::vector<Page*>* out) {
+  const size_t before = out->size();
+  const uint32_t got = AllocateSome(taker, bytes, n, out);
+  if (got == n) return OkStatus();
+  FreePages(std::span<Page* const>(*out).subspan(before));
+  out->resize(before);
+  return Exhausted(taker, bytes, n, got);
+}
+
+Status Store::Impl::TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
+                                 std::vector<Page*>* out) {
+  const size_t before = out->size();
+  out->reserve(before + n);
+  uint32_t got = 0;
+  for (uint32_t some = 0; got < n; got += some) {
+    const uint32_t wanted = std::min(n - got, kPiecePages);
+    taker.ahead = bytes * std::min<uint64_t>(n - got - wanted, kEvictPages);
+    some = AllocateSome(taker, bytes, wanted, out);
+    for (Page* page : std::span<Page* const>(*out).last(some)) RefPage(page);
+    if (some < wanted) {
+      Untake(session, out, before);
+      return Exhausted(taker, bytes, n, got + some);
+    }
+    LetOthersIn(session, some);
+  }
+  return OkStatus();
+}
+
+void Store::Impl::Untake(Session* session, std::vector<Page*>* pages, size_t left) {
+  while (pages->size() > left) {
+    const size_t some = std::min<size_t>(pages->size() - left, kPiecePages);
+    const std::span<Page* const> last = std::span<Page* const>(*pages).last(some);
+    for (Page* page : last) pools_.Unref(page);
+    FreePages(last);
+    pages->resize(pages->size() - some);
+    LetOthersIn(session, some);
+  }
+}
+
+Status Store::Impl::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
   const auto missing = [](size_t want, size_t have) {
     return static_cast<uint32_t>(want - std::min(want, have));
   };
-  const Taker taker = TakerOf(session, *s);
-  KVS_RETURN_IF_ERROR(Allocate(taker, static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
-                               missing(s->PagesFor(tokens), old_pages), &s->pages));
-  const std::span<Page* const> pages = std::span<Page* const>(s->pages).subspan(old_pages);
-  const Status status = Allocate(taker, static_cast<uint64_t>(s->index.block_bytes),
-                                 missing(s->BlocksFor(tokens), old_blocks), &s->index_blocks);
-  if (!status.ok()) {
-    FreePages(pages);  // never published
-    s->pages.resize(old_pages);
-    return status;
-  }
-  for (Page* page : pages) RefPage(page);
-  for (size_t i = old_blocks; i < s->index_blocks.size(); ++i) RefPage(s->index_blocks[i]);
-  return OkStatus();
+  const Taker taker = TakerOf(*session, *s);
+  const auto page_bytes = static_cast<uint64_t>(s->model->desc.geometry.page_bytes());
+  KVS_RETURN_IF_ERROR(
+      TakeByPieces(session, taker, page_bytes, missing(s->PagesFor(tokens), old_pages), &s->pages));
+  const Status status = TakeByPieces(session, taker, static_cast<uint64_t>(s->index.block_bytes),
+                                     missing(s->BlocksFor(tokens), old_blocks), &s->index_blocks);
+  if (!status.ok()) Untake(session, &s->pages, old_pages);
+  return status;
 }
 
 uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
@@ -84,9 +125,9 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes
     got += pools_.Take(pool, taker.tenant->id, taker.writer, bytes, n - got, out);
   };
   take();
-  if (got == n) return got;
-  ReclaimLocked();
-  take();
+  // What this tenant has retired, as far as that helps; of all others before anything is dropped.
+  for (bool more = true; got < n && more; take()) more = ReclaimLocked(taker.tenant, kReclaimPages);
+  bool reclaimed = false;
   // A client that mapped an arena read-only keeps that mapping: it is never made its writer.
   const auto may_adopt = [&](const Arena& arena) {
     return taker.session != nullptr && !taker.session->granted.contains(arena.id);
@@ -95,10 +136,13 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
   while (got < n) {
-    if (!pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes) &&
-        !pools_.DropEmpty(pool, may_drop)) {
-      if (!taker.evicts) break;
-      if (!EvictFor(taker, pool, bytes * (n - got)) && !EvictArtefact(pool)) break;
+    if (!pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes)) {
+      if (!std::exchange(reclaimed, true)) ReclaimLocked();
+      if (!pools_.DropEmpty(pool, may_drop)) {
+        if (!taker.evicts) break;
+        const uint64_t room = bytes * (n - got) + taker.ahead;
+        if (!EvictFor(taker, pool, room) && !EvictArtefact(pool)) break;
+      }
     }
     take();
   }
@@ -202,13 +246,19 @@ void Store::Impl::ReleaseAll(std::vector<Page*>* pages) {
   }
 }
 
+void Store::Impl::ReleaseAll(Session* session, std::vector<Page*>* pages) {
+  for (; !pages->empty(); LetOthersIn(session, 1)) {
+    if (pages->back() != nullptr) Release(pages->back());
+    pages->pop_back();
+  }
+}
+
 void Store::Impl::ReleaseExtents(std::vector<Extent>* extents) {
   for (; !extents->empty(); extents->pop_back()) Release(extents->back().page);
 }
 
 void Store::Impl::Retire(Page* page) {
-  KVS_CHECK(page->refs == 0 && !page->indexed && !page->retired);
-  page->retired = true;
+  pools_.Retire(page);
   Tenant* tenant = tenants_by_id_[page->arena->tenant];
   tenant->retired.Push(tenant->epoch, page);
 }
@@ -234,7 +284,11 @@ void Store::Impl::ReclaimLocked() {
   for (Tenant* tenant : tenants_by_id_) ReclaimLocked(tenant);
 }
 
-void Store::Impl::ReclaimLocked(Tenant* tenant) {
+void Store::Impl::ReclaimByPieces(Tenant* tenant) {
+  while (ReclaimLocked(tenant, kReclaimPages)) mu_.Yield();
+}
+
+bool Store::Impl::ReclaimLocked(Tenant* tenant, size_t most) {
   uint64_t oldest = kNoReader;
   for (Session* session : tenant->sessions) {
     const uint64_t own = OldestReader(*session->memory->header());
@@ -244,20 +298,22 @@ void Store::Impl::ReclaimLocked(Tenant* tenant) {
     session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
   }
   std::vector<Page*> passed;
-  tenant->retired.Reclaim(oldest, [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+  const auto free = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
     if (page->jobs > 0) {
       parked_.insert(page);  // the last of the jobs frees it
     } else {
       passed.push_back(page);
     }
-  });
+  };
+  const bool more = tenant->retired.Reclaim(oldest, free, most);
   FreePages(passed);
+  return more;
 }
 
 void Store::Impl::Reclaim() {
   MutexLock lock(mu_);
   DropLost();
-  ReclaimLocked();
+  for (size_t i = 0; i < tenants_by_id_.size(); ++i) ReclaimByPieces(tenants_by_id_[i]);
 }
 
 Memory Store::Impl::memory(Tier tier) const {

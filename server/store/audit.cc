@@ -35,9 +35,10 @@ class Auditor {
   void CountReferences() KVS_NO_THREAD_SAFETY_ANALYSIS {
     for (const auto& [id, s] : store_.sequences_) {
       ++report_.sequences;
-      for (const Page* page : s->pages) ++references_[page];
-      for (const Page* block : s->index_blocks) ++references_[block];
-      for (const Extent& extent : s->extents) ++references_[extent.page];
+      CountReferences(*s);
+    }
+    for (const auto& [id, session] : store_.sessions_) {
+      if (session->outside != nullptr) CountReferences(*session->outside);
     }
     for (const Artefact& artefact : store_.artefacts_.all()) {
       for (const Extent& extent : artefact.extents) {
@@ -66,6 +67,12 @@ class Auditor {
         }
       }
     }
+  }
+
+  void CountReferences(const Sequence& s) {
+    for (const Page* page : s.pages) ++references_[page];
+    for (const Page* block : s.index_blocks) ++references_[block];
+    for (const Extent& extent : s.extents) ++references_[extent.page];
   }
 
   void CheckPages() KVS_NO_THREAD_SAFETY_ANALYSIS {
@@ -119,12 +126,14 @@ class Auditor {
   void CheckArenas() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::map<const Arena*, std::map<uint64_t, uint64_t>> extents;
     std::map<const Arena*, uint32_t> live;
+    std::map<const Arena*, uint64_t> retired_bytes;
     for (const Page& page : store_.pools_.records()) {
       if (page.arena == nullptr) continue;
       if (!extents[page.arena].emplace(page.offset, page.bytes).second) {
         Find(NameOfPage(page) + " exists twice");
       }
       live[page.arena] += page.refs > 0;
+      retired_bytes[page.arena] += page.retired ? page.bytes : 0;
     }
     uint64_t taken[kMaxPools] = {}, used[kMaxPools] = {};
     for (const auto& [id, arena] : store_.pools_.arenas()) {
@@ -149,6 +158,10 @@ class Auditor {
         Find("arena " + std::to_string(id) + " counts " + std::to_string(arena->live) +
              " pages in use, has " + std::to_string(live[arena.get()]));
       }
+      if (arena->retired != retired_bytes[arena.get()]) {
+        Find("arena " + std::to_string(id) + " counts " + std::to_string(arena->retired) +
+             " bytes retired, has " + std::to_string(retired_bytes[arena.get()]));
+      }
       const bool session = arena->writer != kOrphan && arena->writer != kDaemon;
       if (session && !store_.sessions_.contains(arena->writer)) {
         Find("arena " + std::to_string(id) + " is written by session " +
@@ -165,6 +178,7 @@ class Auditor {
 
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
+    std::map<uint64_t, uint64_t> by_model;
     uint64_t bytes[kMaxPools] = {}, pinned[kMaxPools] = {};
     for (const PoolId pool : store_.pools_.ids()) {
       for (const Page* page = store_.prefix_.oldest(pool); page != nullptr; page = page->newer) {
@@ -172,6 +186,12 @@ class Auditor {
         if (page->refs != 0 || !page->indexed) Find(NameOfPage(*page) + " is listed as cached");
         if (page->arena->pool != pool) Find(NameOfPage(*page) + " is listed in another pool");
         bytes[pool.index()] += page->bytes;
+        ++by_model[page->model];
+      }
+    }
+    for (const auto& [id, model] : store_.models_) {
+      if (by_model[id] != store_.prefix_.cached_pages(id)) {
+        Find("cached pages of model " + std::to_string(id) + " do not add up");
       }
     }
     for (const Page& page : store_.pools_.records()) {
@@ -220,6 +240,8 @@ class Auditor {
       }
       ++report_.sessions;
       owned += session->sequences.size();
+      // In a long request tables may be behind, or not published yet.
+      if (session->long_request != std::thread::id()) continue;
       uint64_t heat = 0;
       for (const auto& [sequence, s] : session->sequences) {
         CheckSequence(*session, *s);

@@ -245,6 +245,7 @@ void WorkRequests::PublishBlocks(BuildJob job) {
   Status status = TakePages(job, output, &fresh);
   {
     MutexLock lock(store_->mu_);
+    (void)store_->FindSequence(job.sequence);  // waits: its blocks are about to change
     Pending* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
       Sequence* const s = store_->sequences_.at(job.sequence);

@@ -30,13 +30,16 @@ class RetireQueue {
  public:
   void Push(uint64_t epoch, T item) { items_.emplace_back(epoch, std::move(item)); }
 
-  // Calls free(item) for what no reader at `oldest` or later can see. `free` may not push.
+  // Calls free(item) for what no reader at `oldest` or later can see, at most `most` times; whether
+  // there is more. `free` may not push.
   template <typename F>
-  void Reclaim(uint64_t oldest, F&& free) {
-    while (!items_.empty() && items_.front().first < oldest) {
+  bool Reclaim(uint64_t oldest, F&& free, size_t most = ~size_t{0}) {
+    const auto passed = [&] { return !items_.empty() && items_.front().first < oldest; };
+    for (; passed() && most > 0; --most) {
       free(items_.front().second);
       items_.pop_front();
     }
+    return passed();
   }
 
   const std::deque<std::pair<uint64_t, T>>& items() const { return items_; }

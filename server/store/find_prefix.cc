@@ -1,4 +1,5 @@
 // What memory has of a prompt: the view of an open that is about to take it, under the lock.
+#include <functional>
 #include <utility>
 
 #include "server/store/store_impl.h"
@@ -10,8 +11,14 @@ class IndexView final : public PrefixView {
  public:
   // `device`: who asks; none: pages of any device count.
   IndexView(const PrefixIndex& prefix, std::optional<uint32_t> device,
-            std::span<const PageKey> keys, const PrefixShape& shape, const IndexLayout& index)
-      : prefix_(prefix), device_(device), keys_(keys), shape_(shape), index_(index) {}
+            std::span<const PageKey> keys, const PrefixShape& shape, const IndexLayout& index,
+            const std::function<void(Page*)>& found)
+      : prefix_(prefix),
+        device_(device),
+        keys_(keys),
+        shape_(shape),
+        index_(index),
+        found_(found) {}
 
   bool HasPage(size_t i, bool) override { return Note(i, keys_[i], &pages); }
   bool HasBlock(size_t i) override {
@@ -25,6 +32,7 @@ class IndexView final : public PrefixView {
     Page* const page = device_ ? prefix_.FindFor(*device_, key) : prefix_.Find(key);
     if (found->size() <= i) found->resize(i + 1);
     (*found)[i] = page;
+    if (page != nullptr && found_) found_(page);
     return page != nullptr;
   }
 
@@ -33,15 +41,17 @@ class IndexView final : public PrefixView {
   const std::span<const PageKey> keys_;
   const PrefixShape& shape_;
   const IndexLayout& index_;
+  const std::function<void(Page*)>& found_;
 };
 
 }  // namespace
 
 Store::Impl::Hit Store::Impl::FindPrefix(const Sequence& s, std::span<const PageKey> keys,
                                          const std::vector<bool>& superfluous,
-                                         std::optional<uint32_t> device) const {
+                                         std::optional<uint32_t> device,
+                                         const std::function<void(Page*)>& found) const {
   const PrefixShape shape(keys.size(), s.page_tokens(), s.index);
-  IndexView view(prefix_, device, keys, shape, s.index);
+  IndexView view(prefix_, device, keys, shape, s.index, found);
   const HeldPrefix held = FindHeld(shape, superfluous, &view);
   view.pages.resize(held.pages);
   view.blocks.resize(held.blocks);

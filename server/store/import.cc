@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 
@@ -94,8 +94,9 @@ Result<ImportJob> Store::Impl::BeginImport(uint64_t session_id, uint64_t sequenc
                                                       std::to_string(kMaxSequenceTokens));
     }
     KVS_RETURN_IF_ERROR(CheckHeld(*s));
-    KVS_RETURN_IF_ERROR(
-        ExtendLocked(sessions_.at(session_id).get(), s, s->tokens + uint64_t{tokens}));
+    Session* session = sessions_.at(session_id).get();
+    const LongRequest request(this, session);
+    KVS_RETURN_IF_ERROR(ExtendLocked(session, s, s->tokens + uint64_t{tokens}));
     job.id = next_job_++;
     job.session = session_id;
     job.sequence = sequence;

@@ -2,8 +2,9 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <unordered_map>
 
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 namespace {
@@ -76,26 +77,33 @@ std::vector<PoolInfo> Store::Impl::Pools() const {
   for (const auto& [id, arena] : pools_.arenas()) {
     PoolInfo& info = info_of(*arena);
     ++info.arenas;
-    info.used_bytes += arena->extents.used();
+    info.retired_bytes += arena->retired;
+    info.used_bytes += arena->extents.used() - arena->retired;
   }
-  const auto retired = [&info_of](const Page& page) {
-    PoolInfo& info = info_of(*page.arena);
-    info.retired_bytes += page.bytes;
-    info.used_bytes -= page.bytes;
-  };
-  for (const Tenant* tenant : tenants_by_id_) {
-    for (const auto& [epoch, page] : tenant->retired.items()) retired(*page);
-  }
-  for (const Page* page : parked_) retired(*page);
   for (const Page* page : UnusedExtents()) {
     info_of(*page->arena).cached_bytes += page->bytes;
   }
   return infos;
 }
 
+template <typename Visit>
+void Store::Impl::VisitPages(uint64_t sequence, Visit&& visit) const {
+  Result<const Sequence*> s = PeekSequence(sequence);
+  for (size_t at = 0, visited = 0; s.ok(); ++at) {
+    const std::vector<Page*>&pages = (*s)->pages, &blocks = (*s)->index_blocks;
+    if (at >= pages.size() + blocks.size()) return;
+    const bool block = at >= pages.size();
+    visit(*s, block ? blocks[at - pages.size()] : pages[at], block);
+    if (++visited % kPiecePages != 0) continue;
+    mu_.Yield();
+    s = PeekSequence(sequence);
+  }
+}
+
 std::vector<SessionInfo> Store::Impl::Sessions() const {
   MutexLock lock(mu_);
   std::vector<SessionInfo> infos;
+  std::vector<std::vector<uint64_t>> sequences;
   for (const auto& [id, session] : sessions_) {
     if (session->fenced) continue;
     SessionInfo info;
@@ -106,33 +114,52 @@ std::vector<SessionInfo> Store::Impl::Sessions() const {
     info.device = pools_.name(PoolId::Device(session->device));
     info.sequences = static_cast<uint32_t>(session->sequences.size());
     info.open_steps = CountReaders(*session->memory->header());
-    std::set<const Page*> pages;  // shared ones count once
-    for (const auto& [sequence_id, s] : session->sequences) {
-      pages.insert(s->pages.begin(), s->pages.end());
-      pages.insert(s->index_blocks.begin(), s->index_blocks.end());
-      for (const Extent& extent : s->extents) pages.insert(extent.page);
-    }
-    pages.erase(nullptr);
-    for (const Page* page : pages) info.used_bytes += page->bytes;
     info.age_us = AgeUs(session->opened);
     infos.push_back(std::move(info));
+    sequences.emplace_back();
+    for (const auto& [sequence, s] : session->sequences) sequences.back().push_back(sequence);
   }
+  for (size_t i = 0; i < infos.size(); ++i) infos[i].used_bytes = BytesOf(sequences[i]);
   return infos;
+}
+
+uint64_t Store::Impl::BytesOf(std::span<const uint64_t> sequences) const {
+  std::unordered_map<const Page*, uint64_t> bytes;  // shared ones count once
+  const auto add = [&bytes](const Sequence*, const Page* page, bool) {
+    if (page != nullptr) bytes[page] = page->bytes;
+  };
+  for (const uint64_t sequence : sequences) {
+    VisitPages(sequence, add);
+    const Result<const Sequence*> s = PeekSequence(sequence);
+    for (size_t i = 0; s.ok() && i < (*s)->extents.size(); ++i) {
+      add(*s, (*s)->extents[i].page, false);
+    }
+  }
+  uint64_t sum = 0;
+  for (const auto& [page, n] : bytes) sum += n;
+  return sum;
 }
 
 std::vector<ModelInfo> Store::Impl::Models() const {
   MutexLock lock(mu_);
   std::map<uint64_t, ModelInfo> infos;
   for (const auto& [id, model] : models_) infos[id] = {id, model->desc, 0, 0};
+  for (auto& [id, info] : infos) info.cached_pages = prefix_.cached_pages(id);
   for (const auto& [id, s] : sequences_) ++infos[s->model->id].sequences;
-  for (const PoolId pool : pools_.ids()) {
-    for (const Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
-      ++infos[page->model].cached_pages;
-    }
-  }
   std::vector<ModelInfo> list;
   for (auto& [id, info] : infos) list.push_back(std::move(info));
   return list;
+}
+
+void Store::Impl::CountPages(SequenceInfo* info) const {
+  VisitPages(info->sequence, [info](const Sequence*, const Page* page, bool block) {
+    if (page == nullptr) {
+      ++info->absent_pages;
+      return;
+    }
+    (page->arena->tier == Tier::kDevice ? info->device_bytes : info->host_bytes) += page->bytes;
+    if (!block && page->refs > 1) ++info->shared_pages;
+  });
 }
 
 SequenceInfo Store::Impl::InfoOf(const Sequence& s) const {
@@ -150,16 +177,6 @@ SequenceInfo Store::Impl::InfoOf(const Sequence& s) const {
   info.age_us = AgeUs(s.opened);
   info.prompt_tokens = s.prompt_tokens;
   info.held_tokens = s.held_tokens;
-  for (const std::vector<Page*>* list : {&s.pages, &s.index_blocks}) {
-    for (const Page* page : *list) {
-      if (page == nullptr) {
-        ++info.absent_pages;
-        continue;
-      }
-      (page->arena->tier == Tier::kDevice ? info.device_bytes : info.host_bytes) += page->bytes;
-      if (list == &s.pages && page->refs > 1) ++info.shared_pages;
-    }
-  }
   info.extents = static_cast<uint32_t>(s.extents.size());
   for (const Extent& e : s.extents) {
     const bool device = e.page->arena->tier == Tier::kDevice;
@@ -177,6 +194,7 @@ std::vector<SequenceInfo> Store::Impl::Sequences(uint64_t session) const {
   for (const auto& [id, s] : sequences_) {
     if (session == 0 || s->session == session) infos.push_back(InfoOf(*s));
   }
+  for (SequenceInfo& info : infos) CountPages(&info);
   std::sort(infos.begin(), infos.end(),
             [](const SequenceInfo& a, const SequenceInfo& b) { return a.sequence < b.sequence; });
   return infos;
@@ -184,16 +202,20 @@ std::vector<SequenceInfo> Store::Impl::Sequences(uint64_t session) const {
 
 Result<SequenceDetail> Store::Impl::Show(uint64_t sequence) const {
   MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(const Sequence* s, FindSequence(sequence));
-  const SessionMemory& memory = *sessions_.at(s->session)->memory;
+  KVS_ASSIGN_OR_RETURN(const Sequence* s, PeekSequence(sequence));
   SequenceDetail detail;
   detail.info = InfoOf(*s);
-  for (size_t i = 0; i < s->pages.size(); ++i) {
-    detail.pages.push_back(
-        InfoOfPage(s->pages[i], memory.ReadHeat(s->heat, static_cast<uint32_t>(i))));
-  }
-  for (const Page* block : s->index_blocks) detail.index_blocks.push_back(InfoOfPage(block, 0));
   for (const Extent& extent : s->extents) detail.extents.push_back(InfoOfExtent(extent));
+  detail.pages.reserve(s->pages.size());
+  const auto add = [&](const Sequence* now, const Page* page,
+                       bool block) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (block) return detail.index_blocks.push_back(InfoOfPage(page, 0));
+    const SessionMemory& memory = *sessions_.at(now->session)->memory;
+    const auto position = static_cast<uint32_t>(detail.pages.size());
+    detail.pages.push_back(InfoOfPage(page, memory.ReadHeat(now->heat, position)));
+  };
+  VisitPages(sequence, add);
+  CountPages(&detail.info);
   return detail;
 }
 
@@ -201,11 +223,12 @@ StoreCounters Store::Impl::Counters() const {
   MutexLock lock(mu_);
   StoreCounters counters = counters_;
   counters.prefix_pages = prefix_.size();
+  counters.sessions = static_cast<uint64_t>(
+      std::ranges::count_if(sessions_, [](const auto& entry) { return !entry.second->fenced; }));
+  counters.sequences = sequences_.size();
+  counters.models = models_.size();
   counters.artefacts = artefacts_.all().size();
-  for (const Page* page : parked_) counters.retired_bytes += page->bytes;
-  for (const Tenant* tenant : tenants_by_id_) {
-    for (const auto& [epoch, page] : tenant->retired.items()) counters.retired_bytes += page->bytes;
-  }
+  for (const auto& [id, arena] : pools_.arenas()) counters.retired_bytes += arena->retired;
   for (const auto& [id, session] : sessions_) {
     for (const auto& [epoch, table] : session->retired_tables.items()) {
       counters.retired_bytes += table->bytes;

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 namespace {
@@ -30,7 +30,31 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 
 }  // namespace
 
-void Store::Impl::Pin(const std::vector<Copy>& copies) {
+Status Store::Impl::TakeCopies(Session* session, const Taker& taker, std::vector<Copy>* copies) {
+  const std::span<Copy> all(*copies);
+  for (size_t i = 0, some = 0; i < all.size(); i += some) {
+    const uint64_t bytes = all[i].source->bytes;
+    const auto other = [bytes](const Copy& c) { return c.source->bytes != bytes; };
+    const auto next = all.subspan(i, std::min<size_t>(kPiecePages, all.size() - i));
+    some = static_cast<size_t>(std::ranges::find_if(next, other) - next.begin());
+    std::vector<Page*> taken;
+    const uint32_t got = AllocateSome(taker, bytes, static_cast<uint32_t>(some), &taken);
+    if (got < some) {
+      FreePages(taken);
+      const Status status = Exhausted(taker, bytes, static_cast<uint32_t>(all.size()),
+                                      static_cast<uint32_t>(i) + got);
+      copies->resize(i);
+      Discard(*copies);
+      return status;
+    }
+    for (size_t k = 0; k < some; ++k) next[k].copy = taken[k];
+    Pin(next.first(some));
+    LetOthersIn(session, some);
+  }
+  return OkStatus();
+}
+
+void Store::Impl::Pin(std::span<const Copy> copies) {
   for (const Copy& c : copies) {
     RefPage(c.source);
     RefPage(c.copy);
@@ -42,17 +66,19 @@ void Store::Impl::Pin(const std::vector<Copy>& copies) {
 void Store::Impl::Unpin(const std::vector<Copy>& copies) {
   // From the last to the first: where Pin put them, unless another copy goes on beside this one.
   for (size_t i = copies.size(); i-- > 0;) {
-    for (Page* page : {copies[i].copy, copies[i].source}) {
-      const auto it = std::find(pins_.rbegin(), pins_.rend(), page);
-      KVS_CHECK(it != pins_.rend());
-      *it = pins_.back();
-      pins_.pop_back();
-    }
+    for (Page* page : {copies[i].copy, copies[i].source}) DropPin(page);
   }
   for (const Copy& c : copies) {
     Release(c.copy);
     Release(c.source);
   }
+}
+
+void Store::Impl::DropPin(Page* page) {
+  const auto it = std::find(pins_.rbegin(), pins_.rend(), page);
+  KVS_CHECK(it != pins_.rend());
+  *it = pins_.back();
+  pins_.pop_back();
 }
 
 // The sequence has gone, or no table could be had for the copies.
@@ -116,13 +142,18 @@ Status Store::Impl::SwapIn(Session* session, Sequence* s, std::vector<Copy>* cop
     list[c.position] = c.copy;
     RefPage(c.copy);
     if (c.keeps_key) TakeOver(c.source, c.copy);
-    Release(c.source);
+    pins_.push_back(c.source);  // the sequence's reference, until no table names it
     c.used = true;
   }
   // Unpinned before the table is written, because a pin is no sharing; the epoch moves on after it,
   // because until then a reader that enters still finds the sources.
   Unpin(*copies);
   Publish(session, s, *table);
+  for (size_t i = copies->size(); i-- > 0;) {
+    if (!(*copies)[i].used) continue;
+    DropPin((*copies)[i].source);
+    Release((*copies)[i].source);
+  }
   Advance(session->tenant);
   return OkStatus();
 }
@@ -138,13 +169,15 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to, MoveLimit limit
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
     KVS_RETURN_IF_ERROR(CheckHeld(*s));
-    const Session& session = *sessions_.at(s->session);
-    const PoolId pool = PoolsOf(session, to).front();
+    Session* const session = sessions_.at(s->session).get();
+    const LongRequest request(this, session);
+    const PoolId pool = PoolsOf(*session, to).front();
     if (!pools_.failure(pool).ok()) return pools_.failure(pool);
-    Tenant* tenant = session.tenant;
+    Tenant* tenant = session->tenant;
     geometry = s->model->desc.geometry;
     uint64_t bytes = 0;
     for (size_t i = 0; i < s->pages.size(); ++i) {
+      LetOthersIn(session, 1);
       Page* page = s->pages[i];
       if (page == nullptr || !page->sealed || page->arena->tier == to) continue;
       bytes += page->bytes;
@@ -154,12 +187,8 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to, MoveLimit limit
     }
     if (copies.empty()) return MoveResult{0, 0, s->version};
     // The daemon's own arenas take them: no session writes there.
-    std::vector<Page*> taken;
-    KVS_RETURN_IF_ERROR(Allocate({tenant, kDaemon, nullptr, s->model->id, {pool}, limit.evicts},
-                                 static_cast<uint64_t>(geometry.page_bytes()),
-                                 static_cast<uint32_t>(copies.size()), &taken));
-    for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];
-    Pin(copies);
+    const Taker taker{tenant, kDaemon, nullptr, s->model->id, {pool}, limit.evicts};
+    KVS_RETURN_IF_ERROR(TakeCopies(session, taker, &copies));
   }
   KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
   MutexLock lock(mu_);
@@ -168,7 +197,9 @@ Result<MoveResult> Store::Impl::Move(uint64_t sequence, Tier to, MoveLimit limit
     Discard(copies);
     return s.status();
   }
-  KVS_RETURN_IF_ERROR(SwapIn(sessions_.at((*s)->session).get(), *s, &copies));
+  Session* const session = sessions_.at((*s)->session).get();
+  const LongRequest request(this, session);
+  KVS_RETURN_IF_ERROR(SwapIn(session, *s, &copies));
   MoveResult result;
   result.version = (*s)->version;
   for (const Copy& c : copies) {

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "kernels/plan_needs.h"
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 namespace {
@@ -60,19 +60,24 @@ void Store::Impl::LimitHit(const Opening& o, const Sequence& shape, Hit* hit) co
   if (blocks < hit->index_blocks.size()) hit->index_blocks.resize(blocks);
 }
 
-Status Store::Impl::TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover) {
-  // References first: allocation may evict what nobody uses.
-  for (Page* page : hit.pages) {
+void Store::Impl::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
+  to->reserve(from.size());
+  for (Page* page : from) {
     if (page != nullptr) RefPage(page);
+    to->push_back(page);
+    LetOthersIn(session, 1);
   }
-  for (Page* block : hit.index_blocks) RefPage(block);
-  s->pages = std::move(hit.pages);
+}
+
+Status Store::Impl::TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t cover) {
+  // References first: allocation may evict what nobody uses.
   s->pages.reserve(s->PagesFor(cover));
-  s->index_blocks = std::move(hit.index_blocks);
+  RefAll(session, hit.pages, &s->pages);
+  RefAll(session, hit.index_blocks, &s->index_blocks);
   const Status status = TakeUpTo(session, s, cover);
   if (!status.ok()) {
-    ReleaseAll(&s->index_blocks);
-    ReleaseAll(&s->pages);
+    ReleaseAll(session, &s->index_blocks);
+    ReleaseAll(session, &s->pages);
   }
   return status;
 }
@@ -87,8 +92,8 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
   if (!table.ok()) {
     if (slot) session->memory->FreeSlot(*slot);
     ReleaseExtents(&s->extents);
-    ReleaseAll(&s->index_blocks);
-    ReleaseAll(&s->pages);
+    ReleaseAll(session, &s->index_blocks);
+    ReleaseAll(session, &s->pages);
     Advance(session->tenant);
     return table.status();
   }
@@ -98,6 +103,7 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
   s->opened = Clock::now();
   Publish(session, s.get(), *table);
   const OpenedSequence opened = Describe(*s);
+  // In one piece with the caller's end of its being outside.
   sequences_.emplace(s->id, s.get());
   session->sequences.emplace(s->id, std::move(s));
   return opened;
@@ -183,17 +189,28 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
 
 Result<OpenedSequence> Store::Impl::FinishOpen(Opening* o) {
   MutexLock lock(mu_);
-  Result<OpenedSequence> opened = FinishOpenLocked(o);
-  EndLoad(o);
+  const Result<Session*> session = FindSession(o->session);
+  if (!session.ok()) {
+    EndLoad(nullptr, o);
+    return session.status();
+  }
+  const LongRequest request(this, *session);
+  Result<OpenedSequence> opened = FinishOpenLocked(*session, o);
+  EndLoad(*session, o);
   return opened;
 }
 
-Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
+Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* o) {
   DropLost();
-  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(o->session));
   const std::vector<bool> superfluous = Superfluous(*o);
   std::unique_ptr<Sequence> s = std::move(o->sequence);
-  Hit hit = FindPrefix(*s, o->keys, superfluous, o->device);
+  const Outside outside(session, s.get());
+  // Held at once: others are let in.
+  const auto hold = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    HoldForLoad(o, page);
+    LetOthersIn(session, 1);
+  };
+  Hit hit = FindPrefix(*s, o->keys, superfluous, o->device, hold);
   LimitHit(*o, *s, &hit);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
@@ -201,6 +218,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   for (size_t i = 0; i < hit.pages.size(); ++i) {
     const Series* const series = hit.pages[i] == nullptr ? nullptr : hit.pages[i]->series.get();
     if (series != nullptr) s->series.Put(static_cast<uint32_t>(i) * s->page_tokens(), *series);
+    LetOthersIn(session, 1);
   }
   s->indexed_tokens =
       static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
@@ -208,7 +226,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
       std::min<uint64_t>(o->tokens + options_.headroom_tokens, kMaxSequenceTokens);
   s->session = session->id;
   AwaitArtefact(s.get(), *o);
-  if (const Status status = TakeForOpen(*session, s.get(), std::move(hit), cover); !status.ok()) {
+  if (const Status status = TakeForOpen(session, s.get(), std::move(hit), cover); !status.ok()) {
     ReleaseExtents(&s->extents);
     Advance(session->tenant);
     return status;
@@ -220,7 +238,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Opening* o) {
   Result<OpenedSequence> opened = Enter(session, std::move(s));
   if (opened.ok()) {
     NoteDue(sequences_.at(opened->sequence));
-    NotePromotion(*sequences_.at(opened->sequence));
+    NotePromotion(session, *sequences_.at(opened->sequence));
     counters_.lookup_tokens += o->tokens;
     counters_.lookup_hit_tokens += held;
   }
@@ -245,6 +263,7 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   // The parent's table must say that its tail is shared now: reserved before anything changes.
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * parent_table,
                        ReserveTable(session, *parent, parent->table->page_capacity));
+  const LongRequest request(this, session);
   auto child = std::make_unique<Sequence>(*parent);
   child->table = nullptr;
   child->version = 0;
@@ -253,15 +272,18 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   child->held_tokens = parent->tokens;
   if (child->codec) child->codec->OnFork();
   // Pages ahead of the tokens stay the parent's; all index blocks that may have rows are shared.
-  child->pages.resize(std::min<size_t>(child->pages.size(), parent->PagesFor(parent->tokens)));
-  child->index_blocks.resize(
-      std::min<size_t>(child->index_blocks.size(), parent->BlocksFor(parent->tokens)));
-  for (Page* page : child->pages) {
-    if (page != nullptr) RefPage(page);
-  }
-  for (Page* block : child->index_blocks) RefPage(block);
+  const size_t pages = std::min<size_t>(parent->pages.size(), parent->PagesFor(parent->tokens));
+  const size_t blocks =
+      std::min<size_t>(parent->index_blocks.size(), parent->BlocksFor(parent->tokens));
+  child->pages.clear();
+  child->index_blocks.clear();
   for (const Extent& extent : child->extents) RefPage(extent.page);
-  Result<OpenedSequence> opened = Enter(session, std::move(child));
+  Result<OpenedSequence> opened = [&]() KVS_REQUIRES(mu_) {
+    const Outside outside(session, child.get());
+    RefAll(session, std::span(parent->pages).first(pages), &child->pages);
+    RefAll(session, std::span(parent->index_blocks).first(blocks), &child->index_blocks);
+    return Enter(session, std::move(child));
+  }();
   if (opened.ok()) {
     Publish(session, parent, parent_table);
     NoteDue(sequences_.at(opened->sequence));
@@ -286,30 +308,35 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
                        "sequence " + std::to_string(s->id) + " was closed by its client"));
   NoteSelected(*session, *s);
   Unpublish(session, s);
+  // Nobody finds it any more: what follows is done in pieces.
+  const Outside outside(session, s);
+  sequences_.erase(s->id);
+  const auto leaving = session->sequences.extract(s->id);
   // No look-up gets past a page that was given back, unless by the prompt's artefact: what lies
   // behind it would be cached in vain.
   const bool artefact = s->codec && artefacts_.Contains(s->codec->prompt_key);
   const auto hole =
       artefact ? s->pages.end() : std::find(s->pages.begin(), s->pages.end(), nullptr);
-  for (; s->pages.end() > hole; s->pages.pop_back()) {
+  for (const size_t kept = static_cast<size_t>(hole - s->pages.begin()); s->pages.size() > kept;
+       LetOthersIn(session, 1)) {
     if (s->pages.back() != nullptr) DropRaw(s->pages.back());
+    s->pages.pop_back();
   }
   OfferKept(*s);
   ReleaseExtents(&s->extents);
-  ReleaseAll(&s->index_blocks);
-  ReleaseAll(&s->pages);
-  sequences_.erase(s->id);
-  session->sequences.erase(s->id);
+  ReleaseAll(session, &s->index_blocks);
+  ReleaseAll(session, &s->pages);
 }
 
 Status Store::Impl::CloseSequence(uint64_t session_id, uint64_t sequence) {
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
   Session* session = sessions_.at(session_id).get();
+  const LongRequest request(this, session);
   CloseLocked(session, s);
   Advance(session->tenant);
   // What comes back now is still in the caches, for the next sequence.
-  ReclaimLocked(session->tenant);
+  ReclaimByPieces(session->tenant);
   NoteFill();
   return OkStatus();
 }

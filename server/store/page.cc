@@ -160,6 +160,7 @@ void PagePools::Free(std::span<Page* const> pages) {
       Page* const page = sorted[i].second;
       if (page->arena != arena || page->offset != end) break;
       end += page->bytes;
+      if (page->retired) arena->retired -= page->bytes;
       FreeRecord(page);
     }
     arena->extents.Free(begin, end - begin);
@@ -206,6 +207,12 @@ void PagePools::Ref(Page* page) {
 void PagePools::Unref(Page* page) {
   KVS_CHECK(page->refs > 0);
   if (--page->refs == 0) --page->arena->live;
+}
+
+void PagePools::Retire(Page* page) {
+  KVS_CHECK(page->refs == 0 && !page->indexed && !page->retired);
+  page->retired = true;
+  page->arena->retired += page->bytes;
 }
 
 Status PagePools::failure(PoolId pool) const {

@@ -51,7 +51,8 @@ struct Arena {
   uint64_t writer;  // a session, kOrphan or kDaemon
   MemoryBlock block;
   ExtentAllocator extents;
-  uint32_t live = 0;  // pages with refs > 0
+  uint32_t live = 0;     // pages with refs > 0
+  uint64_t retired = 0;  // bytes of pages that wait for readers or jobs
 };
 
 struct Page {
@@ -119,6 +120,8 @@ class PagePools {
 
   void Ref(Page* page);
   void Unref(Page* page);
+  // From now on it only waits to be freed.
+  void Retire(Page* page);
 
   // Any thread, while all pages are pinned. All are on their way at once.
   Status Copy(std::span<const PageCopy> copies) const;

@@ -232,13 +232,13 @@ bool Store::Impl::TakeLoaded(Opening* o, size_t first, std::span<const LoadedVal
   return more;
 }
 
-void Store::Impl::EndLoad(Opening* o) {
+void Store::Impl::EndLoad(Session* session, Opening* o) {
   const auto found = loads_.find(o->load);
   if (found == loads_.end()) return;
-  std::vector<Page*> held = std::move(found->second);
-  loads_.erase(found);
+  std::vector<Page*>& held = found->second;
   Tenant* tenant = held.empty() ? nullptr : tenants_by_id_[held.front()->arena->tenant];
-  ReleaseAll(&held);
+  ReleaseAll(session, &held);
+  loads_.erase(o->load);
   if (tenant != nullptr) Advance(tenant);
 }
 

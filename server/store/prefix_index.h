@@ -63,6 +63,11 @@ class PrefixIndex {
   // Whether this page is here, under its key.
   bool Holds(const Page& page) const;
   uint64_t cached_bytes(PoolId pool) const { return cached_bytes_[pool.index()]; }
+  // Of a model, in all pools.
+  uint64_t cached_pages(uint64_t model) const {
+    const auto found = cached_pages_.find(model);
+    return found == cached_pages_.end() ? 0 : found->second;
+  }
   // Of pages that nobody uses and a pin keeps; not among the cached ones.
   uint64_t pinned_bytes(PoolId pool) const { return pinned_bytes_[pool.index()]; }
 
@@ -94,6 +99,7 @@ class PrefixIndex {
   boost::unordered_flat_map<PageKey, uint32_t, Hash> pinned_;
   std::array<List, kMaxPools> lists_{};
   std::array<uint64_t, kMaxPools> cached_bytes_{}, pinned_bytes_{};
+  std::unordered_map<uint64_t, uint64_t> cached_pages_;  // by model; none: none
 };
 
 }  // namespace kvstrata

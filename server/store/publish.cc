@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 
@@ -35,12 +35,13 @@ void Store::Impl::WriteExtents(const Sequence& s, shm::ExtentEntry* entries) {
 }
 
 // The same table as addresses, for the codec's own use. Pages before `first_page` are the same.
-void Store::Impl::RefreshView(Sequence* s, size_t first_page) {
+void Store::Impl::RefreshView(Session* session, Sequence* s, size_t first_page) {
   if (!s->codec) return;
   CodecState& codec = *s->codec;
   codec.pages.resize(s->pages.size());
   for (size_t i = first_page; i < s->pages.size(); ++i) {
     codec.pages[i] = s->pages[i] == nullptr ? nullptr : s->pages[i]->base();
+    LetOthersIn(session, 1);
   }
   if (first_page > 0) return;
   codec.extents.clear();
@@ -64,12 +65,16 @@ void Store::Impl::GrantArena(Session* session, const Arena& arena) {
                  writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
 }
 
-void Store::Impl::GrantArenas(Session* session, std::span<Page* const> pages) {
+void Store::Impl::WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages,
+                               size_t first, shm::PageEntry* entries) {
   const Arena* last = nullptr;
-  for (const Page* page : pages) {
-    if (page == nullptr || page->arena == last) continue;
-    last = page->arena;
-    GrantArena(session, *last);
+  for (size_t i = first; i < pages.size(); ++i) {
+    entries[i] = EntryOf(s, pages[i]);
+    if (pages[i] != nullptr && pages[i]->arena != last) {
+      last = pages[i]->arena;
+      GrantArena(session, *last);
+    }
+    LetOthersIn(session, 1);
   }
 }
 
@@ -114,18 +119,15 @@ void Store::Impl::Publish(Session* session, Sequence* s, shm::SequenceTable* tab
   table->sequence_id = s->id;
   table->heat_first = s->heat.first;
   table->heat_count = s->heat.count;
-  shm::PageEntry* entries = shm::Entries(table);
-  for (size_t i = 0; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, s->pages[i]);
-  entries += table->page_capacity;
-  for (size_t i = 0; i < s->index_blocks.size(); ++i) entries[i] = EntryOf(*s, s->index_blocks[i]);
+  shm::PageEntry* const entries = shm::Entries(table);
+  WriteEntries(session, *s, s->pages, 0, entries);
+  WriteEntries(session, *s, s->index_blocks, 0, entries + table->page_capacity);
+  for (const Extent& e : s->extents) GrantArena(session, *e.page->arena);
   WriteExtents(*s, shm::Extents(table));
-  RefreshView(s, 0);
+  RefreshView(session, s, 0);
   table->pages.store(static_cast<uint32_t>(s->pages.size()), std::memory_order_release);
   table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
                             std::memory_order_release);
-  GrantArenas(session, s->pages);
-  GrantArenas(session, s->index_blocks);
-  for (const Extent& e : s->extents) GrantArena(session, *e.page->arena);
   shm::SequenceSlot& slot = memory.tables()->slots[s->slot];
   slot.sequence_id.store(s->id, std::memory_order_seq_cst);
   slot.table_offset.store(memory.OffsetOf(table), std::memory_order_seq_cst);
@@ -138,15 +140,10 @@ void Store::Impl::PublishInPlace(Session* session, Sequence* s) {
   shm::SequenceTable* table = s->table;
   const size_t first_page = table->pages.load(std::memory_order_relaxed);
   const size_t first_block = table->index_blocks.load(std::memory_order_relaxed);
-  shm::PageEntry* entries = shm::Entries(table);
-  for (size_t i = first_page; i < s->pages.size(); ++i) entries[i] = EntryOf(*s, s->pages[i]);
-  entries += table->page_capacity;
-  for (size_t i = first_block; i < s->index_blocks.size(); ++i) {
-    entries[i] = EntryOf(*s, s->index_blocks[i]);
-  }
-  RefreshView(s, std::max<size_t>(first_page, 1));
-  GrantArenas(session, std::span<Page* const>(s->pages).subspan(first_page));
-  GrantArenas(session, std::span<Page* const>(s->index_blocks).subspan(first_block));
+  shm::PageEntry* const entries = shm::Entries(table);
+  WriteEntries(session, *s, s->pages, first_page, entries);
+  WriteEntries(session, *s, s->index_blocks, first_block, entries + table->page_capacity);
+  RefreshView(session, s, std::max<size_t>(first_page, 1));
   // Readers load the pages' count first: whoever sees the new pages sees their index blocks.
   table->index_blocks.store(static_cast<uint32_t>(s->index_blocks.size()),
                             std::memory_order_release);

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 
@@ -113,7 +113,9 @@ Status Store::Impl::PlaceRaw(uint64_t sequence, uint64_t* bytes) {
     Discard(copies);
     return s.status();
   }
-  KVS_RETURN_IF_ERROR(SwapIn(sessions_.at((*s)->session).get(), *s, &copies));
+  Session* const session = sessions_.at((*s)->session).get();
+  const LongRequest request(this, session);
+  KVS_RETURN_IF_ERROR(SwapIn(session, *s, &copies));
   for (const Copy& c : copies) *bytes += c.used ? c.copy->bytes : 0;
   return OkStatus();
 }

@@ -75,7 +75,9 @@ Result<RecallStart> Store::Impl::StartRecallAudit(uint64_t sequence, const Recal
                                             std::move(listener));
   if (++next_recall_ == 0) next_recall_ = 1;  // 0 says none
   AskRecall(session, *s, {s->recall->number(), options.every});
-  return RecallStart{s->recall, InfoOf(*s), session->road};
+  RecallStart start{s->recall, InfoOf(*s), session->road};
+  CountPages(&start.sequence);
+  return start;
 }
 
 void Store::Impl::AskRecall(Session* session, const Sequence& s, shm::RecallRequest request) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 namespace {
@@ -154,10 +154,12 @@ bool Store::Impl::UnderPressure() const {
 
 void Store::Impl::PinJob(const Sequence& s, RecompressJob* job) {
   std::vector<Page*>& pins = jobs_[job->id];
-  const auto pin = [&pins](Page* page) {
+  Session* const session = sessions_.at(s.session).get();
+  const auto pin = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
     if (page == nullptr) return;
     ++page->jobs;
     pins.push_back(page);
+    LetOthersIn(session, 1);
   };
   std::for_each(s.pages.begin(), s.pages.end(), pin);
   for (const Extent& extent : s.extents) pin(extent.page);
@@ -166,10 +168,14 @@ void Store::Impl::PinJob(const Sequence& s, RecompressJob* job) {
 void Store::Impl::UnpinJob(uint64_t job) {
   const auto found = jobs_.find(job);
   KVS_CHECK(found != jobs_.end());
-  for (Page* page : found->second) {
+  std::vector<Page*>& pages = found->second;
+  for (size_t unpinned = 1; !pages.empty(); ++unpinned) {
+    Page* const page = pages.back();
+    pages.pop_back();
     if (--page->jobs == 0 && parked_.erase(page) != 0) FreePages({&page, 1});
+    if (unpinned % kPiecePages == 0) mu_.Yield();
   }
-  jobs_.erase(found);
+  jobs_.erase(job);
 }
 
 Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
@@ -178,6 +184,7 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
   if (!s->codec || s->codec->work == Work::kRunning) {
     return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
   }
+  const LongRequest request(this, sessions_.at(s->session).get());
   CodecState& codec = *s->codec;
   if (codec.paused) return WorkCancelled(sequence);  // while a worker came for it
   const bool due = Due(s);
@@ -205,9 +212,9 @@ Result<RecompressJob> Store::Impl::TakeRecompression(uint64_t sequence) {
   job.input.view.extents = job.extents.data();
   job.input.surprisal = job.surprisal;
   job.input.boundary = job.boundary;
-  PinJob(*s, &job);
   codec.work = Work::kRunning;
   codec.since = Clock::now();
+  PinJob(*s, &job);
   return job;
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -163,6 +164,11 @@ struct Session {
   ArenaSink sink;
   std::unique_ptr<SessionMemory> memory;
   bool fenced = false;  // kEof: only its readers and its arenas are left, until it died
+  // long_request.h: whose request has it to itself; none: nobody's. What was worked on since others
+  // were let in, and a sequence of it that is in no map meanwhile.
+  std::thread::id long_request;
+  size_t piece_pages = 0;
+  const Sequence* outside = nullptr;
   Clock::time_point opened;
 
   using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;

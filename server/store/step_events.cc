@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/check.h"
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 
@@ -24,7 +24,7 @@ Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens)
     KVS_ASSIGN_OR_RETURN(
         table, ReserveTable(session, *s, std::max(want_pages, 2 * s->table->page_capacity)));
   }
-  if (const Status status = TakeUpTo(*session, s, tokens); !status.ok()) {
+  if (const Status status = TakeUpTo(session, s, tokens); !status.ok()) {
     if (table != nullptr) session->memory->FreeTable(table);
     return status;
   }
@@ -37,15 +37,17 @@ Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens)
   return OkStatus();
 }
 
-std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(const Sequence& s, uint32_t writable,
+std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(Session* session, const Sequence& s,
+                                                              uint32_t writable,
                                                               uint32_t index_writable,
                                                               bool* stale_flags) const {
   std::vector<Copy> copies;
   const shm::PageEntry* entries = shm::Entries(s.table);
   *stale_flags = false;
-  const uint32_t tenant = sessions_.at(s.session)->tenant->id;
+  const uint32_t tenant = session->tenant->id;
   const auto visit = [&](Page* page, const shm::PageEntry& entry, bool index, size_t position,
-                         uint64_t rows) {
+                         uint64_t rows) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    LetOthersIn(session, 1);
     if (page == nullptr) return;  // given back, hence full: nobody writes there
     if (!Writable(s, page)) {
       copies.push_back({index, static_cast<uint32_t>(position), page, nullptr,
@@ -91,17 +93,13 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
                                  std::to_string(s->tokens / s->page_tokens() * s->page_tokens()));
     }
     geometry = s->model->desc.geometry;
+    const LongRequest request(this, session);
     bool stale_flags = false;
-    copies = PlanPrivateCopies(*s, writable, index_writable, &stale_flags);
+    copies = PlanPrivateCopies(session, *s, writable, index_writable, &stale_flags);
     // All or nothing: copies first, because extending is the last thing that can fail.
-    std::vector<Page*> taken;
-    Status status;
-    for (Copy& c : copies) {
-      if (status.ok()) status = Allocate(TakerOf(*session, *s), c.source->bytes, 1, &taken);
-    }
-    if (status.ok()) status = ExtendLocked(session, s, tokens);
-    if (!status.ok()) {
-      FreePages(taken);
+    KVS_RETURN_IF_ERROR(TakeCopies(session, TakerOf(*session, *s), &copies));
+    if (const Status status = ExtendLocked(session, s, tokens); !status.ok()) {
+      Discard(copies);
       return status;
     }
     if (copies.empty()) {
@@ -112,8 +110,6 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
       Advance(session->tenant);
       return OkStatus();
     }
-    for (size_t i = 0; i < copies.size(); ++i) copies[i].copy = taken[i];
-    Pin(copies);
   }
   KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
   MutexLock lock(mu_);
@@ -122,15 +118,18 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
     Discard(copies);
     return s.status();
   }
-  return SwapIn(sessions_.at(session_id).get(), *s, &copies);
+  Session* session = sessions_.at(session_id).get();
+  const LongRequest request(this, session);
+  return SwapIn(session, *s, &copies);
 }
 
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
 // too (DECISIONS 11).
-void Store::Impl::KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) {
+void Store::Impl::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end) {
   if (s->series.empty()) return;
   const uint32_t page_tokens = s->page_tokens();
   for (uint32_t i = first / page_tokens; i * page_tokens < end && i < s->pages.size(); ++i) {
+    LetOthersIn(session, 1);
     Page* page = s->pages[i];
     if (page == nullptr || !page->sealed) continue;
     Series series = s->series.Slice(i * page_tokens, page_tokens);
@@ -141,7 +140,7 @@ void Store::Impl::KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end)
   }
 }
 
-void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
+void Store::Impl::SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                              std::span<const int32_t> tokens, uint32_t indexed_tokens) {
   const size_t first = s->tokens / s->page_tokens();
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -149,8 +148,9 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     page->key = keys[i];
     page->sealed = true;
     EnterPrefix(*s, page);
+    LetOthersIn(session, 1);
   }
-  KeepSeriesWithPages(s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
+  KeepSeriesWithPages(session, s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
   s->tokens += static_cast<uint32_t>(tokens.size());
   const size_t behind = s->tokens % s->page_tokens();
   if (!keys.empty()) {
@@ -172,6 +172,7 @@ void Store::Impl::SealLocked(Sequence* s, std::span<const PageKey> keys,
     block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = block->summary = true;
     EnterPrefix(*s, block);
+    LetOthersIn(session, 1);
   }
 }
 
@@ -189,8 +190,8 @@ Status Store::Impl::CheckPromised(const Sequence& s, std::span<const int32_t> to
                                 " was opened with, and it is held for those alone; open it again");
 }
 
-Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, std::span<const int32_t> tokens,
-                                uint32_t indexed_tokens) const {
+Status Store::Impl::CheckCommit(Session* session, const Sequence& s, uint32_t first,
+                                std::span<const int32_t> tokens, uint32_t indexed_tokens) const {
   const size_t n = tokens.size();
   if (first != s.tokens) {
     return FailedPrecondition("COMMIT_OUT_OF_ORDER", "first is " + std::to_string(first) +
@@ -211,6 +212,7 @@ Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, std::span<con
   }
   KVS_RETURN_IF_ERROR(CheckPromised(s, tokens));
   for (uint64_t at = first / s.page_tokens(); n > 0 && at < s.PagesFor(first + uint64_t{n}); ++at) {
+    LetOthersIn(session, 1);
     if (Writable(s, s.pages[at])) continue;
     return FailedPrecondition(
         "COMMIT_TO_SHARED",
@@ -221,7 +223,7 @@ Status Store::Impl::CheckCommit(const Sequence& s, uint32_t first, std::span<con
 
 Status Store::Impl::CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                                  std::span<const int32_t> tokens, uint32_t indexed_tokens) {
-  SealLocked(s, keys, tokens, indexed_tokens);
+  SealLocked(session, s, keys, tokens, indexed_tokens);
   const uint64_t ahead =
       std::min<uint64_t>(uint64_t{s->tokens} + options_.headroom_tokens, kMaxSequenceTokens);
   // The tokens are in; that there is no room for more is told when more is asked for.
@@ -245,9 +247,11 @@ Status Store::Impl::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t 
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
     if (!by_daemon) KVS_RETURN_IF_ERROR(CheckOwned(*s));
-    KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens, indexed_tokens));
+    Session* session = sessions_.at(session_id).get();
+    const LongRequest request(this, session);
+    KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
-      return CommitLocked(sessions_.at(session_id).get(), s, {}, tokens, indexed_tokens);
+      return CommitLocked(session, s, {}, tokens, indexed_tokens);
     }
     ids = s->tail;
     chain = s->chain;
@@ -257,8 +261,10 @@ Status Store::Impl::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t 
   const std::vector<PageKey> keys = chain.Pages(parent, ids);  // hashed outside of the lock
   MutexLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
-  KVS_RETURN_IF_ERROR(CheckCommit(*s, first, tokens, indexed_tokens));
-  return CommitLocked(sessions_.at(session_id).get(), s, keys, tokens, indexed_tokens);
+  Session* session = sessions_.at(session_id).get();
+  const LongRequest request(this, session);
+  KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
+  return CommitLocked(session, s, keys, tokens, indexed_tokens);
 }
 
 namespace {
@@ -311,7 +317,7 @@ Status Store::Impl::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t 
                                                   std::to_string(s->tokens) + " tokens");
   }
   s->series.Put(first + done, piece);
-  KeepSeriesWithPages(s, first + done, first + done + some);
+  KeepSeriesWithPages(sessions_.at(session_id).get(), s, first + done, first + done + some);
   if (done + some == n) NoteDue(s);
   return OkStatus();
 }

@@ -6,7 +6,7 @@
 #include <cctype>
 #include <utility>
 
-#include "server/store/store_impl.h"
+#include "server/store/long_request.h"
 
 namespace kvstrata {
 namespace {
@@ -107,17 +107,28 @@ Result<uint32_t> Store::Impl::FindDevice(std::string_view name) const {
 }
 
 Result<Session*> Store::Impl::FindSession(uint64_t id) {
-  const auto it = sessions_.find(id);
-  if (it != sessions_.end() && !it->second->fenced) return it->second.get();
+  for (auto it = sessions_.find(id); it != sessions_.end() && !it->second->fenced;
+       it = sessions_.find(id)) {
+    if (IsFree(*it->second)) return it->second.get();
+    AwaitFree();
+  }
   return NotFound("SESSION_UNKNOWN",
                   "session " + std::to_string(id) + " does not exist or has ended; attach again");
 }
 
-Result<Sequence*> Store::Impl::FindSequence(uint64_t id) const {
+Result<const Sequence*> Store::Impl::PeekSequence(uint64_t id) const {
   const auto it = sequences_.find(id);
   if (it != sequences_.end()) return it->second;
   return NotFound("SEQUENCE_UNKNOWN",
                   "sequence " + std::to_string(id) + " does not exist or was closed");
+}
+
+Result<Sequence*> Store::Impl::FindSequence(uint64_t id) {
+  for (auto it = sequences_.find(id); it != sequences_.end(); it = sequences_.find(id)) {
+    if (IsFree(*sessions_.at(it->second->session))) return it->second;
+    AwaitFree();
+  }
+  return PeekSequence(id).status();
 }
 
 Result<Sequence*> Store::Impl::FindSequence(uint64_t session, uint64_t id) {
@@ -182,9 +193,12 @@ Result<SessionSegments> Store::Impl::OpenSession(const PeerIdentity& peer, Road 
 
 void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
   MutexLock lock(mu_);
-  const auto it = sessions_.find(id);
+  auto it = sessions_.find(id);
+  for (; it != sessions_.end() && !IsFree(*it->second); it = sessions_.find(id)) AwaitFree();
   if (it == sessions_.end()) return;
   Session* session = it->second.get();
+  Tenant* tenant = session->tenant;
+  LongRequest request(this, session);
   if (!session->fenced) {
     for (const auto& [sequence, s] : session->sequences) {
       StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
@@ -200,8 +214,9 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
     session->fenced = true;
     Advance(session->tenant);
   }
+  request.End();
   if (how != SessionEnd::kEof) DropSession(session);
-  ReclaimLocked();
+  ReclaimByPieces(tenant);
   NoteFill();
 }
 

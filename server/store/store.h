@@ -5,8 +5,11 @@
 // prefix index hold references to pages. A page goes back to its pool when nothing refers to it and
 // every reader that may see it has left its epoch (epochs.h).
 // Thread-safety: every method may be called from any thread; one lock inside, held for microseconds
-// (pages are copied and tokens hashed outside of it).
-// Errors: SESSION_UNKNOWN, MODEL_UNKNOWN, SEQUENCE_UNKNOWN (also a sequence of another session),
+// (pages are copied and tokens hashed outside of it). What grows with the tokens of a request
+// (open, fork, grow, commit, close, the end of a session) works in pieces of some 200 us and lets
+// others have the lock between them. Such a request has its session to itself: what else is asked
+// of the session, or of its sequences, waits until it is done; snapshots do not. Errors:
+// SESSION_UNKNOWN, MODEL_UNKNOWN, SEQUENCE_UNKNOWN (also a sequence of another session),
 // POOL_EXHAUSTED (RESOURCE_EXHAUSTED; nothing was taken), the PLAN_* of kernels/plan.h, and those
 // that a method names. DEVICE_FAILED (UNAVAILABLE): the sequence has pages on a device that is lost
 // to the daemon; close it and open it again, it is then served from host memory.
@@ -236,6 +239,7 @@ struct StoreCounters {
   uint64_t evicted_pages = 0, evicted_stored_pages = 0;  // from memory; of these, in the tier below
   uint64_t promoted_pages = 0, demoted_pages = 0;        // by MoveSome
   uint64_t replicated_pages = 0;  // from one device to another, because a sequence opened on them
+  uint64_t sessions = 0, sequences = 0, models = 0;  // now
 };
 // A pool, or all of a tier, after the capacity was changed.
 struct ResizedPool {
@@ -497,6 +501,7 @@ class Store {
   Result<BlockBytes> CopyBlock(const PageKey& key);
 
   // --- inspection ---
+  // Of each sequence as it was at some moment; others get in between. Audit holds the lock for all.
   std::vector<PoolInfo> Pools() const;  // of the devices, then of the host
   std::vector<SessionInfo> Sessions() const;
   std::vector<ModelInfo> Models() const;

@@ -6,6 +6,7 @@
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
+//   long_request.cc    requests that grow with their tokens: by pieces, others between them
 //   page_tier.cc       pages to and from the tier below; artefact_tier.cc: artefacts
 //   pins.cc            prefixes that eviction spares
 //   evict.cc           what an operator drops, or would
@@ -20,11 +21,14 @@
 //   raw_pages.cc       raw pages that a codec made superfluous: given back, or moved to host
 //   recall.cc          recall audits of sequences
 //   inspect.cc         snapshots; audit.cc: the proof of the books
-// Names that end in Locked need the lock; others take it.
+// Names that end in Locked need the lock; others take it. What FindSession and FindSequence answer
+// is valid until the lock is given up, also by their next call: they wait for the session's long
+// request.
 #ifndef KVSTRATA_SERVER_STORE_STORE_IMPL_H_
 #define KVSTRATA_SERVER_STORE_STORE_IMPL_H_
 
 #include <array>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -37,6 +41,7 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "base/yielding_mutex.h"
 #include "server/store/artefact_ledger.h"
 #include "server/store/artefact_record.h"
 #include "server/store/copy_rate.h"
@@ -187,6 +192,7 @@ class Store::Impl {
     uint64_t model;
     std::vector<PoolId> pools;
     bool evicts = true;  // else only what is free is taken
+    uint64_t ahead = 0;  // bytes that are taken next: what is evicted makes room for them too
   };
   // What Move may copy.
   struct MoveLimit {
@@ -246,7 +252,9 @@ class Store::Impl {
   // store.cc
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
-  Result<Sequence*> FindSequence(uint64_t id) const KVS_REQUIRES(mu_);
+  Result<Sequence*> FindSequence(uint64_t id) KVS_REQUIRES(mu_);
+  // Without waiting: as it is now.
+  Result<const Sequence*> PeekSequence(uint64_t id) const KVS_REQUIRES(mu_);
   static Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
   Status MakeRoomForModel() KVS_REQUIRES(mu_);
@@ -255,11 +263,21 @@ class Store::Impl {
   void DropUnusedPagesOf(const Model& model)
       KVS_REQUIRES(mu_);  // evict.cc; none of its pinned ones
 
+  // long_request.cc
+  class LongRequest;  // long_request.h
+  // In a long request of `session`, after work on that many pages: if it was enough for a piece,
+  // whoever waits for the lock has it first. In anything else: nothing.
+  void LetOthersIn(Session* session, size_t pages) const KVS_REQUIRES(mu_);
+  // Gives up the lock until some long request has ended.
+  void AwaitFree() const KVS_NO_THREAD_SAFETY_ANALYSIS;
+  // Nobody else's long request has it.
+  static bool IsFree(const Session& session);
+
   // find_prefix.cc
-  // `device`: who asks; none: pages of any device count.
+  // `device`: who asks; none: pages of any device count. `found` is called for each page at once.
   Hit FindPrefix(const Sequence& s, std::span<const PageKey> keys,
-                 const std::vector<bool>& superfluous, std::optional<uint32_t> device) const
-      KVS_REQUIRES(mu_);
+                 const std::vector<bool>& superfluous, std::optional<uint32_t> device,
+                 const std::function<void(Page*)>& found = nullptr) const KVS_REQUIRES(mu_);
   // Of an artefact in memory that a session of `device` may map; else nothing.
   std::optional<RawFree> RawFreeBy(const Plan& plan, const PageKey& artefact, uint32_t device) const
       KVS_REQUIRES(mu_);
@@ -270,9 +288,11 @@ class Store::Impl {
   // open_sequence.cc
   // What a sequence of that geometry gets for a plan; PLAN_* of one that cannot serve it.
   Result<Plan> PlanFor(const Plan& named, const Geometry& geometry) const;
-  // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
-  Status TakeForOpen(const Session& session, Sequence* s, Hit hit, uint64_t cover)
+  // Adds the pages to `to`, with a reference each.
+  void RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to)
       KVS_REQUIRES(mu_);
+  // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
+  Status TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t cover) KVS_REQUIRES(mu_);
   Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s) KVS_REQUIRES(mu_);
   void CloseLocked(Session* session, Sequence* s) KVS_REQUIRES(mu_);
   // The codec's part of a new sequence; none for raw. May read files: not under the lock.
@@ -290,7 +310,7 @@ class Store::Impl {
   void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(mu_);
   // Also ends its load, whatever comes of it. Once.
   Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(mu_);
-  Result<OpenedSequence> FinishOpenLocked(Opening* o) KVS_REQUIRES(mu_);
+  Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(mu_);
 
   // replicate.cc
   // Copies what of the prefix lies on another device to the session's, beside its pages; what could
@@ -331,7 +351,8 @@ class Store::Impl {
       KVS_EXCLUDES(mu_);
   // A reference of the load's own, until EndLoad.
   void HoldForLoad(Opening* o, Page* page) KVS_REQUIRES(mu_);
-  void EndLoad(Opening* o) KVS_REQUIRES(mu_);
+  // `session`: whose long request this is; null: nobody's.
+  void EndLoad(Session* session, Opening* o) KVS_REQUIRES(mu_);
   // Keeps a page readable without the lock; ended by UnpinJob.
   RecompressJob PinForCopy(Page* page) KVS_REQUIRES(mu_);
   // Of a held page. They read of pools_ only what is constant.
@@ -380,15 +401,18 @@ class Store::Impl {
 
   // step_events.cc
   static bool Writable(const Sequence& s, const Page* page);
-  std::vector<Copy> PlanPrivateCopies(const Sequence& s, uint32_t writable, uint32_t index_writable,
-                                      bool* stale_flags) const KVS_REQUIRES(mu_);
+  std::vector<Copy> PlanPrivateCopies(Session* session, const Sequence& s, uint32_t writable,
+                                      uint32_t index_writable, bool* stale_flags) const
+      KVS_REQUIRES(mu_);
   Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
-  void KeepSeriesWithPages(Sequence* s, uint32_t first, uint32_t end) KVS_REQUIRES(mu_);
-  void SealLocked(Sequence* s, std::span<const PageKey> keys, std::span<const int32_t> tokens,
-                  uint32_t indexed_tokens) KVS_REQUIRES(mu_);
+  void KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end)
+      KVS_REQUIRES(mu_);
+  void SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                  std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
   static Status CheckPromised(const Sequence& s, std::span<const int32_t> tokens);
-  Status CheckCommit(const Sequence& s, uint32_t first, std::span<const int32_t> tokens,
-                     uint32_t indexed_tokens) const KVS_REQUIRES(mu_);
+  Status CheckCommit(Session* session, const Sequence& s, uint32_t first,
+                     std::span<const int32_t> tokens, uint32_t indexed_tokens) const
+      KVS_REQUIRES(mu_);
   Status CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
                       std::span<const int32_t> tokens, uint32_t indexed_tokens) KVS_REQUIRES(mu_);
 
@@ -418,9 +442,11 @@ class Store::Impl {
   void PublishInPlace(Session* session, Sequence* s) KVS_REQUIRES(mu_);
   static shm::PageEntry EntryOf(const Sequence& s, const Page* page);
   static void WriteExtents(const Sequence& s, shm::ExtentEntry* entries);
-  static void RefreshView(Sequence* s, size_t first_page);
+  void RefreshView(Session* session, Sequence* s, size_t first_page) KVS_REQUIRES(mu_);
   void GrantArena(Session* session, const Arena& arena) KVS_REQUIRES(mu_);
-  void GrantArenas(Session* session, std::span<Page* const> pages) KVS_REQUIRES(mu_);
+  // Of the pages from `first` on, each where its position says; grants their arenas.
+  void WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages, size_t first,
+                    shm::PageEntry* entries) KVS_REQUIRES(mu_);
   void Unpublish(Session* session, Sequence* s) KVS_REQUIRES(mu_);
 
   // allocate.cc
@@ -435,9 +461,19 @@ class Store::Impl {
   std::string NameOfPool(PoolId pool) const KVS_REQUIRES(mu_);
   // Constant: without the lock.
   std::span<const PoolId> PoolIds() const KVS_NO_THREAD_SAFETY_ANALYSIS { return pools_.ids(); }
+  // Takes up to `n`; what became of them all is for Allocate or TakeByPieces to settle.
+  uint32_t AllocateSome(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
+      KVS_REQUIRES(mu_);
+  Status Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const
+      KVS_REQUIRES(mu_);
+  // Adds `n` pages with a reference each, or none.
+  Status TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
+                      std::vector<Page*>* out) KVS_REQUIRES(mu_);
+  // Gives back those behind the first `left`, which no table has named.
+  void Untake(Session* session, std::vector<Page*>* pages, size_t left) KVS_REQUIRES(mu_);
   // Gives `s` the pages and index blocks that it is short of for `tokens`, a reference each; all or
   // nothing. No table names them yet.
-  Status TakeUpTo(const Session& session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
+  Status TakeUpTo(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
   bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
   // Drops the oldest artefact that nobody uses and that has bytes in `pool`.
@@ -448,6 +484,7 @@ class Store::Impl {
   bool Fenced(const Arena& arena) const KVS_REQUIRES(mu_);
   void Release(Page* page) KVS_REQUIRES(mu_);
   void ReleaseAll(std::vector<Page*>* pages) KVS_REQUIRES(mu_);
+  void ReleaseAll(Session* session, std::vector<Page*>* pages) KVS_REQUIRES(mu_);
   void ReleaseExtents(std::vector<Extent>* extents) KVS_REQUIRES(mu_);
   void Retire(Page* page) KVS_REQUIRES(mu_);
   void RefPage(Page* page) KVS_REQUIRES(mu_);
@@ -456,10 +493,17 @@ class Store::Impl {
   // named it are unpublished.
   void Advance(Tenant* tenant) KVS_REQUIRES(mu_);
   void ReclaimLocked() KVS_REQUIRES(mu_);
-  void ReclaimLocked(Tenant* tenant) KVS_REQUIRES(mu_);
+  // With nothing else in hand: others are let in.
+  void ReclaimByPieces(Tenant* tenant) KVS_REQUIRES(mu_);
+  // At most `most` pages; whether there may be more.
+  bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(mu_);
 
   // move.cc
-  void Pin(const std::vector<Copy>& copies) KVS_REQUIRES(mu_);
+  // A page for each to be the copy, and both pinned; or none.
+  Status TakeCopies(Session* session, const Taker& taker, std::vector<Copy>* copies)
+      KVS_REQUIRES(mu_);
+  void Pin(std::span<const Copy> copies) KVS_REQUIRES(mu_);
+  void DropPin(Page* page) KVS_REQUIRES(mu_);
   // Takes the lock and discards them if it fails. Reads of pools_ only what is constant.
   Status CopyBytes(const std::vector<Copy>& copies,
                    const Geometry& geometry) KVS_NO_THREAD_SAFETY_ANALYSIS;
@@ -490,7 +534,7 @@ class Store::Impl {
   // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
   void NoteFill() KVS_REQUIRES(mu_);
   // After a sequence opened.
-  void NotePromotion(const Sequence& s) KVS_REQUIRES(mu_);
+  void NotePromotion(Session* session, const Sequence& s) KVS_REQUIRES(mu_);
   std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(mu_);
   // Nothing: the pool needs no relief, or nothing of it can go.
   std::optional<uint64_t> RelieveSome(PoolId pool, uint64_t bytes) KVS_EXCLUDES(mu_);
@@ -527,6 +571,7 @@ class Store::Impl {
   void AnswerWaiters(Sequence* s, const Status& status) KVS_REQUIRES(mu_);
   void PinJob(const Sequence& s, RecompressJob* job) KVS_REQUIRES(mu_);
   void UnpinJob(const RecompressJob& job) KVS_REQUIRES(mu_) { UnpinJob(job.id); }
+  // With nothing else in hand, unless the job has few pages: others are let in.
   void UnpinJob(uint64_t job) KVS_REQUIRES(mu_);
   Status TakeExtents(const Sequence& s, const RecompressOutput& output, std::vector<Page*>* fresh)
       KVS_REQUIRES(mu_);
@@ -575,7 +620,15 @@ class Store::Impl {
 
   // inspect.cc
   std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);
+  // Without what CountPages adds.
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
+  // These let others in: what was found before may be gone.
+  void CountPages(SequenceInfo* info) const KVS_REQUIRES(mu_);
+  uint64_t BytesOf(std::span<const uint64_t> sequences) const KVS_REQUIRES(mu_);
+  // Calls visit(sequence, page, whether it is an index block) for the sequence's pages and blocks,
+  // as long as it is there.
+  template <typename Visit>
+  void VisitPages(uint64_t sequence, Visit&& visit) const KVS_REQUIRES(mu_);
 
   // Constant.
   const StoreOptions options_;
@@ -586,7 +639,8 @@ class Store::Impl {
   ArtefactLedger ledger_;
   CopyRate promote_rate_;
 
-  mutable Mutex mu_;
+  mutable YieldingMutex mu_;
+  mutable std::condition_variable session_free_;  // a long request has ended
   PagePools pools_ KVS_GUARDED_BY(mu_);
   PrefixIndex prefix_ KVS_GUARDED_BY(mu_);
   std::map<std::string, std::unique_ptr<Tenant>> tenants_ KVS_GUARDED_BY(mu_);

@@ -31,13 +31,9 @@ uint64_t Store::Impl::LowMark(PoolId pool) const {
 
 std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(PoolId pool) const {
   std::unordered_map<const Arena*, uint64_t> bytes;
-  const auto add = [&](const Page& page) {
-    if (page.arena->pool == pool) bytes[page.arena] += page.bytes;
-  };
-  for (const Tenant* tenant : tenants_by_id_) {
-    for (const auto& [epoch, page] : tenant->retired.items()) add(*page);
+  for (const auto& [id, arena] : pools_.arenas()) {
+    if (arena->pool == pool && arena->retired != 0) bytes[arena.get()] = arena->retired;
   }
-  for (const Page* page : parked_) add(*page);
   return bytes;
 }
 
@@ -61,9 +57,12 @@ void Store::Impl::NoteFill() {
 }
 
 // Pages that a codec's plan has on host lie there because it needs them no more.
-void Store::Impl::NotePromotion(const Sequence& s) {
+void Store::Impl::NotePromotion(Session* session, const Sequence& s) {
   if (!wake_mover_ || s.imported || s.codec || s.plan.tier == TierKind::kHost) return;
-  const auto on_host = [](const Page* p) { return p->sealed && p->arena->tier == Tier::kHost; };
+  const auto on_host = [&](const Page* p) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    LetOthersIn(session, 1);
+    return p->sealed && p->arena->tier == Tier::kHost;
+  };
   if (std::ranges::none_of(s.pages, on_host)) return;
   promotions_.push_back(s.id);
   wake_mover_();

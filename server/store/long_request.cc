@@ -1,0 +1,43 @@
+#include "server/store/long_request.h"
+
+#include <thread>
+
+#include "base/check.h"
+
+namespace kvstrata {
+
+Store::Impl::LongRequest::LongRequest(Impl* store, Session* session)
+    : store_(store), session_(session) {
+  KVS_CHECK(session->long_request == std::thread::id());
+  session->long_request = std::this_thread::get_id();
+  session->piece_pages = 0;
+}
+
+void Store::Impl::LongRequest::End() {
+  if (session_ == nullptr) return;
+  session_->long_request = {};
+  session_ = nullptr;
+  store_->session_free_.notify_all();
+}
+
+// Who is not in a long request of the session has something unfinished in hand.
+void Store::Impl::LetOthersIn(Session* session, size_t pages) const {
+  if (session == nullptr || session->long_request != std::this_thread::get_id()) return;
+  session->piece_pages += pages;
+  if (session->piece_pages < kPiecePages) return;
+  session->piece_pages = 0;
+  mu_.Yield();
+}
+
+void Store::Impl::AwaitFree() const {
+  std::unique_lock<std::mutex> lock(mu_.native(), std::adopt_lock);
+  session_free_.wait(lock);
+  lock.release();  // the caller's still
+}
+
+bool Store::Impl::IsFree(const Session& session) {
+  return session.long_request == std::thread::id() ||
+         session.long_request == std::this_thread::get_id();
+}
+
+}  // namespace kvstrata

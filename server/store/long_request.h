@@ -1,0 +1,57 @@
+// LongRequest: what grows with a request's tokens works in pieces.
+//
+// A request that takes, publishes or gives back a page for every few tokens would keep the store's
+// lock for as long as its peer likes. It makes a LongRequest, and calls LetOthersIn for the pages
+// that it has been through: whoever waits for the lock has it after some kPiecePages of them. Until
+// it ends, its session is its alone: FindSession and FindSequence wait in other threads, so nothing
+// that it has found goes, and nothing of its sequences changes, while others have the lock.
+// Snapshots and the audit do not wait: in between, references and pages are in order, and tables
+// may be behind the sequence. What a table still names keeps its reference until it is published
+// anew: others free what is retired.
+//
+// Ownership: borrows the store and the session. Thread-safety: made and destroyed under the store's
+// lock, in one thread. Cost: what waits for the session is woken at its end.
+#ifndef KVSTRATA_SERVER_STORE_LONG_REQUEST_H_
+#define KVSTRATA_SERVER_STORE_LONG_REQUEST_H_
+
+#include <cstddef>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+
+// Some 200 us of taking, publishing or giving back.
+inline constexpr uint32_t kPiecePages = 256;
+
+class Store::Impl::LongRequest {
+ public:
+  // REQUIRES: `session` was just found, hence no other request has it.
+  LongRequest(Impl* store, Session* session) KVS_NO_THREAD_SAFETY_ANALYSIS;
+  ~LongRequest() KVS_NO_THREAD_SAFETY_ANALYSIS { End(); }
+  LongRequest(const LongRequest&) = delete;
+  LongRequest& operator=(const LongRequest&) = delete;
+
+  // Before the session goes. Idempotent.
+  void End() KVS_NO_THREAD_SAFETY_ANALYSIS;
+
+ private:
+  Impl* const store_;
+  Session* session_;
+};
+
+// A sequence that a long request has in no map, because it is about to enter or has left: its
+// references count all the same.
+class Outside {
+ public:
+  Outside(Session* session, const Sequence* s) : session_(session) { session_->outside = s; }
+  ~Outside() { session_->outside = nullptr; }
+  Outside(const Outside&) = delete;
+  Outside& operator=(const Outside&) = delete;
+
+ private:
+  Session* const session_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_LONG_REQUEST_H_
