@@ -23,6 +23,7 @@
 #include "server/pool_memory.h"
 #include "server/rpc/grpc_server.h"
 #include "server/rpc/work_queue.h"
+#include "server/start_memory.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/work/block_catalog.h"
@@ -58,10 +59,6 @@ std::vector<ConfigItem> ItemsOf(const Config& config) {
     items.push_back({e.key, e.value, e.origin, e.description});
   }
   return items;
-}
-
-uint32_t OpThreads(const Config& config) {
-  return config.threads != 0 ? config.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
 std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
@@ -352,9 +349,7 @@ std::string Daemon::Parts::Health() const {
 
 // Libraries abort when they get no thread while they start, and the standard library throws.
 Status Daemon::Parts::CheckThreads() const {
-  constexpr uint32_t kOthers = 28;  // loops, the remote road's queue, gRPC's
-  return CheckSpareThreads(static_cast<int>(kOthers + config.work.threads +
-                                            config.disk_pages.readers + OpThreads(config)));
+  return CheckSpareThreads(static_cast<int>(StartThreads(config)));
 }
 
 Status Daemon::Parts::Start() {

@@ -12,6 +12,7 @@
 #include "server/memory/memory_resource.h"
 #include "server/memory/numa_topology.h"
 #include "server/pool_memory.h"
+#include "server/start_memory.h"
 
 namespace kvstrata {
 namespace {
@@ -71,6 +72,7 @@ std::vector<Status> CheckMachine(const Config& config) {
   const auto note = [&mistakes](const Status& status) {
     if (!status.ok()) mistakes.push_back(status);
   };
+  note(CheckStartMemory(config));
   note(CheckSocket(config));
   note(CheckPools(config));
   note(CheckNuma(config));

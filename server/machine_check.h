@@ -14,8 +14,8 @@
 
 namespace kvstrata {
 
-// Errors: of unix_listener.h, pool_memory.h, numa_topology.h and DiskTier::CheckPlace;
-// INVALID_ARGUMENT WORK_CPUS, NOT_FOUND PARAMETERS_DIRECTORY.
+// Errors: of start_memory.h, unix_listener.h, pool_memory.h, numa_topology.h and
+// DiskTier::CheckPlace; INVALID_ARGUMENT WORK_CPUS, NOT_FOUND PARAMETERS_DIRECTORY.
 std::vector<Status> CheckMachine(const Config& config);
 
 // OK without a GPU in pool.device. UNAVAILABLE CUDA_LIBRARY, CUDA_NO_DEVICE; NOT_FOUND

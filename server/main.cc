@@ -1,6 +1,7 @@
 // kvstratad: the daemon. Nothing is required; docs/operations.md and --help say the rest.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <new>
 #include <string>
 
 #include "server/command_line.h"
@@ -15,9 +16,7 @@ constexpr char kFooter[] =
     "Example:\n"
     "  kvstratad --socket /tmp/kv/k.sock --set 'plans.long=quest{budget = 4096}'\n";
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int Run(int argc, char** argv) {
   kvstrata::CommandLine flags;
   CLI::App app("kvstratad: memory tier for the KV caches of long-context LLMs", "kvstratad");
   app.footer(kFooter);
@@ -47,4 +46,18 @@ int main(int argc, char** argv) {
   if (flags.check) return kvstrata::TellCheck(loaded);
   if (!loaded.mistakes.empty()) return kvstrata::ExitCodeOf(loaded.mistakes.front());
   return kvstrata::RunDaemon(loaded.config, flags.ready_fd);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs(
+        "kvstratad: MEMORY: there is no memory to start with; raise RLIMIT_AS or the "
+        "cgroup's memory.max\n",
+        stderr);
+    return kvstrata::kExitFailed;
+  }
 }

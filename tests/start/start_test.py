@@ -46,13 +46,13 @@ class StartTest(unittest.TestCase):
         return result.returncode, result.stdout
 
     @contextlib.contextmanager
-    def daemon(self, *words):
+    def daemon(self, *words, before=()):
         """A daemon that serves, or the exit code and the words of one that does not: (code, said)."""
         reader, writer = os.pipe()
         log = self.folder / "log"
         with open(log, "w") as said:
             process = subprocess.Popen(
-                [PROGRAMS.daemon, "--socket", str(self.socket), "--ready-fd", str(writer), *words],
+                [*before, PROGRAMS.daemon, "--socket", str(self.socket), "--ready-fd", str(writer), *words],
                 pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         os.close(writer)
         with os.fdopen(reader, "rb") as ready:
@@ -170,6 +170,25 @@ class StartTest(unittest.TestCase):
                 started, said = self.run_daemon(*flags)
                 self.assertEqual(started, code, said)
                 self.assertIn(words, said)
+
+    def test_without_address_space_it_says_so_and_does_not_crash(self):
+        served = 0
+        for stack in (64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20):
+            for megabytes in range(60, 480, 15):
+                limits = ["prlimit", f"--as={megabytes}000000", f"--stack={stack}:"]
+                with self.subTest(stack=stack, megabytes=megabytes):
+                    with self.daemon(before=limits) as (code, said):
+                        served += code is None
+                        if code is not None:
+                            self.assertEqual(code, 1, said)
+                            self.assertIn("MEMORY", said)
+                            self.assertIn("RLIMIT_AS", said)
+        self.assertGreater(served, 0)
+
+    def test_the_check_tells_how_much_address_space_is_wanted(self):
+        code, said = self.run_daemon("--check-config", before=["prlimit", "--as=100000000"])
+        self.assertEqual(code, 1, said)
+        self.assertRegex(said, r"MEMORY.* MiB of address space are needed to start.* MiB are left of a limit of 95 MiB")
 
     def test_all_mistakes_are_told_at_once(self):
         file = self.folder / "k.toml"

@@ -1,0 +1,23 @@
+// Address space for a start: what a limit (RLIMIT_AS) leaves, before anything is started that
+// cannot do without. The allocator crashes when a thread's first allocation finds none, and gRPC
+// aborts.
+#ifndef KVSTRATA_SERVER_START_MEMORY_H_
+#define KVSTRATA_SERVER_START_MEMORY_H_
+
+#include "base/status.h"
+#include "server/config.h"
+
+namespace kvstrata {
+
+// For its ops.
+uint32_t OpThreads(const Config& config);
+// That the daemon makes when it starts, gRPC's too.
+uint32_t StartThreads(const Config& config);
+
+// RESOURCE_EXHAUSTED MEMORY: how much is needed, and left. Reserves it for a moment, touches
+// nothing. Any thread.
+Status CheckStartMemory(const Config& config);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_START_MEMORY_H_
