@@ -49,6 +49,7 @@ kvs_library(kvs_store
   store/prefix_index.cc
   store/prefix_key.cc
   store/prefix_survey.cc
+  store/long_request.cc
   store/publish.cc
   store/raw_pages.cc
   store/recall.cc

@@ -115,7 +115,6 @@ struct Daemon::Parts {
   std::unique_ptr<DiskTier> disk;  // null: none
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
-  Heartbeat replicating{"replications", kReplicationPatience};
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
   std::unique_ptr<DiskPages> disk_pages;    // null: no disk
   std::unique_ptr<BlockCatalog> blocks;
@@ -363,14 +362,10 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(OpenDisk());
   KVS_RETURN_IF_ERROR(MakeStore());
   mover = std::make_unique<Mover>(config.mover, store.get());
-  replications = std::make_unique<WorkQueue>(1);
-  store->SetReplicationQueue(
-      [queue = replications.get(), beat = &replicating](std::function<void()> open) {
-        queue->Post([beat, open = std::move(open)] {
-          const Turning turning(beat);
-          Survive("replications", open);
-        });
-      });
+  replications = std::make_unique<WorkQueue>(1, "replications", kReplicationPatience);
+  store->SetReplicationQueue([queue = replications.get()](std::function<void()> open) {
+    queue->Post([open = std::move(open)] { Survive("replications", open); });
+  });
   if (disk != nullptr) {
     disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
     RestorePins();

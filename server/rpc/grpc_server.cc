@@ -25,7 +25,9 @@
 #include "server/rpc/health_names.h"
 #include "server/rpc/library_log.h"
 #include "server/rpc/malformed_requests.h"
+#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
@@ -152,6 +154,7 @@ class GrpcServer::Impl {
   // The accepting thread's, and the caller's before and after it runs.
   GrpcConnections connections_;
   std::map<uint32_t, std::unique_ptr<UserServer>> users_;
+  Heartbeat beat_{"kvs-grpc-accept"};
   LogLimiter refusals_{kLogBurst};
   Clock::time_point next_health_;
   // Goes before the services that its tasks use.
@@ -202,6 +205,7 @@ Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
 }
 
 void GrpcServer::Impl::AcceptLoop() {
+  WarmUpAllocator();
   for (;;) {
     try {
       if (!AwaitTurn()) return;
@@ -220,6 +224,7 @@ bool GrpcServer::Impl::AwaitTurn() {
                      {connections_.fd(), POLLIN, 0}};
   if (poll(waits, 4, kHealthPeriodMs) < 0) return errno == EINTR;
   if (waits[0].revents != 0) return false;
+  const Turning turning(&beat_);
   eventfd_t told = 0;
   if (waits[2].revents != 0) (void)eventfd_read(options_.pools_fd, &told);
   if (told != 0 || Clock::now() >= next_health_) TellHealth();

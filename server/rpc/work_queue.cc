@@ -1,10 +1,14 @@
 #include "server/rpc/work_queue.h"
 
+#include <pthread.h>
+
 #include <exception>
 #include <new>
 
 #include "base/check.h"
+#include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
@@ -20,9 +24,13 @@ void RunTask(const WorkQueue::Task& task) {
 
 }  // namespace
 
-WorkQueue::WorkQueue(int threads) {
+WorkQueue::WorkQueue(int threads, std::string_view name, uint32_t patience)
+    : name_(name), patience_(patience) {
   KVS_CHECK(threads >= 1);
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+  for (int i = 0; i < threads; ++i) {
+    threads_.emplace_back([this] { Run(); });
+    pthread_setname_np(threads_.back().native_handle(), name_.c_str());
+  }
 }
 
 WorkQueue::~WorkQueue() {
@@ -43,6 +51,8 @@ void WorkQueue::Post(Task task) {
 }
 
 void WorkQueue::Run() {
+  WarmUpAllocator();
+  Heartbeat beat(name_, patience_);
   std::unique_lock lock(mu_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
@@ -50,8 +60,11 @@ void WorkQueue::Run() {
     Task task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
-    RunTask(task);
-    task = nullptr;  // what it holds is released outside the lock
+    {
+      const Turning turning(&beat);
+      RunTask(task);
+      task = nullptr;  // what it holds is released outside the lock
+    }
     lock.lock();
   }
 }

@@ -6,15 +6,19 @@
 // Ownership: strands may outlive their owner's handle; queued tasks keep them alive. The queue
 // outlives all strands' tasks. Tasks must not wait for other tasks. What one throws is
 // logged (`task_failed`) and ends it alone: who waits for its answer must get it before.
-// Threads: all methods from any thread. Cost: a task is one allocation and at most one wake-up.
+// Threads: all methods from any thread; each of the queue's has its name and a heartbeat
+// (heartbeat.h), a task being a turn. Cost: a task is one allocation and at most one wake-up.
 #ifndef KVSTRATA_SERVER_RPC_WORK_QUEUE_H_
 #define KVSTRATA_SERVER_RPC_WORK_QUEUE_H_
 
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -24,8 +28,8 @@ class WorkQueue {
  public:
   using Task = std::function<void()>;
 
-  // REQUIRES: threads >= 1.
-  explicit WorkQueue(int threads);
+  // REQUIRES: threads >= 1; `name` has at most 15 bytes. `patience`: a task's, as a Heartbeat's.
+  explicit WorkQueue(int threads, std::string_view name = "kvs-grpc-work", uint32_t patience = 60);
   // Runs what is queued, then joins.
   ~WorkQueue();
   WorkQueue(const WorkQueue&) = delete;
@@ -36,6 +40,8 @@ class WorkQueue {
  private:
   void Run();
 
+  const std::string name_;
+  const uint32_t patience_;
   std::mutex mu_;
   std::condition_variable wake_;
   std::deque<Task> tasks_;  // guarded by mu_
