@@ -179,7 +179,14 @@ TEST(FairQueueTest, StopDropsWhatWaits) {
   });
   ASSERT_TRUE(Eventually([&] { return ran == 1; }));
   for (int i = 0; i < 5; ++i) queue.Post(1, Length::kLong, [&] { ran += 100; });
-  std::thread opener([&] { gate.open = true; });
+  std::thread opener([&] {  // once what is posted is dropped: it stops
+    const auto kept = std::make_shared<int>();
+    for (long before = 0; before < kept.use_count();) {
+      before = kept.use_count();
+      queue.Post(1, Length::kLong, [&ran, kept] { ran += 100; });
+    }
+    gate.open = true;
+  });
   queue.Stop();
   opener.join();
   EXPECT_EQ(ran, 2);
