@@ -103,7 +103,7 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
   s->opened = Clock::now();
   Publish(session, s.get(), *table);
   const OpenedSequence opened = Describe(*s);
-  // In one piece with the caller's end of its being outside.
+  session->outside = nullptr;  // the maps have it now
   sequences_.emplace(s->id, s.get());
   session->sequences.emplace(s->id, std::move(s));
   return opened;
