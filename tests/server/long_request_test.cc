@@ -288,7 +288,10 @@ void Disturb(Store* store, uint32_t seed, std::span<const std::atomic<uint64_t>>
   while (!done) {
     const std::vector<SequenceInfo> all = store->Sequences(0);
     const uint64_t some = all.empty() ? 0 : all[random() % all.size()].sequence;
-    switch (random() % 6) {
+    switch (random() % 7) {
+      case 6:
+        (void)store->MoveSome(uint64_t{1} << 20);
+        break;
       case 0:
         (void)store->Move(some, random() % 2 == 0 ? Tier::kDevice : Tier::kHost);
         break;
@@ -318,6 +321,7 @@ TEST(LongRequestsTest, RandomInterleavingsLeaveTheBooksInOrder) {
   StoreOptions options = testing::SmallPools(6'000, 3'000);
   options.arena_bytes = 512 * 4096;
   const std::unique_ptr<Store> store = testing::NewStore(options);
+  store->SetMoveSink([] {});  // promotions are noted
   constexpr uint32_t kClients = 3;
   std::atomic<uint64_t> sessions[kClients] = {};
   std::atomic<bool> done{false};
