@@ -10,9 +10,10 @@
 #include <cstring>
 #include <string>
 
+#include "base/descriptors.h"
 #include "server/attach/attach_loop.h"
-#include "server/telemetry/thread_top.h"
 #include "server/attach/packet.h"
+#include "server/telemetry/thread_top.h"
 
 namespace kvstrata {
 namespace {
@@ -75,6 +76,9 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
                                        "user " + std::to_string(c->peer.uid) + " has " +
                                            std::to_string(kMaxHandshakesPerUser) +
                                            " connections that have not said Hello; retry"));
+  }
+  if (!store_->user_limits()->IsOperator(c->peer.tenant)) {
+    if (const Status room = CheckReserve(c->pidfd.get()); !room.ok()) return Refuse(c, room);
   }
   if (!WatchSocket(c) || !Watch(c->pidfd.get(), kPidfd, c->number, EPOLLIN)) {
     Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
@@ -145,6 +149,9 @@ Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
     return ResourceExhausted("DESCRIPTORS",
                              "the daemon has no file descriptors left; raise "
                              "LimitNOFILE");
+  }
+  if (!store_->user_limits()->IsOperator(c->peer.tenant)) {
+    KVS_RETURN_IF_ERROR(CheckReserve(c->doorbell.get()));
   }
   c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
   Result<SessionSegments> segments = store_->OpenSession(
