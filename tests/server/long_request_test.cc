@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "server/store/store_impl.h"
@@ -78,14 +79,14 @@ class LongRequestTest : public ::testing::Test {
   bool LetsIn(const std::function<void()>& request) {
     std::atomic<bool> done{false}, let_in{false};
     std::vector<std::thread> others;
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 3; ++i) {
       others.emplace_back([&] {
         while (!done) {
           if (AuditTestPeer::LooksInside(*store_)) let_in = true;
         }
       });
     }
-    EXPECT_TRUE(Await([&] { return AuditTestPeer::Waiting(*store_) >= 3; }));
+    EXPECT_TRUE(Await([&] { return AuditTestPeer::Waiting(*store_) >= 2; }));
     request();
     done = true;
     for (std::thread& other : others) other.join();
@@ -129,30 +130,38 @@ TEST_F(LongRequestTest, AnotherOpensBeforeALargeGrowthIsDone) {
   ExpectClean(*store_);
 }
 
+// All of them run in turn, until each has let somebody in: now and then a scheduler keeps all who
+// would wait from doing so.
 TEST_F(LongRequestTest, EveryLongRequestLetsOthersIn) {
-  TestSession session(store_.get());
-  TestSession reader(store_.get());
-  const std::vector<int32_t> tokens = Tokens(1 << 18);
-  uint64_t first = 0, second = 0, child = 0;
   const auto id_of = [](const Result<OpenedSequence>& opened) {
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     return opened.ok() ? opened->sequence : 0;
   };
-  const uint64_t id = session.id();
-  const std::pair<const char*, std::function<void()>> requests[] = {
-      {"open", [&] { first = id_of(session.Open("full", tokens)); }},
-      {"commit", [&] { EXPECT_TRUE(store_->Commit(id, first, 0, tokens, 0).ok()); }},
-      {"open what is held", [&] { second = id_of(reader.Open("full", tokens)); }},
-      {"fork", [&] { child = id_of(store_->ForkSequence(id, first)); }},
-      {"grow", [&] { EXPECT_TRUE(store_->Grow(id, child, 1 << 19, 1 << 18, 0).ok()); }},
-      {"close", [&] { EXPECT_TRUE(store_->CloseSequence(id, child).ok()); }},
-      {"move", [&] { (void)store_->Move(second, Tier::kHost); }},
-      {"end", [&] { store_->EndSession(reader.id(), SessionEnd::kEof); }},
-  };
-  for (const auto& [name, request] : requests) {
-    EXPECT_TRUE(LetsIn(request)) << name;
-    ExpectClean(*store_);
+  std::set<std::string> all, let_in;
+  for (int round = 0; round < 40 && (round == 0 || let_in != all); ++round) {
+    TestSession session(store_.get()), reader(store_.get());
+    const std::vector<int32_t> tokens = Tokens(1 << 18, round << 18);
+    uint64_t first = 0, second = 0, child = 0;
+    const uint64_t id = session.id();
+    const std::pair<const char*, std::function<void()>> requests[] = {
+        {"open", [&] { first = id_of(session.Open("full", tokens)); }},
+        {"commit", [&] { EXPECT_TRUE(store_->Commit(id, first, 0, tokens, 0).ok()); }},
+        {"open what is held", [&] { second = id_of(reader.Open("full", tokens)); }},
+        {"fork", [&] { child = id_of(store_->ForkSequence(id, first)); }},
+        {"grow", [&] { EXPECT_TRUE(store_->Grow(id, child, 1 << 19, 1 << 18, 0).ok()); }},
+        {"close", [&] { EXPECT_TRUE(store_->CloseSequence(id, child).ok()); }},
+        {"move", [&] { (void)store_->Move(second, Tier::kHost); }},
+        {"end", [&] { store_->EndSession(reader.id(), SessionEnd::kDied); }},
+    };
+    for (const auto& [name, request] : requests) {
+      all.insert(name);
+      if (LetsIn(request)) let_in.insert(name);
+      ExpectClean(*store_);
+    }
+    store_->EndSession(id, SessionEnd::kDied);
+    (void)store_->Evict(false);
   }
+  EXPECT_EQ(let_in, all);
 }
 
 TEST_F(LongRequestTest, WhatIsExhaustedHalfWayGivesAllBack) {
