@@ -198,10 +198,13 @@ TEST(FairQueueTest, UsersTakeTurns) {
   Gate gate;
   std::vector<int> order;  // the long ones' thread's
   std::atomic<int> left{1};
+  std::atomic<bool> begun{false};
   queue.Post(9, Length::kLong, [&] {
+    begun = true;
     gate.Wait();
     --left;
   });
+  ASSERT_TRUE(Eventually([&] { return begun.load(); })) << "else user 1 is first and 9 behind it";
   for (int user = 1; user <= 3; ++user) {
     for (int i = 0; i < 3; ++i) {
       ++left;

@@ -22,13 +22,13 @@ bool Hangs(std::string_view thread, microseconds limit) {
 }
 
 TEST(HeartbeatTest, TurnsHangAndWaitsDoNot) {
-  Heartbeat beat("test-loop"), patient("test-patient", 1'000'000);
+  Heartbeat beat("test-loop"), patient("test-patient", 1'000'000'000);
   EXPECT_FALSE(Hangs("test-loop", microseconds(0)));
   {
     const Turning turning(&beat), both(&patient);
     EXPECT_TRUE(Eventually([] { return Hangs("test-loop", microseconds(1)); }));
     EXPECT_FALSE(Hangs("test-loop", std::chrono::hours(1)));
-    EXPECT_FALSE(Hangs("test-patient", microseconds(1'000)));
+    EXPECT_FALSE(Hangs("test-patient", microseconds(1)));
     beat.Begin();
     EXPECT_FALSE(Hangs("test-loop", std::chrono::seconds(60)));
   }
