@@ -39,6 +39,7 @@ asan: $(BUILD)/.packages
 	cmake --preset asan
 	cmake --build $(BUILD)/asan --parallel $(JOBS) --target sanitized_tests
 	rm -f $(REPORTS).*
+	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L unit -L faults -LE rpc --output-on-failure --no-tests=error
 	cd $(BUILD)/asan && $(SANITIZED) ctest --parallel $(JOBS) -L unit -LE 'rpc|faults' --repeat until-pass:2 --output-on-failure --no-tests=error
 	@if ls $(REPORTS).* 2>/dev/null; then cat $(REPORTS).*; exit 1; fi
 

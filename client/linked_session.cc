@@ -349,10 +349,12 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
                        const float* entropy, const uint8_t* boundary) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
   const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
-  const int32_t skipped = s->state->SkippedPosition(from, count, surprisal);
+  // Of an imported sequence the daemon alone keeps the series.
+  const int32_t skipped = s->surprisal_begun ? -1 : s->state->SkippedPosition(from, surprisal);
   if (!s->imported) {  // else the daemon alone knows its tokens
     KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
   }
+  s->surprisal_begun = s->surprisal_begun || (s->imported && surprisal != nullptr);
   if (skipped >= 0) {
     const float nothing = 0;
     KVS_RETURN_IF_ERROR(

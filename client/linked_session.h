@@ -41,7 +41,8 @@ struct Sequence {
   std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
-  bool imported = false;  // its pages are filled by the daemon: it runs no steps
+  bool imported = false;         // its pages are filled by the daemon: it runs no steps
+  bool surprisal_begun = false;  // of an imported one: some was reported behind what was held
   bool in_step = false;
   CudaStep* gpu_step = nullptr;        // the open step, on a GPU
   int32_t step_tokens = 0;             // length after the open step

@@ -39,7 +39,7 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   std::memcpy(&reply, payload.data(), sizeof(reply));
   Built built{reply.indexed_tokens, reply.built_blocks, reply.extents};
   // Of its own plan the rows of the block that is being filled, and buckets, are made here.
-  if (!plan.empty() && plan != s->plan_text) return built;
+  if (reply.own == 0) return built;
   KVS_RETURN_IF_ERROR(state_->CatchUp(s.get()));
   if (state_->gpu_session == nullptr && !s->imported) {
     const Claim claim{s.get(), s->state->tokens(), false};

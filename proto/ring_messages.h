@@ -203,7 +203,7 @@ struct BuildReply {
   uint32_t indexed_tokens;  // leading ones whose index blocks are complete
   uint32_t built_blocks;    // index blocks that were made
   uint32_t extents;         // of the plan's codec now
-  uint32_t reserved;
+  uint32_t own;             // 1: of the sequence's own plan, whatever the request called it
 };
 static_assert(sizeof(BuildReply) == 16);
 

@@ -329,8 +329,8 @@ DiskInfo Daemon::Parts::Disk() const {
 
 std::string Daemon::Parts::Health() const {
   for (const HangingLoop& loop : HangingLoops(config.patience)) {
-    return "degraded: " + loop.thread + " has not answered for " +
-           std::to_string(loop.since.count()) + " s";
+    return "hangs: " + loop.thread + " has not answered for " + std::to_string(loop.since.count()) +
+           " s";
   }
   if (const ClosingCounters closing = attach->counters().closing; closing.late != 0) {
     return "degraded: " + std::to_string(closing.late) + " descriptors that clients of user " +

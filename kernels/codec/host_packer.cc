@@ -129,7 +129,8 @@ double WorstOf(std::span<const Run> runs, std::span<const double> losses) {
   for (size_t i = 0; i < runs.size(); ++i) {
     double sum = 0;
     for (size_t at = i; at < losses.size(); at += runs.size()) sum += losses[at];
-    worst = std::max(worst, sum / (runs[i].end - runs[i].begin));
+    const double mean = sum / (runs[i].end - runs[i].begin);
+    if (!(mean <= worst)) worst = mean;  // NaN is the worst
   }
   return worst;
 }

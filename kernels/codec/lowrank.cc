@@ -212,6 +212,10 @@ Status SpanStorage::AddPart(const ExtentView* extents) {
   auto layout = std::make_shared<Layout>();
   SummaryAddresses at = {};
   KVS_RETURN_IF_ERROR(ReadSummary(coarse, g, parts_.empty(), &summary, &at));
+  const bool first = parts_.empty();
+  if (!first && (summary.trained != trained_ || summary.d_route != d_route_)) {
+    return DamagedExtent(part.tokens, "its routers are not those of the first part");
+  }
   KVS_ASSIGN_OR_RETURN(const EntryArrays entries, ReadFactors(factors, g, summary.spans));
   refused_ += entries.refused;
   layout->entries = entries.readable;
@@ -227,7 +231,7 @@ Status SpanStorage::AddPart(const ExtentView* extents) {
   layout->k_mean_page = PageOf(at.k_mean);
   layout->v_mean_page = PageOf(at.v_mean);
   layout->raw_page = PageOf(part.raw_rows);
-  if (parts_.empty()) d_route_ = summary.d_route, trained_ = summary.trained;
+  if (first) d_route_ = summary.d_route, trained_ = summary.trained;
   Append(part, summary.spans, summary.anchors);
   layouts_.push_back(std::move(layout));
   return OkStatus();

@@ -1,7 +1,6 @@
-// Parts of a prompt, one a Run, then parts of generated text as it leaves the local window.
+// Parts of a prompt without its local window, one a Run; generated text stays raw.
 //
-// All state lies in the extents and in what was reported: where the last part ends. The anchor
-// threshold is the prompt's for generated text too.
+// All state lies in the extents and in what was reported: where the last part ends.
 #include "kernels/codec/lowrank_recompressor.h"
 
 #include <algorithm>

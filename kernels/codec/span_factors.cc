@@ -104,7 +104,7 @@ double LossOf(const std::vector<float>& x, const Spectrum& d, const std::vector<
     const double s = d.s[static_cast<size_t>(j)], missing = 1 - gates[static_cast<size_t>(j)];
     lost -= s * s * (1 - missing * missing);
   }
-  return all > 0 ? std::sqrt(std::max(lost, 0.0) / all) : 0;
+  return all == 0 ? 0 : std::sqrt((lost < 0 ? 0.0 : lost) / all);  // NaN stays NaN
 }
 
 FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF16> k_mean,
@@ -122,7 +122,8 @@ FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF
     if (j == 0 || gates[static_cast<size_t>(j)] >= kGateFloor) kept.push_back(j);
   }
   if (!is_smaller(static_cast<int64_t>(kept.size()))) return raw;
-  raw.refused = plan.max_loss < 1 && LossOf(x, d, gates, kept) > plan.max_loss;
+  // What is not finite has no loss that could be within the limit.
+  raw.refused = plan.max_loss < 1 && !(LossOf(x, d, gates, kept) <= plan.max_loss);
   return raw.refused ? raw : KeptComponents(d, gates, kept);
 }
 

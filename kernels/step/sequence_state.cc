@@ -209,7 +209,7 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
     }
     KVS_RETURN_IF_ERROR(CheckBoundaries(boundary, first, n));
   }
-  if (const int32_t skipped = SkippedPosition(first, n, surprisal); skipped >= 0) {
+  if (const int32_t skipped = SkippedPosition(first, surprisal); skipped >= 0) {
     const float nothing = 0;
     Extend(&nothing, skipped, 1, kNone, &surprisal_);
   }
@@ -224,8 +224,9 @@ Status SequenceState::Report(int32_t first, int32_t n, const float* surprisal, c
   return OkStatus();
 }
 
-int32_t SequenceState::SkippedPosition(int32_t first, int32_t n, const float* surprisal) const {
-  const bool skips = surprisal != nullptr && n > 0 && first == held_tokens_ + 1 &&
+// A report of nothing skips it too: the position may be the prompt's last.
+int32_t SequenceState::SkippedPosition(int32_t first, const float* surprisal) const {
+  const bool skips = surprisal != nullptr && first == held_tokens_ + 1 &&
                      static_cast<int32_t>(surprisal_.size()) <= held_tokens_;
   return skips ? held_tokens_ : -1;
 }

@@ -60,9 +60,10 @@ class SequenceState {
   Status Report(int32_t first, int32_t n, const float* surprisal, const float* entropy,
                 const uint8_t* boundary);
 
-  // The position that a report of n surprisals from `first` on skips behind the held prefix, as
-  // Report has it; -1: none. Before that Report; who has the series too is told 0 nats of it.
-  int32_t SkippedPosition(int32_t first, int32_t n, const float* surprisal) const;
+  // The position that a report of surprisals, of none even, from `first` on skips behind the held
+  // prefix, as Report has it; -1: none. Before that Report; who has the series too is told 0 nats
+  // of it.
+  int32_t SkippedPosition(int32_t first, const float* surprisal) const;
 
   // Whoever builds the plan's extents has the surprisal of the first `tokens` positions: it was
   // stored with the pages that the sequence was held for.

@@ -43,7 +43,8 @@ void RingSession::AnswerBox::PutBuilt(uint64_t id, const Result<BuildResult>& re
 
 void RingSession::AnswerBuilt(uint64_t id, const Result<BuildResult>& built) {
   if (!built.ok()) return Answer(id, built.status());
-  const shm::BuildReply reply{built->indexed_tokens, built->built_blocks, built->extents, 0};
+  const shm::BuildReply reply{built->indexed_tokens, built->built_blocks, built->extents,
+                              built->own ? 1u : 0u};
   Answer(id, OkStatus(), BytesOf(reply));
 }
 

@@ -319,7 +319,7 @@ Status RemoteSession::Report(uint64_t sequence, uint32_t first, uint32_t n, cons
                                                  std::to_string(n) + "; allowed: up to 2^31 - 1");
   }
   const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
-  const int32_t skipped = s->state->SkippedPosition(from, count, surprisal);
+  const int32_t skipped = s->state->SkippedPosition(from, surprisal);
   KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
   if (skipped >= 0) {
     const float nothing = 0;

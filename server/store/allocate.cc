@@ -120,7 +120,6 @@ Status Store::Impl::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
                                      missing(s->BlocksFor(tokens), old_blocks), &s->index_blocks);
   if (!status.ok()) Untake(session, &s->pages, old_pages);
   return status;
-<<<<<<< HEAD
 }
 
 // What others have would not help then.
@@ -133,8 +132,6 @@ bool Store::Impl::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
   const uint64_t size = pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, room);
   user_limits_->Note(taker.tenant->user, LimitOf(pool), size);
   return size != 0;
-=======
->>>>>>> a97a7168bcfebb1c69905d2f26d5a31be77be005
 }
 
 uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
@@ -156,21 +153,13 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
   while (got < n) {
-<<<<<<< HEAD
     if (!AddArena(taker, pool, bytes)) {
-=======
-    if (!pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes)) {
->>>>>>> a97a7168bcfebb1c69905d2f26d5a31be77be005
       if (!std::exchange(reclaimed, true)) ReclaimLocked();
       if (!pools_.DropEmpty(pool, may_drop)) {
         if (!taker.evicts) break;
         const uint64_t room = bytes * (n - got) + taker.ahead;
-<<<<<<< HEAD
         const Tenant* const own = AtLimit(taker, pool, bytes) ? taker.tenant : nullptr;
         if (!EvictFor(taker, pool, room) && !EvictArtefact(pool, own)) break;
-=======
-        if (!EvictFor(taker, pool, room) && !EvictArtefact(pool)) break;
->>>>>>> a97a7168bcfebb1c69905d2f26d5a31be77be005
       }
     }
     take();

@@ -36,6 +36,7 @@ struct BuildResult {
   uint32_t indexed_tokens = 0;
   uint32_t built_blocks = 0;
   uint32_t extents = 0;
+  bool own = false;  // of the sequence's own plan
   bool done = true;  // false: a worker goes on
 };
 using BuildDone = std::function<void(const Result<BuildResult>&)>;

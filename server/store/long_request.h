@@ -39,13 +39,8 @@ class Store::Impl::LongRequest {
   Session* session_;
 };
 
-<<<<<<< HEAD
-// A sequence that a long request has in no map, because it is about to enter or has left: its
-// references count all the same.
-=======
 // A sequence that a long request has in no map, because it is about to enter (Enter ends it then)
 // or has left: its references count all the same.
->>>>>>> a97a7168bcfebb1c69905d2f26d5a31be77be005
 class Outside {
  public:
   Outside(Session* session, const Sequence* s) : session_(session) { session_->outside = s; }

@@ -108,11 +108,7 @@ Result<OpenedSequence> Store::Impl::Enter(Session* session, std::unique_ptr<Sequ
   s->opened = Clock::now();
   Publish(session, s.get(), *table);
   const OpenedSequence opened = Describe(*s);
-<<<<<<< HEAD
-  // In one piece with the caller's end of its being outside.
-=======
   session->outside = nullptr;  // the maps have it now
->>>>>>> a97a7168bcfebb1c69905d2f26d5a31be77be005
   sequences_.emplace(s->id, s.get());
   session->sequences.emplace(s->id, std::move(s));
   return opened;

@@ -170,6 +170,7 @@ Status WorkRequests::CheckInputs(const Sequence& s, const Pending& p) const {
 BuildResult WorkRequests::ResultOf(const Sequence& s, const Pending& p) const {
   BuildResult result;
   result.plan = FormatPlan(p.plan);
+  result.own = p.own;
   result.indexed_tokens = p.own ? s.indexed_tokens : p.built_to;
   result.built_blocks = p.built_blocks;
   result.extents = p.own ? static_cast<uint32_t>(s.extents.size()) : p.extents;

@@ -289,7 +289,8 @@ TEST(CancelTest, AtAnyMomentTheBitsAreTheSameAndNoPageIsLost) {
     s = engine.Prefill(kPacked, prompt);
     ASSERT_NE(s, 0u) << engine.error();
     std::uniform_int_distribution<int64_t> moment(0, whole.count());
-    std::this_thread::sleep_for(std::chrono::microseconds(moment(random)));
+    // Some at once, which is early for sure.
+    if (i % 4 != 0) std::this_thread::sleep_for(std::chrono::microseconds(moment(random)));
     running += admin.CancelWork(s).was_running();
     // The run sees it soon; from then on nothing happens.
     ASSERT_TRUE(Eventually([&] {

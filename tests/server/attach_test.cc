@@ -545,7 +545,7 @@ TEST_F(AttachTest, KilledClientGivesItsPagesBack) {
     EXPECT_GE(Held(), 16 * 4096u) << scenario;
     child.Kill();
     EXPECT_TRUE(NothingHeld()) << scenario;
-    EXPECT_TRUE(store_->Sessions().empty());
+    EXPECT_TRUE(Eventually([this] { return store_->Sessions().empty(); }));
     ExpectCleanAudit();
   }
   // Counted after its pages are back.

@@ -1,9 +1,8 @@
 // The first op of plan sekv on the GPU (spec/sekv.md 6, 8; kernels/select/zoom.cc): one read of the
 // mean keys gives both what spans are chosen by and the logits of their coarse rows.
 //
-//   relevance[b][h][s] = (W^T W q_h / sqrt(d')) . k_s / |W k_s| + ln n_s, or coarse[b][h][s] where
-//   a
-//                        sequence has no routers
+//   relevance[b][h][s] = (W^T W q_h / sqrt(d')) . k_s / |W k_s| + ln n_s
+//                        coarse[b][h][s] where a sequence has no routers
 //   coarse[b][h][s]    = scale q_h . k_s + ln n_s
 //
 // Both kinds of queries as two bf16 numbers each, sums in fp32. Cost: reads each mean key and norm
