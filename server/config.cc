@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "kernels/backend.h"
 #include "server/config_keys.h"
+#include "server/config_limits.h"
 
 namespace kvstrata {
 namespace {
@@ -41,10 +42,10 @@ Status UnknownKey(const std::string& key, const std::string& where) {
   std::string known;
   for (const ConfigKey& k : ConfigKeys())
     known += (known.empty() ? "" : ", ") + std::string(k.name);
-  return InvalidArgument("CONFIG_KEY",
-                         where + ": unknown key '" + key + "'" +
-                             (nearest.empty() ? "; known: " + known + ", plans.NAME"
-                                              : "; did you mean '" + std::string(nearest) + "'?"));
+  return InvalidArgument(
+      "CONFIG_KEY", where + ": unknown key '" + key + "'" +
+                        (nearest.empty() ? "; known: " + known + ", plans.NAME, limits.users.USER"
+                                         : "; did you mean '" + std::string(nearest) + "'?"));
 }
 
 Status WrongValue(const std::string& key, const Given& given, std::string_view allowed) {
@@ -60,7 +61,8 @@ bool IsPlanName(std::string_view name) {
 bool IsPlanKey(std::string_view key) { return key.substr(0, kPlanPrefix.size()) == kPlanPrefix; }
 
 Status Add(std::string key, Given given, GivenByKey* out) {
-  if (!IsPlanKey(key) && FindConfigKey(key) == nullptr) return UnknownKey(key, given.where);
+  const bool table = IsPlanKey(key) || IsUserLimitKey(key);
+  if (!table && FindConfigKey(key) == nullptr) return UnknownKey(key, given.where);
   out->insert_or_assign(std::move(key), std::move(given));
   return OkStatus();
 }
@@ -239,6 +241,16 @@ void ApplyPlans(const GivenByKey& given, Config* c, Mistakes* mistakes) {
   }
 }
 
+void ApplyUserLimits(const GivenByKey& given, Config* c, Mistakes* mistakes) {
+  for (const auto& [key, value] : given) {
+    if (!IsUserLimitKey(key)) continue;
+    const Status status = ApplyUserLimit(key, value.value, value.where, c);
+    Note(status, mistakes);
+    if (!status.ok()) continue;
+    c->entries.push_back({key, value.value, std::string(value.origin), "limit of one user"});
+  }
+}
+
 // What no key sees alone.
 void CheckTogether(const GivenByKey& given, const Config& c, Mistakes* mistakes) {
   const auto low = given.find("pool.low_percent");
@@ -303,6 +315,7 @@ LoadedConfig ReadConfig(const ConfigSources& sources) {
   const auto [path, mode] = DefaultSocket(sources);
   ApplyKeys(given, path, &config, &loaded.mistakes);
   ApplyPlans(given, &config, &loaded.mistakes);
+  ApplyUserLimits(given, &config, &loaded.mistakes);
   CheckTogether(given, config, &loaded.mistakes);
   if (given.count("socket.path") == 0) config.socket_directory = mode;
   return loaded;

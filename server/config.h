@@ -26,6 +26,7 @@
 #include "server/attach/attach_server.h"
 #include "server/memory/numa_topology.h"
 #include "server/store/store.h"
+#include "server/store/user_limits.h"
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
 #include "server/work/disk_pages.h"
@@ -49,6 +50,12 @@ struct ConfigEntry {
   std::string description;
 };
 
+// A limit as it is given: a number, or a share of the pool that it limits, however large that is.
+struct LimitSetting {
+  uint64_t value = 0;    // 0: no limit
+  uint32_t percent = 0;  // 0: `value` counts
+};
+
 struct Config {
   std::string socket;           // PATH
   mode_t socket_directory = 0;  // make PATH's directory with this mode if it is missing; 0: do not
@@ -70,9 +77,11 @@ struct Config {
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;
   bool coredump = false;
+  std::map<Limit, LimitSetting> limits;  // of every user that has none of its own
+  std::map<std::string, std::map<Limit, LimitSetting>> user_limits;
 
   std::string file;                   // that was read; "" if none
-  std::vector<ConfigEntry> entries;   // every key, in the order of the documentation, then plans
+  std::vector<ConfigEntry> entries;   // every key, in the order of the documentation, then tables
   std::vector<std::string> warnings;  // environment variables that look like a key
 };
 

@@ -10,6 +10,7 @@
 
 #include "kernels/backend.h"
 #include "server/attach/unix_listener.h"
+#include "server/config_limits.h"
 #include "server/config_values.h"
 
 namespace kvstrata {
@@ -332,12 +333,18 @@ constexpr std::array kKeys = {
 
 }  // namespace
 
-std::span<const ConfigKey> ConfigKeys() { return kKeys; }
+std::span<const ConfigKey> ConfigKeys() {
+  static const std::vector<ConfigKey> keys = [] {
+    std::vector<ConfigKey> all(kKeys.begin(), kKeys.end());
+    all.insert(all.end(), LimitKeys().begin(), LimitKeys().end());
+    return all;
+  }();
+  return keys;
+}
 
 const ConfigKey* FindConfigKey(std::string_view name) {
-  const auto at = std::find_if(kKeys.begin(), kKeys.end(),
-                               [name](const ConfigKey& k) { return k.name == name; });
-  return at == kKeys.end() ? nullptr : &*at;
+  const auto at = std::ranges::find(ConfigKeys(), name, &ConfigKey::name);
+  return at == ConfigKeys().end() ? nullptr : &*at;
 }
 
 size_t EditDistance(std::string_view a, std::string_view b) {
@@ -356,7 +363,7 @@ size_t EditDistance(std::string_view a, std::string_view b) {
 std::string_view NearestConfigKey(std::string_view name) {
   std::string_view best;
   size_t least = std::max<size_t>(2, name.size() / 4) + 1;
-  for (const ConfigKey& key : kKeys) {
+  for (const ConfigKey& key : ConfigKeys()) {
     const std::string_view bare = key.name.substr(key.name.rfind('.') + 1);
     const size_t distance = std::min(EditDistance(name, key.name),
                                      EditDistance(name.substr(name.rfind('.') + 1), bare));

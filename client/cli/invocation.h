@@ -57,6 +57,7 @@ void AddLookup(CLI::App& app, Invocation& invocation);
 void AddAudit(CLI::App& app, Invocation& invocation);
 void AddBlock(CLI::App& app, Invocation& invocation);
 void AddTier(CLI::App& app, Invocation& invocation);
+void AddQuota(CLI::App& app, Invocation& invocation);
 void AddWork(CLI::App& app, Invocation& invocation);
 void AddConfig(CLI::App& app, Invocation& invocation);
 void AddReplay(CLI::App& app, Invocation& invocation);

@@ -18,6 +18,7 @@ constexpr Column kList[] = {
     {"USED", "/used_bytes", Bytes, true},
     {"STEPS", "/open_steps", nullptr, true},
     {"AGE", "/age_us", Microseconds, true},
+    {"FENCED", "/fenced", YesNo},
 };
 
 Result<int> List(const Options& options) {
@@ -32,7 +33,9 @@ Result<int> List(const Options& options) {
 void AddSession(CLI::App& app, Invocation& invocation) {
   CLI::App* noun = app.add_subcommand("session", "Sessions: attached engines and tools");
   noun->require_subcommand(1);
-  Runs(noun->add_subcommand("ls", "All sessions, what they hold, and whether they are in a step"),
+  Runs(noun->add_subcommand("ls",
+                            "All sessions, what they hold, whether they are in a step or ended "
+                            "while their process lives"),
        invocation, [&invocation] { return List(invocation.options); });
 }
 

@@ -5,6 +5,7 @@
 #include "client/cli/cgroup_table.h"
 #include "client/cli/connection.h"
 #include "client/cli/invocation.h"
+#include "client/cli/quota_table.h"
 #include "kvstrata/kvstrata.h"
 
 namespace kvstrata::cli {
@@ -52,6 +53,7 @@ Result<int> ShowStatus(const Options& options) {
     std::cout << "\n";
     PrintList(options.style, document, "pools", kPools, std::cout);
     PrintCgroups(options.style, document, std::cout);
+    PrintUsersAtLimits(options.style, document, std::cout);
   }
   return kOk;
 }

@@ -192,4 +192,31 @@ void Write(const DiskInfo& d, v1::Disk* out) {
   out->set_refused(d.refused);
 }
 
+void Write(const LimitNumbers& n, v1::UserNumbers* out) {
+  out->set_sessions(n[Limit::kSessions]);
+  out->set_attaches_per_second(n[Limit::kAttachesPerSecond]);
+  out->set_connections(n[Limit::kConnections]);
+  out->set_models(n[Limit::kModels]);
+  out->set_sequences(n[Limit::kSequences]);
+  out->set_device_bytes(n[Limit::kDeviceBytes]);
+  out->set_host_bytes(n[Limit::kHostBytes]);
+  out->set_disk_bytes(n[Limit::kDiskBytes]);
+  out->set_queued_work(n[Limit::kQueuedWork]);
+}
+
+void Write(const UserReport& u, v1::UserQuota* out) {
+  out->set_user(u.user);
+  Write(u.limits, out->mutable_limits());
+  Write(u.used, out->mutable_used());
+  out->set_refused(u.refused);
+  for (const Limit limit : u.changed) out->add_changed(std::string(NameOf(limit)));
+}
+
+bool HoldsAny(const UserReport& u) {
+  for (size_t i = 0; i < kLimits; ++i) {
+    if (u.used[static_cast<Limit>(i)] != 0) return true;
+  }
+  return false;
+}
+
 }  // namespace kvstrata

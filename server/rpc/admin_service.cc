@@ -57,6 +57,9 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   }
   if (options.disk) Write(options.disk(), response->add_disks());
   WriteCgroup(options, response);
+  for (const UserReport& user : context_->store().user_limits()->Report()) {
+    if (user.refused != 0 || HoldsAny(user)) Write(user, response->add_users());
+  }
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -357,12 +360,6 @@ grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* cal
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
   return ServiceContext::Answer(call, Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
                                                     std::string(name) + " does not exist yet"));
-}
-
-grpc::ServerUnaryReactor* AdminService::SetQuota(grpc::CallbackServerContext* call,
-                                                 const v1::SetQuotaRequest*,
-                                                 v1::SetQuotaResponse*) {
-  return Missing(call, "SET_QUOTA");
 }
 
 grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,

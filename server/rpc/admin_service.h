@@ -67,6 +67,9 @@ class AdminService final : public v1::Admin::CallbackService {
                                    v1::VerifyResponse*) override;
   grpc::ServerWriteReactor<v1::ScrubResponse>* Scrub(grpc::CallbackServerContext*,
                                                      const v1::ScrubRequest*) override;
+  // quota_calls.cc
+  grpc::ServerUnaryReactor* ListQuotas(grpc::CallbackServerContext*, const v1::ListQuotasRequest*,
+                                       v1::ListQuotasResponse*) override;
   grpc::ServerUnaryReactor* SetQuota(grpc::CallbackServerContext*, const v1::SetQuotaRequest*,
                                      v1::SetQuotaResponse*) override;
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*,

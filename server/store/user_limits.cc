@@ -62,6 +62,12 @@ UserLimits::User* UserLimits::For(const std::string& name) {
   return user.get();
 }
 
+uint64_t UserLimits::DefaultOf(Limit limit) const {
+  const auto set = set_.find(std::string(kDefault));
+  if (set == set_.end() || !set->second.contains(limit)) return options_.defaults[limit];
+  return set->second.at(limit);
+}
+
 uint64_t UserLimits::LimitFor(const User& user, Limit limit) const {
   const auto in = [limit](const auto& by_user, const std::string& name) -> std::optional<uint64_t> {
     const auto found = by_user.find(name);
@@ -72,8 +78,7 @@ uint64_t UserLimits::LimitFor(const User& user, Limit limit) const {
   std::optional<uint64_t> value = in(set_, user.name);
   if (!value) value = in(options_.users, user.name);
   if (!value && options_.operators.contains(user.name)) return 0;
-  if (!value) value = in(set_, std::string(kDefault));
-  return value.value_or(options_.defaults[limit]);
+  return value.value_or(DefaultOf(limit));
 }
 
 uint64_t UserLimits::UsedNow(const User& user, Limit limit) const {
@@ -154,10 +159,11 @@ void UserLimits::Reset(const std::string& name, Limit limit) {
 
 LimitNumbers UserLimits::defaults() const {
   MutexLock lock(mu_);
-  LimitNumbers defaults = options_.defaults;
-  const auto found = set_.find(std::string(kDefault));
-  if (found == set_.end()) return defaults;
-  for (const auto& [limit, value] : found->second) defaults[limit] = value;
+  LimitNumbers defaults;
+  for (size_t i = 0; i < kLimits; ++i) {
+    const auto limit = static_cast<Limit>(i);
+    defaults[limit] = DefaultOf(limit);
+  }
   return defaults;
 }
 
@@ -169,7 +175,7 @@ UserReport UserLimits::ReportOfLocked(const User& user) const {
     const auto limit = static_cast<Limit>(i);
     report.limits[limit] = LimitFor(user, limit);
     report.used[limit] = UsedNow(user, limit);
-    if (report.limits[limit] != options_.defaults[limit]) report.changed.push_back(limit);
+    if (report.limits[limit] != DefaultOf(limit)) report.changed.push_back(limit);
   }
   return report;
 }

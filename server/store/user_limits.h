@@ -108,6 +108,7 @@ class UserLimits {
  private:
   using Clock = std::chrono::steady_clock;
 
+  uint64_t DefaultOf(Limit limit) const KVS_REQUIRES(mu_);
   uint64_t LimitFor(const User& user, Limit limit) const KVS_REQUIRES(mu_);
   uint64_t UsedNow(const User& user, Limit limit) const KVS_REQUIRES(mu_);
   Status RefuseLocked(User* user, Limit limit, uint64_t n) KVS_REQUIRES(mu_);

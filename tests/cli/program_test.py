@@ -623,6 +623,31 @@ def daemon_resizes_pools(cli):
     expect(cli("tier", "resize"), 2, "SIZE")
 
 
+def daemon_quotas(cli):
+    def of(user):
+        users = json.loads(expect(cli("quota", "ls", "-o", "json"), 0).stdout)["users"]
+        return next(row for row in users if row["user"] == user)
+    defaults = json.loads(expect(cli("quota", "ls", "-o", "json"), 0).stdout)["defaults"]
+    pools = json.loads(cli("pool", "ls", "-o", "json").stdout)["pools"]
+    assert defaults["sessions"] == 512 and defaults["disk_bytes"] == 0, defaults
+    host = next(pool["capacity_bytes"] for pool in pools if pool["tier"] == "host")
+    assert defaults["host_bytes"] == host * 9 // 10, (defaults, host)
+    expect(cli("quota", "set", "uid:4711", "sessions", "7"), 0, "uid:4711", "0 / 7")
+    assert of("uid:4711")["limits"]["sessions"] == 7 and of("uid:4711")["changed"] == ["sessions"]
+    expect(cli("quota", "set", "uid:4711", "host_bytes", "1 GiB"), 0, "1.0 GiB")
+    expect(cli("quota", "set", "uid:4711", "models", "none"), 0, "0 / -")
+    expect(cli("quota", "reset", "uid:4711", "sessions"), 0, "0 / 512")
+    expect(cli("quota", "set", "default", "sessions", "9"), 0, "default", "9")
+    assert of("uid:4711")["limits"]["sessions"] == 9
+    expect(cli("quota", "reset", "default", "sessions"), 0, "512")
+    expect(cli("quota", "ls"), 0, "SESSIONS", "default", "uid:4711")
+    expect(cli("quota", "set", "root", "sessions", "1"), 2, "QUOTA_USER", "uid:N")
+    expect(cli("quota", "set", "uid:1", "session", "1"), 2, "QUOTA_LIMIT", "attaches_per_second")
+    expect(cli("quota", "set", "uid:1", "sessions", "4KiB"), 2, "QUOTA_VALUE", "none")
+    expect(cli("quota", "set", "uid:1", "host_bytes", "much"), 2, "QUOTA_VALUE", "200MiB")
+    expect(cli("quota", "set", "uid:1", "sessions"), 2, "USAGE")
+
+
 def disk_is_resized(cli):
     folder = os.path.join(cli.folder, "tier")
     def segments():

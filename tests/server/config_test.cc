@@ -8,6 +8,7 @@
 
 #include <fstream>
 
+#include "server/config_limits.h"
 #include "server/config_values.h"
 
 namespace kvstrata {
@@ -160,6 +161,15 @@ const KeyCase kKeyCases[] = {
     {"log.level", "KVSTRATA_LOG_LEVEL", "warn", "loud"},
     {"log.format", "KVSTRATA_LOG_FORMAT", "json", "xml"},
     {"debug.coredump", "KVSTRATA_DEBUG_COREDUMP", "true", "yes"},
+    {"limits.sessions", "KVSTRATA_LIMITS_SESSIONS", "0", "-1"},
+    {"limits.attaches_per_second", "KVSTRATA_LIMITS_ATTACHES_PER_SECOND", "50", "50/s"},
+    {"limits.connections", "KVSTRATA_LIMITS_CONNECTIONS", "1000", "1000000001"},
+    {"limits.models", "KVSTRATA_LIMITS_MODELS", "1", "some"},
+    {"limits.sequences", "KVSTRATA_LIMITS_SEQUENCES", "100", "1e6"},
+    {"limits.device_bytes", "KVSTRATA_LIMITS_DEVICE_BYTES", "50%", "101%"},
+    {"limits.host_bytes", "KVSTRATA_LIMITS_HOST_BYTES", "1GiB", "2048TiB"},
+    {"limits.disk_bytes", "KVSTRATA_LIMITS_DISK_BYTES", "16 MiB", "50%"},
+    {"limits.queued_work", "KVSTRATA_LIMITS_QUEUED_WORK", "8", "8KiB"},
 };
 
 TEST_F(ConfigTest, CpuLists) {
@@ -455,6 +465,61 @@ TEST(Log, LimiterCountsWhatItHolds) {
   EXPECT_FALSE(limiter.Allow(1, &suppressed));
   EXPECT_TRUE(limiter.Allow(2, &suppressed));
   EXPECT_EQ(suppressed, 2u);
+}
+
+// --- limits by user ------------------------------------------------------------------------------
+
+TEST_F(ConfigTest, LimitsHaveDefaultsAndSharesOfPools) {
+  const UserLimitsOptions limits = UserLimitsOf(Load(), 1000, 205);
+  EXPECT_EQ(limits.defaults[Limit::kSessions], 512u);
+  EXPECT_EQ(limits.defaults[Limit::kAttachesPerSecond], 200u);
+  EXPECT_EQ(limits.defaults[Limit::kConnections], 256u);
+  EXPECT_EQ(limits.defaults[Limit::kModels], 256u);
+  EXPECT_EQ(limits.defaults[Limit::kSequences], 16384u);
+  EXPECT_EQ(limits.defaults[Limit::kDeviceBytes], 900u);
+  EXPECT_EQ(limits.defaults[Limit::kHostBytes], 184u);
+  EXPECT_EQ(limits.defaults[Limit::kDiskBytes], 0u);
+  EXPECT_EQ(limits.defaults[Limit::kQueuedWork], 256u);
+  EXPECT_TRUE(limits.operators.contains("uid:0"));
+  EXPECT_TRUE(limits.operators.contains("uid:" + std::to_string(geteuid())));
+  EXPECT_EQ(Entry(Load(), "limits.host_bytes").value, "90%");
+}
+
+TEST_F(ConfigTest, AUserMayHaveLimitsOfItsOwn) {
+  UseFile(
+      "[limits]\nsessions = 7\nhost_bytes = \"1GiB\"\n"
+      "[limits.users.\"uid:1000\"]\nsessions = 5\ndevice_bytes = \"25%\"\n");
+  sources_.flags = {{"limits.users.uid:1001.models", "0"}};
+  const Config config = Load();
+  const UserLimitsOptions limits = UserLimitsOf(config, 400, 400);
+  EXPECT_EQ(limits.defaults[Limit::kSessions], 7u);
+  EXPECT_EQ(limits.defaults[Limit::kHostBytes], 1u << 30);
+  EXPECT_EQ(limits.users.at("uid:1000"),
+            (std::map<Limit, uint64_t>{{Limit::kSessions, 5}, {Limit::kDeviceBytes, 100}}));
+  EXPECT_EQ(limits.users.at("uid:1001"), (std::map<Limit, uint64_t>{{Limit::kModels, 0}}));
+  EXPECT_EQ(Entry(config, "limits.users.uid:1000.sessions").value, "5");
+  EXPECT_EQ(Entry(config, "limits.users.uid:1000.sessions").origin, "file");
+}
+
+TEST_F(ConfigTest, LimitsOfNobodyAreMistakes) {
+  const auto refused = [this](const char* key, const char* value) {
+    sources_.flags = {{key, value}};
+    const Status status = Fail();
+    return std::string(status.reason()) + " " + std::string(status.message());
+  };
+  for (const char* user : {"1000", "uid:", "uid:x", "uid:007", "uid:4294967295", "default"}) {
+    const std::string key = "limits.users." + std::string(user) + ".sessions";
+    EXPECT_THAT(refused(key.c_str(), "1"), AllOf(HasSubstr("CONFIG_KEY"), HasSubstr("uid:N")));
+  }
+  EXPECT_THAT(refused("limits.users.uid:7", "1"), HasSubstr("CONFIG_KEY"));
+  EXPECT_THAT(refused("limits.users.uid:7.session", "1"),
+              AllOf(HasSubstr("CONFIG_KEY"), HasSubstr("attaches_per_second")));
+  EXPECT_THAT(refused("limits.session", "1"), HasSubstr("limits.sessions"));
+  EXPECT_THAT(refused("limits.users.uid:7.sessions", "90%"), HasSubstr("CONFIG_VALUE"));
+  for (const char* value : {"0%", "101%", "%", "-1", "2PiB"}) {
+    EXPECT_THAT(refused("limits.host_bytes", value), HasSubstr("CONFIG_VALUE")) << value;
+  }
+  EXPECT_THAT(refused("limits.sessions", "5KiB"), HasSubstr("CONFIG_VALUE"));
 }
 
 }  // namespace

@@ -1,0 +1,16 @@
+// Sizes on the command line, as the daemon's configuration takes them: "200MiB", "1 GiB", "16GB",
+// "4096". Pure function.
+#ifndef KVSTRATA_CLIENT_CLI_BYTE_SIZE_H_
+#define KVSTRATA_CLIENT_CLI_BYTE_SIZE_H_
+
+#include <cstdint>
+#include <string>
+
+namespace kvstrata::cli {
+
+// 1 to 1 EiB; throws CLI::ValidationError otherwise.
+uint64_t ParseBytes(const std::string& text);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_BYTE_SIZE_H_

@@ -1,0 +1,99 @@
+#include "client/cli/quota_table.h"
+
+#include <array>
+#include <string>
+
+namespace kvstrata::cli {
+namespace {
+
+struct LimitColumn {
+  const char* name;  // in UserNumbers
+  std::string (*format)(const Json& value);
+};
+
+std::string Count(const Json& value) { return value.dump(); }
+
+constexpr std::array<LimitColumn, 9> kLimits = {{
+    {"sessions", Count},
+    {"attaches_per_second", Count},
+    {"connections", Count},
+    {"models", Count},
+    {"sequences", Count},
+    {"device_bytes", Bytes},
+    {"host_bytes", Bytes},
+    {"disk_bytes", Bytes},
+    {"queued_work", Count},
+}};
+
+uint64_t NumberOf(const Json& row, const char* numbers, const char* limit) {
+  return row.contains(numbers) ? row.at(numbers).value(limit, uint64_t{0}) : 0;
+}
+
+// "3 / 512"; without a limit "3", of the defaults "512".
+template <size_t kLimit>
+std::string HeldOf(const Json& row) {
+  const LimitColumn& column = kLimits[kLimit];
+  const uint64_t most = NumberOf(row, "limits", column.name);
+  const std::string limit = most == 0 ? "-" : column.format(most);
+  if (!row.contains("used")) return limit;
+  return column.format(NumberOf(row, "used", column.name)) + " / " + limit;
+}
+
+constexpr Column kQuotas[] = {
+    {"USER", "/user"},
+    {"SESSIONS", "", HeldOf<0>, true},
+    {"ATTACHES/S", "", HeldOf<1>, true},
+    {"CONNECTIONS", "", HeldOf<2>, true},
+    {"MODELS", "", HeldOf<3>, true},
+    {"SEQUENCES", "", HeldOf<4>, true},
+    {"DEVICE", "", HeldOf<5>, true},
+    {"HOST", "", HeldOf<6>, true},
+    {"DISK", "", HeldOf<7>, true},
+    {"QUEUED", "", HeldOf<8>, true},
+    {"REFUSED", "/refused", nullptr, true},
+};
+
+// "sessions 500 of 512, models 256 of 256"
+std::string NearLimits(const Json& row) {
+  std::string text;
+  for (const LimitColumn& column : kLimits) {
+    const uint64_t most = NumberOf(row, "limits", column.name);
+    const uint64_t used = NumberOf(row, "used", column.name);
+    if (most == 0 || used < most - most / 5) continue;
+    text += (text.empty() ? "" : ", ") + std::string(column.name) + " " + column.format(used) +
+            " of " + column.format(most);
+  }
+  return text.empty() ? "-" : text;
+}
+
+constexpr Column kAtLimits[] = {
+    {"USER", "/user"},
+    {"REFUSED", "/refused", nullptr, true},
+    {"NEAR ITS LIMITS", "", NearLimits},
+};
+
+}  // namespace
+
+void PrintQuotas(const Style& style, const Json& document, std::ostream& out) {
+  if (style.format != Format::kTable) return PrintDocument(style.format, document, out);
+  Json rows = {{"users", Json::array()}};
+  if (document.contains("defaults")) {
+    rows["users"].push_back({{"user", "default"}, {"limits", document.at("defaults")}});
+  }
+  for (const Json& user : document.at("users")) rows["users"].push_back(user);
+  PrintList(style, rows, "users", kQuotas, out);
+}
+
+void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& out) {
+  if (style.format != Format::kTable || !style.headers) return;
+  Json rows = {{"users", Json::array()}};
+  for (const Json& user : document.at("users")) {
+    const bool refused = user.value("refused", uint64_t{0}) != 0;
+    if (refused || NearLimits(user) != "-") rows["users"].push_back(user);
+  }
+  if (rows["users"].empty()) return;
+  out << "\n";
+  PrintList(style, rows, "users", kAtLimits, out);
+}
+
+}  // namespace kvstrata::cli

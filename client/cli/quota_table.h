@@ -1,0 +1,21 @@
+// Users and their limits as tables. Pure functions that write to the stream they are given.
+#ifndef KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_
+#define KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_
+
+#include <ostream>
+
+#include "client/cli/printer.h"
+
+namespace kvstrata::cli {
+
+// {"defaults": UserNumbers, "users": [UserQuota]}, as "what is held / what may be held". Without
+// `defaults` there is no line for them.
+void PrintQuotas(const Style& style, const Json& document, std::ostream& out);
+
+// Of document["users"] those that were refused something, or hold 80 % of a limit or more; nothing
+// if there are none. In tables with headers only: elsewhere they are part of the document.
+void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& out);
+
+}  // namespace kvstrata::cli
+
+#endif  // KVSTRATA_CLIENT_CLI_QUOTA_TABLE_H_
