@@ -16,20 +16,15 @@ namespace {
 constexpr std::string_view kPrefix = "limits.users.";
 
 constexpr std::string_view kNumber = "0 to 1000000000; 0: none";
-constexpr std::string_view kBytes = "a size, 0 to 1PiB; 0: none";
 constexpr std::string_view kBytesOrShare = "a size, 0 to 1PiB, or 1% to 100%; 0: none";
 
-bool IsShareOfPool(Limit limit) {
-  return limit == Limit::kDeviceBytes || limit == Limit::kHostBytes;
-}
 std::string_view Allowed(Limit limit) {
-  if (IsShareOfPool(limit)) return kBytesOrShare;
-  return CountsBytes(limit) ? kBytes : kNumber;
+  return CountsBytes(limit) ? kBytesOrShare : kNumber;
 }
 
 std::optional<LimitSetting> Parse(Limit limit, std::string_view text) {
   LimitSetting setting;
-  if (IsShareOfPool(limit) && text.ends_with('%')) {
+  if (CountsBytes(limit) && text.ends_with('%')) {
     uint64_t percent = 0;
     text.remove_suffix(1);
     if (!ParseNumber(text, &percent) || percent < 1 || percent > 100) return std::nullopt;
@@ -65,8 +60,6 @@ constexpr std::array<ConfigKey, kLimits> kKeys = {{
      "what one user may hold of all device pools together", ApplyDefault<Limit::kDeviceBytes>},
     {"limits.host_bytes", "KVSTRATA_LIMITS_HOST_BYTES", "90%", kBytesOrShare,
      "what one user may hold of the host pool", ApplyDefault<Limit::kHostBytes>},
-    {"limits.disk_bytes", "KVSTRATA_LIMITS_DISK_BYTES", "0", kBytes,
-     "what one user may hold on disk", ApplyDefault<Limit::kDiskBytes>},
     {"limits.queued_work", "KVSTRATA_LIMITS_QUEUED_WORK", "256", kNumber,
      "sequences that wait for recompression, long requests and copies of one user",
      ApplyDefault<Limit::kQueuedWork>},

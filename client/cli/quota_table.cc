@@ -13,7 +13,7 @@ struct LimitColumn {
 
 std::string Count(const Json& value) { return value.dump(); }
 
-constexpr std::array<LimitColumn, 9> kLimits = {{
+constexpr std::array<LimitColumn, 8> kLimits = {{
     {"sessions", Count},
     {"attaches_per_second", Count},
     {"connections", Count},
@@ -21,7 +21,6 @@ constexpr std::array<LimitColumn, 9> kLimits = {{
     {"sequences", Count},
     {"device_bytes", Bytes},
     {"host_bytes", Bytes},
-    {"disk_bytes", Bytes},
     {"queued_work", Count},
 }};
 
@@ -48,8 +47,7 @@ constexpr Column kQuotas[] = {
     {"SEQUENCES", "", HeldOf<4>, true},
     {"DEVICE", "", HeldOf<5>, true},
     {"HOST", "", HeldOf<6>, true},
-    {"DISK", "", HeldOf<7>, true},
-    {"QUEUED", "", HeldOf<8>, true},
+    {"QUEUED", "", HeldOf<7>, true},
     {"REFUSED", "/refused", nullptr, true},
 };
 

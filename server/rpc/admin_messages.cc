@@ -200,7 +200,6 @@ void Write(const LimitNumbers& n, v1::UserNumbers* out) {
   out->set_sequences(n[Limit::kSequences]);
   out->set_device_bytes(n[Limit::kDeviceBytes]);
   out->set_host_bytes(n[Limit::kHostBytes]);
-  out->set_disk_bytes(n[Limit::kDiskBytes]);
   out->set_queued_work(n[Limit::kQueuedWork]);
 }
 

@@ -10,7 +10,7 @@
 namespace kvstrata {
 
 inline bool CountsBytes(Limit limit) {
-  return limit == Limit::kDeviceBytes || limit == Limit::kHostBytes || limit == Limit::kDiskBytes;
+  return limit == Limit::kDeviceBytes || limit == Limit::kHostBytes;
 }
 // 0, which is no limit, to this.
 inline uint64_t MostOf(Limit limit) {

@@ -24,7 +24,6 @@ constexpr std::array<LimitText, kLimits> kTexts = {{
     {"sequences", "SEQUENCE_LIMIT", "close some"},
     {"device_bytes", "POOL_EXHAUSTED", "close sequences, or use a plan that keeps less"},
     {"host_bytes", "POOL_EXHAUSTED", "close sequences, or use a plan that keeps less"},
-    {"disk_bytes", "DISK_LIMIT", "nothing more of yours is written; the oldest goes first"},
     {"queued_work", "WORK_QUEUE", "wait for some of it"},
 }};
 

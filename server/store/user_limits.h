@@ -41,10 +41,9 @@ enum class Limit : uint8_t {
   kSequences,
   kDeviceBytes,
   kHostBytes,
-  kDiskBytes,
   kQueuedWork,
 };
-inline constexpr size_t kLimits = 9;
+inline constexpr size_t kLimits = 8;
 
 std::string_view NameOf(Limit limit);    // "sessions", as in admin.proto and the configuration
 std::string_view ReasonOf(Limit limit);  // of a refusal: "SESSION_LIMIT"

@@ -28,11 +28,11 @@ TEST(QuotaTable, HoldsAndLimitsStandTogether) {
   PrintQuotas({}, document, out);
   EXPECT_EQ(out.str(),
             "USER     SESSIONS  ATTACHES/S  CONNECTIONS  MODELS  SEQUENCES   DEVICE               "
-            "HOST     DISK  QUEUED  REFUSED\n"
+            "HOST  QUEUED  REFUSED\n"
             "default       512           -            -       -          -        -            "
-            "1.0 KiB        -       -        -\n"
+            "1.0 KiB       -        -\n"
             "uid:7      3 / 10       0 / -        0 / -   9 / -      0 / -  0 B / -  1.5 KiB / "
-            "4.0 KiB  0 B / -   0 / -        1\n");
+            "4.0 KiB   0 / -        1\n");
 }
 
 TEST(QuotaTable, WhoIsNearALimitOrWasRefusedIsShown) {

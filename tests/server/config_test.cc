@@ -168,7 +168,6 @@ const KeyCase kKeyCases[] = {
     {"limits.sequences", "KVSTRATA_LIMITS_SEQUENCES", "100", "1e6"},
     {"limits.device_bytes", "KVSTRATA_LIMITS_DEVICE_BYTES", "50%", "101%"},
     {"limits.host_bytes", "KVSTRATA_LIMITS_HOST_BYTES", "1GiB", "2048TiB"},
-    {"limits.disk_bytes", "KVSTRATA_LIMITS_DISK_BYTES", "16 MiB", "50%"},
     {"limits.queued_work", "KVSTRATA_LIMITS_QUEUED_WORK", "8", "8KiB"},
 };
 
@@ -478,7 +477,6 @@ TEST_F(ConfigTest, LimitsHaveDefaultsAndSharesOfPools) {
   EXPECT_EQ(limits.defaults[Limit::kSequences], 16384u);
   EXPECT_EQ(limits.defaults[Limit::kDeviceBytes], 900u);
   EXPECT_EQ(limits.defaults[Limit::kHostBytes], 184u);
-  EXPECT_EQ(limits.defaults[Limit::kDiskBytes], 0u);
   EXPECT_EQ(limits.defaults[Limit::kQueuedWork], 256u);
   EXPECT_TRUE(limits.operators.contains("uid:0"));
   EXPECT_TRUE(limits.operators.contains("uid:" + std::to_string(geteuid())));
