@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/descriptors.h"
 #include "server/attach/attach_loop.h"
 #include "server/telemetry/thread_top.h"
 #include "server/attach/packet.h"
@@ -21,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxAcceptsPerTurn = 16;
 constexpr int kMaxHandshakesPerUser = 64;
+constexpr uint64_t kDescriptorsOfSession = 5;
 
 }  // namespace
 
@@ -65,6 +67,10 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
         c, ResourceExhausted("DESCRIPTORS_STUCK",
                              "descriptors that clients of user " + std::to_string(c->peer.uid) +
                                  " passed do not close; end who keeps them open"));
+  }
+  if (!store_->user_limits()->IsOperator(c->peer.tenant)) {
+    const Status spare = CheckDescriptors(kDescriptorsOfSession);
+    if (!spare.ok()) return Refuse(c, spare);
   }
   const auto same_user = [c](const auto& entry) {
     const Connection& other = *entry.second;
