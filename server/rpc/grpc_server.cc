@@ -44,6 +44,7 @@ constexpr int kTickMs = 1000;             // what nobody tells at once is seen t
 constexpr uint32_t kNobody = 0xFFFFFFFF;  // who connected, when the kernel does not say
 constexpr int kOutOfMemoryPauseMs = 100;
 constexpr uint64_t kDescriptorsOfConnection = 2;
+constexpr int kMaxAcceptsPerTurn = 16;
 constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
 // How long a thread of gRPC's may sleep when gRPC forgets to wake it, which it does while it ends.
 constexpr int kMostSleepMs = 500;
@@ -159,7 +160,8 @@ class GrpcServer::Impl {
   bool AwaitTurn();
   void TellHealth();
   void Tick();
-  void AcceptOne();
+  // False: nobody waits, or nothing can be accepted now.
+  bool AcceptOne();
   void Serve(UniqueFd connection);
   // OK: its user's server has it.
   Status Admit(const PeerIdentity& peer, UniqueFd* connection);
@@ -274,7 +276,9 @@ bool GrpcServer::Impl::AwaitTurn() {
   if (Clock::now() >= next_tick_) Tick();
   if (waits[3].revents != 0) connections_.Collect();
   if (waits[4].revents != 0) refused_.Serve();
-  if (waits[1].revents != 0) AcceptOne();
+  if (waits[1].revents == 0) return true;
+  for (int i = 0; i < kMaxAcceptsPerTurn && AcceptOne(); ++i) {
+  }
   return true;
 }
 
@@ -290,15 +294,18 @@ void GrpcServer::Impl::Tick() {
   next_tick_ = Clock::now() + std::chrono::milliseconds(kTickMs);
 }
 
-void GrpcServer::Impl::AcceptOne() {
+bool GrpcServer::Impl::AcceptOne() {
   UniqueFd connection(accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (connection) {
     Serve(std::move(connection));
-  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    return true;
+  }
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
     Refuse(ResourceExhausted("DESCRIPTORS", std::string("accept: ") + std::strerror(errno)));
     pollfd stop{stop_.get(), POLLIN, 0};
     poll(&stop, 1, kOutOfDescriptorsPauseMs);  // until somebody closes one, or we stop
   }
+  return false;
 }
 
 void GrpcServer::Impl::Serve(UniqueFd connection) {
