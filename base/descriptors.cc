@@ -1,22 +1,48 @@
 #include "base/descriptors.h"
 
+#include <dirent.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
-#include <algorithm>
 #include <string>
 
 namespace kvstrata {
+namespace {
 
-Status CheckReserve(int fd) {
+constexpr const char* kFolder = "/proc/self/fd";
+
+uint64_t CountEntries(uint64_t otherwise) {
+  DIR* const folder = opendir(kFolder);
+  if (folder == nullptr) return otherwise;  // no descriptor for it, or no /proc
+  uint64_t entries = 0;
+  while (readdir(folder) != nullptr) ++entries;
+  closedir(folder);
+  constexpr uint64_t kDotsAndItself = 3;
+  return entries - kDotsAndItself;
+}
+
+}  // namespace
+
+DescriptorUse CountDescriptors() {
+  DescriptorUse use;
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return OkStatus();
-  const rlim_t reserved = std::min<rlim_t>(kReservedDescriptors, limit.rlim_cur / 2);
-  if (static_cast<rlim_t>(fd) < limit.rlim_cur - reserved) return OkStatus();
-  return ResourceExhausted("DESCRIPTORS",
-                           "the daemon has no file descriptors left but those that it keeps for "
-                           "operators and for work under way (" +
-                               std::to_string(reserved) + " of " + std::to_string(limit.rlim_cur) +
-                               "); close connections or sessions, or raise LimitNOFILE");
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return use;
+  use.limit = limit.rlim_cur;
+  struct stat folder {};
+  // Its size is how many are open, where the kernel says so: one is, at least.
+  const bool told = stat(kFolder, &folder) == 0 && folder.st_size > 0;
+  use.open = told ? static_cast<uint64_t>(folder.st_size) : CountEntries(use.limit);
+  return use;
+}
+
+Status CheckDescriptors(uint64_t wanted) {
+  const DescriptorUse use = CountDescriptors();
+  if (use.left() >= kDescriptorReserve + wanted) return OkStatus();
+  return ResourceExhausted(
+      "DESCRIPTORS", "the daemon has " + std::to_string(use.left()) +
+                         " file descriptors left, of " + std::to_string(use.limit) + ", and " +
+                         std::to_string(kDescriptorReserve) +
+                         " are kept for operators and work under way; raise LimitNOFILE");
 }
 
 }  // namespace kvstrata

@@ -1,20 +1,30 @@
-// Descriptors that a daemon keeps free for operators and for work under way.
+// How many file descriptors this process has left, so that some are kept for who must get in when
+// others have taken the rest.
 //
-// The kernel gives the lowest free number, so the number that a new descriptor got says how many
-// there are, as nearly as a refusal needs. Any thread. Cost: a system call.
+// Any thread. Cost: two system calls since Linux 6.2; before, a look at each open descriptor.
 #ifndef KVSTRATA_BASE_DESCRIPTORS_H_
 #define KVSTRATA_BASE_DESCRIPTORS_H_
+
+#include <cstddef>
+#include <cstdint>
 
 #include "base/status.h"
 
 namespace kvstrata {
 
-inline constexpr int kReservedDescriptors = 64;
+// For operators and for work under way, such as a pool that grows: no connection of another user
+// may leave fewer.
+inline constexpr uint64_t kDescriptorReserve = 64;
 
-// DESCRIPTORS (RESOURCE_EXHAUSTED): `fd`, just opened for somebody else, is among the last
-// kReservedDescriptors that RLIMIT_NOFILE allows, or among the last half where it allows fewer than
-// twice as many.
-Status CheckReserve(int fd);
+// RLIMIT_NOFILE and how much of it is open; all of it when /proc does not tell.
+struct DescriptorUse {
+  uint64_t limit = 0, open = 0;
+  uint64_t left() const { return limit - (open < limit ? open : limit); }
+};
+DescriptorUse CountDescriptors();
+
+// RESOURCE_EXHAUSTED DESCRIPTORS when `wanted` more would leave fewer than the reserve.
+Status CheckDescriptors(uint64_t wanted);
 
 }  // namespace kvstrata
 

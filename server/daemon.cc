@@ -18,6 +18,7 @@
 #include "kernels/executor.h"
 #include "kernels/step/cuda_step.h"
 #include "server/attach/unix_listener.h"
+#include "server/config_limits.h"
 #include "server/memory/cgroup.h"
 #include "server/memory/numa_topology.h"
 #include "server/pool_memory.h"
@@ -125,6 +126,7 @@ struct Daemon::Parts {
   std::unique_ptr<Importer> importer;
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
+  DescriptorCloser grpc_closer;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<GrpcServer> grpc;
   bool settled = false;
@@ -182,7 +184,13 @@ Status Daemon::Parts::MakeStore() {
   if (devices.empty()) {
     KVS_ASSIGN_OR_RETURN(devices, FindGpus(&host));
   }
-  for (const StoreDevice& device : devices) device_names.push_back(device.name);
+  uint64_t device_bytes = 0;
+  for (const StoreDevice& device : devices) {
+    device_names.push_back(device.name);
+    device_bytes += std::min(config.store.device_bytes, device.bytes);
+  }
+  config.store.user_limits =
+      std::make_shared<UserLimits>(UserLimitsOf(config, device_bytes, config.store.host_bytes));
   const bool gpus = config.devices.emulated == 0;
   KVS_ASSIGN_OR_RETURN(host,
                        PlaceHost(std::move(host), gpus ? std::span<const std::string>(device_names)
@@ -332,7 +340,8 @@ std::string Daemon::Parts::Health() const {
     return "hangs: " + loop.thread + " has not answered for " + std::to_string(loop.since.count()) +
            " s";
   }
-  if (const ClosingCounters closing = attach->counters().closing; closing.late != 0) {
+  for (const ClosingCounters& closing : {attach->counters().closing, grpc_closer.counters()}) {
+    if (closing.late == 0) continue;
     return "degraded: " + std::to_string(closing.late) + " descriptors that clients of user " +
            std::to_string(closing.late_user) + (closing.late == 1 ? "" : " and others") +
            " passed do not close";
@@ -408,6 +417,7 @@ Status Daemon::Parts::StartGrpc() {
   options.store = store.get();
   options.backend = backend;
   options.executor = executor.get();
+  options.closer = &grpc_closer;
   options.cuda = cuda;
   options.cuda_devices = cuda_devices;
   options.version = DaemonVersion();

@@ -16,8 +16,10 @@ kvs_library(kvs_rpc
   rpc/library_log.cc
   rpc/malformed_requests.cc
   rpc/prefix_messages.cc
+  rpc/quota_calls.cc
   rpc/recall_stream.cc
   rpc/recompress_stream.cc
+  rpc/refused_connections.cc
   rpc/remote_sequence.cc
   rpc/remote_session.cc
   rpc/scrub_stream.cc

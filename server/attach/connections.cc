@@ -22,6 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxAcceptsPerTurn = 16;
 constexpr int kMaxHandshakesPerUser = 64;
+constexpr uint64_t kDescriptorsOfSession = 5;
 
 }  // namespace
 
@@ -67,6 +68,10 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
                              "descriptors that clients of user " + std::to_string(c->peer.uid) +
                                  " passed do not close; end who keeps them open"));
   }
+  if (!store_->user_limits()->IsOperator(c->peer.tenant)) {
+    const Status spare = CheckDescriptors(kDescriptorsOfSession);
+    if (!spare.ok()) return Refuse(c, spare);
+  }
   const auto same_user = [c](const auto& entry) {
     const Connection& other = *entry.second;
     return other.state == Connection::State::kHandshake && other.peer.uid == c->peer.uid;
@@ -76,9 +81,6 @@ void AttachServer::Loop::AdmitSocket(UniqueFd socket) {
                                        "user " + std::to_string(c->peer.uid) + " has " +
                                            std::to_string(kMaxHandshakesPerUser) +
                                            " connections that have not said Hello; retry"));
-  }
-  if (!store_->user_limits()->IsOperator(c->peer.tenant)) {
-    if (const Status room = CheckReserve(c->pidfd.get()); !room.ok()) return Refuse(c, room);
   }
   if (!WatchSocket(c) || !Watch(c->pidfd.get(), kPidfd, c->number, EPOLLIN)) {
     Refuse(c, ResourceExhausted("EPOLL_LIMIT", "the daemon cannot watch more connections"));
@@ -149,9 +151,6 @@ Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
     return ResourceExhausted("DESCRIPTORS",
                              "the daemon has no file descriptors left; raise "
                              "LimitNOFILE");
-  }
-  if (!store_->user_limits()->IsOperator(c->peer.tenant)) {
-    KVS_RETURN_IF_ERROR(CheckReserve(c->doorbell.get()));
   }
   c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
   Result<SessionSegments> segments = store_->OpenSession(

@@ -21,13 +21,17 @@ namespace kvstrata {
 
 class CallsUnderWay {
  public:
+  // `all`: counts these calls too, with those of others; it outlives this.
+  explicit CallsUnderWay(CallsUnderWay* all = nullptr) : all_(all) {}
   void Begin() KVS_EXCLUDES(mu_);
   void End() KVS_EXCLUDES(mu_);
+  size_t calls() const KVS_EXCLUDES(mu_);
   // Blocks until there is none; false: `deadline` came first.
   bool AwaitNone(std::chrono::steady_clock::time_point deadline) KVS_EXCLUDES(mu_);
 
  private:
-  Mutex mu_;
+  CallsUnderWay* const all_;
+  mutable Mutex mu_;
   std::condition_variable none_;
   size_t calls_ KVS_GUARDED_BY(mu_) = 0;
 };

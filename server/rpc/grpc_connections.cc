@@ -22,21 +22,8 @@ Status GrpcConnections::Open() {
   return Internal("GRPC_START", std::string("epoll: ") + std::strerror(errno));
 }
 
-size_t GrpcConnections::OfUser(uint32_t uid) const {
-  const auto found = of_user_.find(uid);
-  return found == of_user_.end() ? 0 : found->second;
-}
-
-Status GrpcConnections::Admit(uint32_t uid) const {
-  if (OfUser(uid) < kMaxOfUser) return OkStatus();
-  return ResourceExhausted("CONNECTIONS", "user " + std::to_string(uid) + " has " +
-                                              std::to_string(kMaxOfUser) +
-                                              " gRPC connections, which is all that one may "
-                                              "have; close some");
-}
-
-Status GrpcConnections::Add(uint32_t uid, int socket) {
-  UniqueFd copy(fcntl(socket, F_DUPFD_CLOEXEC, 0));
+Status GrpcConnections::Add(uint32_t uid, UserPlace place, int socket) {
+  PassedFd copy(UniqueFd(fcntl(socket, F_DUPFD_CLOEXEC, 0)), closer_, uid);
   epoll_event event{};  // of itself: EPOLLHUP, when both ways are shut
   event.data.fd = copy.get();
   if (!copy || epoll_ctl(ended_.get(), EPOLL_CTL_ADD, copy.get(), &event) != 0) {
@@ -44,9 +31,16 @@ Status GrpcConnections::Add(uint32_t uid, int socket) {
                              std::string("a connection's copy: ") + std::strerror(errno));
   }
   const int number = copy.get();
-  connections_.emplace(number, Connection{uid, std::move(copy)});
-  ++of_user_[uid];
+  connections_.emplace(number, Connection{uid, std::move(place), std::move(copy)});
+  ++users_[uid].connections;
   return OkStatus();
+}
+
+std::optional<GrpcConnections::Clock::time_point> GrpcConnections::IdleSince(uint32_t uid) const {
+  const auto found = users_.find(uid);
+  if (found == users_.end()) return Clock::time_point::min();
+  if (found->second.connections != 0) return std::nullopt;
+  return found->second.ended;
 }
 
 void GrpcConnections::Collect() {
@@ -59,8 +53,8 @@ void GrpcConnections::Ended(int copy) {
   const auto found = connections_.find(copy);
   // Closing alone does not take it out of the set while gRPC has the same socket open.
   epoll_ctl(ended_.get(), EPOLL_CTL_DEL, copy, nullptr);
-  const auto user = of_user_.find(found->second.uid);
-  if (--user->second == 0) of_user_.erase(user);
+  User& user = users_[found->second.uid];
+  if (--user.connections == 0) user.ended = Clock::now();
   connections_.erase(found);
 }
 

@@ -14,8 +14,10 @@
 #include <cstring>
 #include <map>
 #include <new>
+#include <optional>
 #include <thread>
 
+#include "base/descriptors.h"
 #include "base/unique_fd.h"
 #include "server/attach/peer.h"
 #include "server/rpc/admin_service.h"
@@ -25,6 +27,8 @@
 #include "server/rpc/health_names.h"
 #include "server/rpc/library_log.h"
 #include "server/rpc/malformed_requests.h"
+#include "server/rpc/refused_connections.h"
+#include "server/store/user_name.h"
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/log.h"
 #include "server/telemetry/thread_top.h"
@@ -36,8 +40,11 @@ constexpr int kMaxConcurrentCalls = 128;  // of one connection
 constexpr size_t kMessageMemory = size_t{1}
                                   << 30;  // of all messages that are being read or written
 constexpr int kOutOfDescriptorsPauseMs = 100;
-constexpr int kHealthPeriodMs = 1000;  // what nobody tells at once is seen then
+constexpr int kTickMs = 1000;             // what nobody tells at once is seen then
+constexpr uint32_t kNobody = 0xFFFFFFFF;  // who connected, when the kernel does not say
 constexpr int kOutOfMemoryPauseMs = 100;
+constexpr uint64_t kDescriptorsOfConnection = 2;
+constexpr int kMaxAcceptsPerTurn = 16;
 constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
 // How long a thread of gRPC's may sleep when gRPC forgets to wake it, which it does while it ends.
 constexpr int kMostSleepMs = 500;
@@ -58,8 +65,9 @@ class WithoutThreads final : public grpc::ServerBuilderOption {
 class UserServer {
  public:
   UserServer(const GrpcOptions& options, const PeerIdentity& user, bool admin, WorkQueue* queue,
-             CallsUnderWay* calls)
-      : context_(options, user, admin, queue, calls),
+             CallsUnderWay* all_calls)
+      : calls_(all_calls),
+        context_(options, user, admin, queue, &calls_),
         control_(&context_),
         compute_(&context_),
         admin_(&context_) {}
@@ -104,6 +112,9 @@ class UserServer {
     context_.EndServing();
     control_.streams().EndAll(ServiceContext::Stopping());
   }
+  // No call, no session: nothing of it is used but by a connection.
+  bool HasNothingToDo() const { return calls_.calls() == 0 && !context_.HasSessions(); }
+  bool IsOfOperator() const { return context_.CheckAdmin().ok(); }
   // Cancels what is left, and returns when no call is.
   void Shutdown() {
     server_->Shutdown(std::chrono::system_clock::now());
@@ -111,6 +122,7 @@ class UserServer {
   }
 
  private:
+  CallsUnderWay calls_;
   ServiceContext context_;
   ControlService control_;
   ComputeService compute_;
@@ -118,6 +130,8 @@ class UserServer {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> server_;
 };
+
+bool IsOperator(uint32_t uid) { return uid == 0 || uid == geteuid(); }
 
 int64_t NowSeconds() {
   return std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch()).count();
@@ -128,7 +142,10 @@ int64_t NowSeconds() {
 class GrpcServer::Impl {
  public:
   explicit Impl(const GrpcOptions& options)
-      : options_(options), queue_(std::make_unique<WorkQueue>(options.workers)) {
+      : options_(options),
+        connections_(options.closer),
+        refused_(options.closer),
+        queue_(std::make_unique<WorkQueue>(options.workers)) {
     quota_.Resize(kMessageMemory);
   }
   ~Impl() { Shutdown(std::chrono::milliseconds(0)); }
@@ -142,10 +159,15 @@ class GrpcServer::Impl {
   // False: it is to stop.
   bool AwaitTurn();
   void TellHealth();
-  void AcceptOne();
-  Status Serve(UniqueFd connection);
+  void Tick();
+  // False: nobody waits, or nothing can be accepted now.
+  bool AcceptOne();
+  void Serve(UniqueFd connection);
+  // OK: its user's server has it.
+  Status Admit(const PeerIdentity& peer, UniqueFd* connection);
   Status StartServerOf(uint32_t uid, uint32_t gid);
   Result<UserServer*> ServerOf(const PeerIdentity& user);
+  Status MakeRoomForUser();
   void Refuse(const Status& why);
 
   const GrpcOptions options_;
@@ -153,10 +175,11 @@ class GrpcServer::Impl {
   CallsUnderWay calls_;  // of all users
   // The accepting thread's, and the caller's before and after it runs.
   GrpcConnections connections_;
+  RefusedConnections refused_;
   std::map<uint32_t, std::unique_ptr<UserServer>> users_;
   Heartbeat beat_{"kvs-grpc-accept"};
   LogLimiter refusals_{kLogBurst};
-  Clock::time_point next_health_;
+  Clock::time_point next_tick_;
   // Goes before the services that its tasks use.
   std::unique_ptr<WorkQueue> queue_;
   UniqueFd stop_;
@@ -165,11 +188,12 @@ class GrpcServer::Impl {
 
 Status GrpcServer::Impl::Start() {
   KVS_CHECK(options_.store != nullptr && options_.backend != nullptr &&
-            options_.executor != nullptr && options_.listen_fd >= 0);
+            options_.executor != nullptr && options_.closer != nullptr && options_.listen_fd >= 0);
   TakeOverLibraryLogs();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   KVS_RETURN_IF_ERROR(connections_.Open());
+  KVS_RETURN_IF_ERROR(refused_.Open());
   stop_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop_) return Internal("GRPC_START", std::string("eventfd: ") + std::strerror(errno));
   // Our own user's and root's first: an operator's first command does not wait for a server, and
@@ -185,23 +209,43 @@ Status GrpcServer::Impl::StartServerOf(uint32_t uid, uint32_t gid) {
   PeerIdentity user;
   user.uid = uid;
   user.gid = gid;
-  user.tenant = "uid:" + std::to_string(uid);
+  user.tenant = UserName(uid);
   return ServerOf(user).status();
 }
 
 Result<UserServer*> GrpcServer::Impl::ServerOf(const PeerIdentity& user) {
   const auto found = users_.find(user.uid);
   if (found != users_.end()) return found->second.get();
-  if (users_.size() >= kMaxUsers) {
-    return ResourceExhausted(
-        "USERS", std::to_string(kMaxUsers) + " users have connected already; restart the daemon");
-  }
+  KVS_RETURN_IF_ERROR(MakeRoomForUser());
   PeerIdentity identity = user;
   identity.pid = 0;  // the server serves all processes of the user
-  const bool admin = user.uid == 0 || user.uid == geteuid();
-  auto server = std::make_unique<UserServer>(options_, identity, admin, queue_.get(), &calls_);
+  auto server =
+      std::make_unique<UserServer>(options_, identity, IsOperator(user.uid), queue_.get(), &calls_);
   KVS_RETURN_IF_ERROR(server->Start(quota_));
   return users_.emplace(user.uid, std::move(server)).first->second.get();
+}
+
+// A server without connections is another user's chance: whose has been idle longest goes.
+Status GrpcServer::Impl::MakeRoomForUser() {
+  if (users_.size() < kMaxUsers) return OkStatus();
+  auto oldest = users_.end();
+  Clock::time_point since;
+  for (auto it = users_.begin(); it != users_.end(); ++it) {
+    const std::optional<Clock::time_point> idle = connections_.IdleSince(it->first);
+    if (!idle || it->second->IsOfOperator() || !it->second->HasNothingToDo()) continue;
+    if (oldest != users_.end() && *idle >= since) continue;
+    oldest = it;
+    since = *idle;
+  }
+  if (oldest == users_.end()) {
+    return ResourceExhausted("USERS", std::to_string(kMaxUsers) +
+                                          " users are connected, and no more can be; connect "
+                                          "again when one of them has gone");
+  }
+  oldest->second->Shutdown();
+  connections_.Forget(oldest->first);
+  users_.erase(oldest);
+  return OkStatus();
 }
 
 void GrpcServer::Impl::AcceptLoop() {
@@ -218,44 +262,76 @@ void GrpcServer::Impl::AcceptLoop() {
 }
 
 bool GrpcServer::Impl::AwaitTurn() {
-  pollfd waits[4] = {{stop_.get(), POLLIN, 0},
+  pollfd waits[5] = {{stop_.get(), POLLIN, 0},
                      {options_.listen_fd, POLLIN, 0},
                      {options_.pools_fd, POLLIN, 0},
-                     {connections_.fd(), POLLIN, 0}};
-  if (poll(waits, 4, kHealthPeriodMs) < 0) return errno == EINTR;
+                     {connections_.fd(), POLLIN, 0},
+                     {refused_.fd(), POLLIN, 0}};
+  if (poll(waits, 5, kTickMs) < 0) return errno == EINTR;
   if (waits[0].revents != 0) return false;
   const Turning turning(&beat_);
   eventfd_t told = 0;
   if (waits[2].revents != 0) (void)eventfd_read(options_.pools_fd, &told);
-  if (told != 0 || Clock::now() >= next_health_) TellHealth();
+  if (told != 0) TellHealth();
+  if (Clock::now() >= next_tick_) Tick();
   if (waits[3].revents != 0) connections_.Collect();
-  if (waits[1].revents != 0) AcceptOne();
+  if (waits[4].revents != 0) refused_.Serve();
+  if (waits[1].revents == 0) return true;
+  for (int i = 0; i < kMaxAcceptsPerTurn && AcceptOne(); ++i) {
+  }
   return true;
 }
 
 void GrpcServer::Impl::TellHealth() {
   const std::map<std::string, bool> names = HealthNames(options_);
   for (const auto& [uid, user] : users_) user->TellHealth(names);
-  next_health_ = Clock::now() + std::chrono::milliseconds(kHealthPeriodMs);
 }
 
-void GrpcServer::Impl::AcceptOne() {
+void GrpcServer::Impl::Tick() {
+  TellHealth();
+  refused_.Expire(Clock::now());
+  options_.closer->Tick();
+  next_tick_ = Clock::now() + std::chrono::milliseconds(kTickMs);
+}
+
+bool GrpcServer::Impl::AcceptOne() {
   UniqueFd connection(accept4(options_.listen_fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (connection) {
-    if (const Status served = Serve(std::move(connection)); !served.ok()) Refuse(served);
-  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    Serve(std::move(connection));
+    return true;
+  }
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
     Refuse(ResourceExhausted("DESCRIPTORS", std::string("accept: ") + std::strerror(errno)));
     pollfd stop{stop_.get(), POLLIN, 0};
     poll(&stop, 1, kOutOfDescriptorsPauseMs);  // until somebody closes one, or we stop
   }
+  return false;
 }
 
-Status GrpcServer::Impl::Serve(UniqueFd connection) {
-  KVS_ASSIGN_OR_RETURN(const PeerIdentity peer, IdentityOf(connection.get()));
-  KVS_RETURN_IF_ERROR(connections_.Admit(peer.uid));
+void GrpcServer::Impl::Serve(UniqueFd connection) {
+  const Result<PeerIdentity> peer = IdentityOf(connection.get());
+  if (!peer.ok()) {
+    options_.closer->Put(std::move(connection), kNobody);
+    return Refuse(peer.status());
+  }
+  const Status admitted = Admit(*peer, &connection);
+  if (admitted.ok()) return;
+  Refuse(admitted);
+  refused_.Add(std::move(connection), peer->uid, admitted);
+}
+
+Status GrpcServer::Impl::Admit(const PeerIdentity& peer, UniqueFd* connection) {
+  const std::shared_ptr<UserLimits>& limits = options_.store->user_limits();
+  if (!options_.closer->MayTake(peer.uid)) {
+    return ResourceExhausted("DESCRIPTORS_STUCK",
+                             "descriptors that clients of user " + std::to_string(peer.uid) +
+                                 " passed do not close; end who keeps them open");
+  }
+  if (!IsOperator(peer.uid)) KVS_RETURN_IF_ERROR(CheckDescriptors(kDescriptorsOfConnection));
+  KVS_ASSIGN_OR_RETURN(UserPlace place, UserPlace::Take(limits, peer.tenant, Limit::kConnections));
   KVS_ASSIGN_OR_RETURN(UserServer* const server, ServerOf(peer));
-  KVS_RETURN_IF_ERROR(connections_.Add(peer.uid, connection.get()));
-  server->Take(std::move(connection));
+  KVS_RETURN_IF_ERROR(connections_.Add(peer.uid, std::move(place), connection->get()));
+  server->Take(std::move(*connection));
   return OkStatus();
 }
 

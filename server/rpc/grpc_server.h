@@ -7,9 +7,13 @@
 // belong to it. Sessions and sequences of another user do not exist for them, and Admin answers
 // root and the daemon's own user only. Process ids are not told apart: a remote session's pid is 0.
 //
-// Every connection is admitted, and known until it ends, by GrpcConnections. Descriptors that a
-// peer sends along are for the listener to refuse (unix_listener.h): gRPC would close them on its
-// own threads, which the peer can make last.
+// Every connection has a place of its user's (Limit::kConnections of the store's user_limits) and
+// is known until it ends by GrpcConnections; who is refused hears why (refused_connections.h).
+// Descriptors that a peer sends along are for the listener to refuse (unix_listener.h): gRPC would
+// close them on its own threads, which the peer can make last.
+//
+// At most kMaxUsers users have a server: for another one the server of a user without connections,
+// sessions and calls is taken down, whose has been idle longest; never an operator's.
 //
 // Reflection is served to root and the daemon's own user.
 //
@@ -23,7 +27,7 @@
 // longer than the store's lock. Calls of one session run one after another, in the order of their
 // arrival. Ownership: everything in GrpcOptions is borrowed and outlives Shutdown. Limits: 64 MiB a
 // request (RESOURCE_EXHAUSTED), 128 calls at a time per connection, 256 waiting calls per session,
-// kMaxUsers users, GrpcConnections::kMaxOfUser connections of each.
+// kMaxUsers users connected. The last descriptors are kept for operators (base/descriptors.h).
 #ifndef KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
 #define KVSTRATA_SERVER_RPC_GRPC_SERVER_H_
 
@@ -39,6 +43,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/executor.h"
+#include "server/attach/descriptor_closer.h"
 #include "server/store/blocks.h"
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
@@ -83,8 +88,9 @@ struct GrpcOptions {
   int listen_fd = -1;       // listening SOCK_STREAM Unix socket, non-blocking (UnixListener::fd)
   std::string socket_path;  // shown by Admin.GetStatus
   Store* store = nullptr;
-  const Backend* backend = nullptr;  // of sessions that name none
-  Executor* executor = nullptr;      // runs the parts of ops
+  const Backend* backend = nullptr;    // of sessions that name none
+  Executor* executor = nullptr;        // runs the parts of ops
+  DescriptorCloser* closer = nullptr;  // of sockets; the accepting thread ticks it
   // Where sessions compute if the devices are GPUs: their numbers in this process, by the store's;
   // null: nowhere.
   const cuda::CudaOps* cuda = nullptr;

@@ -29,6 +29,11 @@ void ServiceContext::AddSession(std::shared_ptr<RemoteSession> session) {
   sessions_.emplace(id, std::move(session));
 }
 
+bool ServiceContext::HasSessions() const {
+  MutexLock lock(mu_);
+  return !sessions_.empty();
+}
+
 std::shared_ptr<RemoteSession> ServiceContext::TakeSession(uint64_t session) {
   MutexLock lock(mu_);
   auto node = sessions_.extract(session);

@@ -51,6 +51,7 @@ class ServiceContext {
   static Status NoDisk();
 
   void AddSession(std::shared_ptr<RemoteSession> session) KVS_EXCLUDES(mu_);
+  bool HasSessions() const KVS_EXCLUDES(mu_);
   // The session, for whoever ends it; null when somebody else does already.
   std::shared_ptr<RemoteSession> TakeSession(uint64_t session) KVS_EXCLUDES(mu_);
   // DAEMON_STOPPING; SESSION_UNKNOWN (NOT_FOUND) also for a session of another user or of the

@@ -23,11 +23,10 @@ namespace kvstrata::testing {
 class RemoteClient {
  public:
   // The session's backend is asked for; "": the daemon's. failure() says why there is none.
-  explicit RemoteClient(const std::string& socket, const std::string& backend = "") {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(-1);
-    const auto channel =
-        grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
+  explicit RemoteClient(const std::string& socket, const std::string& backend = "")
+      : RemoteClient(ChannelTo(socket), backend) {}
+  explicit RemoteClient(const std::shared_ptr<grpc::Channel>& channel,
+                        const std::string& backend = "") {
     control_ = v1::Control::NewStub(channel);
     compute_ = v1::Compute::NewStub(channel);
     v1::OpenSessionRequest request;
@@ -151,6 +150,13 @@ class RemoteClient {
   }
 
  private:
+  static std::shared_ptr<grpc::Channel> ChannelTo(const std::string& socket) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    return grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+
   std::unique_ptr<v1::Control::Stub> control_;
   std::unique_ptr<v1::Compute::Stub> compute_;
   grpc::ClientContext context_;

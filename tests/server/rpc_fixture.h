@@ -27,6 +27,7 @@
 #include "kvstrata/v1/compute.grpc.pb.h"
 #include "kvstrata/v1/control.grpc.pb.h"
 #include "proto/status_map.h"
+#include "server/attach/descriptor_closer.h"
 #include "server/attach/unix_listener.h"
 #include "server/rpc/grpc_server.h"
 #include "server/store/store.h"
@@ -50,12 +51,14 @@ class RpcDaemon {
   explicit RpcDaemon(uint64_t pool_bytes = uint64_t{64} << 20,
                      const std::function<void(Store*, GrpcOptions*)>& more = nullptr,
                      std::unique_ptr<MemoryResource> device = NewEmulatedDevice(),
-                     std::unique_ptr<MemoryResource> second_device = nullptr) {
+                     std::unique_ptr<MemoryResource> second_device = nullptr,
+                     std::shared_ptr<UserLimits> limits = nullptr) {
     char folder[] = "/tmp/kvstrata-rpc.XXXXXX";
     folder_ = mkdtemp(folder);
     StoreOptions options;
     options.device_bytes = pool_bytes;
     options.host_bytes = pool_bytes;
+    options.user_limits = std::move(limits);
     options.arena_bytes = uint64_t{1} << 20;  // a session takes at least one of each pool it uses
     options.named_plans = {{"mine", "window{n_recent = 64}"}};
     pools_failed_.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -75,6 +78,7 @@ class RpcDaemon {
     grpc.pools_fd = pools_failed_.get();
     grpc.backend = FindBackend("ref").value();
     grpc.executor = executor_.get();
+    grpc.closer = &closer_;
     grpc.version = "1.2.3";
     grpc.commit = "abc";
     grpc.config = [] {
@@ -133,6 +137,7 @@ class RpcDaemon {
   std::unique_ptr<Store> store_;
   std::unique_ptr<UnixListener> listener_;
   std::unique_ptr<Executor> executor_;
+  DescriptorCloser closer_;
   std::unique_ptr<GrpcServer> server_;
 };
 

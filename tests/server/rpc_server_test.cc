@@ -10,7 +10,6 @@
 #include <sstream>
 
 #include "base/sync.h"
-#include "server/rpc/grpc_connections.h"
 #include "server/rpc/service_context.h"
 #include "server/telemetry/log.h"
 #include "tests/server/rpc_fixture.h"
@@ -400,24 +399,6 @@ TEST(RpcServer, CallsAfterTheEndOfServingSayThatItStops) {
   v1::AuditResponse audit;
   const Status queued = Call(*client.admin, &v1::Admin::Stub::Audit, v1::AuditRequest(), &audit);
   EXPECT_EQ(queued.reason(), "DAEMON_STOPPING") << queued.ToString();
-}
-
-TEST(RpcServer, AUserHasSoManyConnectionsAndGetsThemBack) {
-  RpcDaemon daemon;
-  std::vector<UniqueFd> peers;
-  for (size_t i = 0; i < GrpcConnections::kMaxOfUser; ++i) peers.push_back(daemon.Dial());
-  const auto closed = [](const UniqueFd& fd) {
-    pollfd hangup{fd.get(), POLLHUP, 0};
-    return poll(&hangup, 1, 0) == 1;
-  };
-  const UniqueFd refused = daemon.Dial();
-  EXPECT_TRUE(Eventually([&] { return closed(refused); }));
-  EXPECT_FALSE(closed(peers.front()));
-  peers.clear();
-  EXPECT_TRUE(Eventually([&] {
-    const Result<std::string> health = Health(daemon.Connect(), "");
-    return health.ok() && *health == kServing;
-  }));
 }
 
 // Of the daemon's user's and of nobody's server.
