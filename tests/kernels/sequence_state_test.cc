@@ -108,10 +108,19 @@ TEST_F(State, SeriesOfAHeldPrefixMayBeSkipped) {
               HasSubstr("boundary from position 33: a gap; go on at position 32"));
   EXPECT_THAT(boundary.message(), testing::Not(HasSubstr(" or ")));
   EXPECT_TRUE(state.Report(32, 0, x.data(), nullptr, nullptr).ok());  // changes nothing
-  EXPECT_TRUE(state.Report(33, 0, x.data(), nullptr, nullptr).ok());  // the same
   EXPECT_TRUE(state.Report(31, 5, x.data(), nullptr, nullptr).ok());
   EXPECT_EQ(state.Report(0, 4, x.data(), nullptr, nullptr).reason(), "REPORT_ORDER");
   EXPECT_EQ(state.Report(37, 3, x.data(), nullptr, nullptr).reason(), "REPORT_ORDER");
+}
+
+// It may be the prompt's last: then there is nothing else to report.
+TEST_F(State, AReportOfNothingSkipsTheFirstPositionToo) {
+  HeldSequence sequence = Held("full", 32);
+  sequence.state = std::make_unique<SequenceState>(SmallGeometry(), PlanOf("full"), 32, 32);
+  RunTo(sequence, in_, 33, 1, backend());
+  const float none = 0;
+  ASSERT_TRUE(sequence.state->Report(33, 0, &none, nullptr, nullptr).ok());
+  EXPECT_EQ(Inspected<float>(sequence, backend(), "surprisal").size(), 33u);
 }
 
 // Nothing that was computed here predicts the token behind a held prefix.
