@@ -417,6 +417,7 @@ Status Daemon::Parts::StartGrpc() {
   options.store = store.get();
   options.backend = backend;
   options.executor = executor.get();
+  options.takes_descriptors = grpc_listener->takes_descriptors();
   options.closer = &grpc_closer;
   options.cuda = cuda;
   options.cuda_devices = cuda_devices;

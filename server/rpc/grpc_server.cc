@@ -45,6 +45,8 @@ constexpr uint32_t kNobody = 0xFFFFFFFF;  // who connected, when the kernel does
 constexpr int kOutOfMemoryPauseMs = 100;
 constexpr uint64_t kDescriptorsOfConnection = 2;
 constexpr int kMaxAcceptsPerTurn = 16;
+constexpr size_t kMostClosing = 16;
+constexpr std::chrono::milliseconds kClosingPause{50};
 constexpr uint32_t kLogBurst = 5;  // refusals a second that are worth a line each
 // How long a thread of gRPC's may sleep when gRPC forgets to wake it, which it does while it ends.
 constexpr int kMostSleepMs = 500;
@@ -144,7 +146,7 @@ class GrpcServer::Impl {
   explicit Impl(const GrpcOptions& options)
       : options_(options),
         connections_(options.closer),
-        refused_(options.closer),
+        refused_(options.takes_descriptors ? options.closer : nullptr),
         queue_(std::make_unique<WorkQueue>(options.workers)) {
     quota_.Resize(kMessageMemory);
   }
@@ -277,6 +279,10 @@ bool GrpcServer::Impl::AwaitTurn() {
   if (waits[3].revents != 0) connections_.Collect();
   if (waits[4].revents != 0) refused_.Serve();
   if (waits[1].revents == 0) return true;
+  // What is refused faster than it is closed would take the operators' descriptors.
+  if (options_.closer->counters().pending > kMostClosing) {
+    options_.closer->Await(Clock::now() + kClosingPause);
+  }
   for (int i = 0; i < kMaxAcceptsPerTurn && AcceptOne(); ++i) {
   }
   return true;
@@ -311,7 +317,7 @@ bool GrpcServer::Impl::AcceptOne() {
 void GrpcServer::Impl::Serve(UniqueFd connection) {
   const Result<PeerIdentity> peer = IdentityOf(connection.get());
   if (!peer.ok()) {
-    options_.closer->Put(std::move(connection), kNobody);
+    if (options_.takes_descriptors) options_.closer->Put(std::move(connection), kNobody);
     return Refuse(peer.status());
   }
   const Status admitted = Admit(*peer, &connection);
@@ -322,7 +328,7 @@ void GrpcServer::Impl::Serve(UniqueFd connection) {
 
 Status GrpcServer::Impl::Admit(const PeerIdentity& peer, UniqueFd* connection) {
   const std::shared_ptr<UserLimits>& limits = options_.store->user_limits();
-  if (!options_.closer->MayTake(peer.uid)) {
+  if (!IsOperator(peer.uid) && !options_.closer->MayTake(peer.uid)) {
     return ResourceExhausted("DESCRIPTORS_STUCK",
                              "descriptors that clients of user " + std::to_string(peer.uid) +
                                  " passed do not close; end who keeps them open");

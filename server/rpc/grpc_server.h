@@ -90,6 +90,7 @@ struct GrpcOptions {
   Store* store = nullptr;
   const Backend* backend = nullptr;    // of sessions that name none
   Executor* executor = nullptr;        // runs the parts of ops
+  bool takes_descriptors = true;       // the listener: they may wait in connections
   DescriptorCloser* closer = nullptr;  // of sockets; the accepting thread ticks it
   // Where sessions compute if the devices are GPUs: their numbers in this process, by the store's;
   // null: nowhere.

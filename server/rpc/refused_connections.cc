@@ -107,22 +107,21 @@ Status RefusedConnections::Open() {
 }
 
 void RefusedConnections::Add(UniqueFd socket, uint32_t uid, const Status& why) {
-  PassedFd owned(std::move(socket), closer_, uid);
   const auto same = [uid](const auto& entry) { return entry.second.uid == uid; };
   if (connections_.size() >= kMost ||
       std::ranges::count_if(connections_, same) >= static_cast<ptrdiff_t>(kMostOfUser)) {
-    return;
+    return Close(std::move(socket), uid);
   }
-  const int number = owned.get();
+  const int number = socket.get();
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.fd = number;
   if (!Send(number, Frame(kSettings, 0, 0, "")) ||
       epoll_ctl(readable_.get(), EPOLL_CTL_ADD, number, &event) != 0) {
-    return;
+    return Close(std::move(socket), uid);
   }
   Connection& c = connections_[number];
-  c.socket = std::move(owned);
+  c.socket = std::move(socket);
   c.uid = uid;
   c.until = std::chrono::steady_clock::now() + kPatience;
   c.answer = AnswerOf(why);
@@ -193,8 +192,20 @@ bool RefusedConnections::OnFrame(Connection* c) {
 
 void RefusedConnections::Drop(int socket) {
   epoll_ctl(readable_.get(), EPOLL_CTL_DEL, socket, nullptr);
-  shutdown(socket, SHUT_RDWR);
-  connections_.erase(socket);
+  const auto found = connections_.find(socket);
+  Close(std::move(found->second.socket), found->second.uid);
+  connections_.erase(found);
+}
+
+void RefusedConnections::Close(UniqueFd socket, uint32_t uid) {
+  shutdown(socket.get(), SHUT_RDWR);  // the peer sees it, whenever it is closed
+  if (closer_ != nullptr) closer_->Put(std::move(socket), uid);
+}
+
+RefusedConnections::~RefusedConnections() {
+  for (auto& [number, connection] : connections_) {
+    Close(std::move(connection.socket), connection.uid);
+  }
 }
 
 }  // namespace kvstrata

@@ -7,8 +7,9 @@
 // faster than it reads, or asks too often is closed at once. Beyond kMost connections, or
 // kMostOfUser of one user's, a refused one is closed without a word.
 //
-// Ownership: the sockets; they are closed by the DescriptorCloser, which outlives this. Threads:
-// one at a time; fd() may be polled meanwhile. Nothing blocks. Cost: a few system calls each; Serve
+// Ownership: the sockets; they are closed by the DescriptorCloser, which outlives this, or, where
+// no descriptors can wait in them, at once: a flood would hold more and more of ours. Threads: one
+// at a time; fd() may be polled meanwhile. Nothing blocks. Cost: a few system calls each; Serve
 // reads at most 16 KiB of each connection.
 #ifndef KVSTRATA_SERVER_RPC_REFUSED_CONNECTIONS_H_
 #define KVSTRATA_SERVER_RPC_REFUSED_CONNECTIONS_H_
@@ -32,7 +33,12 @@ class RefusedConnections {
   static constexpr size_t kMost = 16, kMostOfUser = 4;
   static constexpr std::chrono::milliseconds kPatience{1000};
 
+  // `closer`: null where the listener takes no descriptors.
   explicit RefusedConnections(DescriptorCloser* closer) : closer_(closer) {}
+
+  ~RefusedConnections();
+  RefusedConnections(const RefusedConnections&) = delete;
+  RefusedConnections& operator=(const RefusedConnections&) = delete;
 
   // GRPC_START (INTERNAL): the kernel gives no epoll set. Called once, first.
   Status Open();
@@ -46,7 +52,7 @@ class RefusedConnections {
 
  private:
   struct Connection {
-    PassedFd socket;
+    UniqueFd socket;
     uint32_t uid = 0;
     std::chrono::steady_clock::time_point until;
     std::string answer;  // header block of every call's answer
@@ -61,6 +67,7 @@ class RefusedConnections {
   bool Take(Connection* c, std::span<const uint8_t> bytes);
   bool OnFrame(Connection* c);
   void Drop(int socket);
+  void Close(UniqueFd socket, uint32_t uid);
 
   DescriptorCloser* const closer_;
   UniqueFd readable_;

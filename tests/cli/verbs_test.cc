@@ -50,14 +50,14 @@ TEST(Verbs, AreThese) {
   std::vector<std::string> names;
   EachVerb(table.app, "", [&](const CLI::App&, const std::string& name) { names.push_back(name); });
   std::vector<std::string> expected = {
-      "status",       "health",         "version",    "plan",       "plan ls",      "plan show",
-      "model",        "model ls",       "model show", "session",    "session ls",   "seq",
-      "seq ls",       "seq show",       "seq map",    "seq demote", "seq prefetch", "pool",
-      "seq build",    "seq recompress", "pool ls",    "tier",       "tier ls",      "work",
-      "work ls",      "evict",          "audit",      "config",     "config show",  "config check",
-      "replay",       "calibrate",      "completion", "lookup",     "pin",          "pin ls",
-      "pin add",      "pin rm",         "tier show",  "block",      "block ls",     "block get",
-      "block verify", "tier scrub",     "tier drain", "tier resize",  "quota",        "quota ls",
+      "status",       "health",         "version",    "plan",        "plan ls",      "plan show",
+      "model",        "model ls",       "model show", "session",     "session ls",   "seq",
+      "seq ls",       "seq show",       "seq map",    "seq demote",  "seq prefetch", "pool",
+      "seq build",    "seq recompress", "pool ls",    "tier",        "tier ls",      "work",
+      "work ls",      "evict",          "audit",      "config",      "config show",  "config check",
+      "replay",       "calibrate",      "completion", "lookup",      "pin",          "pin ls",
+      "pin add",      "pin rm",         "tier show",  "block",       "block ls",     "block get",
+      "block verify", "tier scrub",     "tier drain", "tier resize", "quota",        "quota ls",
       "quota set",    "quota reset"};
   std::sort(names.begin(), names.end());
   std::sort(expected.begin(), expected.end());
