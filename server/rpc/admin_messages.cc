@@ -80,6 +80,7 @@ void Write(const SessionInfo& s, v1::Session* out) {
   out->set_age_us(s.age_us);
   out->set_open_steps(s.open_steps);
   out->set_device(s.device);
+  out->set_fenced(s.fenced);
 }
 
 void Write(const SequenceInfo& s, v1::Sequence* out) {
