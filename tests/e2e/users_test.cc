@@ -82,6 +82,46 @@ int FloodHandshakes(const std::string& socket, int) {
   return Flood(socket + ".attach", SOCK_SEQPACKET);
 }
 
+// Asks for more by `more`, which is false when it was refused, again and again.
+int FloodBy(const std::function<bool()>& more) {
+  for (bool told = false;;) {
+    if (more() || told) continue;
+    Say('f');
+    told = true;
+  }
+}
+
+int FloodSessions(const std::string& socket, int) {
+  const Abi& abi = Linked();  // while we may read it
+  Become(kHostile);
+  std::vector<std::unique_ptr<Engine>> held;
+  return FloodBy([&] {
+    held.push_back(std::make_unique<Engine>(abi, socket));
+    const bool attached = held.back()->code() == KVS_OK;
+    if (!attached) held.pop_back();
+    return attached;
+  });
+}
+
+int FloodModels(const std::string& socket, int) {
+  const Abi& abi = Linked();
+  Become(kHostile);
+  const Engine engine(abi, socket);
+  return FloodBy([&, n = 0]() mutable {
+    const ToyModel model{.digest = "hostile " + std::to_string(n++)};
+    const kvs_model_desc desc = model.Desc();
+    kvs_model handle = 0;
+    return abi.kvs_model_register(engine.session(), &desc, &handle) == KVS_OK;
+  });
+}
+
+int FloodPools(const std::string& socket, int) {
+  const Abi& abi = Linked();
+  Become(kHostile);
+  Engine engine(abi, socket);
+  return FloodBy([&, n = 0]() mutable { return engine.Prefill("full", Prompt(2000, n++)) != 0; });
+}
+
 // A neighbour that wants little: a session on either road, a sequence, an end; `rounds` times.
 int Victim(const std::string& socket, int rounds) {
   const Abi& abi = Linked();  // while we may read it
@@ -114,7 +154,10 @@ int Hears(const std::string& socket, int) {
 
 const bool kRoles = RegisterRole("flood_connections", FloodConnections) &&
                     RegisterRole("flood_handshakes", FloodHandshakes) &&
-                    RegisterRole("victim", Victim) && RegisterRole("hears", Hears);
+                    RegisterRole("flood_sessions", FloodSessions) &&
+                    RegisterRole("flood_models", FloodModels) &&
+                    RegisterRole("flood_pools", FloodPools) && RegisterRole("victim", Victim) &&
+                    RegisterRole("hears", Hears);
 
 class UsersTest : public ::testing::Test {
  protected:
@@ -163,6 +206,21 @@ TEST_F(UsersTest, AFloodOfConnectionsIsTheFloodersOwn) {
 TEST_F(UsersTest, AFloodOfHandshakesIsTheFloodersOwn) {
   Serve({});
   NobodyElseNotices("flood_handshakes");
+}
+
+TEST_F(UsersTest, AFloodOfSessionsIsTheFloodersOwn) {
+  Serve({"limits.sessions=20", "session.max=64"});
+  NobodyElseNotices("flood_sessions");
+}
+
+TEST_F(UsersTest, AFloodOfModelsIsTheFloodersOwn) {
+  Serve({});
+  NobodyElseNotices("flood_models");
+}
+
+TEST_F(UsersTest, WhoTakesBothPoolsLeavesTheOthersShare) {
+  Serve({"pool.arena_bytes=1MiB"});
+  NobodyElseNotices("flood_pools");
 }
 
 TEST_F(UsersTest, TheOperatorSeesWhoWasRefusedAndMayLetHimIn) {
