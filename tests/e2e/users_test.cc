@@ -119,7 +119,10 @@ int FloodPools(const std::string& socket, int) {
   const Abi& abi = Linked();
   Become(kHostile);
   Engine engine(abi, socket);
-  return FloodBy([&, n = 0]() mutable { return engine.Prefill("full", Prompt(2000, n++)) != 0; });
+  return FloodBy([&, n = 0]() mutable {  // the last bit too
+    return engine.Prefill("full", Prompt(2000, n++)) != 0 ||
+           engine.Prefill("full", Prompt(16, n++)) != 0;
+  });
 }
 
 // A neighbour that wants little: a session on either road, a sequence, an end; `rounds` times.
