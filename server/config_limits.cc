@@ -18,9 +18,7 @@ constexpr std::string_view kPrefix = "limits.users.";
 constexpr std::string_view kNumber = "0 to 1000000000; 0: none";
 constexpr std::string_view kBytesOrShare = "a size, 0 to 1PiB, or 1% to 100%; 0: none";
 
-std::string_view Allowed(Limit limit) {
-  return CountsBytes(limit) ? kBytesOrShare : kNumber;
-}
+std::string_view Allowed(Limit limit) { return CountsBytes(limit) ? kBytesOrShare : kNumber; }
 
 std::optional<LimitSetting> Parse(Limit limit, std::string_view text) {
   LimitSetting setting;
