@@ -47,7 +47,8 @@ Status CheckSocketPlace(const std::string& path, mode_t made);
 Result<UniqueFd> LockSocketPath(const std::string& path);
 
 // Whether peers may pass descriptors over a Unix socket; of a listening one, over those that it
-// accepts later. False before Linux 6.16: they always may, and whoever receives or closes must cope.
+// accepts later. False before Linux 6.16: they always may, and whoever receives or closes must
+// cope.
 bool LetPassDescriptors(int socket, bool let);
 
 class UnixListener {

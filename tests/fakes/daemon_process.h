@@ -70,10 +70,10 @@ class DaemonProcess {
   }
   void Exec(int ready_fd, const std::vector<std::string>& extra) {
     const char* const named = std::getenv("KVSTRATAD");
-    const std::string binary =
-        named != nullptr
-            ? named
-            : std::filesystem::read_symlink("/proc/self/exe").replace_filename("kvstratad").string();
+    const std::string binary = named != nullptr ? named
+                                                : std::filesystem::read_symlink("/proc/self/exe")
+                                                      .replace_filename("kvstratad")
+                                                      .string();
     std::vector<std::string> args = {
         binary,        "--socket", socket(), "--ready-fd", std::to_string(ready_fd),
         "--log-level", "warn"};
