@@ -1,7 +1,7 @@
 # make demo   a language model decodes from the daemon's memory
 # make test   everything CI runs
-# make asan   the unit tests under ASan and UBSan (part of make test)
-# make asan-daemon, asan-rpc  the same of the daemon under the end-to-end tests, and of what links gRPC: nightly
+# make asan, asan-daemon  the unit tests, and the daemon under the end-to-end tests, with ASan and UBSan (part of make test)
+# make asan-rpc  the same of what links gRPC: nightly
 # make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
@@ -24,7 +24,7 @@ demo: build
 	@$(VENV)/bin/python integrations/demo.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others get a second chance on a busy machine.
-test: all asan $(BUILD)/.image_packages
+test: all asan asan-daemon $(BUILD)/.image_packages
 	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
 	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
 

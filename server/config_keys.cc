@@ -189,11 +189,12 @@ constexpr std::array kKeys = {
               [](std::string_view v, Config* c) {
                 return SizeIn(v, 0, kPiB, &c->store.pin_limit_bytes);
               }},
-    ConfigKey{"session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
-              "sessions at the same time, both roads together",
-              [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 65536, &c->store.max_sessions);
-              }},
+    ConfigKey{
+        "session.max", "KVSTRATA_SESSION_MAX", "1024", "1 to 65536",
+        "sessions at the same time, both roads together; from 64 on the last 16 are operators'",
+        [](std::string_view v, Config* c) {
+          return NumberIn(v, 1, 65536, &c->store.max_sessions);
+        }},
     ConfigKey{"session.headroom_tokens", "KVSTRATA_SESSION_HEADROOM_TOKENS", "64", "1 to 65536",
               "tokens of pages kept ahead of what is committed",
               [](std::string_view v, Config* c) {

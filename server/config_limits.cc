@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "server/config_values.h"
-#include "server/store/limit_values.h"
+#include "server/store/user_limits.h"
 #include "server/store/user_name.h"
 
 namespace kvstrata {
@@ -59,8 +59,7 @@ constexpr std::array<ConfigKey, kLimits> kKeys = {{
     {"limits.host_bytes", "KVSTRATA_LIMITS_HOST_BYTES", "90%", kBytesOrShare,
      "what one user may hold of the host pool", ApplyDefault<Limit::kHostBytes>},
     {"limits.queued_work", "KVSTRATA_LIMITS_QUEUED_WORK", "256", kNumber,
-     "sequences that wait for recompression, long requests and copies of one user",
-     ApplyDefault<Limit::kQueuedWork>},
+     "of one user: builds, and sequences in the workers' queue", ApplyDefault<Limit::kQueuedWork>},
 }};
 
 uint64_t ValueOf(Limit limit, const LimitSetting& setting, uint64_t device, uint64_t host) {

@@ -249,6 +249,12 @@ void SpanStorage::Append(Part part, const std::vector<Run>& spans,
   anchors_.insert(anchors_.end(), anchors.begin(), anchors.end());
 }
 
+bool OutgrowsRows(const Plan& plan, int32_t tokens) {
+  if (plan.rows >= 0) return tokens >= plan.rows;
+  const double n = static_cast<double>(tokens) + 1;
+  return plan.rows_share * n - 1e-9 <= n - 1;
+}
+
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans) {
   if (spans == nullptr || spans->refused() == 0) return "";
   const int64_t all = 2 * HeadCount(geometry) * static_cast<int64_t>(spans->spans().size());

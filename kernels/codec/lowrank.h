@@ -97,6 +97,10 @@ class SpanStorage {
   uint64_t id_ = 0;
 };
 
+// Whether a sequence of so many tokens has outgrown full attention over the plan's rows: only then
+// are spans made (spec/common: N counts the next token).
+bool OutgrowsRows(const Plan& plan, int32_t tokens);
+
 // What a sequence's status says of max_loss: how many matrices stayed rows; "" none. `spans` null:
 // nothing is compressed.
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans);

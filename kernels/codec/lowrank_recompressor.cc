@@ -74,18 +74,12 @@ class SpanRecompressor final : public Recompressor {
     return view.extent_count == 0 ? 0 : view.extents[view.extent_count - 1].tokens.end;
   }
 
-  // Whether the sequence has outgrown full attention (spec/common.md): N counts the next token.
-  bool ExceedsBudget(const RecompressInput& input) const {
-    if (plan_.rows >= 0) return input.view.tokens >= plan_.rows;
-    const double n = static_cast<double>(input.view.tokens) + 1;
-    return plan_.rows_share * n - 1e-9 <= n - 1;
-  }
-
   // What is still to be done of the prompt; empty: nothing.
   Tokens NextRange(const RecompressInput& input) const {
     if (input.prompt_tokens <= 0) return {};
     const int32_t end = EndOf(input.view);
-    if (end == 0 && !(ReachesMinimum(input, plan_) && ExceedsBudget(input))) return {};
+    if (end == 0 && !(ReachesMinimum(input, plan_) && OutgrowsRows(plan_, input.view.tokens)))
+      return {};
     const Tokens next = {end, input.prompt_tokens - plan_.local};
     if (next.begin >= next.end) return {};
     return HasSurprisal(input.surprisal, {0, input.prompt_tokens}) ? next : Tokens{};

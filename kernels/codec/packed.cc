@@ -66,21 +66,36 @@ Result<std::unique_ptr<PackedStorage>> PackedStorage::Parse(const SequenceView& 
   return storage;
 }
 
-std::string MaxLossText(const Plan& plan, const PackedStorage* packed) {
-  if (plan.max_loss >= 1 || plan.codec != CodecKind::kPacked) return "";
-  if (packed == nullptr || packed->segments().empty()) {
-    return "nothing is packed: attends in full (the daemon has not come to it yet, or more than "
-           "max_loss would be lost, which its log says)";
-  }
-  const auto& segments = packed->segments();
+namespace {
+
+// Where milder strategies than the plan's were taken.
+std::string MilderText(const Plan& plan, const PackedStorage& packed) {
+  const auto& segments = packed.segments();
   const auto is_refused = [](const PackedStorage::Segment& s) { return s.refused_loss > 0; };
   const auto first = std::ranges::find_if(segments, is_refused);
   if (first == segments.end()) return "";
-  const int32_t keep = packed->head(static_cast<int>(first - segments.begin()), 0, 0).keys.keep;
+  const int32_t keep = packed.head(static_cast<int>(first - segments.begin()), 0, 0).keys.keep;
   const std::string text =
       DescribeLoss(plan, first->tokens, first->refused_loss, keep, first->worst_loss);
   const auto more = std::count_if(first + 1, segments.end(), is_refused);
   return more == 0 ? text : text + "; so do " + std::to_string(more) + " later ranges";
+}
+
+}  // namespace
+
+std::string MaxLossText(const Plan& plan, int32_t due, const PackedStorage* packed) {
+  if (plan.max_loss >= 1 || plan.codec != CodecKind::kPacked) return "";
+  constexpr std::string_view kWhy =
+      " (the daemon has not come to it yet, or more than max_loss would be lost, which its log "
+      "says)";
+  if (packed == nullptr || packed->segments().empty()) {
+    return "nothing is packed: attends in full" + std::string(kWhy);
+  }
+  std::string text = MilderText(plan, *packed);
+  if (packed->end() >= due) return text;
+  text += (text.empty() ? "" : "; ") + std::string("nothing is packed from token ") +
+          std::to_string(packed->end()) + " on" + std::string(kWhy);
+  return text;
 }
 
 int32_t PackedStorage::BlockCount(int layer, int kv_head) const {

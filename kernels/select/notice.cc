@@ -14,6 +14,8 @@ constexpr std::string_view kTexts[] = {
     "stands for where choosing is predicted never to pay",
     "surprisal was not reported for all of the prompt's {} tokens: no spans, attends in full",
     "the prompt's spans are not there yet: attends in full until workers have made them",
+    "the prompt's {} tokens are no more than its local window of {}: no spans, attends in full",
+    "the budget of rows holds all {} tokens: no spans yet, attends in full",
     "no trained parameters: spans are expanded by their coarse rows' own logits, and the budget "
     "alone limits what is expanded",
     "the budget of {} rows cannot hold the {} that are always read: reads {}, expands nothing; the "

@@ -1,7 +1,8 @@
-// Notice: what the status of a sequence can say, all of it (docs/plans.md, "Status"). A plan that
-// does not do what it is there for says which input it lacks, or which option holds it back, and
-// what it does instead. Selectors, codecs and SequenceState make their texts here and nowhere else,
-// so that the list in the documents is complete.
+// Notice: what the status of a sequence can say (docs/plans.md, "Status"). A plan that does not do
+// what it is there for says which input it lacks, or which option holds it back, and what it does
+// instead. Selectors and SequenceState make their texts here and nowhere else, so that the list in
+// the documents is complete; what codecs lose for max_loss they say themselves, with what they
+// measured.
 //
 // Threads: constant tables and pure functions; any.
 #ifndef KVSTRATA_KERNELS_SELECT_NOTICE_H_
@@ -20,6 +21,8 @@ enum class Notice : uint8_t {
   kNeverPays,
   kNoSurprisal,
   kSpansPending,
+  kPromptIsLocal,
+  kWithinRows,
   kUntrained,
   kRowsTooFew,
   kNoBoundaries,

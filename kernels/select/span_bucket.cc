@@ -43,7 +43,7 @@ class SpanBucketSelector final : public Selector {
 
   std::string StatusText(const SelectContext& context) const override {
     if (context.prompt_tokens < 0 || context.spans != nullptr) return "";
-    return WhyNoSpans(context);
+    return WhyNoSpans(plan_, context);
   }
 
   std::unique_ptr<Selector> Clone() const override {

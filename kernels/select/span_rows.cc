@@ -21,11 +21,14 @@ void RawRuns::Append(const SelectContext& context, int32_t n, std::vector<Run>* 
   AppendRun({spans.end(), n}, runs);
 }
 
-std::string WhyNoSpans(const SelectContext& context) {
-  const Run wanted{context.surprisal_held, context.prompt_tokens};
-  return HasSurprisal(context.surprisal, wanted)
-             ? Say(Notice::kSpansPending)
-             : Say(Notice::kNoSurprisal, {context.prompt_tokens});
+std::string WhyNoSpans(const Plan& plan, const SelectContext& context) {
+  const int32_t prompt = context.prompt_tokens, tokens = context.view.tokens;
+  if (prompt <= plan.local) return Say(Notice::kPromptIsLocal, {prompt, plan.local});
+  if (!HasSurprisal(context.surprisal, {context.surprisal_held, prompt})) {
+    return Say(Notice::kNoSurprisal, {prompt});
+  }
+  return OutgrowsRows(plan, tokens) ? Say(Notice::kSpansPending)
+                                    : Say(Notice::kWithinRows, {tokens});
 }
 
 void ScoreSpans(const SelectContext& context, int layer, int kv_head, const float* q,

@@ -32,7 +32,7 @@ void ScoreSpans(const SelectContext& context, int layer, int kv_head, const floa
                 int32_t queries, float* out);
 
 // Why a complete prompt has no spans, for the status.
-std::string WhyNoSpans(const SelectContext& context);
+std::string WhyNoSpans(const Plan& plan, const SelectContext& context);
 
 }  // namespace kvstrata
 

@@ -62,7 +62,7 @@ class ZoomSelector final : public Selector {
 
   std::string StatusText(const SelectContext& context) const override {
     if (context.prompt_tokens < 0) return "";
-    if (context.spans == nullptr) return WhyNoSpans(context);
+    if (context.spans == nullptr) return WhyNoSpans(plan_, context);
     std::string text;
     if (!context.spans->trained()) text = Say(Notice::kUntrained);
     const int32_t n = context.view.tokens;

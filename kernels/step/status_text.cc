@@ -1,4 +1,6 @@
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
+#include <algorithm>
+
 #include "kernels/codec/lowrank.h"
 #include "kernels/codec/packed.h"
 #include "kernels/select/notice.h"
@@ -31,8 +33,9 @@ std::string SequenceState::SelectorStatus(const SequenceView& view) const {
 // What the codec did otherwise than the plan asks.
 std::string SequenceState::CodecStatus() const {
   if (plan_.codec == CodecKind::kRaw || prompt_tokens_ < 0 || tokens_ < plan_.min_tokens) return "";
-  return plan_.codec == CodecKind::kPacked ? MaxLossText(plan_, packed())
-                                           : MaxLossText(plan_, geometry_, spans());
+  if (plan_.codec == CodecKind::kLowRank) return MaxLossText(plan_, geometry_, spans());
+  // Generated tokens wait for a whole buffer, and that for its turn.
+  return MaxLossText(plan_, std::max(prompt_tokens_, tokens_ - 2 * plan_.buffer), packed());
 }
 
 std::string SequenceState::StatusText(const SequenceView& view) const {

@@ -42,7 +42,6 @@ constexpr size_t kMessageMemory = size_t{1}
 constexpr int kOutOfDescriptorsPauseMs = 100;
 constexpr int kTickMs = 1000;             // what nobody tells at once is seen then
 constexpr uint32_t kNobody = 0xFFFFFFFF;  // who connected, when the kernel does not say
-constexpr int kOutOfMemoryPauseMs = 100;
 constexpr uint64_t kDescriptorsOfConnection = 2;
 constexpr int kMaxAcceptsPerTurn = 16;
 constexpr size_t kMostClosing = 16;
@@ -252,14 +251,8 @@ Status GrpcServer::Impl::MakeRoomForUser() {
 
 void GrpcServer::Impl::AcceptLoop() {
   WarmUpAllocator();
-  for (;;) {
-    try {
-      if (!AwaitTurn()) return;
-    } catch (const std::bad_alloc&) {
-      Refuse(ResourceExhausted("MEMORY", "no memory for a connection"));
-      pollfd stop{stop_.get(), POLLIN, 0};
-      poll(&stop, 1, kOutOfMemoryPauseMs);
-    }
+  for (bool goes_on = true; goes_on;) {
+    Survive("kvs-grpc-accept", [&] { goes_on = AwaitTurn(); });
   }
 }
 

@@ -5,7 +5,7 @@
 
 #include "server/rpc/admin_messages.h"
 #include "server/rpc/admin_service.h"
-#include "server/store/limit_values.h"
+#include "server/store/user_limits.h"
 #include "server/store/user_name.h"
 #include "server/telemetry/log.h"
 

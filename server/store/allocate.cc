@@ -50,17 +50,21 @@ uint32_t Store::Impl::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t 
 }
 
 Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const {
+  UserLimits::User* const user = taker.tenant->user;
   std::string state;
+  bool at_limit = false;
   for (const PoolId pool : taker.pools) {
     if (AtLimit(taker, pool, bytes)) {
-      const Status limit = user_limits_->Refuse(taker.tenant->user, LimitOf(pool), bytes);
-      state += "; " + std::string(limit.message());
+      at_limit = true;
+      state += "; " + std::string(user_limits_->Refusal(user, LimitOf(pool), bytes).message());
       continue;
     }
     state += "; pool '" + NameOfPool(pool) + "' has " + std::to_string(pools_.taken(pool)) +
              " of " + std::to_string(pools_.capacity(pool)) + " bytes in arenas" +
              (pools_.failure(pool).ok() ? "" : ", and its device is lost");
   }
+  // A request is counted once, and what the daemon does on its own never.
+  if (at_limit && taker.session != nullptr) user_limits_->CountRefused(user);
   return ResourceExhausted("POOL_EXHAUSTED", std::to_string(n) + " pages of " +
                                                  std::to_string(bytes) + " bytes are needed, " +
                                                  std::to_string(got) + " could be had" + state +
@@ -122,14 +126,20 @@ Status Store::Impl::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
   return status;
 }
 
+// In whole granules, of which arenas are made.
+uint64_t Store::Impl::RoomOf(const Taker& taker, PoolId pool) const {
+  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
+  return room - room % pools_.granularity(pool);
+}
+
 // What others have would not help then.
 bool Store::Impl::AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const {
-  return user_limits_->Room(taker.tenant->user, LimitOf(pool)) < bytes;
+  return RoomOf(taker, pool) < bytes;
 }
 
 bool Store::Impl::AddArena(const Taker& taker, PoolId pool, uint64_t bytes) {
-  const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
-  const uint64_t size = pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, room);
+  const uint64_t size =
+      pools_.AddArena(pool, taker.tenant->id, taker.writer, bytes, RoomOf(taker, pool));
   user_limits_->Note(taker.tenant->user, LimitOf(pool), size);
   return size != 0;
 }

@@ -119,8 +119,7 @@ uint64_t PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64
                              uint64_t most) {
   Pool& pool = pools_[id.index()];
   const uint64_t granularity = pool.memory->granularity();
-  const uint64_t left =
-      std::min(pool.capacity - std::min(pool.taken, pool.capacity), most - most % granularity);
+  const uint64_t left = std::min(pool.capacity - std::min(pool.taken, pool.capacity), most);
   if (bytes > left) return 0;
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));

@@ -108,8 +108,8 @@ class PagePools {
   // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.
   bool Adopt(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes,
              const std::function<bool(const Arena&)>& may_adopt);
-  // Makes an arena of at most `most` bytes and returns its size; 0 when the pool has no room for
-  // one that holds `bytes`.
+  // Makes an arena of at most `most` bytes, a multiple of its granularity, and returns its size; 0
+  // when the pool has no room for one that holds `bytes`.
   uint64_t AddArena(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes,
                     uint64_t most = ~uint64_t{0});
   // Returns the pages' extents and records, neighbours in one piece; an orphan arena that is empty
@@ -151,6 +151,7 @@ class PagePools {
   const Arena* Find(uint32_t id) const;
   // Of a pool, rounded down to whole granules; what is taken beyond it stays until it is dropped.
   void SetCapacity(PoolId pool, uint64_t bytes);
+  uint64_t granularity(PoolId pool) const { return pools_[pool.index()].memory->granularity(); }
   uint64_t capacity(PoolId pool) const { return pools_[pool.index()].capacity; }
   uint64_t arena_bytes(PoolId pool) const { return pools_[pool.index()].arena_bytes; }
   uint64_t used(PoolId pool) const { return pools_[pool.index()].used; }

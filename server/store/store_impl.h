@@ -487,6 +487,8 @@ class Store::Impl {
     return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
   }
   bool TakeWorkPlace(Sequence* s) KVS_REQUIRES(mu_);
+  // What its tenant may still have of the pool.
+  uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(mu_);
   // Whether its tenant may not have so much more of the pool.
   bool AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const KVS_REQUIRES(mu_);
   // Makes an arena for `bytes` within what its tenant may have.

@@ -40,6 +40,20 @@ std::optional<Limit> LimitOf(std::string_view name) {
   return static_cast<Limit>(found - kTexts.begin());
 }
 
+std::string LimitNames() {
+  std::string names;
+  for (size_t i = 0; i < kLimits; ++i) {
+    names += (i == 0 ? "" : ", ") + std::string(NameOf(static_cast<Limit>(i)));
+  }
+  return names;
+}
+
+bool CountsBytes(Limit limit) { return limit == Limit::kDeviceBytes || limit == Limit::kHostBytes; }
+
+uint64_t MostOf(Limit limit) {
+  return CountsBytes(limit) ? uint64_t{1} << 50 : uint64_t{1'000'000'000};
+}
+
 class UserLimits::User {
  public:
   explicit User(std::string n) : name(std::move(n)) {}
@@ -90,7 +104,10 @@ uint64_t UserLimits::UsedNow(const User& user, Limit limit) const {
 Status UserLimits::Take(User* user, Limit limit, uint64_t n) {
   MutexLock lock(mu_);
   const uint64_t most = LimitFor(*user, limit), used = UsedNow(*user, limit);
-  if (most != 0 && (n > most || used > most - n)) return RefuseLocked(user, limit, n);
+  if (most != 0 && (n > most || used > most - n)) {
+    ++user->refused;
+    return RefusalLocked(*user, limit, n);
+  }
   if (limit != Limit::kAttachesPerSecond) {
     user->used[limit] += n;
     return OkStatus();
@@ -127,21 +144,25 @@ uint64_t UserLimits::Used(const User* user, Limit limit) const {
   return UsedNow(*user, limit);
 }
 
-Status UserLimits::Refuse(User* user, Limit limit, uint64_t n) {
+Status UserLimits::Refusal(const User* user, Limit limit, uint64_t n) const {
   MutexLock lock(mu_);
-  return RefuseLocked(user, limit, n);
+  return RefusalLocked(*user, limit, n);
 }
 
-Status UserLimits::RefuseLocked(User* user, Limit limit, uint64_t n) {
+void UserLimits::CountRefused(User* user) {
+  MutexLock lock(mu_);
   ++user->refused;
+}
+
+Status UserLimits::RefusalLocked(const User& user, Limit limit, uint64_t n) const {
   const std::string name(NameOf(limit));
   std::string more = n == 1 ? "" : " and wants " + std::to_string(n) + " more";
-  return ResourceExhausted(
-      std::string(ReasonOf(limit)),
-      user->name + " has " + std::to_string(UsedNow(*user, limit)) + " " + name + more +
-          "; its limit is " + std::to_string(LimitFor(*user, limit)) + " (limits." + name +
-          "): " + std::string(TextOf(limit).next) +
-          ", or have an operator raise it: kvstrata quota set " + user->name + " " + name + " N");
+  return ResourceExhausted(std::string(ReasonOf(limit)),
+                           user.name + " has " + std::to_string(UsedNow(user, limit)) + " " + name +
+                               more + "; its limit is " + std::to_string(LimitFor(user, limit)) +
+                               " (limits." + name + "): " + std::string(TextOf(limit).next) +
+                               ", or have an operator raise it: kvstrata quota set " + user.name +
+                               " " + name + " N");
 }
 
 void UserLimits::Set(const std::string& name, Limit limit, uint64_t value) {

@@ -48,6 +48,10 @@ inline constexpr size_t kLimits = 8;
 std::string_view NameOf(Limit limit);    // "sessions", as in admin.proto and the configuration
 std::string_view ReasonOf(Limit limit);  // of a refusal: "SESSION_LIMIT"
 std::optional<Limit> LimitOf(std::string_view name);
+std::string LimitNames();  // "sessions, attaches_per_second, ..."
+bool CountsBytes(Limit limit);
+// The largest value that a limit may have; the smallest is 0, which is no limit.
+uint64_t MostOf(Limit limit);
 
 class LimitNumbers {
  public:
@@ -92,8 +96,9 @@ class UserLimits {
   // What Take would still give; the largest number where there is no limit.
   uint64_t Room(const User* user, Limit limit) const;
   uint64_t Used(const User* user, Limit limit) const;
-  // As Take refuses, and counted as refused: for who found out by Room.
-  Status Refuse(User* user, Limit limit, uint64_t n = 1);
+  // As Take refuses, but not counted: for who found out by Room, and counts once whatever it says.
+  Status Refusal(const User* user, Limit limit, uint64_t n = 1) const;
+  void CountRefused(User* user);
 
   // Of `name`, or of "default": of all users that have none of their own.
   void Set(const std::string& name, Limit limit, uint64_t value);
@@ -110,7 +115,7 @@ class UserLimits {
   uint64_t DefaultOf(Limit limit) const KVS_REQUIRES(mu_);
   uint64_t LimitFor(const User& user, Limit limit) const KVS_REQUIRES(mu_);
   uint64_t UsedNow(const User& user, Limit limit) const KVS_REQUIRES(mu_);
-  Status RefuseLocked(User* user, Limit limit, uint64_t n) KVS_REQUIRES(mu_);
+  Status RefusalLocked(const User& user, Limit limit, uint64_t n) const KVS_REQUIRES(mu_);
   UserReport ReportOfLocked(const User& user) const KVS_REQUIRES(mu_);
 
   const UserLimitsOptions options_;

@@ -20,8 +20,9 @@ inline constexpr std::ptrdiff_t kFarShift = -(std::ptrdiff_t{1} << 38);
 
 class FarMemory final : public MemoryResource {
  public:
-  explicit FarMemory(std::shared_ptr<std::atomic<bool>> copies_fail)
-      : copies_fail_(std::move(copies_fail)) {}
+  explicit FarMemory(std::shared_ptr<std::atomic<bool>> copies_fail,
+                     uint64_t granularity = kMemoryGranularity)
+      : copies_fail_(std::move(copies_fail)), granularity_(granularity) {}
 
   Result<MemoryBlock> Allocate(uint64_t bytes) override {
     KVS_ASSIGN_OR_RETURN(MemoryBlock block, upstream_->Allocate(bytes));
@@ -49,6 +50,7 @@ class FarMemory final : public MemoryResource {
     }
     return OkStatus();
   }
+  uint64_t granularity() const override { return granularity_; }
   Memory memory() const override { return Memory::kCuda; }
   std::string_view name() const override { return "far"; }
 
@@ -66,6 +68,7 @@ class FarMemory final : public MemoryResource {
   std::map<const std::byte*, uint64_t> blocks_;
   const std::unique_ptr<MemoryResource> upstream_ = NewEmulatedDevice();
   const std::shared_ptr<std::atomic<bool>> copies_fail_;
+  const uint64_t granularity_;
 };
 
 }  // namespace kvstrata::testing
