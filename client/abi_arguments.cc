@@ -106,8 +106,9 @@ Result<AttachOptions> ReadAttachOptions(const char* socket, const kvs_attach_opt
   return out;
 }
 
-Result<ModelSpec> ReadModelDesc(const kvs_model_desc& desc) {
-  KVS_RETURN_IF_ERROR(StructSize("kvs_model_desc", &desc, desc.size, sizeof(desc)));
+Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller) {
+  KVS_ASSIGN_OR_RETURN(const kvs_model_desc desc,
+                       Grown("kvs_model_desc", &caller, offsetof(kvs_model_desc, scale)));
   ModelSpec out;
   KVS_ASSIGN_OR_RETURN(out.name, ReadText("name", desc.name, 63, true));
   KVS_ASSIGN_OR_RETURN(out.digest, ReadText("digest", desc.digest, 79, true));
@@ -118,6 +119,7 @@ Result<ModelSpec> ReadModelDesc(const kvs_model_desc& desc) {
   }
   out.geometry = {desc.layers,   desc.query_heads, desc.kv_heads,
                   desc.head_dim, desc.page_tokens, static_cast<DType>(desc.dtype)};
+  out.geometry.scale = static_cast<float>(desc.scale);
   KVS_RETURN_IF_ERROR(Validate(out.geometry));
   KVS_RETURN_IF_ERROR(InRange("keys_pre_rope", desc.keys_pre_rope, 0, 1));
   KVS_ASSIGN_OR_RETURN(out.geometry.rotary, ReadRotary({desc.keys_pre_rope == 1, desc.rope_theta,

@@ -4,6 +4,8 @@
 #ifndef KVSTRATA_CLIENT_ABI_ARGUMENTS_H_
 #define KVSTRATA_CLIENT_ABI_ARGUMENTS_H_
 
+#include <algorithm>
+#include <cstring>
 #include <string_view>
 
 #include "base/status.h"
@@ -22,10 +24,20 @@ Status InRange(std::string_view field, int64_t value, int64_t low, int64_t high)
 // STRUCT_SIZE when a caller's struct is smaller than ours, or larger with bytes set that this
 // library does not know.
 Status StructSize(std::string_view name, const void* caller, size_t size, size_t ours);
+// A struct that has grown, as ours: what a caller of an older header does not know is zero.
+// `first`: its size in the first header. STRUCT_SIZE as above.
+template <typename T>
+Result<T> Grown(std::string_view name, const T* caller, size_t first) {
+  const size_t known = std::min(std::max(caller->size, first), sizeof(T));
+  KVS_RETURN_IF_ERROR(StructSize(name, caller, caller->size, known));
+  T ours{};
+  std::memcpy(&ours, caller, known);
+  return ours;
+}
 
 // options may be null; socket may be null.
 Result<AttachOptions> ReadAttachOptions(const char* socket, const kvs_attach_options* options);
-Result<ModelSpec> ReadModelDesc(const kvs_model_desc& desc);
+Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller);
 
 // What a step expects of a tensor.
 struct TensorShape {

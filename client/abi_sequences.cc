@@ -82,6 +82,10 @@ int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence*
   });
 }
 
+int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens) {
+  return WithSession(session, [&](Session& s) { return s.Truncate(sequence, tokens); });
+}
+
 int kvs_sequence_close(kvs_session* session, kvs_sequence sequence) {
   return WithSession(session, [&](Session& s) { return s.Close(sequence); });
 }

@@ -100,9 +100,13 @@ Result<std::unique_ptr<Session>> Session::Attach(const AttachOptions& options) {
                        Connection::Dial(options.socket, options.device_uuid, options.client_name,
                                         options.timeout, &state->arenas));
   Connection& c = *state->connection;
-  KVS_RETURN_IF_ERROR(state->ChooseBackend());
-  state->executor = &ProcessExecutor(options.threads);
   state->ring = std::make_unique<RingClient>(&c, options.timeout);
+  if (const Status chosen = state->ChooseBackend(); !chosen.ok()) {
+    // A session that only hangs up counts until its process has ended.
+    (void)state->ring->Call(shm::kDetach, {}, nullptr);
+    return chosen;
+  }
+  state->executor = &ProcessExecutor(options.threads);
   state->reader = shm::TableReader(c.session(), c.tables(), c.table_bytes());
   return std::make_unique<Session>(std::move(state));
 }
@@ -165,6 +169,7 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   request.rope_theta = g.rotary.theta;
   request.rope_dim = g.rotary.dim;
   request.rope_interleaved = g.rotary.interleaved ? 1 : 0;
+  request.scale = g.scale;
   request.rank = spec.rank;
   request.ranks = spec.ranks;
   request.boundary_count = static_cast<int32_t>(spec.boundary_tokens.size());
@@ -228,6 +233,19 @@ Result<Opened> Session::Fork(uint64_t sequence) {
                        payload, parent.get());
 }
 
+Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  if (s->imported) return SequenceImported(sequence);
+  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
+  const std::span<const int32_t> tail = s->state->TailIds(tokens);
+  const shm::Truncate request{sequence, tokens, static_cast<uint32_t>(tail.size())};
+  KVS_RETURN_IF_ERROR(
+      state_->ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr));
+  s->state->Truncate(static_cast<int32_t>(tokens));
+  s->told_indexed = std::min(s->told_indexed, tokens);
+  return OkStatus();
+}
+
 Result<Plan> Session::State::PlanOf(const std::string& text) {
   constexpr size_t kMaxPlans = 64;
   std::lock_guard<std::mutex> lock(mu);
@@ -263,8 +281,8 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
                                                static_cast<int32_t>(reply.held_tokens),
                                                static_cast<int32_t>(reply.indexed_tokens));
     s->state->NoteHeldSurprisal(static_cast<int32_t>(reply.surprisal_tokens));
-    s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
-                             *s->boundary_tokens);
+    s->state->NoteTokens(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
+                         *s->boundary_tokens);
     s->state->HoldBoundaries(
         {reinterpret_cast<const uint8_t*>(payload.data()) + sizeof(reply) + reply.plan_bytes,
          reply.boundary_bytes});

@@ -167,6 +167,7 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   g->set_head_dim(spec.geometry.head_dim);
   g->set_page_tokens(spec.geometry.page_tokens);
   g->set_dtype(static_cast<v1::DType>(spec.geometry.dtype));
+  g->set_scale(spec.geometry.scale);
   if (const Rotary& rotary = spec.geometry.rotary; spec.geometry.pre_rope()) {
     request.set_keys_pre_rope(true);
     request.mutable_rope()->set_theta(rotary.theta);
@@ -230,6 +231,15 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::ForkSequence, request, &response));
   return state_->Adopt(response, geometry);
+}
+
+Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
+  v1::TruncateSequenceRequest request;
+  request.set_session(state_->channel->session());
+  request.set_sequence(sequence);
+  request.set_tokens(tokens);
+  v1::TruncateSequenceResponse response;
+  return state_->channel->Call(&v1::Control::Stub::TruncateSequence, request, &response);
 }
 
 Status Session::Close(uint64_t sequence) {

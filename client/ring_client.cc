@@ -67,17 +67,26 @@ RingClient::RingClient(Connection* connection, std::chrono::milliseconds timeout
 Status RingClient::Call(shm::MessageType type, Parts parts, std::vector<std::byte>* payload) {
   if (connection_->gone()) return DaemonGone();
   const auto deadline = Clock::now() + timeout_;
-  std::unique_lock<std::timed_mutex> lock(call_mu_, deadline);
-  if (!lock.owns_lock()) return Deadline(timeout_);
-  const uint64_t id = next_id_++;
-  KVS_RETURN_IF_ERROR(Push(type, id, parts, deadline));
-  const Status waited = AwaitReply(id, deadline, &frame_);
-  if (!waited.ok()) {
-    timed_out_[id] = type;
-    return waited;
+  Waiting own{type};
+  uint64_t id = 0;
+  {
+    std::lock_guard lock(calls_mu_);
+    id = next_id_++;
+    waiting_.emplace(id, &own);
   }
-  KVS_RETURN_IF_ERROR(StatusOf(frame_));
-  if (payload != nullptr) payload->assign(frame_.begin() + sizeof(shm::ErrorReply), frame_.end());
+  const Status pushed = Push(type, id, parts, deadline);
+  const Status answered = pushed.ok() ? AwaitReply(&own, deadline) : pushed;
+  {
+    std::lock_guard lock(calls_mu_);
+    waiting_.erase(id);
+    if (pushed.ok() && !own.answered) timed_out_[id] = type;
+    PassOnReading();
+    if (!own.answered) return answered;
+  }
+  KVS_RETURN_IF_ERROR(StatusOf(own.frame));
+  if (payload != nullptr) {
+    payload->assign(own.frame.begin() + sizeof(shm::ErrorReply), own.frame.end());
+  }
   return OkStatus();
 }
 
@@ -115,22 +124,54 @@ Status RingClient::Push(shm::MessageType type, uint64_t id, Parts parts,
   return OkStatus();
 }
 
-Status RingClient::AwaitReply(uint64_t id, Clock::time_point deadline,
-                              std::vector<std::byte>* frame) {
+Status RingClient::AwaitReply(Waiting* own, Clock::time_point deadline) {
+  std::unique_lock lock(calls_mu_);
+  const auto has_turn = [&] { return own->answered || !reading_; };
+  if (!own->turn.wait_until(lock, deadline, has_turn)) return Deadline(timeout_);
+  if (own->answered) return OkStatus();
+  reading_ = true;
+  lock.unlock();
+  const Status read = Read(own, deadline);
+  lock.lock();
+  reading_ = false;
+  return read;
+}
+
+void RingClient::PassOnReading() {
+  if (reading_) return;
+  const auto next =
+      std::ranges::find_if(waiting_, [](const auto& w) { return !w.second->answered; });
+  if (next != waiting_.end()) next->second->turn.notify_one();
+}
+
+Result<bool> RingClient::TakeFrame() {
   using Outcome = shm::RingConsumer::Outcome;
+  shm::FrameHeader header{};
+  const Outcome outcome = consumer_.Pop(&header, &frame_);
+  if (outcome == Outcome::kCorrupt) {
+    connection_->GiveUp();
+    return DaemonGone();
+  }
+  if (outcome != Outcome::kFrame) return false;
+  std::lock_guard lock(calls_mu_);
+  const auto found = waiting_.find(header.id);
+  if (found == waiting_.end()) {
+    DropStale(header.id, frame_);
+  } else {
+    std::swap(found->second->frame, frame_);
+    found->second->answered = true;
+    found->second->turn.notify_one();
+  }
+  return true;
+}
+
+Status RingClient::Read(Waiting* own, Clock::time_point deadline) {
   const auto called = Clock::now();
   for (bool last_look = false;;) {
-    shm::FrameHeader header{};
-    const Outcome outcome = consumer_.Pop(&header, frame);
-    if (outcome == Outcome::kCorrupt) {
-      connection_->GiveUp();
-      return DaemonGone();
-    }
-    if (outcome == Outcome::kFrame) {
-      if (header.id == id) return OkStatus();
-      DropStale(header.id, *frame);
-      continue;
-    }
+    // Written by this thread alone while it reads.
+    if (own->answered) return OkStatus();
+    KVS_ASSIGN_OR_RETURN(const bool taken, TakeFrame());
+    if (taken) continue;
     if (last_look) return DaemonGone();
     const auto now = Clock::now();
     if (now < called + kPause) {

@@ -1,7 +1,7 @@
 // RingClient: a session's requests and events over its two rings (proto/ring_messages.h).
 //
-// Threads: any; calls wait for each other (one request is in flight), events only for the moment of
-// another push. Lock order: call_mu_, then post_mu_.
+// Threads: any, side by side; requests and events wait for the moment of another push alone.
+// Lock order: calls_mu_, then post_mu_.
 // Errors: DAEMON_GONE (UNAVAILABLE) within a slice of 10 ms after the daemon's end, DEADLINE
 // (DEADLINE_EXCEEDED), or what the daemon replied.
 // Cost: a call spins 20 us for its reply, yielding its core after 4, then sleeps; an event is one
@@ -10,6 +10,7 @@
 #define KVSTRATA_CLIENT_RING_CLIENT_H_
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <initializer_list>
 #include <mutex>
@@ -41,6 +42,7 @@ class RingClient {
   size_t max_tokens() const { return (producer_.max_frame() - 1024) / sizeof(int32_t); }
 
   // Sends a request, waits for its reply; the reply's payload goes to `payload` (may be null).
+  // Calls of other threads go on meanwhile.
   Status Call(shm::MessageType type, Parts parts, std::vector<std::byte>* payload);
 
   // Sends an event.
@@ -52,18 +54,37 @@ class RingClient {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // A call that waits: its thread reads the ring, or another call's thread does, which then hands
+  // over what it finds, and the reading when its own reply has come.
+  struct Waiting {
+    shm::MessageType type;
+    std::vector<std::byte> frame;
+    bool answered = false;
+    std::condition_variable turn;  // its reply is there, or nobody reads the ring
+  };
+
   Status Push(shm::MessageType type, uint64_t id, Parts parts, Clock::time_point deadline);
-  Status AwaitReply(uint64_t id, Clock::time_point deadline, std::vector<std::byte>* frame);
+  Status AwaitReply(Waiting* own, Clock::time_point deadline);
+  // Somebody who waits reads the ring, unless somebody does. REQUIRES: calls_mu_ is held.
+  void PassOnReading();
+  // Reads until `own` is answered. REQUIRES: this thread reads the ring.
+  Status Read(Waiting* own, Clock::time_point deadline);
+  // Takes one frame to whom it answers. False: there is none.
+  Result<bool> TakeFrame();
   // A reply that nobody waits for any more. A sequence that it opened is closed again.
   void DropStale(uint64_t id, const std::vector<std::byte>& frame);
 
   Connection* const connection_;
   const std::chrono::milliseconds timeout_;
 
-  std::timed_mutex call_mu_;  // guards the five below
-  shm::RingConsumer consumer_;
+  std::mutex calls_mu_;  // guards the four below
   uint64_t next_id_ = 1;
+  std::unordered_map<uint64_t, Waiting*> waiting_;
   std::unordered_map<uint64_t, uint32_t> timed_out_;  // id -> request type
+  bool reading_ = false;                              // a thread reads the ring
+
+  // Of the thread that reads.
+  shm::RingConsumer consumer_;
   std::vector<std::byte> frame_;
 
   std::timed_mutex post_mu_;  // guards producer_

@@ -183,6 +183,8 @@ class Session {
                           std::span<const int32_t> tokens);
   // The committed content, also while a step of the sequence is open.
   Result<Opened> Fork(uint64_t sequence);
+  // Not in an open step. TRUNCATE_* (kvs_sequence_truncate).
+  Status Truncate(uint64_t sequence, uint32_t tokens);
   // SEQUENCE_BUSY while a step with it is open.
   Status Close(uint64_t sequence);
   Result<uint32_t> Tokens(uint64_t sequence);         // local

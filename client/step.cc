@@ -367,8 +367,8 @@ Status SessionStep::State::EndOnGpu(void* stream) {
           members.push_back(i);
           return OkStatus();
         }));
-    sequences[i]->state->MarkBoundaries(sequences[i]->state->tokens(), tokens[i],
-                                        *sequences[i]->boundary_tokens);
+    sequences[i]->state->NoteTokens(sequences[i]->state->tokens(), tokens[i],
+                                    *sequences[i]->boundary_tokens);
   }
   for (const auto& s : sequences) {
     s->told_indexed = static_cast<uint32_t>(s->state->indexed_tokens());
@@ -416,7 +416,7 @@ Status SessionStep::End(void* stream) {
   }
   for (size_t i = 0; i < state_->sequences.size(); ++i) {
     Sequence& s = *state_->sequences[i];
-    s.state->MarkBoundaries(s.state->tokens(), state_->tokens[i], *s.boundary_tokens);
+    s.state->NoteTokens(s.state->tokens(), state_->tokens[i], *s.boundary_tokens);
   }
   state_->step->End();
   return OkStatus();

@@ -11,6 +11,8 @@ namespace {
 // Tokens an index block covers when its coarsest unit is smaller than that.
 constexpr int32_t kIndexBlockTokens = 512;
 
+constexpr float kMaxScale = 1e6f;
+
 Status BadField(std::string_view field, int64_t value, std::string_view allowed) {
   return InvalidArgument("GEOMETRY_INVALID", std::string(field) + " is " + std::to_string(value) +
                                                  "; allowed: " + std::string(allowed));
@@ -42,6 +44,11 @@ Status Validate(const Geometry& g) {
   }
   if (!IsDType(static_cast<int>(g.dtype))) {
     return BadField("dtype", static_cast<int>(g.dtype), "1 (f32), 2 (f16), 3 (bf16)");
+  }
+  if (!(g.scale >= 0 && g.scale <= kMaxScale)) {
+    return InvalidArgument("GEOMETRY_INVALID", "scale is " + std::to_string(g.scale) +
+                                                   "; allowed: 0 (1 / sqrt(head_dim)), or up to " +
+                                                   std::to_string(kMaxScale));
   }
   return Validate(g.rotary, g.head_dim);
 }

@@ -10,6 +10,7 @@
 #define KVSTRATA_KERNELS_PAGE_VIEW_H_
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,10 +28,14 @@ struct Geometry {
   int32_t head_dim = 0;      // d: 64, 128 or 256
   int32_t page_tokens = 16;  // P: 16, 32 or 64
   DType dtype = DType::kBF16;
-  Rotary rotary;  // of keys that are stored before rotary embedding; {}: they are stored after it
+  Rotary rotary;    // of keys that are stored before rotary embedding; {}: they are stored after it
+  float scale = 0;  // of a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim)
 
   bool pre_rope() const { return rotary.dim > 0; }
   int32_t group() const { return query_heads / kv_heads; }  // G
+  float logit_scale() const {
+    return scale > 0 ? scale : 1.0f / std::sqrt(static_cast<float>(head_dim));
+  }
   int64_t row_bytes() const { return head_dim * SizeOf(dtype); }
   int64_t page_bytes() const { return int64_t{2} * layers * kv_heads * page_tokens * row_bytes(); }
   bool operator==(const Geometry&) const = default;

@@ -30,6 +30,7 @@ enum MessageType : uint32_t {
   kBuild = 16,            // Build, plan text -> BuildReply, when it is done, as kSettle
   kRecompress = 17,       // SequenceRef -> ErrorReply, when nothing is due any more, as kSettle
   kCancelWork = 18,       // SequenceRef -> CancelWorkReply
+  kTruncate = 19,         // Truncate, i32 token ids -> ErrorReply
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -52,8 +53,9 @@ struct RegisterModel {
   int32_t rope_dim;        // channels that turn; 0: the whole head
   int32_t rope_interleaved;
   double rope_theta;
+  double scale;  // of logits; 0: 1 / sqrt(head_dim)
 };
-static_assert(sizeof(RegisterModel) == 240 + 56);
+static_assert(sizeof(RegisterModel) == 240 + 64);
 
 struct ModelReply {
   uint64_t model;
@@ -106,6 +108,14 @@ struct Commit {
   uint32_t indexed_tokens;  // index rows valid up to here
   uint32_t reserved;
 };
+
+// The tokens from `tokens` on are taken back.
+struct Truncate {
+  uint64_t sequence;
+  uint32_t tokens;  // that are left
+  uint32_t tail;    // token ids that follow, int32: those behind the last whole page that is left
+};
+static_assert(sizeof(Truncate) == 16);
 
 struct Report {
   enum Flags : uint32_t { kSurprisal = 1, kEntropy = 2, kBoundary = 4 };

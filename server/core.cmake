@@ -61,6 +61,7 @@ kvs_library(kvs_store
   store/selected_pages.cc
   store/series.cc
   store/step_events.cc
+  store/truncate.cc
   store/store.cc
   store/watermarks.cc
   store/work_requests.cc

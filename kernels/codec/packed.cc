@@ -70,6 +70,7 @@ namespace {
 
 // Where milder strategies than the plan's were taken.
 std::string MilderText(const Plan& plan, const PackedStorage& packed) {
+  if (plan.max_loss >= 1) return "";
   const auto& segments = packed.segments();
   const auto is_refused = [](const PackedStorage::Segment& s) { return s.refused_loss > 0; };
   const auto first = std::ranges::find_if(segments, is_refused);
@@ -83,18 +84,19 @@ std::string MilderText(const Plan& plan, const PackedStorage& packed) {
 
 }  // namespace
 
-std::string MaxLossText(const Plan& plan, int32_t due, const PackedStorage* packed) {
-  if (plan.max_loss >= 1 || plan.codec != CodecKind::kPacked) return "";
-  constexpr std::string_view kWhy =
-      " (the daemon has not come to it yet, or more than max_loss would be lost, which its log "
-      "says)";
+std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed) {
+  if (plan.codec != CodecKind::kPacked) return "";
+  const std::string why = plan.max_loss >= 1
+                              ? " (workers have not come to it yet, or were told to end)"
+                              : " (workers have not come to it yet, or were told to end, or more "
+                                "than max_loss would be lost, which the daemon's log says)";
   if (packed == nullptr || packed->segments().empty()) {
-    return "nothing is packed: attends in full" + std::string(kWhy);
+    return "nothing is packed: attends in full" + why;
   }
   std::string text = MilderText(plan, *packed);
   if (packed->end() >= due) return text;
   text += (text.empty() ? "" : "; ") + std::string("nothing is packed from token ") +
-          std::to_string(packed->end()) + " on" + std::string(kWhy);
+          std::to_string(packed->end()) + " on" + why;
   return text;
 }
 

@@ -73,10 +73,10 @@ class PackedStorage {
   uint64_t id_ = 0;
 };
 
-// What a sequence's status says of max_loss: where a milder strategy than the plan's was taken,
-// what the plan's lost there and what is lost now; where packing ends before `due`, up to which
+// What a sequence's status says of its codec: where max_loss made it take a milder strategy than
+// the plan's, what that lost and what is lost now; where packing ends before `due`, up to which
 // tokens are to be packed; else "". `packed` null: nothing is packed (yet).
-std::string MaxLossText(const Plan& plan, int32_t due, const PackedStorage* packed);
+std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed);
 
 // Arrays of golden/README: "eigenvalues", "rotated_rows" and "packed_rows" (first segment, layer 0,
 // head 0; rotated rows need the raw pages), "segments" (flat start, stop, final), "strategies"

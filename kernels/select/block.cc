@@ -7,7 +7,6 @@
 //                  the last window, rounded outwards to whole blocks
 // The first block is always on, and at least one other is chosen.
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/select/block_ranges.h"
 #include "kernels/select/no_inspection.h"
@@ -121,7 +120,7 @@ class PackedBlockSelector final : public Selector {
         w.units = {0, ranges_[head].end(s) - ranges_[head].first(s)};
         w.out = scores_[head].data() + ranges_[head].first(s);
         if (!plan_.group_softmax) continue;
-        w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+        w.scale = g.logit_scale();
         w.out_query = count;
       }
     }

@@ -141,7 +141,7 @@ class BucketSelector final : public Selector {
     if (!ready_) return out->SetFull(n);
     const int32_t dim = geometry_.head_dim;
     q_.resize(int64_t{rows_per_layer_} * dim);
-    queries_.Mean(layer, q, group_, q_.data());
+    queries_.Mean(layer, context.view.tokens, q, group_, q_.data());
     if (BucketsInFull(plan_, n)) return out->SetFull(n);
     // The window reaches back to the start of the sentence being generated.
     const int32_t window = std::min(n - plan_.recent, queries_.begin());
@@ -156,6 +156,16 @@ class BucketSelector final : public Selector {
   }
 
   void Advance(int32_t) override { queries_.Advance(); }
+
+  void Truncate(int32_t tokens) override {
+    queries_.Truncate(tokens);
+    for (Row& row : rows_) {
+      while (!row.buckets.empty() && row.buckets.back().tokens.end > tokens) {
+        row.buckets.pop_back();
+      }
+      row.means.resize(row.buckets.size() * static_cast<size_t>(geometry_.head_dim));
+    }
+  }
 
   std::string StatusText(const SelectContext& context) const override {
     const int32_t prompt = context.prompt_tokens;

@@ -156,6 +156,8 @@ class CascadeSelector final : public Selector {
     SelectPages(context, context.view.tokens);
   }
 
+  void Truncate(int32_t tokens) override { trigger_.Truncate(plan_, tokens); }
+
   CascadeTrigger* trigger() override { return &trigger_; }
 
   void Select(const SelectContext& context, int, const float*, Selection* out) override {

@@ -13,6 +13,7 @@ int32_t CascadeTrigger::WindowStart(const Plan& plan, int32_t tokens) {
 void CascadeTrigger::SelectAt(int32_t tokens) {
   static std::atomic<uint64_t> last_id = 0;
   selected_at_ = tokens;
+  outdated_ = false;
   selection_id_ = ++last_id;
 }
 
@@ -38,9 +39,17 @@ bool CascadeTrigger::Advance(const Plan& plan, std::span<const float> entropy,
     select_at = now;
     selections_ += now - seen_;
   }
+  if (outdated_) select_at = now;
   seen_ = now;
   if (select_at >= 0) SelectAt(select_at);
   return select_at >= 0;
+}
+
+void CascadeTrigger::Truncate(const Plan& plan, int32_t tokens) {
+  if (tokens >= seen_) return;
+  seen_ = tokens;
+  outdated_ |= selected_at_ > tokens;
+  pages_since_ = std::min(pages_since_, std::max(0, tokens - selected_at_) / plan.page);
 }
 
 // Whether the completed page asks for a re-selection.

@@ -23,6 +23,9 @@ class CascadeTrigger {
   bool Advance(const Plan& plan, std::span<const float> entropy, int32_t prompt_tokens,
                int32_t now);
 
+  // Tokens from `tokens` on are taken back. A selection that saw some of them is due again.
+  void Truncate(const Plan& plan, int32_t tokens);
+
   // Of the last selection: how many tokens it sees, later ones unseen; its name in this process, 0
   // before the first. A copy of the trigger has the same one.
   int32_t selected_at() const { return selected_at_; }
@@ -42,6 +45,7 @@ class CascadeTrigger {
   int32_t pages_since_ = 0;  // pages completed since the last selection
   int32_t selections_ = 0;
   int32_t selected_at_ = 0;
+  bool outdated_ = false;  // the last selection saw tokens that were taken back
   uint64_t selection_id_ = 0;
 };
 

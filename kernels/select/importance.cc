@@ -1,7 +1,6 @@
 #include "kernels/select/importance.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace kvstrata {
@@ -57,7 +56,7 @@ class HeadImportance {
       w.run = {t, std::min(t + kScoreTile, tokens_)};
       w.q = queries_.data() + int64_t{first} * dim;
       w.queries = count;
-      w.scale = 1.0f / std::sqrt(static_cast<float>(dim));
+      w.scale = context_.geometry->logit_scale();
       w.out = logits_.data() + t;
       w.out_query = tokens_;
     }

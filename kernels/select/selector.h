@@ -136,6 +136,10 @@ class Selector {
   // The step's `count` new tokens are committed; their queries were those of the last Selects.
   virtual void Advance(int32_t count) { (void)count; }
 
+  // Tokens from `tokens` on are taken back: forgets what came of them. What it had chosen by them
+  // it chooses anew. Not in a step.
+  virtual void Truncate(int32_t tokens) { (void)tokens; }
+
   // What decides when it selects, for steps on a GPU, which do the rest of its work themselves;
   // null but for selector cascade.
   virtual CascadeTrigger* trigger() { return nullptr; }

@@ -19,18 +19,22 @@ class SentenceEnds {
   explicit SentenceEnds(int32_t max_length) : max_length_(max_length) {}
 
   // The prompt is complete: a sentence begins behind it.
-  void Start(int32_t prompt_tokens) { begin_ = prompt_tokens; }
+  void Start(int32_t prompt_tokens) { prompt_ = prompt_tokens; }
 
   // Where the sentence begins that is being generated.
-  int32_t begin() const { return begin_; }
+  int32_t begin() const { return ends_.empty() ? prompt_ : ends_.back(); }
 
   // The sentences that are complete at `tokens`. A boundary that is reported late ends its sentence
   // late.
   std::vector<Run> Close(std::span<const uint8_t> boundary, int32_t tokens);
 
+  // Tokens from `tokens` on are taken back: a sentence that ended behind them goes on.
+  void Truncate(int32_t tokens);
+
  private:
   int32_t max_length_;
-  int32_t begin_ = 0;
+  int32_t prompt_ = 0;
+  std::vector<int32_t> ends_;  // of the complete ones, ascending
 };
 
 }  // namespace kvstrata

@@ -12,8 +12,9 @@ std::vector<Run> SentenceQueries::Close(std::span<const uint8_t> boundary, int32
   return complete;
 }
 
-void SentenceQueries::Mean(int layer, const float* q, int32_t group, float* out) {
+void SentenceQueries::Mean(int layer, int32_t at, const float* q, int32_t group, float* out) {
   Layer& own = layers_[layer];
+  own.next_at = at;
   const size_t size = static_cast<size_t>(geometry_.query_heads) * geometry_.head_dim;
   own.next.assign(q, q + size);
   const double queries = static_cast<double>(group) * (own.count + 1);
@@ -22,8 +23,8 @@ void SentenceQueries::Mean(int layer, const float* q, int32_t group, float* out)
     for (int32_t c = 0; c < dim; ++c) {
       double sum = 0;
       for (int32_t h = row * group; h < (row + 1) * group; ++h) {
-        const size_t at = static_cast<size_t>(h) * dim + c;
-        sum += (own.count > 0 ? own.sum[at] : 0.0) + q[at];
+        const size_t i = static_cast<size_t>(h) * dim + c;
+        sum += (own.count > 0 ? own.sum[i] : 0.0) + q[i];
       }
       out[int64_t{row} * dim + c] = static_cast<float>(sum / queries);
     }
@@ -36,7 +37,18 @@ void SentenceQueries::Advance() {
     layer.sum.resize(layer.next.size());
     for (size_t i = 0; i < layer.next.size(); ++i) layer.sum[i] += layer.next[i];
     ++layer.count;
+    layer.newest = layer.next_at;
     layer.next.clear();
+  }
+}
+
+void SentenceQueries::Truncate(int32_t tokens) {
+  ends_.Truncate(tokens);
+  Forget();
+  for (Layer& layer : layers_) {
+    if (layer.newest < tokens) continue;
+    layer.sum.clear();
+    layer.count = 0;
   }
 }
 

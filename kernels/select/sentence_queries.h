@@ -30,13 +30,15 @@ class SentenceQueries {
   // that is reported late ends its sentence late, and takes the queries since with it.
   std::vector<Run> Close(std::span<const uint8_t> boundary, int32_t tokens);
 
-  // Remembers q [query_heads][head_dim] as that of the open step, and writes the mean over the
-  // sentence's queries, q included, and over each `group` heads that follow each other:
-  // out [query_heads / group][head_dim].
-  void Mean(int layer, const float* q, int32_t group, float* out);
+  // Remembers q [query_heads][head_dim] of position `at` as that of the open step, and writes the
+  // mean over the sentence's queries, q included, and over each `group` heads that follow each
+  // other: out [query_heads / group][head_dim].
+  void Mean(int layer, int32_t at, const float* q, int32_t group, float* out);
 
   // The open step's queries join the sentence.
   void Advance();
+  // Tokens from `tokens` on are taken back; with a query among them all of the sentence's go.
+  void Truncate(int32_t tokens);
   // A step that never ended did not happen.
   void Forget();
 
@@ -44,7 +46,9 @@ class SentenceQueries {
   struct Layer {
     std::vector<double> sum;  // [query_heads][head_dim]; empty: none yet
     int32_t count = 0;
+    int32_t newest = -1;      // position of the last one
     std::vector<float> next;  // of the open step; empty: none
+    int32_t next_at = -1;
   };
 
   Geometry geometry_;

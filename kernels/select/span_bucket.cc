@@ -29,7 +29,7 @@ class SpanBucketSelector final : public Selector {
     const int32_t n = context.view.tokens + 1;
     const int32_t rows = geometry_.query_heads / group_;
     q_.resize(int64_t{rows} * geometry_.head_dim);
-    queries_.Mean(layer, q, group_, q_.data());
+    queries_.Mean(layer, context.view.tokens, q, group_, q_.data());
     if (context.spans == nullptr || n < plan_.min_tokens) return out->SetFull(n);
     out->Reset(n, rows);
     context.executor->ParallelFor(rows, [&](int64_t row) {
@@ -40,6 +40,8 @@ class SpanBucketSelector final : public Selector {
   }
 
   void Advance(int32_t) override { queries_.Advance(); }
+
+  void Truncate(int32_t tokens) override { queries_.Truncate(tokens); }
 
   std::string StatusText(const SelectContext& context) const override {
     if (context.prompt_tokens < 0 || context.spans != nullptr) return "";

@@ -1,7 +1,6 @@
 #include "kernels/select/unit_scores.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace kvstrata {
 
@@ -34,7 +33,7 @@ void UnitScores::ScoreGroups(const SelectContext& context, int layer, const floa
 void UnitScores::ScoreHeads(const SelectContext& context, int layer, const float* q,
                             ScoreWork::Kind kind, Run units) {
   const Geometry& g = *context.geometry;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+  const float scale = g.logit_scale();
   q_.assign(q, q + int64_t{g.query_heads} * g.head_dim);
   for (float& x : q_) x *= scale;
   logits_.resize(int64_t{count_} * g.query_heads);

@@ -85,6 +85,14 @@ class VoteSelector final : public Selector {
     }
   }
 
+  void Truncate(int32_t tokens) override {
+    for (Layer& layer : layers_) {
+      layer.next.reset();
+      // Its query's position has gone: n - 1 of that step.
+      if (layer.last && layer.last->middle_end + plan_.n_local > tokens) layer.last.reset();
+    }
+  }
+
   std::unique_ptr<Selector> Clone() const override {
     auto copy = std::make_unique<VoteSelector>(plan_, geometry_);
     copy->layers_ = layers_;
@@ -181,8 +189,7 @@ class VoteSelector final : public Selector {
     const int64_t own = std::max<int64_t>(int64_t{group} * n, 1);
     const auto heads = static_cast<int32_t>(
         std::clamp<int64_t>(kScoreFloats / own, 1, geometry_.kv_heads));  // KV heads at a time
-    const float scale =
-        plan_.scale_votes ? 1.0f / std::sqrt(static_cast<float>(geometry_.head_dim)) : 1.0f;
+    const float scale = plan_.scale_votes ? geometry_.logit_scale() : 1.0f;
     logits_.resize(heads * own);
     max_.resize(int64_t{heads} * group);
     sum_.resize(int64_t{heads} * group);

@@ -116,7 +116,7 @@ class ZoomSelector final : public Selector {
     if (context.spans->trained()) return ScoreRouted(context, layer, head, q, logits);
     const float* of_group = q + int64_t{head} * geometry_.group() * geometry_.head_dim;
     ScoreSpans(context, layer, head, of_group, geometry_.group(), logits);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(geometry_.head_dim));
+    const float scale = geometry_.logit_scale();
     const std::vector<float>& log_length = context.spans->log_length();
     for (int64_t i = 0; i < geometry_.group() * count; ++i) {
       logits[i] = logits[i] * scale + log_length[static_cast<size_t>(i % count)];

@@ -199,7 +199,7 @@ Status CudaStep::RankPrompt(int member, int layer, const int32_t* lengths) {
   cuda::VoteBatch vote;
   vote.rows = cuda::KeyRows(PagesOf({member, 1, 1, false, {}}, layer));
   vote.rows.page_stride = 0;  // every query is an item over the same pages
-  vote.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+  vote.scale = g.logit_scale();
   vote.q_dtype = DType::kF32;
   vote.query_heads = g.query_heads;
   vote.output_rows = g.kv_heads;

@@ -8,8 +8,6 @@
 namespace kvstrata {
 namespace {
 
-float ScaleOf(const Geometry& g) { return 1.0f / std::sqrt(static_cast<float>(g.head_dim)); }
-
 // In every layer, here; the others before any layer.
 bool SelectsByQuery(SelectorKind selector) {
   return selector == SelectorKind::kMinMax || selector == SelectorKind::kVote ||
@@ -222,7 +220,7 @@ Status CudaStep::VoteBounds(const Part& part, int layer, const std::byte* q, DTy
   w.rows = BoundsOf(part, layer);
   w.fields = 2;
   w.field_stride = FieldStride(members_[part.first].state->index());
-  w.scale = ScaleOf(geometry());
+  w.scale = geometry().logit_scale();
   w.rule = RuleOf(part.plan);
   w.tokens = ws_.visible() + first_row_[part.first];
   w.q = q;
@@ -325,7 +323,7 @@ Status CudaStep::AttendPart(const Part& part, int layer, const Rows& q, const Mu
   w.layer = PagesOf(part, layer);
   w.selection = SelectionOf(part, layer);
   w.group = g.group();
-  w.scale = ScaleOf(g);
+  w.scale = g.logit_scale();
   w.workspace = ws_.attend_workspace_.as<std::byte>();
   const int32_t first = first_row_[part.first] + part.begin;
   // What the GPU selects in the layer itself is not there before.
@@ -349,7 +347,7 @@ Status CudaStep::AttendChunk(const Part& part, int layer, const Rows& q, const M
   w.selection = SelectionOf(part, layer);
   w.group = geometry().group();
   w.q_stride = q.token_stride;
-  w.scale = ScaleOf(geometry());
+  w.scale = geometry().logit_scale();
   w.counters = ws_.attend_counters_.as<uint32_t>();
   w.workspace = ws_.chunk_workspace_.as<float>();
   int32_t row = first_row_[part.first] + part.begin;

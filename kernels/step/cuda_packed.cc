@@ -9,7 +9,6 @@
 // tokens as many are chosen as whole blocks fit. Where a short block is chosen (the last of a
 // prompt segment whose length is no multiple of `block`), the CPU may find room for one more.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -247,7 +246,7 @@ Status CudaStep::AttendPacked(const Part& part, int layer, const Rows& q, const 
 Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, const Rows& q,
                                    const MutableRows& out, float* lse) {
   const Geometry& g = geometry();
-  const float scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+  const float scale = g.logit_scale();
   const int64_t rows = int64_t{ws_.capacity_.packed.batch} * g.query_heads;
   float* const partial = ws_.packed_.partial.as<float>();
   const cuda::Partials of_pages = {partial + rows * g.head_dim, partial + rows * (g.head_dim + 1),

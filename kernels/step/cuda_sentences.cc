@@ -51,6 +51,13 @@ CudaSentenceMemory::CudaSentenceMemory(const Geometry& geometry, int32_t n_obs)
   table_.rows = geometry.layers * geometry.kv_heads;
 }
 
+void CudaSentences::Truncate(int32_t tokens) {
+  ends.Truncate(tokens);
+  while (!whole.empty() && whole.back().end > tokens) whole.pop_back();
+  whole_made = std::min(whole_made, static_cast<int32_t>(whole.size()));
+  queries_from = tokens;
+}
+
 bool CudaSentences::Observed(const Plan& plan, const Geometry& geometry,
                              int32_t prompt_tokens) const {
   for (int32_t layer = plan.n_dense_layers; layer < geometry.layers; ++layer) {

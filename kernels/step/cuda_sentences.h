@@ -63,6 +63,8 @@ struct CudaSentences {
 
   // Whether the prompt's last queries passed through steps, in all layers that choose.
   bool Observed(const Plan& plan, const Geometry& geometry, int32_t prompt_tokens) const;
+  // Tokens from `tokens` on are taken back; the sentence's queries are summed anew from there.
+  void Truncate(int32_t tokens);
 
   std::vector<ObservedRange> observed;  // by layer
   SentenceEnds ends;

@@ -1,7 +1,6 @@
 #include "kernels/step/cuda_shadow.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/step/cuda_step.h"
 
@@ -87,7 +86,7 @@ Status CudaStep::MeasureShadow(int member, int layer, const Rows& q, CudaShadow*
     w.tokens = ws_.visible() + row;
     w.q = q.data + row * q.token_stride;
     w.q_stride = q.token_stride;
-    w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+    w.scale = g.logit_scale();
     w.to = {results + shadow->OutputAt(layer, of), DType::kF32, results + shadow->LseAt(layer, of)};
     w.workspace = ws_.attend_workspace_.as<std::byte>();
     return Check(ops_.attend_raw(w, stream_), "op attend_raw");
@@ -150,7 +149,7 @@ Status CudaStep::AttendPositions(int member, int layer, const Rows& q, CudaShado
   w.tokens = ws_.visible() + first_row_[member];
   w.q = q.data + first_row_[member] * q.token_stride;
   w.q_stride = q.token_stride;
-  w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+  w.scale = g.logit_scale();
   w.workspace = ws_.attend_workspace_.as<std::byte>();
   float* const results = shadow->results_.as<float>();
   for (int call = 0; call < calls; ++call) {

@@ -2,7 +2,6 @@
 // else in one kernel (ops/attend_spans). Where the arrays of a part lie comes from its extents'
 // descriptions (SpanStorage); the room for expansions follows from counts, which the host has.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/select/unit_scores.h"
@@ -127,8 +126,7 @@ cuda::SpanLayer CudaStep::SpansOf(const Part& part, int layer) const {
 
 cuda::SpanQueries CudaStep::SpanQueriesOf(const Part& part, const Rows& q, int32_t token) const {
   const int32_t row = first_row_[part.first] + token;
-  return {q.data + row * q.token_stride, q.token_stride, part.count,
-          1.0f / std::sqrt(static_cast<float>(geometry().head_dim))};
+  return {q.data + row * q.token_stride, q.token_stride, part.count, geometry().logit_scale()};
 }
 
 // Scores of one new token of each member; the relevance of the first is what spans are chosen by.

@@ -1,6 +1,5 @@
 // Selector vote (TokenSelect) of a CudaStep, as kernels/select/vote.cc does it on a CPU.
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/cuda_vote_cache.h"
@@ -153,7 +152,7 @@ Status CudaStep::CountVotes(const Part& part, int layer, const std::byte* q, DTy
                             const int32_t* tokens, const cuda::Reuse& reuse) {
   cuda::VoteBatch w;
   w.rows = cuda::KeyRows(PagesOf(part, layer));
-  w.scale = 1.0f / std::sqrt(static_cast<float>(geometry().head_dim));
+  w.scale = geometry().logit_scale();
   w.rule = VoteRuleOf(part.plan, part.prompt);
   w.tokens = tokens;
   w.q = q;

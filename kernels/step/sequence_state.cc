@@ -99,6 +99,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;
   copy->boundary_ = boundary_;
+  copy->ids_ = ids_;
   copy->boundary_marked_ = boundary_marked_;
   copy->held_tokens_ = held_tokens_;
   copy->surprisal_held_ = surprisal_held_;
@@ -231,8 +232,10 @@ int32_t SequenceState::SkippedPosition(int32_t first, const float* surprisal) co
   return skips ? held_tokens_ : -1;
 }
 
-void SequenceState::MarkBoundaries(int32_t first, std::span<const int32_t> ids,
-                                   std::span<const int32_t> ends) {
+void SequenceState::NoteTokens(int32_t first, std::span<const int32_t> ids,
+                               std::span<const int32_t> ends) {
+  ids_.resize(static_cast<size_t>(first));
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
   if (ends.empty() || ids.empty()) return;
   boundary_marked_ = true;
   const size_t end = static_cast<size_t>(first) + ids.size();
@@ -247,6 +250,32 @@ void SequenceState::HoldBoundaries(std::span<const uint8_t> ends) {
   boundary_marked_ = true;
   if (boundary_.size() < ends.size()) boundary_.resize(ends.size(), uint8_t{0});
   std::ranges::copy(ends, boundary_.begin());
+}
+
+std::span<const int32_t> SequenceState::TailIds(uint32_t tokens) const {
+  if (tokens > ids_.size()) return {};
+  const size_t tail = tokens % static_cast<uint32_t>(geometry_.page_tokens);
+  return std::span(ids_).first(tokens).last(tail);
+}
+
+void SequenceState::Truncate(int32_t tokens) {
+  KVS_CHECK(tokens >= std::max(prompt_tokens_, 0) && tokens <= tokens_);
+  if (tokens == tokens_) return;
+  const auto cut = [tokens](auto* series) {
+    series->resize(std::min(series->size(), static_cast<size_t>(tokens)));
+  };
+  cut(&entropy_);
+  cut(&surprisal_);
+  cut(&boundary_);
+  cut(&ids_);
+  tokens_ = tokens;
+  indexed_tokens_ = std::min(indexed_tokens_, tokens);
+  held_tokens_ = std::min(held_tokens_, tokens);
+  surprisal_held_ = std::min(surprisal_held_, tokens);
+  selector_->Truncate(tokens);
+  vote_cache_.reset();
+  hot_pages_.reset();
+  if (sentences_ != nullptr) sentences_->Truncate(tokens);
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

@@ -75,10 +75,19 @@ class SequenceState {
 
   // The tokens [first, first + ids.size()) were committed: those of `ends` (ascending) end a
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
-  void MarkBoundaries(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
+  void NoteTokens(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
+
+  // Of the first `tokens` tokens, the ids of those behind the last whole page; none beyond
+  // tokens().
+  std::span<const int32_t> TailIds(uint32_t tokens) const;
+
+  // The tokens from `tokens` on are taken back, with all that was reported and chosen of them.
+  // What a selector had chosen by them it chooses anew. Not in a step.
+  // REQUIRES: 0 <= tokens <= tokens(), and no less than a prompt that is complete.
+  void Truncate(int32_t tokens);
 
   // Sentence ends that were stored with the held pages, from the first position on. They replace
-  // what MarkBoundaries said of those, and a report may replace them.
+  // what NoteTokens said of those, and a report may replace them.
   void HoldBoundaries(std::span<const uint8_t> ends);
 
   // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
@@ -134,6 +143,7 @@ class SequenceState {
   uint64_t version_ = 0;                    // of the table that they were parsed from
   std::vector<float> entropy_, surprisal_;  // by position; NaN: none
   std::vector<uint8_t> boundary_;
+  std::vector<int32_t> ids_;      // of all tokens
   bool boundary_marked_ = false;  // not by a report: reports may replace any of it
   int32_t held_tokens_ = 0;       // at the start
   int32_t surprisal_held_ = 0;    // of them, NoteHeldSurprisal

@@ -1,7 +1,6 @@
 #include "kernels/step/step.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/step/dense_rows.h"
 #include "kernels/step/shadow_attention.h"
@@ -254,7 +253,7 @@ void Step::AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_
   w.queries = tile.queries;
   w.group = tile.group;
   w.position = m.view.tokens + tile.begin;
-  w.scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim));
+  w.scale = g.logit_scale();
   const int32_t end = VisibleEnd(tile);
   for (size_t i = 0; i < tile.slices; ++i, partial_row += int64_t{tile.queries} * tile.group) {
     const Slice& slice = slices_[tile.first_slice + i];

@@ -15,8 +15,6 @@ size_t ListOf(size_t lists, int32_t head, int32_t query_heads) {
   return lists * static_cast<size_t>(head) / static_cast<size_t>(query_heads);
 }
 
-float Scale(int32_t head_dim) { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
-
 int64_t QueryStride(const Rows& q) { return q.token_stride / static_cast<int64_t>(sizeof(float)); }
 
 // Calls fn(first head, heads) for the parts of a tile's group that share a list.
@@ -135,7 +133,7 @@ void Step::AddPacked(int layer, const Rows& q, const Tile& tile, const StoredPar
   w.queries = tile.queries;
   w.group = tile.group;
   w.run_count = static_cast<int32_t>(part.run_count);
-  w.scale = Scale(dim);
+  w.scale = geometry().logit_scale();
   w.m = partial_m_.data() + row;
   w.l = partial_l_.data() + row;
   w.o = partial_o_.data() + row * dim;
@@ -157,7 +155,7 @@ void Step::AddRawRows(int layer, const Rows& q, const Tile& tile, const StoredPa
   w.group = tile.group;
   w.position = spans.parts()[part.source].raw_count;  // every query sees every row
   w.run_count = 1;
-  w.scale = Scale(dim);
+  w.scale = geometry().logit_scale();
   w.m = partial_m_.data() + row;
   w.l = partial_l_.data() + row;
   w.o = partial_o_.data() + row * dim;
@@ -195,7 +193,7 @@ void Step::AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPa
              w.queries = tile.queries;
              w.group = heads;
              w.row_token = tile.group;
-             w.scale = Scale(g.head_dim);
+             w.scale = g.logit_scale();
              w.m = partial_m_.data() + first;
              w.l = partial_l_.data() + first;
              w.o = partial_o_.data() + first * g.head_dim;
@@ -247,7 +245,7 @@ void Step::AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart
         w.queries = tile.queries;
         w.group = heads;
         w.row_token = tile.group;
-        w.scale = Scale(g.head_dim);
+        w.scale = g.logit_scale();
         w.m = partial_m_.data() + first;
         w.l = partial_l_.data() + first;
         w.o = partial_o_.data() + first * g.head_dim;

@@ -35,6 +35,7 @@ Status ReadModel(const shm::RegisterModel& in, std::span<const int32_t> boundari
   }
   out->geometry = {in.layers,   in.query_heads, in.kv_heads,
                    in.head_dim, in.page_tokens, static_cast<DType>(in.dtype)};
+  out->geometry.scale = static_cast<float>(in.scale);
   KVS_ASSIGN_OR_RETURN(out->geometry.rotary, ReadRotary({in.keys_pre_rope != 0, in.rope_theta,
                                                          in.rope_dim, in.rope_interleaved},
                                                         in.head_dim));
@@ -110,6 +111,8 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnClose(frame);
     case shm::kGrow:
       return OnGrow(frame);
+    case shm::kTruncate:
+      return OnTruncate(frame);
     case shm::kSettle:
       return OnSettle(frame);
     case shm::kLookup:
@@ -314,6 +317,19 @@ RingSession::Outcome RingSession::OnGrow(const Frame& frame) {
     status = store_->Grow(session_, in.sequence, in.tokens, in.writable, in.index_writable);
     if (status.ok()) NoteTokens(in.sequence, in.tokens);
   }
+  Answer(frame.header.id, status);
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnTruncate(const Frame& frame) {
+  shm::Truncate in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const int32_t> tail;
+  if (!Take(&rest, &in) || !TakeArray(&rest, in.tail, &tail) || !rest.empty()) {
+    return Malformed("Truncate of a wrong size");
+  }
+  Status status = TakeEventError(in.sequence);
+  if (status.ok()) status = store_->Truncate(session_, in.sequence, in.tokens, tail);
   Answer(frame.header.id, status);
   return Outcome::kWorked;
 }

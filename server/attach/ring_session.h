@@ -183,6 +183,7 @@ class RingSession {
   Outcome OnFork(const Frame& frame);
   Outcome OnClose(const Frame& frame);
   Outcome OnGrow(const Frame& frame);
+  Outcome OnTruncate(const Frame& frame);
   Outcome OnSettle(const Frame& frame);
   Outcome OnDetach(const Frame& frame);
   Outcome OnCommit(const Frame& frame);

@@ -136,6 +136,7 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
     case shm::kLookup:
       return work + kTokenWork * (payload_.size() / sizeof(int32_t));
     case shm::kForkSequence:
+    case shm::kTruncate:  // writes the table anew
     case shm::kCloseSequence:
     case shm::kPrefillDone:
     case shm::kBuild:  // looks at every page, and hashes a key for each block that is there

@@ -47,6 +47,7 @@ Result<ModelDesc> ReadModel(const v1::RegisterModelRequest& in) {
   out.adapter = in.adapter();
   out.geometry = {g.layers(),   g.query_heads(), g.kv_heads(),
                   g.head_dim(), g.page_tokens(), static_cast<DType>(g.dtype())};
+  out.geometry.scale = g.scale();
   KVS_RETURN_IF_ERROR(Validate(out.geometry));
   const v1::Rotary& rope = in.rope();
   KVS_ASSIGN_OR_RETURN(out.geometry.rotary, ReadRotary({in.keys_pre_rope(), rope.theta(),
@@ -65,6 +66,7 @@ void Write(const Geometry& g, v1::Geometry* out) {
   out->set_head_dim(g.head_dim);
   out->set_page_tokens(g.page_tokens);
   out->set_dtype(static_cast<v1::DType>(g.dtype));
+  out->set_scale(g.scale);
 }
 
 void Write(const ModelInfo& m, v1::Model* out) {
@@ -231,6 +233,14 @@ grpc::ServerUnaryReactor* ControlService::ForkSequence(grpc::CallbackServerConte
         Write(opened, response);
         return OkStatus();
       });
+}
+
+grpc::ServerUnaryReactor* ControlService::TruncateSequence(
+    grpc::CallbackServerContext* call, const v1::TruncateSequenceRequest* request,
+    v1::TruncateSequenceResponse*) {
+  return context_->InSession(call, request->session(), [request](RemoteSession& s) {
+    return s.TruncateSequence(request->sequence(), request->tokens());
+  });
 }
 
 grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerContext* call,

@@ -34,6 +34,9 @@ class ControlService final : public v1::Control::CallbackService {
   grpc::ServerUnaryReactor* ForkSequence(grpc::CallbackServerContext*,
                                          const v1::ForkSequenceRequest*,
                                          v1::OpenSequenceResponse*) override;
+  grpc::ServerUnaryReactor* TruncateSequence(grpc::CallbackServerContext*,
+                                             const v1::TruncateSequenceRequest*,
+                                             v1::TruncateSequenceResponse*) override;
   grpc::ServerUnaryReactor* CloseSequence(grpc::CallbackServerContext*,
                                           const v1::CloseSequenceRequest*,
                                           v1::CloseSequenceResponse*) override;

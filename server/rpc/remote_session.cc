@@ -119,12 +119,20 @@ Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t mode
   s->boundary_tokens = opened.boundary_tokens;
   std::ranges::sort(s->boundary_tokens);
   if (parent == nullptr) {
-    s->state->MarkBoundaries(0, tokens.first(std::min<size_t>(opened.held_tokens, tokens.size())),
-                             s->boundary_tokens);
+    s->state->NoteTokens(0, tokens.first(std::min<size_t>(opened.held_tokens, tokens.size())),
+                         s->boundary_tokens);
     s->state->HoldBoundaries(opened.boundary);
   }
   sequences_.emplace(opened.sequence, std::move(s));
   return opened;
+}
+
+Status RemoteSession::TruncateSequence(uint64_t sequence, uint32_t tokens) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(sequence));
+  KVS_RETURN_IF_ERROR(store_->Truncate(session_, sequence, tokens, s->state->TailIds(tokens)));
+  s->state->Truncate(static_cast<int32_t>(tokens));
+  s->told_indexed = std::min(s->told_indexed, tokens);
+  return OkStatus();
 }
 
 Status RemoteSession::CloseSequence(uint64_t sequence) {
@@ -256,7 +264,7 @@ Status RemoteSession::Commit(RemoteStep* step) {
   for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
-    s->state->MarkBoundaries(s->state->tokens(), step->tokens[i], s->boundary_tokens);
+    s->state->NoteTokens(s->state->tokens(), step->tokens[i], s->boundary_tokens);
   }
   if (const Status ended = step->step->End(); !ended.ok()) {
     for (RemoteSequence* s : step->sequences) s->lost = ended;

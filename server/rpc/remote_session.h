@@ -64,6 +64,7 @@ class RemoteSession {
   Result<OpenedSequence> AdoptOpened(OpenedSequence opened, uint64_t model,
                                      std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
+  Status TruncateSequence(uint64_t sequence, uint32_t tokens);
   Status CloseSequence(uint64_t sequence);
 
   // MODELS_MIXED, SEQUENCE_BUSY (also twice in the batch), SEQUENCE_TOO_LONG, STEPS_OPEN, and what

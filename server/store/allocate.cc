@@ -51,12 +51,11 @@ uint32_t Store::Impl::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t 
 
 Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const {
   UserLimits::User* const user = taker.tenant->user;
-  std::string state;
-  bool at_limit = false;
+  std::string state, limits;
   for (const PoolId pool : taker.pools) {
     if (AtLimit(taker, pool, bytes)) {
-      at_limit = true;
-      state += "; " + std::string(user_limits_->Refusal(user, LimitOf(pool), bytes).message());
+      limits += (limits.empty() ? "" : ",") + std::string(" ") + std::string(NameOf(LimitOf(pool)));
+      state += "; " + user_limits_->Describe(user, LimitOf(pool));
       continue;
     }
     state += "; pool '" + NameOfPool(pool) + "' has " + std::to_string(pools_.taken(pool)) +
@@ -64,11 +63,15 @@ Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, ui
              (pools_.failure(pool).ok() ? "" : ", and its device is lost");
   }
   // A request is counted once, and what the daemon does on its own never.
-  if (at_limit && taker.session != nullptr) user_limits_->CountRefused(user);
+  if (!limits.empty() && taker.session != nullptr) user_limits_->CountRefused(user);
+  const std::string next = limits.empty() ? "; close sequences or enlarge the pools"
+                                          : "; close sequences, or have an operator raise"
+                                            " (kvstrata quota set):" +
+                                                limits;
   return ResourceExhausted("POOL_EXHAUSTED", std::to_string(n) + " pages of " +
                                                  std::to_string(bytes) + " bytes are needed, " +
                                                  std::to_string(got) + " could be had" + state +
-                                                 "; close sequences or enlarge the pools");
+                                                 next);
 }
 
 Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,

@@ -27,6 +27,7 @@ enum class Tag : uint8_t {
   kIndexOf,
   kIndexLayout,
   kRotary,
+  kScale,
 };
 
 void Add(SHA256_CTX* context, Tag tag, const void* data, uint64_t bytes) {
@@ -68,6 +69,9 @@ KeyChain::KeyChain(std::string_view tenant, const ModelDesc& model)
         std::array<int64_t, 3>{std::bit_cast<int64_t>(g.rotary.theta), g.rotary.dim,
                                g.rotary.interleaved});
   }
+  // What is made of queries and stored beside keys depends on it.
+  if (g.scale > 0)
+    Add(&context, Tag::kScale, std::array<int64_t, 1>{std::bit_cast<int32_t>(g.scale)});
   Add(&context, Tag::kDType, std::array<int64_t, 1>{static_cast<int64_t>(g.dtype)});
   Add(&context, Tag::kAdapter, model.adapter);
   Add(&context, Tag::kRank, std::array<int64_t, 2>{model.rank, model.ranks});

@@ -127,6 +127,7 @@ struct Sequence {
   bool prefill_done = false;
   bool imported = false;      // import_job.h
   PageKey last_key{};         // of the last whole page; zeros: none
+  PageKey prompt_last_key{};  // the same of the prompt, when that is complete
   std::vector<int32_t> tail;  // token ids behind the last whole page
   Series series;
 

@@ -83,6 +83,13 @@ std::optional<Series> Series::Parse(std::span<const std::byte> bytes) {
   return series;
 }
 
+size_t Series::Count() const {
+  const auto given = [](const std::vector<float>& values) {
+    return std::ranges::count_if(values, [](float x) { return !std::isnan(x); });
+  };
+  return static_cast<size_t>(given(surprisal) + given(entropy)) + boundary.size();
+}
+
 uint32_t Series::LeadingSurprisals() const {
   size_t n = std::min<size_t>(1, surprisal.size());
   while (n < surprisal.size() && !std::isnan(surprisal[n])) ++n;
@@ -94,6 +101,15 @@ void Series::Put(uint32_t first, const Series& part) {
   PutValues(first, part.surprisal, missing, &surprisal);
   PutValues(first, part.entropy, missing, &entropy);
   PutValues(first, part.boundary, uint8_t{0}, &boundary);
+}
+
+void Series::Truncate(uint32_t tokens) {
+  const auto cut = [tokens](auto* values) {
+    values->resize(std::min<size_t>(values->size(), tokens));
+  };
+  cut(&surprisal);
+  cut(&entropy);
+  cut(&boundary);
 }
 
 Series Series::Slice(uint32_t first, uint32_t n) const {

@@ -19,12 +19,16 @@ struct Series {
   std::vector<uint8_t> boundary;
 
   bool empty() const { return surprisal.empty() && entropy.empty() && boundary.empty(); }
+  // Values that were reported.
+  size_t Count() const;
   // Positions from the first on that have a surprisal; the very first needs none.
   uint32_t LeadingSurprisals() const;
   // Takes what `part` has as positions `first` and on.
   void Put(uint32_t first, const Series& part);
   // Positions [first, first + n), as far as they were reported.
   Series Slice(uint32_t first, uint32_t n) const;
+  // Forgets positions from `tokens` on.
+  void Truncate(uint32_t tokens);
 
   // As docs/disk_format.md has it ("Series"). Parse: nothing when the bytes are no series.
   std::vector<std::byte> Encode() const;

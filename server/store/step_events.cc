@@ -123,8 +123,15 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
   return SwapIn(session, *s, &copies);
 }
 
+void Store::Impl::KeepSeries(const Sequence& s, Page* page, Series series) {
+  if (page->series != nullptr && SameSeries(*page->series, series)) return;
+  page->series = std::make_unique<Series>(std::move(series));
+  page->series_changed = true;
+  if (page->indexed) OfferPage(s, *page);
+}
+
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
-// too (DECISIONS 11).
+// too. Where another page of the same tokens is the one that is found, it takes what it lacks.
 void Store::Impl::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end) {
   if (s->series.empty()) return;
   const uint32_t page_tokens = s->page_tokens();
@@ -133,10 +140,10 @@ void Store::Impl::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t fi
     Page* page = s->pages[i];
     if (page == nullptr || !page->sealed) continue;
     Series series = s->series.Slice(i * page_tokens, page_tokens);
-    if (page->series != nullptr && SameSeries(*page->series, series)) continue;
-    page->series = std::make_unique<Series>(std::move(series));
-    page->series_changed = true;
-    if (page->indexed) OfferPage(*s, *page);
+    Page* const found = page->indexed ? nullptr : prefix_.Find(page->key);
+    const size_t known = found == nullptr || found->series == nullptr ? 0 : found->series->Count();
+    if (found != nullptr && known < series.Count()) KeepSeries(*s, found, series);
+    KeepSeries(*s, page, std::move(series));
   }
 }
 
@@ -339,6 +346,7 @@ Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
   }
   s->prefill_done = true;
   s->prompt_tokens = s->tokens;
+  s->prompt_last_key = s->last_key;
   if (s->codec) {
     AttachArtefact(sessions_.at(session_id).get(), s);
     NoteDue(s);

@@ -377,6 +377,12 @@ Status Store::CloseSequence(uint64_t session, uint64_t sequence) {
   impl_->TellSettled();
   return status;
 }
+Status Store::Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
+                       std::span<const int32_t> tail) {
+  const Status status = impl_->Truncate(session, sequence, tokens, tail);
+  impl_->TellSettled();
+  return status;
+}
 Status Store::Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
                    uint32_t index_writable) {
   return impl_->Grow(session, sequence, tokens, writable, index_writable);

@@ -320,6 +320,12 @@ class Store {
   void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                     std::span<const int32_t> tokens, OpenDone done, HoldLimits limits = {});
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
+  // Takes back the tokens from position `tokens` on: their pages go, unless others hold or find
+  // them. What workers have of those tokens ends. `tail`: the ids of the tokens that are left
+  // behind the last whole page. TRUNCATE_TOKENS, TRUNCATE_TAIL; TRUNCATE_PROMPT inside a prompt
+  // that is complete, TRUNCATE_PACKED where a codec alone holds the rows; SEQUENCE_IMPORTED.
+  Status Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
+                  std::span<const int32_t> tail);
   Status CloseSequence(uint64_t session, uint64_t sequence);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG;

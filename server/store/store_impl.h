@@ -81,6 +81,8 @@ class Store::Impl {
                     std::span<const int32_t> tokens, OpenDone done, HoldLimits limits)
       KVS_EXCLUDES(mu_);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
+  Status Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
+                  std::span<const int32_t> tail) KVS_EXCLUDES(mu_);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
               uint32_t index_writable) KVS_EXCLUDES(mu_);
@@ -408,6 +410,7 @@ class Store::Impl {
                                       uint32_t index_writable, bool* stale_flags) const
       KVS_REQUIRES(mu_);
   Status ExtendLocked(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
+  void KeepSeries(const Sequence& s, Page* page, Series series) KVS_REQUIRES(mu_);
   void KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end)
       KVS_REQUIRES(mu_);
   void SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
@@ -486,6 +489,12 @@ class Store::Impl {
   static Limit LimitOf(PoolId pool) {
     return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
   }
+  // truncate.cc
+  static Status CheckTruncate(const Sequence& s, uint32_t tokens, std::span<const int32_t> tail);
+  void EndWorkBeyond(Sequence* s) KVS_REQUIRES(mu_);
+  void CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail) KVS_REQUIRES(mu_);
+  std::vector<Page*> TakeBeyond(Sequence* s, uint32_t tokens) KVS_REQUIRES(mu_);
+
   bool TakeWorkPlace(Sequence* s) KVS_REQUIRES(mu_);
   // What its tenant may still have of the pool.
   uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(mu_);

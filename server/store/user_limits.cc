@@ -106,7 +106,7 @@ Status UserLimits::Take(User* user, Limit limit, uint64_t n) {
   const uint64_t most = LimitFor(*user, limit), used = UsedNow(*user, limit);
   if (most != 0 && (n > most || used > most - n)) {
     ++user->refused;
-    return RefusalLocked(*user, limit, n);
+    return Refusal(*user, limit, n);
   }
   if (limit != Limit::kAttachesPerSecond) {
     user->used[limit] += n;
@@ -144,9 +144,11 @@ uint64_t UserLimits::Used(const User* user, Limit limit) const {
   return UsedNow(*user, limit);
 }
 
-Status UserLimits::Refusal(const User* user, Limit limit, uint64_t n) const {
+std::string UserLimits::Describe(const User* user, Limit limit) const {
   MutexLock lock(mu_);
-  return RefusalLocked(*user, limit, n);
+  return user->name + " has " + std::to_string(UsedNow(*user, limit)) + " of the " +
+         std::to_string(LimitFor(*user, limit)) + " " + std::string(NameOf(limit)) +
+         " that it may have";
 }
 
 void UserLimits::CountRefused(User* user) {
@@ -154,7 +156,7 @@ void UserLimits::CountRefused(User* user) {
   ++user->refused;
 }
 
-Status UserLimits::RefusalLocked(const User& user, Limit limit, uint64_t n) const {
+Status UserLimits::Refusal(const User& user, Limit limit, uint64_t n) const {
   const std::string name(NameOf(limit));
   std::string more = n == 1 ? "" : " and wants " + std::to_string(n) + " more";
   return ResourceExhausted(std::string(ReasonOf(limit)),

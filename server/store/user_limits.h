@@ -96,8 +96,9 @@ class UserLimits {
   // What Take would still give; the largest number where there is no limit.
   uint64_t Room(const User* user, Limit limit) const;
   uint64_t Used(const User* user, Limit limit) const;
-  // As Take refuses, but not counted: for who found out by Room, and counts once whatever it says.
-  Status Refusal(const User* user, Limit limit, uint64_t n = 1) const;
+  // For who found out by Room, and counts once whatever it says: "uid:2 has 65536 of the 73728
+  // device_bytes that it may have".
+  std::string Describe(const User* user, Limit limit) const;
   void CountRefused(User* user);
 
   // Of `name`, or of "default": of all users that have none of their own.
@@ -115,7 +116,7 @@ class UserLimits {
   uint64_t DefaultOf(Limit limit) const KVS_REQUIRES(mu_);
   uint64_t LimitFor(const User& user, Limit limit) const KVS_REQUIRES(mu_);
   uint64_t UsedNow(const User& user, Limit limit) const KVS_REQUIRES(mu_);
-  Status RefusalLocked(const User& user, Limit limit, uint64_t n) const KVS_REQUIRES(mu_);
+  Status Refusal(const User& user, Limit limit, uint64_t n) const KVS_REQUIRES(mu_);
   UserReport ReportOfLocked(const User& user) const KVS_REQUIRES(mu_);
 
   const UserLimitsOptions options_;

@@ -244,6 +244,8 @@ TEST_F(AbiTest, ModelDescriptions) {
       {[](auto* d) { d->name = "a\nb"; }, KVS_INVALID_ARGUMENT, "TEXT_INVALID", "control"},
       {[&](auto* d) { d->digest = long_digest.c_str(); }, KVS_INVALID_ARGUMENT, "TEXT_INVALID",
        "digest has more than 79"},
+      {[](auto* d) { d->scale = -1; }, KVS_INVALID_ARGUMENT, "GEOMETRY_INVALID", "scale is -1"},
+      {[](auto* d) { d->scale = NAN; }, KVS_INVALID_ARGUMENT, "GEOMETRY_INVALID", "scale is nan"},
       {[](auto* d) { d->dtype = 9; }, KVS_INVALID_ARGUMENT, "MODEL_DTYPE", "dtype 9"},
       {[](auto* d) { d->keys_pre_rope = 1; }, KVS_INVALID_ARGUMENT, "MODEL_ROPE",
        "rope_theta 0; allowed: 1 to 1e12"},
@@ -271,6 +273,14 @@ TEST_F(AbiTest, ModelDescriptions) {
        "boundary_tokens has"},
   };
   kvs_model model = 0;
+  kvs_model_desc older = Desc();
+  older.size = offsetof(kvs_model_desc, scale);
+  older.scale = 3;  // whatever lies behind a struct of an older header
+  ASSERT_EQ(kvs_model_register(session_, &older, &model), KVS_OK) << kvs_error_message();
+  EXPECT_EQ(Log().model.geometry.scale, 0);
+  older.size = sizeof(older);
+  ASSERT_EQ(kvs_model_register(session_, &older, &model), KVS_OK) << kvs_error_message();
+  EXPECT_EQ(Log().model.geometry.scale, 3);
   for (const Case& c : cases) {
     kvs_model_desc desc = Desc();
     c.spoil(&desc);

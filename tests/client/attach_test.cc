@@ -264,6 +264,54 @@ TEST_F(RingTest, ManyThreadsAndEvents) {
   EXPECT_EQ(other.get(), kThreads * kCalls);
 }
 
+// A call may wait for the daemon's workers for seconds; nobody else's does.
+TEST_F(RingTest, ACallThatWaitsHoldsUpNoOther) {
+  std::atomic<bool> settled = false;
+  std::thread slow([&] {
+    EXPECT_TRUE(ring_->Call(shm::kSettle, {}, nullptr).ok());
+    settled = true;
+  });
+  const shm::FrameHeader settle = daemon_.Take();
+  for (int i = 0; i < 100; ++i) {
+    Status pinged = Internal("NOT_CALLED", "");
+    std::thread quick([&] { pinged = ring_->Call(shm::kPing, {}, nullptr); });
+    const shm::FrameHeader ping = daemon_.Take();
+    EXPECT_EQ(ping.type, shm::kPing);
+    daemon_.Reply(ping.id, uint32_t{0});
+    quick.join();
+    ASSERT_TRUE(pinged.ok()) << pinged.ToString();
+  }
+  EXPECT_FALSE(settled);
+  daemon_.Reply(settle.id, uint32_t{0});
+  slow.join();
+}
+
+// Whoever's reply has come leaves the reading to those who still wait.
+TEST_F(RingTest, AReaderThatLeavesPassesOnTheReading) {
+  const auto call = [&] { EXPECT_TRUE(ring_->Call(shm::kPing, {}, nullptr).ok()); };
+  for (int i = 0; i < 20; ++i) {
+    std::thread first(call);
+    const shm::FrameHeader one = daemon_.Take();
+    std::thread second(call);
+    const shm::FrameHeader two = daemon_.Take();
+    daemon_.Reply(one.id, uint32_t{0});
+    first.join();
+    daemon_.Reply(two.id, uint32_t{0});
+    second.join();
+  }
+}
+
+TEST_F(RingTest, DeathIsToldToAllWhoWait) {
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 4; ++i) {
+    waiting.emplace_back(
+        [&] { EXPECT_EQ(ring_->Call(shm::kSettle, {}, nullptr).reason(), "DAEMON_GONE"); });
+  }
+  for (int i = 0; i < 4; ++i) daemon_.Take();
+  daemon_.HangUp();
+  for (std::thread& t : waiting) t.join();
+}
+
 TEST_F(RingTest, ASequenceOpenedTooLateIsClosedAgain) {
   ring_ = std::make_unique<RingClient>(connection_.get(), milliseconds(20));
   EXPECT_EQ(ring_->Call(shm::kOpenSequence, {}, nullptr).reason(), "DEADLINE");

@@ -65,6 +65,7 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
   return Opened{testing::kFakeSequence + 1, 0};
 }
+Status Session::Truncate(uint64_t sequence, uint32_t) { return UnlessOpen(sequence); }
 Status Session::Close(uint64_t sequence) { return UnlessOpen(sequence); }
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));

@@ -105,16 +105,16 @@ TEST_P(MaxLoss, AMilderStrategyIsTakenAndFlushesFollowIt) {
   EXPECT_LT(storage->keep_max(), 64);
   EXPECT_THAT(LossesOf(*storage), Each(::testing::Le(0.3)));
   const std::string keep = "keep = " + std::to_string(KeptBy(*storage)[0]) + " is taken";
-  EXPECT_THAT(MaxLossText(plan, storage->end(), storage.get()),
+  EXPECT_THAT(PackedText(plan, storage->end(), storage.get()),
               AllOf(HasSubstr("tokens 0 to 200"), HasSubstr("keep = 0 (head_dim / 4)"),
                     HasSubstr("more than max_loss = 0.300"), HasSubstr(keep)));
   ASSERT_THAT(s->warnings(), SizeIs(1)) << "once a sequence";
   EXPECT_THAT(s->warnings()[0], HasSubstr(keep));
-  EXPECT_THAT(MaxLossText(plan, storage->end() + 1, storage.get()),
+  EXPECT_THAT(PackedText(plan, storage->end() + 1, storage.get()),
               AllOf(HasSubstr(keep), HasSubstr("nothing is packed from token " +
                                                std::to_string(storage->end()) + " on")));
   EXPECT_THAT(off->warnings(), SizeIs(0));
-  EXPECT_EQ(MaxLossText(LimitedPlan(1), 400, nonsense.get()), "");
+  EXPECT_EQ(PackedText(LimitedPlan(1), nonsense->end(), nonsense.get()), "");
 }
 
 TEST_P(MaxLoss, WhatLosesLittleIsPackedAsAsked) {
@@ -129,7 +129,7 @@ TEST_P(MaxLoss, WhatLosesLittleIsPackedAsAsked) {
   EXPECT_EQ(std::memcmp(h.values.data, same.values.data, 200 * h.values.stride), 0);
   EXPECT_EQ(std::memcmp(h.blocks.data, same.blocks.data, 25 * h.blocks.stride), 0);
   EXPECT_THAT(s->warnings(), SizeIs(0));
-  EXPECT_EQ(MaxLossText(LimitedPlan(0.3), Packed(*s)->end(), Packed(*s).get()), "");
+  EXPECT_EQ(PackedText(LimitedPlan(0.3), Packed(*s)->end(), Packed(*s).get()), "");
 }
 
 // Some tokens unlike all others, in a prompt that loses next to nothing on average.
@@ -182,7 +182,7 @@ TEST_P(MaxLoss, RowsStayRawWhereNoStrategyKeepsIt) {
   EXPECT_FALSE(s->recompressor().Due(s->Input()));
   ASSERT_THAT(s->warnings(), SizeIs(1));
   EXPECT_THAT(s->warnings()[0], AllOf(HasSubstr("stay raw"), HasSubstr("truncate = false")));
-  EXPECT_THAT(MaxLossText(plan, 200, nullptr), HasSubstr("nothing is packed"));
+  EXPECT_THAT(PackedText(plan, 200, nullptr), HasSubstr("nothing is packed"));
 }
 
 // Generated text that lies elsewhere than the prompt, whose rotations its flushes have.
@@ -201,7 +201,7 @@ TEST_P(MaxLoss, AFlushTakesMoreThanItsSegmentWhereItMust) {
   EXPECT_THAT(Ints(kept.begin() + 1, kept.end()), Each(::testing::Gt(16)));
   EXPECT_THAT(LossesOf(*storage), Each(::testing::Le(0.3)));
   EXPECT_EQ(storage->end(), 520) << "joined or not, nothing is left out";
-  EXPECT_THAT(MaxLossText(plan, storage->end(), storage.get()), HasSubstr("tokens 200 to "));
+  EXPECT_THAT(PackedText(plan, storage->end(), storage.get()), HasSubstr("tokens 200 to "));
   EXPECT_THAT(s->warnings(), SizeIs(1));
 }
 

@@ -371,7 +371,7 @@ TEST(SentenceQueries, ALateBoundaryEndsItsSentenceLate) {
   std::vector<uint8_t> boundary(6);
   for (int32_t tokens = 5; tokens < 8; ++tokens) {
     EXPECT_TRUE(queries.Close(boundary, tokens).empty());
-    queries.Mean(0, q.data(), 2, mean.data());
+    queries.Mean(0, tokens, q.data(), 2, mean.data());
     queries.Advance();
     for (float& x : q) x += 1;
   }
@@ -381,7 +381,7 @@ TEST(SentenceQueries, ALateBoundaryEndsItsSentenceLate) {
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0], (kvstrata::Run{5, 7}));
   EXPECT_EQ(queries.begin(), 7);
-  queries.Mean(0, q.data(), 2, mean.data());
+  queries.Mean(0, 8, q.data(), 2, mean.data());
   EXPECT_EQ(mean[0], 4);
 }
 

@@ -119,6 +119,27 @@ TEST_P(Steps, PrefillAndDecodeOfFullAreCausalAttention) {
   for (const int32_t n : {1, 150, 1}) ASSERT_NO_FATAL_FAILURE(check(n)) << n;
 }
 
+// Twice the usual one of 1/8, so that the products are the same numbers.
+TEST_P(Steps, AScaleOfItsOwnIsAScaledQuery) {
+  const Inputs in(SmallGeometry(), 330, kSeed);
+  Inputs doubled = in;
+  for (float& x : doubled.queries) x *= 2;
+  Geometry scaled = in.g;
+  scaled.scale = 0.25f;
+  std::vector<std::string> plans(std::begin(kSparse), std::end(kSparse));
+  plans.insert(plans.end(),
+               {"full", "tokenselect{k = 40, n_init = 4, n_local = 16, min_tokens = 0}",
+                "quest{budget = 64, group = \"softmax\", min_tokens = 0}"});
+  for (const std::string& plan : plans) {
+    HeldSequence usual(in.g, plan), own(scaled, plan);
+    for (HeldSequence* s : {&usual, &own}) {
+      RunStep(*s, s == &usual ? doubled : in, 300, backend());
+      PrefillDone(*s, backend());
+    }
+    ASSERT_EQ(DecodeTo(own, in, 330, backend()), DecodeTo(usual, doubled, 330, backend())) << plan;
+  }
+}
+
 TEST_P(Steps, EverythingIsAttendedBeforeThePromptIsDone) {
   const Inputs in(SmallGeometry(), 300, kSeed);
   for (const char* plan : kSparse) {

@@ -102,6 +102,8 @@ def test_each_text_is_seen(session: kvstrata.Session, random: np.random.Generato
     assert "prefill_done" in p.run("quest{min_tokens = 0}", done=False)
     assert "all of the prompt's 80 tokens" in p.run(SEKV % "alpha = 2")
     assert "not there yet" in p.spans_on_their_way()
+    assert "no more than its local window of 80" in p.run(f"sekv{{min_tokens = 0, local = {N}}}", surprisal=True)
+    assert "holds all 80 tokens" in p.run(SEKV % f"rows = {N + 1}", surprisal=True)
     assert p.run(SEKV % "rows = 0", surprisal=True).startswith("no trained parameters")
     p.run(SEKV % "rows = 1", surprisal=True)
     assert "for 0 of the prompt's 80" in p.run(SENTENCES)
@@ -150,6 +152,7 @@ def test_what_a_plan_needs_is_what_its_status_misses(session: kvstrata.Session, 
     text = session.open(Toy(random, 1).register(session), plan).plan
     text = re.sub(r"min_tokens = \d+", "min_tokens = 0", text)
     text = re.sub(r"max_loss = [0-9.]+", "max_loss = 1", text)
+    text = re.sub(r"local = \d+", "local = 16", text)
     p = Provoked(session, random)
     status = p.run(text, generated=1)
     for need, words in ((kvstrata.Need.SURPRISAL, "surprisal"), (kvstrata.Need.ENTROPY, "entropy was"),

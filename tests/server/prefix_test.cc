@@ -90,6 +90,8 @@ TEST(KeyChain, EveryPartOfTheIdentityCounts) {
   with([](ModelDesc& m) { m.geometry.query_heads = 4; });
   with([](ModelDesc& m) { m.geometry.kv_heads = 2; });
   with([](ModelDesc& m) { m.geometry.head_dim = 128; });
+  with([](ModelDesc& m) { m.geometry.scale = 0.5f; });
+  with([](ModelDesc& m) { m.geometry.scale = 0.25f; });
   // Text that moves from one field to the next is another identity: fields are length-prefixed.
   with([](ModelDesc& m) { m.digest = "dige", m.layout = "st"; });
   with([](ModelDesc& m) { m.digest = "dig", m.layout = "est"; });

@@ -124,7 +124,7 @@ TEST_F(RpcQuotaTest, NobodyAndNothingHaveNoLimit) {
 
 TEST_F(RpcQuotaTest, TheStatusShowsWhoHoldsOrWasRefused) {
   UserLimits::User* const user = limits_->For("uid:20");
-  (void)limits_->Refuse(user, Limit::kModels);
+  limits_->CountRefused(user);
   v1::GetStatusResponse status;
   ASSERT_TRUE(Call(*admin_, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), &status).ok());
   std::vector<std::string> names;

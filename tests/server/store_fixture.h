@@ -155,6 +155,16 @@ class TestSequence {
     session_->reader().Leave(slot);
     return session_->store()->Commit(session_->id(), id(), first, tokens, indexed_);
   }
+  // Takes back the tokens from `tokens` on.
+  Status Truncate(uint32_t tokens) {
+    const std::span<const int32_t> tail =
+        std::span(ids_).first(std::min<size_t>(tokens, ids_.size())).subspan(tokens / 16 * 16);
+    KVS_RETURN_IF_ERROR(session_->store()->Truncate(session_->id(), id(), tokens, tail));
+    hashes_.resize(tokens);
+    ids_.resize(tokens);
+    if (index_.level_count > 0) indexed_ = std::min(indexed_, tokens / Unit() * Unit());
+    return OkStatus();
+  }
   Status Append(int32_t token) { return Append(std::span(&token, 1)); }
 
   Result<TestSequence> Fork() const {
@@ -215,6 +225,7 @@ class TestSequence {
     uint64_t h = hashes_.empty() ? 1469598103934665603u : hashes_.back();
     h = (h ^ static_cast<uint32_t>(token)) * 1099511628211u;
     hashes_.push_back(h ^ (h >> 29));
+    ids_.push_back(token);
   }
   // Of a token's key or value in its page.
   static uint32_t RowOffset(uint32_t token, bool value) {
@@ -254,6 +265,7 @@ class TestSequence {
   IndexLayout index_;
   uint32_t indexed_ = 0;
   std::vector<uint64_t> hashes_;
+  std::vector<int32_t> ids_;
 };
 
 }  // namespace kvstrata::testing

@@ -225,6 +225,28 @@ TEST(Store, WhatWasReportedGoesWithThePages) {
   EXPECT_EQ(known(), 0u);
 }
 
+// Who computes anew what is held, to report of it, reports for those who are held after it.
+TEST(Store, WhatIsReportedOfTheSameTokensGoesWithThePagesThatAreFound) {
+  auto store = NewStore(SmallPools(64, 64));
+  TestSession session(store.get());
+  const std::vector<int32_t> prompt = Tokens(50);
+  const TestSequence first = TestSequence::Prompt(&session, "full", prompt);
+  const Result<OpenedSequence> opened =
+      store->OpenSequence(session.id(), session.model(), "full", prompt, {.max_tokens = 1});
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  ASSERT_EQ(opened->held_tokens, 0u);
+  TestSequence second(&session, *opened, prompt);
+  ASSERT_TRUE(second.Append(prompt).ok());
+  const std::vector<float> nats(50, 2.0f);
+  ASSERT_TRUE(store->Report(session.id(), second.id(), 0, 50, nats.data(), nullptr, nullptr).ok());
+  ASSERT_TRUE(second.Close().ok());
+  const Result<OpenedSequence> third = session.Open("full", prompt);
+  ASSERT_TRUE(third.ok());
+  EXPECT_EQ(third->held_tokens, 48u);
+  EXPECT_EQ(third->surprisal_tokens, 48u);
+  ExpectClean(*store);
+}
+
 // --- sequences ---
 
 TEST(Store, DecodingExtendsTheTableAheadOfNeed) {

@@ -92,6 +92,7 @@ struct ModelDesc {
   double rope_theta = 0;
   int rope_dim = 0;
   bool rope_interleaved = false;
+  double scale = 0;  // of logits; 0: 1 / sqrt(head_dim)
 };
 
 // [tokens][heads][head_dim], contiguous unless strides (bytes) are given.
@@ -137,6 +138,10 @@ class Sequence {
     kvs_sequence child = 0;
     if (const int rc = kvs_sequence_fork(session_, id_, &child); rc != 0) return Error::Last(rc);
     return Sequence(session_, kvs_opened{sizeof(kvs_opened), child, 0, 0, 0, 0});
+  }
+  // Takes back the tokens from position `tokens` on.
+  Result<void> Truncate(uint32_t tokens) {
+    return Result<void>::Of(kvs_sequence_truncate(session_, id_, tokens));
   }
   Result<void> PrefillDone() { return Result<void>::Of(kvs_prefill_done(session_, id_)); }
   Result<void> Settle() { return Result<void>::Of(kvs_settle(session_, id_)); }
@@ -306,6 +311,7 @@ class Session {
     raw.rope_theta = m.rope_theta;
     raw.rope_dim = m.rope_dim;
     raw.rope_interleaved = m.rope_interleaved ? 1 : 0;
+    raw.scale = m.scale;
     raw.ranks = 1;
     raw.boundary_tokens = m.boundary_tokens.empty() ? nullptr : m.boundary_tokens.data();
     raw.boundary_count = m.boundary_tokens.size();

@@ -107,6 +107,7 @@ typedef struct kvs_model_desc {
   double rope_theta;        /* 1 to 1e12 */
   int32_t rope_dim;         /* channels that turn, the first of a head; 0: all */
   int32_t rope_interleaved; /* 0: pairs (i, i + rope_dim / 2); 1: pairs (2i, 2i + 1) */
+  double scale; /* of a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim) */
 } kvs_model_desc;
 
 /* Registering the same description again gives the same handle. */
@@ -163,6 +164,14 @@ KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_o
  * before and for what the open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of
  * selector bucket. */
 KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
+/* Takes back the tokens from position `tokens` on, which is at most those committed: drafts that a
+ * verifier rejected, or what an engine resumes below. Reports of them are forgotten, and what the
+ * plan had chosen by them it chooses anew. Not in an open step. TRUNCATE_TOKENS;
+ * FAILED_PRECONDITION TRUNCATE_PROMPT inside a prompt that is complete (open a sequence with the
+ * tokens to keep: it is held for them), TRUNCATE_PACKED where the plan's codec alone holds the
+ * rows. On a GPU this waits for the steps before. Costs a message to the daemon; of the page that
+ * is cut a copy, if others may have it. */
+KVS_API int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens);
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
 /* Tokens committed. */
 KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
@@ -194,8 +203,8 @@ typedef struct kvs_build_result {
 } kvs_build_result;
 /* Makes now what the first step would: what a plan keeps beside the committed tokens (index blocks,
  * buckets, extents). plan NULL: the sequence's own; another one's is kept beside the sequence, for
- * who opens that plan on these tokens. Of its own plan it also maps the index into this process, even
- * where nothing was left to be made. Waits for the daemon's workers. FAILED_PRECONDITION
+ * who opens that plan on these tokens. Of its own plan it also maps the index into this process,
+ * even where nothing was left to be made. Waits for the daemon's workers. FAILED_PRECONDITION
  * BUILD_INPUT names what the plan needs and the sequence has not, BUILD_RUNNING: it is being built
  * for another plan; RESOURCE_EXHAUSTED WORK_QUEUE, POOL_EXHAUSTED; ABORTED WORK_CANCELLED. After
  * DEADLINE_EXCEEDED the work goes on: call again. out may be NULL. */
