@@ -1,8 +1,10 @@
 // The C ABI's sequences and plans (include/kvstrata/kvstrata.h), as abi.cc has the rest.
+#include <algorithm>
 #include <cstring>
 
 #include "client/abi_call.h"
 #include "client/include/kvstrata/kvstrata.h"
+#include "client/reorder.h"
 #include "client/session.h"
 #include "kernels/plan_needs.h"
 
@@ -10,6 +12,7 @@ namespace kvstrata::client {
 namespace {
 
 constexpr size_t kMaxPlanBytes = size_t{1} << 16;
+constexpr size_t kMaxReordered = size_t{1} << 16;
 
 constexpr bool Same(uint32_t abi, uint32_t ours) { return abi == ours; }
 static_assert(Same(KVS_NEEDS_TOKEN_IDS, kNeedTokenIds) &&
@@ -84,6 +87,19 @@ int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence*
 
 int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens) {
   return WithSession(session, [&](Session& s) { return s.Truncate(sequence, tokens); });
+}
+
+int kvs_sequences_reorder(kvs_session* session, const kvs_sequence* sequences, size_t n,
+                          const uint32_t* parents, size_t n_parents, kvs_sequence* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("sequences", sequences, n, kMaxReordered));
+    KVS_RETURN_IF_ERROR(ArrayOf("parents", parents, n_parents, kMaxReordered));
+    KVS_RETURN_IF_ERROR(ArrayOf("out", out, n_parents, kMaxReordered));
+    KVS_ASSIGN_OR_RETURN(const std::vector<uint64_t> all,
+                         Reorder(&s, {sequences, n}, {parents, n_parents}));
+    std::copy(all.begin(), all.end(), out);
+    return OkStatus();
+  });
 }
 
 int kvs_sequence_close(kvs_session* session, kvs_sequence sequence) {

@@ -87,6 +87,65 @@ def test_fork_and_prefix(session: kvstrata.Session, toy: Toy):
                 np.testing.assert_array_equal(a[layer], c[layer])
 
 
+def test_truncated_drafts_leave_nothing(session: kvstrata.Session, toy: Toy):
+    model = toy.register(session)
+    for plan in ("full", "quest{budget = 16, min_tokens = 0}", "tokenselect{k = 8, n_local = 4, min_tokens = 0}"):
+        with session.open(model, plan) as plain, session.open(model, plan) as drafting:
+            for sequence in (plain, drafting):
+                toy.feed(session, sequence, 0, N)
+                sequence.prefill_done()
+            wrong = Toy(np.random.default_rng(7), 2 * N)
+            wrong.ids += 1
+            wrong.feed(session, drafting, N, N + 20)
+            drafting.truncate(N)
+            assert drafting.tokens == N
+            for t in range(N, N + 3):
+                for a, b in zip(toy.feed(session, plain, t, t + 1), toy.feed(session, drafting, t, t + 1)):
+                    np.testing.assert_array_equal(a, b)
+            with pytest.raises(kvstrata.KvstrataError, match="TRUNCATE_PROMPT"):
+                drafting.truncate(N - 1)
+            with pytest.raises(kvstrata.KvstrataError, match="TRUNCATE_TOKENS"):
+                drafting.truncate(N + 4)
+
+
+def test_reorder_continues_parents_and_closes_the_rest(session: kvstrata.Session, toy: Toy):
+    model = toy.register(session)
+    beams = [session.open(model, "full") for _ in range(3)]
+    for end, beam in zip((10, 20, 30), beams):
+        toy.feed(session, beam, 0, end)
+    first, second, third = beams
+    after = session.reorder(beams, [1, 1, 0, 1])
+    assert after[0] is second and after[2] is first
+    assert [beam.tokens for beam in after] == [20, 20, 10, 20]
+    assert len({beam.handle for beam in after}) == 4
+    with pytest.raises(kvstrata.KvstrataError, match="SEQUENCE_CLOSED"):
+        third.tokens
+    for beam in after:
+        expected = [toy.expected(layer, beam.tokens)[0] for layer in range(LAYERS)]
+        for a, b in zip(toy.feed(session, beam, beam.tokens, beam.tokens + 1), expected):
+            np.testing.assert_allclose(a[0], b, atol=0.02)
+    with pytest.raises(kvstrata.KvstrataError, match=r"parents\[1\] is 9"):
+        session.reorder(after[:2], [0, 9])
+    with pytest.raises(kvstrata.KvstrataError, match="REORDER_REPEATED"):
+        session.reorder([first, first], [0])
+    for beam in after:
+        beam.close()
+
+
+def test_a_scale_of_its_own_is_a_scaled_query(session: kvstrata.Session, toy: Toy):
+    usual = toy.register(session)
+    own = session.register_model("scaled", toy.digest, layers=LAYERS, query_heads=usual.query_heads,
+                                 kv_heads=usual.kv_heads, head_dim=64, page_tokens=16, scale=0.25)
+    outs = []
+    for model, factor in ((usual, 2), (own, 1)):
+        with session.open(model, "full") as sequence, session.step([(sequence, toy.ids[:N])]) as step:
+            for layer in range(LAYERS):
+                step.append(layer, toy.k[layer, :N], toy.v[layer, :N])
+                outs.append(step.attend(layer, toy.q[layer, :N] * np.float32(factor)))
+    for layer in range(LAYERS):
+        np.testing.assert_array_equal(outs[layer], outs[LAYERS + layer])
+
+
 def test_two_sequences_in_a_step(session: kvstrata.Session, toy: Toy):
     model = toy.register(session)
     with session.open(model, "full") as a, session.open(model, "full") as b:

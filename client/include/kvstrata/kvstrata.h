@@ -172,6 +172,12 @@ KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_s
  * rows. On a GPU this waits for the steps before. Costs a message to the daemon; of the page that
  * is cut a copy, if others may have it. */
 KVS_API int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens);
+/* Beams: out[i] [n_parents] continues sequences[parents[i]]. The first that names a parent is the
+ * parent itself, later ones are forks of it, and sequences that are nobody's parent are closed. None
+ * may be in an open step. REORDER_PARENT, REORDER_REPEATED; errors of kvs_sequence_fork, and then
+ * nothing has changed. */
+KVS_API int kvs_sequences_reorder(kvs_session* session, const kvs_sequence* sequences, size_t n,
+                                  const uint32_t* parents, size_t n_parents, kvs_sequence* out);
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
 /* Tokens committed. */
 KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);

@@ -30,7 +30,7 @@ class ModelDesc(c.Structure):
                 ("dtype", c.c_int32), ("keys_pre_rope", c.c_int32), ("rank", c.c_int32),
                 ("ranks", c.c_int32), ("boundary_tokens", c.POINTER(c.c_int32)),
                 ("boundary_count", c.c_size_t), ("rope_theta", c.c_double), ("rope_dim", c.c_int32),
-                ("rope_interleaved", c.c_int32)]
+                ("rope_interleaved", c.c_int32), ("scale", c.c_double)]
 
 
 class LookupOptions(c.Structure):
@@ -115,6 +115,8 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
                                       _P(Opened))),
     "kvs_lookup": (_INT, (_SESSION, _MODEL, _P(LookupOptions), _P(c.c_int32), _SIZE, _P(LookupResult))),
     "kvs_sequence_fork": (_INT, (_SESSION, _SEQUENCE, _P(_SEQUENCE))),
+    "kvs_sequence_truncate": (_INT, (_SESSION, _SEQUENCE, _U32)),
+    "kvs_sequences_reorder": (_INT, (_SESSION, _P(_SEQUENCE), _SIZE, _P(_U32), _SIZE, _P(_SEQUENCE))),
     "kvs_sequence_close": (_INT, (_SESSION, _SEQUENCE)),
     "kvs_sequence_tokens": (_INT, (_SESSION, _SEQUENCE, _P(_U32))),
     "kvs_sequence_status": (_INT, (_SESSION, _SEQUENCE, c.c_void_p, _SIZE)),

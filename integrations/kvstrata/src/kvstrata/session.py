@@ -170,9 +170,11 @@ class Session:
                        head_dim: int, page_tokens: int = 32, dtype: DType = DType.BF16,
                        boundary_tokens: Ids = (), adapter: str | None = None,
                        keys_pre_rope: bool = False, rope_theta: float = 0, rope_dim: int = 0,
-                       rope_interleaved: bool = False, rank: int = 0, ranks: int = 1) -> Model:
+                       rope_interleaved: bool = False, scale: float = 0, rank: int = 0,
+                       ranks: int = 1) -> Model:
         """The same description again gives the same handle.
 
+        scale: of a query's products with keys, before the softmax; 0: 1 / sqrt(head_dim).
         keys_pre_rope: keys and queries come before rotary embedding, and attention rotates the first
         rope_dim channels (0: all) with base rope_theta, pairs (i, i + rope_dim/2) or (2i, 2i + 1).
         """
@@ -180,7 +182,8 @@ class Session:
         desc = lib.ModelDesc(c.sizeof(lib.ModelDesc), name.encode(), digest.encode(),
                              adapter.encode() if adapter else None, layers, query_heads, kv_heads,
                              head_dim, page_tokens, dtype, int(keys_pre_rope), rank, ranks,
-                             _int32s(boundary), boundary.size, rope_theta, rope_dim, int(rope_interleaved))
+                             _int32s(boundary), boundary.size, rope_theta, rope_dim, int(rope_interleaved),
+                             scale)
         out = c.c_uint64()
         self._lib.check(self._lib.kvs_model_register(self.handle, desc, out))
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
@@ -212,6 +215,20 @@ class Session:
         found = lib.LookupResult(c.sizeof(lib.LookupResult))
         self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
         return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
+
+    def reorder(self, sequences: Items[Sequence], parents: Items[int]) -> list[Sequence]:
+        """Beams: result i continues sequences[parents[i]]. The first that names a parent is the parent itself,
+        later ones are forks of it; sequences that are nobody's parent are closed. None may be in an open step."""
+        old = (c.c_uint64 * max(1, len(sequences)))(*(sequence.handle for sequence in sequences))
+        wanted = (c.c_uint32 * max(1, len(parents)))(*parents)
+        out = (c.c_uint64 * max(1, len(parents)))()
+        self._lib.check(self._lib.kvs_sequences_reorder(self.handle, old, len(sequences), wanted, len(parents), out))
+        by_handle = {sequence.handle: sequence for sequence in sequences}
+        result = [by_handle.pop(out[i]) if out[i] in by_handle else sequences[parent]._fork_of(out[i])
+                  for i, parent in enumerate(parents)]
+        for sequence in by_handle.values():
+            sequence._closed()
+        return result
 
     def plan_needs(self, plan: str) -> PlanNeeds:
         """What a plan, by its text or name, needs of the engine."""
@@ -270,9 +287,14 @@ class Sequence:
     def fork(self) -> Sequence:
         out = c.c_uint64()
         self._lib.check(self._lib.kvs_sequence_fork(self.session.handle, self.handle, out))
-        return Sequence(self.session, self.model,
-                        lib.Opened(c.sizeof(lib.Opened), out.value, self.held, self.indexed,
-                                   self.surprisal_tokens, self.boundary_tokens))
+        return self._fork_of(out.value)
+
+    def truncate(self, tokens: int) -> None:
+        """Takes back the tokens from position `tokens` on: rejected drafts, what an engine resumes below. Not in
+        an open step. TRUNCATE_PROMPT inside a prompt that is complete: open a sequence with the tokens to keep."""
+        if tokens < 0:
+            raise error_of(3, "TRUNCATE_TOKENS", f"tokens is {tokens}; allowed are 0 to {self.tokens}")
+        self._lib.check(self._lib.kvs_sequence_truncate(self.session.handle, self.handle, tokens))
 
     def prefill_done(self) -> None:
         self._lib.check(self._lib.kvs_prefill_done(self.session.handle, self.handle))
@@ -342,8 +364,16 @@ class Sequence:
             except Unavailable as error:
                 if error.reason != "DAEMON_GONE":  # that has closed what it had
                     raise
+        self._closed()
+
+    def _closed(self) -> None:
         self._handle = None
         self._drop.detach()
+
+    def _fork_of(self, handle: int) -> Sequence:
+        return Sequence(self.session, self.model,
+                        lib.Opened(c.sizeof(lib.Opened), handle, self.held, self.indexed,
+                                   self.surprisal_tokens, self.boundary_tokens))
 
     def __enter__(self) -> Sequence:
         return self
