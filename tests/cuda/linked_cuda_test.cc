@@ -59,6 +59,28 @@ TEST_F(LinkedCuda, PagesOnTheHostAreAttendedInPlace) {
   }
 }
 
+TEST_F(LinkedCuda, WhatIsTakenBackIsNotAttended) {
+  testing::Operator admin(daemon_.socket());
+  for (const char* plan : {kSentences, "full", kQuest, kTokens, kChess}) {
+    for (const uint32_t left : {630u, 612u, 600u}) {
+      SCOPED_TRACE(std::string(plan) + ", " + std::to_string(left));
+      LinkedSequence s;
+      Open(plan, Ids(600), &s);
+      ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+      ASSERT_NO_FATAL_FAILURE(Report(s));
+      ASSERT_NO_FATAL_FAILURE(Decode(&s, 40, true));
+      ASSERT_KVS(kvs_sequence_truncate(session_, s.handle, left));
+      s.ids.resize(left);
+      LinkedTensors tensors(1, true);
+      for (int i = 0; i < 20; ++i) {
+        ASSERT_NO_FATAL_FAILURE(Step({&s}, {{5000 + i}}, &tensors));
+      }
+      EXPECT_EQ(admin.Audit(), "");
+      ASSERT_KVS(kvs_sequence_close(session_, s.handle));
+    }
+  }
+}
+
 TEST_F(LinkedCuda, PackedRowsAreAttended) {
   LinkedSequence s;
   Open(kMosaic, Ids(304), &s);

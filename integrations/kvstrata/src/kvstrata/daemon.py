@@ -42,12 +42,15 @@ def _dies_with_us() -> list[str]:
 
 
 class Daemon:
-    """Owns the process and its folder; both are gone after stop(), or when the starting thread ends."""
+    """Owns the process and its folder; both are gone after stop(), or when the starting thread ends.
 
-    def __init__(self, *arguments: str, binary: str | None = None,
+    socket: its path; None: in the folder.
+    """
+
+    def __init__(self, *arguments: str, binary: str | None = None, socket: str | None = None,
                  environment: dict[str, str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvstrata-")
-        self.socket = os.path.join(self._folder.name, "kvstratad.sock")
+        self.socket = socket or os.path.join(self._folder.name, "kvstratad.sock")
         self.log = os.path.join(self._folder.name, "log")
         ready, ready_write = os.pipe()
         command = [*_dies_with_us(), binary or find_daemon(), "--socket", self.socket,
