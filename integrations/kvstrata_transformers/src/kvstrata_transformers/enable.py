@@ -1,0 +1,185 @@
+"""Switches a model's generate() over to kvstratad, and back."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from kvstrata.errors import error_of
+
+import kvstrata
+
+from . import attention
+from .cache import KvstrataCache
+from .digest import digest_of
+from .series import boundary_tokens
+from .served import Served, served
+
+_ENGINES: weakref.WeakKeyDictionary[torch.nn.Module, Engine] = weakref.WeakKeyDictionary()
+
+
+class Engine:
+    """An enabled model: its session with the daemon, and the hooks that tell a cache of ours where a forward pass begins
+    and ends."""
+
+    def __init__(self, model: Any, plan: str, socket: str | None, digest: str, boundary: list[int]) -> None:
+        self.served: Served = served(model)
+        self.plan = plan
+        self._socket, self._digest, self._boundary = socket, digest, boundary
+        self._model_type = model.config.model_type
+        self._session: kvstrata.Session | None = None
+        self.attach()
+        self._session.plan_needs(plan)  # refuses a plan that does not exist
+        self.head: Callable[[torch.Tensor], torch.Tensor] = model.get_output_embeddings()
+        self._plain, self._generate = model.config._attn_implementation, model.generate
+        self._hooks = [model.register_forward_pre_hook(_begin, with_kwargs=True),
+                       model.base_model.register_forward_hook(_commit, with_kwargs=True),
+                       model.register_forward_hook(_report, with_kwargs=True)]
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+        model.generate = self.generate
+
+    @property
+    def session(self) -> kvstrata.Session:
+        if self._session is None:
+            raise error_of(14, "DAEMON_GONE", "kvstratad is gone; start it, the next generate() attaches anew")
+        return self._session
+
+    def attach(self) -> None:
+        """To a living daemon, anew if the last one is gone. Unavailable: there is none."""
+        if self._session is not None:
+            try:
+                return self._session.ping()
+            except kvstrata.Unavailable:
+                self._session.close()
+                self._session = None
+        session = kvstrata.attach(self._socket, client_name="transformers")
+        s = self.served
+        self.model = session.register_model(self._model_type[:63], self._digest, layers=len(s.pages_of),
+                                            query_heads=s.query_heads, kv_heads=s.kv_heads, head_dim=s.head_dim,
+                                            dtype=s.dtype, boundary_tokens=self._boundary, **self._scale(session))
+        self._session = session
+
+    def _scale(self, session: kvstrata.Session) -> dict[str, float]:
+        if abs(self.served.scale * self.served.head_dim ** 0.5 - 1) < 1e-6:
+            return {}
+        if "scale" not in inspect.signature(session.register_model).parameters:
+            raise error_of(12, "BINDING_TOO_OLD", f"the model's softmax scale is {self.served.scale}, and this kvstrata has "
+                           "no register_model(scale=); install the kvstrata of this source tree")
+        return {"scale": self.served.scale}
+
+    def detach(self, model: Any) -> None:
+        """The model as it was. Caches that are still open are of no use then."""
+        for hook in self._hooks:
+            hook.remove()
+        del model.generate  # of the instance; the class has its own
+        model.set_attn_implementation(self._plain)
+        if self._session is not None:
+            self._session.close()
+
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The model's generate(), on a cache of ours unless the caller brings another one or wants none."""
+        given = kwargs.get("past_key_values")
+        if kwargs.get("use_cache") is False or not isinstance(given, KvstrataCache | None):
+            return self._generate(inputs, *args, **kwargs)
+        if not self._reaches_daemon(given):
+            return self._generate(inputs, *args, **kwargs)
+        cache = KvstrataCache(self, self.plan) if given is None else given
+        ids = kwargs.get("input_ids", inputs)
+        if ids is None and kwargs.get("inputs_embeds") is not None:
+            raise ValueError("inputs_embeds came without input_ids; kvstrata finds prompts by their ids: pass both, or "
+                             "disable(model)")
+        if ids is not None and not cache.rows:
+            cache.expect(ids, kwargs.get("attention_mask"))
+        result = None
+        try:
+            result = self._generate(inputs, *args, **{**kwargs, "past_key_values": cache})
+            return result
+        finally:
+            if given is None and getattr(result, "past_key_values", None) is None:
+                cache.close()
+
+    def _reaches_daemon(self, given: KvstrataCache | None) -> bool:
+        """False: there is none, and nothing is lost by generating without it."""
+        try:
+            self.attach()
+        except kvstrata.Unavailable as error:
+            if given is not None and given.rows:
+                raise
+            if given is None:
+                warnings.warn(f"kvstrata: {error}; this generate() runs without it", stacklevel=4)
+                return False
+            raise
+        if given is not None and given.session is not self._session:
+            raise error_of(9, "CACHE_LOST", "the cache was the daemon's that is gone; make another with "
+                           "kvstrata_transformers.cache(model), and give it the whole conversation")
+        return True
+
+
+def _cache_of(kwargs: dict[str, Any]) -> KvstrataCache | None:
+    cache = kwargs.get("past_key_values")
+    return cache if isinstance(cache, KvstrataCache) else None
+
+
+def _begin(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Leaves out the columns that nobody needs."""
+    if (cache := _cache_of(kwargs)) is None:
+        return None
+    if len(args) > 1:
+        raise TypeError("with a cache of kvstrata's, pass everything but input_ids by name")
+    ids = args[0] if args else kwargs.get("input_ids")
+    if ids is None:
+        raise ValueError("inputs_embeds came without input_ids; kvstrata finds prompts by their ids: pass input_ids")
+    left_out = cache.begin(ids, kwargs.get("attention_mask"))
+    by_column = {name: kwargs[name][..., left_out:] for name in ("position_ids", "token_type_ids")
+                 if kwargs.get(name) is not None}
+    return (), {**kwargs, **by_column, "input_ids": ids[:, left_out:]}
+
+
+def _commit(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if (cache := _cache_of(kwargs)) is not None:
+        cache.commit(output.last_hidden_state)
+
+
+def _report(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if (cache := _cache_of(kwargs)) is not None:
+        cache.report_entropy(output.logits)
+
+
+def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str | None = None,
+           digest: str | None = None) -> None:
+    """From now on the model's generate() keeps keys and values in kvstratad and attends by `plan` (docs/plans.md).
+
+    tokenizer: for plans that go by sentences. socket: the daemon's; None: KVSTRATA_SOCKET, else the default. digest: of
+    the weights, where they are not those of the model's files. Reads the model's files once (kvstrata.digest). With
+    KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
+
+    Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.InvalidArgument: the plan.
+    """
+    if os.environ.get("KVSTRATA_DISABLE") == "1":
+        warnings.warn("kvstrata: KVSTRATA_DISABLE=1, the model stays on its plain path", stacklevel=2)
+        return
+    served(model)  # before the files are read
+    disable(model)
+    boundary = [] if tokenizer is None else boundary_tokens(tokenizer)
+    _ENGINES[model] = Engine(model, plan, socket, digest or digest_of(model), boundary)
+
+
+def disable(model: Any) -> None:
+    """The model's plain path. Harmless where it was not enabled."""
+    if (engine := _ENGINES.pop(model, None)) is not None:
+        engine.detach(model)
+
+
+def cache(model: Any, plan: str | None = None) -> KvstrataCache:
+    """An empty cache for past_key_values, for several turns; plan None: enable()'s. Unavailable: no daemon."""
+    engine = _ENGINES.get(model)
+    if engine is None:
+        raise ValueError("the model is not enabled; call kvstrata_transformers.enable(model) first")
+    engine.attach()
+    return KvstrataCache(engine, engine.plan if plan is None else plan)
