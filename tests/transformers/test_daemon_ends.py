@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import numpy as np
 import pytest
 import torch
@@ -20,24 +18,22 @@ def test_no_daemon_at_enable(loaded):
     assert "generate" not in vars(loaded)
 
 
-def test_killed_at_random_moments(plain, loaded, text_ids, tmp_path: pathlib.Path, amount, random: np.random.Generator):
+def test_killed_at_random_moments(plain, loaded, text_ids, monkeypatch: pytest.MonkeyPatch, amount,
+                                  random: np.random.Generator):
     """The generate that it hits fails by name, or gives what it would have; the next is plain, with a warning; once a
     daemon is there again, it serves."""
     batch = batch_of([text_ids[:80], text_ids[90:120]], 2)
     want = plain.generate(**batch, max_new_tokens=12, do_sample=False)
-    socket = tmp_path / "socket"
     for _ in range(amount(20)):
         number = int(random.integers(12 * len(loaded.model.layers)))
         with Daemon() as doomed:
-            socket.unlink(missing_ok=True)
-            socket.symlink_to(doomed.socket)
-            kvstrata_transformers.enable(loaded, socket=str(socket))
+            monkeypatch.setenv("KVSTRATA_SOCKET", doomed.socket)
+            kvstrata_transformers.enable(loaded)
             _generate_and_kill(plain, loaded, batch, want, doomed, number)
         with pytest.warns(UserWarning, match="runs without it"):
             assert_same(plain, batch, want, loaded.generate(**batch, max_new_tokens=12, do_sample=False))
         with Daemon() as anew:
-            socket.unlink()
-            socket.symlink_to(anew.socket)
+            monkeypatch.setenv("KVSTRATA_SOCKET", anew.socket)
             cache = kvstrata_transformers.cache(loaded)
             got = loaded.generate(**batch, past_key_values=cache, max_new_tokens=12, do_sample=False)
             assert_same(plain, batch, want, got)
@@ -66,20 +62,18 @@ def _generate_and_kill(plain, model, batch, want, daemon: Daemon, number: int) -
             hook.remove()
 
 
-def test_a_cache_of_a_daemon_that_is_gone(loaded, text_ids, tmp_path: pathlib.Path):
-    socket = tmp_path / "socket"
+def test_a_cache_of_a_daemon_that_is_gone(loaded, text_ids, monkeypatch: pytest.MonkeyPatch):
     batch = batch_of([text_ids[:40]], 2)
     with Daemon() as first:
-        socket.symlink_to(first.socket)
-        kvstrata_transformers.enable(loaded, socket=str(socket))
+        monkeypatch.setenv("KVSTRATA_SOCKET", first.socket)
+        kvstrata_transformers.enable(loaded)
         cache = kvstrata_transformers.cache(loaded)
         loaded.generate(**batch, past_key_values=cache, max_new_tokens=4)
     more = torch.ones(1, 60, dtype=torch.long)
     with pytest.raises(kvstrata.Unavailable):
         loaded.generate(more, past_key_values=cache, max_new_tokens=4)
     with Daemon() as second:
-        socket.unlink()
-        socket.symlink_to(second.socket)
+        monkeypatch.setenv("KVSTRATA_SOCKET", second.socket)
         with pytest.raises(kvstrata.FailedPrecondition, match="CACHE_LOST"):
             loaded.generate(more, past_key_values=cache, max_new_tokens=4)
         cache.close()
