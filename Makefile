@@ -1,7 +1,8 @@
-# make demo   a language model decodes from the daemon's memory
+# make demo   a language model decodes from the daemon's memory; ENGINE=transformers: in Hugging Face transformers
 # make test   everything CI runs
 # make asan, asan-daemon  the unit tests, and the daemon under the end-to-end tests, with ASan and UBSan (part of make test)
 # make asan-rpc  the same of what links gRPC: nightly
+# make test-transformers  kvstrata_transformers with the oldest and the newest transformers; ARGS=--full runs all cases
 # make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
@@ -12,21 +13,30 @@
 BUILD  := build
 PYTHON := /usr/bin/python3
 VENV   := $(BUILD)/venv
+HF_VENV := $(BUILD)/venv-transformers
+ENGINE := numpy
 JOBS   := $(shell nproc)
 
 # Reports of sanitizers go to files: what a test prints may be thrown away, and a daemon's is.
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo test build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
+.PHONY: demo demo-numpy demo-transformers test test-transformers build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
 
-demo: build
+demo: demo-$(ENGINE)
+demo-numpy: build
 	@$(VENV)/bin/python integrations/demo.py
+demo-transformers: build $(HF_VENV)/.installed
+	@$(HF_VENV)/bin/python integrations/demo_transformers.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others get a second chance on a busy machine.
 test: all asan asan-daemon $(BUILD)/.image_packages
 	cd $(BUILD) && ctest --parallel $(JOBS) -L faults --output-on-failure --no-tests=error
 	cd $(BUILD) && ctest --parallel $(JOBS) -LE faults --repeat until-pass:2 --output-on-failure --no-tests=error
+
+test-transformers: build $(HF_VENV)/.installed
+	$(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
+	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target product
@@ -68,9 +78,9 @@ tsan: $(BUILD)/.packages
 bench: all
 	$(VENV)/bin/python bench/run.py --out bench/results
 
-ENGINE := $(firstword $(foreach engine,docker podman buildah,$(shell command -v $(engine))))
+CONTAINERS := $(firstword $(foreach engine,docker podman buildah,$(shell command -v $(engine))))
 image:
-	$(or $(ENGINE),$(error install docker, podman or buildah)) build --file docker/cpu.Dockerfile --target daemon \
+	$(or $(CONTAINERS),$(error install docker, podman or buildah)) build --file docker/cpu.Dockerfile --target daemon \
 	  --build-arg KVS_COMMIT=$$(git rev-parse --short HEAD) --tag kvstrata .
 
 bundle: all
@@ -105,4 +115,11 @@ $(BUILD)/build.ninja: $(BUILD)/.packages CMakePresets.json
 $(VENV)/.installed: $(BUILD)/.packages integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements.txt
+	touch $@
+
+$(HF_VENV)/.installed: $(BUILD)/.packages integrations/requirements-transformers.txt integrations/requirements-transformers-oldest.txt
+	$(PYTHON) -m venv $(HF_VENV)
+	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements-transformers.txt
+	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(HF_VENV)/oldest \
+	  -r integrations/requirements-transformers-oldest.txt
 	touch $@

@@ -1,18 +1,13 @@
-"""A model's digest: one rule for all engines, so that two of them share pages where they compute the same.
+"""A model's digest: what two engines must agree on before they share pages.
 
-    sha256 over   "kvstrata-digest-1\\n"
-                  the name of the compute dtype ("float32", "float16", "bfloat16") and "\\n"
-                  the RoPE parameters as JSON, keys sorted, without spaces, and "\\n"
-                  the weights: of each *.safetensors of the folder, by name, its name, "\\n" and its sha256 in hex
-                  and "\\n"; of a model without files, of each tensor by name, its name, "\\n" and the sha256 of
-                  its bytes in hex and "\\n"
+    digest = digest_of_folder("SmolLM2", dtype="bfloat16", rope={"rope_theta": 10000.0, "rope_type": "default"})
 
-RoPE parameters are those of the model's config.json (`rope_parameters`, or `rope_theta` and `rope_scaling`). Weights
-that were changed since they were loaded (training, a merged adapter) are not those of the files: name a digest of
-your own then.
+Rule 1 (docs/python.md): SHA-256 over lines "kvstrata model 1", the dtype that keys are computed in, RoPE's parameters
+as JSON with sorted keys, and for each weight in order of its name: name, a space, SHA-256 of its bytes. Weights are
+the *.safetensors of the folder; for a model that has no files the tensors of its state dict.
 
-Cost: a file is read once (about 1 GB/s); its sum is kept in ~/.cache/kvstrata/digests under its path, inode, size and
-time of change. Threads: any.
+A file is read once (about 1 s for 500 MB); what it gave is kept in ${XDG_CACHE_HOME:-~/.cache}/kvstrata/digests under
+its path, inode, size and mtime. Threads and processes: any.
 """
 
 from __future__ import annotations
@@ -24,54 +19,53 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_HEAD = "kvstrata-digest-1\n"
+from .errors import error_of
+
+RULE = "kvstrata model 1"
 
 
 def digest_of_folder(folder: str | os.PathLike[str], dtype: str, rope: Mapping[str, Any]) -> str:
-    """Of a model whose weights are the folder's *.safetensors. FileNotFoundError: there are none."""
-    files = sorted(pathlib.Path(folder).glob("*.safetensors"))
+    """Of the weights in `folder`. NotFound DIGEST_NO_WEIGHTS: it has no *.safetensors."""
+    files = sorted(pathlib.Path(folder).glob("*.safetensors"), key=lambda file: file.name)
     if not files:
-        raise FileNotFoundError(f"folder '{folder}' has no *.safetensors; pass tensors to digest_of_tensors")
-    return _digest(dtype, rope, ((file.name, _sum_of_file(file)) for file in files))
+        raise error_of(5, "DIGEST_NO_WEIGHTS", f"folder {os.fspath(folder)!r} has no *.safetensors; save the model "
+                       "with save_pretrained, or pass its tensors to digest_of_tensors")
+    return _digest(dtype, rope, ((file.name, _file_sum(file)) for file in files))
 
 
 def digest_of_tensors(tensors: Iterable[tuple[str, bytes | memoryview]], dtype: str, rope: Mapping[str, Any]) -> str:
-    """Of a model without files: names and contiguous bytes."""
-    return _digest(dtype, rope, ((name, hashlib.sha256(data).hexdigest()) for name, data in sorted(tensors)))
+    """Of (name, contiguous bytes) pairs in any order; all of them are read at each call."""
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in tensors}
+    return _digest(dtype, rope, sorted(sums.items()))
 
 
-def _digest(dtype: str, rope: Mapping[str, Any], sums: Iterable[tuple[str, str]]) -> str:
-    sha = hashlib.sha256(f"{_HEAD}{dtype}\n{json.dumps(rope, sort_keys=True, separators=(',', ':'))}\n".encode())
-    for name, value in sums:
-        sha.update(f"{name}\n{value}\n".encode())
-    return f"sha256:{sha.hexdigest()}"
+def _digest(dtype: str, rope: Mapping[str, Any], weights: Iterable[tuple[str, str]]) -> str:
+    lines = [RULE, dtype, json.dumps(rope, sort_keys=True), *(f"{name} {value}" for name, value in weights)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _sum_of_file(file: pathlib.Path) -> str:
-    real = file.resolve()
-    stat = real.stat()
-    key = f"{real}\n{stat.st_ino}\n{stat.st_size}\n{stat.st_mtime_ns}\n"
-    kept = _cache_folder() / hashlib.sha256(key.encode()).hexdigest()
-    try:
-        return kept.read_text()
-    except OSError:
-        pass
-    with real.open("rb") as stream:
+def _file_sum(file: pathlib.Path) -> str:
+    file = file.resolve()
+    with file.open("rb") as stream:
+        stat = os.fstat(stream.fileno())
+        kept = _cache() / hashlib.sha256(f"{file}\0{stat.st_ino}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+        if kept.exists():
+            return kept.read_text()
         value = hashlib.file_digest(stream, "sha256").hexdigest()
     _keep(kept, value)
     return value
 
 
-def _cache_folder() -> pathlib.Path:
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "kvstrata" / "digests"
+def _cache() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvstrata" / "digests"
 
 
 def _keep(file: pathlib.Path, value: str) -> None:
-    """A sum that cannot be kept is computed again."""
+    """Whole or not at all, beside other processes; where nothing can be written, it is computed again each time."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
         partial.write_text(value)
         partial.replace(file)
     except OSError:
-        pass
+        partial.unlink(missing_ok=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from .gguf_file import GgufError, GgufFile
 
@@ -73,6 +73,12 @@ class Tokenizer:
         for role, text in [("system", system), *turns]:
             ids += [start, *self.encode(f"{role}\n{text}"), end, *newline]
         return [*ids, start, *self.encode("assistant\n")]
+
+    def save(self, path: str) -> None:
+        """As tokenizer.json. Who loads that finds special tokens in text, as Hugging Face's tokenizers do."""
+        copy = BpeTokenizer.from_str(self._bpe.to_str())
+        copy.add_special_tokens([AddedToken(self._tokens[i], special=True, normalized=False) for i in sorted(self.special)])
+        copy.save(path)
 
     def stops(self) -> frozenset[int]:
         """Ids that end an answer."""

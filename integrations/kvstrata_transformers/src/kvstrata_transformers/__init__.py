@@ -1,18 +1,23 @@
-"""transformers on kvstrata: keys and values live in kvstratad's pages, attention is a plan's.
+"""Hugging Face transformers decode from kvstratad's pages (docs/transformers.md).
 
     import kvstrata_transformers
 
-    kvstrata_transformers.enable(model, plan="strata{budget = 1024}", tokenizer=tokenizer)
-    model.generate(**inputs, max_new_tokens=64)   # as ever
+    kvstrata_transformers.enable(model, plan="strata{budget = 512}", tokenizer=tokenizer)
+    model.generate(**inputs, max_new_tokens=64)       # as ever
 
-    cache = kvstrata_transformers.cache(model)    # several turns on one cache
+    cache = kvstrata_transformers.cache(model)        # several turns on one cache
     model.generate(**inputs, past_key_values=cache)
 
-`disable(model)`, or KVSTRATA_DISABLE=1 in the environment, leaves a model on its plain path. docs/transformers.md
-says what is served.
+    enable      switches a model over, and back; what generate() does then
+    cache       keys and values of a batch: a sequence a row
+    attention   the attention function, and torch tensors as the binding takes them
+    series      surprisal and entropy for the plans that need them
+    served      which models, and which of their layers
 """
 
+from .cache import KvstrataCache
 from .enable import cache, disable, enable
 from .served import Unsupported
 
-__all__ = ["Unsupported", "cache", "disable", "enable"]
+__version__ = "0.1.0"
+__all__ = ["KvstrataCache", "Unsupported", "cache", "disable", "enable"]

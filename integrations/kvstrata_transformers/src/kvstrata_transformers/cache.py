@@ -1,52 +1,75 @@
-"""KvstrataCache: a transformers cache whose full-attention layers live in kvstratad's pages.
+"""Keys and values of a batch in kvstratad's pages: a sequence a row, a step a forward pass.
 
-A row of the batch is a sequence. The engine counts columns of the padded batch, a sequence its own tokens: left
-padding is never stored. One forward pass is one step of all rows; hooks (enable.py) begin and end it.
-
-Threads: one at a time, as a model has. What is dropped is closed when it is collected.
+transformers has one length for all rows, counted in columns of the padded batch; rows differ in padding and in how much
+of their prompt the daemon holds. A column that is a row's padding, or is held for it, is no token of the row's step:
+its attention output is zero, and nobody reads what becomes of it. Leading columns that are so in all rows are not
+computed at all (`begin`). Threads: one at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from kvstrata.errors import error_of
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 import kvstrata
 
-from .attention import CACHE
-from .series import Row
+from .attention import as_array, tag, tokens_first
+from .series import entropies, surprisals
 
 if TYPE_CHECKING:
     from .enable import Engine
 
-
-def as_array(x: torch.Tensor) -> Any:
-    """A numpy view; bf16 as bit patterns."""
-    x = x.detach()
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+Watch = Callable[[int, kvstrata.Step], None]
 
 
-class ServedLayer(CacheLayerMixin):
-    """A layer whose rows are the daemon's."""
+@dataclass
+class Row:
+    """A row of the batch. first: the column of its first token that is computed; tokens: committed; surprisal
+    [prompt]: if the plan needs it."""
 
-    is_sliding = False
+    sequence: kvstrata.Sequence
+    prompt: list[int]
+    first: int
+    tokens: int
+    surprisal: npt.NDArray[np.float32] | None
+    done: bool = False  # the prompt is complete, and the daemon knows
+
+
+@dataclass
+class Pass:
+    """A forward pass. real [batch][new]: tokens of the step; mask: the same in one dimension, None: all; step None:
+    every column is held or padding."""
+
+    step: kvstrata.Step | None
+    real: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class PagesLayer(CacheLayerMixin):
+    """A layer whose keys and values are in pages; the cache does what concerns all of them."""
+
     is_croppable = True
+    is_sliding = False
 
-    def __init__(self, cache: KvstrataCache, layer: int) -> None:
+    def __init__(self, cache: KvstrataCache, index: int) -> None:
         super().__init__()
-        self._cache, self._layer = cache, layer
+        self._cache, self._index = weakref.proxy(cache), index
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.is_initialized = True
+        """Pages are there."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
                ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._cache.append(self._layer, key_states, value_states)
-        setattr(key_states, CACHE, self._cache)
-        return key_states, value_states
+        self._cache.append(self._index, key_states, value_states)
+        return tag(key_states, self._cache), value_states
 
     def get_seq_length(self) -> int:
         return self._cache.columns
@@ -55,149 +78,221 @@ class ServedLayer(CacheLayerMixin):
         return self._cache.columns + query_length, 0
 
     def get_max_length(self) -> int:
-        return -1
+        return -1  # transformers' word for none
 
-    def reset(self) -> None:
-        self._cache.close()
+    def reset(self) -> None: ...
 
-    def crop(self, *args: Any) -> None:
-        """The cache crops all layers at once."""
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None: ...
 
-    reorder_cache = batch_repeat_interleave = batch_select_indices = crop
+    def crop(self, tokens_to_remove: int) -> None: ...
+
+    def batch_repeat_interleave(self, repeats: int) -> None: ...
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None: ...
 
 
 class KvstrataCache(Cache):
-    """columns: of the padded batch that are stored, as the engine counts them. held: of these, those that the daemon
-    had when the cache was opened."""
+    """From kvstrata_transformers.cache(); passed as past_key_values. Sequences are opened by the first forward pass, and
+    closed by close() or when the cache is collected.
+
+    rows: empty before the first pass. watch: called as watch(layer of the model, step) after each layer's attention.
+    """
 
     def __init__(self, engine: Engine, plan: str) -> None:
-        model = engine.served
-        super().__init__(layers=[ServedLayer(self, i) if i in engine.layer_of else
-                                 DynamicSlidingWindowLayer(model.window) for i in range(engine.layers)])
-        self.engine, self.plan = engine, plan
-        self.columns = self.held = 0
+        served = engine.served
+        super().__init__(layers=[PagesLayer(self, i) if i in served.pages_of else DynamicSlidingWindowLayer(served.windows[i])
+                                 for i in range(len(served.pages_of) + len(served.windows))])
         self.rows: list[Row] = []
-        self._step: kvstrata.Step | None = None
-        self._real: torch.Tensor | None = None  # [batch * new] of a padded pass: which are tokens
-        self._pass: tuple[torch.Tensor, list[int]] | None = None
+        self.columns = 0
+        self.watch: Watch | None = None
+        self.session = engine.session
+        self._engine, self._plan = engine, plan
+        self._needs = self.session.plan_needs(plan).flags
+        self._prompts: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._pass: Pass | None = None
 
-    # --- sequences ---
+    # A batch begins, and ends
 
-    def open(self, ids: torch.Tensor, mask: torch.Tensor | None, share: bool) -> None:
-        """A sequence for each row of prompts [batch][columns]. share: skip the columns that the daemon holds of all
-        rows; not where layers of the engine's own need them."""
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -ids.shape[1]:].bool()
-        self.rows = [Row(self.engine, self.plan, row[keep].tolist(), share and not self.engine.served.window)
-                     for row, keep in zip(ids, real)]
-        pads = (~real).sum(1).tolist()
-        self.columns = min(pad + row.sequence.held for pad, row in zip(pads, self.rows)) if share else 0
-        if all(row.sequence.held == 0 for row in self.rows):
-            self.columns = 0
-        for pad, row in zip(pads, self.rows):
-            row.keep(max(0, self.columns - pad))
-        self.held = self.columns
+    def expect(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """The prompts [batch][columns] that the next passes bring, maybe in chunks, with drafts, or repeated by row."""
+        self._prompts = ids, torch.ones_like(ids) if mask is None else mask
 
     def close(self) -> None:
-        """Gives all pages back; the cache may be opened again."""
+        """Closes its sequences; the cache is empty then, and may be used again."""
         self.abort()
         for row in self.rows:
             row.sequence.close()
-        self.rows, self.columns, self.held = [], 0, 0
+        self.rows, self.columns = [], 0
+
+    def reset(self) -> None:
+        self.close()
+        super().reset()
+
+    def _open(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        ids, mask = self._whole_prompts(ids, mask)
+        only_reported = kvstrata.Need.SURPRISAL in self._needs
+        for row_ids, real in zip(ids, mask.bool()):
+            prompt = row_ids[real].tolist()
+            # What is held for a layer of ours is not there for a layer of transformers' own.
+            known = [] if self._engine.served.windows else prompt
+            sequence = self.session.open(self._engine.model, self._plan, known, only_reported=only_reported)
+            padding = int(real.int().argmax())
+            self.rows.append(Row(sequence, prompt, padding + sequence.held, sequence.held,
+                                 np.zeros(len(prompt), np.float32) if only_reported else None))
+
+    def _whole_prompts(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The expected prompts, if this first pass is of them; else what it brings."""
+        if self._prompts is None:
+            return ids, mask
+        whole, real = (x.to(ids.device).repeat_interleave(max(1, len(ids) // len(x)), 0) for x in self._prompts)
+        n = min(ids.shape[1], whole.shape[1])
+        same = len(whole) == len(ids) and torch.equal(whole[:, :n], ids[:, :n]) and bool((real[:, :n] == mask[:, :n]).all())
+        return (whole, real) if same else (ids, mask)
+
+    # A forward pass
+
+    def begin(self, ids: torch.Tensor, mask: torch.Tensor | None) -> int:
+        """Of new columns ids [batch][new]; mask [batch][all columns so far] is 0 where they are padding.
+
+        How many leading columns nobody needs: the pass runs over the others, at least one.
+        """
+        self.abort()  # of a forward that failed in the middle
+        batch, new = ids.shape
+        if mask is not None and mask.dim() != 2:
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; kvstrata takes [batch][columns]")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -new:].bool()
+        if not self.rows:
+            self._open(ids, real)
+        if len(self.rows) != batch:
+            raise ValueError(f"the batch has {batch} rows, its cache {len(self.rows)}; make a cache for each batch")
+        for row in self.rows:
+            if row.tokens > len(row.prompt):  # drafts came with the prompt's end, and have been cropped since
+                self._complete(row)
+        first = torch.tensor([row.first for row in self.rows], device=ids.device)
+        left_out = max(0, min(int(first.min()) - self.columns, new - 1))
+        self.columns += left_out
+        self._pass = self._begin(ids[:, left_out:], real[:, left_out:], first)
+        return left_out
+
+    def _begin(self, ids: torch.Tensor, real: torch.Tensor, first: torch.Tensor) -> Pass:
+        columns = torch.arange(self.columns, self.columns + ids.shape[1], device=ids.device)
+        real = real & (columns >= first[:, None])
+        members = [(row.sequence, as_array(row_ids[mine])) for row, row_ids, mine in zip(self.rows, ids, real) if mine.any()]
+        step = self.session.step(members) if members else None
+        return Pass(step, real, None if bool(real.all()) else real.flatten())
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """k, v [batch][kv heads][new][dim]."""
+        if self._pass is None:
+            raise RuntimeError("no forward pass of an enabled model is open on this cache; call the model itself, not its "
+                               "base_model, and enable() it first")
+        if self._pass.step is not None:
+            self._pass.step.append(self._engine.served.pages_of[layer],
+                                   *(as_array(tokens_first(x, self._pass.mask)) for x in (k, v)))
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """q [batch][heads][new][dim]; gives [batch][new][heads][dim], zero where a column is not of the step."""
+        assert self._pass is not None
+        batch, heads, new, dim = q.shape
+        step, mask = self._pass.step, self._pass.mask
+        packed = tokens_first(q, mask)
+        out = torch.empty(packed.shape, dtype=q.dtype)
+        if step is not None:
+            step.attend(self._engine.served.pages_of[layer], as_array(packed), as_array(out))
+            if self.watch is not None:
+                self.watch(layer, step)
+        out = out.to(q.device)
+        if mask is not None:
+            spread = q.new_zeros(batch * new, heads, dim)
+            spread[mask] = out
+            out = spread
+        return out.view(batch, new, heads, dim)
+
+    def commit(self, hidden: torch.Tensor) -> None:
+        """The pass is over; hidden [batch][new][size] are its last states."""
+        assert self._pass is not None
+        ended, self._pass = self._pass, None
+        if ended.step is not None:
+            ended.step.end()
+        self.columns += hidden.shape[1]
+        for row, states, mine in zip(self.rows, hidden, ended.real):
+            row.tokens += int(mine.sum())
+            if row.done:
+                continue
+            if row.surprisal is not None:
+                self._note_surprisal(row, states[mine])
+            if row.tokens == len(row.prompt):
+                self._complete(row)
 
     def abort(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            step.abort()
+        """Ends an open pass without committing it. Harmless without one."""
+        ended, self._pass = self._pass, None
+        if ended is not None and ended.step is not None:
+            ended.step.abort()
 
-    # --- a forward pass ---
+    # Series
 
-    def begin(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """ids [batch][new]: what the pass computes."""
-        self.abort()  # of a pass that an exception ended
-        if not self.rows:
-            self.open(ids, mask, share=False)
-        real = torch.ones_like(ids, dtype=torch.bool)
-        if mask is not None and mask.dim() == 2:
-            real = mask[:, -ids.shape[1]:].bool()
-        self._real = None if bool(real.all()) else real.reshape(-1)
-        members = [i for i in range(len(self.rows)) if bool(real[i].any())]
-        tokens = [(self.rows[i].sequence, as_array(ids[i][real[i]].to(torch.int32))) for i in members]
-        for i, (_, new) in zip(members, tokens):
-            self.rows[i].extend(new.tolist())
-        self._step = self.engine.session.step(tokens)
-        self._pass = (real, members)
+    def _note_surprisal(self, row: Row, states: torch.Tensor) -> None:
+        """states[i] predicts the token behind its own."""
+        assert row.surprisal is not None
+        begin = row.tokens - len(states) + 1
+        following = row.prompt[begin:row.tokens + 1]
+        head = self._engine.head
+        row.surprisal[begin:begin + len(following)] = surprisals(head, states[:len(following)], following)
 
-    def append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        if self._step is None:
-            raise RuntimeError("the cache is used outside of its model's forward pass; call the model that kvstrata "
-                               "was enabled for")
-        served = self.engine.layer_of[layer]
-        self._step.append(served, as_array(self._packed(key)), as_array(self._packed(value)))
-
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        batch, heads, new, dim = query.shape
-        packed = self._packed(query)
-        part = torch.empty(packed.shape, dtype=packed.dtype)
-        self._step.attend(self.engine.layer_of[layer], as_array(packed), as_array(part))
-        if self.engine.watch is not None:
-            self.engine.watch(layer, self._step)
-        if self._real is not None:
-            out = part.new_zeros((batch * new, heads, dim))
-            out[self._real] = part
-            part = out
-        return part.view(batch, new, heads, dim)
-
-    def end(self, hidden: torch.Tensor) -> None:
-        """hidden [batch][new][size]: the model's last states, for surprisals."""
-        step, self._step = self._step, None
-        real, members = self._pass
-        step.end()
-        self.columns += real.shape[1]
-        for i in members:
-            self.rows[i].committed(hidden[i][real[i]])
-
-    def _packed(self, x: torch.Tensor) -> torch.Tensor:
-        """[batch][heads][new][dim] -> [tokens][heads][dim]: a view where nothing is padded and batch or new is 1."""
-        x = x.transpose(1, 2)
-        if x.shape[0] == 1:
-            x = x[0]
-        elif x.shape[1] == 1:
-            x = x[:, 0]
-        else:
-            x = x.reshape(-1, *x.shape[2:])
-        return x if self._real is None else x[self._real]
-
-    # --- what generate() does to caches ---
-
-    def crop(self, tokens: int) -> None:
-        """tokens < 0: takes back so many; else keeps so many columns, 0 all (5.23) ."""
-        away = -tokens if tokens <= 0 else max(0, self.columns - tokens)
-        for layer in self.layers:
-            if not isinstance(layer, ServedLayer):
-                layer.crop(tokens)
-        if away == 0:
+    def _complete(self, row: Row) -> None:
+        if row.done:
             return
-        self.columns -= away
-        for row in self.rows:
-            row.keep(max(0, row.sequence.tokens - away))
+        if row.surprisal is not None:
+            begin = row.sequence.held + 1 if row.sequence.held else 0
+            row.sequence.report(begin, surprisal=row.surprisal[begin:])
+        row.sequence.prefill_done()
+        row.done = True
+
+    def report_entropy(self, logits: torch.Tensor) -> None:
+        """logits [batch][positions][vocabulary] of the pass that was committed last; drafts are left out, because they
+        may be taken back."""
+        if kvstrata.Need.ENTROPY not in self._needs or logits.shape[1] != 1:
+            return
+        for row, entropy in zip(self.rows, entropies(logits[:, -1])):
+            if row.tokens > len(row.prompt):
+                row.sequence.report(row.tokens - 1, entropy=[entropy])
+
+    # What generate() does to rows and columns
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last -tokens_to_remove columns; TRUNCATE_PROMPT inside a complete prompt."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove is {tokens_to_remove}; a number of columns to take back is negative")
+        for row in self.rows if tokens_to_remove else []:
+            _call(row.sequence, "truncate", "assisted decoding")(row.tokens + tokens_to_remove)
+            row.tokens += tokens_to_remove
+        self.columns += tokens_to_remove
+        super().crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self._take(beam_idx.tolist())
-        self._of_own_layers("reorder_cache", beam_idx)
+        super().reorder_cache(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._take([i for i in range(len(self.rows)) for _ in range(repeats)])
-        self._of_own_layers("batch_repeat_interleave", repeats)
+        super().batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._take(indices.tolist())
-        self._of_own_layers("batch_select_indices", indices)
+        self._take(torch.arange(len(self.rows))[indices.cpu()].tolist())
+        super().batch_select_indices(indices)
 
-    def _take(self, parents: Items[int]) -> None:
-        sequences = self.engine.session.reorder([row.sequence for row in self.rows], parents)
-        self.rows = [self.rows[parent].continued_by(sequence) for parent, sequence in zip(parents, sequences)]
+    def _take(self, parents: list[int]) -> None:
+        """Row i becomes what row parents[i] was."""
+        if not self.rows or parents == list(range(len(self.rows))):
+            return
+        sequences = _call(self.session, "reorder", "beam search")([row.sequence for row in self.rows], parents)
+        self.rows = [replace(self.rows[parent], sequence=sequence) for parent, sequence in zip(parents, sequences)]
 
-    def _of_own_layers(self, call: str, argument: Any) -> None:
-        for layer in self.layers:
-            if not isinstance(layer, ServedLayer):
-                getattr(layer, call)(argument)
+
+def _call(owner: object, name: str, purpose: str) -> Callable[..., Any]:
+    """A call of the binding that older ones lack."""
+    if not hasattr(owner, name):
+        raise error_of(12, "BINDING_TOO_OLD", f"kvstrata {kvstrata.__version__} has no {type(owner).__name__}.{name}, which "
+                       f"{purpose} needs; install the kvstrata of this source tree")
+    return getattr(owner, name)

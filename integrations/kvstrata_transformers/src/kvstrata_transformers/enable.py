@@ -1,7 +1,8 @@
-"""Switching kvstrata on for a model, and off again."""
+"""Switches a model's generate() over to kvstratad, and back."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 import weakref
@@ -9,134 +10,115 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from kvstrata.errors import error_of
 
 import kvstrata
 
-from .attention import NAME
+from . import attention
 from .cache import KvstrataCache
 from .digest import digest_of
+from .series import boundary_tokens
 from .served import Served, served
 
-DTYPES = {torch.float32: kvstrata.DType.F32, torch.float16: kvstrata.DType.F16,
-          torch.bfloat16: kvstrata.DType.BF16}
-SENTENCE_ENDS = (".", "!", "?", "…", "...", "。", "！", "？")
-_engines: weakref.WeakKeyDictionary[torch.nn.Module, Engine] = weakref.WeakKeyDictionary()
+_ENGINES: weakref.WeakKeyDictionary[torch.nn.Module, Engine] = weakref.WeakKeyDictionary()
 
 
 class Engine:
-    """A model that decodes from a daemon: its session, hooks and defaults.
+    """An enabled model: its session with the daemon, and the hooks that tell a cache of ours where a forward pass begins
+    and ends."""
 
-    watch: called as watch(layer, step) behind each layer's attention, for costs and selections; None: nobody."""
-
-    def __init__(self, module: torch.nn.Module, plan: str, tokenizer: Any, socket: str | None, page_tokens: int,
-                 digest: str | None) -> None:
-        self.served: Served = served(module)
-        self.plan, self.watch = plan, None
-        self._module = weakref.ref(module)
-        self._socket, self._page_tokens = socket, page_tokens
-        self._plain = module.config._attn_implementation
-        self._boundary = _sentence_ends(tokenizer)
-        self._digest = digest or digest_of(module)
-        self.layers = module.config.get_text_config().num_hidden_layers
-        self.layer_of = {layer: i for i, layer in enumerate(self.served.layers)}
+    def __init__(self, model: Any, plan: str, socket: str | None, digest: str, boundary: list[int]) -> None:
+        self.served: Served = served(model)
+        self.plan = plan
+        self._socket, self._digest, self._boundary = socket, digest, boundary
+        self._model_type = model.config.model_type
         self._session: kvstrata.Session | None = None
-        self._model: kvstrata.Model | None = None
         self.attach()
-        self._hooks = [module.base_model.register_forward_pre_hook(_before, with_kwargs=True),
-                       module.base_model.register_forward_hook(_behind, with_kwargs=True),
-                       module.register_forward_hook(_logits, with_kwargs=True)]
-        module.set_attn_implementation(NAME)
-        self._generate = module.generate
-        module.generate = _Generate(self)
-
-    @property
-    def module(self) -> Any:
-        return self._module()
+        self._session.plan_needs(plan)  # refuses a plan that does not exist
+        self.head: Callable[[torch.Tensor], torch.Tensor] = model.get_output_embeddings()
+        self._plain, self._generate = model.config._attn_implementation, model.generate
+        self._hooks = [model.register_forward_pre_hook(_begin, with_kwargs=True),
+                       model.base_model.register_forward_hook(_commit, with_kwargs=True),
+                       model.register_forward_hook(_report, with_kwargs=True)]
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+        model.generate = self.generate
 
     @property
     def session(self) -> kvstrata.Session:
+        if self._session is None:
+            raise error_of(14, "DAEMON_GONE", "kvstratad is gone; start it, the next generate() attaches anew")
         return self._session
 
-    @property
-    def model(self) -> kvstrata.Model:
-        return self._model
-
     def attach(self) -> None:
-        """To the daemon, anew if it was restarted. Unavailable: there is none."""
-        try:
-            if self._session is not None:
+        """To a living daemon, anew if the last one is gone. Unavailable: there is none."""
+        if self._session is not None:
+            try:
                 return self._session.ping()
-        except kvstrata.Unavailable:
-            self._session.close()
-            self._session = None
+            except kvstrata.Unavailable:
+                self._session.close()
+                self._session = None
         session = kvstrata.attach(self._socket, client_name="transformers")
-        module, s = self.module, self.served
-        self._model = session.register_model(
-            module.config.model_type, self._digest, layers=len(s.layers), query_heads=s.query_heads,
-            kv_heads=s.kv_heads, head_dim=s.head_dim, page_tokens=self._page_tokens, dtype=DTYPES[module.dtype],
-            boundary_tokens=self._boundary, scale=s.scale)
+        s = self.served
+        self.model = session.register_model(self._model_type[:63], self._digest, layers=len(s.pages_of),
+                                            query_heads=s.query_heads, kv_heads=s.kv_heads, head_dim=s.head_dim,
+                                            dtype=s.dtype, boundary_tokens=self._boundary, **self._scale(session))
         self._session = session
 
-    def detach(self) -> None:
+    def _scale(self, session: kvstrata.Session) -> dict[str, float]:
+        if abs(self.served.scale * self.served.head_dim ** 0.5 - 1) < 1e-6:
+            return {}
+        if "scale" not in inspect.signature(session.register_model).parameters:
+            raise error_of(12, "BINDING_TOO_OLD", f"the model's softmax scale is {self.served.scale}, and this kvstrata has "
+                           "no register_model(scale=); install the kvstrata of this source tree")
+        return {"scale": self.served.scale}
+
+    def detach(self, model: Any) -> None:
+        """The model as it was. Caches that are still open are of no use then."""
         for hook in self._hooks:
             hook.remove()
-        del self.module.generate  # the class's is back
-        self.module.set_attn_implementation(self._plain)
-        self._session.close()
+        del model.generate  # of the instance; the class has its own
+        model.set_attn_implementation(self._plain)
+        if self._session is not None:
+            self._session.close()
 
-    def plain_generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._generate(*args, **kwargs)
-
-
-class _Generate:
-    """generate() of an enabled model: with a cache of ours where the caller brings none."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __call__(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        engine = self._engine
-        mine = kwargs.get("past_key_values")
-        if (mine is not None and not isinstance(mine, KvstrataCache)) or not kwargs.get("use_cache", True):
-            return engine.plain_generate(inputs, *args, **kwargs)
+    def generate(self, inputs: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """The model's generate(), on a cache of ours unless the caller brings another one or wants none."""
+        given = kwargs.get("past_key_values")
+        if kwargs.get("use_cache") is False or not isinstance(given, KvstrataCache | None):
+            return self._generate(inputs, *args, **kwargs)
+        if not self._reaches_daemon(given):
+            return self._generate(inputs, *args, **kwargs)
+        cache = KvstrataCache(self, self.plan) if given is None else given
+        ids = kwargs.get("input_ids", inputs)
+        if ids is None and kwargs.get("inputs_embeds") is not None:
+            raise ValueError("inputs_embeds came without input_ids; kvstrata finds prompts by their ids: pass both, or "
+                             "disable(model)")
+        if ids is not None and not cache.rows:
+            cache.expect(ids, kwargs.get("attention_mask"))
+        result = None
         try:
-            engine.attach()
-        except kvstrata.Unavailable as error:
-            if mine is not None:
-                raise
-            warnings.warn(f"kvstrata: {error}; generating without it", stacklevel=2)
-            return engine.plain_generate(inputs, *args, **kwargs)
-        fresh = mine is None
-        cache = KvstrataCache(engine, engine.plan) if fresh else mine
-        ids = inputs if inputs is not None else kwargs.get("input_ids")
-        if ids is None:
-            raise ValueError("kvstrata needs token ids (input_ids): prefixes are found by them")
-        if not cache.rows and _starts_with_the_prompt(engine.module, args, kwargs):
-            cache.open(ids, kwargs.get("attention_mask"), share=True)
-        try:
-            return engine.plain_generate(inputs, *args, **{**kwargs, "past_key_values": cache})
+            result = self._generate(inputs, *args, **{**kwargs, "past_key_values": cache})
+            return result
         finally:
-            if fresh and not _returns_cache(args, kwargs):
+            if given is None and getattr(result, "past_key_values", None) is None:
                 cache.close()
 
-
-def _returns_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return bool(_option("return_dict_in_generate", args, kwargs))
-
-
-def _option(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    config = args[0] if args else kwargs.get("generation_config")
-    return kwargs.get(name, getattr(config, name, None))
-
-
-def _starts_with_the_prompt(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the batch that generate() computes first is the prompts as they were given: beams and several returned
-    sequences repeat them, drafts follow them."""
-    def option(name: str) -> Any:
-        value = _option(name, args, kwargs)
-        return getattr(module.generation_config, name, None) if value is None else value
-    alone = (option("num_beams") or 1) == 1 and (option("num_return_sequences") or 1) == 1
-    return alone and kwargs.get("assistant_model") is None and not option("prompt_lookup_num_tokens")
+    def _reaches_daemon(self, given: KvstrataCache | None) -> bool:
+        """False: there is none, and nothing is lost by generating without it."""
+        try:
+            self.attach()
+        except kvstrata.Unavailable as error:
+            if given is not None and given.rows:
+                raise
+            if given is None:
+                warnings.warn(f"kvstrata: {error}; this generate() runs without it", stacklevel=4)
+                return False
+            raise
+        if given is not None and given.session is not self._session:
+            raise error_of(9, "CACHE_LOST", "the cache was the daemon's that is gone; make another with "
+                           "kvstrata_transformers.cache(model), and give it the whole conversation")
+        return True
 
 
 def _cache_of(kwargs: dict[str, Any]) -> KvstrataCache | None:
@@ -144,62 +126,60 @@ def _cache_of(kwargs: dict[str, Any]) -> KvstrataCache | None:
     return cache if isinstance(cache, KvstrataCache) else None
 
 
-def _before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _begin(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Leaves out the columns that nobody needs."""
     if (cache := _cache_of(kwargs)) is None:
-        return
+        return None
+    if len(args) > 1:
+        raise TypeError("with a cache of kvstrata's, pass everything but input_ids by name")
     ids = args[0] if args else kwargs.get("input_ids")
     if ids is None:
-        raise ValueError("kvstrata needs token ids; a pass of inputs_embeds alone has none")
-    cache.begin(ids, kwargs.get("attention_mask"))
+        raise ValueError("inputs_embeds came without input_ids; kvstrata finds prompts by their ids: pass input_ids")
+    left_out = cache.begin(ids, kwargs.get("attention_mask"))
+    by_column = {name: kwargs[name][..., left_out:] for name in ("position_ids", "token_type_ids")
+                 if kwargs.get(name) is not None}
+    return (), {**kwargs, **by_column, "input_ids": ids[:, left_out:]}
 
 
-def _behind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+def _commit(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     if (cache := _cache_of(kwargs)) is not None:
-        cache.end(output.last_hidden_state)
+        cache.commit(output.last_hidden_state)
 
 
-def _logits(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    if (cache := _cache_of(kwargs)) is None:
-        return
-    for row, logits in zip(cache.rows, output.logits[:, -1]):
-        row.report_entropy(logits)
-
-
-def _sentence_ends(tokenizer: Any) -> list[int]:
-    if tokenizer is None:
-        return []
-    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
-    return [i for i, text in enumerate(texts) if text.strip().endswith(SENTENCE_ENDS) or text.count("\n") >= 2]
+def _report(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    if (cache := _cache_of(kwargs)) is not None:
+        cache.report_entropy(output.logits)
 
 
 def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str | None = None,
-           page_tokens: int = 32, digest: str | None = None) -> Engine | None:
-    """From now on generate() keeps keys and values in kvstratad, and attends by `plan` (docs/plans.md).
+           digest: str | None = None) -> None:
+    """From now on the model's generate() keeps keys and values in kvstratad and attends by `plan` (docs/plans.md).
 
-    tokenizer: for plans that know sentences. socket: the daemon's; None: KVSTRATA_SOCKET, else the default path.
-    page_tokens: of a page; two engines share pages of equal sizes. digest: of the weights, where they are not those of
-    the files that the model came from (kvstrata.digest). Unsupported names what the model has that kvstrata
-    does not serve; kvstrata.Unavailable: there is no daemon. With KVSTRATA_DISABLE=1 nothing is done, and None
-    returned.
+    tokenizer: for plans that go by sentences. socket: the daemon's; None: KVSTRATA_SOCKET, else the default. digest: of
+    the weights, where they are not those of the model's files. Reads the model's files once (kvstrata.digest). With
+    KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
+
+    Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.InvalidArgument: the plan.
     """
     if os.environ.get("KVSTRATA_DISABLE") == "1":
-        warnings.warn("KVSTRATA_DISABLE=1: the model stays on its plain path", stacklevel=2)
-        return None
+        warnings.warn("kvstrata: KVSTRATA_DISABLE=1, the model stays on its plain path", stacklevel=2)
+        return
+    served(model)  # before the files are read
     disable(model)
-    engine = Engine(model, plan, tokenizer, socket, page_tokens, digest)
-    _engines[model] = engine
-    return engine
+    boundary = [] if tokenizer is None else boundary_tokens(tokenizer)
+    _ENGINES[model] = Engine(model, plan, socket, digest or digest_of(model), boundary)
 
 
 def disable(model: Any) -> None:
-    """Back to the plain path. Harmless where it was not enabled."""
-    if (engine := _engines.pop(model, None)) is not None:
-        engine.detach()
+    """The model's plain path. Harmless where it was not enabled."""
+    if (engine := _ENGINES.pop(model, None)) is not None:
+        engine.detach(model)
 
 
 def cache(model: Any, plan: str | None = None) -> KvstrataCache:
-    """A cache to pass as past_key_values, for several turns; plan None: that of enable()."""
-    engine = _engines.get(model)
+    """An empty cache for past_key_values, for several turns; plan None: enable()'s. Unavailable: no daemon."""
+    engine = _ENGINES.get(model)
     if engine is None:
-        raise ValueError("kvstrata is not enabled for this model; call kvstrata_transformers.enable(model) first")
+        raise ValueError("the model is not enabled; call kvstrata_transformers.enable(model) first")
+    engine.attach()
     return KvstrataCache(engine, engine.plan if plan is None else plan)

@@ -1,89 +1,40 @@
-"""A row of a batch: its sequence, and the series that its plan needs of the model.
+"""What plans need of the model beside keys, values and queries (docs/python.md, "Report series").
 
-Surprisal of prompt tokens comes from the last hidden states through the head, LOGIT_ROWS positions at a time: the
-head's matrix once for each prompt token, as training would compute it (for SmolLM2 a fifth of a prefill). Entropy of
-generated tokens comes from the logits that generate() uses anyway. Neither is computed unless the plan needs it.
+Surprisal takes the head over every prompt token that is computed: tokens x vocabulary x hidden size multiplications, for
+SmolLM2-135M a fifth of its prefill, and LOGIT_ROWS x vocabulary x 4 bytes of memory. Entropy is of logits that are
+there anyway. Neither is computed for a plan that does not need it.
 """
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-import kvstrata
-from kvstrata import Need
-
-if TYPE_CHECKING:
-    from .enable import Engine
-
 LOGIT_ROWS = 256
+_ENDS = (".", "!", "?", "...", "…", "。", "！", "？")
+
+Head = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Row:
-    def __init__(self, engine: Engine, plan: str, prompt: list[int], share: bool) -> None:
-        self.engine, self.prompt = engine, prompt
-        self.needs = engine.session.plan_needs(plan).flags
-        self.ids: list[int] = []
-        self.done = False
-        self._next: float | None = None  # surprisal of the token behind the committed ones
-        self.sequence = engine.session.open(engine.model, plan, prompt if share else (),
-                                            only_reported=Need.SURPRISAL in self.needs)
-        self.ids = prompt[:self.sequence.held]
+def surprisals(head: Head, hidden: torch.Tensor, following: list[int]) -> npt.NDArray[np.float32]:
+    """-ln p of following[i], nats, by the distribution after hidden[i]; hidden [len(following)][size]."""
+    targets = torch.tensor(following, dtype=torch.long, device=hidden.device)
+    parts = [torch.nn.functional.cross_entropy(head(h).float(), t, reduction="none").clamp_min(0)
+             for h, t in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS))]
+    return torch.cat(parts).cpu().numpy() if following else np.empty(0, np.float32)
 
-    def keep(self, tokens: int) -> None:
-        """Takes back what lies behind the first `tokens`."""
-        if tokens >= len(self.ids):
-            return
-        self.sequence.truncate(tokens)
-        del self.ids[tokens:]
 
-    def extend(self, ids: list[int]) -> None:
-        """Of the pass that begins."""
-        del self.ids[self.sequence.tokens:]
-        self.ids += ids
+def entropies(logits: torch.Tensor) -> npt.NDArray[np.float32]:
+    """Nats, of logits [rows][vocabulary]."""
+    log_p = torch.log_softmax(logits.detach().float(), -1)
+    return -(log_p.exp() * log_p).sum(-1).clamp_min(0).cpu().numpy()
 
-    def committed(self, hidden: torch.Tensor) -> None:
-        """hidden [new][size]: of the tokens that the pass has committed."""
-        if self.done:
-            return
-        end = self.sequence.tokens
-        if Need.SURPRISAL in self.needs:
-            self._report_surprisal(end - len(hidden), hidden)
-        if end < len(self.prompt):
-            return
-        self.done = True
-        if Need.PREFILL_DONE in self.needs:
-            self.sequence.prefill_done()
 
-    def report_entropy(self, logits: torch.Tensor) -> None:
-        """logits [vocabulary] of the token that comes next: the entropy is of the last one's own step."""
-        if not self.done or Need.ENTROPY not in self.needs or self.sequence.tokens <= len(self.prompt):
-            return
-        log_p = torch.log_softmax(logits.float(), -1)
-        entropy = -(log_p.exp() * log_p).sum().clamp_min(0)
-        self.sequence.report(self.sequence.tokens - 1, entropy=[float(entropy)])
-
-    def continued_by(self, sequence: kvstrata.Sequence) -> Row:
-        row = copy.copy(self)
-        row.sequence, row.ids = sequence, list(self.ids)
-        return row
-
-    def _report_surprisal(self, first: int, hidden: torch.Tensor) -> None:
-        """Of positions [first + 1, first + len(hidden)], which these states predict, as far as the prompt goes; they
-        are reported once they are committed, so the last one waits for the next pass's."""
-        values = [] if self._next is None else [self._next]
-        begin = first + 1 - len(values)
-        targets = torch.tensor(self.prompt[first + 1:first + 1 + len(hidden)])
-        head = self.engine.module.get_output_embeddings()
-        for at in range(0, len(targets), LOGIT_ROWS):
-            part = targets[at:at + LOGIT_ROWS]
-            logits = head(hidden[at:at + len(part)]).float()
-            nll = torch.nn.functional.cross_entropy(logits, part, reduction="none")
-            values += nll.clamp_min(0).tolist()
-        end = self.sequence.tokens
-        self._next = values.pop() if begin + len(values) > end else None
-        if values:
-            self.sequence.report(begin, surprisal=np.asarray(values, np.float32))
+def boundary_tokens(tokenizer: Any) -> list[int]:
+    """Ids that end a sentence: full stops and their kin, with or without a space, and blank lines."""
+    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+    return [i for i, text in enumerate(texts) if text.strip() in _ENDS or (not text.strip() and text.count("\n") > 1)]

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""The demo in Hugging Face transformers: generate() of an enabled model, twice on the same prompt.
+
+    DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_transformers.py
+
+Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of SmolLM2-135M-Instruct's GGUF
+once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode step read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / name / "src") for name in ("kvstrata", "kvstrata_numpy", "kvstrata_transformers")]
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer  # noqa: E402
+from transformers.generation.streamers import BaseStreamer  # noqa: E402
+
+import kvstrata  # noqa: E402
+import kvstrata_transformers  # noqa: E402
+from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata_numpy import hugging_face  # noqa: E402
+from kvstrata_numpy.download import DownloadError, cache_folder, model_path  # noqa: E402
+
+DOCUMENT = "/usr/share/common-licenses/GPL-3"
+QUESTION = "What is this document about, and what does it allow people to do?"
+PLAN = "strata{budget = 256, min_tokens = 0}"
+PROMPT = 2048  # tokens of the document
+ANSWER = 48
+
+
+@dataclass
+class Reading:
+    """What attention has read: bytes of all steps, and how many layers were attended."""
+
+    bytes: int = 0
+    layers: int = 0
+
+    def watch(self, layer: int, step: kvstrata.Step) -> None:
+        if step.tokens == 1:  # a decode step
+            cost = step.cost()
+            self.bytes += cost.attend_bytes + cost.select_bytes
+            self.layers += 1
+
+
+class Stopwatch(BaseStreamer):
+    """Passes on to another streamer; notes when tokens came."""
+
+    def __init__(self, inner: BaseStreamer) -> None:
+        self.times: list[float] = []
+        self._inner = inner
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())  # the first are the prompt's
+        self._inner.put(value)
+
+    def end(self) -> None:
+        self._inner.end()
+
+
+def run(model: Any, tokenizer: Any, inputs: dict[str, torch.Tensor]) -> None:
+    cache, reading = kvstrata_transformers.cache(model), Reading()
+    cache.watch = reading.watch
+    streamer = Stopwatch(TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True))
+    model.generate(**inputs, past_key_values=cache, streamer=streamer, max_new_tokens=ANSWER, do_sample=False)
+    row, times = cache.rows[0], streamer.times
+    steps = reading.layers // model.config.num_hidden_layers
+    print(f"-> held {row.sequence.held} of {len(row.prompt)} prompt tokens; first token after {times[1] - times[0]:.2f} s, then "
+          f"{(times[-1] - times[1]) / max(1, len(times) - 2) * 1e3:.0f} ms each; {reading.bytes / max(1, steps) / 1e6:.1f} MB of "
+          f"keys and values read a step; status: {row.sequence.status}\n", flush=True)
+    cache.close()
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    folder = cache_folder() / "SmolLM2-135M-Instruct.hf"
+    if not folder.exists():
+        print(f"making {folder}", flush=True)
+        hugging_face.write(model_path(), folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")
+    kept = tokenizer.decode(tokenizer(document).input_ids[:PROMPT])
+    turn = [{"role": "user", "content": f"{kept}\n\n{os.environ.get('ASK') or QUESTION}"}]
+    inputs = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with contextlib.ExitStack() as stack:
+        socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
+        for plan in ("full", os.environ.get("PLAN") or PLAN):
+            kvstrata_transformers.enable(model, plan, tokenizer=tokenizer, socket=socket)
+            for number in ("first", "second"):
+                print(f"{plan}, {number} run:", flush=True)
+                run(model, tokenizer, dict(inputs))
+        kvstrata_transformers.disable(model)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (DownloadError, OSError, kvstrata.KvstrataError) as problem:
+        sys.exit(f"demo: {problem}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,80 @@
+"""A daemon that is killed in the middle, is restarted, or was never there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from kvstrata.daemon import Daemon
+
+import kvstrata
+import kvstrata_transformers
+from conftest import assert_same, batch_of
+
+
+def test_no_daemon_at_enable(loaded):
+    with pytest.raises(kvstrata.Unavailable):
+        kvstrata_transformers.enable(loaded, socket="/nowhere/kvstratad.sock")
+    assert "generate" not in vars(loaded)
+
+
+def test_killed_at_random_moments(plain, loaded, text_ids, monkeypatch: pytest.MonkeyPatch, amount,
+                                  random: np.random.Generator):
+    """The generate that it hits fails by name, or gives what it would have; the next is plain, with a warning; once a
+    daemon is there again, it serves."""
+    batch = batch_of([text_ids[:80], text_ids[90:120]], 2)
+    want = plain.generate(**batch, max_new_tokens=12, do_sample=False)
+    for _ in range(amount(20)):
+        number = int(random.integers(12 * len(loaded.model.layers)))
+        with Daemon() as doomed:
+            monkeypatch.setenv("KVSTRATA_SOCKET", doomed.socket)
+            kvstrata_transformers.enable(loaded)
+            _generate_and_kill(plain, loaded, batch, want, doomed, number)
+        with pytest.warns(UserWarning, match="runs without it"):
+            assert_same(plain, batch, want, loaded.generate(**batch, max_new_tokens=12, do_sample=False))
+        with Daemon() as anew:
+            monkeypatch.setenv("KVSTRATA_SOCKET", anew.socket)
+            cache = kvstrata_transformers.cache(loaded)
+            got = loaded.generate(**batch, past_key_values=cache, max_new_tokens=12, do_sample=False)
+            assert_same(plain, batch, want, got)
+            assert cache.rows[0].tokens == 91
+        kvstrata_transformers.disable(loaded)
+
+
+def _generate_and_kill(plain, model, batch, want, daemon: Daemon, number: int) -> None:
+    """Kills at the number-th call of a layer."""
+    calls = iter(range(10 ** 6))
+
+    def kill(*_: object) -> None:
+        if next(calls) == number:
+            daemon.process.kill()
+            daemon.process.wait()
+
+    hooks = [layer.register_forward_pre_hook(kill) for layer in model.model.layers]
+    try:
+        assert_same(plain, batch, want, model.generate(**batch, max_new_tokens=12, do_sample=False))
+        print(f"killed at call {number}: went on")
+    except kvstrata.Unavailable as error:
+        assert error.reason == "DAEMON_GONE"
+        print(f"killed at call {number}: {error}")
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def test_a_cache_of_a_daemon_that_is_gone(loaded, text_ids, monkeypatch: pytest.MonkeyPatch):
+    batch = batch_of([text_ids[:40]], 2)
+    with Daemon() as first:
+        monkeypatch.setenv("KVSTRATA_SOCKET", first.socket)
+        kvstrata_transformers.enable(loaded)
+        cache = kvstrata_transformers.cache(loaded)
+        loaded.generate(**batch, past_key_values=cache, max_new_tokens=4)
+    more = torch.ones(1, 60, dtype=torch.long)
+    with pytest.raises(kvstrata.Unavailable):
+        loaded.generate(more, past_key_values=cache, max_new_tokens=4)
+    with Daemon() as second:
+        monkeypatch.setenv("KVSTRATA_SOCKET", second.socket)
+        with pytest.raises(kvstrata.FailedPrecondition, match="CACHE_LOST"):
+            loaded.generate(more, past_key_values=cache, max_new_tokens=4)
+        cache.close()
+        kvstrata_transformers.disable(loaded)
