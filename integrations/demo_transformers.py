@@ -3,8 +3,9 @@
 
     DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_transformers.py
 
-Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of SmolLM2-135M-Instruct's GGUF
-once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode step read.
+Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of the GGUF of
+SmolLM2-135M-Instruct once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode
+step read.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def run(model: Any, tokenizer: Any, inputs: dict[str, torch.Tensor]) -> None:
     model.generate(**inputs, past_key_values=cache, streamer=streamer, max_new_tokens=ANSWER, do_sample=False)
     row, times = cache.rows[0], streamer.times
     steps = reading.layers // model.config.num_hidden_layers
-    print(f"-> held {row.sequence.held} of {len(row.prompt)} prompt tokens; first token after {times[1] - times[0]:.2f} s, then "
-          f"{(times[-1] - times[1]) / max(1, len(times) - 2) * 1e3:.0f} ms each; {reading.bytes / max(1, steps) / 1e6:.1f} MB of "
+    each = (times[-1] - times[1]) / max(1, len(times) - 2)
+    print(f"-> held {row.sequence.held} of {len(row.prompt)} prompt tokens; first token after "
+          f"{times[1] - times[0]:.2f} s, then {each * 1e3:.0f} ms each; {reading.bytes / max(1, steps) / 1e6:.1f} MB of "
           f"keys and values read a step; status: {row.sequence.status}\n", flush=True)
     cache.close()
 

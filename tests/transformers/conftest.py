@@ -1,4 +1,4 @@
-"""What the transformers suites share: paths, the real model twice (plain and enabled), a daemon, the rule of comparison.
+"""What the transformers suites share: paths, the real model twice (plain and enabled), a daemon, how tokens compare.
 
 A tenth of each set runs by default, `--full` runs all. Everything is fp32: page rows too.
 """
@@ -17,7 +17,8 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Behind PYTHONPATH, so that a run can name another build's binding.
-sys.path += [str(ROOT / "integrations" / name / "src") for name in ("kvstrata", "kvstrata_numpy", "kvstrata_transformers")]
+sys.path += [str(ROOT / "integrations" / name / "src")
+             for name in ("kvstrata", "kvstrata_numpy", "kvstrata_transformers")]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from kvstrata.daemon import Daemon  # noqa: E402
@@ -131,11 +132,12 @@ def assert_same(plain: Any, batch: dict[str, torch.Tensor], want: torch.Tensor, 
             logits = plain(a[:at][mask][None]).logits[0, -1]
         margin = float(logits[a[at]] - logits[b[at]])
         print(f"row {row}: token {at - begin} differs, plain's margin {margin:.2e}")
-        assert margin <= MARGIN, f"row {row}: token {at - begin} is {int(b[at])} instead of {int(a[at])}, margin {margin}"
+        assert margin <= MARGIN, f"row {row}: token {at - begin} is {int(b[at])}, not {int(a[at])}; margin {margin}"
 
 
-def prompts_of(text: list[int], random: np.random.Generator, number: int, shortest: int, longest: int) -> list[list[int]]:
-    """Pieces of a text; lengths spread evenly on a logarithmic scale, shuffled places."""
-    lengths = np.geomspace(shortest, longest, number).astype(int) if number > 1 else [int((shortest * longest) ** 0.5)]
+def prompts_of(text: list[int], random: np.random.Generator, number: int, shortest: int, longest: int
+               ) -> list[list[int]]:
+    """Pieces of a text, from anywhere in it; lengths spread evenly on a logarithmic scale."""
+    lengths = np.geomspace(shortest, longest, number).astype(int)
     begins = [int(random.integers(0, len(text) - n + 1)) for n in lengths]
     return [text[b:b + n] for b, n in zip(begins, lengths)]

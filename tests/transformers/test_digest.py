@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pathlib
+from typing import Any, BinaryIO
 
 import kvstrata
 import pytest
 from kvstrata.digest import digest_of_folder, digest_of_tensors
 
+FILE_DIGEST = hashlib.file_digest
 ROPE = {"rope_theta": 10000.0, "rope_type": "default"}
 
 
@@ -28,17 +31,21 @@ def test_what_is_in_it(weights: pathlib.Path):
     assert digest == digest_of_folder(weights, "bfloat16", dict(reversed(ROPE.items())))
     pairs = [("b.safetensors", b"b" * 1000), ("a.safetensors", memoryview(b"a" * 1000))]
     assert digest == digest_of_tensors(pairs, "bfloat16", ROPE)
-    others = {digest_of_folder(weights, "float32", ROPE), digest_of_folder(weights, "bfloat16", {**ROPE, "rope_theta": 5e5}),
+    others = {digest_of_folder(weights, "float32", ROPE),
+              digest_of_folder(weights, "bfloat16", {**ROPE, "rope_theta": 5e5}),
               digest_of_tensors(pairs[:1], "bfloat16", ROPE)}
     assert len(others) == 3 and digest not in others
 
 
 def test_a_sum_is_kept_until_the_file_changes(weights: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     first = digest_of_folder(weights, "bfloat16", ROPE)
-    read: list[object] = []
-    import hashlib
-    real = hashlib.file_digest
-    monkeypatch.setattr("kvstrata.digest.hashlib.file_digest", lambda stream, name: (read.append(stream), real(stream, name))[1])
+    read: list[str] = []
+
+    def counted(stream: BinaryIO, name: str) -> Any:
+        read.append(stream.name)
+        return FILE_DIGEST(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
     assert digest_of_folder(weights, "bfloat16", ROPE) == first and not read
     (weights / "a.safetensors").write_bytes(b"c" * 1000)
     os.utime(weights / "a.safetensors", ns=(1, 1))

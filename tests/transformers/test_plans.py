@@ -58,7 +58,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 @pytest.mark.parametrize(("plan", "begin"), [  # each its own prompt, which nobody holds
     ("quest{budget = 64, min_tokens = 0}", 3000), ("strata{budget = 64, min_tokens = 0}", 3001),
     ("tokenselect{k = 64, n_init = 16, n_local = 32, min_tokens = 0}", 3002)])
-def test_the_same_tokens_are_chosen(model, text_ids, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, plan: str, begin: int):
+def test_the_same_tokens_are_chosen(model, text_ids, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, plan: str,
+                                    begin: int):
     cache = kvstrata_transformers.cache(model, plan)
     batch = batch_of([text_ids[begin:begin + 400]], 2)
     model.generate(**batch, past_key_values=cache, max_new_tokens=NEW, do_sample=False, min_new_tokens=NEW)

@@ -3,7 +3,7 @@
     digest = digest_of_folder("SmolLM2", dtype="bfloat16", rope={"rope_theta": 10000.0, "rope_type": "default"})
 
 Rule 1 (docs/python.md): SHA-256 over lines "kvstrata model 1", the dtype that keys are computed in, RoPE's parameters
-as JSON with sorted keys, and for each weight in order of its name: name, a space, SHA-256 of its bytes. Weights are
+as JSON with sorted keys (null: it has none), and for each weight in order of its name: name, a space, SHA-256 of its bytes. Weights are
 the *.safetensors of the folder; for a model that has no files the tensors of its state dict.
 
 A file is read once (about 1 s for 500 MB); what it gave is kept in ${XDG_CACHE_HOME:-~/.cache}/kvstrata/digests under
@@ -24,7 +24,7 @@ from .errors import error_of
 RULE = "kvstrata model 1"
 
 
-def digest_of_folder(folder: str | os.PathLike[str], dtype: str, rope: Mapping[str, Any]) -> str:
+def digest_of_folder(folder: str | os.PathLike[str], dtype: str, rope: Mapping[str, Any] | None) -> str:
     """Of the weights in `folder`. NotFound DIGEST_NO_WEIGHTS: it has no *.safetensors."""
     files = sorted(pathlib.Path(folder).glob("*.safetensors"), key=lambda file: file.name)
     if not files:
@@ -33,13 +33,14 @@ def digest_of_folder(folder: str | os.PathLike[str], dtype: str, rope: Mapping[s
     return _digest(dtype, rope, ((file.name, _file_sum(file)) for file in files))
 
 
-def digest_of_tensors(tensors: Iterable[tuple[str, bytes | memoryview]], dtype: str, rope: Mapping[str, Any]) -> str:
+def digest_of_tensors(tensors: Iterable[tuple[str, bytes | memoryview]], dtype: str,
+                      rope: Mapping[str, Any] | None) -> str:
     """Of (name, contiguous bytes) pairs in any order; all of them are read at each call."""
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in tensors}
     return _digest(dtype, rope, sorted(sums.items()))
 
 
-def _digest(dtype: str, rope: Mapping[str, Any], weights: Iterable[tuple[str, str]]) -> str:
+def _digest(dtype: str, rope: Mapping[str, Any] | None, weights: Iterable[tuple[str, str]]) -> str:
     lines = [RULE, dtype, json.dumps(rope, sort_keys=True), *(f"{name} {value}" for name, value in weights)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -48,7 +49,8 @@ def _file_sum(file: pathlib.Path) -> str:
     file = file.resolve()
     with file.open("rb") as stream:
         stat = os.fstat(stream.fileno())
-        kept = _cache() / hashlib.sha256(f"{file}\0{stat.st_ino}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+        key = f"{file}\0{stat.st_ino}\0{stat.st_size}\0{stat.st_mtime_ns}"
+        kept = _cache() / hashlib.sha256(key.encode()).hexdigest()
         if kept.exists():
             return kept.read_text()
         value = hashlib.file_digest(stream, "sha256").hexdigest()

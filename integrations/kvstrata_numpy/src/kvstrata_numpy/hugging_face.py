@@ -22,8 +22,9 @@ from .gguf_file import Array, GgufFile
 from .llama import Config, config_of, halves
 from .tokenizer import Tokenizer
 
-_LAYER = {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-          "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+_LAYER = {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate",
+          "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+          "post_attention_layernorm": "ffn_norm"}
 
 
 def write(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:

@@ -77,7 +77,8 @@ class Tokenizer:
     def save(self, path: str) -> None:
         """As tokenizer.json. Who loads that finds special tokens in text, as Hugging Face's tokenizers do."""
         copy = BpeTokenizer.from_str(self._bpe.to_str())
-        copy.add_special_tokens([AddedToken(self._tokens[i], special=True, normalized=False) for i in sorted(self.special)])
+        copy.add_special_tokens([AddedToken(self._tokens[i], special=True, normalized=False)
+                                 for i in sorted(self.special)])
         copy.save(path)
 
     def stops(self) -> frozenset[int]:

@@ -92,16 +92,16 @@ class PagesLayer(CacheLayerMixin):
 
 
 class KvstrataCache(Cache):
-    """From kvstrata_transformers.cache(); passed as past_key_values. Sequences are opened by the first forward pass, and
-    closed by close() or when the cache is collected.
+    """From kvstrata_transformers.cache(); passed as past_key_values. Sequences are opened by the first forward pass,
+    and closed by close() or when the cache is collected.
 
     rows: empty before the first pass. watch: called as watch(layer of the model, step) after each layer's attention.
     """
 
     def __init__(self, engine: Engine, plan: str) -> None:
-        served = engine.served
-        super().__init__(layers=[PagesLayer(self, i) if i in served.pages_of else DynamicSlidingWindowLayer(served.windows[i])
-                                 for i in range(len(served.pages_of) + len(served.windows))])
+        pages, windows = engine.served.pages_of, engine.served.windows
+        super().__init__(layers=[PagesLayer(self, i) if i in pages else DynamicSlidingWindowLayer(windows[i])
+                                 for i in range(len(pages) + len(windows))])
         self.rows: list[Row] = []
         self.columns = 0
         self.watch: Watch | None = None
@@ -118,7 +118,7 @@ class KvstrataCache(Cache):
         self._prompts = ids, torch.ones_like(ids) if mask is None else mask
 
     def close(self) -> None:
-        """Closes its sequences; the cache is empty then, and may be used again."""
+        """Closes its sequences. Harmless again; for another batch make another cache."""
         self.abort()
         for row in self.rows:
             row.sequence.close()
@@ -146,7 +146,8 @@ class KvstrataCache(Cache):
             return ids, mask
         whole, real = (x.to(ids.device).repeat_interleave(max(1, len(ids) // len(x)), 0) for x in self._prompts)
         n = min(ids.shape[1], whole.shape[1])
-        same = len(whole) == len(ids) and torch.equal(whole[:, :n], ids[:, :n]) and bool((real[:, :n] == mask[:, :n]).all())
+        pairs = ((whole, ids), (real.bool(), mask.bool()))
+        same = all(torch.equal(a[:, :n], b[:, :n]) for a, b in pairs)
         return (whole, real) if same else (ids, mask)
 
     # A forward pass
@@ -169,7 +170,9 @@ class KvstrataCache(Cache):
             if row.tokens > len(row.prompt):  # drafts came with the prompt's end, and have been cropped since
                 self._complete(row)
         first = torch.tensor([row.first for row in self.rows], device=ids.device)
-        left_out = max(0, min(int(first.min()) - self.columns, new - 1))
+        # Layers of transformers' own count columns as the mask does: they get all of them.
+        unneeded = 0 if self._engine.served.windows else int(first.min()) - self.columns
+        left_out = max(0, min(unneeded, new - 1))
         self.columns += left_out
         self._pass = self._begin(ids[:, left_out:], real[:, left_out:], first)
         return left_out
@@ -177,15 +180,16 @@ class KvstrataCache(Cache):
     def _begin(self, ids: torch.Tensor, real: torch.Tensor, first: torch.Tensor) -> Pass:
         columns = torch.arange(self.columns, self.columns + ids.shape[1], device=ids.device)
         real = real & (columns >= first[:, None])
-        members = [(row.sequence, as_array(row_ids[mine])) for row, row_ids, mine in zip(self.rows, ids, real) if mine.any()]
+        members = [(row.sequence, as_array(row_ids[mine]))
+                   for row, row_ids, mine in zip(self.rows, ids, real) if mine.any()]
         step = self.session.step(members) if members else None
         return Pass(step, real, None if bool(real.all()) else real.flatten())
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """k, v [batch][kv heads][new][dim]."""
         if self._pass is None:
-            raise RuntimeError("no forward pass of an enabled model is open on this cache; call the model itself, not its "
-                               "base_model, and enable() it first")
+            raise RuntimeError("no forward pass of an enabled model is open on this cache; enable() the model, and "
+                               "call it, not its base_model")
         if self._pass.step is not None:
             self._pass.step.append(self._engine.served.pages_of[layer],
                                    *(as_array(tokens_first(x, self._pass.mask)) for x in (k, v)))
@@ -293,6 +297,6 @@ class KvstrataCache(Cache):
 def _call(owner: object, name: str, purpose: str) -> Callable[..., Any]:
     """A call of the binding that older ones lack."""
     if not hasattr(owner, name):
-        raise error_of(12, "BINDING_TOO_OLD", f"kvstrata {kvstrata.__version__} has no {type(owner).__name__}.{name}, which "
-                       f"{purpose} needs; install the kvstrata of this source tree")
+        raise error_of(12, "BINDING_TOO_OLD", f"kvstrata {kvstrata.__version__} has no {type(owner).__name__}.{name}, "
+                       f"which {purpose} needs; install the kvstrata of this source tree")
     return getattr(owner, name)

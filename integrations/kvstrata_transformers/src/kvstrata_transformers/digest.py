@@ -18,7 +18,7 @@ def digest_of(model: Any) -> str:
     Weights that were changed after loading are not seen in the files: give such a model's digest to enable().
     """
     config = model.config.get_text_config(decoder=True)
-    dtype, rope = str(model.dtype).removeprefix("torch."), config.rope_parameters
+    dtype, rope = str(model.dtype).removeprefix("torch."), getattr(config, "rope_parameters", None)
     folder = _folder(model)
     if folder is not None and any(folder.glob("*.safetensors")):
         return digest_of_folder(folder, dtype, rope)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +19,10 @@ from .digest import digest_of
 from .series import boundary_tokens
 from .served import Served, served
 
-_ENGINES: weakref.WeakKeyDictionary[torch.nn.Module, Engine] = weakref.WeakKeyDictionary()
-
 
 class Engine:
-    """An enabled model: its session with the daemon, and the hooks that tell a cache of ours where a forward pass begins
-    and ends."""
+    """An enabled model: its session with the daemon, and the hooks that tell a cache of ours where a forward pass
+    begins and ends."""
 
     def __init__(self, model: Any, plan: str, socket: str | None, digest: str, boundary: list[int]) -> None:
         self.served: Served = served(model)
@@ -50,6 +47,10 @@ class Engine:
             raise error_of(14, "DAEMON_GONE", "kvstratad is gone; start it, the next generate() attaches anew")
         return self._session
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        raise TypeError("the model is enabled, and a session with a daemon cannot be copied; disable(model) before it is "
+                        "copied")
+
     def attach(self) -> None:
         """To a living daemon, anew if the last one is gone. Unavailable: there is none."""
         if self._session is not None:
@@ -69,8 +70,8 @@ class Engine:
         if abs(self.served.scale * self.served.head_dim ** 0.5 - 1) < 1e-6:
             return {}
         if "scale" not in inspect.signature(session.register_model).parameters:
-            raise error_of(12, "BINDING_TOO_OLD", f"the model's softmax scale is {self.served.scale}, and this kvstrata has "
-                           "no register_model(scale=); install the kvstrata of this source tree")
+            raise error_of(12, "BINDING_TOO_OLD", f"the model's softmax scale is {self.served.scale}, and this "
+                           "kvstrata has no register_model(scale=); install the kvstrata of this source tree")
         return {"scale": self.served.scale}
 
     def detach(self, model: Any) -> None:
@@ -151,6 +152,11 @@ def _report(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         cache.report_entropy(output.logits)
 
 
+def _engine_of(model: Any) -> Engine | None:
+    owner = getattr(vars(model).get("generate"), "__self__", None)
+    return owner if isinstance(owner, Engine) else None
+
+
 def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str | None = None,
            digest: str | None = None) -> None:
     """From now on the model's generate() keeps keys and values in kvstratad and attends by `plan` (docs/plans.md).
@@ -159,7 +165,8 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
     the weights, where they are not those of the model's files. Reads the model's files once (kvstrata.digest). With
     KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
 
-    Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.InvalidArgument: the plan.
+    Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.InvalidArgument: the
+    plan.
     """
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         warnings.warn("kvstrata: KVSTRATA_DISABLE=1, the model stays on its plain path", stacklevel=2)
@@ -167,18 +174,18 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
     served(model)  # before the files are read
     disable(model)
     boundary = [] if tokenizer is None else boundary_tokens(tokenizer)
-    _ENGINES[model] = Engine(model, plan, socket, digest or digest_of(model), boundary)
+    Engine(model, plan, socket, digest or digest_of(model), boundary)  # the model's from now on
 
 
 def disable(model: Any) -> None:
     """The model's plain path. Harmless where it was not enabled."""
-    if (engine := _ENGINES.pop(model, None)) is not None:
+    if (engine := _engine_of(model)) is not None:
         engine.detach(model)
 
 
 def cache(model: Any, plan: str | None = None) -> KvstrataCache:
     """An empty cache for past_key_values, for several turns; plan None: enable()'s. Unavailable: no daemon."""
-    engine = _ENGINES.get(model)
+    engine = _engine_of(model)
     if engine is None:
         raise ValueError("the model is not enabled; call kvstrata_transformers.enable(model) first")
     engine.attach()

@@ -1,8 +1,8 @@
 """What plans need of the model beside keys, values and queries (docs/python.md, "Report series").
 
-Surprisal takes the head over every prompt token that is computed: tokens x vocabulary x hidden size multiplications, for
-SmolLM2-135M a fifth of its prefill, and LOGIT_ROWS x vocabulary x 4 bytes of memory. Entropy is of logits that are
-there anyway. Neither is computed for a plan that does not need it.
+Surprisal takes the head over every prompt token that is computed: tokens x vocabulary x hidden size multiplications,
+for SmolLM2-135M a fifth of its prefill, and LOGIT_ROWS x vocabulary x 4 bytes of memory. Entropy is of logits that
+are there anyway. Neither is computed for a plan that does not need it.
 """
 
 from __future__ import annotations
