@@ -149,6 +149,7 @@ def test_disable_and_the_environment(daemon: Daemon, monkeypatch: pytest.MonkeyP
     assert "n_recent = 64" in kvstrata_transformers.cache(model)._plan
     kvstrata_transformers.disable(model)
     kvstrata_transformers.disable(model)
+    assert not (model._forward_pre_hooks or model._forward_hooks or model.base_model._forward_hooks)
     with pytest.raises(ValueError, match="not enabled"):
         kvstrata_transformers.cache(model)
     monkeypatch.setitem(os.environ, "KVSTRATA_DISABLE", "1")
