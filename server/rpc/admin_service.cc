@@ -342,6 +342,9 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
                       "no tier '" + request->tier() + "'; there are device, host and disk");
     }
     const Tier tier = request->tier() == NameOf(Tier::kHost) ? Tier::kHost : Tier::kDevice;
+    if (options.check_resize) {
+      KVS_RETURN_IF_ERROR(options.check_resize(tier, request->bytes(), request->device()));
+    }
     KVS_ASSIGN_OR_RETURN(const ResizedPool pool,
                          options.store->ResizePool(tier, request->bytes(), request->device()));
     response->set_capacity_bytes(pool.capacity_bytes);

@@ -617,6 +617,9 @@ def daemon_resizes_pools(cli):
     expect(cli("tier", "resize", "256MiB", *named, "emulated"), 0, "256.0 MiB")
     expect(cli("tier", "resize", str(before["device"]), *named, "emulated"), 0)
     expect(cli("tier", "resize", "256MiB", *named, "moon"), 5, "DEVICE_UNKNOWN", "'emulated'")
+    for tier in ("host", "device"):
+        expect(cli("tier", "resize", "2TiB", "--tier", tier), 2, "POOL_BEYOND_MACHINE", "of memory of this machine")
+    assert capacity() == before, capacity()
     expect(cli("tier", "resize", "4KiB", "--tier", "host"), 2, "POOL_SIZE")
     expect(cli("tier", "resize", "1GiB", "--tier", "moon"), 2, "device")
     expect(cli("tier", "resize", "much"), 2, "200MiB")

@@ -216,6 +216,13 @@ class StartTest(unittest.TestCase):
         self.assertEqual(code, 1, said)
         self.assertRegex(said, rf"DISK_SPACE: disk.budget_bytes = {beyond} .*lower it to [0-9]+ MiB")
 
+    def test_a_default_pool_leaves_room_for_the_one_that_was_given(self):
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        code, said = self.run_daemon("--check-config", *settings(f"pool.device_bytes={machine * 97 // 100}"))
+        if "POOL_BEYOND_CGROUP" in said:
+            self.skipTest("the cgroup allows less than the machine has")
+        self.assertEqual(code, 0, said)
+
     def test_the_check_warns(self):
         code, said = self.run_daemon("--check-config", env={**os.environ, "KVSTRATA_POOL_HOST_BYTE": "1GiB"})
         self.assertEqual(code, 0, said)
