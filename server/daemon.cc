@@ -139,6 +139,7 @@ struct Daemon::Parts {
   void Settle();
   std::string Health() const;
   DiskInfo Disk() const;
+  Status CheckResize(Tier tier, uint64_t bytes, std::string_view device) const;
   Status MakeStore();
   // The host pool's memory, of `host`, on the NUMA nodes that it belongs to. gpus: by UUID.
   Result<std::unique_ptr<MemoryResource>> PlaceHost(std::unique_ptr<MemoryResource> host,
@@ -303,6 +304,22 @@ void Daemon::Parts::Settle() {
   grpc_listener.reset();
 }
 
+// A GPU's pool is no memory of this machine.
+Status Daemon::Parts::CheckResize(Tier tier, uint64_t bytes, std::string_view device) const {
+  const bool emulates = config.devices.emulated != 0;
+  if (tier == Tier::kDevice && !emulates) return OkStatus();
+  uint64_t host = 0, emulated = 0;
+  bool grows = false;  // less is no question, whatever the limit of the cgroup has become
+  for (const PoolInfo& pool : store->Pools()) {
+    const bool changes = pool.tier == tier && (device.empty() || pool.device == device);
+    grows |= changes && bytes > pool.capacity_bytes;
+    const uint64_t capacity = changes ? bytes : pool.capacity_bytes;
+    if (pool.tier == Tier::kHost) host += capacity;
+    if (pool.tier == Tier::kDevice && emulates) emulated += capacity;
+  }
+  return grows ? CheckCapacities(host, emulated) : OkStatus();
+}
+
 DiskInfo Daemon::Parts::Disk() const {
   const DiskTierStats stats = disk->Stats();
   const DiskPagesCounters counters = disk_pages->counters();
@@ -436,6 +453,9 @@ Status Daemon::Parts::StartGrpc() {
   };
   options.blocks.get = [this](const std::string& key) { return blocks->Get(key); };
   options.blocks.verify = [this](const std::string& key) { return blocks->Verify(key); };
+  options.check_resize = [this](Tier tier, uint64_t bytes, std::string_view device) {
+    return CheckResize(tier, bytes, device);
+  };
   if (disk != nullptr) {
     options.disk = [this] { return Disk(); };
     options.drain = [this] { return disk_pages->Drain(); };

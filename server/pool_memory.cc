@@ -22,12 +22,26 @@ uint64_t EmulatedBytes(const Config& config) {
 
 enum class Tell : uint8_t { kNo, kInLog };
 
-void FitDefaults(const CgroupMemory& memory, std::string_view whose, Tell tell, Config* config) {
-  const auto emulated = static_cast<int>(config->devices.emulated);
+bool IsDefault(const Config& config, std::string_view key) {
+  const auto entry = std::ranges::find(config.entries, key, &ConfigEntry::key);
+  return entry != config.entries.end() && entry->origin == "default";
+}
+
+// Defaults share what the sizes that somebody gave leave.
+void FitDefaults(CgroupMemory memory, std::string_view whose, Tell tell, Config* config) {
+  int defaults = 0;
+  const auto count = [&](std::string_view key, uint64_t bytes, int pools) {
+    if (IsDefault(*config, key)) {
+      defaults += pools;
+    } else {
+      memory.limit -= std::min(memory.limit, bytes);
+    }
+  };
+  count("pool.host_bytes", config->store.host_bytes, 1);
+  count("pool.device_bytes", EmulatedBytes(*config), static_cast<int>(config->devices.emulated));
   const auto fit = [&](std::string_view key, uint64_t* bytes) {
-    const auto entry = std::ranges::find(config->entries, key, &ConfigEntry::key);
-    if (entry == config->entries.end() || entry->origin != "default") return;
-    const uint64_t fitting = DefaultPoolBytes(memory, *bytes, 1 + emulated);
+    if (!IsDefault(*config, key)) return;
+    const uint64_t fitting = DefaultPoolBytes(memory, *bytes, defaults);
     if (fitting == *bytes) return;
     *bytes = fitting;
     if (tell == Tell::kNo) return;
@@ -37,24 +51,31 @@ void FitDefaults(const CgroupMemory& memory, std::string_view whose, Tell tell, 
               {"bytes", fitting}});
   };
   fit("pool.host_bytes", &config->store.host_bytes);
-  if (emulated > 0) fit("pool.device_bytes", &config->store.device_bytes);
+  if (config->devices.emulated > 0) fit("pool.device_bytes", &config->store.device_bytes);
 }
 
 std::string MiB(uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
-Status CheckPhysical(uint64_t machine, const Config& config) {
-  const uint64_t emulated = EmulatedBytes(config);
-  if (machine == 0 || config.store.host_bytes + emulated <= machine) return OkStatus();
-  std::string pools = "pool.host_bytes (" + MiB(config.store.host_bytes) + ")";
+Status CheckPhysical(uint64_t machine, uint64_t host, uint64_t emulated) {
+  if (machine == 0 || host + emulated <= machine) return OkStatus();
+  std::string pools = "pool.host_bytes (" + MiB(host) + ")";
   if (emulated != 0) pools += " and pool.device_bytes (" + MiB(emulated) + ", emulated)";
-  return InvalidArgument("POOL_BEYOND_MACHINE", pools + " are more than the " + MiB(machine) +
-                                                    " of memory of this machine; lower them");
+  return InvalidArgument("POOL_BEYOND_MACHINE",
+                         pools + " are more than the " + MiB(machine) +
+                             " of memory of this machine; lower them to that or less together");
+}
+
+// With nothing charged to it: what is there now may go, and pools that are there are charged.
+std::optional<CgroupMemory> EmptyCgroup() {
+  std::optional<CgroupMemory> cgroup = ReadCgroupMemory();
+  if (cgroup) cgroup->charged = cgroup->reclaimable = 0;
+  return cgroup;
 }
 
 Status FitAndCheck(const std::optional<CgroupMemory>& cgroup, Tell tell, Config* config) {
   if (const uint64_t machine = MachineBytes(); machine != 0) {
     FitDefaults({"", machine, 0, 0}, "the machine", tell, config);
-    KVS_RETURN_IF_ERROR(CheckPhysical(machine, *config));
+    KVS_RETURN_IF_ERROR(CheckPhysical(machine, config->store.host_bytes, EmulatedBytes(*config)));
   }
   if (!cgroup) return OkStatus();
   FitDefaults(*cgroup, "the cgroup", tell, config);
@@ -76,10 +97,14 @@ Status FitPools(Config* config) {
 }
 
 Status CheckPools(const Config& config) {
-  std::optional<CgroupMemory> cgroup = ReadCgroupMemory();
-  if (cgroup) cgroup->charged = cgroup->reclaimable = 0;
   Config fitted = config;
-  return FitAndCheck(cgroup, Tell::kNo, &fitted);
+  return FitAndCheck(EmptyCgroup(), Tell::kNo, &fitted);
+}
+
+Status CheckCapacities(uint64_t host_bytes, uint64_t emulated_bytes) {
+  KVS_RETURN_IF_ERROR(CheckPhysical(MachineBytes(), host_bytes, emulated_bytes));
+  const std::optional<CgroupMemory> cgroup = EmptyCgroup();
+  return cgroup ? CheckCgroupBudget(*cgroup, host_bytes, emulated_bytes) : OkStatus();
 }
 
 }  // namespace kvstrata

@@ -18,6 +18,10 @@ Status FitPools(Config* config);
 // Whether a start could ever succeed, whatever is charged to the cgroup now. The same errors.
 Status CheckPools(const Config& config);
 
+// The same of capacities that pools are to get while the daemon runs; `emulated_bytes`: of all
+// emulated devices. The same errors.
+Status CheckCapacities(uint64_t host_bytes, uint64_t emulated_bytes);
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SERVER_POOL_MEMORY_H_

@@ -10,6 +10,7 @@ set(KVS_TIER_SOURCES
   disk_erase.cc
   disk_flush.cc
   disk_resize.cc
+  disk_space.cc
   disk_start.cc
   disk_tier.cc
   format.cc

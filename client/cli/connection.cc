@@ -124,6 +124,12 @@ Json FieldValue(const google::protobuf::Message& m, const google::protobuf::Fiel
 
 }  // namespace
 
+Status GoesOn(Status ended, std::string_view reason) {
+  if (ended.reason() != "DEADLINE") return ended;
+  return {Code::kDeadlineExceeded, std::string(reason),
+          std::string(ended.message()) + "; it goes on with what it was asked for"};
+}
+
 Json ToJson(const google::protobuf::Message& message) {
   Json out = Json::object();
   const auto& type = *message.GetDescriptor();

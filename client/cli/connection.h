@@ -41,6 +41,7 @@ class Connection {
   // How long a stream may take.
   enum class Lasts : uint8_t {
     kTimeout,  // the call has it in its request: the daemon keeps it
+    kWait,     // the daemon knows no end: this program waits for the timeout
     kForever,  // until it is done, or the program ends
   };
   // One call that answers with a stream: each(response) for every message, then how it ended.
@@ -50,8 +51,10 @@ class Connection {
                 const Request& request, const Each& each, Lasts lasts = Lasts::kTimeout) {
     constexpr std::chrono::seconds kGrace{5};  // the daemon's answer is better than ours
     grpc::ClientContext context;
-    if (lasts == Lasts::kTimeout) {
-      context.set_deadline(std::chrono::system_clock::now() + timeout_ + kGrace);
+    if (lasts != Lasts::kForever) {
+      const std::chrono::milliseconds grace(lasts == Lasts::kTimeout ? kGrace
+                                                                     : std::chrono::seconds(0));
+      context.set_deadline(std::chrono::system_clock::now() + timeout_ + grace);
     }
     const auto reader = (admin_.get()->*method)(&context, request);
     for (Response response; reader->Read(&response);) each(response);
@@ -100,6 +103,10 @@ Result<Response> Ask(const Options& options,
   KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
   return connection->Call(method, request);
 }
+
+// Of an operation that the daemon goes on with when nobody waits any more: DEADLINE becomes
+// `reason`, whose next step says how to see it. Others stay.
+Status GoesOn(Status ended, std::string_view reason);
 
 // Every field of a message, set or not, by its name in the proto: numbers as numbers, enums by
 // their names without prefix in lower case ("bf16").

@@ -19,7 +19,7 @@ struct Hint {
   std::string_view reason;
   std::string_view next;
 };
-constexpr std::array<Hint, 22> kHints = {{
+constexpr std::array<Hint, 24> kHints = {{
     {"SEQUENCE_UNKNOWN", "list them: kvstrata seq ls"},
     {"SESSION_UNKNOWN", "list them: kvstrata session ls"},
     {"MODEL_UNKNOWN", "list them: kvstrata model ls"},
@@ -28,6 +28,10 @@ constexpr std::array<Hint, 22> kHints = {{
     {"DISK_BREAKER", "see what the disk failed at: kvstrata tier show"},
     {"DRAIN_DEADLINE",
      "ask again: kvstrata tier drain --timeout 5m; or kvstrata tier drain --resume"},
+    {"RESIZE_DEADLINE",
+     "see whether it is done: kvstrata tier ls, kvstrata pool ls; wait longer: --timeout 5m"},
+    {"WORK_DEADLINE",
+     "see it: kvstrata work ls; ask again to wait for the same work: --timeout 5m"},
     {"RESIZE_PINNED", "list them: kvstrata pin ls"},
     {"SCRUB_RUNNING", "wait for it, or end it where it was begun"},
     {"PIN_UNKNOWN", "list them: kvstrata pin ls"},

@@ -188,9 +188,11 @@ Result<int> Build(const Options& options, uint64_t sequence, const std::string& 
   v1::BuildSequenceRequest request;
   request.set_sequence(sequence);
   request.set_plan(plan);
-  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::BuildSequence, request));
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  const auto answer = connection->Call(&v1::Admin::Stub::BuildSequence, request);
+  if (!answer.ok()) return GoesOn(answer.status(), "WORK_DEADLINE");
   Json document = {{"sequence", sequence}};
-  document.update(ToJson(answer));
+  document.update(ToJson(*answer));
   PrintRecord(options.style, document, kBuilt, std::cout);
   return kOk;
 }
@@ -216,9 +218,9 @@ Result<int> Recompress(const Options& options, uint64_t sequence) {
         progress(("MiB given up (" + response.work().state() + ")").c_str(),
                  mib(response.released_bytes()), mib(response.released_bytes() + left));
       },
-      options.timeout_given ? Connection::Lasts::kTimeout : Connection::Lasts::kForever);
+      options.timeout_given ? Connection::Lasts::kWait : Connection::Lasts::kForever);
   progress.Clear();
-  KVS_RETURN_IF_ERROR(ended);
+  if (!ended.ok()) return GoesOn(ended, "WORK_DEADLINE");
   Json document = {{"sequence", sequence}};
   document.update(ToJson(last));
   PrintRecord(options.style, document, kRecompressed, std::cout);

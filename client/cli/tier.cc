@@ -150,10 +150,12 @@ Result<int> Resize(const Options& options, const std::string& tier, const std::s
   request.set_tier(tier);
   request.set_bytes(bytes);
   request.set_device(device);
-  KVS_ASSIGN_OR_RETURN(const auto answer, Ask(options, &v1::Admin::Stub::Resize, request));
-  Json document = ToJson(answer);
+  KVS_ASSIGN_OR_RETURN(auto connection, Connection::Dial(options));
+  const auto answer = connection->Call(&v1::Admin::Stub::Resize, request);
+  if (!answer.ok()) return GoesOn(answer.status(), "RESIZE_DEADLINE");
+  Json document = ToJson(*answer);
   document["beyond_bytes"] =
-      answer.taken_bytes() - std::min(answer.taken_bytes(), answer.capacity_bytes());
+      answer->taken_bytes() - std::min(answer->taken_bytes(), answer->capacity_bytes());
   PrintRecord(options.style, document, kResized, std::cout);
   return kOk;
 }

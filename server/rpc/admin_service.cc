@@ -12,6 +12,7 @@
 #include "server/rpc/prefix_messages.h"
 #include "server/rpc/recall_stream.h"
 #include "server/rpc/scrub_stream.h"
+#include "server/telemetry/log.h"
 
 namespace kvstrata {
 namespace {
@@ -20,6 +21,17 @@ uint64_t MicrosSince(std::chrono::steady_clock::time_point start) {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
                                    std::chrono::steady_clock::now() - start)
                                    .count());
+}
+
+void LogResize(const v1::ResizeRequest& asked, const v1::ResizeResponse& done,
+               const std::string& by) {
+  LogEvent(LogLevel::kInfo, "resized",
+           {{"tier", asked.tier()},
+            {"device", asked.device()},
+            {"bytes", asked.bytes()},
+            {"capacity_bytes", done.capacity_bytes()},
+            {"evicted", done.evicted()},
+            {"by", by}});
 }
 
 // Response: has `cgroups`.
@@ -335,6 +347,7 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
       response->set_taken_bytes(disk.used_bytes);
       response->set_evicted(evicted);
       response->set_key("disk.budget_bytes");
+      LogResize(*request, *response, context_->user().tenant);
       return OkStatus();
     }
     if (request->tier() != NameOf(Tier::kDevice) && request->tier() != NameOf(Tier::kHost)) {
@@ -342,12 +355,16 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
                       "no tier '" + request->tier() + "'; there are device, host and disk");
     }
     const Tier tier = request->tier() == NameOf(Tier::kHost) ? Tier::kHost : Tier::kDevice;
+    if (options.check_resize) {
+      KVS_RETURN_IF_ERROR(options.check_resize(tier, request->bytes(), request->device()));
+    }
     KVS_ASSIGN_OR_RETURN(const ResizedPool pool,
                          options.store->ResizePool(tier, request->bytes(), request->device()));
     response->set_capacity_bytes(pool.capacity_bytes);
     response->set_taken_bytes(pool.taken_bytes);
     response->set_evicted(pool.evicted_pages);
     response->set_key("pool." + request->tier() + "_bytes");
+    LogResize(*request, *response, context_->user().tenant);
     return OkStatus();
   });
 }

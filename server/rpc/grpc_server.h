@@ -109,6 +109,9 @@ struct GrpcOptions {
   int pools_fd = -1;               // an eventfd, written when a pool has failed; -1: nobody tells
   std::function<DiskInfo()> disk;  // any thread; null: there is none
   std::function<Status(TierScrub)> scrub;  // of the disk; any thread; null: there is none
+  // Admin.Resize of a pool: whether the machine has memory for it beside the others, whose
+  // capacities stay. `device` empty: of each. Any thread; null: nothing is refused.
+  std::function<Status(Tier tier, uint64_t bytes, std::string_view device)> check_resize;
   // Admin.Resize of the disk: values that gave their place. Any thread; waits for the disk; null
   // with `disk`.
   std::function<Result<uint64_t>(uint64_t budget_bytes)> resize_disk;

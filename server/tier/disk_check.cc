@@ -31,6 +31,18 @@ std::optional<Superblock> ReadSuperblock(int fd, uint32_t segment) {
   return std::nullopt;
 }
 
+// Of the first segment that says whose it is.
+Status CheckOwner(const DiskTierOptions& options) {
+  const Result<disk::TierPlace> place = disk::TierPlace::OpenExisting(options.directory);
+  if (!place.ok()) return OkStatus();  // it is not there yet
+  for (uint32_t i = 0; i < kIoFiles; ++i) {
+    KVS_ASSIGN_OR_RETURN(const UniqueFd fd, place->OpenToRead(disk::SegmentName(i)));
+    if (!fd) return OkStatus();
+    if (const auto block = ReadSuperblock(fd.get(), i)) return disk::CheckGeometry(*block, options);
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status disk::CheckGeometry(const Superblock& block, const DiskTierOptions& options) {
@@ -76,14 +88,9 @@ Status DiskTier::Check(const DiskTierOptions& options) {
 
 Status DiskTier::CheckPlace(const DiskTierOptions& options) {
   KVS_RETURN_IF_ERROR(disk::TierPlace::Check(options.directory));
-  const Result<disk::TierPlace> place = disk::TierPlace::OpenExisting(options.directory);
-  if (!place.ok()) return OkStatus();  // it is not there yet
-  for (uint32_t i = 0; i < kIoFiles; ++i) {
-    KVS_ASSIGN_OR_RETURN(const UniqueFd fd, place->OpenToRead(disk::SegmentName(i)));
-    if (!fd) return OkStatus();
-    if (const auto block = ReadSuperblock(fd.get(), i)) return disk::CheckGeometry(*block, options);
-  }
-  return OkStatus();
+  KVS_RETURN_IF_ERROR(CheckOwner(options));
+  if (!Check(options).ok()) return OkStatus();  // told by the configuration
+  return disk::CheckSpace(options);
 }
 
 }  // namespace kvstrata

@@ -29,6 +29,7 @@ Result<uint64_t> DiskTier::Impl::Resize(uint64_t budget_bytes, Deadline deadline
     is = table_.size();
   }
   if (wanted < is) return Shrink(wanted);
+  KVS_RETURN_IF_ERROR(disk::CheckSpace(options));
   KVS_RETURN_IF_ERROR(Grow(is, wanted, checkpoint));
   return uint64_t{0};
 }

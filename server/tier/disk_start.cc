@@ -32,11 +32,9 @@ Result<std::unique_ptr<DiskTier>> DiskTier::Open(const DiskTierOptions& options,
   KVS_RETURN_IF_ERROR(Check(options));
   KVS_RETURN_IF_ERROR(CheckPlace(options));
   const uint64_t checkpoint = disk::CheckpointBytes(options.budget_bytes);
-  const auto segments =
-      static_cast<uint32_t>((options.budget_bytes - 2 * checkpoint) / options.segment_bytes);
-  KVS_ASSIGN_OR_RETURN(
-      disk::TierDirectory directory,
-      disk::OpenTierDirectory(options.directory, segments, options.segment_bytes, checkpoint));
+  KVS_ASSIGN_OR_RETURN(disk::TierDirectory directory,
+                       disk::OpenTierDirectory(options.directory, disk::SegmentsOf(options),
+                                               options.segment_bytes, checkpoint));
   IoQueueChoice reads = options.new_queue(options.depth);
   IoQueueChoice writes = options.new_queue(options.depth);
   auto impl =

@@ -83,7 +83,7 @@ class DiskTier {
   static Status Check(const DiskTierOptions& options);
   // Whether Open would take what is in the directory. Changes nothing. Those of TierPlace;
   // FAILED_PRECONDITION DISK_VERSION (it is of a newer kvstrata), DISK_SEGMENT_BYTES (it was made
-  // with another size).
+  // with another size); RESOURCE_EXHAUSTED DISK_SPACE: the file system has no room for the budget.
   static Status CheckPlace(const DiskTierOptions& options);
   // Blocks for as long as the start takes: seconds from a checkpoint, else one small read a slot.
   // What the checks and TierDirectory return.

@@ -84,6 +84,11 @@ Status DeadlineExceeded(const char* what);
 Status IoError(int error);  // an errno
 // OK, or FAILED_PRECONDITION DISK_VERSION, DISK_SEGMENT_BYTES. REQUIRES: the block is whole.
 Status CheckGeometry(const Superblock& block, const DiskTierOptions& options);
+// REQUIRES of both, DiskTier::Check of the options is OK.
+uint32_t SegmentsOf(const DiskTierOptions& options);
+// Whether the file system has room for what is missing of the budget's files, and keeps some for
+// others (a twentieth of it, at most 1 GiB). OK, or RESOURCE_EXHAUSTED DISK_SPACE.
+Status CheckSpace(const DiskTierOptions& options);
 
 }  // namespace disk
 

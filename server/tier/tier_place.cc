@@ -2,7 +2,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -91,6 +93,33 @@ Status CheckFile(const std::string& path, const struct stat& st) {
   return OkStatus();
 }
 
+// A view of the kernel's own things. Its permissions are no answer: root may write everywhere, and
+// still no file can be made there.
+bool KeepsNoFiles(const std::string& folder) {
+  struct statfs fs {};
+  if (statfs(folder.c_str(), &fs) != 0) return false;
+  switch (static_cast<uint32_t>(fs.f_type)) {
+    case PROC_SUPER_MAGIC:
+    case SYSFS_MAGIC:
+    case CGROUP_SUPER_MAGIC:
+    case CGROUP2_SUPER_MAGIC:
+    case DEVPTS_SUPER_MAGIC:
+    case DEBUGFS_MAGIC:
+    case TRACEFS_MAGIC:
+    case SECURITYFS_MAGIC:
+    case BPF_FS_MAGIC:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Status CheckFileSystem(const std::string& path, const std::string& folder) {
+  if (!KeepsNoFiles(folder)) return OkStatus();
+  return PathError("disk.path = '" + path + "': '" + folder +
+                   "' is a view of the kernel's, which keeps no files; name a folder on a disk");
+}
+
 // The name of a file that a tier opens.
 bool IsOurs(std::string_view name) {
   const size_t dot = name.find('.');
@@ -139,10 +168,12 @@ Status TierPlace::Check(const std::string& given) {
     if (errno != ENOENT) return SystemError(path, "stat", errno);
     if (stat(parent.c_str(), &st) != 0) return NoParent(path);
     if (!S_ISDIR(st.st_mode)) return SystemError(parent, "mkdir", ENOTDIR);
+    KVS_RETURN_IF_ERROR(CheckFileSystem(path, parent));
     const bool writable = faccessat(AT_FDCWD, parent.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
     return writable ? OkStatus() : SystemError(path, "mkdir", errno);
   }
   KVS_ASSIGN_OR_RETURN(const TierPlace place, OpenExisting(path));
+  KVS_RETURN_IF_ERROR(CheckFileSystem(path, path));
   if (faccessat(place.folder_.get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
     return SystemError(path, "access", errno);
   }
@@ -193,6 +224,12 @@ Result<UniqueFd> TierPlace::OpenToRead(const std::string& name) const {
   if (fstat(fd.get(), &st) != 0) return SystemError(PathOf(name), "fstat", errno);
   KVS_RETURN_IF_ERROR(CheckFile(PathOf(name), st));
   return fd;
+}
+
+uint64_t TierPlace::SizeOf(const std::string& name) const {
+  struct stat st {};
+  const bool there = fstatat(folder_.get(), name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
+  return there ? static_cast<uint64_t>(st.st_size) : 0;
 }
 
 bool TierPlace::Remove(const std::string& name) const {

@@ -5,8 +5,8 @@
 // and never changed. Links on the way to the folder are the administrator's business.
 // Thread-safety: values and functions without state. Cost: a few system calls each.
 // Errors, which name the path, what was found and the next step: DISK_PATH (NOT_FOUND: no parent;
-// INVALID_ARGUMENT: no folder, no plain file), PERMISSION_DENIED DISK_PERMISSION, INTERNAL
-// DISK_OPEN.
+// INVALID_ARGUMENT: no folder, no plain file, a file system that keeps no files),
+// PERMISSION_DENIED DISK_PERMISSION, INTERNAL DISK_OPEN.
 #ifndef KVSTRATA_SERVER_TIER_TIER_PLACE_H_
 #define KVSTRATA_SERVER_TIER_TIER_PLACE_H_
 
@@ -31,6 +31,8 @@ class TierPlace {
   Result<UniqueFd> OpenFile(const std::string& name, bool* direct) const;
   // Of a file that may be missing: then none. Changes nothing.
   Result<UniqueFd> OpenToRead(const std::string& name) const;
+  // Bytes; 0: it is not there.
+  uint64_t SizeOf(const std::string& name) const;
   bool Remove(const std::string& name) const;
   Status Sync() const;
 

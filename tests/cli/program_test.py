@@ -84,6 +84,23 @@ def test_a_deaf_daemon_is_6(cli):
         listener.listen(8)
         expect(cli("status", "--socket", deaf, "--timeout", "300ms"), 6, "DEADLINE", "300 ms")
         expect(cli("health", "--socket", deaf, "--timeout", "300ms"), 6)
+        waits = ("--socket", deaf, "--timeout", "300ms")
+        expect(cli("tier", "resize", "1GiB", *waits), 6, "RESIZE_DEADLINE", "300 ms", "goes on", "tier ls")
+        expect(cli("seq", "build", "1", *waits), 6, "WORK_DEADLINE", "goes on", "work ls", "ask again")
+        expect(cli("seq", "recompress", "1", *waits), 6, "WORK_DEADLINE", "goes on", "work ls")
+
+
+def test_recompress_waits_no_longer_than_it_is_told(cli):
+    """A listener that never answers, and --timeout: nothing is added to it, which a much longer one shows."""
+    deaf = os.path.join(cli.folder, "deaf2.sock")
+    def took(timeout):
+        begin = time.monotonic()
+        expect(cli("seq", "recompress", "1", "--socket", deaf, "--timeout", timeout), 6, "WORK_DEADLINE")
+        return time.monotonic() - begin
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(deaf)
+        listener.listen(8)
+        assert took("100ms") < took("4s")
 
 
 def test_a_forbidden_socket_is_4(cli):
@@ -617,6 +634,9 @@ def daemon_resizes_pools(cli):
     expect(cli("tier", "resize", "256MiB", *named, "emulated"), 0, "256.0 MiB")
     expect(cli("tier", "resize", str(before["device"]), *named, "emulated"), 0)
     expect(cli("tier", "resize", "256MiB", *named, "moon"), 5, "DEVICE_UNKNOWN", "'emulated'")
+    for tier in ("host", "device"):
+        expect(cli("tier", "resize", "2TiB", "--tier", tier), 2, "POOL_BEYOND_MACHINE", "of memory of this machine")
+    assert capacity() == before, capacity()
     expect(cli("tier", "resize", "4KiB", "--tier", "host"), 2, "POOL_SIZE")
     expect(cli("tier", "resize", "1GiB", "--tier", "moon"), 2, "device")
     expect(cli("tier", "resize", "much"), 2, "200MiB")

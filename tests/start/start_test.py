@@ -133,6 +133,8 @@ class StartTest(unittest.TestCase):
             ("a segment has two names", 4, "hard links", settings(disk[0] + "linked", *SMALL_DISK)),
             ("a budget below a segment", 2, "disk.budget_bytes = 1048576",
              settings(disk[0] + "disk", "disk.budget_bytes=1MiB")),
+            ("disk.path in /proc", 2, "keeps no files", settings("disk.path=/proc/foo", *SMALL_DISK)),
+            ("disk.path is /sys", 2, "keeps no files", settings("disk.path=/sys", *SMALL_DISK)),
             ("no GPU", 1, "CUDA_", settings("pool.device=cuda")),
             ("no such GPU", 1, "CUDA_", settings("pool.device=GPU-01234567-0123-0123-0123-0123456789ab")),
             ("no such NUMA node", 2, "NUMA_NODE", settings("pool.host_numa=777")),
@@ -204,6 +206,22 @@ class StartTest(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("did you mean 'pool.device_bytes'", said)
         self.assertIn("plans.mine", said)
+
+    # Of the check alone: a start that took it would fill this machine's file system. tests/server/tier starts one on a
+    # small file system of its own.
+    def test_the_check_refuses_a_budget_beyond_the_file_system(self):
+        beyond = 2 * shutil.disk_usage(self.folder).total
+        code, said = self.run_daemon("--check-config", *settings(
+            f"disk.path={self.folder}/disk", f"disk.budget_bytes={beyond}", "disk.segment_bytes=4GiB"))
+        self.assertEqual(code, 1, said)
+        self.assertRegex(said, rf"DISK_SPACE: disk.budget_bytes = {beyond} .*lower it to [0-9]+ MiB")
+
+    def test_a_default_pool_leaves_room_for_the_one_that_was_given(self):
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        code, said = self.run_daemon("--check-config", *settings(f"pool.device_bytes={machine * 97 // 100}"))
+        if "POOL_BEYOND_CGROUP" in said:
+            self.skipTest("the cgroup allows less than the machine has")
+        self.assertEqual(code, 0, said)
 
     def test_the_check_warns(self):
         code, said = self.run_daemon("--check-config", env={**os.environ, "KVSTRATA_POOL_HOST_BYTE": "1GiB"})

@@ -12,6 +12,7 @@
 #include "server/tier/breaker.h"
 #include "server/tier/format.h"
 #include "server/tier/guard.h"
+#include "server/tier/tier_directory.h"
 #include "tests/server/tier/scratch_dir.h"
 #include "tests/server/tier/test_queues.h"
 #include "tests/server/tier/tier_values.h"
@@ -336,19 +337,35 @@ class DiskSpace : public ::testing::TestWithParam<const char*> {
   ScratchDir image_dir_, dir_;
 };
 
-TEST_P(DiskSpace, AFullFileSystemGivesASmallerTierThatSaysSo) {
+// What a refusal says would fit.
+uint64_t FittingBytes(const Status& refused) {
+  constexpr std::string_view kBefore = "lower it to ";
+  const std::string message(refused.message());
+  const size_t at = message.find(kBefore);
+  return at == message.npos ? 0 : std::stoull(message.substr(at + kBefore.size())) << 20;
+}
+
+TEST_P(DiskSpace, ABudgetBeyondTheFileSystemIsRefusedAndTheOneThatItNamesFits) {
   if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
   DiskTierOptions options;
   options.directory = dir_.path() + "/tier";
   options.segment_bytes = kSegment;
   options.budget_bytes = 20 * kSegment;
+  for (const Status& refused :
+       {DiskTier::CheckPlace(options), DiskTier::Open(options, Soon()).status()}) {
+    EXPECT_EQ(refused.reason(), "DISK_SPACE");
+    EXPECT_NE(refused.message().find("disk.budget_bytes = 20971520"), std::string::npos);
+  }
+  EXPECT_FALSE(std::filesystem::exists(options.directory)) << "nothing was reserved";
+  options.budget_bytes = FittingBytes(DiskTier::CheckPlace(options));
   {
     auto tier = DiskTier::Open(options, Soon());
     ASSERT_TRUE(tier.ok()) << tier.status().ToString();
-    EXPECT_EQ((*tier)->Stats().degraded.reason(), "DISK_SPACE");
+    EXPECT_TRUE((*tier)->Stats().degraded.ok());
+    const auto space = std::filesystem::space(dir_.path());
+    EXPECT_GE(space.available, space.capacity / 20) << "others have room left";
     const uint64_t segments = (*tier)->Stats().capacity_bytes / kSegment;
-    EXPECT_GE(segments, 4u);
-    EXPECT_LT(segments, 20u);
+    EXPECT_GE(segments, 3u);
     Fill();  // by somebody else: what was reserved at the start stays ours
     uint64_t stored = 0;
     while (PutOne(tier->get(), std::to_string(stored), ValueOf("", 0, kLarge)).ok()) ++stored;
@@ -379,10 +396,29 @@ TEST_P(DiskSpace, ATierThatFindsNoRoomToGrowStaysAsItIs) {
   EXPECT_EQ((*tier)->Stats().capacity_bytes, capacity);
   EXPECT_TRUE(GetOne(tier->get(), "a", AlignedBuffers(kLarge)).ok());
   const std::string next = options.directory + "/segment." + std::to_string(capacity / kSegment);
-  EXPECT_EQ(std::filesystem::file_size(next), 0u) << "what was reserved on the way goes back";
+  EXPECT_FALSE(std::filesystem::exists(next)) << "nothing was reserved";
   EXPECT_TRUE((*tier)->Resize(4 * kSegment, Soon()).ok());
   EXPECT_EQ((*tier)->Stats().capacity_bytes, capacity + kSegment);
   EXPECT_TRUE(PutOne(tier->get(), "b", ValueOf("b", 0, kLarge)).ok());
+}
+
+// Somebody else may take what the check saw.
+TEST_P(DiskSpace, AFileSystemThatFillsMeanwhileGivesFewerSegmentsAndSaysSo) {
+  if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
+  const auto files = disk::OpenTierDirectory(dir_.path() + "/tier", 20, kSegment, 65536);
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  EXPECT_EQ(files->degraded.reason(), "DISK_SPACE");
+  EXPECT_GE(files->segments.size(), 4u);
+  EXPECT_LT(files->segments.size(), 20u);
+}
+
+TEST_P(DiskSpace, FilesThatAFilledFileSystemKeepsFromGrowingGiveBackWhatTheyTook) {
+  if (!Mount()) GTEST_SKIP() << GetParam() << ": cannot be mounted here";
+  const std::string folder = dir_.path() + "/tier";
+  auto files = disk::OpenTierDirectory(folder, 2, kSegment, 65536);
+  ASSERT_TRUE(files.ok()) << files.status().ToString();
+  EXPECT_EQ(disk::GrowTierDirectory(2, 60, kSegment, 65536, &*files).reason(), "DISK_SPACE");
+  EXPECT_EQ(std::filesystem::file_size(folder + "/segment.2"), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(FileSystems, DiskSpace, ::testing::Values("tmpfs", "ext4"),
