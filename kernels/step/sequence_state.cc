@@ -13,6 +13,7 @@ namespace kvstrata {
 namespace {
 
 constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+constexpr size_t kIdsAhead = 4096;
 
 std::string Range(int32_t first, int32_t n) {
   return "[" + std::to_string(first) + ", " + std::to_string(int64_t{first} + n) + ")";
@@ -234,6 +235,8 @@ int32_t SequenceState::SkippedPosition(int32_t first, const float* surprisal) co
 
 void SequenceState::NoteTokens(int32_t first, std::span<const int32_t> ids,
                                std::span<const int32_t> ends) {
+  // What a prompt is opened with is all there: its first step should not have to copy it.
+  if (first == 0) ids_.reserve(ids.size() + kIdsAhead);
   ids_.resize(static_cast<size_t>(first));
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   if (ends.empty() || ids.empty()) return;

@@ -14,8 +14,9 @@
  * the host's is kept after a call.
  *   - Threads: a session may be used from many threads; one sequence, and one step, from one thread
  *     at a time. A child of fork() is refused with KVS_FAILED_PRECONDITION (FORKED): attach anew.
- *   - Every wait has a deadline (kvs_attach_options.timeout_ms). When the daemon dies, calls return
- *     KVS_UNAVAILABLE; memory that is mapped stays readable until kvs_detach.
+ *   - Every wait has a deadline (kvs_attach_options.timeout_ms). When the daemon dies, calls that
+ *     ask it return KVS_UNAVAILABLE; what is answered in this process (linked road: append, attend,
+ *     status, tokens, plan) goes on, on memory that stays mapped until kvs_detach.
  */
 #ifndef KVSTRATA_H_
 #define KVSTRATA_H_
@@ -173,9 +174,9 @@ KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_s
  * is cut a copy, if others may have it. */
 KVS_API int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens);
 /* Beams: out[i] [n_parents] continues sequences[parents[i]]. The first that names a parent is the
- * parent itself, later ones are forks of it, and sequences that are nobody's parent are closed. None
- * may be in an open step. REORDER_PARENT, REORDER_REPEATED; errors of kvs_sequence_fork, and then
- * nothing has changed. */
+ * parent itself, later ones are forks of it, and sequences that are nobody's parent are closed.
+ * None may be in an open step. REORDER_PARENT, REORDER_REPEATED; errors of kvs_sequence_fork, and
+ * then nothing has changed. */
 KVS_API int kvs_sequences_reorder(kvs_session* session, const kvs_sequence* sequences, size_t n,
                                   const uint32_t* parents, size_t n_parents, kvs_sequence* out);
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
