@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from kvstrata.errors import error_of
+from kvstrata.sentences import boundary_tokens
 
 import kvstrata
 
 from . import attention
 from .cache import KvstrataCache
 from .digest import digest_of
-from .series import boundary_tokens
 from .served import Served, served
 
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 LOGIT_ROWS = 256
-_ENDS = (".", "!", "?", "...", "…", "。", "！", "？")
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -32,9 +31,3 @@ def entropies(logits: torch.Tensor) -> npt.NDArray[np.float32]:
     """Nats, of logits [rows][vocabulary]."""
     log_p = torch.log_softmax(logits.detach().float(), -1)
     return -(log_p.exp() * log_p).sum(-1).clamp_min(0).cpu().numpy()
-
-
-def boundary_tokens(tokenizer: Any) -> list[int]:
-    """Ids that end a sentence: full stops and their kin, with or without a space, and blank lines."""
-    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
-    return [i for i, text in enumerate(texts) if text.strip() in _ENDS or (not text.strip() and text.count("\n") > 1)]

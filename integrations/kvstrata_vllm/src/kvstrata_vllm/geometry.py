@@ -1,0 +1,119 @@
+"""The model as the daemon knows it, and what is refused before vLLM serves anything."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from kvstrata.digest import digest_of_folder
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+
+import kvstrata
+
+HEAD_DIMS = (64, 128, 256)
+PAGE_DTYPES = {torch.float32: kvstrata.DType.F32, torch.float16: kvstrata.DType.F16,
+               torch.bfloat16: kvstrata.DType.BF16}
+_NEVER_MET = kvstrata.Need.SURPRISAL | kvstrata.Need.ENTROPY
+
+
+class Unsupported(ValueError):
+    """vLLM was asked for something that kvstrata does not serve; it does not start."""
+
+
+@dataclass
+class Options:
+    """Of kv_connector_extra_config. socket None: KVSTRATA_SOCKET, else the default; digest None: of the model's files."""
+
+    plan: str = "full"
+    socket: str | None = None
+    digest: str | None = None
+
+    @staticmethod
+    def of(config: Any) -> Options:
+        given = dict(config.kv_transfer_config.kv_connector_extra_config)
+        if unknown := sorted(given.keys() - Options.__dataclass_fields__):
+            raise Unsupported(f"kv_connector_extra_config has {unknown}; known are "
+                              f"{sorted(Options.__dataclass_fields__)}")
+        return Options(**given)
+
+
+@dataclass
+class Geometry(KVConnectorHandshakeMetadata):
+    """What a worker found in its layers, for the scheduler to register the same model."""
+
+    name: str
+    digest: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: kvstrata.DType
+    boundary_tokens: list[int]
+
+    def register(self, session: kvstrata.Session) -> kvstrata.Model:
+        usual = abs(self.scale * self.head_dim ** 0.5 - 1) < 1e-6
+        return session.register_model(self.name, self.digest, layers=self.layers, query_heads=self.query_heads,
+                                      kv_heads=self.kv_heads, head_dim=self.head_dim, dtype=self.dtype,
+                                      boundary_tokens=self.boundary_tokens, scale=0 if usual else self.scale)
+
+
+def refuse(config: Any) -> None:
+    """Unsupported, with the setting and its value."""
+    model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
+    problem = next((text for wrong, text in (
+        (config.attention_config.backend is None or config.attention_config.backend.name != "CUSTOM",
+         "--attention-backend is not CUSTOM, so keys and values would be vLLM's own"),
+        (parallel.world_size > 1, f"world_size is {parallel.world_size}; one worker is served"),
+        (parallel.data_parallel_size > 1, f"data_parallel_size is {parallel.data_parallel_size}"),
+        (config.speculative_config is not None, "speculative decoding is on"),
+        (config.scheduler_config.async_scheduling, "async scheduling is on; pass --no-async-scheduling"),
+        (config.lora_config is not None, "LoRA is on; adapters change keys, and pages go by the base model's weights"),
+        (model.is_multimodal_model, "the model takes more than text"),
+        (model.enable_prompt_embeds, "prompt embeds are on; kvstrata finds prompts by their ids"),
+        (model.use_mla, "its attention is MLA"),
+        (config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"),
+         f"--kv-cache-dtype is {config.cache_config.cache_dtype}"),
+        (transfer.kv_load_failure_policy != "fail",
+         f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; what a daemon that died had is computed anew "
+         "without end: \"fail\""),
+    ) if wrong), None)
+    if problem:
+        raise Unsupported(f"{problem}; change it, or take --kv-transfer-config away")
+
+
+def geometry_of(config: Any, layers: list[Any], digest: str | None, plan: str, session: kvstrata.Session) -> Geometry:
+    """Of vLLM's attention layers. Reads the weights' files once, and the tokenizer if the plan goes by sentences."""
+    shapes = {(layer.impl.num_heads, layer.impl.num_kv_heads, layer.impl.head_size, layer.impl.scale)
+              for layer in layers}
+    if len(shapes) != 1:
+        raise Unsupported(f"(query heads, KV heads, head_dim, scale) differ by layer: {sorted(shapes)}")
+    query_heads, kv_heads, head_dim, scale = shapes.pop()
+    needs = session.plan_needs(plan)
+    if missing := needs.flags & _NEVER_MET:
+        raise Unsupported(f"plan {plan!r} needs {missing!s} of the engine, which vLLM does not give:\n{needs.text}")
+    model = config.model_config
+    return Geometry(model.hf_text_config.model_type[:63], digest or _digest(model), len(layers), query_heads, kv_heads,
+                    head_dim, scale, PAGE_DTYPES[model.dtype],
+                    _boundary_tokens(model) if kvstrata.Need.BOUNDARY in needs.flags else [])
+
+
+def _digest(model: Any) -> str:
+    return digest_of_folder(_folder(model), str(model.dtype).removeprefix("torch."),
+                            getattr(model.hf_text_config, "rope_parameters", None))
+
+
+def _folder(model: Any) -> pathlib.Path:
+    if os.path.isdir(model.model):
+        return pathlib.Path(model.model)
+    from huggingface_hub import snapshot_download
+    return pathlib.Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+
+
+def _boundary_tokens(model: Any) -> list[int]:
+    from kvstrata.sentences import boundary_tokens
+    from transformers import AutoTokenizer
+    return boundary_tokens(AutoTokenizer.from_pretrained(model.tokenizer, revision=model.tokenizer_revision))

@@ -1,0 +1,54 @@
+"""What vLLM calls at start, in each of its processes: names the attention backend and the connector to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+SERVED = "0.32"  # vLLM's hooks change from one version to the next
+
+_log = logging.getLogger("vllm.kvstrata")
+
+
+def register() -> None:
+    """Entry point of vllm.general_plugins; again is harmless. With KVSTRATA_DISABLE=1 the same flags give vLLM's plain
+    path. RuntimeError: another version of vLLM."""
+    import vllm
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if "KvstrataConnector" in KVConnectorFactory._registry:
+        return
+    if os.environ.get("KVSTRATA_DISABLE") == "1":
+        _log.warning("KVSTRATA_DISABLE=1: vLLM runs without kvstrata")
+        KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.disabled", "DisabledConnector")
+        register_backend(AttentionBackendEnum.CUSTOM, _plain_backend(current_platform))
+        return
+    if not vllm.__version__.startswith(f"{SERVED}."):
+        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm 0.1.0 serves {SERVED}: install that, or take "
+                           "kvstrata_vllm off")
+    KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
+    register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.backend.KvstrataBackend")
+    if current_platform.is_cpu():
+        _honour_custom(current_platform)
+
+
+def _plain_backend(platform: Any) -> str:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    return (AttentionBackendEnum.CPU_ATTN if platform.is_cpu() else AttentionBackendEnum.FLASH_ATTN).get_path()
+
+
+def _honour_custom(platform: Any) -> None:
+    """vLLM's CPU platform knows one backend and passes over --attention-backend; other platforms heed it."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    cpu = type(platform)
+    choose = cpu.get_attn_backend_cls.__func__
+
+    def chosen(cls: type, selected_backend: Any, *args: Any, **kwargs: Any) -> str:
+        if selected_backend is AttentionBackendEnum.CUSTOM:
+            return AttentionBackendEnum.CUSTOM.get_path()
+        return choose(cls, selected_backend, *args, **kwargs)
+
+    cpu.get_attn_backend_cls = classmethod(chosen)
