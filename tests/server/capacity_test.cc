@@ -151,6 +151,28 @@ TEST_P(CapacityTest, IsTrueInAnyState) {
   }
 }
 
+// quest's index block is two pages large: of these holes one is, and pages must leave it alone.
+TEST_P(CapacityTest, BetweenOthersPagesThereIsRoomForWhatFits) {
+  Serve(SmallPools(32, 0));
+  std::vector<uint64_t> pages;
+  for (Result<OpenedSequence> s = session_->Open("full", {}); s.ok();
+       s = session_->Open("full", {})) {
+    pages.push_back(s->sequence);
+  }
+  ASSERT_EQ(pages.size(), 32u);
+  std::vector<std::pair<uint64_t, uint64_t>> by_place;
+  for (const uint64_t s : pages) by_place.emplace_back(store_->Show(s)->pages[0].offset, s);
+  std::ranges::sort(by_place);
+  const auto close = [&](size_t at) {
+    ASSERT_TRUE(store_->CloseSequence(session_->id(), by_place[at].second).ok());
+  };
+  for (const size_t at : {2, 3, 5, 7, 9, 11, 13, 15}) close(at);
+  const bool indexed = std::string(GetParam()) == "quest";
+  EXPECT_EQ(Now().open_tokens + kHeadroom, (indexed ? 6u : 8u) * 16);
+  ExpectTrue(session_.get(), 1000);
+  ExpectClean(*store_);
+}
+
 TEST_P(CapacityTest, RefusalsNameTheirCause) {
   Serve(SmallPools(64, 0));
   const auto model = session_->model();
