@@ -124,8 +124,8 @@ KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char*
 typedef struct kvs_open_options {
   size_t size;
   uint32_t max_held; /* leading tokens to hold at most, rounded down to whole pages; 0: no limit */
-  int32_t only_reported; /* 1: hold no more than the series go that the plan needs (surprisal,
-                            boundary); all of a prompt that its codec has packed already */
+  int32_t only_reported;   /* 1: hold no more than the series go that the plan needs (surprisal,
+                              boundary); all of a prompt that its codec has packed already */
   uint32_t reserve_tokens; /* 0: none. Else pages and index blocks for so many tokens, prompt and
                               generated, are taken now or the open is refused (POOL_EXHAUSTED,
                               nothing taken): until it is truncated or closed the sequence grows to
@@ -198,11 +198,11 @@ KVS_API int kvs_capacity(kvs_session* session, kvs_model model, const char* plan
 KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
 /* Takes back the tokens from position `tokens` on, which is at most those committed: drafts that a
  * verifier rejected, or what an engine resumes below. Reports of them are forgotten, and what the
- * plan had chosen by them it chooses anew. Not in an open step. TRUNCATE_TOKENS;
- * FAILED_PRECONDITION TRUNCATE_PROMPT inside a prompt that is complete (open a sequence with the
- * tokens to keep: it is held for them), TRUNCATE_PACKED where the plan's codec alone holds the
- * rows. On a GPU this waits for the steps before. Costs a message to the daemon; of the page that
- * is cut a copy, if others may have it. */
+ * plan had chosen by them it chooses anew; what was reserved ahead of them (kvs_open_options) goes
+ * back. Not in an open step. TRUNCATE_TOKENS; FAILED_PRECONDITION TRUNCATE_PROMPT inside a prompt
+ * that is complete (open a sequence with the tokens to keep: it is held for them), TRUNCATE_PACKED
+ * where the plan's codec alone holds the rows. On a GPU this waits for the steps before. Costs a
+ * message to the daemon; of the page that is cut a copy, if others may have it. */
 KVS_API int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens);
 /* Beams: out[i] [n_parents] continues sequences[parents[i]]. The first that names a parent is the
  * parent itself, later ones are forks of it, and sequences that are nobody's parent are closed.
