@@ -64,6 +64,7 @@ bool Store::Impl::MayTakeFrom(const Taker& taker, const Arena& arena) {
   return arena.writer == taker.writer || (arena.writer == kOrphan && MayAdopt(taker, arena));
 }
 
+// What is evicted between pages that stay is taken to lie side by side, where `bytes` is larger.
 uint64_t Store::Impl::CountRoom(const Taker& taker, PoolId pool, uint64_t bytes,
                                 const BytesByArena* unused) const {
   if (!pools_.failure(pool).ok()) return 0;
