@@ -214,7 +214,13 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   request.set_reserve_tokens(options.reserve_tokens);
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
-  return state_->Adopt(response, geometry);
+  const Opened opened = state_->Adopt(response, geometry);
+  if (response.reserved_tokens() == options.reserve_tokens) return opened;
+  (void)Close(opened.sequence);
+  return Unimplemented("RESERVE_TOKENS", "reserve_tokens is " +
+                                             std::to_string(options.reserve_tokens) +
+                                             ", and the daemon is older than this library and "
+                                             "reserves nothing; pass 0, or update the daemon");
 }
 
 Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,

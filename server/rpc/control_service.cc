@@ -218,6 +218,7 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
       reactor->Finish(ServiceContext::Outcome([&] {
         const Result<OpenedSequence> adopted = s->AdoptOpened(opened, request->model(), tokens);
         if (adopted.ok()) Write(*adopted, response);
+        response->set_reserved_tokens(request->reserve_tokens());
         return adopted.status();
       }));
     });
