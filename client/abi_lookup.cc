@@ -1,4 +1,4 @@
-// The C ABI's look-up (include/kvstrata/kvstrata.h), as abi.cc has the rest.
+// The C ABI's look-up and capacity (include/kvstrata/kvstrata.h), as abi.cc has the rest.
 #include <cstring>
 
 #include "client/abi_call.h"
@@ -29,6 +29,14 @@ Result<LookupQuery> ReadLookupOptions(const kvs_lookup_options* options) {
   return query;
 }
 
+void Write(const Room& room, kvs_room* out) { *out = {room.tokens, room.bytes}; }
+
+void Write(const PoolCapacity& pool, kvs_pool_capacity* out) {
+  Write(pool.free, &out->free);
+  Write(pool.after_eviction, &out->after_eviction);
+  Write(pool.limit, &out->limit);
+}
+
 }  // namespace
 }  // namespace kvstrata::client
 
@@ -48,6 +56,22 @@ int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_options* 
     out->device_tokens = found.device_tokens;
     out->host_tokens = found.host_tokens;
     out->disk_tokens = found.disk_tokens;
+    return OkStatus();
+  });
+}
+
+int kvs_capacity(kvs_session* session, kvs_model model, const char* plan,
+                 kvs_capacity_result* out) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("plan", plan));
+    KVS_RETURN_IF_ERROR(NotNull("out", out));
+    KVS_RETURN_IF_ERROR(StructSize("kvs_capacity_result", out, out->size, sizeof(*out)));
+    KVS_ASSIGN_OR_RETURN(const std::string_view text,
+                         ReadText("bytes of plan", plan, kMaxPlanBytes));
+    KVS_ASSIGN_OR_RETURN(const Capacity room, s.CountCapacity(model, text));
+    Write(room.device, &out->device);
+    Write(room.host, &out->host);
+    out->open_tokens = room.open_tokens;
     return OkStatus();
   });
 }

@@ -29,10 +29,20 @@ Result<std::string_view> ReadPlan(const char* plan) {
 }
 
 Result<Opened> Open(Session& s, kvs_model model, const char* plan, const int32_t* tokens, size_t n,
-                    const HoldOptions& hold) {
+                    const OpenOptions& options) {
   KVS_ASSIGN_OR_RETURN(const std::string_view text, ReadPlan(plan));
   KVS_RETURN_IF_ERROR(ArrayOf("tokens", tokens, n, kMaxTokens));
-  return s.Open(model, text, {tokens, n}, hold);
+  return s.Open(model, text, {tokens, n}, options);
+}
+
+Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {
+  if (options == nullptr) return OpenOptions{};
+  KVS_ASSIGN_OR_RETURN(
+      const kvs_open_options known,
+      Grown("kvs_open_options", options, offsetof(kvs_open_options, reserve_tokens)));
+  KVS_RETURN_IF_ERROR(InRange("only_reported", known.only_reported, 0, 1));
+  KVS_RETURN_IF_ERROR(InRange("reserved", known.reserved, 0, 0));
+  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens};
 }
 
 }  // namespace
@@ -60,13 +70,8 @@ int kvs_sequence_open_with(kvs_session* session, kvs_model model, const char* pl
   return WithSession(session, [&](Session& s) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_RETURN_IF_ERROR(StructSize("kvs_opened", out, out->size, sizeof(*out)));
-    HoldOptions hold;
-    if (options != nullptr) {
-      KVS_RETURN_IF_ERROR(StructSize("kvs_open_options", options, options->size, sizeof(*options)));
-      KVS_RETURN_IF_ERROR(InRange("only_reported", options->only_reported, 0, 1));
-      hold = {options->max_held, options->only_reported == 1};
-    }
-    KVS_ASSIGN_OR_RETURN(const Opened opened, Open(s, model, plan, tokens, n, hold));
+    KVS_ASSIGN_OR_RETURN(const OpenOptions read, ReadOpenOptions(options));
+    KVS_ASSIGN_OR_RETURN(const Opened opened, Open(s, model, plan, tokens, n, read));
     out->sequence = opened.sequence;
     out->held = opened.held_tokens;
     out->indexed = opened.indexed_tokens;

@@ -1,10 +1,36 @@
-// Session::Lookup of the linked road: one message over the ring.
+// What the linked road asks without taking anything, a message over the ring each: what is held of
+// a prompt, what there is room for.
 #include <cstring>
 #include <string>
 
 #include "client/linked_session.h"
 
 namespace kvstrata::client {
+namespace {
+
+Room RoomOf(const shm::Room& room) { return {room.tokens, room.bytes}; }
+
+PoolCapacity PoolOf(const shm::PoolCapacity& pool) {
+  return {RoomOf(pool.free), RoomOf(pool.after_eviction), RoomOf(pool.limit)};
+}
+
+}  // namespace
+
+Result<Capacity> Session::CountCapacity(uint64_t model, std::string_view plan) {
+  std::string text(plan);
+  const shm::Capacity request{model, static_cast<uint32_t>(text.size()), 0};
+  text.resize((text.size() + 3) & ~size_t{3});
+  std::vector<std::byte> payload;
+  KVS_RETURN_IF_ERROR(state_->ring->Call(
+      shm::kCapacity, {BytesOf(request), std::as_bytes(std::span(text))}, &payload));
+  shm::CapacityReply reply{};
+  if (payload.size() < sizeof(reply)) {
+    return Internal("REPLY_INVALID", "a question for capacity was answered with " +
+                                         std::to_string(payload.size()) + " bytes");
+  }
+  std::memcpy(&reply, payload.data(), sizeof(reply));
+  return Capacity{PoolOf(reply.device), PoolOf(reply.host), reply.open_tokens};
+}
 
 Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
                                  std::span<const int32_t> tokens) {

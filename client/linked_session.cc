@@ -187,7 +187,7 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
 }
 
 Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
-                             const HoldOptions& hold) {
+                             const OpenOptions& options) {
   State::RegisteredModel registered;
   {
     std::lock_guard<std::mutex> lock(state_->mu);
@@ -207,9 +207,13 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
                                                   " and 65536 are allowed");
   }
   const std::string padded = Padded(plan);
-  const shm::OpenSequence request{model, static_cast<uint32_t>(padded.size()),
-                                  static_cast<uint32_t>(tokens.size()), hold.max_tokens,
-                                  hold.only_reported ? shm::OpenSequence::kOnlyReported : 0u};
+  const shm::OpenSequence request{model,
+                                  static_cast<uint32_t>(padded.size()),
+                                  static_cast<uint32_t>(tokens.size()),
+                                  options.max_held,
+                                  options.only_reported ? shm::OpenSequence::kOnlyReported : 0u,
+                                  options.reserve_tokens,
+                                  0};
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,

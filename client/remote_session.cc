@@ -66,6 +66,13 @@ Status AnswerInvalid(const char* what) {
                                        "; daemon and library differ");
 }
 
+Room RoomOf(const v1::Room& room) { return {room.tokens(), room.bytes()}; }
+
+PoolCapacity PoolOf(const v1::PoolCapacity& pool) {
+  return {RoomOf(pool.free()), RoomOf(pool.after_eviction()),
+          pool.has_limit() ? RoomOf(pool.limit()) : Room{UINT64_MAX, UINT64_MAX}};
+}
+
 std::string BackendName(const AttachOptions& options) {
   if (!options.backend.empty()) return options.backend;
   const char* name = std::getenv("KVSTRATA_BACKEND");
@@ -185,7 +192,7 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
 }
 
 Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
-                             const HoldOptions& hold) {
+                             const OpenOptions& options) {
   Geometry geometry;
   {
     std::lock_guard lock(state_->mu);
@@ -202,11 +209,18 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   request.set_model(model);
   request.set_plan(std::string(plan));
   request.mutable_tokens()->Add(tokens.begin(), tokens.end());
-  request.set_max_held_tokens(hold.max_tokens);
-  request.set_hold_only_reported(hold.only_reported);
+  request.set_max_held_tokens(options.max_held);
+  request.set_hold_only_reported(options.only_reported);
+  request.set_reserve_tokens(options.reserve_tokens);
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
-  return state_->Adopt(response, geometry);
+  const Opened opened = state_->Adopt(response, geometry);
+  if (response.reserved_tokens() == options.reserve_tokens) return opened;
+  (void)Close(opened.sequence);
+  return Unimplemented("RESERVE_TOKENS", "reserve_tokens is " +
+                                             std::to_string(options.reserve_tokens) +
+                                             ", and the daemon is older than this library and "
+                                             "reserves nothing; pass 0, or update the daemon");
 }
 
 Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
@@ -221,6 +235,16 @@ Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::Lookup, request, &response));
   return LookedUp{response.held_tokens(), response.indexed_tokens(), response.device_tokens(),
                   response.host_tokens(), response.disk_tokens()};
+}
+
+Result<Capacity> Session::CountCapacity(uint64_t model, std::string_view plan) {
+  v1::GetCapacityRequest request;
+  request.set_session(state_->channel->session());
+  request.set_model(model);
+  request.set_plan(std::string(plan));
+  v1::GetCapacityResponse response;
+  KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::GetCapacity, request, &response));
+  return Capacity{PoolOf(response.device()), PoolOf(response.host()), response.open_tokens()};
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {

@@ -50,10 +50,23 @@ struct ModelSpec {
   std::vector<int32_t> boundary_tokens;
 };
 
-// How much of a held prefix is to be held (kvs_open_options).
-struct HoldOptions {
-  uint32_t max_tokens = 0;  // 0: no limit
+// kvs_open_options.
+struct OpenOptions {
+  uint32_t max_held = 0;  // 0: no limit
   bool only_reported = false;
+  uint32_t reserve_tokens = 0;
+};
+
+// kvs_capacity_result.
+struct Room {
+  uint64_t tokens = 0, bytes = 0;
+};
+struct PoolCapacity {
+  Room free, after_eviction, limit;
+};
+struct Capacity {
+  PoolCapacity device, host;
+  uint32_t open_tokens = 0;
 };
 
 // The open that a look-up is to answer for; texts of the caller's.
@@ -177,10 +190,12 @@ class Session {
   Result<uint64_t> RegisterModel(const ModelSpec& spec);
 
   Result<Opened> Open(uint64_t model, std::string_view plan, std::span<const int32_t> tokens,
-                      const HoldOptions& hold);
+                      const OpenOptions& options);
   // PLAN_*, PARAMETERS_*, DEVICE_UNKNOWN.
   Result<LookedUp> Lookup(uint64_t model, const LookupQuery& query,
                           std::span<const int32_t> tokens);
+  // PLAN_*.
+  Result<Capacity> CountCapacity(uint64_t model, std::string_view plan);
   // The committed content, also while a step of the sequence is open.
   Result<Opened> Fork(uint64_t sequence);
   // Not in an open step. TRUNCATE_* (kvs_sequence_truncate).

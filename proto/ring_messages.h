@@ -31,6 +31,7 @@ enum MessageType : uint32_t {
   kRecompress = 17,       // SequenceRef -> ErrorReply, when nothing is due any more, as kSettle
   kCancelWork = 18,       // SequenceRef -> CancelWorkReply
   kTruncate = 19,         // Truncate, i32 token ids -> ErrorReply
+  kCapacity = 23,         // Capacity, plan text -> CapacityReply
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -68,8 +69,10 @@ struct OpenSequence {
   enum Flags : uint32_t { kOnlyReported = 1 };
   uint32_t max_held_tokens;  // of a prefix; 0: no limit
   uint32_t flags;  // kOnlyReported: no more of a prefix than the plan's series were stored with
+  uint32_t reserve_tokens;  // to take pages for, the prompt among them; 0: for the prompt
+  uint32_t reserved;
 };
-static_assert(sizeof(OpenSequence) == 24);
+static_assert(sizeof(OpenSequence) == 32);
 
 struct PlanText {
   uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
@@ -160,6 +163,31 @@ struct LookupReply {
   uint32_t plan_bytes;  // of the canonical plan text that follows; 0: raw pages
 };
 static_assert(sizeof(LookupReply) == 24);
+
+// How much of a model there is room for now.
+struct Capacity {
+  uint64_t model;
+  uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
+  uint32_t reserved;
+};
+static_assert(sizeof(Capacity) == 16);
+
+struct Room {
+  uint64_t tokens, bytes;  // of a limit that there is not: 2^64 - 1
+};
+
+struct PoolCapacity {
+  Room free;            // at once
+  Room after_eviction;  // with what nobody uses dropped; `free` is a part of it
+  Room limit;           // what the user's own limit leaves for more arenas
+};
+
+struct CapacityReply {
+  PoolCapacity device, host;
+  uint32_t open_tokens;  // the longest prompt that could be opened, nothing of it held
+  uint32_t reserved;
+};
+static_assert(sizeof(CapacityReply) == 104);
 
 // The keys or the values of one layer in memory that an engine lends: element (block, slot, head)
 // begins at offset + block * block_stride + slot * slot_stride + head * head_stride.

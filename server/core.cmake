@@ -29,6 +29,7 @@ kvs_library(kvs_store
   store/audit.cc
   store/blocks.cc
   store/build_parts.cc
+  store/capacity.cc
   store/device_failure.cc
   store/epochs.cc
   store/evict.cc

@@ -1,4 +1,5 @@
-// Look-ups of a session: answered at once, but where a plan's parameters are to be read first.
+// Look-ups of a session: answered at once, but where a plan's parameters are to be read first; and
+// what it has room for.
 #include <cstring>
 #include <utility>
 
@@ -7,6 +8,35 @@
 #include "server/attach/ring_session.h"
 
 namespace kvstrata {
+namespace {
+
+shm::Room MessageOf(const Room& room) { return {room.tokens, room.bytes}; }
+
+shm::PoolCapacity MessageOf(const PoolCapacity& pool) {
+  return {MessageOf(pool.free), MessageOf(pool.after_eviction), MessageOf(pool.limit)};
+}
+
+}  // namespace
+
+RingSession::Outcome RingSession::OnCapacity(const Frame& frame) {
+  shm::Capacity in;
+  std::span<const std::byte> rest = frame.payload;
+  std::span<const char> plan;
+  if (!Take(&rest, &in) || !TakeArray(&rest, (uint64_t{in.plan_bytes} + 3) & ~uint64_t{3}, &plan) ||
+      !rest.empty()) {
+    return Malformed("Capacity of a wrong size");
+  }
+  const Result<Capacity> room =
+      store_->CountCapacity(session_, in.model, {plan.data(), strnlen(plan.data(), plan.size())});
+  if (!room.ok()) {
+    Answer(frame.header.id, room.status());
+    return Outcome::kWorked;
+  }
+  const shm::CapacityReply reply{MessageOf(room->device), MessageOf(room->host), room->open_tokens,
+                                 0};
+  Answer(frame.header.id, OkStatus(), BytesOf(reply));
+  return Outcome::kWorked;
+}
 
 RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
   shm::Lookup in;

@@ -117,6 +117,8 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnSettle(frame);
     case shm::kLookup:
       return OnLookup(frame);
+    case shm::kCapacity:
+      return OnCapacity(frame);
     case shm::kDetach:
       return OnDetach(frame);
     case shm::kRegisterTensors:
@@ -259,14 +261,17 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
   }
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
   const uint64_t id = frame.header.id;
-  OpenRequest request{in.model, {}, in.tokens};
+  OpenRequest request{in.model, {}, std::max(in.tokens, in.reserve_tokens)};
   if (imported_models_.contains(in.model)) request.tokens.assign(tokens.begin(), tokens.end());
+  const OpenOptions options{
+      {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0}, in.reserve_tokens};
   ++opening_;
-  store_->OpenSequence(session_, in.model, text, tokens,
-                       [box = box_, id, request](const Result<OpenedSequence>& opened) {
-                         box->PutOpened(id, request, opened);
-                       },
-                       {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0});
+  store_->OpenSequence(
+      session_, in.model, text, tokens,
+      [box = box_, id, request](const Result<OpenedSequence>& opened) {
+        box->PutOpened(id, request, opened);
+      },
+      options);
   AnswerLate();  // most have nothing to wait for
   return Outcome::kWorked;
 }

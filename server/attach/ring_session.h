@@ -120,7 +120,7 @@ class RingSession {
   struct OpenRequest {
     uint64_t model = 0;
     std::vector<int32_t> tokens;
-    uint32_t asked = 0;  // tokens that it was opened for
+    uint32_t asked = 0;  // tokens that pages were taken for
   };
   struct Open {
     uint64_t id = 0;
@@ -204,6 +204,7 @@ class RingSession {
   void AwaitCopies(uint64_t sequence, SettleDone then);
   // ring_lookup.cc
   Outcome OnLookup(const Frame& frame);
+  Outcome OnCapacity(const Frame& frame);
   void AnswerLookedUp(const LookedUp& answer);
   // ring_import.cc
   Outcome OnRegisterTensors(const Frame& frame);

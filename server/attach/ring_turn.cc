@@ -129,10 +129,14 @@ void RingSession::Fail(const shm::FrameHeader& header, std::span<const std::byte
 uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
   const uint64_t work = kFrameWork + kByteWork * payload_.size();
   std::span<const std::byte> front = payload_;
+  shm::OpenSequence open{};
   shm::Grow grow{};
   uint64_t sequence = 0;
   switch (header.type) {
     case shm::kOpenSequence:
+      // What is reserved beyond the prompt is taken like it.
+      if (!Take(&front, &open)) return work;
+      return work + kTokenWork * std::max(open.tokens, open.reserve_tokens);
     case shm::kLookup:
       return work + kTokenWork * (payload_.size() / sizeof(int32_t));
     case shm::kForkSequence:

@@ -69,6 +69,17 @@ void Write(const Geometry& g, v1::Geometry* out) {
   out->set_scale(g.scale);
 }
 
+void Write(const Room& room, v1::Room* out) {
+  out->set_tokens(room.tokens);
+  out->set_bytes(room.bytes);
+}
+
+void Write(const PoolCapacity& pool, v1::PoolCapacity* out) {
+  Write(pool.free, out->mutable_free());
+  Write(pool.after_eviction, out->mutable_after_eviction());
+  if (pool.limit.bytes != kUnlimited) Write(pool.limit, out->mutable_limit());
+}
+
 void Write(const ModelInfo& m, v1::Model* out) {
   out->set_model(m.model);
   out->set_name(m.desc.name);
@@ -207,6 +218,7 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
       reactor->Finish(ServiceContext::Outcome([&] {
         const Result<OpenedSequence> adopted = s->AdoptOpened(opened, request->model(), tokens);
         if (adopted.ok()) Write(*adopted, response);
+        response->set_reserved_tokens(request->reserve_tokens());
         return adopted.status();
       }));
     });
@@ -217,8 +229,9 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   const Status posted = (*found)->Post([store, call, reactor, request, tokens, adopt, s = *found] {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
     const std::string plan = request->plan().empty() ? "full" : request->plan();
-    store->OpenSequence(s->id(), request->model(), plan, tokens, adopt,
-                        {request->max_held_tokens(), request->hold_only_reported()});
+    store->OpenSequence(
+        s->id(), request->model(), plan, tokens, adopt,
+        {{request->max_held_tokens(), request->hold_only_reported()}, request->reserve_tokens()});
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;
@@ -276,6 +289,21 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;
+}
+
+grpc::ServerUnaryReactor* ControlService::GetCapacity(grpc::CallbackServerContext* call,
+                                                      const v1::GetCapacityRequest* request,
+                                                      v1::GetCapacityResponse* response) {
+  return context_->InSession(
+      call, request->session(), [this, request, response](RemoteSession& s) -> Status {
+        const std::string plan = request->plan().empty() ? "full" : request->plan();
+        KVS_ASSIGN_OR_RETURN(const Capacity capacity,
+                             context_->store().CountCapacity(s.id(), request->model(), plan));
+        Write(capacity.device, response->mutable_device());
+        Write(capacity.host, response->mutable_host());
+        response->set_open_tokens(capacity.open_tokens);
+        return OkStatus();
+      });
 }
 
 grpc::ServerUnaryReactor* ControlService::ListPlans(grpc::CallbackServerContext* call,

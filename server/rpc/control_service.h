@@ -42,6 +42,8 @@ class ControlService final : public v1::Control::CallbackService {
                                           v1::CloseSequenceResponse*) override;
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext*, const v1::LookupRequest*,
                                    v1::LookupResponse*) override;
+  grpc::ServerUnaryReactor* GetCapacity(grpc::CallbackServerContext*, const v1::GetCapacityRequest*,
+                                        v1::GetCapacityResponse*) override;
   grpc::ServerUnaryReactor* ListPlans(grpc::CallbackServerContext*, const v1::ListPlansRequest*,
                                       v1::ListPlansResponse*) override;
   grpc::ServerUnaryReactor* ShowPlan(grpc::CallbackServerContext*, const v1::ShowPlanRequest*,

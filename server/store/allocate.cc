@@ -2,6 +2,7 @@
 // arenas, new arenas, cached prefix pages nobody uses (oldest first), artefacts nobody uses, the
 // next pool; else POOL_EXHAUSTED, with nothing taken.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <set>
 #include <utility>
@@ -49,11 +50,11 @@ uint32_t Store::Impl::AllocateSome(const Taker& taker, uint64_t bytes, uint32_t 
   return got;
 }
 
-Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const {
+Status Store::Impl::Exhausted(const Taker& taker, const Shortage& shortage) const {
   UserLimits::User* const user = taker.tenant->user;
   std::string state, limits;
   for (const PoolId pool : taker.pools) {
-    if (AtLimit(taker, pool, bytes)) {
+    if (AtLimit(taker, pool, shortage.bytes)) {
       limits += (limits.empty() ? "" : ",") + std::string(" ") + std::string(NameOf(LimitOf(pool)));
       state += "; " + user_limits_->Describe(user, LimitOf(pool));
       continue;
@@ -64,14 +65,17 @@ Status Store::Impl::Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, ui
   }
   // A request is counted once, and what the daemon does on its own never.
   if (!limits.empty() && taker.session != nullptr) user_limits_->CountRefused(user);
-  const std::string next = limits.empty() ? "; close sequences or enlarge the pools"
-                                          : "; close sequences, or have an operator raise"
-                                            " (kvstrata quota set):" +
-                                                limits;
-  return ResourceExhausted("POOL_EXHAUSTED", std::to_string(n) + " pages of " +
-                                                 std::to_string(bytes) + " bytes are needed, " +
-                                                 std::to_string(got) + " could be had" + state +
-                                                 next);
+  std::string next = "; ";
+  if (shortage.fits) {
+    next += std::to_string(*shortage.fits) + " tokens of this model fit now: ask for no more, or ";
+  }
+  next += limits.empty()
+              ? "close sequences or enlarge the pools"
+              : "close sequences, or have an operator raise (kvstrata quota set):" + limits;
+  return ResourceExhausted("POOL_EXHAUSTED",
+                           std::to_string(shortage.pages) + " pages of " +
+                               std::to_string(shortage.bytes) + " bytes are needed, " +
+                               std::to_string(shortage.got) + " could be had" + state + next);
 }
 
 Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
@@ -81,11 +85,11 @@ Status Store::Impl::Allocate(const Taker& taker, uint64_t bytes, uint32_t n,
   if (got == n) return OkStatus();
   FreePages(std::span<Page* const>(*out).subspan(before));
   out->resize(before);
-  return Exhausted(taker, bytes, n, got);
+  return Exhausted(taker, {bytes, n, got, {}});
 }
 
-Status Store::Impl::TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
-                                 std::vector<Page*>* out) {
+uint32_t Store::Impl::TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
+                                   std::vector<Page*>* out) {
   const size_t before = out->size();
   out->reserve(before + n);
   uint32_t got = 0;
@@ -96,11 +100,11 @@ Status Store::Impl::TakeByPieces(Session* session, Taker taker, uint64_t bytes, 
     for (Page* page : std::span<Page* const>(*out).last(some)) RefPage(page);
     if (some < wanted) {
       Untake(session, out, before);
-      return Exhausted(taker, bytes, n, got + some);
+      return got + some;
     }
     LetOthersIn(session, some);
   }
-  return OkStatus();
+  return got;
 }
 
 void Store::Impl::Untake(Session* session, std::vector<Page*>* pages, size_t left) {
@@ -115,18 +119,31 @@ void Store::Impl::Untake(Session* session, std::vector<Page*>* pages, size_t lef
 }
 
 Status Store::Impl::TakeUpTo(Session* session, Sequence* s, uint64_t tokens) {
-  const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
-  const auto missing = [](size_t want, size_t have) {
-    return static_cast<uint32_t>(want - std::min(want, have));
+  struct Kind {
+    uint64_t bytes;
+    size_t had, wanted;
+    std::vector<Page*>* pages;
+    uint32_t missing() const { return static_cast<uint32_t>(wanted - std::min(wanted, had)); }
   };
+  std::array<Kind, 2> kinds{{{static_cast<uint64_t>(s->model->desc.geometry.page_bytes()),
+                              s->pages.size(), s->PagesFor(tokens), &s->pages},
+                             {static_cast<uint64_t>(s->index.block_bytes), s->index_blocks.size(),
+                              s->BlocksFor(tokens), &s->index_blocks}}};
+  // The larger first: what is left between others is large enough for the smaller.
+  if (kinds[1].bytes > kinds[0].bytes) std::swap(kinds[0], kinds[1]);
   const Taker taker = TakerOf(*session, *s);
-  const auto page_bytes = static_cast<uint64_t>(s->model->desc.geometry.page_bytes());
-  KVS_RETURN_IF_ERROR(
-      TakeByPieces(session, taker, page_bytes, missing(s->PagesFor(tokens), old_pages), &s->pages));
-  const Status status = TakeByPieces(session, taker, static_cast<uint64_t>(s->index.block_bytes),
-                                     missing(s->BlocksFor(tokens), old_blocks), &s->index_blocks);
-  if (!status.ok()) Untake(session, &s->pages, old_pages);
-  return status;
+  for (const Kind& kind : kinds) {
+    const uint32_t got = TakeByPieces(session, taker, kind.bytes, kind.missing(), kind.pages);
+    if (got == kind.missing()) continue;
+    for (const Kind& taken : kinds) Untake(session, taken.pages, taken.had);
+    return Exhausted(taker, {kind.bytes, kind.missing(), got, TokensThatFit(taker, *s)});
+  }
+  return OkStatus();
+}
+
+// A client that mapped an arena read-only keeps that mapping: it is never made its writer.
+bool Store::Impl::MayAdopt(const Taker& taker, const Arena& arena) {
+  return taker.session != nullptr && !taker.session->granted.contains(arena.id);
 }
 
 // In whole granules, of which arenas are made.
@@ -158,10 +175,7 @@ uint32_t Store::Impl::AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes
   // What this tenant has retired, as far as that helps; of all others before anything is dropped.
   for (bool more = true; got < n && more; take()) more = ReclaimLocked(taker.tenant, kReclaimPages);
   bool reclaimed = false;
-  // A client that mapped an arena read-only keeps that mapping: it is never made its writer.
-  const auto may_adopt = [&](const Arena& arena) {
-    return taker.session != nullptr && !taker.session->granted.contains(arena.id);
-  };
+  const auto may_adopt = [&](const Arena& arena) { return MayAdopt(taker, arena); };
   while (got < n && pools_.Adopt(pool, taker.tenant->id, taker.writer, bytes, may_adopt)) take();
   const auto may_drop = [this](const Arena& arena)
                             KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };

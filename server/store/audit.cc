@@ -179,6 +179,7 @@ class Auditor {
   void CheckCached() KVS_NO_THREAD_SAFETY_ANALYSIS {
     std::set<const Page*> listed;
     std::map<uint64_t, uint64_t> by_model;
+    std::map<const Arena*, uint64_t> by_arena;
     uint64_t bytes[kMaxPools] = {}, pinned[kMaxPools] = {};
     for (const PoolId pool : store_.pools_.ids()) {
       for (const Page* page = store_.prefix_.oldest(pool); page != nullptr; page = page->newer) {
@@ -187,6 +188,12 @@ class Auditor {
         if (page->arena->pool != pool) Find(NameOfPage(*page) + " is listed in another pool");
         bytes[pool.index()] += page->bytes;
         ++by_model[page->model];
+        by_arena[page->arena] += page->bytes;
+      }
+    }
+    for (const auto& [id, arena] : store_.pools_.arenas()) {
+      if (arena->cached != by_arena[arena.get()]) {
+        Find("cached bytes of arena " + std::to_string(id) + " do not add up");
       }
     }
     for (const auto& [id, model] : store_.models_) {

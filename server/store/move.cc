@@ -30,7 +30,8 @@ CopyShape RowsOf(const Geometry& g, uint32_t rows) {
 
 }  // namespace
 
-Status Store::Impl::TakeCopies(Session* session, const Taker& taker, std::vector<Copy>* copies) {
+Status Store::Impl::TakeCopies(Session* session, const Taker& taker, std::vector<Copy>* copies,
+                               std::optional<uint64_t> fits) {
   const std::span<Copy> all(*copies);
   for (size_t i = 0, some = 0; i < all.size(); i += some) {
     const uint64_t bytes = all[i].source->bytes;
@@ -41,8 +42,8 @@ Status Store::Impl::TakeCopies(Session* session, const Taker& taker, std::vector
     const uint32_t got = AllocateSome(taker, bytes, static_cast<uint32_t>(some), &taken);
     if (got < some) {
       FreePages(taken);
-      const Status status = Exhausted(taker, bytes, static_cast<uint32_t>(all.size()),
-                                      static_cast<uint32_t>(i) + got);
+      const Status status = Exhausted(
+          taker, {bytes, static_cast<uint32_t>(all.size()), static_cast<uint32_t>(i) + got, fits});
       copies->resize(i);
       Discard(*copies);
       return status;

@@ -13,10 +13,10 @@ namespace {
 // Entries of a first table beyond the pages it starts with, so that decoding extends it in place.
 constexpr uint32_t kSpareEntries = 16;
 
-Status TooLong(uint64_t tokens) {
-  return InvalidArgument(
-      "SEQUENCE_TOO_LONG",
-      std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
+Status TooLong(std::string_view field, uint64_t tokens) {
+  return InvalidArgument("SEQUENCE_TOO_LONG", std::string(field) + ": " + std::to_string(tokens) +
+                                                  "; allowed: at most " +
+                                                  std::to_string(kMaxSequenceTokens));
 }
 
 uint32_t FirstCapacity(size_t pages) {
@@ -155,12 +155,9 @@ void Store::Impl::OpenOnArtefact(Sequence* s, const Opening& o) {
   ++counters_.artefact_hits;
 }
 
-Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
-                                                      std::string_view plan_text,
-                                                      std::span<const int32_t> tokens,
-                                                      HoldLimits limits, Files files) {
+Result<Store::Impl::Opening> Store::Impl::BeginOpening(uint64_t session_id, uint64_t model_id,
+                                                       std::string_view plan_text) {
   KVS_ASSIGN_OR_RETURN(const Plan named, ResolvePlan(plan_text));
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
   auto s = std::make_unique<Sequence>();
   Opening o;
   {
@@ -174,21 +171,35 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
   }
   KVS_ASSIGN_OR_RETURN(s->plan, PlanFor(named, s->model->desc.geometry));
   s->index = IndexOf(s->plan, s->model->desc.geometry);
-  KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(s->plan, s->model->desc.geometry, files));
   o.session = session_id;
+  o.sequence = std::move(s);
+  return o;
+}
+
+Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint64_t model_id,
+                                                      std::string_view plan_text,
+                                                      std::span<const int32_t> tokens,
+                                                      const OpenOptions& options, Files files) {
+  if (tokens.size() > kMaxSequenceTokens) return TooLong("tokens", tokens.size());
+  if (options.reserve_tokens > kMaxSequenceTokens) {
+    return TooLong("reserve_tokens", options.reserve_tokens);
+  }
+  KVS_ASSIGN_OR_RETURN(Opening o, BeginOpening(session_id, model_id, plan_text));
+  Sequence* const s = o.sequence.get();
+  KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(s->plan, s->model->desc.geometry, files));
   o.tokens = tokens.size();
+  o.reserve_tokens = options.reserve_tokens;
   // Hashing costs as much as all the rest: never under the lock.
   PromptKeys keys = KeysOf(s->chain, s->page_tokens(), s->plan,
                            s->codec ? &s->codec->parameters_digest : nullptr, tokens);
   const size_t usable = keys.pages.size();
-  o.limits = limits;
+  o.limits = options.hold;
   o.keys = std::move(keys.pages);
-  o.keys.resize(limits.Pages(usable, s->page_tokens()));
+  o.keys.resize(o.limits.Pages(usable, s->page_tokens()));
   // An artefact is of a prompt that is held whole.
   if (o.keys.size() == usable) o.artefact = keys.artefact;
   const std::span<const int32_t> rest = tokens.subspan(o.keys.size() * s->page_tokens());
   o.rest.assign(rest.begin(), rest.end());
-  o.sequence = std::move(s);
   return o;
 }
 
@@ -227,8 +238,9 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
   }
   s->indexed_tokens =
       static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
-  const uint64_t cover =
+  const uint64_t ahead =
       std::min<uint64_t>(o->tokens + options_.headroom_tokens, kMaxSequenceTokens);
+  const uint64_t cover = std::max<uint64_t>(ahead, o->reserve_tokens);
   s->session = session->id;
   AwaitArtefact(s.get(), *o);
   if (const Status status = TakeForOpen(session, s.get(), std::move(hit), cover); !status.ok()) {
@@ -253,8 +265,8 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
 Result<OpenedSequence> Store::Impl::OpenSequence(uint64_t session, uint64_t model,
                                                  std::string_view plan,
                                                  std::span<const int32_t> tokens,
-                                                 HoldLimits limits) {
-  KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens, limits, Files::kRead));
+                                                 const OpenOptions& options) {
+  KVS_ASSIGN_OR_RETURN(Opening o, PrepareOpen(session, model, plan, tokens, options, Files::kRead));
   Replicate(&o);
   return FinishOpen(&o);
 }

@@ -53,6 +53,7 @@ struct Arena {
   ExtentAllocator extents;
   uint32_t live = 0;     // pages with refs > 0
   uint64_t retired = 0;  // bytes of pages that wait for readers or jobs
+  uint64_t cached = 0;   // bytes in the prefix index's list of pages that nobody uses
 };
 
 struct Page {

@@ -243,18 +243,19 @@ void Store::Impl::EndLoad(Session* session, Opening* o) {
 }
 
 void Store::Impl::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                               std::span<const int32_t> tokens, OpenDone done, HoldLimits limits) {
+                               std::span<const int32_t> tokens, OpenDone done,
+                               const OpenOptions& options) {
   const std::function<void(std::function<void()>)> post = SlowOpens();
   Result<Opening> prepared =
-      PrepareOpen(session, model, plan, tokens, limits, post ? Files::kKnown : Files::kRead);
+      PrepareOpen(session, model, plan, tokens, options, post ? Files::kKnown : Files::kRead);
   if (prepared.ok() || prepared.status().reason() != kFileUnread) {
     return GoOnOpening(std::move(prepared), done);
   }
   post([this, session, model, plan = std::string(plan),
-        tokens = std::vector<int32_t>(tokens.begin(), tokens.end()), limits, done] {
+        tokens = std::vector<int32_t>(tokens.begin(), tokens.end()), options, done] {
     const auto prepare = [&]() -> Result<Opening> {
       try {
-        return PrepareOpen(session, model, plan, tokens, limits, Files::kRead);
+        return PrepareOpen(session, model, plan, tokens, options, Files::kRead);
       } catch (const std::bad_alloc&) {
         return ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
       }

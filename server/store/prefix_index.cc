@@ -151,6 +151,7 @@ void PrefixIndex::MarkCached(Page* page) {
   }
   Append(page);
   cached_bytes_[page->arena->pool.index()] += page->bytes;
+  page->arena->cached += page->bytes;
   ++cached_pages_[page->model];
 }
 
@@ -162,6 +163,7 @@ void PrefixIndex::MarkUsed(Page* page) {
   }
   Unlink(page);
   cached_bytes_[page->arena->pool.index()] -= page->bytes;
+  page->arena->cached -= page->bytes;
   const auto found = cached_pages_.find(page->model);
   KVS_CHECK(found != cached_pages_.end());
   if (--found->second == 0) cached_pages_.erase(found);

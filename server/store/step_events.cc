@@ -97,7 +97,7 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
     bool stale_flags = false;
     copies = PlanPrivateCopies(session, *s, writable, index_writable, &stale_flags);
     // All or nothing: copies first, because extending is the last thing that can fail.
-    KVS_RETURN_IF_ERROR(TakeCopies(session, TakerOf(*session, *s), &copies));
+    KVS_RETURN_IF_ERROR(TakeCopies(session, TakerOf(*session, *s), &copies, s->tokens));
     if (const Status status = ExtendLocked(session, s, tokens); !status.ok()) {
       Discard(copies);
       return status;

@@ -362,12 +362,14 @@ Result<uint64_t> Store::RegisterModel(uint64_t session, const ModelDesc& desc) {
   return impl_->RegisterModel(session, desc);
 }
 Result<OpenedSequence> Store::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                                           std::span<const int32_t> tokens, HoldLimits limits) {
-  return impl_->OpenSequence(session, model, plan, tokens, limits);
+                                           std::span<const int32_t> tokens,
+                                           const OpenOptions& options) {
+  return impl_->OpenSequence(session, model, plan, tokens, options);
 }
 void Store::OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                         std::span<const int32_t> tokens, OpenDone done, HoldLimits limits) {
-  impl_->OpenSequence(session, model, plan, tokens, std::move(done), limits);
+                         std::span<const int32_t> tokens, OpenDone done,
+                         const OpenOptions& options) {
+  impl_->OpenSequence(session, model, plan, tokens, std::move(done), options);
 }
 Result<OpenedSequence> Store::ForkSequence(uint64_t session, uint64_t sequence) {
   return impl_->ForkSequence(session, sequence);
@@ -416,6 +418,9 @@ Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
 Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
                                    std::span<const PageKey> keys) {
   return impl_->LookupFor(tenant, model, keys);
+}
+Result<Capacity> Store::CountCapacity(uint64_t session, uint64_t model, std::string_view plan) {
+  return impl_->CountCapacity(session, model, plan);
 }
 Result<Geometry> Store::ModelGeometry(uint64_t session, uint64_t model) {
   return impl_->ModelGeometry(session, model);

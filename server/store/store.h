@@ -33,6 +33,7 @@
 #include "proto/shm_layout.h"
 #include "server/memory/memory_resource.h"
 #include "server/store/blocks.h"
+#include "server/store/capacity.h"
 #include "server/store/hold_limits.h"
 #include "server/store/import_job.h"
 #include "server/store/page_tier.h"
@@ -167,6 +168,13 @@ enum class SessionEnd : uint8_t {
   kDetached,  // the client said that it unmapped everything: memory may be reused at once
   kEof,   // the connection is gone, the process may live: sequences close, its arenas are fenced
   kDied,  // the process is dead: the fence falls
+};
+
+struct OpenOptions {
+  HoldLimits hold;
+  // Pages and index blocks for so many tokens, the prompt's among them, are taken at open, or it is
+  // refused. 0, or fewer than the prompt has: those for the prompt.
+  uint32_t reserve_tokens = 0;
 };
 
 using OpenDone = std::function<void(const Result<OpenedSequence>&)>;
@@ -312,13 +320,15 @@ class Store {
   // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
   // PARAMETERS_* (parameters.h), PLAN_COMBINATION of a plan that cannot serve the model.
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                                      std::span<const int32_t> tokens, HoldLimits limits = {});
+                                      std::span<const int32_t> tokens,
+                                      const OpenOptions& options = {});
   // The same, after what the tier below has of the prefix beyond memory was read, what lies on
   // another device copied, and the plan's parameters read: never waits for any of it, calls `done`
   // once, at once in this thread or later in the tier's or the replication queue's. A page that is
   // lost, corrupt or late ends the prefix, and is no error.
   void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                    std::span<const int32_t> tokens, OpenDone done, HoldLimits limits = {});
+                    std::span<const int32_t> tokens, OpenDone done,
+                    const OpenOptions& options = {});
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence);
   // Takes back the tokens from position `tokens` on: their pages go, unless others hold or find
   // them. What workers have of those tokens ends. `tail`: the ids of the tokens that are left
@@ -361,6 +371,12 @@ class Store {
   // Raw pages whose keys are known. In memory another tenant's keys are a miss; the tier below
   // knows no tenants: there the key, which nobody else can compute, is the permission.
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys);
+  // How many tokens of the model, with what the plan keeps beside them in its index, the session
+  // could open or grow to as things are. Takes nothing, promises nothing: others may be faster, and
+  // an open has limits of its own (SEQUENCE_LIMIT, TABLES_FULL). PLAN_*. Frees what readers have
+  // left; then looks, under the lock, at every arena, at the free extents of the session's own, and
+  // at the extents of artefacts.
+  Result<Capacity> CountCapacity(uint64_t session, uint64_t model, std::string_view plan);
   // An operator's: of any tenant, attached or not; its device "" is the first. MODEL_UNKNOWN.
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const int32_t> tokens, const LookupPlan& open = {});

@@ -6,6 +6,7 @@
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
+//   capacity.cc        what allocation would find
 //   long_request.cc    requests that grow with their tokens: by pieces, others between them
 //   page_tier.cc       pages to and from the tier below; artefact_tier.cc: artefacts
 //   pins.cc            prefixes that eviction spares
@@ -75,10 +76,10 @@ class Store::Impl {
   void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(mu_);
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                                      std::span<const int32_t> tokens, HoldLimits limits)
+                                      std::span<const int32_t> tokens, const OpenOptions& options)
       KVS_EXCLUDES(mu_);
   void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
-                    std::span<const int32_t> tokens, OpenDone done, HoldLimits limits)
+                    std::span<const int32_t> tokens, OpenDone done, const OpenOptions& options)
       KVS_EXCLUDES(mu_);
   Result<OpenedSequence> ForkSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
   Status Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
@@ -92,6 +93,8 @@ class Store::Impl {
                 const float* surprisal, const float* entropy, const uint8_t* boundary)
       KVS_EXCLUDES(mu_);
   Status PrefillDone(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
+  Result<Capacity> CountCapacity(uint64_t session, uint64_t model, std::string_view plan)
+      KVS_EXCLUDES(mu_);
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
                            const LookupPlan& open, Files files) KVS_EXCLUDES(mu_);
   void Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
@@ -197,6 +200,12 @@ class Store::Impl {
     bool evicts = true;  // else only what is free is taken
     uint64_t ahead = 0;  // bytes that are taken next: what is evicted makes room for them too
   };
+  // What was not to be had.
+  struct Shortage {
+    uint64_t bytes = 0;  // of a page
+    uint32_t pages = 0, got = 0;
+    std::optional<uint64_t> fits;  // tokens that the sequence could have now
+  };
   // What Move may copy.
   struct MoveLimit {
     uint64_t bytes = ~uint64_t{0};  // but for its first page
@@ -237,6 +246,7 @@ class Store::Impl {
     std::vector<PageKey> keys;  // of the pages that it may be held for
     size_t tokens = 0;
     HoldLimits limits;
+    uint32_t reserve_tokens = 0;
     std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
     PageKey artefact{};         // of the prompt; zeros: the plan has no codec
     Clock::time_point asked;
@@ -307,10 +317,13 @@ class Store::Impl {
   void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
   // Gives a sequence that is held without its raw pages the artefact at once.
   void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(mu_);
+  // Nobody's sequence of that model and plan, for a session.
+  Result<Opening> BeginOpening(uint64_t session, uint64_t model, std::string_view plan)
+      KVS_EXCLUDES(mu_);
   // What needs no lock: checks, the codec, the keys.
   Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
-                              std::span<const int32_t> tokens, HoldLimits limits, Files files)
-      KVS_EXCLUDES(mu_);
+                              std::span<const int32_t> tokens, const OpenOptions& options,
+                              Files files) KVS_EXCLUDES(mu_);
   // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
   void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(mu_);
   // Also ends its load, whatever comes of it. Once.
@@ -470,11 +483,11 @@ class Store::Impl {
   // Takes up to `n`; what became of them all is for Allocate or TakeByPieces to settle.
   uint32_t AllocateSome(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
       KVS_REQUIRES(mu_);
-  Status Exhausted(const Taker& taker, uint64_t bytes, uint32_t n, uint32_t got) const
-      KVS_REQUIRES(mu_);
-  // Adds `n` pages with a reference each, or none.
-  Status TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
-                      std::vector<Page*>* out) KVS_REQUIRES(mu_);
+  // POOL_EXHAUSTED.
+  Status Exhausted(const Taker& taker, const Shortage& shortage) const KVS_REQUIRES(mu_);
+  // Adds `n` pages with a reference each, or none; how many could be had.
+  uint32_t TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
+                        std::vector<Page*>* out) KVS_REQUIRES(mu_);
   // Gives back those behind the first `left`, which no table has named.
   void Untake(Session* session, std::vector<Page*>* pages, size_t left) KVS_REQUIRES(mu_);
   // Gives `s` the pages and index blocks that it is short of for `tokens`, a reference each; all or
@@ -489,6 +502,24 @@ class Store::Impl {
   static Limit LimitOf(PoolId pool) {
     return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
   }
+  // capacity.cc
+  using BytesByArena = std::unordered_map<uint32_t, uint64_t>;
+  // Pages of `bytes` that the taker could have of a pool now: free ones, or also those that it
+  // would evict, with `unused` bytes of artefacts' extents among them.
+  uint64_t CountRoom(const Taker& taker, PoolId pool, uint64_t bytes,
+                     const BytesByArena* unused) const KVS_REQUIRES(mu_);
+  uint64_t PagesOfArenas(PoolId pool, uint64_t left, uint64_t bytes) const KVS_REQUIRES(mu_);
+  static bool MayTakeFrom(const Taker& taker, const Arena& arena);
+  Slots CountSlots(const Taker& taker, const TokenFit& fit, PoolId pool,
+                   const BytesByArena* unused) const KVS_REQUIRES(mu_);
+  // Adds what it has after eviction to `all`.
+  PoolCapacity CapacityOf(const Taker& taker, const TokenFit& fit, PoolId pool,
+                          const BytesByArena& unused, Slots* all) const KVS_REQUIRES(mu_);
+  // Of a sequence that is opened or grown, without evicting.
+  uint64_t TokensThatFit(const Taker& taker, const Sequence& s) const KVS_REQUIRES(mu_);
+  // Of an open where there is room for so many: it keeps pages ahead of its prompt.
+  uint32_t OpenTokens(uint64_t tokens) const;
+
   // truncate.cc
   static Status CheckTruncate(const Sequence& s, uint32_t tokens, std::span<const int32_t> tail);
   void EndWorkBeyond(Sequence* s) KVS_REQUIRES(mu_);
@@ -500,6 +531,7 @@ class Store::Impl {
   uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(mu_);
   // Whether its tenant may not have so much more of the pool.
   bool AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const KVS_REQUIRES(mu_);
+  static bool MayAdopt(const Taker& taker, const Arena& arena);
   // Makes an arena for `bytes` within what its tenant may have.
   bool AddArena(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   // Nobody uses it, and no pin keeps it.
@@ -523,9 +555,9 @@ class Store::Impl {
   bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(mu_);
 
   // move.cc
-  // A page for each to be the copy, and both pinned; or none.
-  Status TakeCopies(Session* session, const Taker& taker, std::vector<Copy>* copies)
-      KVS_REQUIRES(mu_);
+  // A page for each to be the copy, and both pinned; or none. `fits`: Shortage's.
+  Status TakeCopies(Session* session, const Taker& taker, std::vector<Copy>* copies,
+                    std::optional<uint64_t> fits = {}) KVS_REQUIRES(mu_);
   void Pin(std::span<const Copy> copies) KVS_REQUIRES(mu_);
   void DropPin(Page* page) KVS_REQUIRES(mu_);
   // Takes the lock and discards them if it fails. Reads of pools_ only what is constant.

@@ -136,21 +136,29 @@ TEST_F(AbiTest, OpensWithOptions) {
   EXPECT_EQ(opened.indexed, 8u);
   EXPECT_EQ(opened.surprisal_tokens, 12u);
   EXPECT_EQ(opened.boundary_tokens, 4u);
-  EXPECT_EQ(Log().hold.max_tokens, 0u);
-  EXPECT_FALSE(Log().hold.only_reported);
+  EXPECT_EQ(Log().open.max_held, 0u);
+  EXPECT_FALSE(Log().open.only_reported);
 
-  kvs_open_options options{sizeof(options), 48, 1};
+  kvs_open_options options{sizeof(options), 48, 1, 500, 0};
   const auto open = [&] {
     return kvs_sequence_open_with(session_, kFakeModel, "full", tokens, 3, &options, &opened);
   };
   ASSERT_EQ(open(), KVS_OK);
-  EXPECT_EQ(Log().hold.max_tokens, 48u);
-  EXPECT_TRUE(Log().hold.only_reported);
+  EXPECT_EQ(Log().open.max_held, 48u);
+  EXPECT_TRUE(Log().open.only_reported);
+  EXPECT_EQ(Log().open.reserve_tokens, 500u);
+  options.size = offsetof(kvs_open_options, reserve_tokens);  // of an older header
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_EQ(Log().open.max_held, 48u);
+  EXPECT_EQ(Log().open.reserve_tokens, 0u);
+  options.size = sizeof(options);
+  options.reserved = 1;
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "reserved 1; allowed: 0..0");
   options.only_reported = 2;
   ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "only_reported 2; allowed: 0..1");
-  options = {8, 0, 0};
+  options = {8, 0, 0, 0, 0};
   ExpectRefused(open(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_open_options.size 8");
-  options = {sizeof(options), 0, 0};
+  options = {sizeof(options), 0, 0, 0, 0};
   opened.size = 8;
   ExpectRefused(open(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_opened.size 8");
   ExpectRefused(kvs_sequence_open_with(session_, 1, nullptr, tokens, 3, &options, &opened),
@@ -207,6 +215,28 @@ TEST_F(AbiTest, LooksUp) {
                 "STRUCT_SIZE", "kvs_lookup_result");
   ExpectRefused(kvs_lookup(session_, kFakeModel, nullptr, tokens, 3, nullptr), KVS_INVALID_ARGUMENT,
                 "ARGUMENT_NULL", "out is NULL");
+}
+
+TEST_F(AbiTest, SaysWhatThereIsRoomFor) {
+  kvs_capacity_result room{};
+  room.size = sizeof(room);
+  ASSERT_EQ(kvs_capacity(session_, kFakeModel, "quest", &room), KVS_OK);
+  EXPECT_EQ(Log().plan, "quest");
+  EXPECT_EQ(room.device.free.tokens, 16u);
+  EXPECT_EQ(room.device.after_eviction.bytes, 2u);
+  EXPECT_EQ(room.device.limit.tokens, 48u);
+  EXPECT_EQ(room.host.free.bytes, 4u);
+  EXPECT_EQ(room.host.after_eviction.tokens, 80u);
+  EXPECT_EQ(room.host.limit.bytes, 6u);
+  EXPECT_EQ(room.open_tokens, 112u);
+  const auto refused = [&](const char* plan, kvs_capacity_result* out) {
+    return kvs_capacity(session_, kFakeModel, plan, out);
+  };
+  ExpectRefused(refused(nullptr, &room), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "plan is NULL");
+  ExpectRefused(refused("full", nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "out is NULL");
+  room.size = 8;
+  ExpectRefused(refused("full", &room), KVS_INVALID_ARGUMENT, "STRUCT_SIZE",
+                "kvs_capacity_result.size 8");
 }
 
 TEST_F(AbiTest, PlansSayWhatTheyNeed) {

@@ -48,10 +48,10 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   return testing::kFakeModel;
 }
 Result<Opened> Session::Open(uint64_t, std::string_view plan, std::span<const int32_t> tokens,
-                             const HoldOptions& hold) {
+                             const OpenOptions& options) {
   testing::Log().plan = plan;
   testing::Log().prompt.assign(tokens.begin(), tokens.end());
-  testing::Log().hold = hold;
+  testing::Log().open = options;
   return Opened{testing::kFakeSequence, 16, 8, 12, 4};
 }
 Result<LookedUp> Session::Lookup(uint64_t, const LookupQuery& query,
@@ -60,6 +60,10 @@ Result<LookedUp> Session::Lookup(uint64_t, const LookupQuery& query,
   testing::Log().lookup_device = query.device_uuid;
   testing::Log().prompt.assign(tokens.begin(), tokens.end());
   return LookedUp{48, 32, 16, 24, 8};
+}
+Result<Capacity> Session::CountCapacity(uint64_t, std::string_view plan) {
+  testing::Log().plan = plan;
+  return Capacity{{{16, 1}, {32, 2}, {48, 3}}, {{64, 4}, {80, 5}, {96, 6}}, 112};
 }
 Result<Opened> Session::Fork(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));

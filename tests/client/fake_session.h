@@ -18,7 +18,7 @@ struct FakeLog {
   ModelSpec model;
   std::string plan;
   std::vector<int32_t> prompt;
-  HoldOptions hold;
+  OpenOptions open;
   std::string lookup_device;
   Rows k;
   MutableRows out;

@@ -477,6 +477,31 @@ TEST_F(LinkedTest, TheDaemonsDeathIsAnErrorAndNoHang) {
                 KVS_UNAVAILABLE, "DAEMON_UNREACHABLE");
 }
 
+TEST(Exhaustion, WhatIsReservedIsThereWhenAllElseIsTaken) {
+  DaemonProcess daemon({"--set", "pool.device_bytes=1MiB", "--set", "pool.host_bytes=1MiB"});
+  kvs::Session session = AttachTo(daemon);
+  auto model = session.Register(ToyModel());
+  ASSERT_GOOD(model);
+  auto room = session.Capacity(*model);
+  ASSERT_GOOD(room);
+  // A page is 32 KiB: both pools together hold 64 of them, 1024 tokens; four are kept ahead.
+  EXPECT_EQ(room->device.free.tokens, 512u);
+  EXPECT_EQ(room->host.after_eviction.bytes, uint64_t{1} << 20);
+  EXPECT_EQ(room->open_tokens, 960u);
+  auto running = session.Open(*model, "full", Ids(1, 0, 64), {.reserve_tokens = 640});
+  ASSERT_GOOD(running);
+  std::vector<kvs::Sequence> others;
+  for (auto s = session.Open(*model, "full"); s; s = session.Open(*model, "full")) {
+    others.push_back(*std::move(s));
+    ASSERT_LT(others.size(), 64u);
+  }
+  EXPECT_EQ(session.Capacity(*model)->open_tokens, 0u);
+  RunStep(session, *running, 1, 0, 600);
+  ExpectOracle(RunStep(session, *running, 1, 600, 40), 1, 600, 40);
+  auto beyond = session.Begin(*running, Ids(1, 640, 200));
+  ExpectRefused(beyond, KVS_RESOURCE_EXHAUSTED, "POOL_EXHAUSTED");
+}
+
 TEST(Exhaustion, AFullPoolIsAClearErrorAndRunningSequencesGoOn) {
   DaemonProcess daemon({"--set", "pool.device_bytes=1MiB", "--set", "pool.host_bytes=1MiB"});
   kvs::Session session = AttachTo(daemon);

@@ -81,6 +81,46 @@ TEST_F(LinkedCuda, WhatIsTakenBackIsNotAttended) {
   }
 }
 
+TEST_F(LinkedCuda, AReservationGoesOnInHostMemory) {
+  testing::Operator admin(daemon_.socket());
+  for (const char* plan : {"full", kQuest}) {
+    SCOPED_TRACE(plan);
+    kvs_capacity_result room{};
+    room.size = sizeof(room);
+    ASSERT_KVS(kvs_capacity(session_, model_, plan, &room));
+    const auto reserve = [&](uint64_t tokens, const std::vector<int32_t>& prompt) {
+      const kvs_open_options options{sizeof(options), 0, 0, static_cast<uint32_t>(tokens), 0};
+      kvs_opened opened{};
+      opened.size = sizeof(opened);
+      EXPECT_EQ(kvs_sequence_open_with(session_, model_, plan, prompt.data(), prompt.size(),
+                                       &options, &opened),
+                KVS_OK)
+          << kvs_error_message();
+      return LinkedSequence{opened.sequence, {}};
+    };
+    const auto prompt = Ids(600, plan == kQuest ? 50'000 : 0);
+    std::vector<kvs_sequence> others = {
+        reserve(room.device.after_eviction.tokens - 320, {}).handle};
+    LinkedSequence s = reserve(640, prompt);
+    kvs_sequence other = 0;
+    while (kvs_sequence_open(session_, model_, "full", nullptr, 0, &other, nullptr) == KVS_OK) {
+      others.push_back(other);
+    }
+    EXPECT_STREQ(kvs_error_reason(), "POOL_EXHAUSTED");
+    ASSERT_NO_FATAL_FAILURE(Prefill(&s, prompt, true));
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 40, true));
+    std::vector<kvs_page> pages(40);
+    size_t n = 0;
+    ASSERT_KVS(kvs_page_table(session_, s.handle, pages.data(), pages.size(), &n, nullptr));
+    EXPECT_EQ(n, pages.size());
+    EXPECT_EQ(pages.front().tier, 0u);
+    EXPECT_EQ(pages.back().tier, 1u);
+    EXPECT_EQ(admin.Audit(), "");
+    for (const kvs_sequence opened : others) ASSERT_KVS(kvs_sequence_close(session_, opened));
+    ASSERT_KVS(kvs_sequence_close(session_, s.handle));
+  }
+}
+
 TEST_F(LinkedCuda, PackedRowsAreAttended) {
   LinkedSequence s;
   Open(kMosaic, Ids(304), &s);

@@ -18,7 +18,7 @@ OLD = "0.0.9"
 
 
 class OlderDaemon(grpc.GenericRpcHandler):
-    """Serves a status and sessions; everything else is unknown to it."""
+    """Serves a status, sessions and opens that reserve nothing; everything else is unknown to it."""
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if call.method.endswith("/GetStatus"):
@@ -26,7 +26,14 @@ class OlderDaemon(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(lambda _, __: status.SerializeToString())
         if call.method.endswith("/OpenSession"):
             return grpc.unary_stream_rpc_method_handler(self.open)
-        return None
+        known = OlderDaemon.answers.get(call.method.rsplit("/", 1)[1])
+        if known is None:
+            return None
+        return grpc.unary_unary_rpc_method_handler(lambda _, __: known.SerializeToString())
+
+    answers = {"RegisterModel": control_pb2.RegisterModelResponse(model=3),
+               "OpenSequence": control_pb2.OpenSequenceResponse(sequence=5, plan="full"),
+               "CloseSequence": control_pb2.CloseSequenceResponse()}
 
     @staticmethod
     def open(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -73,8 +80,18 @@ def test_its_status_comes_with_a_warning_once(older: str) -> None:
 
 def test_the_remote_road_names_both_versions(older: str) -> None:
     with kvstrata.attach(older, road="remote", timeout_ms=5000) as session:
+        model = session.register_model("toy", "digest", layers=2, query_heads=4, kv_heads=2, head_dim=64,
+                                       page_tokens=16)
         with pytest.raises(kvstrata.KvstrataError) as refused:
-            session.register_model("toy", "digest", layers=2, query_heads=4, kv_heads=2, head_dim=64, page_tokens=16)
+            session.capacity(model)
     assert refused.value.reason == "RPC_UNIMPLEMENTED"
     assert f"the daemon is {OLD}" in str(refused.value)
     assert "restart the daemon" in str(refused.value)
+
+
+def test_a_reservation_that_it_does_not_know_is_refused(older: str) -> None:
+    with kvstrata.attach(older, road="remote") as session:
+        model = session.register_model("m", "d", layers=1, query_heads=1, kv_heads=1, head_dim=64)
+        session.open(model).close()
+        with pytest.raises(kvstrata.Unimplemented, match="reserve_tokens is 100"):
+            session.open(model, reserve_tokens=100)

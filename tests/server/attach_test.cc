@@ -416,6 +416,7 @@ TEST_F(AttachTest, MalformedFramesEndThatSessionOnly) {
       {"empty close", shm::kCloseSequence, 1, 0},
       {"short grow", shm::kGrow, 1, 8},
       {"short lookup", shm::kLookup, 1, 8},
+      {"short capacity", shm::kCapacity, 1, 8},
       {"short commit", shm::kCommit, 0, 23},
       {"long commit", shm::kCommit, 0, 28},
       {"short report", shm::kReport, 0, 23},
@@ -441,7 +442,8 @@ TEST_F(AttachTest, LyingCountsAreMalformed) {
     Client client = Attach();
     return client.Send(type,
                        type == shm::kOpenSequence || type == shm::kLookup ||
-                           type == shm::kRegisterModel || type == shm::kPlanText,
+                           type == shm::kRegisterModel || type == shm::kPlanText ||
+                           type == shm::kCapacity,
                        payload) &&
            SawEof(client.socket());
   };
@@ -449,6 +451,7 @@ TEST_F(AttachTest, LyingCountsAreMalformed) {
     EXPECT_TRUE(ends(shm::kOpenSequence, PodBytes(shm::OpenSequence{1, 0, n}))) << n;
     EXPECT_TRUE(ends(shm::kOpenSequence, PodBytes(shm::OpenSequence{1, n, 0}))) << n;
     EXPECT_TRUE(ends(shm::kPlanText, PodBytes(shm::PlanText{n, 0}))) << n;
+    EXPECT_TRUE(ends(shm::kCapacity, PodBytes(shm::Capacity{1, n, 0}))) << n;
     EXPECT_TRUE(ends(shm::kLookup, PodBytes(shm::Lookup{1, 0, n, ""}))) << n;
     EXPECT_TRUE(ends(shm::kCommit, PodBytes(shm::Commit{1, 0, n, 0, 0}))) << n;
     EXPECT_TRUE(ends(shm::kReport, PodBytes(shm::Report{1, 0, n, 7, 0}))) << n;

@@ -257,6 +257,7 @@ struct AttachOptions {
 struct OpenOptions {
   uint32_t max_held = 0;  // 0: no limit
   bool only_reported = false;
+  uint32_t reserve_tokens = 0;  // 0: none
 };
 
 // kvs_plan_needs: KVS_NEEDS_*, and a line each.
@@ -328,7 +329,8 @@ class Session {
 
   Result<Sequence> Open(Model model, const std::string& plan, std::span<const int32_t> tokens = {},
                         const OpenOptions& options = {}) {
-    const kvs_open_options raw{sizeof(raw), options.max_held, options.only_reported ? 1 : 0};
+    const kvs_open_options raw{sizeof(raw), options.max_held, options.only_reported ? 1 : 0,
+                               options.reserve_tokens, 0};
     kvs_opened opened{};
     opened.size = sizeof(opened);
     const int rc = kvs_sequence_open_with(session_, model, plan.c_str(), tokens.data(),
@@ -349,6 +351,15 @@ class Session {
     const int rc = kvs_lookup(session_, model, &raw, tokens.data(), tokens.size(), &found);
     if (rc != 0) return Error::Last(rc);
     return found;
+  }
+
+  // How many tokens of the model, with the plan's index, there is room for now.
+  Result<kvs_capacity_result> Capacity(Model model, const std::string& plan = "full") const {
+    kvs_capacity_result room{};
+    room.size = sizeof(room);
+    const int rc = kvs_capacity(session_, model, plan.c_str(), &room);
+    if (rc != 0) return Error::Last(rc);
+    return room;
   }
 
   Result<PlanNeeds> Needs(const std::string& plan) const {

@@ -124,8 +124,15 @@ KVS_API int kvs_sequence_open(kvs_session* session, kvs_model model, const char*
 typedef struct kvs_open_options {
   size_t size;
   uint32_t max_held; /* leading tokens to hold at most, rounded down to whole pages; 0: no limit */
-  int32_t only_reported; /* 1: hold no more than the series go that the plan needs (surprisal,
-                            boundary); all of a prompt that its codec has packed already */
+  int32_t only_reported;   /* 1: hold no more than the series go that the plan needs (surprisal,
+                              boundary); all of a prompt that its codec has packed already */
+  uint32_t reserve_tokens; /* 0: none. Else pages and index blocks for so many tokens, prompt and
+                              generated, are taken now or the open is refused (POOL_EXHAUSTED,
+                              nothing taken): until it is truncated or closed the sequence grows to
+                              them without POOL_EXHAUSTED. They count as its user's bytes, used or
+                              not. Forks have none; a step on a page that is shared with one takes a
+                              copy beyond it. At most 2^24 (SEQUENCE_TOO_LONG) */
+  uint32_t reserved;       /* 0 */
 } kvs_open_options;
 typedef struct kvs_opened {
   size_t size;
@@ -160,6 +167,30 @@ typedef struct kvs_lookup_result {
  * PLAN_*, DEVICE_UNKNOWN. */
 KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_options* options,
                        const int32_t* tokens, size_t n, kvs_lookup_result* out);
+/* What there is room for, for a scheduler that is about to open or grow. */
+typedef struct kvs_room {
+  uint64_t tokens; /* of the model, with the plan's index beside them */
+  uint64_t bytes;
+} kvs_room;
+typedef struct kvs_pool_capacity {
+  kvs_room free;           /* at once */
+  kvs_room after_eviction; /* with what nobody uses dropped, as an open does; free is part of it */
+  kvs_room limit;          /* what the user's own limit leaves for more; UINT64_MAX: it has none.
+                              The other two respect it */
+} kvs_pool_capacity;
+typedef struct kvs_capacity_result {
+  size_t size;
+  kvs_pool_capacity device, host; /* of this session's device; a sequence may lie in both */
+  uint32_t open_tokens; /* the longest prompt that an open would take, were nothing of it held: in
+                           both pools, after eviction, less the pages that are kept ahead of it.
+                           Of reserve_tokens all of after_eviction may be asked for */
+  uint32_t reserved;
+} kvs_capacity_result;
+/* As things are: takes nothing, promises nothing, others may be faster. Rows in raw pages are
+ * counted, whatever the plan's codec makes of them later. plan as kvs_sequence_open takes it.
+ * PLAN_*, MODEL_UNKNOWN. Costs a message to the daemon. */
+KVS_API int kvs_capacity(kvs_session* session, kvs_model model, const char* plan,
+                         kvs_capacity_result* out);
 /* A second sequence with the same content and plan; pages are shared, copied when written. Of a
  * sequence in an open step: with what was committed before it. On a GPU this waits for the steps
  * before and for what the open one's begin enqueued; SEQUENCE_BUSY in an open step of a prompt of
@@ -167,11 +198,11 @@ KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_o
 KVS_API int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out);
 /* Takes back the tokens from position `tokens` on, which is at most those committed: drafts that a
  * verifier rejected, or what an engine resumes below. Reports of them are forgotten, and what the
- * plan had chosen by them it chooses anew. Not in an open step. TRUNCATE_TOKENS;
- * FAILED_PRECONDITION TRUNCATE_PROMPT inside a prompt that is complete (open a sequence with the
- * tokens to keep: it is held for them), TRUNCATE_PACKED where the plan's codec alone holds the
- * rows. On a GPU this waits for the steps before. Costs a message to the daemon; of the page that
- * is cut a copy, if others may have it. */
+ * plan had chosen by them it chooses anew; what was reserved ahead of them (kvs_open_options) goes
+ * back. Not in an open step. TRUNCATE_TOKENS; FAILED_PRECONDITION TRUNCATE_PROMPT inside a prompt
+ * that is complete (open a sequence with the tokens to keep: it is held for them), TRUNCATE_PACKED
+ * where the plan's codec alone holds the rows. On a GPU this waits for the steps before. Costs a
+ * message to the daemon; of the page that is cut a copy, if others may have it. */
 KVS_API int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, uint32_t tokens);
 /* Beams: out[i] [n_parents] continues sequences[parents[i]]. The first that names a parent is the
  * parent itself, later ones are forks of it, and sequences that are nobody's parent are closed.

@@ -9,11 +9,13 @@
 from .errors import (Aborted, AlreadyExists, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
                      InvalidArgument, KvstrataError, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented)
-from .session import Built, Held, Model, Need, PageTableEntry, PlanNeeds, Sequence, Session, Step, attach
+from .session import (Built, Capacity, Held, Model, Need, PageTableEntry, PlanNeeds, PoolCapacity, Room, Sequence,
+                      Session, Step, attach)
 from .tensors import DType
 
 __version__ = "0.1.0"
-__all__ = ["Aborted", "AlreadyExists", "Built", "DType", "DataLoss", "DeadlineExceeded", "FailedPrecondition",
-           "Held", "Internal", "InvalidArgument", "KvstrataError", "Model", "Need", "NotFound", "OutOfRange",
-           "PageTableEntry", "PermissionDenied", "PlanNeeds", "ResourceExhausted", "Sequence", "Session", "Step",
-           "Unauthenticated", "Unavailable", "Unimplemented", "attach"]
+__all__ = ["Aborted", "AlreadyExists", "Built", "Capacity", "DType", "DataLoss", "DeadlineExceeded",
+           "FailedPrecondition", "Held", "Internal", "InvalidArgument", "KvstrataError", "Model", "Need",
+           "NotFound", "OutOfRange", "PageTableEntry", "PermissionDenied", "PlanNeeds", "PoolCapacity",
+           "ResourceExhausted", "Room", "Sequence", "Session", "Step", "Unauthenticated", "Unavailable",
+           "Unimplemented", "attach"]

@@ -43,6 +43,19 @@ class LookupResult(c.Structure):
                 ("disk_tokens", c.c_uint32), ("reserved", c.c_uint32)]
 
 
+class Room(c.Structure):
+    _fields_ = [("tokens", c.c_uint64), ("bytes", c.c_uint64)]
+
+
+class PoolCapacity(c.Structure):
+    _fields_ = [("free", Room), ("after_eviction", Room), ("limit", Room)]
+
+
+class CapacityResult(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("device", PoolCapacity), ("host", PoolCapacity),
+                ("open_tokens", c.c_uint32), ("reserved", c.c_uint32)]
+
+
 class Tensor(c.Structure):
     _fields_ = [("data", c.c_void_p), ("dtype", c.c_int32), ("heads", c.c_int32),
                 ("head_dim", c.c_int32), ("tokens", c.c_int32), ("token_stride", c.c_int64),
@@ -76,7 +89,8 @@ class AttendCost(c.Structure):
 
 
 class OpenOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("max_held", c.c_uint32), ("only_reported", c.c_int32)]
+    _fields_ = [("size", c.c_size_t), ("max_held", c.c_uint32), ("only_reported", c.c_int32),
+                ("reserve_tokens", c.c_uint32), ("reserved", c.c_uint32)]
 
 
 class Opened(c.Structure):
@@ -114,6 +128,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_sequence_open_with": (_INT, (_SESSION, _MODEL, _TEXT, _P(c.c_int32), _SIZE, _P(OpenOptions),
                                       _P(Opened))),
     "kvs_lookup": (_INT, (_SESSION, _MODEL, _P(LookupOptions), _P(c.c_int32), _SIZE, _P(LookupResult))),
+    "kvs_capacity": (_INT, (_SESSION, _MODEL, _TEXT, _P(CapacityResult))),
     "kvs_sequence_fork": (_INT, (_SESSION, _SEQUENCE, _P(_SEQUENCE))),
     "kvs_sequence_truncate": (_INT, (_SESSION, _SEQUENCE, _U32)),
     "kvs_sequences_reorder": (_INT, (_SESSION, _P(_SEQUENCE), _SIZE, _P(_U32), _SIZE, _P(_SEQUENCE))),

@@ -35,6 +35,8 @@ from .tensors import TO_NUMPY, DType, take_array, tensor_of
 
 Ids = Items[int] | npt.NDArray[np.int32]
 _TOKENS, _UNITS = 0, 1
+_UNLIMITED = 2**64 - 1
+_MAX_TOKENS = 1 << 24  # of a sequence
 
 
 def _ids(tokens: Ids) -> npt.NDArray[np.int32]:
@@ -79,6 +81,31 @@ class Held(NamedTuple):
     disk_tokens: int
 
 
+class Room(NamedTuple):
+    """Bytes, and tokens of a model with a plan's index that they hold."""
+
+    tokens: int
+    bytes: int
+
+
+class PoolCapacity(NamedTuple):
+    """What a pool has room for: at once; with what nobody uses dropped, as an open does; what the user's own
+    limit leaves for more, which bounds both (None: it has no limit)."""
+
+    free: Room
+    after_eviction: Room
+    limit: Room | None
+
+
+class Capacity(NamedTuple):
+    """What this session has room for now. open_tokens: the longest prompt that an open would take, in both
+    pools, were nothing of it held."""
+
+    device: PoolCapacity
+    host: PoolCapacity
+    open_tokens: int
+
+
 class Cost(NamedTuple):
     """What attending one layer read: (position, KV head) rows, units as one row, and bytes."""
 
@@ -104,6 +131,12 @@ class PlanNeeds(NamedTuple):
 
     flags: Need
     text: str
+
+
+def _pool_capacity(pool: lib.PoolCapacity) -> PoolCapacity:
+    rooms = [Room(room.tokens, room.bytes) for room in (pool.free, pool.after_eviction, pool.limit)]
+    unlimited = pool.limit.bytes == _UNLIMITED
+    return PoolCapacity(rooms[0], rooms[1], None if unlimited else rooms[2])
 
 
 def _finalizer(owner: object, run: Callable[..., object], *args: object) -> weakref.finalize[..., Any]:
@@ -189,15 +222,20 @@ class Session:
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
 
     def open(self, model: Model, plan: str = "full", tokens: Ids = (), *, max_held: int = 0,
-             only_reported: bool = False) -> Sequence:
+             only_reported: bool = False, reserve_tokens: int = 0) -> Sequence:
         """A sequence; `held` says how many leading tokens of the prompt are there already.
 
         max_held: hold no more than that, rounded down to whole pages; 0: no limit. only_reported: hold no
         more than the series go that the plan needs, so that it lacks none when this engine reports
-        those of the positions that it computes.
+        those of the positions that it computes. reserve_tokens: take memory for so many tokens, prompt and
+        generated, or refuse (POOL_EXHAUSTED, nothing taken): until it is truncated or closed the sequence
+        grows to them without POOL_EXHAUSTED.
         """
         ids = _ids(tokens)
-        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported))
+        if not 0 <= reserve_tokens <= _MAX_TOKENS:
+            raise error_of(3, "SEQUENCE_TOO_LONG",
+                           f"reserve_tokens is {reserve_tokens}; allowed are 0 to {_MAX_TOKENS}")
+        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens)
         opened = lib.Opened(c.sizeof(lib.Opened))
         self._lib.check(self._lib.kvs_sequence_open_with(self.handle, model.handle, plan.encode(),
                                                          _int32s(ids), ids.size, options, opened))
@@ -215,6 +253,13 @@ class Session:
         found = lib.LookupResult(c.sizeof(lib.LookupResult))
         self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
         return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
+
+    def capacity(self, model: Model, plan: str = "full") -> Capacity:
+        """How many tokens of `model`, with the plan's index, could be opened or grown to as things are, on this
+        session's device and in host memory. Takes nothing and promises nothing: others may be faster."""
+        room = lib.CapacityResult(c.sizeof(lib.CapacityResult))
+        self._lib.check(self._lib.kvs_capacity(self.handle, model.handle, plan.encode(), room))
+        return Capacity(_pool_capacity(room.device), _pool_capacity(room.host), room.open_tokens)
 
     def reorder(self, sequences: Items[Sequence], parents: Items[int]) -> list[Sequence]:
         """Beams: result i continues sequences[parents[i]]. The first that names a parent is the parent itself,
