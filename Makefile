@@ -1,8 +1,9 @@
-# make demo   a language model decodes from the daemon's memory; ENGINE=transformers: in Hugging Face transformers
+# make demo   a language model decodes from the daemon's memory; ENGINE=transformers, ENGINE=vllm: in these
 # make test   everything CI runs
 # make asan, asan-daemon  the unit tests, and the daemon under the end-to-end tests, with ASan and UBSan (part of make test)
 # make asan-rpc  the same of what links gRPC: nightly
 # make test-transformers  kvstrata_transformers with the oldest and the newest transformers; ARGS=--full runs all cases
+# make test-vllm  kvstrata_vllm with vLLM 0.32 on the CPU; ARGS=--full runs all cases
 # make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
@@ -14,6 +15,7 @@ BUILD  := build
 PYTHON := /usr/bin/python3
 VENV   := $(BUILD)/venv
 HF_VENV := $(BUILD)/venv-transformers
+VLLM_VENV := $(BUILD)/venv-vllm
 ENGINE := numpy
 JOBS   := $(shell nproc)
 
@@ -21,13 +23,15 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers test test-transformers build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm test test-transformers test-vllm build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
 	@$(VENV)/bin/python integrations/demo.py
 demo-transformers: build $(HF_VENV)/.installed
 	@$(HF_VENV)/bin/python integrations/demo_transformers.py
+demo-vllm: build $(VLLM_VENV)/.installed
+	@$(VLLM_VENV)/bin/python integrations/demo_vllm.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others get a second chance on a busy machine.
 test: all asan asan-daemon $(BUILD)/.image_packages
@@ -37,6 +41,9 @@ test: all asan asan-daemon $(BUILD)/.image_packages
 test-transformers: build $(HF_VENV)/.installed
 	$(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
 	PYTHONPATH=$(HF_VENV)/oldest $(HF_VENV)/bin/python -m pytest -q -rs tests/transformers $(ARGS)
+
+test-vllm: build $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest -q -rs tests/vllm $(ARGS)
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target product
@@ -122,4 +129,11 @@ $(HF_VENV)/.installed: $(BUILD)/.packages integrations/requirements-transformers
 	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check -r integrations/requirements-transformers.txt
 	$(HF_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(HF_VENV)/oldest \
 	  -r integrations/requirements-transformers-oldest.txt
+	touch $@
+
+# Plugins of vLLM are found by their packages' entry points, so ours are installed, as links to this tree.
+$(VLLM_VENV)/.installed: $(BUILD)/.packages integrations/requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r integrations/requirements-vllm.txt
+	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e integrations/kvstrata -e integrations/kvstrata_vllm
 	touch $@

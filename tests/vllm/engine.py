@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""vLLM in a process of its own, as a test asks for it: one engine, its batches one after the other.
+
+    engine.py SPEC.json RESULT.json
+
+SPEC: plan (null: plain vLLM; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null: one is started,
+and started again when it was killed), llm (arguments of vllm.LLM), batches [{prompts [ids], tokens, kill_at (number of
+the attention call before which the daemon is killed, or null)}], record: what the plan chose is compared with direct
+calls. RESULT: batches [[{tokens, top, held, reason}]], differing: lists that differ, chosen: lists that were compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1",
+                  DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_CPU_CI_ENV="1")
+
+import kvstrata  # noqa: E402
+from kvstrata.daemon import Daemon  # noqa: E402
+
+TOP = 4  # logprobs, to tell near-ties
+
+
+class Recorder:
+    """What went through the binding, and what the plan chose; one request at a time."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[int], dict[int, list[Any]]]] = []  # ids; layer: k, v, q, chosen
+        self.begin, self.append, self.attend = kvstrata.Session.step, kvstrata.Step.append, kvstrata.Step.attend
+        recorder = self
+
+        def begin(session: kvstrata.Session, members: Any) -> kvstrata.Step:
+            members = list(members)
+            recorder.steps.append((list(members[0][1]), {}))
+            recorder.last = session, members[0][0].model, members[0][0].plan
+            return recorder.begin(session, members)
+
+        def append(step: kvstrata.Step, layer: int, k: Any, v: Any) -> None:
+            recorder.steps[-1][1][layer] = [k.copy(), v.copy()]
+            recorder.append(step, layer, k, v)
+
+        def attend(step: kvstrata.Step, layer: int, q: Any, *args: Any) -> Any:
+            kept = q.copy()
+            out = recorder.attend(step, layer, q, *args)
+            recorder.steps[-1][1][layer] += [kept, step.selected_tokens()]
+            return out
+
+        kvstrata.Session.step, kvstrata.Step.append, kvstrata.Step.attend = begin, append, attend
+
+    def compare(self, prompt: int) -> tuple[int, int]:
+        """(lists that differ, all lists) when the same keys and queries are passed to the binding alone."""
+        kvstrata.Session.step, kvstrata.Step.append, kvstrata.Step.attend = self.begin, self.append, self.attend
+        session, model, plan = self.last
+        differing = every = done = 0
+        with session.open(model, plan) as sequence:
+            for ids, layers in self.steps:
+                with session.step([(sequence, ids)]) as step:
+                    for layer, (k, v, q, chosen) in layers.items():
+                        step.append(layer, k, v)
+                        step.attend(layer, q)
+                        for a, b in zip(step.selected_tokens(), chosen, strict=True):
+                            every += 1
+                            differing += a.tolist() != b.tolist()
+                if done < prompt <= done + len(ids):
+                    sequence.prefill_done()
+                done += len(ids)
+        return differing, every
+
+
+class Killer:
+    """Kills the daemon before the number-th attention call from now on."""
+
+    def __init__(self) -> None:
+        from kvstrata_vllm.worker import WorkerHalf
+        self.daemon: Daemon | None = None
+        self.left = -1
+        attend = WorkerHalf.attend
+
+        def counted(half: Any, *args: Any) -> None:
+            if self.left == 0 and self.daemon is not None:
+                self.daemon.process.kill()
+                self.daemon.process.wait()
+            self.left -= 1
+            attend(half, *args)
+
+        WorkerHalf.attend = counted
+
+
+def flags(plan: str | None, socket: str) -> dict[str, Any]:
+    if plan is None:
+        return {}
+    extra = {"plan": plan or "full", "socket": socket}
+    return {"attention_backend": "CUSTOM",
+            "kv_transfer_config": {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
+                                   "kv_connector_extra_config": extra}}
+
+
+def generate(llm: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+    parameters = SamplingParams(temperature=0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=TOP)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch["prompts"]], parameters, use_tqdm=False)
+    return [{"tokens": list(o.outputs[0].token_ids), "held": o.num_cached_tokens, "reason": o.outputs[0].finish_reason,
+             "top": [{str(i): p.logprob for i, p in at.items()} for at in o.outputs[0].logprobs or []]}
+            for o in outputs]
+
+
+def main() -> None:
+    spec = json.load(open(sys.argv[1]))
+    plan = spec["plan"]
+    if plan == "":
+        os.environ["KVSTRATA_DISABLE"] = "1"
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        socket = spec.get("socket") or os.path.join(folder, "kvstratad.sock")
+        daemon = stack.enter_context(Daemon(socket=socket)) if plan and not spec.get("socket") else None
+        from vllm import LLM
+        llm = LLM(dtype="float32", seed=0, max_model_len=8192, gpu_memory_utilization=0.25, **flags(plan, socket),
+                  **spec["llm"])
+        recorder = Recorder() if spec.get("record") else None
+        killer = Killer() if plan else None
+        result: dict[str, Any] = {"batches": []}
+        for batch in spec["batches"]:
+            if killer is not None:
+                killer.daemon = daemon
+                killer.left = -1 if batch.get("kill_at") is None else batch["kill_at"]
+            result["batches"].append(generate(llm, batch))
+            if daemon is not None and daemon.process.poll() is not None:
+                daemon = stack.enter_context(Daemon(socket=socket))
+        if recorder is not None:
+            result["differing"], result["chosen"] = recorder.compare(len(spec["batches"][0]["prompts"][0]))
+        json.dump(result, open(sys.argv[2], "w"))
+
+
+if __name__ == "__main__":
+    main()
