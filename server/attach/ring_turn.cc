@@ -136,7 +136,8 @@ uint64_t RingSession::WorkOf(const shm::FrameHeader& header) const {
     case shm::kOpenSequence:
       // What is reserved beyond the prompt is taken like it.
       if (!Take(&front, &open)) return work;
-      return work + kTokenWork * std::max(open.tokens, open.reserve_tokens);
+      return work + kTokenWork *
+                        std::max<uint64_t>(payload_.size() / sizeof(int32_t), open.reserve_tokens);
     case shm::kLookup:
       return work + kTokenWork * (payload_.size() / sizeof(int32_t));
     case shm::kForkSequence:
