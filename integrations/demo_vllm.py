@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""The demo in vLLM: the same prompt twice under plan `full`, then under a plan that reads less.
+
+    DOC=path ASK="question" PLAN="strata{budget = 256, min_tokens = 0}" integrations/demo_vllm.py
+
+Starts a kvstratad of its own (KVSTRATA_SOCKET: uses that one), makes a Hugging Face folder of the GGUF of
+SmolLM2-135M-Instruct once, and shows for each run the answer, what was held of the prompt, and the bytes that a decode
+step read. One vLLM a process: each plan runs in one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / name / "src") for name in ("kvstrata", "kvstrata_numpy", "kvstrata_vllm")]
+for name, value in (("VLLM_ENABLE_V1_MULTIPROCESSING", "0"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("HF_HUB_OFFLINE", "1"),
+                    ("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", "WARNING")):
+    os.environ.setdefault(name, value)
+
+import kvstrata  # noqa: E402
+from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata_numpy import hugging_face  # noqa: E402
+from kvstrata_numpy.download import DownloadError, cache_folder, model_path  # noqa: E402
+
+DOCUMENT = "/usr/share/common-licenses/GPL-3"
+QUESTION = "What is this document about, and what does it allow people to do?"
+PLAN = "strata{budget = 256, min_tokens = 0}"
+PROMPT = 2048  # tokens of the document
+ANSWER = 48
+
+
+class Reading:
+    """What attention has read: bytes of decode steps, and how many layers were attended."""
+
+    def __init__(self) -> None:
+        self.bytes = self.layers = 0
+        attend, reading = kvstrata.Step.attend, self
+
+        def counted(step: kvstrata.Step, *args: Any) -> Any:
+            out = attend(step, *args)
+            if step.tokens == 1:
+                cost = step.cost()
+                reading.bytes += cost.attend_bytes + cost.select_bytes
+                reading.layers += 1
+            return out
+
+        kvstrata.Step.attend = counted  # type: ignore[method-assign, assignment]
+
+
+def prompt_of(tokenizer: Any) -> list[int]:
+    document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")
+    kept = tokenizer.decode(tokenizer(document).input_ids[:PROMPT])
+    turn = [{"role": "user", "content": f"{kept}\n\n{os.environ.get('ASK') or QUESTION}"}]
+    return tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"]
+
+
+def run(folder: pathlib.Path, plan: str, socket: str) -> None:
+    """Twice on one prompt."""
+    from transformers import AutoTokenizer
+    from vllm import LLM, SamplingParams
+    prompt, reading = prompt_of(AutoTokenizer.from_pretrained(folder)), Reading()
+    llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_batched_tokens=4096,
+              gpu_memory_utilization=0.25, attention_backend="CUSTOM",
+              kv_transfer_config={"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
+                                  "kv_connector_extra_config": {"plan": plan, "socket": socket}})
+    for number in ("first", "second"):
+        reading.bytes = reading.layers = 0
+        begin = time.perf_counter()
+        output, = llm.generate([{"prompt_token_ids": prompt}], use_tqdm=False,
+                               sampling_params=SamplingParams(temperature=0, max_tokens=ANSWER))
+        steps = reading.layers // llm.model_config.get_num_layers(llm.llm_engine.vllm_config.parallel_config)
+        print(f"{plan}, {number} run:\n{output.outputs[0].text.strip()}\n-> held {output.num_cached_tokens} of "
+              f"{len(prompt)} prompt tokens; {time.perf_counter() - begin:.2f} s for {len(output.outputs[0].token_ids)} "
+              f"tokens; {reading.bytes / max(1, steps) / 1e6:.1f} MB of keys and values read a step\n", flush=True)
+
+
+def main() -> int:
+    folder = cache_folder() / "SmolLM2-135M-Instruct.hf"
+    if not folder.exists():
+        print(f"making {folder}", flush=True)
+        hugging_face.write(model_path(), folder)
+    with contextlib.ExitStack() as stack:
+        socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
+        for plan in ("full", os.environ.get("PLAN") or PLAN):
+            subprocess.run([sys.executable, __file__, str(folder), plan, socket], check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        if len(sys.argv) == 4:
+            run(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+        else:
+            sys.exit(main())
+    except (DownloadError, OSError, kvstrata.KvstrataError, subprocess.CalledProcessError) as problem:
+        sys.exit(f"demo: {problem}")
+    except KeyboardInterrupt:
+        sys.exit(130)
