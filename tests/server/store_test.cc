@@ -231,8 +231,8 @@ TEST(Store, WhatIsReportedOfTheSameTokensGoesWithThePagesThatAreFound) {
   TestSession session(store.get());
   const std::vector<int32_t> prompt = Tokens(50);
   const TestSequence first = TestSequence::Prompt(&session, "full", prompt);
-  const Result<OpenedSequence> opened =
-      store->OpenSequence(session.id(), session.model(), "full", prompt, {.hold = {.max_tokens = 1}});
+  const Result<OpenedSequence> opened = store->OpenSequence(session.id(), session.model(), "full",
+                                                            prompt, {.hold = {.max_tokens = 1}});
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
   ASSERT_EQ(opened->held_tokens, 0u);
   TestSequence second(&session, *opened, prompt);
