@@ -70,7 +70,8 @@ def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
     def run(plan: str | None, batches: list[dict[str, Any]], record: bool = False, socket: str | None = None,
             **llm: Any) -> dict[str, Any]:
         at = tmp_path_factory.mktemp("engine")
-        arguments = {"model": str(folder), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8}
+        arguments = {"model": str(folder), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
+                     "max_model_len": 8192}
         spec = {"plan": plan, "batches": batches, "record": record, "socket": socket, "llm": {**arguments, **llm}}
         (at / "spec.json").write_text(json.dumps(spec))
         ran = subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("engine.py")),

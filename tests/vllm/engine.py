@@ -120,8 +120,7 @@ def main() -> None:
         socket = spec.get("socket") or os.path.join(folder, "kvstratad.sock")
         daemon = stack.enter_context(Daemon(socket=socket)) if plan and not spec.get("socket") else None
         from vllm import LLM
-        llm = LLM(dtype="float32", seed=0, max_model_len=8192, gpu_memory_utilization=0.25, **flags(plan, socket),
-                  **spec["llm"])
+        llm = LLM(dtype="float32", seed=0, gpu_memory_utilization=0.25, **flags(plan, socket), **spec["llm"])
         recorder = Recorder() if spec.get("record") else None
         killer = Killer() if plan else None
         result: dict[str, Any] = {"batches": []}
