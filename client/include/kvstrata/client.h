@@ -343,9 +343,10 @@ class Session {
   // pages, on whatever device.
   Result<kvs_lookup_result> Lookup(Model model, std::span<const int32_t> tokens,
                                    const std::string& plan = "",
-                                   const std::string& device_uuid = "") const {
+                                   const std::string& device_uuid = "",
+                                   uint32_t lease_ms = 0) const {
     const kvs_lookup_options raw{sizeof(raw), plan.empty() ? nullptr : plan.c_str(),
-                                 device_uuid.empty() ? nullptr : device_uuid.c_str()};
+                                 device_uuid.empty() ? nullptr : device_uuid.c_str(), lease_ms, 0};
     kvs_lookup_result found{};
     found.size = sizeof(found);
     const int rc = kvs_lookup(session_, model, &raw, tokens.data(), tokens.size(), &found);

@@ -34,7 +34,8 @@ class ModelDesc(c.Structure):
 
 
 class LookupOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("plan", c.c_char_p), ("device_uuid", c.c_char_p)]
+    _fields_ = [("size", c.c_size_t), ("plan", c.c_char_p), ("device_uuid", c.c_char_p),
+                ("lease_ms", c.c_uint32), ("reserved", c.c_uint32)]
 
 
 class LookupResult(c.Structure):

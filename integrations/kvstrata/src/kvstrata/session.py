@@ -241,15 +241,21 @@ class Session:
                                                          _int32s(ids), ids.size, options, opened))
         return Sequence(self, model, opened)
 
-    def lookup(self, model: Model, tokens: Ids, plan: str | None = None, device: str | None = None) -> Held:
+    def lookup(self, model: Model, tokens: Ids, plan: str | None = None, device: str | None = None, *,
+               lease_ms: int = 0) -> Held:
         """What an open of `plan` would find now, in a session of `device` (None: as this one's).
 
-        Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Takes nothing and
-        promises nothing.
+        Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Without `lease_ms` (at most
+        60000; with a plan) it takes nothing and promises nothing. With it what is answered stays held so long, for
+        every session of this user, or until this session ends: the daemon opens the plan on what is held, as long
+        as an open takes, and counts it as a sequence of the user. The same prompt and plan again renew it. LEASE_TIME,
+        LEASE_PLAN, LEASE_DEVICE, SEQUENCE_LIMIT.
         """
         ids = _ids(tokens)
+        if not 0 <= lease_ms < 1 << 32:  # beyond it ctypes would take another number
+            raise error_of(3, "LEASE_TIME", f"lease_ms is {lease_ms}; allowed: 0 (none) to 60000")
         options = lib.LookupOptions(c.sizeof(lib.LookupOptions), None if plan is None else plan.encode(),
-                                    None if device is None else device.encode())
+                                    None if device is None else device.encode(), lease_ms)
         found = lib.LookupResult(c.sizeof(lib.LookupResult))
         self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
         return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
