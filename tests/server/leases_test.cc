@@ -1,6 +1,7 @@
 // Leases of look-ups: what is answered stays held, through whatever wants its memory.
 #include <cstring>
 #include <future>
+#include <thread>
 
 #include "tests/server/store_fixture.h"
 
@@ -137,6 +138,28 @@ TEST_P(LeasesTest, CountsAmongTheUsersSequences) {
   ASSERT_TRUE(other.Close().ok());
   ASSERT_TRUE(Lookup(kLease).ok());
   EXPECT_TRUE(Lookup(kLease).ok()) << "a renewal takes no second place";
+}
+
+// Renewals, ends and opens of one prompt from several threads: the books are right afterwards.
+TEST_P(LeasesTest, ManyAskAtOnce) {
+  Compute(kPrompt);
+  ASSERT_TRUE(Lookup(kLease).ok());
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([this] {
+      for (int n = 0; n < 200; ++n) EXPECT_TRUE(Lookup(kLease).ok());
+    });
+  }
+  threads.emplace_back([this] {
+    for (int n = 0; n < 200; ++n) store_->ExpireLeases(After(kLease));
+  });
+  threads.emplace_back([this] {
+    for (int n = 0; n < 200; ++n) HeldAtOpen();
+  });
+  for (std::thread& thread : threads) thread.join();
+  ExpectClean(*store_);
+  store_->ExpireLeases(After(kLease));
+  EXPECT_TRUE(store_->Sequences(0).empty());
 }
 
 TEST_P(LeasesTest, RefusalsNameWhatIsAllowed) {

@@ -340,7 +340,7 @@ class Session {
   }
 
   // What an open of that plan, on that device ("": this session's), would find now; plan "": raw
-  // pages, on whatever device.
+  // pages, on whatever device. With a lease the daemon keeps that held so long (kvs_lookup).
   Result<kvs_lookup_result> Lookup(Model model, std::span<const int32_t> tokens,
                                    const std::string& plan = "",
                                    const std::string& device_uuid = "",
