@@ -254,7 +254,8 @@ class Sequence:
         self.surprisal_tokens, self.boundary_tokens = int(opened.surprisal_tokens), int(opened.boundary_tokens)
         self._lib = session._lib
         self._handle: int | None = opened.sequence
-        self._drop = _finalizer(self, _close_dropped, session, opened.sequence)
+        self._steps: set[_OpenStep] = set()
+        self._drop = _finalizer(self, _close_dropped, session, opened.sequence, self._steps)
 
     @property
     def handle(self) -> int:
@@ -392,15 +393,48 @@ class Sequence:
         return buffer.value.decode()
 
 
-def _close_dropped(session: Session, handle: int) -> None:
+class _OpenStep:
+    """A begun step's handle until its first end. Its Step and its members share it: of objects that are collected
+    together any may be finalized first, and a sequence can only be closed once its step is over."""
+
+    def __init__(self, session: Session, handle: int, members: list[Sequence]) -> None:
+        self._session = session
+        self._handle: int | None = handle
+        self._steps_of_members = [sequence._steps for sequence in members]
+        for steps in self._steps_of_members:
+            steps.add(self)
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None:
+            raise error_of(9, "STEP_OVER", "the step has ended; begin another")
+        return self._handle
+
+    @property
+    def is_open(self) -> bool:
+        return self._handle is not None
+
+    def take(self) -> int:
+        """The handle, for whoever ends the step; it is over for all others."""
+        handle, self._handle = self.handle, None
+        for steps in self._steps_of_members:
+            steps.discard(self)
+        return handle
+
+    def abort(self) -> None:
+        """At most once. Not when the session is closed: that ended its steps, and the handle may be another's."""
+        if self._handle is not None:
+            handle = self.take()
+            if self._session._handle is not None:
+                self._session._lib.kvs_step_abort(handle)
+
+
+def _close_dropped(session: Session, handle: int, steps: set[_OpenStep]) -> None:
     # The session's handle may be another one's by now, unless it is still open.
     if session._handle is not None:
+        for step in list(steps):
+            step.abort()
         session._lib.kvs_sequence_close(session._handle, handle)
-
-
-def _abort_dropped(session: Session, handle: int) -> None:
-    if session._handle is not None:
-        session._lib.kvs_step_abort(handle)
 
 
 class Step:
@@ -408,23 +442,20 @@ class Step:
 
     def __init__(self, session: Session, members: list[tuple[Sequence, Ids]]) -> None:
         self._lib = session._lib
-        self._handle: int | None = None
         ids = [_ids(tokens) for _, tokens in members]
         array = (lib.StepMember * max(1, len(members)))(
             *(lib.StepMember(sequence.handle, _int32s(x), x.size)
               for (sequence, _), x in zip(members, ids)))
         out = c.c_void_p()
         self._lib.check(self._lib.kvs_step_begin(session.handle, array, len(members), None, out, None))
-        self._handle = out.value
-        self._drop = _finalizer(self, _abort_dropped, session, out.value)
         self._members = [sequence for sequence, _ in members]  # nobody closes them before its end
+        self._open = _OpenStep(session, out.value, self._members)
+        self._drop = _finalizer(self, self._open.abort)
         self.tokens = sum(x.size for x in ids)
 
     @property
     def handle(self) -> int:
-        if self._handle is None:
-            raise error_of(9, "STEP_OVER", "the step has ended; begin another")
-        return self._handle
+        return self._open.handle
 
     def append(self, layer: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
         """k, v [new tokens of all members][kv_heads][head_dim]."""
@@ -463,22 +494,20 @@ class Step:
 
     def end(self) -> None:
         """Commits the new tokens; the step is over, also on error."""
-        handle, members = self.handle, self._members
-        self._over()
+        handle, members = self._over()
         self._lib.check(self._lib.kvs_step_end(handle, None))
         del members  # not before: one that was dropped meanwhile is closed now
 
     def abort(self) -> None:
         """Ends without committing. Harmless when the step is over."""
-        if self._handle is not None:
-            handle, members = self._handle, self._members
-            self._over()
-            self._lib.kvs_step_abort(handle)
-            del members
-
-    def _over(self) -> None:
-        self._handle, self._members = None, []
+        self._open.abort()
         self._drop.detach()
+        self._members = []  # not before: one that was dropped meanwhile is closed now
+
+    def _over(self) -> tuple[int, list[Sequence]]:
+        handle, members, self._members = self._open.take(), self._members, []
+        self._drop.detach()
+        return handle, members
 
     def __enter__(self) -> Step:
         return self
@@ -487,7 +516,7 @@ class Step:
                  trace: TracebackType | None) -> None:
         if kind is not None:
             self.abort()
-        elif self._handle is not None:
+        elif self._open.is_open:
             self.end()
 
     def cost(self, member: int = 0) -> Cost:
