@@ -1,6 +1,6 @@
 """kvstrata: keys and values of language models in a daemon's memory.
 
-    session   attach, models, sequences, steps (ctypes over libkvstrata; numpy in and out, no copies)
+    session   attach, models, sequences, steps (ctypes over libkvstrata; torch, numpy, DLPack; no copies)
     daemon    starts a private kvstratad and stops it
     grpc      the daemon's gRPC services (needs grpcio); for tools
     errors    one exception class for each code
@@ -10,10 +10,11 @@ from .errors import (Aborted, AlreadyExists, DataLoss, DeadlineExceeded, FailedP
                      InvalidArgument, KvstrataError, NotFound, OutOfRange, PermissionDenied,
                      ResourceExhausted, Unauthenticated, Unavailable, Unimplemented)
 from .session import Built, Held, Model, Need, PageTableEntry, PlanNeeds, Sequence, Session, Step, attach
-from .tensors import DType
+from .tensors import BlockTensor, DType, MemoryHandle, MemoryKind
 
 __version__ = "0.1.0"
-__all__ = ["Aborted", "AlreadyExists", "Built", "DType", "DataLoss", "DeadlineExceeded", "FailedPrecondition",
-           "Held", "Internal", "InvalidArgument", "KvstrataError", "Model", "Need", "NotFound", "OutOfRange",
-           "PageTableEntry", "PermissionDenied", "PlanNeeds", "ResourceExhausted", "Sequence", "Session", "Step",
-           "Unauthenticated", "Unavailable", "Unimplemented", "attach"]
+__all__ = ["Aborted", "AlreadyExists", "BlockTensor", "Built", "DType", "DataLoss", "DeadlineExceeded",
+           "FailedPrecondition", "Held", "Internal", "InvalidArgument", "KvstrataError", "MemoryHandle", "MemoryKind",
+           "Model", "Need", "NotFound", "OutOfRange", "PageTableEntry", "PermissionDenied", "PlanNeeds",
+           "ResourceExhausted", "Sequence", "Session", "Step", "Unauthenticated", "Unavailable", "Unimplemented",
+           "attach"]
