@@ -389,7 +389,7 @@ class Sequence:
         """Positions from `first` on, of these token ids, lie in these blocks of the registered tensors, in order.
 
         They hold all layers now, and stay as they are until they are acknowledged. first: a multiple of block_tokens;
-        len(tokens): blocks of them for each block. Returns at once. BLOCKS_OUT_OF_ORDER for a gap, BLOCKS_TOKENS where
+        tokens: block_tokens of them for each block. Returns at once. BLOCKS_OUT_OF_ORDER for a gap, BLOCKS_TOKENS where
         others were sealed, IMPORT_QUEUE when too many wait; an earlier copy's failure is raised once.
         """
         at, ids = _block_ids(blocks), _ids(tokens)

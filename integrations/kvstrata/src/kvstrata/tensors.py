@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,8 +52,8 @@ _BYTES = {DType.F32: 4, DType.F16: 2, DType.BF16: 2}
 class View(lib.Tensor):
     """A kvs_tensor of somebody's array, valid while the array and the view live."""
 
-    on_cuda: bool
-    owner: object  # what keeps an exported DLPack tensor alive
+    on_cuda = False
+    owner: object = None  # what keeps an exported DLPack tensor alive
 
 
 class _Memory(NamedTuple):
@@ -93,8 +94,13 @@ def _of_numpy(array: npt.NDArray[Any], name: str, writable: bool) -> _Memory:
     return _Memory(array.__array_interface__["data"][0], dtype, array.shape, array.strides, False)
 
 
+@cache  # the text costs more than all else of a view
+def _torch_dtype(dtype: Any) -> DType | None:
+    return _OF_TORCH.get(str(dtype))
+
+
 def _of_torch(tensor: Any, name: str) -> _Memory:
-    dtype = _OF_TORCH.get(str(tensor.dtype))
+    dtype = _torch_dtype(tensor.dtype)
     if dtype is None:
         raise _wrong_dtype(name, tensor.dtype)
     on_cuda = tensor.is_cuda
@@ -207,7 +213,10 @@ def tensor_of(array: Any, name: str, stream: int = 0, writable: bool = False) ->
         raise error_of(3, "TENSOR_STRIDE", f"{name} has strides {tuple(memory.strides)} in bytes; the last dimension "
                        "must be contiguous, the others positive: pass a contiguous copy of it")
     view = View(memory.address, memory.dtype, heads, dim, tokens, token_stride, head_stride)
-    view.on_cuda, view.owner = memory.on_cuda, memory.owner
+    if memory.on_cuda:
+        view.on_cuda = True
+    if memory.owner is not None:
+        view.owner = memory.owner
     return view
 
 
