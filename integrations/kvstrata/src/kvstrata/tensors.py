@@ -94,7 +94,7 @@ def _of_numpy(array: npt.NDArray[Any], name: str, writable: bool) -> _Memory:
     return _Memory(array.__array_interface__["data"][0], dtype, array.shape, array.strides, False)
 
 
-@cache  # the text costs more than all else of a view
+@cache  # the text is slow to make, and there are few dtypes
 def _torch_dtype(dtype: Any) -> DType | None:
     return _OF_TORCH.get(str(dtype))
 
