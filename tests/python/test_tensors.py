@@ -137,6 +137,20 @@ def test_streams_are_of_gpus(session: kvstrata.Session, sequence: kvstrata.Seque
             session.step([(sequence, toy.ids[:1])], stream=wrong)
 
 
+def test_a_closed_session_does_not_say_where_its_pages_lie(session: kvstrata.Session):
+    session.close()
+    with pytest.raises(kvstrata.FailedPrecondition, match="SESSION_CLOSED"):
+        session.on_gpu
+
+
+def test_a_gpus_session_refuses_the_sequence_that_it_is_asked_by(session: kvstrata.Session):
+    """What a begin says where the stream is no reason to refuse."""
+    nobody = types.SimpleNamespace(handle=0)
+    with pytest.raises(kvstrata.KvstrataError) as error:
+        session.step([(nobody, [0])], stream=0)
+    assert error.value.reason == "SEQUENCE_UNKNOWN"
+
+
 def test_torchs_stream_is_not_taken_on_the_cpu(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy,
                                                monkeypatch: pytest.MonkeyPatch):
     """A process that uses CUDA for something else."""
