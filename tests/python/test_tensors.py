@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DIM, HEADS, KV_HEADS, LAYERS, Toy, bf16
+from toy import DIM, HEADS, KV_HEADS, LAYERS, Toy
 
 import kvstrata
 from kvstrata.tensors import stream_of, tensor_of
@@ -137,6 +137,20 @@ def test_streams_are_of_gpus(session: kvstrata.Session, sequence: kvstrata.Seque
             session.step([(sequence, toy.ids[:1])], stream=wrong)
 
 
+def test_a_closed_session_does_not_say_where_its_pages_lie(session: kvstrata.Session):
+    session.close()
+    with pytest.raises(kvstrata.FailedPrecondition, match="SESSION_CLOSED"):
+        session.on_gpu
+
+
+def test_a_gpus_session_refuses_the_sequence_that_it_is_asked_by(session: kvstrata.Session):
+    """What a begin says where the stream is no reason to refuse."""
+    nobody = types.SimpleNamespace(handle=0)
+    with pytest.raises(kvstrata.KvstrataError) as error:
+        session.step([(nobody, [0])], stream=0)
+    assert error.value.reason == "SEQUENCE_UNKNOWN"
+
+
 def test_torchs_stream_is_not_taken_on_the_cpu(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy,
                                                monkeypatch: pytest.MonkeyPatch):
     """A process that uses CUDA for something else."""
@@ -222,17 +236,3 @@ def test_a_bad_lse(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: 
                 step.attend(0, toy.q[0, :4], lse=lse)
             assert error.value.reason == "LSE_SHAPE"
         step.abort()
-
-
-def test_cuda_tensors_where_pages_are_a_gpus(toy: Toy, torch: Any):
-    if not torch.cuda.is_available():
-        pytest.skip("SKIPPED: no GPU; torch.cuda.is_available() is False")
-    with kvstrata.attach() as session, session.open(toy.register(session)) as sequence:
-        if not session.on_gpu:
-            pytest.skip("SKIPPED: the daemon of KVSTRATA_SOCKET has no GPU's pages")
-        with torch.cuda.stream(torch.cuda.Stream()):
-            outs = feed(session, sequence, toy, lambda x: torch.from_numpy(bf16(x)).cuda())
-        torch.cuda.synchronize()
-        for layer in range(LAYERS):
-            assert outs[layer].is_cuda
-            np.testing.assert_allclose(outs[layer][-1].cpu().numpy(), toy.expected(layer, N - 1)[0], atol=2e-2)

@@ -328,7 +328,9 @@ class Session:
         try:
             self._lib.check(self._lib.kvs_step_begin(self.handle, nobody, 1, _ANY_STREAM, step, None))
         except KvstrataError as error:
-            return error.reason != "STREAM"
+            if error.reason not in ("STREAM", "SEQUENCE_UNKNOWN"):
+                raise
+            return error.reason == "SEQUENCE_UNKNOWN"
         raise error_of(13, "STEP_OF_NOBODY", "a step of sequence 0 has begun; report this")
 
     def _stream(self, stream: Any) -> int:
