@@ -1,4 +1,5 @@
 // The C ABI's look-up and capacity (include/kvstrata/kvstrata.h), as abi.cc has the rest.
+#include <cstddef>
 #include <cstring>
 
 #include "client/abi_call.h"
@@ -19,13 +20,15 @@ Result<std::string_view> ReadText(std::string_view field, const char* text, size
   return std::string_view(text, bytes);
 }
 
-Result<LookupQuery> ReadLookupOptions(const kvs_lookup_options* options) {
+Result<LookupQuery> ReadLookupOptions(const kvs_lookup_options* caller) {
   LookupQuery query;
-  if (options == nullptr) return query;
-  KVS_RETURN_IF_ERROR(StructSize("kvs_lookup_options", options, options->size, sizeof(*options)));
-  KVS_ASSIGN_OR_RETURN(query.plan, ReadText("bytes of plan", options->plan, kMaxPlanBytes));
+  if (caller == nullptr) return query;
+  KVS_ASSIGN_OR_RETURN(const kvs_lookup_options options,
+                       Grown("kvs_lookup_options", caller, offsetof(kvs_lookup_options, lease_ms)));
+  KVS_ASSIGN_OR_RETURN(query.plan, ReadText("bytes of plan", options.plan, kMaxPlanBytes));
   KVS_ASSIGN_OR_RETURN(query.device_uuid,
-                       ReadText("bytes of device_uuid", options->device_uuid, kMaxDeviceBytes));
+                       ReadText("bytes of device_uuid", options.device_uuid, kMaxDeviceBytes));
+  query.lease_ms = options.lease_ms;
   return query;
 }
 

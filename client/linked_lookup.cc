@@ -41,8 +41,12 @@ Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
   }
   std::string plan(query.plan);
   plan.resize((plan.size() + 3) & ~size_t{3});
-  shm::Lookup request{model, static_cast<uint32_t>(plan.size()),
-                      static_cast<uint32_t>(tokens.size()), ""};
+  shm::Lookup request{model,
+                      static_cast<uint32_t>(plan.size()),
+                      static_cast<uint32_t>(tokens.size()),
+                      "",
+                      query.lease_ms,
+                      0};
   // One that does not fit is no device's.
   const size_t bytes = std::min(query.device_uuid.size(), sizeof(request.device_uuid) - 1);
   std::memcpy(request.device_uuid, query.device_uuid.data(), bytes);

@@ -230,6 +230,7 @@ Result<LookedUp> Session::Lookup(uint64_t model, const LookupQuery& query,
   request.set_model(model);
   request.set_plan(std::string(query.plan));
   request.set_device_uuid(std::string(query.device_uuid));
+  request.set_lease_ms(query.lease_ms);
   request.mutable_tokens()->Add(tokens.begin(), tokens.end());
   v1::LookupResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::Lookup, request, &response));

@@ -73,6 +73,7 @@ struct Capacity {
 struct LookupQuery {
   std::string_view plan;         // "": raw pages of any device
   std::string_view device_uuid;  // of the session that will open; "": this one's
+  uint32_t lease_ms = 0;         // with a plan: what is answered stays held so long
 };
 
 // By tier they need not be consecutive.

@@ -151,8 +151,10 @@ struct Lookup {
   uint32_t plan_bytes;   // of the plan text, padded with NULs to 4; 0: raw pages of any device
   uint32_t tokens;       // token ids that follow it, int32
   char device_uuid[64];  // with a plan: of the session that will open; "" this one's
+  uint32_t lease_ms;     // with a plan: how long what is answered stays held; 0: not at all
+  uint32_t reserved;
 };
-static_assert(sizeof(Lookup) == 80);
+static_assert(sizeof(Lookup) == 88);
 
 struct LookupReply {
   uint32_t held_tokens;

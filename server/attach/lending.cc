@@ -95,6 +95,7 @@ void AttachServer::Loop::KeepHouse() {
         store_->Reclaim();
       }
       store_->ExpirePins();
+      store_->ExpireLeases(std::chrono::steady_clock::now());
     });
     housekeeping_.store(false);
   };

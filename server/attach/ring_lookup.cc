@@ -1,5 +1,5 @@
-// Look-ups of a session: answered at once, but where a plan's parameters are to be read first; and
-// what it has room for.
+// Look-ups of a session: answered at once, but where a plan's parameters are to be read first, or a
+// lease reads what it is to hold; and what it has room for.
 #include <cstring>
 #include <utility>
 
@@ -50,6 +50,7 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
     return Malformed("Lookup of a wrong size");
   }
   open.plan.assign(plan.data(), strnlen(plan.data(), plan.size()));
+  open.lease = std::chrono::milliseconds(in.lease_ms);
   ++opening_;
   store_->Lookup(session_, in.model, tokens, open,
                  [box = box_, id = frame.header.id](const Result<PrefixHit>& hit) {

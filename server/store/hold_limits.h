@@ -19,6 +19,7 @@ struct HoldLimits {
   // No more than the series that the plan needs were stored with, unless the codec has made its
   // artefact of the whole prompt: then nothing is needed of them.
   bool only_reported = false;
+  bool only_held = false;  // nothing is computed: no pages behind those that are held
 
   // Of so many pages.
   size_t Pages(size_t pages, uint32_t page_tokens) const;

@@ -240,7 +240,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
       static_cast<uint32_t>(hit.index_blocks.size()) * static_cast<uint32_t>(s->index.block_tokens);
   const uint64_t ahead =
       std::min<uint64_t>(o->tokens + options_.headroom_tokens, kMaxSequenceTokens);
-  const uint64_t cover = std::max<uint64_t>(ahead, o->reserve_tokens);
+  const uint64_t cover = o->limits.only_held ? 0 : std::max<uint64_t>(ahead, o->reserve_tokens);
   s->session = session->id;
   AwaitArtefact(s.get(), *o);
   if (const Status status = TakeForOpen(session, s.get(), std::move(hit), cover); !status.ok()) {
@@ -253,7 +253,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
   }
   const uint64_t held = s->held_tokens;
   Result<OpenedSequence> opened = Enter(session, std::move(s));
-  if (opened.ok()) {
+  if (opened.ok() && !o->limits.only_held) {
     NoteDue(sequences_.at(opened->sequence));
     NotePromotion(session, *sequences_.at(opened->sequence));
     counters_.lookup_tokens += o->tokens;

@@ -2,6 +2,8 @@
 #ifndef KVSTRATA_SERVER_STORE_PREFIX_HIT_H_
 #define KVSTRATA_SERVER_STORE_PREFIX_HIT_H_
 
+#include <chrono>
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -19,6 +21,19 @@ namespace kvstrata {
 struct LookupPlan {
   std::string plan;    // as OpenSequence takes it; "": none, raw pages wherever they lie
   std::string device;  // with a plan: of the session that will open; "": see the look-up
+  std::chrono::milliseconds lease{0};  // how long what is answered stays held; 0: not at all
+};
+
+// The longest lease of a look-up.
+inline constexpr std::chrono::milliseconds kLongestLease = std::chrono::seconds(60);
+
+// What a lease is of: the open of a plan on a prompt.
+struct LeasedPrompt {
+  uint64_t model = 0;
+  std::string plan;           // with every option
+  PageKey last_page{};        // of the whole pages that may be held
+  std::vector<int32_t> rest;  // the tokens behind it
+  auto operator<=>(const LeasedPrompt&) const = default;
 };
 
 // What was found, page by page.

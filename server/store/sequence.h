@@ -18,6 +18,7 @@
 #include "server/store/artefacts.h"
 #include "server/store/epochs.h"
 #include "server/store/page.h"
+#include "server/store/prefix_hit.h"
 #include "server/store/recall_audit.h"
 #include "server/store/segments.h"
 
@@ -165,6 +166,12 @@ struct Sequence {
   uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
 };
 
+// A sequence that the daemon opened to hold what a look-up answered.
+struct Lease {
+  uint64_t sequence = 0;
+  Clock::time_point ends;
+};
+
 struct Session {
   uint64_t id = 0;
   Tenant* tenant = nullptr;
@@ -186,6 +193,7 @@ struct Session {
   using KnownModel = std::pair<std::shared_ptr<Model>, KeyChain>;
   std::unordered_map<uint64_t, KnownModel> models;
   std::map<uint64_t, std::unique_ptr<Sequence>> sequences;
+  std::map<LeasedPrompt, Lease> leases;        // of its look-ups
   std::unordered_set<uint64_t> imports;        // models whose sequences are imported
   std::unordered_map<uint32_t, bool> granted;  // arena -> writable
   RetireQueue<shm::SequenceTable*> retired_tables;

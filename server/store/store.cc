@@ -406,6 +406,9 @@ Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<cons
 }
 void Store::Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
                    const LookupPlan& open, LookupDone done) {
+  if (open.lease.count() != 0) {
+    return impl_->LookupLeased(session, model, tokens, open, std::move(done));
+  }
   impl_->Lookup(session, model, tokens, open, std::move(done));
 }
 Result<PrefixHit> Store::Lookup(uint64_t session, uint64_t model, std::span<const PageKey> keys) {
@@ -422,6 +425,7 @@ Result<PrefixHit> Store::LookupFor(std::string_view tenant, uint64_t model,
 Result<Capacity> Store::CountCapacity(uint64_t session, uint64_t model, std::string_view plan) {
   return impl_->CountCapacity(session, model, plan);
 }
+void Store::ExpireLeases(Clock::time_point now) { impl_->ExpireLeases(now); }
 Result<Geometry> Store::ModelGeometry(uint64_t session, uint64_t model) {
   return impl_->ModelGeometry(session, model);
 }

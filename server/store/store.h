@@ -365,7 +365,11 @@ class Store {
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
                            const LookupPlan& open = {});
   // The same, never waiting for a file: calls `done` once, at once in this thread, or later in the
-  // replication queue's.
+  // replication queue's. With a lease (the others take none) what is answered stays held so long,
+  // or until the session ends: the daemon opens the plan for the session, as OpenSequence does, on
+  // what is held alone, and closes it then. `done` may come in the tier's thread, too. The same
+  // prompt and plan again renew the lease. INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN, LEASE_DEVICE;
+  // RESOURCE_EXHAUSTED SEQUENCE_LIMIT, TABLES_FULL: nothing is answered then.
   void Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
               const LookupPlan& open, LookupDone done);
   // Raw pages whose keys are known. In memory another tenant's keys are a miss; the tier below
@@ -382,6 +386,9 @@ class Store {
                               std::span<const int32_t> tokens, const LookupPlan& open = {});
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const PageKey> keys);
+
+  // Ends the leases whose time is over. For housekeeping; no I/O.
+  void ExpireLeases(std::chrono::steady_clock::time_point now);
 
   // --- imported sequences (import_job.h) ---
   Result<Geometry> ModelGeometry(uint64_t session, uint64_t model);

@@ -2,7 +2,7 @@
 //   store.cc           forwarding, sessions, models, plans
 //   open_sequence.cc   open, fork, close
 //   find_prefix.cc     what memory has of a prompt
-//   lookup.cc          where the longest held prefix lies
+//   lookup.cc          where the longest held prefix lies; leases.cc: and that it stays held
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
@@ -104,6 +104,9 @@ class Store::Impl {
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const int32_t> tokens, const LookupPlan& open)
       KVS_EXCLUDES(mu_);
+  void LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                    const LookupPlan& open, LookupDone done) KVS_EXCLUDES(mu_);
+  void ExpireLeases(Clock::time_point now) KVS_EXCLUDES(mu_);
   Result<PrefixHit> LookupFor(std::string_view tenant, uint64_t model,
                               std::span<const PageKey> keys) KVS_EXCLUDES(mu_);
 
@@ -408,6 +411,26 @@ class Store::Impl {
   PrefixSurvey::Memory MemoryOf(const std::string& tenant) const KVS_EXCLUDES(mu_);
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                     std::span<PrefixSurvey::Place> places) const KVS_EXCLUDES(mu_);
+
+  // leases.cc
+  // A look-up on its way to its lease.
+  struct Leasing {
+    uint64_t session = 0, model = 0;
+    std::vector<int32_t> tokens;
+    LookupPlan open;
+    LookupDone done;
+  };
+  // Renews the lease of what was found, or opens it.
+  void HoldHit(const std::shared_ptr<const Leasing>& leasing, const PrefixHit& hit)
+      KVS_EXCLUDES(mu_);
+  void AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
+                    const Result<OpenedSequence>& opened) KVS_EXCLUDES(mu_);
+  Status CheckLease(uint64_t session, uint64_t model, const LookupPlan& open) KVS_EXCLUDES(mu_);
+  // Whether the prompt's lease, if there is one, holds all of `hit`; it then ends anew.
+  bool RenewLease(uint64_t session, const LeasedPrompt& prompt, const PrefixHit& hit,
+                  std::chrono::milliseconds lease) KVS_EXCLUDES(mu_);
+  void EnterLease(uint64_t session, const LeasedPrompt& prompt, uint64_t sequence,
+                  std::chrono::milliseconds lease) KVS_EXCLUDES(mu_);
 
   // pins.cc
   uint64_t PinLimit() const KVS_REQUIRES(mu_);

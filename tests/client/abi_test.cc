@@ -198,17 +198,22 @@ TEST_F(AbiTest, LooksUp) {
   EXPECT_EQ(found.host_tokens, 24u);
   EXPECT_EQ(found.disk_tokens, 8u);
 
-  kvs_lookup_options options{sizeof(options), "quest", "GPU-1"};
+  kvs_lookup_options options{sizeof(options), "quest", "GPU-1", 250, 0};
   const auto look = [&] { return kvs_lookup(session_, kFakeModel, &options, tokens, 3, &found); };
   ASSERT_EQ(look(), KVS_OK);
   EXPECT_EQ(Log().plan, "quest");
   EXPECT_EQ(Log().lookup_device, "GPU-1");
+  EXPECT_EQ(Log().lease_ms, 250u);
+  options.size = offsetof(kvs_lookup_options, lease_ms);  // of an older header
+  ASSERT_EQ(look(), KVS_OK);
+  EXPECT_EQ(Log().lease_ms, 0u);
+  options.size = sizeof(options);
   const std::string long_name(64, 'x');
   options.device_uuid = long_name.c_str();
   ExpectRefused(look(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "bytes of device_uuid 64");
-  options = {8, nullptr, nullptr};
+  options = {8, nullptr, nullptr, 0, 0};
   ExpectRefused(look(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_lookup_options.size 8");
-  options = {sizeof(options), nullptr, nullptr};
+  options = {sizeof(options), nullptr, nullptr, 0, 0};
   found.size = 8;
   ExpectRefused(look(), KVS_INVALID_ARGUMENT, "STRUCT_SIZE", "kvs_lookup_result.size 8");
   ExpectRefused(kvs_lookup(session_, kFakeModel, nullptr, nullptr, 3, &found), KVS_INVALID_ARGUMENT,

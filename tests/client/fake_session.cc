@@ -58,6 +58,7 @@ Result<LookedUp> Session::Lookup(uint64_t, const LookupQuery& query,
                                  std::span<const int32_t> tokens) {
   testing::Log().plan = query.plan;
   testing::Log().lookup_device = query.device_uuid;
+  testing::Log().lease_ms = query.lease_ms;
   testing::Log().prompt.assign(tokens.begin(), tokens.end());
   return LookedUp{48, 32, 16, 24, 8};
 }

@@ -20,6 +20,7 @@ struct FakeLog {
   std::vector<int32_t> prompt;
   OpenOptions open;
   std::string lookup_device;
+  uint32_t lease_ms = 0;
   Rows k;
   MutableRows out;
   LentTensor keys;

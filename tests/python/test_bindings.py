@@ -196,10 +196,12 @@ BAD_TENSORS = [
     ("TENSOR_DTYPE", lambda t: t.k[0, :4].astype(np.float64)),
     ("TENSOR_SHAPE", lambda t: t.k[0, :4].reshape(-1)),
     ("TENSOR_STRIDE", lambda t: np.asfortranarray(t.k[0, :4])),
+    ("TENSOR_STRIDE", lambda t: t.k[0, 3::-1]),
+    ("TENSOR_STRIDE", lambda t: np.broadcast_to(t.k[0, :1], (4, KV_HEADS, DIM))),
 ]
 
 
-@pytest.mark.parametrize("reason, bad", BAD_TENSORS, ids=[reason for reason, _ in BAD_TENSORS])
+@pytest.mark.parametrize("reason, bad", BAD_TENSORS, ids=[f"{i}-{reason}" for i, (reason, _) in enumerate(BAD_TENSORS)])
 def test_bad_arrays(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy, reason: str, bad):
     with session.step([(sequence, toy.ids[:4])]) as step:
         with pytest.raises(kvstrata.InvalidArgument) as error:
@@ -209,15 +211,15 @@ def test_bad_arrays(session: kvstrata.Session, sequence: kvstrata.Sequence, toy:
         step.abort()
 
 
-def test_what_is_no_numpy_array(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy):
-    """As a torch tensor is: much like an array, with a dtype and a shape of its own."""
+def test_what_is_no_array(session: kvstrata.Session, sequence: kvstrata.Sequence, toy: Toy):
+    """Much like an array, with a dtype and a shape, but no way to its memory."""
 
     class Tensor:
-        dtype, shape, ndim = "torch.bfloat16", (4, KV_HEADS, DIM), 3
+        dtype, shape, ndim = "bfloat16", (4, KV_HEADS, DIM), 3
 
     with session.step([(sequence, toy.ids[:4])]) as step:
         for call in (lambda: step.append(0, Tensor(), toy.v[0, :4]), lambda: step.attend(0, Tensor())):
-            with pytest.raises(kvstrata.InvalidArgument, match=r"Tensor, not a numpy array.*torch.uint16") as error:
+            with pytest.raises(kvstrata.InvalidArgument, match=r"Tensor; pass a torch tensor.*__dlpack__") as error:
                 call()
             assert error.value.reason == "TENSOR_TYPE"
         step.abort()

@@ -121,6 +121,41 @@ def test_a_sequence_that_is_dropped_in_its_step_is_closed_behind_it(daemon: Daem
             assert eventually(lambda handle=handle: handle not in handles(client)), end
 
 
+@pytest.mark.parametrize("sequence_first", [True, False])
+def test_a_sequence_and_its_open_step_are_collected_together(daemon: Daemon, session: kvstrata.Session, toy: Toy,
+                                                             sequence_first: bool):
+    """Python may finalize either first: both are garbage of one cycle."""
+    sequence = session.open(toy.register(session))
+    handle = sequence.handle
+    step = session.step([(sequence, toy.ids[:1])])
+    first, then = (sequence._drop, step._drop) if sequence_first else (step._drop, sequence._drop)
+    circle: list = [sequence, step]
+    circle.append(circle)
+    del sequence, step, circle
+    # What the collector may do, in the order that this test is about.
+    first()
+    then()
+    gc.collect()
+    with Client(daemon.socket) as client:
+        assert eventually(lambda: handle not in handles(client))
+
+
+def test_garbage_cycles_through_an_open_step_leave_no_sequence(daemon: Daemon, session: kvstrata.Session, toy: Toy):
+    """In both orders of allocation, by which the collector goes."""
+    model = toy.register(session)
+    mine = set()
+    for step_knows in (True, False):
+        sequence = session.open(model)
+        mine.add(sequence.handle)
+        step = session.step([(sequence, toy.ids[:1])])
+        owner = step if step_knows else sequence
+        owner.circle = [sequence, step]
+        del sequence, step, owner
+        gc.collect()
+    with Client(daemon.socket) as client:
+        assert eventually(lambda: not handles(client) & mine)
+
+
 def test_dropped_sessions_detach(daemon: Daemon, road: str, toy: Toy):
     with Client(daemon.socket) as client:
         session = kvstrata.attach(daemon.socket, road=road, client_name="dropped")

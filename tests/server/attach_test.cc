@@ -282,11 +282,11 @@ TEST_F(AttachTest, LifeOfASequence) {
   EXPECT_EQ(store_->Sequences(0).at(0).tokens, 100u);
 
   EXPECT_TRUE(client.Call(shm::kGrow, PodBytes(shm::Grow{sequence.sequence, 400, 100, 0, 0})).ok());
-  Bytes lookup = PodBytes(shm::Lookup{model, 0, 100, ""});
+  Bytes lookup = PodBytes(shm::Lookup{model, 0, 100, "", 0, 0});
   PutTokens(&lookup, prompt);
   EXPECT_EQ(client.Call(shm::kLookup, lookup).As<shm::LookupReply>().held_tokens, 96u);
   // A plan that watches the prompt's last 32 queries opens on less than raw pages.
-  lookup = PodBytes(shm::Lookup{model, 12, 100, ""});
+  lookup = PodBytes(shm::Lookup{model, 12, 100, "", 0, 0});
   for (const char c : std::string_view("sentencekv\0", 12)) Put(&lookup, c);
   PutTokens(&lookup, prompt);
   const Reply planned = client.Call(shm::kLookup, lookup);
@@ -313,6 +313,25 @@ TEST_F(AttachTest, LifeOfASequence) {
 }
 
 // Another session of the tenant finds the prefix and may only read it.
+TEST_F(AttachTest, ALeaseEndsByItsTime) {
+  Client client = Attach();
+  const uint64_t model = client.Register();
+  const auto prompt = Tokens(100);
+  const auto opened = client.Open(model, "full", prompt).As<shm::SequenceReply>();
+  ASSERT_TRUE(client.Commit(opened.sequence, 0, prompt));
+  const Bytes ref = PodBytes(shm::SequenceRef{opened.sequence});
+  ASSERT_TRUE(client.Call(shm::kCloseSequence, ref).ok());
+  for (const uint32_t lease_ms : {60000u, 1u}) {
+    Client scheduler = Attach("scheduler");
+    Bytes lookup = PodBytes(shm::Lookup{scheduler.Register(), 8, 100, "", lease_ms, 0});
+    for (const char c : std::string_view("full\0\0\0\0", 8)) Put(&lookup, c);
+    PutTokens(&lookup, prompt);
+    EXPECT_EQ(scheduler.Call(shm::kLookup, lookup).As<shm::LookupReply>().held_tokens, 96u);
+    const size_t left = lease_ms == 1 ? 0 : 1;
+    EXPECT_TRUE(Eventually([&] { return store_->Sequences(0).size() == left; })) << lease_ms;
+  }
+}
+
 TEST_F(AttachTest, SharedPrefixIsReadOnly) {
   Client writer = Attach("writer"), reader = Attach("reader");
   const uint64_t sequence =
@@ -452,7 +471,7 @@ TEST_F(AttachTest, LyingCountsAreMalformed) {
     EXPECT_TRUE(ends(shm::kOpenSequence, PodBytes(shm::OpenSequence{1, n, 0}))) << n;
     EXPECT_TRUE(ends(shm::kPlanText, PodBytes(shm::PlanText{n, 0}))) << n;
     EXPECT_TRUE(ends(shm::kCapacity, PodBytes(shm::Capacity{1, n, 0}))) << n;
-    EXPECT_TRUE(ends(shm::kLookup, PodBytes(shm::Lookup{1, 0, n, ""}))) << n;
+    EXPECT_TRUE(ends(shm::kLookup, PodBytes(shm::Lookup{1, 0, n, "", 0, 0}))) << n;
     EXPECT_TRUE(ends(shm::kCommit, PodBytes(shm::Commit{1, 0, n, 0, 0}))) << n;
     EXPECT_TRUE(ends(shm::kReport, PodBytes(shm::Report{1, 0, n, 7, 0}))) << n;
     EXPECT_TRUE(ends(shm::kRecall, PodBytes(shm::Recall{1, 1, 0, n, 1, 0, 0}))) << n;

@@ -105,6 +105,25 @@ TEST_F(DiskPagesTest, IndexBlocksComeWithTheirPages) {
   EXPECT_GT(indexed_, 0u);
 }
 
+TEST_F(DiskPagesTest, ALeaseReadsWhatItHolds) {
+  Write(kQuest, 641);
+  const Machine machine(options_);
+  const TestSession session(machine.store.get());
+  std::promise<Result<PrefixHit>> answer;
+  machine.store->Lookup(session.id(), session.model(), Tokens(641),
+                        {kQuest, "", std::chrono::seconds(30)},
+                        [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
+  const Result<PrefixHit> hit = answer.get_future().get();
+  ASSERT_TRUE(hit.ok()) << hit.status().ToString();
+  EXPECT_EQ(hit->tokens_in(Residence::kDevice), 640u);
+  const uint64_t read = machine.pages->counters().read;
+  EXPECT_GT(read, 0u);
+  machine.store->Evict(false);
+  EXPECT_EQ(HeldAfterwards(machine, kQuest, 641), 640u);
+  EXPECT_EQ(indexed_, hit->indexed_tokens);
+  EXPECT_EQ(machine.pages->counters().read, read) << "an open finds it in memory";
+}
+
 TEST_F(DiskPagesTest, PagesOfAGpuTakeTheSameRoad) {
   Write("full", 100, /*far=*/true);
   const Machine machine(options_, {}, 256, /*far=*/true);

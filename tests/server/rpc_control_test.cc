@@ -213,6 +213,16 @@ TEST_F(RpcControlTest, SequencesShareTheirPrefix) {
   EXPECT_EQ(client_.Open(model, lookup.plan(), ids)->held_tokens(), 16u);
   lookup.set_device_uuid("GPU-9");
   EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup).status().reason(), "DEVICE_UNKNOWN");
+  lookup.clear_device_uuid();
+  lookup.set_lease_ms(60000);
+  const size_t before = daemon_.store().Sequences(0).size();
+  EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup)->held_tokens(), 16u);
+  EXPECT_EQ(daemon_.store().Sequences(0).size(), before + 1);
+  lookup.clear_plan();
+  EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup).status().reason(), "LEASE_PLAN");
+  lookup.clear_tokens();
+  lookup.add_page_keys(std::string(32, 'k'));
+  EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup).status().reason(), "LEASE_PLAN");
   const auto second = client_.Open(model, "full", ids);
   ASSERT_TRUE(second.ok());
   EXPECT_EQ(second.value().held_tokens(), 32u);

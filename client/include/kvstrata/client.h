@@ -340,12 +340,13 @@ class Session {
   }
 
   // What an open of that plan, on that device ("": this session's), would find now; plan "": raw
-  // pages, on whatever device.
+  // pages, on whatever device. With a lease the daemon keeps that held so long (kvs_lookup).
   Result<kvs_lookup_result> Lookup(Model model, std::span<const int32_t> tokens,
                                    const std::string& plan = "",
-                                   const std::string& device_uuid = "") const {
+                                   const std::string& device_uuid = "",
+                                   uint32_t lease_ms = 0) const {
     const kvs_lookup_options raw{sizeof(raw), plan.empty() ? nullptr : plan.c_str(),
-                                 device_uuid.empty() ? nullptr : device_uuid.c_str()};
+                                 device_uuid.empty() ? nullptr : device_uuid.c_str(), lease_ms, 0};
     kvs_lookup_result found{};
     found.size = sizeof(found);
     const int rc = kvs_lookup(session_, model, &raw, tokens.data(), tokens.size(), &found);

@@ -153,6 +153,9 @@ typedef struct kvs_lookup_options {
   const char* plan; /* as kvs_sequence_open takes it: the answer is what an open of it, without
                        options, would find now; NULL: raw pages, on whatever device */
   const char* device_uuid; /* with a plan: of the session that will open; NULL: this one's */
+  uint32_t lease_ms; /* with a plan: how long what the answer says is held stays held; 0: it may go
+                        at once; at most 60000 */
+  uint32_t reserved; /* 0 */
 } kvs_lookup_options;
 typedef struct kvs_lookup_result {
   size_t size;
@@ -162,9 +165,21 @@ typedef struct kvs_lookup_result {
   uint32_t host_tokens, disk_tokens;
   uint32_t reserved;
 } kvs_lookup_result;
-/* Takes nothing, reads nothing from disk, promises nothing: pages may be evicted before an open,
- * and an open that finds no memory to copy what lies elsewhere holds less. options may be NULL.
- * PLAN_*, DEVICE_UNKNOWN. */
+/* Without a lease it takes nothing, reads nothing from disk, promises nothing: pages may be evicted
+ * before an open, and an open that finds no memory to copy what lies elsewhere holds less.
+ *
+ * With a lease the daemon opens the plan on what is held, for this session, and closes it when the
+ * time is over (within 0.1 s) or the session ends: until then every session of this user that opens
+ * the plan on these tokens holds at least that much. So what lies on disk, or on another device, is
+ * read or copied first: the call takes as long as such an open, and `held` is what came of it. It
+ * keeps the held memory from everyone else for its time, takes none beyond it but a table, counts
+ * as one of the user's sequences, and `kvstrata seq ls` shows it. The same prompt and plan again
+ * renew the lease (it ends at the later time) and hold what has come since. What is not held takes
+ * no lease.
+ *
+ * options may be NULL. PLAN_*, DEVICE_UNKNOWN; of leases INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN
+ * (there is none), LEASE_DEVICE (not this session's: attach with it), RESOURCE_EXHAUSTED
+ * SEQUENCE_LIMIT. */
 KVS_API int kvs_lookup(kvs_session* session, kvs_model model, const kvs_lookup_options* options,
                        const int32_t* tokens, size_t n, kvs_lookup_result* out);
 /* What there is room for, for a scheduler that is about to open or grow. */

@@ -191,10 +191,13 @@ class RemoteSession:
         self.backend: str = opened.backend
         self.version: str = opened.version
 
-    def lookup(self, model: int, tokens: Iterable[int], plan: str = "", device: str = "") -> int:
-        """Leading tokens that the daemon holds: of an open of `plan` on `device`, or of raw pages."""
+    def lookup(self, model: int, tokens: Iterable[int], plan: str = "", device: str = "", *,
+               lease_ms: int = 0) -> int:
+        """Leading tokens that the daemon holds: of an open of `plan` on `device`, or of raw pages.
+
+        With `lease_ms` (of a plan) they stay held so long, or until this session ends."""
         request = control_pb2.LookupRequest(session=self.id, model=model, tokens=tokens, plan=plan,
-                                            device_uuid=device)
+                                            device_uuid=device, lease_ms=lease_ms)
         return self._client.call(self._client.control.Lookup, request).held_tokens
 
     def close(self) -> None:

@@ -34,7 +34,8 @@ class ModelDesc(c.Structure):
 
 
 class LookupOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("plan", c.c_char_p), ("device_uuid", c.c_char_p)]
+    _fields_ = [("size", c.c_size_t), ("plan", c.c_char_p), ("device_uuid", c.c_char_p),
+                ("lease_ms", c.c_uint32), ("reserved", c.c_uint32)]
 
 
 class LookupResult(c.Structure):
@@ -151,6 +152,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_append": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor))),
     "kvs_select": (_INT, (_STEP, c.c_int32, _P(Tensor))),
     "kvs_attend": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor), c.c_void_p)),
+    "kvs_step_replay": (_INT, (_STEP,)),
     "kvs_step_end": (_INT, (_STEP, c.c_void_p)),
     "kvs_step_abort": (None, (_STEP,)),
     "kvs_selection_groups": (_INT, (_STEP, _U32, _P(_U32))),

@@ -6,7 +6,7 @@
         with session.open(model, "quest{budget = 1024}", prompt) as sequence:
             with session.step([(sequence, prompt[sequence.held:])]) as step:
                 for layer in range(30):
-                    step.append(layer, k, v)          # fp32, fp16, or bf16 as uint16; no copy
+                    step.append(layer, k, v)          # torch, numpy or DLPack; no copy
                     out = step.attend(layer, q)
             sequence.prefill_done()
 
@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence as Items
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -30,24 +32,36 @@ import numpy as np
 import numpy.typing as npt
 
 from . import library as lib
-from .errors import Unavailable, error_of
-from .tensors import TO_NUMPY, DType, take_array, tensor_of
+from .errors import KvstrataError, Unavailable, error_of
+from .tensors import (BlockTensor, DType, View, empty_like, lse_of, stream_of, take_array, tensor_of)
 
 Ids = Items[int] | npt.NDArray[np.int32]
 _TOKENS, _UNITS = 0, 1
 _UNLIMITED = 2**64 - 1
 _MAX_TOKENS = 1 << 24  # of a sequence
+_ANY_STREAM = 1
 
 
-def _ids(tokens: Ids) -> npt.NDArray[np.int32]:
+def _ids(values: Ids, of: str = "token ids", reason: str = "TOKENS_INVALID") -> npt.NDArray[np.int32]:
     """Contiguous int32; refuses what int32 cannot hold."""
-    array = np.asarray(tokens)
+    array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise error_of(3, "TOKENS_INVALID", f"token ids have shape {array.shape} and type {array.dtype}; "
+        raise error_of(3, reason, f"{of} have shape {array.shape} and type {array.dtype}; "
                        "they are a flat list of integers")
     if array.size and (array.min() < 0 or array.max() > 0x7FFFFFFF):
-        raise error_of(3, "TOKENS_INVALID", "token ids are between 0 and 2147483647")
+        raise error_of(3, reason, f"{of} are between 0 and 2147483647")
     return np.ascontiguousarray(array, np.int32)
+
+
+def _block_ids(blocks: Ids) -> npt.NDArray[np.int32]:
+    return _ids(blocks, "block ids", "BLOCKS_INVALID")
+
+
+def _position(first: int) -> int:
+    """ctypes would wrap what uint32 cannot hold."""
+    if not 0 <= first <= 0xFFFFFFFF:
+        raise error_of(3, "ARGUMENT_RANGE", f"first is {first}; allowed are 0 to 4294967295")
+    return first
 
 
 def _int32s(array: npt.NDArray[np.int32]) -> Any:
@@ -241,15 +255,21 @@ class Session:
                                                          _int32s(ids), ids.size, options, opened))
         return Sequence(self, model, opened)
 
-    def lookup(self, model: Model, tokens: Ids, plan: str | None = None, device: str | None = None) -> Held:
+    def lookup(self, model: Model, tokens: Ids, plan: str | None = None, device: str | None = None, *,
+               lease_ms: int = 0) -> Held:
         """What an open of `plan` would find now, in a session of `device` (None: as this one's).
 
-        Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Takes nothing and
-        promises nothing.
+        Without a plan: raw pages, on whatever device, of at most len(tokens) - 1 tokens. Without `lease_ms` (at most
+        60000; with a plan) it takes nothing and promises nothing. With it what is answered stays held so long, for
+        every session of this user, or until this session ends: the daemon opens the plan on what is held, as long
+        as an open takes, and counts it as a sequence of the user. The same prompt and plan again renew it. LEASE_TIME,
+        LEASE_PLAN, LEASE_DEVICE, SEQUENCE_LIMIT.
         """
         ids = _ids(tokens)
+        if not 0 <= lease_ms < 1 << 32:  # beyond it ctypes would take another number
+            raise error_of(3, "LEASE_TIME", f"lease_ms is {lease_ms}; allowed: 0 (none) to 60000")
         options = lib.LookupOptions(c.sizeof(lib.LookupOptions), None if plan is None else plan.encode(),
-                                    None if device is None else device.encode())
+                                    None if device is None else device.encode(), lease_ms)
         found = lib.LookupResult(c.sizeof(lib.LookupResult))
         self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
         return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
@@ -281,9 +301,45 @@ class Session:
         self._lib.check(self._lib.kvs_plan_needs(self.handle, plan.encode(), flags, text, len(text)))
         return PlanNeeds(Need(flags.value), text.value.decode())
 
-    def step(self, members: Iterable[tuple[Sequence, Ids]]) -> Step:
-        """Begins a forward pass: (sequence, new token ids) for each member, all of one model."""
-        return Step(self, list(members))
+    def register_tensors(self, model: Model, layer: int, keys: BlockTensor, values: BlockTensor) -> None:
+        """Lends an engine's own paged tensors of one layer to the daemon, which only reads them; once a layer, before
+        the model's sequences are opened. Linked road only. TENSOR_* name the field that cannot be."""
+        memory = keys.memory.native()
+        # The library takes two tensors of one handle to lie in one memory.
+        other = memory if values.memory == keys.memory else values.memory.native()
+        self._lib.check(self._lib.kvs_tensors_register(self.handle, model.handle, layer, keys.native(memory),
+                                                       values.native(other)))
+
+    def step(self, members: Iterable[tuple[Sequence, Ids]], stream: Any = None) -> Step:
+        """Begins a forward pass: (sequence, new token ids) for each member, all of one model.
+
+        stream: on which all of the step is enqueued where pages are a GPU's: a torch.cuda.Stream, a CuPy one, or a
+        handle as int. None: torch's current stream of its current device where torch uses CUDA, else the default
+        stream. STREAM where pages are no GPU's and it is not None or 0.
+        """
+        return Step(self, list(members), self._stream(stream))
+
+    @cached_property
+    def on_gpu(self) -> bool:
+        """Whether tensors may lie in a GPU's memory: pages do, and ops run in this process. Costs one call, once."""
+        # A begin looks at its stream first, and no sequence is 0: it fails in any case and changes nothing.
+        token, step = c.c_int32(), c.c_void_p()
+        nobody = lib.StepMember(0, c.pointer(token), 1)
+        try:
+            self._lib.check(self._lib.kvs_step_begin(self.handle, nobody, 1, _ANY_STREAM, step, None))
+        except KvstrataError as error:
+            if error.reason not in ("STREAM", "SEQUENCE_UNKNOWN"):
+                raise
+            return error.reason == "SEQUENCE_UNKNOWN"
+        raise error_of(13, "STEP_OF_NOBODY", "a step of sequence 0 has begun; report this")
+
+    def _stream(self, stream: Any) -> int:
+        if stream is not None:
+            return stream_of(stream)
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized() or not self.on_gpu:
+            return 0
+        return stream_of(torch.cuda.current_stream())
 
 
 class Sequence:
@@ -299,7 +355,8 @@ class Sequence:
         self.surprisal_tokens, self.boundary_tokens = int(opened.surprisal_tokens), int(opened.boundary_tokens)
         self._lib = session._lib
         self._handle: int | None = opened.sequence
-        self._drop = _finalizer(self, _close_dropped, session, opened.sequence)
+        self._steps: set[_OpenStep] = set()
+        self._drop = _finalizer(self, _close_dropped, session, opened.sequence, self._steps)
 
     @property
     def handle(self) -> int:
@@ -381,6 +438,35 @@ class Sequence:
         """Ends what workers have of the sequence; nothing that was not published stays."""
         self._lib.check(self._lib.kvs_work_cancel(self.session.handle, self.handle))
 
+    def seal(self, first: int, blocks: Ids, tokens: Ids) -> None:
+        """Positions from `first` on, of these token ids, lie in these blocks of the registered tensors, in order.
+
+        They hold all layers now, and stay as they are until they are acknowledged. first: a multiple of block_tokens;
+        tokens: block_tokens of them for each block. Returns at once. BLOCKS_OUT_OF_ORDER for a gap, BLOCKS_TOKENS where
+        others were sealed, IMPORT_QUEUE when too many wait; an earlier copy's failure is raised once.
+        """
+        at, ids = _block_ids(blocks), _ids(tokens)
+        self._lib.check(self._lib.kvs_blocks_seal(self.session.handle, self.handle, _position(first), _int32s(at),
+                                                  at.size, _int32s(ids), ids.size))
+
+    @property
+    def acknowledged(self) -> int:
+        """Leading tokens that the daemon has, held ones included: their blocks are the engine's again. `settle` waits
+        for all. An earlier copy's failure is raised once."""
+        out = c.c_uint32()
+        self._lib.check(self._lib.kvs_blocks_acknowledged(self.session.handle, self.handle, out))
+        return out.value
+
+    def load(self, first: int, blocks: Ids, stream: Any = None) -> None:
+        """Fills these blocks of the registered tensors with the positions from `first` on, held or acknowledged.
+
+        Of tokens beyond those nothing is written. On a GPU it is enqueued on `stream`, as of Session.step.
+        TENSOR_ADDRESS when a layer was registered without an address, PAGE_GONE where a codec alone holds the rows.
+        """
+        at = _block_ids(blocks)
+        self._lib.check(self._lib.kvs_blocks_load(self.session.handle, self.handle, _position(first), _int32s(at),
+                                                  at.size, self.session._stream(stream)))
+
     def inspect(self, name: str) -> npt.NDArray[Any]:
         """A copy of an intermediate array of the plan."""
         array = lib.Array()
@@ -437,33 +523,15 @@ class Sequence:
         return buffer.value.decode()
 
 
-def _close_dropped(session: Session, handle: int) -> None:
-    # The session's handle may be another one's by now, unless it is still open.
-    if session._handle is not None:
-        session._lib.kvs_sequence_close(session._handle, handle)
+class _OpenStep:
+    """A begun step's handle until its first end. Its Step and its members share it: of objects that are collected
+    together any may be finalized first, and a sequence can only be closed once its step is over."""
 
-
-def _abort_dropped(session: Session, handle: int) -> None:
-    if session._handle is not None:
-        session._lib.kvs_step_abort(handle)
-
-
-class Step:
-    """One forward pass over a batch: per layer append, [select,] attend; then end()."""
-
-    def __init__(self, session: Session, members: list[tuple[Sequence, Ids]]) -> None:
-        self._lib = session._lib
-        self._handle: int | None = None
-        ids = [_ids(tokens) for _, tokens in members]
-        array = (lib.StepMember * max(1, len(members)))(
-            *(lib.StepMember(sequence.handle, _int32s(x), x.size)
-              for (sequence, _), x in zip(members, ids)))
-        out = c.c_void_p()
-        self._lib.check(self._lib.kvs_step_begin(session.handle, array, len(members), None, out, None))
-        self._handle = out.value
-        self._drop = _finalizer(self, _abort_dropped, session, out.value)
-        self._members = [sequence for sequence, _ in members]  # nobody closes them before its end
-        self.tokens = sum(x.size for x in ids)
+    def __init__(self, session: Session, handle: int | None, members: list[Sequence]) -> None:
+        self._session, self._handle = session, handle
+        self._steps_of_members = [sequence._steps for sequence in members]
+        for steps in self._steps_of_members:
+            steps.add(self)
 
     @property
     def handle(self) -> int:
@@ -471,32 +539,98 @@ class Step:
             raise error_of(9, "STEP_OVER", "the step has ended; begin another")
         return self._handle
 
-    def append(self, layer: int, k: npt.NDArray[Any], v: npt.NDArray[Any]) -> None:
+    @property
+    def is_open(self) -> bool:
+        return self._handle is not None
+
+    def take(self) -> int:
+        """The handle, for whoever ends the step; it is over for all others."""
+        handle, self._handle = self.handle, None
+        for steps in self._steps_of_members:
+            steps.discard(self)
+        return handle
+
+    def abort(self) -> None:
+        """At most once. Not when the session is closed: that ended its steps, and the handle may be another's."""
+        if self._handle is not None:
+            handle = self.take()
+            if self._session._handle is not None:
+                self._session._lib.kvs_step_abort(handle)
+
+
+def _close_dropped(session: Session, handle: int, steps: set[_OpenStep]) -> None:
+    # The session's handle may be another one's by now, unless it is still open.
+    if session._handle is not None:
+        for step in list(steps):
+            step.abort()
+        session._lib.kvs_sequence_close(session._handle, handle)
+
+
+class Step:
+    """One forward pass over a batch: per layer append, [select,] attend; then end(). From Session.step.
+
+    k, v, q, out and lse: torch tensors, numpy arrays, or what else has __dlpack__; read and written where they lie.
+    """
+
+    def __init__(self, session: Session, members: list[tuple[Sequence, Ids]], stream: int) -> None:
+        self._session, self._lib, self._stream = session, session._lib, stream
+        ids = [_ids(tokens) for _, tokens in members]
+        array = (lib.StepMember * max(1, len(members)))(
+            *(lib.StepMember(sequence.handle, _int32s(x), x.size)
+              for (sequence, _), x in zip(members, ids)))
+        out = c.c_void_p()
+        self._lib.check(self._lib.kvs_step_begin(session.handle, array, len(members), stream, out, None))
+        self._members = [sequence for sequence, _ in members]  # nobody closes them before its end
+        self._open = _OpenStep(session, out.value, self._members)
+        self._drop = _finalizer(self, self._open.abort)
+        self.tokens = sum(x.size for x in ids)
+
+    @property
+    def handle(self) -> int:
+        return self._open.handle
+
+    def append(self, layer: int, k: Any, v: Any) -> None:
         """k, v [new tokens of all members][kv_heads][head_dim]."""
-        self._lib.check(self._lib.kvs_append(self.handle, layer, tensor_of(k, "k"), tensor_of(v, "v")))
+        self._lib.check(self._lib.kvs_append(self.handle, layer, self._tensor(k, "k"), self._tensor(v, "v")))
 
-    def select(self, layer: int, q: npt.NDArray[Any]) -> None:
+    def select(self, layer: int, q: Any) -> None:
         """Fixes the layer's selection; attend does it when this was not called."""
-        self._lib.check(self._lib.kvs_select(self.handle, layer, tensor_of(q, "q")))
+        self._lib.check(self._lib.kvs_select(self.handle, layer, self._tensor(q, "q")))
 
-    def attend(self, layer: int, q: npt.NDArray[Any], out: npt.NDArray[Any] | None = None,
-               lse: npt.NDArray[np.float32] | None = None, dtype: DType = DType.F32
-               ) -> npt.NDArray[Any]:
-        """Attention of q [new tokens][query_heads][head_dim]; into `out`, or a new array of `dtype`.
+    def attend(self, layer: int, q: Any, out: Any = None, lse: Any = None, dtype: DType | None = None) -> Any:
+        """Attention of q [new tokens][query_heads][head_dim]; into `out`, or a new array of q's library.
 
-        lse, if given, is a contiguous fp32 [new tokens][query_heads] that is written.
+        dtype: of a new array; None: q's own of a torch tensor, float32 of a numpy array. Other libraries' arrays are
+        never made here: give `out`. lse, if given, is a contiguous float32 [new tokens][query_heads] that is written.
         """
-        queries = tensor_of(q, "q")
+        queries = self._tensor(q, "q")
         if out is None:
-            out = np.empty(q.shape, TO_NUMPY[DType(dtype)])
-        if lse is not None and (lse.shape != q.shape[:2] or lse.dtype != np.float32
-                                or not lse.flags.c_contiguous or not lse.flags.writeable):
-            raise error_of(3, "LSE_SHAPE", f"lse is {lse.dtype} {lse.shape}; it must be a writable, "
-                           f"contiguous float32 array of shape {q.shape[:2]}")
-        address = None if lse is None else lse.__array_interface__["data"][0]
-        self._lib.check(self._lib.kvs_attend(self.handle, layer, queries,
-                                             tensor_of(out, "out", writable=True), address))
+            out = empty_like(q, dtype)
+        written = self._tensor(out, "out", writable=True)
+        memory = None if lse is None else lse_of(lse, queries, self._stream)
+        if memory is not None:
+            self._check_device("lse", memory.on_cuda)
+        self._lib.check(self._lib.kvs_attend(self.handle, layer, queries, written,
+                                             None if memory is None else memory.address))
         return out
+
+    def replay(self) -> None:
+        """In place of all layers' calls: a CUDA graph in which a step of the same shape captured them is launched by
+        the caller, on the step's stream, after this and before end().
+
+        GRAPH_STALE: no such step was captured, or memory has changed since; make the calls, or capture anew.
+        """
+        self._lib.check(self._lib.kvs_step_replay(self.handle))
+
+    def _tensor(self, array: Any, name: str, writable: bool = False) -> View:
+        view = tensor_of(array, name, self._stream, writable)
+        self._check_device(name, view.on_cuda)
+        return view
+
+    def _check_device(self, name: str, on_cuda: bool) -> None:
+        if on_cuda and not self._session.on_gpu:
+            raise error_of(3, "TENSOR_DEVICE", f"{name} is a GPU's, but this session's pages are not, or its road is "
+                           f"remote; pass {name} in host memory")
 
     def selected_tokens(self, member: int = 0) -> list[npt.NDArray[np.int32]]:
         """Positions that the last layer attended, always-on included: one array a group of heads."""
@@ -506,24 +640,26 @@ class Step:
         """Ids of the units that the last layer's selection chose: one array a group of heads."""
         return self._selection(member, _UNITS)
 
-    def end(self) -> None:
-        """Commits the new tokens; the step is over, also on error."""
-        handle, members = self.handle, self._members
-        self._over()
-        self._lib.check(self._lib.kvs_step_end(handle, None))
+    def end(self, stream: Any = None) -> None:
+        """Commits the new tokens; the step is over, also on error.
+
+        stream: comes behind all of the step; None: the step's own. On a GPU it still works when this returns.
+        """
+        behind = self._stream if stream is None else stream_of(stream)
+        handle, members = self._over()
+        self._lib.check(self._lib.kvs_step_end(handle, behind))
         del members  # not before: one that was dropped meanwhile is closed now
 
     def abort(self) -> None:
         """Ends without committing. Harmless when the step is over."""
-        if self._handle is not None:
-            handle, members = self._handle, self._members
-            self._over()
-            self._lib.kvs_step_abort(handle)
-            del members
-
-    def _over(self) -> None:
-        self._handle, self._members = None, []
+        self._open.abort()
         self._drop.detach()
+        self._members = []  # not before: one that was dropped meanwhile is closed now
+
+    def _over(self) -> tuple[int, list[Sequence]]:
+        handle, members, self._members = self._open.take(), self._members, []
+        self._drop.detach()
+        return handle, members
 
     def __enter__(self) -> Step:
         return self
@@ -532,7 +668,7 @@ class Step:
                  trace: TracebackType | None) -> None:
         if kind is not None:
             self.abort()
-        elif self._handle is not None:
+        elif self._open.is_open:
             self.end()
 
     def cost(self, member: int = 0) -> Cost:

@@ -1,0 +1,130 @@
+// Leases of look-ups. What an open holds is what a look-up promises: a lease is such an open, of a
+// sequence that nobody is told of, and that ends by its time or with its session.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/store/store_impl.h"
+
+namespace kvstrata {
+namespace {
+
+LeasedPrompt LeasedPromptOf(uint64_t model, const PrefixHit& hit, std::span<const int32_t> tokens) {
+  const std::span<const int32_t> rest = tokens.subspan(hit.keys.size() * hit.page_tokens);
+  return {model, FormatPlan(*hit.plan), hit.keys.back(), {rest.begin(), rest.end()}};
+}
+
+// Others may have computed more since it was opened.
+PrefixHit Within(PrefixHit hit, const OpenedSequence& opened) {
+  hit.pages.resize(std::min<size_t>(hit.pages.size(), opened.held_tokens / hit.page_tokens));
+  hit.indexed_tokens = std::min(hit.indexed_tokens, opened.indexed_tokens);
+  return hit;
+}
+
+}  // namespace
+
+Status Store::Impl::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open) {
+  if (open.lease < std::chrono::milliseconds(1) || open.lease > kLongestLease) {
+    return InvalidArgument("LEASE_TIME", "lease_ms is " + std::to_string(open.lease.count()) +
+                                             "; allowed: 0 (none) to " +
+                                             std::to_string(kLongestLease.count()));
+  }
+  if (open.plan.empty()) {
+    return InvalidArgument("LEASE_PLAN", "lease_ms is " + std::to_string(open.lease.count()) +
+                                             " and plan is empty; a lease holds what an open of a "
+                                             "plan finds: name the plan, and tokens");
+  }
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(session, model));
+  if (open.device.empty()) return OkStatus();
+  KVS_ASSIGN_OR_RETURN(const uint32_t device, FindDevice(open.device));
+  if (device == owner.device) return OkStatus();
+  return InvalidArgument("LEASE_DEVICE", "device_uuid is '" + open.device +
+                                             "', this session's is '" + DeviceName(owner.device) +
+                                             "'; ask for a lease in a session that attached with "
+                                             "that device_uuid");
+}
+
+bool Store::Impl::RenewLease(uint64_t session_id, const LeasedPrompt& prompt, const PrefixHit& hit,
+                             std::chrono::milliseconds lease) {
+  MutexLock lock(mu_);
+  const Result<Session*> session = FindSession(session_id);
+  if (!session.ok()) return false;
+  const auto found = (*session)->leases.find(prompt);
+  if (found == (*session)->leases.end()) return false;
+  const auto s = (*session)->sequences.find(found->second.sequence);
+  if (s == (*session)->sequences.end()) return false;
+  const Sequence& held = *s->second;
+  if (held.held_tokens < hit.held_tokens() || held.indexed_tokens < hit.indexed_tokens)
+    return false;
+  found->second.ends = std::max(found->second.ends, Clock::now() + lease);
+  return true;
+}
+
+void Store::Impl::EnterLease(uint64_t session_id, const LeasedPrompt& prompt, uint64_t sequence,
+                             std::chrono::milliseconds lease) {
+  uint64_t replaced = 0;
+  {
+    MutexLock lock(mu_);
+    const Result<Session*> session = FindSession(session_id);
+    if (!session.ok()) return;  // it has closed its sequences
+    Lease& entered = (*session)->leases[prompt];
+    replaced = std::exchange(entered.sequence, sequence);
+    entered.ends = std::max(entered.ends, Clock::now() + lease);
+  }
+  if (replaced == 0) return;
+  (void)CloseSequence(session_id, replaced);
+  TellSettled();
+}
+
+void Store::Impl::AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
+                               const Result<OpenedSequence>& opened) {
+  if (!opened.ok()) return leasing.done(opened.status());
+  EnterLease(leasing.session, prompt, opened->sequence, leasing.open.lease);
+  const Result<PrefixHit> hit =
+      Lookup(leasing.session, leasing.model, leasing.tokens, leasing.open, Files::kRead);
+  leasing.done(hit.ok() ? Within(*hit, *opened) : hit);
+}
+
+void Store::Impl::HoldHit(const std::shared_ptr<const Leasing>& leasing, const PrefixHit& hit) {
+  if (hit.pages.empty()) return leasing->done(hit);
+  const LeasedPrompt prompt = LeasedPromptOf(leasing->model, hit, leasing->tokens);
+  if (RenewLease(leasing->session, prompt, hit, leasing->open.lease)) return leasing->done(hit);
+  OpenOptions options;
+  options.hold.only_held = true;
+  OpenSequence(
+      leasing->session, leasing->model, leasing->open.plan, leasing->tokens,
+      [this, leasing, prompt](const Result<OpenedSequence>& opened) {
+        AnswerLeased(*leasing, prompt, opened);
+      },
+      options);
+}
+
+void Store::Impl::LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                               const LookupPlan& open, LookupDone done) {
+  if (const Status status = CheckLease(session, model, open); !status.ok()) return done(status);
+  const auto leasing = std::make_shared<const Leasing>(
+      Leasing{session, model, {tokens.begin(), tokens.end()}, open, std::move(done)});
+  Lookup(session, model, leasing->tokens, open, [this, leasing](const Result<PrefixHit>& hit) {
+    if (!hit.ok()) return leasing->done(hit);
+    HoldHit(leasing, *hit);
+  });
+}
+
+void Store::Impl::ExpireLeases(Clock::time_point now) {
+  std::vector<std::pair<uint64_t, uint64_t>> over;  // session, sequence
+  {
+    MutexLock lock(mu_);
+    for (auto& [id, session] : sessions_) {
+      std::erase_if(session->leases, [&, id = id](const auto& entry) {
+        if (entry.second.ends > now) return false;
+        over.emplace_back(id, entry.second.sequence);
+        return true;
+      });
+    }
+  }
+  // One whose session ended meanwhile is closed already.
+  for (const auto& [session, sequence] : over) (void)CloseSequence(session, sequence);
+  if (!over.empty()) TellSettled();
+}
+
+}  // namespace kvstrata
