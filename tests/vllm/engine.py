@@ -3,10 +3,11 @@
 
     engine.py SPEC.json RESULT.json
 
-SPEC: plan (null: plain vLLM; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null: one is started,
-and started again when it was killed), llm (arguments of vllm.LLM), batches [{prompts [ids], tokens, kill_at (number of
-the attention call before which the daemon is killed, or null)}], record: what the plan chose is compared with direct
-calls. RESULT: batches [[{tokens, top, held, reason}]], differing: lists that differ, chosen: lists that were compared.
+SPEC: plan (null: plain vLLM; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null: one is
+started, and started again when it was killed), llm (arguments of vllm.LLM), batches [{prompts [ids], tokens, kill_at
+(number of the attention call before which the daemon is killed, or null)}], record: what the plan chose is compared
+with direct calls. RESULT: batches [[{tokens, top, held, reason}]], seconds of each batch, differing: lists that differ,
+chosen: lists that were compared.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from typing import Any
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1",
@@ -42,11 +44,11 @@ class Recorder:
             return recorder.begin(session, members)
 
         def append(step: kvstrata.Step, layer: int, k: Any, v: Any) -> None:
-            recorder.steps[-1][1][layer] = [k.copy(), v.copy()]
+            recorder.steps[-1][1][layer] = [k.clone(), v.clone()]
             recorder.append(step, layer, k, v)
 
         def attend(step: kvstrata.Step, layer: int, q: Any, *args: Any) -> Any:
-            kept = q.copy()
+            kept = q.clone()
             out = recorder.attend(step, layer, q, *args)
             recorder.steps[-1][1][layer] += [kept, step.selected_tokens()]
             return out
@@ -123,12 +125,14 @@ def main() -> None:
         llm = LLM(dtype="float32", seed=0, gpu_memory_utilization=0.25, **flags(plan, socket), **spec["llm"])
         recorder = Recorder() if spec.get("record") else None
         killer = Killer() if plan else None
-        result: dict[str, Any] = {"batches": []}
+        result: dict[str, Any] = {"batches": [], "seconds": []}
         for batch in spec["batches"]:
             if killer is not None:
                 killer.daemon = daemon
                 killer.left = -1 if batch.get("kill_at") is None else batch["kill_at"]
+            begin = time.perf_counter()
             result["batches"].append(generate(llm, batch))
+            result["seconds"].append(time.perf_counter() - begin)
             if daemon is not None and daemon.process.poll() is not None:
                 daemon = stack.enter_context(Daemon(socket=socket))
         if recorder is not None:

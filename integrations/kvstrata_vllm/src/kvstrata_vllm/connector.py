@@ -55,8 +55,9 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
     def on_new_request(self, request: Any) -> None:
         self._scheduler.add(request)
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return max(0, self._scheduler.held(request) - num_computed_tokens), False
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        held = self._scheduler.held(request)
+        return None if held is None else max(0, held - num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Pages need no blocks."""

@@ -25,7 +25,8 @@ class Unsupported(ValueError):
 
 @dataclass
 class Options:
-    """Of kv_connector_extra_config. socket None: KVSTRATA_SOCKET, else the default; digest None: of the model's files."""
+    """Of kv_connector_extra_config. socket None: KVSTRATA_SOCKET, else the default; digest None: of the model's
+    files."""
 
     plan: str = "full"
     socket: str | None = None
@@ -94,7 +95,8 @@ def geometry_of(config: Any, layers: list[Any], digest: str | None, plan: str, s
     query_heads, kv_heads, head_dim, scale = shapes.pop()
     needs = session.plan_needs(plan)
     if missing := needs.flags & _NEVER_MET:
-        raise Unsupported(f"plan {plan!r} needs {missing!s} of the engine, which vLLM does not give:\n{needs.text}")
+        names = ", ".join(str(need.name) for need in missing)
+        raise Unsupported(f"plan {plan!r} needs {names} of the engine, which vLLM does not give:\n{needs.text}")
     model = config.model_config
     return Geometry(model.hf_text_config.model_type[:63], digest or _digest(model), len(layers), query_heads, kv_heads,
                     head_dim, scale, PAGE_DTYPES[model.dtype],

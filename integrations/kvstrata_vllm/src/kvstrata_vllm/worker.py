@@ -18,7 +18,6 @@ import kvstrata
 
 from .geometry import Geometry, Options
 from .scheduler import Scheduled, StepMetadata
-from .tensors import as_array
 
 _log = logging.getLogger("vllm.kvstrata")
 
@@ -109,14 +108,12 @@ class WorkerHalf:
                      ) -> None:
         assert now.step is not None
         if now.served is None:
-            now.step.append(layer, as_array(k), as_array(v))
-            now.step.attend(layer, as_array(q), as_array(out))
+            now.step.append(layer, k, v)
+            now.step.attend(layer, q, out)
             return
-        now.step.append(layer, as_array(k[now.served]), as_array(v[now.served]))
-        part = torch.empty_like(q[now.served])
-        now.step.attend(layer, as_array(q[now.served]), as_array(part))
+        now.step.append(layer, k[now.served], v[now.served])
         out.zero_()
-        out[now.served] = part
+        out[now.served] = now.step.attend(layer, q[now.served])
 
     def end(self, layers: int) -> None:
         """Commits, if all layers have been."""
