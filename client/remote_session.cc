@@ -204,6 +204,7 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   request.mutable_tokens()->Add(tokens.begin(), tokens.end());
   request.set_max_held_tokens(hold.max_tokens);
   request.set_hold_only_reported(hold.only_reported);
+  request.set_key(std::string(hold.key));
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
   return state_->Adopt(response, geometry);
@@ -252,6 +253,14 @@ Status Session::Close(uint64_t sequence) {
   std::lock_guard lock(state_->mu);
   state_->sequences.erase(sequence);
   return OkStatus();
+}
+
+Status Session::CloseKey(std::string_view key) {
+  v1::CloseKeyRequest request;
+  request.set_session(state_->channel->session());
+  request.set_key(std::string(key));
+  v1::CloseSequenceResponse response;
+  return state_->channel->Call(&v1::Control::Stub::CloseKey, request, &response);
 }
 
 Result<uint32_t> Session::Tokens(uint64_t sequence) {

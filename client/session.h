@@ -54,6 +54,7 @@ struct ModelSpec {
 struct HoldOptions {
   uint32_t max_tokens = 0;  // 0: no limit
   bool only_reported = false;
+  std::string_view key;  // of the caller's; "": none
 };
 
 // The open that a look-up is to answer for; texts of the caller's.
@@ -188,6 +189,8 @@ class Session {
   Status Truncate(uint64_t sequence, uint32_t tokens);
   // SEQUENCE_BUSY while a step with it is open.
   Status Close(uint64_t sequence);
+  // Of any session of this user. KEY_UNKNOWN.
+  Status CloseKey(std::string_view key);
   Result<uint32_t> Tokens(uint64_t sequence);         // local
   Result<std::string> StatusText(uint64_t sequence);  // local
   Result<std::string> PlanText(uint64_t sequence);    // local

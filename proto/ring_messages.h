@@ -31,6 +31,7 @@ enum MessageType : uint32_t {
   kRecompress = 17,       // SequenceRef -> ErrorReply, when nothing is due any more, as kSettle
   kCancelWork = 18,       // SequenceRef -> CancelWorkReply
   kTruncate = 19,         // Truncate, i32 token ids -> ErrorReply
+  kCloseKey = 20,         // SequenceKey -> ErrorReply
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -68,8 +69,9 @@ struct OpenSequence {
   enum Flags : uint32_t { kOnlyReported = 1 };
   uint32_t max_held_tokens;  // of a prefix; 0: no limit
   uint32_t flags;  // kOnlyReported: no more of a prefix than the plan's series were stored with
+  char key[64];    // by which other sessions of the user may close it; "" none
 };
-static_assert(sizeof(OpenSequence) == 24);
+static_assert(sizeof(OpenSequence) == 88);
 
 struct PlanText {
   uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
@@ -78,6 +80,11 @@ struct PlanText {
 
 struct SequenceRef {
   uint64_t sequence;
+};
+
+// A sequence of any session of the user.
+struct SequenceKey {
+  char key[64];
 };
 
 struct SequenceReply {

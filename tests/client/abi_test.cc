@@ -177,6 +177,26 @@ TEST_F(AbiTest, WorkIsAskedForAndEnded) {
   EXPECT_EQ(kvs_work_cancel(session_, sequence), KVS_OK);
 }
 
+TEST_F(AbiTest, KeysOfSequences) {
+  kvs_open_options options{sizeof(options), 0, 0, "request 17"};
+  kvs_opened opened{};
+  opened.size = sizeof(opened);
+  const auto open = [&] {
+    return kvs_sequence_open_with(session_, kFakeModel, "full", nullptr, 0, &options, &opened);
+  };
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_EQ(Log().opened_key, "request 17");
+  options.size = offsetof(kvs_open_options, key);  // of an older header
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_EQ(Log().opened_key, "");
+  const std::string longer(64, 'k');
+  options = {sizeof(options), 0, 0, longer.c_str()};
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "bytes of key 64");
+  EXPECT_EQ(kvs_close_key(session_, "request 17"), KVS_OK);
+  EXPECT_EQ(Log().closed_key, "request 17");
+  ExpectRefused(kvs_close_key(session_, nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "key");
+}
+
 TEST_F(AbiTest, LooksUp) {
   const int32_t tokens[] = {1, 2, 3};
   kvs_lookup_result found{};

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import library as lib
-from .errors import Unavailable, error_of
+from .errors import NotFound, Unavailable, error_of
 from .tensors import TO_NUMPY, DType, take_array, tensor_of
 
 Ids = Items[int] | npt.NDArray[np.int32]
@@ -189,15 +189,17 @@ class Session:
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
 
     def open(self, model: Model, plan: str = "full", tokens: Ids = (), *, max_held: int = 0,
-             only_reported: bool = False) -> Sequence:
+             only_reported: bool = False, key: str | None = None) -> Sequence:
         """A sequence; `held` says how many leading tokens of the prompt are there already.
 
         max_held: hold no more than that, rounded down to whole pages; 0: no limit. only_reported: hold no
         more than the series go that the plan needs, so that it lacks none when this engine reports
-        those of the positions that it computes.
+        those of the positions that it computes. key: for close_key; up to 63 bytes, unique among this user's
+        live sequences (KEY_IN_USE).
         """
         ids = _ids(tokens)
-        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported))
+        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported),
+                                  None if key is None else key.encode())
         opened = lib.Opened(c.sizeof(lib.Opened))
         self._lib.check(self._lib.kvs_sequence_open_with(self.handle, model.handle, plan.encode(),
                                                          _int32s(ids), ids.size, options, opened))
@@ -221,6 +223,11 @@ class Session:
         found = lib.LookupResult(c.sizeof(lib.LookupResult))
         self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
         return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
+
+    def close_key(self, key: str) -> None:
+        """Closes the live sequence that any session of this user opened with `key`, also in an open step, which
+        then commits nothing of it. Its owner's calls with it raise NotFound. KEY_UNKNOWN."""
+        self._lib.check(self._lib.kvs_close_key(self.handle, key.encode()))
 
     def reorder(self, sequences: Items[Sequence], parents: Items[int]) -> list[Sequence]:
         """Beams: result i continues sequences[parents[i]]. The first that names a parent is the parent itself,
@@ -362,7 +369,7 @@ class Sequence:
                         version.value)
 
     def close(self) -> None:
-        """Harmless when it is closed, or gone with its session or daemon. SEQUENCE_BUSY in an open step: then
+        """Harmless when it is closed, by its key too, or gone with its session or daemon. SEQUENCE_BUSY in an open step: then
         it stays open."""
         if self._handle is not None and self.session._handle is not None:
             try:
@@ -370,6 +377,8 @@ class Sequence:
             except Unavailable as error:
                 if error.reason != "DAEMON_GONE":  # that has closed what it had
                     raise
+            except NotFound:  # close_key
+                pass
         self._closed()
 
     def _closed(self) -> None:
