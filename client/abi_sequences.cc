@@ -1,5 +1,6 @@
 // The C ABI's sequences and plans (include/kvstrata/kvstrata.h), as abi.cc has the rest.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "client/abi_call.h"
@@ -35,6 +36,15 @@ Result<Opened> Open(Session& s, kvs_model model, const char* plan, const int32_t
   return s.Open(model, text, {tokens, n}, options);
 }
 
+// "": it is null.
+Result<std::string_view> ReadKey(const char* key) {
+  constexpr size_t kMaxKey = 63;
+  if (key == nullptr) return std::string_view();
+  const size_t bytes = strnlen(key, kMaxKey + 1);
+  KVS_RETURN_IF_ERROR(InRange("bytes of key", static_cast<int64_t>(bytes), 0, kMaxKey));
+  return std::string_view(key, bytes);
+}
+
 Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {
   if (options == nullptr) return OpenOptions{};
   KVS_ASSIGN_OR_RETURN(
@@ -42,7 +52,8 @@ Result<OpenOptions> ReadOpenOptions(const kvs_open_options* options) {
       Grown("kvs_open_options", options, offsetof(kvs_open_options, reserve_tokens)));
   KVS_RETURN_IF_ERROR(InRange("only_reported", known.only_reported, 0, 1));
   KVS_RETURN_IF_ERROR(InRange("reserved", known.reserved, 0, 0));
-  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens};
+  KVS_ASSIGN_OR_RETURN(const std::string_view key, ReadKey(known.key));
+  return OpenOptions{known.max_held, known.only_reported == 1, known.reserve_tokens, key};
 }
 
 }  // namespace
@@ -78,6 +89,14 @@ int kvs_sequence_open_with(kvs_session* session, kvs_model model, const char* pl
     out->surprisal_tokens = opened.surprisal_tokens;
     out->boundary_tokens = opened.boundary_tokens;
     return OkStatus();
+  });
+}
+
+int kvs_close_key(kvs_session* session, const char* key) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("key", key));
+    KVS_ASSIGN_OR_RETURN(const std::string_view known, ReadKey(key));
+    return s.CloseKey(known);
   });
 }
 

@@ -207,13 +207,15 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
                                                   " and 65536 are allowed");
   }
   const std::string padded = Padded(plan);
-  const shm::OpenSequence request{model,
-                                  static_cast<uint32_t>(padded.size()),
-                                  static_cast<uint32_t>(tokens.size()),
-                                  options.max_held,
-                                  options.only_reported ? shm::OpenSequence::kOnlyReported : 0u,
-                                  options.reserve_tokens,
-                                  0};
+  shm::OpenSequence request{model,
+                            static_cast<uint32_t>(padded.size()),
+                            static_cast<uint32_t>(tokens.size()),
+                            options.max_held,
+                            options.only_reported ? shm::OpenSequence::kOnlyReported : 0u,
+                            options.reserve_tokens,
+                            0,
+                            ""};
+  CopyText(request.key, std::string(options.key));
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,
@@ -317,6 +319,12 @@ Status Session::Close(uint64_t sequence) {
   }
   const shm::SequenceRef request{sequence};
   return state_->ring->Call(shm::kCloseSequence, {BytesOf(request)}, nullptr);
+}
+
+Status Session::CloseKey(std::string_view key) {
+  shm::SequenceKey request{};
+  CopyText(request.key, std::string(key));
+  return state_->ring->Call(shm::kCloseKey, {BytesOf(request)}, nullptr);
 }
 
 Result<uint32_t> Session::Tokens(uint64_t sequence) {

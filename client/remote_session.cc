@@ -212,6 +212,7 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   request.set_max_held_tokens(options.max_held);
   request.set_hold_only_reported(options.only_reported);
   request.set_reserve_tokens(options.reserve_tokens);
+  request.set_key(std::string(options.key));
   v1::OpenSequenceResponse response;
   KVS_RETURN_IF_ERROR(state_->channel->Call(&v1::Control::Stub::OpenSequence, request, &response));
   const Opened opened = state_->Adopt(response, geometry);
@@ -276,6 +277,14 @@ Status Session::Close(uint64_t sequence) {
   std::lock_guard lock(state_->mu);
   state_->sequences.erase(sequence);
   return OkStatus();
+}
+
+Status Session::CloseKey(std::string_view key) {
+  v1::CloseKeyRequest request;
+  request.set_session(state_->channel->session());
+  request.set_key(std::string(key));
+  v1::CloseSequenceResponse response;
+  return state_->channel->Call(&v1::Control::Stub::CloseKey, request, &response);
 }
 
 Result<uint32_t> Session::Tokens(uint64_t sequence) {

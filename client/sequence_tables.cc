@@ -20,6 +20,11 @@ Status TableInvalid(uint64_t sequence) {
               " is gone or breaks bounds; close the sequence or attach anew"};
 }
 
+Status ClosedByKey(uint64_t sequence) {
+  return NotFound("SEQUENCE_CLOSED", "sequence " + std::to_string(sequence) +
+                                         " was closed by its key, by another session of its user");
+}
+
 }  // namespace
 
 Result<std::byte*> Session::State::Resolve(const shm::PageEntry& entry, uint64_t bytes) {
@@ -60,6 +65,7 @@ FarRead Session::State::ReaderOf(const char* what) const {
 
 Status Session::State::Load(Sequence* s) {
   const shm::TableView view = reader.Read(s->slot, s->id);
+  if (view.table == nullptr && reader.Closed(s->slot, s->id)) return ClosedByKey(s->id);
   if (view.table == nullptr) return TableInvalid(s->id);
   if (view.table->version != s->version) {
     s->pages.clear();

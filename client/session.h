@@ -55,6 +55,7 @@ struct OpenOptions {
   uint32_t max_held = 0;  // 0: no limit
   bool only_reported = false;
   uint32_t reserve_tokens = 0;
+  std::string_view key;  // of the caller's; "": none
 };
 
 // kvs_capacity_result.
@@ -203,6 +204,8 @@ class Session {
   Status Truncate(uint64_t sequence, uint32_t tokens);
   // SEQUENCE_BUSY while a step with it is open.
   Status Close(uint64_t sequence);
+  // Of any session of this user. KEY_UNKNOWN.
+  Status CloseKey(std::string_view key);
   Result<uint32_t> Tokens(uint64_t sequence);         // local
   Result<std::string> StatusText(uint64_t sequence);  // local
   Result<std::string> PlanText(uint64_t sequence);    // local

@@ -31,6 +31,7 @@ enum MessageType : uint32_t {
   kRecompress = 17,       // SequenceRef -> ErrorReply, when nothing is due any more, as kSettle
   kCancelWork = 18,       // SequenceRef -> CancelWorkReply
   kTruncate = 19,         // Truncate, i32 token ids -> ErrorReply
+  kCloseKey = 20,         // SequenceKey -> ErrorReply
   kCapacity = 23,         // Capacity, plan text -> CapacityReply
   // Events.
   kCommit = 32,       // Commit, token ids
@@ -71,8 +72,9 @@ struct OpenSequence {
   uint32_t flags;  // kOnlyReported: no more of a prefix than the plan's series were stored with
   uint32_t reserve_tokens;  // to take pages for, the prompt among them; 0: for the prompt
   uint32_t reserved;
+  char key[64];  // by which other sessions of the user may close it; "" none
 };
-static_assert(sizeof(OpenSequence) == 32);
+static_assert(sizeof(OpenSequence) == 96);
 
 struct PlanText {
   uint32_t plan_bytes;  // of the plan text that follows, padded with NULs to 4
@@ -81,6 +83,11 @@ struct PlanText {
 
 struct SequenceRef {
   uint64_t sequence;
+};
+
+// A sequence of any session of the user.
+struct SequenceKey {
+  char key[64];
 };
 
 struct SequenceReply {

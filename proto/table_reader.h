@@ -78,6 +78,14 @@ class TableReader {
     return view;
   }
 
+  // Of one that has no table: it was published here once, and another session closed it.
+  bool Closed(uint32_t slot, uint64_t sequence) const {
+    if (slot >= static_cast<uint32_t>(kMaxSequences)) return false;
+    const SequenceSlot& s = tables_->slots[slot];
+    return s.table_offset.load(std::memory_order_acquire) == 0 ||
+           s.sequence_id.load(std::memory_order_acquire) != sequence;
+  }
+
   // What an audit asks of the slot's sequence. REQUIRES: Read of the slot found a table.
   RecallRequest Recall(uint32_t slot) const {
     return RecallRequest::Of(tables_->slots[slot].recall_audit.load(std::memory_order_relaxed));

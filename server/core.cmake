@@ -40,6 +40,7 @@ kvs_library(kvs_store
   store/inspect.cc
   store/hold_limits.cc
   store/user_limits.cc
+  store/keys.cc
   store/leases.cc
   store/lookup.cc
   store/move.cc

@@ -26,6 +26,7 @@ constexpr Column kList[] = {
     {"DEVICE", "/device_bytes", Bytes, true},
     {"HOST", "/host_bytes", Bytes, true},
     {"AGE", "/age_us", Microseconds, true},
+    {"KEY", "/key", OrDash},
 };
 std::string OrOk(const Json& value) {
   const std::string text = value.is_string() ? value.get<std::string>() : "";
@@ -35,6 +36,7 @@ std::string OrOk(const Json& value) {
 constexpr Column kRecord[] = {
     {"SEQUENCE", "/sequence"},
     {"SESSION", "/session"},
+    {"KEY", "/key", OrDash},
     {"MODEL", "/model_name"},
     {"PLAN", "/plan_text"},
     {"TOKENS", "/tokens"},

@@ -113,6 +113,8 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnGrow(frame);
     case shm::kTruncate:
       return OnTruncate(frame);
+    case shm::kCloseKey:
+      return OnCloseKey(frame);
     case shm::kSettle:
       return OnSettle(frame);
     case shm::kLookup:
@@ -259,6 +261,8 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
       !TakeArray(&rest, in.tokens, &tokens) || !rest.empty()) {
     return Malformed("OpenSequence of a wrong size");
   }
+  std::string key;
+  if (!ReadText(in.key, &key)) return Malformed("OpenSequence with a key that does not end");
   const std::string_view text(plan.data(), strnlen(plan.data(), plan.size()));
   const uint64_t id = frame.header.id;
   OpenRequest request{in.model, {}, std::max(in.tokens, in.reserve_tokens)};
@@ -268,8 +272,9 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
   ++opening_;
   store_->OpenSequence(
       session_, in.model, text, tokens,
-      [box = box_, id, request](const Result<OpenedSequence>& opened) {
-        box->PutOpened(id, request, opened);
+      [box = box_, store = store_, session = session_, id, request,
+       key](const Result<OpenedSequence>& opened) {
+        box->PutOpened(id, request, store->GiveKey(session, opened, key));
       },
       options);
   AnswerLate();  // most have nothing to wait for
@@ -310,6 +315,17 @@ RingSession::Outcome RingSession::OnClose(const Frame& frame) {
   sequences_.erase(in.sequence);
   if (imported_.erase(in.sequence) != 0) options_.import->Closed(in.sequence);
   Answer(frame.header.id, store_->CloseSequence(session_, in.sequence));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnCloseKey(const Frame& frame) {
+  shm::SequenceKey in;
+  std::span<const std::byte> rest = frame.payload;
+  std::string key;
+  if (!Take(&rest, &in) || !rest.empty() || !ReadText(in.key, &key)) {
+    return Malformed("CloseKey of a wrong size");
+  }
+  Answer(frame.header.id, store_->CloseKey(session_, key));
   return Outcome::kWorked;
 }
 

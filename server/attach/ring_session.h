@@ -184,6 +184,7 @@ class RingSession {
   Outcome OnClose(const Frame& frame);
   Outcome OnGrow(const Frame& frame);
   Outcome OnTruncate(const Frame& frame);
+  Outcome OnCloseKey(const Frame& frame);
   Outcome OnSettle(const Frame& frame);
   Outcome OnDetach(const Frame& frame);
   Outcome OnCommit(const Frame& frame);

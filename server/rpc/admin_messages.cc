@@ -106,6 +106,7 @@ void Write(const SequenceInfo& s, v1::Sequence* out) {
   out->set_extent_host_bytes(s.extent_host_bytes);
   out->set_absent_pages(s.absent_pages);
   out->set_work_error(s.work_error);
+  out->set_key(s.key);
 }
 
 void Write(const ExtentInfo& e, v1::ExtentInfo* out) {

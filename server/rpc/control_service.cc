@@ -206,7 +206,8 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
                                         static_cast<size_t>(request->tokens_size()));
   Store* store = &context_->store();
   const auto adopt = [store, call, reactor, request, response, tokens,
-                      s = *found](const Result<OpenedSequence>& opened) {
+                      s = *found](const Result<OpenedSequence>& unnamed) {
+    const Result<OpenedSequence> opened = store->GiveKey(s->id(), unnamed, request->key());
     if (!opened.ok()) return reactor->Finish(ToGrpc(opened.status()));
     const auto drop = [store, s, id = opened->sequence] {
       (void)store->CloseSequence(s->id(), id);
@@ -263,6 +264,14 @@ grpc::ServerUnaryReactor* ControlService::CloseSequence(grpc::CallbackServerCont
                                                         v1::CloseSequenceResponse*) {
   return context_->InSession(call, request->session(), [request](RemoteSession& s) {
     return s.CloseSequence(request->sequence());
+  });
+}
+
+grpc::ServerUnaryReactor* ControlService::CloseKey(grpc::CallbackServerContext* call,
+                                                   const v1::CloseKeyRequest* request,
+                                                   v1::CloseSequenceResponse*) {
+  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
+    return context_->store().CloseKey(s.id(), request->key());
   });
 }
 

@@ -40,6 +40,8 @@ class ControlService final : public v1::Control::CallbackService {
   grpc::ServerUnaryReactor* CloseSequence(grpc::CallbackServerContext*,
                                           const v1::CloseSequenceRequest*,
                                           v1::CloseSequenceResponse*) override;
+  grpc::ServerUnaryReactor* CloseKey(grpc::CallbackServerContext*, const v1::CloseKeyRequest*,
+                                     v1::CloseSequenceResponse*) override;
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext*, const v1::LookupRequest*,
                                    v1::LookupResponse*) override;
   grpc::ServerUnaryReactor* GetCapacity(grpc::CallbackServerContext*, const v1::GetCapacityRequest*,

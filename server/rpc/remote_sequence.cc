@@ -52,6 +52,11 @@ void TakeIndex(RemoteSequence* s) {
   s->told_indexed = std::max(s->told_indexed, indexed);
 }
 
+Status ClosedByKey(uint64_t sequence) {
+  return NotFound("SEQUENCE_CLOSED", "sequence " + std::to_string(sequence) +
+                                         " was closed by its key, by another session of its user");
+}
+
 }  // namespace
 
 SequenceTables::SequenceTables(Store* store, StepDevice* device, const SessionSegments& segments)
@@ -106,6 +111,7 @@ Status SequenceTables::LoadPage(RemoteSequence* s, const shm::PageEntry& entry) 
 
 Status SequenceTables::Load(RemoteSequence* s) {
   const shm::TableView view = reader_.Read(s->slot, s->id);
+  if (view.table == nullptr && reader_.Closed(s->slot, s->id)) return ClosedByKey(s->id);
   if (view.table == nullptr) {
     return Internal("TABLE_INVALID",
                     "the table of sequence " + std::to_string(s->id) + " is not there; close it");

@@ -275,7 +275,8 @@ Status RemoteSession::Commit(RemoteStep* step) {
     const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
     s->lost = store_->Commit(session_, s->id, first[i], step->tokens[i], indexed);
     s->told_indexed = indexed;
-    if (failed.ok()) failed = s->lost;
+    // One that another session closed meanwhile says so when it is used next.
+    if (failed.ok() && s->lost.reason() != "SEQUENCE_UNKNOWN") failed = s->lost;
   }
   TellRecall(*step);
   return failed;

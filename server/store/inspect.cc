@@ -166,6 +166,7 @@ SequenceInfo Store::Impl::InfoOf(const Sequence& s) const {
   SequenceInfo info;
   info.sequence = s.id;
   info.session = s.session;
+  info.key = s.key;
   info.model = s.model->id;
   info.model_name = s.model->desc.name;
   info.plan = s.plan;

@@ -282,6 +282,7 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
                        ReserveTable(session, *parent, parent->table->page_capacity));
   const LongRequest request(this, session);
   auto child = std::make_unique<Sequence>(*parent);
+  child->key.clear();
   child->table = nullptr;
   child->version = 0;
   child->heat = {};
@@ -324,6 +325,7 @@ void Store::Impl::CloseLocked(Session* session, Sequence* s) {
   StopRecall(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
                        "sequence " + std::to_string(s->id) + " was closed by its client"));
   NoteSelected(*session, *s);
+  if (!s->key.empty()) session->tenant->keys.erase(s->key);
   Unpublish(session, s);
   // Nobody finds it any more: what follows is done in pieces.
   const Outside outside(session, s);

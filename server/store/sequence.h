@@ -59,7 +59,8 @@ struct Tenant {
   std::string name;
   UserLimits::User* user = nullptr;
   uint64_t sessions_made = 0, models_made = 0, sequences_made = 0;
-  uint64_t epoch = 1;  // published to all sessions of the tenant
+  std::map<std::string, uint64_t, std::less<>> keys;  // that engines gave to live sequences
+  uint64_t epoch = 1;                                 // published to all sessions of the tenant
   RetireQueue<Page*> retired;
   std::vector<Session*> sessions;  // fenced ones too: their processes may still read
 };
@@ -114,6 +115,7 @@ struct CodecState {
 struct Sequence {
   uint64_t id = 0;
   uint64_t session = 0;
+  std::string key;  // in Tenant::keys; "": none
   UserPlace place;
   std::shared_ptr<Model> model;
   KeyChain chain;

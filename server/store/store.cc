@@ -379,6 +379,17 @@ Status Store::CloseSequence(uint64_t session, uint64_t sequence) {
   impl_->TellSettled();
   return status;
 }
+Result<OpenedSequence> Store::GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
+                                      std::string_view key) {
+  Result<OpenedSequence> named = impl_->GiveKey(session, opened, key);
+  impl_->TellSettled();
+  return named;
+}
+Status Store::CloseKey(uint64_t session, std::string_view key) {
+  const Status status = impl_->CloseKey(session, key);
+  impl_->TellSettled();
+  return status;
+}
 Status Store::Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
                        std::span<const int32_t> tail) {
   const Status status = impl_->Truncate(session, sequence, tokens, tail);

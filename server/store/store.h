@@ -214,6 +214,7 @@ struct SequenceInfo {
   uint32_t extents = 0, absent_pages = 0;
   uint64_t extent_device_bytes = 0, extent_host_bytes = 0;
   std::string work_error;  // of its last recompression; "" if it published
+  std::string key;         // that its engine gave it; "": none
 };
 struct PageInfo {
   uint32_t arena = 0;
@@ -337,6 +338,13 @@ class Store {
   Status Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
                   std::span<const int32_t> tail);
   Status CloseSequence(uint64_t session, uint64_t sequence);
+  // What an open answered, now with that key ("": as it was); closed again where that fails.
+  // INVALID_ARGUMENT KEY_TEXT: up to 63 bytes, no control characters; ALREADY_EXISTS KEY_IN_USE.
+  Result<OpenedSequence> GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
+                                 std::string_view key);
+  // Closes the live sequence of that key, of any session of the session's user. Whoever steps with
+  // it meanwhile keeps what the step reads. NOT_FOUND KEY_UNKNOWN.
+  Status CloseKey(uint64_t session, std::string_view key);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG;
   // GROW_SEALED when `writable` lies in a page that is full.

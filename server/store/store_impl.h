@@ -1,6 +1,6 @@
 // StoreImpl: all state of the store behind one lock, and the functions over it, by file:
 //   store.cc           forwarding, sessions, models, plans
-//   open_sequence.cc   open, fork, close
+//   open_sequence.cc   open, fork, close; keys.cc: by the key that an engine gave
 //   find_prefix.cc     what memory has of a prompt
 //   lookup.cc          where the longest held prefix lies; leases.cc: and that it stays held
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
@@ -85,6 +85,9 @@ class Store::Impl {
   Status Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
                   std::span<const int32_t> tail) KVS_EXCLUDES(mu_);
   Status CloseSequence(uint64_t session, uint64_t sequence) KVS_EXCLUDES(mu_);
+  Result<OpenedSequence> GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
+                                 std::string_view key) KVS_EXCLUDES(mu_);
+  Status CloseKey(uint64_t session, std::string_view key) KVS_EXCLUDES(mu_);
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
               uint32_t index_writable) KVS_EXCLUDES(mu_);
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
@@ -411,6 +414,9 @@ class Store::Impl {
   PrefixSurvey::Memory MemoryOf(const std::string& tenant) const KVS_EXCLUDES(mu_);
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                     std::span<PrefixSurvey::Place> places) const KVS_EXCLUDES(mu_);
+
+  // keys.cc
+  Status EnterKey(uint64_t session, uint64_t sequence, std::string_view key) KVS_EXCLUDES(mu_);
 
   // leases.cc
   // A look-up on its way to its lease.

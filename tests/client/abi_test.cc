@@ -139,7 +139,7 @@ TEST_F(AbiTest, OpensWithOptions) {
   EXPECT_EQ(Log().open.max_held, 0u);
   EXPECT_FALSE(Log().open.only_reported);
 
-  kvs_open_options options{sizeof(options), 48, 1, 500, 0};
+  kvs_open_options options{sizeof(options), 48, 1, 500, 0, nullptr};
   const auto open = [&] {
     return kvs_sequence_open_with(session_, kFakeModel, "full", tokens, 3, &options, &opened);
   };
@@ -183,6 +183,26 @@ TEST_F(AbiTest, WorkIsAskedForAndEnded) {
                 "STRUCT_SIZE", "kvs_build_result.size 8");
   EXPECT_EQ(kvs_sequence_recompress(session_, sequence), KVS_OK);
   EXPECT_EQ(kvs_work_cancel(session_, sequence), KVS_OK);
+}
+
+TEST_F(AbiTest, KeysOfSequences) {
+  kvs_open_options options{sizeof(options), 0, 0, 0, 0, "request 17"};
+  kvs_opened opened{};
+  opened.size = sizeof(opened);
+  const auto open = [&] {
+    return kvs_sequence_open_with(session_, kFakeModel, "full", nullptr, 0, &options, &opened);
+  };
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_EQ(Log().opened_key, "request 17");
+  options.size = offsetof(kvs_open_options, key);  // of an older header
+  ASSERT_EQ(open(), KVS_OK);
+  EXPECT_EQ(Log().opened_key, "");
+  const std::string longer(64, 'k');
+  options = {sizeof(options), 0, 0, 0, 0, longer.c_str()};
+  ExpectRefused(open(), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "bytes of key 64");
+  EXPECT_EQ(kvs_close_key(session_, "request 17"), KVS_OK);
+  EXPECT_EQ(Log().closed_key, "request 17");
+  ExpectRefused(kvs_close_key(session_, nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "key");
 }
 
 TEST_F(AbiTest, LooksUp) {

@@ -52,6 +52,7 @@ Result<Opened> Session::Open(uint64_t, std::string_view plan, std::span<const in
   testing::Log().plan = plan;
   testing::Log().prompt.assign(tokens.begin(), tokens.end());
   testing::Log().open = options;
+  testing::Log().opened_key = options.key;
   return Opened{testing::kFakeSequence, 16, 8, 12, 4};
 }
 Result<LookedUp> Session::Lookup(uint64_t, const LookupQuery& query,
@@ -72,6 +73,10 @@ Result<Opened> Session::Fork(uint64_t sequence) {
 }
 Status Session::Truncate(uint64_t sequence, uint32_t) { return UnlessOpen(sequence); }
 Status Session::Close(uint64_t sequence) { return UnlessOpen(sequence); }
+Status Session::CloseKey(std::string_view key) {
+  testing::Log().closed_key = key;
+  return OkStatus();
+}
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
   return uint32_t{40};

@@ -19,6 +19,7 @@ struct FakeLog {
   std::string plan;
   std::vector<int32_t> prompt;
   OpenOptions open;
+  std::string opened_key, closed_key;
   std::string lookup_device;
   uint32_t lease_ms = 0;
   Rows k;

@@ -89,7 +89,7 @@ TEST_F(LinkedCuda, AReservationGoesOnInHostMemory) {
     room.size = sizeof(room);
     ASSERT_KVS(kvs_capacity(session_, model_, plan, &room));
     const auto reserve = [&](uint64_t tokens, const std::vector<int32_t>& prompt) {
-      const kvs_open_options options{sizeof(options), 0, 0, static_cast<uint32_t>(tokens), 0};
+      const kvs_open_options options{sizeof(options), 0, 0, static_cast<uint32_t>(tokens), 0, nullptr};
       kvs_opened opened{};
       opened.size = sizeof(opened);
       EXPECT_EQ(kvs_sequence_open_with(session_, model_, plan, prompt.data(), prompt.size(),

@@ -258,6 +258,7 @@ struct OpenOptions {
   uint32_t max_held = 0;  // 0: no limit
   bool only_reported = false;
   uint32_t reserve_tokens = 0;  // 0: none
+  std::string key;              // for Session::CloseKey; "": none
 };
 
 // kvs_plan_needs: KVS_NEEDS_*, and a line each.
@@ -329,14 +330,20 @@ class Session {
 
   Result<Sequence> Open(Model model, const std::string& plan, std::span<const int32_t> tokens = {},
                         const OpenOptions& options = {}) {
-    const kvs_open_options raw{sizeof(raw), options.max_held, options.only_reported ? 1 : 0,
-                               options.reserve_tokens, 0};
+    const kvs_open_options raw{
+        sizeof(raw), options.max_held,   options.only_reported ? 1 : 0, options.reserve_tokens,
+        0,           options.key.c_str()};
     kvs_opened opened{};
     opened.size = sizeof(opened);
     const int rc = kvs_sequence_open_with(session_, model, plan.c_str(), tokens.data(),
                                           tokens.size(), &raw, &opened);
     if (rc != 0) return Error::Last(rc);
     return Sequence(session_, opened);
+  }
+
+  // The sequence that any session of this user opened with that key.
+  Result<void> CloseKey(const std::string& key) {
+    return Result<void>::Of(kvs_close_key(session_, key.c_str()));
   }
 
   // What an open of that plan, on that device ("": this session's), would find now; plan "": raw

@@ -133,6 +133,9 @@ typedef struct kvs_open_options {
                               not. Forks have none; a step on a page that is shared with one takes a
                               copy beyond it. At most 2^24 (SEQUENCE_TOO_LONG) */
   uint32_t reserved;       /* 0 */
+  const char* key; /* for kvs_close_key; NULL or "": none. UTF-8, up to 63 bytes without control
+                      characters, unique among this user's live sequences: KVS_ALREADY_EXISTS
+                      KEY_IN_USE names the session that has it. A fork has none */
 } kvs_open_options;
 typedef struct kvs_opened {
   size_t size;
@@ -226,6 +229,15 @@ KVS_API int kvs_sequence_truncate(kvs_session* session, kvs_sequence sequence, u
 KVS_API int kvs_sequences_reorder(kvs_session* session, const kvs_sequence* sequences, size_t n,
                                   const uint32_t* parents, size_t n_parents, kvs_sequence* out);
 KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
+/* Closes the live sequence that was opened with this key, by whichever session of this user: a
+ * scheduler's process ends what a worker's opened. At once, also in an open step: that goes on, on
+ * memory that is kept until it ends, and then commits nothing of this sequence (of its others all).
+ * From then on the owner's calls with the sequence answer KVS_NOT_FOUND (SEQUENCE_CLOSED,
+ * SEQUENCE_UNKNOWN; of a batch, that member's code), but for those that this process answers
+ * itself: the linked road's tokens and plan. The owner's kvs_sequence_close answers it too, and
+ * forgets the sequence here. The key is free when this returns.
+ * KVS_NOT_FOUND KEY_UNKNOWN. */
+KVS_API int kvs_close_key(kvs_session* session, const char* key);
 /* Tokens committed. */
 KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
 /* "ok", or what keeps the plan from doing what it is there for, and what it does instead: the texts

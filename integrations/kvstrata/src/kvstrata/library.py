@@ -91,7 +91,7 @@ class AttendCost(c.Structure):
 
 class OpenOptions(c.Structure):
     _fields_ = [("size", c.c_size_t), ("max_held", c.c_uint32), ("only_reported", c.c_int32),
-                ("reserve_tokens", c.c_uint32), ("reserved", c.c_uint32)]
+                ("reserve_tokens", c.c_uint32), ("reserved", c.c_uint32), ("key", c.c_char_p)]
 
 
 class Opened(c.Structure):
@@ -131,6 +131,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_lookup": (_INT, (_SESSION, _MODEL, _P(LookupOptions), _P(c.c_int32), _SIZE, _P(LookupResult))),
     "kvs_capacity": (_INT, (_SESSION, _MODEL, _TEXT, _P(CapacityResult))),
     "kvs_sequence_fork": (_INT, (_SESSION, _SEQUENCE, _P(_SEQUENCE))),
+    "kvs_close_key": (_INT, (_SESSION, _TEXT)),
     "kvs_sequence_truncate": (_INT, (_SESSION, _SEQUENCE, _U32)),
     "kvs_sequences_reorder": (_INT, (_SESSION, _P(_SEQUENCE), _SIZE, _P(_U32), _SIZE, _P(_SEQUENCE))),
     "kvs_sequence_close": (_INT, (_SESSION, _SEQUENCE)),

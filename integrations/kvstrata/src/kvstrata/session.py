@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import library as lib
-from .errors import KvstrataError, Unavailable, error_of
+from .errors import KvstrataError, NotFound, Unavailable, error_of
 from .tensors import (BlockTensor, DType, View, empty_like, lse_of, stream_of, take_array, tensor_of)
 
 Ids = Items[int] | npt.NDArray[np.int32]
@@ -236,20 +236,22 @@ class Session:
         return Model(out.value, layers, query_heads, kv_heads, head_dim, page_tokens, DType(dtype))
 
     def open(self, model: Model, plan: str = "full", tokens: Ids = (), *, max_held: int = 0,
-             only_reported: bool = False, reserve_tokens: int = 0) -> Sequence:
+             only_reported: bool = False, reserve_tokens: int = 0, key: str | None = None) -> Sequence:
         """A sequence; `held` says how many leading tokens of the prompt are there already.
 
         max_held: hold no more than that, rounded down to whole pages; 0: no limit. only_reported: hold no
         more than the series go that the plan needs, so that it lacks none when this engine reports
         those of the positions that it computes. reserve_tokens: take memory for so many tokens, prompt and
         generated, or refuse (POOL_EXHAUSTED, nothing taken): until it is truncated or closed the sequence
-        grows to them without POOL_EXHAUSTED.
+        grows to them without POOL_EXHAUSTED. key: for close_key; up to 63 bytes, unique among this user's
+        live sequences (KEY_IN_USE).
         """
         ids = _ids(tokens)
         if not 0 <= reserve_tokens <= _MAX_TOKENS:
             raise error_of(3, "SEQUENCE_TOO_LONG",
                            f"reserve_tokens is {reserve_tokens}; allowed are 0 to {_MAX_TOKENS}")
-        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens)
+        options = lib.OpenOptions(c.sizeof(lib.OpenOptions), max_held, int(only_reported), reserve_tokens, 0,
+                                  None if key is None else key.encode())
         opened = lib.Opened(c.sizeof(lib.Opened))
         self._lib.check(self._lib.kvs_sequence_open_with(self.handle, model.handle, plan.encode(),
                                                          _int32s(ids), ids.size, options, opened))
@@ -273,6 +275,11 @@ class Session:
         found = lib.LookupResult(c.sizeof(lib.LookupResult))
         self._lib.check(self._lib.kvs_lookup(self.handle, model.handle, options, _int32s(ids), ids.size, found))
         return Held(found.held, found.indexed, found.device_tokens, found.host_tokens, found.disk_tokens)
+
+    def close_key(self, key: str) -> None:
+        """Closes the live sequence that any session of this user opened with `key`, also in an open step, which
+        then commits nothing of it. Its owner's calls with it raise NotFound. KEY_UNKNOWN."""
+        self._lib.check(self._lib.kvs_close_key(self.handle, key.encode()))
 
     def capacity(self, model: Model, plan: str = "full") -> Capacity:
         """How many tokens of `model`, with the plan's index, could be opened or grown to as things are, on this
@@ -487,7 +494,7 @@ class Sequence:
                         version.value)
 
     def close(self) -> None:
-        """Harmless when it is closed, or gone with its session or daemon. SEQUENCE_BUSY in an open step: then
+        """Harmless when it is closed, by its key too, or gone with its session or daemon. SEQUENCE_BUSY in an open step: then
         it stays open."""
         if self._handle is not None and self.session._handle is not None:
             try:
@@ -495,6 +502,8 @@ class Sequence:
             except Unavailable as error:
                 if error.reason != "DAEMON_GONE":  # that has closed what it had
                     raise
+            except NotFound:  # close_key
+                pass
         self._closed()
 
     def _closed(self) -> None:
