@@ -79,7 +79,8 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
                 raise Unsupported(f"a layer's attention is {type(layer.impl).__name__}, not kvstrata's")
             layer.impl.index = index
         options = self._half.options
-        self._geometry = geometry_of(self._vllm_config, layers, options.digest, options.plan, self._half.attach())
+        self._geometry = geometry_of(self._vllm_config, layers, options.digest,
+                                     self._half.attach().plan_needs(options.plan))
         self._half.serve(self._geometry)
 
     def get_handshake_metadata(self) -> Geometry | None:

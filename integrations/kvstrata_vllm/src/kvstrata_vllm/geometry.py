@@ -33,11 +33,10 @@ class Options:
     digest: str | None = None
 
     @staticmethod
-    def of(config: Any) -> Options:
+    def of(config: Any, known: tuple[str, ...] = ("plan", "socket", "digest")) -> Options:
         given = dict(config.kv_transfer_config.kv_connector_extra_config)
-        if unknown := sorted(given.keys() - Options.__dataclass_fields__):
-            raise Unsupported(f"kv_connector_extra_config has {unknown}; known are "
-                              f"{sorted(Options.__dataclass_fields__)}")
+        if unknown := sorted(given.keys() - set(known)):
+            raise Unsupported(f"kv_connector_extra_config has {unknown}; known are {sorted(known)}")
         return Options(**given)
 
 
@@ -63,44 +62,67 @@ class Geometry(KVConnectorHandshakeMetadata):
 
 
 def refuse(config: Any) -> None:
-    """Unsupported, with the setting and its value."""
-    model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
-    problem = next((text for wrong, text in (
-        (config.attention_config.backend is None or config.attention_config.backend.name != "CUSTOM",
-         "--attention-backend is not CUSTOM, so keys and values would be vLLM's own"),
-        (parallel.world_size > 1, f"world_size is {parallel.world_size}; one worker is served"),
-        (parallel.data_parallel_size > 1, f"data_parallel_size is {parallel.data_parallel_size}"),
-        (config.speculative_config is not None, "speculative decoding is on"),
-        (config.scheduler_config.async_scheduling, "async scheduling is on; pass --no-async-scheduling"),
-        (config.lora_config is not None, "LoRA is on; adapters change keys, and pages go by the base model's weights"),
-        (model.is_multimodal_model, "the model takes more than text"),
-        (model.enable_prompt_embeds, "prompt embeds are on; kvstrata finds prompts by their ids"),
-        (model.use_mla, "its attention is MLA"),
-        (config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"),
-         f"--kv-cache-dtype is {config.cache_config.cache_dtype}"),
-        (transfer.kv_load_failure_policy != "fail",
-         f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; what a daemon that died had is computed anew "
-         "without end: \"fail\""),
-    ) if wrong), None)
+    """Of owned mode. Unsupported, with the setting and its value."""
+    transfer = config.kv_transfer_config
+    _refuse(((config.attention_config.backend is None or config.attention_config.backend.name != "CUSTOM",
+              "--attention-backend is not CUSTOM, so keys and values would be vLLM's own; KvstrataOffloadConnector "
+              "serves those"),
+             *_never_served(config),
+             (config.scheduler_config.async_scheduling, "async scheduling is on; pass --no-async-scheduling"),
+             (transfer.kv_load_failure_policy != "fail",
+              f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; what a daemon that died had is computed "
+              "anew without end: \"fail\"")))
+
+
+def refuse_offload(config: Any, groups: int) -> None:
+    """Of offload. groups: of vLLM's caches."""
+    backend = config.attention_config.backend
+    _refuse(((backend is not None and backend.name == "CUSTOM",
+              "--attention-backend is CUSTOM, which decodes from the daemon's pages: take it away, or name "
+              "KvstrataConnector"),
+             *_never_served(config),
+             (groups != 1, f"the model has {groups} kinds of attention layers, of which some drop tokens; one is served"),
+             (config.device_config.device_type != "cpu",
+              f"the device is {config.device_config.device_type}; blocks of vLLM's are offloaded from a CPU only")))
+
+
+def _never_served(config: Any) -> tuple[tuple[bool, str], ...]:
+    model, parallel = config.model_config, config.parallel_config
+    return ((parallel.world_size > 1, f"world_size is {parallel.world_size}; one worker is served"),
+            (parallel.data_parallel_size > 1, f"data_parallel_size is {parallel.data_parallel_size}"),
+            (config.speculative_config is not None, "speculative decoding is on"),
+            (config.lora_config is not None,
+             "LoRA is on; adapters change keys, and pages go by the base model's weights"),
+            (model.is_multimodal_model, "the model takes more than text"),
+            (model.enable_prompt_embeds, "prompt embeds are on; kvstrata finds prompts by their ids"),
+            (model.use_mla, "its attention is MLA"),
+            (config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16"),
+             f"--kv-cache-dtype is {config.cache_config.cache_dtype}"))
+
+
+def _refuse(problems: tuple[tuple[bool, str], ...]) -> None:
+    problem = next((text for wrong, text in problems if wrong), None)
     if problem:
         raise Unsupported(f"{problem}; change it, or take --kv-transfer-config away")
 
 
-def geometry_of(config: Any, layers: list[Any], digest: str | None, plan: str, session: kvstrata.Session) -> Geometry:
-    """Of vLLM's attention layers. Reads the weights' files once, and the tokenizer if the plan goes by sentences."""
+def geometry_of(config: Any, layers: list[Any], digest: str | None, needs: kvstrata.PlanNeeds | None = None
+                ) -> Geometry:
+    """Of vLLM's attention layers. needs: of the plan; None: it is `full`. Reads the weights' files once, and the
+    tokenizer if the plan goes by sentences."""
     shapes = {(layer.impl.num_heads, layer.impl.num_kv_heads, layer.impl.head_size, layer.impl.scale)
               for layer in layers}
     if len(shapes) != 1:
         raise Unsupported(f"(query heads, KV heads, head_dim, scale) differ by layer: {sorted(shapes)}")
     query_heads, kv_heads, head_dim, scale = shapes.pop()
-    needs = session.plan_needs(plan)
-    if missing := needs.flags & _NEVER_MET:
+    flags = kvstrata.Need(0) if needs is None else needs.flags
+    if needs is not None and (missing := flags & _NEVER_MET):
         names = ", ".join(str(need.name) for need in missing)
-        raise Unsupported(f"plan {plan!r} needs {names} of the engine, which vLLM does not give:\n{needs.text}")
+        raise Unsupported(f"the plan needs {names} of the engine, which vLLM does not give:\n{needs.text}")
     model = config.model_config
     return Geometry(model.hf_text_config.model_type[:63], digest or _digest(model), len(layers), query_heads, kv_heads,
                     head_dim, scale, PAGE_DTYPES[model.dtype],
-                    _boundary_tokens(model) if kvstrata.Need.BOUNDARY in needs.flags else [])
+                    _boundary_tokens(model) if kvstrata.Need.BOUNDARY in flags else [])
 
 
 def _digest(model: Any) -> str:

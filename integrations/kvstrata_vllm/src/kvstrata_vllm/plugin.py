@@ -1,4 +1,4 @@
-"""What vLLM calls at start, in each of its processes: names the attention backend and the connector to it."""
+"""What vLLM calls at start, in each of its processes: names the attention backend and the connectors to it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ def register() -> None:
         return
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         _log.warning("KVSTRATA_DISABLE=1: vLLM runs without kvstrata")
-        KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.disabled", "DisabledConnector")
+        for name in ("KvstrataConnector", "KvstrataOffloadConnector"):
+            KVConnectorFactory.register_connector(name, "kvstrata_vllm.disabled", "DisabledConnector")
         register_backend(AttentionBackendEnum.CUSTOM, _plain_backend(current_platform))
         return
     if not vllm.__version__.startswith(f"{SERVED}."):
         raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm 0.1.0 serves {SERVED}: install that, or take "
                            "kvstrata_vllm off")
     KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
+    KVConnectorFactory.register_connector("KvstrataOffloadConnector", "kvstrata_vllm.offload", "KvstrataOffloadConnector")
     register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.backend.KvstrataBackend")
     if current_platform.is_cpu():
         _honour_custom(current_platform)

@@ -1,0 +1,173 @@
+"""The worker's half of offload: vLLM's blocks are filled from the daemon's pages, and copied there.
+
+Loads run on threads of their own, saves in order on another: neither is waited for by a step, but by one that follows
+a preemption, whose blocks must not be written while they are read. The daemon may die between any two calls: what was
+to be loaded is computed then, what was to be saved is not, and the next transfer attaches to the daemon that is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+
+import torch
+
+import kvstrata
+
+from .geometry import Geometry, Options
+from .offload_scheduler import Load, Save
+
+_log = logging.getLogger("vllm.kvstrata")
+
+
+@dataclass
+class Results:
+    """Requests whose transfers are over."""
+
+    loaded: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    saved: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Saving:
+    """A request of which blocks were ordered to be saved. given_up: what is left is not saved."""
+
+    sequence: kvstrata.Sequence | None = None
+    given_up: bool = False
+
+
+class OffloadWorker:
+    """caches: of the layers, in order, [block][KV head][slot][2 * head_dim]."""
+
+    def __init__(self, options: Options, geometry: Geometry, caches: list[torch.Tensor]) -> None:
+        self._options, self._geometry = options, geometry
+        self._caches = [blocks_of(cache) for cache in caches]
+        self._block_tokens = caches[0].shape[2]
+        self._lock = Lock()  # guards what follows
+        self._session: kvstrata.Session | None = None
+        self._model: kvstrata.Model | None = None
+        self._results = Results()
+        self._saving: dict[str, Saving] = {}  # the saver's, but for who is in it
+        self._loader = ThreadPoolExecutor(2, "kvstrata-load")
+        self._saver = ThreadPoolExecutor(1, "kvstrata-save")
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Begins them; results() says when they are over."""
+        for load in loads:
+            self._loader.submit(self._load, load)
+
+    def save(self, saves: Iterable[Save]) -> None:
+        """Begins them. Blocks are read until results() names the request, or drop() returns."""
+        for save in saves:
+            with self._lock:
+                saving = self._saving.setdefault(save.request, Saving())
+            self._saver.submit(self._save, save, saving)
+
+    def drop(self, requests: Iterable[str]) -> None:
+        """Blocks of these are read no more when it returns: behind the save that runs."""
+        for request in requests:
+            with self._lock:
+                saving = self._saving.pop(request, None)
+            if saving is not None:
+                saving.given_up = True
+                self._saver.submit(self._end, saving).result()
+
+    def results(self, finished: Iterable[str]) -> Results:
+        """Since the last call. finished: requests that have ended, whose blocks are free when they are saved."""
+        for request in finished:
+            with self._lock:
+                saving = self._saving.pop(request, None)
+            if saving is not None:
+                self._saver.submit(self._finish, request, saving)
+        with self._lock:
+            results, self._results = self._results, Results()
+        return results
+
+    def shutdown(self) -> None:
+        """What was ordered is saved first."""
+        self._saver.shutdown()
+        self._loader.shutdown()
+        self._detach()
+
+    # On threads
+
+    def _load(self, load: Load) -> None:
+        def run() -> bool:
+            session, model = self._attached()
+            with session.open(model, "full", load.ids) as sequence:
+                if sequence.held < load.end:
+                    _log.warning("request %s: %d tokens were held when it was scheduled, %d are now", load.request,
+                                 load.end, sequence.held)
+                    return False
+                sequence.load(load.first, load.blocks)
+                return True
+
+        loaded = self._tried(load.request, run)
+        with self._lock:
+            (self._results.loaded if loaded else self._results.failed).add(load.request)
+
+    def _save(self, save: Save, saving: Saving) -> None:
+        if not saving.given_up:
+            saving.given_up = not self._tried(save.request, lambda: self._seal(save, saving))
+
+    def _seal(self, save: Save, saving: Saving) -> bool:
+        skipped = 0
+        if save.prompt is not None:
+            session, model = self._attached()
+            saving.sequence = session.open(model, "full", save.prompt)
+            skipped = min(saving.sequence.held // self._block_tokens, len(save.blocks))
+        assert saving.sequence is not None
+        tokens = skipped * self._block_tokens
+        if skipped < len(save.blocks):
+            saving.sequence.seal(save.first + tokens, save.blocks[skipped:], save.ids[tokens:])
+        return True
+
+    def _finish(self, request: str, saving: Saving) -> None:
+        self._end(saving)
+        with self._lock:
+            self._results.saved.add(request)
+
+    def _end(self, saving: Saving) -> None:
+        if saving.sequence is not None:
+            self._tried("of a save", lambda: saving.sequence.close() is None)  # type: ignore[union-attr]
+
+    def _tried(self, request: str, run: Callable[[], bool]) -> bool:
+        """Whether it went well; whatever does not ends here, since nobody waits for a thread's exception."""
+        try:
+            return run()
+        except Exception as error:  # noqa: BLE001
+            _log.warning("request %s is computed, or not saved: %s", request, error)
+            if isinstance(error, kvstrata.Unavailable):
+                self._detach()
+            return False
+
+    def _attached(self) -> tuple[kvstrata.Session, kvstrata.Model]:
+        with self._lock:
+            if self._session is None or self._model is None:
+                session = kvstrata.attach(self._options.socket, client_name="vllm worker")
+                model = self._geometry.register(session)
+                for layer, (keys, values) in enumerate(self._caches):
+                    session.register_tensors(model, layer, kvstrata.BlockTensor.of(keys),
+                                             kvstrata.BlockTensor.of(values))
+                self._session, self._model = session, model
+            return self._session, self._model
+
+    def _detach(self) -> None:
+        """The session is closed when the last transfer in it is over and it is collected."""
+        with self._lock:
+            self._session = self._model = None
+
+
+def blocks_of(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [block][slot][KV head][head_dim] of a layer's cache of vLLM's CPU attention "vec", without a copy: a
+    block and head are its keys, transposed, and behind them its values."""
+    blocks, heads, slots, width = cache.shape
+    dim = width // 2
+    of_block, of_head = cache.stride(0), cache.stride(1)
+    shape, first = (blocks, slots, heads, dim), cache.storage_offset()
+    return (cache.as_strided(shape, (of_block, 1, of_head, slots), first),
+            cache.as_strided(shape, (of_block, dim, of_head, 1), first + slots * dim))
