@@ -12,7 +12,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 rm -rf "$out" && mkdir -p "$out/bin" "$out/lib"
 cp "$build"/lib/libkvstrata_cuda.so "$build"/lib/libkvstrata.so.0 "$out/lib/"
 cp "$build"/bin/{gpu_tests,kvstratad,libsticky_error.so} "$build"/bin/{cuda,selection,step,chunk,linked}_bench "$out/bin/"
-cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,compare.py,run_gpu.sh} "$out/"
+cp "$root"/bench/cuda/{dense_baselines.py,selection_baseline.py,llama_decode.py,compare.py,run_gpu.sh} "$out/"
 mkdir -p "$out/tests" "$out/integrations/kvstrata/src/kvstrata"
 cp "$root/tests/golden_runner.py" "$out/tests/"
 cp "$root"/integrations/kvstrata/src/kvstrata/*.py "$out/integrations/kvstrata/src/kvstrata/"

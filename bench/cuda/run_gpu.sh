@@ -2,8 +2,8 @@
 # Runs a bundle (bundle.sh) on a machine with a GPU: tests, then benchmarks, then a short table.
 # Results go to $OUT, or to the bundle's folder. Exit code: that of the tests.
 #
-#   run_gpu.sh [tests] [golden] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [moves] [remote] [dense]
-#   nothing named: all but memcheck
+#   run_gpu.sh [tests] [golden] [memcheck] [bench] [selection] [steps] [chunk] [linked] [pool] [moves] [remote] [dense] [decode]
+#   nothing named: all but memcheck and decode
 #   golden: the vectors of the folder $GOLDEN (tests/golden of a source tree: 10 MB that the bundle
 #   has no room for); nothing without it
 #   memcheck: the smallest tests again under compute-sanitizer: memcheck, racecheck, initcheck
@@ -113,5 +113,12 @@ if wants dense; then
     python3 "$here/compare.py" "$out/$suite.json" "$out/dense.json" --json-out "$out/$name" \
       --dense-out "$out/cuda-dense-h100.json"
   done
+fi
+# A model's decode loop, with transformers' modules; batch 1 in the mode in which dense attention is fastest there.
+if wants decode; then
+  export PYTHONPATH=$here/integrations/kvstrata/src KVSTRATA_LIBRARY=$here/lib/libkvstrata.so.0 KVSTRATAD=$here/bin/kvstratad
+  python3 "$here/llama_decode.py" --check || failed=1
+  python3 "$here/llama_decode.py" --compiled max-autotune-no-cudagraphs --batches 1 --json-out "$out/decode-b1.json" "${stamp[@]}" || failed=1
+  python3 "$here/llama_decode.py" --compiled default --json-out "$out/decode.json" "${stamp[@]}" || failed=1
 fi
 exit $failed
