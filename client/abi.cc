@@ -104,23 +104,30 @@ TensorShape QueriesOfStep(const SessionStep& s) {
   return {s.tokens(), s.geometry().query_heads, s.geometry().head_dim};
 }
 
-Status CheckMembers(const kvs_step_member* members, size_t n, int32_t* codes,
+// padding: of the last so many members nothing is kept, their ids neither.
+Status CheckMembers(const kvs_step_member* members, size_t n, uint32_t padding, int32_t* codes,
                     std::vector<BatchMember>* batch) {
   KVS_RETURN_IF_ERROR(NotNull("members", members));
   KVS_RETURN_IF_ERROR(
       InRange("n", static_cast<int64_t>(std::min(n, size_t{1} << 62)), 1, kMaxMembers));
+  KVS_RETURN_IF_ERROR(InRange("padding", padding, 0, static_cast<int64_t>(n)));
   Status failed;
   uint64_t total = 0;
   for (size_t i = 0; i < n; ++i) {
     const std::string name = "members[" + std::to_string(i) + "]";
     Status status = InRange(name + ".n", members[i].n, 1, kMaxTokens);
-    if (status.ok()) status = NotNull(name + ".tokens", members[i].tokens);
     total += members[i].n;
     if (status.ok())
       status = InRange("sum of members[].n", static_cast<int64_t>(total), 1, kMaxTokens);
     codes[i] = static_cast<int32_t>(status.code());
     if (!status.ok() && failed.ok()) failed = status;
-    batch->push_back({members[i].sequence, {members[i].tokens, members[i].n}});
+    BatchMember& member = batch->emplace_back(BatchMember{members[i].sequence, {}});
+    member.padding = i >= n - padding;
+    if (members[i].tokens == nullptr || member.padding) {
+      member.late = members[i].n;
+    } else {
+      member.tokens = {members[i].tokens, members[i].n};
+    }
   }
   return failed;
 }
@@ -217,7 +224,18 @@ int kvs_model_register(kvs_session* session, const kvs_model_desc* desc, kvs_mod
 
 int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n, void* stream,
                    kvs_step** out, int32_t* codes) {
+  const kvs_step_options options{sizeof(options), stream, 0, 0};
+  return kvs_step_begin_with(session, members, n, &options, out, codes);
+}
+
+int kvs_step_begin_with(kvs_session* session, const kvs_step_member* members, size_t n,
+                        const kvs_step_options* options, kvs_step** out, int32_t* codes) {
   return Guarded([&]() -> Status {
+    kvs_step_options known{};
+    if (options != nullptr) {
+      KVS_ASSIGN_OR_RETURN(known, Grown("kvs_step_options", options, sizeof(known)));
+    }
+    KVS_RETURN_IF_ERROR(InRange("reserved", known.reserved, 0, 0));
     KVS_RETURN_IF_ERROR(NotNull("session", session));
     KVS_RETURN_IF_ERROR(NotNull("out", out));
     KVS_ASSIGN_OR_RETURN(std::shared_ptr<SessionHandle> found, FindSession(session));
@@ -227,11 +245,26 @@ int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t 
       codes = own_codes.data();
     }
     std::vector<BatchMember> batch;
-    KVS_RETURN_IF_ERROR(CheckMembers(members, n, codes, &batch));
+    KVS_RETURN_IF_ERROR(CheckMembers(members, n, known.padding, codes, &batch));
     KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionStep> step,
-                         found->session->StepBegin(batch, stream, codes));
+                         found->session->StepBegin(batch, known.stream, codes));
     *out = AddStep(std::move(found), std::move(step));
     return OkStatus();
+  });
+}
+
+int kvs_late_tokens(kvs_session* session, const kvs_step_member* members, size_t n,
+                    int32_t on_gpu) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(ArrayOf("members", members, n, kMaxMembers));
+    KVS_RETURN_IF_ERROR(InRange("on_gpu", on_gpu, 0, 1));
+    std::vector<LateIds> late;
+    for (size_t i = 0; i < n; ++i) {
+      const std::string name = "members[" + std::to_string(i) + "]";
+      KVS_RETURN_IF_ERROR(ArrayOf(name + ".tokens", members[i].tokens, members[i].n, kMaxTokens));
+      late.push_back({members[i].sequence, members[i].tokens, members[i].n});
+    }
+    return s.LateTokens(late, on_gpu == 1);
   });
 }
 

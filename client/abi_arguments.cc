@@ -176,17 +176,21 @@ Result<Rows> ReadTensor(std::string_view field, const kvs_tensor* tensor, const 
 
 Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tensor* tensor) {
   KVS_RETURN_IF_ERROR(NotNull(field, tensor));
-  KVS_RETURN_IF_ERROR(StructSize("kvs_block_tensor", tensor, tensor->size, sizeof(*tensor)));
+  KVS_ASSIGN_OR_RETURN(const kvs_block_tensor known,
+                       Grown("kvs_block_tensor", tensor, offsetof(kvs_block_tensor, dim_stride)));
   const kvs_memory_handle* const memory = tensor->memory;
   const std::string name = Name(field) + ".memory";
   KVS_RETURN_IF_ERROR(NotNull(name, memory));
   KVS_RETURN_IF_ERROR(StructSize("kvs_memory_handle", memory, memory->size, sizeof(*memory)));
-  if (memory->kind < KVS_MEMORY_MEMFD || memory->kind > KVS_MEMORY_CUDA_IPC) {
+  if (memory->kind < KVS_MEMORY_MEMFD || memory->kind > KVS_MEMORY_PROCESS) {
     return InvalidArgument("TENSOR_KIND", name + ".kind is " + std::to_string(memory->kind) +
                                               "; allowed: KVS_MEMORY_MEMFD (1), "
-                                              "KVS_MEMORY_CUDA_FD (2), KVS_MEMORY_CUDA_IPC (3)");
+                                              "KVS_MEMORY_CUDA_FD (2), KVS_MEMORY_CUDA_IPC (3), "
+                                              "KVS_MEMORY_PROCESS (4)");
   }
-  if (memory->kind != KVS_MEMORY_CUDA_IPC && memory->fd < 0) {
+  const bool has_descriptor =
+      memory->kind == KVS_MEMORY_MEMFD || memory->kind == KVS_MEMORY_CUDA_FD;
+  if (has_descriptor && memory->fd < 0) {
     return InvalidArgument("TENSOR_HANDLE", name + ".fd is " + std::to_string(memory->fd) +
                                                 "; it must be an open descriptor");
   }
@@ -205,6 +209,7 @@ Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tenso
   out.block_stride = tensor->block_stride;
   out.slot_stride = tensor->slot_stride;
   out.head_stride = tensor->head_stride;
+  out.dim_stride = known.dim_stride;
   return out;
 }
 

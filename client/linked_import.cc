@@ -29,6 +29,57 @@ shm::BlockTensor MessageOf(const LentTensor& t, uint32_t descriptor) {
 
 bool HasDescriptor(const LentTensor& t) { return t.kind != KVS_MEMORY_CUDA_IPC; }
 
+Status Refuse(std::string_view reason, std::string_view name, std::string_view field, int64_t value,
+              const std::string& allowed) {
+  return InvalidArgument(std::string(reason), std::string(name) + "." + std::string(field) +
+                                                  " is " + std::to_string(value) +
+                                                  "; allowed: " + allowed);
+}
+
+// Of memory that the daemon does not see. The rest of it is checked by the daemon on what is
+// staged.
+Status CheckOwn(const Geometry& g, std::string_view name, const LentTensor& t) {
+  constexpr int32_t kMaxBlockTokens = 1 << 16;
+  if (t.address == nullptr) {
+    return InvalidArgument("TENSOR_ADDRESS", std::string(name) +
+                                                 ".address is NULL; KVS_MEMORY_PROCESS is copied "
+                                                 "from there");
+  }
+  const auto dtype = static_cast<int32_t>(g.dtype);
+  if (t.dtype != dtype) {
+    return Refuse("TENSOR_DTYPE", name, "dtype", t.dtype, "the model's, " + std::to_string(dtype));
+  }
+  if (t.heads != g.kv_heads) {
+    return Refuse("TENSOR_SHAPE", name, "heads", t.heads,
+                  "the model's, " + std::to_string(g.kv_heads));
+  }
+  if (t.head_dim != g.head_dim) {
+    return Refuse("TENSOR_SHAPE", name, "head_dim", t.head_dim,
+                  "the model's, " + std::to_string(g.head_dim));
+  }
+  if (t.blocks < 1) return Refuse("TENSOR_SHAPE", name, "blocks", t.blocks, "at least 1");
+  if (t.block_tokens >= 1 && t.block_tokens <= kMaxBlockTokens) return OkStatus();
+  return Refuse("TENSOR_SHAPE", name, "block_tokens", t.block_tokens,
+                "1 to " + std::to_string(kMaxBlockTokens));
+}
+
+// dim_stride becomes that of contiguous rows where it is 0.
+Status CheckMemory(const Session::State& session, const Geometry& g, std::string_view name,
+                   LentTensor* t) {
+  const int64_t element = SizeOf(g.dtype);
+  if (t->dim_stride == 0) t->dim_stride = element;
+  if (t->kind != KVS_MEMORY_PROCESS) {
+    if (t->dim_stride == element) return OkStatus();
+    return Refuse("TENSOR_STRIDE", name, "dim_stride", t->dim_stride,
+                  "0 or " + std::to_string(element) +
+                      " in memory that the daemon reads; register it as KVS_MEMORY_PROCESS");
+  }
+  if (session.gpu_session == nullptr) return CheckOwn(g, name, *t);
+  return Unimplemented("TENSOR_KIND", std::string(name) +
+                                          ".memory.kind is KVS_MEMORY_PROCESS, and pages are a "
+                                          "GPU's; lend CUDA memory");
+}
+
 Status CheckBlocks(const ImportedModel& model, std::span<const int32_t> blocks) {
   for (size_t layer = 0; layer < model.layers.size(); ++layer) {
     for (const LentTensor* t : {&model.layers[layer].keys, &model.layers[layer].values}) {
@@ -72,13 +123,10 @@ Status CopyRun(const Gpu& gpu, const PageLayout& page, const LentTensor& tensor,
     copy.dim = page.head_dim;
     return CudaStatus(*gpu.ops, gpu.ops->copy_rows(copy, stream), "loading blocks");
   }
-  for (int32_t head = 0; head < page.kv_heads; ++head) {
-    for (int32_t i = 0; i < run.rows; ++i) {
-      std::memcpy(run.to + head * tensor.head_stride + i * tensor.slot_stride,
-                  run.from + head * page.head_stride + i * page.slot_stride,
-                  static_cast<size_t>(page.slot_stride));
-    }
-  }
+  const auto element = static_cast<int32_t>(page.slot_stride / page.head_dim);
+  CopyRows({run.to, tensor.slot_stride, tensor.head_stride, tensor.dim_stride},
+           {const_cast<std::byte*>(run.from), page.slot_stride, page.head_stride, element},
+           {run.rows, page.kv_heads, page.head_dim, element});
   return OkStatus();
 }
 
@@ -92,9 +140,9 @@ Status SequenceImported(uint64_t sequence) {
                                 "another session");
 }
 
-Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor& keys,
-                                const LentTensor& values, bool same_memory) {
-  int32_t layers = 0;
+Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor& k,
+                                const LentTensor& v, bool same_memory) {
+  Geometry geometry;
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     const auto it = state_->models.find(model);
@@ -103,8 +151,23 @@ Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor&
                                            " was not registered in this session; call "
                                            "kvs_model_register");
     }
-    layers = it->second.geometry.layers;
+    geometry = it->second.geometry;
   }
+  LentTensor keys = k, values = v;
+  KVS_RETURN_IF_ERROR(CheckMemory(*state_, geometry, "keys", &keys));
+  KVS_RETURN_IF_ERROR(CheckMemory(*state_, geometry, "values", &values));
+  if ((keys.kind == KVS_MEMORY_PROCESS) != (values.kind == KVS_MEMORY_PROCESS)) {
+    return InvalidArgument("TENSOR_KIND",
+                           "of keys and values one is KVS_MEMORY_PROCESS, the other "
+                           "is not; register both in the same way");
+  }
+  std::shared_ptr<StagedBlocks> staged;
+  if (keys.kind == KVS_MEMORY_PROCESS) {
+    KVS_ASSIGN_OR_RETURN(staged, state_->StagedFor(model, keys, geometry));
+    same_memory = true;
+  }
+  const LentTensor read_keys = staged ? staged->TensorOf(layer, 0) : keys;
+  const LentTensor read_values = staged ? staged->TensorOf(layer, 1) : values;
   // Sent before the request is: the daemon finds them when it handles that.
   const auto send = [this](const LentTensor& tensor) -> Result<uint32_t> {
     if (!HasDescriptor(tensor)) return 0;
@@ -112,19 +175,33 @@ Status Session::RegisterTensors(uint64_t model, int32_t layer, const LentTensor&
     KVS_RETURN_IF_ERROR(state_->connection->SendDescriptor(number, tensor.fd, state_->Deadline()));
     return number;
   };
-  KVS_ASSIGN_OR_RETURN(const uint32_t key_number, send(keys));
+  KVS_ASSIGN_OR_RETURN(const uint32_t key_number, send(read_keys));
   uint32_t value_number = key_number;
   if (!same_memory) {
-    KVS_ASSIGN_OR_RETURN(value_number, send(values));
+    KVS_ASSIGN_OR_RETURN(value_number, send(read_values));
   }
-  const shm::RegisterTensors request{model, layer, 0, MessageOf(keys, key_number),
-                                     MessageOf(values, value_number)};
+  const shm::RegisterTensors request{model, layer, 0, MessageOf(read_keys, key_number),
+                                     MessageOf(read_values, value_number)};
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kRegisterTensors, {BytesOf(request)}, nullptr));
   std::lock_guard<std::mutex> lock(state_->mu);
   ImportedModel& imported = state_->imported_models[model];
-  imported.layers.resize(static_cast<size_t>(layers));
+  imported.layers.resize(static_cast<size_t>(geometry.layers));
   imported.layers[static_cast<size_t>(layer)] = {keys, values};  // the daemon checked `layer`
+  imported.staged = std::move(staged);
   return OkStatus();
+}
+
+Result<std::shared_ptr<StagedBlocks>> Session::State::StagedFor(uint64_t model,
+                                                                const LentTensor& tensor,
+                                                                const Geometry& geometry) {
+  std::lock_guard<std::mutex> lock(mu);
+  if (const auto it = imported_models.find(model); it != imported_models.end()) {
+    if (it->second.staged != nullptr) return it->second.staged;
+  }
+  KVS_ASSIGN_OR_RETURN(
+      std::shared_ptr<StagedBlocks> made,
+      StagedBlocks::Make(tensor, geometry.layers, static_cast<int32_t>(SizeOf(geometry.dtype))));
+  return made;
 }
 
 Status Session::SealBlocks(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
@@ -137,10 +214,22 @@ Status Session::SealBlocks(uint64_t sequence, uint32_t first, std::span<const in
                                " tokens; allowed: " + std::to_string(state_->ring->max_tokens()) +
                                " of both together; seal them in parts");
   }
+  ImportedModel model;
+  {
+    std::lock_guard<std::mutex> lock(state_->mu);
+    const auto it = state_->imported_models.find(s->model);
+    if (it != state_->imported_models.end()) model = it->second;
+  }
+  if (model.staged == nullptr) return state_->Seal(sequence, first, blocks, tokens);
+  return state_->SealStaged(s.get(), model, {first, blocks, tokens});
+}
+
+Status Session::State::Seal(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
+                            std::span<const int32_t> tokens) {
   const shm::SealBlocks request{sequence, first, static_cast<uint32_t>(blocks.size()),
                                 static_cast<uint32_t>(tokens.size()), 0};
-  return state_->ring->Call(
-      shm::kSealBlocks, {BytesOf(request), std::as_bytes(blocks), std::as_bytes(tokens)}, nullptr);
+  return ring->Call(shm::kSealBlocks,
+                    {BytesOf(request), std::as_bytes(blocks), std::as_bytes(tokens)}, nullptr);
 }
 
 Result<uint32_t> Session::State::Acknowledged(uint64_t sequence) {
@@ -158,7 +247,9 @@ Result<uint32_t> Session::State::Acknowledged(uint64_t sequence) {
 
 Result<uint32_t> Session::Acknowledged(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
-  return state_->Acknowledged(sequence);
+  KVS_ASSIGN_OR_RETURN(const uint32_t tokens, state_->Acknowledged(sequence));
+  ReleaseStaged(s.get(), tokens);
+  return tokens;
 }
 
 Status Session::LoadBlocks(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,

@@ -312,7 +312,9 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
 
 Status Session::Close(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
-  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
+  const Status told = state_->TellAll(s.get(), state_->Deadline());
+  if (!told.ok() && told.reason() != kIdsMissing) return told;  // those are not kept
+  state_->AwaitStaged(s.get());
   {
     std::lock_guard<std::mutex> lock(state_->mu);
     state_->sequences.erase(sequence);

@@ -22,6 +22,7 @@
 #include "client/page_map.h"
 #include "client/ring_client.h"
 #include "client/session.h"
+#include "client/staged_blocks.h"
 #include "kernels/codec/extent_descriptions.h"
 #include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
@@ -41,7 +42,15 @@ struct Sequence {
   std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
-  bool imported = false;         // its pages are filled by the daemon: it runs no steps
+  bool imported = false;  // its pages are filled by the daemon: it runs no steps
+  // Blocks of it that the daemon may still read, in order, each up to position `end`.
+  struct Staged {
+    uint32_t end = 0;
+    std::vector<int32_t> blocks;
+    std::shared_ptr<StagedBlocks> home;
+  };
+  std::deque<Staged> staged;
+  Status import_failed;          // found while looking after `staged`: the next seal's answer
   bool surprisal_begun = false;  // of an imported one: some was reported behind what was held
   bool in_step = false;
   CudaStep* gpu_step = nullptr;        // the open step, on a GPU
@@ -59,10 +68,12 @@ struct Sequence {
     uint64_t number = 0;
     shm::MessageType type = shm::kPad;  // kPad: nothing is told
     std::vector<std::byte> message;
-    uint32_t audit = 0;  // not 0: told is what `shadow` measured for it of the step at `position`
+    uint32_t missing = 0;  // token ids at the message's end that have not come (LateTokens)
+    uint32_t audit = 0;    // not 0: told is what `shadow` measured for it of the step at `position`
     int32_t position = 0;
   };
   std::deque<Deferred> deferred;
+  uint32_t late_tokens = 0;  // at the end of the committed ones: their ids have not come
 
   // The table as of the last Load, resolved. `table` is valid inside the epoch of that Load only,
   // the addresses as long as `version` is the published one.
@@ -98,6 +109,13 @@ struct ImportedModel {
     LentTensor keys, values;
   };
   std::vector<Layer> layers;
+  std::shared_ptr<StagedBlocks> staged;  // null: the daemon reads the tensors themselves
+};
+
+// Blocks of positions from `first` on, and their tokens.
+struct SealPart {
+  uint32_t first = 0;
+  std::span<const int32_t> blocks, tokens;
 };
 
 struct Session::State {
@@ -157,7 +175,20 @@ struct Session::State {
   Status TellIndexed(Sequence* s);
 
   // linked_import.cc
+  Result<std::shared_ptr<StagedBlocks>> StagedFor(uint64_t model, const LentTensor& tensor,
+                                                  const Geometry& geometry);
   Result<uint32_t> Acknowledged(uint64_t sequence);
+  Status Seal(uint64_t sequence, uint32_t first, std::span<const int32_t> blocks,
+              std::span<const int32_t> tokens);
+  // linked_staging.cc
+  Status SealStaged(Sequence* s, const ImportedModel& model, const SealPart& all);
+  // One to `most`, waiting for one. IMPORT_QUEUE.
+  Result<std::vector<int32_t>> TakeStaged(Sequence* s, StagedBlocks* staged, size_t most);
+  void ReleaseStagedOf(Sequence* s);
+  void ReleaseStagedOfOthers(const Sequence* s);
+  // Until the daemon reads none of them. What it has not copied by the deadline is never used
+  // again.
+  void AwaitStaged(Sequence* s);
   // Positions [first, end), which the daemon holds.
   Status CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first, uint32_t end,
                       std::span<const int32_t> blocks, void* stream);
@@ -176,9 +207,12 @@ struct Session::State {
                    uint32_t flags);
   // The same of a step that the GPU has finished.
   void OfferShadow(Sequence* s, const Sequence::Deferred& event);
+  // For the GPU.
+  bool Waits(const Sequence::Deferred& event) const;
   // Posts what waits and need not any more.
   Status TellDone(Sequence* s);
-  // Posts all that waits, as soon as the GPU has got there. DEADLINE.
+  // Posts all that waits, as soon as the GPU has got there. DEADLINE; LATE_TOKENS: what is left
+  // waits for ids alone.
   Status TellAll(Sequence* s, std::chrono::steady_clock::time_point deadline);
   std::chrono::steady_clock::time_point Deadline() const {
     return std::chrono::steady_clock::now() + options.timeout;
@@ -201,6 +235,15 @@ class SequenceUse {
   std::shared_ptr<Sequence> sequence_;
   std::unique_lock<std::mutex> lock_;
 };
+
+// linked_staging.cc: gives back what the daemon has copied.
+void ReleaseStaged(Sequence* s, uint32_t acknowledged);
+
+// linked_late_tokens.cc: FAILED_PRECONDITION LATE_TOKENS, LATE_BOUNDARY where a step of `member`
+// cannot begin for what is known of its ids and those before.
+Status CheckIds(const Sequence& s, const BatchMember& member);
+Status IdsMissing(const Sequence& s);
+inline constexpr std::string_view kIdsMissing = "LATE_TOKENS";
 
 // linked_import.cc: FAILED_PRECONDITION SEQUENCE_IMPORTED.
 Status SequenceImported(uint64_t sequence);

@@ -383,10 +383,21 @@ Status Session::LoadBlocks(uint64_t, uint32_t, std::span<const int32_t>, void*) 
   return NotImported();
 }
 
+namespace {
+Status NotRemote() {
+  return Unimplemented(
+      "REMOTE_LATE_TOKENS",
+      "the remote road takes all ids at a step's begin, and no padding: its steps "
+      "run in the daemon; pass members[].tokens, or attach on the daemon's machine");
+}
+}  // namespace
+Status Session::LateTokens(std::span<const LateIds>, bool) { return NotRemote(); }
+
 Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMember> members,
                                                         void* stream, int32_t* codes) {
   KVS_RETURN_IF_ERROR(NoStream(stream));
   std::fill_n(codes, members.size(), 0);
+  if (std::ranges::any_of(members, [](const auto& m) { return m.late > 0; })) return NotRemote();
   auto step = std::make_unique<SessionStep::State>();
   v1::StepBeginRequest request;
   request.set_session(state_->channel->session());

@@ -215,10 +215,14 @@ Status Session::State::Tell(Sequence* s, shm::MessageType type,
   return OkStatus();
 }
 
+bool Session::State::Waits(const Sequence::Deferred& event) const {
+  return event.reader_slot >= 0 && !gpu_session->Done(event.reader_slot, event.number);
+}
+
 Status Session::State::TellDone(Sequence* s) {
   for (; !s->deferred.empty(); s->deferred.pop_front()) {
     const Sequence::Deferred& event = s->deferred.front();
-    if (event.reader_slot >= 0 && !gpu_session->Done(event.reader_slot, event.number)) break;
+    if (Waits(event) || event.missing > 0) break;
     if (event.audit != 0) OfferShadow(s, event);
     if (event.type == shm::kPad) continue;
     KVS_RETURN_IF_ERROR(ring->Post(event.type, {std::span(event.message)}));
@@ -230,6 +234,9 @@ Status Session::State::TellAll(Sequence* s, std::chrono::steady_clock::time_poin
   while (true) {
     KVS_RETURN_IF_ERROR(TellDone(s));
     if (s->deferred.empty()) return OkStatus();
+    if (std::ranges::none_of(s->deferred, [&](const auto& e) { return Waits(e); })) {
+      return IdsMissing(*s);
+    }
     if (std::chrono::steady_clock::now() >= deadline) {
       return {Code::kDeadlineExceeded, "DEADLINE",
               "the GPU did not finish the steps of sequence " + std::to_string(s->id) + " in " +

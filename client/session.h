@@ -92,7 +92,18 @@ struct Opened {
 
 struct BatchMember {
   uint64_t sequence = 0;
-  std::span<const int32_t> tokens;  // not empty; valid during StepBegin only
+  std::span<const int32_t> tokens;  // ids of the new tokens; valid during StepBegin only
+  uint32_t late = 0;                // in their place: so many, whose ids come by LateTokens
+  bool padding = false;             // computed, and not kept
+
+  uint32_t n() const { return static_cast<uint32_t>(tokens.size()) + late; }
+};
+
+// Ids that kvs_late_tokens brings.
+struct LateIds {
+  uint64_t sequence = 0;
+  const int32_t* tokens = nullptr;
+  uint32_t n = 0;
 };
 
 // The keys or the values of one layer in tensors of the engine's (kvs_block_tensor). What of it the
@@ -104,7 +115,7 @@ struct LentTensor {
   uint64_t bytes = 0, offset = 0;
   std::byte* address = nullptr;
   int32_t dtype = 0, blocks = 0, block_tokens = 0, heads = 0, head_dim = 0;
-  int64_t block_stride = 0, slot_stride = 0, head_stride = 0;
+  int64_t block_stride = 0, slot_stride = 0, head_stride = 0, dim_stride = 0;
 };
 
 struct Built {
@@ -237,6 +248,8 @@ class Session {
   // published table has room. `stream`: of the GPU that holds the pages; without one, NoStream.
   Result<std::unique_ptr<SessionStep>> StepBegin(std::span<const BatchMember> members, void* stream,
                                                  int32_t* codes);
+  // kvs_late_tokens. on_gpu: the ids lie there. Remote: UNIMPLEMENTED.
+  Status LateTokens(std::span<const LateIds> members, bool on_gpu);
 
   Result<PageTable> GetPageTable(uint64_t sequence);                       // local
   Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);  // local

@@ -14,7 +14,12 @@ namespace kvstrata::client {
 struct SessionStep::State {
   Session::State* session = nullptr;
   std::vector<std::shared_ptr<Sequence>> sequences;
-  std::vector<std::vector<int32_t>> tokens;  // ids of the new tokens, per member
+  struct NewTokens {
+    std::vector<int32_t> ids;  // zeros in place of those that come late
+    bool late = false;
+    bool kept = true;  // else padding
+  };
+  std::vector<NewTokens> tokens;  // per member
   // One of the two: on the CPU, on a GPU.
   std::unique_ptr<Step> step;
   std::unique_ptr<CudaStep> gpu_step;
@@ -30,6 +35,7 @@ struct SessionStep::State {
   Status Begin(std::vector<StepMember> batch, void* stream);
   template <typename Fn>
   Status ForCommits(size_t member, const Fn& tell);
+  void Noted(size_t member);
   Status Commit();
   Status EndOnGpu(void* stream);
   void AbortOnGpu();
@@ -67,13 +73,16 @@ Status CheckMembers(Session::State* session, std::span<const BatchMember> member
       fail(i, SequenceImported(id));
       continue;
     }
+    if (const Status known = CheckIds(*s.get(), members[i]); !known.ok()) {
+      fail(i, known);
+      continue;
+    }
     const auto room = std::numeric_limits<int32_t>::max() - s->state->tokens();
-    if (members[i].tokens.size() > static_cast<size_t>(room)) {
-      fail(i,
-           InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "].n " +
-                                                    std::to_string(members[i].tokens.size()) +
-                                                    " after " + std::to_string(s->state->tokens()) +
-                                                    " tokens; a sequence has at most 2^31 - 1"));
+    if (members[i].n() > static_cast<size_t>(room)) {
+      fail(i, InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "].n " +
+                                                       std::to_string(members[i].n()) + " after " +
+                                                       std::to_string(s->state->tokens()) +
+                                                       " tokens; a sequence has at most 2^31 - 1"));
     } else if (!uses->empty() && s->model != uses->front()->model) {
       fail(i,
            InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(id) + " is of model " +
@@ -84,6 +93,18 @@ Status CheckMembers(Session::State* session, std::span<const BatchMember> member
     uses->push_back(std::move(use).value());
   }
   return failed;
+}
+
+// missing: ids at the end that are not there yet.
+Sequence::Deferred Deferred(const shm::Commit& event, std::span<const std::byte> ids,
+                            uint32_t missing) {
+  Sequence::Deferred commit;
+  commit.type = shm::kCommit;
+  commit.missing = missing;
+  for (const auto part : {BytesOf(event), ids}) {
+    commit.message.insert(commit.message.end(), part.begin(), part.end());
+  }
+  return commit;
 }
 
 Status DaemonGone() {
@@ -109,7 +130,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   std::vector<Claim> claims;
   claims.reserve(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
-    const auto n = static_cast<int32_t>(members[i].tokens.size());
+    const auto n = static_cast<int32_t>(members[i].n());
     claims.push_back({uses[i].get(), uses[i]->state->tokens() + n});
     KVS_RETURN_IF_ERROR(session->TellDone(uses[i].get()));
   }
@@ -127,8 +148,10 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   std::vector<StepMember> batch;
   for (size_t i = 0; i < members.size(); ++i) {
     Sequence* s = uses[i].get();
-    batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
-    state->tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
+    const BatchMember& m = members[i];
+    batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(m.n()), !m.padding});
+    state->tokens.push_back({{m.tokens.begin(), m.tokens.end()}, m.late > 0, !m.padding});
+    state->tokens.back().ids.resize(m.n());
     state->sequences.push_back(uses[i].shared());
   }
   if (const Status begun = state->Begin(std::move(batch), stream); !begun.ok()) {
@@ -268,6 +291,7 @@ void SessionStep::State::CountHeat(int member) {
 
 void SessionStep::State::SampleRecall() {
   for (int i = 0; i < batch().members(); ++i) {
+    if (!tokens[static_cast<size_t>(i)].kept) continue;
     Sequence& s = *sequences[i];
     const shm::RecallRequest request = session->reader.Recall(s.slot);
     if (!request.Samples(batch().member(i).view.tokens) || !batch().Decodes(i)) continue;
@@ -318,11 +342,13 @@ Status SessionStep::State::Separate(Sequence* s) {
   return OkStatus();
 }
 
-// Calls tell(event, its token ids) for what the daemon is told of a member's new tokens.
+// Calls tell(event, its token ids) for what the daemon is told of a member's new tokens: nothing of
+// padding.
 template <typename Fn>
 Status SessionStep::State::ForCommits(size_t member, const Fn& tell) {
   Sequence& s = *sequences[member];
-  const std::span<const int32_t> ids(tokens[member]);
+  if (!tokens[member].kept) return OkStatus();
+  const std::span<const int32_t> ids(tokens[member].ids);
   const auto indexed = static_cast<uint32_t>(s.state->indexed_tokens());
   for (size_t done = 0; done < ids.size();) {
     const auto part = ids.subspan(done, std::min(ids.size() - done, session->ring->max_tokens()));
@@ -334,16 +360,32 @@ Status SessionStep::State::ForCommits(size_t member, const Fn& tell) {
   return OkStatus();
 }
 
+// Where ids are late, what they say is noted when they come.
+void SessionStep::State::Noted(size_t member) {
+  Sequence& s = *sequences[member];
+  const NewTokens& added = tokens[member];
+  if (!added.kept) return;
+  s.told_indexed = static_cast<uint32_t>(s.state->indexed_tokens());
+  if (added.late) {
+    s.late_tokens += static_cast<uint32_t>(added.ids.size());
+  } else {
+    s.state->NoteTokens(s.state->tokens(), added.ids, *s.boundary_tokens);
+  }
+}
+
 Status SessionStep::State::Commit() {
   for (const auto& s : sequences) {
     if (s->forked_in_step) KVS_RETURN_IF_ERROR(Separate(s.get()));
   }
   for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence* const s = sequences[i].get();
     KVS_RETURN_IF_ERROR(
         ForCommits(i, [&](const shm::Commit& event, std::span<const std::byte> ids) {
-          return session->ring->Post(shm::kCommit, {BytesOf(event), ids});
+          if (!tokens[i].late) return session->ring->Post(shm::kCommit, {BytesOf(event), ids});
+          s->deferred.push_back(Deferred(event, ids, event.tokens));
+          return OkStatus();
         }));
-    sequences[i]->told_indexed = static_cast<uint32_t>(sequences[i]->state->indexed_tokens());
+    Noted(i);
   }
   return OkStatus();
 }
@@ -359,19 +401,16 @@ Status SessionStep::State::EndOnGpu(void* stream) {
   for (size_t i = 0; i < sequences.size(); ++i) {
     KVS_RETURN_IF_ERROR(
         ForCommits(i, [&](const shm::Commit& event, std::span<const std::byte> ids) {
-          Sequence::Deferred& commit = commits.emplace_back();
-          commit.type = shm::kCommit;
-          for (const auto part : {BytesOf(event), ids}) {
-            commit.message.insert(commit.message.end(), part.begin(), part.end());
-          }
+          commits.push_back(Deferred(event, ids, tokens[i].late ? event.tokens : 0));
           members.push_back(i);
           return OkStatus();
         }));
-    sequences[i]->state->NoteTokens(sequences[i]->state->tokens(), tokens[i],
-                                    *sequences[i]->boundary_tokens);
-  }
-  for (const auto& s : sequences) {
-    s->told_indexed = static_cast<uint32_t>(s->state->indexed_tokens());
+    // The GPU writes the pages of padding too: who closes it waits.
+    if (!tokens[i].kept) {
+      commits.emplace_back();
+      members.push_back(i);
+    }
+    Noted(i);
   }
   KVS_RETURN_IF_ERROR(gpu_step->End(stream));
   ended_on_gpu = true;
@@ -388,6 +427,7 @@ Status SessionStep::State::EndOnGpu(void* stream) {
                                       number,
                                       shm::kPad,
                                       {},
+                                      0,
                                       audits[i],
                                       gpu_step->member(static_cast<int>(i)).view.tokens});
   }
@@ -400,7 +440,8 @@ void SessionStep::State::AbortOnGpu() {
   const OnGpu current(session->gpu_session->gpu());
   gpu_step.reset();
   const uint64_t number = session->gpu_session->Ended(reader_slot);
-  for (const auto& s : sequences) s->deferred.push_back({reader_slot, number, shm::kPad, {}, 0, 0});
+  for (const auto& s : sequences)
+    s->deferred.push_back({reader_slot, number, shm::kPad, {}, 0, 0, 0});
 }
 
 Status SessionStep::End(void* stream) {
@@ -413,10 +454,6 @@ Status SessionStep::End(void* stream) {
     state_->session->OfferRecall(state_->sequences[i].get(), state_->audits[i],
                                  state_->step->member(member).view.tokens,
                                  state_->step->shadow(member)->sample(), 0);
-  }
-  for (size_t i = 0; i < state_->sequences.size(); ++i) {
-    Sequence& s = *state_->sequences[i];
-    s.state->NoteTokens(s.state->tokens(), state_->tokens[i], *s.boundary_tokens);
   }
   state_->step->End();
   return OkStatus();

@@ -395,6 +395,7 @@ void Step::MeasureShadows(int layer, const Rows& q, const MutableRows& out) {
 
 void Step::End() {
   for (const StepMember& m : members_) {
+    if (!m.kept) continue;
     m.state->selector_->Advance(m.new_tokens);
     m.state->tokens_ += m.new_tokens;
   }

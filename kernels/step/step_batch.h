@@ -32,6 +32,7 @@ struct StepMember {
   SequenceState* state = nullptr;
   SequenceView view;       // view.tokens == state->tokens(); pages cover tokens + new_tokens
   int32_t new_tokens = 0;  // >= 1
+  bool kept = true;        // else padding: its rows are computed, and the state stays as it is
 };
 
 // What attending one layer read for one member, over all heads (step_cost.h); rows are (position,

@@ -185,6 +185,41 @@ TEST_F(AbiTest, WorkIsAskedForAndEnded) {
   EXPECT_EQ(kvs_work_cancel(session_, sequence), KVS_OK);
 }
 
+TEST_F(AbiTest, LateTokensAndPadding) {
+  const int32_t ids[] = {7, 8, 9};
+  const kvs_step_member members[] = {
+      {kFakeSequence, ids, 3}, {kFakeSequence, nullptr, 2}, {kFakeSequence, ids, 1}};
+  kvs_step_options options{sizeof(options), nullptr, 1, 0};
+  kvs_step* step = nullptr;
+  ASSERT_EQ(kvs_step_begin_with(session_, members, 3, &options, &step, nullptr), KVS_OK);
+  kvs_step_abort(step);
+  ASSERT_EQ(Log().members.size(), 3u);
+  EXPECT_EQ(Log().members[0].late, 0u);
+  EXPECT_FALSE(Log().members[0].padding);
+  EXPECT_EQ(Log().members[1].late, 2u);
+  EXPECT_FALSE(Log().members[1].padding);
+  EXPECT_TRUE(Log().members[2].padding);
+  EXPECT_EQ(Log().members[2].n(), 1u);
+  ASSERT_EQ(kvs_step_begin_with(session_, members, 3, nullptr, &step, nullptr), KVS_OK);
+  kvs_step_abort(step);
+  EXPECT_FALSE(Log().members[2].padding);
+  options.padding = 4;
+  ExpectRefused(kvs_step_begin_with(session_, members, 3, &options, &step, nullptr),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "padding 4; allowed: 0..3");
+  options = {sizeof(options), nullptr, 0, 1};
+  ExpectRefused(kvs_step_begin_with(session_, members, 3, &options, &step, nullptr),
+                KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE", "reserved 1");
+
+  EXPECT_EQ(kvs_late_tokens(session_, members, 1, 1), KVS_OK);
+  ASSERT_EQ(Log().late.size(), 1u);
+  EXPECT_EQ(Log().late[0].n, 3u);
+  EXPECT_TRUE(Log().late_on_gpu);
+  ExpectRefused(kvs_late_tokens(session_, members, 2, 0), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL",
+                "members[1].tokens");
+  ExpectRefused(kvs_late_tokens(session_, members, 1, 2), KVS_INVALID_ARGUMENT, "ARGUMENT_RANGE",
+                "on_gpu 2");
+}
+
 TEST_F(AbiTest, KeysOfSequences) {
   kvs_open_options options{sizeof(options), 0, 0, 0, 0, "request 17"};
   kvs_opened opened{};
@@ -448,9 +483,6 @@ TEST_F(AbiTest, StepMembers) {
                 "ARGUMENT_RANGE", "members[1].n 0");
   EXPECT_EQ(codes[0], KVS_OK);
   EXPECT_EQ(codes[1], KVS_INVALID_ARGUMENT);
-  members[1] = {kFakeSequence, nullptr, 1};
-  ExpectRefused(kvs_step_begin(session_, members, 2, nullptr, &step, nullptr), KVS_INVALID_ARGUMENT,
-                "ARGUMENT_NULL", "members[1].tokens");
   members[1] = {12345, &id, 1};
   ExpectRefused(kvs_step_begin(session_, members, 2, nullptr, &step, codes), KVS_NOT_FOUND,
                 "SEQUENCE_UNKNOWN", "12345");

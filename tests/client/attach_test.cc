@@ -100,14 +100,15 @@ TEST_F(AttachTest, RefusalsArePassedOn) {
 }
 
 TEST_F(AttachTest, AnotherVersionIsRefused) {
+  constexpr uint32_t kOther = shm::kVersion + 1;
   const Status status = DialWith([&] {
     daemon_.Accept();
-    daemon_.welcome().version = 9;
+    daemon_.welcome().version = kOther;
     daemon_.Welcome();
   });
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_EQ(status.reason(), "VERSION_MISMATCH");
-  EXPECT_THAT(status.message(), HasSubstr("version 9"));
+  EXPECT_THAT(status.message(), HasSubstr("version " + std::to_string(kOther)));
 }
 
 TEST_F(AttachTest, SegmentsAreVerified) {

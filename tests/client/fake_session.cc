@@ -128,12 +128,18 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
     const Status status = UnlessOpen(members[i].sequence);
     codes[i] = static_cast<int32_t>(status.code());
     if (!status.ok() && failed.ok()) failed = status;
-    state->tokens += static_cast<int32_t>(members[i].tokens.size());
+    state->tokens += static_cast<int32_t>(members[i].n());
     ++state->members;
   }
   if (!failed.ok()) return failed;
+  testing::Log().members.assign(members.begin(), members.end());
   ++testing::Log().begun;
   return std::make_unique<SessionStep>(std::move(state));
+}
+Status Session::LateTokens(std::span<const LateIds> members, bool on_gpu) {
+  testing::Log().late.assign(members.begin(), members.end());
+  testing::Log().late_on_gpu = on_gpu;
+  return OkStatus();
 }
 Result<PageTable> Session::GetPageTable(uint64_t) {
   return PageTable{3, {{&kGeometry, 0, 1}, {&kGeometry, 1, 2}}};

@@ -20,6 +20,9 @@ struct FakeLog {
   std::vector<int32_t> prompt;
   OpenOptions open;
   std::string opened_key, closed_key;
+  std::vector<BatchMember> members;  // of the last step; their ids are gone
+  std::vector<LateIds> late;
+  bool late_on_gpu = false;
   std::string lookup_device;
   uint32_t lease_ms = 0;
   Rows k;

@@ -238,8 +238,8 @@ class LinkedCuda : public ::testing::Test {
     tensors->Poison();
     first_new_.clear();
     for (size_t i = 0; i < members.size(); ++i) {
-      batch.push_back(
-          {members[i]->handle, tokens[i].data(), static_cast<uint32_t>(tokens[i].size())});
+      batch.push_back({members[i]->handle, late_ ? nullptr : tokens[i].data(),
+                       static_cast<uint32_t>(tokens[i].size())});
       tensors->Fill(row, static_cast<int32_t>(members[i]->ids.size()), tokens[i]);
       row += static_cast<int>(tokens[i].size());
       first_new_.push_back(members[i]->ids.size());
@@ -330,6 +330,7 @@ class LinkedCuda : public ::testing::Test {
   std::vector<int> rows_;          // of each member's last new token
   std::vector<size_t> first_new_;  // position of its first
   size_t attended_ = 0;
+  bool late_ = false;                        // steps begin without ids
   std::vector<std::vector<int32_t>> lists_;  // of every verified member, its first group's
 };
 

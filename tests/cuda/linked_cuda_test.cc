@@ -81,6 +81,32 @@ TEST_F(LinkedCuda, WhatIsTakenBackIsNotAttended) {
   }
 }
 
+TEST_F(LinkedCuda, IdsComeLaterFromTheGpu) {
+  testing::Operator admin(daemon_.socket());
+  for (const char* plan : {"full", kQuest, kTokens}) {
+    SCOPED_TRACE(plan);
+    LinkedSequence s;
+    Open(plan, Ids(600), &s);
+    ASSERT_NO_FATAL_FAILURE(Prefill(&s, Ids(600), true));
+    late_ = true;
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 40, true));
+    late_ = false;
+    EXPECT_EQ(kvs_settle(session_, s.handle), KVS_FAILED_PRECONDITION);
+    EXPECT_STREQ(kvs_error_reason(), "LATE_TOKENS");
+    const DeviceArray<int32_t> ids(std::vector<int32_t>(s.ids.end() - 40, s.ids.end()));
+    const kvs_step_member late{s.handle, ids.get(), 40};
+    ASSERT_KVS(kvs_late_tokens(session_, &late, 1, 1));
+    ASSERT_KVS(kvs_settle(session_, s.handle));
+    ASSERT_NO_FATAL_FAILURE(Decode(&s, 5, true));
+    LinkedSequence again;
+    uint32_t held = 0;
+    Open("full", s.ids, &again, &held);
+    EXPECT_EQ(held, 640u);
+    EXPECT_EQ(admin.Audit(), "");
+    for (const auto& opened : {s, again}) ASSERT_KVS(kvs_sequence_close(session_, opened.handle));
+  }
+}
+
 TEST_F(LinkedCuda, AReservationGoesOnInHostMemory) {
   testing::Operator admin(daemon_.socket());
   for (const char* plan : {"full", kQuest}) {
@@ -89,7 +115,8 @@ TEST_F(LinkedCuda, AReservationGoesOnInHostMemory) {
     room.size = sizeof(room);
     ASSERT_KVS(kvs_capacity(session_, model_, plan, &room));
     const auto reserve = [&](uint64_t tokens, const std::vector<int32_t>& prompt) {
-      const kvs_open_options options{sizeof(options), 0, 0, static_cast<uint32_t>(tokens), 0, nullptr};
+      const kvs_open_options options{sizeof(options), 0, 0, static_cast<uint32_t>(tokens), 0,
+                                     nullptr};
       kvs_opened opened{};
       opened.size = sizeof(opened);
       EXPECT_EQ(kvs_sequence_open_with(session_, model_, plan, prompt.data(), prompt.size(),

@@ -123,3 +123,83 @@ def test_errors_name_the_field(linked: kvstrata.Session, toy: Toy, blocks: Block
 def test_the_remote_road_has_no_block_calls(daemon: Daemon, toy: Toy, blocks: Blocks):
     with kvstrata.attach(daemon.socket, road="remote") as session, pytest.raises(kvstrata.Unimplemented):
         lend(session, toy, blocks)
+
+
+def own(toy: Toy, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """An engine's own memory, as vLLM's on a CPU: keys transposed in a block, values not: [layer][block][slot][head]
+    [dim] by their strides."""
+    keys = np.zeros((LAYERS, blocks, KV_HEADS, DIM, BLOCK_TOKENS), np.float32).transpose(0, 1, 4, 2, 3)
+    values = np.zeros((LAYERS, blocks, KV_HEADS, BLOCK_TOKENS, DIM), np.float32).transpose(0, 1, 3, 2, 4)
+    return keys, values
+
+
+def lend_own(session: kvstrata.Session, toy: Toy, keys: np.ndarray, values: np.ndarray) -> kvstrata.Model:
+    model = register(session, toy)
+    for layer in range(LAYERS):
+        session.register_tensors(model, layer, kvstrata.BlockTensor.of(keys[layer]),
+                                 kvstrata.BlockTensor.of(values[layer]))
+    return model
+
+
+def test_an_engines_own_memory_is_copied(linked: kvstrata.Session, daemon: Daemon, toy: Toy):
+    keys, values = own(toy, BLOCKS)
+    held = 4 * BLOCK_TOKENS
+    with linked.open(lend_own(linked, toy, keys, values), "full") as sequence:
+        at = [6, 1, 3, 0]
+        for i, block in enumerate(at):
+            part = slice(i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)
+            keys[:, block], values[:, block] = toy.k[:, part], toy.v[:, part]
+        sequence.seal(0, at, toy.ids[:held])
+        keys[:], values[:] = -1, -1  # they are the engine's again at once
+        sequence.settle()
+        assert sequence.acknowledged == held
+        sequence.load(BLOCK_TOKENS, [2, 5])
+        for block, i in ((2, 1), (5, 2)):
+            part = slice(i * BLOCK_TOKENS, (i + 1) * BLOCK_TOKENS)
+            np.testing.assert_array_equal(keys[:, block], toy.k[:, part])
+            np.testing.assert_array_equal(values[:, block], toy.v[:, part])
+        assert (keys[:, 0] == -1).all()
+    with kvstrata.attach(daemon.socket) as session, session.open(register(session, toy), "full", [*toy.ids, 7]) as again:
+        assert again.held == held
+
+
+def test_more_than_is_staged_at_a_time(linked: kvstrata.Session, random: np.random.Generator):
+    """Blocks of 12 MiB: five of them are staged, and later ones wait for the daemon."""
+    heads, dim, tokens = 48, 256, 128
+    model = linked.register_model("wide", f"wide:{random.integers(1 << 60)}", layers=1, query_heads=heads,
+                                  kv_heads=heads, head_dim=dim, page_tokens=64, dtype=kvstrata.DType.F32)
+    keys, values = random.standard_normal((2, 9, tokens, heads, dim), np.float32)
+    want = keys.copy()
+    linked.register_tensors(model, 0, kvstrata.BlockTensor.of(keys), kvstrata.BlockTensor.of(values))
+    ids = random.integers(0, 1 << 30, 9 * tokens)
+    with linked.open(model, "full") as sequence:
+        sequence.seal(0, list(range(9)), ids)
+        sequence.settle()
+        assert sequence.acknowledged == 9 * tokens
+        keys[:] = 0
+        sequence.load(0, list(range(9)))
+        np.testing.assert_array_equal(keys, want)
+
+
+def test_refusals_of_an_engines_own_memory(linked: kvstrata.Session, toy: Toy):
+    model = register(linked, toy)
+    keys, values = own(toy, BLOCKS)
+    good = kvstrata.BlockTensor.of(keys[0])
+    for field, value, reason in (("heads", 3, "TENSOR_SHAPE"), ("head_dim", 0, "TENSOR_SHAPE"),
+                                 ("blocks", 0, "TENSOR_SHAPE"), ("block_tokens", -1, "TENSOR_SHAPE"),
+                                 ("dtype", kvstrata.DType.BF16, "TENSOR_DTYPE"), ("address", 0, "TENSOR_ADDRESS")):
+        with pytest.raises(kvstrata.InvalidArgument, match=field) as error:
+            linked.register_tensors(model, 0, good, dataclasses.replace(good, **{field: value}))
+        assert error.value.reason == reason
+    memory = kvstrata.MemoryHandle(kvstrata.MemoryKind.MEMFD, 1 << 20, os.memfd_create("x"))
+    with pytest.raises(kvstrata.InvalidArgument, match="dim_stride is 64"):
+        linked.register_tensors(model, 0, dataclasses.replace(good, memory=memory), good)
+    linked.register_tensors(model, 0, good, kvstrata.BlockTensor.of(values[0]))
+    with linked.open(model, "full") as sequence:
+        with pytest.raises(kvstrata.FailedPrecondition, match="TENSORS_MISSING"):
+            sequence.seal(0, [0], toy.ids[:BLOCK_TOKENS])
+        linked.register_tensors(model, 1, good, kvstrata.BlockTensor.of(values[1]))
+        for call in (lambda: sequence.seal(0, [BLOCKS], toy.ids[:BLOCK_TOKENS]),
+                     lambda: sequence.seal(0, [0], toy.ids[:3])):
+            with pytest.raises(kvstrata.InvalidArgument, match="BLOCK"):
+                call()

@@ -127,3 +127,42 @@ def test_a_captured_step_is_replayed(session: kvstrata.Session, toy: Toy):
                 graph.replay()
             check([out for _, _, _, out in rows], toy, t)
         assert sequence.tokens == N + 4
+
+
+def test_a_graph_of_padding_serves_whoever_comes(session: kvstrata.Session, toy: Toy):
+    """Captured at start without a request; replayed with one and padding, whose ids come a token late."""
+    stream, graph, model = torch.cuda.Stream(), torch.cuda.CUDAGraph(), toy.register(session)
+    rows = [[torch.zeros(2, x.shape[2], x.shape[3], device="cuda", dtype=torch.bfloat16)
+             for x in (toy.k, toy.v, toy.q, toy.q)] for _ in range(LAYERS)]
+    with torch.cuda.stream(stream), session.open(model) as a, session.open(model) as b, session.open(model) as real:
+        for filler in (a, b):
+            with session.step([(filler, [0])]) as step:
+                for layer, (k, v, _, _) in enumerate(rows):
+                    step.append(layer, k[:1], v[:1])
+            filler.prefill_done()
+        with session.open(model) as first, session.step([(first, toy.ids[:N])]) as step:
+            feed(step, toy, slice(0, N))  # memory grows before the capture
+        with session.step([], padding=[(a, 1), (b, 1)]) as step:
+            torch.cuda.synchronize()
+            graph.capture_begin()
+            for layer, (k, v, q, out) in enumerate(rows):
+                step.append(layer, k, v)
+                step.attend(layer, q, out)
+            graph.capture_end()
+            graph.replay()
+        with session.step([(real, toy.ids[:N])]) as step:
+            feed(step, toy, slice(0, N))
+        real.prefill_done()
+        for t in range(N, N + 6):
+            for layer, tensors in enumerate(rows):
+                for to, array in zip(tensors[:3], (toy.k, toy.v, toy.q)):
+                    to[:1].copy_(bfloat16(array[layer, t:t + 1]))
+            with session.step([(real, 1)], padding=[(a, 1)]) as step:
+                step.replay()
+                graph.replay()
+            if t > N:
+                session.late_tokens([(real, torch.tensor(toy.ids[t - 1:t]).cuda())])
+            check([out[:1] for *_, out in rows], toy, t)
+        session.late_tokens([(real, toy.ids[N + 5:N + 6])])
+        real.settle()
+        assert (real.tokens, a.tokens, b.tokens) == (N + 6, 1, 1)

@@ -269,7 +269,8 @@ struct PlanNeeds {
 
 struct Member {
   kvs_sequence sequence = 0;
-  std::span<const int32_t> tokens;
+  std::span<const int32_t> tokens;  // ids of the new tokens
+  uint32_t late = 0;                // in their place: so many, whose ids come by LateTokens
 };
 
 // An attachment to a daemon; detached with this object.
@@ -379,15 +380,28 @@ class Session {
     return needs;
   }
 
-  Result<Step> Begin(std::span<const Member> members) {
+  // padding: of the last so many members nothing is kept (kvs_step_options).
+  Result<Step> Begin(std::span<const Member> members, uint32_t padding = 0) {
+    std::vector<kvs_step_member> raw;
+    for (const Member& m : members) {
+      const auto n = static_cast<uint32_t>(m.tokens.size());
+      raw.push_back({m.sequence, m.tokens.data(), n > 0 ? n : m.late});
+    }
+    const kvs_step_options options{sizeof(options), nullptr, padding, 0};
+    kvs_step* step = nullptr;
+    const int rc = kvs_step_begin_with(session_, raw.data(), raw.size(), &options, &step, nullptr);
+    if (rc != 0) return Error::Last(rc);
+    return Step(step);
+  }
+  // kvs_late_tokens of host memory.
+  Result<void> LateTokens(std::span<const Member> members) {
     std::vector<kvs_step_member> raw;
     for (const Member& m : members) {
       raw.push_back({m.sequence, m.tokens.data(), static_cast<uint32_t>(m.tokens.size())});
     }
-    kvs_step* step = nullptr;
-    const int rc = kvs_step_begin(session_, raw.data(), raw.size(), nullptr, &step, nullptr);
+    const int rc = kvs_late_tokens(session_, raw.data(), raw.size(), 0);
     if (rc != 0) return Error::Last(rc);
-    return Step(step);
+    return {};
   }
   Result<Step> Begin(const Sequence& sequence, std::span<const int32_t> tokens) {
     const Member member{sequence.id(), tokens};

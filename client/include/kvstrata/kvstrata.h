@@ -311,9 +311,19 @@ typedef struct kvs_tensor {
 
 typedef struct kvs_step_member {
   kvs_sequence sequence;
-  const int32_t* tokens; /* ids of the new tokens */
+  const int32_t* tokens; /* ids of the new tokens; NULL: they come by kvs_late_tokens */
   uint32_t n;            /* >= 1 */
 } kvs_step_member;
+
+typedef struct kvs_step_options {
+  size_t size;
+  void* stream;      /* as in kvs_step_begin */
+  uint32_t padding;  /* the last so many members fill a shape that a graph was captured with: their
+                        rows are computed, and nothing of them is kept. Each is a sequence of its own
+                        that the engine opened for this, of its neighbours' plan, its prompt complete
+                        if theirs is; `tokens` may be NULL */
+  uint32_t reserved; /* 0 */
+} kvs_step_options;
 
 /* One forward pass over a batch; prefill chunks and decode are the same call. Tables are fixed
  * until kvs_step_end. `stream`: the engine's CUDA stream (NULL: its default stream), on which all
@@ -323,6 +333,21 @@ typedef struct kvs_step_member {
  * has begun. */
 KVS_API int kvs_step_begin(kvs_session* session, const kvs_step_member* members, size_t n,
                            void* stream, kvs_step** out, int32_t* codes);
+/* The same; options NULL: none. Padding and late tokens: linked road only (remote: UNIMPLEMENTED).
+ */
+KVS_API int kvs_step_begin_with(kvs_session* session, const kvs_step_member* members, size_t n,
+                                const kvs_step_options* options, kvs_step** out, int32_t* codes);
+/* Ids of tokens that a step had none of, for engines that begin a step before the ids of the last
+ * one have come back from the GPU: members[i].tokens are those of its oldest n tokens without one.
+ * After the kvs_step_end of their step, also while a later step is open. The daemon is told of a
+ * step's tokens, and of those behind them, when all its ids are there: pages seal and are found
+ * then. Until then kvs_settle, fork, truncate and work on the sequence answer
+ * KVS_FAILED_PRECONDITION LATE_TOKENS, as does a step with ids of its own; what has no ids when the
+ * sequence closes is not kept. A plan that takes sentence ends from token ids needs them at begin
+ * (LATE_BOUNDARY). on_gpu: 1: `tokens` are the GPU's memory, written by now; costs a copy that is
+ * waited for. All or nothing: KVS_INVALID_ARGUMENT LATE_TOKENS where a member lacks fewer. */
+KVS_API int kvs_late_tokens(kvs_session* session, const kvs_step_member* members, size_t n,
+                            int32_t on_gpu);
 /* k, v [sum of new tokens][kv_heads][head_dim], packed in the order of the members. A NaN or an
  * infinity is refused (TENSOR_NOT_FINITE), on the CPU; on a GPU nobody looks. Under capture k and v
  * must hold what they hold until the layer's kvs_attend: it may be what reads them. */
@@ -360,9 +385,13 @@ KVS_API void kvs_step_abort(kvs_step* step);
  * after what was sealed before it; kvs_settle waits for all copies. Linked road only (remote:
  * UNIMPLEMENTED). */
 typedef enum kvs_memory_kind {
-  KVS_MEMORY_MEMFD = 1,   /* sealed with F_SEAL_SHRINK */
-  KVS_MEMORY_CUDA_FD = 2, /* POSIX descriptor of cuMemCreate's memory; bytes: its exact size */
-  KVS_MEMORY_CUDA_IPC = 3 /* cudaIpcMemHandle_t of cudaMalloc's memory, of the daemon's own user */
+  KVS_MEMORY_MEMFD = 1,    /* sealed with F_SEAL_SHRINK */
+  KVS_MEMORY_CUDA_FD = 2,  /* POSIX descriptor of cuMemCreate's memory; bytes: its exact size */
+  KVS_MEMORY_CUDA_IPC = 3, /* cudaIpcMemHandle_t of cudaMalloc's memory, of the daemon's own user */
+  KVS_MEMORY_PROCESS = 4   /* this process's own memory, which the daemon cannot read: the library
+                              copies blocks when they are sealed, and they are the engine's again at
+                              once; of a tensor `address` and strides count alone. Not where pages are
+                              a GPU's */
 } kvs_memory_kind;
 
 typedef struct kvs_memory_handle {
@@ -373,9 +402,9 @@ typedef struct kvs_memory_handle {
   uint64_t bytes;  /* of the whole memory */
 } kvs_memory_handle;
 
-/* The keys or the values of one layer, [block][slot][head][dim] by strides, all in bytes; the last
- * dimension is contiguous. One tensor with both ([2][block]..., [block][2]...) is described twice,
- * by the same handle and two offsets. */
+/* The keys or the values of one layer, [block][slot][head][dim] by strides, all in bytes. One
+ * tensor with both ([2][block]..., [block][2]...) is described twice, by the same handle and two
+ * offsets. */
 typedef struct kvs_block_tensor {
   size_t size;
   const kvs_memory_handle* memory;
@@ -387,6 +416,7 @@ typedef struct kvs_block_tensor {
   int32_t heads;        /* the model's kv_heads */
   int32_t head_dim;     /* the model's */
   int64_t block_stride, slot_stride, head_stride;
+  int64_t dim_stride; /* of PROCESS; 0, and all that others may have: contiguous */
 } kvs_block_tensor;
 
 /* Once a layer; all layers with the same block_tokens. A memory that several tensors lie in is
@@ -398,8 +428,9 @@ KVS_API int kvs_tensors_register(kvs_session* session, kvs_model model, int32_t 
  * wrote them is done) and the engine writes them no more until they are acknowledged. Returns at
  * once, the copy is made later. What was sealed or held before may be sealed again, and is left
  * out: BLOCKS_TOKENS if its tokens are others; a gap is BLOCKS_OUT_OF_ORDER. IMPORT_QUEUE
- * (RESOURCE_EXHAUSTED): too many wait. When an earlier copy failed this says why, once; what is not
- * acknowledged then is not sealed any more. */
+ * (RESOURCE_EXHAUSTED): too many wait. Of KVS_MEMORY_PROCESS it takes a copy first, and waits for
+ * the daemon where 64 MiB of them are on their way. When an earlier copy failed this says why,
+ * once; what is not acknowledged then is not sealed any more. */
 KVS_API int kvs_blocks_seal(kvs_session* session, kvs_sequence sequence, uint32_t first,
                             const int32_t* blocks, size_t n_blocks, const int32_t* tokens,
                             size_t n_tokens);

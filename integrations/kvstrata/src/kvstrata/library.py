@@ -72,7 +72,12 @@ class BlockTensor(c.Structure):
     _fields_ = [("size", c.c_size_t), ("memory", c.POINTER(MemoryHandle)), ("offset", c.c_uint64),
                 ("address", c.c_void_p), ("dtype", c.c_int32), ("blocks", c.c_int32),
                 ("block_tokens", c.c_int32), ("heads", c.c_int32), ("head_dim", c.c_int32),
-                ("block_stride", c.c_int64), ("slot_stride", c.c_int64), ("head_stride", c.c_int64)]
+                ("block_stride", c.c_int64), ("slot_stride", c.c_int64), ("head_stride", c.c_int64),
+                ("dim_stride", c.c_int64)]
+
+
+class StepOptions(c.Structure):
+    _fields_ = [("size", c.c_size_t), ("stream", c.c_void_p), ("padding", c.c_uint32), ("reserved", c.c_uint32)]
 
 
 class StepMember(c.Structure):
@@ -150,6 +155,8 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_blocks_acknowledged": (_INT, (_SESSION, _SEQUENCE, _P(_U32))),
     "kvs_blocks_load": (_INT, (_SESSION, _SEQUENCE, _U32, _P(c.c_int32), _SIZE, c.c_void_p)),
     "kvs_step_begin": (_INT, (_SESSION, _P(StepMember), _SIZE, c.c_void_p, _P(_STEP), c.c_void_p)),
+    "kvs_step_begin_with": (_INT, (_SESSION, _P(StepMember), _SIZE, _P(StepOptions), _P(_STEP), c.c_void_p)),
+    "kvs_late_tokens": (_INT, (_SESSION, _P(StepMember), _SIZE, c.c_int32)),
     "kvs_append": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor))),
     "kvs_select": (_INT, (_STEP, c.c_int32, _P(Tensor))),
     "kvs_attend": (_INT, (_STEP, c.c_int32, _P(Tensor), _P(Tensor), c.c_void_p)),

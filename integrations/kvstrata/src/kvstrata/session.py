@@ -68,6 +68,15 @@ def _int32s(array: npt.NDArray[np.int32]) -> Any:
     return array.ctypes.data_as(c.POINTER(c.c_int32))
 
 
+def _member(sequence: Sequence, ids: npt.NDArray[np.int32] | int) -> lib.StepMember:
+    """A number of tokens: their ids come later."""
+    if isinstance(ids, int):
+        if not 0 <= ids <= _MAX_TOKENS:
+            raise error_of(3, "ARGUMENT_RANGE", f"a member has {ids} tokens; allowed are 1 to {_MAX_TOKENS}")
+        return lib.StepMember(sequence.handle, None, ids)
+    return lib.StepMember(sequence.handle, _int32s(ids), ids.size)
+
+
 class PageTableEntry(NamedTuple):
     """A page of a sequence in this process's memory. tier: 0 device, 1 host; flags: 1 shared, 2 sealed,
     4 absent (address 0: given back, the plan's codec holds its rows)."""
@@ -317,14 +326,25 @@ class Session:
         self._lib.check(self._lib.kvs_tensors_register(self.handle, model.handle, layer, keys.native(memory),
                                                        values.native(other)))
 
-    def step(self, members: Iterable[tuple[Sequence, Ids]], stream: Any = None) -> Step:
-        """Begins a forward pass: (sequence, new token ids) for each member, all of one model.
+    def step(self, members: Iterable[tuple[Sequence, Ids | int]], stream: Any = None, *,
+             padding: Iterable[tuple[Sequence, int]] = ()) -> Step:
+        """Begins a forward pass: (sequence, new token ids) for each member, all of one model. A number in place of ids:
+        so many tokens, whose ids late_tokens brings.
 
+        padding: (sequence, tokens) behind the members, to fill the shape that a graph was captured with; computed, and
+        nothing of them is kept. Each is a sequence of its own, opened for this (docs/engine.md).
         stream: on which all of the step is enqueued where pages are a GPU's: a torch.cuda.Stream, a CuPy one, or a
         handle as int. None: torch's current stream of its current device where torch uses CUDA, else the default
         stream. STREAM where pages are no GPU's and it is not None or 0.
         """
-        return Step(self, list(members), self._stream(stream))
+        return Step(self, list(members), list(padding), self._stream(stream))
+
+    def late_tokens(self, members: Iterable[tuple[Sequence, Ids]]) -> None:
+        """Ids of the oldest tokens that ended steps had none of; arrays of any device, a GPU's are waited for. All or
+        nothing: LATE_TOKENS where a sequence lacks fewer."""
+        ids = [(s, _ids(tokens.tolist() if getattr(tokens, "is_cuda", False) else tokens)) for s, tokens in members]
+        array = (lib.StepMember * max(1, len(ids)))(*(_member(s, x) for s, x in ids))
+        self._lib.check(self._lib.kvs_late_tokens(self.handle, array, len(ids), 0))
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -581,18 +601,18 @@ class Step:
     k, v, q, out and lse: torch tensors, numpy arrays, or what else has __dlpack__; read and written where they lie.
     """
 
-    def __init__(self, session: Session, members: list[tuple[Sequence, Ids]], stream: int) -> None:
+    def __init__(self, session: Session, members: list[tuple[Sequence, Ids | int]],
+                 padding: list[tuple[Sequence, int]], stream: int) -> None:
         self._session, self._lib, self._stream = session, session._lib, stream
-        ids = [_ids(tokens) for _, tokens in members]
-        array = (lib.StepMember * max(1, len(members)))(
-            *(lib.StepMember(sequence.handle, _int32s(x), x.size)
-              for (sequence, _), x in zip(members, ids)))
+        batch = [(s, tokens if isinstance(tokens, int) else _ids(tokens)) for s, tokens in [*members, *padding]]
+        array = (lib.StepMember * max(1, len(batch)))(*(_member(s, x) for s, x in batch))
+        options = lib.StepOptions(c.sizeof(lib.StepOptions), stream, len(padding), 0)
         out = c.c_void_p()
-        self._lib.check(self._lib.kvs_step_begin(session.handle, array, len(members), stream, out, None))
-        self._members = [sequence for sequence, _ in members]  # nobody closes them before its end
+        self._lib.check(self._lib.kvs_step_begin_with(session.handle, array, len(batch), options, out, None))
+        self._members = [sequence for sequence, _ in batch]  # nobody closes them before its end
         self._open = _OpenStep(session, out.value, self._members)
         self._drop = _finalizer(self, self._open.abort)
-        self.tokens = sum(x.size for x in ids)
+        self.tokens = sum(x if isinstance(x, int) else x.size for _, x in batch)
 
     @property
     def handle(self) -> int:

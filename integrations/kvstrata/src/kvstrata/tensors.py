@@ -37,6 +37,7 @@ class MemoryKind(IntEnum):
     MEMFD = 1
     CUDA_FD = 2
     CUDA_IPC = 3
+    PROCESS = 4
 
 
 _OF_NUMPY = {np.dtype(np.float32): DType.F32, np.dtype(np.float16): DType.F16,
@@ -255,7 +256,7 @@ class MemoryHandle:
     """kvs_memory_handle: memory of an engine that the daemon opens to read. bytes: of the whole memory.
 
     fd: of MEMFD (sealed with F_SEAL_SHRINK) and CUDA_FD; it may be closed after the call. ipc: the 64 bytes of
-    CUDA_IPC.
+    CUDA_IPC. PROCESS: this process's own memory, of which the library copies blocks when they are sealed.
     """
 
     kind: MemoryKind
@@ -278,7 +279,8 @@ class BlockTensor:
     """kvs_block_tensor: the keys or the values of one layer, [block][slot][head][dim] in an engine's memory.
 
     offset and strides in bytes. block_tokens: a multiple or a divisor of the model's page_tokens. address: where
-    (block 0, slot 0, head 0) lies in this process, for Sequence.load; 0: never loaded.
+    (block 0, slot 0, head 0) lies in this process, for Sequence.load; 0: never loaded. dim_stride: 0: contiguous, as
+    all but PROCESS must be. of(): from a tensor of this process.
     """
 
     memory: MemoryHandle
@@ -292,13 +294,25 @@ class BlockTensor:
     slot_stride: int
     head_stride: int
     address: int = 0
+    dim_stride: int = 0
+
+    @classmethod
+    def of(cls, array: Any, name: str = "tensor") -> BlockTensor:
+        """Of a numpy array or a CPU tensor [block][slot][head][dim] of any strides, in this process's own memory: the
+        caller keeps it alive while the session lasts."""
+        memory = _memory_of(array, name, 0, True)
+        if len(memory.shape) != 4 or memory.on_cuda:
+            raise error_of(3, "TENSOR_SHAPE", f"{name} has shape {tuple(memory.shape)}; it must be "
+                           "[block][slot][head][dim], in host memory")
+        return cls(MemoryHandle(MemoryKind.PROCESS, 0), 0, memory.dtype, *memory.shape, *memory.strides[:3],
+                   memory.address, memory.strides[3])
 
     def native(self, memory: lib.MemoryHandle) -> lib.BlockTensor:
         if self.offset < 0:
             raise error_of(3, "TENSOR_OFFSET", f"offset is {self.offset}; pass bytes from the memory's begin")
         return lib.BlockTensor(c.sizeof(lib.BlockTensor), c.pointer(memory), self.offset, self.address or None,
                                self.dtype, self.blocks, self.block_tokens, self.heads, self.head_dim,
-                               self.block_stride, self.slot_stride, self.head_stride)
+                               self.block_stride, self.slot_stride, self.head_stride, self.dim_stride)
 
 
 def take_array(library: lib.Library, array: lib.Array) -> npt.NDArray[Any]:
