@@ -22,8 +22,6 @@ sys.path += [str(ROOT / "integrations" / name / "src")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from kvstrata.daemon import Daemon  # noqa: E402
-from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import cache_folder, model_path  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import kvstrata_transformers  # noqa: E402
@@ -53,6 +51,9 @@ def random(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture(scope="session")
 def folder() -> pathlib.Path:
     """SmolLM2 as a Hugging Face folder, made once from the GGUF."""
+    # Not at the top: a machine that runs test_cuda.py alone need not read GGUF.
+    from kvstrata_numpy import hugging_face
+    from kvstrata_numpy.download import cache_folder, model_path
     made = cache_folder() / "SmolLM2-135M-Instruct.hf"
     if not made.exists():
         hugging_face.write(model_path(), made)

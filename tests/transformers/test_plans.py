@@ -22,7 +22,7 @@ class Recorded:
     """What a cache passed to the binding, and what the plan chose."""
 
     ids: list[np.ndarray] = field(default_factory=list)
-    arrays: list[dict[int, list[np.ndarray]]] = field(default_factory=list)  # a step: layer -> k, v, q
+    tensors: list[dict[int, list[torch.Tensor]]] = field(default_factory=list)  # a step: layer -> k, v, q
     chosen: list[dict[int, list[np.ndarray]]] = field(default_factory=list)
 
 
@@ -31,19 +31,19 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     record = Recorded()
     begin, append, attend = kvstrata.Session.step, kvstrata.Step.append, kvstrata.Step.attend
 
-    def stepping(self: kvstrata.Session, members: Any) -> kvstrata.Step:
+    def stepping(self: kvstrata.Session, members: Any, *args: Any) -> kvstrata.Step:
         members = list(members)
         record.ids.append(members[0][1].copy())
-        record.arrays.append({})
+        record.tensors.append({})
         record.chosen.append({})
-        return begin(self, members)
+        return begin(self, members, *args)
 
-    def appending(self: kvstrata.Step, layer: int, k: np.ndarray, v: np.ndarray) -> None:
-        record.arrays[-1][layer] = [k.copy(), v.copy()]
+    def appending(self: kvstrata.Step, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        record.tensors[-1][layer] = [k.clone(), v.clone()]
         append(self, layer, k, v)
 
-    def attending(self: kvstrata.Step, layer: int, q: np.ndarray, *args: Any) -> np.ndarray:
-        record.arrays[-1][layer].append(q.copy())
+    def attending(self: kvstrata.Step, layer: int, q: torch.Tensor, *args: Any) -> torch.Tensor:
+        record.tensors[-1][layer].append(q.clone())
         out = attend(self, layer, q, *args)
         record.chosen[-1][layer] = self.selected_tokens()
         return out
@@ -67,9 +67,9 @@ def test_the_same_tokens_are_chosen(model, text_ids, recorded: Recorded, monkeyp
     monkeypatch.undo()
     served = cache.rows[0].sequence.model
     with cache.session.open(served, plan) as sequence:
-        for number, (ids, arrays, chosen) in enumerate(zip(recorded.ids, recorded.arrays, recorded.chosen)):
+        for number, (ids, tensors, chosen) in enumerate(zip(recorded.ids, recorded.tensors, recorded.chosen)):
             with cache.session.step([(sequence, ids)]) as step:
-                for layer, (k, v, q) in arrays.items():
+                for layer, (k, v, q) in tensors.items():
                     step.append(layer, k, v)
                     step.attend(layer, q)
                     for a, b in zip(step.selected_tokens(), chosen[layer], strict=True):

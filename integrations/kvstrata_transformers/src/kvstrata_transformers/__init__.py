@@ -10,7 +10,7 @@
 
     enable      switches a model over, and back; what generate() does then
     cache       keys and values of a batch: a sequence a row
-    attention   the attention function, and torch tensors as the binding takes them
+    attention   the attention function, and tensors in the order in which the binding takes them
     series      surprisal and entropy for the plans that need them
     served      which models, and which of their layers
 """

@@ -1,23 +1,15 @@
-"""The attention function that an enabled model calls, and torch tensors as the binding takes them."""
+"""The attention function that an enabled model calls, and tensors in the order in which the binding takes them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "kvstrata"
-
-
-def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
-    """A view of a CPU tensor, a copy of another; bf16 as bit patterns. It has no gradient."""
-    x = x.detach().cpu()
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def tag(key: torch.Tensor, cache: Any) -> torch.Tensor:
@@ -46,7 +38,7 @@ def register() -> None:
 
 
 def tokens_first(x: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-    """[batch][heads][new][dim] as [tokens][heads][dim], row after row. real [batch * new]: those that are tokens of a
-    step; None: all, and then a view where batch or new is 1."""
+    """[batch][heads][new][dim] as [tokens][heads][dim], row after row. real: which of batch * new are tokens of a step;
+    None: all, and then a view where batch or new is 1."""
     flat = x.transpose(1, 2).flatten(0, 1)
-    return flat if real is None else flat[real]
+    return flat if real is None else flat.index_select(0, real.to(x.device))

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindo
 
 import kvstrata
 
-from .attention import as_array, tag, tokens_first
+from .attention import tag, tokens_first
 from .series import entropies, surprisals
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class Row:
 
 @dataclass
 class Pass:
-    """A forward pass. real [batch][new]: tokens of the step; mask: the same in one dimension, None: all; step None:
-    every column is held or padding."""
+    """A forward pass. mine [batch][new], in host memory: tokens of the step; real: which of batch * new they are, None:
+    all; step None: every column is held or padding."""
 
     step: kvstrata.Step | None
-    real: torch.Tensor
-    mask: torch.Tensor | None
+    mine: torch.Tensor
+    real: torch.Tensor | None
 
 
 class PagesLayer(CacheLayerMixin):
@@ -129,6 +129,7 @@ class KvstrataCache(Cache):
         super().reset()
 
     def _open(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """ids and mask in host memory."""
         ids, mask = self._whole_prompts(ids, mask)
         only_reported = kvstrata.Need.SURPRISAL in self._needs
         for row_ids, real in zip(ids, mask.bool()):
@@ -161,7 +162,8 @@ class KvstrataCache(Cache):
         batch, new = ids.shape
         if mask is not None and mask.dim() != 2:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}; kvstrata takes [batch][columns]")
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -new:].bool()
+        device, ids = ids.device, ids.cpu()  # once a pass: what belongs to the step is decided in host memory
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[:, -new:].cpu().bool()
         if not self.rows:
             self._open(ids, real)
         if len(self.rows) != batch:
@@ -169,48 +171,51 @@ class KvstrataCache(Cache):
         for row in self.rows:
             if row.tokens > len(row.prompt):  # drafts came with the prompt's end, and have been cropped since
                 self._complete(row)
-        first = torch.tensor([row.first for row in self.rows], device=ids.device)
+        first = torch.tensor([row.first for row in self.rows])
         # Layers of transformers' own count columns as the mask does: they get all of them.
         unneeded = 0 if self._engine.served.windows else int(first.min()) - self.columns
         left_out = max(0, min(unneeded, new - 1))
         self.columns += left_out
-        self._pass = self._begin(ids[:, left_out:], real[:, left_out:], first)
+        columns = torch.arange(self.columns, self.columns + new - left_out)
+        self._pass = self._begin(ids[:, left_out:], real[:, left_out:] & (columns >= first[:, None]), device)
         return left_out
 
-    def _begin(self, ids: torch.Tensor, real: torch.Tensor, first: torch.Tensor) -> Pass:
-        columns = torch.arange(self.columns, self.columns + ids.shape[1], device=ids.device)
-        real = real & (columns >= first[:, None])
-        members = [(row.sequence, as_array(row_ids[mine]))
-                   for row, row_ids, mine in zip(self.rows, ids, real) if mine.any()]
-        step = self.session.step(members) if members else None
-        return Pass(step, real, None if bool(real.all()) else real.flatten())
+    def _begin(self, ids: torch.Tensor, mine: torch.Tensor, device: torch.device) -> Pass:
+        members = [(row.sequence, row_ids[own].numpy())
+                   for row, row_ids, own in zip(self.rows, ids, mine) if own.any()]
+        pages = self._engine.device
+        stream = torch.cuda.current_stream(pages) if pages.type == "cuda" else 0
+        step = self.session.step(members, stream) if members else None
+        return Pass(step, mine, None if mine.all() else mine.flatten().nonzero()[:, 0].to(device))
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v [batch][kv heads][new][dim]."""
+        """k, v [batch][KV heads][new][dim]."""
         if self._pass is None:
             raise RuntimeError("no forward pass of an enabled model is open on this cache; enable() the model, and "
                                "call it, not its base_model")
         if self._pass.step is not None:
-            self._pass.step.append(self._engine.served.pages_of[layer],
-                                   *(as_array(tokens_first(x, self._pass.mask)) for x in (k, v)))
+            self._pass.step.append(self._engine.served.pages_of[layer], *(self._lent(x) for x in (k, v)))
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """q [batch][heads][new][dim]; gives [batch][new][heads][dim], zero where a column is not of the step."""
         assert self._pass is not None
         batch, heads, new, dim = q.shape
-        step, mask = self._pass.step, self._pass.mask
-        packed = tokens_first(q, mask)
-        out = torch.empty(packed.shape, dtype=q.dtype)
-        if step is not None:
-            step.attend(self._engine.served.pages_of[layer], as_array(packed), as_array(out))
-            if self.watch is not None:
-                self.watch(layer, step)
-        out = out.to(q.device)
-        if mask is not None:
-            spread = q.new_zeros(batch * new, heads, dim)
-            spread[mask] = out
-            out = spread
+        step, real = self._pass.step, self._pass.real
+        if step is None:
+            return q.new_zeros(batch, new, heads, dim)
+        lent = self._lent(q)
+        out = step.attend(self._engine.served.pages_of[layer], lent, torch.empty(lent.shape, dtype=q.dtype,
+                                                                                device=lent.device)).to(q.device)
+        if self.watch is not None:
+            self.watch(layer, step)
+        if real is not None:
+            out = q.new_zeros(batch * new, heads, dim).index_copy_(0, real.to(q.device), out)
         return out.view(batch, new, heads, dim)
+
+    def _lent(self, x: torch.Tensor) -> torch.Tensor:
+        """x [batch][heads][new][dim] as the open step takes it: a copy where it lies on another device than pages."""
+        assert self._pass is not None
+        return tokens_first(x, self._pass.real).detach().to(self._engine.device)
 
     def commit(self, hidden: torch.Tensor) -> None:
         """The pass is over; hidden [batch][new][size] are its last states."""
@@ -219,12 +224,12 @@ class KvstrataCache(Cache):
         if ended.step is not None:
             ended.step.end()
         self.columns += hidden.shape[1]
-        for row, states, mine in zip(self.rows, hidden, ended.real):
-            row.tokens += int(mine.sum())
+        for row, states, own in zip(self.rows, hidden, ended.mine):
+            row.tokens += int(own.sum())
             if row.done:
                 continue
             if row.surprisal is not None:
-                self._note_surprisal(row, states[mine])
+                self._note_surprisal(row, states[own])
             if row.tokens == len(row.prompt):
                 self._complete(row)
 

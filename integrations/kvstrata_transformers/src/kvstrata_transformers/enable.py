@@ -28,10 +28,10 @@ class Engine:
         self.served: Served = served(model)
         self.plan = plan
         self._socket, self._digest, self._boundary = socket, digest, boundary
-        self._model_type = model.config.model_type
+        self._model_type, self._model_device = model.config.model_type, model.device
         self._session: kvstrata.Session | None = None
         self.attach()
-        self._session.plan_needs(plan)  # refuses a plan that does not exist
+        self._session.open(self.model, plan).close()  # what generate() would be refused is refused now
         self.head: Callable[[torch.Tensor], torch.Tensor] = model.get_output_embeddings()
         self._plain, self._generate = model.config._attn_implementation, model.generate
         self._hooks = [model.register_forward_pre_hook(_begin, with_kwargs=True),
@@ -59,7 +59,7 @@ class Engine:
             except kvstrata.Unavailable:
                 self._session.close()
                 self._session = None
-        session = kvstrata.attach(self._socket, client_name="transformers")
+        session, self.device = _attached(self._socket, self._model_device)
         s = self.served
         self.model = session.register_model(self._model_type[:63], self._digest, layers=len(s.pages_of),
                                             query_heads=s.query_heads, kv_heads=s.kv_heads, head_dim=s.head_dim,
@@ -122,6 +122,19 @@ class Engine:
         return True
 
 
+def _attached(socket: str | None, device: torch.device) -> tuple[kvstrata.Session, torch.device]:
+    """A session for a model on `device`, and where it takes tensors: there, if the daemon has pages on that GPU, else
+    in host memory."""
+    if device.type == "cuda":
+        uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+        try:
+            return kvstrata.attach(socket, client_name="transformers", device_uuid=f"GPU-{uuid}"), device
+        except kvstrata.NotFound as error:
+            if error.reason != "DEVICE_UNKNOWN":
+                raise
+    return kvstrata.attach(socket, client_name="transformers"), torch.device("cpu")
+
+
 def _cache_of(kwargs: dict[str, Any]) -> KvstrataCache | None:
     cache = kwargs.get("past_key_values")
     return cache if isinstance(cache, KvstrataCache) else None
@@ -166,7 +179,7 @@ def enable(model: Any, plan: str = "full", *, tokenizer: Any = None, socket: str
     KVSTRATA_DISABLE=1 in the environment it changes nothing and warns.
 
     Errors, and nothing has changed then: Unsupported; kvstrata.Unavailable: no daemon; kvstrata.InvalidArgument: the
-    plan.
+    plan; kvstrata.Unimplemented: the plan or the dtype, where pages are a GPU's.
     """
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         warnings.warn("kvstrata: KVSTRATA_DISABLE=1, the model stays on its plain path", stacklevel=2)
