@@ -1,6 +1,7 @@
 """What the transformers suites share: paths, the real model twice (plain and enabled), a daemon, how tokens compare.
 
-A tenth of each set runs by default, `--full` runs all. Everything is fp32: page rows too.
+A tenth of each set runs by default, `--full` runs all, `--full --shard 3/10` every tenth case from the third on: ten runs
+are all. Everything is fp32: page rows too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence as Items
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ DOCUMENT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all cases instead of a tenth")
+    parser.addoption("--shard", default="1/1", help="I/N: of each set every N-th case, from the I-th on")
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +42,14 @@ def amount(request: pytest.FixtureRequest) -> Callable[[int], int]:
     """How many cases of a set run."""
     full = request.config.getoption("--full")
     return lambda cases: cases if full else max(1, cases // 10)
+
+
+@pytest.fixture(scope="session")
+def shard(request: pytest.FixtureRequest) -> Callable[[Items[Any]], Items[Any]]:
+    """The cases of a set that run."""
+    part, parts = map(int, request.config.getoption("--shard").split("/"))
+    assert 1 <= part <= parts, f"--shard {part}/{parts}"
+    return lambda cases: cases[part - 1::parts]
 
 
 @pytest.fixture

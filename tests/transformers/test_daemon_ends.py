@@ -18,14 +18,13 @@ def test_no_daemon_at_enable(loaded):
     assert "generate" not in vars(loaded)
 
 
-def test_killed_at_random_moments(plain, loaded, text_ids, monkeypatch: pytest.MonkeyPatch, amount,
+def test_killed_at_random_moments(plain, loaded, text_ids, monkeypatch: pytest.MonkeyPatch, amount, shard,
                                   random: np.random.Generator):
     """The generate that it hits fails by name, or gives what it would have; the next is plain, with a warning; once a
     daemon is there again, it serves."""
     batch = batch_of([text_ids[:80], text_ids[90:120]], 2)
     want = plain.generate(**batch, max_new_tokens=12, do_sample=False)
-    for _ in range(amount(20)):
-        number = int(random.integers(12 * len(loaded.model.layers)))
+    for number in shard(random.integers(12 * len(loaded.model.layers), size=amount(20))):
         with Daemon() as doomed:
             monkeypatch.setenv("KVSTRATA_SOCKET", doomed.socket)
             kvstrata_transformers.enable(loaded)

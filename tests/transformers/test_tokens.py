@@ -21,15 +21,16 @@ def compare(plain: Any, model: Any, batch: dict[str, torch.Tensor], **options: A
     assert_same(plain, batch, plain.generate(**batch, **options), model.generate(**batch, **options))
 
 
-def test_greedy(plain, model, text_ids, random, amount):
-    for prompt in prompts_of(text_ids, random, amount(100), 10, 6000):
+def test_greedy(plain, model, text_ids, random, amount, shard):
+    for prompt in shard(prompts_of(text_ids, random, amount(100), 10, 6000)):
         compare(plain, model, batch_of([prompt], 2))
 
 
-def test_batches_with_padding(plain, model, text_ids, random, amount):
-    for _ in range(amount(20)):
-        prompts = prompts_of(text_ids, random, 8, 5, 600)
+def test_batches_with_padding(plain, model, text_ids, random, amount, shard):
+    batches = [prompts_of(text_ids, random, 8, 5, 600) for _ in range(amount(20))]
+    for prompts in batches:
         random.shuffle(prompts)
+    for prompts in shard(batches):
         compare(plain, model, batch_of(prompts, 2), max_new_tokens=24)
 
 
@@ -45,8 +46,8 @@ def test_rows_that_hold_different_prefixes(plain, model, columns, text_ids, rand
 
 
 @reorders
-def test_beams(plain, model, text_ids, random, amount):
-    for prompt in prompts_of(text_ids, random, amount(20), 10, 800):
+def test_beams(plain, model, text_ids, random, amount, shard):
+    for prompt in shard(prompts_of(text_ids, random, amount(20), 10, 800)):
         options = {"max_new_tokens": 24, "num_beams": 4, "do_sample": False, "return_dict_in_generate": True,
                    "output_scores": True}
         batch = batch_of([prompt, prompt[:len(prompt) // 2]], 2)
@@ -82,10 +83,10 @@ def test_prefill_in_chunks(plain, model, text_ids, random, chunk):
 
 
 @truncates
-def test_assisted(plain, model, folder, text_ids, random, amount):
+def test_assisted(plain, model, folder, text_ids, random, amount, shard):
     from transformers import AutoModelForCausalLM
     assistant = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, num_hidden_layers=24).eval()
-    for prompt in prompts_of(text_ids, random, amount(20), 20, 800):
+    for prompt in shard(prompts_of(text_ids, random, amount(20), 20, 800)):
         batch = batch_of([prompt], 2)
         want = plain.generate(**batch, max_new_tokens=32, do_sample=False)
         for options in ({"prompt_lookup_num_tokens": 6}, {"assistant_model": assistant}):
