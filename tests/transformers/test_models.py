@@ -13,6 +13,7 @@ import torch
 from kvstrata.daemon import Daemon
 from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
+import kvstrata
 import kvstrata_transformers
 from conftest import SEED, batch_of
 
@@ -115,6 +116,13 @@ def test_a_kept_cache_of_another_kind_is_refused():
     model.generation_config.cache_implementation = "quantized"
     with pytest.raises(kvstrata_transformers.Unsupported, match="'quantized'"):
         kvstrata_transformers.enable(model)
+
+
+def test_a_plan_that_is_none(daemon: Daemon):
+    model = small("llama")
+    with pytest.raises(kvstrata.InvalidArgument, match="budgets"):
+        kvstrata_transformers.enable(model, "quest{budgets = 3}", socket=daemon.socket)
+    assert "generate" not in vars(model) and not model._forward_hooks
 
 
 def test_embeddings_without_ids(daemon: Daemon):
