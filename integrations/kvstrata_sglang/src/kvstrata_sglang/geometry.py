@@ -128,15 +128,16 @@ def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | Non
 
 
 def _digest(model: Any) -> str:
-    return digest_of_folder(_folder(model), str(model.dtype).removeprefix("torch."),
+    return digest_of_folder(folder_of(model.model_path, model.revision), str(model.dtype).removeprefix("torch."),
                             getattr(model.hf_text_config, "rope_parameters", None))
 
 
-def _folder(model: Any) -> pathlib.Path:
-    if os.path.isdir(model.model_path):
-        return pathlib.Path(model.model_path)
+def folder_of(model_path: str, revision: str | None) -> pathlib.Path:
+    """Of a model that SGLang has loaded."""
+    if os.path.isdir(model_path):
+        return pathlib.Path(model_path)
     from huggingface_hub import snapshot_download
-    return pathlib.Path(snapshot_download(model.model_path, revision=model.revision, local_files_only=True))
+    return pathlib.Path(snapshot_download(model_path, revision=revision, local_files_only=True))
 
 
 def _boundary_tokens(runner: Any) -> list[int]:

@@ -121,11 +121,10 @@ class Sequences:
             live.sequence.close()  # one that is being opened is closed when it is collected
 
     def forget_prompts(self) -> None:
-        """What is held from before is not this model's any more: weights may have changed."""
+        """What is held from before is not this model's any more: weights may have changed. No request runs."""
         assert self._geometry is not None
-        self._geometry = replace(self._geometry, digest=f"{self._geometry.digest[:64]}-{uuid.uuid4()}")
-        if self._session is not None:
-            self._model = self._geometry.register(self._session)
+        self._geometry = replace(self._geometry, digest=f"flushed-{uuid.uuid4()}")
+        self._detach()  # the next request registers it
 
     # A forward pass
 
