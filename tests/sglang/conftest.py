@@ -1,7 +1,7 @@
 """What the SGLang suites share: prompts, and SGLang in processes of its own (engine.py), plain and with kvstrata.
 
 A fifth of each set runs by default, `--full` runs all. Everything is fp32: page rows too. sgl_kernel, which PyPI has
-for CUDA only, is stood in for (stand_in/); what tests do inside SGLang's scheduler is a plugin (hooks/).
+for CUDA only, is stood in for (stand_in/).
 """
 
 from __future__ import annotations
@@ -79,11 +79,10 @@ def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         spec = {"plan": plan, "batches": batches, "record": record, "socket": socket,
                 "server": {**arguments, **server}}
         (at / "spec.json").write_text(json.dumps(spec))
-        path = os.pathsep.join([str(HERE / "hooks"), *sys.path])
         with open(at / "log", "w") as log:
-            ran = subprocess.run([sys.executable, str(HERE / "engine.py"), str(at / "spec.json"), str(at / "result.json")],
-                                 timeout=PATIENCE, stdout=log, stderr=log,
-                                 env={**os.environ, **(environment or {}), "PYTHONPATH": path})
+            ran = subprocess.run([sys.executable, str(HERE / "engine.py"), str(at / "spec.json"),
+                                  str(at / "result.json")], timeout=PATIENCE, stdout=log, stderr=log,
+                                 env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(sys.path)})
         said = (at / "log").read_text()
         print(said[-2000:])
         assert ran.returncode == 0, said[-9000:]

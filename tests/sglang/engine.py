@@ -3,7 +3,8 @@
 
     engine.py SPEC.json RESULT.json
 
-SPEC: plan (null: plain SGLang; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null: one is
+SPEC: plan (null: plain SGLang; "": KVSTRATA_DISABLE=1 with the flags of a plan; "hicache": SGLang's own pool with the
+daemon as HiCache's storage), socket of a daemon (null: one is
 started, and started again when it was killed), server (arguments of sglang.Engine), batches [{prompts [ids], tokens,
 kill_at (number of the attention call before which the daemon is killed, or null), flush: SGLang's cache before it}],
 record: what the plan chose is compared with direct calls. RESULT: batches [[{tokens, top, held, reason, retractions}]],
@@ -26,6 +27,14 @@ os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OF
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from kvstrata.daemon import Daemon  # noqa: E402
+
+if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts with this file
+    if os.environ["KVSTRATA_PLAN"] == "hicache":
+        from host_pools import serve_without_cuda
+        serve_without_cuda()
+    else:
+        from orders import Orders
+        Orders(pathlib.Path(os.environ["KVSTRATA_TEST_ORDERS"]))
 
 TOP = 4  # logprobs, to tell near-ties
 
@@ -50,6 +59,12 @@ async def generate(engine: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
 def flags(plan: str | None) -> dict[str, Any]:
     if plan is None:
         return {"attention_backend": "torch_native"}
+    if plan == "hicache":
+        storage = {"backend_name": "kvstrata", "module_path": "kvstrata_sglang.storage",
+                   "class_name": "KvstrataStorage", "interface_v1": 1, "prefetch_threshold": 64}
+        return {"attention_backend": "torch_native", "enable_hierarchical_cache": True, "page_size": 64,
+                "hicache_size": 1, "hicache_storage_backend": "dynamic", "hicache_storage_prefetch_policy": "wait_complete",
+                "hicache_storage_backend_extra_config": json.dumps(storage)}
     return {"attention_backend": "kvstrata", "radix_cache_backend": "kvstrata"}
 
 
@@ -71,7 +86,8 @@ def main() -> None:
         result: dict[str, Any] = {"batches": [], "seconds": []}
         for batch in spec["batches"]:
             if batch.get("flush"):
-                engine.flush_cache()
+                flushed = engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache(timeout_s=60))
+                assert flushed.success
             if batch.get("kill_at") is not None and daemon is not None:
                 orders.write_text(json.dumps({"kill_at": batch["kill_at"], "daemon": daemon.process.pid}))
             if spec.get("record"):

@@ -1,5 +1,4 @@
-"""HiCache's storage, by its contract, over SGLang's own host pools: its engine moves pages between pools by CUDA kernels
-only, so without a GPU there is no engine to test it in."""
+"""HiCache's storage, by its contract, over SGLang's own host pools."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ LAYERS, HEADS, DIM, PAGES = 3, 2, 64, 8
 def host_pool(layout: str, page_size: int, dtype: torch.dtype = torch.float32, dim: int = DIM) -> MHATokenToKVPoolHost:
     """SGLang's, for a device pool of PAGES pages, full of random rows."""
     rows = [torch.zeros(page_size, HEADS, dim, dtype=dtype) for _ in range(2 * LAYERS)]
-    pointers = [torch.tensor([x.data_ptr() for x in part], dtype=torch.uint64) for part in (rows[:LAYERS], rows[LAYERS:])]
-    buffers = KVBuffers(k=tuple(rows[:LAYERS]), v=tuple(rows[LAYERS:]), k_data_ptrs=pointers[0], v_data_ptrs=pointers[1],
-                        layout=KVBufferLayout.NHD)
-    info = MHABufferInfo(buffers=buffers, page_size=page_size, head_num=HEADS, head_dim=dim, v_head_dim=dim, dtype=dtype,
-                         device=torch.device("cpu"), scales=None)
+    pointers = torch.tensor([x.data_ptr() for x in rows], dtype=torch.uint64)
+    buffers = KVBuffers(k=tuple(rows[:LAYERS]), v=tuple(rows[LAYERS:]), k_data_ptrs=pointers[:LAYERS],
+                        v_data_ptrs=pointers[LAYERS:], layout=KVBufferLayout.NHD)
+    info = MHABufferInfo(buffers=buffers, page_size=page_size, head_num=HEADS, head_dim=dim, v_head_dim=dim,
+                         dtype=dtype, device=torch.device("cpu"), scales=None)
     pool = MHATokenToKVPoolHost(info, 1.0, 0, page_size, layout, pin_memory=False,
                                 device_capacity_tokens=PAGES * page_size, start_layer=0, end_layer=LAYERS - 1)
     pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape, dtype=dtype))
@@ -128,7 +127,8 @@ def test_kill_switch(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("config", "pool", "said"), [
-    ({"tp_size": 2}, {}, "tp_size is 2"), ({"is_mla_model": True}, {}, "MLA"), ({"extra_config": {}}, {}, "interface_v1"),
+    ({"tp_size": 2}, {}, "tp_size is 2"), ({"is_mla_model": True}, {}, "MLA"),
+    ({"extra_config": {}}, {}, "interface_v1"),
     ({}, {"layout": "page_head"}, "hicache_mem_layout is page_head"), ({}, {"page_size": 1}, "page_size is 1"),
     ({}, {"dtype": torch.float64}, "kv_cache_dtype is torch.float64"), ({}, {"dim": 80}, "head_dim is 80")])
 def test_refusals(config: dict[str, object], pool: dict[str, object], said: str):

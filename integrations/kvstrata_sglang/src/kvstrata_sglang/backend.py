@@ -67,11 +67,12 @@ def _owned(runner: Any) -> tuple[tuple[bool, str], ...]:
     graphs, memory = get_exec().graph.cuda_graph_config, get_memory()
     phases = {runner.prefill_attention_backend_str, runner.decode_attention_backend_str}
     return ((phases != {NAME}, f"attention backends are {sorted(phases)}; {NAME} serves both phases or none"),
-            (memory.radix_cache_backend != NAME, f"--radix-cache-backend is {memory.radix_cache_backend}: its hits would "
-             f"name slots that have nothing in them; pass {NAME}"),
+            (memory.radix_cache_backend != NAME, f"--radix-cache-backend is {memory.radix_cache_backend}, whose hits "
+             f"would name slots that have nothing in them; pass {NAME}"),
             (memory.disable_radix_cache, "--disable-radix-cache: prompts that are held would be computed"),
             (memory.enable_hierarchical_cache, "--enable-hierarchical-cache: SGLang's pool has nothing in it"),
-            (not get_schedule().disable_overlap_schedule, "the overlap schedule is on; pass --disable-overlap-schedule"),
+            (not get_schedule().disable_overlap_schedule,
+             "the overlap schedule is on; pass --disable-overlap-schedule"),
             (runner.device != "cpu" and {graphs.decode.backend, graphs.prefill.backend} != {Backend.DISABLED},
              "CUDA graphs are on; pass --disable-cuda-graph"),
             *((bool(value), f"--{name}") for name, value in (

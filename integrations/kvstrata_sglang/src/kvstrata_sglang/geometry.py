@@ -106,13 +106,13 @@ def check_layer(layer: Any) -> None:
         if getattr(layer, name) != value:
             raise Unsupported(f"attention layer {layer.layer_id} has {name} {getattr(layer, name)}; served is {value}")
     if layer.attn_type.value != "decoder" or layer.head_dim not in HEAD_DIMS:
-        raise Unsupported(f"attention layer {layer.layer_id} is {layer.attn_type.value} with head_dim {layer.head_dim}; "
-                          f"served are decoders with {HEAD_DIMS}")
+        raise Unsupported(f"attention layer {layer.layer_id} is {layer.attn_type.value} with head_dim "
+                          f"{layer.head_dim}; served are decoders with {HEAD_DIMS}")
 
 
 def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | None = None) -> Geometry:
-    """Of SGLang's model. needs: of the plan; None: it is `full`. Reads the weights' files once, and the tokenizer if the
-    plan goes by sentences."""
+    """Of SGLang's model. needs: of the plan; None: it is `full`. Reads the weights' files once, and the tokenizer if
+    the plan goes by sentences."""
     layers, model = attention_layers(runner.model), runner.model_config
     shapes = {(layer.tp_q_head_num, layer.tp_k_head_num, layer.head_dim, layer.scaling) for layer in layers}
     if len(shapes) != 1:
@@ -144,4 +144,5 @@ def _boundary_tokens(runner: Any) -> list[int]:
     from kvstrata.sentences import boundary_tokens
     from sglang.srt.runtime_context import get_server_args
     from transformers import AutoTokenizer
-    return boundary_tokens(AutoTokenizer.from_pretrained(get_server_args().tokenizer_path or runner.model_config.model_path))
+    path = get_server_args().tokenizer_path or runner.model_config.model_path
+    return boundary_tokens(AutoTokenizer.from_pretrained(path))

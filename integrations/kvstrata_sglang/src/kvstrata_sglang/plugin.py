@@ -23,8 +23,8 @@ def register() -> None:
     from sglang.srt.server_args import add_attention_backend_choices
 
     if sglang.__version__ != SERVED:
-        raise RuntimeError(f"SGLang is {sglang.__version__}; kvstrata_sglang 0.1.0 serves {SERVED}: install that, or take "
-                           "kvstrata_sglang off")
+        raise RuntimeError(f"SGLang is {sglang.__version__}; kvstrata_sglang 0.1.0 serves {SERVED}: install that, or "
+                           "take kvstrata_sglang off")
     add_attention_backend_choices([NAME])
     if os.environ.get("KVSTRATA_DISABLE") == "1":
         _log.warning("KVSTRATA_DISABLE=1: SGLang runs without kvstrata")

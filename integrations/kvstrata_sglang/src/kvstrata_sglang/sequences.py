@@ -86,7 +86,7 @@ class Sequences:
     # What is held
 
     def held(self, request: Any, limit: int) -> int:
-        """Leading tokens of SGLang's Req, at most `limit`, that need not be computed; 0 also when there is no daemon."""
+        """Leading tokens of SGLang's Req, at most `limit`, that need not be computed; 0 also without a daemon."""
         live = self._live.setdefault(request.rid, Live(request))
         if live.opening is None and live.sequence is None:
             live.promised = 0 if _refused(request) else min(self._look_up(request), limit)

@@ -1,13 +1,13 @@
-"""HiCache's storage in the daemon: pages of SGLang's host pool, found again by their hashes (docs/sglang.md, "HiCache").
+"""HiCache's storage in the daemon: pages of SGLang's host pool, found by their hashes (docs/sglang.md, "HiCache").
 
     --enable-hierarchical-cache --page-size 64 --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
         '{"backend_name": "kvstrata", "module_path": "kvstrata_sglang.storage", "class_name": "KvstrataStorage",
           "interface_v1": 1}'
 
-SGLang tells a storage no token ids, but for each page a hash of its tokens and all before them. So a page is a prompt of
-its own here, whose ids are made of that hash: what one SGLang stores, others find, and other engines do not. Threads:
-SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or that has died,
-is not there.
+SGLang tells a storage no token ids, but for each page a hash of its tokens and all before them. So a page is a prompt
+of its own here, whose ids are made of that hash: what one SGLang stores, others find, and other engines do not. Threads:
+SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or one that has
+died, is not there.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KvstrataStorage(HiCacheStorage):
         super().register_mem_pool_host(mem_pool_host)
         pool = mem_pool_host
         refuse(((pool.layout not in LAYOUTS, f"hicache_mem_layout is {pool.layout}; served are {LAYOUTS}"),
-                (pool.page_size % PAGE_TOKENS[-1] != 0, f"page_size is {pool.page_size}; pass --page-size 64, or another "
-                 f"multiple of {PAGE_TOKENS[-1]}"),
+                (pool.page_size % PAGE_TOKENS[-1] != 0, f"page_size is {pool.page_size}; pass --page-size 64, or "
+                 f"another multiple of {PAGE_TOKENS[-1]}"),
                 (pool.dtype not in PAGE_DTYPES, f"kv_cache_dtype is {pool.dtype}"),
                 (pool.head_dim not in HEAD_DIMS or pool.v_head_dim != pool.head_dim,
                  f"head_dim is {pool.head_dim}, of values {pool.v_head_dim}; served are {HEAD_DIMS}")))

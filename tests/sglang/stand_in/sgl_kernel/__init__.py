@@ -17,6 +17,6 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(name)
 
     def absent(*_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(f"sgl_kernel.{name}: this is the stand-in of kvstrata's tests; build sgl_kernel for this CPU")
+        raise NotImplementedError(f"sgl_kernel.{name}: this is the stand-in of kvstrata's tests; build sgl_kernel")
 
     return absent

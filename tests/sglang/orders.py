@@ -1,8 +1,8 @@
-"""What the tests do inside SGLang's scheduler, which is a process of its own: a plugin of SGLang, found on PYTHONPATH.
+"""What the tests do inside SGLang's scheduler, which is a process of its own.
 
-engine.py leaves orders in the file KVSTRATA_TEST_ORDERS: {"kill_at": n, "daemon": pid}: the daemon is killed before the
-n-th attention call from then on; {"record": prompt tokens}: what a plan chooses for the next request is compared with
-direct calls, and the outcome is written to the file's name and ".compared".
+engine.py leaves orders in a file: {"kill_at": n, "daemon": pid}: the daemon is killed before the n-th attention call
+from then on; {"record": prompt tokens}: what a plan chooses for the next request is compared with direct calls, and the
+outcome is written to the file's name and ".compared".
 """
 
 from __future__ import annotations
@@ -14,11 +14,6 @@ import signal
 from typing import Any
 
 import kvstrata
-
-
-def register() -> None:
-    if os.environ.get("KVSTRATA_TEST_ORDERS"):
-        Orders(pathlib.Path(os.environ["KVSTRATA_TEST_ORDERS"]))
 
 
 class Orders:
