@@ -82,7 +82,8 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
         layers = AutoConfig.from_pretrained(folder).num_hidden_layers
         engine = sglang.Engine(model_path=str(folder), device="cpu", dtype="float32", attention_backend="kvstrata",
                                radix_cache_backend="kvstrata", disable_overlap_schedule=True,
-                               sampling_backend="pytorch", context_length=4096, max_total_tokens=8192, log_level="error")
+                               sampling_backend="pytorch", context_length=4096, max_total_tokens=8192,
+                               log_level="error")
         for number in ("first", "second"):
             read[:] = 0
             begin = time.perf_counter()

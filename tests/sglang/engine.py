@@ -63,7 +63,8 @@ def flags(plan: str | None) -> dict[str, Any]:
         storage = {"backend_name": "kvstrata", "module_path": "kvstrata_sglang.storage",
                    "class_name": "KvstrataStorage", "interface_v1": 1, "prefetch_threshold": 64}
         return {"attention_backend": "torch_native", "enable_hierarchical_cache": True, "page_size": 64,
-                "hicache_size": 1, "hicache_storage_backend": "dynamic", "hicache_storage_prefetch_policy": "wait_complete",
+                "hicache_size": 1, "hicache_storage_backend": "dynamic",
+                "hicache_storage_prefetch_policy": "wait_complete",
                 "hicache_storage_backend_extra_config": json.dumps(storage)}
     return {"attention_backend": "kvstrata", "radix_cache_backend": "kvstrata"}
 

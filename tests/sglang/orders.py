@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import select
 import signal
 from typing import Any
 
 import kvstrata
+
+PATIENCE = 10  # seconds
 
 
 class Orders:
@@ -47,9 +50,10 @@ class Orders:
 
     def kill_if_due(self) -> None:
         if self._left == 0:
+            ended = os.pidfd_open(self._daemon)
             os.kill(self._daemon, signal.SIGKILL)
-            while pathlib.Path(f"/proc/{self._daemon}/stat").read_text().split(")")[1].split()[0] != "Z":
-                pass  # its parent, engine.py, collects it later
+            assert select.select([ended], [], [], PATIENCE)[0], "kvstratad does not end"
+            os.close(ended)
         self._left -= 1
 
     def compare(self) -> None:

@@ -5,8 +5,8 @@
           "interface_v1": 1}'
 
 SGLang tells a storage no token ids, but for each page a hash of its tokens and all before them. So a page is a prompt
-of its own here, whose ids are made of that hash: what one SGLang stores, others find, and other engines do not. Threads:
-SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or one that has
+of its own here, whose ids are made of that hash: what one SGLang stores, others find, and other engines do not.
+Threads: SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or one that has
 died, is not there.
 """
 
