@@ -6,9 +6,10 @@
 SPEC: plan (null: plain SGLang; "": KVSTRATA_DISABLE=1 with the flags of a plan; "hicache": SGLang's own pool with the
 daemon as HiCache's storage), socket of a daemon (null: one is
 started, and started again when it was killed), server (arguments of sglang.Engine), batches [{prompts [ids], tokens,
-kill_at (number of the attention call before which the daemon is killed, or null), flush: SGLang's cache before it}],
-record: what the plan chose is compared with direct calls. RESULT: batches [[{tokens, top, held, reason, retractions}]],
-seconds of each batch, differing: lists that differ, chosen: lists that were compared.
+kill_at (number of the attention call before which the daemon is killed, or null), flush: SGLang's cache before it,
+abort_at: requests are aborted when they have so many tokens}], record: what the plan chose is compared with direct calls.
+RESULT: batches [[{tokens, top, held, reason, message, retractions}]], seconds of each batch, sequences of a daemon of its
+own behind each, differing: lists that differ, chosen: lists that were compared.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +28,7 @@ from typing import Any
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DO_NOT_TRACK="1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata.daemon import Daemon, find_daemon  # noqa: E402
 
 if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts with this file
     if os.environ["KVSTRATA_PLAN"] == "hicache":
@@ -39,13 +41,14 @@ if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts wit
 TOP = 4  # logprobs, to tell near-ties
 
 
-async def finished(engine: Any, ids: list[int], tokens: int) -> dict[str, Any]:
+async def finished(engine: Any, ids: list[int], tokens: int, abort_at: int | None) -> dict[str, Any]:
     """Streams, since SGLang raises without what was generated when a request that does not ends with an error."""
     last: dict[str, Any] = {}
     async for last in await engine.async_generate(
             input_ids=ids, stream=True, return_logprob=True, top_logprobs_num=TOP,
             sampling_params={"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}):
-        pass
+        if len(last["output_ids"]) == abort_at:
+            engine.tokenizer_manager.abort_request(last["meta_info"]["id"])
     meta = last["meta_info"]
     return {"tokens": last["output_ids"], "held": meta["cached_tokens"], "reason": meta["finish_reason"]["type"],
             "message": meta["finish_reason"].get("message"), "retractions": meta["num_retractions"],
@@ -53,7 +56,15 @@ async def finished(engine: Any, ids: list[int], tokens: int) -> dict[str, Any]:
 
 
 async def generate(engine: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
-    return await asyncio.gather(*(finished(engine, ids, batch["tokens"]) for ids in batch["prompts"]))
+    return await asyncio.gather(*(finished(engine, ids, batch["tokens"], batch.get("abort_at"))
+                                  for ids in batch["prompts"]))
+
+
+def sequences(socket: str) -> int:
+    """That the daemon has."""
+    cli = pathlib.Path(find_daemon()).with_name("kvstrata")
+    said = subprocess.run([cli, "--socket", socket, "--output", "json", "seq", "ls"], check=True, capture_output=True)
+    return len(json.loads(said.stdout)["sequences"])
 
 
 def flags(plan: str | None) -> dict[str, Any]:
@@ -84,7 +95,7 @@ def main() -> None:
                                   "disable_overlap_schedule": True, "skip_tokenizer_init": True, **flags(plan),
                                   **spec["server"]})
         stack.callback(engine.shutdown)
-        result: dict[str, Any] = {"batches": [], "seconds": []}
+        result: dict[str, Any] = {"batches": [], "seconds": [], "sequences": []}
         for batch in spec["batches"]:
             if batch.get("flush"):
                 flushed = engine.loop.run_until_complete(engine.tokenizer_manager.flush_cache(timeout_s=60))
@@ -96,7 +107,9 @@ def main() -> None:
             begin = time.perf_counter()
             result["batches"].append(engine.loop.run_until_complete(generate(engine, batch)))
             result["seconds"].append(time.perf_counter() - begin)
-            if daemon is not None and daemon.process.poll() is not None:
+            if daemon is not None and daemon.process.poll() is None:
+                result["sequences"].append(sequences(socket))
+            elif daemon is not None:
                 daemon = stack.enter_context(Daemon(socket=socket))
         if spec.get("record"):
             result.update(json.loads(pathlib.Path(f"{orders}.compared").read_text()))

@@ -36,7 +36,8 @@ class KvstrataCache(BasePrefixCache):
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         held = 0
         if params.req is not None:
-            held = self._sequences.held(params.req, len(params.key)) // self.page_size * self.page_size
+            held = self._sequences.held(params.req, params.key.token_ids, len(params.key))
+            held = held // self.page_size * self.page_size
         return MatchResult(0, _ROOT, _ROOT, _ROOT, host_hit_length=held)
 
     def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Any] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -85,11 +86,13 @@ class Sequences:
 
     # What is held
 
-    def held(self, request: Any, limit: int) -> int:
-        """Leading tokens of SGLang's Req, at most `limit`, that need not be computed; 0 also without a daemon."""
+    def held(self, request: Any, ids: Sequence[int], limit: int) -> int:
+        """Leading tokens of SGLang's Req, at most `limit`, that need not be computed; 0 also without a daemon. ids: of
+        its prompt and what was generated so far."""
         live = self._live.setdefault(request.rid, Live(request))
         if live.opening is None and live.sequence is None:
-            live.promised = 0 if _refused(request) else min(self._look_up(request), limit)
+            look_up = limit > 0 and not _refused(request)
+            live.promised = min(self._look_up(request.rid, ids), limit) if look_up else 0
         return live.promised
 
     def open(self, request: Any, tokens: int) -> bool | None:
@@ -252,12 +255,12 @@ class Sequences:
         for live in self._live.values():
             live.sequence = None
 
-    def _look_up(self, request: Any) -> int:
+    def _look_up(self, name: str, ids: Sequence[int]) -> int:
         try:
             session, model = self._attached()
-            return session.lookup(model, _ids(request), self._options.plan).held
+            return session.lookup(model, np.asarray(ids, np.int32), self._options.plan).held
         except kvstrata.KvstrataError as error:
-            _log.warning("request %s: nothing is held, %s", request.rid, error)
+            _log.warning("request %s: nothing is held, %s", name, error)
             if isinstance(error, kvstrata.Unavailable):
                 self._detach()
             return 0
