@@ -89,7 +89,10 @@ class Sequences:
     def held(self, request: Any, ids: Sequence[int], limit: int) -> int:
         """Leading tokens of SGLang's Req, at most `limit`, that need not be computed; 0 also without a daemon. ids: of
         its prompt and what was generated so far."""
-        live = self._live.setdefault(request.rid, Live(request))
+        live = self._live.get(request.rid)
+        if live is None or live.request is not request:  # names may come again
+            self.close(request.rid)
+            live = self._live[request.rid] = Live(request)
         if live.opening is None and live.sequence is None:
             look_up = limit > 0 and not _refused(request)
             live.promised = min(self._look_up(request.rid, ids), limit) if look_up else 0
@@ -112,16 +115,12 @@ class Sequences:
 
     def drop(self, request: Any) -> None:
         """It is computed from its first token on."""
-        live = self._live[request.rid]
-        if live.sequence is not None:
-            live.sequence.close()
-            live.sequence = None
+        _close(self._live[request.rid])
 
     def close(self, name: str) -> None:
         """The request has ended, or is retracted: SGLang shows it again then."""
-        live = self._live.pop(name, None)
-        if live is not None and live.sequence is not None:
-            live.sequence.close()  # one that is being opened is closed when it is collected
+        if live := self._live.pop(name, None):
+            _close(live)  # one that is being opened is closed when it is collected
 
     def forget_prompts(self) -> None:
         """What is held from before is not this model's any more: weights may have changed. No request runs."""
@@ -224,9 +223,7 @@ class Sequences:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
         live = self._live[name]
         _log.error("request %s: %s", name, error)
-        if live.sequence is not None:
-            live.sequence.close()
-            live.sequence = None
+        _close(live)
         live.request.to_finish = FINISH_ABORT(f"kvstratad: {error}", HTTPStatus.SERVICE_UNAVAILABLE)
         if not computed:
             live.request.discard_output_reason = live.request.to_finish
@@ -264,6 +261,15 @@ class Sequences:
             if isinstance(error, kvstrata.Unavailable):
                 self._detach()
             return 0
+
+
+def _close(live: Live) -> None:
+    sequence, live.sequence = live.sequence, None
+    if sequence is not None:
+        try:
+            sequence.close()
+        except kvstrata.KvstrataError as error:
+            _log.warning("request %s: its sequence is not closed before the session is: %s", live.request.rid, error)
 
 
 def _open_held(session: kvstrata.Session, model: kvstrata.Model, plan: str, ids: np.ndarray, tokens: int
