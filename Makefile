@@ -1,9 +1,10 @@
-# make demo   a language model decodes from the daemon's memory; ENGINE=transformers, ENGINE=vllm: in these
+# make demo   a language model decodes from the daemon's memory; ENGINE=transformers, ENGINE=vllm, ENGINE=sglang: in these
 # make test   everything CI runs
 # make asan, asan-daemon  the unit tests, and the daemon under the end-to-end tests, with ASan and UBSan (part of make test)
 # make asan-rpc  the same of what links gRPC: nightly
 # make test-transformers  kvstrata_transformers with the oldest and the newest transformers; ARGS=--full runs all cases
 # make test-vllm  kvstrata_vllm with vLLM 0.32 on the CPU; ARGS=--full runs all cases
+# make test-sglang  kvstrata_sglang with SGLang 0.5.23 on the CPU; ARGS=--full runs all cases
 # make image  the container image `kvstrata`, compiled inside, by docker, podman or buildah
 # make bundle dist/gpu: GPU tests and benchmarks for a machine with a GPU (bench/cuda/run_gpu.sh);
 #             TRACE=file (docs/traces.md): plan sekv too
@@ -16,6 +17,7 @@ PYTHON := /usr/bin/python3
 VENV   := $(BUILD)/venv
 HF_VENV := $(BUILD)/venv-transformers
 VLLM_VENV := $(BUILD)/venv-vllm
+SGLANG_VENV := $(BUILD)/venv-sglang
 ENGINE := numpy
 JOBS   := $(shell nproc)
 
@@ -23,7 +25,7 @@ JOBS   := $(shell nproc)
 REPORTS := $(abspath $(BUILD))/asan/report
 SANITIZED := ASAN_OPTIONS=log_path=$(REPORTS) UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1
 
-.PHONY: demo demo-numpy demo-transformers demo-vllm test test-transformers test-vllm build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
+.PHONY: demo demo-numpy demo-transformers demo-vllm demo-sglang test test-transformers test-vllm test-sglang build all bench image bundle asan asan-daemon asan-rpc tsan golden tidy format format-check clean
 
 demo: demo-$(ENGINE)
 demo-numpy: build
@@ -32,6 +34,8 @@ demo-transformers: build $(HF_VENV)/.installed
 	@$(HF_VENV)/bin/python integrations/demo_transformers.py
 demo-vllm: build $(VLLM_VENV)/.installed
 	@$(VLLM_VENV)/bin/python integrations/demo_vllm.py
+demo-sglang: build $(SGLANG_VENV)/.installed
+	@$(SGLANG_VENV)/bin/python integrations/demo_sglang.py
 
 # Tests of faults run once: what fails at a rate is a failure. Others get a second chance on a busy machine.
 test: all asan asan-daemon $(BUILD)/.image_packages
@@ -44,6 +48,9 @@ test-transformers: build $(HF_VENV)/.installed
 
 test-vllm: build $(VLLM_VENV)/.installed
 	$(VLLM_VENV)/bin/python -m pytest -q -rs tests/vllm $(ARGS)
+
+test-sglang: build $(SGLANG_VENV)/.installed
+	$(SGLANG_VENV)/bin/python -m pytest -q -rs tests/sglang $(ARGS)
 
 build: $(BUILD)/build.ninja $(VENV)/.installed
 	cmake --build $(BUILD) --parallel $(JOBS) --target product
@@ -136,4 +143,11 @@ $(VLLM_VENV)/.installed: $(BUILD)/.packages integrations/requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r integrations/requirements-vllm.txt
 	$(VLLM_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e integrations/kvstrata -e integrations/kvstrata_vllm
+	touch $@
+
+# SGLang finds plugins as vLLM does.
+$(SGLANG_VENV)/.installed: $(BUILD)/.packages integrations/requirements-sglang.txt
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r integrations/requirements-sglang.txt
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e integrations/kvstrata -e integrations/kvstrata_sglang
 	touch $@

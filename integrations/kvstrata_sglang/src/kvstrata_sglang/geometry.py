@@ -1,0 +1,148 @@
+"""The model as the daemon knows it, and what is refused before SGLang serves anything."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from kvstrata.digest import digest_of_folder
+
+import kvstrata
+
+HEAD_DIMS = (64, 128, 256)
+PAGE_DTYPES = {torch.float32: kvstrata.DType.F32, torch.float16: kvstrata.DType.F16,
+               torch.bfloat16: kvstrata.DType.BF16}
+_NEVER_MET = kvstrata.Need.SURPRISAL | kvstrata.Need.ENTROPY
+
+
+class Unsupported(ValueError):
+    """SGLang was asked for something that kvstrata does not serve; it does not start."""
+
+
+@dataclass
+class Options:
+    """Of the environment: SGLang has no flag for what a plugin wants to know. socket None: the default; digest None: of
+    the model's files."""
+
+    plan: str
+    socket: str | None
+    digest: str | None
+
+    @staticmethod
+    def of_environment() -> Options:
+        return Options(os.environ.get("KVSTRATA_PLAN") or "full", os.environ.get("KVSTRATA_SOCKET") or None,
+                       os.environ.get("KVSTRATA_DIGEST") or None)
+
+
+@dataclass
+class Geometry:
+    """What was found in SGLang's layers."""
+
+    name: str
+    digest: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    dtype: kvstrata.DType
+    boundary_tokens: list[int]
+
+    def register(self, session: kvstrata.Session) -> kvstrata.Model:
+        usual = abs(self.scale * self.head_dim ** 0.5 - 1) < 1e-6
+        return session.register_model(self.name, self.digest, layers=self.layers, query_heads=self.query_heads,
+                                      kv_heads=self.kv_heads, head_dim=self.head_dim, dtype=self.dtype,
+                                      boundary_tokens=self.boundary_tokens, scale=0 if usual else self.scale)
+
+
+def refuse(problems: tuple[tuple[bool, str], ...]) -> None:
+    """Unsupported with the first that is wrong: (wrong, setting and value)."""
+    problem = next((text for wrong, text in problems if wrong), None)
+    if problem:
+        raise Unsupported(f"{problem}; change it, or take kvstrata's flags away")
+
+
+def never_served(runner: Any) -> tuple[tuple[bool, str], ...]:
+    """Of SGLang's configuration, whatever kvstrata does for it."""
+    from sglang.srt.runtime_context import get_disagg, get_lora, get_parallel, get_spec
+    parallel, model = get_parallel(), runner.model_config
+    sizes = ("tp_size", "pp_size", "dp_size", "attn_cp_size", "dcp_size")
+    return (*((getattr(parallel, name) > 1, f"{name} is {getattr(parallel, name)}; one process is served")
+              for name in sizes),
+            (get_spec().speculative_algorithm is not None,
+             f"speculative_algorithm is {get_spec().speculative_algorithm}"),
+            (bool(get_lora().enable_lora),
+             "LoRA is on; adapters change keys, and pages go by the base model's weights"),
+            (get_disagg().disaggregation_mode != "null", f"disaggregation_mode is {get_disagg().disaggregation_mode}"),
+            (bool(model.is_multimodal), "the model takes more than text"),
+            (bool(model.is_encoder_decoder), "the model has an encoder"),
+            (not model.is_generation, "the model generates nothing"),
+            (bool(runner.use_mla_backend), "its attention is MLA"),
+            (runner.kv_cache_dtype != model.dtype, f"kv_cache_dtype is {runner.kv_cache_dtype}, the model's dtype "
+             f"{model.dtype}; pages hold the model's"))
+
+
+def attention_layers(model: torch.nn.Module) -> list[Any]:
+    """SGLang's attention layers, in order. Unsupported: one that is more than causal attention over all tokens."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+    layers = sorted((m for m in model.modules() if isinstance(m, RadixAttention)), key=lambda layer: layer.layer_id)
+    if [layer.layer_id for layer in layers] != list(range(len(layers))):
+        raise Unsupported(f"attention layers are numbered {[layer.layer_id for layer in layers]}, so some of the "
+                          "model's are of another kind")
+    for layer in layers:
+        check_layer(layer)
+    return layers
+
+
+def check_layer(layer: Any) -> None:
+    """Unsupported, with what the layer has."""
+    plain = {"logit_cap": 0, "sliding_window_size": -1, "is_cross_attention": False, "pos_encoding_mode": "NONE",
+             "use_irope": False, "k_scale": None, "v_scale": None, "xai_temperature_len": -1,
+             "v_head_dim": layer.head_dim}
+    for name, value in plain.items():
+        if getattr(layer, name) != value:
+            raise Unsupported(f"attention layer {layer.layer_id} has {name} {getattr(layer, name)}; served is {value}")
+    if layer.attn_type.value != "decoder" or layer.head_dim not in HEAD_DIMS:
+        raise Unsupported(f"attention layer {layer.layer_id} is {layer.attn_type.value} with head_dim "
+                          f"{layer.head_dim}; served are decoders with {HEAD_DIMS}")
+
+
+def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | None = None) -> Geometry:
+    """Of SGLang's model. needs: of the plan; None: it is `full`. Reads the weights' files once, and the tokenizer if
+    the plan goes by sentences."""
+    layers, model = attention_layers(runner.model), runner.model_config
+    shapes = {(layer.tp_q_head_num, layer.tp_k_head_num, layer.head_dim, layer.scaling) for layer in layers}
+    if len(shapes) != 1:
+        raise Unsupported(f"(query heads, KV heads, head_dim, scale) differ by layer: {sorted(shapes)}")
+    query_heads, kv_heads, head_dim, scale = shapes.pop()
+    flags = kvstrata.Need(0) if needs is None else needs.flags
+    if needs is not None and (missing := flags & _NEVER_MET):
+        names = ", ".join(str(need.name) for need in missing)
+        raise Unsupported(f"the plan needs {names} of the engine, which SGLang does not give:\n{needs.text}")
+    return Geometry(model.hf_text_config.model_type[:63], digest or _digest(model), len(layers), query_heads, kv_heads,
+                    head_dim, float(scale), PAGE_DTYPES[model.dtype],
+                    _boundary_tokens(runner) if kvstrata.Need.BOUNDARY in flags else [])
+
+
+def _digest(model: Any) -> str:
+    return digest_of_folder(folder_of(model.model_path, model.revision), str(model.dtype).removeprefix("torch."),
+                            getattr(model.hf_text_config, "rope_parameters", None))
+
+
+def folder_of(model_path: str, revision: str | None) -> pathlib.Path:
+    """Of a model that SGLang has loaded."""
+    if os.path.isdir(model_path):
+        return pathlib.Path(model_path)
+    from huggingface_hub import snapshot_download
+    return pathlib.Path(snapshot_download(model_path, revision=revision, local_files_only=True))
+
+
+def _boundary_tokens(runner: Any) -> list[int]:
+    from kvstrata.sentences import boundary_tokens
+    from sglang.srt.runtime_context import get_server_args
+    from transformers import AutoTokenizer
+    path = get_server_args().tokenizer_path or runner.model_config.model_path
+    return boundary_tokens(AutoTokenizer.from_pretrained(path))

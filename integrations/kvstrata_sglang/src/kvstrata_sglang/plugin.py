@@ -1,0 +1,61 @@
+"""What SGLang calls at start, in each of its processes: names the attention backend and the prefix cache to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+NAME = "kvstrata"
+SERVED = "0.5.23"  # SGLang's hooks change from one version to the next
+
+_log = logging.getLogger("sglang.kvstrata")
+
+
+def register() -> None:
+    """Entry point of sglang.srt.plugins. With KVSTRATA_DISABLE=1 the same flags give SGLang's plain path. RuntimeError:
+    another version of SGLang, which logs it and then knows no --attention-backend kvstrata."""
+    import sglang
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.mem_cache.registry import default_radix_cache_factory, register_radix_cache_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.server_args import add_attention_backend_choices
+
+    if sglang.__version__ != SERVED:
+        raise RuntimeError(f"SGLang is {sglang.__version__}; kvstrata_sglang 0.1.0 serves {SERVED}: install that, or "
+                           "take kvstrata_sglang off")
+    add_attention_backend_choices([NAME])
+    if os.environ.get("KVSTRATA_DISABLE") == "1":
+        _log.warning("KVSTRATA_DISABLE=1: SGLang runs without kvstrata")
+        register_attention_backend(NAME)(_plain_backend)
+        register_radix_cache_backend(NAME, default_radix_cache_factory)
+        return
+    register_attention_backend(NAME)(_backend)
+    register_radix_cache_backend(NAME, _prefix_cache)
+    HookRegistry.register("sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
+                          _empty_pool, HookType.AROUND)
+
+
+def _backend(runner: Any) -> Any:
+    from .backend import KvstrataBackend
+    return KvstrataBackend(runner)
+
+
+def _prefix_cache(context: Any) -> Any:
+    from .prefix_cache import KvstrataCache
+    return KvstrataCache(context.params)
+
+
+def _plain_backend(runner: Any) -> Any:
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    return ATTENTION_BACKENDS["torch_native" if runner.device == "cpu" else "triton"](runner)
+
+
+def _empty_pool(build: Callable[..., Any], configurator: Any, *, mha_pool_class: type, **arguments: Any) -> Any:
+    """SGLang counts tokens by its pool's slots, so it must have them; nothing lies in them."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, NoOpMHATokenToKVPool
+    from sglang.srt.runtime_context import get_exec
+    if get_exec().kernel.attention_backend == NAME and mha_pool_class is MHATokenToKVPool:
+        mha_pool_class = NoOpMHATokenToKVPool
+    return build(configurator, mha_pool_class=mha_pool_class, **arguments)

@@ -1,0 +1,317 @@
+"""The requests' sequences: what is held of a prompt, a sequence a request, a step a forward pass.
+
+SGLang's scheduler and its model run in one process, so one object serves both: the prefix cache opens what is held, the
+attention backend runs steps. The daemon may die between any two calls. What a step computes after that is still right,
+since pages stay mapped; its commit fails, and its requests end with an error behind that step's token. A request that
+has no sequence in a step, or none that it could go on with, ends with an error, and without what that step computed.
+Threads: the scheduler's, but for opens.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+import torch
+
+import kvstrata
+
+from .geometry import Geometry, Options, Unsupported
+
+_log = logging.getLogger("sglang.kvstrata")
+
+PATIENCE = 0.005  # seconds that the scheduler waits for an open; those in memory take a tenth
+
+
+@dataclass
+class Row:
+    """Of a batch: a request's new tokens, ids of positions [first, first + len(ids)), which are `span` of the batch."""
+
+    request: str
+    first: int
+    span: slice
+    ids: list[int]
+
+
+@dataclass
+class Live:
+    """A request that SGLang has shown. promised: tokens that it was told to be held; prompt: how many the sequence was
+    opened for; done: the daemon knows that it is complete."""
+
+    request: Any
+    promised: int = 0
+    opening: Future[kvstrata.Sequence | None] | None = None
+    sequence: kvstrata.Sequence | None = None
+    prompt: int = 0
+    done: bool = False
+
+
+@dataclass
+class Pass:
+    """A forward pass. served: positions in the batch of the step's tokens, None: all of them, as they are; next: the
+    layer that is due."""
+
+    step: kvstrata.Step | None
+    members: list[Row]
+    served: torch.Tensor | None
+    next: int = 0
+
+
+class Sequences:
+    """tokens: of the batch of the last `begin`, without padding."""
+
+    def __init__(self, options: Options) -> None:
+        self.tokens = 0
+        self._options = options
+        self._geometry: Geometry | None = None
+        self._session: kvstrata.Session | None = None
+        self._model: kvstrata.Model | None = None
+        self._live: dict[str, Live] = {}
+        self._pass: Pass | None = None
+        self._beside = ThreadPoolExecutor(4, "kvstrata-open")
+
+    def needs(self) -> kvstrata.PlanNeeds:
+        """Of the plan. Unavailable: no daemon; InvalidArgument: no such plan."""
+        return self._attach().plan_needs(self._options.plan)
+
+    def serve(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._model = geometry.register(self._attach())
+
+    # What is held
+
+    def held(self, request: Any, ids: Sequence[int], limit: int) -> int:
+        """Leading tokens of SGLang's Req, at most `limit`, that need not be computed; 0 also without a daemon. ids: of
+        its prompt and what was generated so far."""
+        live = self._live.get(request.rid)
+        if live is None or live.request is not request:  # names may come again
+            self.close(request.rid)
+            live = self._live[request.rid] = Live(request)
+        if live.opening is None and live.sequence is None:
+            look_up = limit > 0 and not _refused(request)
+            live.promised = min(self._look_up(request.rid, ids), limit) if look_up else 0
+        return live.promised
+
+    def open(self, request: Any, tokens: int) -> bool | None:
+        """Whether its sequence begins with so many tokens, which are held; None: ask again."""
+        live, ids = self._live[request.rid], _ids(request)
+        if live.opening is None:
+            try:
+                live.opening = self._beside.submit(_open_held, *self._attached(), self._options.plan, ids, tokens)
+            except kvstrata.KvstrataError as error:
+                _log.warning("request %s is computed: %s", request.rid, error)
+                return False
+        done, _ = wait([live.opening], PATIENCE)
+        if not done:
+            return None
+        live.sequence, live.opening, live.prompt = live.opening.result(), None, len(ids)
+        return live.sequence is not None
+
+    def drop(self, request: Any) -> None:
+        """It is computed from its first token on."""
+        _close(self._live[request.rid])
+
+    def close(self, name: str) -> None:
+        """The request has ended, or is retracted: SGLang shows it again then."""
+        if live := self._live.pop(name, None):
+            _close(live)  # one that is being opened is closed when it is collected
+
+    def forget_prompts(self) -> None:
+        """What is held from before is not this model's any more: weights may have changed. No request runs."""
+        assert self._geometry is not None
+        self._geometry = replace(self._geometry, digest=f"flushed-{uuid.uuid4()}")
+        self._detach()  # the next request registers it
+
+    # A forward pass
+
+    def begin(self, rows: list[Row]) -> None:
+        if self._pass is not None and self._pass.step is not None:
+            self._pass.step.abort()  # that one was broken off
+        self.tokens = rows[-1].span.stop if rows else 0
+        step, members = self._begin_step([row for row in rows if self._ready(row)])
+        self._pass = Pass(step, members, None if len(members) == len(rows) else
+                          torch.cat([torch.arange(0), *(torch.arange(m.span.start, m.span.stop) for m in members)]))
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
+        """q, out [tokens][query heads][head_dim], k, v [tokens][KV heads][head_dim]; rows of out that are served are
+        written. The last layer's commits."""
+        now = self._pass
+        assert now is not None and self._geometry is not None
+        if now.step is None:
+            return
+        if now.served is None:
+            now.step.append(layer, k, v)
+            now.step.attend(layer, q, out)
+        else:
+            now.step.append(layer, k[now.served], v[now.served])
+            out[now.served] = now.step.attend(layer, q[now.served])
+        now.next = layer + 1
+        if now.next == self._geometry.layers:
+            self._end(now)
+
+    def _end(self, now: Pass) -> None:
+        assert now.step is not None
+        self._pass = None
+        try:
+            now.step.end()
+            for member in now.members:
+                self._complete(member)
+        except kvstrata.KvstrataError as error:
+            for member in now.members:
+                self._lose(member.request, error, computed=True)
+
+    def _complete(self, member: Row) -> None:
+        live = self._live[member.request]
+        if not live.done and live.sequence is not None and member.first + len(member.ids) >= live.prompt:
+            live.sequence.prefill_done()
+            live.done = True
+
+    def _ready(self, row: Row) -> bool:
+        """Whether its sequence ends where the step begins; opens one for a request of which nothing was held."""
+        live = self._live.get(row.request)
+        if live is None:  # SGLang tries its kernels: nobody's tokens
+            return False
+        try:
+            if refused := _refused(live.request):
+                raise kvstrata.InvalidArgument(refused, "REQUEST")
+            if row.first == 0 and live.sequence is None:
+                session, model = self._attached()
+                live.prompt = len(_ids(live.request))
+                # Less than a page is nothing.
+                live.sequence = session.open(model, self._options.plan, _ids(live.request), max_held=1)
+            if live.sequence is None or live.sequence.tokens != row.first:
+                raise kvstrata.NotFound("kvstratad has its keys and values no more", "SEQUENCE_LOST")
+            return True
+        except kvstrata.KvstrataError as error:
+            self._lose(row.request, error, computed=False)
+            return False
+
+    def _begin_step(self, members: list[Row]) -> tuple[kvstrata.Step | None, list[Row]]:
+        """Of all members, or of those that can run."""
+        if not members:
+            return None, []
+        try:
+            return self._attached()[0].step(map(self._member, members)), members
+        except kvstrata.KvstrataError as error:
+            able = [member for member in members if self._can_run(member)]
+            if len(able) == len(members):  # each alone, not all together
+                self._lose(able.pop().request, error, computed=False)
+        return self._begin_step(able)
+
+    def _can_run(self, member: Row) -> bool:
+        try:
+            self._attached()[0].step([self._member(member)]).abort()
+            return True
+        except kvstrata.KvstrataError as error:
+            self._lose(member.request, error, computed=False)
+            return False
+
+    def _member(self, row: Row) -> tuple[kvstrata.Sequence, np.ndarray]:
+        sequence = self._live[row.request].sequence
+        if sequence is None:  # lost with the daemon, since it was found to be ready
+            raise kvstrata.NotFound("kvstratad has its keys and values no more", "SEQUENCE_LOST")
+        return sequence, np.asarray(row.ids, np.int32)
+
+    def _lose(self, name: str, error: kvstrata.KvstrataError, computed: bool) -> None:
+        """The request ends with the error. computed: the token of the step that runs is right."""
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+        live = self._live[name]
+        _log.error("request %s: %s", name, error)
+        _close(live)
+        live.request.to_finish = FINISH_ABORT(f"kvstratad: {error}", HTTPStatus.SERVICE_UNAVAILABLE)
+        if not computed:
+            live.request.discard_output_reason = live.request.to_finish
+            live.request.finished_len = len(live.request.output_ids)
+        if isinstance(error, kvstrata.Unavailable):
+            self._detach()
+
+    # The daemon
+
+    def _attached(self) -> tuple[kvstrata.Session, kvstrata.Model]:
+        session = self._attach()
+        assert self._model is not None
+        return session, self._model
+
+    def _attach(self) -> kvstrata.Session:
+        """To the daemon that is there now. Unavailable: there is none."""
+        if self._session is None:
+            session = kvstrata.attach(self._options.socket, client_name="sglang")
+            self._model = None if self._geometry is None else self._geometry.register(session)
+            self._session = session
+        return self._session
+
+    def _detach(self) -> None:
+        """Its sequences are gone. The session is closed when the last open in it is over and it is collected."""
+        self._session = self._model = None
+        for live in self._live.values():
+            live.sequence = None
+
+    def _look_up(self, name: str, ids: Sequence[int]) -> int:
+        try:
+            session, model = self._attached()
+            return session.lookup(model, np.asarray(ids, np.int32), self._options.plan).held
+        except kvstrata.KvstrataError as error:
+            _log.warning("request %s: nothing is held, %s", name, error)
+            if isinstance(error, kvstrata.Unavailable):
+                self._detach()
+            return 0
+
+
+def _close(live: Live) -> None:
+    sequence, live.sequence = live.sequence, None
+    if sequence is not None:
+        try:
+            sequence.close()
+        except kvstrata.KvstrataError as error:
+            _log.warning("request %s: its sequence is not closed before the session is: %s", live.request.rid, error)
+
+
+def _open_held(session: kvstrata.Session, model: kvstrata.Model, plan: str, ids: np.ndarray, tokens: int
+               ) -> kvstrata.Sequence | None:
+    """Begins with `tokens`; None: they are held no more."""
+    try:
+        sequence = session.open(model, plan, ids, max_held=tokens if tokens % model.page_tokens == 0 else 0)
+        if sequence.held < tokens:
+            _log.warning("%d tokens were held, %d are now: they are computed", tokens, sequence.held)
+            return None  # whoever drops a sequence closes it
+        if sequence.held > tokens:
+            sequence.truncate(tokens)
+        return sequence
+    except kvstrata.KvstrataError as error:
+        _log.warning("%d tokens that were held are computed: %s", tokens, error)
+        return None
+
+
+def _ids(request: Any) -> np.ndarray:
+    """Of the prompt and what was generated so far."""
+    return np.asarray(request.full_untruncated_fill_ids, np.int32)
+
+
+def _refused(request: Any) -> str | None:
+    """What a request has that its token ids do not tell, or that shares slots; None: nothing."""
+    for name in ("extra_key", "cache_salt", "input_embeds", "positional_embed_overrides", "beam_group"):
+        if getattr(request, name) is not None:
+            return f"the request has {name}, and kvstrata goes by token ids; send it without, or to another engine"
+    return None
+
+
+_served: Sequences | None = None
+
+
+def serve(sequences: Sequences) -> None:
+    """This process's, for the prefix cache, which SGLang makes behind the attention backend."""
+    global _served
+    _served = sequences
+
+
+def served() -> Sequences:
+    """Unsupported: there are none."""
+    if _served is None:
+        raise Unsupported("--radix-cache-backend is kvstrata, and --attention-backend is not; give both or none")
+    return _served

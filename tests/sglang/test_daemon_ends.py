@@ -1,0 +1,36 @@
+"""A daemon that is killed in the middle, one that is not there, and the kill switch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conftest import SEED, assert_same
+
+LAYERS, NEW = 30, 8
+
+
+def test_killed_at_random_moments(engine, plain, prompts, amount):
+    """Requests that it hits end with an error that names it, or as they would have; the next batch is on the new
+    daemon."""
+    print(f"seed {SEED}")
+    random = np.random.default_rng(SEED)
+    few = [p for p in prompts if len(p) < 400][:3]
+    batches = []
+    for _ in range(amount(20)):
+        batches += [{"prompts": few, "tokens": NEW, "kill_at": int(random.integers(NEW * LAYERS))},
+                    {"prompts": few, "tokens": NEW}]
+    result = engine("full", batches)
+    want = [{**row, "tokens": row["tokens"][:NEW]} for p, row in zip(prompts, plain) if p in few]
+    for number, rows in enumerate(result["batches"]):
+        if number % 2:
+            assert_same(want, rows)
+            continue
+        for expected, row in zip(want, rows):
+            n = len(row["tokens"])
+            assert row["tokens"] == expected["tokens"][:n]
+            assert row["reason"] == "length" or (row["reason"] == "abort" and "kvstratad" in row["message"]), row
+    assert any(row["reason"] == "abort" for rows in result["batches"][::2] for row in rows)
+
+
+def test_kill_switch(engine, plain, prompts):
+    assert_same(plain, engine("", [{"prompts": prompts, "tokens": 24}])["batches"][0])

@@ -1,0 +1,45 @@
+"""What is not served is refused by name, before SGLang starts."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("sglang", reason="SGLang is not installed; make test-sglang installs it")
+
+from kvstrata_sglang.geometry import Unsupported, check_layer  # noqa: E402
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("sliding_window_size", 4096), ("logit_cap", 30.0), ("is_cross_attention", True), ("v_head_dim", 128),
+    ("pos_encoding_mode", "ALIBI"), ("use_irope", True)])
+def test_layers(name: str, value: object):
+    check_layer(RadixAttention(9, 64, 0.125, 3, 0))
+    with pytest.raises(Unsupported, match=name):
+        check_layer(RadixAttention(9, 64, 0.125, 3, 0, **{name: value}))
+
+
+@pytest.mark.parametrize("head_dim", [80, 96, 512])
+def test_head_dims(head_dim: int):
+    with pytest.raises(Unsupported, match=f"head_dim {head_dim}"):
+        check_layer(RadixAttention(9, head_dim, 0.125, 3, 0))
+
+
+def test_encoders():
+    with pytest.raises(Unsupported, match="encoder_only"):
+        check_layer(RadixAttention(9, 64, 0.125, 3, 0, attn_type=AttentionType.ENCODER_ONLY))
+
+
+FLAGS = [({"radix_cache_backend": None}, "--radix-cache-backend is None"),
+         ({"disable_overlap_schedule": False}, "--disable-overlap-schedule"),
+         ({"attention_backend": "torch_native"}, "--attention-backend is not"),
+         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is torch.float8_e5m2"),
+         ({"disable_radix_cache": True}, "--disable-radix-cache"),
+         ({"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj"]}, "LoRA is on")]
+
+
+def test_flags(engine, amount):
+    for flags, said in FLAGS[:amount(10)]:
+        with pytest.raises(AssertionError) as error:
+            engine("full", [], **flags)
+        assert said in str(error.value), flags
