@@ -66,14 +66,14 @@ def prompts(text_ids: list[int], amount: Callable[[int], int]) -> list[list[int]
 
 @pytest.fixture(scope="session")
 def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """engine(plan, batches, record=, socket=, **arguments of vllm.LLM): RESULT of engine.py."""
-    def run(plan: str | None, batches: list[dict[str, Any]], record: bool = False, socket: str | None = None,
-            **llm: Any) -> dict[str, Any]:
+    """engine(plan, batches, spec={more of engine.py's SPEC}, **arguments of vllm.LLM): RESULT of engine.py."""
+    def run(plan: str | None, batches: list[dict[str, Any]], spec: dict[str, Any] | None = None, **llm: Any
+            ) -> dict[str, Any]:
         at = tmp_path_factory.mktemp("engine")
         arguments = {"model": str(folder), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
                      "max_model_len": 8192}
-        spec = {"plan": plan, "batches": batches, "record": record, "socket": socket, "llm": {**arguments, **llm}}
-        (at / "spec.json").write_text(json.dumps(spec))
+        (at / "spec.json").write_text(json.dumps({"plan": plan, "batches": batches, "llm": {**arguments, **llm},
+                                                  **(spec or {})}))
         ran = subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("engine.py")),
                               str(at / "spec.json"), str(at / "result.json")], timeout=PATIENCE, capture_output=True,
                              text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

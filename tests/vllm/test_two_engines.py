@@ -29,7 +29,7 @@ def test_one_prompt(engine, folder: pathlib.Path, text_ids: list[int], monkeypat
         return out[0, len(prompt):].tolist(), held
 
     def by_vllm(socket: str) -> tuple[list[int], int]:
-        row, = engine("full", [{"prompts": [prompt], "tokens": 12}], socket=socket)["batches"][0]
+        row, = engine("full", [{"prompts": [prompt], "tokens": 12}], {"socket": socket})["batches"][0]
         return row["tokens"], row["held"]
 
     order = [by_vllm, by_transformers] if first == "vllm" else [by_transformers, by_vllm]

@@ -86,6 +86,21 @@ def refuse_offload(config: Any, groups: int) -> None:
               f"the device is {config.device_config.device_type}; blocks of vLLM's are offloaded from a CPU only")))
 
 
+def refuse_layers(config: Any, layers: list[Any], caches: list[torch.Tensor]) -> None:
+    """Of offload, once vLLM has made its caches. Unsupported, with what a layer has and its value."""
+    _refuse((*((getattr(layer, name, None) is not None,
+                f"an attention layer has {name}: {getattr(layer, name, None)}, so blocks are not all of a prompt's")
+               for layer in layers for name in ("sliding_window", "kv_sharing_target_layer_name")),
+             *((layer.impl.head_size not in HEAD_DIMS, f"head_size is {layer.impl.head_size}; served are {HEAD_DIMS}")
+               for layer in layers),
+             *((getattr(layer, "isa", None) != "vec",
+                f"attention is {getattr(layer, 'isa', type(layer.impl).__name__)}; the form of blocks is known of the "
+                "CPU's \"vec\" alone (--block-size a multiple of 32, and fp32 or a CPU without AMX)") for layer in layers),
+             *((cache.dtype != config.model_config.dtype,
+                f"blocks are {cache.dtype}, the model is {config.model_config.dtype}; give no --kv-cache-dtype")
+               for cache in caches)))
+
+
 def _never_served(config: Any) -> tuple[tuple[bool, str], ...]:
     model, parallel = config.model_config, config.parallel_config
     return ((parallel.world_size > 1, f"world_size is {parallel.world_size}; one worker is served"),

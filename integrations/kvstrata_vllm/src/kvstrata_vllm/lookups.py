@@ -8,6 +8,7 @@ daemon reads from disk. Threads: the scheduler's.
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import Any
@@ -20,6 +21,7 @@ _log = logging.getLogger("vllm.kvstrata")
 
 LEASE_MS = 10_000  # from a look-up to the worker's open; a request that waits longer is looked up again
 PATIENCE = 0.005  # seconds that the scheduler waits for a look-up; those in memory take a tenth
+GOOD = 0.2  # seconds that an answer serves a request that vLLM has no room for, and asks about in each step
 
 
 class Lookups:
@@ -33,25 +35,29 @@ class Lookups:
         self._attaching = Lock()
         self._beside = ThreadPoolExecutor(4, "kvstrata-lookup")
         self._asked: dict[str, Future[int]] = {}
+        self._answers: dict[str, tuple[float, int]] = {}  # when it was asked, tokens
 
     def serve(self, geometry: Geometry) -> None:
         self._geometry = geometry
 
     def held(self, request: Any) -> int | None:
         """Leading tokens of a request that need not be computed, 0 also when there is no daemon; None: ask again."""
-        asked = self._asked.get(request.request_id)
-        if asked is None:
-            asked = self._beside.submit(self._look_up, request.request_id, list(request.all_token_ids))
+        name, now = request.request_id, time.monotonic()
+        then, held = self._answers.get(name, (-GOOD, 0))
+        if now - then < GOOD:
+            return held
+        asked = self._asked.pop(name, None) or self._beside.submit(self._look_up, name, list(request.all_token_ids))
         done, _ = wait([asked], PATIENCE)
         if not done:
-            self._asked[request.request_id] = asked
+            self._asked[name] = asked
             return None
-        self._asked.pop(request.request_id, None)
+        self._answers[name] = now, asked.result()
         return asked.result()
 
     def forget(self, request: str) -> None:
-        """The request has ended."""
+        """The request is scheduled, or has ended: what was answered is not asked for again."""
         self._asked.pop(request, None)
+        self._answers.pop(request, None)
 
     def detach(self) -> None:
         """The session is closed when the last look-up in it is over and it is collected."""

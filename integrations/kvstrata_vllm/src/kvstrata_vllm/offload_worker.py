@@ -89,6 +89,10 @@ class OffloadWorker:
 
     def shutdown(self) -> None:
         """What was ordered is saved first."""
+        with self._lock:
+            left, self._saving = list(self._saving.values()), {}
+        for saving in left:
+            self._saver.submit(self._end, saving)
         self._saver.shutdown()
         self._loader.shutdown()
         self._detach()
