@@ -3,13 +3,13 @@
 
     engine.py SPEC.json RESULT.json
 
-SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null: one
-is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM), extra (more
-of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or of offload's
-transfer, before which the daemon is killed, or null), die_at (before which this process is), reset (vLLM's own cache is
-emptied first)}] (null: each a line of stdin, answered by a line of stdout), record: what the plan chose is compared with
-direct calls, fail_loads: of offload. RESULT: batches [[{tokens, top, held, reason}]], seconds of each batch, blocks: that
-vLLM counts with, differing: lists that differ, chosen: lists that were compared.
+SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null:
+one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM),
+extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
+of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), reset
+(vLLM's own cache is emptied first)}] (null: each a line of stdin, answered by a line of stdout), record: what the
+plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens, top, held, reason}]],
+seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen: lists that were compared.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_transformers_is_killed(engine, folder, text_ids, amount, books, transfo
     plain, = engine(None, [{"prompts": prompts, "tokens": TOKENS}])["batches"]
     random = np.random.default_rng(SEED)
     calls = calls_of(transformers, first, books)
-    prefill = 4 + 3 * LAYERS
+    prefill = 4 + 2 * LAYERS  # calls until the prompt is committed
     with start(command_of(tmp_path, folder, "full", None, {"socket": books.socket})) as vllm:
         assert answer(vllm) == "ready"
         for number, (prompt, want) in enumerate(zip(prompts, plain)):
@@ -136,7 +136,7 @@ def test_vllm_is_killed(engine, folder, text_ids, amount, books, transformers, t
     random = np.random.default_rng(SEED)
     for number, (prompt, want) in enumerate(zip(prompts, plain)):
         at, dies = int(random.integers(1, 400)), int(random.integers(TOKENS * LAYERS))
-        print(f"seed {SEED}, moment {number}: {len(prompt)} tokens, killed before attention {dies}, the other at call {at}")
+        print(f"seed {SEED}, moment {number}: {len(prompt)} tokens, dies before attention {dies}, the other is at {at}")
         tell(transformers, {"prompt": prompt, "tokens": TOKENS, "stop_at": at})
         assert "stopped" in answer(transformers)
         with start(command_of(tmp_path, folder, "full", None, {"socket": books.socket})) as vllm:

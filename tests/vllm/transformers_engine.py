@@ -4,8 +4,8 @@
     transformers_engine.py FOLDER SOCKET
 
 A line of stdin is a request: {prompt, tokens, stop_at}. Before call number stop_at of the binding (null: never) the
-process of the request says {"stopped": its pid} and waits: for a line, to go on, or to be killed. It ends with {"tokens",
-"held", "calls": how many there were}; then, killed or not, this program says {"ended": its exit code}.
+process of the request says {"stopped": its pid} and waits: for a line, to go on, or to be killed. It ends with
+{"tokens", "held", "calls": how many there were}; then, killed or not, this program says {"ended": its exit code}.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What the daemon holds of a prompt, asked from vLLM's scheduler.
 
-It attaches by itself, since vLLM may run the scheduler in another process than the worker. A look-up takes a lease, so
-that what it answers is still there when the worker opens; it runs beside the scheduler, which asks again while the
-daemon reads from disk. Threads: the scheduler's.
+It attaches by itself, since vLLM may run the scheduler in another process than the worker. A request's first look-up
+takes a lease, so that what it answers is still there when the worker opens; it runs beside the scheduler, which asks
+again while the daemon reads from disk. A request for which vLLM has no room is asked about in each step: those answers
+are a moment old and without a lease, since what it holds is missing to those that run. Threads: the scheduler's.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from .geometry import Geometry, Options
 
 _log = logging.getLogger("vllm.kvstrata")
 
-LEASE_MS = 10_000  # from a look-up to the worker's open; a request that waits longer is looked up again
+LEASE_MS = 2000  # from a look-up's begin to the worker's open
 PATIENCE = 0.005  # seconds that the scheduler waits for a look-up; those in memory take a tenth
-GOOD = 0.2  # seconds that an answer serves a request that vLLM has no room for, and asks about in each step
+GOOD = 0.1  # seconds that an answer serves
 
 
 class Lookups:
@@ -35,23 +36,24 @@ class Lookups:
         self._attaching = Lock()
         self._beside = ThreadPoolExecutor(4, "kvstrata-lookup")
         self._asked: dict[str, Future[int]] = {}
-        self._answers: dict[str, tuple[float, int]] = {}  # when it was asked, tokens
+        self._answers: dict[str, tuple[float, int]] = {}  # of requests that wait: until when it serves, and tokens
 
     def serve(self, geometry: Geometry) -> None:
         self._geometry = geometry
 
     def held(self, request: Any) -> int | None:
         """Leading tokens of a request that need not be computed, 0 also when there is no daemon; None: ask again."""
-        name, now = request.request_id, time.monotonic()
-        then, held = self._answers.get(name, (-GOOD, 0))
-        if now - then < GOOD:
+        name = request.request_id
+        until, held = self._answers.get(name, (0.0, 0))
+        if time.monotonic() < until:
             return held
-        asked = self._asked.pop(name, None) or self._beside.submit(self._look_up, name, list(request.all_token_ids))
+        lease = 0 if name in self._answers else LEASE_MS
+        asked = self._asked.pop(name, None) or self._beside.submit(self._look_up, name, list(request.all_token_ids), lease)
         done, _ = wait([asked], PATIENCE)
         if not done:
             self._asked[name] = asked
             return None
-        self._answers[name] = now, asked.result()
+        self._answers[name] = time.monotonic() + GOOD, asked.result()
         return asked.result()
 
     def forget(self, request: str) -> None:
@@ -64,10 +66,10 @@ class Lookups:
         with self._attaching:
             self._session = self._model = None
 
-    def _look_up(self, request: str, ids: list[int]) -> int:
+    def _look_up(self, request: str, ids: list[int], lease_ms: int) -> int:
         try:
             session, model = self._attached()
-            return session.lookup(model, ids, self._options.plan, lease_ms=LEASE_MS).held
+            return session.lookup(model, ids, self._options.plan, lease_ms=lease_ms).held
         except kvstrata.KvstrataError as error:
             _log.warning("request %s: nothing is held, %s", request, error)
             if isinstance(error, kvstrata.Unavailable):
