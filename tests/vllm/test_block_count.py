@@ -8,7 +8,7 @@ from kvstrata.daemon import Daemon
 from conftest import assert_same
 
 BLOCK = 128  # vLLM's on a CPU
-SMALL = ("--set", "pool.device_bytes=128MiB", "--set", "pool.host_bytes=64MiB", "--set", "pool.arena_bytes=4MiB")
+SMALL = ("--set", "pool.device_bytes=32MiB", "--set", "pool.host_bytes=16MiB", "--set", "pool.arena_bytes=4MiB")
 
 
 def room(socket: str) -> int:
@@ -19,16 +19,19 @@ def room(socket: str) -> int:
         return session.capacity(model).open_tokens
 
 
-def test_requests_queue_for_the_daemons_room(engine, plain, prompts):
+def test_requests_queue_for_the_daemons_room(engine, text_ids):
     """All at once they have more tokens than there is room for; none ends with an error."""
+    prompts = [text_ids[begin:begin + 300] for begin in range(0, 1800, 300)]
+    alone = [{"prompts": [prompt], "tokens": 12} for prompt in prompts]
     with Daemon(*SMALL) as daemon:
         tokens = room(daemon.socket)
-        result = engine("full", [{"prompts": prompts + prompts, "tokens": 24}], {"socket": daemon.socket},
-                        max_model_len=3072)
+        result = engine("full", [{"prompts": prompts, "tokens": 12}, *alone], {"socket": daemon.socket},
+                        max_model_len=512)
     print(f"room for {tokens} tokens, {result['blocks']} blocks")
-    assert 3072 < tokens < 2 * sum(map(len, prompts))
+    assert 512 < tokens < sum(map(len, prompts))
     assert result["blocks"] - 1 == tokens // BLOCK  # vLLM keeps one for itself
-    assert_same(plain + plain, result["batches"][0])
+    together, *each = result["batches"]
+    assert_same(together, [row for rows in each for row in rows])
 
 
 def test_the_flag_goes_first(engine, text_ids):

@@ -3,9 +3,10 @@
 
     transformers_engine.py FOLDER SOCKET
 
-A line of stdin is a request: {prompt, tokens, stop_at}. Before call number stop_at of the binding (null: never) the
-process of the request says {"stopped": its pid} and waits: for a line, to go on, or to be killed. It ends with
-{"tokens", "held", "calls": how many there were}; then, killed or not, this program says {"ended": its exit code}.
+A line of stdin is a request: {prompt, tokens, stop_at, plain (without the daemon)}. Before call number stop_at of the
+binding (null: never) the process of the request says {"stopped": its pid} and waits: for a line, to go on, or to be
+killed. It ends with {"tokens", "top", "held", "reason", "calls": how many there were}; then, killed or not, this
+program says {"ended": its exit code}.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import kvstrata  # noqa: E402
 
 CALLS = ((kvstrata.Session, "open"), (kvstrata.Session, "step"), (kvstrata.Step, "append"), (kvstrata.Step, "attend"),
          (kvstrata.Step, "end"), (kvstrata.Sequence, "prefill_done"), (kvstrata.Sequence, "close"))
+
+TOP = 4  # logprobs, to tell near-ties
 
 
 def line() -> str:
@@ -61,15 +64,20 @@ class Stop:
         return counted
 
 
-def run(model: Any, socket: str, prompt: list[int], tokens: int, stop_at: int | None) -> None:
+def run(model: Any, socket: str, prompt: list[int], tokens: int, stop_at: int | None = None, plain: bool = False
+        ) -> None:
     stop = Stop(stop_at)
-    kvstrata_transformers.enable(model, socket=socket)
-    cache = kvstrata_transformers.cache(model)
+    if not plain:
+        kvstrata_transformers.enable(model, socket=socket)
+    cache = None if plain else kvstrata_transformers.cache(model)
     out = model.generate(torch.tensor([prompt]), past_key_values=cache, max_new_tokens=tokens, min_new_tokens=tokens,
-                         do_sample=False)
-    held = cache.rows[0].sequence.held
-    kvstrata_transformers.disable(model)
-    say(tokens=out[0, len(prompt):].tolist(), held=held, calls=stop.calls)
+                         do_sample=False, return_dict_in_generate=True, output_scores=True)
+    held = 0 if cache is None else cache.rows[0].sequence.held
+    if not plain:
+        kvstrata_transformers.disable(model)
+    best = [scores[0].log_softmax(-1).topk(TOP) for scores in out.scores]
+    say(tokens=out.sequences[0, len(prompt):].tolist(), held=held, calls=stop.calls, reason="length",
+        top=[dict(zip(map(str, at.indices.tolist()), at.values.tolist())) for at in best])
 
 
 def main() -> None:
