@@ -48,7 +48,9 @@ class Lookups:
         if time.monotonic() < until:
             return held
         lease = 0 if name in self._answers else LEASE_MS
-        asked = self._asked.pop(name, None) or self._beside.submit(self._look_up, name, list(request.all_token_ids), lease)
+        asked = self._asked.pop(name, None)
+        if asked is None:
+            asked = self._beside.submit(self._look_up, name, list(request.all_token_ids), lease)
         done, _ = wait([asked], PATIENCE)
         if not done:
             self._asked[name] = asked

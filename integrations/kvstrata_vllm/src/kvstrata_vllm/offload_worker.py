@@ -167,8 +167,8 @@ class OffloadWorker:
 
 
 def blocks_of(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [block][slot][KV head][head_dim] of a layer's cache of vLLM's CPU attention "vec", without a copy: a
-    block and head are its keys, transposed, and behind them its values."""
+    """Keys and values [block][slot][KV head][head_dim] of a layer's cache of the CPU's attention "vec", without a copy:
+    a block and head are its keys, transposed, and behind them its values."""
     blocks, heads, slots, width = cache.shape
     dim = width // 2
     of_block, of_head = cache.stride(0), cache.stride(1)
