@@ -31,7 +31,8 @@ def register() -> None:
         raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm 0.1.0 serves {SERVED}: install that, or take "
                            "kvstrata_vllm off")
     KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
-    KVConnectorFactory.register_connector("KvstrataOffloadConnector", "kvstrata_vllm.offload", "KvstrataOffloadConnector")
+    KVConnectorFactory.register_connector("KvstrataOffloadConnector", "kvstrata_vllm.offload",
+                                          "KvstrataOffloadConnector")
     register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.backend.KvstrataBackend")
     if current_platform.is_cpu():
         _honour_custom(current_platform)
