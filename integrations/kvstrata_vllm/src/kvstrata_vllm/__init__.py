@@ -10,6 +10,7 @@
     worker      a sequence a request, a step a forward pass
     backend     the attention backend: rows of a batch, layer by layer
     geometry    the model as the daemon knows it; what is refused
+    hooks_026   what vLLM 0.26 asks for and 0.32 does not
 """
 
 from .plugin import register

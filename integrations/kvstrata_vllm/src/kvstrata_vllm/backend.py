@@ -47,7 +47,12 @@ class KvstrataBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """vLLM counts tokens by its blocks, so it must have them; their contents shrink to one element a token."""
+        """vLLM counts tokens by its blocks, so it must have them."""
+        return cls.emptied(spec)
+
+    @staticmethod
+    def emptied(spec: Any) -> Any:
+        """Its contents shrink to one element a token."""
         return replace(spec, num_head_slots=1, state_content_bytes=spec.dtype.itemsize)
 
 
