@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """vLLM 0.26 decodes from a daemon on a GPU, and is compared with itself.
 
-    check.py [--seconds 280] [--device cuda|cpu] [--only NAME,...] [--together 9]       report to $OUT/vllm26.json
+    check.py [--seconds 280] [--device cuda|cpu] [--only NAME,...] [--together 9] [--prompts 20] [--longest 3000]
+
+The report goes to $OUT/vllm26.json.
 
 Engines are processes of their own, up to `--together` side by side: their times say nothing, but those of `decode`, which
 run alone. The model is random, a Llama of four layers with sharp attention, so that wrong keys or values change tokens.
@@ -29,7 +31,7 @@ import time
 from typing import Any
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WORDS = 4, 1024, 16, 4, 64, 32000
-PROMPTS, LONGEST, NEW, TOP, SEED = 20, 3000, 24, 4, 20261124
+NEW, TOP, SEED, MOST_TOKENS = 24, 4, 20261124, 3200
 MARGIN = {"float16": 2e-2, "bfloat16": 1.5e-1, "float32": 3e-4}
 BLOCK = 16
 STRATA = "strata{budget = 512}"
@@ -51,10 +53,10 @@ def make_model(folder: pathlib.Path) -> None:
     model.half().save_pretrained(folder)
 
 
-def prompts() -> list[list[int]]:
-    """10 to 3,000 tokens, evenly on a logarithmic scale."""
+def make_prompts(count: int, longest: int) -> list[list[int]]:
+    """10 to `longest` tokens, evenly on a logarithmic scale."""
     source = random.Random(SEED)
-    lengths = [round(10 * (LONGEST / 10) ** (i / (PROMPTS - 1))) for i in range(PROMPTS)]
+    lengths = [round(10 * (longest / 10) ** (i / (count - 1))) for i in range(count)]
     return [[source.randrange(WORDS) for _ in range(n)] for n in lengths]
 
 
@@ -90,7 +92,7 @@ def daemon_at(socket: str, device: str) -> Any:
 def arguments_of(spec: dict[str, Any], socket: str) -> dict[str, Any]:
     """Of vllm.LLM. Blocks are given, so that no engine measures what the others leave free."""
     given = {"model": spec["model"], "dtype": spec["dtype"], "seed": 0, "skip_tokenizer_init": True,
-             "enforce_eager": spec["eager"], "max_model_len": 3200, "max_num_batched_tokens": 512, "max_num_seqs": 8,
+             "enforce_eager": spec["eager"], "max_model_len": MOST_TOKENS, "max_num_batched_tokens": 512, "max_num_seqs": 8,
              "async_scheduling": False, "block_size": BLOCK if spec["device"] == "cuda" else None,
              "kv_cache_memory_bytes": 512 << 20, "gpu_memory_utilization": 0.06, "disable_log_stats": True}
     if spec["plan"] is None:
@@ -140,14 +142,13 @@ def run_engine(spec: dict[str, Any], result: pathlib.Path) -> None:
 # All of them
 
 
-def engines(device: str, model: str) -> dict[str, dict[str, Any]]:
+def engines(device: str, model: str, rows: list[list[int]]) -> dict[str, dict[str, Any]]:
     """By name: specs of processes. runner: vLLM 0.26 has two; v2 is what it takes for such a model on a GPU."""
-    rows = prompts()
     every, dtype = {"prompts": rows}, "float16" if device == "cuda" else "float32"
     plain = {"plan": None, "device": device, "model": model, "dtype": dtype, "runner": "v2", "eager": True, "blocks": 4096,
              "processes": False, "batches": [every, {"prompts": rows[::-1]}]}
     full = plain | {"plan": "full", "batches": [every, every]}
-    few = -(-3200 // (BLOCK if device == "cuda" else 128)) + 4
+    few = -(-MOST_TOKENS // (BLOCK if device == "cuda" else 128)) + 4
     # The daemon dies in the 30th forward pass; then it is started again.
     deaths = [{"prompts": rows, "kill_at": 29 * LAYERS + 1}, {"prompts": rows}]
     long = [{"prompts": [rows[-1]], "tokens": 8}, {"prompts": [rows[-1]], "tokens": 200}]
@@ -218,9 +219,9 @@ def compare(want: list[dict[str, Any]], got: list[dict[str, Any]], allowed: floa
     return found
 
 
-def short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def short(rows: list[dict[str, Any]], prompts: list[list[int]]) -> list[dict[str, Any]]:
     """Those that a plan of 512 tokens reads whole."""
-    return [row for row, ids in zip(rows, prompts()) if len(ids) + NEW <= 512]
+    return [row for row, ids in zip(rows, prompts) if len(ids) + NEW <= 512]
 
 
 def table(specs: dict[str, dict[str, Any]], done: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -240,9 +241,10 @@ def table(specs: dict[str, dict[str, Any]], done: dict[str, dict[str, Any]]) -> 
         for label, batch, given in zip(("", " again", " killed", " after"), batches, spec["batches"]):
             row(name + label, spec["dtype"], batch, base[0] * (len(batch) // len(base[0])))
             if spec["plan"] == STRATA:
-                row(f"{name}{label}, up to 512", spec["dtype"], short(batch), short(base[0]))
-            rows[-1]["held"] = sum(b["held"] or 0 for b in batch)
-            rows[-1]["holdable"] = sum((len(ids) - 1) // 32 * 32 for ids in given["prompts"])
+                row(f"{name}{label}, up to 512", spec["dtype"], short(batch, given["prompts"]),
+                    short(base[0], given["prompts"]))
+            rows[-1] |= {"held": sum(b["held"] or 0 for b in batch),
+                         "holdable": sum((len(ids) - 1) // 32 * 32 for ids in given["prompts"])}
     return rows
 
 
@@ -253,6 +255,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", default="")
     parser.add_argument("--together", type=int, default=9)
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--longest", type=int, default=3000, help="tokens")
     options = parser.parse_args()
     if options.engine:
         run_engine(json.loads(options.engine[0].read_text()), options.engine[1])
@@ -260,7 +264,7 @@ def main() -> None:
     deadline = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         make_model(pathlib.Path(folder))
-        specs = engines(options.device, folder)
+        specs = engines(options.device, folder, make_prompts(options.prompts, options.longest))
         if options.only:
             specs = {name: spec for name, spec in specs.items() if name in options.only.split(",")}
         done = run_all(specs, options.together, deadline)
