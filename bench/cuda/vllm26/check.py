@@ -3,7 +3,7 @@
 
     check.py [--seconds 280] [--device cuda|cpu] [--only NAME,...] [--together 9] [--prompts 20] [--longest 3000]
 
-The report goes to $OUT/vllm26.json.
+Goes to $OUT: vllm26.json, and engines.txt, what they said.
 
 Engines are processes of their own, up to `--together` side by side: their times say nothing, but those of `decode`, which
 run alone. The model is random, a Llama of four layers with sharp attention, so that wrong keys or values change tokens.
@@ -34,6 +34,8 @@ LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WORDS = 4, 1024, 16, 4, 64, 32000
 NEW, TOP, SEED, MOST_TOKENS = 24, 4, 20261124, 3200
 MARGIN = {"float16": 2e-2, "bfloat16": 1.5e-1, "float32": 3e-4}
 BLOCK = 16
+ALONE_SECONDS = 40  # kept for each engine that runs alone
+OUT = pathlib.Path(os.environ.get("OUT", "."))
 STRATA = "strata{budget = 512}"
 
 
@@ -149,8 +151,8 @@ def engines(device: str, model: str, rows: list[list[int]]) -> dict[str, dict[st
              "processes": False, "batches": [every, {"prompts": rows[::-1]}]}
     full = plain | {"plan": "full", "batches": [every, every]}
     few = -(-MOST_TOKENS // (BLOCK if device == "cuda" else 128)) + 4
-    # The daemon dies in the 30th forward pass; then it is started again.
-    deaths = [{"prompts": rows, "kill_at": 29 * LAYERS + 1}, {"prompts": rows}]
+    # The daemon dies in the 10th forward pass; then it is started again.
+    deaths = [{"prompts": rows, "kill_at": 9 * LAYERS + 1}, {"prompts": rows}]
     long = [{"prompts": [rows[-1]], "tokens": 8}, {"prompts": [rows[-1]], "tokens": 200}]
     found = {"plain": plain, "full": full | {"batches": [every, every, *deaths]},
              "strata": full | {"plan": STRATA}, "preempted": full | {"blocks": few, "batches": [{"prompts": rows + rows}]},
@@ -190,11 +192,14 @@ def run_all(specs: dict[str, dict[str, Any]], together: int, deadline: float) ->
     alone = [name for name in specs if name.startswith("decode")]
     side_by_side = [name for name in specs if name not in alone]
     groups = [side_by_side[i:i + together] for i in range(0, len(side_by_side), together)] + [[name] for name in alone]
-    done = {}
+    done, logs = {}, []
     with tempfile.TemporaryDirectory() as folder:
         for names in groups:
+            kept = 0 if names[0] in alone else ALONE_SECONDS * len(alone)
             running = [Running(name, specs[name], pathlib.Path(folder)) for name in names]
-            done |= {one.name: one.finish(deadline) for one in running}
+            done |= {one.name: one.finish(deadline - kept) for one in running}
+            logs += [f"--- {one.name}\n{one.log.read_text(errors='replace')[-100_000:]}" for one in running]
+    (OUT / "engines.txt").write_text("\n".join(logs))
     return done
 
 
@@ -277,8 +282,7 @@ def main() -> None:
         print(f"{r['name']:26} {r['dtype']:9} rows {r['rows']:3} same {r['same']:3} ties {r['ties']:3} wrong {r['wrong']:3} "
               f"ended {r['ended']:3} margin {r['margin']:.1e} apart {r['apart']:.1e} held {r.get('held', '')} of "
               f"{r.get('holdable', '')}")
-    out = pathlib.Path(os.environ.get("OUT", "."))
-    (out / "vllm26.json").write_text(json.dumps({"rows": rows, "engines": {
+    (OUT / "vllm26.json").write_text(json.dumps({"rows": rows, "engines": {
         name: {k: v for k, v in d.items() if k != "batches"} for name, d in done.items()}}, indent=1))
 
 
