@@ -64,22 +64,27 @@ def prompts(text_ids: list[int], amount: Callable[[int], int]) -> list[list[int]
     return [text_ids[b:b + n] for b, n in zip(begins, lengths)]
 
 
+def command_of(at: pathlib.Path, folder: pathlib.Path, plan: str | None, batches: list[dict[str, Any]] | None,
+               spec: dict[str, Any], **llm: Any) -> list[str]:
+    """Of engine.py, whose files lie in the folder `at`; the last argument is where its RESULT is going to be."""
+    arguments = {"model": str(folder), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
+                 "max_model_len": 8192}
+    (at / "spec.json").write_text(json.dumps({"plan": plan, "batches": batches, "llm": {**arguments, **llm}, **spec}))
+    return [sys.executable, str(pathlib.Path(__file__).with_name("engine.py")), str(at / "spec.json"),
+            str(at / "result.json")]
+
+
 @pytest.fixture(scope="session")
 def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """engine(plan, batches, record=, socket=, **arguments of vllm.LLM): RESULT of engine.py."""
-    def run(plan: str | None, batches: list[dict[str, Any]], record: bool = False, socket: str | None = None,
-            **llm: Any) -> dict[str, Any]:
-        at = tmp_path_factory.mktemp("engine")
-        arguments = {"model": str(folder), "enforce_eager": True, "max_num_batched_tokens": 512, "max_num_seqs": 8,
-                     "max_model_len": 8192}
-        spec = {"plan": plan, "batches": batches, "record": record, "socket": socket, "llm": {**arguments, **llm}}
-        (at / "spec.json").write_text(json.dumps(spec))
-        ran = subprocess.run([sys.executable, str(pathlib.Path(__file__).with_name("engine.py")),
-                              str(at / "spec.json"), str(at / "result.json")], timeout=PATIENCE, capture_output=True,
-                             text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        print(ran.stdout[-2000:])
-        assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-6000:]
-        return {**json.loads((at / "result.json").read_text()), "log": ran.stdout + ran.stderr}
+    """engine(plan, batches, spec={more of engine.py's SPEC}, **arguments of vllm.LLM): RESULT of engine.py."""
+    def run(plan: str | None, batches: list[dict[str, Any]], spec: dict[str, Any] | None = None, **llm: Any
+            ) -> dict[str, Any]:
+        command = command_of(tmp_path_factory.mktemp("engine"), folder, plan, batches, spec or {}, **llm)
+        ran = subprocess.run(command, timeout=PATIENCE, capture_output=True, text=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        print(ran.stderr[-2000:])
+        assert ran.returncode == 0, ran.stderr[-9000:]
+        return {**json.loads(pathlib.Path(command[-1]).read_text()), "log": ran.stderr}
     return run
 
 

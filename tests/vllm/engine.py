@@ -3,21 +3,26 @@
 
     engine.py SPEC.json RESULT.json
 
-SPEC: plan (null: plain vLLM; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null: one is
-started, and started again when it was killed), llm (arguments of vllm.LLM), batches [{prompts [ids], tokens, kill_at
-(number of the attention call before which the daemon is killed, or null)}], record: what the plan chose is compared
-with direct calls. RESULT: batches [[{tokens, top, held, reason}]], seconds of each batch, differing: lists that differ,
-chosen: lists that were compared.
+SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null:
+one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM),
+extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
+of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), reset
+(vLLM's own cache is emptied first)}] (null: each a line of stdin, answered by a line of stdout), record: what the
+plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens, top, held, reason}]],
+seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen: lists that were compared.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1",
@@ -27,6 +32,7 @@ import kvstrata  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 
 TOP = 4  # logprobs, to tell near-ties
+PATIENCE = 60  # seconds until what is saved must be
 
 
 class Recorder:
@@ -76,43 +82,85 @@ class Recorder:
 
 
 class Killer:
-    """Kills the daemon before the number-th attention call from now on."""
+    """Kills a process before the left-th call of a method from now on."""
 
-    def __init__(self) -> None:
-        from kvstrata_vllm.worker import WorkerHalf
-        self.daemon: Daemon | None = None
+    def __init__(self, owner: type, method: str) -> None:
+        self.process = os.getpid()
         self.left = -1
-        attend = WorkerHalf.attend
+        called = getattr(owner, method)
 
-        def counted(half: Any, *args: Any) -> None:
-            if self.left == 0 and self.daemon is not None:
-                self.daemon.process.kill()
-                self.daemon.process.wait()
+        def counted(half: Any, *args: Any) -> Any:
+            if self.left == 0:
+                os.kill(self.process, signal.SIGKILL)
+                os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
             self.left -= 1
-            attend(half, *args)
+            return called(half, *args)
 
-        WorkerHalf.attend = counted
+        setattr(owner, method, counted)
+
+    def aim(self, batch: dict[str, Any], daemon: Daemon | None) -> None:
+        """As a batch says."""
+        self.left = -1
+        if (at := batch.get("kill_at")) is not None and daemon is not None:
+            self.process, self.left = daemon.process.pid, at
+        elif (at := batch.get("die_at")) is not None:
+            self.process, self.left = os.getpid(), at
 
 
-def flags(plan: str | None, socket: str) -> dict[str, Any]:
+def killer_of(plan: str) -> Killer:
+    if plan == "offload":
+        from kvstrata_vllm.offload_worker import OffloadWorker
+        return Killer(OffloadWorker, "_tried")
+    from kvstrata_vllm.worker import WorkerHalf
+    return Killer(WorkerHalf, "attend")
+
+
+def fail_loads() -> None:
+    def load(*_: Any) -> None:
+        raise kvstrata.KvstrataError("a load that fails")
+
+    kvstrata.Sequence.load = load
+
+
+def end_requests(llm: Any) -> None:
+    """The worker hears of a request's end with the step behind it; offload's blocks are free when they are saved."""
+    until = time.monotonic() + PATIENCE
+    while llm.llm_engine.engine_core.engine_core.scheduler.has_requests():
+        assert time.monotonic() < until, "blocks are never free"
+        llm.llm_engine.step()
+        time.sleep(0.002)
+
+
+def flags(plan: str | None, extra: dict[str, Any]) -> dict[str, Any]:
     if plan is None:
         return {}
-    extra = {"plan": plan or "full", "socket": socket}
-    return {"attention_backend": "CUSTOM",
-            "kv_transfer_config": {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
-                                   "kv_connector_extra_config": extra}}
+    transfer = {"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
+                "kv_connector_extra_config": {"plan": plan or "full", **extra}}
+    if plan == "offload":
+        return {"kv_transfer_config": {**transfer, "kv_connector": "KvstrataOffloadConnector",
+                                       "kv_connector_extra_config": extra}}
+    return {"attention_backend": "CUSTOM", "kv_transfer_config": transfer}
 
 
 def generate(llm: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm import SamplingParams
     parameters = SamplingParams(temperature=0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=TOP)
+    if batch.get("reset"):
+        assert llm.reset_prefix_cache()
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch["prompts"]], parameters, use_tqdm=False)
+    end_requests(llm)
     return [{"tokens": list(o.outputs[0].token_ids), "held": o.num_cached_tokens, "reason": o.outputs[0].finish_reason,
              "top": [{str(i): p.logprob for i, p in at.items()} for at in o.outputs[0].logprobs or []]}
             for o in outputs]
 
 
+def batches_of(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return iter(spec["batches"]) if spec["batches"] is not None else map(json.loads, sys.stdin)
+
+
 def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM prints
     spec = json.load(open(sys.argv[1]))
     plan = spec["plan"]
     if plan == "":
@@ -120,23 +168,32 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         socket = spec.get("socket") or os.path.join(folder, "kvstratad.sock")
-        daemon = stack.enter_context(Daemon(socket=socket)) if plan and not spec.get("socket") else None
+        start = functools.partial(Daemon, *spec.get("daemon", ()), socket=socket)
+        daemon = stack.enter_context(start()) if plan and not spec.get("socket") else None
         from vllm import LLM
-        llm = LLM(dtype="float32", seed=0, gpu_memory_utilization=0.25, **flags(plan, socket), **spec["llm"])
+        llm = LLM(**{"dtype": "float32", "seed": 0, "gpu_memory_utilization": 0.25,
+                     **flags(plan, {"socket": socket, **spec.get("extra", {})}), **spec["llm"]})
         recorder = Recorder() if spec.get("record") else None
-        killer = Killer() if plan else None
-        result: dict[str, Any] = {"batches": [], "seconds": []}
-        for batch in spec["batches"]:
+        killer = killer_of(plan) if plan else None
+        if spec.get("fail_loads"):
+            fail_loads()
+        result: dict[str, Any] = {"batches": [], "seconds": [],
+                                  "blocks": llm.llm_engine.vllm_config.cache_config.num_gpu_blocks}
+        if spec["batches"] is None:
+            print(json.dumps("ready"), file=answers, flush=True)
+        for batch in batches_of(spec):
             if killer is not None:
-                killer.daemon = daemon
-                killer.left = -1 if batch.get("kill_at") is None else batch["kill_at"]
+                killer.aim(batch, daemon)
             begin = time.perf_counter()
             result["batches"].append(generate(llm, batch))
             result["seconds"].append(time.perf_counter() - begin)
+            if spec["batches"] is None:
+                print(json.dumps(result["batches"][-1]), file=answers, flush=True)
             if daemon is not None and daemon.process.poll() is not None:
-                daemon = stack.enter_context(Daemon(socket=socket))
+                daemon = stack.enter_context(start())
         if recorder is not None:
             result["differing"], result["chosen"] = recorder.compare(len(spec["batches"][0]["prompts"][0]))
+        llm.llm_engine.engine_core.shutdown()
         json.dump(result, open(sys.argv[2], "w"))
 
 

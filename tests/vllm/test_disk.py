@@ -18,9 +18,9 @@ def test_first_token_of_a_prompt_on_disk(engine, text_ids: list[int], tmp_path: 
     once = {"prompts": [prompt], "tokens": 1}
     warm = {"prompts": [text_ids[5000:5040]], "tokens": 2}
     with Daemon(*disk) as daemon:
-        computed = engine("full", [warm, once], socket=daemon.socket)
+        computed = engine("full", [warm, once], {"socket": daemon.socket})
     with Daemon(*disk) as daemon:
-        held = engine("full", [warm, once], socket=daemon.socket)
+        held = engine("full", [warm, once], {"socket": daemon.socket})
     assert_same(computed["batches"][1], held["batches"][1])
     assert held["batches"][1][0]["held"] == (LONG - 1) // 32 * 32
     ratio = computed["seconds"][1] / held["seconds"][1]

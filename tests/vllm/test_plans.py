@@ -8,7 +8,8 @@ import pytest
 @pytest.mark.parametrize("plan", ["quest{budget = 64, min_tokens = 0}", "strata{budget = 64, min_tokens = 0}",
                                   "tokenselect{k = 64, n_init = 16, n_local = 32, min_tokens = 0}"])
 def test_the_same_tokens_are_chosen(engine, text_ids, plan: str):
-    result = engine(plan, [{"prompts": [text_ids[3000:3700]], "tokens": 12}], record=True, max_num_batched_tokens=256)
+    result = engine(plan, [{"prompts": [text_ids[3000:3700]], "tokens": 12}], {"record": True},
+                    max_num_batched_tokens=256)
     assert result["chosen"] > 12 * 30
     assert result["differing"] == 0
 

@@ -92,7 +92,7 @@ def daemon_at(socket: str, device: str) -> Any:
 
 
 def arguments_of(spec: dict[str, Any], socket: str) -> dict[str, Any]:
-    """Of vllm.LLM. Blocks are given, so that no engine measures what the others leave free."""
+    """Of vllm.LLM. Memory is given, so that no engine measures what the others leave free."""
     given = {"model": spec["model"], "dtype": spec["dtype"], "seed": 0, "skip_tokenizer_init": True,
              "enforce_eager": spec["eager"], "max_model_len": MOST_TOKENS, "max_num_batched_tokens": 512, "max_num_seqs": 8,
              "async_scheduling": False, "block_size": BLOCK if spec["device"] == "cuda" else None,
@@ -147,7 +147,7 @@ def run_engine(spec: dict[str, Any], result: pathlib.Path) -> None:
 def engines(device: str, model: str, rows: list[list[int]]) -> dict[str, dict[str, Any]]:
     """By name: specs of processes. runner: vLLM 0.26 has two; v2 is what it takes for such a model on a GPU."""
     every, dtype = {"prompts": rows}, "float16" if device == "cuda" else "float32"
-    plain = {"plan": None, "device": device, "model": model, "dtype": dtype, "runner": "v2", "eager": True, "blocks": 4096,
+    plain = {"plan": None, "device": device, "model": model, "dtype": dtype, "runner": "v2", "eager": True, "blocks": None,
              "processes": False, "batches": [every, {"prompts": rows[::-1]}]}
     full = plain | {"plan": "full", "batches": [every, every]}
     few = -(-MOST_TOKENS // (BLOCK if device == "cuda" else 128)) + 4
@@ -160,7 +160,7 @@ def engines(device: str, model: str, rows: list[list[int]]) -> dict[str, dict[st
              "compiled": full | {"eager": False, "batches": [every]},
              "decode plain": plain | {"batches": long}, "decode full": full | {"batches": long}}
     if device == "cuda":
-        found |= {"full v1": full | {"runner": "v1"}, "plain bf16": plain | {"dtype": "bfloat16"},
+        found |= {"full v1": full | {"runner": "v1", "blocks": 4096}, "plain bf16": plain | {"dtype": "bfloat16"},
                   "full bf16": full | {"dtype": "bfloat16", "batches": [every]}}
     return found
 

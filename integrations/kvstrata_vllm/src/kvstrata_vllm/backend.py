@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import (AttentionBackend, AttentionImpl, AttentionMetadataBuilder, AttentionType,
                                        CommonAttentionMetadata, MultipleOf)
 
+from .block_count import BlockCount
 from .connector import worker
 from .geometry import HEAD_DIMS, Unsupported
 from .worker import Rows
+
+_blocks = BlockCount()
 
 
 class KvstrataBackend(AttentionBackend):
@@ -48,7 +52,9 @@ class KvstrataBackend(AttentionBackend):
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
         """vLLM counts tokens by its blocks, so it must have them."""
-        return cls.emptied(spec)
+        emptied = cls.emptied(spec)
+        _blocks.tell(emptied)
+        return emptied
 
     @staticmethod
     def emptied(spec: Any) -> Any:
@@ -98,6 +104,7 @@ class KvstrataAttention(AttentionImpl[Metadata]):
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
         self.num_kv_heads, self.kv_cache_dtype = num_kv_heads or num_heads, kv_cache_dtype
         self.index = -1
+        _blocks.loading(get_current_vllm_config())
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                 attn_metadata: Metadata | None, output: torch.Tensor, output_scale: torch.Tensor | None = None,

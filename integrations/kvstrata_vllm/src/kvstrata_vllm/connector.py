@@ -60,7 +60,7 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
         return None if held is None else max(0, held - num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Pages need no blocks."""
+        self._scheduler.admit(request.request_id)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         return self._scheduler.step(scheduler_output)

@@ -83,9 +83,25 @@ def refuse_offload(config: Any, groups: int) -> None:
               "--attention-backend is CUSTOM, which decodes from the daemon's pages: take it away, or name "
               "KvstrataConnector"),
              *_never_served(config),
-             (groups != 1, f"the model has {groups} kinds of attention layers, of which some drop tokens; one is served"),
+             (groups != 1, f"the model has {groups} kinds of attention layers; one is served"),
              (config.device_config.device_type != "cpu",
               f"the device is {config.device_config.device_type}; blocks of vLLM's are offloaded from a CPU only")))
+
+
+def refuse_layers(config: Any, layers: list[Any], caches: list[torch.Tensor]) -> None:
+    """Of offload, once vLLM has made its caches. Unsupported, with what a layer has and its value."""
+    model_dtype = config.model_config.dtype
+    for layer, cache in zip(layers, caches, strict=True):
+        isa = getattr(layer, "isa", type(layer.impl).__name__)
+        _refuse(((layer.sliding_window is not None, f"an attention layer has sliding_window: {layer.sliding_window}"),
+                 (layer.kv_sharing_target_layer_name is not None,
+                  f"an attention layer shares the keys and values of {layer.kv_sharing_target_layer_name}"),
+                 (layer.head_size not in HEAD_DIMS or layer.head_size_v != layer.head_size,
+                  f"head_size is {layer.head_size}, of values {layer.head_size_v}; served are equal ones, {HEAD_DIMS}"),
+                 (isa != "vec", f"attention is {isa}; the form of blocks is known of the CPU's \"vec\" alone "
+                  "(--block-size a multiple of 32, and fp32 or a CPU without AMX)"),
+                 (cache.dtype != model_dtype,
+                  f"blocks are {cache.dtype}, the model is {model_dtype}; give no --kv-cache-dtype")))
 
 
 def _never_served(config: Any) -> tuple[tuple[bool, str], ...]:

@@ -1,13 +1,15 @@
 """What the daemon holds of a prompt, asked from vLLM's scheduler.
 
-It attaches by itself, since vLLM may run the scheduler in another process than the worker. A look-up takes a lease, so
-that what it answers is still there when the worker opens; it runs beside the scheduler, which asks again while the
-daemon reads from disk. Threads: the scheduler's.
+It attaches by itself, since vLLM may run the scheduler in another process than the worker. A request's first look-up
+takes a lease, so that what it answers is still there when the worker opens; it runs beside the scheduler, which asks
+again while the daemon reads from disk. A request for which vLLM has no room is asked about in each step: those answers
+are a moment old and without a lease, since what it holds is missing to those that run. Threads: the scheduler's.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import Any
@@ -18,8 +20,9 @@ from .geometry import Geometry, Options
 
 _log = logging.getLogger("vllm.kvstrata")
 
-LEASE_MS = 10_000  # from a look-up to the worker's open; a request that waits longer is looked up again
+LEASE_MS = 2000  # from a look-up's begin to the worker's open
 PATIENCE = 0.005  # seconds that the scheduler waits for a look-up; those in memory take a tenth
+GOOD = 0.1  # seconds that an answer serves
 
 
 class Lookups:
@@ -33,35 +36,42 @@ class Lookups:
         self._attaching = Lock()
         self._beside = ThreadPoolExecutor(4, "kvstrata-lookup")
         self._asked: dict[str, Future[int]] = {}
+        self._answers: dict[str, tuple[float, int]] = {}  # of requests that wait: until when it serves, and tokens
 
     def serve(self, geometry: Geometry) -> None:
         self._geometry = geometry
 
     def held(self, request: Any) -> int | None:
         """Leading tokens of a request that need not be computed, 0 also when there is no daemon; None: ask again."""
-        asked = self._asked.get(request.request_id)
+        name = request.request_id
+        until, held = self._answers.get(name, (0.0, 0))
+        if time.monotonic() < until:
+            return held
+        lease = 0 if name in self._answers else LEASE_MS
+        asked = self._asked.pop(name, None)
         if asked is None:
-            asked = self._beside.submit(self._look_up, request.request_id, list(request.all_token_ids))
+            asked = self._beside.submit(self._look_up, name, list(request.all_token_ids), lease)
         done, _ = wait([asked], PATIENCE)
         if not done:
-            self._asked[request.request_id] = asked
+            self._asked[name] = asked
             return None
-        self._asked.pop(request.request_id, None)
+        self._answers[name] = time.monotonic() + GOOD, asked.result()
         return asked.result()
 
     def forget(self, request: str) -> None:
-        """The request has ended."""
+        """The request is scheduled, or has ended: what was answered is not asked for again."""
         self._asked.pop(request, None)
+        self._answers.pop(request, None)
 
     def detach(self) -> None:
         """The session is closed when the last look-up in it is over and it is collected."""
         with self._attaching:
             self._session = self._model = None
 
-    def _look_up(self, request: str, ids: list[int]) -> int:
+    def _look_up(self, request: str, ids: list[int], lease_ms: int) -> int:
         try:
             session, model = self._attached()
-            return session.lookup(model, ids, self._options.plan, lease_ms=LEASE_MS).held
+            return session.lookup(model, ids, self._options.plan, lease_ms=lease_ms).held
         except kvstrata.KvstrataError as error:
             _log.warning("request %s: nothing is held, %s", request, error)
             if isinstance(error, kvstrata.Unavailable):

@@ -14,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorTransferResults, SupportsHMA)
 from vllm.model_executor.models.utils import extract_layer_index
 
-from .geometry import Geometry, Options, Unsupported, geometry_of, refuse_offload
+from .geometry import Geometry, Options, geometry_of, refuse_layers, refuse_offload
 from .offload_scheduler import OffloadScheduler, Transfers
 from .offload_worker import OffloadWorker
 
@@ -48,8 +48,7 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if num_external_tokens > 0:
-            self._scheduler.load(request.request_id, list(blocks.get_block_ids()[0]), num_external_tokens)
+        self._scheduler.admit(request.request_id, list(blocks.get_block_ids()[0]), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> Transfers:
         return self._scheduler.step(scheduler_output)
@@ -67,9 +66,7 @@ class KvstrataOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         named = self._vllm_config.compilation_config.static_forward_context
         names = sorted(kv_caches, key=extract_layer_index)
         layers = [named[name] for name in names]
-        if unknown := sorted({str(getattr(layer.impl, "isa", type(layer.impl).__name__)) for layer in layers} - {"vec"}):
-            raise Unsupported(f"attention is {unknown}; the form of blocks is known of the CPU's \"vec\" alone (fp32, "
-                              "or a CPU without AMX)")
+        refuse_layers(self._vllm_config, layers, [kv_caches[name] for name in names])
         self._geometry = geometry_of(self._vllm_config, layers, self._options.digest)
         self._worker = OffloadWorker(self._options, self._geometry, [kv_caches[name] for name in names])
 

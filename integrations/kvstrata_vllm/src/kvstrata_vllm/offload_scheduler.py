@@ -49,12 +49,13 @@ class Transfers(KVConnectorMetadata):
 @dataclass
 class Tracked:
     """A request between on_new_request and its end. local: tokens that vLLM's own cache had; saved: blocks that were
-    ordered to be saved."""
+    ordered to be saved, since it was preempted `preemptions` times."""
 
     request: Any
     blocks: list[int] = field(default_factory=list)
     local: int = 0
     saved: int = 0
+    preemptions: int = 0
     load_failed: bool = False
 
 
@@ -82,15 +83,20 @@ class OffloadScheduler:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.load_failed:
             return 0
-        held = self._lookups.held(request)
-        if held is None:
-            return None
         tracked.local = local
-        whole = min(held, request.num_tokens - 1) // self._block_tokens * self._block_tokens
-        return max(0, whole - local)
+        if self._whole(request.num_tokens - 1) <= local:
+            return 0
+        held = self._lookups.held(request)
+        return None if held is None else max(0, self._whole(min(held, request.num_tokens - 1)) - local)
 
-    def load(self, request: str, blocks: list[int], tokens: int) -> None:
-        """vLLM has blocks for them. blocks: all of the request."""
+    def _whole(self, tokens: int) -> int:
+        return tokens // self._block_tokens * self._block_tokens
+
+    def admit(self, request: str, blocks: list[int], tokens: int) -> None:
+        """vLLM has blocks for a request, of which `tokens` are to be loaded. blocks: all of the request."""
+        self._lookups.forget(request)
+        if tokens == 0:
+            return
         tracked = self._tracked[request]
         end = tracked.local + tokens
         part = slice(tracked.local // self._block_tokens, end // self._block_tokens)
@@ -100,26 +106,32 @@ class OffloadScheduler:
     def failed(self, requests: Iterable[str]) -> None:
         """They are computed; asked again the daemon might promise the same."""
         for request in requests:
-            self._tracked[request].load_failed = True
+            if tracked := self._tracked.get(request):  # else it has ended meanwhile
+                tracked.load_failed = True
 
     def finish(self, request: str) -> bool:
-        """Whether its blocks are to be kept until they are saved."""
+        """Whether its blocks are to be kept until they are saved. Those of a preempted one are others' already."""
         self._lookups.forget(request)
         tracked = self._tracked.pop(request, None)
-        return tracked is not None and tracked.saved > 0
+        return tracked is not None and tracked.saved > 0 and tracked.preemptions == tracked.request.num_preemptions
 
     def step(self, output: Any) -> Transfers:
         """Of vLLM's SchedulerOutput."""
         transfers = Transfers(loads=self._loads, preempted=list(output.preempted_req_ids or ()))
         self._loads = []
         for new in output.scheduled_new_reqs:
+            self._begin(new.req_id)
             self._save(transfers, new.req_id, list(new.block_ids[0]), new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
         for request, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
-            if (tracked := self._tracked.get(request)) and request in cached.resumed_req_ids:
-                tracked.blocks, tracked.saved = [], 0
+            if request in cached.resumed_req_ids:
+                self._begin(request)
             self._save(transfers, request, list(blocks[0]) if blocks else [], computed, output)
         return transfers
+
+    def _begin(self, name: str) -> None:
+        if tracked := self._tracked.get(name):
+            tracked.blocks, tracked.saved, tracked.preemptions = [], 0, tracked.request.num_preemptions
 
     def _save(self, transfers: Transfers, name: str, blocks: list[int], computed: int, output: Any) -> None:
         """Not before the prompt is whole: what saving costs is not to be paid before the first token."""
@@ -128,10 +140,10 @@ class OffloadScheduler:
             return
         tracked.blocks += blocks
         end = computed + output.num_scheduled_tokens[name]
+        ids = tracked.request.all_token_ids
         first, full = tracked.saved, end // self._block_tokens
         if end < tracked.request.num_prompt_tokens or full == first:
             return
-        ids = tracked.request.all_token_ids
         transfers.saves.append(Save(name, first * self._block_tokens, tracked.blocks[first:full],
                                     list(ids[first * self._block_tokens:full * self._block_tokens]),
                                     list(ids[:end]) if first == 0 else None))

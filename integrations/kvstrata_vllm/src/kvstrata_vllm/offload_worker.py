@@ -89,6 +89,10 @@ class OffloadWorker:
 
     def shutdown(self) -> None:
         """What was ordered is saved first."""
+        with self._lock:
+            left, self._saving = list(self._saving.values()), {}
+        for saving in left:
+            self._saver.submit(self._end, saving)
         self._saver.shutdown()
         self._loader.shutdown()
         self._detach()
@@ -163,8 +167,8 @@ class OffloadWorker:
 
 
 def blocks_of(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [block][slot][KV head][head_dim] of a layer's cache of vLLM's CPU attention "vec", without a copy: a
-    block and head are its keys, transposed, and behind them its values."""
+    """Keys and values [block][slot][KV head][head_dim] of a layer's cache of the CPU's attention "vec", without a copy:
+    a block and head are its keys, transposed, and behind them its values."""
     blocks, heads, slots, width = cache.shape
     dim = width // 2
     of_block, of_head = cache.stride(0), cache.stride(1)

@@ -59,6 +59,10 @@ class SchedulerHalf:
         """Lookups.held."""
         return self._lookups.held(request)
 
+    def admit(self, request: str) -> None:
+        """It is in the next step."""
+        self._lookups.forget(request)
+
     def detach(self) -> None:
         self._lookups.detach()
 

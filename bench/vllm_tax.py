@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""What kvstrata costs vLLM where nothing is held: time to first token with a connector, and without.
+
+    bench/vllm_tax.py --json-out FILE [--mode owned offload] [--pairs N] [--tokens N] [--commit HASH] [--date DATE]
+
+Runs in vLLM's venv (make test-vllm makes it). Two engines (SmolLM2-135M, fp32), each in a process of its own, one plain
+and one attached to a kvstratad of this program's, are given the same prompts of random tokens, one after the other, in
+turns the one and the other first. A time begins when the request is handed over and ends when its first token is there;
+an engine answers when what it saves is saved, so that it is idle while the other one runs.
+
+vllm-tax/MODE            first token with the connector, against plain vLLM
+vllm-tax/MODE/interval   upper end of the 95 % interval (bootstrap over pairs) of the median of the pairs' ratios
+                         (must: 1.02)
+"""
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "integrations" / name / "src") for name in ("kvstrata", "kvstrata_numpy", "kvstrata_vllm")]
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1",
+                  DO_NOT_TRACK="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
+
+import numpy as np  # noqa: E402
+
+from kvstrata.daemon import Daemon  # noqa: E402
+from kvstrata.machine import device_name  # noqa: E402
+
+SEED, MOST, WARM_UP, RESAMPLED = 20261124, 1.02, 2, 10_000
+VOCABULARY = 40_000  # below the model's special tokens
+QUIET = 0.5  # seconds between requests: OpenMP's threads spin for 0.2 after their work
+CONNECTORS = {"owned": "KvstrataConnector", "offload": "KvstrataOffloadConnector"}
+
+
+def flags(mode, socket):
+    if mode == "plain":
+        return {}
+    transfer = {"kv_connector": CONNECTORS[mode], "kv_role": "kv_both", "kv_connector_extra_config": {"socket": socket}}
+    return {"kv_transfer_config": transfer, **({"attention_backend": "CUSTOM"} if mode == "owned" else {})}
+
+
+def serve(mode, socket, tokens, answers):
+    """A line of ids a request; a line of seconds, and of tokens that were held, an answer."""
+    from kvstrata_numpy import hugging_face
+    from kvstrata_numpy.download import cache_folder, model_path
+    from vllm import LLM, SamplingParams
+    folder = cache_folder() / "SmolLM2-135M-Instruct.hf"
+    if not folder.exists():
+        hugging_face.write(model_path(), folder)
+    llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=tokens + 8, max_num_seqs=4,
+              max_num_batched_tokens=tokens + 8, gpu_memory_utilization=0.2, **flags(mode, socket))
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    print(json.dumps("ready"), file=answers, flush=True)
+    for line in sys.stdin:
+        prompt = {"prompt_token_ids": json.loads(line)}
+        begin = time.perf_counter()
+        output, = llm.generate([prompt], one, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        while scheduler.has_requests():  # blocks of a finished request that are being saved
+            llm.llm_engine.step()
+        print(json.dumps([seconds, output.num_cached_tokens]), file=answers, flush=True)
+    llm.llm_engine.engine_core.shutdown()
+
+
+class Engine:
+    """In a process of its own, idle between requests."""
+
+    def __init__(self, mode, socket, tokens):
+        command = [sys.executable, __file__, "--serve", mode, "--socket", socket, "--tokens", str(tokens)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._answer() == "ready"
+
+    def first_token(self, ids):
+        """Milliseconds."""
+        time.sleep(QUIET)
+        print(json.dumps(ids), file=self.process.stdin, flush=True)
+        seconds, held = self._answer()
+        assert held == 0, f"{held} tokens were held"
+        return seconds * 1e3
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        assert line, f"the engine ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(mode, pairs, tokens):
+    """Milliseconds of each pair: (plain, attached)."""
+    random = np.random.default_rng(SEED)
+    times = []
+    with Daemon() as daemon, Engine("plain", daemon.socket, tokens) as plain, \
+            Engine(mode, daemon.socket, tokens) as attached:
+        for number in range(WARM_UP + pairs):
+            ids = random.integers(0, VOCABULARY, tokens).tolist()
+            order = (plain, attached) if number % 2 else (attached, plain)
+            took = {engine: engine.first_token(ids) for engine in order}
+            times.append((took[plain], took[attached]))
+            print(f"{mode}, pair {number}: plain {times[-1][0]:.1f} ms, attached {times[-1][1]:.1f} ms", flush=True)
+    return times[WARM_UP:]
+
+
+def interval(ratios):
+    """Median, and the 95 % interval of it."""
+    drawn = np.random.default_rng(SEED).choice(ratios, (RESAMPLED, len(ratios)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(np.median(ratios)), float(low), float(high)
+
+
+def rows_of(mode, times):
+    plain, attached = (list(column) for column in zip(*times))
+    median, low, high = interval(np.array(attached) / np.array(plain))
+    print(f"{mode}: median of ratios {median:.4f}, 95 % interval {low:.4f} to {high:.4f}")
+    low_ms, high_ms = np.percentile(attached, (10, 90))
+    return [{"id": f"vllm-tax/{mode}", "value": statistics.median(attached), "unit": "ms", "p10": float(low_ms),
+             "p90": float(high_ms), "n": len(times),
+             "baseline": {"name": "plain vLLM", "value": statistics.median(plain)}, "ratio": 1 / median},
+            {"id": f"vllm-tax/{mode}/interval", "value": high, "unit": "of plain vLLM", "n": len(times),
+             "median": median, "low": low, "must": MOST, "better": "smaller"}]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json-out", type=pathlib.Path)
+    parser.add_argument("--mode", nargs="+", choices=CONNECTORS, default=list(CONNECTORS))
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--commit", default="uncommitted")
+    parser.add_argument("--date", default="")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--socket", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # vLLM prints
+        return serve(args.serve, args.socket, args.tokens, answers)
+    rows = [row for mode in args.mode for row in rows_of(mode, measure(mode, args.pairs, args.tokens))]
+    if args.json_out:
+        result = {"suite": "vllm-tax", "device": device_name(), "commit": args.commit, "date": args.date,
+                  "command": "bench/vllm_tax.py",
+                  "context": {"cpu": platform.processor(), "numpy": np.__version__,
+                              "notes": f"vllm-cpu 0.32.0, SmolLM2-135M in fp32, {args.tokens} random tokens a prompt, "
+                                       f"{args.pairs} pairs, seed {SEED}"},
+                  "ceilings": {}, "rows": rows}
+        args.json_out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
