@@ -12,6 +12,7 @@ Offload: its own cache, with the daemon behind it.
     lookups      what the daemon holds of a prompt
     geometry     the model as the daemon knows it; what is refused
     disabled     KVSTRATA_DISABLE=1
+    hooks_026    what vLLM 0.26 asks for and 0.32 does not
 
     connector    owned: passes vLLM's calls on to the scheduler's half or the worker's
     scheduler    which requests a step has

@@ -51,10 +51,15 @@ class KvstrataBackend(AttentionBackend):
 
     @classmethod
     def customize_spec(cls, spec: Any) -> Any:
-        """vLLM counts tokens by its blocks, so it must have them; their contents shrink to one element a token."""
-        shrunk = replace(spec, num_head_slots=1, state_content_bytes=spec.dtype.itemsize)
-        _blocks.tell(shrunk)
-        return shrunk
+        """vLLM counts tokens by its blocks, so it must have them."""
+        emptied = cls.emptied(spec)
+        _blocks.tell(emptied)
+        return emptied
+
+    @staticmethod
+    def emptied(spec: Any) -> Any:
+        """Its contents shrink to one element a token."""
+        return replace(spec, num_head_slots=1, state_content_bytes=spec.dtype.itemsize)
 
 
 @dataclass

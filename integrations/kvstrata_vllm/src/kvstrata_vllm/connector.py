@@ -78,9 +78,11 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
             if not hasattr(layer.impl, "index"):
                 raise Unsupported(f"a layer's attention is {type(layer.impl).__name__}, not kvstrata's")
             layer.impl.index = index
-        options = self._half.options
-        self._geometry = geometry_of(self._vllm_config, layers, options.digest,
-                                     self._half.attach().plan_needs(options.plan))
+        options, session = self._half.options, self._half.attach()
+        if self._vllm_config.device_config.device_type == "cuda" and not session.on_gpu:
+            raise Unsupported("vLLM computes on a GPU, and kvstratad's pages are not there; start it with --set "
+                              "pool.device=cuda")
+        self._geometry = geometry_of(self._vllm_config, layers, options.digest, session.plan_needs(options.plan))
         self._half.serve(self._geometry)
 
     def get_handshake_metadata(self) -> Geometry | None:

@@ -68,6 +68,8 @@ def refuse(config: Any) -> None:
               "--attention-backend is not CUSTOM, so keys and values would be vLLM's own; KvstrataOffloadConnector "
               "serves those"),
              *_never_served(config),
+             (config.device_config.device_type == "cuda" and config.model_config.dtype is torch.float32,
+              "the model is fp32 on a GPU, where pages are 16-bit; pass --dtype float16 or bfloat16"),
              (config.scheduler_config.async_scheduling, "async scheduling is on; pass --no-async-scheduling"),
              (transfer.kv_load_failure_policy != "fail",
               f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; what a daemon that died had is computed "

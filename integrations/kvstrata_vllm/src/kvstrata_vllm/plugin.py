@@ -6,7 +6,8 @@ import logging
 import os
 from typing import Any
 
-SERVED = "0.32"  # vLLM's hooks change from one version to the next
+# vLLM's hooks change from one version to the next: of each that is served, the attention backend.
+BACKENDS = {"0.32": "kvstrata_vllm.backend.KvstrataBackend", "0.26": "kvstrata_vllm.hooks_026.Backend026"}
 
 _log = logging.getLogger("vllm.kvstrata")
 
@@ -27,13 +28,18 @@ def register() -> None:
             KVConnectorFactory.register_connector(name, "kvstrata_vllm.disabled", "DisabledConnector")
         register_backend(AttentionBackendEnum.CUSTOM, _plain_backend(current_platform))
         return
-    if not vllm.__version__.startswith(f"{SERVED}."):
-        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm 0.1.0 serves {SERVED}: install that, or take "
-                           "kvstrata_vllm off")
+    version = ".".join(vllm.__version__.split(".")[:2])
+    if version not in BACKENDS:
+        raise RuntimeError(f"vLLM is {vllm.__version__}; kvstrata_vllm 0.1.0 serves {' and '.join(BACKENDS)}: install one "
+                           "of them, or take kvstrata_vllm off")
     KVConnectorFactory.register_connector("KvstrataConnector", "kvstrata_vllm.connector", "KvstrataConnector")
-    KVConnectorFactory.register_connector("KvstrataOffloadConnector", "kvstrata_vllm.offload",
-                                          "KvstrataOffloadConnector")
-    register_backend(AttentionBackendEnum.CUSTOM, "kvstrata_vllm.backend.KvstrataBackend")
+    register_backend(AttentionBackendEnum.CUSTOM, BACKENDS[version])
+    if version == "0.26":
+        from .hooks_026 import ask_backends
+        ask_backends()
+    else:  # offload's hooks are of 0.32
+        KVConnectorFactory.register_connector("KvstrataOffloadConnector", "kvstrata_vllm.offload",
+                                              "KvstrataOffloadConnector")
     if current_platform.is_cpu():
         _honour_custom(current_platform)
 

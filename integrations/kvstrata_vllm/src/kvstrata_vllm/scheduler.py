@@ -69,6 +69,8 @@ class SchedulerHalf:
     def step(self, output: Any) -> StepMetadata:
         """Of vLLM's SchedulerOutput."""
         metadata = StepMetadata(ended=[*output.finished_req_ids, *(output.preempted_req_ids or ())])
+        for request in output.preempted_req_ids or ():
+            self._running[request].next = -1  # its sequence is closed: it restarts, also where it left off
         for request in output.finished_req_ids:
             self._running.pop(request, None)
             self._lookups.forget(request)
@@ -87,7 +89,7 @@ class SchedulerHalf:
         running = self._running[name]
         end = first + output.num_scheduled_tokens[name]
         ids = running.request.all_token_ids
-        restarts = first != running.next or name in metadata.ended
+        restarts = first != running.next
         running.next = end
         metadata.by_block[running.blocks[(end - 1) // self._block_tokens]] = Scheduled(
             name, first, running.blocks[0], list(ids[first:end]), list(ids) if restarts else None)
