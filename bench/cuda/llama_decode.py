@@ -2,14 +2,16 @@
 """Times a decode loop of transformers' Llama-3.1-8B modules (random weights, bf16) in one CUDA graph, with torch's
 dense attentions and with kvstratad's.
 
-    llama_decode.py [--batches 1,4,7] [--tokens 131072] [--plans full,'strata{budget = 2048}'] [--json-out FILE]
+    llama_decode.py [--batches 1,4,7] [--tokens 131072] [--plans full,'strata{budget = 2048}'] [--dense flash,cudnn]
+                    [--compiled MODE] [--json-out FILE]
     llama_decode.py --check      logits of a few steps of a small model, dense against plan full
 
 The prompt is noise, written layer by layer; then tokens are decoded greedily. A graph holds a whole token: embedding,
 layers, head, argmax, and its id is the next token's input. The loop reads an id while the next token is computed, as
-engines do that schedule ahead (session.late_tokens). Dense attention reads keys and values of all positions, and those that have yet to come
-(0.1 % more), since a graph's lengths are fixed. All run in one process, one after the other. `value` is the median
-time between tokens; `tokens_s` counts all sequences. A batch that does not fit is left out, by name.
+engines do that schedule ahead (session.late_tokens). Dense attention reads keys and values of all positions, and those
+that have yet to come (0.1 % more), since a graph's lengths are fixed. All run in one process, one after the other.
+`value` is the median time between tokens; `tokens_s` counts all sequences. A batch that does not fit is left out, by
+name.
 """
 
 from __future__ import annotations
@@ -263,10 +265,10 @@ def daemon_session(config: LlamaConfig, shape: Shape) -> Iterator[kvstrata.Sessi
 
 
 def rows_of(model: LlamaForCausalLM, shape: Shape, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for name, backend in DENSE.items():
+    for name in options.dense:
         fresh()
         with torch.cuda.stream(torch.cuda.Stream()):
-            loop = Loop(model, DenseCache(model.config, shape, backend), shape)
+            loop = Loop(model, DenseCache(model.config, shape, DENSE[name]), shape)
             yield {"plan": f"torch {name}", **timed(loop, shape, options.profile)}
             del loop
     for plan in options.plans:
@@ -284,9 +286,11 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         shape = Shape(batch, options.tokens)
         try:
             for row in rows_of(model, shape, options):
-                rows.append({"id": f"decode/{options.compiled}/b{batch}/{row['plan']}", "batch": batch, "tokens": options.tokens, **row})
+                rows.append({"id": f"decode/{options.compiled}/b{batch}/{row['plan']}", "batch": batch,
+                             "tokens": options.tokens, **row})
                 print(f"{rows[-1]['id']}: {row['value']:.3f} ms ({row['p10']:.3f} to {row['p90']:.3f}), "
-                      f"{row['gpu_ms']:.3f} on the GPU, {row['tokens_s']:.1f} tokens/s, {row['captures']} captures", flush=True)
+                      f"{row['gpu_ms']:.3f} on the GPU, {row['tokens_s']:.1f} tokens/s, {row['captures']} captures",
+                      flush=True)
         except (torch.cuda.OutOfMemoryError, kvstrata.ResourceExhausted) as error:
             print(f"batch {batch} does not fit: {str(error)[:300]}", flush=True)
     return judged(rows, options)
@@ -333,6 +337,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="time of the kernels of a token at batch 1")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--plans", type=lambda text: text.split(","), default=["full", "strata{budget = 2048}"])
+    parser.add_argument("--dense", type=lambda text: text.split(","), default=list(DENSE), help=f"of {', '.join(DENSE)}")
     parser.add_argument("--json-out")
     parser.add_argument("--commit", default="")
     parser.add_argument("--date", default="")
