@@ -6,12 +6,13 @@
 Goes to $OUT: vllm26.json, and engines.txt, what they said.
 
 Engines are processes of their own, up to `--together` side by side: their times say nothing, but those of `decode`,
-which run alone. The model is random, a Llama of four layers with sharp attention, so that wrong keys or values change tokens.
+which run alone. The model is random, a Llama of four layers with sharp attention, so that wrong keys or values change
+tokens.
 Plain vLLM attends by Triton (TRITON_ATTN), as its FlashAttention was not brought along (pack.py).
 
 A row passes if its tokens are plain vLLM's up to a place where plain's margin between the two is at most MARGIN, what
-16 bits leave open; `noise` is plain against itself in another order of the prompts. The table is printed as far as it came
-when the time is over; an engine that fails shows the end of its log, and the others go on.
+16 bits leave open; `noise` is plain against itself in another order of the prompts. The table is printed as far as it
+came when the time is over; an engine that fails shows the end of its log, and the others go on.
 
 In a process of its own, for one engine: check.py --engine SPEC.json RESULT.json
 """
@@ -94,8 +95,8 @@ def daemon_at(socket: str, device: str) -> Any:
 def arguments_of(spec: dict[str, Any], socket: str) -> dict[str, Any]:
     """Of vllm.LLM. Memory is given, so that no engine measures what the others leave free."""
     given = {"model": spec["model"], "dtype": spec["dtype"], "seed": 0, "skip_tokenizer_init": True,
-             "enforce_eager": spec["eager"], "max_model_len": MOST_TOKENS, "max_num_batched_tokens": 512, "max_num_seqs": 8,
-             "async_scheduling": False, "block_size": BLOCK if spec["device"] == "cuda" else None,
+             "enforce_eager": spec["eager"], "max_model_len": MOST_TOKENS, "max_num_batched_tokens": 512,
+             "max_num_seqs": 8, "async_scheduling": False, "block_size": BLOCK if spec["device"] == "cuda" else None,
              "kv_cache_memory_bytes": 512 << 20, "gpu_memory_utilization": 0.06, "disable_log_stats": True}
     if spec["plan"] is None:
         return given | ({"attention_backend": "TRITON_ATTN"} if spec["device"] == "cuda" else {})
@@ -282,8 +283,8 @@ def main() -> None:
               *(f"{s:.2f}" for s in result.get("seconds", [])), f"of {len(specs[name]['batches'])}")
     for r in rows:
         print(f"{r['name']:26} {r['dtype']:9} rows {r['rows']:3} same {r['same']:3} ties {r['ties']:3} "
-              f"wrong {r['wrong']:3} ended {r['ended']:3} margin {r['margin']:.1e} apart {r['apart']:.1e} held {r.get('held', '')} of "
-              f"{r.get('holdable', '')}")
+              f"wrong {r['wrong']:3} ended {r['ended']:3} margin {r['margin']:.1e} apart {r['apart']:.1e} "
+              f"held {r.get('held', '')} of {r.get('holdable', '')}")
     failed = [name for name in specs if len(done[name].get("batches", [])) < len(specs[name]["batches"])]
     failed += [r["name"] for r in rows if (r["wrong"] and "reads less" not in r["name"])
                or (r["ended"] and "killed" not in r["name"])]

@@ -5,7 +5,8 @@
 
 OUT/part1, part2, ... hold site.tar.xz in pieces of at most 38 MiB; `install.sh` beside this unpacks them. In it are
 vLLM's Python files, its operators with the code of one GPU architecture, and what vllm.LLM imports of other packages
-and the machine lacks, or may have too old (REQUIRED). Two packages that are only named in annotations are empty stand-ins (NAMED).
+and the machine lacks, or may have too old (REQUIRED). Two packages that are only named in annotations are empty
+stand-ins (NAMED).
 
 FlashAttention's libraries are imported on CUDA whatever backend is chosen, so they are there without any device code:
 --attention-backend FLASH_ATTN fails with this. Wheels come from PyPI, into build/vllm26/wheels, once.
