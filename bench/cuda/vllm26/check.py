@@ -5,13 +5,14 @@
 
 Goes to $OUT: vllm26.json, and engines.txt, what they said.
 
-Engines are processes of their own, up to `--together` side by side: their times say nothing, but those of `decode`, which
-run alone. The model is random, a Llama of four layers with sharp attention, so that wrong keys or values change tokens.
+Engines are processes of their own, up to `--together` side by side: their times say nothing, but those of `decode`,
+which run alone. The model is random, a Llama of four layers with sharp attention, so that wrong keys or values change
+tokens.
 Plain vLLM attends by Triton (TRITON_ATTN), as its FlashAttention was not brought along (pack.py).
 
-A row passes if its tokens are plain vLLM's up to a place where plain's margin between the two is at most MARGIN, what 16
-bits leave open; `noise` is plain against itself in another order of the prompts. The table is printed as far as it came
-when the time is over; an engine that fails shows the end of its log, and the others go on.
+A row passes if its tokens are plain vLLM's up to a place where plain's margin between the two is at most MARGIN, what
+16 bits leave open; `noise` is plain against itself in another order of the prompts. The table is printed as far as it
+came when the time is over; an engine that fails shows the end of its log, and the others go on.
 
 In a process of its own, for one engine: check.py --engine SPEC.json RESULT.json
 """
@@ -86,16 +87,16 @@ class Killer:
 
 def daemon_at(socket: str, device: str) -> Any:
     from kvstrata.daemon import Daemon
-    pool = {"cuda": ("pool.device=cuda", "pool.device_bytes=1GiB", "pool.arena_bytes=64MiB", "pool.host_bytes=16MiB"),
-            "cpu": ()}[device]
+    pool = () if device == "cpu" else ("pool.device=cuda", "pool.device_bytes=1GiB", "pool.arena_bytes=64MiB",
+                                       "pool.host_bytes=16MiB")
     return Daemon(*(word for setting in pool for word in ("--set", setting)), socket=socket)
 
 
 def arguments_of(spec: dict[str, Any], socket: str) -> dict[str, Any]:
     """Of vllm.LLM. Memory is given, so that no engine measures what the others leave free."""
     given = {"model": spec["model"], "dtype": spec["dtype"], "seed": 0, "skip_tokenizer_init": True,
-             "enforce_eager": spec["eager"], "max_model_len": MOST_TOKENS, "max_num_batched_tokens": 512, "max_num_seqs": 8,
-             "async_scheduling": False, "block_size": BLOCK if spec["device"] == "cuda" else None,
+             "enforce_eager": spec["eager"], "max_model_len": MOST_TOKENS, "max_num_batched_tokens": 512,
+             "max_num_seqs": 8, "async_scheduling": False, "block_size": BLOCK if spec["device"] == "cuda" else None,
              "kv_cache_memory_bytes": 512 << 20, "gpu_memory_utilization": 0.06, "disable_log_stats": True}
     if spec["plan"] is None:
         return given | ({"attention_backend": "TRITON_ATTN"} if spec["device"] == "cuda" else {})
@@ -147,15 +148,16 @@ def run_engine(spec: dict[str, Any], result: pathlib.Path) -> None:
 def engines(device: str, model: str, rows: list[list[int]]) -> dict[str, dict[str, Any]]:
     """By name: specs of processes. runner: vLLM 0.26 has two; v2 is what it takes for such a model on a GPU."""
     every, dtype = {"prompts": rows}, "float16" if device == "cuda" else "float32"
-    plain = {"plan": None, "device": device, "model": model, "dtype": dtype, "runner": "v2", "eager": True, "blocks": None,
-             "processes": False, "batches": [every, {"prompts": rows[::-1]}]}
+    plain = {"plan": None, "device": device, "model": model, "dtype": dtype, "runner": "v2", "eager": True,
+             "blocks": None, "processes": False, "batches": [every, {"prompts": rows[::-1]}]}
     full = plain | {"plan": "full", "batches": [every, every]}
     few = -(-MOST_TOKENS // (BLOCK if device == "cuda" else 128)) + 4
     # The daemon dies in the 10th forward pass; then it is started again.
     deaths = [{"prompts": rows, "kill_at": 9 * LAYERS + 1}, {"prompts": rows}]
     long = [{"prompts": [rows[-1]], "tokens": 8}, {"prompts": [rows[-1]], "tokens": 200}]
     found = {"plain": plain, "full": full | {"batches": [every, every, *deaths]},
-             "strata": full | {"plan": STRATA}, "preempted": full | {"blocks": few, "batches": [{"prompts": rows + rows}]},
+             "strata": full | {"plan": STRATA},
+             "preempted": full | {"blocks": few, "batches": [{"prompts": rows + rows}]},
              "processes": full | {"processes": True, "batches": [every]},
              "compiled": full | {"eager": False, "batches": [every]},
              "decode plain": plain | {"batches": long}, "decode full": full | {"batches": long}}
@@ -183,7 +185,7 @@ class Running:
                 os.killpg(self.process.pid, 9)
             code = self.process.wait()
         if code:
-            lines = [line for line in self.log.read_text(errors="replace").splitlines() if " INFO " not in line]
+            lines = [line for line in self.log.read_text(errors="replace").splitlines() if "INFO " not in line[:50]]
             print(f"--- {self.name} ended with {code}:", *lines[-40:], sep="\n", flush=True)
         return json.loads(self.result.read_text()) if self.result.exists() else {}
 
@@ -244,7 +246,8 @@ def table(specs: dict[str, dict[str, Any]], done: dict[str, dict[str, Any]]) -> 
             row(f"{name}: noise", spec["dtype"], batches[1][::-1] if len(batches) > 1 else [], base[0])
             continue
         for label, batch, given in zip(("", " again", " killed", " after"), batches, spec["batches"]):
-            row(name + label, spec["dtype"], batch, base[0] * (len(batch) // len(base[0])))
+            less = ", reads less" if spec["plan"] == STRATA else ""
+            row(name + label + less, spec["dtype"], batch, base[0] * (len(batch) // len(base[0])))
             if spec["plan"] == STRATA:
                 row(f"{name}{label}, up to 512", spec["dtype"], short(batch, given["prompts"]),
                     short(base[0], given["prompts"]))
@@ -279,11 +282,16 @@ def main() -> None:
         print(f"{name:14} start {result.get('start_s', -1):5.1f} s, batches",
               *(f"{s:.2f}" for s in result.get("seconds", [])), f"of {len(specs[name]['batches'])}")
     for r in rows:
-        print(f"{r['name']:26} {r['dtype']:9} rows {r['rows']:3} same {r['same']:3} ties {r['ties']:3} wrong {r['wrong']:3} "
-              f"ended {r['ended']:3} margin {r['margin']:.1e} apart {r['apart']:.1e} held {r.get('held', '')} of "
-              f"{r.get('holdable', '')}")
+        print(f"{r['name']:26} {r['dtype']:9} rows {r['rows']:3} same {r['same']:3} ties {r['ties']:3} "
+              f"wrong {r['wrong']:3} ended {r['ended']:3} margin {r['margin']:.1e} apart {r['apart']:.1e} "
+              f"held {r.get('held', '')} of {r.get('holdable', '')}")
+    failed = [name for name in specs if len(done[name].get("batches", [])) < len(specs[name]["batches"])]
+    failed += [r["name"] for r in rows if (r["wrong"] and "reads less" not in r["name"])
+               or (r["ended"] and "killed" not in r["name"])]
+    print("failed:", ", ".join(failed) or "none")
     (OUT / "vllm26.json").write_text(json.dumps({"rows": rows, "engines": {
         name: {k: v for k, v in d.items() if k != "batches"} for name, d in done.items()}}, indent=1))
+    sys.exit(bool(failed))
 
 
 if __name__ == "__main__":

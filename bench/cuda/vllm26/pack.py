@@ -3,9 +3,10 @@
 
     pack.py OUT [--python 3.12] [--arch 90]          OUT: a folder that git ignores, as dist/v26
 
-OUT/part1, part2, ... hold OUT/site.tar.xz in pieces of at most 38 MiB; `install.sh` beside this unpacks them. In it are
-vLLM's Python files, its operators with the code of one GPU architecture, and what vLLM.LLM imports of other packages and
-the machine lacks (REQUIRED). Two packages that are only named in annotations are empty stand-ins (NAMED).
+OUT/part1, part2, ... hold site.tar.xz in pieces of at most 38 MiB; `install.sh` beside this unpacks them. In it are
+vLLM's Python files, its operators with the code of one GPU architecture, and what vllm.LLM imports of other packages
+and the machine lacks, or may have too old (REQUIRED). Two packages that are only named in annotations are empty
+stand-ins (NAMED).
 
 FlashAttention's libraries are imported on CUDA whatever backend is chosen, so they are there without any device code:
 --attention-backend FLASH_ATTN fails with this. Wheels come from PyPI, into build/vllm26/wheels, once.
@@ -30,7 +31,8 @@ VLLM = "vllm==0.26.0"
 REQUIRED = ("annotated-types==0.8.0", "cachetools==8.0.1", "cbor2==6.3.0", "distro==1.9.0", "fastapi==0.136.3",
             "httpcore2==2.16.2", "httpx2==2.16.2", "jiter==0.19.0", "msgspec==0.22.0", "openai==3.54.0",
             "openai-harmony==0.0.8", "partial-json-parser==0.2.1.1.post7", "pybase64==1.5.1", "pydantic==2.14.3",
-            "pydantic-core==2.50.4", "pyzmq==27.3.0", "sniffio==1.3.1", "starlette==1.10.0", "typing-inspection==0.4.5")
+            "pydantic-core==2.50.4", "pyzmq==27.3.0", "sniffio==1.3.1", "starlette==1.10.0",
+            "typing-extensions==4.16.0", "typing-inspection==0.4.5")
 NAMED = ("llguidance", "xgrammar")
 STAND_IN = '''"""Stands in: vLLM names its classes in annotations, and uses none without structured outputs."""
 

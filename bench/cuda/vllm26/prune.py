@@ -73,8 +73,8 @@ def prune(library: pathlib.Path, keep: int) -> str:
                     data[image.begin:image.end] = bytes(size)
                     blanked += size
     library.write_bytes(data)
-    return (f"{library.name}: {left / 1e6:.1f} MB of sm_{keep} left, {blanked / 1e6:.1f} MB blanked, {without} containers "
-            f"without sm_{keep}")
+    return (f"{library.name}: {left / 1e6:.1f} MB of sm_{keep} left, {blanked / 1e6:.1f} MB blanked, {without} "
+            f"containers without sm_{keep}")
 
 
 def main() -> None:

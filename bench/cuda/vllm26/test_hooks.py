@@ -27,7 +27,8 @@ def methods(cls: type) -> dict[str, Any]:
     """Those that cls, or a class of kvstrata_vllm above it, defines; magic ones aside."""
     own = [base for base in cls.__mro__ if base.__module__.startswith("kvstrata_vllm")]
     return {name: getattr(cls, name) for base in own for name, value in vars(base).items()
-            if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod)))}
+            if not name.startswith("_")
+            and (inspect.isfunction(value) or isinstance(value, (classmethod, staticmethod)))}
 
 
 def hooks() -> list[Any]:
