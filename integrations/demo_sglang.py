@@ -29,7 +29,7 @@ if importlib.util.find_spec("sgl_kernel") is None:
     PATHS.append(str(HERE.parent / "tests" / "sglang" / "stand_in"))
 sys.path[:0] = PATHS
 os.environ["PYTHONPATH"] = os.pathsep.join([*PATHS, os.environ.get("PYTHONPATH", "")])
-for name, value in (("SGLANG_USE_CPU_ENGINE", "1"), ("HF_HUB_OFFLINE", "1")):
+for name, value in (("SGLANG_USE_CPU_ENGINE", "1"), ("HF_HUB_OFFLINE", "1"), ("PYTHONWARNINGS", "ignore")):
     os.environ.setdefault(name, value)
 
 import kvstrata  # noqa: E402

@@ -6,10 +6,11 @@
 SPEC: plan (null: plain SGLang; "": KVSTRATA_DISABLE=1 with the flags of a plan; "hicache": SGLang's own pool with the
 daemon as HiCache's storage), socket of a daemon (null: one is
 started, and started again when it was killed), server (arguments of sglang.Engine), batches [{prompts [ids], tokens,
-kill_at (number of the attention call before which the daemon is killed, or null), flush: SGLang's cache before it,
-abort_at: requests are aborted when they have so many tokens}], record: what the plan chose is compared with direct calls.
-RESULT: batches [[{tokens, top, held, reason, message, retractions}]], seconds of each batch, sequences of a daemon of its
-own behind each, differing: lists that differ, chosen: lists that were compared.
+kill_at (number of the attention call before which the daemon is killed, or null), left_dead: it is not started again
+before the next batch, flush: SGLang's cache before it, abort_at: requests are aborted when they have so many tokens}],
+record: what the plan chose is compared with direct calls. RESULT: batches [[{tokens, top, held, reason, message,
+retractions}]], seconds of each batch, sequences that a daemon of its own has behind each, differing: lists that differ,
+chosen: lists that were compared.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def main() -> None:
             result["seconds"].append(time.perf_counter() - begin)
             if daemon is not None and daemon.process.poll() is None:
                 result["sequences"].append(sequences(socket))
-            elif daemon is not None:
+            elif daemon is not None and not batch.get("left_dead"):
                 daemon = stack.enter_context(Daemon(socket=socket))
         if spec.get("record"):
             result.update(json.loads(pathlib.Path(f"{orders}.compared").read_text()))

@@ -32,5 +32,15 @@ def test_killed_at_random_moments(engine, plain, prompts, amount):
     assert any(row["reason"] == "abort" for rows in result["batches"][::2] for row in rows)
 
 
+def test_without_a_daemon(engine, plain, prompts):
+    """A request that comes then ends with an error that names it, and has no token that might be wrong."""
+    few = {"prompts": [p for p in prompts if len(p) < 400][:3], "tokens": NEW}
+    _, without, again = engine("full", [{**few, "kill_at": 0, "left_dead": True}, few, few])["batches"]
+    for row in without:
+        assert row["reason"] == "abort" and "kvstratad" in row["message"] and row["tokens"] == []
+    want = [{**row, "tokens": row["tokens"][:NEW]} for p, row in zip(prompts, plain) if p in few["prompts"]]
+    assert_same(want, again)
+
+
 def test_kill_switch(engine, plain, prompts):
     assert_same(plain, engine("", [{"prompts": prompts, "tokens": 24}])["batches"][0])
