@@ -21,6 +21,9 @@ class ControlService final : public v1::Control::CallbackService {
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext*,
                                          const v1::CloseSessionRequest*,
                                          v1::CloseSessionResponse*) override;
+  grpc::ServerUnaryReactor* IssueAttachToken(grpc::CallbackServerContext*,
+                                             const v1::IssueAttachTokenRequest*,
+                                             v1::IssueAttachTokenResponse*) override;
   grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext*, const v1::PingRequest*,
                                  v1::PingResponse*) override;
   grpc::ServerUnaryReactor* RegisterModel(grpc::CallbackServerContext*,

@@ -232,6 +232,21 @@ Result<RemoteStep*> RemoteSession::FindStep(uint64_t step) {
                       " is not open in this session: it was ended, or is another's");
 }
 
+Status RemoteSession::AppendInPlace(RemoteStep* step, std::optional<int> layer) {
+  if (device_->on_gpu()) {
+    return Unimplemented("IN_PLACE",
+                         "the pages lie on a GPU, which the daemon does not wait for another "
+                         "process's writes to; send k and v, or link libkvstrata.so");
+  }
+  KVS_RETURN_IF_ERROR(store_->CheckWriter(session_));
+  if (layer) {
+    step->appended[static_cast<size_t>(*layer)] = true;
+  } else {
+    step->appended.assign(step->appended.size(), true);
+  }
+  return OkStatus();
+}
+
 Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
                              float* lse) {
   KVS_RETURN_IF_ERROR(step->step->Attend(layer, q, out, lse));

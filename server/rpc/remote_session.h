@@ -14,6 +14,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,6 +72,9 @@ class RemoteSession {
   // Grow fails with. codes: per member, written on failure only.
   Result<uint64_t> StepBegin(std::span<const RemoteMember> members, std::vector<int32_t>* codes);
   Result<RemoteStep*> FindStep(uint64_t step);
+  // The new rows of the layer (none: of all) are in the members' pages: the session's client wrote
+  // them there (Store::PassArenas). NOT_WRITABLE; UNIMPLEMENTED IN_PLACE on a GPU.
+  Status AppendInPlace(RemoteStep* step, std::optional<int> layer);
   // Attends and, on CPUs, counts heat. REQUIRES: tensors were checked against the step.
   Status Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
   // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED. What a GPU

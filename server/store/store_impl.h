@@ -74,6 +74,10 @@ class Store::Impl {
                                       std::string_view client_name, ArenaSink sink, uint32_t device)
       KVS_EXCLUDES(mu_);
   void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(mu_);
+  Result<PassedTables> PassArenas(uint64_t session, bool writable, ArenaSink sink)
+      KVS_EXCLUDES(mu_);
+  Status CheckWriter(uint64_t session) KVS_EXCLUDES(mu_);
+  void EndWriter(uint64_t session) KVS_EXCLUDES(mu_);
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens, const OpenOptions& options)
@@ -492,6 +496,7 @@ class Store::Impl {
   static void WriteExtents(const Sequence& s, shm::ExtentEntry* entries);
   void RefreshView(Session* session, Sequence* s, size_t first_page) KVS_REQUIRES(mu_);
   void GrantArena(Session* session, const Arena& arena) KVS_REQUIRES(mu_);
+  void PassArena(const Session& session, const Arena& arena) KVS_REQUIRES(mu_);
   // Of the pages from `first` on, each where its position says; grants their arenas.
   void WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages, size_t first,
                     shm::PageEntry* entries) KVS_REQUIRES(mu_);
