@@ -33,6 +33,7 @@ enum MessageType : uint32_t {
   kTruncate = 19,         // Truncate, i32 token ids -> ErrorReply
   kCloseKey = 20,         // SequenceKey -> ErrorReply
   kCapacity = 23,         // Capacity, plan text -> CapacityReply
+  kTruncateKey = 24,      // TruncateKey -> ErrorReply, when the owner will find it
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -89,6 +90,13 @@ struct SequenceRef {
 struct SequenceKey {
   char key[64];
 };
+
+struct TruncateKey {
+  uint32_t tokens;  // that are left
+  uint32_t reserved;
+  char key[64];
+};
+static_assert(sizeof(TruncateKey) == 72);
 
 struct SequenceReply {
   uint64_t sequence;

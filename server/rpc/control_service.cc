@@ -295,6 +295,14 @@ grpc::ServerUnaryReactor* ControlService::CloseKey(grpc::CallbackServerContext* 
   });
 }
 
+grpc::ServerUnaryReactor* ControlService::TruncateKey(grpc::CallbackServerContext* call,
+                                                      const v1::TruncateKeyRequest* request,
+                                                      v1::TruncateSequenceResponse*) {
+  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
+    return context_->store().TruncateKey(s.id(), request->key(), request->tokens());
+  });
+}
+
 grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* call,
                                                  const v1::LookupRequest* request,
                                                  v1::LookupResponse* response) {

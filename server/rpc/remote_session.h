@@ -89,7 +89,7 @@ class RemoteSession {
   Status Settle(uint64_t sequence);
   // SEQUENCE_UNKNOWN, SEQUENCE_BUSY, or why its last commit was refused.
   Status CheckIdle(uint64_t sequence) { return FindIdle(sequence).status(); }
-  // Also in a step.
+  // Also in a step. Outside of one what another session asked by the sequence's key is done first.
   Result<RemoteSequence*> Find(uint64_t sequence);
   Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);
   // SequenceState's, of the table as it is now.
@@ -99,7 +99,10 @@ class RemoteSession {
 
  private:
   void DropAll();
+  // As it is.
+  Result<RemoteSequence*> Peek(uint64_t sequence);
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
+  Status Truncate(RemoteSequence* s, uint32_t tokens);
   Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model,
                                std::span<const int32_t> tokens, const RemoteSequence* parent);
   Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,

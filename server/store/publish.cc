@@ -153,6 +153,7 @@ void Store::Impl::Unpublish(Session* session, Sequence* s) {
   shm::SequenceSlot& slot = memory.tables()->slots[s->slot];
   slot.table_offset.store(0, std::memory_order_seq_cst);
   slot.sequence_id.store(0, std::memory_order_seq_cst);
+  slot.truncate_to.store(0, std::memory_order_seq_cst);
   memory.FreeSlot(s->slot);
   session->retired_tables.Push(session->tenant->epoch, s->table);
   if (s->heat.count != 0) session->retired_heat.Push(session->tenant->epoch, s->heat);

@@ -132,6 +132,8 @@ struct Sequence {
   PageKey last_key{};         // of the last whole page; zeros: none
   PageKey prompt_last_key{};  // the same of the prompt, when that is complete
   std::vector<int32_t> tail;  // token ids behind the last whole page
+  // What another session wants left of them (TruncateKey), until the owner has cut it.
+  std::optional<uint32_t> truncate_to;
   Series series;
 
   std::vector<Page*> pages, index_blocks;  // one reference each; null: a page that was given back

@@ -390,6 +390,9 @@ Result<OpenedSequence> Store::GiveKey(uint64_t session, const Result<OpenedSeque
   impl_->TellSettled();
   return named;
 }
+Status Store::TruncateKey(uint64_t session, std::string_view key, uint32_t tokens) {
+  return impl_->TruncateKey(session, key, tokens);
+}
 Status Store::CloseKey(uint64_t session, std::string_view key) {
   const Status status = impl_->CloseKey(session, key);
   impl_->TellSettled();

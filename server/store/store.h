@@ -366,6 +366,13 @@ class Store {
   // Closes the live sequence of that key, of any session of the session's user. Whoever steps with
   // it meanwhile keeps what the step reads. NOT_FOUND KEY_UNKNOWN.
   Status CloseKey(uint64_t session, std::string_view key);
+  // Has the owner of the live sequence of that key truncate it, whichever session of the session's
+  // user it is: what it keeps of the sequence is its own to cut. The wish is published in the
+  // sequence's slot, and over when the owner has truncated to so few tokens, or was refused it. Of
+  // several that wait the least counts. What is about to go is not packed meanwhile. KEY_UNKNOWN,
+  // and as Truncate, of what was committed until now; a linked owner may have what it has pages
+  // for, whose commits are on their way: then no TRUNCATE_TOKENS, and nothing is cut if it has not.
+  Status TruncateKey(uint64_t session, std::string_view key, uint32_t tokens);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG;
   // GROW_SEALED when `writable` lies in a page that is full.

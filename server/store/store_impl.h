@@ -92,6 +92,7 @@ class Store::Impl {
   Result<OpenedSequence> GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
                                  std::string_view key) KVS_EXCLUDES(mu_);
   Status CloseKey(uint64_t session, std::string_view key) KVS_EXCLUDES(mu_);
+  Status TruncateKey(uint64_t session, std::string_view key, uint32_t tokens) KVS_EXCLUDES(mu_);
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
               uint32_t index_writable) KVS_EXCLUDES(mu_);
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
@@ -421,6 +422,8 @@ class Store::Impl {
 
   // keys.cc
   Status EnterKey(uint64_t session, uint64_t sequence, std::string_view key) KVS_EXCLUDES(mu_);
+  // The live sequence of the session's user that has it. KEY_UNKNOWN.
+  Result<uint64_t> FindKey(uint64_t session, std::string_view key) KVS_REQUIRES(mu_);
 
   // leases.cc
   // A look-up on its way to its lease.
@@ -555,7 +558,11 @@ class Store::Impl {
   uint32_t OpenTokens(uint64_t tokens) const;
 
   // truncate.cc
-  static Status CheckTruncate(const Sequence& s, uint32_t tokens, std::span<const int32_t> tail);
+  static Status CheckTruncate(const Sequence& s, uint32_t tokens);
+  // Keeps and publishes what TruncateKey asks of the owner; nothing: no more.
+  void Wish(Session* session, Sequence* s, std::optional<uint32_t> tokens) KVS_REQUIRES(mu_);
+  // Whether so few tokens are what was asked for, which is over then.
+  bool EndWish(Session* session, Sequence* s, uint32_t tokens) KVS_REQUIRES(mu_);
   void EndWorkBeyond(Sequence* s) KVS_REQUIRES(mu_);
   void CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail) KVS_REQUIRES(mu_);
   std::vector<Page*> TakeBeyond(Sequence* s, uint32_t tokens) KVS_REQUIRES(mu_);
