@@ -100,6 +100,14 @@ int kvs_close_key(kvs_session* session, const char* key) {
   });
 }
 
+int kvs_truncate_key(kvs_session* session, const char* key, uint32_t tokens) {
+  return WithSession(session, [&](Session& s) -> Status {
+    KVS_RETURN_IF_ERROR(NotNull("key", key));
+    KVS_ASSIGN_OR_RETURN(const std::string_view known, ReadKey(key));
+    return s.TruncateKey(known, tokens);
+  });
+}
+
 int kvs_sequence_fork(kvs_session* session, kvs_sequence sequence, kvs_sequence* out) {
   return WithSession(session, [&](Session& s) -> Status {
     KVS_RETURN_IF_ERROR(NotNull("out", out));

@@ -224,7 +224,7 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_ASSIGN_OR_RETURN(SequenceUse parent, SequenceUse::Current(state_.get(), sequence, true));
   if (parent->imported) return SequenceImported(sequence);
   if (parent->in_step && state_->gpu_session != nullptr) {
     KVS_RETURN_IF_ERROR(SettleBegin(*parent.get()));
@@ -240,13 +240,16 @@ Result<Opened> Session::Fork(uint64_t sequence) {
 }
 
 Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
   if (s->imported) return SequenceImported(sequence);
-  KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
+  return state_->Truncate(s.get(), tokens);
+}
+
+Status Session::State::Truncate(Sequence* s, uint32_t tokens) {
+  KVS_RETURN_IF_ERROR(TellAll(s, Deadline()));
   const std::span<const int32_t> tail = s->state->TailIds(tokens);
-  const shm::Truncate request{sequence, tokens, static_cast<uint32_t>(tail.size())};
-  KVS_RETURN_IF_ERROR(
-      state_->ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr));
+  const shm::Truncate request{s->id, tokens, static_cast<uint32_t>(tail.size())};
+  KVS_RETURN_IF_ERROR(ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr));
   s->state->Truncate(static_cast<int32_t>(tokens));
   s->told_indexed = std::min(s->told_indexed, tokens);
   return OkStatus();
@@ -329,14 +332,20 @@ Status Session::CloseKey(std::string_view key) {
   return state_->ring->Call(shm::kCloseKey, {BytesOf(request)}, nullptr);
 }
 
+Status Session::TruncateKey(std::string_view key, uint32_t tokens) {
+  shm::TruncateKey request{tokens, 0, ""};
+  CopyText(request.key, std::string(key));
+  return state_->ring->Call(shm::kTruncateKey, {BytesOf(request)}, nullptr);
+}
+
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
   if (s->imported) return state_->Acknowledged(sequence);
   return static_cast<uint32_t>(s->state->tokens());
 }
 
 Result<std::string> Session::StatusText(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
   if (s->imported) return std::string("ok");  // its pages are the daemon's to fill: no plan attends
   KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
   const Status refreshed = s->state->Refresh(s->View());
@@ -361,7 +370,7 @@ Result<std::string> Session::CanonicalPlan(std::string_view plan) {
 }
 
 Status Session::PrefillDone(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
   if (!s->imported) KVS_RETURN_IF_ERROR(state_->ClosePrompt(s.get()));
   const shm::SequenceRef event{sequence};
   return state_->Tell(s.get(), shm::kPrefillDone, {BytesOf(event)});
@@ -415,7 +424,7 @@ Status Session::State::TellReport(Sequence* s, uint32_t first, uint32_t n, const
 }
 
 Status Session::Settle(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
   const shm::SequenceRef request{sequence};
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kSettle, {BytesOf(request)}, nullptr));
@@ -447,7 +456,7 @@ Result<int> Session::State::PinToRead(Sequence* s) {
 }
 
 Result<PageTable> Session::GetPageTable(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
   KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
   const int32_t page_tokens = s->state->geometry().page_tokens;
   const int32_t tokens = s->in_step ? s->step_tokens : s->state->tokens();
@@ -471,7 +480,7 @@ Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view
 }
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, true));
   KVS_ASSIGN_OR_RETURN(const int slot, state_->PinToRead(s.get()));
   Status refreshed = s->state->Refresh(s->View());
   Result<InspectArray> array =

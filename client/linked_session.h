@@ -163,6 +163,10 @@ struct Session::State {
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
   Status ClosePrompt(Sequence* s);
+  Status Truncate(Sequence* s, uint32_t tokens);
+  // What another session asked by the sequence's key, as if its owner had called Truncate: not in a
+  // step, nor while ids are missing.
+  Status TruncateAsAsked(Sequence* s);
   // Brings index rows and buckets up to the committed tokens.
   Status CatchUp(Sequence* s);
   Result<InspectArray> Inspect(const Sequence& s, std::string_view name);
@@ -224,6 +228,8 @@ class SequenceUse {
  public:
   // SEQUENCE_UNKNOWN; SEQUENCE_BUSY when another thread uses it, or a step does and !in_step_too.
   static Result<SequenceUse> Of(Session::State* session, uint64_t sequence, bool in_step_too);
+  // The same, cut to what another session asked for. Also what Session::Truncate fails with.
+  static Result<SequenceUse> Current(Session::State* session, uint64_t sequence, bool in_step_too);
   Sequence* operator->() const { return sequence_.get(); }
   Sequence* get() const { return sequence_.get(); }
   const std::shared_ptr<Sequence>& shared() const { return sequence_; }

@@ -22,7 +22,7 @@ void MapBlocks(const Sequence& s) {
 }  // namespace
 
 Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   std::string text(plan);
   const shm::Build request{sequence, static_cast<uint32_t>(text.size()), 0};
@@ -53,7 +53,7 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
 }
 
 Status Session::Recompress(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, false));
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(state_.get(), sequence, false));
   KVS_RETURN_IF_ERROR(state_->TellAll(s.get(), state_->Deadline()));
   const shm::SequenceRef request{sequence};
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kRecompress, {BytesOf(request)}, nullptr));

@@ -287,6 +287,15 @@ Status Session::CloseKey(std::string_view key) {
   return state_->channel->Call(&v1::Control::Stub::CloseKey, request, &response);
 }
 
+Status Session::TruncateKey(std::string_view key, uint32_t tokens) {
+  v1::TruncateKeyRequest request;
+  request.set_session(state_->channel->session());
+  request.set_key(std::string(key));
+  request.set_tokens(tokens);
+  v1::TruncateSequenceResponse response;
+  return state_->channel->Call(&v1::Control::Stub::TruncateKey, request, &response);
+}
+
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(const v1::GetSequenceResponse s, state_->Get(sequence));
   return s.tokens();

@@ -204,6 +204,20 @@ Result<SequenceUse> SequenceUse::Of(Session::State* session, uint64_t sequence, 
   return SequenceUse(std::move(s), std::move(lock));
 }
 
+Result<SequenceUse> SequenceUse::Current(Session::State* session, uint64_t sequence,
+                                         bool in_step_too) {
+  KVS_ASSIGN_OR_RETURN(SequenceUse s, Of(session, sequence, in_step_too));
+  KVS_RETURN_IF_ERROR(session->TruncateAsAsked(s.get()));
+  return s;
+}
+
+Status Session::State::TruncateAsAsked(Sequence* s) {
+  if (s->in_step || s->late_tokens > 0) return OkStatus();
+  const std::optional<uint32_t> asked = reader.TruncateTo(s->slot, s->id);
+  if (!asked) return OkStatus();
+  return Truncate(s, std::min(*asked, static_cast<uint32_t>(s->state->tokens())));
+}
+
 Status Session::State::Tell(Sequence* s, shm::MessageType type,
                             std::initializer_list<std::span<const std::byte>> parts) {
   KVS_RETURN_IF_ERROR(TellDone(s));

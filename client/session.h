@@ -217,6 +217,8 @@ class Session {
   Status Close(uint64_t sequence);
   // Of any session of this user. KEY_UNKNOWN.
   Status CloseKey(std::string_view key);
+  // Of any session of this user, before its owner's next call with it. KEY_UNKNOWN, TRUNCATE_*.
+  Status TruncateKey(std::string_view key, uint32_t tokens);
   Result<uint32_t> Tokens(uint64_t sequence);         // local
   Result<std::string> StatusText(uint64_t sequence);  // local
   Result<std::string> PlanText(uint64_t sequence);    // local

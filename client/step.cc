@@ -63,7 +63,7 @@ Status CheckMembers(Session::State* session, std::span<const BatchMember> member
                                                       " is a member of the batch twice"));
       continue;
     }
-    Result<SequenceUse> use = SequenceUse::Of(session, id, false);
+    Result<SequenceUse> use = SequenceUse::Current(session, id, false);
     if (!use.ok()) {
       fail(i, use.status());
       continue;

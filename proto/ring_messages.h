@@ -33,6 +33,7 @@ enum MessageType : uint32_t {
   kTruncate = 19,         // Truncate, i32 token ids -> ErrorReply
   kCloseKey = 20,         // SequenceKey -> ErrorReply
   kCapacity = 23,         // Capacity, plan text -> CapacityReply
+  kTruncateKey = 24,      // TruncateKey -> ErrorReply, when the owner will find it
   // Events.
   kCommit = 32,       // Commit, token ids
   kReport = 33,       // Report, f32 surprisal[n], f32 entropy[n], u8 boundary[n] as flags say
@@ -89,6 +90,13 @@ struct SequenceRef {
 struct SequenceKey {
   char key[64];
 };
+
+struct TruncateKey {
+  uint32_t tokens;  // that are left
+  uint32_t reserved;
+  char key[64];
+};
+static_assert(sizeof(TruncateKey) == 72);
 
 struct SequenceReply {
   uint64_t sequence;
@@ -275,6 +283,8 @@ enum AttachType : uint32_t {
   kRefused = 3,     // daemon, then it closes
   kArena = 4,       // daemon, descriptor: the arena
   kDescriptor = 5,  // client, descriptor: memory that a RegisterTensors is about to name
+  kRedeem = 6,      // client, first packet instead of Hello: a token that it got over gRPC
+  kTables = 7,      // daemon, descriptor: the table segment; kArena packets follow it
 };
 
 struct Hello {
@@ -318,6 +328,28 @@ struct Descriptor {
   uint32_t type;
   uint32_t number;  // of the client's choosing
 };
+
+// Of a process without the library, whose session is gRPC's.
+struct Redeem {
+  uint32_t type;  // kRedeem
+  uint32_t magic;
+  uint32_t version;
+  uint32_t reserved;
+  uint8_t token[16];  // Control.IssueAttachToken's
+};
+static_assert(sizeof(Redeem) == 32);
+
+struct Tables {
+  uint32_t type;
+  uint32_t version;
+  uint64_t session_id;
+  uint64_t daemon_epoch;
+  uint64_t table_bytes;
+  uint32_t arenas;  // Arena packets that follow at once; others when arenas are granted
+  uint32_t reserved;
+  char device_uuid[64];
+};
+static_assert(sizeof(Tables) == 104);
 
 }  // namespace kvstrata::shm
 

@@ -17,7 +17,7 @@
 namespace kvstrata::shm {
 
 inline constexpr uint32_t kMagic = 0x4B565331;  // "KVS1"
-inline constexpr uint32_t kVersion = 9;         // a client of another version is refused at attach
+inline constexpr uint32_t kVersion = 10;        // a client of another version is refused at attach
 
 inline constexpr int kMaxReaders = 64;      // steps of one session open at the same time
 inline constexpr int kMaxSequences = 4096;  // of one session
@@ -128,10 +128,12 @@ struct alignas(64) SequenceSlot {
   std::atomic<uint64_t> table_offset;  // 0: no sequence here
   std::atomic<uint64_t> sequence_id;
   std::atomic<uint64_t> recall_audit;  // a RecallRequest; 0: no audit is running
-  uint64_t reserved[5];
+  std::atomic<uint64_t> truncate_to;   // 1 + the tokens that another session wants left; 0: none
+  uint64_t reserved[4];
 };
 static_assert(sizeof(SequenceSlot) == 64);
 static_assert(offsetof(SequenceSlot, recall_audit) == 16);
+static_assert(offsetof(SequenceSlot, truncate_to) == 24);
 
 // What a recall audit asks of whoever runs the sequence's steps. It lies in the line that a step
 // reads anyway for its table, so a step that is not audited pays one relaxed load. A client that

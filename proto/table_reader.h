@@ -5,6 +5,8 @@
 #ifndef KVSTRATA_PROTO_TABLE_READER_H_
 #define KVSTRATA_PROTO_TABLE_READER_H_
 
+#include <optional>
+
 #include "proto/shm_layout.h"
 
 namespace kvstrata::shm {
@@ -84,6 +86,17 @@ class TableReader {
     const SequenceSlot& s = tables_->slots[slot];
     return s.table_offset.load(std::memory_order_acquire) == 0 ||
            s.sequence_id.load(std::memory_order_acquire) != sequence;
+  }
+
+  // How many tokens of the sequence another session wants left (Store::TruncateKey); nothing: none
+  // does.
+  std::optional<uint32_t> TruncateTo(uint32_t slot, uint64_t sequence) const {
+    if (slot >= static_cast<uint32_t>(kMaxSequences)) return std::nullopt;
+    const SequenceSlot& s = tables_->slots[slot];
+    const uint64_t asked = s.truncate_to.load(std::memory_order_acquire);
+    if (asked == 0 || s.sequence_id.load(std::memory_order_acquire) != sequence)
+      return std::nullopt;
+    return static_cast<uint32_t>(asked - 1);
   }
 
   // What an audit asks of the slot's sequence. REQUIRES: Read of the slot found a table.

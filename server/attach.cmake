@@ -28,12 +28,14 @@ kvs_library(kvs_work
 kvs_library(kvs_attach
   attach/arena_mailbox.cc
   attach/attach_server.cc
+  attach/attach_tokens.cc
   attach/connections.cc
   attach/descriptor_closer.cc
   attach/descriptor_inbox.cc
   attach/fair_queue.cc
   attach/lending.cc
   attach/packet.cc
+  attach/passing.cc
   attach/peer.cc
   attach/ring_import.cc
   attach/ring_lookup.cc

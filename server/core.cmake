@@ -54,6 +54,7 @@ kvs_library(kvs_store
   store/prefix_key.cc
   store/prefix_survey.cc
   store/long_request.cc
+  store/pass_arenas.cc
   store/publish.cc
   store/raw_pages.cc
   store/recall.cc

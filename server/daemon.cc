@@ -127,6 +127,7 @@ struct Daemon::Parts {
   std::unique_ptr<Executor> executor;
   std::unique_ptr<UnixListener> grpc_listener;
   DescriptorCloser grpc_closer;
+  AttachTokens attach_tokens;
   std::unique_ptr<AttachServer> attach;
   std::unique_ptr<GrpcServer> grpc;
   bool settled = false;
@@ -408,6 +409,7 @@ Status Daemon::Parts::Start() {
   for (const int gpu : cuda_devices) importing.devices.push_back({cuda, gpu});
   importer = std::make_unique<Importer>(importing, store.get(), backend);
   config.attach.imports = importer.get();
+  config.attach.tokens = &attach_tokens;
   KVS_ASSIGN_OR_RETURN(grpc_listener,
                        UnixListener::Listen(config.socket, SOCK_STREAM, config.socket_group));
   KVS_ASSIGN_OR_RETURN(auto attach_listener,
@@ -436,6 +438,7 @@ Status Daemon::Parts::StartGrpc() {
   options.executor = executor.get();
   options.takes_descriptors = grpc_listener->takes_descriptors();
   options.closer = &grpc_closer;
+  options.tokens = &attach_tokens;
   options.cuda = cuda;
   options.cuda_devices = cuda_devices;
   options.version = DaemonVersion();

@@ -1,6 +1,7 @@
 // AttachServer::Loop: the state of the attach server, of its one thread. attach_server.cc: start,
-// stop, events and rings; connections.cc: how a connection begins and ends; lending.cc: what others
-// do for it, so that it neither computes for long nor waits for who does.
+// stop, events and rings; connections.cc: how a connection begins and ends; passing.cc: one that
+// only fetches descriptors; lending.cc: what others do for it, so that it neither computes for long
+// nor waits for who does.
 #ifndef KVSTRATA_SERVER_ATTACH_ATTACH_LOOP_H_
 #define KVSTRATA_SERVER_ATTACH_ATTACH_LOOP_H_
 
@@ -46,7 +47,8 @@ class AttachServer::Loop {
   static constexpr uint64_t kKinds = 8;
 
   struct Connection {
-    enum class State { kHandshake, kOpen, kDetaching, kFenced };
+    // kPassed: it redeemed a token, and has no ring.
+    enum class State { kHandshake, kOpen, kPassed, kDetaching, kFenced };
     State state = State::kHandshake;
     uint64_t number = 0;
     PassedFd socket;  // descriptors may wait in it
@@ -57,6 +59,10 @@ class AttachServer::Loop {
     std::shared_ptr<ArenaMailbox> mailbox;
     std::unique_ptr<DescriptorInbox> inbox;
     std::unique_ptr<RingSession> ring;
+    // Of one that redeemed a token. Gone when the store grants it nothing more: the session has
+    // ended, or another connection took this one's place.
+    std::weak_ptr<const void> granting;
+    bool writes = false;  // the store counts its process as a writer
     // Another thread has it, and the loop looks at nothing of it but its state and deadline; events
     // of these kinds came meanwhile and are no longer watched.
     bool lent = false, socket_muted = false, pidfd_muted = false;
@@ -74,6 +80,7 @@ class AttachServer::Loop {
   enum Counter {
     kAccepted,
     kAttached,
+    kPassed,
     kRefused,
     kTimedOut,
     kDetached,
@@ -122,7 +129,8 @@ class AttachServer::Loop {
   void Accept();
   void AdmitSocket(UniqueFd socket);
   void OnSocket(Connection* c, uint32_t events);
-  void OnHello(Connection* c);
+  void OnFirstPacket(Connection* c);
+  void OnHello(Connection* c, const shm::Hello& hello, size_t bytes);
   void OnWelcomed(Connection* c, const std::string& name, const Status& status);
   // In another thread.
   Status OpenSession(Connection* c, const std::string& name, const std::string& uuid);
@@ -136,6 +144,17 @@ class AttachServer::Loop {
   void CloseChannels(Connection* c);
   void DropSocket(Connection* c);
   void Erase(Connection* c);
+
+  // passing.cc
+  void OnRedeem(Connection* c, const shm::Redeem& redeem, size_t bytes);
+  // In another thread.
+  Status PassDescriptors(Connection* c, const AttachToken& token);
+  Status SendTables(Connection* c, const PassedTables& tables);
+  void OnPassed(Connection* c, const Status& status);
+  void EndPassing(Connection* c, std::string_view why);
+  // Ends those that the store grants nothing more.
+  void EndPassedOver();
+  void EndWriter(Connection* c);
 
   // Constant.
   const AttachOptions options_;

@@ -83,9 +83,9 @@ void AttachServer::Loop::Stop() {
 
 AttachCounters AttachServer::Loop::counters() const {
   const auto at = [this](Counter c) { return counts_[c].load(std::memory_order_relaxed); };
-  return {at(kAccepted), at(kAttached), at(kRefused),      at(kTimedOut),
-          at(kDetached), at(kHungUp),   at(kDied),         at(kMalformed),
-          at(kFrames),   at(kReclaims), closer_.counters()};
+  return {at(kAccepted),  at(kAttached), at(kPassed),   at(kRefused),
+          at(kTimedOut),  at(kDetached), at(kHungUp),   at(kDied),
+          at(kMalformed), at(kFrames),   at(kReclaims), closer_.counters()};
 }
 
 // --- the loop ------------------------------------------------------------------------------------
@@ -210,6 +210,7 @@ void AttachServer::Loop::Tick() {
   KeepHouse();
   for (Connection* c : open_) c->ring->ExpireSettles();
   const Clock::time_point now = Clock::now();
+  EndPassedOver();
   std::vector<Connection*> late, detaching, unserved;
   for (const auto& [number, c] : connections_) {
     if (c->lent) continue;
@@ -217,14 +218,19 @@ void AttachServer::Loop::Tick() {
     if (c->state == Connection::State::kDetaching && now >= c->deadline) {
       detaching.push_back(c.get());
     }
-    if (c->state == Connection::State::kOpen && !c->mailbox->Flush()) unserved.push_back(c.get());
+    const bool served =
+        c->state == Connection::State::kOpen || c->state == Connection::State::kPassed;
+    if (served && !c->mailbox->Flush()) unserved.push_back(c.get());
   }
   for (Connection* c : late) {
     Count(kTimedOut);
     Refuse(c, Status(Code::kDeadlineExceeded, "HELLO_TIMEOUT", "no Hello packet in time"));
   }
   for (Connection* c : detaching) EndDetached(c);
-  for (Connection* c : unserved) HangUp(c, "arena packets are not read");
+  for (Connection* c : unserved) {
+    constexpr std::string_view kWhy = "arena packets are not read";
+    c->state == Connection::State::kPassed ? EndPassing(c, kWhy) : HangUp(c, kWhy);
+  }
 }
 
 void AttachServer::Loop::TickCloser() {

@@ -14,6 +14,10 @@
 //   hung up    EOF or a broken frame: sequences close, the client's own arenas stay fenced until
 //   ... dead       ... the pidfd says that the process is gone
 //
+// A process without the library redeems a token (attach_tokens.h) instead of saying Hello: it gets
+// the tables and the arenas of a session of gRPC's, and says nothing more (passing.cc). Its
+// connection ends with the session, when a later one takes its place, or when it hangs up.
+//
 // Ownership: the server owns sockets and its mappings, not the store, which must outlive it.
 // Thread-safety: Stop and counters from any thread. Errors of clients are theirs; Start fails with
 // ATTACH_START (INTERNAL) when the kernel refuses epoll, timers or threads.
@@ -26,6 +30,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "server/attach/attach_tokens.h"
 #include "server/attach/descriptor_closer.h"
 #include "server/attach/unix_listener.h"
 #include "server/store/import_sink.h"
@@ -40,12 +45,13 @@ struct AttachOptions {
   std::chrono::microseconds settle_timeout{60'000'000};  // then it is DEADLINE_EXCEEDED
   uint32_t threads = 3;                                  // for what takes longer than a turn
   std::string backend = "simd";                          // named in Welcome
-  ImportSink* imports = nullptr;  // outlives the server; null: engines lend no tensors
+  ImportSink* imports = nullptr;   // outlives the server; null: engines lend no tensors
+  AttachTokens* tokens = nullptr;  // outlives the server; null: none is known
 };
 
 // Since start. `reclaims` are passes of the housekeeping that called the store.
 struct AttachCounters {
-  uint64_t accepted = 0, attached = 0, refused = 0, timed_out = 0;
+  uint64_t accepted = 0, attached = 0, passed = 0, refused = 0, timed_out = 0;
   uint64_t detached = 0, hung_up = 0, died = 0, malformed = 0;
   uint64_t frames = 0, reclaims = 0;
   ClosingCounters closing;  // of what clients passed

@@ -91,7 +91,11 @@ void AttachServer::Loop::OnSocket(Connection* c, uint32_t events) {
   if (c->state == Connection::State::kFenced) return;  // hung up earlier in this turn
   if (c->state == Connection::State::kDetaching) return EndDetached(c);
   if (c->state == Connection::State::kHandshake) {
-    return (events & EPOLLIN) != 0 ? OnHello(c) : Erase(c);
+    return (events & EPOLLIN) != 0 ? OnFirstPacket(c) : Erase(c);
+  }
+  if (c->state == Connection::State::kPassed) {
+    const bool hung_up = (events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0;
+    return EndPassing(c, hung_up ? "eof" : "a packet after the token");
   }
   if ((events & (EPOLLHUP | EPOLLRDHUP | EPOLLERR)) != 0) return OnLastFrames(c);
   if (c->inbox->Receive()) return;
@@ -111,30 +115,35 @@ void AttachServer::Loop::OnLastFrames(Connection* c) {
       });
 }
 
-void AttachServer::Loop::OnHello(Connection* c) {
+void AttachServer::Loop::OnFirstPacket(Connection* c) {
   // One byte more than a Hello, to tell a longer packet.
   struct {
     shm::Hello hello;
     std::byte more;
   } packet{};
   constexpr size_t kRoom = sizeof(packet.hello) + 1;
+  static_assert(sizeof(shm::Redeem) < sizeof(shm::Hello));
   size_t bytes = 0;
-  Status status;
   switch (ReceivePlain(c->socket.get(), {reinterpret_cast<std::byte*>(&packet), kRoom}, &bytes)) {
     case ReceiveOutcome::kNothing:
       return;
     case ReceiveOutcome::kEnd:
       return Erase(c);  // gone without a word
     case ReceiveOutcome::kDescriptors:
-      status = InvalidArgument("HELLO_MALFORMED", "the first packet passes descriptors");
-      break;
+      return Refuse(c, InvalidArgument("HELLO_MALFORMED", "the first packet passes descriptors"));
     case ReceiveOutcome::kPacket:
-      status = CheckHello(packet.hello, bytes);
+      break;
   }
+  if (packet.hello.type != shm::kRedeem) return OnHello(c, packet.hello, bytes);
+  shm::Redeem redeem;
+  std::memcpy(&redeem, &packet, sizeof(redeem));
+  OnRedeem(c, redeem, bytes);
+}
+
+void AttachServer::Loop::OnHello(Connection* c, const shm::Hello& hello, size_t bytes) {
+  if (const Status status = CheckHello(hello, bytes); !status.ok()) return Refuse(c, status);
   std::string name, uuid;
-  if (!status.ok()) return Refuse(c, status);
-  KVS_CHECK(ReadText(packet.hello.client_name, &name) &&
-            ReadText(packet.hello.device_uuid, &uuid));  // CheckHello
+  KVS_CHECK(ReadText(hello.client_name, &name) && ReadText(hello.device_uuid, &uuid));
   name = Printable(std::move(name));
   c->status = ResourceExhausted("MEMORY", "the daemon has no memory for another session");
   Lend(
@@ -258,6 +267,8 @@ void AttachServer::Loop::HangUp(Connection* c, std::string_view why) {
 
 void AttachServer::Loop::OnDead(Connection* c) {
   if (c->state == Connection::State::kHandshake) return Erase(c);
+  if (c->writes) return EndWriter(c);
+  if (c->state == Connection::State::kPassed) return EndPassing(c, "died");
   // A dead client's last commits are in the ring, whole or not at all; nobody will use them.
   LogEvent(LogLevel::kInfo, "died", {{"session", c->session}, {"pid", c->peer.pid}});
   EndSession(c, SessionEnd::kDied, [this, c] {

@@ -168,18 +168,33 @@ std::string Printable(std::string text) {
   return text;
 }
 
+namespace {
+
+Status CheckVersion(uint32_t version) {
+  if (version == shm::kVersion) return OkStatus();
+  return FailedPrecondition("VERSION_MISMATCH", "the client speaks shared-memory version " +
+                                                    std::to_string(version) + ", this daemon " +
+                                                    std::to_string(shm::kVersion) +
+                                                    "; use libkvstrata of its release");
+}
+
+}  // namespace
+
+Status CheckRedeem(const shm::Redeem& redeem, size_t bytes) {
+  if (bytes == sizeof(redeem) && redeem.magic == shm::kMagic) return CheckVersion(redeem.version);
+  return InvalidArgument("REDEEM_MALFORMED",
+                         "the packet that redeems a token has " + std::to_string(bytes) +
+                             " bytes, or another magic; needed: " + std::to_string(sizeof(redeem)) +
+                             " bytes as docs/shm_layout.md has them");
+}
+
 Status CheckHello(const shm::Hello& hello, size_t bytes) {
   if (bytes != sizeof(hello) || hello.type != shm::kHello || hello.magic != shm::kMagic) {
     return InvalidArgument("HELLO_MALFORMED", "the first packet is no Hello of kvstrata (" +
                                                   std::to_string(bytes) +
                                                   " bytes); is this program a kvstrata client?");
   }
-  if (hello.version != shm::kVersion) {
-    return FailedPrecondition(
-        "VERSION_MISMATCH", "the client speaks shared-memory version " +
-                                std::to_string(hello.version) + ", this daemon " +
-                                std::to_string(shm::kVersion) + "; use libkvstrata of its release");
-  }
+  KVS_RETURN_IF_ERROR(CheckVersion(hello.version));
   std::string device, name;
   if (!ReadText(hello.device_uuid, &device) || !ReadText(hello.client_name, &name)) {
     return InvalidArgument("HELLO_MALFORMED",

@@ -115,6 +115,8 @@ RingSession::Outcome RingSession::Handle(const Frame& frame) {
       return OnTruncate(frame);
     case shm::kCloseKey:
       return OnCloseKey(frame);
+    case shm::kTruncateKey:
+      return OnTruncateKey(frame);
     case shm::kSettle:
       return OnSettle(frame);
     case shm::kLookup:
@@ -326,6 +328,17 @@ RingSession::Outcome RingSession::OnCloseKey(const Frame& frame) {
     return Malformed("CloseKey of a wrong size");
   }
   Answer(frame.header.id, store_->CloseKey(session_, key));
+  return Outcome::kWorked;
+}
+
+RingSession::Outcome RingSession::OnTruncateKey(const Frame& frame) {
+  shm::TruncateKey in;
+  std::span<const std::byte> rest = frame.payload;
+  std::string key;
+  if (!Take(&rest, &in) || !rest.empty() || !ReadText(in.key, &key)) {
+    return Malformed("TruncateKey of a wrong size");
+  }
+  Answer(frame.header.id, store_->TruncateKey(session_, key, in.tokens));
   return Outcome::kWorked;
 }
 

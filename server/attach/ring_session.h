@@ -185,6 +185,7 @@ class RingSession {
   Outcome OnGrow(const Frame& frame);
   Outcome OnTruncate(const Frame& frame);
   Outcome OnCloseKey(const Frame& frame);
+  Outcome OnTruncateKey(const Frame& frame);
   Outcome OnSettle(const Frame& frame);
   Outcome OnDetach(const Frame& frame);
   Outcome OnCommit(const Frame& frame);

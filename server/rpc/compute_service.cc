@@ -8,6 +8,8 @@
 namespace kvstrata {
 namespace {
 
+constexpr int32_t kAllLayers = -1;  // of rows in place
+
 Status CheckLayer(const RemoteStep& step, int32_t layer) {
   if (layer >= 0 && layer < step.geometry().layers) return OkStatus();
   return InvalidArgument("ARGUMENT_RANGE", "layer " + std::to_string(layer) + "; allowed: 0.." +
@@ -73,7 +75,9 @@ grpc::Status BeginStep(RemoteSession& s, const v1::StepBeginRequest& request,
 
 Status AppendLayer(RemoteSession& s, const v1::AppendRequest& request) {
   KVS_ASSIGN_OR_RETURN(RemoteStep * step, s.FindStep(request.step()));
+  if (request.in_place() && request.layer() == kAllLayers) return s.AppendInPlace(step, {});
   KVS_RETURN_IF_ERROR(CheckLayer(*step, request.layer()));
+  if (request.in_place()) return s.AppendInPlace(step, request.layer());
   const Geometry& g = step->geometry();
   const TensorShape shape{step->step->batch().tokens(), g.kv_heads, g.head_dim};
   KVS_ASSIGN_OR_RETURN(const Rows k, ReadTensor("k", request.k(), shape));

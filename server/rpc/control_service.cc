@@ -107,6 +107,7 @@ void Write(const OpenedSequence& s, v1::OpenSequenceResponse* out) {
   out->set_plan(FormatPlan(s.plan));
   out->set_surprisal_tokens(s.surprisal_tokens);
   out->set_boundary_tokens(s.bounded_tokens);
+  out->set_slot(s.slot);
 }
 
 void WriteNeeds(const Plan& plan, v1::Plan* out) {
@@ -166,6 +167,25 @@ grpc::ServerUnaryReactor* ControlService::CloseSession(grpc::CallbackServerConte
   RemoteSession::End(std::move(session), [reactor] { reactor->Finish(grpc::Status::OK); });
   streams_.End(id);
   return reactor;
+}
+
+grpc::ServerUnaryReactor* ControlService::IssueAttachToken(
+    grpc::CallbackServerContext* call, const v1::IssueAttachTokenRequest* request,
+    v1::IssueAttachTokenResponse* response) {
+  const Status found = context_->FindSession(request->session()).status();
+  if (!found.ok()) return ServiceContext::Answer(call, found);
+  if (context_->options().tokens == nullptr) {
+    return ServiceContext::Answer(
+        call, Unimplemented("ATTACH_TOKEN", "this daemon has no attach socket that takes tokens"));
+  }
+  const Result<AttachToken> token = context_->options().tokens->Issue(
+      context_->user().uid, {request->session(), request->writable()},
+      std::chrono::milliseconds(request->lifetime_ms()));
+  if (token.ok()) {
+    response->set_token(token->data(), token->size());
+    response->set_layout_version(shm::kVersion);
+  }
+  return ServiceContext::Answer(call, token.status());
 }
 
 grpc::ServerUnaryReactor* ControlService::Ping(grpc::CallbackServerContext* call,
@@ -272,6 +292,14 @@ grpc::ServerUnaryReactor* ControlService::CloseKey(grpc::CallbackServerContext* 
                                                    v1::CloseSequenceResponse*) {
   return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
     return context_->store().CloseKey(s.id(), request->key());
+  });
+}
+
+grpc::ServerUnaryReactor* ControlService::TruncateKey(grpc::CallbackServerContext* call,
+                                                      const v1::TruncateKeyRequest* request,
+                                                      v1::TruncateSequenceResponse*) {
+  return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
+    return context_->store().TruncateKey(s.id(), request->key(), request->tokens());
   });
 }
 

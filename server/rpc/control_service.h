@@ -21,6 +21,9 @@ class ControlService final : public v1::Control::CallbackService {
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext*,
                                          const v1::CloseSessionRequest*,
                                          v1::CloseSessionResponse*) override;
+  grpc::ServerUnaryReactor* IssueAttachToken(grpc::CallbackServerContext*,
+                                             const v1::IssueAttachTokenRequest*,
+                                             v1::IssueAttachTokenResponse*) override;
   grpc::ServerUnaryReactor* Ping(grpc::CallbackServerContext*, const v1::PingRequest*,
                                  v1::PingResponse*) override;
   grpc::ServerUnaryReactor* RegisterModel(grpc::CallbackServerContext*,
@@ -42,6 +45,8 @@ class ControlService final : public v1::Control::CallbackService {
                                           v1::CloseSequenceResponse*) override;
   grpc::ServerUnaryReactor* CloseKey(grpc::CallbackServerContext*, const v1::CloseKeyRequest*,
                                      v1::CloseSequenceResponse*) override;
+  grpc::ServerUnaryReactor* TruncateKey(grpc::CallbackServerContext*, const v1::TruncateKeyRequest*,
+                                        v1::TruncateSequenceResponse*) override;
   grpc::ServerUnaryReactor* Lookup(grpc::CallbackServerContext*, const v1::LookupRequest*,
                                    v1::LookupResponse*) override;
   grpc::ServerUnaryReactor* GetCapacity(grpc::CallbackServerContext*, const v1::GetCapacityRequest*,

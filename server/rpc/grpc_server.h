@@ -43,6 +43,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/executor.h"
+#include "server/attach/attach_tokens.h"
 #include "server/attach/descriptor_closer.h"
 #include "server/store/blocks.h"
 #include "server/store/store.h"
@@ -92,6 +93,7 @@ struct GrpcOptions {
   Executor* executor = nullptr;        // runs the parts of ops
   bool takes_descriptors = true;       // the listener: they may wait in connections
   DescriptorCloser* closer = nullptr;  // of sockets; the accepting thread ticks it
+  AttachTokens* tokens = nullptr;      // that the attach server redeems; null: none are given
   // Where sessions compute if the devices are GPUs: their numbers in this process, by the store's;
   // null: nowhere.
   const cuda::CudaOps* cuda = nullptr;

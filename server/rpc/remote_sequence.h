@@ -80,6 +80,11 @@ class SequenceTables {
   // with. codes (may be null) [claims]: per claim, a Code as int; written on failure only.
   Result<Pinned> Pin(std::span<const TableClaim> claims, std::vector<int32_t>* codes);
 
+  // What Store::TruncateKey asks of the sequence.
+  std::optional<uint32_t> TruncateTo(const RemoteSequence& s) const {
+    return reader_.TruncateTo(s.slot, s.id);
+  }
+
   // What an audit asks of the sequence's steps. REQUIRES: pinned.
   shm::RecallRequest Recall(const RemoteSequence& s) const { return reader_.Recall(s.slot); }
 

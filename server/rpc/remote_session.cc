@@ -63,10 +63,20 @@ void RemoteSession::DropAll() {
 
 // --- sequences -----------------------------------------------------------------------------------
 
-Result<RemoteSequence*> RemoteSession::Find(uint64_t sequence) {
+Result<RemoteSequence*> RemoteSession::Peek(uint64_t sequence) {
   const auto found = sequences_.find(sequence);
   if (found == sequences_.end()) return UnknownSequence(sequence);
   return found->second.get();
+}
+
+Result<RemoteSequence*> RemoteSession::Find(uint64_t sequence) {
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
+  if (s->step != 0 || !s->lost.ok()) return s;
+  if (const std::optional<uint32_t> asked = tables_.TruncateTo(*s)) {
+    const auto have = static_cast<uint32_t>(s->state->tokens());
+    KVS_RETURN_IF_ERROR(Truncate(s, std::min(*asked, have)));
+  }
+  return s;
 }
 
 Result<RemoteSequence*> RemoteSession::FindIdle(uint64_t sequence) {
@@ -129,14 +139,18 @@ Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t mode
 
 Status RemoteSession::TruncateSequence(uint64_t sequence, uint32_t tokens) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(sequence));
-  KVS_RETURN_IF_ERROR(store_->Truncate(session_, sequence, tokens, s->state->TailIds(tokens)));
+  return Truncate(s, tokens);
+}
+
+Status RemoteSession::Truncate(RemoteSequence* s, uint32_t tokens) {
+  KVS_RETURN_IF_ERROR(store_->Truncate(session_, s->id, tokens, s->state->TailIds(tokens)));
   s->state->Truncate(static_cast<int32_t>(tokens));
   s->told_indexed = std::min(s->told_indexed, tokens);
   return OkStatus();
 }
 
 Status RemoteSession::CloseSequence(uint64_t sequence) {
-  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
   if (s->step != 0) return FindIdle(sequence).status();
   sequences_.erase(sequence);
   return store_->CloseSequence(session_, sequence);
@@ -232,6 +246,21 @@ Result<RemoteStep*> RemoteSession::FindStep(uint64_t step) {
                       " is not open in this session: it was ended, or is another's");
 }
 
+Status RemoteSession::AppendInPlace(RemoteStep* step, std::optional<int> layer) {
+  if (device_->on_gpu()) {
+    return Unimplemented("IN_PLACE",
+                         "the pages lie on a GPU, which the daemon does not wait for another "
+                         "process's writes to; send k and v, or link libkvstrata.so");
+  }
+  KVS_RETURN_IF_ERROR(store_->CheckWriter(session_));
+  if (layer) {
+    step->appended[static_cast<size_t>(*layer)] = true;
+  } else {
+    step->appended.assign(step->appended.size(), true);
+  }
+  return OkStatus();
+}
+
 Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out,
                              float* lse) {
   KVS_RETURN_IF_ERROR(step->step->Attend(layer, q, out, lse));
@@ -321,7 +350,7 @@ Status RemoteSession::TellIndexed(RemoteSequence* s) {
 
 Status RemoteSession::Report(uint64_t sequence, uint32_t first, uint32_t n, const float* surprisal,
                              const float* entropy, const uint8_t* boundary) {
-  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Find(sequence));
+  KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
   constexpr uint32_t kMax = std::numeric_limits<int32_t>::max();
   if (first > kMax || n > kMax - first) {
     return InvalidArgument("ARGUMENT_RANGE", "first " + std::to_string(first) + " + n " +

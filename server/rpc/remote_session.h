@@ -14,6 +14,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,6 +72,9 @@ class RemoteSession {
   // Grow fails with. codes: per member, written on failure only.
   Result<uint64_t> StepBegin(std::span<const RemoteMember> members, std::vector<int32_t>* codes);
   Result<RemoteStep*> FindStep(uint64_t step);
+  // The new rows of the layer (none: of all) are in the members' pages: the session's client wrote
+  // them there (Store::PassArenas). NOT_WRITABLE; UNIMPLEMENTED IN_PLACE on a GPU.
+  Status AppendInPlace(RemoteStep* step, std::optional<int> layer);
   // Attends and, on CPUs, counts heat. REQUIRES: tensors were checked against the step.
   Status Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
   // Commits, or drops the new tokens; the step is over either way. LAYER_NOT_APPENDED. What a GPU
@@ -85,7 +89,7 @@ class RemoteSession {
   Status Settle(uint64_t sequence);
   // SEQUENCE_UNKNOWN, SEQUENCE_BUSY, or why its last commit was refused.
   Status CheckIdle(uint64_t sequence) { return FindIdle(sequence).status(); }
-  // Also in a step.
+  // Also in a step. Outside of one what another session asked by the sequence's key is done first.
   Result<RemoteSequence*> Find(uint64_t sequence);
   Result<InspectArray> Inspect(uint64_t sequence, std::string_view name);
   // SequenceState's, of the table as it is now.
@@ -95,7 +99,10 @@ class RemoteSession {
 
  private:
   void DropAll();
+  // As it is.
+  Result<RemoteSequence*> Peek(uint64_t sequence);
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
+  Status Truncate(RemoteSequence* s, uint32_t tokens);
   Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model,
                                std::span<const int32_t> tokens, const RemoteSequence* parent);
   Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,

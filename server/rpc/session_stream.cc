@@ -102,7 +102,7 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   const std::string backend(steps->backend());
   const std::string name =
       request.client_name().empty() ? "unnamed" : Printable(request.client_name());
-  // Arenas are the daemon's own memory: nobody needs descriptors.
+  // Nobody needs descriptors before somebody redeems a token (Store::PassArenas).
   KVS_ASSIGN_OR_RETURN(const SessionSegments segments, context_->store().OpenSession(
                                                            context_->user(), Road::kRemote, name,
                                                            [](const ArenaGrant&) {}, device));

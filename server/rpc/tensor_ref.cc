@@ -29,9 +29,8 @@ Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
     return Unimplemented(
         "SEGMENT_OFFSET",
         name + ".segment_offset is " + std::to_string(tensor.segment_offset()) +
-            "; no session over gRPC shares a segment with its client: descriptors do not travel "
-            "there; send the bytes as " +
-            name + ".inline, or link libkvstrata.so");
+            "; no session shares a segment for tensors with its client; send the bytes as " + name +
+            ".inline, or write rows to their pages (AppendRequest.in_place)");
   }
   const auto dtype = static_cast<DType>(tensor.dtype());
   const int64_t row = want.head_dim * SizeOf(dtype);

@@ -278,6 +278,9 @@ class Auditor {
         slot.table_offset.load() != session.memory->OffsetOf(s.table)) {
       Find(name + ": its slot names another table");
     }
+    if (slot.truncate_to.load() != (s.truncate_to ? uint64_t{*s.truncate_to} + 1 : 0)) {
+      Find(name + ": its slot asks for another truncation");
+    }
     if (s.table->pages.load() != s.pages.size() ||
         s.table->index_blocks.load() != s.index_blocks.size()) {
       return Find(name + ": its table has another length");

@@ -45,17 +45,19 @@ Result<OpenedSequence> Store::Impl::GiveKey(uint64_t session, const Result<Opene
   return status;
 }
 
+Result<uint64_t> Store::Impl::FindKey(uint64_t session_id, std::string_view key) {
+  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+  const auto found = session->tenant->keys.find(key);
+  if (found != session->tenant->keys.end()) return found->second;
+  return NotFound("KEY_UNKNOWN", "no live sequence of this user has key '" + std::string(key) +
+                                     "'; kvstrata seq ls shows those that there are");
+}
+
 Status Store::Impl::CloseKey(uint64_t session_id, std::string_view key) {
   uint64_t owner = 0, sequence = 0;
   {
     MutexLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-    const auto found = session->tenant->keys.find(key);
-    if (found == session->tenant->keys.end()) {
-      return NotFound("KEY_UNKNOWN", "no live sequence of this user has key '" + std::string(key) +
-                                         "'; kvstrata seq ls shows those that there are");
-    }
-    sequence = found->second;
+    KVS_ASSIGN_OR_RETURN(sequence, FindKey(session_id, key));
     owner = sequences_.at(sequence)->session;
   }
   return CloseSequence(owner, sequence);

@@ -283,6 +283,7 @@ Result<OpenedSequence> Store::Impl::ForkSequence(uint64_t session_id, uint64_t s
   const LongRequest request(this, session);
   auto child = std::make_unique<Sequence>(*parent);
   child->key.clear();
+  child->truncate_to.reset();
   child->table = nullptr;
   child->version = 0;
   child->heat = {};

@@ -56,13 +56,10 @@ void Store::Impl::RefreshView(Session* session, Sequence* s, size_t first_page) 
 }
 
 void Store::Impl::GrantArena(Session* session, const Arena& arena) {
-  const bool writable = arena.writer == session->id;
   // A process that sees another GPU could not map it.
   KVS_CHECK(arena.tier == Tier::kHost || arena.pool == PoolId::Device(session->device));
-  if (!session->granted.try_emplace(arena.id, writable).second) return;
-  if (!session->sink) return;
-  session->sink({arena.id, arena.block.bytes, arena.tier, writable, pools_.memory(arena.tier),
-                 writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
+  if (!session->granted.try_emplace(arena.id, arena.writer == session->id).second) return;
+  PassArena(*session, arena);
 }
 
 void Store::Impl::WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages,
@@ -156,6 +153,7 @@ void Store::Impl::Unpublish(Session* session, Sequence* s) {
   shm::SequenceSlot& slot = memory.tables()->slots[s->slot];
   slot.table_offset.store(0, std::memory_order_seq_cst);
   slot.sequence_id.store(0, std::memory_order_seq_cst);
+  slot.truncate_to.store(0, std::memory_order_seq_cst);
   memory.FreeSlot(s->slot);
   session->retired_tables.Push(session->tenant->epoch, s->table);
   if (s->heat.count != 0) session->retired_heat.Push(session->tenant->epoch, s->heat);

@@ -80,6 +80,7 @@ RecompressInput Store::Impl::InputOf(const Sequence& s) {
 
 bool Store::Impl::Due(Sequence* s) {
   CodecState& codec = *s->codec;
+  if (s->truncate_to) return false;  // what is about to go is not packed
   if (!s->prefill_done && s->tokens <= codec.awaited_prompt) return false;
   if (codec.recompressor->Due(InputOf(*s))) return true;
   if (!s->prefill_done || codec.prompt_settled) return false;

@@ -132,6 +132,8 @@ struct Sequence {
   PageKey last_key{};         // of the last whole page; zeros: none
   PageKey prompt_last_key{};  // the same of the prompt, when that is complete
   std::vector<int32_t> tail;  // token ids behind the last whole page
+  // What another session wants left of them (TruncateKey), until the owner has cut it.
+  std::optional<uint32_t> truncate_to;
   Series series;
 
   std::vector<Page*> pages, index_blocks;  // one reference each; null: a page that was given back
@@ -182,9 +184,11 @@ struct Session {
   uint32_t device = 0;  // whose memory its sequences get; it maps no other device's
   std::string client_name;
   ArenaSink sink;
+  bool sink_writes = true;  // else it gets no descriptor that writes
   std::unique_ptr<SessionMemory> memory;
   UserPlace place;
-  bool fenced = false;  // kEof: only its readers and its arenas are left, until it died
+  bool fenced = false;   // kEof: only its readers and its arenas are left, until it died
+  uint32_t writers = 0;  // processes that PassArenas gave its own arenas writable
   // long_request.h: whose request has it to itself; none: nobody's. What was worked on since others
   // were let in, and a sequence of it that is in no map meanwhile.
   std::thread::id long_request;

@@ -229,7 +229,7 @@ void Store::Impl::EndSession(uint64_t id, SessionEnd how) {
     Advance(session->tenant);
   }
   request.End();
-  if (how != SessionEnd::kEof) DropSession(session);
+  if (how != SessionEnd::kEof && session->writers == 0) DropSession(session);
   ReclaimByPieces(tenant);
   NoteFill();
 }
@@ -358,6 +358,11 @@ void Store::EndSession(uint64_t session, SessionEnd how) {
   impl_->EndSession(session, how);
   impl_->TellSettled();
 }
+Result<PassedTables> Store::PassArenas(uint64_t session, bool writable, ArenaSink sink) {
+  return impl_->PassArenas(session, writable, std::move(sink));
+}
+Status Store::CheckWriter(uint64_t session) { return impl_->CheckWriter(session); }
+void Store::EndWriter(uint64_t session) { impl_->EndWriter(session); }
 Result<uint64_t> Store::RegisterModel(uint64_t session, const ModelDesc& desc) {
   return impl_->RegisterModel(session, desc);
 }
@@ -384,6 +389,9 @@ Result<OpenedSequence> Store::GiveKey(uint64_t session, const Result<OpenedSeque
   Result<OpenedSequence> named = impl_->GiveKey(session, opened, key);
   impl_->TellSettled();
   return named;
+}
+Status Store::TruncateKey(uint64_t session, std::string_view key, uint32_t tokens) {
+  return impl_->TruncateKey(session, key, tokens);
 }
 Status Store::CloseKey(uint64_t session, std::string_view key) {
   const Status status = impl_->CloseKey(session, key);

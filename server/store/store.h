@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/unique_fd.h"
 #include "kernels/page_view.h"
 #include "kernels/plan.h"
 #include "kernels/step/break_even.h"
@@ -140,6 +141,14 @@ struct SessionSegments {
   shm::SessionHeader* header = nullptr;  // the daemon's mappings
   const shm::TableHeader* tables = nullptr;
   uint64_t session_bytes = 0, table_bytes = 0;
+};
+
+// What a process without the library maps of a session besides arenas.
+struct PassedTables {
+  UniqueFd table_fd;  // read-only; its own, so that it outlives the session
+  uint64_t table_bytes = 0, daemon_epoch = 0;
+  uint32_t device = 0;
+  uint32_t arenas = 0;  // that were passed at once
 };
 
 struct ModelDesc {
@@ -312,8 +321,20 @@ class Store {
                                       uint32_t device = 0);
   // Idempotent; kEof may be followed by kDied. kDetached and kDied unmap the segments and close
   // their descriptors: SessionSegments is void after them. kEof keeps them, because readers that
-  // are inside a step still hold back memory.
+  // are inside a step still hold back memory. While the session has writers (PassArenas) all are
+  // kEof.
   void EndSession(uint64_t session, SessionEnd how);
+  // For a process without the library: passes every arena that the session was granted to `sink`,
+  // now, and every later one before a table names it, instead of to the sink of before. With
+  // `writable` the session's own arenas come writable; the process counts as a writer then until
+  // EndWriter, and nobody else gets those arenas while there is one. Else all come read-only.
+  // RESOURCE_EXHAUSTED WRITER_LIMIT: kMaxWriters of the session live. Cost: a system call an arena.
+  static constexpr uint32_t kMaxWriters = 8;
+  Result<PassedTables> PassArenas(uint64_t session, bool writable, ArenaSink sink);
+  // FAILED_PRECONDITION NOT_WRITABLE: it has no writer.
+  Status CheckWriter(uint64_t session);
+  // A writer's process has ended.
+  void EndWriter(uint64_t session);
 
   // --- models and sequences ---
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc);
@@ -345,6 +366,13 @@ class Store {
   // Closes the live sequence of that key, of any session of the session's user. Whoever steps with
   // it meanwhile keeps what the step reads. NOT_FOUND KEY_UNKNOWN.
   Status CloseKey(uint64_t session, std::string_view key);
+  // Has the owner of the live sequence of that key truncate it, whichever session of the session's
+  // user it is: what it keeps of the sequence is its own to cut. The wish is published in the
+  // sequence's slot, and over when the owner has truncated to so few tokens, or was refused it. Of
+  // several that wait the least counts. What is about to go is not packed meanwhile. KEY_UNKNOWN,
+  // and as Truncate, of what was committed until now; a linked owner may have what it has pages
+  // for, whose commits are on their way: then no TRUNCATE_TOKENS, and nothing is cut if it has not.
+  Status TruncateKey(uint64_t session, std::string_view key, uint32_t tokens);
   // Makes the table cover `tokens`, with private pages from position `writable` on and private
   // index blocks from `index_writable` on; publishes before it returns. SEQUENCE_TOO_LONG;
   // GROW_SEALED when `writable` lies in a page that is full.

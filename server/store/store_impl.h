@@ -74,6 +74,10 @@ class Store::Impl {
                                       std::string_view client_name, ArenaSink sink, uint32_t device)
       KVS_EXCLUDES(mu_);
   void EndSession(uint64_t session, SessionEnd how) KVS_EXCLUDES(mu_);
+  Result<PassedTables> PassArenas(uint64_t session, bool writable, ArenaSink sink)
+      KVS_EXCLUDES(mu_);
+  Status CheckWriter(uint64_t session) KVS_EXCLUDES(mu_);
+  void EndWriter(uint64_t session) KVS_EXCLUDES(mu_);
   Result<uint64_t> RegisterModel(uint64_t session, const ModelDesc& desc) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
                                       std::span<const int32_t> tokens, const OpenOptions& options)
@@ -88,6 +92,7 @@ class Store::Impl {
   Result<OpenedSequence> GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
                                  std::string_view key) KVS_EXCLUDES(mu_);
   Status CloseKey(uint64_t session, std::string_view key) KVS_EXCLUDES(mu_);
+  Status TruncateKey(uint64_t session, std::string_view key, uint32_t tokens) KVS_EXCLUDES(mu_);
   Status Grow(uint64_t session, uint64_t sequence, uint32_t tokens, uint32_t writable,
               uint32_t index_writable) KVS_EXCLUDES(mu_);
   Status Commit(uint64_t session, uint64_t sequence, uint32_t first,
@@ -417,6 +422,8 @@ class Store::Impl {
 
   // keys.cc
   Status EnterKey(uint64_t session, uint64_t sequence, std::string_view key) KVS_EXCLUDES(mu_);
+  // The live sequence of the session's user that has it. KEY_UNKNOWN.
+  Result<uint64_t> FindKey(uint64_t session, std::string_view key) KVS_REQUIRES(mu_);
 
   // leases.cc
   // A look-up on its way to its lease.
@@ -492,6 +499,7 @@ class Store::Impl {
   static void WriteExtents(const Sequence& s, shm::ExtentEntry* entries);
   void RefreshView(Session* session, Sequence* s, size_t first_page) KVS_REQUIRES(mu_);
   void GrantArena(Session* session, const Arena& arena) KVS_REQUIRES(mu_);
+  void PassArena(const Session& session, const Arena& arena) KVS_REQUIRES(mu_);
   // Of the pages from `first` on, each where its position says; grants their arenas.
   void WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages, size_t first,
                     shm::PageEntry* entries) KVS_REQUIRES(mu_);
@@ -550,7 +558,11 @@ class Store::Impl {
   uint32_t OpenTokens(uint64_t tokens) const;
 
   // truncate.cc
-  static Status CheckTruncate(const Sequence& s, uint32_t tokens, std::span<const int32_t> tail);
+  static Status CheckTruncate(const Sequence& s, uint32_t tokens);
+  // Keeps and publishes what TruncateKey asks of the owner; nothing: no more.
+  void Wish(Session* session, Sequence* s, std::optional<uint32_t> tokens) KVS_REQUIRES(mu_);
+  // Whether so few tokens are what was asked for, which is over then.
+  bool EndWish(Session* session, Sequence* s, uint32_t tokens) KVS_REQUIRES(mu_);
   void EndWorkBeyond(Sequence* s) KVS_REQUIRES(mu_);
   void CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail) KVS_REQUIRES(mu_);
   std::vector<Page*> TakeBeyond(Sequence* s, uint32_t tokens) KVS_REQUIRES(mu_);

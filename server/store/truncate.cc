@@ -13,8 +13,7 @@ std::string Tokens(uint32_t tokens, const Sequence& s) {
 
 }  // namespace
 
-Status Store::Impl::CheckTruncate(const Sequence& s, uint32_t tokens,
-                                  std::span<const int32_t> tail) {
+Status Store::Impl::CheckTruncate(const Sequence& s, uint32_t tokens) {
   if (tokens > s.tokens) {
     return InvalidArgument("TRUNCATE_TOKENS", Tokens(tokens, s) + ": allowed is up to that");
   }
@@ -25,12 +24,6 @@ Status Store::Impl::CheckTruncate(const Sequence& s, uint32_t tokens,
                                                      std::to_string(prompt) +
                                                      " are its prompt; open a sequence with the "
                                                      "tokens to keep: it is held for them");
-  }
-  if (tail.size() != tokens % s.page_tokens()) {
-    return InvalidArgument("TRUNCATE_TAIL",
-                           std::to_string(tail.size()) + " token ids for the tail of " +
-                               std::to_string(tokens) +
-                               " tokens; needed: " + std::to_string(tokens % s.page_tokens()));
   }
   // Rows of an extent cannot be cut, and a page that was given back has left no key.
   uint32_t packed = 0;
@@ -89,6 +82,34 @@ void Store::Impl::CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_
   s->series.Truncate(tokens);
 }
 
+void Store::Impl::Wish(Session* session, Sequence* s, std::optional<uint32_t> tokens) {
+  s->truncate_to = tokens;
+  session->memory->tables()->slots[s->slot].truncate_to.store(tokens ? uint64_t{*tokens} + 1 : 0,
+                                                              std::memory_order_release);
+}
+
+bool Store::Impl::EndWish(Session* session, Sequence* s, uint32_t tokens) {
+  if (!s->truncate_to || tokens > *s->truncate_to) return false;
+  Wish(session, s, std::nullopt);
+  return true;
+}
+
+Status Store::Impl::TruncateKey(uint64_t session_id, std::string_view key, uint32_t tokens) {
+  MutexLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(const uint64_t sequence, FindKey(session_id, key));
+  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
+  KVS_RETURN_IF_ERROR(CheckOwned(*s));
+  KVS_RETURN_IF_ERROR(CheckHeld(*s));
+  Session* const owner = sessions_.at(s->session).get();
+  // Commits of a linked owner may be on their way.
+  const bool may_have = owner->road == Road::kLinked && tokens <= s->capacity_tokens();
+  if (tokens <= s->tokens || !may_have) KVS_RETURN_IF_ERROR(CheckTruncate(*s, tokens));
+  if (s->truncate_to && *s->truncate_to <= tokens) return OkStatus();
+  EndWorkBeyond(s);
+  Wish(owner, s, tokens);
+  return OkStatus();
+}
+
 Status Store::Impl::Truncate(uint64_t session_id, uint64_t sequence, uint32_t tokens,
                              std::span<const int32_t> tail) {
   MutexLock lock(mu_);
@@ -96,12 +117,26 @@ Status Store::Impl::Truncate(uint64_t session_id, uint64_t sequence, uint32_t to
   KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*s));
   KVS_RETURN_IF_ERROR(CheckHeld(*s));
-  KVS_RETURN_IF_ERROR(CheckTruncate(*s, tokens, tail));
-  if (tokens == s->tokens) return OkStatus();
+  if (const Status refused = CheckTruncate(*s, tokens); !refused.ok()) {
+    // Asked for by the key, it could never be done: who is refused has heard it for both.
+    if (s->truncate_to == tokens) Wish(session, s, std::nullopt);
+    return refused;
+  }
+  if (tail.size() != tokens % s->page_tokens()) {
+    return InvalidArgument("TRUNCATE_TAIL",
+                           std::to_string(tail.size()) + " token ids for the tail of " +
+                               std::to_string(tokens) +
+                               " tokens; needed: " + std::to_string(tokens % s->page_tokens()));
+  }
+  if (tokens == s->tokens) {
+    if (EndWish(session, s, tokens)) NoteDue(s);
+    return OkStatus();
+  }
   // Pages that were sealed look private in the old table: it says nothing of what came after it.
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
                        ReserveTable(session, *s, s->table->page_capacity));
   const LongRequest request(this, session);
+  EndWish(session, s, tokens);
   EndWorkBeyond(s);
   CutLocked(s, tokens, tail);
   std::vector<Page*> taken = TakeBeyond(s, tokens);

@@ -238,6 +238,11 @@ TEST_F(AbiTest, KeysOfSequences) {
   EXPECT_EQ(kvs_close_key(session_, "request 17"), KVS_OK);
   EXPECT_EQ(Log().closed_key, "request 17");
   ExpectRefused(kvs_close_key(session_, nullptr), KVS_INVALID_ARGUMENT, "ARGUMENT_NULL", "key");
+  EXPECT_EQ(kvs_truncate_key(session_, "request 18", 17), KVS_OK);
+  EXPECT_EQ(Log().truncated_key, "request 18");
+  EXPECT_EQ(Log().truncated_to, 17u);
+  ExpectRefused(kvs_truncate_key(session_, longer.c_str(), 0), KVS_INVALID_ARGUMENT,
+                "ARGUMENT_RANGE", "bytes of key 64");
 }
 
 TEST_F(AbiTest, LooksUp) {

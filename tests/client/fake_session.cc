@@ -77,6 +77,11 @@ Status Session::CloseKey(std::string_view key) {
   testing::Log().closed_key = key;
   return OkStatus();
 }
+Status Session::TruncateKey(std::string_view key, uint32_t tokens) {
+  testing::Log().truncated_key = key;
+  testing::Log().truncated_to = tokens;
+  return OkStatus();
+}
 Result<uint32_t> Session::Tokens(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(UnlessOpen(sequence));
   return uint32_t{40};

@@ -19,7 +19,8 @@ struct FakeLog {
   std::string plan;
   std::vector<int32_t> prompt;
   OpenOptions open;
-  std::string opened_key, closed_key;
+  std::string opened_key, closed_key, truncated_key;
+  uint32_t truncated_to = 0;
   std::vector<BatchMember> members;  // of the last step; their ids are gone
   std::vector<LateIds> late;
   bool late_on_gpu = false;

@@ -1,4 +1,9 @@
-"""Keys of sequences, both roads: what one session opened another closes, in a step and out of one."""
+"""Keys of sequences, both roads: what one session opened another closes or truncates, in a step and out of one."""
+
+import itertools
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -82,3 +87,142 @@ def test_a_key_is_one_sequences(session: kvstrata.Session, scheduler: kvstrata.S
     fork.close()
     with pytest.raises(kvstrata.KvstrataError, match="KEY_TEXT"):
         session.open(model, "full", key="two\nlines")
+
+
+def refuses(reason: str, call) -> None:
+    with pytest.raises(kvstrata.KvstrataError) as error:
+        call()
+    assert error.value.reason == reason
+
+
+@pytest.mark.parametrize("plan", ["full", "quest{budget = 32, n_sink = 4, n_recent = 16, min_tokens = 0}", "tokenselect{k = 32, min_tokens = 0}"])
+def test_another_session_truncates(session: kvstrata.Session, scheduler: kvstrata.Session, toy: Toy, plan: str):
+    """As its owner had: what follows is the same to the bit, whatever the plan had chosen before."""
+    model = toy.register(session)
+    named, plain = session.open(model, plan, key=KEY), session.open(model, plan)
+    for sequence in (named, plain):
+        toy.feed(session, sequence, 0, N)
+        toy.feed(session, sequence, N, N + 1)
+    scheduler.truncate_key(KEY, 40)
+    plain.truncate(40)
+    for first, end in ((N + 10, 2 * N), (2 * N, 2 * N + 1), (2 * N + 1, 2 * N + 2)):
+        for own, expected in zip(toy.feed(session, named, first, end), toy.feed(session, plain, first, end), strict=True):
+            np.testing.assert_array_equal(own, expected)
+    assert named.tokens == plain.tokens == 40 + N - 10 + 2
+    named.close()
+    plain.close()
+
+
+def test_an_open_step_is_committed_first(session: kvstrata.Session, scheduler: kvstrata.Session, toy: Toy):
+    model = toy.register(session)
+    named, other = session.open(model, "full", key=KEY), session.open(model, "full")
+    for sequence in (named, other):
+        toy.feed(session, sequence, 0, N)
+    k, v, q = (np.concatenate([x[:, N:N + 1]] * 2, axis=1) for x in (toy.k, toy.v, toy.q))
+    with session.step([(named, toy.ids[N:N + 1]), (other, toy.ids[N:N + 1])]) as step:
+        scheduler.truncate_key(KEY, 40)
+        for layer in range(LAYERS):
+            step.append(layer, k[layer], v[layer])
+            out = step.attend(layer, q[layer])
+            np.testing.assert_allclose(out[0], toy.expected(layer, N)[0], rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(out[0], out[1])
+    assert (named.tokens, other.tokens) == (40, N + 1)
+    out = toy.feed(session, named, 40, 41)
+    np.testing.assert_allclose(out[1][0], toy.expected(1, 40)[0], rtol=1e-4, atol=1e-5)
+    named.close()
+    other.close()
+
+
+def test_the_least_that_waits_counts(session: kvstrata.Session, scheduler: kvstrata.Session, toy: Toy):
+    named = session.open(toy.register(session), "full", key=KEY)
+    toy.feed(session, named, 0, N)
+    refuses("TRUNCATE_TOKENS", lambda: scheduler.truncate_key(KEY, 1000))
+    if session.road == "remote":
+        refuses("TRUNCATE_TOKENS", lambda: scheduler.truncate_key(KEY, N + 1))
+    else:  # it may have committed more than the daemon has been told
+        scheduler.truncate_key(KEY, N + 1)
+        assert named.tokens == N
+    refuses("KEY_UNKNOWN", lambda: scheduler.truncate_key(KEY + "?", 8))
+    for tokens in (50, 30, 45):
+        scheduler.truncate_key(KEY, tokens)
+    refuses("TRUNCATE_TOKENS", lambda: named.truncate(40))
+    assert named.tokens == 30
+    scheduler.truncate_key(KEY, 20)
+    child = named.fork()
+    assert child.tokens == 20
+    toy.feed(session, child, 20, 25)
+    scheduler.truncate_key(KEY, 10)
+    named.truncate(5)
+    toy.feed(session, named, 5, N)
+    assert (named.tokens, child.tokens) == (N, 25)
+    named.prefill_done()
+    named.settle()  # the daemon has been told
+    refuses("TRUNCATE_PROMPT", lambda: scheduler.truncate_key(KEY, 40))
+    toy.feed(session, named, N, N + 8)
+    scheduler.truncate_key(KEY, N + 2)
+    named.settle()
+    scheduler.truncate_key(KEY, N + 1)
+    named.close()
+    refuses("KEY_UNKNOWN", lambda: scheduler.truncate_key(KEY, 8))
+    child.close()
+
+
+def test_wishes_beside_steps(session: kvstrata.Session, scheduler: kvstrata.Session, toy: Toy,
+                             random: np.random.Generator):
+    """They come at any moment of a decode loop: each step finds a length, and all rows below it are its own."""
+    named, ids = session.open(toy.register(session), "full", key=KEY), np.array([7], np.int32)
+    over, wished = threading.Event(), []
+
+    def wish() -> None:
+        while not over.is_set():
+            tokens = int(random.integers(1, 4 * N))
+            try:
+                scheduler.truncate_key(KEY, tokens)
+            except kvstrata.InvalidArgument as error:
+                assert error.reason == "TRUNCATE_TOKENS"
+            else:
+                wished.append(tokens)
+
+    scheduling = threading.Thread(target=wish)
+    scheduling.start()
+    lengths = []
+    try:
+        for _ in range(300):
+            with session.step([(named, ids)]) as step:
+                t = named.tokens
+                lengths.append(t)
+                for layer in range(LAYERS):
+                    step.append(layer, toy.k[layer, t:t + 1], toy.v[layer, t:t + 1])
+                    out = step.attend(layer, toy.q[layer, t:t + 1])
+                    np.testing.assert_allclose(out[0], toy.expected(layer, t)[0], rtol=1e-4, atol=1e-5)
+    finally:
+        over.set()
+        scheduling.join()
+    cuts = [after for before, after in itertools.pairwise(lengths) if after <= before]
+    assert cuts and set(cuts) <= set(wished)
+    named.close()
+
+
+def test_another_process_truncates(daemon: Daemon, session: kvstrata.Session, toy: Toy):
+    named = session.open(toy.register(session), "full", key="of a worker")
+    toy.feed(session, named, 0, N)
+    program = "import sys, kvstrata; kvstrata.attach(sys.argv[1]).truncate_key('of a worker', 17)"
+    subprocess.run([sys.executable, "-c", program, daemon.socket], check=True, timeout=60)
+    assert named.tokens == 17
+    out = toy.feed(session, named, 17, 18)
+    np.testing.assert_allclose(out[0][0], toy.expected(0, 17)[0], rtol=1e-4, atol=1e-5)
+    named.close()
+
+
+def test_ids_that_are_late_are_waited_for(daemon: Daemon, toy: Toy):
+    with kvstrata.attach(daemon.socket) as worker, kvstrata.attach(daemon.socket) as other:
+        named = worker.open(toy.register(worker), "full", key=KEY)
+        toy.feed(worker, named, 0, N)
+        with worker.step([(named, 1)]) as step:
+            for layer in range(LAYERS):
+                step.append(layer, toy.k[layer, N:N + 1], toy.v[layer, N:N + 1])
+                step.attend(layer, toy.q[layer, N:N + 1])
+        other.truncate_key(KEY, 40)
+        assert named.tokens == N + 1
+        worker.late_tokens([(named, toy.ids[N:N + 1])])
+        assert named.tokens == 40

@@ -63,6 +63,74 @@ TEST_F(KeysTest, AForkHasNone) {
   EXPECT_EQ(store_->Sequences(0)[0].key, "");
 }
 
+// What the sequence's slot asks of its owner.
+std::optional<uint32_t> AskedOf(TestSession& owner, const OpenedSequence& s) {
+  return owner.reader().TruncateTo(s.slot, s.sequence);
+}
+
+TEST_F(KeysTest, AnotherSessionTruncates) {
+  TestSession stranger(store_.get(), "uid:2");
+  TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
+  const OpenedSequence opened = s.opened();
+  ASSERT_TRUE(store_->GiveKey(worker_.id(), opened, "a").ok());
+  const auto truncate = [&](uint32_t tokens) {
+    return store_->TruncateKey(scheduler_.id(), "a", tokens);
+  };
+  EXPECT_EQ(store_->TruncateKey(stranger.id(), "a", 50).reason(), "KEY_UNKNOWN");
+  EXPECT_EQ(truncate(1000).reason(), "TRUNCATE_TOKENS");
+  EXPECT_EQ(AskedOf(worker_, opened), std::nullopt);
+  ASSERT_TRUE(truncate(60).ok());
+  ASSERT_TRUE(truncate(50).ok());
+  ASSERT_TRUE(truncate(70).ok());
+  EXPECT_EQ(AskedOf(worker_, opened), 50u) << "the least";
+  const auto cut = [&](uint32_t tokens) {
+    return store_->Truncate(worker_.id(), s.id(), tokens, Tokens(tokens % 16));
+  };
+  ASSERT_TRUE(cut(51).ok());
+  EXPECT_EQ(AskedOf(worker_, opened), 50u) << "that was not it";
+  ASSERT_TRUE(cut(49).ok());
+  EXPECT_EQ(AskedOf(worker_, opened), std::nullopt) << "so few are as good";
+  ASSERT_TRUE(truncate(52).ok());
+  EXPECT_EQ(AskedOf(worker_, opened), 52u) << "its owner may have so many, and not have told yet";
+  ASSERT_TRUE(truncate(49).ok());
+  EXPECT_EQ(AskedOf(worker_, opened), 49u) << "what it has not told yet goes too";
+  ASSERT_TRUE(cut(49).ok());
+  EXPECT_EQ(AskedOf(worker_, opened), std::nullopt);
+}
+
+TEST_F(KeysTest, AWishThatCannotBeDoneAnyMoreIsRefusedOnce) {
+  TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
+  ASSERT_TRUE(store_->GiveKey(worker_.id(), s.opened(), "a").ok());
+  ASSERT_TRUE(store_->TruncateKey(scheduler_.id(), "a", 48).ok());
+  ASSERT_TRUE(store_->PrefillDone(worker_.id(), s.id()).ok());
+  EXPECT_EQ(store_->Truncate(worker_.id(), s.id(), 32, {}).reason(), "TRUNCATE_PROMPT");
+  EXPECT_EQ(AskedOf(worker_, s.opened()), 48u);
+  EXPECT_EQ(store_->Truncate(worker_.id(), s.id(), 48, {}).reason(), "TRUNCATE_PROMPT");
+  EXPECT_EQ(AskedOf(worker_, s.opened()), std::nullopt);
+  EXPECT_EQ(store_->TruncateKey(scheduler_.id(), "a", 48).reason(), "TRUNCATE_PROMPT");
+}
+
+TEST_F(KeysTest, OfARemoteOwnerTheDaemonKnowsAll) {
+  TestSession remote(store_.get(), "uid:1", Road::kRemote);
+  TestSequence s = TestSequence::Prompt(&remote, "full", Tokens(100));
+  ASSERT_TRUE(store_->GiveKey(remote.id(), s.opened(), "r").ok());
+  EXPECT_EQ(store_->TruncateKey(scheduler_.id(), "r", 101).reason(), "TRUNCATE_TOKENS");
+  ASSERT_TRUE(store_->TruncateKey(scheduler_.id(), "r", 100).ok());
+}
+
+TEST_F(KeysTest, AWishIsItsSequencesAlone) {
+  TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
+  ASSERT_TRUE(store_->GiveKey(worker_.id(), s.opened(), "a").ok());
+  ASSERT_TRUE(store_->TruncateKey(scheduler_.id(), "a", 48).ok());
+  const OpenedSequence fork = *store_->ForkSequence(worker_.id(), s.id());
+  EXPECT_EQ(AskedOf(worker_, fork), std::nullopt);
+  EXPECT_EQ(AskedOf(worker_, s.opened()), 48u);
+  ASSERT_TRUE(s.Close().ok());
+  const OpenedSequence next = *worker_.Open("full", Tokens(100));
+  EXPECT_EQ(next.slot, s.opened().slot);
+  EXPECT_EQ(AskedOf(worker_, next), std::nullopt);
+}
+
 TEST_F(KeysTest, TextsThatAreNone) {
   for (const std::string& key : {std::string(64, 'k'), std::string("two\nlines")}) {
     EXPECT_EQ(Open(worker_, key).status().reason(), "KEY_TEXT");

@@ -183,5 +183,27 @@ TEST_F(TruncatePackedTest, ARunOverWhatIsTakenBackPublishesNothing) {
   ExpectClean(*store_);
 }
 
+// What TruncateKey allows stays possible until the owner does it.
+TEST_F(TruncatePackedTest, WhatIsAskedForByKeyIsNotPackedBefore) {
+  TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(200));
+  ASSERT_TRUE(store_->GiveKey(session_->id(), s.opened(), "a").ok());
+  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  ASSERT_TRUE(job.ok()) << job.status().ToString();
+  std::unique_ptr<Recompressor> next = job->recompressor->Clone();
+  Result<RecompressOutput> ran = next->Run(job->input);
+  ASSERT_TRUE(ran.ok());
+  ASSERT_TRUE(store_->TruncateKey(session_->id(), "a", 40).ok());
+  EXPECT_EQ(store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
+                .status()
+                .reason(),
+            "CANCELLED");
+  EXPECT_EQ(store_->TakeRecompression(s.id()).status().reason(), "WORK_NOTHING");
+  ASSERT_TRUE(s.Truncate(40).ok());
+  ASSERT_TRUE(s.Append(Tokens(160, 9000)).ok());
+  ASSERT_TRUE(Recompress(store_.get(), s.id()).ok()) << "due again";
+  s.ExpectIntact();
+  ExpectClean(*store_);
+}
+
 }  // namespace
 }  // namespace kvstrata::testing

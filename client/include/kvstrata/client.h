@@ -346,6 +346,10 @@ class Session {
   Result<void> CloseKey(const std::string& key) {
     return Result<void>::Of(kvs_close_key(session_, key.c_str()));
   }
+  // Likewise, before its owner's next call with it.
+  Result<void> TruncateKey(const std::string& key, uint32_t tokens) {
+    return Result<void>::Of(kvs_truncate_key(session_, key.c_str(), tokens));
+  }
 
   // What an open of that plan, on that device ("": this session's), would find now; plan "": raw
   // pages, on whatever device. With a lease the daemon keeps that held so long (kvs_lookup).

@@ -133,9 +133,10 @@ typedef struct kvs_open_options {
                               not. Forks have none; a step on a page that is shared with one takes a
                               copy beyond it. At most 2^24 (SEQUENCE_TOO_LONG) */
   uint32_t reserved;       /* 0 */
-  const char* key; /* for kvs_close_key; NULL or "": none. UTF-8, up to 63 bytes without control
-                      characters, unique among this user's live sequences: KVS_ALREADY_EXISTS
-                      KEY_IN_USE names the session that has it. A fork has none */
+  const char* key; /* for kvs_close_key and kvs_truncate_key; NULL or "": none. UTF-8, up to 63
+                      bytes without control characters, unique among this user's live sequences:
+                      KVS_ALREADY_EXISTS KEY_IN_USE names the session that has it. A fork has
+                      none */
 } kvs_open_options;
 typedef struct kvs_opened {
   size_t size;
@@ -238,6 +239,20 @@ KVS_API int kvs_sequence_close(kvs_session* session, kvs_sequence sequence);
  * forgets the sequence here. The key is free when this returns.
  * KVS_NOT_FOUND KEY_UNKNOWN. */
 KVS_API int kvs_close_key(kvs_session* session, const char* key);
+/* Has the live sequence that was opened with this key cut to `tokens`, by whichever session of this
+ * user it was opened: as if its owner called kvs_sequence_truncate just before the next of these
+ * calls with it: kvs_step_begin, fork, truncate, tokens, status, prefill_done, settle, page table,
+ * inspect, build, recompress. This does not wait for that call; what goes is held until then. An
+ * open step of the owner ends and is committed first, and is taken back with the rest. While ids of
+ * the sequence are late (kvs_late_tokens) it waits for a call outside of a step that finds none
+ * missing. Of several that wait the least counts; the owner's own truncate to as few is as good.
+ * Refused as kvs_sequence_truncate, by what the daemon knows now. A linked owner's last commits may
+ * be on their way to it, so that up to what the owner has pages for is not TRUNCATE_TOKENS; if it
+ * has fewer tokens then, nothing is taken back. What cannot be done only later, because the owner
+ * completed its prompt meanwhile, is the owner's error: its next call answers it, once, and the
+ * wish is over.
+ * KVS_NOT_FOUND KEY_UNKNOWN; TRUNCATE_*; SEQUENCE_IMPORTED. */
+KVS_API int kvs_truncate_key(kvs_session* session, const char* key, uint32_t tokens);
 /* Tokens committed. */
 KVS_API int kvs_sequence_tokens(kvs_session* session, kvs_sequence sequence, uint32_t* tokens);
 /* "ok", or what keeps the plan from doing what it is there for, and what it does instead: the texts

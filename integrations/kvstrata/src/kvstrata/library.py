@@ -137,6 +137,7 @@ _FUNCTIONS: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvs_capacity": (_INT, (_SESSION, _MODEL, _TEXT, _P(CapacityResult))),
     "kvs_sequence_fork": (_INT, (_SESSION, _SEQUENCE, _P(_SEQUENCE))),
     "kvs_close_key": (_INT, (_SESSION, _TEXT)),
+    "kvs_truncate_key": (_INT, (_SESSION, _TEXT, _U32)),
     "kvs_sequence_truncate": (_INT, (_SESSION, _SEQUENCE, _U32)),
     "kvs_sequences_reorder": (_INT, (_SESSION, _P(_SEQUENCE), _SIZE, _P(_U32), _SIZE, _P(_SEQUENCE))),
     "kvs_sequence_close": (_INT, (_SESSION, _SEQUENCE)),

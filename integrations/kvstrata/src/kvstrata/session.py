@@ -252,7 +252,7 @@ class Session:
         more than the series go that the plan needs, so that it lacks none when this engine reports
         those of the positions that it computes. reserve_tokens: take memory for so many tokens, prompt and
         generated, or refuse (POOL_EXHAUSTED, nothing taken): until it is truncated or closed the sequence
-        grows to them without POOL_EXHAUSTED. key: for close_key; up to 63 bytes, unique among this user's
+        grows to them without POOL_EXHAUSTED. key: for close_key, truncate_key; up to 63 bytes, unique among this user's
         live sequences (KEY_IN_USE).
         """
         ids = _ids(tokens)
@@ -289,6 +289,14 @@ class Session:
         """Closes the live sequence that any session of this user opened with `key`, also in an open step, which
         then commits nothing of it. Its owner's calls with it raise NotFound. KEY_UNKNOWN."""
         self._lib.check(self._lib.kvs_close_key(self.handle, key.encode()))
+
+    def truncate_key(self, key: str, tokens: int) -> None:
+        """Has the live sequence that any session of this user opened with `key` cut to `tokens`, before its owner's next
+        call with it but a report or close; an open step is committed first. Of several that wait the least counts.
+        KEY_UNKNOWN; refused as `truncate`, but that commits of a linked owner may still be on their way."""
+        if not 0 <= tokens < 1 << 32:  # beyond it ctypes would take another number
+            raise error_of(3, "TRUNCATE_TOKENS", f"tokens is {tokens}; allowed are 0 to those that the sequence has")
+        self._lib.check(self._lib.kvs_truncate_key(self.handle, key.encode(), tokens))
 
     def capacity(self, model: Model, plan: str = "full") -> Capacity:
         """How many tokens of `model`, with the plan's index, could be opened or grown to as things are, on this
