@@ -7,7 +7,7 @@ SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags o
 one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM),
 extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
 of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), reset
-(vLLM's own cache is emptied first)}] (null: each a line of stdin, answered by a line of stdout), record: what the
+(vLLM's own cache is emptied first), with (more of each prompt)}] (null: each a line of stdin, answered by a line of stdout), record: what the
 plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens, top, held, reason}]],
 seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen: lists that were compared.
 """
@@ -147,7 +147,8 @@ def generate(llm: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
     parameters = SamplingParams(temperature=0, max_tokens=batch["tokens"], ignore_eos=True, logprobs=TOP)
     if batch.get("reset"):
         assert llm.reset_prefix_cache()
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in batch["prompts"]], parameters, use_tqdm=False)
+    prompts = [{"prompt_token_ids": ids, **batch.get("with", {})} for ids in batch["prompts"]]
+    outputs = llm.generate(prompts, parameters, use_tqdm=False)
     end_requests(llm)
     return [{"tokens": list(o.outputs[0].token_ids), "held": o.num_cached_tokens, "reason": o.outputs[0].finish_reason,
              "top": [{str(i): p.logprob for i, p in at.items()} for at in o.outputs[0].logprobs or []]}

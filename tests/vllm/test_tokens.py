@@ -25,3 +25,12 @@ def test_preempted_requests_go_on(engine, plain, prompts):
     batch = {"prompts": prompts + prompts, "tokens": 24}
     result = engine("full", [batch], num_gpu_blocks_override=blocks, max_model_len=3072, block_size=128)
     assert_same(plain + plain, result["batches"][0])
+
+
+def test_a_salted_request_ends_with_an_error(engine, plain, prompts):
+    """Its pages would be found by prompts with another salt. The others go on."""
+    batch = {"prompts": prompts[:2], "tokens": 24}
+    salted, after = engine("full", [{**batch, "with": {"cache_salt": "a"}}, batch])["batches"]
+    assert [row["reason"] for row in salted] == ["error", "error"]
+    assert [row["held"] for row in after] == [0, 0]
+    assert_same(plain[:2], after)

@@ -3,6 +3,7 @@ scheduler's."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from .geometry import Geometry, Options
 from .lookups import Lookups
 
+_log = logging.getLogger("vllm.kvstrata")
+
 
 @dataclass
 class Scheduled:
     """A request in a step: ids of positions [first, first + len(ids)). known: all ids so far, where the worker has to
-    begin its sequence. first_block: vLLM's, of its first tokens."""
+    begin its sequence; a request that is never begun ends with an error (worker.py). first_block: vLLM's, of its first
+    tokens."""
 
     request: str
     first: int
@@ -53,11 +57,14 @@ class SchedulerHalf:
         self._lookups.serve(geometry)
 
     def add(self, request: Any) -> None:
+        if request.cache_salt is not None:
+            _log.error("request %s has a cache_salt, and kvstratad's pages are found by token ids alone: it ends with "
+                       "an error; send it without, or to an engine in offload mode", request.request_id)
         self._running[request.request_id] = Running(request)
 
     def held(self, request: Any) -> int | None:
         """Lookups.held."""
-        return self._lookups.held(request)
+        return 0 if request.cache_salt is not None else self._lookups.held(request)
 
     def admit(self, request: str) -> None:
         """It is in the next step."""
@@ -89,7 +96,7 @@ class SchedulerHalf:
         running = self._running[name]
         end = first + output.num_scheduled_tokens[name]
         ids = running.request.all_token_ids
-        restarts = first != running.next
+        restarts = first != running.next and running.request.cache_salt is None
         running.next = end
         metadata.by_block[running.blocks[(end - 1) // self._block_tokens]] = Scheduled(
             name, first, running.blocks[0], list(ids[first:end]), list(ids) if restarts else None)
