@@ -136,8 +136,8 @@ class Memory:
     def page(self, entry: Entry, geometry: Geometry) -> np.ndarray:
         """[layers][keys, values][kv heads][page_tokens][dim], uint16 patterns of bf16; writable where the arena is."""
         g = geometry
-        shape = (g.layers, 2, g.kv_heads, g.page_tokens, g.dim)
-        return np.frombuffer(self.arena(entry.arena).memory, np.uint16, int(np.prod(shape)), entry.offset).reshape(shape)
+        shape, memory = (g.layers, 2, g.kv_heads, g.page_tokens, g.dim), self.arena(entry.arena).memory
+        return np.frombuffer(memory, np.uint16, int(np.prod(shape)), entry.offset).reshape(shape)
 
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:

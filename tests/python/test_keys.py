@@ -95,7 +95,8 @@ def refuses(reason: str, call) -> None:
     assert error.value.reason == reason
 
 
-@pytest.mark.parametrize("plan", ["full", "quest{budget = 32, n_sink = 4, n_recent = 16, min_tokens = 0}", "tokenselect{k = 32, min_tokens = 0}"])
+@pytest.mark.parametrize("plan", ["full", "quest{budget = 32, n_sink = 4, n_recent = 16, min_tokens = 0}",
+                                  "tokenselect{k = 32, min_tokens = 0}"])
 def test_another_session_truncates(session: kvstrata.Session, scheduler: kvstrata.Session, toy: Toy, plan: str):
     """As its owner had: what follows is the same to the bit, whatever the plan had chosen before."""
     model = toy.register(session)
@@ -106,7 +107,8 @@ def test_another_session_truncates(session: kvstrata.Session, scheduler: kvstrat
     scheduler.truncate_key(KEY, 40)
     plain.truncate(40)
     for first, end in ((N + 10, 2 * N), (2 * N, 2 * N + 1), (2 * N + 1, 2 * N + 2)):
-        for own, expected in zip(toy.feed(session, named, first, end), toy.feed(session, plain, first, end), strict=True):
+        outs = toy.feed(session, named, first, end), toy.feed(session, plain, first, end)
+        for own, expected in zip(*outs, strict=True):
             np.testing.assert_array_equal(own, expected)
     assert named.tokens == plain.tokens == 40 + N - 10 + 2
     named.close()

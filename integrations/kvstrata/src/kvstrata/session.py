@@ -291,8 +291,8 @@ class Session:
         self._lib.check(self._lib.kvs_close_key(self.handle, key.encode()))
 
     def truncate_key(self, key: str, tokens: int) -> None:
-        """Has the live sequence that any session of this user opened with `key` cut to `tokens`, before its owner's next
-        call with it but a report or close; an open step is committed first. Of several that wait the least counts.
+        """Has the live sequence that any session of this user opened with `key` cut to `tokens`, before its owner's
+        next call with it but a report or close; an open step is committed first. Of several the least counts.
         KEY_UNKNOWN; refused as `truncate`, but that commits of a linked owner may still be on their way."""
         if not 0 <= tokens < 1 << 32:  # beyond it ctypes would take another number
             raise error_of(3, "TRUNCATE_TOKENS", f"tokens is {tokens}; allowed are 0 to those that the sequence has")
