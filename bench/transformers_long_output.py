@@ -6,9 +6,10 @@
 SmolLM2-135M, one sequence, a prompt of `tokens` of licence texts, then `new` tokens sampled by each plan's own
 logits (its end token never), all in one process by turns of a few tokens.
 
-growth/PLAN  attention's calls (append and attend) of a step, ms: p50 of the last 200 steps; the baseline is p50 of the
-             first 200. `full` attends to all that is generated; `window`, which reads as much at each step, shows
-             what the machine did meanwhile.
+growth/PLAN/N  attention's calls (append and attend) of a step, ms: p50 of the last N steps; the baseline is p50 of the
+               first N. `full` attends to all that is generated; `window`, which reads as much at each step, shows
+               what the machine did meanwhile. N is 200, and 320: `chess` chooses anew at every tenth page and attends
+               to all pages since, so what it reads is a sawtooth of 320 steps, and 200 see a part of a tooth.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transformers_smollm2 import (Way, arguments, attention_calls, kvstrata_tran
 
 from kvstrata.daemon import Daemon
 
-TURN, SPAN, SEED, TEMPERATURE = 10, 200, 20261124, 0.8
+TURN, SPANS, SEED, TEMPERATURE = 10, (200, 320), 20261124, 0.8
 PLANS = 'chess{trigger = "every"};sentencekv;full;window{n_recent = 1024}'
 JUDGED, MUST = ('chess{trigger = "every"}', "sentencekv"), 1 / 1.15
 
@@ -39,10 +40,10 @@ def generate(ways: list[Way], prompt: list[int], new: int, end: int) -> None:
                 logits[i] = way.decode(int(token))
 
 
-def growth(way: Way) -> dict[str, Any]:
-    made = row(f"growth/{way.name}", "ms", way.attention_ms[-SPAN:],
-               (f"its first {SPAN} steps", statistics.median(way.attention_ms[:SPAN])))
-    return {**made, "must": MUST} if way.name in JUDGED else made
+def growth(way: Way, span: int) -> dict[str, Any]:
+    judged = way.name in JUDGED and span == SPANS[0]
+    return row(f"growth/{way.name}/{span}", "ms", way.attention_ms[-span:],
+               (f"its first {span} steps", statistics.median(way.attention_ms[:span])), MUST if judged else None)
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
         generate(ways, text_ids(options.tokens), options.new, end)
         notes = (f"SmolLM2-135M-Instruct, fp32, prompt of {options.tokens} tokens of licence texts, {options.new} tokens "
                  f"sampled at temperature {TEMPERATURE}, seed {SEED}")
-        write_result(options, "transformers-long-output", notes, [growth(way) for way in ways])
+        write_result(options, "transformers-long-output", notes, [growth(way, span) for span in SPANS for way in ways])
         for way in ways:
             print(f"{way.name}: {way.cache.rows[0].sequence.plan}; status {way.cache.rows[0].sequence.status}")
             way.cache.close()
