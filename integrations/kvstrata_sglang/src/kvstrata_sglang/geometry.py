@@ -129,7 +129,15 @@ def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | Non
 
 def _digest(model: Any) -> str:
     return digest_of_folder(folder_of(model.model_path, model.revision), str(model.dtype).removeprefix("torch."),
-                            getattr(model.hf_text_config, "rope_parameters", None))
+                            _rope(model.hf_text_config))
+
+
+def _rope(config: Any) -> dict[str, Any] | None:
+    """As config.json has them, and other engines: SGLang writes rope_type a second time, under its old name."""
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and rope.get("type") == rope.get("rope_type"):
+        return {name: value for name, value in rope.items() if name != "type"}
+    return rope
 
 
 def folder_of(model_path: str, revision: str | None) -> pathlib.Path:
