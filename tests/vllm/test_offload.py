@@ -74,7 +74,6 @@ def test_a_load_that_fails_is_computed(engine, text_ids):
 @pytest.mark.parametrize(("flags", "extra", "said"), [
     ({"attention_backend": "CUSTOM"}, {}, "--attention-backend is CUSTOM"),
     ({}, {"plan": "quest"}, "kv_connector_extra_config has ['plan']"),
-    ({"block_size": 16}, {}, "the form of blocks is known"),
 ])
 def test_refusals(engine, flags, extra, said):
     with pytest.raises(AssertionError) as error:
