@@ -7,9 +7,10 @@ SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags o
 one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM),
 extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
 of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), reset
-(vLLM's own cache is emptied first), with (more of each prompt)}] (null: each a line of stdin, answered by a line of stdout), record: what the
-plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens, top, held, reason}]],
-seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen: lists that were compared.
+(vLLM's own cache is emptied first), with (more of each prompt)}] (null: each a line of stdin, answered by a line of
+stdout), record: what the plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens,
+top, held, reason}]], seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen:
+lists that were compared.
 """
 
 from __future__ import annotations

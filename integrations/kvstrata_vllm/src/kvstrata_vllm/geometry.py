@@ -98,8 +98,8 @@ def refuse_layers(config: Any, layers: list[Any], caches: list[torch.Tensor]) ->
                   f"an attention layer shares the keys and values of {layer.kv_sharing_target_layer_name}"),
                  (layer.head_size not in HEAD_DIMS or layer.head_size_v != layer.head_size,
                   f"head_size is {layer.head_size}, of values {layer.head_size_v}; served are equal ones, {HEAD_DIMS}"),
-                 (isa != "vec", f"attention is {isa}; the form of blocks is known of the CPU's \"vec\" alone "
-                  "(--block-size a multiple of 32, and fp32 or a CPU without AMX)"),
+                 (isa != "vec", f"attention is {isa}; the form of blocks is known of the CPU's \"vec\" alone (fp32, or "
+                  "a CPU without AMX)"),
                  (cache.dtype != model_dtype,
                   f"blocks are {cache.dtype}, the model is {model_dtype}; give no --kv-cache-dtype")))
 
