@@ -14,7 +14,6 @@ reuse/nothing  the first daemon's against the engine's own cache (must: 2 % more
 import argparse
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
 import time

@@ -31,10 +31,12 @@ def test_what_is_in_it(weights: pathlib.Path):
     assert digest == digest_of_folder(weights, "bfloat16", dict(reversed(ROPE.items())))
     pairs = [("b.safetensors", b"b" * 1000), ("a.safetensors", memoryview(b"a" * 1000))]
     assert digest == digest_of_tensors(pairs, "bfloat16", ROPE)
+    assert digest == digest_of_folder(weights, "bfloat16", {**ROPE, "type": "default"})
     others = {digest_of_folder(weights, "float32", ROPE),
               digest_of_folder(weights, "bfloat16", {**ROPE, "rope_theta": 5e5}),
+              digest_of_folder(weights, "bfloat16", {**ROPE, "type": "linear"}),
               digest_of_tensors(pairs[:1], "bfloat16", ROPE)}
-    assert len(others) == 3 and digest not in others
+    assert len(others) == 4 and digest not in others
 
 
 def test_a_sum_is_kept_until_the_file_changes(weights: pathlib.Path, monkeypatch: pytest.MonkeyPatch):

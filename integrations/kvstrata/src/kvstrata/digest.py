@@ -3,8 +3,9 @@
     digest = digest_of_folder("SmolLM2", dtype="bfloat16", rope={"rope_theta": 10000.0, "rope_type": "default"})
 
 Rule 1 (docs/python.md): SHA-256 over lines "kvstrata model 1", the dtype that keys are computed in, RoPE's parameters
-as JSON with sorted keys (null: it has none), and for each weight in order of its name: name, a space, SHA-256 of its bytes. Weights are
-the *.safetensors of the folder; for a model that has no files the tensors of its state dict.
+as JSON with sorted keys (null: it has none; `type` is left out where `rope_type` says the same, as some engines have
+both), and for each weight in order of its name: name, a space, SHA-256 of its bytes. Weights are the *.safetensors of
+the folder; for a model that has no files the tensors of its state dict.
 
 A file is read once (about 1 s for 500 MB); what it gave is kept in ${XDG_CACHE_HOME:-~/.cache}/kvstrata/digests under
 its path, inode, size and mtime. Threads and processes: any.
@@ -41,6 +42,8 @@ def digest_of_tensors(tensors: Iterable[tuple[str, bytes | memoryview]], dtype: 
 
 
 def _digest(dtype: str, rope: Mapping[str, Any] | None, weights: Iterable[tuple[str, str]]) -> str:
+    if rope is not None and "rope_type" in rope and rope.get("type") == rope["rope_type"]:
+        rope = {name: value for name, value in rope.items() if name != "type"}
     lines = [RULE, dtype, json.dumps(rope, sort_keys=True), *(f"{name} {value}" for name, value in weights)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from kvstrata.digest import digest_of_folder
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, Geometry, folder_of
 
 import kvstrata
 
-HEAD_DIMS = (64, 128, 256)
-PAGE_DTYPES = {torch.float32: kvstrata.DType.F32, torch.float16: kvstrata.DType.F16,
-               torch.bfloat16: kvstrata.DType.BF16}
 _NEVER_MET = kvstrata.Need.SURPRISAL | kvstrata.Need.ENTROPY
 
 
@@ -35,27 +32,6 @@ class Options:
     def of_environment() -> Options:
         return Options(os.environ.get("KVSTRATA_PLAN") or "full", os.environ.get("KVSTRATA_SOCKET") or None,
                        os.environ.get("KVSTRATA_DIGEST") or None)
-
-
-@dataclass
-class Geometry:
-    """What was found in SGLang's layers."""
-
-    name: str
-    digest: str
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    dtype: kvstrata.DType
-    boundary_tokens: list[int]
-
-    def register(self, session: kvstrata.Session) -> kvstrata.Model:
-        usual = abs(self.scale * self.head_dim ** 0.5 - 1) < 1e-6
-        return session.register_model(self.name, self.digest, layers=self.layers, query_heads=self.query_heads,
-                                      kv_heads=self.kv_heads, head_dim=self.head_dim, dtype=self.dtype,
-                                      boundary_tokens=self.boundary_tokens, scale=0 if usual else self.scale)
 
 
 def refuse(problems: tuple[tuple[bool, str], ...]) -> None:
@@ -122,30 +98,14 @@ def geometry_of(runner: Any, digest: str | None, needs: kvstrata.PlanNeeds | Non
     if needs is not None and (missing := flags & _NEVER_MET):
         names = ", ".join(str(need.name) for need in missing)
         raise Unsupported(f"the plan needs {names} of the engine, which SGLang does not give:\n{needs.text}")
-    return Geometry(model.hf_text_config.model_type[:63], digest or _digest(model), len(layers), query_heads, kv_heads,
+    return Geometry(model.hf_text_config.model_type, digest or _digest(model), len(layers), query_heads, kv_heads,
                     head_dim, float(scale), PAGE_DTYPES[model.dtype],
                     _boundary_tokens(runner) if kvstrata.Need.BOUNDARY in flags else [])
 
 
 def _digest(model: Any) -> str:
     return digest_of_folder(folder_of(model.model_path, model.revision), str(model.dtype).removeprefix("torch."),
-                            _rope(model.hf_text_config))
-
-
-def _rope(config: Any) -> dict[str, Any] | None:
-    """As config.json has them, and other engines: SGLang writes rope_type a second time, under its old name."""
-    rope = getattr(config, "rope_parameters", None)
-    if isinstance(rope, dict) and rope.get("type") == rope.get("rope_type"):
-        return {name: value for name, value in rope.items() if name != "type"}
-    return rope
-
-
-def folder_of(model_path: str, revision: str | None) -> pathlib.Path:
-    """Of a model that SGLang has loaded."""
-    if os.path.isdir(model_path):
-        return pathlib.Path(model_path)
-    from huggingface_hub import snapshot_download
-    return pathlib.Path(snapshot_download(model_path, revision=revision, local_files_only=True))
+                            getattr(model.hf_text_config, "rope_parameters", None))
 
 
 def _boundary_tokens(runner: Any) -> list[int]:

@@ -6,8 +6,8 @@
 
 SGLang tells a storage no token ids, but for each page a hash of its tokens and all before them. So a page is a prompt
 of its own here, whose ids are made of that hash: what one SGLang stores, others find, and other engines do not.
-Threads: SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or one that has
-died, is not there.
+Threads: SGLang's, one that looks up and reads and one that writes. No call fails: what the daemon does not have, or one
+that has died, is not there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import torch
 from kvstrata.digest import digest_of_folder
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, folder_of
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
 
 import kvstrata
 
-from .geometry import HEAD_DIMS, PAGE_DTYPES, folder_of, refuse
+from .geometry import refuse
 
 _log = logging.getLogger("sglang.kvstrata")
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from kvstrata.errors import error_of
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicSlidingWindowLayer
 
 import kvstrata
@@ -274,7 +273,7 @@ class KvstrataCache(Cache):
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove is {tokens_to_remove}; a number of columns to take back is negative")
         for row in self.rows if tokens_to_remove else []:
-            _call(row.sequence, "truncate", "assisted decoding")(row.tokens + tokens_to_remove)
+            row.sequence.truncate(row.tokens + tokens_to_remove)
             row.tokens += tokens_to_remove
         self.columns += tokens_to_remove
         super().crop(tokens_to_remove)
@@ -295,13 +294,5 @@ class KvstrataCache(Cache):
         """Row i becomes what row parents[i] was."""
         if not self.rows or parents == list(range(len(self.rows))):
             return
-        sequences = _call(self.session, "reorder", "beam search")([row.sequence for row in self.rows], parents)
+        sequences = self.session.reorder([row.sequence for row in self.rows], parents)
         self.rows = [replace(self.rows[parent], sequence=sequence) for parent, sequence in zip(parents, sequences)]
-
-
-def _call(owner: object, name: str, purpose: str) -> Callable[..., Any]:
-    """A call of the binding that older ones lack."""
-    if not hasattr(owner, name):
-        raise error_of(12, "BINDING_TOO_OLD", f"kvstrata {kvstrata.__version__} has no {type(owner).__name__}.{name}, "
-                       f"which {purpose} needs; install the kvstrata of this source tree")
-    return getattr(owner, name)

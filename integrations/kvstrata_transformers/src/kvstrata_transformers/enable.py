@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from kvstrata.errors import error_of
 from kvstrata.sentences import boundary_tokens
+from kvstrata.torch_model import registered_scale
 
 import kvstrata
 
@@ -63,16 +63,9 @@ class Engine:
         s = self.served
         self.model = session.register_model(self._model_type[:63], self._digest, layers=len(s.pages_of),
                                             query_heads=s.query_heads, kv_heads=s.kv_heads, head_dim=s.head_dim,
-                                            dtype=s.dtype, boundary_tokens=self._boundary, **self._scale(session))
+                                            dtype=s.dtype, boundary_tokens=self._boundary,
+                                            scale=registered_scale(s.scale, s.head_dim))
         self._session = session
-
-    def _scale(self, session: kvstrata.Session) -> dict[str, float]:
-        if abs(self.served.scale * self.served.head_dim ** 0.5 - 1) < 1e-6:
-            return {}
-        if "scale" not in inspect.signature(session.register_model).parameters:
-            raise error_of(12, "BINDING_TOO_OLD", f"the model's softmax scale is {self.served.scale}, and this "
-                           "kvstrata has no register_model(scale=); install the kvstrata of this source tree")
-        return {"scale": self.served.scale}
 
     def detach(self, model: Any) -> None:
         """The model as it was. Caches that are still open are of no use then."""

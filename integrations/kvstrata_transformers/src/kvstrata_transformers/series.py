@@ -8,7 +8,6 @@ are there anyway. Neither is computed for a plan that does not need it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES
 
 import kvstrata
-
-HEAD_DIMS = (64, 128, 256)
-PAGE_DTYPES = {torch.float32: kvstrata.DType.F32, torch.float16: kvstrata.DType.F16,
-               torch.bfloat16: kvstrata.DType.BF16}
-
 
 class Unsupported(ValueError):
     """The model has something that kvstrata does not serve; nothing was changed."""

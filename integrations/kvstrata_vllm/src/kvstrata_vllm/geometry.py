@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from kvstrata import torch_model
 from kvstrata.digest import digest_of_folder
+from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, folder_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 
 import kvstrata
 
-HEAD_DIMS = (64, 128, 256)
-PAGE_DTYPES = {torch.float32: kvstrata.DType.F32, torch.float16: kvstrata.DType.F16,
-               torch.bfloat16: kvstrata.DType.BF16}
 _NEVER_MET = kvstrata.Need.SURPRISAL | kvstrata.Need.ENTROPY
 
 
@@ -41,24 +38,8 @@ class Options:
 
 
 @dataclass
-class Geometry(KVConnectorHandshakeMetadata):
+class Geometry(torch_model.Geometry, KVConnectorHandshakeMetadata):
     """What a worker found in its layers, for the scheduler to register the same model."""
-
-    name: str
-    digest: str
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    dtype: kvstrata.DType
-    boundary_tokens: list[int]
-
-    def register(self, session: kvstrata.Session) -> kvstrata.Model:
-        usual = abs(self.scale * self.head_dim ** 0.5 - 1) < 1e-6
-        return session.register_model(self.name, self.digest, layers=self.layers, query_heads=self.query_heads,
-                                      kv_heads=self.kv_heads, head_dim=self.head_dim, dtype=self.dtype,
-                                      boundary_tokens=self.boundary_tokens, scale=0 if usual else self.scale)
 
 
 def refuse(config: Any) -> None:
@@ -138,21 +119,14 @@ def geometry_of(config: Any, layers: list[Any], digest: str | None, needs: kvstr
         names = ", ".join(str(need.name) for need in missing)
         raise Unsupported(f"the plan needs {names} of the engine, which vLLM does not give:\n{needs.text}")
     model = config.model_config
-    return Geometry(model.hf_text_config.model_type[:63], digest or _digest(model), len(layers), query_heads, kv_heads,
+    return Geometry(model.hf_text_config.model_type, digest or _digest(model), len(layers), query_heads, kv_heads,
                     head_dim, scale, PAGE_DTYPES[model.dtype],
                     _boundary_tokens(model) if kvstrata.Need.BOUNDARY in flags else [])
 
 
 def _digest(model: Any) -> str:
-    return digest_of_folder(_folder(model), str(model.dtype).removeprefix("torch."),
+    return digest_of_folder(folder_of(model.model, model.revision), str(model.dtype).removeprefix("torch."),
                             getattr(model.hf_text_config, "rope_parameters", None))
-
-
-def _folder(model: Any) -> pathlib.Path:
-    if os.path.isdir(model.model):
-        return pathlib.Path(model.model)
-    from huggingface_hub import snapshot_download
-    return pathlib.Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
 
 
 def _boundary_tokens(model: Any) -> list[int]:
