@@ -238,7 +238,8 @@ def load(road: str = "linked") -> Library:
             try:
                 c.CDLL(path)
             except OSError as error:
-                raise KvstrataError(f"{path} was not found; build it (make build) or set KVSTRATA_LIBRARY",
-                                    "LIBRARY_MISSING") from error
+                raise KvstrataError(f"{path} is not beside {pathlib.Path(__file__).parent}, in build/lib of a folder "
+                                    "above it, or on the system's search path; set KVSTRATA_LIBRARY to the one of a "
+                                    f"source tree, build/lib/{path} (make build)", "LIBRARY_MISSING") from error
         _loaded[path] = Library(path)
     return _loaded[path]
