@@ -1,7 +1,8 @@
 """The worker's half of offload: vLLM's blocks are filled from the daemon's pages, and copied there.
 
 Loads run on threads of their own, saves in order on another: neither is waited for by a step, but by one that follows
-a preemption, whose blocks must not be written while they are read. The daemon may die between any two calls: what was
+a preemption, whose blocks must not be written while they are read. What a step orders to be saved is begun in the step
+after it, when its tokens are out: a copy beside a step that samples would take its cores. The daemon may die between any two calls: what was
 to be loaded is computed then, what was to be saved is not, and the next transfer attaches to the daemon that is there.
 """
 
@@ -52,19 +53,26 @@ class OffloadWorker:
         self._model: kvstrata.Model | None = None
         self._results = Results()
         self._saving: dict[str, Saving] = {}  # the saver's, but for who is in it
+        self._ordered: list[tuple[Save, Saving]] = []  # the worker's own thread's
         self._loader = ThreadPoolExecutor(2, "kvstrata-load")
         self._saver = ThreadPoolExecutor(1, "kvstrata-save")
 
     def load(self, loads: Iterable[Load]) -> None:
-        """Begins them; results() says when they are over."""
+        """Begins them, and what the step before ordered to be saved; results() says when they are over."""
+        self._begin_saves()
         for load in loads:
             self._loader.submit(self._load, load)
 
     def save(self, saves: Iterable[Save]) -> None:
-        """Begins them. Blocks are read until results() names the request, or drop() returns."""
+        """For the next step to begin. Blocks are read until results() names the request, or drop() returns."""
         for save in saves:
             with self._lock:
                 saving = self._saving.setdefault(save.request, Saving())
+            self._ordered.append((save, saving))
+
+    def _begin_saves(self) -> None:
+        ordered, self._ordered = self._ordered, []
+        for save, saving in ordered:
             self._saver.submit(self._save, save, saving)
 
     def drop(self, requests: Iterable[str]) -> None:
@@ -89,6 +97,7 @@ class OffloadWorker:
 
     def shutdown(self) -> None:
         """What was ordered is saved first."""
+        self._begin_saves()
         with self._lock:
             left, self._saving = list(self._saving.values()), {}
         for saving in left:
