@@ -7,8 +7,7 @@ SmolLM2-135M, one sequence, a prompt of `tokens` of licence texts, then `new` to
 logits (its end token never), all in one process by turns of a few tokens.
 
 growth/PLAN/N  attention's calls (append and attend) of a step, ms: p50 of the last N steps; the baseline is p50 of the
-               first N. `full` attends to all that is generated; `window`, which reads as much at each step, shows
-               what the machine did meanwhile. N is 200, and 320: `chess` chooses anew at every tenth page and attends
+               first N. `window`, which reads as much at each step, shows what the machine did meanwhile. N is 200, and 320: `chess` chooses anew at every tenth page and attends
                to all pages since, so what it reads is a sawtooth of 320 steps, and 200 see a part of a tooth.
 """
 
@@ -24,7 +23,7 @@ from transformers_smollm2 import (Way, arguments, attention_calls, kvstrata_tran
 from kvstrata.daemon import Daemon
 
 TURN, SPANS, SEED, TEMPERATURE = 10, (200, 320), 20261124, 0.8
-PLANS = 'chess{trigger = "every"};sentencekv;full;window{n_recent = 1024}'
+PLANS = 'chess{trigger = "every"};sentencekv;window{n_recent = 1024}'
 JUDGED, MUST = ('chess{trigger = "every"}', "sentencekv"), 1 / 1.15
 
 

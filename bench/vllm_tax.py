@@ -5,7 +5,8 @@
 
 Runs in vLLM's venv (make test-vllm makes it). Two engines (SmolLM2-135M, fp32), each in a process of its own, one plain
 and one attached to a kvstratad of this program's, are given the same prompts of random tokens, one after the other, in
-turns the one and the other first. A time begins when the request is handed over and ends when its first token is there;
+turns the one and the other first; both are started anew after some pairs, since how fast a process is depends on the
+memory that it got. A time begins when the request is handed over and ends when its first token is there;
 an engine answers when what it saves is saved, so that it is idle while the other one runs.
 
 vllm-tax/MODE            first token with the connector, against plain vLLM
@@ -32,7 +33,7 @@ import numpy as np  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 
-SEED, MOST, WARM_UP, RESAMPLED = 20261124, 1.02, 2, 10_000
+SEED, MOST, WARM_UP, STARTS, RESAMPLED = 20261124, 1.02, 2, 5, 10_000
 VOCABULARY = 40_000  # below the model's special tokens
 QUIET = 0.5  # seconds between requests: OpenMP's threads spin for 0.2 after their work
 CONNECTORS = {"owned": "KvstrataConnector", "offload": "KvstrataOffloadConnector"}
@@ -100,17 +101,19 @@ class Engine:
 
 def measure(mode, pairs, tokens):
     """Milliseconds of each pair: (plain, attached)."""
-    random = np.random.default_rng(SEED)
-    times = []
-    with Daemon() as daemon, Engine("plain", daemon.socket, tokens) as plain, \
-            Engine(mode, daemon.socket, tokens) as attached:
-        for number in range(WARM_UP + pairs):
-            ids = random.integers(0, VOCABULARY, tokens).tolist()
-            order = (plain, attached) if number % 2 else (attached, plain)
-            took = {engine: engine.first_token(ids) for engine in order}
-            times.append((took[plain], took[attached]))
-            print(f"{mode}, pair {number}: plain {times[-1][0]:.1f} ms, attached {times[-1][1]:.1f} ms", flush=True)
-    return times[WARM_UP:]
+    random, times = np.random.default_rng(SEED), []
+    for start in range(STARTS):
+        with Daemon() as daemon, Engine("plain", daemon.socket, tokens) as plain, \
+                Engine(mode, daemon.socket, tokens) as attached:
+            for number in range(WARM_UP + -(-pairs // STARTS)):
+                ids = random.integers(0, VOCABULARY, tokens).tolist()
+                order = (plain, attached) if number % 2 else (attached, plain)
+                took = {engine: engine.first_token(ids) for engine in order}
+                print(f"{mode}, start {start}, pair {number}: plain {took[plain]:.1f} ms, "
+                      f"attached {took[attached]:.1f} ms", flush=True)
+                if number >= WARM_UP:
+                    times.append((took[plain], took[attached]))
+    return times
 
 
 def interval(ratios):
