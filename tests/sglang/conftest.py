@@ -1,7 +1,6 @@
-"""What the SGLang suites share: prompts, and SGLang in processes of its own (engine.py), plain and with kvstrata.
+"""What the SGLang suites share: SGLang in processes of its own (engine.py), plain and with kvstrata.
 
-A fifth of each set runs by default, `--full` runs all. Everything is fp32: page rows too. sgl_kernel, which PyPI has
-for CUDA only, is stood in for (stand_in/).
+sgl_kernel, which PyPI has for CUDA only, is stood in for (stand_in/).
 """
 
 from __future__ import annotations
@@ -14,61 +13,21 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path += [str(HERE / "stand_in"), *(str(ROOT / "integrations" / name / "src")
-                                       for name in ("kvstrata", "kvstrata_numpy", "kvstrata_sglang"))]
+sys.path += [str(HERE / "stand_in"), str(HERE.parent), str(ROOT / "integrations" / "kvstrata_sglang" / "src")]
 
-from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import cache_folder, model_path  # noqa: E402
+from engine_cases import (NEW, SEED, amount, assert_computed_once, assert_same, by_transformers,  # noqa: E402, F401
+                          folder, plain, prompts, pytest_addoption, text_ids)
 
-MARGIN = 3e-4  # of logprobs; kernels sum in another order than SGLang's
-SEED = 20261124
-DOCUMENT = pathlib.Path("/usr/share/common-licenses/GPL-3")
 PATIENCE = 3600  # seconds of an engine
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="all cases instead of a fifth")
-
-
 @pytest.fixture(scope="session")
-def amount(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """How many cases of a set run."""
-    full = request.config.getoption("--full")
-    return lambda cases: cases if full else max(2, cases // 5)
-
-
-@pytest.fixture(scope="session")
-def folder() -> pathlib.Path:
-    """SmolLM2 as a Hugging Face folder, made once from the GGUF."""
-    made = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not made.exists():
-        hugging_face.write(model_path(), made)
-    return made
-
-
-@pytest.fixture(scope="session")
-def text_ids(folder: pathlib.Path) -> list[int]:
-    from transformers import AutoTokenizer
-    return AutoTokenizer.from_pretrained(folder)(DOCUMENT.read_text()).input_ids
-
-
-@pytest.fixture(scope="session")
-def prompts(text_ids: list[int], amount: Callable[[int], int]) -> list[list[int]]:
-    """10 to 3,000 tokens, evenly on a logarithmic scale, from anywhere in the text."""
-    print(f"seed {SEED}")
-    random = np.random.default_rng(SEED)
-    lengths = np.geomspace(10, 3000, amount(20)).astype(int)
-    begins = [int(random.integers(0, len(text_ids) - n)) for n in lengths]
-    return [text_ids[b:b + n] for b, n in zip(begins, lengths)]
-
-
-@pytest.fixture(scope="session")
-def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory  # noqa: F811
+          ) -> Callable[..., dict[str, Any]]:
     """engine(plan, batches, record=, socket=, environment=, **arguments of sglang.Engine): RESULT of engine.py, and its
     log."""
     def run(plan: str | None, batches: list[dict[str, Any]], record: bool = False, socket: str | None = None,
@@ -88,24 +47,3 @@ def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         assert ran.returncode == 0, said[-9000:]
         return {**json.loads((at / "result.json").read_text()), "log": said}
     return run
-
-
-@pytest.fixture(scope="session")
-def plain(engine: Callable[..., dict[str, Any]], prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """Plain SGLang's 24 tokens of each prompt."""
-    return engine(None, [{"prompts": prompts, "tokens": 24}])["batches"][0]
-
-
-def assert_same(want: list[dict[str, Any]], got: list[dict[str, Any]]) -> None:
-    """Equal tokens, up to the first place where plain SGLang itself does not tell the two apart."""
-    assert len(want) == len(got)
-    for row, (a, b) in enumerate(zip(want, got)):
-        assert b["reason"] == "length", f"row {row} ended with {b['reason']}: {b['message']}"
-        at = next((i for i, (x, y) in enumerate(zip(a["tokens"], b["tokens"])) if x != y), None)
-        if at is None:
-            assert len(a["tokens"]) == len(b["tokens"])
-            continue
-        top = a["top"][at]
-        margin = top[str(a["tokens"][at])] - top.get(str(b["tokens"][at]), -np.inf)
-        print(f"row {row}: token {at} differs, plain's margin {margin:.2e}")
-        assert margin <= MARGIN, f"row {row}: token {at} is {b['tokens'][at]}, not {a['tokens'][at]}; margin {margin}"
