@@ -157,7 +157,7 @@ def numpy_attend():
 
 
 def write_result(args, suite, notes, rows):
-    """Prints rows; keeps them where args.json_out says (shared/RESULTS.md)."""
+    """Prints rows; keeps them where args.json_out says (docs/results.md)."""
     for r in rows:
         print(f"{r['id']:20} {r['value']:8.2f} {r['unit']}  {r['ratio']:.3f}x {r['baseline']['name']}")
     if args.json_out:

@@ -1,5 +1,5 @@
 // Extents of one host arena: ours (server/memory/extent_allocator.h) beside jemalloc over the same
-// address range, as DECISIONS 14 has it (docs/adr/0001-host-extents.md has the figures).
+// address range, as docs/adr/0001-host-extents.md compares them.
 //
 // Extents of codecs' sizes live and die at random. `full`: bytes in extents when the first
 // allocation fails, of the arena's; `churn`: likewise after many times the arena's bytes came and

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What each option of spec/beyond.md gains, at equal bytes read per step, on two real traces.
+"""What each option of docs/spec/beyond.md gains, at equal bytes read per step, on two real traces.
 
     bench/options.py [--steps N] [--json-out FILE] [--commit HASH] [--date DATE]
 

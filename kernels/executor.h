@@ -1,4 +1,4 @@
-// Executor: who runs the parts of an op. Ops own no threads (DECISIONS 20); the caller passes one.
+// Executor: who runs the parts of an op. Ops own no threads (ADR 11); the caller passes one.
 //
 // Results never depend on the executor: ops split work by length, never by thread count.
 // Thread-safety: ParallelFor may be called from several threads at once.

@@ -2,7 +2,7 @@
 // functions for all backends, the daemon and the client.
 //
 // A page holds P tokens of all layers and KV heads, keys and values together:
-//     [layer][K|V][kv_head][slot][dim]                                    (DESIGN, "Page")
+//     [layer][K|V][kv_head][slot][dim]
 // An index block holds the summaries of a run of tokens, made by a plan's segmenter:
 //     level by level, each [layer][field][kv_head][unit][dim]
 // so that one (layer, field, head) of a block is one contiguous run of rows for the scoring op.
@@ -114,8 +114,8 @@ struct IndexLayout {
   int64_t block_bytes = 0;   // a multiple of 64
   int32_t level_count = 0;
   std::array<IndexLevel, 3> levels{};
-  // Fields that serve as coarse rows of what is not selected (spec/beyond.md 1): means of keys and
-  // of values. -1: the index has none.
+  // Fields that serve as coarse rows of what is not selected (docs/spec/beyond.md 1): means of keys
+  // and of values. -1: the index has none.
   int32_t key_mean = -1, value_mean = -1;
 
   bool operator==(const IndexLayout& o) const;
@@ -153,8 +153,8 @@ struct IndexLayout {
 
 // Lays out an index of `kind` over units of units[0] tokens, units[1] units of level 0, ...
 // A block covers whole units of every level, and about 512 tokens if it can choose. coarse: with
-// rows for what is not selected (spec/beyond.md 1), means of keys and of values. mean_dtype: of the
-// rows of kMean.
+// rows for what is not selected (docs/spec/beyond.md 1), means of keys and of values. mean_dtype:
+// of the rows of kMean.
 IndexLayout MakeIndexLayout(IndexLayout::Kind kind, const Geometry& g, const int32_t* unit_tokens,
                             int level_count, bool coarse = false, DType mean_dtype = DType::kBF16);
 

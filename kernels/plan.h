@@ -1,4 +1,4 @@
-// Plan: one choice on each axis (DESIGN, "four independent choices") and their options.
+// Plan: one choice on each axis (docs/plans.md, "Axes") and their options.
 //
 // Text form, one line, the same in the C ABI, the CLI and the configuration:
 //     quest                                    a preset with its defaults
@@ -7,12 +7,12 @@
 //     own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv. Names that the
-// design knows and this build has not answer UNIMPLEMENTED; other names INVALID_ARGUMENT with the
-// nearest known one ("did you mean"). A combination that cannot work is refused here, with the
+// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata. Names that
+// the design knows and this build has not answer UNIMPLEMENTED; other names INVALID_ARGUMENT with
+// the nearest known one ("did you mean"). A combination that cannot work is refused here, with the
 // reason.
 //
-// Defaults are those of spec/*.md; each option says its source. Values; thread-safe.
+// Defaults are those of docs/spec; each option says its source. Values; thread-safe.
 #ifndef KVSTRATA_KERNELS_PLAN_H_
 #define KVSTRATA_KERNELS_PLAN_H_
 
@@ -40,11 +40,11 @@ enum class SelectorKind : uint8_t {
 };
 enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
 enum class TierKind : uint8_t { kDevice, kHost };
-// What becomes of units that are not selected (spec/beyond.md 1): nothing, one row of means, or one
-// row of means with the second cumulant of the keys.
+// What becomes of units that are not selected (docs/spec/beyond.md 1): nothing, or one row of
+// means.
 enum class RestKind : uint8_t { kDrop, kMean };
-// Whether raw pages stay once a codec holds their rows (DECISIONS 10). kAuto: on `host` while there
-// is room.
+// Whether raw pages stay once a codec holds their rows (ADR 5). kAuto: on `host` while there is
+// room.
 enum class KeepRaw : uint8_t { kAuto, kNo, kHost };
 
 std::string_view NameOf(SegmenterKind k);
@@ -67,13 +67,13 @@ struct Plan {
   CodecKind codec = CodecKind::kRaw;
   TierKind tier = TierKind::kDevice;  // where pages are taken first
 
-  // Common to all plans (spec/common.md). min_tokens: below it a sequence is attended in full;
+  // Common to all plans (docs/spec/README.md). min_tokens: below it a sequence is attended in full;
   // kAutoTokens only until the sequence is opened (step/break_even.h).
   int32_t min_tokens = 4096;
   int32_t batch = 1;           // of min_tokens = "auto": sequences that are decoded together
   int32_t n_dense_layers = 0;  // the first layers are attended in full
   // Attended rows stand at 0 .. r - 1, the query at r - 1, instead of at their positions: of models
-  // whose keys are stored before rotary embedding (spec/common.md; TokenSelect, length
+  // whose keys are stored before rotary embedding (docs/spec/README.md; TokenSelect, length
   // extrapolation). Codec raw.
   bool compact = false;
 
@@ -85,7 +85,7 @@ struct Plan {
   int32_t page = 16;      // tokens of a unit; quest 16, chess 32 (paper)
   int32_t budget = 2048;  // quest: tokens
 
-  // chess (spec/chess.md)
+  // chess (docs/spec/chess.md)
   int32_t pages_per_chunk = 8, chunks_per_grid = 8;
   int32_t sinks = 1, window = 16;               // pages
   std::array<double, 3> rho = {0.5, 0.2, 0.1};  // shares of grids, chunks, pages ("aggressive")
@@ -95,40 +95,41 @@ struct Plan {
   // `thresholds`: mean and variance of a page's entropies, nats. Infinite: not calibrated, the
   // entropy trigger never fires and pages without entropies count towards `every`.
   std::array<double, 2> thresholds = {1.0 / 0.0, 1.0 / 0.0};
-  int32_t every = 10;    // completed pages
-  bool tree = false;     // unselected grids, chunks and pages as one row each (spec/beyond.md 2)
-  bool centred = false;  // minus the mean page vector before dot products (spec/beyond.md 7)
+  int32_t every = 10;  // completed pages
+  bool tree = false;   // unselected grids, chunks and pages as one row each (docs/spec/beyond.md 2)
+  bool centred = false;  // minus the mean page vector before dot products (docs/spec/beyond.md 7)
 
-  // Any unit-based selector over `raw` or `packed`: minmax, cascade, block (spec/beyond.md 1, 3).
+  // Any unit-based selector over `raw` or `packed`: minmax, cascade, block
+  // (docs/spec/beyond.md 1, 3).
   RestKind rest = RestKind::kDrop;
   bool group_softmax = false;  // `group = "softmax"`: heads' unit scores normalised, then summed
 
-  // vote (spec/tokenselect.md; defaults: paper)
+  // vote (docs/spec/tokenselect.md; defaults: paper)
   int32_t k = 2048, n_init = 128, n_local = 512;
   double theta = 0.9;
   bool append_departed = false;
   int32_t max_pool = 1;
   bool scale_votes = true;       // `scale`
   int32_t chunk = 512;           // of the prompt
-  bool cosine_per_head = false;  // `cosine = "head"` (spec/beyond.md 4)
+  bool cosine_per_head = false;  // `cosine = "head"` (docs/spec/beyond.md 4)
 
-  // bucket (spec/sentencekv.md; tau, r, n_obs: paper; start, recent, pool, max_length: code)
+  // bucket (docs/spec/sentencekv.md; tau, r, n_obs: paper; start, recent, pool, max_length: code)
   int32_t tau = 1024;
   double r = 2.0;
   int32_t n_obs = 32, start = 32, recent = 32, pool = 7, max_length = 100;
   bool keep_rest = false, per_query_head = false;
 
-  // Segmenter span, selector zoom, codec lowrank (spec/sekv.md; alpha and rows_share: DECISIONS 24)
+  // Segmenter span, selector zoom, codec lowrank (docs/spec/sekv.md; alpha and rows_share: ADR 14)
   double alpha = 2.0;
   int32_t l_min = 4, r_max = 32, d_route = 32, local = 512;
   int32_t rows = -1;  // budget, rows per head and step; -1: rows_share of N; 0: no limit
   double rows_share = 0.25;
   std::string parameters;  // file of trained parameters in the daemon's folder; "" untrained
 
-  // block (spec/mosaickv.md): a share of the tokens. Over raw pages blocks are `page` tokens.
+  // block (docs/spec/mosaickv.md): a share of the tokens. Over raw pages blocks are `page` tokens.
   double share = 0.1;
 
-  // codec packed (spec/mosaickv.md; fixed preset: DECISIONS 23)
+  // codec packed (docs/spec/mosaickv.md; fixed preset: ADR 13)
   bool search = false;     // `strategy = "search"`; else fixed: keep, neighbours, block
   int32_t keep = 0;        // elements of a vector; 0: d / 4
   int32_t neighbours = 1;  // channels chosen together: 1, 2, 4
@@ -136,7 +137,7 @@ struct Plan {
   double max_channel_loss = 0.05, max_block_loss = 0.5, close_loss = 256.0;
   int32_t segment = 65536, buffer = 32;
   bool truncate = true;
-  double drift = 0;            // `closing = "drift"` factor; 0: closing by loss (spec/beyond.md 6)
+  double drift = 0;  // `closing = "drift"` factor; 0: closing by loss (docs/spec/beyond.md 6)
   int32_t min_segment = 4096;  // of closing by drift
 
   // Codecs lowrank and packed. max_loss: the most that stored rows may differ from their own,

@@ -17,9 +17,9 @@ constexpr std::string_view kSegmenterNames[] = {"none",     "page", "hierarchy",
 // Of the design, not of this build.
 constexpr std::string_view kLaterCodecs[] = {"fp8", "int4"};
 
-// kvstrata's own (spec/beyond.md): Quest's extremes, the heads' scores normalised before they are
-// summed, pages of 32, sinks and a recent window. What won at equal bytes on real traces; the table
-// is in docs/plans.md.
+// kvstrata's own (docs/spec/beyond.md): Quest's extremes, the heads' scores normalised before they
+// are summed, pages of 32, sinks and a recent window. What won at equal bytes on real traces; the
+// table is in docs/plans.md.
 void AdjustStrata(Plan* plan) {
   plan->page = 32;
   plan->n_sink = 4;

@@ -52,7 +52,7 @@ struct Combination {
 // PLAN_COMBINATION says why there is none.
 Result<const Combination*> Combine(const AxisChoice& choice);
 
-// The plan of a combination with its defaults (spec/*.md), named after the selector's own preset.
+// The plan of a combination with its defaults (docs/spec), named after the selector's own preset.
 Plan DefaultsOf(const Combination& combination);
 
 }  // namespace kvstrata

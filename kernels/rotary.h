@@ -1,6 +1,6 @@
-// Rotary position embedding of keys that are stored before it (spec/common.md; reference/core.py,
-// Rope and attend_pre_rope). Models without it have Rotary{}: their keys are stored as attention
-// uses them.
+// Rotary position embedding of keys that are stored before it (docs/spec/README.md;
+// tests/reference/core.py, Rope and attend_pre_rope). Models without it have Rotary{}: their keys
+// are stored as attention uses them.
 //
 // Rotary        what a model says of it: part of its geometry, hence of a page's identity
 // RotaryTable   cosines and sines, from which any position's turn is a product of few rows

@@ -1,5 +1,5 @@
 // Shared memory between the daemon and one attached client: byte-exact, fixed here, described in
-// docs/shm_layout.md. PODs and checked offsets only; no lock ever lives here (DESIGN, "Attaching").
+// docs/shm_layout.md. PODs and checked offsets only; no lock ever lives here (ADR 8).
 //
 // Two sealed memfds per session:
 //   session segment  written by both sides: SessionHeader, request ring (client to daemon), reply

@@ -29,7 +29,7 @@ namespace kvstrata::cuda {
 namespace {
 
 constexpr int kKvHeads = 8, kGroup = 4, kQueryHeads = kKvHeads * kGroup, kDim = 128;
-constexpr double kReadTbps = 3.10;  // MACHINES: what a reading kernel reaches on the H100
+constexpr double kReadTbps = 3.10;  // what a reading kernel reaches on the H100
 
 struct Options {
   std::string json, only;

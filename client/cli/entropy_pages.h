@@ -1,5 +1,6 @@
 // EntropyPages: what a model's next-token entropies are over whole pages of generated tokens, and
-// the thresholds of plan chess that follow (spec/chess.md 6; reference/chess.py, calibrate). Pure.
+// the thresholds of plan chess that follow (docs/spec/chess.md 6; tests/reference/chess.py,
+// calibrate). Pure.
 #ifndef KVSTRATA_CLIENT_CLI_ENTROPY_PAGES_H_
 #define KVSTRATA_CLIENT_CLI_ENTROPY_PAGES_H_
 

@@ -1,4 +1,4 @@
-// Metrics of spec/common.md over one replay: distributions, oracle top-k, relative error.
+// Metrics of docs/spec/README.md over one replay: distributions, oracle top-k, relative error.
 // Pure functions and values; double precision.
 #ifndef KVSTRATA_CLIENT_CLI_METRICS_H_
 #define KVSTRATA_CLIENT_CLI_METRICS_H_

@@ -1,6 +1,7 @@
 // PackingLosses: what plan mosaickv makes of the traces' prompts on a running daemon: the
-// strategies that its search chose, and the channel loss by how much is kept (spec/mosaickv.md 5).
-// Errors: those of the connection; anything about the plan or its arrays becomes a status.
+// strategies that its search chose, and the channel loss by how much is kept
+// (docs/spec/mosaickv.md 5). Errors: those of the connection; anything about the plan or its arrays
+// becomes a status.
 #ifndef KVSTRATA_CLIENT_CLI_PACKING_LOSSES_H_
 #define KVSTRATA_CLIENT_CLI_PACKING_LOSSES_H_
 

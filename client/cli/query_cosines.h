@@ -1,5 +1,6 @@
 // QueryCosines: how alike the queries of consecutive decode steps are, and how often plan
-// tokenselect would reuse a selection for it (spec/tokenselect.md 3; spec/beyond.md 4). Pure.
+// tokenselect would reuse a selection for it (docs/spec/tokenselect.md 3; docs/spec/beyond.md 4).
+// Pure.
 #ifndef KVSTRATA_CLIENT_CLI_QUERY_COSINES_H_
 #define KVSTRATA_CLIENT_CLI_QUERY_COSINES_H_
 

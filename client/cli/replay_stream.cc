@@ -8,7 +8,7 @@
 namespace kvstrata::cli {
 namespace {
 
-constexpr int32_t kChunk = 512;  // prefill chunks split at its multiples (DECISIONS 4)
+constexpr int32_t kChunk = 512;  // prefill chunks split at its multiples (ADR 3)
 
 double Milliseconds(std::chrono::steady_clock::duration d) {
   return std::chrono::duration<double, std::milli>(d).count();

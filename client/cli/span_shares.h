@@ -1,5 +1,5 @@
 // SpanShares: how much of a prompt stays at full resolution under plan sekv, by alpha
-// (spec/sekv.md; reference/sekv.py, segment, anchor_share, persistent_share). Pure.
+// (docs/spec/sekv.md; tests/reference/sekv.py, segment, anchor_share, persistent_share). Pure.
 #ifndef KVSTRATA_CLIENT_CLI_SPAN_SHARES_H_
 #define KVSTRATA_CLIENT_CLI_SPAN_SHARES_H_
 

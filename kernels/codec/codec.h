@@ -1,9 +1,9 @@
-// Codec: how are keys and values stored? (DESIGN, the third axis.) `raw` is the page itself. The
-// others are written by workers of the daemon, away from decode: a Recompressor belongs to one
-// sequence, looks at what was committed and reported, and says which extents its table should name
-// from now on and which raw rows nobody needs any more. Readers parse extents with PackedStorage
-// (packed.h) and SpanStorage (lowrank.h); ops attend_packed, attend_lowrank and attend_coarse read
-// them in place.
+// Codec: how are keys and values stored? (The third axis of docs/plans.md.) `raw` is the page
+// itself. The others are written by workers of the daemon, away from decode: a Recompressor belongs
+// to one sequence, looks at what was committed and reported, and says which extents its table
+// should name from now on and which raw rows nobody needs any more. Readers parse extents with
+// PackedStorage (packed.h) and SpanStorage (lowrank.h); ops attend_packed, attend_lowrank and
+// attend_coarse read them in place.
 //
 // Implementations: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
 // conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
@@ -34,7 +34,7 @@ namespace kvstrata {
 
 class SegmentPacker;
 
-// Trained SeKV parameters (spec/sekv.md, "Training"), from one safetensors file.
+// Trained SeKV parameters (docs/spec/sekv.md, "Training"), from one safetensors file.
 struct SpanParameters {
   int32_t layers = 0, query_heads = 0, head_dim = 0, d_route = 0, r_max = 0;
   std::vector<float> w;    // [layers][query_heads][d_route][head_dim]

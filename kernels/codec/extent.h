@@ -1,4 +1,4 @@
-// Extent: what a codec stores when it is not a raw page (DESIGN, "Page, sequence, plan"). A
+// Extent: what a codec stores when it is not a raw page (docs/extents.md). A
 // self-describing byte string with a fixed header; everything inside is addressed by offsets that a
 // parser checks against the extent's size before it uses them, so that a damaged extent is an error
 // and never an over-read.
@@ -92,7 +92,7 @@ int64_t DescriptionBytes(std::span<const std::byte> front, int64_t bytes);
 // Cost: reads the header alone.
 Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind);
 
-// Whether the payload is what was written: for bytes that come from disk or network (DECISIONS 15).
+// Whether the payload is what was written: for bytes that come from disk or network (ADR 9).
 // DATA_LOSS EXTENT_CHECKSUM. Of an unhashed one only the checksum of who stored it can tell.
 Status VerifyExtent(std::span<const std::byte> extent);
 

@@ -26,7 +26,7 @@ Status ForEachHead(const RecompressInput& input, const Geometry& geometry,
 Status CheckRawRows(const RecompressInput& input, const Geometry& geometry, Run tokens);
 
 // Whether the sequence is long enough for its plan to compress it: N, which counts the token that
-// the next step brings, has reached min_tokens (spec/common.md).
+// the next step brings, has reached min_tokens (docs/spec/README.md).
 inline bool ReachesMinimum(const RecompressInput& input, const Plan& plan) {
   return input.view.tokens >= plan.min_tokens - 1;
 }

@@ -1,4 +1,4 @@
-// Codec lowrank: spans as coarse rows and low-rank factors (spec/sekv.md; paper 3.1, 3.2).
+// Codec lowrank: spans as coarse rows and low-rank factors (docs/spec/sekv.md; paper 3.1, 3.2).
 //
 // SpanStorage is the reading side. Spans are numbered from 0 over all kSpanSummary extents in order
 // of position; a long prompt's are of several parts. Per part there are three extents:
@@ -58,7 +58,7 @@ class SpanStorage {
   // Factors of a span.
   LowRankSpan Factors(int span, int layer, int kv_head) const;
 
-  // Routing (spec/sekv.md 6, 7): tau of a query head, 0 where nothing is trained.
+  // Routing (docs/spec/sekv.md 6, 7): tau of a query head, 0 where nothing is trained.
   float Threshold(int layer, int query_head) const;
   // REQUIRES: trained(). W [d_route][head_dim] of a query head; 1 / |W k_mean| of span
   // `first_span + u` of a part at [u], 0 where |W k_mean| is 0.
@@ -98,15 +98,15 @@ class SpanStorage {
 };
 
 // Whether a sequence of so many tokens has outgrown full attention over the plan's rows: only then
-// are spans made (spec/common: N counts the next token).
+// are spans made (docs/spec/README.md: N counts the next token).
 bool OutgrowsRows(const Plan& plan, int32_t tokens);
 
 // What a sequence's status says of max_loss: how many matrices stayed rows; "" none. `spans` null:
 // nothing is compressed.
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans);
 
-// Arrays of golden/README: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank",
-// "k_longest", "v_longest".
+// Arrays of tests/golden/README.md: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank",
+// "v_rank", "k_longest", "v_longest".
 Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view name);
 
 }  // namespace kvstrata

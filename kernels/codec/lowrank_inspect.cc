@@ -1,4 +1,4 @@
-// The arrays of golden/README that begin with "sekv." and describe what is stored.
+// The arrays of tests/golden/README.md that begin with "sekv." and describe what is stored.
 #include <algorithm>
 #include <string>
 

@@ -1,4 +1,4 @@
-// The writing side of codec lowrank (spec/sekv.md; spec/beyond.md 5). Private to kernels/codec.
+// The writing side of codec lowrank (docs/spec/sekv.md). Private to kernels/codec.
 #ifndef KVSTRATA_KERNELS_CODEC_LOWRANK_RECOMPRESSOR_H_
 #define KVSTRATA_KERNELS_CODEC_LOWRANK_RECOMPRESSOR_H_
 

@@ -1,4 +1,4 @@
-// Codec packed: rotated, per-vector sparse keys and values (spec/mosaickv.md; paper 4 and 5).
+// Codec packed: rotated, per-vector sparse keys and values (docs/spec/mosaickv.md; paper 4 and 5).
 //
 // PackedStorage is the reading side: all kPackedSegment extents of a sequence, parsed. A segment is
 // final (its own rotations and strategies) or temporary (those of the last final segment before it:
@@ -78,9 +78,10 @@ class PackedStorage {
 // tokens are to be packed; else "". `packed` null: nothing is packed (yet).
 std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed);
 
-// Arrays of golden/README: "eigenvalues", "rotated_rows" and "packed_rows" (first segment, layer 0,
-// head 0; rotated rows need the raw pages), "segments" (flat start, stop, final), "strategies"
-// [segments][layers * kv_heads][3] (pieces of a segment are one), "packed_bytes" i32 pairs are not.
+// Arrays of tests/golden/README.md: "eigenvalues", "rotated_rows" and "packed_rows" (first segment,
+// layer 0, head 0; rotated rows need the raw pages), "segments" (flat start, stop, final),
+// "strategies" [segments][layers * kv_heads][3] (pieces of a segment are one), "packed_bytes" i32
+// pairs are not.
 Result<InspectArray> InspectPacked(const SelectContext& context, std::string_view name);
 
 }  // namespace kvstrata

@@ -1,4 +1,4 @@
-// The arrays of golden/README that begin with "mosaickv.", from what the extents hold.
+// The arrays of tests/golden/README.md that begin with "mosaickv.", from what the extents hold.
 #include <algorithm>
 #include <string>
 

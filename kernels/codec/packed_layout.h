@@ -62,7 +62,7 @@ static_assert(sizeof(PackedEntry) == 64);
 // What max_loss is held against is a mean over so many tokens that follow each other.
 inline constexpr int32_t kLossRun = 16;
 
-// Tokens over which closing by drift takes its mean (spec/beyond.md 6).
+// Tokens over which closing by drift takes its mean (docs/spec/beyond.md 6).
 inline constexpr int32_t kRecentTokens = 512;
 
 // One extent. Rotations are null unless it holds them.

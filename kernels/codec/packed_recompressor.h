@@ -1,4 +1,4 @@
-// The writing side of codec packed (spec/mosaickv.md, "Growing"). Private to kernels/codec.
+// The writing side of codec packed (docs/spec/mosaickv.md, "Growing"). Private to kernels/codec.
 #ifndef KVSTRATA_KERNELS_CODEC_PACKED_RECOMPRESSOR_H_
 #define KVSTRATA_KERNELS_CODEC_PACKED_RECOMPRESSOR_H_
 

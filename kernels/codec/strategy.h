@@ -1,6 +1,6 @@
-// How many elements of a vector are kept, in what groups, and how long a block is (spec/mosaickv.md
-// 5): the plan's own numbers, or the most compressing ones whose losses stay below its thresholds.
-// Private to kernels/codec.
+// How many elements of a vector are kept, in what groups, and how long a block is
+// (docs/spec/mosaickv.md 5): the plan's own numbers, or the most compressing ones whose losses stay
+// below its thresholds. Private to kernels/codec.
 //
 // Threads: pure. Cost of a search: it rotates the rows once for the candidate that fits, and a
 // few thousand of them for each one that does not.

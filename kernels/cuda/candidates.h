@@ -33,7 +33,7 @@ struct Candidates {
   KVS_HOST_DEVICE int32_t count() const { return last - first; }
 };
 
-// `tokens` counts the query's own, as N does in spec/common.md.
+// `tokens` counts the query's own, as N does in docs/spec/README.md.
 KVS_HOST_DEVICE inline Candidates CandidatesOf(const CandidateRule& rule, int32_t tokens) {
   Candidates c;
   c.first = (rule.sink_tokens + rule.unit_tokens - 1) / rule.unit_tokens;

@@ -1,6 +1,6 @@
 // The CUDA backend: one table of functions, exported by libkvstrata_cuda.so under one name. The
 // library holds everything that touches CUDA; daemon, client and tests reach it through here
-// (cuda_library.h loads it) and link no CUDA themselves (DECISIONS 16).
+// (cuda_library.h loads it) and link no CUDA themselves (ADR 10).
 //
 // An op enqueues its kernels on a stream and returns: no synchronisation, no allocation, nothing on
 // the host that a captured graph would miss. It returns 0, or a cudaError_t that `error_text`

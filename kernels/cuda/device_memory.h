@@ -3,10 +3,10 @@
 //
 // An arena is physical memory with one mapping in each process that has it. Whoever holds a mapping
 // or a descriptor keeps the physical memory alive: an engine's pages outlive a killed daemon.
-// Protection is each process's own: it maps what it only reads as read-only (DECISIONS 8).
+// Protection is each process's own: it maps what it only reads as read-only (ADR 4).
 //
 // Functions return 0 or a cudaError_t (CudaOps::error_text). They leave the current device as it
-// was. Threads: any. Cost: create 1 ms, import 0.2 ms for 2 GiB, register 45 ms a GiB (MACHINES).
+// was. Threads: any. Cost: create 1 ms, import 0.2 ms for 2 GiB, register 45 ms a GiB.
 #ifndef KVSTRATA_KERNELS_CUDA_DEVICE_MEMORY_H_
 #define KVSTRATA_KERNELS_CUDA_DEVICE_MEMORY_H_
 
@@ -59,8 +59,7 @@ struct Copied2D {
 int Copy2D(int device, void* to, const void* from, const Copied2D& shape);
 
 // `count` of these, all on their way before the first is waited for; after an error, which of them
-// were made is not known. Pieces of 2 MiB go at the full speed of PCIe, of 16 KiB at a tenth of it
-// (MACHINES).
+// were made is not known. Pieces of 2 MiB go at the full speed of PCIe, of 16 KiB at a tenth of it.
 struct PageCopy {
   void* to = nullptr;
   const void* from = nullptr;

@@ -60,7 +60,7 @@ int DestroyGraph(Graph graph);
 int IsDeviceMemory(const void* at, bool* device);
 
 // *address = value once everything before on the stream is done and its writes can be seen by the
-// host (DECISIONS 13). `address`: of host memory registered with CUDA, or of the device; a multiple
+// host (ADR 7). `address`: of host memory registered with CUDA, or of the device; a multiple
 // of 8. One kernel of one thread.
 int WriteValue(uint64_t* address, uint64_t value, Stream stream);
 

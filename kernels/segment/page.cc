@@ -1,5 +1,6 @@
 // Segmenter `page`: units of plan.page tokens with the element-wise minimum and maximum of their
-// keys, exact in the keys' dtype (spec/common.md, "quest"); for selector `block` with their mean.
+// keys, exact in the keys' dtype (docs/spec/beyond.md, "quest"); for selector `block` with their
+// mean.
 #include "kernels/segment/complete_units.h"
 #include "kernels/segment/segmenter.h"
 
@@ -11,7 +12,7 @@ class PageSegmenter final : public Segmenter {
   IndexLayout Layout(const Plan& plan, const Geometry& geometry) const override {
     const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
                                                             : IndexLayout::Kind::kMinMax;
-    // Means that rank blocks are fp32 on the CPU (DECISIONS 25).
+    // Means that rank blocks are fp32 on the CPU (ADR 15).
     return MakeIndexLayout(kind, geometry, &plan.page, 1, HasCoarseRows(plan), DType::kF32);
   }
 

@@ -1,5 +1,6 @@
-// Segmenter: how is a sequence cut into units, and which summaries does a unit have? (DESIGN, the
-// first axis.) A segmenter fixes the IndexLayout of a plan and brings index blocks up to date.
+// Segmenter: how is a sequence cut into units, and which summaries does a unit have? (The first
+// axis of docs/plans.md.) A segmenter fixes the IndexLayout of a plan and brings index blocks
+// up to date.
 //
 // Implementations: page.cc (Quest's min/max), hierarchy.cc (CHESS's page, chunk and grid means);
 // `none` has no index. Summaries are functions of the raw keys alone, so building them token by

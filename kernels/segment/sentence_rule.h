@@ -1,5 +1,5 @@
 // Sentences: a sentence ends with a boundary token or with its max_length-th token
-// (spec/sentencekv.md 1). Token by token, so that it serves prompt and decode alike.
+// (docs/spec/sentencekv.md 1). Token by token, so that it serves prompt and decode alike.
 #ifndef KVSTRATA_KERNELS_SEGMENT_SENTENCE_RULE_H_
 #define KVSTRATA_KERNELS_SEGMENT_SENTENCE_RULE_H_
 

@@ -1,5 +1,5 @@
-// Spans: the runs between tokens that surprised the model (spec/sekv.md 1, 2). Pure functions of
-// the surprisal in nats, by position; all sums in fp64.
+// Spans: the runs between tokens that surprised the model (docs/spec/sekv.md 1, 2). Pure functions
+// of the surprisal in nats, by position; all sums in fp64.
 //
 // H_0 is 0 whatever was reported for position 0, and position 0 is an anchor.
 #ifndef KVSTRATA_KERNELS_SEGMENT_SPAN_RULE_H_

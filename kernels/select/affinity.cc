@@ -82,7 +82,8 @@ class HeadAffinity {
     for (int c = 0; c < dim_; ++c) (*v)[c] = ToFloat(FromFloat<BF16>((*v)[c]));
   }
 
-  // Unrounded fp32 mean of the vectors of the pages from `first` on, in order (spec/chess.md 2).
+  // Unrounded fp32 mean of the vectors of the pages from `first` on, in order
+  // (docs/spec/chess.md 2).
   Vector MeanOfPages(int32_t first, bool with_filling) const {
     Vector sum{};
     for (int32_t page = first; page < counts_.units[0]; ++page) AddStored(0, page, &sum);

@@ -1,5 +1,6 @@
 // Selector `block`: per layer and KV head, the blocks whose mean key has the largest dot product
-// with a query of the group, up to a share of the tokens (MosaicKV; spec/mosaickv.md, "Selector").
+// with a query of the group, up to a share of the tokens (MosaicKV; docs/spec/mosaickv.md,
+// "Selector").
 //
 //   over `packed`  blocks are those of the packed segments, scored in rotated space; what is not
 //                  packed yet is always on

@@ -1,6 +1,6 @@
 // Selector `bucket`: per layer and KV head (or query head), the kept tokens of the sentences whose
 // mean key is nearest to the mean query of the sentence being generated (SentenceKV;
-// spec/sentencekv.md).
+// docs/spec/sentencekv.md).
 //
 // The prompt's last queries say which of its tokens are kept. Buckets are made when the prompt is
 // complete and, for generated sentences, in the begin of the step after their last token. Without

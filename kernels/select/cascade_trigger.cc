@@ -55,7 +55,7 @@ void CascadeTrigger::Truncate(const Plan& plan, int32_t tokens) {
 // Whether the completed page asks for a re-selection.
 bool CascadeTrigger::IsDue(const Plan& plan, std::span<const float> entropy, int32_t prompt_tokens,
                            int32_t page) const {
-  // Prompt tokens have no entropy, whatever was reported for them (spec/chess.md 6).
+  // Prompt tokens have no entropy, whatever was reported for them (docs/spec/chess.md 6).
   const auto reported = static_cast<int32_t>(entropy.size());
   const int32_t begin = std::max(page * plan.page, prompt_tokens);
   const int32_t end = std::min((page + 1) * plan.page, reported);

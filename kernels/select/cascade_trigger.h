@@ -1,6 +1,6 @@
-// CascadeTrigger: when selector cascade selects (spec/chess.md 6): at the end of the prompt, and
-// when a page completes whose reported entropies, or whose number, ask for it. It sees counts and
-// reports alone, so steps on a GPU decide by it, too, without asking the GPU.
+// CascadeTrigger: when selector cascade selects (docs/spec/chess.md 6): at the end of the prompt,
+// and when a page completes whose reported entropies, or whose number, ask for it. It sees counts
+// and reports alone, so steps on a GPU decide by it, too, without asking the GPU.
 //
 // A value; one a sequence. Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_SELECT_CASCADE_TRIGGER_H_

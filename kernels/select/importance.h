@@ -1,5 +1,5 @@
-// The observation window of SentenceKV (spec/sentencekv.md 2): the prompt's last queries, and the
-// attention that they pay to the tokens before them. Private to kernels/select.
+// The observation window of SentenceKV (docs/spec/sentencekv.md 2): the prompt's last queries, and
+// the attention that they pay to the tokens before them. Private to kernels/select.
 //
 // Threads: one call at a time for an object.
 #ifndef KVSTRATA_KERNELS_SELECT_IMPORTANCE_H_

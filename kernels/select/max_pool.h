@@ -1,5 +1,5 @@
-// Maximum over a sliding window, for scores of tokens (spec/tokenselect.md 6, spec/sentencekv.md
-// 2). Private to kernels/select.
+// Maximum over a sliding window, for scores of tokens (docs/spec/tokenselect.md 6,
+// docs/spec/sentencekv.md 2). Private to kernels/select.
 #ifndef KVSTRATA_KERNELS_SELECT_MAX_POOL_H_
 #define KVSTRATA_KERNELS_SELECT_MAX_POOL_H_
 

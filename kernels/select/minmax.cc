@@ -1,5 +1,5 @@
 // Selector `minmax`: per layer and KV head, the pages whose key box allows the largest logit
-// (Quest; spec/common.md, "Baselines"). Always-on sets are rounded outwards to whole pages;
+// (Quest; docs/spec/beyond.md, "Baselines"). Always-on sets are rounded outwards to whole pages;
 // floor(budget / page) pages are taken from the rest. Every candidate page is complete, so stored
 // rows suffice.
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Selector: which rows does this query need? (DESIGN, the second axis.)
+// Selector: which rows does this query need? (The second axis of docs/plans.md.)
 //
 // A selector belongs to one sequence and keeps what it needs between steps. It reads summaries and
 // scores, never values; it moves no bytes, takes no lock, knows no transport. It only emits a
@@ -41,8 +41,8 @@ struct Selection {
   // head, or one per query head. Codec lowrank: the raw rows alone (one list); what is expanded is
   // in `units`.
   std::vector<std::vector<Run>> runs;
-  // Ids of the chosen units, ascending, grouped like `runs` (golden/README "units"): quest the
-  // pages chosen beside the always-on ones; cascade the whole page table; empty for full and
+  // Ids of the chosen units, ascending, grouped like `runs` (tests/golden/README.md "units"): quest
+  // the pages chosen beside the always-on ones; cascade the whole page table; empty for full and
   // window.
   std::vector<std::vector<int32_t>> units;
   // Units attended as one coarse row each, ascending by position, grouped like `units`; empty when
@@ -93,8 +93,8 @@ struct SelectContext {
   const SpanStorage* spans = nullptr;
 };
 
-// An intermediate array, for kvs_inspect and the vectors. Names are golden/README's without
-// "PLAN.".
+// An intermediate array, for kvs_inspect and the vectors. Names are tests/golden/README.md's
+// without "PLAN.".
 struct InspectArray {
   enum class Type : uint8_t { kF32 = 1, kU16 = 2, kI32 = 3, kU8 = 4 };
   Type type = Type::kF32;
@@ -107,7 +107,7 @@ class Selector {
   virtual ~Selector() = default;
 
   // Rare work before a step, for all layers at once; summaries of all complete units below
-  // view.tokens are there. CHESS decides and makes its re-selection here (DECISIONS 1, 2).
+  // view.tokens are there. CHESS decides and makes its re-selection here (ADR 2).
   virtual void Begin(const SelectContext& context) = 0;
 
   // The prompt is complete: context.prompt_tokens == context.view.tokens.
@@ -177,7 +177,7 @@ inline void AppendRun(Run run, std::vector<Run>* runs) {
   }
 }
 
-// Whether a common rule asks for full attention (spec/common.md).
+// Whether a common rule asks for full attention (docs/spec/README.md).
 inline bool AttendsInFull(int32_t n, int32_t always_on, int32_t budget, int32_t min_tokens) {
   return n < min_tokens || always_on + budget >= n;
 }

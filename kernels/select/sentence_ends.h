@@ -1,6 +1,6 @@
-// SentenceEnds: which sentences of generated text are complete (spec/sentencekv.md 1), by counts
-// and reported boundaries alone, so that steps on a GPU close them as the CPU's selector does.
-// Private to kernels/select and kernels/step.
+// SentenceEnds: which sentences of generated text are complete (docs/spec/sentencekv.md 1), by
+// counts and reported boundaries alone, so that steps on a GPU close them as the CPU's selector
+// does. Private to kernels/select and kernels/step.
 //
 // A value; one a sequence. Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_SELECT_SENTENCE_ENDS_H_

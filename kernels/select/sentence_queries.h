@@ -1,5 +1,5 @@
-// The query cache of SentenceKV (spec/sentencekv.md 5): per layer the sum of the queries of the
-// sentence that is being generated. Private to kernels/select.
+// The query cache of SentenceKV (docs/spec/sentencekv.md 5): per layer the sum of the queries of
+// the sentence that is being generated. Private to kernels/select.
 //
 // Threads: one call at a time. Memory: layers * query_heads * head_dim doubles, and as many floats
 // while a step is open.

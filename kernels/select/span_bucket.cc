@@ -1,7 +1,8 @@
 // Selector `bucket` over codec `lowrank`: the spans whose mean key is nearest to the mean query of
-// the sentence being generated, expanded up to tau tokens (spec/sentencekv.md 5, 6 on the spans of
-// spec/sekv.md). A span is expanded whole: the first that does not fit ends the list. Anchors and
-// other raw rows are always on; spans that are not chosen are not attended, as SentenceKV has it.
+// the sentence being generated, expanded up to tau tokens (docs/spec/sentencekv.md 5, 6 on the
+// spans of docs/spec/sekv.md). A span is expanded whole: the first that does not fit ends the list.
+// Anchors and other raw rows are always on; spans that are not chosen are not attended, as
+// SentenceKV has it.
 #include <algorithm>
 
 #include "kernels/select/ranking.h"

@@ -13,7 +13,7 @@
 namespace kvstrata {
 
 // The queries of one layer in the axes of each packed segment: pieces that share their rotations
-// share the rotated queries (spec/mosaickv.md, "rotate q once per segment").
+// share the rotated queries (docs/spec/mosaickv.md, "Attention over packed rows").
 class RotatedQueries {
  public:
   // Rotates q [query_heads][head_dim] for the segments that hold a row of `range`.

@@ -3,7 +3,7 @@
 //
 // A unit's score is the maximum over the heads of a group, or, with `softmax`, the sum over them of
 // the softmax of its scaled scores among the candidates, so that no head wins by its norm alone
-// (spec/beyond.md 3).
+// (docs/spec/beyond.md 3).
 // Threads: one call at a time for an object.
 #ifndef KVSTRATA_KERNELS_SELECT_UNIT_SCORES_H_
 #define KVSTRATA_KERNELS_SELECT_UNIT_SCORES_H_

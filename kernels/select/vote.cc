@@ -1,6 +1,6 @@
 // Selector `vote`: per layer the k middle tokens that the heads' softmax scores vote for, shared by
 // all heads, and chosen anew when the query turns away from that of the last re-selection
-// (TokenSelect; spec/tokenselect.md). Sinks and the local window slide along.
+// (TokenSelect; docs/spec/tokenselect.md). Sinks and the local window slide along.
 #include <algorithm>
 #include <cmath>
 #include <optional>

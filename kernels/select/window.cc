@@ -1,5 +1,5 @@
-// Selector `window`: the first n_sink and the last n_recent tokens (StreamingLLM; spec/common.md,
-// "Baselines").
+// Selector `window`: the first n_sink and the last n_recent tokens (StreamingLLM;
+// docs/spec/beyond.md, "Baselines").
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/selector.h"
 

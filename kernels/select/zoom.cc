@@ -1,5 +1,5 @@
 // Selector `zoom`: per query head, which spans are read token by token; all others are read as one
-// coarse row each (SeKV; spec/sekv.md 6, 7). Raw rows are always on.
+// coarse row each (SeKV; docs/spec/sekv.md 6, 7). Raw rows are always on.
 //
 // Relevance is compared as a logit: q' = W q against W k_mean / |W k_mean|, plus ln |S|, so that
 // one read of the mean keys serves all heads of a group. Without trained parameters it is the logit

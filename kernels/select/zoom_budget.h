@@ -1,5 +1,5 @@
-// What the budget of selector zoom leaves for expansions (spec/sekv.md 7), for its steps on CPUs
-// and on GPUs.
+// What the budget of selector zoom leaves for expansions (docs/spec/sekv.md 7), for its steps on
+// CPUs and on GPUs.
 #ifndef KVSTRATA_KERNELS_SELECT_ZOOM_BUDGET_H_
 #define KVSTRATA_KERNELS_SELECT_ZOOM_BUDGET_H_
 

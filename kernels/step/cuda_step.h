@@ -1,6 +1,6 @@
-// CudaStep: a step (API.md, "A step") on a GPU, for the plans that CudaServes. Sibling of Step
-// (step.h): the same members, tensors and rules, the same selections but for near-ties, outputs
-// equal within 5e-3.
+// CudaStep: a step (docs/design.md, "Two roads, one step") on a GPU, for the plans that CudaServes.
+// Sibling of Step (step.h): the same members, tensors and rules, the same selections but for
+// near-ties, outputs equal within 5e-3.
 //
 //   Begin -> per layer Append, [Select,] Attend -> End
 //   Begin -> the engine launches a graph that it captured of those layers, Replay -> End
@@ -45,9 +45,9 @@
 // a cache on the GPU, where it stays as long as it is selected often (cuda_hot_pages.h). A graph
 // that was captured before any page was the host's is stale then.
 //
-// Selector bucket: prompt tokens that no layer was given queries of are not observed (spec/
-// sentencekv.md 2); the Begin behind a prompt's end ranks its tokens, which takes the GPU about as
-// long as attending n_obs of them in full.
+// Selector bucket: prompt tokens that no layer was given queries of are not observed
+// (docs/spec/sentencekv.md 2); the Begin behind a prompt's end ranks its tokens, which takes the
+// GPU about as long as attending n_obs of them in full.
 // Threads: one call at a time for a step, its workspace and its states.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_STEP_H_
@@ -70,7 +70,7 @@ Status CudaServes(const Plan& plan, const Geometry& geometry);
 class CudaStep : public StepBatch {
  public:
   // Where the GPU writes `value` when it has done all of a step: the slot of a table's reader, so
-  // that the daemon sees the epoch left (DECISIONS 13). Host memory registered with CUDA.
+  // that the daemon sees the epoch left (ADR 7). Host memory registered with CUDA.
   struct Exit {
     uint64_t* address = nullptr;  // null: nothing is written
     uint64_t value = 0;

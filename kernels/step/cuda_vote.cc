@@ -24,7 +24,7 @@ bool VotesInFull(const Plan& plan, int32_t n) {
 
 }  // namespace
 
-// A prompt is cut at multiples of plan.chunk from the sequence's start (DECISIONS 4).
+// A prompt is cut at multiples of plan.chunk from the sequence's start (ADR 3).
 void CudaStep::CutPrompt(int member) {
   const StepMember& m = members_[member];
   const Plan& plan = m.state->plan();

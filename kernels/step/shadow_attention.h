@@ -2,8 +2,8 @@
 //
 // For every layer and query head, from full attention over the sequence's raw pages:
 //   recall  softmax mass of full attention on the positions that the plan attended one by one, in
-//           whatever form it holds them (spec/common.md, "mass recall"). Units that it attended as
-//           one coarse row do not count. 0 .. 1.
+//           whatever form it holds them (docs/spec/README.md, "mass recall"). Units that it
+//           attended as one coarse row do not count. 0 .. 1.
 //   error   ||plan - full|| / ||full|| of the head's output, both fp32 and before rounding to the
 //           engine's dtype: selection and codec together. 0 when both are zero; what is not finite
 //           is the largest float.

@@ -1,5 +1,6 @@
-// A step: one forward pass over a batch of sequences (API.md, "A step"). Both roads run this code,
-// the client library on mapped pages and the daemon for remote callers, so both give the same bits.
+// A step: one forward pass over a batch of sequences (docs/design.md, "Two roads, one step"). Both
+// roads run this code, the client library on mapped pages and the daemon for remote callers, so
+// both give the same bits.
 //
 //   begin (constructor) -> per layer Append, [Select,] Attend -> End
 //
@@ -37,7 +38,7 @@ class Step : public StepBatch {
   // Attention of the new tokens over what Select chose (it selects first if Select was not called
   // for this layer): the history as selected for the first new token, the new tokens causally. A
   // prompt is cut at multiples of plan.chunk, each chunk with a selection of its own, where the
-  // selector selects in prefill (DECISIONS 4).
+  // selector selects in prefill (ADR 3).
   // Models with keys stored before rotary embedding pass q before it as well, everywhere; a token's
   // rows and its query stand at their positions, or, with plan.compact, at their ranks among the
   // rows that it attends: h rows of history at 0 .. h - 1, new token i and its query at h + i.

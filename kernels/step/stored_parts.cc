@@ -1,5 +1,5 @@
 // What a step attends beside pages: packed segments, spans at two resolutions, coarse rows of what
-// was not selected. Each becomes one more part of a tile's merge (spec/common.md, "Merge").
+// was not selected. Each becomes one more part of a tile's merge (docs/spec/README.md, "Merge").
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // Artefacts: what codecs made of whole prompts, for the next sequence with the same one
-// (DECISIONS 10: what depends on the whole prompt is keyed by prompt, plan, options, parameters).
+// (ADR 5: what depends on the whole prompt is keyed by prompt, plan, options, parameters).
 //
 // All or nothing: an artefact is every extent of the prompt, the state of the Recompressor that
 // made them, the positions that need no raw rows any more, and what was reported of the prompt. It

@@ -1,4 +1,4 @@
-// PageKey and KeyChain: the identity of a page (DESIGN, "Identity").
+// PageKey and KeyChain: the identity of a page (docs/design.md, "The life of a page").
 //
 // A key is SHA-256 over a tagged, length-prefixed encoding of tenant, model digest, layout,
 // geometry, rotary parameters of keys stored before it, softmax scale if it is not the usual one,

@@ -1,5 +1,5 @@
 // Raw pages whose rows a codec holds: `keep_raw` says whether they go back, or to `host`, where
-// they stay readable for other plans and later turns (DECISIONS 10). Bytes are copied outside of
+// they stay readable for other plans and later turns (ADR 5). Bytes are copied outside of
 // the lock, as moves are (move.cc).
 #include <algorithm>
 #include <optional>

@@ -1,7 +1,7 @@
 // SessionMemory: the two memfds of a session (proto/shm_layout.h), and what the daemon places in
 // them: sequence slots, tables, slices of the heat counters.
 //
-// Tables are PODs in memory that Boost.Interprocess manages (DECISIONS 14): a managed external
+// Tables are PODs in memory that Boost.Interprocess manages (ADR 8): a managed external
 // buffer over the table segment behind its header, without locks, because only the daemon writes
 // that segment; clients map it read-only and know offsets alone.
 //

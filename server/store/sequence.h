@@ -27,8 +27,7 @@ namespace kvstrata {
 using Clock = std::chrono::steady_clock;
 
 // Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query; n -
-// n_obs where the plan watches the prompt's last queries, which only computing gives (DECISIONS
-// 11).
+// n_obs where the plan watches the prompt's last queries, which only computing gives (ADR 5).
 inline size_t UsablePages(size_t tokens, uint32_t page_tokens, const Plan* plan) {
   const bool watches = plan != nullptr && plan->selector == SelectorKind::kBucket;
   const size_t computed = watches ? std::max<size_t>(1, static_cast<size_t>(plan->n_obs)) : 1;

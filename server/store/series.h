@@ -1,5 +1,5 @@
 // Series: what an engine reports of a sequence's positions. Kept with a sequence, and in pieces
-// with its sealed pages, so that whoever is held for a page has them too (DECISIONS 11).
+// with its sealed pages, so that whoever is held for a page has them too (ADR 5).
 //
 // A plain value. Cost: a copy of what is put, cut, encoded or parsed.
 #ifndef KVSTRATA_SERVER_STORE_SERIES_H_

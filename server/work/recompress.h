@@ -1,6 +1,5 @@
-// RecompressQueue: the threads that recompress sequences away from decode (DESIGN, "Publishing
-// without blocking") and build what was asked for (build.h), and the bounded queue in front of
-// them.
+// RecompressQueue: the threads that recompress sequences away from decode (docs/design.md,
+// "Recompression") and build what was asked for (build.h), and the bounded queue in front of them.
 //
 // Order: first come, first served; while the device pool is above its watermark, who releases most
 // bytes first, which builds do not. What the queue has no room for stays due in the store and is

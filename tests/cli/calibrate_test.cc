@@ -1,6 +1,6 @@
-// What a calibration reports: series against numbers of reference/chess.py and reference/sekv.py
-// for the same input, cosines and break-even lengths worked out by hand, the daemon's part on
-// fake_client.cc.
+// What a calibration reports: series against numbers of tests/reference/chess.py and
+// tests/reference/sekv.py for the same input, cosines and break-even lengths worked out by hand,
+// the daemon's part on fake_client.cc.
 #include "client/cli/calibrate.h"
 
 #include <gmock/gmock.h>

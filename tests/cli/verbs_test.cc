@@ -43,8 +43,7 @@ void EachVerb(const CLI::App& app, const std::string& path,
   }
 }
 
-// Nouns and verbs, in the order of docs/cli.md. A new one belongs here and there. (Issue 2 has 23
-// of them: evict, seq demote and seq prefetch are ours, calibrate is issue 3's.)
+// Nouns and verbs, in the order of docs/cli.md. A new one belongs here and there.
 TEST(Verbs, AreThese) {
   Table table;
   std::vector<std::string> names;

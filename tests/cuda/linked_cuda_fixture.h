@@ -30,7 +30,7 @@ namespace kvstrata::cuda {
 inline constexpr int kLayers = 2, kHeads = 8, kKvHeads = 2, kDim = 64, kPage = 16;
 inline constexpr int kGroup = kHeads / kKvHeads;
 inline constexpr size_t kKeyRow = kKvHeads * kDim, kQueryRow = kHeads * kDim;
-inline constexpr double kTolerance = 5e-3;  // issue 4: relative error in bf16
+inline constexpr double kTolerance = 5e-3;  // relative error in bf16
 
 #define ASSERT_KVS(call) \
   ASSERT_EQ(call, KVS_OK) << kvs_error_reason() << ": " << kvs_error_message()

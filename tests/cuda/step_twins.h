@@ -177,7 +177,7 @@ class Twins {
     kept_ties += same ? 0 : 1;
     return same;
   }
-  // Rows of a member's new tokens that share a selection (DECISIONS 4).
+  // Rows of a member's new tokens that share a selection (ADR 3).
   std::vector<kvstrata::Run> ChunksOf(size_t member, int32_t n) const {
     const TwinSequence& s = *sequences[member];
     if (s.plan.selector != SelectorKind::kVote || s.on_host->prompt_tokens() >= 0) return {{0, n}};

@@ -1,4 +1,4 @@
-// Codec lowrank against spec/sekv.md and spec/beyond.md 5, and its file of parameters.
+// Codec lowrank against docs/spec/sekv.md, and its file of parameters.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

@@ -1,4 +1,4 @@
-// Codec packed against spec/mosaickv.md: segments, closings, strategies, values, bytes.
+// Codec packed against docs/spec/mosaickv.md: segments, closings, strategies, values, bytes.
 #include <cstdio>
 
 #include "kernels/codec/head_loop.h"

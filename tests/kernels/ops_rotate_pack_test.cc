@@ -9,7 +9,7 @@ namespace {
 
 int Up(int n, int to) { return (n + to - 1) / to * to; }
 
-// By hand, from spec/mosaickv.md 2 and 3.
+// By hand, from docs/spec/mosaickv.md 2 and 3.
 PackedRows FormatOf(int dim, int keep, int neighbours, bool truncate) {
   PackedRows f;
   f.dim = dim;

@@ -1,4 +1,4 @@
-// Where spans and sentences end (spec/sekv.md 1, 2; spec/sentencekv.md 1).
+// Where spans and sentences end (docs/spec/sekv.md 1, 2; docs/spec/sentencekv.md 1).
 #include <cmath>
 #include <random>
 

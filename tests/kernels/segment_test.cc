@@ -42,7 +42,7 @@ Row StoredRow(HeldSequence& sequence, int level, int layer, int field, int head,
   return values;
 }
 
-// fp32 sum in order, divided once, rounded to bf16 (spec/chess.md 1).
+// fp32 sum in order, divided once, rounded to bf16 (docs/spec/chess.md 1).
 Row MeanOf(const std::vector<Row>& rows) {
   Row mean(rows[0].size(), 0.0f);
   for (const Row& row : rows) {

@@ -1,4 +1,4 @@
-// Selector `block` over raw pages and over packed segments against spec/mosaickv.md in double
+// Selector `block` over raw pages and over packed segments against docs/spec/mosaickv.md in double
 // precision, and the options that it shares with `minmax`: the softmax over a group and the rest.
 #include "gmock/gmock.h"
 #include "tests/kernels/codec_fixture.h"

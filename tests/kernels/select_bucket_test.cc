@@ -1,4 +1,4 @@
-// Selector `bucket` against spec/sentencekv.md in double precision.
+// Selector `bucket` against docs/spec/sentencekv.md in double precision.
 #include "gmock/gmock.h"
 #include "kernels/select/sentence_queries.h"
 #include "tests/kernels/select_fixture.h"
@@ -19,7 +19,7 @@ struct OracleBucket {
   Doubles mean;
 };
 
-// One layer of spec/sentencekv.md, written from its text.
+// One layer of docs/spec/sentencekv.md, written from its text.
 class BucketOracle {
  public:
   BucketOracle(const Inputs& in, const Plan& plan, int layer)

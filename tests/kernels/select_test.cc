@@ -1,5 +1,5 @@
-// Selections against oracles written from spec/common.md and spec/chess.md in plain double
-// precision, and the rules that every selector obeys.
+// Selections against oracles written from docs/spec/README.md and docs/spec/chess.md in plain
+// double precision, and the rules that every selector obeys.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -83,7 +83,7 @@ std::vector<double> QuestScores(const Inputs& in, int32_t n, int32_t page, int l
   return scores;
 }
 
-// CHESS as spec/chess.md tells it, token by token; all layers and heads in one vector.
+// CHESS as docs/spec/chess.md tells it, token by token; all layers and heads in one vector.
 class ChessOracle {
  public:
   ChessOracle(const Inputs& in, const Plan& plan) : in_(in), p_(plan) {}

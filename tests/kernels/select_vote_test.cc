@@ -1,4 +1,4 @@
-// Selector `vote` against spec/tokenselect.md in double precision.
+// Selector `vote` against docs/spec/tokenselect.md in double precision.
 #include "gmock/gmock.h"
 #include "kernels/select/max_pool.h"
 #include "tests/kernels/select_fixture.h"
@@ -55,7 +55,7 @@ double CosineOf(const Query& a, const Query& b, bool per_head) {
   return per_head ? smallest : Cosine(flat_a, flat_b);
 }
 
-// One layer of spec/tokenselect.md.
+// One layer of docs/spec/tokenselect.md.
 class VoteOracle {
  public:
   VoteOracle(const Inputs& in, const Plan& plan, int layer) : in_(in), p_(plan), layer_(layer) {}

@@ -1,4 +1,4 @@
-// Selectors over codec `lowrank` against spec/sekv.md 6 and 7 in double precision: `zoom`, and
+// Selectors over codec `lowrank` against docs/spec/sekv.md 6 and 7 in double precision: `zoom`, and
 // `bucket` on spans.
 #include "gmock/gmock.h"
 #include "tests/kernels/codec_fixture.h"

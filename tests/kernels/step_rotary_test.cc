@@ -207,7 +207,7 @@ TEST_P(RotarySteps, CompactOfEverythingIsOriginalBitForBit) {
   EXPECT_EQ(outs[2], outs[0]);
 }
 
-// Selectors score what is stored with the query as it comes (spec/common.md).
+// Selectors score what is stored with the query as it comes (docs/spec/README.md).
 TEST_P(RotarySteps, SelectorsSeeNoRotation) {
   const Geometry plain = RotaryGeometry({});
   const Inputs in(RotaryGeometry({10000, 64}), 301, kSeed);

@@ -2,7 +2,7 @@
 
 The trace is SmolLM2 on the GPL-3 text, recorded once a run (600 tokens, two layers): short, so budgets are
 small and errors large; what is held here is that each runs end to end, that its parts add up, and the
-invariants of spec/common.md that a trace can show. bench/fidelity.py measures what plans lose.
+invariants of docs/spec/README.md that a trace can show. bench/fidelity.py measures what plans lose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rules of spec/common.md that hold for every plan, line by line, on random data and on a real trace.
+"""The rules of docs/spec/README.md that hold for every plan, line by line, on random data and on a real trace.
 
 Rules that only an op or a selector can show have their tests there: ties (ops_pick_test), empty partials and
 merge (ops_merge_test), shares of n units (select_test), planted needles (select_test).

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Proves the direction of the tree: who may include whom (TREE rules; docs/design.md, "Layers").
+"""Proves the direction of the tree: who may include whom (CONTRIBUTING.md, "Where a line belongs").
 
     base <- {proto, kernels} <- {client, server} ; inside kernels ops <- {segment, select} <- step
     inside server memory <- store <- {attach, rpc, work} <- daemon <- main; tier (disk) <- {work,

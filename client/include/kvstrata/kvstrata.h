@@ -501,7 +501,7 @@ typedef struct kvs_array {
   void* data; /* free with kvs_array_free */
   size_t bytes;
 } kvs_array;
-/* Intermediate arrays by the names of golden/README.md without the plan's prefix, such as
+/* Intermediate arrays by the names of tests/golden/README.md without the plan's prefix, such as
  * "page_vectors_bf16" or "selections". NOT_FOUND lists the names there are. */
 KVS_API int kvs_inspect(kvs_session* session, kvs_sequence sequence, const char* name,
                         kvs_array* out);

@@ -1,5 +1,5 @@
-// Op attend_coarse: partial attention over units as one row each (spec/sekv.md 8; spec/beyond.md
-// 1).
+// Op attend_coarse: partial attention over units as one row each (docs/spec/sekv.md 8;
+// docs/spec/beyond.md 1).
 //
 // Unit u of n_u tokens: logit scale * q.k_u + ln n_u, value
 // v_u. Partials as in attend_raw.h; every query sees every unit. Output row of query token i and

@@ -1,4 +1,4 @@
-// Op attend_lowrank: partial attention over expanded spans in factor space (spec/sekv.md 8).
+// Op attend_lowrank: partial attention over expanded spans in factor space (docs/spec/sekv.md 8).
 //
 // Keys of a span of n tokens are A B with A [n][rank], B [rank][dim], both bf16: scores A (B q),
 // output (p A) B; nothing is reconstructed. rank < 0: A holds the rows themselves [n][dim].
@@ -14,8 +14,8 @@
 
 namespace kvstrata {
 
-// More tokens than this are no span (spec/sekv.md: a span is a run between anchors); a segmenter
-// splits longer ones.
+// More tokens than this are no span (docs/spec/sekv.md: a span is a run between anchors); a
+// segmenter splits longer ones.
 inline constexpr int32_t kMaxRank = 256;
 
 struct LowRankRows {

@@ -1,8 +1,8 @@
-// Op attend_packed: partial attention on packed bytes (spec/mosaickv.md, "Codec packed";
+// Op attend_packed: partial attention on packed bytes (docs/spec/mosaickv.md, "Codec packed";
 // paper 5.3). The query comes rotated; nothing is unpacked to memory. ScorePacked gives plain dot
 // products with packed rows (block keys, tokens). Rotate applies a rotation to a few vectors.
 //
-// Bytes of a packed vector (spec/mosaickv.md 3): bitmap of `bits` bits as little-endian 32-bit
+// Bytes of a packed vector (docs/spec/mosaickv.md 3): bitmap of `bits` bits as little-endian 32-bit
 // words (bit b: channels [b * neighbours, (b + 1) * neighbours)), zero-padded to 16 bytes; then
 // `keep` values in bf16 by ascending channel, zero-padded to 16 bytes. A bitmap that has other than
 // keep / neighbours bits set (damage) contributes garbage, never an access beyond its row.
@@ -29,7 +29,7 @@ struct PackedRows {
   int32_t value_offset = 0;         // bytes from a row's start to its values
 };
 
-// Format of rows of `dim` channels (spec/mosaickv.md 2, 3); data is null.
+// Format of rows of `dim` channels (docs/spec/mosaickv.md 2, 3); data is null.
 PackedRows PackedFormat(int32_t dim, int32_t keep, int32_t neighbours, bool truncate);
 
 struct AttendPackedWork {

@@ -2,19 +2,19 @@
 //
 // One work item is the queries of one sequence's step (one in decode, a chunk in prefill) with the
 // G query heads of one KV head, over a slice of the attended positions. It returns the partial
-// (spec/common.md, "Partial attention"): m = max s_i, l = sum exp(s_i - m), o = sum exp(s_i - m)
-// v_i with s_i = scale * q.k_i. Row r is visible to query token i iff r <= position + i (causal).
-// Queries that see no row of the slice get m = -inf, l = 0, o = 0.
+// (docs/spec/README.md, "Partial attention"): m = max s_i, l = sum exp(s_i - m), o = sum exp(s_i -
+// m) v_i with s_i = scale * q.k_i. Row r is visible to query token i iff r <= position + i
+// (causal). Queries that see no row of the slice get m = -inf, l = 0, o = 0.
 //
 // Whoever makes the items splits positions by length (kAttendSliceRows), never by thread count, so
-// answers are the same bits on every road and machine size (DECISIONS 17).
+// answers are the same bits on every road and machine size (ADR 11).
 // Sums accumulate in fp32 (ref: double). Work items are independent.
 // Cost: reads each K and V row once per 8 (queries * group) or fewer; decode is bound by memory.
 //
-// Rotary embedding on the fly (spec/common.md; reference/core.py, attend_pre_rope): with `rotary`,
-// queries and keys come as they are before it, and s_i = scale * R(place of q) q . R(place of i)
-// k_i. A place is the position that the embedding uses: a row's own, or (compact) its rank among
-// the attended rows. Visibility goes by positions in either case.
+// Rotary embedding on the fly (docs/spec/README.md; tests/reference/core.py, attend_pre_rope): with
+// `rotary`, queries and keys come as they are before it, and s_i = scale * R(place of q) q .
+// R(place of i) k_i. A place is the position that the embedding uses: a row's own, or (compact) its
+// rank among the attended rows. Visibility goes by positions in either case.
 // Cost of it: each key is turned once per item, for all its queries (rotate_rows-inl.h; the ratio
 // to keys stored after rotary embedding is in docs/plans.md).
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_RAW_ATTEND_RAW_H_

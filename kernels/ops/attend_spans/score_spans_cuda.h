@@ -1,5 +1,5 @@
-// The first op of plan sekv on the GPU (spec/sekv.md 6, 8; kernels/select/zoom.cc): one read of the
-// mean keys gives both what spans are chosen by and the logits of their coarse rows.
+// The first op of plan sekv on the GPU (docs/spec/sekv.md 6, 8; kernels/select/zoom.cc): one read
+// of the mean keys gives both what spans are chosen by and the logits of their coarse rows.
 //
 //   relevance[b][h][s] = (W^T W q_h / sqrt(d')) . k_s / |W k_s| + ln n_s
 //                        coarse[b][h][s] where a sequence has no routers

@@ -1,7 +1,7 @@
-// Op buckets on the GPU: the buckets of SentenceKV (spec/sentencekv.md 3, 4, 7) of one sequence, in
-// all layers: which kept tokens belong to a sentence, and their mean keys.
+// Op buckets on the GPU: the buckets of SentenceKV (docs/spec/sentencekv.md 3, 4, 7) of one
+// sequence, in all layers: which kept tokens belong to a sentence, and their mean keys.
 //
-// Means: sums in fp32 in order of position, kept as bf16 (DECISIONS 25). Rare: at the end of a
+// Means: sums in fp32 in order of position, kept as bf16 (ADR 15). Rare: at the end of a
 // prompt, and where a generated sentence ends. The kernel after does not start before they are
 // complete: op pick_buckets reads buckets before it waits.
 #ifndef KVSTRATA_KERNELS_OPS_BUCKETS_BUCKETS_CUDA_H_

@@ -1,5 +1,5 @@
 // Op cascade on the GPU: one list of pages for all layers and heads of a sequence, from key-key
-// affinity (spec/chess.md 2 to 4), as kernels/select/affinity.h and cascade.cc choose them.
+// affinity (docs/spec/chess.md 2 to 4), as kernels/select/affinity.h and cascade.cc choose them.
 //
 // The anchor is the mean page vector of the recent window; every page, chunk and grid is scored
 // against it; the best grids, of their chunks the best, of their pages the best are kept,

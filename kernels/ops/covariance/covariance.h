@@ -1,5 +1,5 @@
-// Op covariance: out (+)= X^T X of the rows of one layer and KV head, uncentred (spec/mosaickv.md
-// 1).
+// Op covariance: out (+)= X^T X of the rows of one layer and KV head, uncentred
+// (docs/spec/mosaickv.md 1).
 //
 // fp64 result [dim][dim], both triangles; tiles of at most 256 rows are summed in fp32 and added in
 // fp64 (ref: all in fp64). Work items are independent. Cost: dim^2 / 2 multiply-adds a row.

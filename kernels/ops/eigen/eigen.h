@@ -1,9 +1,9 @@
 // Op eigen: eigenvalues and eigenvectors of symmetric matrices [dim][dim], dim <= 256.
 //
 // Values descend; row i of `vectors` belongs to values[i], has norm 1, and its largest component by
-// magnitude (of equal ones the first) is positive (spec/mosaickv.md 1). Cyclic Jacobi in fp64 for
-// both backends: eigenvalues within 1e-12 of the largest, orthogonal within 1e-12 before the result
-// is rounded to fp32. The diagonal breaks ties of equal eigenvalues by index.
+// magnitude (of equal ones the first) is positive (docs/spec/mosaickv.md 1). Cyclic Jacobi in fp64
+// for both backends: eigenvalues within 1e-12 of the largest, orthogonal within 1e-12 before the
+// result is rounded to fp32. The diagonal breaks ties of equal eigenvalues by index.
 // Work items are independent. Cost: about 10 dim^3 multiply-adds. Allocates dim^2 doubles an item.
 #ifndef KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_
 #define KVSTRATA_KERNELS_OPS_EIGEN_EIGEN_H_

@@ -1,5 +1,6 @@
 // Op importance on the GPU: what a prompt's last queries pay to each token (op vote, a query an
-// item) summed over the queries, and the maximum over a window of tokens (spec/sentencekv.md 2).
+// item) summed over the queries, and the maximum over a window of tokens
+// (docs/spec/sentencekv.md 2).
 //
 // Items may come in several calls, in order: sums in fp32, in their order. The same input gives the
 // same bits. Two kernels, the second with the last items. Cost: reads the votes once; the maximum

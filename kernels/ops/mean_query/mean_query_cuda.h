@@ -1,5 +1,5 @@
 // Op mean_query on the GPU: the mean of a prompt chunk's queries, which stands for the chunk where
-// a selector selects in prefill (spec/tokenselect.md 4). Sums in double, in a fixed order.
+// a selector selects in prefill (docs/spec/tokenselect.md 4). Sums in double, in a fixed order.
 //
 // One kernel. Cost: reads each query once.
 #ifndef KVSTRATA_KERNELS_OPS_MEAN_QUERY_MEAN_QUERY_CUDA_H_

@@ -1,8 +1,9 @@
 // Op merge: partials of the same queries over different rows to the attention output.
 //
 // M = max m_j; out = sum exp(m_j - M) o_j / sum exp(m_j - M) l_j; lse = M + ln(sum exp(m_j - M)
-// l_j) (spec/common.md, "Merge"). Empty partials change nothing; the output over no rows is 0 and
-// its lse is -inf. Partials are taken in the order given, so answers are the same bits everywhere.
+// l_j) (docs/spec/README.md, "Merge"). Empty partials change nothing; the output over no rows is 0
+// and its lse is -inf. Partials are taken in the order given, so answers are the same bits
+// everywhere.
 // Work items are independent. No allocation.
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_H_
 #define KVSTRATA_KERNELS_OPS_MERGE_MERGE_H_

@@ -1,4 +1,4 @@
-// Op observe on the GPU: keeps the last queries of a prompt (spec/sentencekv.md 2), as
+// Op observe on the GPU: keeps the last queries of a prompt (docs/spec/sentencekv.md 2), as
 // ObservedQueries (kernels/select/importance.h) does.
 //
 // One kernel. Cost: reads and writes the queries that it keeps, as fp32. Positions are read on the

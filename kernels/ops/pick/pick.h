@@ -5,7 +5,7 @@
 // ref: full sort; simd: bisection for the threshold, at most 35 passes over the scores and no
 // allocation. Exact: all backends agree bit for bit.
 // CeilShare and the literal cascade's quantile live here too, so that every selector counts alike
-// (spec/common.md "A share of n units"; spec/chess.md 4).
+// (docs/spec/README.md "A share of n units"; docs/spec/chess.md 4).
 #ifndef KVSTRATA_KERNELS_OPS_PICK_PICK_H_
 #define KVSTRATA_KERNELS_OPS_PICK_PICK_H_
 

@@ -1,5 +1,5 @@
 // Op pick_buckets on the GPU: the tokens that a query attends under SentenceKV, with no host round
-// trip (spec/sentencekv.md 5, 6), as kernels/select/bucket.cc selects them.
+// trip (docs/spec/sentencekv.md 5, 6), as kernels/select/bucket.cc selects them.
 //
 // For each list (sequence b, KV head h): the mean of the sentence's queries, this step's included,
 // over the head's group; its dot product with each bucket's mean key; buckets by descending score

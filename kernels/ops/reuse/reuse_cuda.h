@@ -1,7 +1,7 @@
 // Op reuse on the GPU: whether the selection that an earlier step made serves this step's query
-// (selector vote, spec/tokenselect.md 3), decided without the host. It is the beginning of op vote,
-// whose CTAs all come to the same answer: on a hit they return, as does op pick behind them. One
-// captured graph serves hits and misses.
+// (selector vote, docs/spec/tokenselect.md 3), decided without the host. It is the beginning of op
+// vote, whose CTAs all come to the same answer: on a hit they return, as does op pick behind them.
+// One captured graph serves hits and misses.
 //
 // A cache belongs to a sequence and holds two picks a layer: the last one that counts, and room for
 // the next. A pick counts in steps of more tokens than its own, so that of a step that was given up

@@ -1,4 +1,4 @@
-// Op rotate_pack: raw rows to packed bytes (spec/mosaickv.md, "Codec packed" 1 to 4).
+// Op rotate_pack: raw rows to packed bytes (docs/spec/mosaickv.md, "Codec packed" 1 to 4).
 //
 // x' = R x for each row in fp32; of each x' the keep / neighbours groups of largest L1 norm among
 // the channels that may be stored (norms: fp32 sums in channel order of the unrounded values; ties
@@ -25,7 +25,7 @@ struct RotatePackWork {
   std::byte* out = nullptr;  // [rows or blocks][format.stride], fully written
   // Sums over the rows (null: not wanted; not for blocks): of the squares of x', of the squares of
   // what was kept (before rounding), and of the per-row relative errors sqrt(1 - kept / all), 0 for
-  // a zero row (the temporary loss, spec/mosaickv.md "strategy").
+  // a zero row (the temporary loss, docs/spec/mosaickv.md, "Growing").
   double* energy = nullptr;
   double* kept = nullptr;
   double* relative_error = nullptr;

@@ -3,10 +3,10 @@
 //   kMinMax  out[u] = max over the g queries of sum_c max(q_c * min_c[u], q_c * max_c[u])   (Quest)
 //   kDot     out[u] (+)= max over the g queries of sum_c q_c * row_c[u]
 //            `accumulate` adds into out[u]: CHESS's dot product over all layers and heads is a
-//            sequence of calls with one query, in order of (layer, head) (spec/chess.md 3)
+//            sequence of calls with one query, in order of (layer, head) (docs/spec/chess.md 3)
 //
-// Plain dot products, unscaled (spec/common.md). Sums in fp32 (ref: double). Rows of one (layer,
-// head) are `count` runs: blocks[first/per_block] + offset + (u % per_block) * row_stride.
+// Plain dot products, unscaled (docs/spec/README.md). Sums in fp32 (ref: double). Rows of one
+// (layer, head) are `count` runs: blocks[first/per_block] + offset + (u % per_block) * row_stride.
 // Work items are independent. Cost: reads each row once. No allocation.
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_SCORE_H_

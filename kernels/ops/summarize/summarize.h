@@ -2,8 +2,8 @@
 //
 //   kMinMax  element-wise minimum and maximum of the unit's keys, exact in the keys' dtype (Quest)
 //   kMean    fp32 sum in order of position, divided once by the count, then rounded to bf16 or kept
-//            as fp32 (CHESS Eq. 1; spec/chess.md 1). The order of the sum is part of the contract:
-//            ref, simd and cuda agree bit for bit.
+//            as fp32 (CHESS Eq. 1; docs/spec/chess.md 1). The order of the sum is part of the
+//            contract: ref, simd and cuda agree bit for bit.
 //
 // The mean of rows of a finer level (CHESS chunks and grids, Eq. 2) is the same op over `rows`
 // instead of `keys`. Work items are independent. Cost: reads each key once. No allocation.

@@ -1,4 +1,4 @@
-// Op svd: the leading `rank` singular triplets of X [n][dim], batched (spec/sekv.md 4).
+// Op svd: the leading `rank` singular triplets of X [n][dim], batched (docs/spec/sekv.md 4).
 //
 // x ~ u diag(s) vt; s descends. ref: exact (one-sided Jacobi or the eigenvectors of the smaller
 // Gram matrix in fp64). simd: exact the same way while min(n, dim) <= 64, else randomized (Halko et

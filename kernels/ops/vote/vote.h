@@ -1,5 +1,5 @@
-// Op vote: scores of every token for every query head, and their softmax votes (spec/tokenselect.md
-// 2, paper Eq. 7).
+// Op vote: scores of every token for every query head, and their softmax votes
+// (docs/spec/tokenselect.md 2, paper Eq. 7).
 //
 // ScoreTokens: out[i][t] = scale * q_i.k_t for the query heads of one KV head: each key is read
 // once for all of them. Vote: votes[t] = sum over the heads of softmax_t(logits[h][t]), in two

@@ -1,5 +1,5 @@
 // Op vote on the GPU: what the heads' softmax over the candidates gives each of them (vote.h,
-// spec/tokenselect.md 2; over units, spec/beyond.md 3).
+// docs/spec/tokenselect.md 2; over units, docs/spec/beyond.md 3).
 //
 //   votes[b][o][u - first] = sum over the query heads h of output o of
 //                            softmax over u in [first, last) of (scale * score(h, u))
