@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Holds the checks of this folder to trees in a temporary folder that break each rule once."""
+import contextlib
+import io
+import pathlib
+import tempfile
+import unittest
+
+import check_layers
+import check_limits
+import cpp_measures
+import exceeded
+import python_measures
+
+
+def cpp_function(name, lines):
+    return f"int {name}() {{\n" + "  Step();\n" * (lines - 2) + "}\n"
+
+
+def python_function(name, lines):
+    return f"def {name}():\n" + "    step()\n" * (lines - 1)
+
+
+class Tree(unittest.TestCase):
+    """A tree that keeps every rule; a test adds what breaks one."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.write("docs/a.md", "# Title\n\n## Two words\n\nSee [it](a.md#two-words), `base/b.cc`.\n")
+        self.write("base/b.cc", "// Of docs/a.md.\n" + cpp_function("AtTheLimit", 60))
+        self.write("base/b.py", python_function("at_the_limit", 60))
+        self.write("base/b.h", "\n" * 300)
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def list(self, text):
+        self.write("tests/tree/exceeded.toml", text)
+
+    def listed(self):
+        return exceeded.read(self.root / "tests/tree/exceeded.toml")
+
+    def run_check(self, check, *options):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            code = check.main(self.root, *options)
+        return code, out.getvalue()
+
+    def assert_passes(self, check=check_limits):
+        code, out = self.run_check(check)
+        self.assertEqual(code, 0, out)
+
+    def assert_fails(self, *texts, check=check_limits):
+        code, out = self.run_check(check)
+        self.assertEqual(code, 1, out)
+        for text in texts:
+            self.assertIn(text, out)
+        self.assertIn(f" {max(1, sum(t.startswith(KINDS) for t in texts))} failed", out)
+
+
+KINDS = ("function ", "header ", "class ", "dangling ", "unparsed ")
+
+
+class Limits(Tree):
+    def test_a_tree_within_the_limits_passes(self):
+        self.assert_passes()
+
+    def test_an_empty_tree_fails(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.root = pathlib.Path(folder)
+            self.assertEqual(self.run_check(check_limits)[0], 1)
+
+    def test_a_cpp_function_too_long(self):
+        self.write("base/c.cc", cpp_function("A::Long", 61))
+        self.assert_fails("function base/c.cc: A::Long: 61, the limit is 60",
+                          '"base/c.cc: A::Long" = 61')
+
+    def test_a_cuda_kernel_too_long(self):
+        self.write("base/c.cu", "__global__ void " + cpp_function("K", 61)[4:])
+        self.assert_fails("function base/c.cu: K: 61")
+
+    def test_the_second_of_two_overloads_too_long(self):
+        self.write("base/c.cc", cpp_function("F", 3) + cpp_function("F", 61))
+        self.assert_fails("function base/c.cc: F #2: 61")
+
+    def test_a_python_function_too_long(self):
+        self.write("base/c.py", "class A:\n" + "".join(
+            "  " + line + "\n" for line in python_function("long", 61).splitlines()))
+        self.assert_fails("function base/c.py: A.long: 61")
+
+    def test_a_header_too_long(self):
+        self.write("base/c.h", "\n" * 301)
+        self.assert_fails("header base/c.h: 301, the limit is 300")
+
+    def test_a_class_of_too_many_declarations(self):
+        members = "".join(f"  void F({'int, ' * i}int);\n" for i in range(20))
+        members += "".join(f"  int x{i}_ KVS_GUARDED_BY(mu_);\n" for i in range(20))
+        self.write("base/c.h", f"class A {{\n{members}}};\n")
+        self.assert_passes()
+        self.write("base/c.h", f"class A {{\n{members}  friend class B;\n}};\n")
+        self.assert_fails("class base/c.h: A: 41, the limit is 40")
+
+    def test_what_cannot_be_parsed(self):
+        self.write("base/c.cc", "class A {\n" + "  int F(;\n" * 20)
+        self.assert_fails("unparsed base/c.cc:")
+
+    def test_built_and_generated_files_are_left_out(self):
+        for path in ("build/c.h", "build-x/c.h", "dist/c.h", "base/c.pb.h"):
+            self.write(path, "\n" * 301)
+        self.write("base/c_pb2.py", python_function("long", 61))
+        self.assert_passes()
+
+
+class References(Tree):
+    def assert_dangles(self, path, text, name):
+        self.write(path, text)
+        self.assert_fails(f"dangling {path}: 1, the limit is 0", f"{path} names {name}")
+
+    def test_a_link_to_no_file(self):
+        self.assert_dangles("README.md", "[x](docs/b.md)\n", "docs/b.md")
+
+    def test_an_image_that_is_not_there(self):
+        self.assert_dangles("README.md", "![x](docs/b.png)\n", "docs/b.png")
+
+    def test_a_link_out_of_the_repository(self):
+        (self.root / "inside").mkdir()
+        self.root = self.root / "inside"
+        self.write("../outside.md", "# Outside\n")
+        self.assert_dangles("README.md", "[x](../outside.md)\n", "../outside.md")
+
+    def test_an_anchor_without_a_heading(self):
+        self.assert_dangles("docs/b.md", "[x](a.md#three-words)\n", "a.md#three-words")
+
+    def test_an_anchor_of_the_same_file(self):
+        self.write("docs/b.md", "# A `b`, c\n\n# A b c\n\n[x](#a-b-c) [y](#a-b-c-1)\n")
+        self.assert_passes()
+        self.assert_dangles("docs/b.md", "# A\n\n```\n# B\n```\n\n[x](#b)\n", "#b")
+
+    def test_a_path_in_a_document(self):
+        self.assert_dangles("docs/b.md", "In `base/gone.cc`.\n", "base/gone.cc")
+
+    def test_a_folder_in_a_document(self):
+        self.assert_dangles("docs/b.md", "In `base/gone`.\n", "base/gone")
+
+    def test_a_path_in_a_comment_of_each_language(self):
+        for path, text in {"base/c.cc": "// See base/gone.h.\n", "base/c.h": "/* base/gone.h */\n",
+                           "base/c.py": "# base/gone.h\n", "base/d.py": '"""Of base/gone.h."""\n',
+                           "base/CMakeLists.txt": "# base/gone.h\n", "Makefile": "# base/gone.h\n",
+                           "proto/c.proto": "// base/gone.h\n"}.items():
+            with self.subTest(path):
+                self.assert_dangles(path, text, "base/gone.h")
+                (self.root / path).unlink()
+
+    def test_a_document_that_readers_do_not_have(self):
+        self.assert_dangles("base/c.cc", "// DECISIONS 7\n", "DECISIONS")
+        self.assert_dangles("base/c.cc", "// (spec/x.md 2)\n", "spec/x.md")
+
+    def test_patterns_and_what_is_no_reference(self):
+        self.write("client/include/kvstrata/k.h", "")
+        self.write("docs/b.md", "`base/b.{cc,h}`, `base/*.cc`, `base/NAME.cc`, `kvstrata/k.h`, "
+                   "`base/gone-<date>.json`, https://x.y/base/gone.cc, /usr/base/gone.cc, [x](https://y)\n"
+                   "`[x](gone.md)`\n")
+        self.write("base/c.cc", 'const char* kPath = "base/gone.cc";\n')
+        self.assert_passes()
+        self.assert_dangles("docs/b.md", "`base/b.{cc,gone}`\n", "base/b.{cc,gone}")
+
+
+class List(Tree):
+    def setUp(self):
+        super().setUp()
+        self.write("base/c.cc", cpp_function("F", 70))
+
+    def test_what_is_listed_with_its_figure_passes(self):
+        self.list('[function]\n"base/c.cc: F" = 70\n')
+        self.assert_passes()
+
+    def test_what_grew_fails(self):
+        self.list('[function]\n"base/c.cc: F" = 69\n')
+        self.assert_fails("function base/c.cc: F: grew from 69 to 70")
+
+    def test_what_shrank_has_to_be_lowered(self):
+        self.list('[function]\n"base/c.cc: F" = 71\n')
+        self.assert_fails("function base/c.cc: F: shrank from 71 to 70; write",
+                          '"base/c.cc: F" = 70')
+
+    def test_what_is_within_the_limit_or_gone_has_to_be_removed(self):
+        self.list('[function]\n"base/b.cc: AtTheLimit" = 61\n"base/c.cc: F" = 70\n"gone.cc: G" = 61\n')
+        self.assert_fails("function base/b.cc: AtTheLimit: is 60, within the limit of 60; remove",
+                          "function gone.cc: G: is gone; remove", '"gone.cc: G" = 61')
+
+    def test_a_section_of_no_kind_fails(self):
+        self.list('[function]\n"base/c.cc: F" = 70\n[functions]\n"base/c.cc: F" = 70\n')
+        self.assert_fails("no kind is called [functions]")
+
+    def test_update_lowers_and_removes_and_neither_raises_nor_adds(self):
+        self.write("base/d.cc", cpp_function("New", 70) + cpp_function("Grown", 70))
+        self.list('[function]\n"base/c.cc: F" = 71\n"base/d.cc: Grown" = 69\n"gone.cc: G" = 61\n')
+        self.assertEqual(self.run_check(check_limits, "--update")[0], 1)
+        self.assertEqual(self.listed(),
+                         {"function": {"base/c.cc: F": 70, "base/d.cc: Grown": 69}})
+
+    def test_print_gives_a_list_that_passes(self):
+        self.write("kernels/select/a.cc", '#include "kernels/codec/b.h"\n')
+        self.list(self.run_check(check_limits, "--print")[1])
+        self.assert_passes()
+        self.assert_passes(check_layers)
+
+    def test_the_worst_come_first(self):
+        self.write("base/d.cc", "".join(cpp_function(f"G{i}", 20 + i) for i in range(12)))
+        out = self.run_check(check_limits)[1].splitlines()
+        start = next(i for i, line in enumerate(out) if line.startswith("function: "))
+        shown = [int(line.split()[0]) for line in out[start + 1:start + 12]
+                 if line.startswith("  ")]
+        self.assertEqual(shown, [70, 60, 60, 31, 30, 29, 28, 27, 26, 25])
+
+
+class Layers(Tree):
+    def test_a_selector_that_knows_a_codec_and_the_reverse(self):
+        for path, target in (("kernels/select/a.cc", "kernels/codec/b.h"),
+                             ("kernels/codec/a.h", "kernels/select/b.h")):
+            with self.subTest(path):
+                self.write(path, f'#include "{target}"\n')
+                self.assert_fails(f"{path}: {target}: 1, the limit is 0", check=check_layers)
+                self.list(f'[include]\n"{path}: {target}" = 1\n')
+                self.assert_passes(check_layers)
+                self.write(path, "")
+                self.assert_fails(f"{path}: {target}: is gone; remove", check=check_layers)
+                self.list("")
+
+    def test_an_include_against_the_arrows(self):
+        for path, target in (("base/c.cc", "kernels/plan.h"), ("client/c.cc", "server/x.h"),
+                             ("kernels/ops/x/x.cc", "kernels/codec/b.h"),
+                             ("kernels/codec/c.cc", "kernels/step/step.h")):
+            with self.subTest(path):
+                self.write(path, f'#include "{target}"\n')
+                self.assert_fails(f'{path} includes "{target}"', check=check_layers)
+                (self.root / path).unlink()
+
+
+class Measures(unittest.TestCase):
+    def test_declarations_of_a_class(self):
+        members = """
+          A(); explicit A(int); ~A() = default;                   // 3
+          int x, y = 3; static constexpr int k = 1; int b : 3;    // 4
+          std::vector<int> v_ KVS_GUARDED_BY(mu_){1};             // 1
+          void F() KVS_REQUIRES(mu_); int G() { return 1; }       // 2
+          template <class U> void H(U u) {} operator bool() const;  // 2
+          bool operator==(const A&) const = default;              // 1
+          friend class Z; using X = int; typedef int Y; using B::f;  // 4
+          struct In { int a; int b; }; enum E { kA, kB }; class Fwd;  // 3
+          struct { int q; } anonymous;                            // 2
+          int (*fp)(int); std::function<int(int)> fn;             // 2
+          static_assert(1); private:                              // 0
+        #if X
+          int one;                                                // 1
+        #else
+          int other;                                              // 1
+        #endif
+        """
+        found = cpp_measures.measure(f"class A : public B {{{members}}};".encode())
+        self.assertEqual(found.classes, [("A", 26), ("A::In", 2), ("A::(anonymous)", 1)])
+
+    def test_names_and_lines_of_functions(self):
+        source = b"""namespace n {
+template <class T>
+T A<T>::F(int x) {
+  struct L { void M() {} };
+  return [&] {
+    return x;
+  }();
+}
+TEST_F(Suite, Name) {
+}
+A::operator bool() const { return true; }
+KVS_HOST_DEVICE int* P() { return nullptr; }
+}
+"""
+        self.assertEqual(sorted(cpp_measures.measure(source).functions), [
+            ("A::operator bool", 1), ("A<T>::F", 6), ("A<T>::F::L::M", 1), ("P", 1),
+            ("TEST_F(Suite, Name)", 2)])
+
+    def test_python_functions(self):
+        source = 'class A:\n  @d\n  async def f():\n    """Doc."""\n    def g():\n      pass\n'
+        self.assertEqual(python_measures.functions(source), [("A.f", 4), ("A.f.g", 2)])
+
+
+if __name__ == "__main__":
+    unittest.main()
