@@ -7,8 +7,9 @@ SmolLM2-135M, one sequence, a prompt of `tokens` of licence texts, then `new` to
 logits (its end token never), all in one process by turns of a few tokens.
 
 growth/PLAN/N  attention's calls (append and attend) of a step, ms: p50 of the last N steps; the baseline is p50 of the
-               first N. `window`, which reads as much at each step, shows what the machine did meanwhile. N is 200, and 320: `chess` chooses anew at every tenth page and attends
-               to all pages since, so what it reads is a sawtooth of 320 steps, and 200 see a part of a tooth.
+               first N. `window`, which reads as much at each step, shows what the machine did meanwhile. N is 200,
+               and 320: `chess` chooses anew at every tenth page and attends to all pages since, so what it reads is a
+               sawtooth of 320 steps, and 200 see a part of a tooth.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 from kvstrata.machine import device_name  # noqa: E402
 from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import cache_folder, model_path  # noqa: E402
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 
@@ -40,20 +39,12 @@ TEXT = ("GPL-3", "LGPL-2.1", "MPL-2.0", "Apache-2.0")
 PLAIN = "plain sdpa"
 
 
-def folder() -> pathlib.Path:
-    """SmolLM2 as a Hugging Face folder, made once from the GGUF."""
-    made = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not made.exists():
-        hugging_face.write(model_path(), made)
-    return made
-
-
 def load() -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder(), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(hugging_face.cached(), dtype=torch.float32).eval()
 
 
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(folder())
+    return AutoTokenizer.from_pretrained(hugging_face.cached())
 
 
 def text_ids(tokens: int) -> list[int]:

@@ -6,8 +6,8 @@
 Runs in vLLM's venv (make test-vllm makes it). Two engines (SmolLM2-135M, fp32), each in a process of its own, one plain
 and one attached to a kvstratad of this program's, are given the same prompts of random tokens, one after the other, in
 turns the one and the other first; both are started anew after some pairs, since how fast a process is depends on the
-memory that it got. A time begins when the request is handed over and ends when its first token is there;
-an engine answers when what it saves is saved, so that it is idle while the other one runs.
+memory that it got. A time begins when the request is handed over and ends when its first token is there; an engine
+answers when what it saves is saved, so that it is idle while the other one runs.
 
 vllm-tax/MODE            first token with the connector, against plain vLLM
 vllm-tax/MODE/interval   upper end of the 95 % interval (bootstrap over pairs) of the median of the pairs' ratios
@@ -49,12 +49,8 @@ def flags(mode, socket):
 def serve(mode, socket, tokens, answers):
     """A line of ids a request; a line of seconds, and of tokens that were held, an answer."""
     from kvstrata_numpy import hugging_face
-    from kvstrata_numpy.download import cache_folder, model_path
     from vllm import LLM, SamplingParams
-    folder = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not folder.exists():
-        hugging_face.write(model_path(), folder)
-    llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=tokens + 8, max_num_seqs=4,
+    llm = LLM(str(hugging_face.cached()), dtype="float32", enforce_eager=True, max_model_len=tokens + 8, max_num_seqs=4,
               max_num_batched_tokens=tokens + 8, gpu_memory_utilization=0.2, **flags(mode, socket))
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

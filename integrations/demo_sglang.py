@@ -35,7 +35,7 @@ for name, value in (("SGLANG_USE_CPU_ENGINE", "1"), ("HF_HUB_OFFLINE", "1"), ("P
 import kvstrata  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import DownloadError, cache_folder, model_path  # noqa: E402
+from kvstrata_numpy.download import DownloadError  # noqa: E402
 
 DOCUMENT = "/usr/share/common-licenses/GPL-3"
 QUESTION = "What is this document about, and what does it allow people to do?"
@@ -97,10 +97,7 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
 
 
 def main() -> int:
-    folder = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not folder.exists():
-        print(f"making {folder}", flush=True)
-        hugging_face.write(model_path(), folder)
+    folder = hugging_face.cached()
     with contextlib.ExitStack() as stack:
         socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
         for plan in ("full", os.environ.get("PLAN") or PLAN):

@@ -30,7 +30,7 @@ import kvstrata  # noqa: E402
 import kvstrata_transformers  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
 from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import DownloadError, cache_folder, model_path  # noqa: E402
+from kvstrata_numpy.download import DownloadError  # noqa: E402
 
 DOCUMENT = "/usr/share/common-licenses/GPL-3"
 QUESTION = "What is this document about, and what does it allow people to do?"
@@ -84,10 +84,7 @@ def run(model: Any, tokenizer: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 def main() -> int:
     torch.manual_seed(0)
-    folder = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not folder.exists():
-        print(f"making {folder}", flush=True)
-        hugging_face.write(model_path(), folder)
+    folder = hugging_face.cached()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")

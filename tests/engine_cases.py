@@ -19,7 +19,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "integrations" / name / "src") for name in ("kvstrata", "kvstrata_numpy")]
 
 from kvstrata_numpy import hugging_face  # noqa: E402
-from kvstrata_numpy.download import cache_folder, model_path  # noqa: E402
 
 MARGIN = 3e-4  # of logprobs; kernels sum in another order than the engine's
 SEED = 20261124
@@ -41,10 +40,7 @@ def amount(request: pytest.FixtureRequest) -> Callable[[int], int]:
 @pytest.fixture(scope="session")
 def folder() -> pathlib.Path:
     """SmolLM2 as a Hugging Face folder, made once from the GGUF."""
-    made = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not made.exists():
-        hugging_face.write(model_path(), made)
-    return made
+    return hugging_face.cached()
 
 
 @pytest.fixture(scope="session")

@@ -63,11 +63,7 @@ def folder() -> pathlib.Path:
     """SmolLM2 as a Hugging Face folder, made once from the GGUF."""
     # Not at the top: a machine that runs test_cuda.py alone need not read GGUF.
     from kvstrata_numpy import hugging_face
-    from kvstrata_numpy.download import cache_folder, model_path
-    made = cache_folder() / "SmolLM2-135M-Instruct.hf"
-    if not made.exists():
-        hugging_face.write(model_path(), made)
-    return made
+    return hugging_face.cached()
 
 
 @pytest.fixture(scope="session")

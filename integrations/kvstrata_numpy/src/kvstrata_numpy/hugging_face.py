@@ -18,6 +18,7 @@ from typing import Any
 from safetensors.numpy import save_file
 
 from . import gguf_file
+from .download import cache_folder, model_path
 from .gguf_file import Array, GgufFile
 from .llama import Config, config_of, halves
 from .tokenizer import Tokenizer
@@ -43,6 +44,17 @@ def write(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Non
         for name, content in _json_files(file, config_of(file)).items():
             (made / name).write_text(json.dumps(content, indent=1))
         made.rename(target)
+
+
+def cached() -> pathlib.Path:
+    """The folder of the demos' model (download.model_path), made in the cache where it is not there. Errors: those of
+    write(), and download.DownloadError."""
+    source = pathlib.Path(model_path())
+    folder = cache_folder() / f"{source.name}.hf"
+    if not folder.exists():
+        print(f"making {folder}", file=sys.stderr, flush=True)
+        write(source, folder)
+    return folder
 
 
 def _weights(file: GgufFile, config: Config) -> dict[str, Array]:
