@@ -2,8 +2,10 @@
 
 Loads run on threads of their own, saves in order on another: neither is waited for by a step, but by one that follows
 a preemption, whose blocks must not be written while they are read. What a step orders to be saved is begun in the step
-after it, when its tokens are out: a copy beside a step that samples would take its cores. The daemon may die between any two calls: what was
-to be loaded is computed then, what was to be saved is not, and the next transfer attaches to the daemon that is there.
+after it, when its tokens are out: a copy beside a step that samples would take its cores.
+
+The daemon may die between any two calls: what was to be loaded is computed then, what was to be saved is not, and the
+next transfer attaches to the daemon that is there.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class OffloadWorker:
                 self._saver.submit(self._end, saving).result()
 
     def results(self, finished: Iterable[str]) -> Results:
-        """Since the last call. finished: requests that have ended, whose blocks are free when they are saved."""
+        """Since the last call. finished: requests that have ended, whose blocks are free when they are saved. Behind this
+        step's load(), so that all that was ordered for them has begun."""
         for request in finished:
             with self._lock:
                 saving = self._saving.pop(request, None)
