@@ -7,8 +7,8 @@
 #include <set>
 #include <utility>
 
-#include "server/work/disk_buffers.h"
 #include "server/work/pin_records.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -82,14 +82,14 @@ class Walk {
   std::vector<BlockInfo> OnDisk(size_t n) {
     if (!known_) LearnDisk();
     std::vector<BlockInfo> found;
-    for (const DiskValue& value : disk_->Scan(&at_, n)) {
+    for (const TierValue& value : disk_->Scan(&at_, n)) {
       PageKey key{};
       const bool page_key = value.key.size() == key.size();
       if (page_key) std::ranges::copy(value.key, key.begin());
       if (artefacts_.contains(value.key) || (page_key && store_->HoldsBlock(key))) continue;
       found.push_back(InfoOf(value));
     }
-    if (at_ == kNoMoreSlots) Enter(kEnd);
+    if (at_ == kWalkEnd) Enter(kEnd);
     return found;
   }
 
@@ -103,12 +103,12 @@ class Walk {
     }
     for (const PinInfo& pin : store_->Pins()) {
       pins_.emplace(PinRecordName(pin.pin.id), pin);
-      for (const PageKey& key : pin.pin.pages) pinned_.insert(DiskNameOf(key));
-      for (const PageKey& key : pin.pin.index_blocks) pinned_.insert(DiskNameOf(key));
+      for (const PageKey& key : pin.pin.pages) pinned_.insert(TierNameOf(key));
+      for (const PageKey& key : pin.pin.index_blocks) pinned_.insert(TierNameOf(key));
     }
   }
 
-  BlockInfo InfoOf(const DiskValue& value) const {
+  BlockInfo InfoOf(const TierValue& value) const {
     BlockInfo info;
     info.key = value.key;
     for (const uint64_t size : value.sizes) info.bytes += size;
@@ -121,7 +121,7 @@ class Walk {
       if (pin == pins_.end()) return info;
       info.model = pin->second.pin.model_name;
       info.tokens = pin->second.pin.tokens();
-    } else if (value.sizes.size() == 1 && info.bytes % kDiskAlignment != 0) {
+    } else if (value.sizes.size() == 1 && info.bytes % kValueAlignment != 0) {
       info.kind = BlockKind::kRecord;  // all others are whole blocks
     } else if (value.sizes.size() == 2 || fits.first != fits.second) {
       info.kind = BlockKind::kPage;  // none but pages have a series beside them
@@ -186,7 +186,7 @@ Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
   const std::vector<uint64_t> sizes =
       disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
   if (sizes.empty()) return Unknown();
-  DiskGet get = NewDiskGet(key, sizes, nullptr);
+  TierGet get = NewTierGet(key, sizes, nullptr);
   get.inspects = true;
   disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   if (get.status.code() == Code::kNotFound) return Unknown();
@@ -206,7 +206,7 @@ Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
   const std::vector<uint64_t> sizes =
       disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
   if (sizes.empty()) return verdict;
-  DiskGet get = NewDiskGet(key, sizes, nullptr);
+  TierGet get = NewTierGet(key, sizes, nullptr);
   get.inspects = true;
   disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   // Erased, or replaced, since it was asked for.

@@ -5,8 +5,8 @@
 #include <string>
 #include <system_error>
 
-#include "server/work/disk_buffers.h"
 #include "server/work/pin_records.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -19,9 +19,9 @@ constexpr std::chrono::seconds kCheckpointTimeout{60};
 // Of all that a pin keeps, its own record too.
 std::vector<std::string> NamesOf(const PrefixPin& pin) {
   std::vector<std::string> names = {PinRecordName(pin.id)};
-  for (const PageKey& key : pin.pages) names.push_back(DiskNameOf(key));
-  for (const PageKey& key : pin.index_blocks) names.push_back(DiskNameOf(key));
-  for (const PageKey& key : pin.artefact) names.push_back(DiskNameOf(key));
+  for (const PageKey& key : pin.pages) names.push_back(TierNameOf(key));
+  for (const PageKey& key : pin.index_blocks) names.push_back(TierNameOf(key));
+  for (const PageKey& key : pin.artefact) names.push_back(TierNameOf(key));
   return names;
 }
 
@@ -99,7 +99,7 @@ Result<uint64_t> DiskPages::Resize(uint64_t budget_bytes) {
 Status DiskPages::Pin(const PrefixPin& pin) {
   disk_->Pin(NamesOf(pin));
   const Deadline deadline = Clock::now() + kPutTimeout;
-  DiskPut record = EncodePin(pin);
+  TierPut record = EncodePin(pin);
   disk_->Put({&record, 1}, deadline);
   if (record.status.reason() == "DISK_FULL") PutInPlaceOfOthers(&record, deadline);
   KVS_RETURN_IF_ERROR(record.status);

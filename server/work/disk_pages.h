@@ -37,9 +37,9 @@
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
 #include "server/tier/disk_tier.h"
-#include "server/work/disk_buffers.h"
 #include "server/work/disk_scrub.h"
 #include "server/work/status_log.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 
@@ -118,7 +118,7 @@ class DiskPages final : public PageTier {
   };
   // The writer's: copies on their way to disk.
   struct Batch {
-    std::vector<DiskPut> puts;
+    std::vector<TierPut> puts;
     std::vector<std::string> changed;  // keys among them, to be erased before
     uint64_t bytes = 0;
   };
@@ -137,7 +137,7 @@ class DiskPages final : public PageTier {
   bool IsDry() const KVS_EXCLUDES(mu_);
   void EndDrying(const Status& checkpoint) KVS_EXCLUDES(mu_);
   // Again, after giving up what is in its way.
-  void PutInPlaceOfOthers(DiskPut* put, Deadline deadline) KVS_EXCLUDES(mu_);
+  void PutInPlaceOfOthers(TierPut* put, Deadline deadline) KVS_EXCLUDES(mu_);
   void Count(uint64_t DiskPagesCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
 
   void Read() KVS_EXCLUDES(mu_);
@@ -152,7 +152,7 @@ class DiskPages final : public PageTier {
   // Whether there is more of the load to read.
   bool ReadBatch(Request* request, uint64_t most_bytes) KVS_EXCLUDES(mu_);
   // Of the first keys, as many as a batch takes; at least one.
-  std::vector<DiskGet> PlanReads(std::span<const PageKey> keys, uint64_t most_bytes);
+  std::vector<TierGet> PlanReads(std::span<const PageKey> keys, uint64_t most_bytes);
   // Ends a load's turn: if there is more, it waits behind the others. False: it is the caller's to
   // end.
   bool TakeBack(Request* request, bool more) KVS_EXCLUDES(mu_);
@@ -173,7 +173,7 @@ class DiskPages final : public PageTier {
   const DiskPagesOptions options_;
   Store* const store_;
   DiskTier* const disk_;
-  DiskBuffers buffers_;
+  TierBuffers buffers_;
 
   mutable Mutex mu_;
   std::condition_variable offered_, asked_;

@@ -97,18 +97,18 @@ bool DiskPages::TakeBack(Request* request, bool more) {
   return true;
 }
 
-std::vector<DiskGet> DiskPages::PlanReads(std::span<const PageKey> keys, uint64_t most_bytes) {
-  std::vector<DiskGet> gets;
+std::vector<TierGet> DiskPages::PlanReads(std::span<const PageKey> keys, uint64_t most_bytes) {
+  std::vector<TierGet> gets;
   uint64_t total = 0;
   for (const PageKey& key : keys) {
-    std::vector<uint64_t> sizes = disk_->Sizes(DiskNameOf(key));
+    std::vector<uint64_t> sizes = disk_->Sizes(TierNameOf(key));
     // What left meanwhile is asked for all the same, and missed.
-    if (sizes.empty()) sizes.push_back(kDiskAlignment);
+    if (sizes.empty()) sizes.push_back(kValueAlignment);
     uint64_t bytes = 0;
     for (const uint64_t size : sizes) bytes += WholeBlocks(size);
     if (!gets.empty() && total + bytes > most_bytes) break;
     total += bytes;
-    gets.push_back(NewDiskGet(DiskNameOf(key), sizes, &buffers_));
+    gets.push_back(NewTierGet(TierNameOf(key), sizes, &buffers_));
   }
   return gets;
 }
@@ -120,11 +120,11 @@ bool DiskPages::ReadBatch(Request* request, uint64_t most_bytes) {
     Count(&DiskPagesCounters::late_loads, 1);
     return false;
   }
-  std::vector<DiskGet> gets = PlanReads(keys, most_bytes);
+  std::vector<TierGet> gets = PlanReads(keys, most_bytes);
   disk_->Get(gets, request->deadline);
   std::vector<LoadedValue> values;
   uint64_t read = 0, late = 0;
-  for (const DiskGet& get : gets) {
+  for (const TierGet& get : gets) {
     values.emplace_back();
     if (get.status.ok()) values.back().assign(get.buffers.begin(), get.buffers.end());
     read += get.status.ok();

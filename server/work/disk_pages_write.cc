@@ -179,8 +179,8 @@ void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
 
 void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
   if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
-  DiskPut put{DiskNameOf(value.key), {}, nullptr, {}, true};
-  const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
+  TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
+  const auto same = [&put](const TierPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
   const bool full = !batch->puts.empty() && batch->bytes + total > BatchBytes();
@@ -202,7 +202,7 @@ void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
 
 void DiskPages::PutAll(Batch* batch) {
   const uint64_t bytes = batch->bytes;
-  std::vector<DiskPut> puts = std::move(batch->puts);
+  std::vector<TierPut> puts = std::move(batch->puts);
   const std::vector<std::string> changed = std::move(batch->changed);
   *batch = {};
   if (puts.empty()) return;
@@ -214,7 +214,7 @@ void DiskPages::PutAll(Batch* batch) {
   disk_->Put(puts, deadline);
   uint64_t written = 0, dropped = 0;
   std::vector<PageKey> stored;
-  for (DiskPut& put : puts) {
+  for (TierPut& put : puts) {
     if (put.status.reason() == "DISK_FULL") {
       if (!MayEvict(deadline)) {
         ++dropped;
@@ -246,7 +246,7 @@ void DiskPages::CheckpointIfDue() {
   Count(&DiskPagesCounters::checkpoints, 1);
 }
 
-void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
+void DiskPages::PutInPlaceOfOthers(TierPut* put, Deadline deadline) {
   std::vector<uint64_t> sizes;
   for (const auto& buffer : put->buffers) sizes.push_back(buffer.size());
   const std::vector<std::string> victims = disk_->Victims(sizes);

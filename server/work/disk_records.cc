@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/work/disk_buffers.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -52,7 +52,7 @@ void NoteRecords(Store* store, const DiskTier& disk, PageTier* tier,
   const auto r = std::make_shared<Reading>(Reading{store, tier, std::move(done), {}});
   disk.ForEach([&r](const std::string& key, std::span<const uint64_t> sizes) {
     // All other values of such keys are whole blocks.
-    const bool record = sizes.size() == 1 && sizes.front() % kDiskAlignment != 0;
+    const bool record = sizes.size() == 1 && sizes.front() % kValueAlignment != 0;
     if (!record || key.size() != sizeof(PageKey)) return;
     std::ranges::copy(key, r->keys.emplace_back().begin());
   });

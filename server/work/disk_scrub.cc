@@ -21,24 +21,24 @@ constexpr std::chrono::seconds kEraseTimeout{10};
 
 }  // namespace
 
-bool DiskScrub::Plan(std::vector<DiskGet>* gets) {
+bool DiskScrub::Plan(std::vector<TierGet>* gets) {
   const uint64_t rate = scrub_.bytes_per_second;
   const uint64_t most = rate == 0 ? kBatchBytes : std::min(kBatchBytes, rate / kBatchesPerSecond);
   for (uint64_t bytes = 0;;) {
-    while (ahead_.empty() && cursor_ != kNoMoreSlots) {
-      for (DiskValue& value : disk_->Scan(&cursor_, kSlots)) ahead_.push_back(std::move(value));
+    while (ahead_.empty() && cursor_ != kWalkEnd) {
+      for (TierValue& value : disk_->Scan(&cursor_, kSlots)) ahead_.push_back(std::move(value));
     }
     if (ahead_.empty()) return false;
-    const DiskValue& value = ahead_.front();
+    const TierValue& value = ahead_.front();
     for (const uint64_t size : value.sizes) bytes += WholeBlocks(size);
     if (!gets->empty() && bytes > most) return true;
-    gets->push_back(NewDiskGet(value.key, value.sizes, buffers_));
+    gets->push_back(NewTierGet(value.key, value.sizes, buffers_));
     gets->back().inspects = true;
     ahead_.pop_front();
   }
 }
 
-void DiskScrub::NoteParts(const DiskGet& get) {
+void DiskScrub::NoteParts(const TierGet& get) {
   if (get.buffers.size() != 1 || get.key.size() != sizeof(PageKey)) return;
   const std::span<const std::byte> bytes = get.buffers.front();
   ExtentHeader header{};
@@ -52,7 +52,7 @@ void DiskScrub::NoteParts(const DiskGet& get) {
   PageKey artefact{};
   std::ranges::copy(get.key, artefact.begin());
   for (size_t i = 0; i < record->parts.size(); ++i) {
-    named_.insert(DiskNameOf(PartKey(artefact, i, record->parts[i])));
+    named_.insert(TierNameOf(PartKey(artefact, i, record->parts[i])));
   }
 }
 
@@ -68,12 +68,12 @@ void DiskScrub::EraseOrphans() {
 }
 
 std::optional<Status> DiskScrub::Batch(std::chrono::microseconds timeout) {
-  std::vector<DiskGet> gets;
+  std::vector<TierGet> gets;
   const auto began = Clock::now();
   const bool more = Plan(&gets);
   disk_->Get(gets, began + timeout);
   uint64_t bytes = 0;
-  for (const DiskGet& get : gets) {
+  for (const TierGet& get : gets) {
     if (get.status.code() == Code::kUnavailable) return get.status;
     const bool lost = get.status.code() == Code::kDataLoss;
     so_far_.late += get.status.code() == Code::kDeadlineExceeded;

@@ -17,14 +17,14 @@
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
 #include "server/tier/disk_tier.h"
-#include "server/work/disk_buffers.h"
 #include "server/work/status_log.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 
 class DiskScrub {
  public:
-  DiskScrub(TierScrub scrub, Store* store, DiskTier* disk, DiskBuffers* buffers, StatusLog* log)
+  DiskScrub(TierScrub scrub, Store* store, DiskTier* disk, TierBuffers* buffers, StatusLog* log)
       : scrub_(std::move(scrub)), store_(store), disk_(disk), buffers_(buffers), log_(log) {}
 
   // Reads and checks a batch within `timeout`, if the rate allows one by now, and says how far it
@@ -38,8 +38,8 @@ class DiskScrub {
  private:
   std::optional<Status> Batch(std::chrono::microseconds timeout);
   // Whether there is more to read.
-  bool Plan(std::vector<DiskGet>* gets);
-  void NoteParts(const DiskGet& get);
+  bool Plan(std::vector<TierGet>* gets);
+  void NoteParts(const TierGet& get);
   // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
   // have theirs yet to come.
   void EraseOrphans();
@@ -47,10 +47,10 @@ class DiskScrub {
   const TierScrub scrub_;
   Store* const store_;
   DiskTier* const disk_;
-  DiskBuffers* const buffers_;
+  TierBuffers* const buffers_;
   StatusLog* const log_;
   uint64_t cursor_ = 0;
-  std::deque<DiskValue> ahead_;  // found, not yet read
+  std::deque<TierValue> ahead_;  // found, not yet read
   ScrubProgress so_far_;
   std::unordered_set<std::string> parts_, named_;  // of artefacts: found; by their records
   std::chrono::steady_clock::time_point next_batch_, next_look_;

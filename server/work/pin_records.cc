@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "server/work/disk_buffers.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -47,7 +47,7 @@ std::string PinRecordName(uint64_t pin) {
   return std::string(kPrefix) + digits;
 }
 
-DiskPut EncodePin(const PrefixPin& pin) {
+TierPut EncodePin(const PrefixPin& pin) {
   Record record;
   record.page_tokens = pin.page_tokens;
   record.tenant_bytes = static_cast<uint32_t>(pin.tenant.size());
@@ -115,15 +115,15 @@ Status ErasePin(DiskTier* disk, uint64_t pin, Deadline deadline) {
 }
 
 std::vector<PrefixPin> ReadPins(DiskTier* disk, Deadline deadline) {
-  std::vector<DiskGet> gets;
+  std::vector<TierGet> gets;
   disk->ForEach([&gets](const std::string& key, std::span<const uint64_t> sizes) {
     if (!key.starts_with(kPrefix) || key.size() != PinRecordName(0).size()) return;
     if (sizes.size() != 1) return;
-    gets.push_back(NewDiskGet(key, sizes, nullptr));
+    gets.push_back(NewTierGet(key, sizes, nullptr));
   });
   disk->Get(gets, deadline);
   std::vector<PrefixPin> pins;
-  for (const DiskGet& get : gets) {
+  for (const TierGet& get : gets) {
     if (!get.status.ok()) continue;
     std::optional<PrefixPin> pin = DecodePin(get.buffers.front());
     if (pin && PinRecordName(pin->id) == get.key) pins.push_back(std::move(*pin));

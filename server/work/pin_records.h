@@ -22,7 +22,7 @@ namespace kvstrata {
 std::string PinRecordName(uint64_t pin);
 
 // What is put; aligned for the tier, `keep` owns it.
-DiskPut EncodePin(const PrefixPin& pin);
+TierPut EncodePin(const PrefixPin& pin);
 
 // Nothing if it is not one that this version wrote.
 std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes);

@@ -117,7 +117,7 @@ class DiskArtefactsTest : public ::testing::Test {
       for (const uint64_t bytes : sizes) values.back().buffers.emplace_back(bytes);
     });
     for (Value& value : values) {
-      DiskGet get{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
+      TierGet get{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
       disk->Get({&get, 1}, Soon());
       EXPECT_TRUE(get.status.ok()) << get.status.ToString();
     }
@@ -132,7 +132,7 @@ class DiskArtefactsTest : public ::testing::Test {
       if (!change(&value)) continue;
       ++changed;
       EXPECT_TRUE((*disk)->Erase({&value.key, 1}, Soon()).ok());
-      DiskPut put{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
+      TierPut put{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
       (*disk)->Put({&put, 1}, Soon());
       EXPECT_TRUE(put.status.ok()) << put.status.ToString();
     }

@@ -63,18 +63,18 @@ class DiskPagesTest : public ::testing::Test {
   uint32_t indexed_ = 0;
 };
 
-TEST(DiskBuffers, AreOfTheirMemoryWhileItHasRoomAndElseOfTheHeap) {
-  auto buffers = std::make_unique<DiskBuffers>(64 << 10);
+TEST(TierBuffers, AreOfTheirMemoryWhileItHasRoomAndElseOfTheHeap) {
+  auto buffers = std::make_unique<TierBuffers>(64 << 10);
   const std::byte* const begin = buffers->memory().get();
   const auto inside = [&](const std::shared_ptr<std::byte>& p) {
-    return p.get() >= begin + kDiskAlignment && p.get() < begin + buffers->bytes();
+    return p.get() >= begin + kValueAlignment && p.get() < begin + buffers->bytes();
   };
   std::shared_ptr<std::byte> a = buffers->Take(28 << 10), b = buffers->Take(28 << 10);
   EXPECT_TRUE(inside(a) && inside(b));
   const std::shared_ptr<std::byte> c = buffers->Take(4 << 10);
   EXPECT_FALSE(inside(c));
   for (const auto& p : {a, b, c}) {
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(p.get()) % kDiskAlignment, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(p.get()) % kValueAlignment, 0u);
     p.get()[-1] = std::byte{1};  // the header's
   }
   a.reset();
