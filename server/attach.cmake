@@ -12,11 +12,11 @@ kvs_library(kvs_work
   work/block_catalog.cc
   work/block_rows.cc
   work/build.cc
-  work/disk_pages.cc
-  work/disk_pages_read.cc
-  work/disk_pages_write.cc
-  work/disk_records.cc
-  work/disk_scrub.cc
+  work/tier_pages.cc
+  work/tier_pages_read.cc
+  work/tier_pages_write.cc
+  work/tier_records.cc
+  work/value_scrub.cc
   work/disk_value_tier.cc
   work/importer.cc
   work/mover.cc

@@ -59,11 +59,15 @@ Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadlin
   return OkStatus();
 }
 
+Status WalkOn(ValueTier* tier, TierWalk* walk, Deadline deadline) {
+  Await({deadline, {}, nullptr}, [&](TierCall call) { tier->Walk(walk, std::move(call)); });
+  return walk->status;
+}
+
 Status WalkAndWait(ValueTier* tier, Deadline deadline,
                    const std::function<void(const TierValue&)>& visit) {
   for (TierWalk walk; walk.cursor != kWalkEnd;) {
-    Await({deadline, {}, nullptr}, [&](TierCall call) { tier->Walk(&walk, std::move(call)); });
-    KVS_RETURN_IF_ERROR(walk.status);
+    KVS_RETURN_IF_ERROR(WalkOn(tier, &walk, deadline));
     for (const TierValue& value : walk.values) visit(value);
   }
   return OkStatus();

@@ -21,7 +21,9 @@ void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,
 // The first status that is not OK, of them all.
 Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadline deadline,
                      bool durable = false);
-// Calls `visit` for every value; what Walk says.
+// The next portion; what Walk says.
+Status WalkOn(ValueTier* tier, TierWalk* walk, Deadline deadline);
+// Calls `visit` for every value.
 Status WalkAndWait(ValueTier* tier, Deadline deadline,
                    const std::function<void(const TierValue&)>& visit);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "server/tier/blocking_calls.h"
 #include "server/work/tier_buffers.h"
 
 namespace kvstrata {
@@ -108,20 +109,21 @@ std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes) {
   return pin;
 }
 
-Status ErasePin(DiskTier* disk, uint64_t pin, Deadline deadline) {
+Status ErasePin(ValueTier* tier, uint64_t pin, Deadline deadline) {
   const std::string record = PinRecordName(pin);
-  KVS_RETURN_IF_ERROR(disk->Erase({&record, 1}, deadline));
-  return disk->Flush(deadline);
+  return ForgetAndWait(tier, {&record, 1}, deadline, true);
 }
 
-std::vector<PrefixPin> ReadPins(DiskTier* disk, Deadline deadline) {
+std::vector<PrefixPin> ReadPins(ValueTier* tier, Deadline deadline) {
   std::vector<TierGet> gets;
-  disk->ForEach([&gets](const std::string& key, std::span<const uint64_t> sizes) {
+  // What a walk that fails has found is read all the same.
+  (void)WalkAndWait(tier, deadline, [&gets](const TierValue& value) {
+    const std::string& key = value.key;
     if (!key.starts_with(kPrefix) || key.size() != PinRecordName(0).size()) return;
-    if (sizes.size() != 1) return;
-    gets.push_back(NewTierGet(key, sizes, nullptr));
+    if (value.sizes.size() != 1) return;
+    gets.push_back(NewTierGet(key, value.sizes, nullptr));
   });
-  disk->Get(gets, deadline);
+  GetAndWait(tier, gets, deadline);
   std::vector<PrefixPin> pins;
   for (const TierGet& get : gets) {
     if (!get.status.ok()) continue;
