@@ -59,6 +59,14 @@ inline constexpr uint64_t kValueAlignment = 4096;
 class ValueSizes {
  public:
   ValueSizes() = default;
+  ValueSizes(const ValueSizes& from) { *this = from; }
+  // Of what is there, and of nothing else.
+  ValueSizes& operator=(const ValueSizes& from) {
+    if (this == &from) return *this;
+    count_ = from.count_;
+    std::ranges::copy(from.all(), sizes_.begin());
+    return *this;
+  }
   // REQUIRES: at most 16.
   explicit ValueSizes(std::span<const uint64_t> sizes) : count_(sizes.size()) {
     KVS_CHECK(sizes.size() <= kMaxValueBuffers);

@@ -109,7 +109,9 @@ void TierPages::Count(uint64_t TierPagesCounters::*what, uint64_t n) {
 }
 
 bool TierPages::Holds(const PageKey& key) const {
-  return !KnownSizes(tier_, {reinterpret_cast<const char*>(key.data()), key.size()}).empty();
+  TierProbe probe{{reinterpret_cast<const char*>(key.data()), key.size()}, {}};
+  tier_->Probe({&probe, 1}, {{}, {}, [] {}});  // known at once, or not
+  return !probe.sizes.empty();
 }
 
 Status TierPages::Pin(const PrefixPin& pin) {
