@@ -23,7 +23,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint64_t kPutBytes = uint64_t{64} << 20;  // as DiskPagesOptions::batch_bytes
+constexpr uint64_t kPutBytes = uint64_t{64} << 20;  // as TierPagesOptions::batch_bytes
 // As there where several loads share the disk; one alone gets 64 MiB, which lose 7 % at 12 KiB a
 // value.
 constexpr uint64_t kGetBytes = uint64_t{16} << 20;
@@ -66,13 +66,13 @@ std::byte* SlotOf(const std::shared_ptr<std::byte>& memory, const Values& values
 
 uint64_t Fill(DiskTier* tier, const Values& values, const std::shared_ptr<std::byte>& memory) {
   for (uint64_t first = 0; first < values.count; first += values.batch()) {
-    std::vector<DiskPut> puts;
+    std::vector<TierPut> puts;
     for (uint64_t i = 0; i < std::min(values.batch(), values.count - first); ++i) {
       puts.push_back(
           {KeyOf(first + i), {{SlotOf(memory, values, i), values.bytes}}, memory, {}, true});
     }
     tier->Put(puts, Later());
-    for (const DiskPut& put : puts) {
+    for (const TierPut& put : puts) {
       if (!put.status.ok()) Exit(put.status);
     }
   }
@@ -88,13 +88,13 @@ uint64_t Read(DiskTier* tier, const Values& values, const std::shared_ptr<std::b
   if (shuffled) std::shuffle(order.begin(), order.end(), std::mt19937_64(std::random_device{}()));
   uint64_t good = 0;
   for (uint64_t first = 0; first < values.count; first += values.batch()) {
-    std::vector<DiskGet> gets;
+    std::vector<TierGet> gets;
     for (uint64_t i = 0; i < std::min(values.batch(), values.count - first); ++i) {
       gets.push_back(
           {KeyOf(order[first + i]), {{SlotOf(memory, values, i), values.bytes}}, memory, {}, true});
     }
     tier->Get(gets, Later());
-    for (const DiskGet& get : gets) good += get.status.ok() ? 1 : 0;
+    for (const TierGet& get : gets) good += get.status.ok() ? 1 : 0;
   }
   return good;
 }

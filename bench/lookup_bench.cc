@@ -13,7 +13,8 @@
 
 #include "bench/machine.h"
 #include "server/store/store.h"
-#include "server/work/disk_pages.h"
+#include "server/work/disk_value_tier.h"
+#include "server/work/tier_pages.h"
 
 namespace kvstrata {
 namespace {
@@ -158,9 +159,10 @@ int main(int argc, char** argv) {
   const auto tier = Must(
       DiskTier::Open(options, std::chrono::steady_clock::now() + std::chrono::minutes(1)), "disk");
   Bench bench(disk_entries);
-  DiskPagesOptions pages_options;
+  TierPagesOptions pages_options;
   pages_options.queue = 1 << 22;
-  DiskPages pages(pages_options, bench.store(), tier.get());
+  DiskValueTier values({}, tier.get());
+  TierPages pages(pages_options, bench.store(), &values, values.Hooks());
   bench.Fill(disk_entries, 1);
   while (pages.waiting() != 0) std::this_thread::yield();
   bench.store()->Evict(false);

@@ -12,17 +12,18 @@ kvs_library(kvs_work
   work/block_catalog.cc
   work/block_rows.cc
   work/build.cc
-  work/disk_buffers.cc
-  work/disk_pages.cc
-  work/disk_pages_read.cc
-  work/disk_pages_write.cc
-  work/disk_records.cc
-  work/disk_scrub.cc
+  work/tier_pages.cc
+  work/tier_pages_read.cc
+  work/tier_pages_write.cc
+  work/tier_records.cc
+  work/value_scrub.cc
+  work/disk_value_tier.cc
   work/importer.cc
   work/mover.cc
   work/pin_records.cc
   work/recompress.cc
   work/tensor_releases.cc
+  work/tier_buffers.cc
   LIBS kvs_telemetry kvs_store kvs_tier kvs_kernels Threads::Threads)
 
 kvs_library(kvs_attach

@@ -29,9 +29,10 @@
 #include "server/store/user_limits.h"
 #include "server/telemetry/log.h"
 #include "server/tier/disk_tier.h"
-#include "server/work/disk_pages.h"
+#include "server/work/disk_value_tier.h"
 #include "server/work/mover.h"
 #include "server/work/recompress.h"
+#include "server/work/tier_pages.h"
 
 namespace kvstrata {
 
@@ -68,7 +69,8 @@ struct Config {
   WorkOptions work;
   DiskTierOptions disk;  // no directory: no disk tier
   std::chrono::microseconds disk_start_timeout{60'000'000};
-  DiskPagesOptions disk_pages;
+  DiskValueTierOptions disk_values;
+  TierPagesOptions tier_pages;
   MoverOptions mover;
   std::string backend;   // of the remote road; a name of kernels/backend.h
   uint32_t threads = 0;  // for its ops; 0: all cores

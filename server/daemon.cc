@@ -28,12 +28,13 @@
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/work/block_catalog.h"
-#include "server/work/disk_pages.h"
-#include "server/work/disk_records.h"
+#include "server/work/disk_value_tier.h"
 #include "server/work/importer.h"
 #include "server/work/mover.h"
 #include "server/work/pin_records.h"
 #include "server/work/recompress.h"
+#include "server/work/tier_pages.h"
+#include "server/work/tier_records.h"
 
 #ifndef KVS_VERSION
 #define KVS_VERSION "0.0.0"
@@ -51,6 +52,7 @@ constexpr uint32_t kReplicationPatience = 30;
 constexpr size_t kLargeAllocation = size_t{16} << 20;  // more than jemalloc's oversize_threshold
 // For calls under way when the daemon stops.
 constexpr std::chrono::milliseconds kGrace{150};
+constexpr std::chrono::seconds kResizeTimeout{10};
 // Of what waits for the disk then; the rest is dropped.
 constexpr uint64_t kMostBytesAtStop = uint64_t{64} << 20;
 
@@ -68,20 +70,6 @@ std::vector<StoreDevice> EmulatedDevices(uint32_t count) {
     devices.push_back({i == 0 ? "emulated" : "emulated-" + std::to_string(i), NewEmulatedDevice()});
   }
   return devices;
-}
-
-// "" for a disk tier that is well. Slower I/O (no io_uring) is no illness: the log and the stats
-// tell it.
-std::string IllnessOf(const DiskTierStats& stats) {
-  if (stats.breaker_open) return "the disk tier failed repeatedly and is left alone";
-  if (stats.stopped_segments != 0) {
-    return std::to_string(stats.stopped_segments) +
-           " segments of the disk tier take no more writes after errors";
-  }
-  if (stats.degraded.reason() == "DISK_SPACE") {
-    return "disk tier: " + std::string(stats.degraded.message());
-  }
-  return "";
 }
 
 }  // namespace
@@ -113,11 +101,12 @@ struct Daemon::Parts {
   UniqueFd lock;
   UniqueFd pools_failed;  // tells the gRPC server
   std::vector<std::string> device_names;
-  std::unique_ptr<DiskTier> disk;  // null: none
+  std::unique_ptr<DiskTier> disk;              // null: none
+  std::unique_ptr<DiskValueTier> disk_values;  // null: no disk
   std::unique_ptr<Store> store;
   std::unique_ptr<Mover> mover;
   std::unique_ptr<WorkQueue> replications;  // one thread: the second open of a prefix finds it
-  std::unique_ptr<DiskPages> disk_pages;    // null: no disk
+  std::unique_ptr<TierPages> tier_pages;    // null: no tier
   std::unique_ptr<BlockCatalog> blocks;
   const cuda::CudaOps* cuda = nullptr;                  // null: no GPU
   std::vector<int> cuda_devices;                        // numbers in this process, by device
@@ -240,6 +229,8 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 Status Daemon::Parts::OpenDisk() {
   if (config.disk.directory.empty()) return OkStatus();
   KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
+  config.disk_values.readers = config.tier_pages.readers;
+  disk_values = std::make_unique<DiskValueTier>(config.disk_values, disk.get());
   const DiskTierStats stats = disk->Stats();
   LogEvent(stats.degraded.ok() ? LogLevel::kInfo : LogLevel::kWarn, "disk_open",
            {{"path", config.disk.directory},
@@ -257,9 +248,10 @@ Status Daemon::Parts::OpenDisk() {
 void Daemon::Parts::RestorePins() {
   const Deadline deadline = Clock::now() + config.disk_start_timeout;
   std::vector<PrefixPin> pins;
-  for (PrefixPin& pin : ReadPins(disk.get(), deadline)) {
+  for (PrefixPin& pin : ReadPins(disk_values.get(), deadline)) {
     const bool over = pin.expires <= Clock::now();
-    const Status status = over ? ErasePin(disk.get(), pin.id, deadline) : disk_pages->Pin(pin);
+    const Status status =
+        over ? ErasePin(disk_values.get(), pin.id, deadline) : tier_pages->Pin(pin);
     if (!status.ok()) {
       LogEvent(LogLevel::kWarn, "pin_restore",
                {{"pin", pin.id}, {"reason", status.reason()}, {"why", status.message()}});
@@ -274,19 +266,19 @@ void Daemon::Parts::RestorePins() {
 // is there without it.
 void Daemon::Parts::SettleDisk() {
   if (disk == nullptr) return;
-  disk_pages->Stop(Clock::now() + config.shutdown_timeout / 8, kMostBytesAtStop);
-  const DiskPagesCounters c = disk_pages->counters();
-  LogEvent(LogLevel::kInfo, "disk_pages",
+  tier_pages->Stop(Clock::now() + config.shutdown_timeout / 8, kMostBytesAtStop);
+  const TierPagesCounters c = tier_pages->counters();
+  LogEvent(LogLevel::kInfo, "tier_pages",
            {{"written", c.written},
             {"dropped", c.dropped},
             {"gone", c.gone},
             {"failed", c.failed},
-            {"evicted", c.evicted},
-            {"checkpoints", c.checkpoints},
+            {"evicted", disk_values->Stats().evicted},
+            {"checkpoints", disk_values->checkpoints()},
             {"read", c.read},
             {"late", c.late_loads},
             {"refused", c.refused_loads}});
-  const Status status = disk->Checkpoint(Clock::now() + config.shutdown_timeout / 4);
+  const Status status = disk_values->Checkpoint(Clock::now() + config.shutdown_timeout / 4);
   if (status.ok()) return;
   LogEvent(LogLevel::kWarn, "disk_checkpoint_failed",
            {{"reason", status.reason()}, {"why", status.message()}});
@@ -299,7 +291,7 @@ void Daemon::Parts::Settle() {
   attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
-  if (disk_pages != nullptr) disk_pages->EndScrubs();
+  if (tier_pages != nullptr) tier_pages->EndScrubs();
   grpc->EndServing(kGrace);
   SettleDisk();
   grpc_listener.reset();
@@ -323,7 +315,8 @@ Status Daemon::Parts::CheckResize(Tier tier, uint64_t bytes, std::string_view de
 
 DiskInfo Daemon::Parts::Disk() const {
   const DiskTierStats stats = disk->Stats();
-  const DiskPagesCounters counters = disk_pages->counters();
+  const TierStats values = disk_values->Stats();
+  const TierPagesCounters counters = tier_pages->counters();
   DiskInfo info;
   info.path = config.disk.directory;
   info.queue = stats.queue;
@@ -333,12 +326,12 @@ DiskInfo Daemon::Parts::Disk() const {
   info.capacity_bytes = stats.capacity_bytes;
   info.used_bytes = stats.used_bytes;
   info.entries = stats.entries;
-  info.waiting = disk_pages->waiting();
+  info.waiting = tier_pages->waiting();
   info.written = counters.written;
   info.dropped = counters.dropped;
   info.gone = counters.gone;
   info.failed = counters.failed;
-  info.evicted = counters.evicted;
+  info.evicted = values.evicted;
   info.read = counters.read;
   info.late_loads = counters.late_loads;
   info.refused_loads = counters.refused_loads;
@@ -346,9 +339,9 @@ DiskInfo Daemon::Parts::Disk() const {
   info.io_errors = stats.io_errors;
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
-  info.sick = !IllnessOf(stats).empty();
-  info.draining = disk_pages->draining();
-  info.drained = disk_pages->drained();
+  info.sick = !values.illness.empty();
+  info.draining = tier_pages->draining();
+  info.drained = tier_pages->drained();
   info.refused = counters.refused;
   return info;
 }
@@ -369,7 +362,7 @@ std::string Daemon::Parts::Health() const {
     return "degraded: the " + std::string(NameOf(pool.tier)) + " pool" +
            (device_names.size() > 1 ? " of " + pool.device : "") + " is lost: " + pool.failure;
   }
-  const std::string illness = disk == nullptr ? "" : IllnessOf(disk->Stats());
+  const std::string illness = disk == nullptr ? "" : disk_values->Stats().illness;
   return illness.empty() ? "serving" : "degraded: " + illness;
 }
 
@@ -394,13 +387,14 @@ Status Daemon::Parts::Start() {
     queue->Post([open = std::move(open)] { Survive("replications", open); });
   });
   if (disk != nullptr) {
-    disk_pages = std::make_unique<DiskPages>(config.disk_pages, store.get(), disk.get());
+    tier_pages = std::make_unique<TierPages>(config.tier_pages, store.get(), disk_values.get(),
+                                             disk_values->Hooks());
     RestorePins();
-    NoteRecords(store.get(), *disk, disk_pages.get(), [](size_t records) {
+    NoteRecords(store.get(), disk_values.get(), tier_pages.get(), [](size_t records) {
       LogEvent(LogLevel::kInfo, "artefact_records", {{"records", records}});
     });
   }
-  blocks = std::make_unique<BlockCatalog>(store.get(), disk.get());
+  blocks = std::make_unique<BlockCatalog>(store.get(), disk_values.get());
   KVS_ASSIGN_OR_RETURN(const Backend* backend, FindBackend(config.backend));
   std::vector<const SegmentPacker*> borrowed;
   for (const auto& packer : packers) borrowed.push_back(packer.get());
@@ -461,10 +455,12 @@ Status Daemon::Parts::StartGrpc() {
   };
   if (disk != nullptr) {
     options.disk = [this] { return Disk(); };
-    options.drain = [this] { return disk_pages->Drain(); };
-    options.resume = [this] { disk_pages->Resume(); };
-    options.resize_disk = [this](uint64_t bytes) { return disk_pages->Resize(bytes); };
-    options.scrub = [this](TierScrub scrub) { return disk_pages->Scrub(std::move(scrub)); };
+    options.drain = [this] { return tier_pages->Drain(); };
+    options.resume = [this] { tier_pages->Resume(); };
+    options.resize_disk = [this](uint64_t bytes) {
+      return disk_values->Resize(bytes, Clock::now() + kResizeTimeout);
+    };
+    options.scrub = [this](TierScrub scrub) { return tier_pages->Scrub(std::move(scrub)); };
   }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));

@@ -4,6 +4,8 @@ find_package(Threads REQUIRED)
 pkg_check_modules(LIBURING REQUIRED IMPORTED_TARGET GLOBAL liburing)
 
 set(KVS_TIER_SOURCES
+  blocking_calls.cc
+  call_queue.cc
   checkpoint.cc
   disk_check.cc
   disk_checkpoint.cc

@@ -1,6 +1,6 @@
 // ArtefactLedger: what the records of artefacts in the tier below say, kept in memory, so that a
 // look-up need not read them. A record is noted when it is written, when an open reads it, and when
-// the daemon starts (server/work/disk_records.h); it may have left the tier since.
+// the daemon starts (server/work/tier_records.h); it may have left the tier since.
 //
 // Of records that make no page superfluous nothing is kept: they change no look-up. Thread-safety:
 // all methods, from any thread. Cost: 40 bytes a part, kMaxBytes in all; what was noted first is

@@ -1,5 +1,5 @@
 // PageTier: where sealed pages, index blocks and artefacts outlive the store's memory, as the store
-// sees it (server/work/disk_pages.h). The store decides what is offered and what is wanted; the
+// sees it (server/work/tier_pages.h). The store decides what is offered and what is wanted; the
 // tier does all I/O, in its own threads and without the store's lock.
 //
 // Write-through: a page is offered when it enters the prefix index and again when more was reported

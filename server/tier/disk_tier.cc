@@ -81,7 +81,7 @@ SlotId DiskTier::Impl::Forget(disk::Index::iterator it) {
 
 // -- Put
 
-Status DiskTier::Impl::CheckPut(const DiskPut& request) const {
+Status DiskTier::Impl::CheckPut(const TierPut& request) const {
   if (request.key.empty() || request.key.size() > disk::kMaxKeyBytes) {
     return InvalidArgument(
         "DISK_VALUE", "a key of " + std::to_string(request.key.size()) + " bytes; it has 1 to 64");
@@ -95,11 +95,11 @@ Status DiskTier::Impl::CheckPut(const DiskPut& request) const {
                                            std::to_string(room));
 }
 
-std::vector<DiskTier::Impl::PlannedPut> DiskTier::Impl::PlanPuts(std::span<DiskPut> requests) {
+std::vector<DiskTier::Impl::PlannedPut> DiskTier::Impl::PlanPuts(std::span<TierPut> requests) {
   std::vector<PlannedPut> puts;
   std::unordered_set<std::string_view> keys;
   MutexLock lock(mu_);
-  for (DiskPut& request : requests) {
+  for (TierPut& request : requests) {
     request.status = CheckPut(request);
     if (!request.status.ok() || index_.contains(request.key)) continue;
     if (!keys.insert(request.key).second) continue;  // the first of that key decides
@@ -113,11 +113,12 @@ std::vector<DiskTier::Impl::PlannedPut> DiskTier::Impl::PlanPuts(std::span<DiskP
   return puts;
 }
 
-void DiskTier::Impl::Put(std::span<DiskPut> requests, Deadline deadline) {
+void DiskTier::Impl::Put(std::span<TierPut> requests, Deadline deadline,
+                         const std::stop_token& cancel) {
   const disk::HeldTurn turn(&writer_.turn, deadline);
   const Status may = turn.held() ? MayAsk() : disk::DeadlineExceeded("another writer");
   if (!may.ok()) {
-    for (DiskPut& request : requests) request.status = may;
+    for (TierPut& request : requests) request.status = may;
     return;
   }
   OverwriteCondemned(deadline);
@@ -131,8 +132,9 @@ void DiskTier::Impl::Put(std::span<DiskPut> requests, Deadline deadline) {
         for (; next < puts.size(); ++next) {
           const PlannedPut& put = puts[next];
           const auto error = failed.find(put.at.segment);
-          if (error == failed.end()) return TransferOf(puts[next++]);
-          put.request->status = IoError(error->second);
+          const bool cancelled = cancel.stop_requested();
+          if (error == failed.end() && !cancelled) return TransferOf(puts[next++]);
+          put.request->status = cancelled ? TierCancelled() : IoError(error->second);
           MutexLock lock(mu_);
           table_.Free(put.at);
         }
@@ -186,10 +188,10 @@ void DiskTier::Impl::FinishPut(const PlannedPut& put, int error) {
 
 // -- Get
 
-std::vector<DiskTier::Impl::PlannedGet> DiskTier::Impl::PlanGets(std::span<DiskGet> requests) {
+std::vector<DiskTier::Impl::PlannedGet> DiskTier::Impl::PlanGets(std::span<TierGet> requests) {
   std::vector<PlannedGet> gets;
   MutexLock lock(mu_);
-  for (DiskGet& request : requests) {
+  for (TierGet& request : requests) {
     const auto it = index_.find(request.key);
     request.status = it == index_.end() ? Miss() : CheckBuffers(request.buffers);
     if (!request.status.ok()) continue;
@@ -203,17 +205,21 @@ std::vector<DiskTier::Impl::PlannedGet> DiskTier::Impl::PlanGets(std::span<DiskG
   return gets;
 }
 
-void DiskTier::Impl::Get(std::span<DiskGet> requests, Deadline deadline) {
+void DiskTier::Impl::Get(std::span<TierGet> requests, Deadline deadline,
+                         const std::stop_token& cancel) {
   const disk::HeldTurn turn(&reader_.turn, deadline);
   const Status may = turn.held() ? MayAsk() : disk::DeadlineExceeded("another reader");
   if (!may.ok()) {
-    for (DiskGet& request : requests) request.status = may;
+    for (TierGet& request : requests) request.status = may;
     return;
   }
   const std::vector<PlannedGet> gets = PlanGets(requests);
   size_t next = 0;
   reader_.transfers.Run(
       [&]() -> std::optional<Transfer> {
+        for (; next < gets.size() && cancel.stop_requested(); ++next) {
+          gets[next].request->status = TierCancelled();
+        }
         if (next == gets.size()) return std::nullopt;
         return TransferOf(gets[next++]);
       },
@@ -276,6 +282,14 @@ Status DiskTier::Impl::Lose(const PlannedGet& get, bool reuse, Status why) {
 
 // -- the index
 
+void DiskTier::Impl::Probe(std::span<TierProbe> probes) const {
+  MutexLock lock(mu_);
+  for (TierProbe& probe : probes) {
+    const auto it = index_.find(probe.key);
+    probe.sizes = it == index_.end() ? ValueSizes() : ValueSizes(it->second.sizes);
+  }
+}
+
 std::vector<uint64_t> DiskTier::Impl::Sizes(std::string_view key) const {
   MutexLock lock(mu_);
   const auto it = index_.find(key);
@@ -288,8 +302,8 @@ void DiskTier::Impl::ForEach(
   for (const auto& [key, entry] : index_) visit(key, entry.sizes);
 }
 
-std::vector<DiskValue> DiskTier::Impl::Scan(uint64_t* cursor, size_t slots) const {
-  std::vector<DiskValue> found;
+std::vector<TierValue> DiskTier::Impl::Scan(uint64_t* cursor, size_t slots) const {
+  std::vector<TierValue> found;
   auto segment = static_cast<uint32_t>(*cursor >> 32);
   auto slot = static_cast<uint32_t>(*cursor);
   MutexLock lock(mu_);
@@ -304,7 +318,7 @@ std::vector<DiskValue> DiskTier::Impl::Scan(uint64_t* cursor, size_t slots) cons
       found.push_back({*keys[slot], index_.find(*keys[slot])->second.sizes});
     }
   }
-  *cursor = kNoMoreSlots;
+  *cursor = kWalkEnd;
   return found;
 }
 
@@ -376,12 +390,13 @@ Status DiskTier::Impl::AddMemory(std::shared_ptr<std::byte> memory, uint64_t byt
 DiskTier::DiskTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 DiskTier::~DiskTier() = default;
 
-void DiskTier::Put(std::span<DiskPut> requests, Deadline deadline) {
-  impl_->Put(requests, deadline);
+void DiskTier::Put(std::span<TierPut> requests, Deadline deadline, const std::stop_token& cancel) {
+  impl_->Put(requests, deadline, cancel);
 }
-void DiskTier::Get(std::span<DiskGet> requests, Deadline deadline) {
-  impl_->Get(requests, deadline);
+void DiskTier::Get(std::span<TierGet> requests, Deadline deadline, const std::stop_token& cancel) {
+  impl_->Get(requests, deadline, cancel);
 }
+void DiskTier::Probe(std::span<TierProbe> probes) const { impl_->Probe(probes); }
 Status DiskTier::Erase(std::span<const std::string> keys, Deadline deadline) {
   return impl_->Erase(keys, deadline);
 }
@@ -396,7 +411,7 @@ void DiskTier::ForEach(const std::function<void(const std::string& key,
                                                 std::span<const uint64_t> sizes)>& visit) const {
   impl_->ForEach(visit);
 }
-std::vector<DiskValue> DiskTier::Scan(uint64_t* cursor, size_t slots) const {
+std::vector<TierValue> DiskTier::Scan(uint64_t* cursor, size_t slots) const {
   return impl_->Scan(cursor, slots);
 }
 std::vector<std::string> DiskTier::Victims(std::span<const uint64_t> sizes) {

@@ -1,8 +1,9 @@
-// DiskTier: values on disk that outlive the daemon: opaque buffers under a key, all or nothing.
+// DiskTier: the engine that keeps values on disk, where they outlive the daemon. Its calls block;
+// DiskValueTier (server/work/disk_value_tier.h) makes a ValueTier of it.
 //
-// A value is 1 to 16 buffers under a key of 1 to 64 bytes; equal keys must mean equal bytes, and a
-// Put of a key that is there is done at once. Any value may be lost; what Get returns was stored
-// under that key and has been checksummed since it left the disk (docs/disk_format.md).
+// Values, keys and requests are those of server/tier/value_tier.h. Any value may be lost; what Get
+// returns was stored under that key and has been checksummed since it left the disk
+// (docs/disk_format.md).
 //
 // Ownership: `keep` of a request owns its buffers. It is let go when the disk no longer uses them,
 // which after DEADLINE_EXCEEDED may be later than the call: reuse them only then. Buffers of values
@@ -27,6 +28,7 @@
 
 #include "base/status.h"
 #include "server/tier/io_queue.h"
+#include "server/tier/value_tier.h"
 
 namespace kvstrata {
 
@@ -37,29 +39,6 @@ struct DiskTierOptions {
   uint32_t depth = 64;                    // requests in flight, of reads and of writes
   std::function<IoQueueChoice(uint32_t depth)> new_queue = NewIoQueue;
 };
-
-struct DiskPut {
-  std::string key;
-  std::vector<std::span<const std::byte>> buffers;
-  std::shared_ptr<void> keep;
-  Status status;
-  bool header_room = false;  // the tier may write to the 4096 bytes before the first buffer
-};
-
-struct DiskGet {
-  std::string key;
-  std::vector<std::span<std::byte>> buffers;  // of the sizes that were put
-  std::shared_ptr<void> keep;
-  Status status;
-  bool header_room = false;  // as in DiskPut
-  bool inspects = false;     // no use of the value: Victims does not spare it for that
-};
-
-struct DiskValue {
-  std::string key;
-  std::vector<uint64_t> sizes;  // of its buffers
-};
-inline constexpr uint64_t kNoMoreSlots = ~uint64_t{0};
 
 struct DiskTierStats {
   bool direct = false;  // O_DIRECT
@@ -93,11 +72,13 @@ class DiskTier {
 
   // Writes values; readable when it returns, durable after a later Flush. Of a request:
   // RESOURCE_EXHAUSTED DISK_FULL (see Victims) or DISK_SPACE; DATA_LOSS DISK_IO.
-  void Put(std::span<DiskPut> requests, Deadline deadline);
+  // After a cancel no further value is begun; those get ABORTED TIER_CANCELLED.
+  void Put(std::span<TierPut> requests, Deadline deadline, const std::stop_token& cancel = {});
 
   // Reads values into the callers' buffers, whose bytes mean nothing unless OK. Of a request:
   // NOT_FOUND DISK_MISS; DATA_LOSS DISK_CORRUPT or DISK_IO: the value has left.
-  void Get(std::span<DiskGet> requests, Deadline deadline);
+  // A cancel as in Put.
+  void Get(std::span<TierGet> requests, Deadline deadline, const std::stop_token& cancel = {});
 
   // Forgets values; keys that are not there are fine. Gone for good after a later Flush.
   Status Erase(std::span<const std::string> keys, Deadline deadline);
@@ -115,6 +96,8 @@ class DiskTier {
   // FAILED_PRECONDITION RESIZE_PINNED: pins keep some of the files that would go.
   Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline);
 
+  // The sizes of what is there. Under one hold of the lock.
+  void Probe(std::span<TierProbe> probes) const;
   bool Contains(std::string_view key) const;
   // Bytes of each buffer; empty: it is not there.
   std::vector<uint64_t> Sizes(std::string_view key) const;
@@ -122,8 +105,8 @@ class DiskTier {
   void ForEach(const std::function<void(const std::string& key, std::span<const uint64_t> sizes)>&
                    visit) const;
   // The values of `slots` slots from `*cursor` on (0: the first), in their order on disk; moves it,
-  // at the end to kNoMoreSlots. Holds the lock for that many slots.
-  std::vector<DiskValue> Scan(uint64_t* cursor, size_t slots) const;
+  // at the end to kWalkEnd. Holds the lock for that many slots.
+  std::vector<TierValue> Scan(uint64_t* cursor, size_t slots) const;
   // Keys to Erase so that a value of these sizes finds room: one not used lately of its size, or,
   // while no segment serves its size, all of the segment that holds the fewest. Empty: there is
   // room, or pins keep all.

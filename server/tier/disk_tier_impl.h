@@ -99,8 +99,10 @@ class DiskTier::Impl {
   Status AddFiles();
   Status Start(Deadline deadline);
 
-  void Put(std::span<DiskPut> requests, Deadline deadline) KVS_EXCLUDES(mu_);
-  void Get(std::span<DiskGet> requests, Deadline deadline) KVS_EXCLUDES(mu_);
+  void Put(std::span<TierPut> requests, Deadline deadline, const std::stop_token& cancel)
+      KVS_EXCLUDES(mu_);
+  void Get(std::span<TierGet> requests, Deadline deadline, const std::stop_token& cancel)
+      KVS_EXCLUDES(mu_);
   Status Erase(std::span<const std::string> keys, Deadline deadline) KVS_EXCLUDES(mu_);
   Status Flush(Deadline deadline) KVS_EXCLUDES(mu_);
   Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
@@ -108,6 +110,7 @@ class DiskTier::Impl {
       KVS_EXCLUDES(mu_);
   Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(mu_);
 
+  void Probe(std::span<TierProbe> probes) const KVS_EXCLUDES(mu_);
   bool Contains(std::string_view key) const KVS_EXCLUDES(mu_) {
     MutexLock lock(mu_);
     return index_.contains(key);
@@ -115,7 +118,7 @@ class DiskTier::Impl {
   std::vector<uint64_t> Sizes(std::string_view key) const KVS_EXCLUDES(mu_);
   void ForEach(const std::function<void(const std::string&, std::span<const uint64_t>)>& visit)
       const KVS_EXCLUDES(mu_);
-  std::vector<DiskValue> Scan(uint64_t* cursor, size_t slots) const KVS_EXCLUDES(mu_);
+  std::vector<TierValue> Scan(uint64_t* cursor, size_t slots) const KVS_EXCLUDES(mu_);
   std::vector<std::string> Victims(std::span<const uint64_t> sizes) KVS_EXCLUDES(mu_);
   DiskTierStats Stats() const KVS_EXCLUDES(mu_);
   void Pin(std::span<const std::string> keys) KVS_EXCLUDES(mu_);
@@ -124,13 +127,13 @@ class DiskTier::Impl {
  private:
   // A value that has a slot and is not yet in the index.
   struct PlannedPut {
-    DiskPut* request = nullptr;
+    TierPut* request = nullptr;
     disk::SlotId at;
     disk::Place place;
     uint64_t generation = 0;
   };
   struct PlannedGet {
-    DiskGet* request = nullptr;
+    TierGet* request = nullptr;
     disk::SlotId at;
     disk::Place place;
     uint64_t generation = 0;
@@ -153,11 +156,11 @@ class DiskTier::Impl {
   Status MayAsk() KVS_EXCLUDES(mu_);
   void Observe(int error, uint32_t segment) KVS_EXCLUDES(mu_);
   void ObserveDeadline() KVS_EXCLUDES(mu_);
-  Status CheckPut(const DiskPut& request) const;
-  std::vector<PlannedPut> PlanPuts(std::span<DiskPut> requests) KVS_EXCLUDES(mu_);
+  Status CheckPut(const TierPut& request) const;
+  std::vector<PlannedPut> PlanPuts(std::span<TierPut> requests) KVS_EXCLUDES(mu_);
   disk::Transfer TransferOf(const PlannedPut& put) KVS_EXCLUDES(mu_);
   void FinishPut(const PlannedPut& put, int error) KVS_EXCLUDES(mu_);
-  std::vector<PlannedGet> PlanGets(std::span<DiskGet> requests) KVS_EXCLUDES(mu_);
+  std::vector<PlannedGet> PlanGets(std::span<TierGet> requests) KVS_EXCLUDES(mu_);
   disk::Transfer TransferOf(const PlannedGet& get) KVS_EXCLUDES(mu_);
   Status FinishGet(const PlannedGet& get, std::byte* scratch, int error) KVS_EXCLUDES(mu_);
   // Forgets the value at `at` if it is still that one, and has its slot overwritten later.

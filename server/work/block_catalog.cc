@@ -7,8 +7,9 @@
 #include <set>
 #include <utility>
 
-#include "server/work/disk_buffers.h"
+#include "server/tier/blocking_calls.h"
 #include "server/work/pin_records.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -20,9 +21,9 @@ constexpr std::chrono::seconds kGetTimeout{10};
 // One list: a walk over memory's records, its artefacts, and the disk's slots.
 class Walk {
  public:
-  Walk(Store* store, const DiskTier* disk, uint64_t after)
+  Walk(Store* store, ValueTier* tier, uint64_t after)
       : store_(store),
-        disk_(disk),
+        tier_(tier),
         phase_(static_cast<Phase>(after >> kPhaseShift)),
         at_(after & ((uint64_t{1} << kPhaseShift) - 1)) {}
 
@@ -50,7 +51,7 @@ class Walk {
   static constexpr int kPhaseShift = 62;
 
   void Enter(Phase phase) {
-    phase_ = phase == kDisk && disk_ == nullptr ? kEnd : phase;
+    phase_ = phase == kDisk && tier_ == nullptr ? kEnd : phase;
     at_ = 0;
   }
 
@@ -75,21 +76,26 @@ class Walk {
 
   void NoteDisk(std::vector<BlockInfo>* found) const {
     for (BlockInfo& block : *found) {
-      if (disk_ != nullptr && disk_->Contains(block.key)) block.tiers.push_back(Residence::kDisk);
+      if (tier_ != nullptr && !KnownSizes(tier_, block.key).empty())
+        block.tiers.push_back(Residence::kDisk);
     }
   }
 
   std::vector<BlockInfo> OnDisk(size_t n) {
     if (!known_) LearnDisk();
     std::vector<BlockInfo> found;
-    for (const DiskValue& value : disk_->Scan(&at_, n)) {
+    TierWalk walk{at_, n, {}, {}};
+    // A tier that cannot be walked shows nothing more.
+    const Status walked = WalkOn(tier_, &walk, std::chrono::steady_clock::now() + kGetTimeout);
+    at_ = walked.ok() ? walk.cursor : kWalkEnd;
+    for (const TierValue& value : walk.values) {
       PageKey key{};
       const bool page_key = value.key.size() == key.size();
       if (page_key) std::ranges::copy(value.key, key.begin());
       if (artefacts_.contains(value.key) || (page_key && store_->HoldsBlock(key))) continue;
       found.push_back(InfoOf(value));
     }
-    if (at_ == kNoMoreSlots) Enter(kEnd);
+    if (at_ == kWalkEnd) Enter(kEnd);
     return found;
   }
 
@@ -103,12 +109,12 @@ class Walk {
     }
     for (const PinInfo& pin : store_->Pins()) {
       pins_.emplace(PinRecordName(pin.pin.id), pin);
-      for (const PageKey& key : pin.pin.pages) pinned_.insert(DiskNameOf(key));
-      for (const PageKey& key : pin.pin.index_blocks) pinned_.insert(DiskNameOf(key));
+      for (const PageKey& key : pin.pin.pages) pinned_.insert(TierNameOf(key));
+      for (const PageKey& key : pin.pin.index_blocks) pinned_.insert(TierNameOf(key));
     }
   }
 
-  BlockInfo InfoOf(const DiskValue& value) const {
+  BlockInfo InfoOf(const TierValue& value) const {
     BlockInfo info;
     info.key = value.key;
     for (const uint64_t size : value.sizes) info.bytes += size;
@@ -121,7 +127,7 @@ class Walk {
       if (pin == pins_.end()) return info;
       info.model = pin->second.pin.model_name;
       info.tokens = pin->second.pin.tokens();
-    } else if (value.sizes.size() == 1 && info.bytes % kDiskAlignment != 0) {
+    } else if (value.sizes.size() == 1 && info.bytes % kValueAlignment != 0) {
       info.kind = BlockKind::kRecord;  // all others are whole blocks
     } else if (value.sizes.size() == 2 || fits.first != fits.second) {
       info.kind = BlockKind::kPage;  // none but pages have a series beside them
@@ -134,7 +140,7 @@ class Walk {
   }
 
   Store* const store_;
-  const DiskTier* const disk_;
+  ValueTier* const tier_;
   Phase phase_;
   uint64_t at_;
   bool known_ = false;
@@ -160,7 +166,7 @@ bool SameBytes(const std::vector<std::byte>& memory, std::span<const std::byte> 
 }  // namespace
 
 BlockList BlockCatalog::List(const BlockFilter& filter, uint64_t after, size_t limit) const {
-  Walk walk(store_, disk_, after);
+  Walk walk(store_, tier_, after);
   BlockList list;
   for (size_t looks = 0; looks < kLooks && list.blocks.size() < limit && !walk.ended();) {
     const size_t n = std::min(kTurn, limit - list.blocks.size());
@@ -183,12 +189,11 @@ Result<BlockBytes> BlockCatalog::InMemory(const std::string& name) const {
 Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {
   Result<BlockBytes> memory = InMemory(key);
   if (memory.status().reason() != "BLOCK_UNKNOWN") return memory;
-  const std::vector<uint64_t> sizes =
-      disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
+  const ValueSizes sizes = tier_ != nullptr ? KnownSizes(tier_, key) : ValueSizes();
   if (sizes.empty()) return Unknown();
-  DiskGet get = NewDiskGet(key, sizes, nullptr);
+  TierGet get = NewTierGet(key, sizes.all(), nullptr);
   get.inspects = true;
-  disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
+  GetAndWait(tier_, {&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   if (get.status.code() == Code::kNotFound) return Unknown();
   KVS_RETURN_IF_ERROR(get.status);
   BlockBytes bytes;
@@ -203,14 +208,14 @@ Result<BlockVerdict> BlockCatalog::Verify(const std::string& key) const {
   if (!memory.ok() && memory.status().reason() != "BLOCK_UNKNOWN") return memory.status();
   if (memory.ok()) verdict.tiers.push_back(memory->from);
   verdict.state = memory.ok() ? BlockState::kUnchecked : BlockState::kGone;
-  const std::vector<uint64_t> sizes =
-      disk_ != nullptr ? disk_->Sizes(key) : std::vector<uint64_t>();
+  const ValueSizes sizes = tier_ != nullptr ? KnownSizes(tier_, key) : ValueSizes();
   if (sizes.empty()) return verdict;
-  DiskGet get = NewDiskGet(key, sizes, nullptr);
+  TierGet get = NewTierGet(key, sizes.all(), nullptr);
   get.inspects = true;
-  disk_->Get({&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
+  GetAndWait(tier_, {&get, 1}, std::chrono::steady_clock::now() + kGetTimeout);
   // Erased, or replaced, since it was asked for.
-  if (get.status.code() == Code::kNotFound || get.status.reason() == "DISK_VALUE") return verdict;
+  const Code code = get.status.code();
+  if (code == Code::kNotFound || code == Code::kInvalidArgument) return verdict;
   if (!get.status.ok() && get.status.code() != Code::kDataLoss) return get.status;
   verdict.tiers.push_back(Residence::kDisk);
   verdict.state = get.status.ok() ? BlockState::kSound : BlockState::kCorrupt;

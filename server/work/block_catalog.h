@@ -12,13 +12,13 @@
 
 #include "server/store/blocks.h"
 #include "server/store/store.h"
-#include "server/tier/disk_tier.h"
+#include "server/tier/value_tier.h"
 
 namespace kvstrata {
 
 class BlockCatalog {
  public:
-  BlockCatalog(Store* store, DiskTier* disk) : store_(store), disk_(disk) {}
+  BlockCatalog(Store* store, ValueTier* tier) : store_(store), tier_(tier) {}
 
   // At most `limit` values behind `after` (0: from the first one on): what memory has, then what
   // the disk alone has. Fewer, or none, before the end where many were looked at. What changes
@@ -26,7 +26,7 @@ class BlockCatalog {
   // its key and sizes: where those fit a registered model's pages, a page.
   BlockList List(const BlockFilter& filter, uint64_t after, size_t limit) const;
 
-  // From memory, else from disk. NOT_FOUND BLOCK_UNKNOWN; what DiskTier::Get says.
+  // From memory, else from disk. NOT_FOUND BLOCK_UNKNOWN; what ValueTier::Get says.
   Result<BlockBytes> Get(const std::string& key) const;
 
   // Reads it from disk and checks it there, then compares a page, index block or part in memory
@@ -37,7 +37,7 @@ class BlockCatalog {
   Result<BlockBytes> InMemory(const std::string& key) const;
 
   Store* const store_;
-  DiskTier* const disk_;
+  ValueTier* const tier_;
 };
 
 }  // namespace kvstrata

@@ -4,7 +4,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "server/work/disk_buffers.h"
+#include "server/tier/blocking_calls.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
@@ -47,7 +48,7 @@ std::string PinRecordName(uint64_t pin) {
   return std::string(kPrefix) + digits;
 }
 
-DiskPut EncodePin(const PrefixPin& pin) {
+TierPut EncodePin(const PrefixPin& pin) {
   Record record;
   record.page_tokens = pin.page_tokens;
   record.tenant_bytes = static_cast<uint32_t>(pin.tenant.size());
@@ -108,22 +109,23 @@ std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes) {
   return pin;
 }
 
-Status ErasePin(DiskTier* disk, uint64_t pin, Deadline deadline) {
+Status ErasePin(ValueTier* tier, uint64_t pin, Deadline deadline) {
   const std::string record = PinRecordName(pin);
-  KVS_RETURN_IF_ERROR(disk->Erase({&record, 1}, deadline));
-  return disk->Flush(deadline);
+  return ForgetAndWait(tier, {&record, 1}, deadline, true);
 }
 
-std::vector<PrefixPin> ReadPins(DiskTier* disk, Deadline deadline) {
-  std::vector<DiskGet> gets;
-  disk->ForEach([&gets](const std::string& key, std::span<const uint64_t> sizes) {
+std::vector<PrefixPin> ReadPins(ValueTier* tier, Deadline deadline) {
+  std::vector<TierGet> gets;
+  // What a walk that fails has found is read all the same.
+  (void)WalkAndWait(tier, deadline, [&gets](const TierValue& value) {
+    const std::string& key = value.key;
     if (!key.starts_with(kPrefix) || key.size() != PinRecordName(0).size()) return;
-    if (sizes.size() != 1) return;
-    gets.push_back(NewDiskGet(key, sizes, nullptr));
+    if (value.sizes.size() != 1) return;
+    gets.push_back(NewTierGet(key, value.sizes, nullptr));
   });
-  disk->Get(gets, deadline);
+  GetAndWait(tier, gets, deadline);
   std::vector<PrefixPin> pins;
-  for (const DiskGet& get : gets) {
+  for (const TierGet& get : gets) {
     if (!get.status.ok()) continue;
     std::optional<PrefixPin> pin = DecodePin(get.buffers.front());
     if (pin && PinRecordName(pin->id) == get.key) pins.push_back(std::move(*pin));

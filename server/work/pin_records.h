@@ -1,7 +1,7 @@
-// Pins on disk: a pin is a value of its own, "pin/" and its number as 16 hexadecimal digits, so
+// Pins in a tier: a pin is a value of its own, "pin/" and its number as 16 hexadecimal digits, so
 // that it is there whole or not at all (docs/disk_format.md, "Pins"). Its time is kept by the clock
 // of the machine: it goes on while no daemon runs. Thread-safety: any thread. Blocking: they wait
-// for the disk.
+// for the tier.
 #ifndef KVSTRATA_SERVER_WORK_PIN_RECORDS_H_
 #define KVSTRATA_SERVER_WORK_PIN_RECORDS_H_
 
@@ -15,23 +15,23 @@
 #include <vector>
 
 #include "server/store/pins.h"
-#include "server/tier/disk_tier.h"
+#include "server/tier/value_tier.h"
 
 namespace kvstrata {
 
 std::string PinRecordName(uint64_t pin);
 
 // What is put; aligned for the tier, `keep` owns it.
-DiskPut EncodePin(const PrefixPin& pin);
+TierPut EncodePin(const PrefixPin& pin);
 
 // Nothing if it is not one that this version wrote.
 std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes);
 
 // For good when it returns.
-Status ErasePin(DiskTier* disk, uint64_t pin, Deadline deadline);
+Status ErasePin(ValueTier* tier, uint64_t pin, Deadline deadline);
 
-// All pins on disk, over or not, by number. Those that cannot be read are left out.
-std::vector<PrefixPin> ReadPins(DiskTier* disk, Deadline deadline);
+// All pins there, over or not, by number. Those that cannot be read are left out.
+std::vector<PrefixPin> ReadPins(ValueTier* tier, Deadline deadline);
 
 }  // namespace kvstrata
 

@@ -52,7 +52,8 @@ class DiskArtefactsTest : public ::testing::Test {
                std::shared_ptr<const SpanParameters>) -> std::unique_ptr<Recompressor> {
           if (plan.codec == CodecKind::kRaw) return nullptr;
           return std::make_unique<CopyingCodec>(control_, geometry);
-        });
+        },
+        value_options_);
   }
   // Opens the prompt and computes what is not held.
   static TestSequence Prompt(const Machine& machine, TestSession* session, const char* plan,
@@ -117,7 +118,7 @@ class DiskArtefactsTest : public ::testing::Test {
       for (const uint64_t bytes : sizes) values.back().buffers.emplace_back(bytes);
     });
     for (Value& value : values) {
-      DiskGet get{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
+      TierGet get{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
       disk->Get({&get, 1}, Soon());
       EXPECT_TRUE(get.status.ok()) << get.status.ToString();
     }
@@ -132,7 +133,7 @@ class DiskArtefactsTest : public ::testing::Test {
       if (!change(&value)) continue;
       ++changed;
       EXPECT_TRUE((*disk)->Erase({&value.key, 1}, Soon()).ok());
-      DiskPut put{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
+      TierPut put{value.key, {value.buffers.begin(), value.buffers.end()}, nullptr, {}};
       (*disk)->Put({&put, 1}, Soon());
       EXPECT_TRUE(put.status.ok()) << put.status.ToString();
     }
@@ -149,7 +150,8 @@ class DiskArtefactsTest : public ::testing::Test {
 
   const ScratchDir dir_;
   DiskTierOptions options_;
-  DiskPagesOptions pages_options_;
+  TierPagesOptions pages_options_;
+  DiskValueTierOptions value_options_;
   std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
 };
 
@@ -220,7 +222,7 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
     ExpectClean(*machine->store);
   }
   const auto machine = Start();
-  const std::vector<PrefixPin> pins = ReadPins(machine->disk.get(), Soon());
+  const std::vector<PrefixPin> pins = ReadPins(machine->values.get(), Soon());
   ASSERT_EQ(pins.size(), 1u);
   ASSERT_TRUE(machine->pages->Pin(pins[0]).ok());
   machine->store->RestorePins(pins);
@@ -230,7 +232,7 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
     ASSERT_TRUE(s.Close().ok());
     machine->Settle();
   }
-  EXPECT_GT(machine->pages->counters().evicted, 50u);
+  EXPECT_GT(machine->values->Stats().evicted, 50u);
   for (const PageKey& key : pins[0].artefact) EXPECT_TRUE(machine->pages->Holds(key));
   TestSequence s = Prompt(*machine, &session, kKeeps);
   EXPECT_EQ(machine->store->Counters().loaded_artefacts, 1u);
@@ -393,7 +395,7 @@ TEST_F(DiskArtefactsTest, AFullDiskLosesArtefactsAndNothingElse) {
     s.ExpectIntact();
     ASSERT_TRUE(s.Close().ok());
   }
-  EXPECT_GT(machine->pages->counters().evicted, 0u);
+  EXPECT_GT(machine->values->Stats().evicted, 0u);
   ExpectClean(*machine->store);
 }
 
@@ -546,13 +548,13 @@ TEST_F(DiskArtefactsTest, AScrubErasesPartsWithoutTheirRecord) {
 }
 
 TEST_F(DiskArtefactsTest, CheckpointsWithoutAStop) {
-  pages_options_.checkpoint_interval = std::chrono::milliseconds(1);
+  value_options_.checkpoint_interval = std::chrono::milliseconds(1);
   {
     const auto machine = Start();
     TestSession session(machine->store.get());
     Prompt(*machine, &session, "full");
     const auto end = Soon();
-    while (machine->pages->counters().checkpoints == 0 || machine->pages->waiting() != 0) {
+    while (machine->values->checkpoints() == 0 || machine->pages->waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end);
       std::this_thread::yield();
     }

@@ -7,7 +7,8 @@
 #include <future>
 #include <thread>
 
-#include "server/work/disk_pages.h"
+#include "server/work/disk_value_tier.h"
+#include "server/work/tier_pages.h"
 #include "tests/fakes/far_memory.h"
 #include "tests/server/store_fixture.h"
 
@@ -17,13 +18,16 @@ using SteadyClock = std::chrono::steady_clock;
 
 // A store over a disk: what a daemon is between two starts.
 struct Machine {
-  explicit Machine(const DiskTierOptions& disk_options, DiskPagesOptions options = {},
+  explicit Machine(const DiskTierOptions& disk_options, TierPagesOptions options = {},
                    uint64_t pool_pages = 256, bool far = false,
-                   decltype(StoreOptions::new_recompressor) codec = nullptr) {
+                   decltype(StoreOptions::new_recompressor) codec = nullptr,
+                   DiskValueTierOptions value_options = {}) {
     Result<std::unique_ptr<DiskTier>> opened =
         DiskTier::Open(disk_options, SteadyClock::now() + std::chrono::seconds(30));
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     disk = std::move(*opened);
+    value_options.readers = options.readers;
+    values = std::make_unique<DiskValueTier>(value_options, disk.get());
     StoreOptions pools = SmallPools(pool_pages, 64);
     pools.new_recompressor = std::move(codec);
     if (far) {
@@ -32,7 +36,7 @@ struct Machine {
     } else {
       store = NewStore(pools);
     }
-    pages = std::make_unique<DiskPages>(options, store.get(), disk.get());
+    pages = std::make_unique<TierPages>(options, store.get(), values.get(), values->Hooks());
   }
   // Until everything that was offered is on disk, or counted.
   void Settle() const {
@@ -52,8 +56,9 @@ struct Machine {
   }
 
   std::unique_ptr<DiskTier> disk;
+  std::unique_ptr<DiskValueTier> values;
   std::unique_ptr<Store> store;
-  std::unique_ptr<DiskPages> pages;
+  std::unique_ptr<TierPages> pages;
 };
 
 }  // namespace kvstrata::testing

@@ -74,8 +74,8 @@ class Patient {
     };
     return options;
   }
-  static DiskPagesOptions Timeouts() {
-    DiskPagesOptions options;
+  static TierPagesOptions Timeouts() {
+    TierPagesOptions options;
     options.load_timeout = kLoadTimeout;
     return options;
   }

@@ -11,8 +11,9 @@
 #include <random>
 
 #include "server/store/store_impl.h"
-#include "server/work/disk_pages.h"
-#include "server/work/disk_records.h"
+#include "server/work/disk_value_tier.h"
+#include "server/work/tier_pages.h"
+#include "server/work/tier_records.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/disk_machine.h"
 #include "tests/server/recompress_now.h"
@@ -101,6 +102,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     auto disk = DiskTier::Open(disk_options_, SteadyClock::now() + std::chrono::seconds(30));
     ASSERT_TRUE(disk.ok()) << disk.status().ToString();
     disk_ = std::move(*disk);
+    values_ = std::make_unique<DiskValueTier>(DiskValueTierOptions{}, disk_.get());
     StoreOptions options = SmallPools(16384, 16384);
     options.arena_bytes = 4 << 20;
     options.parameters_directory = dir_.path();
@@ -118,9 +120,10 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     auto store = Store::Create(options, std::move(devices), NewHostPinned());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
-    pages_ = std::make_unique<DiskPages>(pages_options_, store_.get(), disk_.get());
+    pages_ =
+        std::make_unique<TierPages>(pages_options_, store_.get(), values_.get(), values_->Hooks());
     std::promise<size_t> records;
-    NoteRecords(store_.get(), *disk_, pages_.get(), [&](size_t n) { records.set_value(n); });
+    NoteRecords(store_.get(), values_.get(), pages_.get(), [&](size_t n) { records.set_value(n); });
     records_ += records.get_future().get();
     for (uint32_t i = 0; i < 4; ++i) {
       sessions_.push_back(
@@ -133,6 +136,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     pages_.reset();
     sessions_.clear();
     store_.reset();
+    values_.reset();
     disk_.reset();
   }
   void SettleDisk() const {
@@ -296,11 +300,12 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   uint32_t seed_ = 0;
   std::mt19937 random_;
   DiskTierOptions disk_options_;
-  DiskPagesOptions pages_options_;
+  TierPagesOptions pages_options_;
   std::shared_ptr<CodecControl> control_ = std::make_shared<CodecControl>();
   std::unique_ptr<DiskTier> disk_;
+  std::unique_ptr<DiskValueTier> values_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<DiskPages> pages_;
+  std::unique_ptr<TierPages> pages_;
   std::vector<std::unique_ptr<TestSession>> sessions_;
   std::vector<Running> open_;
   std::vector<std::vector<int32_t>> prompts_;

@@ -2,7 +2,8 @@
 #include <set>
 
 #include "server/work/block_catalog.h"
-#include "server/work/disk_pages.h"
+#include "server/work/disk_value_tier.h"
+#include "server/work/tier_pages.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/rpc_fixture.h"
 #include "tests/server/tier/scratch_dir.h"
@@ -26,6 +27,7 @@ class RpcBlocksTest : public ::testing::Test {
     client_.Cancel();
     daemon_.server().Shutdown(std::chrono::milliseconds(0));
     pages_.reset();
+    values_.reset();
   }
 
   // Leaves the pages on disk alone.
@@ -80,7 +82,8 @@ class RpcBlocksTest : public ::testing::Test {
 
   const ScratchDir dir_;
   std::unique_ptr<DiskTier> disk_;
-  std::unique_ptr<DiskPages> pages_;
+  std::unique_ptr<DiskValueTier> values_;
+  std::unique_ptr<TierPages> pages_;
   std::unique_ptr<BlockCatalog> blocks_;
   RpcDaemon daemon_{
       uint64_t{64} << 20, [this](Store* store, GrpcOptions* options) {
@@ -90,10 +93,11 @@ class RpcBlocksTest : public ::testing::Test {
         tier.segment_bytes = 1 << 20;
         disk_ =
             std::move(DiskTier::Open(tier, std::chrono::steady_clock::now() + kDeadline)).value();
-        DiskPagesOptions slow;  // a busy machine is no reason to fail
+        values_ = std::make_unique<DiskValueTier>(DiskValueTierOptions{}, disk_.get());
+        TierPagesOptions slow;  // a busy machine is no reason to fail
         slow.load_timeout = kDeadline;
-        pages_ = std::make_unique<DiskPages>(slow, store, disk_.get());
-        blocks_ = std::make_unique<BlockCatalog>(store, disk_.get());
+        pages_ = std::make_unique<TierPages>(slow, store, values_.get(), values_->Hooks());
+        blocks_ = std::make_unique<BlockCatalog>(store, values_.get());
         options->blocks.list = [this](const BlockFilter& f, uint64_t after, size_t n) {
           return blocks_->List(f, after, n);
         };
@@ -102,7 +106,9 @@ class RpcBlocksTest : public ::testing::Test {
         options->scrub = [this](TierScrub scrub) { return pages_->Scrub(std::move(scrub)); };
         options->drain = [this] { return pages_->Drain(); };
         options->resume = [this] { pages_->Resume(); };
-        options->resize_disk = [this](uint64_t bytes) { return pages_->Resize(bytes); };
+        options->resize_disk = [this](uint64_t bytes) {
+          return values_->Resize(bytes, std::chrono::steady_clock::now() + kDeadline);
+        };
         options->disk = [this] {
           DiskInfo info;
           info.draining = pages_->draining();

@@ -149,7 +149,7 @@ class Workload {
   void PutSome() {
     static const std::vector<std::vector<uint64_t>> kShapes = {
         {1500}, {4096}, {3000}, {3000, 2000}, {70000, 500}};
-    std::vector<DiskPut> puts;
+    std::vector<TierPut> puts;
     std::vector<uint64_t> numbers;
     std::set<std::string> keys;
     for (uint32_t n = 1 + random_() % 3; n > 0; --n) {

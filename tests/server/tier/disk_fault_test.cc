@@ -291,7 +291,7 @@ TEST_F(DiskFault, ADeviceThatStopsAnsweringOpensTheBreakerAndHoldsUpNobody) {
   std::thread writer([&] {
     for (int i = 0; i < 5; ++i) {
       const auto value = ValueOf("w", 0, kSmall);
-      DiskPut put = PutOf("w" + std::to_string(i), value);
+      TierPut put = PutOf("w" + std::to_string(i), value);
       tier_->Put({&put, 1}, In(20));
       EXPECT_FALSE(put.status.ok());
     }

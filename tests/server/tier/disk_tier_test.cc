@@ -117,8 +117,8 @@ TEST(DiskTier, AValueWithRoomForItsHeaderIsOneWrite) {
 TEST_P(OnEitherQueue, ManyValuesInOneBatch) {
   constexpr size_t kCount = 300;
   std::vector<AlignedBuffers> values, got;
-  std::vector<DiskPut> puts;
-  std::vector<DiskGet> gets;
+  std::vector<TierPut> puts;
+  std::vector<TierGet> gets;
   for (size_t i = 0; i < kCount; ++i) {
     const std::string key = std::to_string(i);
     values.push_back(ValueOf(key, 0, {16384}));
@@ -213,7 +213,7 @@ TEST_F(DiskTierTest, AValueReadLatelyIsNoVictim) {
 TEST_F(DiskTierTest, RefusesWhatIsNoValue) {
   auto tier = MustOpen(options_);
   const auto value = ValueOf("", 0, {100000});
-  const auto refused = [&](DiskPut put) {
+  const auto refused = [&](TierPut put) {
     tier->Put({&put, 1}, Soon());
     return put.status.reason() == "DISK_VALUE";
   };

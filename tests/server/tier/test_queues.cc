@@ -80,7 +80,7 @@ class FaultyQueue final : public IoQueue {
   }
   size_t Wait(std::span<IoResult> results, Deadline deadline) override {
     if (const size_t n = Ready(results); n > 0) return n;
-    if (!stuck_.empty() && in_upstream_ == 0) {
+    if (stuck_.size() + held_.size() != 0 && in_upstream_ == 0) {
       std::unique_lock lock(plan_->mu);
       plan_->changed.wait_until(lock, deadline, [&] { return plan_->released; });
       if (!plan_->released) return 0;
@@ -94,7 +94,7 @@ class FaultyQueue final : public IoQueue {
 
  private:
   bool SubmitOne(IoRequest r) {
-    if (ready_.size() + stuck_.size() + in_upstream_ >= depth_) return false;
+    if (ready_.size() + stuck_.size() + held_.size() + in_upstream_ >= depth_) return false;
     std::optional<IoFault> fault;
     {
       std::lock_guard lock(plan_->mu);
@@ -106,6 +106,10 @@ class FaultyQueue final : public IoQueue {
     }
     if (fault && fault->kind == IoFault::Kind::kStuck) {
       stuck_.push_back(r.tag);
+      return true;
+    }
+    if (fault && fault->kind == IoFault::Kind::kHeld) {
+      held_.push_back(r);
       return true;
     }
     if (fault) r.bytes = std::min(r.bytes, fault->value);
@@ -123,6 +127,9 @@ class FaultyQueue final : public IoQueue {
       if (plan_->released) {
         for (const uint64_t tag : stuck_) ready_.push_back({tag, -EIO});
         stuck_.clear();
+        const size_t taken = upstream_->Submit(held_);
+        in_upstream_ += taken;
+        held_.erase(held_.begin(), held_.begin() + static_cast<ptrdiff_t>(taken));
       }
     }
     const size_t n = std::min(results.size(), ready_.size());
@@ -136,6 +143,7 @@ class FaultyQueue final : public IoQueue {
   FaultPlan* const plan_;
   std::deque<IoResult> ready_;
   std::vector<uint64_t> stuck_;
+  std::vector<IoRequest> held_;
   size_t in_upstream_ = 0;
 };
 

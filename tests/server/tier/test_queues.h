@@ -35,7 +35,8 @@ struct IoFault {
   enum class Kind : uint8_t {
     kFail,   // `value`: the errno
     kShort,  // only `value` bytes of it are done
-    kStuck,  // no answer until FaultPlan::release
+    kStuck,  // no answer until FaultPlan::Release, then EIO
+    kHeld,   // carried out when FaultPlan::Release comes
   };
   Kind kind = Kind::kFail;
   uint32_t value = 0;

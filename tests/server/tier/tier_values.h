@@ -3,6 +3,7 @@
 #define KVSTRATA_TESTS_SERVER_TIER_TIER_VALUES_H_
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -64,18 +65,18 @@ inline bool SameBytes(const AlignedBuffers& a, const AlignedBuffers& b) {
   return a.buffers().size() == b.buffers().size();
 }
 
-inline DiskPut PutOf(const std::string& key, const AlignedBuffers& value) {
+inline TierPut PutOf(const std::string& key, const AlignedBuffers& value) {
   return {key, value.readable(), value.owner(), {}, value.header_room()};
 }
 inline Status PutOne(DiskTier* tier, const std::string& key, const AlignedBuffers& value,
                      Deadline deadline = Soon()) {
-  DiskPut put = PutOf(key, value);
+  TierPut put = PutOf(key, value);
   tier->Put({&put, 1}, deadline);
   return put.status;
 }
 inline Status GetOne(DiskTier* tier, const std::string& key, const AlignedBuffers& into,
                      Deadline deadline = Soon()) {
-  DiskGet get{key, into.buffers(), into.owner(), {}, into.header_room()};
+  TierGet get{key, into.buffers(), into.owner(), {}, into.header_room()};
   tier->Get({&get, 1}, deadline);
   return get.status;
 }

@@ -1,4 +1,4 @@
-// DiskPages' way out: offers, the writer's batches, drains.
+// TierPages' way out: offers, the writer's batches, drains.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -6,7 +6,8 @@
 
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
-#include "server/work/disk_pages.h"
+#include "server/tier/blocking_calls.h"
+#include "server/work/tier_pages.h"
 
 namespace kvstrata {
 namespace {
@@ -22,7 +23,7 @@ constexpr std::chrono::seconds kLastPutTimeout{1};
 
 }  // namespace
 
-void DiskPages::Offer(const PageKey& key) {
+void TierPages::Offer(const PageKey& key) {
   {
     MutexLock lock(mu_);
     if (drains_ != Drains::kNo) {
@@ -38,7 +39,7 @@ void DiskPages::Offer(const PageKey& key) {
   offered_.notify_one();
 }
 
-Status DiskPages::Drain() {
+Status TierPages::Drain() {
   {
     MutexLock lock(mu_);
     if (drains_ == Drains::kDrained) return OkStatus();
@@ -51,30 +52,17 @@ Status DiskPages::Drain() {
   return OkStatus();
 }
 
-bool DiskPages::draining() const {
+bool TierPages::draining() const {
   MutexLock lock(mu_);
   return drains_ != Drains::kNo;
 }
 
-bool DiskPages::drained() const {
+bool TierPages::drained() const {
   MutexLock lock(mu_);
   return drains_ == Drains::kDrained;
 }
 
-bool DiskPages::IsDry() const {
-  MutexLock lock(mu_);
-  return drains_ == Drains::kDrying && offers_.empty();
-}
-
-void DiskPages::EndDrying(const Status& checkpoint) {
-  MutexLock lock(mu_);
-  // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
-  if (drains_ != Drains::kDrying || !offers_.empty()) return;
-  drains_ = checkpoint.ok() ? Drains::kDrained : Drains::kFailed;
-  drain_failed_ = checkpoint;
-}
-
-void DiskPages::Resume() {
+void TierPages::Resume() {
   {
     MutexLock lock(mu_);
     if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
@@ -92,17 +80,13 @@ void DiskPages::Resume() {
   }
 }
 
-std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
+std::optional<std::vector<PageKey>> TierPages::NextOffers() {
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     writing_ = 0;
     return stopping_ || !offers_.empty() || drains_ == Drains::kDrying;
   };
-  if (unsaved_ && options_.checkpoint_interval.count() != 0) {
-    offered_.wait_until(lock, checkpoint_at_, ready);
-  } else {
-    offered_.wait(lock, ready);
-  }
+  offered_.wait(lock, ready);
   return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS -> std::optional<std::vector<PageKey>> {
     if (stopping_ && (offers_.empty() || GivesUp())) {
       counters_.dropped += offers_.size();
@@ -117,41 +101,35 @@ std::optional<std::vector<PageKey>> DiskPages::NextOffers() {
   }();
 }
 
-bool DiskPages::GivesUp() const {
+bool TierPages::GivesUp() const {
   return stopping_ && (stop_bytes_ == 0 || Clock::now() >= stop_deadline_);
 }
 
-bool DiskPages::Drops() {
+bool TierPages::Drops() {
   MutexLock lock(mu_);
   counters_.dropped += GivesUp();
   return GivesUp();
 }
 
-Deadline DiskPages::PutDeadline(uint64_t bytes) {
+Deadline TierPages::PutDeadline(uint64_t bytes) {
   MutexLock lock(mu_);
   if (!stopping_) return Clock::now() + kPutTimeout;
   stop_bytes_ -= std::min(stop_bytes_, bytes);
   return Clock::now() + kLastPutTimeout;
 }
 
-// One by one, which takes its time: a batch has hundreds.
-bool DiskPages::MayEvict(Deadline deadline) const {
-  MutexLock lock(mu_);
-  return Clock::now() < (stopping_ ? stop_deadline_ : deadline);
-}
-
 // Smaller while it stops, which looks at its time between batches.
-uint64_t DiskPages::BatchBytes() const {
+uint64_t TierPages::BatchBytes() const {
   MutexLock lock(mu_);
   return stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
 }
 
-void DiskPages::Write() {
+void TierPages::Write() {
   WarmUpAllocator();
-  Heartbeat beat("kvs-disk-write", kPatience);
+  Heartbeat beat("kvs-tier-write", kPatience);
   for (auto keys = NextOffers(); keys; keys = NextOffers()) {
     const Turning turning(&beat);
-    const bool written = Survive("kvs-disk-write", [&] {
+    const bool written = Survive("kvs-tier-write", [&] {
       Batch batch;
       for (const PageKey& key : *keys) {
         beat.Begin();
@@ -159,14 +137,17 @@ void DiskPages::Write() {
       }
       PutAll(&batch);
     });
-    if (!written) Count(&DiskPagesCounters::failed, keys->size());
-    Survive("kvs-disk-write", [&] { CheckpointIfDue(); });
+    if (!written) Count(&TierPagesCounters::failed, keys->size());
+    Survive("kvs-tier-write", [&] { CheckpointIfDry(); });
   }
+  MutexLock lock(mu_);
+  written_out_ = true;
+  ended_.notify_all();
 }
 
-void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
+void TierPages::WriteOffered(const PageKey& key, Batch* batch) {
   const std::vector<SealedValue> values = store_->Sealed(key);
-  if (values.empty() && !Holds(key)) Count(&DiskPagesCounters::gone, 1);
+  if (values.empty() && !Holds(key)) Count(&TierPagesCounters::gone, 1);
   if (values.empty()) return;
   for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
   if (values.size() > 1) {
@@ -177,10 +158,10 @@ void DiskPages::WriteOffered(const PageKey& key, Batch* batch) {
   Add(key, values.size() - 1, values.back(), batch);
 }
 
-void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
+void TierPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
   if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
-  DiskPut put{DiskNameOf(value.key), {}, nullptr, {}, true};
-  const auto same = [&put](const DiskPut& other) { return other.key == put.key; };
+  TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
+  const auto same = [&put](const TierPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
   const bool full = !batch->puts.empty() && batch->bytes + total > BatchBytes();
@@ -192,7 +173,7 @@ void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
     to.emplace_back(memory.get() + at, bytes);
     at += WholeBlocks(bytes);
   }
-  if (!store_->CopySealed(offered, i, to)) return Count(&DiskPagesCounters::gone, 1);
+  if (!store_->CopySealed(offered, i, to)) return Count(&TierPagesCounters::gone, 1);
   put.buffers.assign(to.begin(), to.end());
   put.keep = memory;
   if (value.changed) batch->changed.push_back(put.key);
@@ -200,62 +181,51 @@ void DiskPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
   batch->bytes += total;
 }
 
-void DiskPages::PutAll(Batch* batch) {
+void TierPages::PutAll(Batch* batch) {
   const uint64_t bytes = batch->bytes;
-  std::vector<DiskPut> puts = std::move(batch->puts);
+  std::vector<TierPut> puts = std::move(batch->puts);
   const std::vector<std::string> changed = std::move(batch->changed);
   *batch = {};
   if (puts.empty()) return;
   const Deadline deadline = PutDeadline(bytes);
-  // What cannot be erased stays as it was put: no later value takes its place.
-  if (const Status erased = disk_->Erase(changed, deadline); !erased.ok()) {
-    write_log_.Warn("disk_erase_failed", erased);
+  // What cannot be forgotten stays as it was put: no later value takes its place.
+  if (const Status gone = ForgetAndWait(tier_, changed, deadline); !gone.ok()) {
+    write_log_.Warn("tier_forget_failed", gone);
   }
-  disk_->Put(puts, deadline);
-  uint64_t written = 0, dropped = 0;
+  PutAndWait(tier_, puts, deadline, end_writes_.get_token());
+  const bool stops = stopping();
+  uint64_t dropped = 0;
   std::vector<PageKey> stored;
-  for (DiskPut& put : puts) {
-    if (put.status.reason() == "DISK_FULL") {
-      if (!MayEvict(deadline)) {
-        ++dropped;
-        continue;
-      }
-      PutInPlaceOfOthers(&put, deadline);
+  for (const TierPut& put : puts) {
+    const Code code = put.status.code();
+    const bool untimely = code == Code::kAborted || code == Code::kDeadlineExceeded;
+    if (put.status.ok()) {
+      std::ranges::copy(put.key, stored.emplace_back().begin());
+    } else if (stops && untimely) {
+      ++dropped;
+    } else {
+      write_log_.Warn("tier_write_failed", put.status);
     }
-    written += put.status.ok();
-    if (put.status.ok()) std::ranges::copy(put.key, stored.emplace_back().begin());
-    if (!put.status.ok()) write_log_.Warn("disk_write_failed", put.status);
   }
   store_->NoteStored(stored);
-  if (written != 0 && !std::exchange(unsaved_, true)) {
-    checkpoint_at_ = Clock::now() + options_.checkpoint_interval;
-  }
-  Count(&DiskPagesCounters::written, written);
-  Count(&DiskPagesCounters::dropped, dropped);
-  Count(&DiskPagesCounters::failed, puts.size() - written - dropped);
+  Count(&TierPagesCounters::written, stored.size());
+  Count(&TierPagesCounters::dropped, dropped);
+  Count(&TierPagesCounters::failed, puts.size() - stored.size() - dropped);
 }
 
-void DiskPages::CheckpointIfDue() {
-  const bool dry = IsDry();
-  const bool timed = unsaved_ && options_.checkpoint_interval.count() != 0;
-  if (!dry && !(timed && Clock::now() >= checkpoint_at_)) return;
-  unsaved_ = false;
-  const Status status = disk_->Checkpoint(Clock::now() + kCheckpointTimeout);
-  if (dry) EndDrying(status);
-  if (!status.ok()) return write_log_.Warn("disk_checkpoint_failed", status);
-  Count(&DiskPagesCounters::checkpoints, 1);
-}
-
-void DiskPages::PutInPlaceOfOthers(DiskPut* put, Deadline deadline) {
-  std::vector<uint64_t> sizes;
-  for (const auto& buffer : put->buffers) sizes.push_back(buffer.size());
-  const std::vector<std::string> victims = disk_->Victims(sizes);
-  if (const Status erased = disk_->Erase(victims, deadline); !erased.ok()) {
-    put->status = erased;
-    return;
+void TierPages::CheckpointIfDry() {
+  {
+    MutexLock lock(mu_);
+    if (drains_ != Drains::kDrying || !offers_.empty()) return;
   }
-  Count(&DiskPagesCounters::evicted, victims.size());
-  disk_->Put({put, 1}, deadline);
+  const Status status =
+      hooks_.checkpoint ? hooks_.checkpoint(Clock::now() + kCheckpointTimeout) : OkStatus();
+  if (!status.ok()) write_log_.Warn("tier_checkpoint_failed", status);
+  MutexLock lock(mu_);
+  // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
+  if (drains_ != Drains::kDrying || !offers_.empty()) return;
+  drains_ = status.ok() ? Drains::kDrained : Drains::kFailed;
+  drain_failed_ = status;
 }
 
 }  // namespace kvstrata

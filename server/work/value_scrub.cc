@@ -1,4 +1,4 @@
-#include "server/work/disk_scrub.h"
+#include "server/work/value_scrub.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 
 #include "kernels/codec/extent.h"
 #include "server/store/artefact_record.h"
+#include "server/tier/blocking_calls.h"
 
 namespace kvstrata {
 namespace {
@@ -16,29 +17,29 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kBatchBytes = uint64_t{4} << 20;  // but for its first value
 constexpr uint64_t kBatchesPerSecond = 8;            // where the rate is limited
 constexpr std::chrono::milliseconds kLook{100};
-constexpr size_t kSlots = 256;  // looked at under the tier's lock
-constexpr std::chrono::seconds kEraseTimeout{10};
+constexpr std::chrono::seconds kForgetTimeout{10};
 
 }  // namespace
 
-bool DiskScrub::Plan(std::vector<DiskGet>* gets) {
+Result<bool> ValueScrub::Plan(std::vector<TierGet>* gets, std::chrono::microseconds timeout) {
   const uint64_t rate = scrub_.bytes_per_second;
   const uint64_t most = rate == 0 ? kBatchBytes : std::min(kBatchBytes, rate / kBatchesPerSecond);
   for (uint64_t bytes = 0;;) {
-    while (ahead_.empty() && cursor_ != kNoMoreSlots) {
-      for (DiskValue& value : disk_->Scan(&cursor_, kSlots)) ahead_.push_back(std::move(value));
+    while (ahead_.empty() && walk_.cursor != kWalkEnd) {
+      KVS_RETURN_IF_ERROR(WalkOn(tier_, &walk_, Clock::now() + timeout));
+      std::ranges::move(walk_.values, std::back_inserter(ahead_));
     }
     if (ahead_.empty()) return false;
-    const DiskValue& value = ahead_.front();
+    const TierValue& value = ahead_.front();
     for (const uint64_t size : value.sizes) bytes += WholeBlocks(size);
     if (!gets->empty() && bytes > most) return true;
-    gets->push_back(NewDiskGet(value.key, value.sizes, buffers_));
+    gets->push_back(NewTierGet(value.key, value.sizes, buffers_));
     gets->back().inspects = true;
     ahead_.pop_front();
   }
 }
 
-void DiskScrub::NoteParts(const DiskGet& get) {
+void ValueScrub::NoteParts(const TierGet& get) {
   if (get.buffers.size() != 1 || get.key.size() != sizeof(PageKey)) return;
   const std::span<const std::byte> bytes = get.buffers.front();
   ExtentHeader header{};
@@ -52,40 +53,41 @@ void DiskScrub::NoteParts(const DiskGet& get) {
   PageKey artefact{};
   std::ranges::copy(get.key, artefact.begin());
   for (size_t i = 0; i < record->parts.size(); ++i) {
-    named_.insert(DiskNameOf(PartKey(artefact, i, record->parts[i])));
+    named_.insert(TierNameOf(PartKey(artefact, i, record->parts[i])));
   }
 }
 
-void DiskScrub::EraseOrphans() {
+void ValueScrub::EraseOrphans() {
   for (const BlockInfo& block : store_->ArtefactBlocks()) named_.insert(block.key);
   std::vector<std::string> orphans;
   std::ranges::copy_if(parts_, std::back_inserter(orphans),
                        [this](const std::string& key) { return !named_.contains(key); });
   // A record that was written behind the scrub's back loses parts here: it is built again then.
-  const Status erased = disk_->Erase(orphans, Clock::now() + kEraseTimeout);
-  if (!erased.ok()) return log_->Warn("disk_erase_failed", erased);
+  const Status erased = ForgetAndWait(tier_, orphans, Clock::now() + kForgetTimeout);
+  if (!erased.ok()) return log_->Warn("tier_forget_failed", erased);
   so_far_.orphans = orphans.size();
 }
 
-std::optional<Status> DiskScrub::Batch(std::chrono::microseconds timeout) {
-  std::vector<DiskGet> gets;
+std::optional<Status> ValueScrub::Batch(std::chrono::microseconds timeout) {
+  std::vector<TierGet> gets;
   const auto began = Clock::now();
-  const bool more = Plan(&gets);
-  disk_->Get(gets, began + timeout);
+  const Result<bool> more = Plan(&gets, timeout);
+  if (!more.ok()) return more.status();
+  GetAndWait(tier_, gets, began + timeout);
   uint64_t bytes = 0;
-  for (const DiskGet& get : gets) {
+  for (const TierGet& get : gets) {
     if (get.status.code() == Code::kUnavailable) return get.status;
     const bool lost = get.status.code() == Code::kDataLoss;
     so_far_.late += get.status.code() == Code::kDeadlineExceeded;
     so_far_.corrupt += lost;
-    if (lost) log_->Warn("disk_scrub_corrupt", get.status);
+    if (lost) log_->Warn("tier_scrub_corrupt", get.status);
     if (!get.status.ok() && !lost) continue;  // erased or replaced meanwhile, or late
     ++so_far_.values;
     for (const auto& buffer : get.buffers) bytes += buffer.size();
     if (!lost) NoteParts(get);
   }
   so_far_.bytes += bytes;
-  if (!more) {
+  if (!*more) {
     EraseOrphans();
     return OkStatus();
   }
@@ -96,7 +98,7 @@ std::optional<Status> DiskScrub::Batch(std::chrono::microseconds timeout) {
   return std::nullopt;
 }
 
-std::optional<Status> DiskScrub::GoOn(std::chrono::microseconds timeout) {
+std::optional<Status> ValueScrub::GoOn(std::chrono::microseconds timeout) {
   std::optional<Status> ended;
   if (Clock::now() >= next_batch_) ended = Batch(timeout);
   const bool wanted = scrub_.progress(so_far_);

@@ -1,9 +1,9 @@
-// DiskScrub: one reading of every value of a disk, in batches, at a rate; at its end parts of
+// ValueScrub: one reading of every value of a tier, in batches, at a rate; at its end parts of
 // artefacts that no record names are erased.
 //
 // Ownership: borrows all that it is given. Thread-safety: one thread at a time.
-#ifndef KVSTRATA_SERVER_WORK_DISK_SCRUB_H_
-#define KVSTRATA_SERVER_WORK_DISK_SCRUB_H_
+#ifndef KVSTRATA_SERVER_WORK_VALUE_SCRUB_H_
+#define KVSTRATA_SERVER_WORK_VALUE_SCRUB_H_
 
 #include <chrono>
 #include <cstdint>
@@ -16,16 +16,16 @@
 
 #include "server/store/store.h"
 #include "server/store/tier_scrub.h"
-#include "server/tier/disk_tier.h"
-#include "server/work/disk_buffers.h"
+#include "server/tier/value_tier.h"
 #include "server/work/status_log.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 
-class DiskScrub {
+class ValueScrub {
  public:
-  DiskScrub(TierScrub scrub, Store* store, DiskTier* disk, DiskBuffers* buffers, StatusLog* log)
-      : scrub_(std::move(scrub)), store_(store), disk_(disk), buffers_(buffers), log_(log) {}
+  ValueScrub(TierScrub scrub, Store* store, ValueTier* tier, TierBuffers* buffers, StatusLog* log)
+      : scrub_(std::move(scrub)), store_(store), tier_(tier), buffers_(buffers), log_(log) {}
 
   // Reads and checks a batch within `timeout`, if the rate allows one by now, and says how far it
   // is. How the scrub ended; nothing: there is more to do, from next_look() on.
@@ -38,19 +38,19 @@ class DiskScrub {
  private:
   std::optional<Status> Batch(std::chrono::microseconds timeout);
   // Whether there is more to read.
-  bool Plan(std::vector<DiskGet>* gets);
-  void NoteParts(const DiskGet& get);
+  Result<bool> Plan(std::vector<TierGet>* gets, std::chrono::microseconds timeout);
+  void NoteParts(const TierGet& get);
   // Parts that no record names: it was lost, or made anew of other parts. Those that memory has may
   // have theirs yet to come.
   void EraseOrphans();
 
   const TierScrub scrub_;
   Store* const store_;
-  DiskTier* const disk_;
-  DiskBuffers* const buffers_;
+  ValueTier* const tier_;
+  TierBuffers* const buffers_;
   StatusLog* const log_;
-  uint64_t cursor_ = 0;
-  std::deque<DiskValue> ahead_;  // found, not yet read
+  TierWalk walk_;
+  std::deque<TierValue> ahead_;  // found, not yet read
   ScrubProgress so_far_;
   std::unordered_set<std::string> parts_, named_;  // of artefacts: found; by their records
   std::chrono::steady_clock::time_point next_batch_, next_look_;
@@ -58,4 +58,4 @@ class DiskScrub {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_WORK_DISK_SCRUB_H_
+#endif  // KVSTRATA_SERVER_WORK_VALUE_SCRUB_H_

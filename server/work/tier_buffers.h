@@ -1,10 +1,10 @@
-// Buffers of the daemon's own that the disk tier takes: each from a multiple of 4096 on, behind a
-// block for the header.
+// Buffers of the daemon's own that a tier moves without a copy: each from a multiple of 4096 on,
+// the first behind as many bytes for a header.
 //
 // Values go through them, not straight from and to the pools' arenas: docs/design.md, "On disk".
 // Thread-safety: any thread. Aborts without memory.
-#ifndef KVSTRATA_SERVER_WORK_DISK_BUFFERS_H_
-#define KVSTRATA_SERVER_WORK_DISK_BUFFERS_H_
+#ifndef KVSTRATA_SERVER_WORK_TIER_BUFFERS_H_
+#define KVSTRATA_SERVER_WORK_TIER_BUFFERS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,11 +13,9 @@
 #include <string>
 
 #include "server/store/prefix_key.h"
-#include "server/tier/disk_tier.h"
+#include "server/tier/value_tier.h"
 
 namespace kvstrata {
-
-inline constexpr uint64_t kDiskAlignment = 4096;  // what O_DIRECT and the tier want
 
 uint64_t WholeBlocks(uint64_t bytes);
 
@@ -26,10 +24,10 @@ std::shared_ptr<std::byte> HeapBuffers(uint64_t bytes);
 
 // Memory for buffers of values. Io_uring may register it as a whole, which spares the kernel a look
 // at each of its pages for each request, and us faults of fresh memory.
-class DiskBuffers {
+class TierBuffers {
  public:
   // REQUIRES: whole blocks.
-  explicit DiskBuffers(uint64_t bytes);
+  explicit TierBuffers(uint64_t bytes);
 
   // As HeapBuffers, but of this memory while it has room. Outlives this object.
   std::shared_ptr<std::byte> Take(uint64_t bytes);
@@ -43,11 +41,11 @@ class DiskBuffers {
 };
 
 // What the tier calls a key.
-std::string DiskNameOf(const PageKey& key);
+std::string TierNameOf(const PageKey& key);
 
 // What reads a value of these sizes into `buffers`; null: into memory of its own.
-DiskGet NewDiskGet(std::string key, std::span<const uint64_t> sizes, DiskBuffers* buffers);
+TierGet NewTierGet(std::string key, std::span<const uint64_t> sizes, TierBuffers* buffers);
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_SERVER_WORK_DISK_BUFFERS_H_
+#endif  // KVSTRATA_SERVER_WORK_TIER_BUFFERS_H_

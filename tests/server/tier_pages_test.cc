@@ -1,6 +1,6 @@
 // Pages between a store and a disk tier in one process: what was sealed is found by the next store,
 // and whatever goes wrong on the way ends a prefix, never a call, and never wrongly.
-#include "server/work/disk_pages.h"
+#include "server/work/tier_pages.h"
 
 #include <gtest/gtest.h>
 
@@ -19,9 +19,9 @@ using std::chrono::seconds;
 
 constexpr const char* kQuest = "quest{min_tokens = 0}";
 
-class DiskPagesTest : public ::testing::Test {
+class TierPagesTest : public ::testing::Test {
  protected:
-  DiskPagesTest() {
+  TierPagesTest() {
     options_.directory = dir_.path() + "/tier";
     options_.budget_bytes = 4 << 20;
     options_.segment_bytes = 1 << 20;
@@ -63,18 +63,18 @@ class DiskPagesTest : public ::testing::Test {
   uint32_t indexed_ = 0;
 };
 
-TEST(DiskBuffers, AreOfTheirMemoryWhileItHasRoomAndElseOfTheHeap) {
-  auto buffers = std::make_unique<DiskBuffers>(64 << 10);
+TEST(TierBuffers, AreOfTheirMemoryWhileItHasRoomAndElseOfTheHeap) {
+  auto buffers = std::make_unique<TierBuffers>(64 << 10);
   const std::byte* const begin = buffers->memory().get();
   const auto inside = [&](const std::shared_ptr<std::byte>& p) {
-    return p.get() >= begin + kDiskAlignment && p.get() < begin + buffers->bytes();
+    return p.get() >= begin + kValueAlignment && p.get() < begin + buffers->bytes();
   };
   std::shared_ptr<std::byte> a = buffers->Take(28 << 10), b = buffers->Take(28 << 10);
   EXPECT_TRUE(inside(a) && inside(b));
   const std::shared_ptr<std::byte> c = buffers->Take(4 << 10);
   EXPECT_FALSE(inside(c));
   for (const auto& p : {a, b, c}) {
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(p.get()) % kDiskAlignment, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(p.get()) % kValueAlignment, 0u);
     p.get()[-1] = std::byte{1};  // the header's
   }
   a.reset();
@@ -85,7 +85,7 @@ TEST(DiskBuffers, AreOfTheirMemoryWhileItHasRoomAndElseOfTheHeap) {
   EXPECT_EQ(d.get()[100], std::byte{7}) << "it outlives them";
 }
 
-TEST_F(DiskPagesTest, TheNextStoreHoldsWhatWasSealed) {
+TEST_F(TierPagesTest, TheNextStoreHoldsWhatWasSealed) {
   Write("full", 325);
   const Machine machine(options_);
   EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
@@ -98,14 +98,14 @@ TEST_F(DiskPagesTest, TheNextStoreHoldsWhatWasSealed) {
   EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
 }
 
-TEST_F(DiskPagesTest, IndexBlocksComeWithTheirPages) {
+TEST_F(TierPagesTest, IndexBlocksComeWithTheirPages) {
   Write(kQuest, 40 * 16 + 1);
   const Machine machine(options_);
   EXPECT_EQ(HeldAfterwards(machine, kQuest, 40 * 16 + 1), 640u);
   EXPECT_GT(indexed_, 0u);
 }
 
-TEST_F(DiskPagesTest, ALeaseReadsWhatItHolds) {
+TEST_F(TierPagesTest, ALeaseReadsWhatItHolds) {
   Write(kQuest, 641);
   const Machine machine(options_);
   const TestSession session(machine.store.get());
@@ -124,13 +124,13 @@ TEST_F(DiskPagesTest, ALeaseReadsWhatItHolds) {
   EXPECT_EQ(machine.pages->counters().read, read) << "an open finds it in memory";
 }
 
-TEST_F(DiskPagesTest, PagesOfAGpuTakeTheSameRoad) {
+TEST_F(TierPagesTest, PagesOfAGpuTakeTheSameRoad) {
   Write("full", 100, /*far=*/true);
   const Machine machine(options_, {}, 256, /*far=*/true);
   EXPECT_EQ(HeldAfterwards(machine, "full", 100), 96u);
 }
 
-TEST_F(DiskPagesTest, AnotherTenantFindsNothing) {
+TEST_F(TierPagesTest, AnotherTenantFindsNothing) {
   Write("full", 100);
   const Machine machine(options_);
   const TestSession other(machine.store.get(), "uid:2");
@@ -139,7 +139,7 @@ TEST_F(DiskPagesTest, AnotherTenantFindsNothing) {
   EXPECT_EQ(opened->held_tokens, 0u);
 }
 
-TEST_F(DiskPagesTest, ADamagedPageEndsThePrefix) {
+TEST_F(TierPagesTest, ADamagedPageEndsThePrefix) {
   Write("full", 200);
   FlipByte(DiskSlots(options_.directory).at(7));
   const Machine machine(options_);
@@ -149,7 +149,7 @@ TEST_F(DiskPagesTest, ADamagedPageEndsThePrefix) {
   EXPECT_EQ(machine.pages->counters().written, 1u);
 }
 
-TEST_F(DiskPagesTest, MemoryAndDiskMakeOnePrefix) {
+TEST_F(TierPagesTest, MemoryAndDiskMakeOnePrefix) {
   Write("full", 400);
   const Machine machine(options_);
   EXPECT_EQ(HeldAfterwards(machine, "full", 101), 96u);
@@ -159,7 +159,7 @@ TEST_F(DiskPagesTest, MemoryAndDiskMakeOnePrefix) {
   EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
 }
 
-TEST_F(DiskPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
+TEST_F(TierPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
   Write("full", 400);  // 25 pages
   const Machine machine(options_, {}, 32);
   TestSession session(machine.store.get());
@@ -172,21 +172,21 @@ TEST_F(DiskPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
   EXPECT_EQ(HeldAfterwards(machine, "full", 400), 384u);
 }
 
-TEST_F(DiskPagesTest, AFullQueueDropsAndCounts) {
-  DiskPagesOptions options;
+TEST_F(TierPagesTest, AFullQueueDropsAndCounts) {
+  TierPagesOptions options;
   options.queue = 1;
   const Machine machine(options_, options);
   TestSession session(machine.store.get());
   // One commit offers all of them, faster than the writer, who needs the store's lock, takes them.
   TestSequence::Prompt(&session, "full", Tokens(200 * 16));
   machine.Settle();
-  const DiskPagesCounters counters = machine.pages->counters();
+  const TierPagesCounters counters = machine.pages->counters();
   EXPECT_GE(counters.dropped, 150u);
   EXPECT_EQ(counters.dropped + counters.written + counters.gone, 200u);
   ExpectClean(*machine.store);
 }
 
-TEST_F(DiskPagesTest, AFullDiskGivesUpOldPages) {
+TEST_F(TierPagesTest, AFullDiskGivesUpOldPages) {
   options_.budget_bytes = (1 << 20) + (128 << 10);  // room for 127 pages
   const Machine machine(options_);
   TestSession session(machine.store.get());
@@ -195,13 +195,13 @@ TEST_F(DiskPagesTest, AFullDiskGivesUpOldPages) {
     ASSERT_TRUE(s.Close().ok());
     machine.Settle();
   }
-  const DiskPagesCounters counters = machine.pages->counters();
+  const TierPagesCounters counters = machine.pages->counters();
   EXPECT_EQ(counters.failed, 0u);
   EXPECT_EQ(counters.written, 200u);
-  EXPECT_GT(counters.evicted, 60u);
+  EXPECT_GT(machine.values->Stats().evicted, 60u);
 }
 
-TEST_F(DiskPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
+TEST_F(TierPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
   options_.budget_bytes = (1 << 20) + (128 << 10);  // room for 127 pages
   const auto flood = [](const Machine& machine, TestSession* session, int32_t first) {
     for (int32_t i = 0; i < 4; ++i) {
@@ -225,7 +225,7 @@ TEST_F(DiskPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
   }
   const Machine machine(options_);
   const std::vector<PrefixPin> pins =
-      ReadPins(machine.disk.get(), SteadyClock::now() + seconds(30));
+      ReadPins(machine.values.get(), SteadyClock::now() + seconds(30));
   ASSERT_EQ(pins.size(), 2u);
   EXPECT_EQ(pins[0].tokens(), 800u);
   EXPECT_EQ(pins[0].tenant, "uid:1");
@@ -233,18 +233,18 @@ TEST_F(DiskPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
   EXPECT_GT(pins[0].expires, SteadyClock::now() + std::chrono::minutes(50));
   EXPECT_LE(pins[1].expires, SteadyClock::now()) << "its time went on";
   ASSERT_TRUE(machine.pages->Pin(pins[0]).ok());
-  ASSERT_TRUE(ErasePin(machine.disk.get(), pins[1].id, SteadyClock::now() + seconds(30)).ok());
+  ASSERT_TRUE(ErasePin(machine.values.get(), pins[1].id, SteadyClock::now() + seconds(30)).ok());
   machine.store->RestorePins({pins[0]});
   TestSession session(machine.store.get());
   flood(machine, &session, 200000);
-  EXPECT_GT(machine.pages->counters().evicted, 50u);
+  EXPECT_GT(machine.values->Stats().evicted, 50u);
   const PrefixHit hit =
       machine.store->Lookup(session.id(), session.model(), Tokens(50 * 16 + 1)).value();
   EXPECT_EQ(hit.held_tokens(), 800u);
   EXPECT_EQ(hit.tokens_in(Residence::kDisk), 800u);
-  EXPECT_EQ(ReadPins(machine.disk.get(), SteadyClock::now() + seconds(30)).size(), 1u);
+  EXPECT_EQ(ReadPins(machine.values.get(), SteadyClock::now() + seconds(30)).size(), 1u);
   ASSERT_TRUE(machine.store->RemovePin(pins[0].id).ok());
-  EXPECT_TRUE(ReadPins(machine.disk.get(), SteadyClock::now() + seconds(30)).empty());
+  EXPECT_TRUE(ReadPins(machine.values.get(), SteadyClock::now() + seconds(30)).empty());
   flood(machine, &session, 300000);
   EXPECT_LT(
       machine.store->Lookup(session.id(), session.model(), Tokens(50 * 16 + 1))->held_tokens(),
@@ -252,7 +252,7 @@ TEST_F(DiskPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
   ExpectClean(*machine.store);
 }
 
-TEST_F(DiskPagesTest, AnEvictionSaysWhatIsOnDiskToo) {
+TEST_F(TierPagesTest, AnEvictionSaysWhatIsOnDiskToo) {
   const Machine machine(options_);
   TestSession session(machine.store.get());
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(160));
@@ -270,13 +270,13 @@ TEST_F(DiskPagesTest, AnEvictionSaysWhatIsOnDiskToo) {
   EXPECT_EQ(machine.store->Counters().evicted_stored_pages, 10u);
 }
 
-TEST_F(DiskPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
+TEST_F(TierPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   Write("full", 200);
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
-  DiskPagesOptions options;
+  TierPagesOptions options;
   options.load_timeout = std::chrono::milliseconds(20);
   {
     const Machine machine(options_, options);
@@ -290,13 +290,13 @@ TEST_F(DiskPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   }
 }
 
-TEST_F(DiskPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
+TEST_F(TierPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   Write("full", 200);
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
-  DiskPagesOptions options;
+  TierPagesOptions options;
   options.load_timeout = seconds(20);
   const Machine machine(options_, options);
   plan.Set([](const IoRequest& r) {
@@ -318,7 +318,7 @@ TEST_F(DiskPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   EXPECT_EQ(UsedBytes(*machine.store), 0u);
 }
 
-TEST_F(DiskPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
+TEST_F(TierPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
   {
     const Machine machine(options_);
     TestSession session(machine.store.get());
@@ -343,7 +343,7 @@ TEST_F(DiskPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
   EXPECT_EQ(machine.disk->Stats().entries, 20u);
 }
 
-TEST_F(DiskPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
+TEST_F(TierPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
   FaultPlan plan;
   options_.new_queue = [&plan](uint32_t depth) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
@@ -370,19 +370,19 @@ TEST_F(DiskPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
   EXPECT_FALSE(machine.pages->draining());
 }
 
-TEST_F(DiskPagesTest, AnotherBudgetCountsWhatLeft) {
+TEST_F(TierPagesTest, AnotherBudgetCountsWhatLeft) {
   Write("full", 3000);
   const Machine machine(options_);
   const uint64_t before = machine.disk->Stats().entries;
-  const Result<uint64_t> left = machine.pages->Resize(2 << 20);
+  const Result<uint64_t> left = machine.values->Resize(2 << 20, SteadyClock::now() + seconds(30));
   ASSERT_TRUE(left.ok()) << left.status().ToString();
   EXPECT_GT(*left, 0u);
-  EXPECT_EQ(machine.pages->counters().evicted, *left);
+  EXPECT_EQ(machine.values->Stats().evicted, *left);
   EXPECT_EQ(machine.disk->Stats().entries, before - *left);
   EXPECT_LT(HeldAfterwards(machine, "full", 3000), 2992u);
 }
 
-class DiskReadersTest : public DiskPagesTest {
+class DiskReadersTest : public TierPagesTest {
  protected:
   // Pages of prompt number `i`, which are on disk after WriteLoads.
   static constexpr int kPages = 6;
@@ -412,8 +412,8 @@ class DiskReadersTest : public DiskPagesTest {
     return load;
   }
   // A page a turn.
-  static DiskPagesOptions Readers(uint32_t n) {
-    DiskPagesOptions options;
+  static TierPagesOptions Readers(uint32_t n) {
+    TierPagesOptions options;
     options.readers = n;
     options.batch_bytes = 1;
     options.load_timeout = seconds(30);
@@ -490,7 +490,7 @@ TEST_F(DiskReadersTest, EachLoadHasItsOwnDeadline) {
   EXPECT_EQ(machine.pages->counters().late_loads, 1u);
 }
 
-TEST_F(DiskPagesTest, StoppedItAnswersFromMemory) {
+TEST_F(TierPagesTest, StoppedItAnswersFromMemory) {
   Write("full", 200);
   const Machine machine(options_);
   machine.pages->Stop(SteadyClock::now(), 0);
@@ -500,14 +500,14 @@ TEST_F(DiskPagesTest, StoppedItAnswersFromMemory) {
 
 // What is left when its bytes are used up is dropped and counted. A writer that was faster than the
 // stop shows nothing: then it is tried again.
-TEST_F(DiskPagesTest, StoppingWritesNoMoreThanItMay) {
+TEST_F(TierPagesTest, StoppingWritesNoMoreThanItMay) {
   uint64_t dropped = 0;
   for (int round = 0; round < 50 && dropped == 0; ++round) {
     const Machine machine(options_);
     TestSession session(machine.store.get());
     TestSequence::Prompt(&session, "full", Tokens(200 * 16, 100000 * (round + 1)));
     machine.pages->Stop(SteadyClock::now() + seconds(30), 1);
-    const DiskPagesCounters counters = machine.pages->counters();
+    const TierPagesCounters counters = machine.pages->counters();
     dropped = counters.dropped;
     EXPECT_EQ(counters.dropped + counters.written + counters.gone, 200u);
     EXPECT_EQ(machine.pages->waiting(), 0u);

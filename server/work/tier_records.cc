@@ -1,4 +1,4 @@
-#include "server/work/disk_records.h"
+#include "server/work/tier_records.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,11 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "server/work/disk_buffers.h"
+#include "server/tier/blocking_calls.h"
+#include "server/work/tier_buffers.h"
 
 namespace kvstrata {
 namespace {
 
+constexpr std::chrono::seconds kWalkTimeout{30};
 constexpr size_t kBatch = 256;  // records: a block of the disk or two each
 
 struct Reading {
@@ -47,14 +49,15 @@ void ReadNext(const std::shared_ptr<Reading>& r) {
 
 }  // namespace
 
-void NoteRecords(Store* store, const DiskTier& disk, PageTier* tier,
+void NoteRecords(Store* store, ValueTier* values, PageTier* tier,
                  std::function<void(size_t records)> done) {
   const auto r = std::make_shared<Reading>(Reading{store, tier, std::move(done), {}});
-  disk.ForEach([&r](const std::string& key, std::span<const uint64_t> sizes) {
+  const auto deadline = std::chrono::steady_clock::now() + kWalkTimeout;
+  (void)WalkAndWait(values, deadline, [&r](const TierValue& value) {
     // All other values of such keys are whole blocks.
-    const bool record = sizes.size() == 1 && sizes.front() % kDiskAlignment != 0;
-    if (!record || key.size() != sizeof(PageKey)) return;
-    std::ranges::copy(key, r->keys.emplace_back().begin());
+    const bool record = value.sizes.size() == 1 && value.sizes.front() % kValueAlignment != 0;
+    if (!record || value.key.size() != sizeof(PageKey)) return;
+    std::ranges::copy(value.key, r->keys.emplace_back().begin());
   });
   ReadNext(r);
 }

@@ -1,4 +1,4 @@
-#include "server/work/disk_buffers.h"
+#include "server/work/tier_buffers.h"
 
 #include <sys/mman.h>
 
@@ -13,7 +13,7 @@
 namespace kvstrata {
 
 uint64_t WholeBlocks(uint64_t bytes) {
-  return (bytes + kDiskAlignment - 1) / kDiskAlignment * kDiskAlignment;
+  return (bytes + kValueAlignment - 1) / kValueAlignment * kValueAlignment;
 }
 
 namespace {
@@ -34,15 +34,15 @@ Block Aligned(uint64_t alignment, uint64_t bytes) {
 }  // namespace
 
 std::shared_ptr<std::byte> HeapBuffers(uint64_t bytes) {
-  const std::shared_ptr<std::byte> block = Aligned(kDiskAlignment, kDiskAlignment + bytes);
-  return {block, block.get() + kDiskAlignment};
+  const std::shared_ptr<std::byte> block = Aligned(kValueAlignment, kValueAlignment + bytes);
+  return {block, block.get() + kValueAlignment};
 }
 
-struct DiskBuffers::Memory {
+struct TierBuffers::Memory {
   explicit Memory(uint64_t bytes_)
       : base(Aligned(kHugePage, (bytes_ + kHugePage - 1) / kHugePage * kHugePage)),
         bytes(bytes_),
-        extents(bytes_, kDiskAlignment) {
+        extents(bytes_, kValueAlignment) {
     (void)madvise(base.get(), bytes, MADV_HUGEPAGE);  // advice
   }
 
@@ -52,36 +52,36 @@ struct DiskBuffers::Memory {
   ExtentAllocator extents KVS_GUARDED_BY(mu);
 };
 
-DiskBuffers::DiskBuffers(uint64_t bytes) : memory_(std::make_shared<Memory>(bytes)) {}
+TierBuffers::TierBuffers(uint64_t bytes) : memory_(std::make_shared<Memory>(bytes)) {}
 
-std::shared_ptr<std::byte> DiskBuffers::Take(uint64_t bytes) {
-  const uint64_t all = kDiskAlignment + bytes;
+std::shared_ptr<std::byte> TierBuffers::Take(uint64_t bytes) {
+  const uint64_t all = kValueAlignment + bytes;
   std::optional<uint64_t> at;
   {
     MutexLock lock(memory_->mu);
     at = memory_->extents.Allocate(all);
   }
   if (!at) return HeapBuffers(bytes);
-  return {memory_->base.get() + *at + kDiskAlignment,
+  return {memory_->base.get() + *at + kValueAlignment,
           [memory = memory_, at = *at, all](std::byte*) {
             MutexLock lock(memory->mu);
             memory->extents.Free(at, all);
           }};
 }
 
-std::shared_ptr<std::byte> DiskBuffers::memory() const { return {memory_, memory_->base.get()}; }
-uint64_t DiskBuffers::bytes() const { return memory_->bytes; }
+std::shared_ptr<std::byte> TierBuffers::memory() const { return {memory_, memory_->base.get()}; }
+uint64_t TierBuffers::bytes() const { return memory_->bytes; }
 
-std::string DiskNameOf(const PageKey& key) {
+std::string TierNameOf(const PageKey& key) {
   return {reinterpret_cast<const char*>(key.data()), key.size()};
 }
 
-DiskGet NewDiskGet(std::string key, std::span<const uint64_t> sizes, DiskBuffers* buffers) {
+TierGet NewTierGet(std::string key, std::span<const uint64_t> sizes, TierBuffers* buffers) {
   uint64_t bytes = 0;
   for (const uint64_t size : sizes) bytes += WholeBlocks(size);
   const std::shared_ptr<std::byte> memory =
       buffers == nullptr ? HeapBuffers(bytes) : buffers->Take(bytes);
-  DiskGet get{std::move(key), {}, memory, {}, true};
+  TierGet get{std::move(key), {}, memory, {}, true};
   uint64_t at = 0;
   for (const uint64_t size : sizes) {
     get.buffers.emplace_back(memory.get() + at, size);

@@ -1,0 +1,35 @@
+// Calls of a ValueTier that wait for their end. Not from a tier's own thread. Status of each
+// request as the tier sets it.
+#ifndef KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_
+#define KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_
+
+#include <functional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/tier/value_tier.h"
+
+namespace kvstrata {
+
+void GetAndWait(ValueTier* tier, std::span<TierGet> gets, Deadline deadline,
+                const std::stop_token& cancel = {});
+void PutAndWait(ValueTier* tier, std::span<TierPut> puts, Deadline deadline,
+                const std::stop_token& cancel = {}, bool durable = false);
+// The first status that is not OK, of them all.
+Status ForgetAndWait(ValueTier* tier, std::span<const std::string> keys, Deadline deadline,
+                     bool durable = false);
+// The next portion; what Walk says.
+Status WalkOn(ValueTier* tier, TierWalk* walk, Deadline deadline);
+// Calls `visit` for every value.
+Status WalkAndWait(ValueTier* tier, Deadline deadline,
+                   const std::function<void(const TierValue&)>& visit);
+
+// What this process knows of a key; never waits.
+ValueSizes KnownSizes(ValueTier* tier, std::string_view key);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_TIER_BLOCKING_CALLS_H_

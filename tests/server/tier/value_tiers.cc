@@ -1,0 +1,78 @@
+#include "tests/server/tier/value_tiers.h"
+
+#include <utility>
+
+#include "server/tier/disk_tier.h"
+#include "server/work/disk_value_tier.h"
+#include "tests/fakes/disk_slots.h"
+#include "tests/fakes/memory_value_tier.h"
+#include "tests/server/tier/scratch_dir.h"
+#include "tests/server/tier/test_queues.h"
+#include "tests/server/tier/tier_values.h"
+
+namespace kvstrata {
+namespace {
+
+class InMemory final : public TierUnderTest {
+ public:
+  explicit InMemory(uint64_t bytes) : tier_(std::make_unique<testing::MemoryValueTier>(bytes)) {}
+  ValueTier* tier() override { return tier_.get(); }
+  void Destroy() override { tier_.reset(); }
+  void Stall() override { tier_->Hold(); }
+  void Release() override { tier_->Release(); }
+  void Damage(const std::string& key) override { tier_->Damage(key); }
+
+ private:
+  std::unique_ptr<testing::MemoryValueTier> tier_;
+};
+
+class OnDisk final : public TierUnderTest {
+ public:
+  explicit OnDisk(uint64_t bytes) {
+    constexpr uint64_t kSegment = 1 << 20;  // takes ten values of 100 kB
+    DiskTierOptions options;
+    options.directory = dir_.path() + "/tier";
+    options.segment_bytes = kSegment;
+    options.budget_bytes = (bytes / kSegment + 1) * kSegment * 64 / 63 + 65536;
+    options.depth = 128;
+    options.new_queue = [this](uint32_t depth) {
+      return IoQueueChoice{NewFaultyQueue(NewIoQueue(depth).queue, depth, &plan_), OkStatus()};
+    };
+    Result<std::unique_ptr<DiskTier>> opened = DiskTier::Open(options, Soon());
+    KVS_CHECK(opened.ok());
+    engine_ = std::move(*opened);
+    tier_ = std::make_unique<DiskValueTier>(DiskValueTierOptions{}, engine_.get());
+  }
+  ValueTier* tier() override { return tier_.get(); }
+  void Destroy() override { tier_.reset(); }
+  void Stall() override {
+    plan_.Set([](const IoRequest&) { return IoFault{IoFault::Kind::kHeld, 0}; });
+  }
+  void Release() override {
+    plan_.Set(nullptr);
+    plan_.Release();
+  }
+  void Damage(const std::string&) override {
+    testing::FlipByte(testing::DiskSlots(dir_.path() + "/tier").back());
+  }
+
+ private:
+  const ScratchDir dir_{"/dev/shm"};
+  FaultPlan plan_;
+  std::unique_ptr<DiskTier> engine_;
+  std::unique_ptr<DiskValueTier> tier_;
+};
+
+template <typename T>
+std::unique_ptr<TierUnderTest> Make(uint64_t bytes) {
+  return std::make_unique<T>(bytes);
+}
+
+}  // namespace
+
+const std::vector<TierRow>& TierRows() {
+  static const std::vector<TierRow> rows = {{"memory", Make<InMemory>}, {"disk", Make<OnDisk>}};
+  return rows;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,35 @@
+// Implementations of ValueTier under one face, for the suite that holds them all to the contract.
+// A new one adds a class and a row in value_tiers.cc.
+#ifndef KVSTRATA_TESTS_SERVER_TIER_VALUE_TIERS_H_
+#define KVSTRATA_TESTS_SERVER_TIER_VALUE_TIERS_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/tier/value_tier.h"
+
+namespace kvstrata {
+
+class TierUnderTest {
+ public:
+  virtual ~TierUnderTest() = default;
+  virtual ValueTier* tier() = 0;
+  virtual void Destroy() = 0;  // the tier, not what it stands on
+  // Until Release, which comes once, nothing below the tier answers.
+  virtual void Stall() = 0;
+  virtual void Release() = 0;
+  // Flips a bit of the only value that is there.
+  virtual void Damage(const std::string& key) = 0;
+};
+
+struct TierRow {
+  const char* name;
+  // Of at least so many bytes; at most twice as many, in values of 100 kB.
+  std::unique_ptr<TierUnderTest> (*make)(uint64_t bytes);
+};
+const std::vector<TierRow>& TierRows();
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_TESTS_SERVER_TIER_VALUE_TIERS_H_
