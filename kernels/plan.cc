@@ -17,10 +17,6 @@ namespace {
 
 constexpr size_t kMaxText = 4096;  // characters of a plan's text form
 
-bool Contains(Names names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 std::string Join(Names names) {
   std::string text;
   for (const std::string_view n : names) text += (text.empty() ? "" : ", ") + std::string(n);
@@ -95,12 +91,6 @@ Result<std::optional<size_t>> FindName(const PlanAxis& axis, const toml::table& 
     return std::optional<size_t>(found - axis.known.begin());
   }
   const std::string option(axis.option);
-  if (Contains(axis.future, name)) {
-    return Unimplemented("PLAN_UNIMPLEMENTED",
-                         option + " '" + name +
-                             "' is in the design but not in this build; this build has " +
-                             Join(axis.known));
-  }
   return InvalidArgument("PLAN_OPTION_INVALID", "option '" + option + "' = " + TextOf(*node) +
                                                     ": allowed is one of " + Join(axis.known) +
                                                     DidYouMean(name, axis.known));
@@ -186,17 +176,7 @@ Status SetOption(const PlanOption& option, const toml::node& node, Plan* plan) {
                                                    " says something only with " +
                                                    std::string(option.needs));
   }
-  switch (option.set(ValueOf(node), plan)) {
-    case SetResult::kOk:
-      return OkStatus();
-    case SetResult::kUnimplemented:
-      return Unimplemented("PLAN_UNIMPLEMENTED",
-                           name + " " + TextOf(node) +
-                               " is in the design but not in this build; this build has " +
-                               option.allowed());
-    case SetResult::kRefused:
-      break;
-  }
+  if (option.set(ValueOf(node), plan) == SetResult::kOk) return OkStatus();
   return InvalidArgument("PLAN_OPTION_INVALID", "option '" + name + "' = " + TextOf(node) +
                                                     ": allowed is " + option.allowed());
 }

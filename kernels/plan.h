@@ -7,10 +7,9 @@
 //     own
 // Named plans of the daemon's configuration ([plans.NAME]) are resolved by the daemon before this.
 //
-// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata. Names that
-// the design knows and this build has not answer UNIMPLEMENTED; other names INVALID_ARGUMENT with
-// the nearest known one ("did you mean"). A combination that cannot work is refused here, with the
-// reason.
+// Presets: full, window, quest, chess, tokenselect, sentencekv, sekv, mosaickv, strata.
+// Other names answer INVALID_ARGUMENT with the nearest known one ("did you mean"). A combination
+// that cannot work is refused here, with the reason.
 //
 // Defaults are those of docs/spec; each option says its source. Values; thread-safe.
 #ifndef KVSTRATA_KERNELS_PLAN_H_
@@ -151,7 +150,7 @@ struct Plan {
 };
 
 // Parses the text form. Errors: PLAN_UNKNOWN, PLAN_OPTION_UNKNOWN, PLAN_OPTION_INVALID,
-// PLAN_COMBINATION (all INVALID_ARGUMENT), PLAN_UNIMPLEMENTED (UNIMPLEMENTED), PLAN_SYNTAX.
+// PLAN_COMBINATION, PLAN_SYNTAX, all INVALID_ARGUMENT.
 Result<Plan> ParsePlan(std::string_view text);
 
 // Whether a plan can serve a model; ParsePlan does not know it. PLAN_COMBINATION, or

@@ -14,9 +14,6 @@ constexpr std::string_view kCodecNames[] = {"raw", "lowrank", "packed"};
 constexpr std::string_view kSegmenterNames[] = {"none",     "page", "hierarchy",
                                                 "sentence", "span", "loss"};
 
-// Of the design, not of this build.
-constexpr std::string_view kLaterCodecs[] = {"fp8", "int4"};
-
 // kvstrata's own (docs/spec/beyond.md): Quest's extremes, the heads' scores normalised before they
 // are summed, pages of 32, sinks and a recent window. What won at equal bytes on real traces; the
 // table is in docs/plans.md.
@@ -105,9 +102,9 @@ std::string_view WhyNotOver(SelectorKind selector, CodecKind codec) {
 
 }  // namespace
 
-constinit const PlanAxis kSelectorAxis = {"selector", kSelectorNames, {}};
-constinit const PlanAxis kCodecAxis = {"codec", kCodecNames, kLaterCodecs};
-constinit const PlanAxis kSegmenterAxis = {"segmenter", kSegmenterNames, {}};
+constinit const PlanAxis kSelectorAxis = {"selector", kSelectorNames};
+constinit const PlanAxis kCodecAxis = {"codec", kCodecNames};
+constinit const PlanAxis kSegmenterAxis = {"segmenter", kSegmenterNames};
 
 std::span<const PresetRow> PresetRows() { return kPresets; }
 

@@ -16,11 +16,10 @@ namespace kvstrata {
 
 using Names = std::span<const std::string_view>;
 
-// One axis that a plan's text may name: what this build has, by enumerator, and what the design has
-// beyond it.
+// One axis that a plan's text may name, and its values by enumerator.
 struct PlanAxis {
   std::string_view option;
-  Names known, future;
+  Names known;
 };
 extern const PlanAxis kSelectorAxis, kCodecAxis, kSegmenterAxis;
 

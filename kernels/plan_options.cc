@@ -153,7 +153,6 @@ std::string Quoted(std::string_view name) { return '"' + std::string(name) + '"'
 // Names by value: of an enumeration in its order, or of false and true.
 using NameList = std::span<const std::string_view>;
 constexpr std::string_view kTiers[] = {"device", "host"};
-constexpr std::string_view kLaterTiers[] = {"disk", "remote"};
 constexpr std::string_view kCascades[] = {"top", "literal"};
 constexpr std::string_view kTriggers[] = {"entropy", "every", "always"};
 constexpr std::string_view kCombines[] = {"and", "or"};
@@ -163,8 +162,6 @@ constexpr std::string_view kCosines[] = {"flat", "head"};
 constexpr std::string_view kStrategies[] = {"fixed", "search"};
 constexpr std::string_view kClosings[] = {"loss", "drift"};
 constexpr std::string_view kKeepRaws[] = {"auto", "no", "host"};
-constexpr std::string_view kLaterKeepRaws[] = {"disk"};
-constexpr std::array<std::string_view, 0> kNone{};
 
 std::optional<size_t> IndexIn(NameList names, const OptionValue& value) {
   const auto* name = std::get_if<std::string>(&value);
@@ -174,9 +171,8 @@ std::optional<size_t> IndexIn(NameList names, const OptionValue& value) {
   return static_cast<size_t>(found - names.begin());
 }
 
-template <auto Field, const auto& Known, const auto& Later>
+template <auto Field, const auto& Known>
 SetResult SetName(const OptionValue& value, Plan* plan) {
-  if (IndexIn(Later, value)) return SetResult::kUnimplemented;
   const auto index = IndexIn(Known, value);
   if (!index) return SetResult::kRefused;
   plan->*Field = static_cast<std::remove_reference_t<decltype(plan->*Field)>>(*index);
@@ -202,9 +198,9 @@ std::string NamesAllowed() {
   return AnyOf(Known);
 }
 
-template <auto Field, const auto& Known, const auto& Later = kNone>
+template <auto Field, const auto& Known>
 constexpr PlanOption Name(std::string_view name, unsigned readers) {
-  return {name, readers, SetName<Field, Known, Later>, NameText<Field, Known>, NamesAllowed<Known>};
+  return {name, readers, SetName<Field, Known>, NameText<Field, Known>, NamesAllowed<Known>};
 }
 
 // --- truth values ---
@@ -297,7 +293,7 @@ constexpr PlanOption kOptions[] = {
     // plan.cc has set the codec, an axis; here it is printed.
     {"codec", kAll, [](const OptionValue&, Plan*) { return SetResult::kOk; },
      [](const Plan& p) { return Quoted(NameOf(p.codec)); }, nullptr},
-    Name<&Plan::tier, kTiers, kLaterTiers>("tier", kAll),
+    Name<&Plan::tier, kTiers>("tier", kAll),
     {"min_tokens", kAll, SetMinTokens, MinTokensText,
      [] { return IntAllowed<0, kMaxTokens>() + ", or \"auto\""; }},
     Int<&Plan::batch, 1, 4096>("batch", kAll).When(kAuto, "min_tokens = \"auto\""),
@@ -360,7 +356,7 @@ constexpr PlanOption kOptions[] = {
            "or "
            "\"\" for none");
      }},
-    Name<&Plan::factors, kTiers, kLaterTiers>("factors", kLowRank),
+    Name<&Plan::factors, kTiers>("factors", kLowRank),
 
     Number<&Plan::share, kShare>("share", kBlock),
     Name<&Plan::group_softmax, kGroups>("group", kMinMax | kBlock),
@@ -384,7 +380,7 @@ constexpr PlanOption kOptions[] = {
     Int<&Plan::min_segment, 16, 1 << 20>("min_segment", kPacked)
         .When(kByDrift, "closing = \"drift\""),
     Number<&Plan::max_loss, kShare>("max_loss", kLowRank | kPacked),
-    Name<&Plan::keep_raw, kKeepRaws, kLaterKeepRaws>("keep_raw", kLowRank | kPacked),
+    Name<&Plan::keep_raw, kKeepRaws>("keep_raw", kLowRank | kPacked),
 };
 
 int EditDistance(std::string_view a, std::string_view b) {

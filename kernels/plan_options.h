@@ -28,7 +28,7 @@ constexpr unsigned Reader(SelectorKind k) { return 1u << static_cast<unsigned>(k
 constexpr unsigned Reader(CodecKind k) { return 1u << (8 + static_cast<unsigned>(k)); }
 constexpr unsigned Reader(SegmenterKind k) { return 1u << (16 + static_cast<unsigned>(k)); }
 
-enum class SetResult : uint8_t { kOk, kRefused, kUnimplemented };
+enum class SetResult : uint8_t { kOk, kRefused };
 
 struct PlanOption {
   std::string_view name;

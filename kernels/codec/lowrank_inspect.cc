@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/codec/inspect_array.h"
 #include "kernels/codec/lowrank.h"
 #include "kernels/segment/span_rule.h"
+#include "kernels/select/inspect_array.h"
 
 namespace kvstrata {
 namespace {
@@ -20,14 +20,14 @@ void EachHead(const Geometry& g, Fn fn) {
 InspectArray SpansOf(const SpanStorage& storage) {
   std::vector<int32_t> flat;
   for (const Run& s : storage.spans()) flat.insert(flat.end(), {s.begin, s.end});
-  return IntArray({static_cast<int64_t>(storage.spans().size()), 2}, flat);
+  return ArrayOf(InspectArray::Type::kI32, {static_cast<int64_t>(storage.spans().size()), 2}, flat);
 }
 
 // All of the prompt and of what is compressed that is in no span.
 InspectArray RawOf(const SelectContext& context, const SpanStorage& storage) {
   const Run all = {0, std::max(storage.end(), context.prompt_tokens)};
   const std::vector<int32_t> raw = PositionsBetween(all, storage.spans());
-  return IntArray({static_cast<int64_t>(raw.size())}, raw);
+  return ArrayOf(InspectArray::Type::kI32, raw);
 }
 
 using MeansOf = PagedRows (SpanStorage::*)(int, int, int) const;
@@ -44,7 +44,7 @@ InspectArray Means(const SpanStorage& storage, const Geometry& g, MeansOf means)
     }
   });
   const auto spans = static_cast<int64_t>(storage.spans().size());
-  return FloatArray({g.layers, g.kv_heads, spans, g.head_dim}, flat);
+  return ArrayOf(InspectArray::Type::kF32, {g.layers, g.kv_heads, spans, g.head_dim}, flat);
 }
 
 using SideOf = LowRankRows LowRankSpan::*;
@@ -55,7 +55,7 @@ InspectArray Ranks(const SpanStorage& storage, const Geometry& g, SideOf side) {
   EachHead(g, [&](int layer, int h) {
     for (int32_t s = 0; s < spans; ++s) flat.push_back((storage.Factors(s, layer, h).*side).rank);
   });
-  return IntArray({g.layers, g.kv_heads, spans}, flat);
+  return ArrayOf(InspectArray::Type::kI32, {g.layers, g.kv_heads, spans}, flat);
 }
 
 // Row i of a span as attention sees it.
@@ -85,7 +85,7 @@ InspectArray Longest(const SpanStorage& storage, const Geometry& g, SideOf side)
     const LowRankSpan span = storage.Factors(static_cast<int>(longest - spans.begin()), layer, h);
     for (int32_t i = 0; i < span.n; ++i) Reconstruct(span.*side, i, g.head_dim, &flat);
   });
-  return FloatArray({g.layers, g.kv_heads, n, g.head_dim}, flat);
+  return ArrayOf(InspectArray::Type::kF32, {g.layers, g.kv_heads, n, g.head_dim}, flat);
 }
 
 }  // namespace
@@ -107,7 +107,7 @@ Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view
   const SpanStorage& storage = *context.spans;
   const Geometry& g = *context.geometry;
   if (name == "anchors") {
-    return IntArray({static_cast<int64_t>(storage.anchors().size())}, storage.anchors());
+    return ArrayOf(InspectArray::Type::kI32, storage.anchors());
   }
   if (name == "raw") return RawOf(context, storage);
   if (name == "spans") return SpansOf(storage);

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/codec/inspect_array.h"
 #include "kernels/codec/packed.h"
 #include "kernels/codec/row_floats.h"
+#include "kernels/select/inspect_array.h"
 
 namespace kvstrata {
 namespace {
@@ -30,14 +30,14 @@ Result<InspectArray> RotatedRowsOf(const SelectContext& context, const PackedSto
   }
   const RotateWork work{packed.head(0, 0, 0).r_k, dim, false, x.data(), dim, n, rotated.data()};
   context.backend->rotate(&work, 1, InlineExecutor());
-  return FloatArray({n, dim}, rotated);
+  return ArrayOf(InspectArray::Type::kF32, {n, dim}, rotated);
 }
 
 InspectArray PackedRowsOf(const PackedStorage& packed) {
   const PackedRows& keys = packed.head(0, 0, 0).keys;
   const int64_t n = ShownRows(packed);
   const std::vector<std::byte> bytes(keys.data, keys.data + n * keys.stride);
-  return MakeInspectArray(InspectArray::Type::kU8, {n, keys.stride}, bytes);
+  return ArrayOf(InspectArray::Type::kU8, {n, keys.stride}, bytes);
 }
 
 // Whether extent i of `segments` goes on with what the one before it began.
@@ -57,7 +57,7 @@ InspectArray SegmentsOf(const PackedStorage& packed) {
     const Run tokens = segments[i].tokens;
     flat.insert(flat.end(), {tokens.begin, tokens.end, segments[i].final ? 1 : 0});
   }
-  return IntArray({static_cast<int64_t>(flat.size())}, flat);
+  return ArrayOf(InspectArray::Type::kI32, flat);
 }
 
 InspectArray StrategiesOf(const PackedStorage& packed, const Geometry& geometry) {
@@ -73,7 +73,8 @@ InspectArray StrategiesOf(const PackedStorage& packed, const Geometry& geometry)
       }
     }
   }
-  return IntArray({count, int64_t{geometry.layers} * geometry.kv_heads, 3}, flat);
+  return ArrayOf(InspectArray::Type::kI32, {count, int64_t{geometry.layers} * geometry.kv_heads, 3},
+                 flat);
 }
 
 }  // namespace
@@ -98,7 +99,7 @@ Result<InspectArray> InspectPacked(const SelectContext& context, std::string_vie
   if (name == "packed_rows") return PackedRowsOf(packed);
   if (name == "rotated_rows") return RotatedRowsOf(context, packed);
   const float* values = packed.head(0, 0, 0).eigenvalues;
-  return FloatArray({dim}, std::vector<float>(values, values + dim));
+  return ArrayOf(InspectArray::Type::kF32, {dim}, std::vector<float>(values, values + dim));
 }
 
 }  // namespace kvstrata

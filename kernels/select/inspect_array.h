@@ -1,4 +1,5 @@
-// InspectArray from what a selector holds. Private to kernels/select.
+// InspectArray from the arrays of a selector or a codec. Private to kernels/select and
+// kernels/codec. Row-major values of `shape`, copied; without a shape: one dimension.
 #ifndef KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
 #define KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
 

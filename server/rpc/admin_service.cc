@@ -41,13 +41,6 @@ void WriteCgroup(const GrpcOptions& options, Response* out) {
   if (const std::optional<CgroupInfo> c = options.cgroup()) Write(*c, out->add_cgroups());
 }
 
-// Ends at once, with a status and no message.
-class Refusal final : public grpc::ServerWriteReactor<v1::WatchResponse> {
- public:
-  explicit Refusal(const Status& status) { Finish(ToGrpc(status)); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* call,
@@ -369,21 +362,15 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
   });
 }
 
-// --- not there yet -------------------------------------------------------------------------------
+// --- left out by GrpcOptions ---------------------------------------------------------------------
 
 grpc::ServerUnaryReactor* AdminService::Missing(grpc::CallbackServerContext* call,
                                                 std::string_view name) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  return ServiceContext::Answer(call, Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
-                                                    std::string(name) + " does not exist yet"));
-}
-
-grpc::ServerWriteReactor<v1::WatchResponse>* AdminService::Watch(grpc::CallbackServerContext*,
-                                                                 const v1::WatchRequest*) {
-  const Status admin = context_->CheckAdmin();
-  return new Refusal(
-      admin.ok() ? Unimplemented("ADMIN_WATCH_UNIMPLEMENTED", "WATCH does not exist yet") : admin);
+  return ServiceContext::Answer(call,
+                                Unimplemented("ADMIN_" + std::string(name) + "_UNIMPLEMENTED",
+                                              "this daemon does not serve " + std::string(name)));
 }
 
 }  // namespace kvstrata

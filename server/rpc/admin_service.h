@@ -2,7 +2,7 @@
 // neither root nor the daemon's own answers PERMISSION_DENIED ADMIN_ONLY.
 //
 // Threads: gRPC's; moves, evictions and audits run on work threads. Errors: those of the store;
-// UNIMPLEMENTED for what does not exist yet.
+// UNIMPLEMENTED for a call that GrpcOptions leaves out (BlockCalls).
 #ifndef KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
 #define KVSTRATA_SERVER_RPC_ADMIN_SERVICE_H_
 
@@ -76,8 +76,6 @@ class AdminService final : public v1::Admin::CallbackService {
                                   v1::DrainResponse*) override;
   grpc::ServerUnaryReactor* Resize(grpc::CallbackServerContext*, const v1::ResizeRequest*,
                                    v1::ResizeResponse*) override;
-  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext*,
-                                                     const v1::WatchRequest*) override;
 
  private:
   grpc::ServerUnaryReactor* Missing(grpc::CallbackServerContext* call, std::string_view name);

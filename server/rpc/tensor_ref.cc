@@ -25,13 +25,6 @@ Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
   if (tensor.tokens() != want.tokens) {
     return mismatch("TENSOR_TOKENS", "tokens", tensor.tokens(), want.tokens);
   }
-  if (tensor.place_case() == v1::TensorRef::kSegmentOffset) {
-    return Unimplemented(
-        "SEGMENT_OFFSET",
-        name + ".segment_offset is " + std::to_string(tensor.segment_offset()) +
-            "; no session shares a segment for tensors with its client; send the bytes as " + name +
-            ".inline, or write rows to their pages (AppendRequest.in_place)");
-  }
   const auto dtype = static_cast<DType>(tensor.dtype());
   const int64_t row = want.head_dim * SizeOf(dtype);
   const int64_t bytes = int64_t{want.tokens} * want.heads * row;

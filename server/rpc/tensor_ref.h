@@ -1,7 +1,7 @@
 // Tensors in messages: TensorRef to Rows, checked against what a step expects.
 //
 // Rows point into the message, which outlives the call that handles it. Pure functions; any thread.
-// Errors: TENSOR_* (INVALID_ARGUMENT), named as in the C ABI; SEGMENT_OFFSET (UNIMPLEMENTED).
+// Errors: TENSOR_* (INVALID_ARGUMENT), named as in the C ABI.
 #ifndef KVSTRATA_SERVER_RPC_TENSOR_REF_H_
 #define KVSTRATA_SERVER_RPC_TENSOR_REF_H_
 

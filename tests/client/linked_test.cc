@@ -314,8 +314,8 @@ TEST_F(LinkedTest, SequencesThatCannotBeUsed) {
   const auto ids = Ids(51, 20, 1);
   ExpectRefused(session_.Open(model_ + 100, "full"), KVS_NOT_FOUND, "MODEL_UNKNOWN");
   ExpectRefused(session_.Open(model_, "ches"), KVS_INVALID_ARGUMENT, "PLAN_UNKNOWN");
-  ExpectRefused(session_.Open(model_, "quest{codec = \"fp8\"}"), KVS_UNIMPLEMENTED,
-                "PLAN_UNIMPLEMENTED");
+  ExpectRefused(session_.Open(model_, "quest{codec = \"fp8\"}"), KVS_INVALID_ARGUMENT,
+                "PLAN_OPTION_INVALID");
 
   kvs::Session other = AttachTo(daemon_);
   ASSERT_GOOD(other.Register(ToyModel()));

@@ -29,7 +29,6 @@ TEST_P(Refused, WithCodeReasonAndWhatToDo) {
 }
 
 constexpr Code kBadInput = Code::kInvalidArgument;
-constexpr Code kNotYet = Code::kUnimplemented;
 
 INSTANTIATE_TEST_SUITE_P(
     Names, Refused,
@@ -132,15 +131,19 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"mosaickv{closing = 'never'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drift\""}},
         Bad{"quest{rest = 'some'}", kBadInput, "PLAN_OPTION_INVALID", {"\"drop\" or \"mean\""}}));
 
+// A value that no code serves is refused as any unknown one, with those that exist.
 INSTANTIATE_TEST_SUITE_P(
-    NotYet, Refused,
+    UnknownValues, Refused,
     ::testing::Values(
-        Bad{"quest{codec = \"fp8\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec", "fp8", "packed"}},
-        Bad{"mosaickv{codec = \"int4\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"codec"}},
-        Bad{"chess{tier = \"disk\"}", kNotYet, "PLAN_UNIMPLEMENTED", {"tier", "\"host\""}},
-        Bad{"full{tier = \"remote\"}", kNotYet, "PLAN_UNIMPLEMENTED", {}},
-        Bad{"sekv{factors = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"factors", "\"host\""}},
-        Bad{"sekv{keep_raw = 'disk'}", kNotYet, "PLAN_UNIMPLEMENTED", {"keep_raw", "\"host\""}}));
+        Bad{"quest{codec = \"fp8\"}",
+            kBadInput,
+            "PLAN_OPTION_INVALID",
+            {"option 'codec' = 'fp8'", "raw, lowrank, packed"}},
+        Bad{"mosaickv{codec = \"int4\"}", kBadInput, "PLAN_OPTION_INVALID", {"raw, lowrank"}},
+        Bad{"chess{tier = \"disk\"}", kBadInput, "PLAN_OPTION_INVALID", {"'tier'", "\"host\""}},
+        Bad{"full{tier = \"remote\"}", kBadInput, "PLAN_OPTION_INVALID", {"\"device\""}},
+        Bad{"sekv{factors = 'disk'}", kBadInput, "PLAN_OPTION_INVALID", {"\"device\""}},
+        Bad{"sekv{keep_raw = 'disk'}", kBadInput, "PLAN_OPTION_INVALID", {"\"host\""}}));
 
 INSTANTIATE_TEST_SUITE_P(
     Combinations, Refused,

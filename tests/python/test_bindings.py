@@ -244,8 +244,8 @@ def test_bad_plans(session: kvstrata.Session, toy: Toy, plan: str, reason: str, 
     assert error.value.reason == reason and error.value.code == 3
 
 
-def test_plans_of_the_design_that_are_not_here(session: kvstrata.Session, toy: Toy):
-    with pytest.raises(kvstrata.Unimplemented):
+def test_an_unknown_codec_is_answered_with_those_that_exist(session: kvstrata.Session, toy: Toy):
+    with pytest.raises(kvstrata.InvalidArgument, match="raw, lowrank, packed"):
         session.open(toy.register(session), 'quest{codec = "fp8"}')
 
 

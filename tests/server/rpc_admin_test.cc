@@ -191,18 +191,6 @@ TEST_F(RpcAdminTest, AuditIsCleanAndEvictDropsWhatIsOnlyCached) {
   EXPECT_EQ(Admin(&v1::Admin::Stub::Evict, evict).value().pages(), 0u);
 }
 
-TEST_F(RpcAdminTest, WhatIsNotThereYetSaysSo) {
-  const auto expect = [](const Status& s) {
-    EXPECT_EQ(s.code(), Code::kUnimplemented);
-    EXPECT_TRUE(s.reason().ends_with("_UNIMPLEMENTED")) << s.reason();
-  };
-  grpc::ClientContext context;
-  v1::WatchResponse event;
-  auto stream = client_.admin->Watch(&context, v1::WatchRequest());
-  EXPECT_FALSE(stream->Read(&event));
-  expect(FromGrpc(stream->Finish()));
-}
-
 TEST_F(RpcAdminTest, ARecallAuditEndsInTimeAndRefusesOneOfDays) {
   v1::AuditRecallRequest request;
   request.set_sequence(client_.Open(model_, "full", Ids(20)).value().sequence());
@@ -251,9 +239,6 @@ TEST_F(RpcAdminTest, AnotherUserMayCallNothingOfAdmin) {
   recall.set_sequence(sequence);
   recall.set_timeout_us(1000);
   EXPECT_EQ(AuditRecall(other, recall).reason(), "ADMIN_ONLY");
-  grpc::ClientContext context;
-  v1::WatchResponse event;
-  EXPECT_EQ(EndOf(other.admin->Watch(&context, v1::WatchRequest()), &event).reason(), "ADMIN_ONLY");
 }
 
 // Another user of this machine has sessions of its own, sees nobody else's, and is no operator.

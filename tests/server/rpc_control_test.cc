@@ -262,8 +262,8 @@ TEST_F(RpcControlTest, WhatDoesNotExistCannotBeOpened) {
   const Status plan = client_.Open(model, "ches", {}).status();
   EXPECT_EQ(plan.reason(), "PLAN_UNKNOWN");
   EXPECT_NE(plan.message().find("chess"), std::string::npos) << plan.message();
-  EXPECT_EQ(client_.Open(model, "quest{codec = \"fp8\"}", {}).status().code(),
-            Code::kUnimplemented);
+  EXPECT_EQ(client_.Open(model, "quest{codec = \"fp8\"}", {}).status().reason(),
+            "PLAN_OPTION_INVALID");
 }
 
 TEST_F(RpcControlTest, AFullPoolRefusesAndTakesNothing) {
