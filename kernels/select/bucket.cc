@@ -326,12 +326,8 @@ class BucketSelector final : public Selector {
             row.buckets, [&](const Bucket& b) { return SupplyOf(row, b).Below(window) > 0; }) -
         row.buckets.begin());
     std::vector<int32_t> taken(usable);  // tokens, by bucket
-    int32_t room = plan_.tau;
-    VisitRanked(scores.data(), usable, [&](int32_t b) {
-      taken[b] = std::min(SupplyOf(row, row.buckets[b]).Below(window), room);
-      room -= taken[b];
-      return room > 0;
-    });
+    for (int32_t b = 0; b < usable; ++b) taken[b] = SupplyOf(row, row.buckets[b]).Below(window);
+    TakeRanked(scores.data(), taken.data(), usable, plan_.tau);
     std::vector<Run>& runs = out->runs[group];
     AppendRun({0, plan_.start}, &runs);
     for (int32_t b = 0; b < usable; ++b) {

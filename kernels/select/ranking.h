@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace kvstrata {
@@ -34,6 +35,34 @@ void VisitRanked(const float* scores, int32_t n, const Visit& visit) {
     std::ranges::pop_heap(ranks);
     if (!visit(static_cast<int32_t>(~static_cast<uint32_t>(ranks.back())))) return;
   }
+}
+
+// How much each of what VisitRanked visits takes of its weight until `room` is used up: all of it,
+// but for the last one, which takes what is left. weights [n], not negative, become what is taken.
+// Cost: proportional to n, however many take something: many light ones are the rule where
+// sentences are short.
+inline void TakeRanked(const float* scores, int32_t* weights, int32_t n, int32_t room) {
+  std::vector<uint64_t> ranks(n);
+  for (int32_t i = 0; i < n; ++i) ranks[i] = RankOf(scores[i], i);
+  const auto weight_of = [weights](uint64_t rank) -> int32_t& {
+    return weights[~static_cast<uint32_t>(rank)];
+  };
+  // All before `first` are taken whole, none from `last` on takes anything.
+  auto first = ranks.begin(), last = ranks.end();
+  while (last - first > 1) {
+    const auto middle = first + (last - first) / 2;
+    std::nth_element(first, middle, last, std::greater<>());
+    int64_t better = 0;
+    for (auto rank = first; rank != middle; ++rank) better += weight_of(*rank);
+    if (better < room) {
+      room -= static_cast<int32_t>(better);
+      first = middle;
+    } else {
+      for (auto rank = middle; rank != last; ++rank) weight_of(*rank) = 0;
+      last = middle;
+    }
+  }
+  if (first != last) weight_of(*first) = std::min(weight_of(*first), room);
 }
 
 }  // namespace kvstrata
