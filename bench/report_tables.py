@@ -24,7 +24,7 @@ PLANS = [
     Plan("full", "everything", "full"),
     Plan("window", "the first and the last tokens"),
     Plan("quest", "pages, by their keys' extremes (Quest)", "quest"),
-    Plan("strata", "the same, heads balanced (ours)", "strata"),
+    Plan("strata", "pages, by extremes balanced over heads (ours)", "strata"),
     Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
     Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
     Plan("sentencekv", "tokens of sentences near the present one (SentenceKV)", "sentencekv"),
