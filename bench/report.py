@@ -1,28 +1,32 @@
 #!/usr/bin/env python3
-"""Makes the tables of README.md and docs from bench/results/*.json (shared format: docs/results.md).
+"""Makes the tables, figures and plots of README.md and docs from bench/results/*.json (format: docs/results.md).
 
 Usage: bench/report.py [--check]
-A document asks for a table by a pair of comments:
-    <!-- bench:SUITE[,SUITE...] [ids=PREFIX,...] -->
+A document asks by a pair of comments, between which everything is replaced:
+    <!-- bench:SUITE[,SUITE...] [ids=PREFIX,...] -->   all rows of a suite; goals in docs/results.md only
     <!-- /bench -->
-Everything between them is replaced. PREFIX$ is an id, whole; of several suites one table is made.
---check only says whether a document is out of date (exit 1).
+    <!-- table:NAME -->                                one of report_tables.TABLES
+    <!-- /table -->
+    <!-- bench=SUITE|ID|ratio --><!-- / -->            one figure, two digits: ratio, value or baseline, or
+                                                       value:1000, divided by that. Not at the start of a line
+PREFIX$ is an id, whole; of several suites one table is made. Plots (report_plots.PLOTS) lie in docs/images.
+--check only says what is out of date (exit 1).
 A suite without a result file gives a line that says how to make one; nothing is ever typed by hand.
 """
 import argparse
-import json
-import pathlib
 import re
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import kept_results
+import report_plots
+import report_tables
+from kept_results import note, number, results_of
+
+ROOT = kept_results.ROOT
 BLOCK = re.compile(r"<!-- bench:(\S+)(?: ids=(\S+))? -->\n.*?<!-- /bench -->", re.DOTALL)
-
-
-def number(x):
-    if x is None:
-        return ""
-    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.3g}"
+TABLE = re.compile(r"(<!-- table:(\S+) -->\n).*?<!-- /table -->", re.DOTALL)
+FIGURE = re.compile(r"(<!-- bench=([^|>]+)\|([^|>]+)\|([^|> ]+) -->)[^<]*<!-- / -->")
+GOALS = ROOT / "docs" / "results.md"  # the one document that shows what a row must reach
 
 
 def verdict(row):
@@ -35,25 +39,29 @@ def verdict(row):
     return f"{'met' if met else 'MISSED'} ({sign} {number(row['must'])})"
 
 
-def speed_table(rows):
-    lines = ["| row | value | baseline | ratio | must |", "| --- | --- | --- | --- | --- |"]
+def speed_table(rows, goals):
+    lines = ["| row | value | baseline | ratio |", "| --- | --- | --- | --- |"]
+    lines = [line + (" must |", " --- |")[i] for i, line in enumerate(lines)] if goals else lines
     for r in rows:
         base = r.get("baseline")
         against = f"{base['name']} {number(base['value'])}" if base else ""
         lines.append(f"| {r['id']}{'*' if 'commit' in r else ''} | {number(r['value'])} {r['unit']} | {against} | "
-                     f"{number(r.get('ratio'))} | {verdict(r)} |")
+                     f"{number(r.get('ratio'))} |" + (f" {verdict(r)} |" if goals else ""))
     return lines
 
 
-def accuracy_table(result, rows):
+def accuracy_table(result, rows, goals):
     keys = list(dict.fromkeys(k for r in rows for k in r["accuracy"]))
-    judged = any("must" in r for r in rows)
+    compared = any("ratio" in r for r in rows)
+    judged = goals and any("must" in r for r in rows)
     name = (lambda r: r["plan"]) if result["suite"] == "accuracy" else (lambda r: r["id"])
-    head = ["plan", *(k.replace("_", " ") for k in keys), *(["ratio", "must"] if judged else [])]
+    head = ["plan", *(k.replace("_", " ") for k in keys), *(["ratio"] if compared else []),
+            *(["must"] if judged else [])]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " --- |" * (len(head) - 1)]
     for r in rows:
         cells = [name(r), *(number(r["accuracy"].get(k)) for k in keys)]
-        cells += [number(r.get("ratio")), verdict(r)] if judged else []
+        cells += [number(r.get("ratio"))] if compared else []
+        cells += [verdict(r)] if judged else []
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -62,37 +70,46 @@ def asked(ids, row):
     return not ids or any(row["id"] == i[:-1] if i.endswith("$") else row["id"].startswith(i) for i in ids)
 
 
-def results_of(suite):
-    results = [json.loads(f.read_text()) for f in sorted((ROOT / "bench/results").glob(f"{suite}-*.json"))]
-    return [r for r in results if r["suite"] == suite]
-
-
-def note(result, rows):
-    older = sorted({r["commit"][:10] for r in rows if "commit" in r})
-    return (f"{result['device']}, {result['date']}, commit {result['commit'][:10]}; `{result['command']}`" +
-            (f"; *: commit {', '.join(older)}" if older else ""))
-
-
-def table(suites, ids):
+def table(suites, ids, goals):
     results = [result for suite in suites.split(",") for result in results_of(suite)]
     if not results:
         return f"No result of suite `{suites}` is kept yet: `make bench` measures one."
     parts = [(result, [r for r in result["rows"] if asked(ids, r)]) for result in results]
     if "," in suites:
         parts = [(result, rows) for result, rows in parts if rows]
-        return "\n".join([*speed_table([r for _, rows in parts for r in rows]), "", *(note(*p) + "  " for p in parts)])
+        return "\n".join([*speed_table([r for _, rows in parts for r in rows], goals), "", *(note(*p) + "  " for p in parts)])
     texts = []
     for result, rows in parts:
-        lines = (accuracy_table(result, rows) if rows and all("accuracy" in r for r in rows) else speed_table(rows))
+        lines = (accuracy_table(result, rows, goals) if rows and all("accuracy" in r for r in rows) else
+                 speed_table(rows, goals))
         texts.append("\n".join([*lines, "", note(result, rows)]))
     return "\n\n".join(texts)
 
 
-def rewritten(text):
-    def replace(match):
+def rewritten(text, goals):
+    def block(match):
         ids = match[2].split(",") if match[2] else []
-        return match[0].split("\n")[0] + "\n" + table(match[1], ids) + "\n<!-- /bench -->"
-    return BLOCK.sub(replace, text)
+        return match[0].split("\n")[0] + "\n" + table(match[1], ids, goals) + "\n<!-- /bench -->"
+
+    def named(match):
+        return match[1] + "\n".join(report_tables.TABLES[match[2]]()) + "\n<!-- /table -->"
+
+    def figure(match):
+        row = kept_results.row_of(match[2], match[3])
+        value = kept_results.figure(row, match[4]) if row else None
+        return match[1] + (report_tables.NOT_MEASURED if value is None else number(value, 2)) + "<!-- / -->"
+
+    for pattern, replace in ((BLOCK, block), (TABLE, named), (FIGURE, figure)):
+        text = pattern.sub(replace, text)
+    return text
+
+
+def made():
+    """(file, its text as it should be), of each document and plot."""
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        yield document, rewritten(document.read_text(), document == GOALS)
+    for name, draw in report_plots.PLOTS.items():
+        yield ROOT / "docs" / "images" / name, draw()
 
 
 def main():
@@ -100,13 +117,11 @@ def main():
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if out of date")
     check = parser.parse_args().check
     stale = []
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        text = document.read_text()
-        new = rewritten(text)
-        if new != text:
-            stale.append(str(document.relative_to(ROOT)))
+    for file, text in made():
+        if not file.exists() or file.read_text() != text:
+            stale.append(str(file.relative_to(ROOT)))
             if not check:
-                document.write_text(new)
+                file.write_text(text)
     print("\n".join(("out of date: " if check else "wrote ") + s for s in stale) or "up to date")
     return 1 if check and stale else 0
 

@@ -4,7 +4,7 @@
 // Floor on an H100 (3.1 TB/s), 8 KV heads x 128, keep 32 of 96, blocks of 8, batch 1: a packed row
 // is 80 bytes, so that 6.25 % of 128K / 1M tokens are 10.5 / 84 MB, 3.4 / 27 us, and as much again
 // to score all blocks; memory brings a row every 6 cycles of an SM. What it takes, and where the
-// time goes, is in docs/cuda_measured.md.
+// time goes, is in bench/notes/cuda.md.
 #include <algorithm>
 
 #include "kernels/cuda/last_arrival.cuh"

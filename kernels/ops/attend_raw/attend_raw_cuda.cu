@@ -161,7 +161,7 @@ int32_t ResidentCtas(int32_t head_dim) {
 // Whether the heads' CTAs start one head after the other. What follows lists of pages is mostly
 // the next layer's `score`, and of so few pages it reads nearly all index rows ahead, while the
 // splits of this layer are merged: then what this layer lacks is what the step waits for. Measured
-// (docs/cuda_measured.md): 4 to 6 % of a step of 64K and 128K tokens, and the other order 4 % from
+// (bench/notes/cuda.md): 4 to 6 % of a step of 64K and 128K tokens, and the other order 4 % from
 // 256K on.
 bool StartsByHeads(const AttendRawBatch& w) {
   constexpr int32_t kPages = 12 * 1024;

@@ -124,7 +124,7 @@ __device__ __forceinline__ void OnlyTurn(const RowSource& from, int group, bool 
     turn.sequence = i < count ? 0 : -1;
     turn.head = head;
     // Whole rounds are dealt out in turn, so that what runs at one time reads neighbouring pages:
-    // up to 2 % faster than shares in one piece (docs/cuda_measured.md, "Where pages lie").
+    // up to 2 % faster than shares in one piece (bench/notes/cuda.md, "Where pages lie").
     const int32_t dealt = min(each, kRoundStrips);
     turn.begin = i * dealt;
     turn.end = dealt < kRoundStrips ? min(turn.begin + dealt, strips) : strips;

@@ -7,7 +7,7 @@
 // 11.5 / 92 MB, scores 0.7 / 6 MB, factors 9 / 74 MB where the heads of a group agree, four times
 // as much where no two do: 19 to 28 / 155 to 229 us. Read ahead, raw rows and expand_spans take the
 // longer of 12 / 98 us and of what that one takes. Measured with that: 40 to 51 / 177 to 242 us for
-// both (docs/cuda_measured.md).
+// both (bench/notes/cuda.md).
 #include <algorithm>
 #include <type_traits>
 

@@ -7,7 +7,7 @@
 // read and 2.9 written are 3.8 ms at 3.0 TB/s; tensor cores 2.9 ms, the rotation's fragments from
 // shared memory 3.6, instructions (some ten rounds of counting 24 norms a lane) 6.5. Predicted 7.5
 // ms. A flush of 32 rows, 16 items: a launch 2 us, R from memory 2, one tile 3: 7 us.
-// Measured: 15.9 ms and 12.1 us (docs/cuda_measured.md).
+// Measured: 15.9 ms and 12.1 us (docs/results.md).
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"

@@ -1,0 +1,141 @@
+"""Tables of README.md and docs/cuda_measured.md that are made of several suites, for a reader who decides.
+
+TABLES names each and the function that makes its lines. What was not measured says so; no figure is typed.
+"""
+import dataclasses
+
+from kept_results import figure, is_older, note, number, result_of, row_of
+
+NOT_MEASURED = "not measured"
+
+
+@dataclasses.dataclass
+class Plan:
+    """Where its figures are kept. `answers`: ids of suite `answers` that the preset comes to."""
+    name: str
+    reads: str
+    linked: str = ""  # as ids of cuda-linked call it; "": not there
+    answers: tuple = ()
+    where: str = "CPU, GPU; every engine"
+
+
+# Neither vLLM nor SGLang tells the surprisal of a prompt's tokens, which spans are cut by.
+PLANS = [
+    Plan("full", "everything", "full"),
+    Plan("window", "the first and the last tokens"),
+    Plan("quest", "pages, by their keys' extremes (Quest)", "quest"),
+    Plan("strata", "pages, by extremes balanced over heads (ours)", "strata"),
+    Plan("chess", "pages in a hierarchy, rarely chosen anew (CHESS)", "chess"),
+    Plan("tokenselect", "tokens that heads vote for (TokenSelect)", "tokenselect_0.9"),
+    Plan("sentencekv", "tokens of sentences near the present one (SentenceKV)", "sentencekv"),
+    Plan("mosaickv", "blocks of compressed tokens (MosaicKV)", "mosaickv",
+         ("answers/mosaickv_d/2/all", "answers/mosaickv_3d/8/all")),
+    Plan("sekv", "summaries of spans, some expanded (SeKV)", "sekv", ("answers/sekv_25%/all",),
+         "CPU, GPU; transformers"),
+]
+LENGTHS = (("32K", "b1/32K"), ("128K", "b1/128K"), ("1M", "b1/1024K"), ("8 x 128K", "b8/128K"))
+
+
+def grid(head, rows):
+    return ["| " + " | ".join(head) + " |", "| --- |" + " --- |" * (len(head) - 1),
+            *("| " + " | ".join(cells) + " |" for cells in rows)]
+
+
+def cell(row, expression="ratio", digits=3):
+    """A figure of a row, or NOT_MEASURED."""
+    return number(figure(row, expression), digits) if row else NOT_MEASURED
+
+
+def short_note(suite):
+    result = result_of(suite)
+    return f"{result['device']}, {result['date']}" if result else NOT_MEASURED
+
+
+def error_cell(plan):
+    row = row_of("accuracy", f"demo/{plan.name}")
+    mark = "\\*" if is_older("accuracy", plan.name) else ""
+    return number(row["accuracy"]["output_error"], 2) + mark if row else NOT_MEASURED
+
+
+def read_cell(plan):
+    row = row_of("accuracy", f"demo/{plan.name}")
+    mark = "\\*" if is_older("accuracy", plan.name) else ""
+    return number(row["accuracy"]["MB_read"], 3) + mark if row else NOT_MEASURED
+
+
+def answers_cell(plan):
+    if plan.name == "full":
+        return "0"
+    losses = sorted(row["value"] for row in (row_of("answers", i) for i in plan.answers) if row)
+    return " to ".join(number(x, 2) for x in losses) or NOT_MEASURED
+
+
+def memory_cell(plan):
+    row = row_of("cuda-pool", f"memory/{plan.name}/128K")
+    if not row:
+        return NOT_MEASURED
+    host = f" + {number(row['host_mib'] / 1024, 3)} host" if row["host_mib"] else ""
+    return f"{number(row['value'] / 1024, 3)}{host}"
+
+
+def speed_cell(plan):
+    rows = [row_of("cuda-linked-h200", f"linked/{plan.linked}/{length}") for length in ("b1/128K", "b1/1024K")]
+    return ", ".join(cell(row, digits=2) + "x" for row in rows) if all(rows) else NOT_MEASURED
+
+
+def plans():
+    head = ["plan", "a token reads", "MB read", "attention error", "answers' loss", "GPU memory, GiB", "GPU speed-up",
+            "runs on"]
+    measured = (("MB read, attention error", "accuracy"), ("answers' loss", "answers"), ("GPU memory", "cuda-pool"),
+                ("speed-up", "cuda-linked-h200"))
+    sources = "; ".join(f"{what}: {short_note(suite)}" for what, suite in measured) + "."
+    lines = grid(head, [[f"`{p.name}`", p.reads, read_cell(p), error_cell(p), answers_cell(p), memory_cell(p),
+                        speed_cell(p), p.where] for p in PLANS])
+    return [*lines, "", sources]
+
+
+def linked(suite):
+    """Us of a layer and the ratio to dense attention, by plan and length, of one card."""
+    rows = []
+    for plan in PLANS:
+        for name in [plan.linked] if plan.linked != "tokenselect_0.9" else ["tokenselect_0.9", "tokenselect_miss"]:
+            if name:
+                found = [row_of(suite, f"linked/{name}/{length}") for _, length in LENGTHS]
+                mark = "\\*" if is_older(suite, plan.name) else ""
+                label = {"tokenselect_miss": "`tokenselect`, choosing at each token"}.get(name, f"`{plan.name}`")
+                rows.append([label + mark, *(f"{cell(r, 'value')} us, {cell(r)}x" if r else NOT_MEASURED for r in found)])
+    return [*grid(["plan", *(title for title, _ in LENGTHS)], rows), "", note(result_of(suite))]
+
+
+def decode():
+    ways = ("torch cudnn", "torch flash", "full", "strata{budget = 2048}")
+    runs = (("1", "decode/max-autotune/b1/"), ("4", "decode/default/b4/"), ("7", "decode/default/b7/"))
+    rows = []
+    for title, prefix in runs:
+        found = {way: row_of("cuda-decode", prefix + way) for way in ways}
+        rows.append([title, *(cell(found[way], "value") for way in ways),
+                     cell({"ratio": found["torch cudnn"]["value"] / found[ways[-1]]["value"]}) + "x"])
+    head = ["sequences", "cuDNN, ms a token", "flash", "`full`", "`strata{budget = 2048}`", "speed-up"]
+    return [*grid(head, rows), "", note(result_of("cuda-decode"))]
+
+
+def memory():
+    rows = [row_of("cuda-pool", f"memory/{p.name}/128K") for p in PLANS]
+    cells = [[f"`{p.name}`", cell(r, "value:1024"), cell(r, "host_mib:1024"), cell(r) + "x"]
+             for p, r in zip(PLANS, rows) if r]
+    missing = ", ".join(f"`{p.name}`" for p, r in zip(PLANS, rows) if not r)
+    return [*grid(["plan", "GPU, GiB", "host, GiB", "`full` over that"], cells), "",
+            f"Not measured: {missing}. {note(result_of('cuda-pool'))}"]
+
+
+def cold():
+    suite = "cuda-linked"
+    names = [p.linked for p in PLANS if p.linked] + ["tokenselect_hit"]
+    rows = [(n, row_of(suite, f"linked/{n}/b1/128K/host")) for n in names]
+    cells = [["`tokenselect`, choosing nothing anew" if n == "tokenselect_hit" else f"`{n}`",
+              cell(r, "baseline"), cell(r, "value")] for n, r in rows if r]
+    return [*grid(["plan", "pages on the GPU, us", "pages in host memory, us"], cells), "", note(result_of(suite))]
+
+
+TABLES = {"plans": plans, "decode": decode, "linked-h200": lambda: linked("cuda-linked-h200"),
+          "linked-h100": lambda: linked("cuda-linked"), "memory": memory, "cold": cold}
