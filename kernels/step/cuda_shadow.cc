@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/step/cuda_codec.h"
 #include "kernels/step/cuda_step.h"
 
 namespace kvstrata {
@@ -64,10 +65,9 @@ void CudaStep::MeasureShadows(int layer, const Rows& q) {
 
 Status CudaStep::MeasureShadow(int member, int layer, const Rows& q, CudaShadow* shadow) {
   using Of = CudaShadow::Of;
-  const Geometry& g = geometry();
   const int32_t row = first_row_[member];
   // The member's place in its part. Pages in the host's memory are read there, promoted or not.
-  Part part = PartOf(member);
+  CudaPart part = PartOf(member);
   part.list += member - part.first;
   part.first = member;
   part.count = 1;
@@ -78,24 +78,15 @@ Status CudaStep::MeasureShadow(int member, int layer, const Rows& q, CudaShadow*
   // Row `row` of a batch whose rows all lie there.
   const MutableRows plan_out{reinterpret_cast<std::byte*>(out), 0, 0, DType::kF32};
   const auto attend = [&](const cuda::DeviceSelection& selection, Of of) {
-    cuda::AttendRawBatch w;
-    w.layer = PagesOf(part, layer);
+    cuda::AttendRawBatch w = AttendRawOf(part, layer, row, q);
     w.selection = selection;
     w.batch = 1;
-    w.group = g.group();
-    w.tokens = ws_.visible() + row;
-    w.q = q.data + row * q.token_stride;
-    w.q_stride = q.token_stride;
-    w.scale = g.logit_scale();
     w.to = {results + shadow->OutputAt(layer, of), DType::kF32, results + shadow->LseAt(layer, of)};
-    w.workspace = ws_.attend_workspace_.as<std::byte>();
     return Check(ops_.attend_raw(w, stream_), "op attend_raw");
   };
-  const bool packed = part.selects && part.plan.codec == CodecKind::kPacked;
-  if (packed || ReadsSpans(part)) {
+  if (part.codec != nullptr) {
     KVS_RETURN_IF_ERROR(AttendPositions(member, layer, q, shadow));
-    KVS_RETURN_IF_ERROR(packed ? AttendPacked(part, layer, q, plan_out, nullptr)
-                               : AttendSpans(part, layer, q, plan_out, nullptr));
+    KVS_RETURN_IF_ERROR(part.codec->Attend(this, part, layer, q, plan_out, nullptr));
   } else {
     KVS_RETURN_IF_ERROR(attend(SelectionOf(part, layer), Of::kPlan));
   }
@@ -139,18 +130,14 @@ Status CudaStep::AttendPositions(int member, int layer, const Rows& q, CudaShado
       Check(ops_.copy_async(at, ints.data(), ints.size() * sizeof(int32_t), stream_),
             "copying positions"));
 
-  cuda::AttendRawBatch w;
-  w.layer = PagesOf({member, 1, 1, false, {}}, layer);
+  CudaPart own;
+  own.first = member;
+  cuda::AttendRawBatch w = AttendRawOf(own, layer, first_row_[member], q);
   w.selection = {1, lists, static_cast<int32_t>(stride)};
   w.selection.sink_end = at + groups;
   w.selection.recent_begin = at + groups + 1;
   w.batch = 1;
   w.group = calls == 1 ? g.group() : 1;
-  w.tokens = ws_.visible() + first_row_[member];
-  w.q = q.data + first_row_[member] * q.token_stride;
-  w.q_stride = q.token_stride;
-  w.scale = g.logit_scale();
-  w.workspace = ws_.attend_workspace_.as<std::byte>();
   float* const results = shadow->results_.as<float>();
   for (int call = 0; call < calls; ++call) {
     w.selection.counts = at + call * lists;

@@ -25,7 +25,7 @@ Result<Rows> CudaStep::OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* c
   const auto bytes =
       static_cast<uint64_t>((tokens_ - 1) * rows.token_stride + (heads - 1) * rows.head_stride +
                             geometry().head_dim * SizeOf(rows.dtype));
-  KVS_RETURN_IF_ERROR(ws_.Reserve(copy, bytes, stream_));
+  KVS_RETURN_IF_ERROR(memory().Reserve(copy, bytes, stream_));
   KVS_RETURN_IF_ERROR(
       Check(ops_.copy_async(copy->as<std::byte>(), rows.data, bytes, stream_), "copying a tensor"));
   // The caller may write to it when we return; of pinned memory the copy is still to come.
@@ -46,7 +46,8 @@ Result<Rows> CudaStep::Copied(const Rows& rows, int32_t heads, DType dtype, Devi
   w.dim = geometry().head_dim;
   w.to_head_stride = w.dim * SizeOf(dtype);
   w.to_row_stride = heads * w.to_head_stride;
-  KVS_RETURN_IF_ERROR(ws_.Reserve(to, static_cast<uint64_t>(tokens_ * w.to_row_stride), stream_));
+  KVS_RETURN_IF_ERROR(
+      memory().Reserve(to, static_cast<uint64_t>(tokens_ * w.to_row_stride), stream_));
   w.to = to->as<std::byte>();
   KVS_RETURN_IF_ERROR(Check(ops_.copy_rows(w, stream_), "op copy_rows"));
   return Rows{to->as<std::byte>(), w.to_row_stride, w.to_head_stride, dtype};
@@ -102,11 +103,6 @@ Status CudaStep::StoreOutput(const MutableRows& out, bool on_device) {
     }
   }
   return OkStatus();
-}
-
-Status CudaStep::CopyToHost(void* to, const void* from, uint64_t bytes) const {
-  KVS_RETURN_IF_ERROR(Check(ops_.copy_async(to, from, bytes, stream_), "copying from the GPU"));
-  return Check(ops_.synchronize(stream_), "copying from the GPU");
 }
 
 }  // namespace kvstrata
