@@ -1,6 +1,19 @@
 #include "kernels/step/cuda_frame.h"
 
+#include <algorithm>
+
 namespace kvstrata {
+
+Result<bool> CudaFrame::IsCapturing(cuda::Stream stream) const {
+  bool capturing = false;
+  KVS_RETURN_IF_ERROR(Check(ops_.is_capturing(stream, &capturing), "asking for a capture"));
+  return capturing;
+}
+
+const CudaPart& CudaFrame::PartOf(int member) const {
+  return *std::find_if(parts_.rbegin(), parts_.rend(),
+                       [member](const CudaPart& part) { return part.first <= member; });
+}
 
 cuda::PagedLayer CudaFrame::PagesOf(int first, int layer) const {
   const PageLayout layout = PageLayout::Of(geometry());

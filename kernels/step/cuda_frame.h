@@ -26,6 +26,7 @@ class CudaFrame : public StepBatch {
   cuda::Stream stream() const { return stream_; }
   StepMemory& memory() const { return ws_.memory_; }
   Status Check(int code, const char* what) const { return memory().Check(code, what); }
+  Result<bool> IsCapturing(cuda::Stream stream) const;
 
   SequenceState& state(int member) const { return *members_[static_cast<size_t>(member)].state; }
   const Plan& plan(int member) const { return state(member).plan(); }
@@ -41,6 +42,8 @@ class CudaFrame : public StepBatch {
   // By row, from `row` on: the positions that it sees.
   const int32_t* VisibleFrom(int32_t row) const { return memory().visible() + row; }
 
+  // The last part that holds new tokens of the member.
+  const CudaPart& PartOf(int member) const;
   // Tables of members from `first` on.
   cuda::PagedLayer PagesOf(int first, int layer) const;
   cuda::DeviceRows IndexRowsOf(int first, int level, int layer) const;
@@ -86,6 +89,7 @@ class CudaFrame : public StepBatch {
   CudaWorkspace& ws_;
   const cuda::CudaOps& ops_;
   cuda::Stream stream_;
+  std::vector<CudaPart> parts_;
   NewRows pending_;  // of a layer that was appended, but not attended yet
   int selected_layer_ = -1;
   int64_t writes_ = 0;

@@ -5,6 +5,7 @@
 
 #include "kernels/step/cuda_codec.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
 
 namespace kvstrata {
@@ -21,8 +22,8 @@ const std::byte* RowAt(const Rows& rows, int32_t row) {
 Status CudaStep::Append(int layer, const Rows& k, const Rows& v) {
   KVS_RETURN_IF_ERROR(AppendPending());
   NewRows rows{layer, {}, {}};
-  KVS_ASSIGN_OR_RETURN(rows.k, SourceOf(k, &ws_.host_k_, &ws_.dense_k_));
-  KVS_ASSIGN_OR_RETURN(rows.v, SourceOf(v, &ws_.host_v_, &ws_.dense_v_));
+  KVS_ASSIGN_OR_RETURN(rows.k, ws_.tensors_.Keys(*this, k));
+  KVS_ASSIGN_OR_RETURN(rows.v, ws_.tensors_.Values(*this, v));
   CudaGraphs::Captured* const batch = BatchUnderCapture();
   if (batch == nullptr) return AppendRows(rows);
   batch->appended[layer] = 1;
@@ -69,7 +70,7 @@ bool CudaStep::SelectsByQuery(const CudaPart& part, int layer) const {
 }
 
 Status CudaStep::Select(int layer, const Rows& q) {
-  KVS_ASSIGN_OR_RETURN(const Rows queries, OnDevice(q, geometry().query_heads, &ws_.host_q_));
+  KVS_ASSIGN_OR_RETURN(const Rows queries, ws_.tensors_.Queries(*this, q));
   return SelectFrom(layer, queries);
 }
 
@@ -106,71 +107,44 @@ Status CudaStep::SelectParts(int layer, const Rows& q) {
 
 Result<Rows> CudaStep::QueriesFor(const CudaSelector& selector, const Rows& q, Rows* dense,
                                   Rows* native) {
-  const int32_t heads = geometry().query_heads;
-  if (selector.queries() == CudaQueries::kNative) {
-    if (native->data != nullptr) return *native;
-    *native = q;
-    if (IsAttendable(q)) return *native;
-    KVS_ASSIGN_OR_RETURN(*native, Copied(q, heads, geometry().dtype, &ws_.native_q_));
-    return *native;
+  const bool wants_native = selector.queries() == CudaQueries::kNative;
+  Rows* const known = wants_native ? native : dense;
+  if (known->data == nullptr) {
+    KVS_ASSIGN_OR_RETURN(
+        *known, wants_native ? ws_.tensors_.Native(*this, q) : ws_.tensors_.Dense(*this, q));
   }
-  if (dense->data != nullptr) return *dense;
-  *dense = q;
-  if (IsDense(q.data, q.token_stride, q.head_stride, q.dtype, heads)) return *dense;
-  KVS_ASSIGN_OR_RETURN(*dense, Copied(q, heads, q.dtype, &ws_.dense_q_));
-  return *dense;
+  return *known;
 }
 
 Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float* lse) {
-  const Geometry& g = geometry();
-  const int64_t row = int64_t{g.query_heads} * g.head_dim * SizeOf(out.dtype);
   if (pending_.layer != layer) KVS_RETURN_IF_ERROR(AppendPending());
-  KVS_ASSIGN_OR_RETURN(const Rows given, OnDevice(q, g.query_heads, &ws_.host_q_));
+  KVS_ASSIGN_OR_RETURN(const Rows given, ws_.tensors_.Queries(*this, q));
   if (selected_layer_ != layer) KVS_RETURN_IF_ERROR(SelectFrom(layer, given));
-  Rows queries = given;
-  if (!IsAttendable(given)) {
-    KVS_ASSIGN_OR_RETURN(queries, Copied(given, g.query_heads, g.dtype, &ws_.native_q_));
-    ++writes_;
-  }
-
-  bool out_device = false, lse_device = true;
-  KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(out.data, &out_device), "asking for an address"));
-  if (lse != nullptr) {
-    KVS_RETURN_IF_ERROR(Check(ops_.is_device_memory(lse, &lse_device), "asking for an address"));
-  }
-  CudaGraphs::Captured* const batch = BatchUnderCapture();
-  if (batch != nullptr && !(out_device && lse_device)) {
-    return FailedPrecondition("CAPTURE_HOST_TENSOR",
-                              "a tensor of host memory cannot be captured; pass device memory");
-  }
-  const bool in_place =
-      out_device && IsDense(out.data, out.token_stride, out.head_stride, out.dtype, g.query_heads);
-  MutableRows dense{out.data, row, row / g.query_heads, out.dtype};
-  if (!in_place) {
-    KVS_RETURN_IF_ERROR(memory().Reserve(&ws_.out_, static_cast<uint64_t>(tokens_ * row), stream_));
-    dense.data = ws_.out_.as<std::byte>();
-  }
-  const auto lse_bytes = static_cast<uint64_t>(tokens_ * g.query_heads) * sizeof(float);
-  float* sums = lse;
-  if (!lse_device) {
-    KVS_RETURN_IF_ERROR(memory().Reserve(&ws_.lse_, lse_bytes, stream_));
-    sums = ws_.lse_.as<float>();
-  }
+  KVS_ASSIGN_OR_RETURN(const Rows queries, ws_.tensors_.Native(*this, given));
+  if (queries.data != given.data) ++writes_;
+  KVS_ASSIGN_OR_RETURN(const CudaTensors::Output to, ws_.tensors_.OutputFor(*this, out, lse));
   const RepeatedCall::Tensors tensors{queries.data,
-                                      dense.data,
-                                      sums,
+                                      to.rows.data,
+                                      to.lse,
                                       {queries.token_stride, queries.head_stride},
-                                      {dense.token_stride, dense.head_stride},
+                                      {to.rows.token_stride, to.rows.head_stride},
                                       queries.dtype,
-                                      dense.dtype};
+                                      to.rows.dtype};
   KVS_RETURN_IF_ERROR(Repeat(&CudaGraphs::Called::attends, layer, tensors,
-                             [&] { return AttendParts(layer, queries, dense, sums); }));
+                             [&] { return AttendParts(layer, queries, to.rows, to.lse); }));
   pending_ = {};
+  CudaGraphs::Captured* const batch = BatchUnderCapture();
   batch == nullptr ? MeasureShadows(layer, queries) : NoteCapturedShadows();
-  if (!in_place) KVS_RETURN_IF_ERROR(StoreOutput(out, out_device));
-  if (!lse_device) KVS_RETURN_IF_ERROR(CopyToHost(lse, sums, lse_bytes));
   if (batch != nullptr) batch->attended[layer] = 1;
-  return OkStatus();
+  return ws_.tensors_.Store(*this, to, out, lse);
+}
+
+// No error of it is the step's.
+void CudaStep::MeasureShadows(int layer, const Rows& q) {
+  for (int i = 0; i < static_cast<int>(shadows_.size()); ++i) {
+    CudaShadow* const shadow = shadows_[static_cast<size_t>(i)];
+    if (shadow != nullptr) shadow->Measure(this, i, layer, q);
+  }
 }
 
 Status CudaStep::AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse) {

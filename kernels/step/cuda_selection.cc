@@ -7,11 +7,6 @@
 #include "kernels/step/step_cost.h"
 
 namespace kvstrata {
-const CudaPart& CudaStep::PartOf(int member) const {
-  return *std::find_if(parts_.rbegin(), parts_.rend(),
-                       [member](const CudaPart& part) { return part.first <= member; });
-}
-
 Result<Selection> CudaStep::ReadSelection(int member) const {
   if (selected_layer_ < 0) {
     return FailedPrecondition("SELECTION_NONE", "no layer of this step was selected; attend one");

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "kernels/step/cuda_shadow.h"
+
 namespace kvstrata {
 
 CudaStep::CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
@@ -36,6 +38,20 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
   KVS_RETURN_IF_ERROR(step->Prepare());
   step->begun_ = workspace->in_step_ = true;
   return step;
+}
+
+void CudaStep::Shadow(int member, CudaShadow* shadow) {
+  KVS_CHECK(Decodes(member));
+  shadow->Restart(IsRawGone(members_[member]));
+  shadows_.resize(static_cast<size_t>(members()));
+  shadows_[static_cast<size_t>(member)] = shadow;
+}
+
+// What is captured, or replayed, is not measured.
+void CudaStep::NoteCapturedShadows() {
+  for (CudaShadow* const shadow : shadows_) {
+    if (shadow != nullptr) shadow->NoteCaptured();
+  }
 }
 
 void CudaStep::CutParts() {
@@ -207,12 +223,6 @@ CudaStep::~CudaStep() {
   std::atomic_ref<uint64_t>(*exit_.address).store(exit_.value, std::memory_order_release);
 }
 
-Result<bool> CudaStep::IsCapturing(cuda::Stream stream) const {
-  bool capturing = false;
-  KVS_RETURN_IF_ERROR(Check(ops_.is_capturing(stream, &capturing), "asking for a capture"));
-  return capturing;
-}
-
 Status CudaStep::WriteExit(cuda::Stream stream) {
   if (exit_.address != nullptr) {
     KVS_RETURN_IF_ERROR(
@@ -239,7 +249,9 @@ Status CudaStep::End(cuda::Stream stream) {
   }
   KVS_RETURN_IF_ERROR(AppendPending());
   KVS_RETURN_IF_ERROR(CopyMovedPages(stream));
-  CopyShadows(stream);
+  for (CudaShadow* const shadow : shadows_) {
+    if (shadow != nullptr) shadow->CopyOut(stream);
+  }
   KVS_RETURN_IF_ERROR(WriteExit(stream));
   ended_ = true;
   ws_.in_step_ = false;

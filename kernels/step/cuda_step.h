@@ -129,7 +129,6 @@ class CudaStep : public CudaFrame {
  private:
   CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
            Exit exit);
-  Result<bool> IsCapturing(cuda::Stream stream) const;
 
   // Begin (cuda_step.cc).
   void CutParts();
@@ -147,16 +146,6 @@ class CudaStep : public CudaFrame {
   // Whether a graph of `captured` does all that this step does.
   bool Serves(std::vector<CudaPart> captured) const;
   Status CopyMovedPages(cuda::Stream stream);
-
-  // Tensors (cuda_tensors.cc).
-  Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);
-  Result<Rows> Copied(const Rows& rows, int32_t heads, DType dtype, DeviceBuffer* to);
-  Result<cuda::DeviceSource> SourceOf(const Rows& rows, DeviceBuffer* copy, DeviceBuffer* dense);
-  bool IsDense(const void* data, int64_t token_stride, int64_t head_stride, DType dtype,
-               int32_t heads) const;
-  // Whether attend_raw takes the queries as they are.
-  bool IsAttendable(const Rows& q) const;
-  Status StoreOutput(const MutableRows& out, bool on_device);
 
   // A layer (cuda_layer.cc). Rows of `q` and `out` are dense from AttendParts on.
   bool AttendsNewRows() const;
@@ -177,22 +166,14 @@ class CudaStep : public CudaFrame {
   Status AttendChunk(const CudaPart& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);
 
-  // What a plan loses (cuda_shadow.cc).
   void MeasureShadows(int layer, const Rows& q);
-  Status MeasureShadow(int member, int layer, const Rows& q, CudaShadow* shadow);
-  Status AttendPositions(int member, int layer, const Rows& q, CudaShadow* shadow);
-  Result<const void*> HeadOfGroups(const Rows& q, int32_t row, int head, CudaShadow* shadow);
   void NoteCapturedShadows();
-  void CopyShadows(cuda::Stream stream);
 
   // Selections read back (cuda_selection.cc).
-  // The last that holds new tokens of the member.
-  const CudaPart& PartOf(int member) const;
   Status CheckReadable() const;
   Result<Selection> ReadPart(const CudaPart& part, int member) const;
 
   const Exit exit_;
-  std::vector<CudaPart> parts_;
   std::vector<CudaShadow*> shadows_;  // by member, null: none; empty: of none
   struct MovedPage {
     const std::byte* from;

@@ -29,6 +29,7 @@
 #include "kernels/step/cuda_packed.h"
 #include "kernels/step/cuda_selector.h"
 #include "kernels/step/cuda_spans.h"
+#include "kernels/step/cuda_tensors.h"
 #include "kernels/step/hot_cache_budget.h"
 #include "kernels/step/step_memory.h"
 
@@ -75,6 +76,7 @@ class CudaWorkspace {
   CudaSpans spans_;
   const CudaSelectors selectors_;
   CudaFarPages far_pages_;
+  CudaTensors tensors_;
   CudaGraphs graphs_;
 
   const StepMemory::Column lengths_, from_, to_;  // tokens; index rows from, to
@@ -82,8 +84,6 @@ class CudaWorkspace {
   int32_t chunk_ = 0;                             // new tokens of a launch of attend_chunk
   DeviceBuffer attend_counters_;                  // of attend_chunk, attend_packed, attend_spans
   DeviceBuffer attend_workspace_, chunk_workspace_;
-  // Tensors: copies of the host's, dense rows, queries in the pages' dtype, outputs.
-  DeviceBuffer host_k_, host_v_, host_q_, dense_k_, dense_v_, dense_q_, native_q_, out_, lse_;
 };
 
 }  // namespace kvstrata

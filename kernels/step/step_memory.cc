@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace kvstrata {
 namespace {
@@ -31,13 +32,63 @@ bool Raise(int32_t* room, int32_t need, int32_t larger) {
   return true;
 }
 
-StepMemory::~StepMemory() {
-  AwaitEnd();  // pinned memory must outlive its copies
-  if (last_work_ != nullptr) (void)ops_.destroy_event(last_work_);
+// --- StagingSlots --------------------------------------------------------------------------------
+
+StagingSlots::~StagingSlots() {
   for (const Slot& slot : slots_) {
     if (slot.done != nullptr) (void)ops_.destroy_event(slot.done);
     if (slot.data != nullptr) (void)ops_.free_pinned(slot.data);
   }
+}
+
+Status StagingSlots::Fit(uint64_t bytes, uint64_t zero_bytes) {
+  for (Slot& slot : slots_) {
+    if (slot.done == nullptr) {
+      KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.create_event(&slot.done), "making an event"));
+    }
+    KVS_RETURN_IF_ERROR(AwaitOnHost(ops_, slot.done));
+    void* data = std::exchange(slot.data, nullptr);
+    if (data != nullptr) {
+      KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.free_pinned(data), "freeing pinned memory"));
+    }
+    KVS_RETURN_IF_ERROR(
+        CudaStatus(ops_, ops_.allocate_pinned(bytes, &data), "allocating pinned memory"));
+    slot.data = static_cast<std::byte*>(data);
+    std::memset(data, 0, zero_bytes);
+  }
+  return OkStatus();
+}
+
+Status StagingSlots::Open() {
+  const size_t next = (open_ + 1) % slots_.size();
+  KVS_RETURN_IF_ERROR(AwaitOnHost(ops_, slots_[next].done));
+  open_ = next;
+  return OkStatus();
+}
+
+Status StagingSlots::Close(cuda::Stream stream) {
+  return CudaStatus(ops_, ops_.record_event(slots_[open_].done, stream), "marking a begun step");
+}
+
+Status StagingSlots::AwaitOnHost(const cuda::CudaOps& ops, cuda::Event event) {
+  const auto deadline = std::chrono::steady_clock::now() + kStuck;
+  for (;;) {
+    bool done = false;
+    KVS_RETURN_IF_ERROR(CudaStatus(ops, ops.is_event_done(event, &done), "asking for an event"));
+    if (done) return OkStatus();
+    if (std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::yield();
+  }
+  return {Code::kDeadlineExceeded, "GPU_STUCK",
+          "the GPU has not finished earlier steps for 10 s; look for a kernel that hangs on the "
+          "engine's stream"};
+}
+
+// --- StepMemory ----------------------------------------------------------------------------------
+
+StepMemory::~StepMemory() {
+  AwaitEnd();  // pinned memory must outlive its copies
+  if (last_work_ != nullptr) (void)ops_.destroy_event(last_work_);
 }
 
 void StepMemory::NoteGrowth() {
@@ -96,24 +147,8 @@ Status StepMemory::FitSlots() {
   if (last_work_ == nullptr) {
     KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
   }
-  for (Slot& slot : slots_) KVS_RETURN_IF_ERROR(FitSlot(&slot, bytes));
+  KVS_RETURN_IF_ERROR(slots_.Fit(bytes, static_cast<uint64_t>(VisibleAt()) * sizeof(int32_t)));
   slots_fit_ = true;
-  return OkStatus();
-}
-
-Status StepMemory::FitSlot(Slot* slot, uint64_t bytes) {
-  if (slot->done == nullptr) {
-    KVS_RETURN_IF_ERROR(Check(ops_.create_event(&slot->done), "making an event"));
-  }
-  KVS_RETURN_IF_ERROR(AwaitOnHost(slot->done));
-  void* data = slot->data;
-  slot->data = nullptr;
-  if (data != nullptr) {
-    KVS_RETURN_IF_ERROR(Check(ops_.free_pinned(data), "freeing pinned memory"));
-  }
-  KVS_RETURN_IF_ERROR(Check(ops_.allocate_pinned(bytes, &data), "allocating pinned memory"));
-  slot->data = static_cast<std::byte*>(data);
-  std::memset(data, 0, static_cast<size_t>(VisibleAt()) * sizeof(int32_t));
   return OkStatus();
 }
 
@@ -135,43 +170,9 @@ Status StepMemory::Follow(cuda::Stream stream) {
   return Check(ops_.await_event(stream, last_work_), "ordering two streams");
 }
 
-Status StepMemory::AwaitOnHost(cuda::Event event) const {
-  const auto deadline = std::chrono::steady_clock::now() + kStuck;
-  for (;;) {
-    bool done = false;
-    KVS_RETURN_IF_ERROR(Check(ops_.is_event_done(event, &done), "asking for an event"));
-    if (done) return OkStatus();
-    if (std::chrono::steady_clock::now() > deadline) break;
-    std::this_thread::yield();
-  }
-  return {Code::kDeadlineExceeded, "GPU_STUCK",
-          "the GPU has not finished earlier steps for 10 s; look for a kernel that hangs on the "
-          "engine's stream"};
-}
-
-Status StepMemory::OpenSlot() {
-  const size_t next = (open_slot_ + 1) % slots_.size();
-  KVS_RETURN_IF_ERROR(AwaitOnHost(slots_[next].done));
-  open_slot_ = next;
-  return OkStatus();
-}
-
-int32_t& StepMemory::At(Column column, int member) {
-  auto* const ints = reinterpret_cast<int32_t*>(slots_[open_slot_].data);
-  return ints[int64_t{column.index} * members_ + member];
-}
-
-int32_t* StepMemory::StagedStarts() {
-  return reinterpret_cast<int32_t*>(slots_[open_slot_].data) + StartsAt();
-}
-
-int32_t* StepMemory::StagedVisible() {
-  return reinterpret_cast<int32_t*>(slots_[open_slot_].data) + VisibleAt();
-}
-
 Status StepMemory::CopyColumns(int32_t tokens, cuda::Stream stream) {
   const auto bytes = static_cast<uint64_t>(VisibleAt() + tokens) * sizeof(int32_t);
-  return Check(ops_.copy_async(ints_.as<int32_t>(), slots_[open_slot_].data, bytes, stream),
+  return Check(ops_.copy_async(ints_.as<int32_t>(), slots_.data(), bytes, stream),
                "copying the lengths of a step");
 }
 
@@ -190,7 +191,7 @@ Status StepMemory::Write(WordTable* table, int64_t row, std::span<const std::byt
   while (is_known(last - 1)) --last;
   const std::span<const std::byte> changed = words.subspan(first * kWord, (last - first) * kWord);
   const uint64_t at = static_cast<uint64_t>(begin) + first;
-  std::byte* const staged = slots_[open_slot_].data + table->staged_at_ + at * kWord;
+  std::byte* const staged = slots_.data() + table->staged_at_ + at * kWord;
   std::memcpy(staged, changed.data(), changed.size());
   KVS_RETURN_IF_ERROR(
       Check(ops_.copy_async(table->device_.as<uint64_t>() + at, staged, changed.size(), stream),
@@ -201,19 +202,12 @@ Status StepMemory::Write(WordTable* table, int64_t row, std::span<const std::byt
 
 Status StepMemory::Separate(cuda::Stream stream) {
   // A copy of what is there does, and nothing less.
-  return Check(
-      ops_.copy_async(ints_.as<int32_t>(), slots_[open_slot_].data, sizeof(int32_t), stream),
-      "separating a step's ops from its begin");
+  return Check(ops_.copy_async(ints_.as<int32_t>(), slots_.data(), sizeof(int32_t), stream),
+               "separating a step's ops from its begin");
 }
-
-Status StepMemory::CloseSlot(cuda::Stream stream) {
-  return Check(ops_.record_event(slots_[open_slot_].done, stream), "marking a begun step");
-}
-
-Status StepMemory::AwaitBegin() const { return AwaitOnHost(slots_[open_slot_].done); }
 
 void StepMemory::AwaitEnd() const {
-  if (last_work_ != nullptr) (void)AwaitOnHost(last_work_);
+  if (last_work_ != nullptr) (void)StagingSlots::AwaitOnHost(ops_, last_work_);
 }
 
 Status StepMemory::MarkEnd(cuda::Stream stream) {

@@ -52,6 +52,38 @@ class WordTable {
   int32_t stride_ = 0;
 };
 
+// Pinned memory that the copies of a step's Begin are made from, one of four slots a step.
+class StagingSlots {
+ public:
+  explicit StagingSlots(const cuda::CudaOps& ops) : ops_(ops) {}
+  StagingSlots(const StagingSlots&) = delete;
+  StagingSlots& operator=(const StagingSlots&) = delete;
+  ~StagingSlots();
+
+  // Makes every slot of so many bytes, of which the first are zero. Waits for the GPU.
+  Status Fit(uint64_t bytes, uint64_t zero_bytes);
+  // Waits for the next slot, which is the open one then.
+  Status Open();
+  std::byte* data() const { return slots_[open_].data; }
+  // The copies from the open slot have been enqueued.
+  Status Close(cuda::Stream stream);
+  // Waits for the last closed one's.
+  Status Await() const { return AwaitOnHost(ops_, slots_[open_].done); }
+
+  // Waits for an event. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
+  static Status AwaitOnHost(const cuda::CudaOps& ops, cuda::Event event);
+
+ private:
+  struct Slot {
+    std::byte* data = nullptr;
+    cuda::Event done = nullptr;
+  };
+
+  const cuda::CudaOps& ops_;
+  std::array<Slot, 4> slots_;
+  size_t open_ = 0;
+};
+
 class StepMemory {
  public:
   // One int32_t a member.
@@ -59,7 +91,7 @@ class StepMemory {
     int32_t index = 0;
   };
 
-  explicit StepMemory(const cuda::CudaOps& ops) : ops_(ops) {}
+  explicit StepMemory(const cuda::CudaOps& ops) : ops_(ops), slots_(ops) {}
   StepMemory(const StepMemory&) = delete;
   StepMemory& operator=(const StepMemory&) = delete;
   // Waits for the GPU.
@@ -94,12 +126,14 @@ class StepMemory {
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
   // Waits for a slot. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
-  Status OpenSlot();
+  Status OpenSlot() { return slots_.Open(); }
   // What the step has in the slot: one a member; by member, and one more, their first token; of
   // each token, the positions that it sees.
-  int32_t& At(Column column, int member);
-  int32_t* StagedStarts();
-  int32_t* StagedVisible();
+  int32_t& At(Column column, int member) {
+    return Staged()[int64_t{column.index} * members_ + member];
+  }
+  int32_t* StagedStarts() { return Staged() + StartsAt(); }
+  int32_t* StagedVisible() { return Staged() + VisibleAt(); }
   // Enqueues the copy of all columns of a step of `tokens`.
   Status CopyColumns(int32_t tokens, cuda::Stream stream);
   // Enqueues a copy of what differs from the row's leading words. `words`: whole ones.
@@ -108,9 +142,9 @@ class StepMemory {
   // Keeps every kernel behind it from starting before those before it have ended.
   Status Separate(cuda::Stream stream);
   // What Begin enqueued is complete.
-  Status CloseSlot(cuda::Stream stream);
+  Status CloseSlot(cuda::Stream stream) { return slots_.Close(stream); }
   // Waits for what the last Begin enqueued. GPU_STUCK.
-  Status AwaitBegin() const;
+  Status AwaitBegin() const { return slots_.Await(); }
   // What a step enqueued is complete; waits for that of the last one, or 10 s.
   Status MarkEnd(cuda::Stream stream);
   void AwaitEnd() const;
@@ -123,15 +157,9 @@ class StepMemory {
   const int32_t* visible() const { return ints_.as<int32_t>() + VisibleAt(); }
 
  private:
-  struct Slot {
-    std::byte* data = nullptr;   // pinned; laid out as on the device
-    cuda::Event done = nullptr;  // what Begin enqueued
-  };
-
+  int32_t* Staged() const { return reinterpret_cast<int32_t*>(slots_.data()); }
   int64_t StartsAt() const { return int64_t{columns_} * members_; }
   int64_t VisibleAt() const { return StartsAt() + members_ + 1; }
-  Status FitSlot(Slot* slot, uint64_t bytes);
-  Status AwaitOnHost(cuda::Event event) const;
 
   const cuda::CudaOps& ops_;
   uint64_t generation_ = 0;
@@ -139,8 +167,7 @@ class StepMemory {
   bool slots_fit_ = false;
   DeviceBuffer ints_;  // columns, starts, visible
   std::vector<WordTable*> tables_;
-  std::array<Slot, 4> slots_;
-  size_t open_slot_ = 0;
+  StagingSlots slots_;
   cuda::Event last_work_ = nullptr;  // of the last step
 };
 
