@@ -132,6 +132,14 @@ struct IndexLayout {
     return levels[level].offset +
            (rows * levels[level].units_per_block + unit_in_block) * head_dim * SizeOf(dtype);
   }
+  // Bytes from a unit's row of one field of the finest level to that of the next.
+  int64_t field_stride() const {
+    return int64_t{kv_heads} * levels[0].units_per_block * head_dim * SizeOf(dtype);
+  }
+  // Bytes from a unit's row of one layer to that of the next.
+  int64_t layer_stride(int level) const {
+    return RowOffset(level, 1, 0, 0, 0) - RowOffset(level, 0, 0, 0, 0);
+  }
   // The dtype of the coarse rows, which lie in slots of `dtype`: bf16, unless the slots are fp32.
   DType coarse_dtype() const { return dtype == DType::kF32 ? DType::kF32 : DType::kBF16; }
   // All rows of one field, dressed as pages: row u is unit u of the level.

@@ -1,5 +1,5 @@
-// Selector cascade (chess) in a CudaStep. When to select follows from counts and reports, which the
-// host has; so Begin decides and, where a selection is due, enqueues it for all layers at once:
+// Selector cascade (chess) on a GPU. When to select follows from counts and reports, which the host
+// has; so Stage decides and, where a selection is due, Begin enqueues it for all layers at once:
 // graphs hold nothing of it, and attend the list that lies at the member's place of the workspace.
 //
 // A selection is a function of the sequence and of the number of tokens that it sees. So a place
@@ -8,136 +8,194 @@
 #include <algorithm>
 
 #include "kernels/select/cascade_trigger.h"
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_selector.h"
 
 namespace kvstrata {
-
-bool CudaStep::Cascades(const StepMember& m) {
-  return m.state->plan().selector == SelectorKind::kCascade;
-}
-
-const CascadeTrigger& CudaStep::TriggerOf(const StepMember& m) {
-  return *m.state->selector_->trigger();
-}
+namespace {
 
 // The positions between sinks and window, of which the listed pages are attended; {0, 0}: all are.
-Run CudaStep::CascadeList(const StepMember& m) {
-  const Plan& plan = m.state->plan();
-  const int32_t n = m.view.tokens + 1;
+Run ListedRange(const CudaFrame& frame, int member) {
+  const Plan& plan = frame.plan(member);
+  const int32_t n = frame.member(member).view.tokens + 1;
   if (n < plan.min_tokens) return {};
-  const int32_t window = CascadeTrigger::WindowStart(plan, TriggerOf(m).selected_at());
+  const int32_t window =
+      CascadeTrigger::WindowStart(plan, frame.state(member).trigger()->selected_at());
   return {std::min(plan.sinks * plan.page, n),
           std::min(std::max(window, plan.sinks) * plan.page, n)};
 }
 
-void CudaStep::DecideCascades() {
-  reselects_.assign(members_.size(), 0);
-  for (int i = 0; i < members(); ++i) {
-    const StepMember& m = members_[i];
-    SequenceState& state = *m.state;
-    if (!Cascades(m) || state.prompt_tokens_ < 0) continue;
-    reselects_[i] = state.selector_->trigger()->Advance(state.plan_, state.entropy_,
-                                                        state.prompt_tokens_, m.view.tokens);
-  }
-}
-
-bool CudaStep::IsCascadeDue(int member) const {
-  const StepMember& m = members_[member];
-  return Cascades(m) && m.state->prompt_tokens() >= 0 &&
-         ws_.cascade_ids_[member] != TriggerOf(m).selection_id();
-}
-
-int32_t CudaStep::CascadeAt(int member) const {
-  return IsCascadeDue(member) ? TriggerOf(members_[member]).selected_at() : -1;
-}
-
-Status CudaStep::SelectCascades() {
-  for (int first = 0, last; first < members(); first = last) {
-    last = first + 1;
-    if (!IsCascadeDue(first)) continue;
-    const Plan& plan = members_[first].state->plan();
-    while (last < members() && IsCascadeDue(last) && members_[last].state->plan() == plan) ++last;
-    KVS_RETURN_IF_ERROR(SelectCascade(first, last - first));
-    for (int i = first; i < last; ++i) {
-      ws_.cascade_ids_[i] = TriggerOf(members_[i]).selection_id();
-    }
-  }
-  return OkStatus();
-}
-
-// Of members whose selection is due, all of one plan.
-Status CudaStep::SelectCascade(int first, int count) {
-  const Part part{first, count, 1, false, {}};
-  const Plan& plan = members_[first].state->plan();
-  cuda::CascadeBatch w;
-  w.keys = cuda::KeyRows(PagesOf(part, 0));
-  w.key_layer_stride = PageLayout::Of(geometry()).layer_stride;
-  for (int level = 0; level < 3; ++level) w.levels[level] = IndexRowsOf(part, level, 0);
-  w.layers = geometry().layers;
-  w.page_tokens = plan.page;
-  w.pages_per_chunk = plan.pages_per_chunk;
-  w.chunks_per_grid = plan.chunks_per_grid;
-  w.sinks = plan.sinks;
-  w.window = plan.window;
-  std::ranges::copy(plan.rho, w.rho);
-  w.tokens = ws_.Ints(PerMember::kSelectAt) + first;
-  w.batch = count;
-  for (int i = first; i < first + count; ++i) {
-    w.pages_max = std::max(w.pages_max, TriggerOf(members_[i]).selected_at() / plan.page);
-  }
-  w.scratch = ws_.cascade_scratch_.as<std::byte>();
-  w.list_stride = ws_.capacity_.cascade_pages;
-  w.units = ws_.cascade_units_.as<int32_t>() + int64_t{first} * w.list_stride;
-  w.counts = ws_.cascade_counts_.as<int32_t>() + first;
-  launched_ = true;
-  return Check(ops_.cascade(w, stream_), "op cascade");
-}
-
-cuda::DeviceSelection CudaStep::CascadeOf(const Part& part) const {
-  cuda::DeviceSelection selection;
-  selection.unit_tokens = members_[part.first].state->plan().page;
-  selection.list_stride = ws_.capacity_.cascade_pages;
-  selection.units = ws_.cascade_units_.as<int32_t>() + int64_t{part.first} * selection.list_stride;
-  selection.counts = ws_.cascade_counts_.as<int32_t>() + part.first;
-  selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
-  selection.recent_begin = ws_.Ints(PerMember::kRecentBegin) + part.first;
-  return selection;
-}
-
-// As its selector makes it (kernels/select/cascade.cc). Scored bytes are those of a trigger that
-// fired; a selection that is made again for another place reads them once more and is not counted.
-Result<Selection> CudaStep::ReadCascade(int member, int32_t n) const {
-  const StepMember& m = members_[member];
-  const Plan& plan = m.state->plan();
-  if (n < plan.min_tokens) return Selection::Full(n);
-  const cuda::DeviceSelection device = CascadeOf({member, 1, 1, true, {}});
-  int32_t count = 0;
-  KVS_RETURN_IF_ERROR(CopyToHost(&count, device.counts, sizeof(count)));
-  std::vector<int32_t> pages(static_cast<size_t>(count));
-  KVS_RETURN_IF_ERROR(CopyToHost(pages.data(), device.units, pages.size() * sizeof(int32_t)));
-
-  const Run list = CascadeList(m);
-  Selection selection;
-  selection.Reset(n, 1);
-  const auto append = [&](int32_t begin, int32_t end) {
-    for (int32_t page = begin; page < end; ++page) selection.units[0].push_back(page);
-    AppendRun({begin * plan.page, std::min(end * plan.page, n)}, &selection.runs[0]);
-  };
-  const auto pages_for = [&plan](int32_t tokens) { return (tokens + plan.page - 1) / plan.page; };
-  append(0, pages_for(list.begin));
-  for (const int32_t page : pages) append(page, page + 1);
-  append(pages_for(list.end), pages_for(n));
-
-  const int32_t seen = TriggerOf(m).selected_at();
-  if (reselects_[member] == 0 || seen < plan.page) return selection;
-  int64_t units = 0, level = seen / plan.page;
+// Rows of page, chunk and grid vectors that selecting from `tokens` reads.
+int64_t ScoredUnits(const Plan& plan, int32_t tokens) {
+  int64_t units = 0, level = tokens / plan.page;
   for (const int32_t size : {plan.pages_per_chunk, plan.chunks_per_grid, 1}) {
     units += level;
     level = (level + size - 1) / size;
   }
-  selection.scored_bytes =
-      units * geometry().kv_heads * geometry().head_dim * int64_t{sizeof(uint16_t)};
-  return selection;
+  return units;
+}
+
+class CudaCascade final : public CudaSelector {
+ public:
+  explicit CudaCascade(StepMemory* memory)
+      : CudaSelector(SelectorKind::kCascade),
+        sink_end_(memory->AddColumn()),
+        recent_begin_(memory->AddColumn()),
+        select_at_(memory->AddColumn()) {}
+
+  CudaQueries queries() const override { return CudaQueries::kNone; }
+
+  Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
+    int32_t members = members_, pages = pages_;
+    for (int i = 0; i < frame.members(); ++i) {
+      if (!Has(frame, i)) continue;
+      const int32_t need = frame.RoomFor(i) / frame.plan(i).page + 1;
+      Raise(&pages, need, Generous(need, kMultiple));
+      members = std::max(members, frame.memory().members());
+    }
+    if (members == members_ && pages == pages_) return OkStatus();
+    KVS_RETURN_IF_ERROR(FitTo(members, pages, frame));
+    members_ = members;
+    pages_ = pages;
+    ids_.assign(static_cast<size_t>(members), 0);
+    return OkStatus();
+  }
+
+  Status Stage(CudaFrame* frame) override {
+    fired_.assign(static_cast<size_t>(frame->members()), 0);
+    for (int i = 0; i < frame->members(); ++i) {
+      if (!Has(*frame, i)) continue;
+      SequenceState& state = frame->state(i);
+      if (state.prompt_tokens() >= 0) {
+        fired_[static_cast<size_t>(i)] = state.trigger()->Advance(
+            state.plan(), state.entropy(), state.prompt_tokens(), frame->member(i).view.tokens);
+      }
+      const Run listed = ListedRange(*frame, i);
+      StepMemory& memory = frame->memory();
+      memory.At(sink_end_, i) = listed.begin;
+      memory.At(recent_begin_, i) = listed.end;
+      memory.At(select_at_, i) = IsDue(*frame, i) ? state.trigger()->selected_at() : -1;
+    }
+    return OkStatus();
+  }
+
+  // Members that follow each other and whose selections are due, all of one plan, share a launch.
+  Status Begin(CudaFrame* frame) override {
+    for (int first = 0, last; first < frame->members(); first = last) {
+      last = first + 1;
+      if (!IsDue(*frame, first)) continue;
+      const auto joins = [&](int i) {
+        return IsDue(*frame, i) && frame->plan(i) == frame->plan(first);
+      };
+      while (last < frame->members() && joins(last)) ++last;
+      KVS_RETURN_IF_ERROR(SelectMembers(frame, first, last - first));
+      for (int i = first; i < last; ++i) {
+        ids_[static_cast<size_t>(i)] = frame->state(i).trigger()->selection_id();
+      }
+    }
+    return OkStatus();
+  }
+
+  cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const override {
+    cuda::DeviceSelection selection;
+    selection.unit_tokens = frame.plan(part.first).page;
+    selection.list_stride = pages_;
+    selection.units = units_.as<int32_t>() + int64_t{part.first} * pages_;
+    selection.counts = counts_.as<int32_t>() + part.first;
+    selection.sink_end = frame.memory().On(sink_end_, part.first);
+    selection.recent_begin = frame.memory().On(recent_begin_, part.first);
+    return selection;
+  }
+
+  // Scored bytes are those of a trigger that fired; a selection that is made again for another
+  // place reads them once more and is not counted.
+  Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
+                         int32_t n) const override {
+    const Plan& plan = part.plan;
+    if (n < plan.min_tokens) return Selection::Full(n);
+    int32_t count = 0;
+    KVS_RETURN_IF_ERROR(frame.CopyToHost(&count, counts_.as<int32_t>() + member, sizeof(count)));
+    std::vector<int32_t> pages(static_cast<size_t>(count));
+    KVS_RETURN_IF_ERROR(frame.CopyToHost(pages.data(),
+                                         units_.as<int32_t>() + int64_t{member} * pages_,
+                                         pages.size() * sizeof(int32_t)));
+    const Run listed = ListedRange(frame, member);
+    Selection selection;
+    selection.Reset(n, 1);
+    const auto append = [&](int32_t begin, int32_t end) {
+      for (int32_t page = begin; page < end; ++page) selection.units[0].push_back(page);
+      AppendRun({begin * plan.page, std::min(end * plan.page, n)}, &selection.runs[0]);
+    };
+    const auto pages_for = [&plan](int32_t tokens) { return (tokens + plan.page - 1) / plan.page; };
+    append(0, pages_for(listed.begin));
+    for (const int32_t page : pages) append(page, page + 1);
+    append(pages_for(listed.end), pages_for(n));
+
+    const int32_t seen = frame.state(member).trigger()->selected_at();
+    if (fired_[static_cast<size_t>(member)] == 0 || seen < plan.page) return selection;
+    const Geometry& g = frame.geometry();
+    selection.scored_bytes =
+        ScoredUnits(plan, seen) * g.kv_heads * g.head_dim * int64_t{sizeof(uint16_t)};
+    return selection;
+  }
+
+ private:
+  static constexpr int32_t kMultiple = 64;  // pages, in growing
+
+  Status FitTo(int32_t members, int32_t pages, const CudaFrame& frame) {
+    const Geometry& g = frame.geometry();
+    StepMemory& memory = frame.memory();
+    memory.NoteGrowth();
+    const int64_t channels = int64_t{g.layers} * g.kv_heads * g.head_dim;
+    constexpr int64_t kInt = sizeof(int32_t);
+    KVS_RETURN_IF_ERROR(memory.Fit(&units_, int64_t{members} * pages * kInt));
+    KVS_RETURN_IF_ERROR(memory.Fit(&counts_, members * kInt));
+    return memory.Fit(&scratch_, members * cuda::CascadeScratchBytes(channels, pages));
+  }
+
+  bool IsDue(const CudaFrame& frame, int member) const {
+    return Has(frame, member) && frame.state(member).prompt_tokens() >= 0 &&
+           ids_[static_cast<size_t>(member)] != frame.state(member).trigger()->selection_id();
+  }
+
+  Status SelectMembers(CudaFrame* frame, int first, int count) {
+    const Plan& plan = frame->plan(first);
+    cuda::CascadeBatch w;
+    w.keys = cuda::KeyRows(frame->PagesOf(first, 0));
+    w.key_layer_stride = PageLayout::Of(frame->geometry()).layer_stride;
+    for (int level = 0; level < 3; ++level) w.levels[level] = frame->IndexRowsOf(first, level, 0);
+    w.layers = frame->geometry().layers;
+    w.page_tokens = plan.page;
+    w.pages_per_chunk = plan.pages_per_chunk;
+    w.chunks_per_grid = plan.chunks_per_grid;
+    w.sinks = plan.sinks;
+    w.window = plan.window;
+    std::ranges::copy(plan.rho, w.rho);
+    w.tokens = frame->memory().On(select_at_, first);
+    w.batch = count;
+    for (int i = first; i < first + count; ++i) {
+      w.pages_max = std::max(w.pages_max, frame->state(i).trigger()->selected_at() / plan.page);
+    }
+    w.scratch = scratch_.as<std::byte>();
+    w.list_stride = pages_;
+    // The lists as steps that select nothing find them.
+    w.units = units_.as<int32_t>() + int64_t{first} * pages_;
+    w.counts = counts_.as<int32_t>() + first;
+    frame->NoteLaunch();
+    return frame->Check(frame->ops().cascade(w, frame->stream()), "op cascade");
+  }
+
+  const StepMemory::Column sink_end_, recent_begin_, select_at_;
+  int32_t members_ = 0, pages_ = 0;  // room; pages: candidates of a member
+  DeviceBuffer units_, counts_, scratch_;
+  std::vector<uint64_t> ids_;   // by place: CascadeTrigger::selection_id; 0: nobody's
+  std::vector<uint8_t> fired_;  // by member: its trigger fired in this Begin
+};
+
+}  // namespace
+
+std::unique_ptr<CudaSelector> NewCudaCascade(StepMemory* memory) {
+  return std::make_unique<CudaCascade>(memory);
 }
 
 }  // namespace kvstrata

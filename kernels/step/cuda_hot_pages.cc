@@ -1,13 +1,7 @@
-// Selected slices of pages in the host's memory, kept on a GPU: the cache of a sequence, and how
-// steps follow where its pages are (cuda_hot_pages.h).
 #include "kernels/step/cuda_hot_pages.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <utility>
-
-#include "kernels/step/cuda_step.h"
 
 namespace kvstrata {
 namespace {
@@ -110,84 +104,6 @@ cuda::HotPages CudaHotPages::table() const {
   hot.page_stride = page_stride_;
   hot.slot_count = slot_count_;
   return hot;
-}
-
-bool CudaStep::MayPromote(const StepMember& m) {
-  const Plan& plan = m.state->plan();
-  return m.view.far_pages != nullptr && plan.codec == CodecKind::kRaw &&
-         plan.selector != SelectorKind::kFull;
-}
-
-// Tables of the members' caches; null where none is, as of a graph's member that has none now.
-Status CudaStep::StageHotPages(const CudaWorkspace::StagingSlot& slot) {
-  for (int i = 0; i < members(); ++i) {
-    SequenceState& state = *members_[i].state;
-    const bool may_promote = MayPromote(members_[i]);
-    if (!may_promote) state.hot_pages_.reset();
-    if (ws_.capacity_.far_pages == 0) continue;  // no member ever did
-    if (may_promote && state.prompt_tokens() >= 0) KVS_RETURN_IF_ERROR(FollowPages(i, slot));
-    const cuda::HotPages table =
-        state.hot_pages_ == nullptr ? cuda::HotPages{} : state.hot_pages_->table();
-    std::array<const std::byte*, CudaWorkspace::kHotEntries> words;
-    std::memcpy(words.data(), &table, sizeof(table));
-    KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.hot_tables_, CudaWorkspace::kHotEntries, i, words.data(),
-                                   CudaWorkspace::kHotEntries, slot, stream_));
-  }
-  return OkStatus();
-}
-
-// Entries of pages that came or moved are made anew.
-Status CudaStep::FollowPages(int member, const CudaWorkspace::StagingSlot& slot) {
-  const StepMember& m = members_[member];
-  std::shared_ptr<CudaHotPages>& hot = m.state->hot_pages_;
-  const int32_t page_tokens = geometry().page_tokens;
-  const int32_t count = (m.view.tokens + m.new_tokens + page_tokens - 1) / page_tokens;
-  if (hot == nullptr || count > hot->page_stride()) {
-    hot.reset();  // gives back what the next one takes
-    KVS_ASSIGN_OR_RETURN(hot, CudaHotPages::Create(ops_, geometry(), m.state->plan(),
-                                                   ws_.capacity_.far_pages, ws_.hot_cache_budget_));
-  }
-  if (hot->table().entries == nullptr) return OkStatus();
-  std::vector<uint64_t>& known = hot->pages;
-  known.resize(static_cast<size_t>(count));
-  int32_t first = count, last = 0;
-  for (int32_t i = 0; i < count; ++i) {
-    const uint64_t far = m.view.far_pages[i] != 0 ? cuda::kFarPage : 0;
-    const uint64_t address = reinterpret_cast<uint64_t>(m.view.pages[i]) | far;
-    if (known[static_cast<size_t>(i)] == address) continue;
-    known[static_cast<size_t>(i)] = address;
-    first = std::min(first, i);
-    last = i + 1;
-  }
-  if (first >= last) return OkStatus();
-  KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.far_pages_, ws_.capacity_.far_pages, member,
-                                 reinterpret_cast<const std::byte* const*>(known.data()), count,
-                                 slot, stream_));
-  cuda::RebaseBatch w;
-  w.hot = hot->table();
-  w.pages = ws_.far_pages_.device.as<uint64_t>() + int64_t{member} * ws_.capacity_.far_pages;
-  w.first = first;
-  w.last = last;
-  w.layers = geometry().layers;
-  w.kv_heads = geometry().kv_heads;
-  w.layer_bytes = PageLayout::Of(geometry()).layer_stride;
-  launched_ = true;
-  return Check(ops_.rebase(w, stream_), "op rebase");
-}
-
-// Between a layer's selection and its attention, which reads what is promoted.
-Status CudaStep::Promote(const Part& part, int layer, cuda::PagedLayer* pages) {
-  pages->hot = ws_.hot_tables_.device.as<cuda::HotPages>() + part.first;
-  pages->hot_row = layer * geometry().kv_heads;
-  cuda::PromoteBatch w;
-  w.layer = *pages;
-  w.selection = SelectionOf(part, layer);
-  w.batch = part.count;
-  w.layer_bytes = PageLayout::Of(geometry()).layer_stride;
-  w.tokens = ws_.visible() + first_row_[part.first];
-  w.committed = ws_.Ints(PerMember::kTo) + part.first;
-  w.counters = ws_.hot_counters_.as<uint32_t>();
-  return Check(ops_.promote(w, stream_), "op promote");
 }
 
 }  // namespace kvstrata

@@ -1,27 +1,20 @@
-// Selector block over codec packed (mosaickv) in a CudaStep.
-//
-// What is packed is attended in blocks, each KV head's own; rows that are not packed yet are
-// attended on their pages, and op attend_packed merges the two. Where the packed extents lie is a
-// table on the GPU, by layer and member, which Begin brings up to date when the daemon has packed
-// more: a graph reads what is there, and stays good.
-//
-// The selection is that of kernels/select/block.cc, but that blocks are counted: of a budget of
-// tokens as many are chosen as whole blocks fit. Where a short block is chosen (the last of a
-// prompt segment whose length is no multiple of `block`), the CPU may find room for one more.
-#include <algorithm>
-#include <cstring>
-#include <limits>
+#include "kernels/step/cuda_packed.h"
 
-#include "kernels/ops/pick/pick.h"
-#include "kernels/select/block_ranges.h"
-#include "kernels/step/cuda_step.h"
+#include <algorithm>
+#include <string>
+
+#include "kernels/codec/packed.h"
+#include "kernels/step/cuda_frame.h"
 
 namespace kvstrata {
 namespace {
 
 using cuda::PackedSegment;
 
-constexpr int32_t kAllBlocks = std::numeric_limits<int32_t>::max();
+// Extents that ops attend_packed and score_packed take of a sequence.
+constexpr int32_t kMostSegments = 512;
+// Pieces that an open segment has, now more, now fewer: 7 each of 1, 8, 64 and 512 flushes.
+constexpr int32_t kMostPieces = 28;
 
 int32_t KeepOf(const Plan& plan, const Geometry& g) {
   return plan.keep == 0 ? g.head_dim / 4 : plan.keep;
@@ -38,10 +31,6 @@ bool IsOfPlan(const PackedHead& h, const Plan& plan, const Geometry& g) {
   if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.neighbours)) return false;
   const PackedRows wanted = PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.truncate);
   return h.keys.bits == wanted.bits && h.block == plan.block;
-}
-
-int32_t BlocksWithin(const Plan& plan, int32_t tokens) {
-  return std::max(1, CeilShare(plan.share, tokens) / plan.block);
 }
 
 template <typename T>
@@ -68,254 +57,184 @@ std::vector<PackedSegment> SegmentsOf(const PackedStorage& packed, const Geometr
   return table;
 }
 
-}  // namespace
-
-bool CudaStep::IsPacked(const StepMember& m) { return m.state->plan().codec == CodecKind::kPacked; }
-
-int32_t CudaStep::PackedEnd(const StepMember& m) {
-  const PackedStorage* const packed = m.state->packed();
-  return packed == nullptr ? 0 : packed->end();
+// Room for all extents of a sequence, of which the final ones stay: flushes and joins between those
+// make no graph stale.
+int32_t SegmentsFor(const PackedStorage* packed) {
+  if (packed == nullptr) return std::min(kMostPieces, kMostSegments);
+  const auto extents = static_cast<int32_t>(packed->segments().size());
+  const auto final = static_cast<int32_t>(
+      std::ranges::count_if(packed->segments(), &PackedStorage::Segment::final));
+  return std::max(extents, std::min(final + kMostPieces, kMostSegments));
 }
 
-// The ops take so many extents, all of the plan's strategy, but that max_loss may have kept more
-// elements of a vector, the same number in all heads: other ones are damaged.
-Status CudaStep::CheckPacked() const {
-  const Geometry& g = geometry();
-  for (int i = 0; i < members(); ++i) {
-    const PackedStorage* const packed = members_[i].state->packed();
-    if (packed == nullptr || KnowsPacked(i)) continue;
-    const auto count = static_cast<int32_t>(packed->segments().size());
-    if (count > PackedBuffers::kSegmentsMax) {
-      return Unimplemented("CUDA_PLAN", std::to_string(count) +
-                                            " packed extents of a sequence are not served on a "
-                                            "GPU; at most " +
-                                            std::to_string(PackedBuffers::kSegmentsMax) +
-                                            " are; use shorter sequences, or backend simd");
-    }
-    const Plan& plan = members_[i].state->plan();
-    for (int32_t head = 0; head < count * g.layers * g.kv_heads; ++head) {
-      const int32_t of_segment = head % (g.layers * g.kv_heads);
-      const int segment = head / (g.layers * g.kv_heads);
-      const PackedHead& h = packed->head(segment, of_segment / g.kv_heads, of_segment % g.kv_heads);
-      const PackedHead& first = packed->head(segment, 0, 0);
+Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry& g) {
+  const int32_t heads = g.layers * g.kv_heads;  // of a segment
+  for (int segment = 0; segment < static_cast<int>(packed.segments().size()); ++segment) {
+    const PackedHead& first = packed.head(segment, 0, 0);
+    for (int32_t head = 0; head < heads; ++head) {
+      const PackedHead& h = packed.head(segment, head / g.kv_heads, head % g.kv_heads);
       if (IsOfPlan(h, plan, g) && h.keys.keep == first.keys.keep) continue;
-      const Run tokens = packed->segments()[static_cast<size_t>(segment)].tokens;
+      const Run tokens = packed.segments()[static_cast<size_t>(segment)].tokens;
       return {Code::kDataLoss, "EXTENT_INVALID",
               "extent of tokens " + std::to_string(tokens.begin) + " to " +
-                  std::to_string(tokens.end) + ": head " + std::to_string(of_segment) +
+                  std::to_string(tokens.end) + ": head " + std::to_string(head) +
                   " is not packed as the plan says"};
     }
   }
   return OkStatus();
 }
 
-PackedBuffers::Capacity CudaStep::NeedOfPacked() const {
-  PackedBuffers::Capacity need;
-  for (const StepMember& m : members_) {
-    if (!IsPacked(m)) continue;
-    const Plan& plan = m.state->plan();
-    const PackedStorage* const packed = m.state->packed();
-    const int32_t tokens = std::max(m.view.tokens + m.new_tokens, ws_.reserve_tokens_);
-    int32_t segments = 0, final = 0;
-    if (packed != nullptr) {
-      segments = static_cast<int32_t>(packed->segments().size());
-      final = static_cast<int32_t>(
-          std::ranges::count_if(packed->segments(), &PackedStorage::Segment::final));
-    }
-    need.batch = members();
-    need.keep =
-        std::max({need.keep, KeepOf(plan, geometry()), packed == nullptr ? 0 : packed->keep_max()});
-    need.segments = std::max(need.segments, PackedBuffers::SegmentsFor(final, segments));
-    need.blocks = std::max(need.blocks, tokens / plan.block + segments + 1);
-    need.list = std::max(need.list, BlocksWithin(plan, tokens));
-  }
-  return need;
+}  // namespace
+
+CudaPacked::CudaPacked(StepMemory* memory)
+    : CudaCodec(CodecKind::kPacked),
+      end_(memory->AddColumn()),
+      none_(memory->AddColumn()),
+      segments_(memory->AddColumn()) {
+  memory->Add(&table_);
 }
 
-// The numbers that a graph reads instead of being captured with them.
-CudaStep::PackedCounts CudaStep::PackedCountsOf(int member) const {
-  const StepMember& m = members_[member];
-  const PackedStorage* const packed = m.state->packed();
-  if (packed == nullptr) return {};
-  const Plan& plan = m.state->plan();
-  const int32_t n = m.view.tokens + 1;
-  return {static_cast<int32_t>(packed->segments().size()), packed->BlockCount(0, 0),
-          n < plan.min_tokens ? kAllBlocks : BlocksWithin(plan, n)};
+int32_t CudaPacked::EndOf(const SequenceState& state) const {
+  const PackedStorage* const packed = state.packed();
+  return packed == nullptr ? 0 : packed->end();
 }
 
-bool CudaStep::KnowsPacked(int member) const {
+bool CudaPacked::Knows(const CudaFrame& frame, int member) const {
   const auto i = static_cast<size_t>(member);
-  return i < ws_.packed_ids_.size() && ws_.packed_ids_[i] == members_[i].state->packed()->id();
+  return i < ids_.size() && ids_[i] == frame.state(member).packed()->id();
 }
 
-Status CudaStep::StagePacked(const CudaWorkspace::StagingSlot& slot) {
-  const PackedBuffers::Capacity& room = ws_.capacity_.packed;
-  for (int i = 0; i < members(); ++i) {
-    const PackedStorage* const packed = members_[i].state->packed();
-    if (packed == nullptr || KnowsPacked(i)) continue;
-    ws_.packed_ids_[static_cast<size_t>(i)] = 0;  // until all of it is on its way
-    for (int layer = 0; layer < geometry().layers; ++layer) {
-      const std::vector<PackedSegment> table = SegmentsOf(*packed, geometry(), layer);
-      std::vector<const std::byte*> words(table.size() * sizeof(PackedSegment) / sizeof(uint64_t));
-      std::memcpy(words.data(), table.data(), table.size() * sizeof(PackedSegment));
-      KVS_RETURN_IF_ERROR(ws_.Upload(
-          &ws_.packed_segments_, PackedBuffers::SegmentWords(geometry(), room),
-          layer * room.batch + i, words.data(), static_cast<int32_t>(words.size()), slot, stream_));
+Status CudaPacked::Check(const CudaFrame& frame) const {
+  for (int i = 0; i < frame.members(); ++i) {
+    const PackedStorage* const packed = frame.state(i).packed();
+    if (packed == nullptr || Knows(frame, i)) continue;
+    if (const size_t count = packed->segments().size(); count > kMostSegments) {
+      return Unimplemented("CUDA_PLAN", std::to_string(count) +
+                                            " packed extents of a sequence are not served on a "
+                                            "GPU; at most " +
+                                            std::to_string(kMostSegments) +
+                                            " are; use shorter sequences, or backend simd");
     }
-    ws_.packed_ids_[static_cast<size_t>(i)] = packed->id();
+    KVS_RETURN_IF_ERROR(CheckHeads(*packed, frame.plan(i), frame.geometry()));
   }
   return OkStatus();
 }
 
-cuda::PackedLayer CudaStep::PackedLayerOf(const Part& part, int layer) const {
-  const PackedBuffers::Capacity& room = ws_.capacity_.packed;
-  const int64_t row = int64_t{layer} * room.batch + part.first;
+Status CudaPacked::Fit(const CudaFrame& frame) {
+  constexpr int32_t kMultiple = 16;
+  Room room = room_;
+  for (int i = 0; i < frame.members(); ++i) {
+    if (!Has(frame, i)) continue;
+    const PackedStorage* const packed = frame.state(i).packed();
+    const int32_t segments = SegmentsFor(packed);
+    const int32_t larger = (segments + 4 + kMultiple - 1) / kMultiple * kMultiple;
+    Raise(&room.segments, segments, std::min(larger, kMostSegments));
+    room.keep = std::max({room.keep, KeepOf(frame.plan(i), frame.geometry()),
+                          packed == nullptr ? 0 : packed->keep_max()});
+    room.members = std::max(room.members, frame.memory().members());
+  }
+  if (room == room_) return OkStatus();
+  KVS_RETURN_IF_ERROR(FitTo(room, frame));
+  room_ = room;
+  ids_.assign(static_cast<size_t>(room.members), 0);
+  return OkStatus();
+}
+
+Status CudaPacked::FitTo(const Room& room, const CudaFrame& frame) {
+  const Geometry& g = frame.geometry();
+  StepMemory& memory = frame.memory();
+  memory.NoteGrowth();
+  constexpr auto kSegmentWords = static_cast<int32_t>(sizeof(PackedSegment) / sizeof(uint64_t));
+  KVS_RETURN_IF_ERROR(memory.Fit(&table_, int64_t{g.layers} * room.members,
+                                 room.segments * g.kv_heads * kSegmentWords));
+  const int64_t rows = int64_t{room.members} * g.query_heads;
+  KVS_RETURN_IF_ERROR(memory.Fit(&partial_, rows * (g.head_dim + 2) * int64_t{sizeof(float)}));
+  cuda::AttendPackedBatch attend;
+  attend.layer.kv_heads = g.kv_heads;
+  attend.layer.head_dim = g.head_dim;
+  attend.queries.group = g.group();
+  int64_t bytes = 0;  // small batches have more CTAs an item
+  for (attend.queries.batch = 1; attend.queries.batch <= room.members; ++attend.queries.batch) {
+    bytes = std::max(bytes, frame.ops().attend_packed_workspace_bytes(attend));
+  }
+  return memory.Fit(&workspace_, bytes);
+}
+
+Status CudaPacked::Stage(CudaFrame* frame) {
+  for (int i = 0; i < frame->members(); ++i) {
+    if (!Has(*frame, i)) continue;
+    const PackedStorage* const packed = frame->state(i).packed();
+    StepMemory& memory = frame->memory();
+    memory.At(none_, i) = 0;
+    memory.At(end_, i) = EndOf(frame->state(i));
+    memory.At(segments_, i) =
+        packed == nullptr ? 0 : static_cast<int32_t>(packed->segments().size());
+    if (packed != nullptr && !Knows(*frame, i)) KVS_RETURN_IF_ERROR(StageMember(frame, i));
+  }
+  return OkStatus();
+}
+
+Status CudaPacked::StageMember(CudaFrame* frame, int member) {
+  uint64_t& known = ids_[static_cast<size_t>(member)];
+  const PackedStorage& packed = *frame->state(member).packed();
+  known = 0;  // until all of it is on its way
+  for (int layer = 0; layer < frame->geometry().layers; ++layer) {
+    const std::vector<PackedSegment> segments = SegmentsOf(packed, frame->geometry(), layer);
+    KVS_RETURN_IF_ERROR(frame->memory().Write(&table_, int64_t{layer} * room_.members + member,
+                                              std::as_bytes(std::span(segments)), frame->stream()));
+  }
+  known = packed.id();
+  return OkStatus();
+}
+
+cuda::PackedLayer CudaPacked::LayerOf(const CudaFrame& frame, const CudaPart& part,
+                                      int layer) const {
   cuda::PackedLayer packed;
-  packed.segments =
-      reinterpret_cast<const PackedSegment*>(ws_.packed_segments_.device.as<uint64_t>() +
-                                             row * PackedBuffers::SegmentWords(geometry(), room));
-  packed.counts = ws_.Ints(PerMember::kSegments) + part.first;
-  packed.segment_stride = room.segments;
-  packed.kv_heads = geometry().kv_heads;
-  packed.head_dim = geometry().head_dim;
+  packed.segments = table_.Row<PackedSegment>(int64_t{layer} * room_.members + part.first);
+  packed.counts = frame.memory().On(segments_, part.first);
+  packed.segment_stride = room_.segments;
+  packed.kv_heads = frame.geometry().kv_heads;
+  packed.head_dim = frame.geometry().head_dim;
   packed.truncated = part.plan.truncate;
-  packed.keep_max = std::min(room.keep, StoredChannels(part.plan, geometry()));
+  packed.keep_max = std::min(room_.keep, StoredChannels(part.plan, frame.geometry()));
   return packed;
 }
 
-// Of blocks; every KV head has its list.
-cuda::DeviceSelection CudaStep::BlocksOf(const Part& part, int layer) const {
-  if (!Selects(part, layer)) return {};
-  const PackedBuffers& buffers = ws_.packed_;
-  const int64_t list = int64_t{part.first} * geometry().kv_heads;
-  cuda::DeviceSelection blocks;
-  blocks.unit_tokens = 1;
-  blocks.groups = geometry().kv_heads;
-  blocks.list_stride = ws_.capacity_.packed.list;
-  blocks.units = buffers.units.as<int32_t>() + list * blocks.list_stride;
-  blocks.counts = buffers.counts.as<int32_t>() + list;
-  blocks.sink_end = buffers.sink_end.as<int32_t>() + part.first;
-  blocks.recent_begin = buffers.recent_begin.as<int32_t>() + part.first;
-  return blocks;
-}
-
-// By the first new token of each member. The first block is always on and has no score.
-Status CudaStep::SelectBlocks(const Part& part, int layer, const std::byte* q, DType dtype) {
-  const Geometry& g = geometry();
-  const PackedBuffers& buffers = ws_.packed_;
-  const PackedBuffers::Capacity& room = ws_.capacity_.packed;
-  const int64_t list = int64_t{part.first} * g.kv_heads;
-  cuda::ScorePackedBatch score;
-  score.layer = PackedLayerOf(part, layer);
-  score.queries = {q, dtype, int64_t{g.query_heads} * g.head_dim, part.count, g.group()};
-  score.scores = buffers.scores.as<float>() + list * room.blocks;
-  score.score_stride = room.blocks;
-  score.first = 1;
-  score.ahead = true;
-  KVS_RETURN_IF_ERROR(Check(ops_.score_packed(score, stream_), "op score_packed"));
-
-  cuda::PickBatch w;
-  w.scores = score.scores;
-  w.score_stride = room.blocks;
-  w.batch = part.count;
-  w.groups = g.kv_heads;
-  w.rule = {1, score.first, 0, 0, 0};
-  w.tokens = ws_.Ints(PerMember::kBlocks) + part.first;
-  w.takes = ws_.Ints(PerMember::kTake) + part.first;
-  w.ahead = true;
-  w.list_stride = room.list;
-  w.units = buffers.units.as<int32_t>() + list * room.list;
-  w.counts = buffers.counts.as<int32_t>() + list;
-  w.sink_end = buffers.sink_end.as<int32_t>() + part.first;
-  w.recent_begin = buffers.recent_begin.as<int32_t>() + part.first;
-  w.scratch = buffers.pick.as<std::byte>();
-  w.scratch_lists = room.batch * g.kv_heads;
-  return Check(ops_.pick(w, stream_), "op pick");
-}
-
-Status CudaStep::AttendPacked(const Part& part, int layer, const Rows& q, const MutableRows& out,
-                              float* lse) {
+Status CudaPacked::Attend(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q,
+                          const MutableRows& out, float* lse) {
   for (int32_t t = 0; t < part.new_tokens; ++t) {
-    KVS_RETURN_IF_ERROR(
-        AttendPackedItems(part, layer, first_row_[part.first] + part.begin + t, q, out, lse));
+    KVS_RETURN_IF_ERROR(AttendItems(frame, part, layer, frame->FirstRow(part) + t, q, out, lse));
   }
   return OkStatus();
 }
 
-// One new token of each of the part's members, the first of them row `row` of the batch.
-Status CudaStep::AttendPackedItems(const Part& part, int layer, int32_t row, const Rows& q,
-                                   const MutableRows& out, float* lse) {
-  const Geometry& g = geometry();
-  const float scale = g.logit_scale();
-  const int64_t rows = int64_t{ws_.capacity_.packed.batch} * g.query_heads;
-  float* const partial = ws_.packed_.partial.as<float>();
+Status CudaPacked::AttendItems(CudaFrame* frame, const CudaPart& part, int layer, int32_t row,
+                               const Rows& q, const MutableRows& out, float* lse) {
+  const Geometry& g = frame->geometry();
+  const int64_t rows = int64_t{room_.members} * g.query_heads;
+  auto* const partial = partial_.as<float>();
   const cuda::Partials of_pages = {partial + rows * g.head_dim, partial + rows * (g.head_dim + 1),
                                    partial, 1};
-  const std::byte* const queries = q.data + row * q.token_stride;
-  cuda::AttendRawBatch raw;
-  raw.layer = PagesOf(part, layer);
-  raw.selection.sink_end = ws_.Ints(PerMember::kSinkEnd) + part.first;
-  raw.selection.recent_begin = ws_.Ints(PerMember::kRecentBegin) + part.first;
+  cuda::AttendRawBatch raw = frame->AttendRawOf(part, layer, row, q);
+  raw.selection.sink_end = frame->memory().On(none_, part.first);
+  raw.selection.recent_begin = frame->memory().On(end_, part.first);
   raw.batch = part.count;
-  raw.group = g.group();
-  raw.tokens = ws_.visible() + row;
-  raw.q = queries;
-  raw.q_stride = q.token_stride;
-  raw.scale = scale;
-  if (pending_.layer >= 0) {
-    raw.new_k = pending_.k.From(row);
-    raw.new_v = pending_.v.From(row);
-  }
   raw.partial = of_pages;
   raw.ahead = part.new_tokens == 1;
-  raw.workspace = ws_.attend_workspace_.as<std::byte>();
-  KVS_RETURN_IF_ERROR(Check(ops_.attend_raw(raw, stream_), "op attend_raw"));
+  KVS_RETURN_IF_ERROR(frame->Check(frame->ops().attend_raw(raw, frame->stream()), "op attend_raw"));
 
   cuda::AttendPackedBatch w;
-  w.layer = PackedLayerOf(part, layer);
-  w.queries = {queries, q.dtype, q.token_stride / SizeOf(q.dtype), part.count, g.group()};
-  w.selection = BlocksOf(part, layer);
-  w.scale = scale;
+  w.layer = LayerOf(*frame, part, layer);
+  w.queries = {q.data + row * q.token_stride, q.dtype, q.token_stride / SizeOf(q.dtype), part.count,
+               g.group()};
+  w.selection = frame->SelectionOf(part, layer);
+  w.scale = raw.scale;
   w.with = of_pages;
-  w.to = OutputFrom(row, out, lse);
-  w.counters = ws_.attend_counters_.as<uint32_t>();
-  w.workspace = ws_.packed_.workspace.as<float>();
+  w.to = frame->OutputFrom(row, out, lse);
+  w.counters = frame->counters();
+  w.workspace = workspace_.as<float>();
   w.ahead = true;
-  return Check(ops_.attend_packed(w, stream_), "op attend_packed");
-}
-
-// As its selector makes it (kernels/select/block.cc).
-Result<Selection> CudaStep::ReadBlocks(int member, int32_t n) const {
-  const StepMember& m = members_[member];
-  const Geometry& g = geometry();
-  const PackedStorage* const packed = m.state->packed();
-  if (n < m.state->plan().min_tokens || packed == nullptr) return Selection::Full(n);
-  const cuda::DeviceSelection device =
-      BlocksOf({member, 1, 1, true, m.state->plan()}, selected_layer_);
-  std::vector<int32_t> counts(static_cast<size_t>(g.kv_heads));
-  std::vector<int32_t> listed(counts.size() * static_cast<size_t>(device.list_stride));
-  int32_t sink_end = 0, recent_begin = 0;
-  KVS_RETURN_IF_ERROR(CopyToHost(counts.data(), device.counts, counts.size() * sizeof(int32_t)));
-  KVS_RETURN_IF_ERROR(CopyToHost(listed.data(), device.units, listed.size() * sizeof(int32_t)));
-  KVS_RETURN_IF_ERROR(CopyToHost(&sink_end, device.sink_end, sizeof(sink_end)));
-  KVS_RETURN_IF_ERROR(CopyToHost(&recent_begin, device.recent_begin, sizeof(recent_begin)));
-  Selection selection;
-  selection.Reset(n, g.kv_heads);
-  for (int head = 0; head < g.kv_heads; ++head) {
-    const BlockRanges ranges(*packed, selected_layer_, head);
-    std::vector<int32_t>& units = selection.units[head];
-    for (int32_t id = 0; id < sink_end; ++id) units.push_back(id);
-    const int32_t* const list = listed.data() + int64_t{head} * device.list_stride;
-    units.insert(units.end(), list, list + counts[head]);
-    for (int32_t id = recent_begin; id < ranges.count(); ++id) units.push_back(id);
-    for (const int32_t id : units) AppendRun(ranges.Tokens(id), &selection.runs[head]);
-    AppendRun({packed->end(), n}, &selection.runs[head]);
-    for (size_t s = 0; s < packed->segments().size(); ++s) {
-      const PackedRows& blocks = packed->head(static_cast<int>(s), selected_layer_, head).blocks;
-      selection.scored_bytes += int64_t{ranges.end(s) - ranges.first(s)} * blocks.stride;
-    }
-  }
-  return selection;
+  return frame->Check(frame->ops().attend_packed(w, frame->stream()), "op attend_packed");
 }
 
 }  // namespace kvstrata

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/step/cuda_codec.h"
 #include "kernels/step/cuda_step.h"
 
 namespace kvstrata {
@@ -44,72 +45,54 @@ ShadowSample CudaShadow::Read() const {
   return sample;
 }
 
-// --- the step's part -----------------------------------------------------------------------------
-
-void CudaStep::Shadow(int member, CudaShadow* shadow) {
-  KVS_CHECK(Decodes(member));
-  shadow->Restart(IsRawGone(members_[member]));
-  shadows_.resize(static_cast<size_t>(members()));
-  shadows_[static_cast<size_t>(member)] = shadow;
+void CudaShadow::Measure(CudaStep* step, int member, int layer, const Rows& q) {
+  if (raw_gone_ || lost_) return;
+  lost_ = !AttendAgain(step, member, layer, q).ok();
 }
 
-// No error of it is the step's.
-void CudaStep::MeasureShadows(int layer, const Rows& q) {
-  for (int i = 0; i < static_cast<int>(shadows_.size()); ++i) {
-    CudaShadow* const shadow = shadows_[static_cast<size_t>(i)];
-    if (shadow == nullptr || shadow->raw_gone_ || shadow->lost_) continue;
-    shadow->lost_ = !MeasureShadow(i, layer, q, shadow).ok();
-  }
+void CudaShadow::CopyOut(cuda::Stream stream) {
+  if (raw_gone_ || captured_ || lost_) return;
+  const auto bytes = static_cast<uint64_t>(Floats()) * sizeof(float);
+  lost_ = ops_.copy_async(copied_.At<float>(0), results_.as<float>(), bytes, stream) != 0;
 }
 
-Status CudaStep::MeasureShadow(int member, int layer, const Rows& q, CudaShadow* shadow) {
-  using Of = CudaShadow::Of;
-  const Geometry& g = geometry();
-  const int32_t row = first_row_[member];
+Status CudaShadow::AttendAgain(CudaStep* step, int member, int layer, const Rows& q) {
   // The member's place in its part. Pages in the host's memory are read there, promoted or not.
-  Part part = PartOf(member);
+  CudaPart part = step->PartOf(member);
   part.list += member - part.first;
   part.first = member;
   part.count = 1;
   part.promotes = false;
+  const int32_t row = step->FirstRow(part);
 
-  float* const results = shadow->results_.as<float>();
-  float* const out = results + shadow->OutputAt(layer, Of::kPlan);
+  float* const results = results_.as<float>();
+  float* const out = results + OutputAt(layer, Of::kPlan);
   // Row `row` of a batch whose rows all lie there.
   const MutableRows plan_out{reinterpret_cast<std::byte*>(out), 0, 0, DType::kF32};
   const auto attend = [&](const cuda::DeviceSelection& selection, Of of) {
-    cuda::AttendRawBatch w;
-    w.layer = PagesOf(part, layer);
+    cuda::AttendRawBatch w = step->AttendRawOf(part, layer, row, q);
     w.selection = selection;
     w.batch = 1;
-    w.group = g.group();
-    w.tokens = ws_.visible() + row;
-    w.q = q.data + row * q.token_stride;
-    w.q_stride = q.token_stride;
-    w.scale = g.logit_scale();
-    w.to = {results + shadow->OutputAt(layer, of), DType::kF32, results + shadow->LseAt(layer, of)};
-    w.workspace = ws_.attend_workspace_.as<std::byte>();
-    return Check(ops_.attend_raw(w, stream_), "op attend_raw");
+    w.to = {results + OutputAt(layer, of), DType::kF32, results + LseAt(layer, of)};
+    return step->Check(ops_.attend_raw(w, step->stream()), "op attend_raw");
   };
-  const bool packed = part.selects && part.plan.codec == CodecKind::kPacked;
-  if (packed || ReadsSpans(part)) {
-    KVS_RETURN_IF_ERROR(AttendPositions(member, layer, q, shadow));
-    KVS_RETURN_IF_ERROR(packed ? AttendPacked(part, layer, q, plan_out, nullptr)
-                               : AttendSpans(part, layer, q, plan_out, nullptr));
+  if (part.codec != nullptr) {
+    KVS_RETURN_IF_ERROR(AttendPositions(step, member, layer, q));
+    KVS_RETURN_IF_ERROR(part.codec->Attend(step, part, layer, q, plan_out, nullptr));
   } else {
-    KVS_RETURN_IF_ERROR(attend(SelectionOf(part, layer), Of::kPlan));
+    KVS_RETURN_IF_ERROR(attend(step->SelectionOf(part, layer), Of::kPlan));
   }
   KVS_RETURN_IF_ERROR(attend({}, Of::kFull));
-  shadow->measured_[static_cast<size_t>(layer)] = 1;
+  measured_[static_cast<size_t>(layer)] = 1;
   return OkStatus();
 }
 
 // Raw attention over the positions that were attended one by one, in whatever form: only its
 // log-sum-exp is of use. REQUIRES: `layer` is the last one selected.
-Status CudaStep::AttendPositions(int member, int layer, const Rows& q, CudaShadow* shadow) {
-  const Geometry& g = geometry();
-  const StepMember& m = members_[member];
-  KVS_ASSIGN_OR_RETURN(const Selection selection, ReadSelection(member));
+Status CudaShadow::AttendPositions(CudaStep* step, int member, int layer, const Rows& q) {
+  const Geometry& g = geometry_;
+  const StepMember& m = step->member(member);
+  KVS_ASSIGN_OR_RETURN(const Selection selection, step->ReadSelection(member));
   const int groups = GroupsOf(selection);
   const int calls = groups == g.query_heads ? g.group() : 1;  // a list a query head: a head each
   const int lists = std::min(groups, g.kv_heads);             // of a call
@@ -133,44 +116,41 @@ Status CudaStep::AttendPositions(int member, int layer, const Rows& q, CudaShado
     std::ranges::copy(list, ints.begin() + static_cast<std::ptrdiff_t>(
                                                header + stride * static_cast<size_t>(place)));
   }
-  KVS_RETURN_IF_ERROR(shadow->lists_.Reserve(ops_, ints.size() * sizeof(int32_t)));
-  auto* const at = shadow->lists_.as<int32_t>();
+  KVS_RETURN_IF_ERROR(lists_.Reserve(ops_, ints.size() * sizeof(int32_t)));
+  auto* const at = lists_.as<int32_t>();
   KVS_RETURN_IF_ERROR(
-      Check(ops_.copy_async(at, ints.data(), ints.size() * sizeof(int32_t), stream_),
-            "copying positions"));
+      step->Check(ops_.copy_async(at, ints.data(), ints.size() * sizeof(int32_t), step->stream()),
+                  "copying positions"));
 
-  cuda::AttendRawBatch w;
-  w.layer = PagesOf({member, 1, 1, false, {}}, layer);
+  CudaPart own;
+  own.first = member;
+  const int32_t row = step->FirstRow(own);
+  cuda::AttendRawBatch w = step->AttendRawOf(own, layer, row, q);
   w.selection = {1, lists, static_cast<int32_t>(stride)};
   w.selection.sink_end = at + groups;
   w.selection.recent_begin = at + groups + 1;
   w.batch = 1;
   w.group = calls == 1 ? g.group() : 1;
-  w.tokens = ws_.visible() + first_row_[member];
-  w.q = q.data + first_row_[member] * q.token_stride;
-  w.q_stride = q.token_stride;
-  w.scale = g.logit_scale();
-  w.workspace = ws_.attend_workspace_.as<std::byte>();
-  float* const results = shadow->results_.as<float>();
+  float* const results = results_.as<float>();
   for (int call = 0; call < calls; ++call) {
     w.selection.counts = at + call * lists;
     w.selection.units = at + header + stride * static_cast<size_t>(call * lists);
-    w.to = {results + shadow->OutputAt(layer, CudaShadow::Of::kPlan), DType::kF32,
-            results + shadow->LseAt(layer, CudaShadow::Of::kPlan) + call * g.kv_heads};
+    w.to = {results + OutputAt(layer, Of::kPlan), DType::kF32,
+            results + LseAt(layer, Of::kPlan) + call * g.kv_heads};
     if (calls > 1) {
-      KVS_ASSIGN_OR_RETURN(w.q, HeadOfGroups(q, first_row_[member], call, shadow));
+      KVS_ASSIGN_OR_RETURN(w.q, HeadOfGroups(*step, q, row, call));
       w.q_stride = g.kv_heads * g.row_bytes();
     }
-    KVS_RETURN_IF_ERROR(Check(ops_.attend_raw(w, stream_), "op attend_raw"));
+    KVS_RETURN_IF_ERROR(step->Check(ops_.attend_raw(w, step->stream()), "op attend_raw"));
   }
-  shadow->by_group_[static_cast<size_t>(layer)] = calls > 1 ? 1 : 0;
+  by_group_[static_cast<size_t>(layer)] = calls > 1 ? 1 : 0;
   return OkStatus();
 }
 
 // Of one token, the queries of one head of each group side by side.
-Result<const void*> CudaStep::HeadOfGroups(const Rows& q, int32_t row, int head,
-                                           CudaShadow* shadow) {
-  const Geometry& g = geometry();
+Result<const void*> CudaShadow::HeadOfGroups(const CudaStep& step, const Rows& q, int32_t row,
+                                             int head) {
+  const Geometry& g = geometry_;
   cuda::CopyRowsBatch w;
   w.from = q.data + row * q.token_stride + head * q.head_stride;
   w.from_row_stride = q.token_stride;
@@ -181,26 +161,10 @@ Result<const void*> CudaStep::HeadOfGroups(const Rows& q, int32_t row, int head,
   w.dim = g.head_dim;
   w.to_head_stride = g.row_bytes();
   w.to_row_stride = g.kv_heads * g.row_bytes();
-  KVS_RETURN_IF_ERROR(shadow->queries_.Reserve(ops_, static_cast<uint64_t>(w.to_row_stride)));
-  w.to = shadow->queries_.as<std::byte>();
-  KVS_RETURN_IF_ERROR(Check(ops_.copy_rows(w, stream_), "op copy_rows"));
+  KVS_RETURN_IF_ERROR(queries_.Reserve(ops_, static_cast<uint64_t>(w.to_row_stride)));
+  w.to = queries_.as<std::byte>();
+  KVS_RETURN_IF_ERROR(step.Check(ops_.copy_rows(w, step.stream()), "op copy_rows"));
   return static_cast<const void*>(w.to);
-}
-
-// What is captured, or replayed, is not measured.
-void CudaStep::NoteCapturedShadows() {
-  for (CudaShadow* const shadow : shadows_) {
-    if (shadow != nullptr) shadow->captured_ = true;
-  }
-}
-
-void CudaStep::CopyShadows(cuda::Stream stream) {
-  for (CudaShadow* const shadow : shadows_) {
-    if (shadow == nullptr || shadow->raw_gone_ || shadow->captured_ || shadow->lost_) continue;
-    const auto bytes = static_cast<uint64_t>(shadow->Floats()) * sizeof(float);
-    shadow->lost_ = ops_.copy_async(shadow->copied_.At<float>(0), shadow->results_.as<float>(),
-                                    bytes, stream) != 0;
-  }
 }
 
 }  // namespace kvstrata

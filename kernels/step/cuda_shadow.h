@@ -21,8 +21,11 @@
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/page_view.h"
 #include "kernels/step/shadow_attention.h"
+#include "kernels/step/step_batch.h"
 
 namespace kvstrata {
+
+class CudaStep;  // cuda_step.h
 
 class CudaShadow {
  public:
@@ -41,15 +44,25 @@ class CudaShadow {
   // REQUIRES: neither.
   ShadowSample Read() const;
 
- private:
-  friend class CudaStep;
+  // --- the step's
+  // A new step begins.
+  void Restart(bool raw_gone);
+  // What the layer's attention of a member loses. No error of it is the step's.
+  void Measure(CudaStep* step, int member, int layer, const Rows& q);
+  // A layer was captured, or replayed.
+  void NoteCaptured() { captured_ = true; }
+  // Enqueues the copy that Read reads.
+  void CopyOut(cuda::Stream stream);
 
+ private:
   // Which rows of a layer: the plan's outputs and full attention's; then their log-sum-exps.
   enum class Of { kPlan, kFull };
 
   CudaShadow(const cuda::CudaOps& ops, const Geometry& geometry) : ops_(ops), geometry_(geometry) {}
-  // A new step begins.
-  void Restart(bool raw_gone);
+
+  Status AttendAgain(CudaStep* step, int member, int layer, const Rows& q);
+  Status AttendPositions(CudaStep* step, int member, int layer, const Rows& q);
+  Result<const void*> HeadOfGroups(const CudaStep& step, const Rows& q, int32_t row, int head);
 
   int64_t RowFloats() const { return int64_t{geometry_.query_heads} * geometry_.head_dim; }
   int64_t Floats() const {

@@ -5,24 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "kernels/step/cuda_sentences.h"
+#include "kernels/step/cuda_shadow.h"
 
 namespace kvstrata {
-cuda::CandidateRule CudaStep::RuleOf(const Plan& plan) {
-  return {plan.page, plan.n_sink, plan.n_recent, plan.budget / plan.page, plan.min_tokens};
-}
-
-int64_t CudaStep::FieldStride(const IndexLayout& index) {
-  return index.RowOffset(0, 0, 1, 0, 0) - index.RowOffset(0, 0, 0, 0, 0);
-}
 
 CudaStep::CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
                    Exit exit)
-    : StepBatch(std::move(members)),
-      ws_(*workspace),
-      ops_(workspace->ops_),
-      stream_(stream),
-      exit_(exit) {
+    : CudaFrame(std::move(members), workspace, stream), exit_(exit) {
   CutParts();
 }
 
@@ -44,230 +33,177 @@ Result<std::unique_ptr<CudaStep>> CudaStep::Begin(std::vector<StepMember> member
                               "the stream is being captured; begin the step before its layers are "
                               "captured: its copies differ from step to step");
   }
-  KVS_RETURN_IF_ERROR(step->CheckPacked());
-  KVS_RETURN_IF_ERROR(workspace->Fit(step->Need()));
-  KVS_RETURN_IF_ERROR(workspace->Follow(stream));
+  KVS_RETURN_IF_ERROR(workspace->Fit(*step, step->parts_));
+  KVS_RETURN_IF_ERROR(step->memory().Follow(stream));
   KVS_RETURN_IF_ERROR(step->Prepare());
   step->begun_ = workspace->in_step_ = true;
   return step;
 }
 
-// Members that follow each other and attend alike share launches.
-void CudaStep::CutParts() {
-  for (int i = 0; i < members(); ++i) {
-    const SequenceState& state = *members_[i].state;
-    const SelectorKind selector = state.plan().selector;
-    if (state.prompt_tokens() < 0 && selector == SelectorKind::kVote) {
-      CutPrompt(i);
-      continue;
-    }
-    Part part{i, 1, members_[i].new_tokens, false, {}};
-    part.selects =
-        state.prompt_tokens() >= 0 && (selector != SelectorKind::kFull || IsPacked(members_[i]));
-    part.observes = state.prompt_tokens() < 0 && selector == SelectorKind::kBucket;
-    if (part.selects || part.observes) part.plan = state.plan();
-    part.promotes = part.selects && part.new_tokens == 1 && MayPromote(members_[i]);
-    if (part.selects && selector == SelectorKind::kVote) part.list = vote_lists_++;
-    Part* const last = parts_.empty() ? nullptr : &parts_.back();
-    if (last != nullptr && part.new_tokens == 1 && last->new_tokens == 1 &&
-        part.selects == last->selects && part.observes == last->observes &&
-        part.plan == last->plan && !last->prompt) {
-      ++last->count;
-      last->promotes |= part.promotes;
-    } else {
-      parts_.push_back(std::move(part));
-    }
+void CudaStep::Shadow(int member, CudaShadow* shadow) {
+  KVS_CHECK(Decodes(member));
+  shadow->Restart(IsRawGone(members_[member]));
+  shadows_.resize(static_cast<size_t>(members()));
+  shadows_[static_cast<size_t>(member)] = shadow;
+}
+
+// What is captured, or replayed, is not measured.
+void CudaStep::NoteCapturedShadows() {
+  for (CudaShadow* const shadow : shadows_) {
+    if (shadow != nullptr) shadow->NoteCaptured();
   }
-  decodes_ = std::ranges::all_of(parts_, [](const Part& part) {
+}
+
+void CudaStep::CutParts() {
+  for (const auto& selector : ws_.selectors_) {
+    if (selector != nullptr) selector->Open(*this);
+  }
+  for (int i = 0; i < members(); ++i) {
+    const size_t before = parts_.size();
+    CudaSelector* const selector = ws_.SelectorOf(plan(i));
+    CudaCodec* const codec = ws_.CodecOf(plan(i));
+    if (selector != nullptr) {
+      selector->Cut(*this, i, &parts_);
+    } else {
+      CudaPart& part = parts_.emplace_back();
+      part.first = i;
+      part.new_tokens = member(i).new_tokens;
+      part.selects = codec != nullptr && state(i).prompt_tokens() >= 0;
+    }
+    for (CudaPart& part : std::span(parts_).subspan(before)) {
+      if (!part.selects && !part.observes) continue;
+      part.plan = plan(i);
+      part.selector = selector;
+      part.codec = part.selects ? codec : nullptr;
+      part.promotes = part.selects && !part.prompt && part.new_tokens == 1 &&
+                      CudaFarPages::MayPromote(*this, i);
+    }
+    JoinLastPart();
+  }
+  decodes_ = std::ranges::all_of(parts_, [](const CudaPart& part) {
     return part.new_tokens == 1 && !part.prompt && !part.observes;
   });
   const bool idle = IsShort();
-  for (Part& part : parts_) part.idle = idle && ScoresByQuery(part);
+  for (CudaPart& part : parts_) {
+    part.idle = idle && part.selects && !part.prompt && part.selector != nullptr &&
+                part.selector->IdlesWhenShort();
+  }
 }
 
-bool CudaStep::ScoresByQuery(const Part& part) {
-  return part.selects && !part.prompt && part.plan.codec == CodecKind::kRaw &&
-         (part.plan.selector == SelectorKind::kMinMax || part.plan.selector == SelectorKind::kVote);
+// Members that follow each other and attend alike share launches.
+void CudaStep::JoinLastPart() {
+  if (parts_.size() < 2) return;
+  const CudaPart& part = parts_.back();
+  CudaPart& last = parts_[parts_.size() - 2];
+  const bool alike = part.new_tokens == 1 && last.new_tokens == 1 && !part.prompt && !last.prompt &&
+                     part.selects == last.selects && part.observes == last.observes &&
+                     part.plan == last.plan;
+  if (!alike) return;
+  ++last.count;
+  last.promotes |= part.promotes;
+  parts_.pop_back();
 }
 
 bool CudaStep::IsShort() const {
-  return std::ranges::all_of(parts_, [this](const Part& part) {
+  return std::ranges::all_of(parts_, [this](const CudaPart& part) {
+    if (!part.selects || part.prompt || part.selector == nullptr ||
+        !part.selector->IdlesWhenShort()) {
+      return true;
+    }
     const auto members = std::span(members_).subspan(static_cast<size_t>(part.first),
                                                      static_cast<size_t>(part.count));
-    return !ScoresByQuery(part) || std::ranges::all_of(members, [&part](const StepMember& m) {
-      return m.view.tokens + 1 < part.plan.min_tokens;
-    });
+    return std::ranges::all_of(
+        members, [&part](const StepMember& m) { return m.view.tokens + 1 < part.plan.min_tokens; });
   });
-}
-
-CudaWorkspace::Capacity CudaStep::Need() const {
-  CudaWorkspace::Capacity need;
-  need.members = members();
-  need.votes = NeedOfVotes();
-  NeedOfSpans(&need);
-  need.packed = NeedOfPacked();
-  need.rows = tokens_;
-  for (const StepMember& m : members_) {
-    const IndexLayout& index = m.state->index();
-    const int32_t tokens = std::max(m.view.tokens + m.new_tokens, ws_.reserve_tokens_);
-    if (m.new_tokens > CudaWorkspace::kItemsOfMember) {
-      need.chunk = std::max(need.chunk, std::min(m.new_tokens, cuda::kAttendChunkRows));
-    }
-    need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
-    if (MayPromote(m) || ws_.capacity_.far_pages > 0) need.far_pages = need.pages;
-    if (HasBuckets(m)) {
-      need.bucket_list = std::max({need.bucket_list, m.state->plan().tau, 1});
-    }
-    if (index.kind == IndexLayout::Kind::kNone) continue;
-    const cuda::CandidateRule rule = RuleOf(m.state->plan());
-    need.blocks = std::max(need.blocks, index.BlocksFor(tokens));
-    if (Cascades(m)) {
-      need.cascade_pages = std::max(need.cascade_pages, tokens / m.state->plan().page + 1);
-      continue;
-    }
-    need.units = std::max(need.units, tokens / rule.unit_tokens + 1);
-    need.list = std::max(need.list, rule.take);
-  }
-  return need;
 }
 
 // What Begin does on the stream.
 Status CudaStep::Prepare() {
-  KVS_ASSIGN_OR_RETURN(const CudaWorkspace::StagingSlot* const slot, ws_.NextSlot());
-  DecideCascades();
-  DecideSentences();
-  Status status = Stage(*slot);
+  KVS_RETURN_IF_ERROR(memory().OpenSlot());
+  Status status = Stage();
   if (status.ok()) status = Summarize();
-  if (status.ok()) status = SelectCascades();
-  if (status.ok()) status = MakeBuckets();
-  if (status.ok()) status = SeparateOps(*slot);
-  if (status.ok()) status = Check(ops_.record_event(slot->done, stream_), "marking a begun step");
+  for (const auto& selector : ws_.selectors_) {
+    if (status.ok() && selector != nullptr) status = selector->Begin(this);
+  }
+  // Ops read what Begin made ahead of the kernels before them (launch.cuh): no op may start while a
+  // kernel of Begin's runs.
+  if (status.ok() && launched_) status = memory().Separate(stream_);
+  if (status.ok()) status = memory().CloseSlot(stream_);
   if (!status.ok()) (void)ops_.synchronize(stream_);  // a part of it may be under way
   return status;
 }
 
-// Ops read what Begin made ahead of the kernels before them (launch.cuh): no op may start while a
-// kernel of Begin's runs. Nothing but a copy (of what is there) keeps every kernel behind it back.
-Status CudaStep::SeparateOps(const CudaWorkspace::StagingSlot& slot) {
-  if (!launched_) return OkStatus();
-  return Check(ops_.copy_async(ws_.ints_.as<int32_t>(), slot.data, sizeof(int32_t), stream_),
-               "separating a step's ops from its begin");
-}
-
-Status CudaStep::Stage(const CudaWorkspace::StagingSlot& slot) {
-  KVS_RETURN_IF_ERROR(StageInts(slot));
-  KVS_RETURN_IF_ERROR(StageVoteCaches(slot));
-  KVS_RETURN_IF_ERROR(StagePacked(slot));
-  KVS_RETURN_IF_ERROR(StageSentences(slot));
-  KVS_RETURN_IF_ERROR(StageSpans(slot));
-  KVS_RETURN_IF_ERROR(StageHotPages(slot));
-  for (int i = 0; i < members(); ++i) {
-    const SequenceView& view = members_[i].view;
-    const int32_t tokens = view.tokens + members_[i].new_tokens;
-    const int32_t page = geometry().page_tokens;
-    KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.pages_, ws_.capacity_.pages, i, view.pages,
-                                   (tokens + page - 1) / page, slot, stream_));
-    KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.blocks_, ws_.capacity_.blocks, i, view.index_blocks,
-                                   members_[i].state->index().BlocksFor(view.tokens), slot,
-                                   stream_));
-  }
-  return OkStatus();
-}
-
 // Lengths of this step, and what follows from them.
-Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
-  auto* const ints = reinterpret_cast<int32_t*>(slot.data);
-  const int64_t room = ws_.capacity_.members;
-  const auto at = [ints, room](PerMember array, int i) -> int32_t& {
-    return ints[static_cast<int>(array) * room + i];
-  };
-  int32_t* const visible = ints + ws_.IntsBeforeRows();
+Status CudaStep::Stage() {
+  for (const auto& selector : ws_.selectors_) {
+    if (selector != nullptr) KVS_RETURN_IF_ERROR(selector->Stage(this));
+  }
+  KVS_RETURN_IF_ERROR(ws_.packed_.Stage(this));
+  KVS_RETURN_IF_ERROR(ws_.spans_.Stage(this));
+  KVS_RETURN_IF_ERROR(ws_.far_pages_.Stage(this));
+  return StageRows();
+}
+
+Status CudaStep::StageRows() {
+  int32_t* const starts = memory().StagedStarts();
+  int32_t* const visible = memory().StagedVisible();
+  starts[members()] = tokens_;
+  const int32_t page = geometry().page_tokens;
   for (int i = 0; i < members(); ++i) {
     const StepMember& m = members_[i];
-    const Plan& plan = m.state->plan();
-    const int32_t n = m.view.tokens + 1;
-    const bool in_full = AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens);
-    const Run window = in_full ? Run{} : Run{plan.n_sink, n - plan.n_recent};
-    const bool buckets = HasBuckets(m);
-    const Run between = Cascades(m)   ? CascadeList(m)
-                        : buckets     ? BucketList(m)
-                        : IsPacked(m) ? Run{0, PackedEnd(m)}
-                                      : window;  // not always on
-    const PackedCounts packed = PackedCountsOf(i);
-    const SpanCounts spans = SpanCountsOf(m);
-    const CudaSentences* const sentences = buckets ? m.state->sentences_.get() : nullptr;
-    const bool ready = buckets && sentences->ready;
-    at(PerMember::kLengths, i) = m.view.tokens + m.new_tokens;
-    at(PerMember::kFrom, i) = m.state->indexed_tokens_;
-    at(PerMember::kTo, i) = m.view.tokens;
-    at(PerMember::kSinkEnd, i) = between.begin;
-    at(PerMember::kRecentBegin, i) = between.end;
-    at(PerMember::kSelectAt, i) = CascadeAt(i);
-    at(PerMember::kSegments, i) = packed.segments;
-    at(PerMember::kBlocks, i) = packed.blocks;
-    at(PerMember::kTake, i) = packed.take;
-    at(PerMember::kQueriesFrom, i) = ready ? sentences->queries_from : -1;
-    at(PerMember::kWholeBuckets, i) = ready ? static_cast<int32_t>(sentences->whole.size()) : 0;
-    at(PerMember::kSpanParts, i) = spans.parts;
-    at(PerMember::kSpanRoom, i) = spans.room;
-    at(PerMember::kSpanEnd, i) = spans.end;
-    at(PerMember::kAllRows, i) = cuda::kExpandAll;
-    at(PerMember::kCount, i) = first_row_[i];
-    for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = n + t;
+    const int32_t tokens = m.view.tokens + m.new_tokens;
+    memory().At(ws_.lengths_, i) = tokens;
+    memory().At(ws_.from_, i) = m.state->indexed_tokens_;
+    memory().At(ws_.to_, i) = m.view.tokens;
+    starts[i] = first_row_[i];
+    for (int32_t t = 0; t < m.new_tokens; ++t) visible[first_row_[i] + t] = m.view.tokens + 1 + t;
+    const std::span pages(m.view.pages, static_cast<size_t>((tokens + page - 1) / page));
+    KVS_RETURN_IF_ERROR(memory().Write(&ws_.pages_, i, std::as_bytes(pages), stream_));
+    const std::span blocks(m.view.index_blocks,
+                           static_cast<size_t>(m.state->index().BlocksFor(m.view.tokens)));
+    KVS_RETURN_IF_ERROR(memory().Write(&ws_.blocks_, i, std::as_bytes(blocks), stream_));
   }
-  at(PerMember::kCount, members()) = tokens_;
-  const auto bytes = static_cast<uint64_t>(ws_.IntsBeforeRows() + tokens_) * sizeof(int32_t);
-  return Check(ops_.copy_async(ws_.ints_.as<int32_t>(), ints, bytes, stream_),
-               "copying the lengths of a step");
+  return memory().CopyColumns(tokens_, stream_);
 }
 
-// Rows of the units that were completed since the index was written last, in all layers.
+// Rows of the units that were completed since the index was written last, in all layers. A coarser
+// level's come from those of the level below, which are written before.
 Status CudaStep::Summarize() {
   for (int first = 0, last; first < members(); first = last) {
-    const IndexLayout& index = members_[first].state->index();
-    for (last = first + 1; last < members() && members_[last].state->index() == index;) ++last;
+    const IndexLayout& index = state(first).index();
+    for (last = first + 1; last < members() && state(last).index() == index;) ++last;
     if (index.kind == IndexLayout::Kind::kNone) continue;
-    KVS_RETURN_IF_ERROR(SummarizeMembers(first, last - first));
+    for (int level = 0; level < index.level_count; ++level) {
+      KVS_RETURN_IF_ERROR(SummarizeLevel(first, last - first, level));
+    }
   }
   for (const StepMember& m : members_) m.state->indexed_tokens_ = m.state->tokens_;
   return OkStatus();
 }
 
-Status CudaStep::SummarizeMembers(int first, int count) {
-  for (int level = 0; level < members_[first].state->index().level_count; ++level) {
-    KVS_RETURN_IF_ERROR(SummarizeLevel({first, count, 1, false, {}}, level));
-  }
-  return OkStatus();
-}
-
-// A coarser level's rows from those of the level below, which are written before.
-Status CudaStep::SummarizeLevel(const Part& part, int level) {
-  const IndexLayout& index = members_[part.first].state->index();
+Status CudaStep::SummarizeLevel(int first, int count, int level) {
+  const IndexLayout& index = state(first).index();
   int32_t units = 0;
-  for (int i = part.first; i < part.first + part.count; ++i) {
-    const SequenceState& state = *members_[i].state;
-    units = std::max(
-        units, index.UnitsFor(level, state.tokens_) - index.UnitsFor(level, state.indexed_tokens_));
+  for (int i = first; i < first + count; ++i) {
+    units = std::max(units, index.UnitsFor(level, state(i).tokens_) -
+                                index.UnitsFor(level, state(i).indexed_tokens_));
   }
   const bool means = index.kind == IndexLayout::Kind::kMean;
   cuda::SummarizeBatch w;
   w.kind = means ? cuda::SummarizeBatch::Kind::kMean : cuda::SummarizeBatch::Kind::kMinMax;
-  w.source = level == 0 ? cuda::KeyRows(PagesOf(part, 0)) : IndexRowsOf(part, level - 1, 0);
-  w.summary = IndexRowsOf(part, level, 0);
-  w.field_stride = means ? 0 : FieldStride(index);
+  w.source = level == 0 ? cuda::KeyRows(PagesOf(first, 0)) : IndexRowsOf(first, level - 1, 0);
+  w.summary = IndexRowsOf(first, level, 0);
+  w.field_stride = means ? 0 : index.field_stride();
   w.row_tokens = level == 0 ? 1 : index.levels[level - 1].unit_tokens;
   w.unit_rows = index.levels[level].unit_tokens / w.row_tokens;
-  w.from = ws_.Ints(PerMember::kFrom) + part.first;
-  w.to = ws_.Ints(PerMember::kTo) + part.first;
-  w.batch = part.count;
+  w.from = memory().On(ws_.from_, first);
+  w.to = memory().On(ws_.to_, first);
+  w.batch = count;
   w.units_max = units;
   w.layers = geometry().layers;
-  const auto layer_stride = [&index](int of) {
-    return index.RowOffset(of, 1, 0, 0, 0) - index.RowOffset(of, 0, 0, 0, 0);
-  };
   w.source_layer_stride =
-      level == 0 ? PageLayout::Of(geometry()).layer_stride : layer_stride(level - 1);
-  w.summary_layer_stride = layer_stride(level);
+      level == 0 ? PageLayout::Of(geometry()).layer_stride : index.layer_stride(level - 1);
+  w.summary_layer_stride = index.layer_stride(level);
   launched_ |= units > 0;
   return Check(ops_.summarize(w, stream_), "op summarize");
 }
@@ -287,23 +223,12 @@ CudaStep::~CudaStep() {
   std::atomic_ref<uint64_t>(*exit_.address).store(exit_.value, std::memory_order_release);
 }
 
-Status CudaStep::AwaitBegin() const {
-  const size_t slot = (ws_.next_slot_ + ws_.slots_.size() - 1) % ws_.slots_.size();
-  return ws_.AwaitOnHost(ws_.slots_[slot].done);
-}
-
-Result<bool> CudaStep::IsCapturing(cuda::Stream stream) const {
-  bool capturing = false;
-  KVS_RETURN_IF_ERROR(Check(ops_.is_capturing(stream, &capturing), "asking for a capture"));
-  return capturing;
-}
-
 Status CudaStep::WriteExit(cuda::Stream stream) {
   if (exit_.address != nullptr) {
     KVS_RETURN_IF_ERROR(
         Check(ops_.write_value(exit_.address, exit_.value, stream), "leaving the epoch"));
   }
-  return Check(ops_.record_event(ws_.last_work_, stream), "marking the end of a step");
+  return memory().MarkEnd(stream);
 }
 
 Status CudaStep::CopyMovedPages(cuda::Stream stream) {
@@ -324,7 +249,9 @@ Status CudaStep::End(cuda::Stream stream) {
   }
   KVS_RETURN_IF_ERROR(AppendPending());
   KVS_RETURN_IF_ERROR(CopyMovedPages(stream));
-  CopyShadows(stream);
+  for (CudaShadow* const shadow : shadows_) {
+    if (shadow != nullptr) shadow->CopyOut(stream);
+  }
   KVS_RETURN_IF_ERROR(WriteExit(stream));
   ended_ = true;
   ws_.in_step_ = false;
@@ -336,20 +263,15 @@ Status CudaStep::End(cuda::Stream stream) {
   return OkStatus();
 }
 
-// What the ops of this call are captured for; null: nothing is captured.
-CudaWorkspace::CapturedShape* CudaStep::ShapeUnderCapture() {
+CudaGraphs::Captured* CudaStep::BatchUnderCapture() {
   const Result<bool> capturing = IsCapturing(stream_);
   if (!capturing.ok() || !capturing.value()) return nullptr;
-  for (CudaWorkspace::CapturedShape& shape : ws_.captured_) {
-    if (shape.parts == parts_) return &shape;
-  }
-  const std::vector<uint8_t> none(geometry().layers);
-  return &ws_.captured_.emplace_back(CudaWorkspace::CapturedShape{parts_, none, none});
+  return &ws_.graphs_.CaptureOf(memory().generation(), parts_);
 }
 
-// Whether a graph of `captured` does all that this step does: one that promotes serves members
-// without pages in the host's memory, too, and one that selects short members.
-bool CudaStep::Serves(std::vector<Part> captured) const {
+// One that promotes serves members without pages in the host's memory, too, and one that selects
+// short members.
+bool CudaStep::Serves(std::vector<CudaPart> captured) const {
   for (size_t i = 0; i < captured.size() && i < parts_.size(); ++i) {
     captured[i].promotes = captured[i].promotes && parts_[i].promotes;
     captured[i].idle = captured[i].idle || parts_[i].idle;
@@ -361,20 +283,21 @@ Status CudaStep::Replay() {
   const auto all = [](const std::vector<uint8_t>& layers) {
     return std::ranges::all_of(layers, [](uint8_t done) { return done != 0; });
   };
-  for (const CudaWorkspace::CapturedShape& shape : ws_.captured_) {
-    if (!Serves(shape.parts) || !all(shape.appended) || !all(shape.attended)) continue;
+  for (const CudaGraphs::Captured& batch : ws_.graphs_.captured(memory().generation())) {
+    if (!Serves(batch.parts) || !all(batch.appended) || !all(batch.attended)) continue;
     selected_layer_ = geometry().layers - 1;
     NoteCapturedShadows();
-    for (const Part& part : parts_) {
-      for (int layer = 0; layer < geometry().layers; ++layer) {
-        if (Observes(part, layer)) NoteObserved(part, layer);
+    for (const CudaPart& part : parts_) {
+      if (part.selector == nullptr) continue;
+      for (int layer = part.plan.n_dense_layers; layer < geometry().layers; ++layer) {
+        part.selector->NoteReplayed(*this, part, layer);
       }
     }
     return OkStatus();
   }
   return FailedPrecondition("GRAPH_STALE",
                             "no graph of all layers was captured of such a batch at generation " +
-                                std::to_string(ws_.generation_) +
+                                std::to_string(memory().generation()) +
                                 " of its workspace; run the layers, or capture them anew");
 }
 

@@ -55,9 +55,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/candidates.h"
+#include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_workspace.h"
-#include "kernels/step/step_batch.h"
 
 namespace kvstrata {
 
@@ -67,7 +66,7 @@ class CudaShadow;  // cuda_shadow.h
 // key, its value and what is served. For opening a sequence; Begin asks it again.
 Status CudaServes(const Plan& plan, const Geometry& geometry);
 
-class CudaStep : public StepBatch {
+class CudaStep : public CudaFrame {
  public:
   // Where the GPU writes `value` when it has done all of a step: the slot of a table's reader, so
   // that the daemon sees the epoch left (ADR 7). Host memory registered with CUDA.
@@ -106,7 +105,7 @@ class CudaStep : public StepBatch {
 
   // Waits for what Begin enqueued: from then on a member's state may be cloned, unless it is a
   // prompt's of selector bucket. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
-  Status AwaitBegin() const;
+  Status AwaitBegin() const { return memory().AwaitBegin(); }
 
   // The engine launched, on the stream, a graph that was captured of a step of this shape: all
   // layers are done. FAILED_PRECONDITION GRAPH_STALE when none was, of all layers, at this
@@ -128,208 +127,61 @@ class CudaStep : public StepBatch {
   Result<std::vector<int32_t>> ReadKept(int member, int head) const;
 
  private:
-  using Part = CudaWorkspace::Part;
-  using PerMember = CudaWorkspace::PerMember;
-
   CudaStep(std::vector<StepMember> members, CudaWorkspace* workspace, cuda::Stream stream,
            Exit exit);
-  static cuda::CandidateRule RuleOf(const Plan& plan);
-  // Bytes from a unit's minimum to its maximum.
-  static int64_t FieldStride(const IndexLayout& index);
-  Status Check(int code, const char* what) const { return ws_.Check(code, what); }
-  Result<bool> IsCapturing(cuda::Stream stream) const;
 
-  // Begin.
+  // Begin (cuda_step.cc).
   void CutParts();
-  // Whether the part's layers have kernels that do nothing for sequences attended in full. Those of
-  // selector bucket keep the sentence's queries, those of codecs read what is stored.
-  static bool ScoresByQuery(const Part& part);
-  // Whether all members of such parts are shorter than their min_tokens.
+  void JoinLastPart();
+  // Whether all members of parts that idle when short are shorter than their min_tokens.
   bool IsShort() const;
-  void CutPrompt(int member);
-  CudaWorkspace::Capacity Need() const;
-  VoteBuffers::Capacity NeedOfVotes() const;
   Status Prepare();
-  Status Stage(const CudaWorkspace::StagingSlot& slot);
-  Status SeparateOps(const CudaWorkspace::StagingSlot& slot);
-  Status StageInts(const CudaWorkspace::StagingSlot& slot);
-  Status StageVoteCaches(const CudaWorkspace::StagingSlot& slot);
-  Status OwnVoteCache(SequenceState* state);
+  Status Stage();
+  Status StageRows();
   Status Summarize();
-  Status SummarizeMembers(int first, int count);
-  Status SummarizeLevel(const Part& part, int level);
+  Status SummarizeLevel(int first, int count, int level);
   Status WriteExit(cuda::Stream stream);
+  // What the ops of this call are captured for; null: nothing is captured.
+  CudaGraphs::Captured* BatchUnderCapture();
+  // Whether a graph of `captured` does all that this step does.
+  bool Serves(std::vector<CudaPart> captured) const;
+  Status CopyMovedPages(cuda::Stream stream);
 
-  // Selector cascade (cuda_cascade.cc): the host decides when, Begin's kernels select.
-  static bool Cascades(const StepMember& m);
-  static const CascadeTrigger& TriggerOf(const StepMember& m);
-  static Run CascadeList(const StepMember& m);
-  bool IsCascadeDue(int member) const;
-  // How many tokens a selection that is due sees; -1: none is.
-  int32_t CascadeAt(int member) const;
-  void DecideCascades();
-  Status SelectCascades();
-  Status SelectCascade(int first, int count);
-  cuda::DeviceSelection CascadeOf(const Part& part) const;
-  Result<Selection> ReadCascade(int member, int32_t n) const;
-
-  // Selector bucket (cuda_bucket.cc): the host closes sentences, Begin's kernels make their
-  // buckets.
-  static bool HasBuckets(const StepMember& m);
-  static Run BucketList(const StepMember& m);
-  void DecideSentences();
-  Status StageSentences(const CudaWorkspace::StagingSlot& slot);
-  Status FitBuckets(SequenceState* state);
-  Status MakeBuckets();
-  Status MakePromptBuckets(int member);
-  Status RankPrompt(int member, int layer, const int32_t* lengths);
-  Status MakeWholeBuckets(int member);
-  const cuda::SentenceTable* TablesOf(const Part& part) const;
-  Status Observe(const Part& part, int layer, const std::byte* q, DType dtype);
-  void NoteObserved(const Part& part, int layer);
-  Status PickBuckets(const Part& part, int layer, const std::byte* q, DType dtype);
-  cuda::DeviceSelection BucketSelection(const Part& part) const;
-  Result<Selection> ReadBuckets(int member, int32_t n) const;
-  Result<std::vector<int32_t>> ReadBucketEnds(const StepMember& m, int head) const;
-  Result<std::vector<int32_t>> ReadKeptOf(const StepMember& m, int head) const;
-
-  // Pages in the host's memory (cuda_hot_pages.cc): their selected slices are promoted.
-  static bool MayPromote(const StepMember& m);
-  Status StageHotPages(const CudaWorkspace::StagingSlot& slot);
-  Status FollowPages(int member, const CudaWorkspace::StagingSlot& slot);
-  // Into `pages`, where the promoted slices are found.
-  Status Promote(const Part& part, int layer, cuda::PagedLayer* pages);
-  bool Serves(std::vector<Part> captured) const;
-
-  // Tensors.
-  Result<Rows> OnDevice(const Rows& rows, int32_t heads, DeviceBuffer* copy);
-  Result<Rows> Copied(const Rows& rows, int32_t heads, DType dtype, DeviceBuffer* to);
-  Result<cuda::DeviceSource> SourceOf(const Rows& rows, DeviceBuffer* copy, DeviceBuffer* dense);
-  bool IsDense(const void* data, int64_t token_stride, int64_t head_stride, DType dtype,
-               int32_t heads) const;
-  // Whether attend_raw takes the queries as they are.
-  bool IsAttendable(const Rows& q) const;
-  Status StoreOutput(const MutableRows& out, bool on_device);
-
-  // Of one layer, where the layer's attention will read them and write them to their pages.
-  struct NewRows {
-    int layer = -1;
-    cuda::DeviceSource k, v;
-  };
+  // A layer (cuda_layer.cc). Rows of `q` and `out` are dense from AttendParts on.
   bool AttendsNewRows() const;
   Status AppendPending();
-  Status CopyMovedPages(cuda::Stream stream);
   Status AppendRows(const NewRows& rows);
-
-  // Ops. Rows of `q` and `out` are dense from here on.
-  bool Selects(const Part& part, int layer) const;
-  bool Observes(const Part& part, int layer) const;
-  cuda::PagedLayer PagesOf(const Part& part, int layer) const;
-  cuda::DeviceSelection SelectionOf(const Part& part, int layer) const;
-  // Of the members' index: field 0 of a level.
-  cuda::DeviceRows IndexRowsOf(const Part& part, int level, int layer) const;
-  cuda::DeviceRows BoundsOf(const Part& part, int layer) const {
-    return IndexRowsOf(part, 0, layer);
-  }
   // As `calls` of the layer, where nothing but kernels of a decode step is enqueued.
   template <typename Enqueue>
-  Status Repeat(std::vector<RepeatedCall> CudaWorkspace::CalledShape::*calls, int layer,
+  Status Repeat(std::vector<RepeatedCall> CudaGraphs::Called::*calls, int layer,
                 const RepeatedCall::Tensors& tensors, const Enqueue& enqueue);
   Status SelectFrom(int layer, const Rows& q);
   Status SelectParts(int layer, const Rows& q);
-  Status SelectPart(const Part& part, int layer, const Rows& q);
-  Status ScoreBounds(const Part& part, int layer, const std::byte* q, DType dtype);
-  Status VoteBounds(const Part& part, int layer, const std::byte* q, DType dtype);
-  Status Pick(const Part& part);
-  // Selector vote (cuda_vote.cc).
-  Status SelectVotes(const Part& part, int layer, const std::byte* q, DType dtype);
-  Status MeanQuery(const Part& part, const std::byte* q, DType dtype);
-  cuda::Reuse ReuseOf(const Part& part, int layer, const int32_t* tokens) const;
-  Status CountVotes(const Part& part, int layer, const std::byte* q, DType dtype,
-                    const int32_t* tokens, const cuda::Reuse& reuse);
-  Status PickVoted(const Part& part, const int32_t* tokens);
-  cuda::DeviceSelection VotedSelection(const Part& part) const;
-  Result<Selection> ReadVotes(const Part& part, int member, int32_t n) const;
-  // Selector block over codec packed (cuda_packed.cc).
-  struct PackedCounts {
-    int32_t segments = 0, blocks = 0, take = 0;
-  };
-  static bool IsPacked(const StepMember& m);
-  static int32_t PackedEnd(const StepMember& m);
-  Status CheckPacked() const;
-  PackedBuffers::Capacity NeedOfPacked() const;
-  PackedCounts PackedCountsOf(int member) const;
-  // Whether the table of segments on the GPU is that of the member's packed storage.
-  bool KnowsPacked(int member) const;
-  Status StagePacked(const CudaWorkspace::StagingSlot& slot);
-  cuda::PackedLayer PackedLayerOf(const Part& part, int layer) const;
-  cuda::DeviceSelection BlocksOf(const Part& part, int layer) const;
-  Status SelectBlocks(const Part& part, int layer, const std::byte* q, DType dtype);
-  Status AttendPacked(const Part& part, int layer, const Rows& q, const MutableRows& out,
-                      float* lse);
-  Status AttendPackedItems(const Part& part, int layer, int32_t row, const Rows& q,
-                           const MutableRows& out, float* lse);
-  Result<Selection> ReadBlocks(int member, int32_t n) const;
-  // Plan sekv (cuda_spans.cc).
-  struct SpanCounts {
-    int32_t parts = 0, room = 0, end = 0;
-  };
-  static bool ReadsSpans(const Part& part);
-  void NeedOfSpans(CudaWorkspace::Capacity* need) const;
-  Status CheckSpans() const;
-  static SpanCounts SpanCountsOf(const StepMember& m);
-  Status StageSpans(const CudaWorkspace::StagingSlot& slot);
-  cuda::SpanLayer SpansOf(const Part& part, int layer) const;
-  cuda::SpanQueries SpanQueriesOf(const Part& part, const Rows& q, int32_t token) const;
-  Status ScoreSpans(const Part& part, int layer, const Rows& q, int32_t token);
-  Status AttendSpans(const Part& part, int layer, const Rows& q, const MutableRows& out,
-                     float* lse);
-  Result<Selection> ReadSpans(const Part& part, int member, int32_t n) const;
+  // q as the selector takes it; *dense and *native are copies that other parts may have had made.
+  Result<Rows> QueriesFor(const CudaSelector& selector, const Rows& q, Rows* dense, Rows* native);
+  bool SelectsByQuery(const CudaPart& part, int layer) const;
   Status AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse);
-  Status AttendPart(const Part& part, int layer, const Rows& q, const MutableRows& out, float* lse);
-  Status AttendChunk(const Part& part, int layer, const Rows& q, const MutableRows& out,
+  Status AttendPart(const CudaPart& part, int layer, const Rows& q, const MutableRows& out,
+                    float* lse);
+  Status AttendChunk(const CudaPart& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);
-  cuda::AttentionOutput OutputFrom(int32_t row, const MutableRows& out, float* lse) const;
-  Status AttendItems(cuda::AttendRawBatch work, int32_t row, int32_t items, const Rows& q,
-                     const MutableRows& out, float* lse);
 
-  // What a plan loses (cuda_shadow.cc).
   void MeasureShadows(int layer, const Rows& q);
-  Status MeasureShadow(int member, int layer, const Rows& q, CudaShadow* shadow);
-  Status AttendPositions(int member, int layer, const Rows& q, CudaShadow* shadow);
-  Result<const void*> HeadOfGroups(const Rows& q, int32_t row, int head, CudaShadow* shadow);
   void NoteCapturedShadows();
-  void CopyShadows(cuda::Stream stream);
 
-  CudaWorkspace::CapturedShape* ShapeUnderCapture();
-  // The last that holds new tokens of the member.
-  const Part& PartOf(int member) const;
+  // Selections read back (cuda_selection.cc).
   Status CheckReadable() const;
-  Result<Selection> ReadPart(const Part& part, int member) const;
-  Status CopyToHost(void* to, const void* from, uint64_t bytes) const;
-  Result<Selection> ReadUnits(int member, int32_t n) const;
+  Result<Selection> ReadPart(const CudaPart& part, int member) const;
 
-  CudaWorkspace& ws_;
-  const cuda::CudaOps& ops_;
-  cuda::Stream stream_;  // a call that is made a graph is enqueued elsewhere (RepeatedCall)
   const Exit exit_;
-  std::vector<Part> parts_;
-  std::vector<uint8_t> reselects_;    // by member: a trigger of cascade fired in this Begin
-  std::vector<uint8_t> observed_;     // [members][layers]: queries of a prompt were kept
   std::vector<CudaShadow*> shadows_;  // by member, null: none; empty: of none
-  NewRows pending_;                   // of a layer that was appended, but not attended yet
   struct MovedPage {
     const std::byte* from;
     std::byte* to;
   };
   std::vector<MovedPage> moved_pages_;
-  int32_t vote_lists_ = 0;  // of all parts, in VoteBuffers
-  bool decodes_ = false;    // one new token of each member, behind its prompt
-  int selected_layer_ = -1;
-  // Whose queries and rows were all enqueued before its expand_spans: its attend_spans reads ahead.
-  int span_rows_layer_ = -1;
+  bool decodes_ = false;  // one new token of each member, behind its prompt
   bool begun_ = false, ended_ = false;
-  bool launched_ = false;  // Begin, a kernel
 };
 
 }  // namespace kvstrata

@@ -1,11 +1,17 @@
-// Selector vote (TokenSelect) of a CudaStep, as kernels/select/vote.cc does it on a CPU.
+// Selector vote (TokenSelect) on a GPU, as kernels/select/vote.cc does it on a CPU. Whether a
+// cached selection is used is the GPU's decision (ops/reuse), so that a graph serves hits and
+// misses.
 #include <algorithm>
 
-#include "kernels/step/cuda_step.h"
+#include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_lists.h"
+#include "kernels/step/cuda_selector.h"
 #include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
 namespace {
+
+constexpr int64_t kInt = sizeof(int32_t), kFloat = sizeof(float);
 
 cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
   return {int64_t{g.query_heads} * g.head_dim, plan.k};
@@ -13,217 +19,292 @@ cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
 
 // Of N tokens, the query's own among them. A prompt chunk selects from the tokens before it: the
 // same rule, of one token less.
-cuda::CandidateRule VoteRuleOf(const Plan& plan, bool prompt) {
+cuda::CandidateRule RuleOf(const Plan& plan, bool prompt) {
   const int32_t own = prompt ? 1 : 0;
   return {1, plan.n_init, plan.n_local + own, plan.k, plan.min_tokens + own};
 }
 
-bool VotesInFull(const Plan& plan, int32_t n) {
+bool InFull(const Plan& plan, int32_t n) {
   return AttendsInFull(n, plan.n_init + plan.n_local, plan.k, plan.min_tokens);
 }
 
+class CudaVote final : public CudaSelector {
+ public:
+  explicit CudaVote(StepMemory* memory) : CudaSelector(SelectorKind::kVote) {
+    memory->Add(&caches_);
+  }
+
+  CudaQueries queries() const override { return CudaQueries::kDense; }
+  bool IdlesWhenShort() const override { return true; }
+  bool AttendsNewest(const Plan& plan) const override { return plan.n_local > 0; }
+
+  void Open(const CudaFrame&) override { list_count_ = 0; }
+
+  // A prompt is cut at multiples of plan.chunk from the sequence's start (ADR 3).
+  void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) override {
+    if (frame.state(member).prompt_tokens() >= 0) {
+      CudaSelector::Cut(frame, member, parts);
+      parts->back().list = list_count_++;
+      return;
+    }
+    const StepMember& m = frame.member(member);
+    const Plan& plan = frame.plan(member);
+    for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
+      const int64_t start = int64_t{m.view.tokens} + begin;
+      const int64_t next = (start / plan.chunk + 1) * plan.chunk - m.view.tokens;
+      end = static_cast<int32_t>(std::min<int64_t>(next, m.new_tokens));
+      CudaPart& part = parts->emplace_back();
+      part.first = member;
+      part.new_tokens = end - begin;
+      part.begin = begin;
+      part.prompt = true;
+      part.selects = !InFull(plan, static_cast<int32_t>(start));
+      if (part.selects) part.list = list_count_++;
+    }
+  }
+
+  Status Fit(const CudaFrame& frame, std::span<const CudaPart> parts) override {
+    Room room = room_;
+    for (const CudaPart& part : parts) {
+      if (part.selector != this || !part.selects) continue;
+      const int32_t lists = part.list + part.count;
+      Raise(&room.lists, lists, PowerOfTwo(lists));
+      Raise(&room.batch, part.count, PowerOfTwo(part.count));
+      if (part.prompt) room.chunk_list = std::max(room.chunk_list, part.plan.k);
+      for (int i = part.first; i < part.first + part.count; ++i) {
+        const int32_t tokens = frame.RoomFor(i);
+        Raise(&room.tokens, tokens, Generous(tokens, kMultiple));
+      }
+    }
+    if (room.lists == 0) return OkStatus();
+    KVS_RETURN_IF_ERROR(frame.memory().Fit(&caches_, frame.memory().members(), 1));
+    if (room == room_) return OkStatus();
+    KVS_RETURN_IF_ERROR(FitTo(room, frame));
+    room_ = room;
+    return OkStatus();
+  }
+
+  // Tells the GPU where the members' caches are; makes those that are missing, or shared.
+  Status Stage(CudaFrame* frame) override {
+    for (int i = 0; i < frame->members(); ++i) {
+      SequenceState& state = frame->state(i);
+      const bool votes = Has(*frame, i) && state.prompt_tokens() >= 0;
+      if (!votes || InFull(state.plan(), frame->member(i).view.tokens + 1)) continue;
+      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu().vote_cache;
+      if (cache == nullptr || cache->shared) KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
+      const std::byte* const at = cache->memory.as<std::byte>();
+      KVS_RETURN_IF_ERROR(
+          frame->memory().Write(&caches_, i, std::as_bytes(std::span(&at, 1)), frame->stream()));
+    }
+    return OkStatus();
+  }
+
+  // By the queries of each member's first new token, or the mean query of a prompt chunk.
+  Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
+    const int32_t* tokens = frame->VisibleFrom(frame->FirstRow(part));
+    if (part.prompt) {
+      KVS_RETURN_IF_ERROR(MeanQuery(*frame, part, q));
+      const Rows mean{mean_.as<std::byte>(), 0, 0, DType::kF32};
+      KVS_RETURN_IF_ERROR(Count(*frame, part, layer, mean, tokens, {}));
+    } else {
+      const cuda::Reuse reuse = ReuseOf(part, layer, tokens);
+      tokens = reuse.voting;
+      KVS_RETURN_IF_ERROR(Count(*frame, part, layer, q, tokens, reuse));
+    }
+    return Pick(*frame, part, tokens);
+  }
+
+  cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
+    cuda::DeviceSelection selection;
+    selection.unit_tokens = 1;
+    if (part.prompt) {
+      selection.list_stride = room_.chunk_list;
+      selection.units = units_.as<int32_t>() + int64_t{part.list} * room_.chunk_list;
+    } else {
+      selection.list_stride = part.plan.k;
+      selection.lists = lists_.as<uint64_t>() + part.list;
+    }
+    selection.counts = counts_.as<int32_t>() + part.list;
+    selection.sink_end = sink_end_.as<int32_t>() + part.list;
+    selection.recent_begin = recent_begin_.as<int32_t>() + part.list;
+    return selection;
+  }
+
+  // A prompt chunk selects from the tokens before its first.
+  Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
+                         int32_t tokens) const override {
+    const int32_t n = part.prompt ? tokens - 1 : tokens;
+    if (InFull(part.plan, n)) return Selection::Full(n);
+    const int64_t list = part.list + member - part.first;
+    const auto read = [&](const DeviceBuffer& from, int32_t* to) {
+      return frame.CopyToHost(to, from.as<int32_t>() + list, sizeof(*to));
+    };
+    int32_t count = 0, sink_end = 0, recent_begin = 0, voting = cuda::kNoQuery;
+    KVS_RETURN_IF_ERROR(read(counts_, &count));
+    KVS_RETURN_IF_ERROR(read(sink_end_, &sink_end));
+    KVS_RETURN_IF_ERROR(read(recent_begin_, &recent_begin));
+    if (!part.prompt) KVS_RETURN_IF_ERROR(read(voting_, &voting));
+    KVS_ASSIGN_OR_RETURN(const std::vector<int32_t> taken, ReadList(frame, part, list, count));
+    Selection selection;
+    selection.Reset(n, 1);
+    AppendRun({0, sink_end}, &selection.runs[0]);
+    for (const int32_t t : taken) AppendRun({t, t + 1}, &selection.runs[0]);
+    AppendRun({recent_begin, n}, &selection.runs[0]);
+    const Geometry& g = frame.geometry();
+    if (voting != cuda::kNoQuery) {
+      selection.scored_bytes = int64_t{recent_begin - sink_end} * g.kv_heads * g.row_bytes();
+    }
+    return selection;
+  }
+
+ private:
+  static constexpr int32_t kMultiple = 64;  // tokens, in growing
+
+  struct Room {
+    int32_t batch = 0;   // sequences that one launch serves
+    int32_t lists = 0;   // of a step: one a decoding sequence, one a prompt chunk
+    int32_t tokens = 0;  // of a sequence: its candidates
+    int32_t chunk_list =
+        0;  // entries of a prompt chunk's list; a sequence has its own in its cache
+    bool operator==(const Room&) const = default;
+  };
+
+  Status FitTo(const Room& room, const CudaFrame& frame) {
+    const Geometry& g = frame.geometry();
+    StepMemory& memory = frame.memory();
+    memory.NoteGrowth();
+    KVS_RETURN_IF_ERROR(memory.Fit(&votes_, int64_t{room.batch} * room.tokens * kFloat));
+    cuda::VoteBatch vote;
+    vote.rows.kv_heads = g.kv_heads;
+    vote.query_heads = g.query_heads;
+    vote.output_rows = 1;
+    vote.candidate_stride = room.tokens;
+    KVS_RETURN_IF_ERROR(
+        memory.Fit(&vote_scratch_, VoteScratchBytes(frame.ops(), vote, room.batch)));
+    KVS_RETURN_IF_ERROR(memory.FitZeroed(
+        &pick_scratch_, PickScratchBytes(frame.ops(), room.batch, 1, room.tokens)));
+    KVS_RETURN_IF_ERROR(memory.Fit(&mean_, int64_t{g.query_heads} * g.head_dim * kFloat));
+    KVS_RETURN_IF_ERROR(memory.Fit(&lists_, room.lists * int64_t{sizeof(uint64_t)}));
+    for (DeviceBuffer* const ints : {&voting_, &counts_, &sink_end_, &recent_begin_}) {
+      KVS_RETURN_IF_ERROR(memory.Fit(ints, room.lists * kInt));
+    }
+    return memory.Fit(&units_, int64_t{room.lists} * room.chunk_list * kInt);
+  }
+
+  // A cache of the sequence's own, with what the one that it shares holds.
+  static Status Own(const CudaFrame& frame, const Plan& plan,
+                    std::shared_ptr<CudaVoteCache>* cache) {
+    auto own = std::make_shared<CudaVoteCache>();
+    const Geometry& g = frame.geometry();
+    const auto bytes = static_cast<uint64_t>(CacheLayoutOf(plan, g).layer_bytes() * g.layers);
+    KVS_RETURN_IF_ERROR(own->memory.Reserve(frame.ops(), bytes));
+    if (*cache != nullptr) {
+      KVS_RETURN_IF_ERROR(frame.Check(
+          frame.ops().copy_async(own->memory.as<std::byte>(), (*cache)->memory.as<std::byte>(),
+                                 bytes, frame.stream()),
+          "copying a selection cache"));
+    }
+    *cache = std::move(own);
+    return OkStatus();
+  }
+
+  Status MeanQuery(const CudaFrame& frame, const CudaPart& part, const Rows& q) {
+    cuda::MeanQueryBatch w;
+    w.q = q.data;
+    w.q_dtype = q.dtype;
+    w.rows = part.new_tokens;
+    w.row_floats = frame.geometry().query_heads * frame.geometry().head_dim;
+    w.mean = mean_.as<float>();
+    return frame.Check(frame.ops().mean_query(w, frame.stream()), "op mean_query");
+  }
+
+  cuda::Reuse ReuseOf(const CudaPart& part, int layer, const int32_t* tokens) const {
+    cuda::Reuse reuse;
+    reuse.caches = caches_.Row<uint64_t>(part.first);
+    reuse.layer = layer;
+    reuse.theta = part.plan.theta;
+    reuse.per_head = part.plan.cosine_per_head;
+    reuse.append_departed = part.plan.append_departed;
+    reuse.tokens = tokens;
+    reuse.ahead = true;
+    reuse.voting = voting_.as<int32_t>() + part.list;
+    reuse.lists = lists_.as<uint64_t>() + part.list;
+    reuse.counts = counts_.as<int32_t>() + part.list;
+    reuse.sink_end = sink_end_.as<int32_t>() + part.list;
+    reuse.recent_begin = recent_begin_.as<int32_t>() + part.list;
+    return reuse;
+  }
+
+  Status Count(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q,
+               const int32_t* tokens, const cuda::Reuse& reuse) {
+    cuda::VoteBatch w;
+    w.rows = cuda::KeyRows(frame.PagesOf(part.first, layer));
+    w.scale = frame.geometry().logit_scale();
+    w.rule = RuleOf(part.plan, part.prompt);
+    w.tokens = tokens;
+    w.q = q.data;
+    w.q_dtype = q.dtype;
+    w.batch = part.count;
+    w.query_heads = frame.geometry().query_heads;
+    w.output_rows = 1;
+    w.candidate_stride = room_.tokens;
+    w.votes = votes_.as<float>();
+    w.scratch = vote_scratch_.as<std::byte>();
+    w.reuse = reuse;
+    return frame.Check(frame.ops().vote(w, frame.stream()), "op vote");
+  }
+
+  Status Pick(const CudaFrame& frame, const CudaPart& part, const int32_t* tokens) {
+    cuda::PickBatch w;
+    w.scores = votes_.as<float>();
+    w.score_stride = room_.tokens;
+    w.batch = part.count;
+    w.rule = RuleOf(part.plan, part.prompt);
+    w.tokens = tokens;
+    if (part.prompt) {
+      w.units = units_.as<int32_t>() + int64_t{part.list} * room_.chunk_list;
+      w.list_stride = room_.chunk_list;
+    } else {
+      w.lists = lists_.as<uint64_t>() + part.list;
+      w.list_stride = part.plan.k;
+    }
+    w.counts = counts_.as<int32_t>() + part.list;
+    w.sink_end = sink_end_.as<int32_t>() + part.list;
+    w.recent_begin = recent_begin_.as<int32_t>() + part.list;
+    w.scratch = pick_scratch_.as<std::byte>();
+    w.scratch_lists = room_.batch;
+    return frame.Check(frame.ops().pick(w, frame.stream()), "op pick");
+  }
+
+  // The tokens of list number `list`, which lies in the sequence's cache, or is a chunk's.
+  Result<std::vector<int32_t>> ReadList(const CudaFrame& frame, const CudaPart& part, int64_t list,
+                                        int32_t count) const {
+    const void* at = units_.as<int32_t>() + list * room_.chunk_list;
+    if (!part.prompt) {
+      KVS_RETURN_IF_ERROR(frame.CopyToHost(&at, lists_.as<uint64_t>() + list, sizeof(at)));
+    }
+    std::vector<int32_t> tokens(static_cast<size_t>(count));
+    if (count == 0) return tokens;
+    KVS_RETURN_IF_ERROR(frame.CopyToHost(tokens.data(), at, tokens.size() * sizeof(int32_t)));
+    return tokens;
+  }
+
+  Room room_;
+  int32_t list_count_ = 0;  // of the step
+  WordTable caches_;        // a member's cache
+  // Of one launch.
+  DeviceBuffer votes_;                        // float [batch][tokens]
+  DeviceBuffer vote_scratch_, pick_scratch_;  // of the ops
+  DeviceBuffer mean_;                         // float [query_heads][head_dim], of a prompt chunk
+  // By list: what op reuse writes, and the selection.
+  DeviceBuffer voting_, lists_, counts_, sink_end_, recent_begin_;
+  DeviceBuffer units_;  // int32_t [lists][chunk_list]
+};
+
 }  // namespace
 
-// A prompt is cut at multiples of plan.chunk from the sequence's start (ADR 3).
-void CudaStep::CutPrompt(int member) {
-  const StepMember& m = members_[member];
-  const Plan& plan = m.state->plan();
-  for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
-    const int64_t start = int64_t{m.view.tokens} + begin;
-    const int64_t next = (start / plan.chunk + 1) * plan.chunk - m.view.tokens;
-    end = static_cast<int32_t>(std::min<int64_t>(next, m.new_tokens));
-    Part part{member, 1, end - begin, !VotesInFull(plan, static_cast<int32_t>(start)), {}, begin};
-    part.prompt = true;
-    if (part.selects) {
-      part.plan = plan;
-      part.list = vote_lists_++;
-    }
-    parts_.push_back(std::move(part));
-  }
-}
-
-VoteBuffers::Capacity CudaStep::NeedOfVotes() const {
-  VoteBuffers::Capacity need;
-  for (const Part& part : parts_) {
-    if (!part.selects || part.plan.selector != SelectorKind::kVote) continue;
-    need.lists = part.list + part.count;
-    need.batch = std::max(need.batch, part.count);
-    if (part.prompt) need.chunk_lists = std::max(need.chunk_lists, part.plan.k);
-    for (int i = part.first; i < part.first + part.count; ++i) {
-      const int32_t tokens = members_[i].view.tokens + members_[i].new_tokens;
-      need.tokens = std::max({need.tokens, tokens, ws_.reserve_tokens_});
-    }
-  }
-  return need;
-}
-
-// Tells the GPU where the members' caches are; makes those that are missing, or shared.
-Status CudaStep::StageVoteCaches(const CudaWorkspace::StagingSlot& slot) {
-  for (int i = 0; i < members(); ++i) {
-    SequenceState& state = *members_[i].state;
-    const bool votes = state.plan_.selector == SelectorKind::kVote && state.prompt_tokens_ >= 0;
-    if (!votes || VotesInFull(state.plan_, members_[i].view.tokens + 1)) continue;
-    if (state.vote_cache_ == nullptr || state.vote_cache_->shared) {
-      KVS_RETURN_IF_ERROR(OwnVoteCache(&state));
-    }
-    const std::byte* const cache = state.vote_cache_->memory.as<std::byte>();
-    KVS_RETURN_IF_ERROR(ws_.Upload(&ws_.vote_caches_, 1, i, &cache, 1, slot, stream_));
-  }
-  return OkStatus();
-}
-
-Status CudaStep::OwnVoteCache(SequenceState* state) {
-  auto own = std::make_shared<CudaVoteCache>();
-  const auto bytes = static_cast<uint64_t>(CacheLayoutOf(state->plan_, geometry()).layer_bytes() *
-                                           geometry().layers);
-  KVS_RETURN_IF_ERROR(own->memory.Reserve(ops_, bytes));
-  if (state->vote_cache_ != nullptr) {
-    KVS_RETURN_IF_ERROR(
-        Check(ops_.copy_async(own->memory.as<std::byte>(),
-                              state->vote_cache_->memory.as<std::byte>(), bytes, stream_),
-              "copying a selection cache"));
-  }
-  state->vote_cache_ = std::move(own);
-  return OkStatus();
-}
-
-cuda::DeviceSelection CudaStep::VotedSelection(const Part& part) const {
-  const VoteBuffers& votes = ws_.votes_;
-  cuda::DeviceSelection selection;
-  selection.unit_tokens = 1;
-  if (part.prompt) {
-    selection.list_stride = ws_.capacity_.votes.chunk_lists;
-    selection.units = votes.units.as<int32_t>() + int64_t{part.list} * selection.list_stride;
-  } else {
-    selection.list_stride = part.plan.k;
-    selection.lists = votes.lists.as<uint64_t>() + part.list;
-  }
-  selection.counts = votes.counts.as<int32_t>() + part.list;
-  selection.sink_end = votes.sink_end.as<int32_t>() + part.list;
-  selection.recent_begin = votes.recent_begin.as<int32_t>() + part.list;
-  return selection;
-}
-
-// Of each member's first new token, or of the mean query of a prompt chunk.
-Status CudaStep::SelectVotes(const Part& part, int layer, const std::byte* q, DType dtype) {
-  const int32_t* tokens = ws_.visible() + first_row_[part.first] + part.begin;
-  cuda::Reuse reuse;
-  if (part.prompt) {
-    KVS_RETURN_IF_ERROR(MeanQuery(part, q, dtype));
-    q = ws_.votes_.mean.as<std::byte>();
-    dtype = DType::kF32;
-  } else {
-    reuse = ReuseOf(part, layer, tokens);
-    tokens = reuse.voting;
-  }
-  KVS_RETURN_IF_ERROR(CountVotes(part, layer, q, dtype, tokens, reuse));
-  return PickVoted(part, tokens);
-}
-
-Status CudaStep::MeanQuery(const Part& part, const std::byte* q, DType dtype) {
-  cuda::MeanQueryBatch w;
-  w.q = q;
-  w.q_dtype = dtype;
-  w.rows = part.new_tokens;
-  w.row_floats = geometry().query_heads * geometry().head_dim;
-  w.mean = ws_.votes_.mean.as<float>();
-  return Check(ops_.mean_query(w, stream_), "op mean_query");
-}
-
-cuda::Reuse CudaStep::ReuseOf(const Part& part, int layer, const int32_t* tokens) const {
-  const VoteBuffers& votes = ws_.votes_;
-  cuda::Reuse reuse;
-  reuse.caches = ws_.vote_caches_.device.as<uint64_t>() + part.first;
-  reuse.layer = layer;
-  reuse.theta = part.plan.theta;
-  reuse.per_head = part.plan.cosine_per_head;
-  reuse.append_departed = part.plan.append_departed;
-  reuse.tokens = tokens;
-  reuse.ahead = true;
-  reuse.voting = votes.voting.as<int32_t>() + part.list;
-  reuse.lists = votes.lists.as<uint64_t>() + part.list;
-  reuse.counts = votes.counts.as<int32_t>() + part.list;
-  reuse.sink_end = votes.sink_end.as<int32_t>() + part.list;
-  reuse.recent_begin = votes.recent_begin.as<int32_t>() + part.list;
-  return reuse;
-}
-
-Status CudaStep::CountVotes(const Part& part, int layer, const std::byte* q, DType dtype,
-                            const int32_t* tokens, const cuda::Reuse& reuse) {
-  cuda::VoteBatch w;
-  w.rows = cuda::KeyRows(PagesOf(part, layer));
-  w.scale = geometry().logit_scale();
-  w.rule = VoteRuleOf(part.plan, part.prompt);
-  w.tokens = tokens;
-  w.q = q;
-  w.q_dtype = dtype;
-  w.batch = part.count;
-  w.query_heads = geometry().query_heads;
-  w.output_rows = 1;
-  w.candidate_stride = ws_.capacity_.votes.tokens;
-  w.votes = ws_.votes_.votes.as<float>();
-  w.scratch = ws_.votes_.scratch.as<std::byte>();
-  w.reuse = reuse;
-  return Check(ops_.vote(w, stream_), "op vote");
-}
-
-Status CudaStep::PickVoted(const Part& part, const int32_t* tokens) {
-  const VoteBuffers& votes = ws_.votes_;
-  const int32_t list_stride = ws_.capacity_.votes.chunk_lists;
-  cuda::PickBatch w;
-  w.scores = votes.votes.as<float>();
-  w.score_stride = ws_.capacity_.votes.tokens;
-  w.batch = part.count;
-  w.rule = VoteRuleOf(part.plan, part.prompt);
-  w.tokens = tokens;
-  if (part.prompt) {
-    w.units = votes.units.as<int32_t>() + int64_t{part.list} * list_stride;
-    w.list_stride = list_stride;
-  } else {
-    w.lists = votes.lists.as<uint64_t>() + part.list;
-    w.list_stride = part.plan.k;
-  }
-  w.counts = votes.counts.as<int32_t>() + part.list;
-  w.sink_end = votes.sink_end.as<int32_t>() + part.list;
-  w.recent_begin = votes.recent_begin.as<int32_t>() + part.list;
-  w.scratch = votes.pick.as<std::byte>();
-  w.scratch_lists = ws_.capacity_.votes.batch;
-  return Check(ops_.pick(w, stream_), "op pick");
-}
-
-// A selection as VoteSelector makes it; n: the tokens that it is made of.
-Result<Selection> CudaStep::ReadVotes(const Part& part, int member, int32_t n) const {
-  const int64_t list = part.list + member - part.first;
-  const VoteBuffers& votes = ws_.votes_;
-  const auto read = [&](const DeviceBuffer& from, int32_t* to) {
-    return CopyToHost(to, from.as<int32_t>() + list, sizeof(*to));
-  };
-  int32_t count = 0, sink_end = 0, recent_begin = 0, voting = cuda::kNoQuery;
-  KVS_RETURN_IF_ERROR(read(votes.counts, &count));
-  KVS_RETURN_IF_ERROR(read(votes.sink_end, &sink_end));
-  KVS_RETURN_IF_ERROR(read(votes.recent_begin, &recent_begin));
-  if (!part.prompt) KVS_RETURN_IF_ERROR(read(votes.voting, &voting));
-  if (VotesInFull(part.plan, n)) return Selection::Full(n);
-
-  uint64_t at = reinterpret_cast<uint64_t>(VotedSelection(part).units);
-  if (!part.prompt) {
-    KVS_RETURN_IF_ERROR(CopyToHost(&at, votes.lists.as<uint64_t>() + list, sizeof(at)));
-  }
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
-  if (count > 0) {
-    KVS_RETURN_IF_ERROR(CopyToHost(tokens.data(), reinterpret_cast<const void*>(at),
-                                   tokens.size() * sizeof(int32_t)));
-  }
-  Selection selection;
-  selection.Reset(n, 1);
-  AppendRun({0, sink_end}, &selection.runs[0]);
-  for (const int32_t t : tokens) AppendRun({t, t + 1}, &selection.runs[0]);
-  AppendRun({recent_begin, n}, &selection.runs[0]);
-  if (voting != cuda::kNoQuery) {
-    selection.scored_bytes =
-        int64_t{recent_begin - sink_end} * geometry().kv_heads * geometry().row_bytes();
-  }
-  return selection;
+std::unique_ptr<CudaSelector> NewCudaVote(StepMemory* memory) {
+  return std::make_unique<CudaVote>(memory);
 }
 
 }  // namespace kvstrata

@@ -37,8 +37,7 @@ class RepeatedCall {
   ~RepeatedCall() { Drop(); }
 
   // Does on *stream what enqueue() does, which enqueues on *stream; what it does besides is left
-  // out where a graph is launched. Outside of a capture enqueue() may destroy this. The status of
-  // enqueue(), or CUDA_ERROR.
+  // out where a graph is launched. The status of enqueue(), or CUDA_ERROR.
   template <typename Enqueue>
   Status Run(const cuda::CudaOps& ops, const Tensors& tensors, cuda::Stream* stream,
              const Enqueue& enqueue) {

@@ -91,11 +91,11 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->index_ = index_;
   copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
-  copy->vote_cache_ = vote_cache_;
-  if (vote_cache_ != nullptr) vote_cache_->shared = true;
-  if (sentences_ != nullptr) {
-    copy->sentences_ = std::make_shared<CudaSentences>(*sentences_);
-    if (sentences_->memory != nullptr) sentences_->memory->shared = true;
+  copy->on_gpu_.vote_cache = on_gpu_.vote_cache;
+  if (on_gpu_.vote_cache != nullptr) on_gpu_.vote_cache->shared = true;
+  if (on_gpu_.sentences != nullptr) {
+    copy->on_gpu_.sentences = std::make_shared<CudaSentences>(*on_gpu_.sentences);
+    if (on_gpu_.sentences->memory != nullptr) on_gpu_.sentences->memory->shared = true;
   }
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;
@@ -276,9 +276,9 @@ void SequenceState::Truncate(int32_t tokens) {
   held_tokens_ = std::min(held_tokens_, tokens);
   surprisal_held_ = std::min(surprisal_held_, tokens);
   selector_->Truncate(tokens);
-  vote_cache_.reset();
-  hot_pages_.reset();
-  if (sentences_ != nullptr) sentences_->Truncate(tokens);
+  on_gpu_.vote_cache.reset();
+  on_gpu_.hot_pages.reset();
+  if (on_gpu_.sentences != nullptr) on_gpu_.sentences->Truncate(tokens);
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

@@ -23,9 +23,17 @@
 
 namespace kvstrata {
 
+class CascadeTrigger;  // kernels/select/cascade_trigger.h
 class CudaHotPages;    // cuda_hot_pages.h
 struct CudaSentences;  // cuda_sentences.h
 struct CudaVoteCache;  // cuda_vote_cache.h
+
+// What steps on a GPU keep of a sequence, each made by the first step that wants it.
+struct CudaSequence {
+  std::shared_ptr<CudaVoteCache> vote_cache;  // a fork shares it
+  std::shared_ptr<CudaSentences> sentences;   // of this sequence alone, as the next
+  std::shared_ptr<CudaHotPages> hot_pages;
+};
 
 class SequenceState {
  public:
@@ -113,6 +121,13 @@ class SequenceState {
   int32_t tokens() const { return tokens_; }
   int32_t indexed_tokens() const { return indexed_tokens_; }
   int32_t prompt_tokens() const { return prompt_tokens_; }
+  // Reported series, by position; entropy NaN: none.
+  std::span<const float> entropy() const { return entropy_; }
+  std::span<const uint8_t> boundary() const { return boundary_; }
+  // As Selector::trigger.
+  CascadeTrigger* trigger() const { return selector_->trigger(); }
+  CudaSequence& on_gpu() { return on_gpu_; }
+  const CudaSequence& on_gpu() const { return on_gpu_; }
 
  private:
   friend class Step;
@@ -134,9 +149,7 @@ class SequenceState {
   IndexLayout index_;
   std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
   std::unique_ptr<Selector> selector_;
-  std::shared_ptr<CudaVoteCache> vote_cache_;  // of CudaSteps, as the next
-  std::shared_ptr<CudaSentences> sentences_;   // of this state alone
-  std::shared_ptr<CudaHotPages> hot_pages_;    // the same
+  CudaSequence on_gpu_;
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
   bool raw_gone_ = false;                   // pages that they cover are absent

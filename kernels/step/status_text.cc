@@ -24,10 +24,10 @@ std::string SequenceState::PromptStatus() const {
 
 std::string SequenceState::SelectorStatus(const SequenceView& view) const {
   const SelectContext context = Context(view);
-  if (sentences_ == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
+  if (on_gpu_.sentences == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
   return SentenceStatus(plan_, context,
-                        sentences_->ready || BucketsInFull(plan_, prompt_tokens_) ||
-                            sentences_->Observed(plan_, geometry_, prompt_tokens_));
+                        on_gpu_.sentences->ready || BucketsInFull(plan_, prompt_tokens_) ||
+                            on_gpu_.sentences->Observed(plan_, geometry_, prompt_tokens_));
 }
 
 // What the codec did otherwise than the plan asks.
