@@ -180,9 +180,8 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   shm::ModelReply reply{};
   if (!ReadPod(payload, &reply)) return ReplyInvalid();
   std::lock_guard<std::mutex> lock(state_->mu);
-  auto ends = std::make_shared<std::vector<int32_t>>(spec.boundary_tokens);
-  std::ranges::sort(*ends);
-  state_->models.insert_or_assign(reply.model, State::RegisteredModel{g, std::move(ends)});
+  state_->models.insert_or_assign(reply.model,
+                                  State::RegisteredModel{g, Ascending(spec.boundary_tokens)});
   return reply.model;
 }
 
@@ -220,7 +219,13 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,
       {BytesOf(request), std::as_bytes(std::span(padded)), std::as_bytes(tokens)}, &payload));
-  return state_->Adopt(model, registered, tokens, payload, nullptr);
+  return state_->Adopt(payload, [&](const HeldAtOpen& held, Sequence* s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const Plan parsed, state_->PlanOf(s->plan_text));
+    s->model = model;
+    s->boundary_tokens = registered.boundary_tokens;
+    BeginState(registered.geometry, parsed, tokens, held, s);
+    return OkStatus();
+  });
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
@@ -235,8 +240,9 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload));
   parent->forked_in_step = parent->in_step;
-  return state_->Adopt(parent->model, {parent->state->geometry(), parent->boundary_tokens}, {},
-                       payload, parent.get());
+  return state_->Adopt(payload, [&](const HeldAtOpen& held, Sequence* s) {
+    return BeginFork(*parent.get(), held, s);
+  });
 }
 
 Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
@@ -250,8 +256,7 @@ Status Session::State::Truncate(Sequence* s, uint32_t tokens) {
   const std::span<const int32_t> tail = s->state->TailIds(tokens);
   const shm::Truncate request{s->id, tokens, static_cast<uint32_t>(tail.size())};
   KVS_RETURN_IF_ERROR(ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr));
-  s->state->Truncate(static_cast<int32_t>(tokens));
-  s->told_indexed = std::min(s->told_indexed, tokens);
+  TakeBack(s, tokens);
   return OkStatus();
 }
 
@@ -264,10 +269,9 @@ Result<Plan> Session::State::PlanOf(const std::string& text) {
   return plans.emplace(text, std::move(plan)).first->second;
 }
 
-Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& registered,
-                                     std::span<const int32_t> tokens,
-                                     const std::vector<std::byte>& payload,
-                                     const Sequence* parent) {
+Result<Opened> Session::State::Adopt(
+    const std::vector<std::byte>& payload,
+    const std::function<Status(const HeldAtOpen&, Sequence*)>& begin) {
   shm::SequenceReply reply{};
   if (!ReadPod(payload, &reply) ||
       payload.size() < sizeof(reply) + uint64_t{reply.plan_bytes} + reply.boundary_bytes) {
@@ -275,39 +279,21 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
   }
   auto s = std::make_shared<Sequence>();
   s->id = reply.sequence;
-  s->model = model;
   s->slot = reply.slot;
-  s->plan_text.assign(reinterpret_cast<const char*>(payload.data()) + sizeof(reply),
-                      reply.plan_bytes);
-  s->plan_text.resize(strnlen(s->plan_text.c_str(), s->plan_text.size()));
-  s->told_indexed = reply.indexed_tokens;
-  s->boundary_tokens = registered.boundary_tokens;
-  if (parent != nullptr) {
-    s->state = parent->state->Clone();
-  } else {
-    KVS_ASSIGN_OR_RETURN(const Plan plan, PlanOf(s->plan_text));
-    s->state = std::make_unique<SequenceState>(registered.geometry, plan,
-                                               static_cast<int32_t>(reply.held_tokens),
-                                               static_cast<int32_t>(reply.indexed_tokens));
-    s->state->NoteHeldSurprisal(static_cast<int32_t>(reply.surprisal_tokens));
-    s->state->NoteTokens(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
-                         *s->boundary_tokens);
-    s->state->HoldBoundaries(
-        {reinterpret_cast<const uint8_t*>(payload.data()) + sizeof(reply) + reply.plan_bytes,
-         reply.boundary_bytes});
-  }
-  if (static_cast<uint32_t>(s->state->tokens()) != reply.held_tokens ||
-      static_cast<uint32_t>(s->state->indexed_tokens()) > reply.indexed_tokens) {
+  const auto* const plan = reinterpret_cast<const char*>(payload.data()) + sizeof(reply);
+  s->plan_text.assign(plan, strnlen(plan, reply.plan_bytes));
+  const HeldAtOpen held{
+      reply.held_tokens,
+      reply.indexed_tokens,
+      reply.surprisal_tokens,
+      {reinterpret_cast<const uint8_t*>(plan) + reply.plan_bytes, reply.boundary_bytes}};
+  if (const Status begun = begin(held, s.get()); !begun.ok()) {
     const shm::SequenceRef ref{reply.sequence};
     (void)ring->Call(shm::kCloseSequence, {BytesOf(ref)}, nullptr);
-    return Internal("FORK_DIVERGED", "the daemon holds " + std::to_string(reply.held_tokens) +
-                                         " tokens (" + std::to_string(reply.indexed_tokens) +
-                                         " indexed), this process " +
-                                         std::to_string(s->state->tokens()) + " (" +
-                                         std::to_string(s->state->indexed_tokens()) + ")");
+    return begun;
   }
   std::lock_guard<std::mutex> lock(mu);
-  s->imported = imported_models.contains(model);
+  s->imported = imported_models.contains(s->model);
   sequences.emplace(s->id, s);
   return Opened{reply.sequence, reply.held_tokens, reply.indexed_tokens, reply.surprisal_tokens,
                 reply.boundary_tokens};

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,23 +24,18 @@
 #include "client/ring_client.h"
 #include "client/session.h"
 #include "client/staged_blocks.h"
-#include "kernels/codec/extent_descriptions.h"
 #include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
 #include "proto/table_reader.h"
+#include "session/session_sequence.h"
 
 namespace kvstrata::client {
 
 inline constexpr std::string_view kCudaBackend = "cuda";  // in a Welcome, and where callers choose
 
-struct Sequence {
-  uint64_t id = 0;
-  uint64_t model = 0;
-  uint32_t slot = 0;
+struct Sequence : SessionSequence {
   std::string plan_text;
-  std::unique_ptr<SequenceState> state;
-  std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
   bool imported = false;  // its pages are filled by the daemon: it runs no steps
@@ -56,7 +52,6 @@ struct Sequence {
   CudaStep* gpu_step = nullptr;        // the open step, on a GPU
   int32_t step_tokens = 0;             // length after the open step
   bool forked_in_step = false;         // the pages that the step writes are shared since then
-  uint32_t told_indexed = 0;           // what the daemon knows of state->indexed_tokens()
   uint32_t recall_audit = 0;           // the last audit that sampled a step of this sequence
   uint32_t recall_dropped = 0;         // its samples that were lost
   std::unique_ptr<CudaShadow> shadow;  // of audited steps on a GPU; null before the first one
@@ -74,26 +69,6 @@ struct Sequence {
   };
   std::deque<Deferred> deferred;
   uint32_t late_tokens = 0;  // at the end of the committed ones: their ids have not come
-
-  // The table as of the last Load, resolved. `table` is valid inside the epoch of that Load only,
-  // the addresses as long as `version` is the published one.
-  shm::TableView table;
-  uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
-  std::vector<uint8_t> far_pages;         // steps on a GPU: 1 where a page is the host's
-  bool has_far_pages = false;
-  std::vector<ExtentView> extents;
-  ExtentDescriptions descriptions;  // of the extents in a GPU's memory
-
-  SequenceView View() const {
-    return {pages.data(),
-            blocks.data(),
-            state->tokens(),
-            extents.data(),
-            static_cast<int32_t>(extents.size()),
-            version,
-            has_far_pages ? far_pages.data() : nullptr};
-  }
 };
 
 // A claim on a sequence's table before it is used.
@@ -172,9 +147,10 @@ struct Session::State {
   Result<InspectArray> Inspect(const Sequence& s, std::string_view name);
   // ParsePlan, once for each of the few plans that an engine opens its many sequences with.
   Result<Plan> PlanOf(const std::string& text);
-  Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
-                       std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
-                       const Sequence* parent);
+  // Takes over the sequence of an answer to an open or a fork: begin makes its state. Where that
+  // fails it is closed.
+  Result<Opened> Adopt(const std::vector<std::byte>& payload,
+                       const std::function<Status(const HeldAtOpen&, Sequence*)>& begin);
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
 

@@ -291,12 +291,10 @@ void Session::State::OfferShadow(Sequence* s, const Sequence::Deferred& event) {
 }
 
 Status Session::State::TellIndexed(Sequence* s) {
-  const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
-  if (indexed == s->told_indexed) return OkStatus();
-  const shm::Commit commit{s->id, static_cast<uint32_t>(s->state->tokens()), 0, indexed, 0};
-  KVS_RETURN_IF_ERROR(ring->Post(shm::kCommit, {BytesOf(commit)}));
-  s->told_indexed = indexed;
-  return OkStatus();
+  return kvstrata::TellIndexed(s, [&](uint32_t first, uint32_t indexed) {
+    const shm::Commit commit{s->id, first, 0, indexed, 0};
+    return ring->Post(shm::kCommit, {BytesOf(commit)});
+  });
 }
 
 }  // namespace kvstrata::client

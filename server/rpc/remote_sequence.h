@@ -13,40 +13,16 @@
 #include <vector>
 
 #include "base/status.h"
-#include "kernels/codec/extent_descriptions.h"
 #include "proto/table_reader.h"
 #include "server/rpc/step_runner.h"
 #include "server/store/store.h"
+#include "session/session_sequence.h"
 
 namespace kvstrata {
 
-struct RemoteSequence {
-  uint64_t id = 0;
-  uint64_t model = 0;
-  uint32_t slot = 0;
-  std::unique_ptr<SequenceState> state;
-  std::vector<int32_t> boundary_tokens;  // of the model, ascending
-  uint64_t step = 0;                     // the open step that it is in; 0: none
-  uint32_t told_indexed = 0;             // what the store knows of state->indexed_tokens()
-  Status lost;  // a commit that the store refused: state and store differ since
-
-  shm::TableView table;  // of the last Pin
-  uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
-  std::vector<uint8_t> far_pages;         // on a GPU: 1 where a page is the host's
-  bool has_far_pages = false;
-  std::vector<ExtentView> extents;
-  ExtentDescriptions descriptions;  // of the extents in a GPU's memory
-
-  SequenceView View() const {
-    return {pages.data(),
-            blocks.data(),
-            state->tokens(),
-            extents.data(),
-            static_cast<int32_t>(extents.size()),
-            version,
-            has_far_pages ? far_pages.data() : nullptr};
-  }
+struct RemoteSequence : SessionSequence {
+  uint64_t step = 0;  // the open step that it is in; 0: none
+  Status lost;        // a commit that the store refused: state and store differ since
 };
 
 // What a call needs of a sequence's table.

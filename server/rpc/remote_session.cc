@@ -15,6 +15,17 @@ Status UnknownSequence(uint64_t sequence) {
                       " is not open in this session: it was closed, or is another session's");
 }
 
+std::unique_ptr<RemoteSequence> NewSequence(const OpenedSequence& opened) {
+  auto s = std::make_unique<RemoteSequence>();
+  s->id = opened.sequence;
+  s->slot = opened.slot;
+  return s;
+}
+
+HeldAtOpen HeldOf(const OpenedSequence& opened) {
+  return {opened.held_tokens, opened.indexed_tokens, opened.surprisal_tokens, opened.boundary};
+}
+
 }  // namespace
 
 RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
@@ -88,50 +99,23 @@ Result<RemoteSequence*> RemoteSession::FindIdle(uint64_t sequence) {
                                                  "; end or abort it first");
 }
 
-Result<OpenedSequence> RemoteSession::AdoptOpened(OpenedSequence opened, uint64_t model,
-                                                  std::span<const int32_t> tokens) {
-  return Adopt(std::move(opened), model, tokens, nullptr);
+void RemoteSession::AdoptOpened(const OpenedSequence& opened, uint64_t model,
+                                std::span<const int32_t> tokens) {
+  auto s = NewSequence(opened);
+  s->model = model;
+  s->boundary_tokens = Ascending(opened.boundary_tokens);
+  BeginState(opened.geometry, opened.plan, tokens, HeldOf(opened), s.get());
+  sequences_.emplace(opened.sequence, std::move(s));
 }
 
 Result<OpenedSequence> RemoteSession::ForkSequence(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * parent, FindIdle(sequence));
   KVS_RETURN_IF_ERROR(TellIndexed(parent));
   KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->ForkSequence(session_, sequence));
-  return Adopt(std::move(opened), parent->model, {}, parent);
-}
-
-Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t model,
-                                            std::span<const int32_t> tokens,
-                                            const RemoteSequence* parent) {
-  auto s = std::make_unique<RemoteSequence>();
-  s->id = opened.sequence;
-  s->model = model;
-  s->slot = opened.slot;
-  s->told_indexed = opened.indexed_tokens;
-  s->state = parent != nullptr
-                 ? parent->state->Clone()
-                 : std::make_unique<SequenceState>(opened.geometry, opened.plan,
-                                                   static_cast<int32_t>(opened.held_tokens),
-                                                   static_cast<int32_t>(opened.indexed_tokens));
-  // A fork holds what its parent committed, and inherits the index as far as the store was told.
-  if (static_cast<uint32_t>(s->state->tokens()) != opened.held_tokens ||
-      static_cast<uint32_t>(s->state->indexed_tokens()) > opened.indexed_tokens) {
+  auto s = NewSequence(opened);
+  if (const Status begun = BeginFork(*parent, HeldOf(opened), s.get()); !begun.ok()) {
     (void)store_->CloseSequence(session_, opened.sequence);
-    return Internal("FORK_DIVERGED", "the store holds " + std::to_string(opened.held_tokens) +
-                                         " tokens (" + std::to_string(opened.indexed_tokens) +
-                                         " indexed), the step state " +
-                                         std::to_string(s->state->tokens()) + " (" +
-                                         std::to_string(s->state->indexed_tokens()) + ")");
-  }
-  if (parent == nullptr) {
-    s->state->NoteHeldSurprisal(static_cast<int32_t>(opened.surprisal_tokens));
-  }
-  s->boundary_tokens = opened.boundary_tokens;
-  std::ranges::sort(s->boundary_tokens);
-  if (parent == nullptr) {
-    s->state->NoteTokens(0, tokens.first(std::min<size_t>(opened.held_tokens, tokens.size())),
-                         s->boundary_tokens);
-    s->state->HoldBoundaries(opened.boundary);
+    return begun;
   }
   sequences_.emplace(opened.sequence, std::move(s));
   return opened;
@@ -144,8 +128,7 @@ Status RemoteSession::TruncateSequence(uint64_t sequence, uint32_t tokens) {
 
 Status RemoteSession::Truncate(RemoteSequence* s, uint32_t tokens) {
   KVS_RETURN_IF_ERROR(store_->Truncate(session_, s->id, tokens, s->state->TailIds(tokens)));
-  s->state->Truncate(static_cast<int32_t>(tokens));
-  s->told_indexed = std::min(s->told_indexed, tokens);
+  TakeBack(s, tokens);
   return OkStatus();
 }
 
@@ -293,7 +276,7 @@ Status RemoteSession::Commit(RemoteStep* step) {
   for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
-    s->state->NoteTokens(s->state->tokens(), step->tokens[i], s->boundary_tokens);
+    s->state->NoteTokens(s->state->tokens(), step->tokens[i], *s->boundary_tokens);
   }
   if (const Status ended = step->step->End(); !ended.ok()) {
     for (RemoteSequence* s : step->sequences) s->lost = ended;
@@ -338,12 +321,9 @@ void RemoteSession::TellRecall(const RemoteStep& s) {
 }
 
 Status RemoteSession::TellIndexed(RemoteSequence* s) {
-  const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
-  if (indexed == s->told_indexed) return OkStatus();
-  KVS_RETURN_IF_ERROR(
-      store_->Commit(session_, s->id, static_cast<uint32_t>(s->state->tokens()), {}, indexed));
-  s->told_indexed = indexed;
-  return OkStatus();
+  return kvstrata::TellIndexed(s, [&](uint32_t first, uint32_t indexed) {
+    return store_->Commit(session_, s->id, first, {}, indexed);
+  });
 }
 
 // --- between steps -------------------------------------------------------------------------------

@@ -62,8 +62,7 @@ class RemoteSession {
   // --- inside tasks only ---
   // Takes over a sequence that the store opened for this session. Opening it may wait for the disk,
   // which is for the caller to await (Store::OpenSequence), outside of the session's turn.
-  Result<OpenedSequence> AdoptOpened(OpenedSequence opened, uint64_t model,
-                                     std::span<const int32_t> tokens);
+  void AdoptOpened(const OpenedSequence& opened, uint64_t model, std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
   Status TruncateSequence(uint64_t sequence, uint32_t tokens);
   Status CloseSequence(uint64_t sequence);
@@ -103,8 +102,6 @@ class RemoteSession {
   Result<RemoteSequence*> Peek(uint64_t sequence);
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
   Status Truncate(RemoteSequence* s, uint32_t tokens);
-  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model,
-                               std::span<const int32_t> tokens, const RemoteSequence* parent);
   Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,
                       std::vector<int32_t>* codes);
   Status Commit(RemoteStep* step);
