@@ -1,6 +1,5 @@
 // SessionStep of the linked road: kernels/step on mapped pages, inside one epoch.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -8,6 +7,7 @@
 
 #include "client/linked_session.h"
 #include "kernels/step/shadow_attention.h"
+#include "session/page_heat.h"
 
 namespace kvstrata::client {
 
@@ -25,12 +25,11 @@ struct SessionStep::State {
   std::unique_ptr<CudaStep> gpu_step;
   bool ended_on_gpu = false;
   int reader_slot = -1;
-  std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
+  std::optional<PageHeat> heat;  // on the CPU: what a GPU chose would have to be read
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   void SampleRecall();
   bool ShadowOnGpu(int member);
-  void CountHeat(int member);
   Status Separate(Sequence* s);
   Status Begin(std::vector<StepMember> batch, void* stream);
   template <typename Fn>
@@ -171,6 +170,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
 Status SessionStep::State::Begin(std::vector<StepMember> batch, void* stream) {
   if (session->gpu_session == nullptr) {
     step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
+    heat.emplace(session->connection->session());
     SampleRecall();
     return OkStatus();
   }
@@ -251,42 +251,10 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
     return state_->gpu_step->Attend(layer, q, out, lse);
   }
   state_->step->Attend(layer, q, out, lse);
-  for (int i = 0; i < members(); ++i) state_->CountHeat(i);
+  for (int i = 0; i < members(); ++i) {
+    state_->heat->Count(*state_->sequences[i], state_->step->selection(i));
+  }
   return OkStatus();
-}
-
-// One count for each storage page of which any head attended any row. Plan full would count every
-// page in every layer and say nothing.
-void SessionStep::State::CountHeat(int member) {
-  const Sequence& s = *sequences[member];
-  if (s.state->plan().selector == SelectorKind::kFull) return;
-  const uint64_t first = s.table.table->heat_first;
-  const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
-  if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
-  page_marks.assign((count + 63) / 64, 0);
-  // Pages hold a power of two of tokens: runs are many, and divisions slow.
-  const int shift = std::countr_zero(static_cast<uint32_t>(s.state->geometry().page_tokens));
-  for (const std::vector<Run>& runs : step->selection(member).runs) {
-    for (const Run& run : runs) {
-      if (run.end <= run.begin) continue;
-      const auto first_page = static_cast<uint64_t>(run.begin) >> shift;
-      const auto last_page = static_cast<uint64_t>(run.end - 1) >> shift;
-      for (uint64_t p = first_page; p <= last_page && p < count; ++p) {
-        page_marks[p / 64] |= uint64_t{1} << (p % 64);
-      }
-    }
-  }
-  shm::SessionHeader* header = session->connection->session();
-  auto* heat =
-      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header) + header->heat_offset) +
-      first;
-  for (size_t w = 0; w < page_marks.size(); ++w) {
-    for (uint64_t bits = page_marks[w]; bits != 0; bits &= bits - 1) {
-      std::atomic_ref<uint32_t> at(heat[w * 64 + static_cast<size_t>(__builtin_ctzll(bits))]);
-      // Not fetch_add: a sequence has one step at a time, and a lost count would not matter.
-      at.store(at.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    }
-  }
 }
 
 void SessionStep::State::SampleRecall() {

@@ -1,8 +1,6 @@
 #include "server/rpc/remote_sequence.h"
 
 #include <algorithm>
-#include <atomic>
-#include <bit>
 #include <string>
 
 namespace kvstrata {
@@ -63,7 +61,6 @@ SequenceTables::SequenceTables(Store* store, StepDevice* device, const SessionSe
     : store_(store),
       device_(device),
       session_(segments.session),
-      header_(segments.header),
       reader_(segments.header, segments.tables, segments.table_bytes) {}
 
 Result<std::byte*> SequenceTables::Resolve(uint32_t arena, uint16_t tier, uint64_t offset) {
@@ -173,35 +170,6 @@ Result<SequenceTables::Pinned> SequenceTables::Pin(std::span<const TableClaim> c
     KVS_RETURN_IF_ERROR(failed);
   }
   return Internal("TABLE_NOT_GROWN", "a table was grown, but does not cover what was asked for");
-}
-
-void SequenceTables::CountHeat(const RemoteSequence& s, const Selection& selection) {
-  // Plan full would count every page in every layer and say nothing.
-  if (s.state->plan().selector == SelectorKind::kFull) return;
-  const uint64_t first = s.table.table->heat_first;
-  const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
-  if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
-  marks_.assign((count + 63) / 64, 0);
-  const int32_t page_tokens = s.state->geometry().page_tokens;
-  for (const std::vector<Run>& runs : selection.runs) {
-    for (const Run& run : runs) {
-      if (run.end <= run.begin) continue;
-      const uint64_t last = static_cast<uint64_t>(run.end - 1) / page_tokens;
-      for (uint64_t p = run.begin / page_tokens; p <= last && p < count; ++p) {
-        marks_[p / 64] |= uint64_t{1} << (p % 64);
-      }
-    }
-  }
-  auto* heat =
-      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header_) + header_->heat_offset) +
-      first;
-  for (size_t w = 0; w < marks_.size(); ++w) {
-    for (uint64_t bits = marks_[w]; bits != 0; bits &= bits - 1) {
-      // The store reads while we count.
-      std::atomic_ref<uint32_t>(heat[w * 64 + std::countr_zero(bits)])
-          .fetch_add(1, std::memory_order_relaxed);
-    }
-  }
 }
 
 }  // namespace kvstrata

@@ -64,9 +64,6 @@ class SequenceTables {
   // What an audit asks of the sequence's steps. REQUIRES: pinned.
   shm::RecallRequest Recall(const RemoteSequence& s) const { return reader_.Recall(s.slot); }
 
-  // Adds one to the heat of every page of which `selection` attends a row in any head.
-  void CountHeat(const RemoteSequence& s, const Selection& selection);
-
  private:
   Status Load(RemoteSequence* s);
   Status LoadExtents(RemoteSequence* s, const shm::TableView& view);
@@ -77,11 +74,9 @@ class SequenceTables {
   Store* const store_;
   StepDevice* const device_;
   const uint64_t session_;
-  shm::SessionHeader* const header_;
   shm::TableReader reader_;
   uint32_t last_arena_ = 0;  // of the last Resolve
   std::byte* last_base_ = nullptr;
-  std::vector<uint64_t> marks_;  // scratch of CountHeat, one bit a page
 };
 
 }  // namespace kvstrata

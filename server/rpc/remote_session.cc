@@ -34,7 +34,8 @@ RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
       session_(segments.session),
       device_(std::move(device)),
       strand_(std::make_shared<Strand>(queue)),
-      tables_(store, device_.get(), segments) {}
+      tables_(store, device_.get(), segments),
+      heat_(segments.header) {}
 
 Status RemoteSession::Post(WorkQueue::Task task) {
   // A task keeps this alive.
@@ -250,7 +251,7 @@ Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const M
   if (device_->on_gpu()) return OkStatus();  // whose selections would have to be read
   for (int i = 0; i < step->step->batch().members(); ++i) {
     KVS_ASSIGN_OR_RETURN(const Selection* const selection, step->step->SelectionOf(i));
-    tables_.CountHeat(*step->sequences[i], *selection);
+    heat_.Count(*step->sequences[i], *selection);
   }
   return OkStatus();
 }

@@ -25,6 +25,7 @@
 #include "server/rpc/step_runner.h"
 #include "server/rpc/work_queue.h"
 #include "server/store/store.h"
+#include "session/page_heat.h"
 
 namespace kvstrata {
 
@@ -115,6 +116,7 @@ class RemoteSession {
   const std::shared_ptr<Strand> strand_;
 
   SequenceTables tables_;
+  PageHeat heat_;
   std::map<uint64_t, std::unique_ptr<RemoteSequence>> sequences_;
   std::map<uint64_t, std::unique_ptr<RemoteStep>> steps_;  // before sequences_ go, see DropAll
   uint64_t next_step_ = 1;
