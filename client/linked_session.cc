@@ -107,7 +107,7 @@ Result<std::unique_ptr<Session>> Session::Attach(const AttachOptions& options) {
     return chosen;
   }
   state->executor = &ProcessExecutor(options.threads);
-  state->reader = shm::TableReader(c.session(), c.tables(), c.table_bytes());
+  state->OpenTables();
   return std::make_unique<Session>(std::move(state));
 }
 
@@ -130,6 +130,27 @@ Status Session::State::ChooseBackend() {
   arenas.Use(gpu);
   KVS_ASSIGN_OR_RETURN(gpu_session, GpuSession::Make(gpu, connection->session()));
   return OkStatus();
+}
+
+void Session::State::OpenTables() {
+  const Connection& c = *connection;
+  memory =
+      std::make_unique<LinkedMemory>(&arenas, connection.get(), ring.get(), gpu, options.timeout);
+  tables = std::make_unique<SequenceTables>(
+      memory.get(), shm::TableReader(c.session(), c.tables(), c.table_bytes()));
+}
+
+Result<int> Session::State::Pin(std::span<const TableClaim> claims, int32_t* codes) {
+  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables->Pin(claims, codes));
+  const int slot = std::move(pinned).Release();
+  if (gpu_session != nullptr) gpu_session->Entered(slot);
+  return slot;
+}
+
+FarRead Session::State::Reader() const {
+  return [this](std::byte* to, const std::byte* from, uint64_t bytes) {
+    return memory->Read(to, from, bytes);
+  };
 }
 
 Session::~Session() {
@@ -364,7 +385,7 @@ Status Session::PrefillDone(uint64_t sequence) {
 
 Status Session::State::ClosePrompt(Sequence* s) {
   if (gpu_session != nullptr) return s->state->ClosePrompt();
-  const Claim claim{s, s->state->tokens()};
+  const TableClaim claim{s, s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
   Status done = s->state->Refresh(s->View());
   if (done.ok()) done = s->state->PrefillDone(s->View(), *backend, *executor);
@@ -420,7 +441,7 @@ Status Session::Settle(uint64_t sequence) {
 // The next step of a GPU catches the index up; of what is imported the daemon has done so.
 Status Session::State::CatchUp(Sequence* s) {
   if (gpu_session != nullptr || s->imported) return OkStatus();
-  const Claim claim{s, s->state->tokens()};
+  const TableClaim claim{s, s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
   const Status refreshed = s->state->Refresh(s->View());
   if (refreshed.ok()) s->state->CatchUp(s->View(), *backend, *executor);
@@ -437,7 +458,7 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
 // The epoch of a step that the sequence is in holds, and its table must not change: then -1.
 Result<int> Session::State::PinToRead(Sequence* s) {
   if (s->in_step) return -1;
-  const Claim claim{s, s->state->tokens(), false};
+  const TableClaim claim{s, s->state->tokens(), false};
   return Pin({&claim, 1}, nullptr);
 }
 
@@ -461,8 +482,7 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
 
 Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
   if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
-  return InspectFromGpu(*s.state, s.View(), s.blocks.size(), ReaderOf("reading an index"),
-                        *executor, name);
+  return InspectFromGpu(*s.state, s.View(), s.blocks.size(), Reader(), *executor, name);
 }
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {

@@ -1,5 +1,5 @@
-// What the linked road keeps for a session, a sequence and a step. Internal to linked_session.cc,
-// sequence_tables.cc and step.cc; nothing else includes it.
+// What the linked road keeps for a session, a sequence and a step, beside what both roads keep
+// (session/session_sequence.h). Internal to linked_*.cc and step.cc; nothing else includes it.
 //
 // Lock order: Sequence::mu, then SessionState::mu (maps only), then the ring client's.
 // A Sequence's mu is held by the call that uses it, taken with try_lock: two threads on one
@@ -20,6 +20,7 @@
 #include "client/attach.h"
 #include "client/gpu_session.h"
 #include "client/include/kvstrata/kvstrata.h"
+#include "client/linked_memory.h"
 #include "client/page_map.h"
 #include "client/ring_client.h"
 #include "client/session.h"
@@ -27,8 +28,7 @@
 #include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
-#include "proto/table_reader.h"
-#include "session/session_sequence.h"
+#include "session/sequence_tables.h"
 
 namespace kvstrata::client {
 
@@ -71,13 +71,6 @@ struct Sequence : SessionSequence {
   uint32_t late_tokens = 0;  // at the end of the committed ones: their ids have not come
 };
 
-// A claim on a sequence's table before it is used.
-struct Claim {
-  Sequence* sequence = nullptr;
-  int32_t tokens_after = 0;  // pages up to here, private from the committed tokens on
-  bool write_index = true;   // index blocks of committed tokens, private where rows are missing
-};
-
 // The tensors of a model that this session lends.
 struct ImportedModel {
   struct Layer {
@@ -99,11 +92,12 @@ struct Session::State {
   PageMap arenas;
   std::unique_ptr<Connection> connection;
   std::unique_ptr<RingClient> ring;
-  shm::TableReader reader;
   const Backend* backend = nullptr;  // null with a GPU
   Executor* executor = nullptr;
   Gpu gpu;
   std::unique_ptr<GpuSession> gpu_session;  // null without a GPU
+  std::unique_ptr<LinkedMemory> memory;
+  std::unique_ptr<SequenceTables> tables;
 
   std::mutex mu;  // guards the maps
   struct RegisteredModel {
@@ -117,24 +111,16 @@ struct Session::State {
   std::atomic<uint32_t> next_descriptor{1};  // not the map's
 
   Status ChooseBackend();
+  // Makes what reads the session's tables; after the backend was chosen.
+  void OpenTables();
 
-  // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
-  // tables that do not; returns the reader slot, to be given to Leave. codes (may be null)
-  // [claims].
-  Result<int> Pin(std::span<const Claim> claims, int32_t* codes);
-  void Leave(int slot) { reader.Leave(slot); }
+  // SequenceTables::Pin; returns the reader slot, to be given to Leave or left by the GPU.
+  Result<int> Pin(std::span<const TableClaim> claims, int32_t* codes);
+  void Leave(int slot) { tables->Leave(slot); }
   // An epoch in which what is committed can be read; -1: nothing is to be left.
   Result<int> PinToRead(Sequence* s);
-  // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
-  Status Load(Sequence* s);
-  // Blocks that the daemon completed are not made again.
-  static void TakeIndex(Sequence* s);
-  Status LoadExtents(Sequence* s, const shm::TableView& view);
   // Copies from the GPU, and waits for it.
-  FarRead ReaderOf(const char* what) const;
-  Status Grow(const Claim& claim);
-  bool Holds(const Claim& claim);
-  Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
+  FarRead Reader() const;
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
   Status ClosePrompt(Sequence* s);

@@ -126,7 +126,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   std::vector<SequenceUse> uses;
   uses.reserve(members.size());
   KVS_RETURN_IF_ERROR(CheckMembers(session, members, &uses, codes));
-  std::vector<Claim> claims;
+  std::vector<TableClaim> claims;
   claims.reserve(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     const auto n = static_cast<int32_t>(members[i].n());
@@ -261,7 +261,7 @@ void SessionStep::State::SampleRecall() {
   for (int i = 0; i < batch().members(); ++i) {
     if (!tokens[static_cast<size_t>(i)].kept) continue;
     Sequence& s = *sequences[i];
-    const shm::RecallRequest request = session->reader.Recall(s.slot);
+    const shm::RecallRequest request = session->tables->Recall(s);
     if (!request.Samples(batch().member(i).view.tokens) || !batch().Decodes(i)) continue;
     if (s.recall_audit != request.audit) s.recall_dropped = 0;
     s.recall_audit = request.audit;
@@ -294,8 +294,8 @@ bool SessionStep::State::ShadowOnGpu(int member) {
 // only, so nothing it sees was touched; the parent takes a page of its own and moves there.
 Status SessionStep::State::Separate(Sequence* s) {
   const std::vector<std::byte*> written = s->pages;
-  KVS_RETURN_IF_ERROR(session->Grow({s, s->step_tokens}));
-  KVS_RETURN_IF_ERROR(session->Load(s));
+  KVS_RETURN_IF_ERROR(session->memory->Grow({s, s->step_tokens}));
+  KVS_RETURN_IF_ERROR(session->tables->Load(s));
   const Geometry& g = s->state->geometry();
   const auto end =
       static_cast<size_t>((int64_t{s->step_tokens} + g.page_tokens - 1) / g.page_tokens);

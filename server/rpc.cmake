@@ -20,7 +20,7 @@ kvs_library(kvs_rpc
   rpc/recall_stream.cc
   rpc/recompress_stream.cc
   rpc/refused_connections.cc
-  rpc/remote_sequence.cc
+  rpc/remote_memory.cc
   rpc/remote_session.cc
   rpc/scrub_stream.cc
   rpc/service_context.cc

@@ -34,7 +34,8 @@ RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
       session_(segments.session),
       device_(std::move(device)),
       strand_(std::make_shared<Strand>(queue)),
-      tables_(store, device_.get(), segments),
+      memory_(store, device_.get(), session_),
+      tables_(&memory_, {segments.header, segments.tables, segments.table_bytes}),
       heat_(segments.header) {}
 
 Status RemoteSession::Post(WorkQueue::Task task) {
@@ -85,8 +86,7 @@ Result<RemoteSequence*> RemoteSession::Find(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
   if (s->step != 0 || !s->lost.ok()) return s;
   if (const std::optional<uint32_t> asked = tables_.TruncateTo(*s)) {
-    const auto have = static_cast<uint32_t>(s->state->tokens());
-    KVS_RETURN_IF_ERROR(Truncate(s, std::min(*asked, have)));
+    KVS_RETURN_IF_ERROR(Truncate(s, *asked));
   }
   return s;
 }
@@ -143,7 +143,8 @@ Status RemoteSession::CloseSequence(uint64_t sequence) {
 // --- steps ---------------------------------------------------------------------------------------
 
 Status RemoteSession::CheckMembers(std::span<const RemoteMember> members,
-                                   std::vector<TableClaim>* claims, std::vector<int32_t>* codes) {
+                                   std::vector<RemoteSequence*>* sequences,
+                                   std::vector<int32_t>* codes) {
   Status failed;
   std::set<uint64_t> seen;
   const auto check = [&](size_t i) -> Status {
@@ -164,8 +165,8 @@ Status RemoteSession::CheckMembers(std::span<const RemoteMember> members,
                                                       " tokens after " + std::to_string(have) +
                                                       "; a sequence has at most 2^31 - 1");
     }
-    claims->push_back({s, have + static_cast<int32_t>(m.tokens.size())});
-    const uint64_t model = claims->front().sequence->model;
+    sequences->push_back(s);
+    const uint64_t model = sequences->front()->model;
     if (s->model != model) {
       return InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(m.sequence) +
                                                  " is of model " + std::to_string(s->model) +
@@ -188,22 +189,25 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
   if (members.empty()) {
     return InvalidArgument("ARGUMENT_RANGE", "members is empty; at least one is needed");
   }
+  std::vector<RemoteSequence*> sequences;
+  KVS_RETURN_IF_ERROR(CheckMembers(members, &sequences, codes));
   std::vector<TableClaim> claims;
-  KVS_RETURN_IF_ERROR(CheckMembers(members, &claims, codes));
-  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes));
-  for (size_t i = 0; i < claims.size(); ++i) {
-    const RemoteSequence& s = *claims[i].sequence;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto n = static_cast<int32_t>(members[i].tokens.size());
+    claims.push_back({sequences[i], sequences[i]->state->tokens() + n});
+  }
+  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes->data()));
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const RemoteSequence& s = *sequences[i];
     const Status refreshed = s.state->Refresh(s.View());
     if (refreshed.ok()) continue;
     (*codes)[i] = static_cast<int32_t>(refreshed.code());
     return refreshed;
   }
-  std::vector<RemoteSequence*> sequences;
   std::vector<std::vector<int32_t>> tokens;
   std::vector<StepMember> batch;
   for (size_t i = 0; i < members.size(); ++i) {
-    RemoteSequence* s = claims[i].sequence;
-    sequences.push_back(s);
+    RemoteSequence* s = sequences[i];
     tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
     batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
   }

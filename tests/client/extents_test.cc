@@ -91,8 +91,7 @@ class ExtentsTest : public ::testing::Test {
     state->backend = *FindBackend("ref");
     state->executor = &InlineExecutor();
     state->ring = std::make_unique<RingClient>(state->connection.get(), state->options.timeout);
-    state->reader = shm::TableReader(state->connection->session(), state->connection->tables(),
-                                     state->connection->table_bytes());
+    state->OpenTables();
     state_ = state.get();
     session_ = std::make_unique<Session>(std::move(state));
     ModelSpec model;
