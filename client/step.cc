@@ -1,12 +1,12 @@
 // SessionStep of the linked road: kernels/step on mapped pages, inside one epoch.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <optional>
-#include <unordered_set>
 
 #include "client/linked_session.h"
 #include "kernels/step/shadow_attention.h"
+#include "session/batch_members.h"
+#include "session/member_codes.h"
 #include "session/page_heat.h"
 
 namespace kvstrata::client {
@@ -49,49 +49,17 @@ namespace {
 
 Status CheckMembers(Session::State* session, std::span<const BatchMember> members,
                     std::vector<SequenceUse>* uses, int32_t* codes) {
-  Status failed;
-  std::unordered_set<uint64_t> seen;
-  const auto fail = [&](size_t i, const Status& status) {
-    codes[i] = static_cast<int32_t>(status.code());
-    if (failed.ok()) failed = status;
-  };
-  for (size_t i = 0; i < members.size(); ++i) {
-    const uint64_t id = members[i].sequence;
-    if (!seen.insert(id).second) {
-      fail(i, FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(id) +
-                                                      " is a member of the batch twice"));
-      continue;
-    }
-    Result<SequenceUse> use = SequenceUse::Current(session, id, false);
-    if (!use.ok()) {
-      fail(i, use.status());
-      continue;
-    }
-    const SequenceUse& s = use.value();
-    if (s->imported) {
-      fail(i, SequenceImported(id));
-      continue;
-    }
-    if (const Status known = CheckIds(*s.get(), members[i]); !known.ok()) {
-      fail(i, known);
-      continue;
-    }
-    const auto room = std::numeric_limits<int32_t>::max() - s->state->tokens();
-    if (members[i].n() > static_cast<size_t>(room)) {
-      fail(i, InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "].n " +
-                                                       std::to_string(members[i].n()) + " after " +
-                                                       std::to_string(s->state->tokens()) +
-                                                       " tokens; a sequence has at most 2^31 - 1"));
-    } else if (!uses->empty() && s->model != uses->front()->model) {
-      fail(i,
-           InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(id) + " is of model " +
-                                               std::to_string(s->model) + ", the batch of model " +
-                                               std::to_string(uses->front()->model) +
-                                               "; begin a step for each"));
-    }
-    uses->push_back(std::move(use).value());
-  }
-  return failed;
+  BatchMembers batch;
+  return CheckEach(members.size(), codes, [&](size_t i) -> Status {
+    const BatchMember& member = members[i];
+    KVS_RETURN_IF_ERROR(batch.Name(member.sequence));
+    KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(session, member.sequence, false));
+    if (s->imported) return SequenceImported(member.sequence);
+    KVS_RETURN_IF_ERROR(CheckIds(*s.get(), member));
+    KVS_RETURN_IF_ERROR(batch.Extend(*s.get(), i, member.n()));
+    uses->push_back(std::move(s));
+    return OkStatus();
+  });
 }
 
 // missing: ids at the end that are not there yet.

@@ -27,6 +27,16 @@ class MemberCodes {
   Status first_;
 };
 
+// What check(member), a Status, says of each of so many members.
+template <typename Check>
+Status CheckEach(size_t members, int32_t* codes, const Check& check) {
+  MemberCodes failed(codes);
+  for (size_t i = 0; i < members; ++i) {
+    if (const Status status = check(i); !status.ok()) failed.Add(i, status);
+  }
+  return failed.first();
+}
+
 }  // namespace kvstrata
 
 #endif  // KVSTRATA_SESSION_MEMBER_CODES_H_

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 
 #include "server/telemetry/log.h"
+#include "session/batch_members.h"
+#include "session/member_codes.h"
 
 namespace kvstrata {
 namespace {
@@ -145,43 +146,20 @@ Status RemoteSession::CloseSequence(uint64_t sequence) {
 Status RemoteSession::CheckMembers(std::span<const RemoteMember> members,
                                    std::vector<RemoteSequence*>* sequences,
                                    std::vector<int32_t>* codes) {
-  Status failed;
-  std::set<uint64_t> seen;
-  const auto check = [&](size_t i) -> Status {
-    const RemoteMember& m = members[i];
-    if (m.tokens.empty()) {
+  codes->assign(members.size(), 0);
+  BatchMembers batch;
+  return CheckEach(members.size(), codes->data(), [&](size_t i) -> Status {
+    const RemoteMember& member = members[i];
+    if (member.tokens.empty()) {
       return InvalidArgument("ARGUMENT_RANGE", "members[" + std::to_string(i) +
                                                    "].tokens is empty; at least one is needed");
     }
-    if (!seen.insert(m.sequence).second) {
-      return FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(m.sequence) +
-                                                     " is a member of the batch twice");
-    }
-    KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(m.sequence));
-    const int32_t have = s->state->tokens();
-    if (m.tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max() - have)) {
-      return InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "] has " +
-                                                      std::to_string(m.tokens.size()) +
-                                                      " tokens after " + std::to_string(have) +
-                                                      "; a sequence has at most 2^31 - 1");
-    }
+    KVS_RETURN_IF_ERROR(batch.Name(member.sequence));
+    KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(member.sequence));
+    KVS_RETURN_IF_ERROR(batch.Extend(*s, i, member.tokens.size()));
     sequences->push_back(s);
-    const uint64_t model = sequences->front()->model;
-    if (s->model != model) {
-      return InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(m.sequence) +
-                                                 " is of model " + std::to_string(s->model) +
-                                                 ", the batch of model " + std::to_string(model) +
-                                                 "; begin a step for each");
-    }
     return OkStatus();
-  };
-  codes->assign(members.size(), 0);
-  for (size_t i = 0; i < members.size(); ++i) {
-    const Status status = check(i);
-    (*codes)[i] = static_cast<int32_t>(status.code());
-    if (failed.ok()) failed = status;
-  }
-  return failed;
+  });
 }
 
 Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,

@@ -148,6 +148,35 @@ TEST_P(EachRoadTest, TablesGrowAndForksPartWays) {
   EXPECT_TRUE(engine_.DecodesRight(fork, &forked, 11));
 }
 
+TEST_P(EachRoadTest, ABatchHasOneModelAndASequenceOnce) {
+  const kvs_sequence s = engine_.Prefill("full", Prompt(40, 1));
+  ToyModel second;
+  second.digest = "toy-second";
+  const kvs_model_desc desc = second.Desc();
+  kvs_model model = 0;
+  ASSERT_EQ(abi().kvs_model_register(engine_.session(), &desc, &model), KVS_OK);
+  kvs_sequence of_second = 0;
+  ASSERT_EQ(
+      abi().kvs_sequence_open(engine_.session(), model, "full", nullptr, 0, &of_second, nullptr),
+      KVS_OK)
+      << engine_.error();
+  const int32_t id = 5;
+  const auto refused = [&](std::vector<kvs_sequence> sequences, const char* reason) {
+    std::vector<kvs_step_member> members;
+    for (const kvs_sequence each : sequences) members.push_back({each, &id, 1});
+    std::vector<int32_t> codes(members.size(), -1);
+    kvs_step* step = nullptr;
+    EXPECT_NE(abi().kvs_step_begin(engine_.session(), members.data(), members.size(), nullptr,
+                                   &step, codes.data()),
+              KVS_OK);
+    EXPECT_STREQ(abi().kvs_error_reason(), reason);
+    return codes;
+  };
+  EXPECT_EQ(refused({s, of_second}, "MODELS_MIXED"), (std::vector<int32_t>{0, 3}));
+  EXPECT_EQ(refused({of_second, s, of_second}, "MODELS_MIXED"), (std::vector<int32_t>{0, 3, 9}));
+  EXPECT_EQ(refused({s, s + 1000}, "SEQUENCE_UNKNOWN"), (std::vector<int32_t>{0, 5}));
+}
+
 // What one road's client left on disk is held by the next daemon on the other, and on its own.
 TEST(DiskRoadsTest, BothHoldWhatIsOnDisk) {
   char folder[] = "/tmp/kvstrata-roads.XXXXXX";
