@@ -52,8 +52,6 @@ struct Sequence : SessionSequence {
   CudaStep* gpu_step = nullptr;        // the open step, on a GPU
   int32_t step_tokens = 0;             // length after the open step
   bool forked_in_step = false;         // the pages that the step writes are shared since then
-  uint32_t recall_audit = 0;           // the last audit that sampled a step of this sequence
-  uint32_t recall_dropped = 0;         // its samples that were lost
   std::unique_ptr<CudaShadow> shadow;  // of audited steps on a GPU; null before the first one
   bool shadow_waits = false;           // `deferred` has its sample
 

@@ -8,6 +8,7 @@
 #include "session/batch_members.h"
 #include "session/member_codes.h"
 #include "session/page_heat.h"
+#include "session/recall_samples.h"
 
 namespace kvstrata::client {
 
@@ -226,22 +227,11 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
 }
 
 void SessionStep::State::SampleRecall() {
-  for (int i = 0; i < batch().members(); ++i) {
-    if (!tokens[static_cast<size_t>(i)].kept) continue;
-    Sequence& s = *sequences[i];
-    const shm::RecallRequest request = session->tables->Recall(s);
-    if (!request.Samples(batch().member(i).view.tokens) || !batch().Decodes(i)) continue;
-    if (s.recall_audit != request.audit) s.recall_dropped = 0;
-    s.recall_audit = request.audit;
-    if (step != nullptr) {
-      step->Shadow(i);
-    } else if (!ShadowOnGpu(i)) {
-      ++s.recall_dropped;
-      continue;
-    }
-    audits.resize(sequences.size());
-    audits[i] = request.audit;
-  }
+  audits = kvstrata::SampleRecall(*session->tables, batch(), sequences, [this](int member) {
+    if (step == nullptr) return ShadowOnGpu(member);
+    step->Shadow(member);
+    return true;
+  });
 }
 
 // Whether there is a shadow for the member: the one that it has may not be read yet.

@@ -26,7 +26,9 @@ struct SessionSequence {
   uint32_t slot = 0;
   std::unique_ptr<SequenceState> state;
   std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
-  uint32_t told_indexed = 0;  // what the store knows of state->indexed_tokens()
+  uint32_t told_indexed = 0;    // what the store knows of state->indexed_tokens()
+  uint32_t recall_audit = 0;    // the last audit that sampled a step of this sequence
+  uint32_t recall_dropped = 0;  // its samples that were lost
 
   // The table as it was loaded last, resolved. `table` is valid inside the epoch of that load only,
   // the addresses as long as `version` is the published one.

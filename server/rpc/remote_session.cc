@@ -6,6 +6,7 @@
 #include "server/telemetry/log.h"
 #include "session/batch_members.h"
 #include "session/member_codes.h"
+#include "session/recall_samples.h"
 
 namespace kvstrata {
 namespace {
@@ -200,7 +201,9 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
                                                                    std::move(runner),
                                                                    {}})
                                .first->second.get();
-  SampleRecall(step);
+  // No error of it is the step's: a sample that is lost is counted.
+  step->audits = SampleRecall(tables_, step->step->batch(), step->sequences,
+                              [step](int member) { return step->step->Shadow(member).ok(); });
   return next_step_++;
 }
 
@@ -277,29 +280,21 @@ Status RemoteSession::Commit(RemoteStep* step) {
   return failed;
 }
 
-// No error of it is the step's: what is lost here is missing among the samples.
-void RemoteSession::SampleRecall(RemoteStep* s) {
-  const StepBatch& batch = s->step->batch();
-  for (int i = 0; i < batch.members(); ++i) {
-    const shm::RecallRequest request = tables_.Recall(*s->sequences[i]);
-    if (!request.Samples(batch.member(i).view.tokens) || !batch.Decodes(i)) continue;
-    if (!s->step->Shadow(i).ok()) continue;
-    s->audits.resize(s->sequences.size());
-    s->audits[i] = request.audit;
-  }
-}
-
 void RemoteSession::TellRecall(const RemoteStep& s) {
   for (size_t i = 0; i < s.audits.size(); ++i) {
     if (s.audits[i] == 0) continue;
     const auto member = static_cast<int>(i);
+    RemoteSequence& sequence = *s.sequences[i];
     const Result<ShadowSample> sample = s.step->SampleOf(member);
-    if (!sample.ok()) continue;
+    if (!sample.ok()) {
+      ++sequence.recall_dropped;
+      continue;
+    }
     const int32_t position = s.step->batch().member(member).view.tokens;
     const int32_t heads = sample->raw_gone ? 0 : s.geometry().query_heads;
-    store_->AddRecall(session_, s.sequences[i]->id,
-                      {s.audits[i], position, heads, sample->raw_gone, 0, sample->layers,
-                       sample->recall, sample->error});
+    store_->AddRecall(session_, sequence.id,
+                      {s.audits[i], position, heads, sample->raw_gone, sequence.recall_dropped,
+                       sample->layers, sample->recall, sample->error});
   }
 }
 

@@ -112,7 +112,6 @@ class RemoteSession {
   Status CheckMembers(std::span<const RemoteMember> members,
                       std::vector<RemoteSequence*>* sequences, std::vector<int32_t>* codes);
   Status Commit(RemoteStep* step);
-  void SampleRecall(RemoteStep* step);
   void TellRecall(const RemoteStep& step);
   Status TellIndexed(RemoteSequence* s);
 
