@@ -470,11 +470,8 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   const auto pages = static_cast<uint32_t>((int64_t{tokens} + page_tokens - 1) / page_tokens);
   PageTable table{s->version, {}};
   for (uint32_t i = 0; i < pages; ++i) {
-    const shm::PageEntry& entry = *s->table.page(i);
-    // A table does not change when its pages fill: that committed full pages are sealed is known.
-    const bool full = (i + 1) * page_tokens <= static_cast<uint32_t>(s->state->tokens());
-    const uint32_t flags = entry.flags | (full ? uint32_t{shm::kPageSealed} : 0);
-    table.pages.push_back({s->pages[i], entry.tier, flags});
+    const shm::PageEntry entry = PageEntryOf(*s.get(), i);
+    table.pages.push_back({s->pages[i], entry.tier, entry.flags});
   }
   if (slot >= 0) state_->Leave(slot);
   return table;

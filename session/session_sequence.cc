@@ -37,6 +37,14 @@ Status BeginFork(const SessionSequence& parent, const HeldAtOpen& held, SessionS
                                        std::to_string(indexed) + ")");
 }
 
+shm::PageEntry PageEntryOf(const SessionSequence& s, uint32_t page) {
+  shm::PageEntry entry = *s.table.page(page);
+  const int64_t end = (int64_t{page} + 1) * s.state->geometry().page_tokens;
+  const bool absent = (entry.flags & shm::kPageAbsent) != 0;
+  if (end <= s.state->tokens() && !absent) entry.flags |= shm::kPageSealed;
+  return entry;
+}
+
 void TakeBack(SessionSequence* s, uint32_t tokens) {
   s->state->Truncate(static_cast<int32_t>(tokens));
   s->told_indexed = std::min(s->told_indexed, tokens);

@@ -73,6 +73,11 @@ Status BeginFork(const SessionSequence& parent, const HeldAtOpen& held, SessionS
 // The store took back the tokens from `tokens` on. REQUIRES: as SequenceState::Truncate.
 void TakeBack(SessionSequence* s, uint32_t tokens);
 
+// The entry of a page, of the table that was loaded last. A table does not change when its pages
+// fill, so that a page which committed tokens fill is sealed whatever the table says; of one that
+// was given back nothing else is set.
+shm::PageEntry PageEntryOf(const SessionSequence& s, uint32_t page);
+
 // Tells the store how far the index is valid, so that a fork inherits it. tell(first, indexed) is a
 // commit of no tokens behind `first`; it is not called for what the store knows.
 template <typename Tell>

@@ -374,7 +374,9 @@ Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence, 
   const auto copy = [&] {
     const auto pages = (s->state->tokens() + int64_t{page_tokens} - 1) / page_tokens;
     *version = s->version;
-    return std::vector<shm::PageEntry>(s->table.page(0), s->table.page(0) + pages);
+    std::vector<shm::PageEntry> entries;
+    for (uint32_t i = 0; i < pages; ++i) entries.push_back(PageEntryOf(*s, i));
+    return entries;
   };
   if (s->step != 0) return copy();
   const TableClaim claim{s, s->state->tokens(), false};

@@ -189,7 +189,7 @@ TEST_F(ExtentsTest, AViewHasThemAndItsGivenBackPagesAreNull) {
   ASSERT_TRUE(table.ok());
   ASSERT_EQ(table->pages.size(), 7u);
   EXPECT_EQ(table->pages[0].address, nullptr);
-  EXPECT_NE(table->pages[0].flags & shm::kPageAbsent, 0u);
+  EXPECT_EQ(table->pages[0].flags, uint32_t{shm::kPageAbsent});
   EXPECT_NE(table->pages[6].address, nullptr);
   ExpectClean();
 }

@@ -93,6 +93,23 @@ TEST(SessionSequence, WhatTheStoreKnowsIsNotToldAgain) {
   EXPECT_EQ(told, (std::vector<std::pair<uint32_t, uint32_t>>{{32, 32}}));
 }
 
+TEST(SessionSequence, PagesThatAreFullAreSealedWhateverTheirTableSays) {
+  PublishedTables published;
+  published.Publish(0, 9, 4);
+  shm::Entries(published.table(0))[1] = {0, shm::kPageAbsent, 0, 0};
+  shm::Entries(published.table(0))[2].flags = shm::kPageShared;
+  auto s = SequenceOf(0, 9, 40);
+  s->table = published.reader().Read(0, 9);
+  EXPECT_EQ(PageEntryOf(*s, 0).flags, shm::kPageSealed);
+  EXPECT_EQ(PageEntryOf(*s, 1).flags, shm::kPageAbsent);
+  EXPECT_EQ(PageEntryOf(*s, 2).flags, shm::kPageShared);  // eight of its tokens are there
+  EXPECT_EQ(PageEntryOf(*s, 3).flags, 0);
+  TakeBack(s.get(), 32);
+  EXPECT_EQ(PageEntryOf(*s, 0).flags, shm::kPageSealed);
+  TakeBack(s.get(), 15);
+  EXPECT_EQ(PageEntryOf(*s, 0).flags, 0);
+}
+
 TEST(SessionSequence, IndexRowsOfTokensThatAreTakenBackAreToldAnew) {
   const auto s = Opened();
   TakeBack(s.get(), 20);
