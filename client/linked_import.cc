@@ -284,7 +284,7 @@ Status Session::LoadBlocks(uint64_t sequence, uint32_t first, std::span<const in
 
 Status Session::State::CopyToBlocks(Sequence* s, const ImportedModel& model, uint32_t first,
                                     uint32_t end, std::span<const int32_t> blocks, void* stream) {
-  const Claim nothing{s, 0, false};
+  const TableClaim nothing{s, 0, false};
   KVS_ASSIGN_OR_RETURN(const int slot, Pin({&nothing, 1}, nullptr));
   const Status copied = CopyPages(*s, model, first, end, blocks, stream);
   if (gpu_session == nullptr) {

@@ -107,7 +107,7 @@ Result<std::unique_ptr<Session>> Session::Attach(const AttachOptions& options) {
     return chosen;
   }
   state->executor = &ProcessExecutor(options.threads);
-  state->reader = shm::TableReader(c.session(), c.tables(), c.table_bytes());
+  state->OpenTables();
   return std::make_unique<Session>(std::move(state));
 }
 
@@ -130,6 +130,27 @@ Status Session::State::ChooseBackend() {
   arenas.Use(gpu);
   KVS_ASSIGN_OR_RETURN(gpu_session, GpuSession::Make(gpu, connection->session()));
   return OkStatus();
+}
+
+void Session::State::OpenTables() {
+  const Connection& c = *connection;
+  memory =
+      std::make_unique<LinkedMemory>(&arenas, connection.get(), ring.get(), gpu, options.timeout);
+  tables = std::make_unique<SequenceTables>(
+      memory.get(), shm::TableReader(c.session(), c.tables(), c.table_bytes()));
+}
+
+Result<int> Session::State::Pin(std::span<const TableClaim> claims, int32_t* codes) {
+  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables->Pin(claims, codes));
+  const int slot = std::move(pinned).Release();
+  if (gpu_session != nullptr) gpu_session->Entered(slot);
+  return slot;
+}
+
+FarRead Session::State::Reader() const {
+  return [this](std::byte* to, const std::byte* from, uint64_t bytes) {
+    return memory->Read(to, from, bytes);
+  };
 }
 
 Session::~Session() {
@@ -180,9 +201,8 @@ Result<uint64_t> Session::RegisterModel(const ModelSpec& spec) {
   shm::ModelReply reply{};
   if (!ReadPod(payload, &reply)) return ReplyInvalid();
   std::lock_guard<std::mutex> lock(state_->mu);
-  auto ends = std::make_shared<std::vector<int32_t>>(spec.boundary_tokens);
-  std::ranges::sort(*ends);
-  state_->models.insert_or_assign(reply.model, State::RegisteredModel{g, std::move(ends)});
+  state_->models.insert_or_assign(reply.model,
+                                  State::RegisteredModel{g, Ascending(spec.boundary_tokens)});
   return reply.model;
 }
 
@@ -220,7 +240,13 @@ Result<Opened> Session::Open(uint64_t model, std::string_view plan, std::span<co
   KVS_RETURN_IF_ERROR(state_->ring->Call(
       shm::kOpenSequence,
       {BytesOf(request), std::as_bytes(std::span(padded)), std::as_bytes(tokens)}, &payload));
-  return state_->Adopt(model, registered, tokens, payload, nullptr);
+  return state_->Adopt(payload, [&](const HeldAtOpen& held, Sequence* s) -> Status {
+    KVS_ASSIGN_OR_RETURN(const Plan parsed, state_->PlanOf(s->plan_text));
+    s->model = model;
+    s->boundary_tokens = registered.boundary_tokens;
+    BeginState(registered.geometry, parsed, tokens, held, s);
+    return OkStatus();
+  });
 }
 
 Result<Opened> Session::Fork(uint64_t sequence) {
@@ -235,8 +261,9 @@ Result<Opened> Session::Fork(uint64_t sequence) {
   std::vector<std::byte> payload;
   KVS_RETURN_IF_ERROR(state_->ring->Call(shm::kForkSequence, {BytesOf(request)}, &payload));
   parent->forked_in_step = parent->in_step;
-  return state_->Adopt(parent->model, {parent->state->geometry(), parent->boundary_tokens}, {},
-                       payload, parent.get());
+  return state_->Adopt(payload, [&](const HeldAtOpen& held, Sequence* s) {
+    return BeginFork(*parent.get(), held, s);
+  });
 }
 
 Status Session::Truncate(uint64_t sequence, uint32_t tokens) {
@@ -250,8 +277,7 @@ Status Session::State::Truncate(Sequence* s, uint32_t tokens) {
   const std::span<const int32_t> tail = s->state->TailIds(tokens);
   const shm::Truncate request{s->id, tokens, static_cast<uint32_t>(tail.size())};
   KVS_RETURN_IF_ERROR(ring->Call(shm::kTruncate, {BytesOf(request), std::as_bytes(tail)}, nullptr));
-  s->state->Truncate(static_cast<int32_t>(tokens));
-  s->told_indexed = std::min(s->told_indexed, tokens);
+  TakeBack(s, tokens);
   return OkStatus();
 }
 
@@ -264,10 +290,9 @@ Result<Plan> Session::State::PlanOf(const std::string& text) {
   return plans.emplace(text, std::move(plan)).first->second;
 }
 
-Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& registered,
-                                     std::span<const int32_t> tokens,
-                                     const std::vector<std::byte>& payload,
-                                     const Sequence* parent) {
+Result<Opened> Session::State::Adopt(
+    const std::vector<std::byte>& payload,
+    const std::function<Status(const HeldAtOpen&, Sequence*)>& begin) {
   shm::SequenceReply reply{};
   if (!ReadPod(payload, &reply) ||
       payload.size() < sizeof(reply) + uint64_t{reply.plan_bytes} + reply.boundary_bytes) {
@@ -275,39 +300,21 @@ Result<Opened> Session::State::Adopt(uint64_t model, const RegisteredModel& regi
   }
   auto s = std::make_shared<Sequence>();
   s->id = reply.sequence;
-  s->model = model;
   s->slot = reply.slot;
-  s->plan_text.assign(reinterpret_cast<const char*>(payload.data()) + sizeof(reply),
-                      reply.plan_bytes);
-  s->plan_text.resize(strnlen(s->plan_text.c_str(), s->plan_text.size()));
-  s->told_indexed = reply.indexed_tokens;
-  s->boundary_tokens = registered.boundary_tokens;
-  if (parent != nullptr) {
-    s->state = parent->state->Clone();
-  } else {
-    KVS_ASSIGN_OR_RETURN(const Plan plan, PlanOf(s->plan_text));
-    s->state = std::make_unique<SequenceState>(registered.geometry, plan,
-                                               static_cast<int32_t>(reply.held_tokens),
-                                               static_cast<int32_t>(reply.indexed_tokens));
-    s->state->NoteHeldSurprisal(static_cast<int32_t>(reply.surprisal_tokens));
-    s->state->NoteTokens(0, tokens.first(std::min<size_t>(reply.held_tokens, tokens.size())),
-                         *s->boundary_tokens);
-    s->state->HoldBoundaries(
-        {reinterpret_cast<const uint8_t*>(payload.data()) + sizeof(reply) + reply.plan_bytes,
-         reply.boundary_bytes});
-  }
-  if (static_cast<uint32_t>(s->state->tokens()) != reply.held_tokens ||
-      static_cast<uint32_t>(s->state->indexed_tokens()) > reply.indexed_tokens) {
+  const auto* const plan = reinterpret_cast<const char*>(payload.data()) + sizeof(reply);
+  s->plan_text.assign(plan, strnlen(plan, reply.plan_bytes));
+  const HeldAtOpen held{
+      reply.held_tokens,
+      reply.indexed_tokens,
+      reply.surprisal_tokens,
+      {reinterpret_cast<const uint8_t*>(plan) + reply.plan_bytes, reply.boundary_bytes}};
+  if (const Status begun = begin(held, s.get()); !begun.ok()) {
     const shm::SequenceRef ref{reply.sequence};
     (void)ring->Call(shm::kCloseSequence, {BytesOf(ref)}, nullptr);
-    return Internal("FORK_DIVERGED", "the daemon holds " + std::to_string(reply.held_tokens) +
-                                         " tokens (" + std::to_string(reply.indexed_tokens) +
-                                         " indexed), this process " +
-                                         std::to_string(s->state->tokens()) + " (" +
-                                         std::to_string(s->state->indexed_tokens()) + ")");
+    return begun;
   }
   std::lock_guard<std::mutex> lock(mu);
-  s->imported = imported_models.contains(model);
+  s->imported = imported_models.contains(s->model);
   sequences.emplace(s->id, s);
   return Opened{reply.sequence, reply.held_tokens, reply.indexed_tokens, reply.surprisal_tokens,
                 reply.boundary_tokens};
@@ -378,7 +385,7 @@ Status Session::PrefillDone(uint64_t sequence) {
 
 Status Session::State::ClosePrompt(Sequence* s) {
   if (gpu_session != nullptr) return s->state->ClosePrompt();
-  const Claim claim{s, s->state->tokens()};
+  const TableClaim claim{s, s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
   Status done = s->state->Refresh(s->View());
   if (done.ok()) done = s->state->PrefillDone(s->View(), *backend, *executor);
@@ -434,7 +441,7 @@ Status Session::Settle(uint64_t sequence) {
 // The next step of a GPU catches the index up; of what is imported the daemon has done so.
 Status Session::State::CatchUp(Sequence* s) {
   if (gpu_session != nullptr || s->imported) return OkStatus();
-  const Claim claim{s, s->state->tokens()};
+  const TableClaim claim{s, s->state->tokens()};
   KVS_ASSIGN_OR_RETURN(const int slot, Pin({&claim, 1}, nullptr));
   const Status refreshed = s->state->Refresh(s->View());
   if (refreshed.ok()) s->state->CatchUp(s->View(), *backend, *executor);
@@ -451,7 +458,7 @@ Result<std::unique_ptr<SessionStep>> Session::StepBegin(std::span<const BatchMem
 // The epoch of a step that the sequence is in holds, and its table must not change: then -1.
 Result<int> Session::State::PinToRead(Sequence* s) {
   if (s->in_step) return -1;
-  const Claim claim{s, s->state->tokens(), false};
+  const TableClaim claim{s, s->state->tokens(), false};
   return Pin({&claim, 1}, nullptr);
 }
 
@@ -463,11 +470,8 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
   const auto pages = static_cast<uint32_t>((int64_t{tokens} + page_tokens - 1) / page_tokens);
   PageTable table{s->version, {}};
   for (uint32_t i = 0; i < pages; ++i) {
-    const shm::PageEntry& entry = *s->table.page(i);
-    // A table does not change when its pages fill: that committed full pages are sealed is known.
-    const bool full = (i + 1) * page_tokens <= static_cast<uint32_t>(s->state->tokens());
-    const uint32_t flags = entry.flags | (full ? uint32_t{shm::kPageSealed} : 0);
-    table.pages.push_back({s->pages[i], entry.tier, flags});
+    const shm::PageEntry entry = PageEntryOf(*s.get(), i);
+    table.pages.push_back({s->pages[i], entry.tier, entry.flags});
   }
   if (slot >= 0) state_->Leave(slot);
   return table;
@@ -475,8 +479,7 @@ Result<PageTable> Session::GetPageTable(uint64_t sequence) {
 
 Result<InspectArray> Session::State::Inspect(const Sequence& s, std::string_view name) {
   if (gpu_session == nullptr) return s.state->Inspect(s.View(), *backend, *executor, name);
-  return InspectFromGpu(*s.state, s.View(), s.blocks.size(), ReaderOf("reading an index"),
-                        *executor, name);
+  return InspectFromGpu(*s.state, s.View(), s.blocks.size(), Reader(), *executor, name);
 }
 
 Result<InspectArray> Session::Inspect(uint64_t sequence, std::string_view name) {

@@ -1,5 +1,5 @@
-// What the linked road keeps for a session, a sequence and a step. Internal to linked_session.cc,
-// sequence_tables.cc and step.cc; nothing else includes it.
+// What the linked road keeps for a session, a sequence and a step, beside what both roads keep
+// (session/session_sequence.h). Internal to linked_*.cc and step.cc; nothing else includes it.
 //
 // Lock order: Sequence::mu, then SessionState::mu (maps only), then the ring client's.
 // A Sequence's mu is held by the call that uses it, taken with try_lock: two threads on one
@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,27 +20,22 @@
 #include "client/attach.h"
 #include "client/gpu_session.h"
 #include "client/include/kvstrata/kvstrata.h"
+#include "client/linked_memory.h"
 #include "client/page_map.h"
 #include "client/ring_client.h"
 #include "client/session.h"
 #include "client/staged_blocks.h"
-#include "kernels/codec/extent_descriptions.h"
 #include "kernels/step/cuda_shadow.h"
 #include "kernels/step/cuda_step.h"
 #include "kernels/step/step.h"
-#include "proto/table_reader.h"
+#include "session/sequence_tables.h"
 
 namespace kvstrata::client {
 
 inline constexpr std::string_view kCudaBackend = "cuda";  // in a Welcome, and where callers choose
 
-struct Sequence {
-  uint64_t id = 0;
-  uint64_t model = 0;
-  uint32_t slot = 0;
+struct Sequence : SessionSequence {
   std::string plan_text;
-  std::unique_ptr<SequenceState> state;
-  std::shared_ptr<const std::vector<int32_t>> boundary_tokens;  // of the model, ascending
 
   std::mutex mu;
   bool imported = false;  // its pages are filled by the daemon: it runs no steps
@@ -56,9 +52,6 @@ struct Sequence {
   CudaStep* gpu_step = nullptr;        // the open step, on a GPU
   int32_t step_tokens = 0;             // length after the open step
   bool forked_in_step = false;         // the pages that the step writes are shared since then
-  uint32_t told_indexed = 0;           // what the daemon knows of state->indexed_tokens()
-  uint32_t recall_audit = 0;           // the last audit that sampled a step of this sequence
-  uint32_t recall_dropped = 0;         // its samples that were lost
   std::unique_ptr<CudaShadow> shadow;  // of audited steps on a GPU; null before the first one
   bool shadow_waits = false;           // `deferred` has its sample
 
@@ -74,33 +67,6 @@ struct Sequence {
   };
   std::deque<Deferred> deferred;
   uint32_t late_tokens = 0;  // at the end of the committed ones: their ids have not come
-
-  // The table as of the last Load, resolved. `table` is valid inside the epoch of that Load only,
-  // the addresses as long as `version` is the published one.
-  shm::TableView table;
-  uint64_t version = 0;
-  std::vector<std::byte*> pages, blocks;  // null: a page that was given back
-  std::vector<uint8_t> far_pages;         // steps on a GPU: 1 where a page is the host's
-  bool has_far_pages = false;
-  std::vector<ExtentView> extents;
-  ExtentDescriptions descriptions;  // of the extents in a GPU's memory
-
-  SequenceView View() const {
-    return {pages.data(),
-            blocks.data(),
-            state->tokens(),
-            extents.data(),
-            static_cast<int32_t>(extents.size()),
-            version,
-            has_far_pages ? far_pages.data() : nullptr};
-  }
-};
-
-// A claim on a sequence's table before it is used.
-struct Claim {
-  Sequence* sequence = nullptr;
-  int32_t tokens_after = 0;  // pages up to here, private from the committed tokens on
-  bool write_index = true;   // index blocks of committed tokens, private where rows are missing
 };
 
 // The tensors of a model that this session lends.
@@ -124,11 +90,12 @@ struct Session::State {
   PageMap arenas;
   std::unique_ptr<Connection> connection;
   std::unique_ptr<RingClient> ring;
-  shm::TableReader reader;
   const Backend* backend = nullptr;  // null with a GPU
   Executor* executor = nullptr;
   Gpu gpu;
   std::unique_ptr<GpuSession> gpu_session;  // null without a GPU
+  std::unique_ptr<LinkedMemory> memory;
+  std::unique_ptr<SequenceTables> tables;
 
   std::mutex mu;  // guards the maps
   struct RegisteredModel {
@@ -142,24 +109,16 @@ struct Session::State {
   std::atomic<uint32_t> next_descriptor{1};  // not the map's
 
   Status ChooseBackend();
+  // Makes what reads the session's tables; after the backend was chosen.
+  void OpenTables();
 
-  // sequence_tables.cc. Enters an epoch in which every claim holds, asking the daemon to grow
-  // tables that do not; returns the reader slot, to be given to Leave. codes (may be null)
-  // [claims].
-  Result<int> Pin(std::span<const Claim> claims, int32_t* codes);
-  void Leave(int slot) { reader.Leave(slot); }
+  // SequenceTables::Pin; returns the reader slot, to be given to Leave or left by the GPU.
+  Result<int> Pin(std::span<const TableClaim> claims, int32_t* codes);
+  void Leave(int slot) { tables->Leave(slot); }
   // An epoch in which what is committed can be read; -1: nothing is to be left.
   Result<int> PinToRead(Sequence* s);
-  // Reads the current table of `s` and resolves what is new. REQUIRES: inside an epoch.
-  Status Load(Sequence* s);
-  // Blocks that the daemon completed are not made again.
-  static void TakeIndex(Sequence* s);
-  Status LoadExtents(Sequence* s, const shm::TableView& view);
   // Copies from the GPU, and waits for it.
-  FarRead ReaderOf(const char* what) const;
-  Status Grow(const Claim& claim);
-  bool Holds(const Claim& claim);
-  Result<std::byte*> Resolve(const shm::PageEntry& entry, uint64_t bytes);
+  FarRead Reader() const;
 
   Result<std::shared_ptr<Sequence>> Find(uint64_t sequence);
   Status ClosePrompt(Sequence* s);
@@ -172,9 +131,10 @@ struct Session::State {
   Result<InspectArray> Inspect(const Sequence& s, std::string_view name);
   // ParsePlan, once for each of the few plans that an engine opens its many sequences with.
   Result<Plan> PlanOf(const std::string& text);
-  Result<Opened> Adopt(uint64_t model, const RegisteredModel& registered,
-                       std::span<const int32_t> tokens, const std::vector<std::byte>& payload,
-                       const Sequence* parent);
+  // Takes over the sequence of an answer to an open or a fork: begin makes its state. Where that
+  // fails it is closed.
+  Result<Opened> Adopt(const std::vector<std::byte>& payload,
+                       const std::function<Status(const HeldAtOpen&, Sequence*)>& begin);
   // Tells the daemon how far the index is valid, so that a fork inherits it.
   Status TellIndexed(Sequence* s);
 

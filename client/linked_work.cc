@@ -42,7 +42,7 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   if (reply.own == 0) return built;
   KVS_RETURN_IF_ERROR(state_->CatchUp(s.get()));
   if (state_->gpu_session == nullptr && !s->imported) {
-    const Claim claim{s.get(), s->state->tokens(), false};
+    const TableClaim claim{s.get(), s->state->tokens(), false};
     KVS_ASSIGN_OR_RETURN(const int slot, state_->Pin({&claim, 1}, nullptr));
     MapBlocks(*s.get());
     state_->Leave(slot);

@@ -1,13 +1,14 @@
 // SessionStep of the linked road: kernels/step on mapped pages, inside one epoch.
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <limits>
 #include <optional>
-#include <unordered_set>
 
 #include "client/linked_session.h"
 #include "kernels/step/shadow_attention.h"
+#include "session/batch_members.h"
+#include "session/member_codes.h"
+#include "session/page_heat.h"
+#include "session/recall_samples.h"
 
 namespace kvstrata::client {
 
@@ -25,12 +26,11 @@ struct SessionStep::State {
   std::unique_ptr<CudaStep> gpu_step;
   bool ended_on_gpu = false;
   int reader_slot = -1;
-  std::vector<uint64_t> page_marks;  // scratch of CountHeat, one bit a page
+  std::optional<PageHeat> heat;  // on the CPU: what a GPU chose would have to be read
   std::vector<uint32_t> audits;  // that sample this step, per member; 0: none. Empty: none at all
 
   void SampleRecall();
   bool ShadowOnGpu(int member);
-  void CountHeat(int member);
   Status Separate(Sequence* s);
   Status Begin(std::vector<StepMember> batch, void* stream);
   template <typename Fn>
@@ -50,49 +50,17 @@ namespace {
 
 Status CheckMembers(Session::State* session, std::span<const BatchMember> members,
                     std::vector<SequenceUse>* uses, int32_t* codes) {
-  Status failed;
-  std::unordered_set<uint64_t> seen;
-  const auto fail = [&](size_t i, const Status& status) {
-    codes[i] = static_cast<int32_t>(status.code());
-    if (failed.ok()) failed = status;
-  };
-  for (size_t i = 0; i < members.size(); ++i) {
-    const uint64_t id = members[i].sequence;
-    if (!seen.insert(id).second) {
-      fail(i, FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(id) +
-                                                      " is a member of the batch twice"));
-      continue;
-    }
-    Result<SequenceUse> use = SequenceUse::Current(session, id, false);
-    if (!use.ok()) {
-      fail(i, use.status());
-      continue;
-    }
-    const SequenceUse& s = use.value();
-    if (s->imported) {
-      fail(i, SequenceImported(id));
-      continue;
-    }
-    if (const Status known = CheckIds(*s.get(), members[i]); !known.ok()) {
-      fail(i, known);
-      continue;
-    }
-    const auto room = std::numeric_limits<int32_t>::max() - s->state->tokens();
-    if (members[i].n() > static_cast<size_t>(room)) {
-      fail(i, InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "].n " +
-                                                       std::to_string(members[i].n()) + " after " +
-                                                       std::to_string(s->state->tokens()) +
-                                                       " tokens; a sequence has at most 2^31 - 1"));
-    } else if (!uses->empty() && s->model != uses->front()->model) {
-      fail(i,
-           InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(id) + " is of model " +
-                                               std::to_string(s->model) + ", the batch of model " +
-                                               std::to_string(uses->front()->model) +
-                                               "; begin a step for each"));
-    }
-    uses->push_back(std::move(use).value());
-  }
-  return failed;
+  BatchMembers batch;
+  return CheckEach(members.size(), codes, [&](size_t i) -> Status {
+    const BatchMember& member = members[i];
+    KVS_RETURN_IF_ERROR(batch.Name(member.sequence));
+    KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Current(session, member.sequence, false));
+    if (s->imported) return SequenceImported(member.sequence);
+    KVS_RETURN_IF_ERROR(CheckIds(*s.get(), member));
+    KVS_RETURN_IF_ERROR(batch.Extend(*s.get(), i, member.n()));
+    uses->push_back(std::move(s));
+    return OkStatus();
+  });
 }
 
 // missing: ids at the end that are not there yet.
@@ -127,7 +95,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
   std::vector<SequenceUse> uses;
   uses.reserve(members.size());
   KVS_RETURN_IF_ERROR(CheckMembers(session, members, &uses, codes));
-  std::vector<Claim> claims;
+  std::vector<TableClaim> claims;
   claims.reserve(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     const auto n = static_cast<int32_t>(members[i].n());
@@ -171,6 +139,7 @@ Result<std::unique_ptr<SessionStep>> BeginStep(Session::State* session,
 Status SessionStep::State::Begin(std::vector<StepMember> batch, void* stream) {
   if (session->gpu_session == nullptr) {
     step = std::make_unique<Step>(std::move(batch), *session->backend, *session->executor);
+    heat.emplace(session->connection->session());
     SampleRecall();
     return OkStatus();
   }
@@ -251,61 +220,18 @@ Status SessionStep::Attend(int layer, const Rows& q, const MutableRows& out, flo
     return state_->gpu_step->Attend(layer, q, out, lse);
   }
   state_->step->Attend(layer, q, out, lse);
-  for (int i = 0; i < members(); ++i) state_->CountHeat(i);
+  for (int i = 0; i < members(); ++i) {
+    state_->heat->Count(*state_->sequences[i], state_->step->selection(i));
+  }
   return OkStatus();
 }
 
-// One count for each storage page of which any head attended any row. Plan full would count every
-// page in every layer and say nothing.
-void SessionStep::State::CountHeat(int member) {
-  const Sequence& s = *sequences[member];
-  if (s.state->plan().selector == SelectorKind::kFull) return;
-  const uint64_t first = s.table.table->heat_first;
-  const uint64_t count = std::min<uint64_t>(s.table.table->heat_count, s.table.pages);
-  if (count == 0 || first > shm::kHeatEntries || count > shm::kHeatEntries - first) return;
-  page_marks.assign((count + 63) / 64, 0);
-  // Pages hold a power of two of tokens: runs are many, and divisions slow.
-  const int shift = std::countr_zero(static_cast<uint32_t>(s.state->geometry().page_tokens));
-  for (const std::vector<Run>& runs : step->selection(member).runs) {
-    for (const Run& run : runs) {
-      if (run.end <= run.begin) continue;
-      const auto first_page = static_cast<uint64_t>(run.begin) >> shift;
-      const auto last_page = static_cast<uint64_t>(run.end - 1) >> shift;
-      for (uint64_t p = first_page; p <= last_page && p < count; ++p) {
-        page_marks[p / 64] |= uint64_t{1} << (p % 64);
-      }
-    }
-  }
-  shm::SessionHeader* header = session->connection->session();
-  auto* heat =
-      reinterpret_cast<uint32_t*>(reinterpret_cast<std::byte*>(header) + header->heat_offset) +
-      first;
-  for (size_t w = 0; w < page_marks.size(); ++w) {
-    for (uint64_t bits = page_marks[w]; bits != 0; bits &= bits - 1) {
-      std::atomic_ref<uint32_t> at(heat[w * 64 + static_cast<size_t>(__builtin_ctzll(bits))]);
-      // Not fetch_add: a sequence has one step at a time, and a lost count would not matter.
-      at.store(at.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-    }
-  }
-}
-
 void SessionStep::State::SampleRecall() {
-  for (int i = 0; i < batch().members(); ++i) {
-    if (!tokens[static_cast<size_t>(i)].kept) continue;
-    Sequence& s = *sequences[i];
-    const shm::RecallRequest request = session->reader.Recall(s.slot);
-    if (!request.Samples(batch().member(i).view.tokens) || !batch().Decodes(i)) continue;
-    if (s.recall_audit != request.audit) s.recall_dropped = 0;
-    s.recall_audit = request.audit;
-    if (step != nullptr) {
-      step->Shadow(i);
-    } else if (!ShadowOnGpu(i)) {
-      ++s.recall_dropped;
-      continue;
-    }
-    audits.resize(sequences.size());
-    audits[i] = request.audit;
-  }
+  audits = kvstrata::SampleRecall(*session->tables, batch(), sequences, [this](int member) {
+    if (step == nullptr) return ShadowOnGpu(member);
+    step->Shadow(member);
+    return true;
+  });
 }
 
 // Whether there is a shadow for the member: the one that it has may not be read yet.
@@ -326,8 +252,8 @@ bool SessionStep::State::ShadowOnGpu(int member) {
 // only, so nothing it sees was touched; the parent takes a page of its own and moves there.
 Status SessionStep::State::Separate(Sequence* s) {
   const std::vector<std::byte*> written = s->pages;
-  KVS_RETURN_IF_ERROR(session->Grow({s, s->step_tokens}));
-  KVS_RETURN_IF_ERROR(session->Load(s));
+  KVS_RETURN_IF_ERROR(session->memory->Grow({s, s->step_tokens}));
+  KVS_RETURN_IF_ERROR(session->tables->Load(s));
   const Geometry& g = s->state->geometry();
   const auto end =
       static_cast<size_t>((int64_t{s->step_tokens} + g.page_tokens - 1) / g.page_tokens);

@@ -20,7 +20,7 @@ kvs_library(kvs_rpc
   rpc/recall_stream.cc
   rpc/recompress_stream.cc
   rpc/refused_connections.cc
-  rpc/remote_sequence.cc
+  rpc/remote_memory.cc
   rpc/remote_session.cc
   rpc/scrub_stream.cc
   rpc/service_context.cc
@@ -28,4 +28,4 @@ kvs_library(kvs_rpc
   rpc/tensor_ref.cc
   rpc/work_calls.cc
   rpc/work_queue.cc
-  LIBS kvs_attach kvs_store kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})
+  LIBS kvs_attach kvs_store kvs_session kvs_kernels kvs_proto kvs_shm ${KVS_GRPC_REFLECTION})

@@ -238,9 +238,8 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
     }
     const Status posted = s->Post([reactor, request, response, tokens, s, opened = *opened] {
       reactor->Finish(ServiceContext::Outcome([&] {
-        const Result<OpenedSequence> adopted = s->AdoptOpened(opened, request->model(), tokens);
-        if (!adopted.ok()) return adopted.status();
-        Write(*adopted, response);
+        s->AdoptOpened(opened, request->model(), tokens);
+        Write(opened, response);
         response->set_reserved_tokens(request->reserve_tokens());
         return OkStatus();
       }));

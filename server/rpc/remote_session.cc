@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 
 #include "server/telemetry/log.h"
+#include "session/batch_members.h"
+#include "session/member_codes.h"
+#include "session/recall_samples.h"
 
 namespace kvstrata {
 namespace {
@@ -15,6 +17,17 @@ Status UnknownSequence(uint64_t sequence) {
                       " is not open in this session: it was closed, or is another session's");
 }
 
+std::unique_ptr<RemoteSequence> NewSequence(const OpenedSequence& opened) {
+  auto s = std::make_unique<RemoteSequence>();
+  s->id = opened.sequence;
+  s->slot = opened.slot;
+  return s;
+}
+
+HeldAtOpen HeldOf(const OpenedSequence& opened) {
+  return {opened.held_tokens, opened.indexed_tokens, opened.surprisal_tokens, opened.boundary};
+}
+
 }  // namespace
 
 RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
@@ -23,7 +36,9 @@ RemoteSession::RemoteSession(Store* store, const SessionSegments& segments,
       session_(segments.session),
       device_(std::move(device)),
       strand_(std::make_shared<Strand>(queue)),
-      tables_(store, device_.get(), segments) {}
+      memory_(store, device_.get(), session_),
+      tables_(&memory_, {segments.header, segments.tables, segments.table_bytes}),
+      heat_(segments.header) {}
 
 Status RemoteSession::Post(WorkQueue::Task task) {
   // A task keeps this alive.
@@ -73,8 +88,7 @@ Result<RemoteSequence*> RemoteSession::Find(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
   if (s->step != 0 || !s->lost.ok()) return s;
   if (const std::optional<uint32_t> asked = tables_.TruncateTo(*s)) {
-    const auto have = static_cast<uint32_t>(s->state->tokens());
-    KVS_RETURN_IF_ERROR(Truncate(s, std::min(*asked, have)));
+    KVS_RETURN_IF_ERROR(Truncate(s, *asked));
   }
   return s;
 }
@@ -88,50 +102,23 @@ Result<RemoteSequence*> RemoteSession::FindIdle(uint64_t sequence) {
                                                  "; end or abort it first");
 }
 
-Result<OpenedSequence> RemoteSession::AdoptOpened(OpenedSequence opened, uint64_t model,
-                                                  std::span<const int32_t> tokens) {
-  return Adopt(std::move(opened), model, tokens, nullptr);
+void RemoteSession::AdoptOpened(const OpenedSequence& opened, uint64_t model,
+                                std::span<const int32_t> tokens) {
+  auto s = NewSequence(opened);
+  s->model = model;
+  s->boundary_tokens = Ascending(opened.boundary_tokens);
+  BeginState(opened.geometry, opened.plan, tokens, HeldOf(opened), s.get());
+  sequences_.emplace(opened.sequence, std::move(s));
 }
 
 Result<OpenedSequence> RemoteSession::ForkSequence(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * parent, FindIdle(sequence));
   KVS_RETURN_IF_ERROR(TellIndexed(parent));
   KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->ForkSequence(session_, sequence));
-  return Adopt(std::move(opened), parent->model, {}, parent);
-}
-
-Result<OpenedSequence> RemoteSession::Adopt(OpenedSequence opened, uint64_t model,
-                                            std::span<const int32_t> tokens,
-                                            const RemoteSequence* parent) {
-  auto s = std::make_unique<RemoteSequence>();
-  s->id = opened.sequence;
-  s->model = model;
-  s->slot = opened.slot;
-  s->told_indexed = opened.indexed_tokens;
-  s->state = parent != nullptr
-                 ? parent->state->Clone()
-                 : std::make_unique<SequenceState>(opened.geometry, opened.plan,
-                                                   static_cast<int32_t>(opened.held_tokens),
-                                                   static_cast<int32_t>(opened.indexed_tokens));
-  // A fork holds what its parent committed, and inherits the index as far as the store was told.
-  if (static_cast<uint32_t>(s->state->tokens()) != opened.held_tokens ||
-      static_cast<uint32_t>(s->state->indexed_tokens()) > opened.indexed_tokens) {
+  auto s = NewSequence(opened);
+  if (const Status begun = BeginFork(*parent, HeldOf(opened), s.get()); !begun.ok()) {
     (void)store_->CloseSequence(session_, opened.sequence);
-    return Internal("FORK_DIVERGED", "the store holds " + std::to_string(opened.held_tokens) +
-                                         " tokens (" + std::to_string(opened.indexed_tokens) +
-                                         " indexed), the step state " +
-                                         std::to_string(s->state->tokens()) + " (" +
-                                         std::to_string(s->state->indexed_tokens()) + ")");
-  }
-  if (parent == nullptr) {
-    s->state->NoteHeldSurprisal(static_cast<int32_t>(opened.surprisal_tokens));
-  }
-  s->boundary_tokens = opened.boundary_tokens;
-  std::ranges::sort(s->boundary_tokens);
-  if (parent == nullptr) {
-    s->state->NoteTokens(0, tokens.first(std::min<size_t>(opened.held_tokens, tokens.size())),
-                         s->boundary_tokens);
-    s->state->HoldBoundaries(opened.boundary);
+    return begun;
   }
   sequences_.emplace(opened.sequence, std::move(s));
   return opened;
@@ -144,8 +131,7 @@ Status RemoteSession::TruncateSequence(uint64_t sequence, uint32_t tokens) {
 
 Status RemoteSession::Truncate(RemoteSequence* s, uint32_t tokens) {
   KVS_RETURN_IF_ERROR(store_->Truncate(session_, s->id, tokens, s->state->TailIds(tokens)));
-  s->state->Truncate(static_cast<int32_t>(tokens));
-  s->told_indexed = std::min(s->told_indexed, tokens);
+  TakeBack(s, tokens);
   return OkStatus();
 }
 
@@ -159,44 +145,22 @@ Status RemoteSession::CloseSequence(uint64_t sequence) {
 // --- steps ---------------------------------------------------------------------------------------
 
 Status RemoteSession::CheckMembers(std::span<const RemoteMember> members,
-                                   std::vector<TableClaim>* claims, std::vector<int32_t>* codes) {
-  Status failed;
-  std::set<uint64_t> seen;
-  const auto check = [&](size_t i) -> Status {
-    const RemoteMember& m = members[i];
-    if (m.tokens.empty()) {
+                                   std::vector<RemoteSequence*>* sequences,
+                                   std::vector<int32_t>* codes) {
+  codes->assign(members.size(), 0);
+  BatchMembers batch;
+  return CheckEach(members.size(), codes->data(), [&](size_t i) -> Status {
+    const RemoteMember& member = members[i];
+    if (member.tokens.empty()) {
       return InvalidArgument("ARGUMENT_RANGE", "members[" + std::to_string(i) +
                                                    "].tokens is empty; at least one is needed");
     }
-    if (!seen.insert(m.sequence).second) {
-      return FailedPrecondition("SEQUENCE_BUSY", "sequence " + std::to_string(m.sequence) +
-                                                     " is a member of the batch twice");
-    }
-    KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(m.sequence));
-    const int32_t have = s->state->tokens();
-    if (m.tokens.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max() - have)) {
-      return InvalidArgument("SEQUENCE_TOO_LONG", "members[" + std::to_string(i) + "] has " +
-                                                      std::to_string(m.tokens.size()) +
-                                                      " tokens after " + std::to_string(have) +
-                                                      "; a sequence has at most 2^31 - 1");
-    }
-    claims->push_back({s, have + static_cast<int32_t>(m.tokens.size())});
-    const uint64_t model = claims->front().sequence->model;
-    if (s->model != model) {
-      return InvalidArgument("MODELS_MIXED", "sequence " + std::to_string(m.sequence) +
-                                                 " is of model " + std::to_string(s->model) +
-                                                 ", the batch of model " + std::to_string(model) +
-                                                 "; begin a step for each");
-    }
+    KVS_RETURN_IF_ERROR(batch.Name(member.sequence));
+    KVS_ASSIGN_OR_RETURN(RemoteSequence * s, FindIdle(member.sequence));
+    KVS_RETURN_IF_ERROR(batch.Extend(*s, i, member.tokens.size()));
+    sequences->push_back(s);
     return OkStatus();
-  };
-  codes->assign(members.size(), 0);
-  for (size_t i = 0; i < members.size(); ++i) {
-    const Status status = check(i);
-    (*codes)[i] = static_cast<int32_t>(status.code());
-    if (failed.ok()) failed = status;
-  }
-  return failed;
+  });
 }
 
 Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
@@ -204,22 +168,25 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
   if (members.empty()) {
     return InvalidArgument("ARGUMENT_RANGE", "members is empty; at least one is needed");
   }
+  std::vector<RemoteSequence*> sequences;
+  KVS_RETURN_IF_ERROR(CheckMembers(members, &sequences, codes));
   std::vector<TableClaim> claims;
-  KVS_RETURN_IF_ERROR(CheckMembers(members, &claims, codes));
-  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes));
-  for (size_t i = 0; i < claims.size(); ++i) {
-    const RemoteSequence& s = *claims[i].sequence;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto n = static_cast<int32_t>(members[i].tokens.size());
+    claims.push_back({sequences[i], sequences[i]->state->tokens() + n});
+  }
+  KVS_ASSIGN_OR_RETURN(SequenceTables::Pinned pinned, tables_.Pin(claims, codes->data()));
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const RemoteSequence& s = *sequences[i];
     const Status refreshed = s.state->Refresh(s.View());
     if (refreshed.ok()) continue;
     (*codes)[i] = static_cast<int32_t>(refreshed.code());
     return refreshed;
   }
-  std::vector<RemoteSequence*> sequences;
   std::vector<std::vector<int32_t>> tokens;
   std::vector<StepMember> batch;
   for (size_t i = 0; i < members.size(); ++i) {
-    RemoteSequence* s = claims[i].sequence;
-    sequences.push_back(s);
+    RemoteSequence* s = sequences[i];
     tokens.emplace_back(members[i].tokens.begin(), members[i].tokens.end());
     batch.push_back({s->state.get(), s->View(), static_cast<int32_t>(members[i].tokens.size())});
   }
@@ -234,7 +201,9 @@ Result<uint64_t> RemoteSession::StepBegin(std::span<const RemoteMember> members,
                                                                    std::move(runner),
                                                                    {}})
                                .first->second.get();
-  SampleRecall(step);
+  // No error of it is the step's: a sample that is lost is counted.
+  step->audits = SampleRecall(tables_, step->step->batch(), step->sequences,
+                              [step](int member) { return step->step->Shadow(member).ok(); });
   return next_step_++;
 }
 
@@ -267,7 +236,7 @@ Status RemoteSession::Attend(RemoteStep* step, int layer, const Rows& q, const M
   if (device_->on_gpu()) return OkStatus();  // whose selections would have to be read
   for (int i = 0; i < step->step->batch().members(); ++i) {
     KVS_ASSIGN_OR_RETURN(const Selection* const selection, step->step->SelectionOf(i));
-    tables_.CountHeat(*step->sequences[i], *selection);
+    heat_.Count(*step->sequences[i], *selection);
   }
   return OkStatus();
 }
@@ -293,7 +262,7 @@ Status RemoteSession::Commit(RemoteStep* step) {
   for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
-    s->state->NoteTokens(s->state->tokens(), step->tokens[i], s->boundary_tokens);
+    s->state->NoteTokens(s->state->tokens(), step->tokens[i], *s->boundary_tokens);
   }
   if (const Status ended = step->step->End(); !ended.ok()) {
     for (RemoteSequence* s : step->sequences) s->lost = ended;
@@ -311,39 +280,28 @@ Status RemoteSession::Commit(RemoteStep* step) {
   return failed;
 }
 
-// No error of it is the step's: what is lost here is missing among the samples.
-void RemoteSession::SampleRecall(RemoteStep* s) {
-  const StepBatch& batch = s->step->batch();
-  for (int i = 0; i < batch.members(); ++i) {
-    const shm::RecallRequest request = tables_.Recall(*s->sequences[i]);
-    if (!request.Samples(batch.member(i).view.tokens) || !batch.Decodes(i)) continue;
-    if (!s->step->Shadow(i).ok()) continue;
-    s->audits.resize(s->sequences.size());
-    s->audits[i] = request.audit;
-  }
-}
-
 void RemoteSession::TellRecall(const RemoteStep& s) {
   for (size_t i = 0; i < s.audits.size(); ++i) {
     if (s.audits[i] == 0) continue;
     const auto member = static_cast<int>(i);
+    RemoteSequence& sequence = *s.sequences[i];
     const Result<ShadowSample> sample = s.step->SampleOf(member);
-    if (!sample.ok()) continue;
+    if (!sample.ok()) {
+      ++sequence.recall_dropped;
+      continue;
+    }
     const int32_t position = s.step->batch().member(member).view.tokens;
     const int32_t heads = sample->raw_gone ? 0 : s.geometry().query_heads;
-    store_->AddRecall(session_, s.sequences[i]->id,
-                      {s.audits[i], position, heads, sample->raw_gone, 0, sample->layers,
-                       sample->recall, sample->error});
+    store_->AddRecall(session_, sequence.id,
+                      {s.audits[i], position, heads, sample->raw_gone, sequence.recall_dropped,
+                       sample->layers, sample->recall, sample->error});
   }
 }
 
 Status RemoteSession::TellIndexed(RemoteSequence* s) {
-  const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
-  if (indexed == s->told_indexed) return OkStatus();
-  KVS_RETURN_IF_ERROR(
-      store_->Commit(session_, s->id, static_cast<uint32_t>(s->state->tokens()), {}, indexed));
-  s->told_indexed = indexed;
-  return OkStatus();
+  return kvstrata::TellIndexed(s, [&](uint32_t first, uint32_t indexed) {
+    return store_->Commit(session_, s->id, first, {}, indexed);
+  });
 }
 
 // --- between steps -------------------------------------------------------------------------------
@@ -416,7 +374,9 @@ Result<std::vector<shm::PageEntry>> RemoteSession::PageTable(uint64_t sequence, 
   const auto copy = [&] {
     const auto pages = (s->state->tokens() + int64_t{page_tokens} - 1) / page_tokens;
     *version = s->version;
-    return std::vector<shm::PageEntry>(s->table.page(0), s->table.page(0) + pages);
+    std::vector<shm::PageEntry> entries;
+    for (uint32_t i = 0; i < pages; ++i) entries.push_back(PageEntryOf(*s, i));
+    return entries;
   };
   if (s->step != 0) return copy();
   const TableClaim claim{s, s->state->tokens(), false};

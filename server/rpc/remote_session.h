@@ -21,12 +21,19 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/rpc/remote_sequence.h"
+#include "server/rpc/remote_memory.h"
 #include "server/rpc/step_runner.h"
 #include "server/rpc/work_queue.h"
 #include "server/store/store.h"
+#include "session/page_heat.h"
+#include "session/sequence_tables.h"
 
 namespace kvstrata {
+
+struct RemoteSequence : SessionSequence {
+  uint64_t step = 0;  // the open step that it is in; 0: none
+  Status lost;        // a commit that the store refused: state and store differ since
+};
 
 struct RemoteMember {
   uint64_t sequence = 0;
@@ -62,8 +69,7 @@ class RemoteSession {
   // --- inside tasks only ---
   // Takes over a sequence that the store opened for this session. Opening it may wait for the disk,
   // which is for the caller to await (Store::OpenSequence), outside of the session's turn.
-  Result<OpenedSequence> AdoptOpened(OpenedSequence opened, uint64_t model,
-                                     std::span<const int32_t> tokens);
+  void AdoptOpened(const OpenedSequence& opened, uint64_t model, std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
   Status TruncateSequence(uint64_t sequence, uint32_t tokens);
   Status CloseSequence(uint64_t sequence);
@@ -103,12 +109,9 @@ class RemoteSession {
   Result<RemoteSequence*> Peek(uint64_t sequence);
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
   Status Truncate(RemoteSequence* s, uint32_t tokens);
-  Result<OpenedSequence> Adopt(OpenedSequence opened, uint64_t model,
-                               std::span<const int32_t> tokens, const RemoteSequence* parent);
-  Status CheckMembers(std::span<const RemoteMember> members, std::vector<TableClaim>* claims,
-                      std::vector<int32_t>* codes);
+  Status CheckMembers(std::span<const RemoteMember> members,
+                      std::vector<RemoteSequence*>* sequences, std::vector<int32_t>* codes);
   Status Commit(RemoteStep* step);
-  void SampleRecall(RemoteStep* step);
   void TellRecall(const RemoteStep& step);
   Status TellIndexed(RemoteSequence* s);
 
@@ -117,7 +120,9 @@ class RemoteSession {
   const std::unique_ptr<StepDevice> device_;  // after everything of its steps and sequences
   const std::shared_ptr<Strand> strand_;
 
+  RemoteMemory memory_;
   SequenceTables tables_;
+  PageHeat heat_;
   std::map<uint64_t, std::unique_ptr<RemoteSequence>> sequences_;
   std::map<uint64_t, std::unique_ptr<RemoteStep>> steps_;  // before sequences_ go, see DropAll
   uint64_t next_step_ = 1;

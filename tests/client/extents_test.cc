@@ -91,8 +91,7 @@ class ExtentsTest : public ::testing::Test {
     state->backend = *FindBackend("ref");
     state->executor = &InlineExecutor();
     state->ring = std::make_unique<RingClient>(state->connection.get(), state->options.timeout);
-    state->reader = shm::TableReader(state->connection->session(), state->connection->tables(),
-                                     state->connection->table_bytes());
+    state->OpenTables();
     state_ = state.get();
     session_ = std::make_unique<Session>(std::move(state));
     ModelSpec model;
@@ -190,7 +189,7 @@ TEST_F(ExtentsTest, AViewHasThemAndItsGivenBackPagesAreNull) {
   ASSERT_TRUE(table.ok());
   ASSERT_EQ(table->pages.size(), 7u);
   EXPECT_EQ(table->pages[0].address, nullptr);
-  EXPECT_NE(table->pages[0].flags & shm::kPageAbsent, 0u);
+  EXPECT_EQ(table->pages[0].flags, uint32_t{shm::kPageAbsent});
   EXPECT_NE(table->pages[6].address, nullptr);
   ExpectClean();
 }

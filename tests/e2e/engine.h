@@ -28,6 +28,8 @@ struct Abi {
   X(kvs_sequence_open)       \
   X(kvs_sequence_fork)       \
   X(kvs_sequence_close)      \
+  X(kvs_sequence_open_with)  \
+  X(kvs_close_key)           \
   X(kvs_sequence_tokens)     \
   X(kvs_prefill_done)        \
   X(kvs_report)              \

@@ -86,6 +86,97 @@ INSTANTIATE_TEST_SUITE_P(
                       "chess{page = 16, pages_per_chunk = 3, chunks_per_grid = 3, window = 3, "
                       "rho = [0.6, 0.6, 0.5], thresholds = [0.9, 0.0], min_tokens = 0}"));
 
+// What session/ does for both roads, on each of them.
+class EachRoadTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  const Abi& abi() const { return GetParam() == std::string("linked") ? Linked() : Remote(); }
+
+  DaemonProcess daemon_;
+  Engine engine_{abi(), daemon_.socket()};
+};
+
+INSTANTIATE_TEST_SUITE_P(Roads, EachRoadTest, ::testing::Values("linked", "remote"),
+                         [](const auto& road) { return std::string(road.param); });
+
+// kvs_close_key: "of a batch, that member's code".
+TEST_P(EachRoadTest, ABatchSaysWhichOfItsMembersWasClosedByItsKey) {
+  const kvs_sequence good = engine_.Prefill("full", Prompt(40, 1));
+  ASSERT_NE(good, 0u) << engine_.error();
+  kvs_open_options options{};
+  options.size = sizeof(options);
+  options.key = "one";
+  kvs_opened closed{};
+  closed.size = sizeof(closed);
+  ASSERT_EQ(abi().kvs_sequence_open_with(engine_.session(), engine_.handle(), "full", nullptr, 0,
+                                         &options, &closed),
+            KVS_OK)
+      << engine_.error();
+  Engine other(abi(), daemon_.socket());
+  ASSERT_EQ(abi().kvs_close_key(other.session(), "one"), KVS_OK) << other.error();
+
+  const int32_t id = 5;
+  const kvs_step_member members[] = {{good, &id, 1}, {closed.sequence, &id, 1}};
+  kvs_step* step = nullptr;
+  int32_t codes[] = {-1, -1};
+  EXPECT_EQ(abi().kvs_step_begin(engine_.session(), members, 2, nullptr, &step, codes),
+            KVS_NOT_FOUND);
+  EXPECT_STREQ(abi().kvs_error_reason(), "SEQUENCE_CLOSED");
+  EXPECT_EQ(codes[0], KVS_OK);
+  EXPECT_EQ(codes[1], KVS_NOT_FOUND);
+  EXPECT_EQ(abi().kvs_sequence_close(engine_.session(), closed.sequence), KVS_NOT_FOUND);
+  std::vector<int32_t> history = Prompt(40, 1);
+  EXPECT_TRUE(engine_.DecodesRight(good, &history, id));
+}
+
+// A table that is too short grows, and a page that is shared with a fork is copied before a step
+// writes it.
+TEST_P(EachRoadTest, TablesGrowAndForksPartWays) {
+  std::vector<int32_t> history = Prompt(40, 2);
+  const kvs_sequence parent = engine_.Prefill("full", history);
+  ASSERT_NE(parent, 0u) << engine_.error();
+  kvs_sequence fork = 0;
+  ASSERT_EQ(abi().kvs_sequence_fork(engine_.session(), parent, &fork), KVS_OK) << engine_.error();
+  std::vector<int32_t> forked = history;
+  EXPECT_TRUE(engine_.DecodesRight(fork, &forked, 7));
+  EXPECT_TRUE(engine_.DecodesRight(parent, &history, 8));
+  EXPECT_TRUE(engine_.DecodesRight(fork, &forked, 9));
+  const std::vector<int32_t> many = Prompt(1000, 3);
+  ASSERT_FALSE(engine_.Run(parent, many, static_cast<uint32_t>(history.size())).empty())
+      << engine_.error();
+  history.insert(history.end(), many.begin(), many.end());
+  EXPECT_TRUE(engine_.DecodesRight(parent, &history, 10));
+  EXPECT_TRUE(engine_.DecodesRight(fork, &forked, 11));
+}
+
+TEST_P(EachRoadTest, ABatchHasOneModelAndASequenceOnce) {
+  const kvs_sequence s = engine_.Prefill("full", Prompt(40, 1));
+  ToyModel second;
+  second.digest = "toy-second";
+  const kvs_model_desc desc = second.Desc();
+  kvs_model model = 0;
+  ASSERT_EQ(abi().kvs_model_register(engine_.session(), &desc, &model), KVS_OK);
+  kvs_sequence of_second = 0;
+  ASSERT_EQ(
+      abi().kvs_sequence_open(engine_.session(), model, "full", nullptr, 0, &of_second, nullptr),
+      KVS_OK)
+      << engine_.error();
+  const int32_t id = 5;
+  const auto refused = [&](std::vector<kvs_sequence> sequences, const char* reason) {
+    std::vector<kvs_step_member> members;
+    for (const kvs_sequence each : sequences) members.push_back({each, &id, 1});
+    std::vector<int32_t> codes(members.size(), -1);
+    kvs_step* step = nullptr;
+    EXPECT_NE(abi().kvs_step_begin(engine_.session(), members.data(), members.size(), nullptr,
+                                   &step, codes.data()),
+              KVS_OK);
+    EXPECT_STREQ(abi().kvs_error_reason(), reason);
+    return codes;
+  };
+  EXPECT_EQ(refused({s, of_second}, "MODELS_MIXED"), (std::vector<int32_t>{0, 3}));
+  EXPECT_EQ(refused({of_second, s, of_second}, "MODELS_MIXED"), (std::vector<int32_t>{0, 3, 9}));
+  EXPECT_EQ(refused({s, s + 1000}, "SEQUENCE_UNKNOWN"), (std::vector<int32_t>{0, 5}));
+}
+
 // What one road's client left on disk is held by the next daemon on the other, and on its own.
 TEST(DiskRoadsTest, BothHoldWhatIsOnDisk) {
   char folder[] = "/tmp/kvstrata-roads.XXXXXX";

@@ -368,6 +368,7 @@ TEST_F(RpcComputeTest, PageTableShowsWherePagesLie) {
   ASSERT_EQ(before.pages_size(), 2);
   EXPECT_EQ(before.pages(0).tier(), 0u);
   EXPECT_NE(before.pages(0).arena(), 0u);
+  EXPECT_EQ(before.pages(0).flags(), uint32_t{shm::kPageSealed}) << "full pages are sealed";
   EXPECT_EQ(before.pages(1).flags(), 0u);
   // A fork shares both pages; the next token needs a private tail.
   v1::OpenSequenceResponse fork;

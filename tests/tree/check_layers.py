@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Proves the direction of the tree: who may include whom (CONTRIBUTING.md, "Where a line belongs").
 
-    base <- {proto, kernels} <- {client, server} ; inside kernels ops <- {segment, select, codec} <- step,
+    base <- {proto, kernels} <- session <- {client, server} ; inside kernels ops <- {segment, select, codec} <- step,
     and neither of select and codec knows the other; what still does is in exceeded.toml, [include]
     inside server memory <- store <- {attach, rpc, work} <- daemon <- main; tier (disk) <- {work,
     daemon}
@@ -20,14 +20,16 @@ ALLOWED = {
     "proto": ["base"],
     "kernels/ops": ["base", "kernels"],
     "kernels": ["base"],
+    "session": ["base", "kernels", "proto"],
     "client/cli": ["base", "client/include", "client", "proto"],
-    "client": ["base", "kernels", "proto"],
+    "client": ["base", "kernels", "proto", "session"],
     "server/memory": ["base", "kernels"],
     "server/telemetry": ["base"],
     "server/tier": ["base"],
     "server/store": ["base", "kernels", "proto", "server/memory"],
     "server/attach": ["base", "kernels", "proto", "server/store", "server/telemetry"],
-    "server/rpc": ["base", "kernels", "proto", "server/store", "server/telemetry", "server/attach"],
+    "server/rpc": ["base", "kernels", "proto", "session", "server/store", "server/telemetry",
+                   "server/attach"],
     "server/work": ["base", "kernels", "server/memory", "server/store", "server/telemetry",
                     "server/tier"],
     "server": ["base", "kernels", "proto", "server/memory", "server/store", "server/attach",
@@ -39,11 +41,12 @@ ALLOWED = {
 FORBIDDEN = [
     (r"^kernels/ops/", r"^kernels/(segment|select|codec|step|plan)"),
     (r"^kernels/(segment|select|codec)/", r"^kernels/step/"),
-    (r"^(base|kernels|proto)/", r"^(client|server)/"),
+    (r"^(base|kernels|proto)/", r"^(client|server|session)/"),
+    (r"^session/", r"^(client|server)/"),
     (r"^client/", r"^server/"),
     (r"^server/", r"^client/"),
     # Tools reach kernels through kvs_* alone.
-    (r"^client/cli/", r"^kernels/"),
+    (r"^client/cli/", r"^(kernels|session)/"),
     (r"^(tests/(e2e|cli|python)|bench/(plans|ring))", r"^kernels/"),
 ]
 # Axes that do not know each other; exceeded.toml lists, in SECTION, the includes that still do.
@@ -53,7 +56,7 @@ APART = [
 ]
 SECTION = "include"
 SYSTEM_FORBIDDEN = [
-    (r"^(client/(?!cli|remote)|kernels|base)", r"^(grpc|google/protobuf|spdlog|jemalloc|torch)"),
+    (r"^(client/(?!cli|remote)|kernels|session|base)", r"^(grpc|google/protobuf|spdlog|jemalloc|torch)"),
     (r"^(?!.*\.(cu|cuh)$)(?!kernels/cuda/|tests/cuda/|bench/cuda/).*", r"^(cuda|cuda_runtime|cublas)"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.MULTILINE)
@@ -84,7 +87,7 @@ def violations(path, text):
 
 
 def sources(root):
-    return [p for folder in ("base", "proto", "kernels", "client", "server", "tests", "bench")
+    return [p for folder in ("base", "proto", "kernels", "session", "client", "server", "tests", "bench")
             for p in sorted((root / folder).rglob("*")) if p.suffix in (".h", ".cc", ".cu", ".cuh", ".c")]
 
 

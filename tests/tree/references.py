@@ -12,7 +12,7 @@ import pathlib
 import re
 
 FOLDERS = ("base", "bench", "client", "cmake", "docker", "docs", "integrations", "kernels", "proto",
-           "server", "tests")
+           "server", "session", "tests")
 # Where notes of this project lie that are no part of it: nothing may lead a reader there.
 OUTSIDE = ("spec", "shared", "reference")
 OUTSIDE_DOCUMENTS = re.compile(r"\b(?:DECISIONS|DESIGN|TREE)\b")

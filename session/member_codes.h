@@ -1,0 +1,42 @@
+// MemberCodes: which members of a batch cannot be, the code of each of them, and why the call that
+// wanted them fails. The caller's array is written for members that fail only.
+#ifndef KVSTRATA_SESSION_MEMBER_CODES_H_
+#define KVSTRATA_SESSION_MEMBER_CODES_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/status.h"
+
+namespace kvstrata {
+
+class MemberCodes {
+ public:
+  // codes [members]: Code as int; null: nobody asks.
+  explicit MemberCodes(int32_t* codes) : codes_(codes) {}
+
+  void Add(size_t member, const Status& status) {
+    if (codes_ != nullptr) codes_[member] = static_cast<int32_t>(status.code());
+    if (first_.ok()) first_ = status;
+  }
+  // What the first member that was added failed with.
+  const Status& first() const { return first_; }
+
+ private:
+  int32_t* const codes_;
+  Status first_;
+};
+
+// What check(member), a Status, says of each of so many members.
+template <typename Check>
+Status CheckEach(size_t members, int32_t* codes, const Check& check) {
+  MemberCodes failed(codes);
+  for (size_t i = 0; i < members; ++i) {
+    if (const Status status = check(i); !status.ok()) failed.Add(i, status);
+  }
+  return failed.first();
+}
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SESSION_MEMBER_CODES_H_

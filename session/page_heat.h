@@ -1,0 +1,33 @@
+// PageHeat: which of a sequence's pages its steps attend, counted in the session segment where the
+// store reads it (docs/shm_layout.md). One count for each storage page of which any head attended
+// any row, in a layer and step.
+//
+// Threads: one at a time; others may count other sequences. Cost: the selection's runs, and one
+// store for each page attended.
+#ifndef KVSTRATA_SESSION_PAGE_HEAT_H_
+#define KVSTRATA_SESSION_PAGE_HEAT_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "session/session_sequence.h"
+
+namespace kvstrata {
+
+class PageHeat {
+ public:
+  explicit PageHeat(shm::SessionHeader* session) : session_(*session) {}
+
+  // REQUIRES: the table of `s` is loaded, its epoch entered.
+  void Count(const SessionSequence& s, const Selection& selection);
+
+ private:
+  void Mark(const Selection& selection, int32_t page_tokens, uint64_t pages);
+
+  shm::SessionHeader& session_;
+  std::vector<uint64_t> marks_;  // scratch, one bit a page
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SESSION_PAGE_HEAT_H_
