@@ -31,11 +31,6 @@ cuda::PagedLayer CudaFrame::PagesOf(int first, int layer) const {
   return pages;
 }
 
-cuda::DeviceRows CudaFrame::IndexRowsOf(int first, int level, int layer) const {
-  return cuda::IndexRows(ws_.blocks_.Row<uint64_t>(first), ws_.blocks_.stride(),
-                         state(first).index(), level, layer, 0);
-}
-
 bool CudaFrame::Selects(const CudaPart& part, int layer) const {
   if (!part.selects || part.idle || part.selector == nullptr) return false;
   return layer >= part.plan.n_dense_layers || part.selector->InDenseLayers();

@@ -25,7 +25,7 @@ class CudaFrame : public StepBatch {
   // Of a call that is made a graph another one than Begin's (repeated_call.h).
   cuda::Stream stream() const { return stream_; }
   StepMemory& memory() const { return ws_.memory_; }
-  Status Check(int code, const char* what) const { return memory().Check(code, what); }
+  Status Check(int code, const char* what) const { return CudaStatus(ops_, code, what); }
   Result<bool> IsCapturing(cuda::Stream stream) const;
 
   SequenceState& state(int member) const { return *members_[static_cast<size_t>(member)].state; }
@@ -46,7 +46,9 @@ class CudaFrame : public StepBatch {
   const CudaPart& PartOf(int member) const;
   // Tables of members from `first` on.
   cuda::PagedLayer PagesOf(int first, int layer) const;
-  cuda::DeviceRows IndexRowsOf(int first, int level, int layer) const;
+  cuda::DeviceRows IndexRowsOf(int first, int level, int layer) const {
+    return ws_.index_.RowsOf(*this, first, level, layer);
+  }
 
   // Whether the selector chooses in this layer.
   bool Selects(const CudaPart& part, int layer) const;

@@ -133,18 +133,15 @@ Status CudaStep::Attend(int layer, const Rows& q, const MutableRows& out, float*
   KVS_RETURN_IF_ERROR(Repeat(&CudaGraphs::Called::attends, layer, tensors,
                              [&] { return AttendParts(layer, queries, to.rows, to.lse); }));
   pending_ = {};
-  CudaGraphs::Captured* const batch = BatchUnderCapture();
-  batch == nullptr ? MeasureShadows(layer, queries) : NoteCapturedShadows();
-  if (batch != nullptr) batch->attended[layer] = 1;
-  return ws_.tensors_.Store(*this, to, out, lse);
-}
-
-// No error of it is the step's.
-void CudaStep::MeasureShadows(int layer, const Rows& q) {
-  for (int i = 0; i < static_cast<int>(shadows_.size()); ++i) {
-    CudaShadow* const shadow = shadows_[static_cast<size_t>(i)];
-    if (shadow != nullptr) shadow->Measure(this, i, layer, q);
+  if (CudaGraphs::Captured* const batch = BatchUnderCapture(); batch != nullptr) {
+    NoteCapturedShadows();
+    batch->attended[layer] = 1;
+  } else {
+    for (size_t i = 0; i < shadows_.size(); ++i) {
+      if (shadows_[i] != nullptr) shadows_[i]->Measure(this, static_cast<int>(i), layer, queries);
+    }
   }
+  return ws_.tensors_.Store(*this, to, out, lse);
 }
 
 Status CudaStep::AttendParts(int layer, const Rows& q, const MutableRows& out, float* lse) {

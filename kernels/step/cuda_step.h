@@ -101,11 +101,11 @@ class CudaStep : public CudaFrame {
 
   // What this step writes to page `from` is to be in page `to`, too, with all that `from` holds:
   // End copies it. Of a member that was forked meanwhile, whose page is another sequence's now.
-  void MovePage(const std::byte* from, std::byte* to) { moved_pages_.push_back({from, to}); }
+  void MovePage(const std::byte* from, std::byte* to) { moved_pages_.emplace_back(from, to); }
 
   // Waits for what Begin enqueued: from then on a member's state may be cloned, unless it is a
   // prompt's of selector bucket. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
-  Status AwaitBegin() const { return memory().AwaitBegin(); }
+  Status AwaitBegin() const { return memory().slots().Await(); }
 
   // The engine launched, on the stream, a graph that was captured of a step of this shape: all
   // layers are done. FAILED_PRECONDITION GRAPH_STALE when none was, of all layers, at this
@@ -131,21 +131,11 @@ class CudaStep : public CudaFrame {
            Exit exit);
 
   // Begin (cuda_step.cc).
-  void CutParts();
-  void JoinLastPart();
-  // Whether all members of parts that idle when short are shorter than their min_tokens.
-  bool IsShort() const;
   Status Prepare();
   Status Stage();
-  Status StageRows();
-  Status Summarize();
-  Status SummarizeLevel(int first, int count, int level);
   Status WriteExit(cuda::Stream stream);
   // What the ops of this call are captured for; null: nothing is captured.
   CudaGraphs::Captured* BatchUnderCapture();
-  // Whether a graph of `captured` does all that this step does.
-  bool Serves(std::vector<CudaPart> captured) const;
-  Status CopyMovedPages(cuda::Stream stream);
 
   // A layer (cuda_layer.cc). Rows of `q` and `out` are dense from AttendParts on.
   bool AttendsNewRows() const;
@@ -166,7 +156,6 @@ class CudaStep : public CudaFrame {
   Status AttendChunk(const CudaPart& part, int layer, const Rows& q, const MutableRows& out,
                      float* lse);
 
-  void MeasureShadows(int layer, const Rows& q);
   void NoteCapturedShadows();
 
   // Selections read back (cuda_selection.cc).
@@ -175,11 +164,7 @@ class CudaStep : public CudaFrame {
 
   const Exit exit_;
   std::vector<CudaShadow*> shadows_;  // by member, null: none; empty: of none
-  struct MovedPage {
-    const std::byte* from;
-    std::byte* to;
-  };
-  std::vector<MovedPage> moved_pages_;
+  std::vector<std::pair<const std::byte*, std::byte*>> moved_pages_;
   bool decodes_ = false;  // one new token of each member, behind its prompt
   bool begun_ = false, ended_ = false;
 };

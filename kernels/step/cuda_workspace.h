@@ -18,14 +18,17 @@
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_WORKSPACE_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device_buffer.h"
 #include "kernels/step/cuda_far_pages.h"
 #include "kernels/step/cuda_graphs.h"
+#include "kernels/step/cuda_index.h"
 #include "kernels/step/cuda_packed.h"
 #include "kernels/step/cuda_selector.h"
 #include "kernels/step/cuda_spans.h"
@@ -51,6 +54,12 @@ class CudaWorkspace {
   // How many repeated calls of engines that capture none are graphs (repeated_call.h).
   int call_graphs() { return graphs_.calls(generation()); }
 
+  // Null: of selector full, of codec raw.
+  CudaSelector* SelectorOf(const Plan& plan) const {
+    return selectors_[static_cast<size_t>(plan.selector)].get();
+  }
+  CudaCodec* CodecOf(const Plan& plan) const { return codecs_[static_cast<size_t>(plan.codec)]; }
+
  private:
   friend class CudaFrame;
   friend class CudaStep;
@@ -58,11 +67,6 @@ class CudaWorkspace {
   // New tokens of a member that are queries of attend_raw, each by itself; more are a chunk.
   static constexpr int32_t kItemsOfMember = 8;
 
-  // Null: of selector full, of codec raw.
-  CudaSelector* SelectorOf(const Plan& plan) const {
-    return selectors_[static_cast<size_t>(plan.selector)].get();
-  }
-  CudaCodec* CodecOf(const Plan& plan);
   // Makes all memory large enough for a step of these parts. Not under capture.
   Status Fit(const CudaFrame& frame, std::span<const CudaPart> parts);
   // What the driver itself needs of it.
@@ -75,14 +79,16 @@ class CudaWorkspace {
   CudaPacked packed_;
   CudaSpans spans_;
   const CudaSelectors selectors_;
+  const std::array<CudaCodec*, 3> codecs_;  // by CodecKind
+  CudaIndex index_;
   CudaFarPages far_pages_;
   CudaTensors tensors_;
   CudaGraphs graphs_;
 
-  const StepMemory::Column lengths_, from_, to_;  // tokens; index rows from, to
-  WordTable pages_, blocks_;                      // addresses, by member
-  int32_t chunk_ = 0;                             // new tokens of a launch of attend_chunk
-  DeviceBuffer attend_counters_;                  // of attend_chunk, attend_packed, attend_spans
+  const StepMemory::Column lengths_;  // tokens
+  WordTable pages_;                   // addresses, by member
+  int32_t chunk_ = 0;                 // new tokens of a launch of attend_chunk
+  DeviceBuffer attend_counters_;      // of attend_chunk, attend_packed, attend_spans
   DeviceBuffer attend_workspace_, chunk_workspace_;
 };
 

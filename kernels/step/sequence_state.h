@@ -127,7 +127,6 @@ class SequenceState {
   // As Selector::trigger.
   CascadeTrigger* trigger() const { return selector_->trigger(); }
   CudaSequence& on_gpu() { return on_gpu_; }
-  const CudaSequence& on_gpu() const { return on_gpu_; }
 
  private:
   friend class Step;

@@ -145,7 +145,7 @@ Status StepMemory::FitSlots() {
     bytes += table->host_.size() * kWord;
   }
   if (last_work_ == nullptr) {
-    KVS_RETURN_IF_ERROR(Check(ops_.create_event(&last_work_), "making an event"));
+    KVS_RETURN_IF_ERROR(CudaStatus(ops_, ops_.create_event(&last_work_), "making an event"));
   }
   KVS_RETURN_IF_ERROR(slots_.Fit(bytes, static_cast<uint64_t>(VisibleAt()) * sizeof(int32_t)));
   slots_fit_ = true;
@@ -155,7 +155,8 @@ Status StepMemory::FitSlots() {
 Status StepMemory::Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream stream) {
   if (bytes <= buffer->bytes()) return OkStatus();
   bool capturing = false;
-  KVS_RETURN_IF_ERROR(Check(ops_.is_capturing(stream, &capturing), "asking for a capture"));
+  KVS_RETURN_IF_ERROR(
+      CudaStatus(ops_, ops_.is_capturing(stream, &capturing), "asking for a capture"));
   if (capturing) {
     return FailedPrecondition(
         "CAPTURE_ALLOCATES",
@@ -167,13 +168,14 @@ Status StepMemory::Reserve(DeviceBuffer* buffer, uint64_t bytes, cuda::Stream st
 }
 
 Status StepMemory::Follow(cuda::Stream stream) {
-  return Check(ops_.await_event(stream, last_work_), "ordering two streams");
+  return CudaStatus(ops_, ops_.await_event(stream, last_work_), "ordering two streams");
 }
 
 Status StepMemory::CopyColumns(int32_t tokens, cuda::Stream stream) {
   const auto bytes = static_cast<uint64_t>(VisibleAt() + tokens) * sizeof(int32_t);
-  return Check(ops_.copy_async(ints_.as<int32_t>(), slots_.data(), bytes, stream),
-               "copying the lengths of a step");
+  return CudaStatus(ops_,
+                    ops_.copy_async(ints_.as<int32_t>(), slots_.As<std::byte>(), bytes, stream),
+                    "copying the lengths of a step");
 }
 
 Status StepMemory::Write(WordTable* table, int64_t row, std::span<const std::byte> words,
@@ -191,19 +193,20 @@ Status StepMemory::Write(WordTable* table, int64_t row, std::span<const std::byt
   while (is_known(last - 1)) --last;
   const std::span<const std::byte> changed = words.subspan(first * kWord, (last - first) * kWord);
   const uint64_t at = static_cast<uint64_t>(begin) + first;
-  std::byte* const staged = slots_.data() + table->staged_at_ + at * kWord;
+  std::byte* const staged = slots_.As<std::byte>() + table->staged_at_ + at * kWord;
   std::memcpy(staged, changed.data(), changed.size());
-  KVS_RETURN_IF_ERROR(
-      Check(ops_.copy_async(table->device_.as<uint64_t>() + at, staged, changed.size(), stream),
-            "copying a page table"));
+  KVS_RETURN_IF_ERROR(CudaStatus(
+      ops_, ops_.copy_async(table->device_.as<uint64_t>() + at, staged, changed.size(), stream),
+      "copying a page table"));
   std::memcpy(known + first, changed.data(), changed.size());
   return OkStatus();
 }
 
 Status StepMemory::Separate(cuda::Stream stream) {
   // A copy of what is there does, and nothing less.
-  return Check(ops_.copy_async(ints_.as<int32_t>(), slots_.data(), sizeof(int32_t), stream),
-               "separating a step's ops from its begin");
+  return CudaStatus(
+      ops_, ops_.copy_async(ints_.as<int32_t>(), slots_.As<std::byte>(), sizeof(int32_t), stream),
+      "separating a step's ops from its begin");
 }
 
 void StepMemory::AwaitEnd() const {
@@ -211,7 +214,7 @@ void StepMemory::AwaitEnd() const {
 }
 
 Status StepMemory::MarkEnd(cuda::Stream stream) {
-  return Check(ops_.record_event(last_work_, stream), "marking the end of a step");
+  return CudaStatus(ops_, ops_.record_event(last_work_, stream), "marking the end of a step");
 }
 
 }  // namespace kvstrata

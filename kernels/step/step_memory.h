@@ -64,7 +64,10 @@ class StagingSlots {
   Status Fit(uint64_t bytes, uint64_t zero_bytes);
   // Waits for the next slot, which is the open one then.
   Status Open();
-  std::byte* data() const { return slots_[open_].data; }
+  template <typename T>
+  T* As() const {
+    return reinterpret_cast<T*>(slots_[open_].data);
+  }
   // The copies from the open slot have been enqueued.
   Status Close(cuda::Stream stream);
   // Waits for the last closed one's.
@@ -92,8 +95,6 @@ class StepMemory {
   };
 
   explicit StepMemory(const cuda::CudaOps& ops) : ops_(ops), slots_(ops) {}
-  StepMemory(const StepMemory&) = delete;
-  StepMemory& operator=(const StepMemory&) = delete;
   // Waits for the GPU.
   ~StepMemory();
 
@@ -102,7 +103,6 @@ class StepMemory {
   uint64_t generation() const { return generation_; }
   // Members that columns have room for: a power of two.
   int32_t members() const { return members_; }
-  Status Check(int code, const char* what) const { return CudaStatus(ops_, code, what); }
 
   // --- before the first step
   Column AddColumn() { return {columns_++}; }
@@ -125,15 +125,15 @@ class StepMemory {
   // --- Begin
   // Orders `stream` behind the step before.
   Status Follow(cuda::Stream stream);
-  // Waits for a slot. DEADLINE_EXCEEDED GPU_STUCK after 10 s.
-  Status OpenSlot() { return slots_.Open(); }
+  // Open until all copies of the step are enqueued.
+  StagingSlots& slots() { return slots_; }
   // What the step has in the slot: one a member; by member, and one more, their first token; of
   // each token, the positions that it sees.
   int32_t& At(Column column, int member) {
-    return Staged()[int64_t{column.index} * members_ + member];
+    return slots_.As<int32_t>()[int64_t{column.index} * members_ + member];
   }
-  int32_t* StagedStarts() { return Staged() + StartsAt(); }
-  int32_t* StagedVisible() { return Staged() + VisibleAt(); }
+  int32_t* StagedStarts() { return slots_.As<int32_t>() + StartsAt(); }
+  int32_t* StagedVisible() { return slots_.As<int32_t>() + VisibleAt(); }
   // Enqueues the copy of all columns of a step of `tokens`.
   Status CopyColumns(int32_t tokens, cuda::Stream stream);
   // Enqueues a copy of what differs from the row's leading words. `words`: whole ones.
@@ -141,10 +141,6 @@ class StepMemory {
                cuda::Stream stream);
   // Keeps every kernel behind it from starting before those before it have ended.
   Status Separate(cuda::Stream stream);
-  // What Begin enqueued is complete.
-  Status CloseSlot(cuda::Stream stream) { return slots_.Close(stream); }
-  // Waits for what the last Begin enqueued. GPU_STUCK.
-  Status AwaitBegin() const { return slots_.Await(); }
   // What a step enqueued is complete; waits for that of the last one, or 10 s.
   Status MarkEnd(cuda::Stream stream);
   void AwaitEnd() const;
@@ -157,7 +153,6 @@ class StepMemory {
   const int32_t* visible() const { return ints_.as<int32_t>() + VisibleAt(); }
 
  private:
-  int32_t* Staged() const { return reinterpret_cast<int32_t*>(slots_.data()); }
   int64_t StartsAt() const { return int64_t{columns_} * members_; }
   int64_t VisibleAt() const { return StartsAt() + members_ + 1; }
 

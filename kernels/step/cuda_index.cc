@@ -1,0 +1,86 @@
+#include "kernels/step/cuda_index.h"
+
+#include <algorithm>
+
+#include "kernels/step/cuda_frame.h"
+
+namespace kvstrata {
+
+CudaIndex::CudaIndex(StepMemory* memory) : from_(memory->AddColumn()), to_(memory->AddColumn()) {
+  memory->Add(&blocks_);
+}
+
+Status CudaIndex::Fit(const CudaFrame& frame) {
+  constexpr int32_t kMultiple = 8;  // blocks, in growing
+  int32_t blocks = blocks_.stride();
+  for (int i = 0; i < frame.members(); ++i) {
+    const int32_t need = frame.state(i).index().BlocksFor(frame.RoomFor(i));
+    Raise(&blocks, need, Generous(need, kMultiple));
+  }
+  return frame.memory().Fit(&blocks_, frame.memory().members(), blocks);
+}
+
+Status CudaIndex::Stage(CudaFrame* frame) {
+  for (int i = 0; i < frame->members(); ++i) {
+    const SequenceState& state = frame->state(i);
+    const SequenceView& view = frame->member(i).view;
+    frame->memory().At(from_, i) = state.indexed_tokens();
+    frame->memory().At(to_, i) = view.tokens;
+    const std::span blocks(view.index_blocks,
+                           static_cast<size_t>(state.index().BlocksFor(view.tokens)));
+    KVS_RETURN_IF_ERROR(frame->memory().Write(&blocks_, i, std::as_bytes(blocks), frame->stream()));
+  }
+  return OkStatus();
+}
+
+// A coarser level's rows come from those of the level below, which are written before.
+Status CudaIndex::Summarize(CudaFrame* frame) {
+  for (int first = 0, last; first < frame->members(); first = last) {
+    const IndexLayout& index = frame->state(first).index();
+    for (last = first + 1; last < frame->members() && frame->state(last).index() == index;) ++last;
+    if (index.kind == IndexLayout::Kind::kNone) continue;
+    for (int level = 0; level < index.level_count; ++level) {
+      KVS_RETURN_IF_ERROR(SummarizeLevel(frame, first, last - first, level));
+    }
+  }
+  for (int i = 0; i < frame->members(); ++i) {
+    frame->state(i).NoteIndexed(frame->state(i).tokens());
+  }
+  return OkStatus();
+}
+
+Status CudaIndex::SummarizeLevel(CudaFrame* frame, int first, int count, int level) {
+  const IndexLayout& index = frame->state(first).index();
+  int32_t units = 0;
+  for (int i = first; i < first + count; ++i) {
+    const SequenceState& state = frame->state(i);
+    units = std::max(units, index.UnitsFor(level, state.tokens()) -
+                                index.UnitsFor(level, state.indexed_tokens()));
+  }
+  const bool means = index.kind == IndexLayout::Kind::kMean;
+  const PageLayout layout = PageLayout::Of(frame->geometry());
+  cuda::SummarizeBatch w;
+  w.kind = means ? cuda::SummarizeBatch::Kind::kMean : cuda::SummarizeBatch::Kind::kMinMax;
+  w.source =
+      level == 0 ? cuda::KeyRows(frame->PagesOf(first, 0)) : RowsOf(*frame, first, level - 1, 0);
+  w.summary = RowsOf(*frame, first, level, 0);
+  w.field_stride = means ? 0 : index.field_stride();
+  w.row_tokens = level == 0 ? 1 : index.levels[level - 1].unit_tokens;
+  w.unit_rows = index.levels[level].unit_tokens / w.row_tokens;
+  w.from = frame->memory().On(from_, first);
+  w.to = frame->memory().On(to_, first);
+  w.batch = count;
+  w.units_max = units;
+  w.layers = frame->geometry().layers;
+  w.source_layer_stride = level == 0 ? layout.layer_stride : index.layer_stride(level - 1);
+  w.summary_layer_stride = index.layer_stride(level);
+  if (units > 0) frame->NoteLaunch();
+  return frame->Check(frame->ops().summarize(w, frame->stream()), "op summarize");
+}
+
+cuda::DeviceRows CudaIndex::RowsOf(const CudaFrame& frame, int first, int level, int layer) const {
+  return cuda::IndexRows(blocks_.Row<uint64_t>(first), blocks_.stride(), frame.state(first).index(),
+                         level, layer, 0);
+}
+
+}  // namespace kvstrata
