@@ -23,7 +23,7 @@ static_assert(std::tuple_size_v<TableEntries> == CudaWorkspace::kSentenceEntries
 // Sentences without the first tokens, which are in no bucket.
 void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<Run>* whole) {
   for (const Run& s : sentences) {
-    const Run tokens{std::max(s.begin, plan.start), s.end};
+    const Run tokens{std::max(s.begin, plan.bucket.sinks), s.end};
     if (tokens.begin < tokens.end) whole->push_back(tokens);
   }
 }
@@ -31,11 +31,11 @@ void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<R
 // What of a prompt is kept.
 struct Kept {
   Kept(const Plan& plan, int32_t prompt)
-      : queries(std::min(plan.n_obs, prompt)),
+      : queries(std::min(plan.bucket.n_obs, prompt)),
         before(prompt - queries),
-        first(std::min(plan.start, before)),
-        window{std::max(before, plan.start), prompt} {
-    const auto most = static_cast<int64_t>(std::floor(plan.r * plan.tau + 1e-9));
+        first(std::min(plan.bucket.sinks, before)),
+        window{std::max(before, plan.bucket.sinks), prompt} {
+    const auto most = static_cast<int64_t>(std::floor(plan.bucket.r * plan.bucket.budget + 1e-9));
     ranked = static_cast<int32_t>(std::min<int64_t>(most, before - first));
   }
   bool all() const { return ranked == before - first; }
@@ -71,7 +71,8 @@ void CudaStep::DecideSentences() {
       if (state.boundary_.size() < static_cast<size_t>(prompt)) continue;
       if (own.listed && !own.Observed(plan, geometry(), prompt)) continue;
       if (!own.listed) {
-        AddWhole(SentencesIn(state.boundary_, {0, prompt}, plan.max_length), plan, &own.whole);
+        AddWhole(SentencesIn(state.boundary_, {0, prompt}, plan.bucket.max_length), plan,
+                 &own.whole);
       }
       own.queries_from = m.view.tokens;
       own.ready = true;
@@ -90,8 +91,8 @@ Run CudaStep::BucketList(const StepMember& m) {
   if (m.state->prompt_tokens() < 0 || !m.state->sentences_->ready || BucketsInFull(plan, n)) {
     return {};
   }
-  const int32_t window = std::min(n - plan.recent, m.state->sentences_->ends.begin());
-  return {std::min(plan.start, window), window};
+  const int32_t window = std::min(n - plan.bucket.recent, m.state->sentences_->ends.begin());
+  return {std::min(plan.bucket.sinks, window), window};
 }
 
 // Memory of the members' own, and where it is told to the GPU.
@@ -103,7 +104,7 @@ Status CudaStep::StageSentences(const CudaWorkspace::StagingSlot& slot) {
     if (state.prompt_tokens_ >= 0 && !own.ready) continue;
     if (own.memory == nullptr) {
       KVS_ASSIGN_OR_RETURN(own.memory,
-                           CudaSentenceMemory::Create(ops_, geometry(), state.plan_.n_obs));
+                           CudaSentenceMemory::Create(ops_, geometry(), state.plan_.bucket.n_obs));
     } else if (own.memory->shared) {
       KVS_ASSIGN_OR_RETURN(own.memory, CudaSentenceMemory::CopyOf(*own.memory, ops_, stream_));
     }
@@ -120,7 +121,7 @@ Status CudaStep::FitBuckets(SequenceState* state) {
   if (own.listed && !own.made) {
     const Kept kept(state->plan_, state->prompt_tokens_);
     const auto sentences =
-        SentencesIn(state->boundary_, {0, state->prompt_tokens_}, state->plan_.max_length);
+        SentencesIn(state->boundary_, {0, state->prompt_tokens_}, state->plan_.bucket.max_length);
     KVS_RETURN_IF_ERROR(own.memory->FitPrompt(
         ops_, kept.count(), std::min(kept.count(), static_cast<int32_t>(sentences.size()))));
   }
@@ -152,7 +153,8 @@ Status CudaStep::MakePromptBuckets(int member) {
   BucketBuffers& buffers = ws_.buckets_;
 
   std::vector<int32_t> ints;  // where sentences end; tokens that each query sees; kept.before
-  for (const Run& s : SentencesIn(state.boundary_, {0, state.prompt_tokens()}, plan.max_length)) {
+  for (const Run& s :
+       SentencesIn(state.boundary_, {0, state.prompt_tokens()}, plan.bucket.max_length)) {
     ints.push_back(s.end);
   }
   const auto sentences = static_cast<int32_t>(ints.size());
@@ -160,7 +162,7 @@ Status CudaStep::MakePromptBuckets(int member) {
   const auto queries = static_cast<size_t>(kept.queries);
   ints.resize(ints.size() + queries + 1);
   for (int32_t t = kept.before; t < state.prompt_tokens(); ++t) {
-    ints[static_cast<size_t>(sentences + t % plan.n_obs)] = t + 1;
+    ints[static_cast<size_t>(sentences + t % plan.bucket.n_obs)] = t + 1;
   }
   ints.back() = kept.before;
   KVS_RETURN_IF_ERROR(buffers.ints.Reserve(ops_, ints.size() * sizeof(int32_t)));
@@ -212,14 +214,14 @@ Status CudaStep::RankPrompt(int member, int layer, const int32_t* lengths) {
   sum.stride = buffers.stride;
   sum.tokens = kept.before;
   sum.begin = kept.first;
-  sum.pool = plan.pool;
+  sum.pool = plan.bucket.pool;
   sum.sums = buffers.sums.as<float>();
   sum.importance = buffers.importance.as<float>();
   const int64_t floats = int64_t{g.query_heads} * g.head_dim;
   for (int32_t i = 0; i < kept.queries; i += buffers.items) {
     vote.batch = sum.items = std::min(buffers.items, kept.queries - i);
     vote.tokens = lengths + i;
-    vote.q = table.observed + (int64_t{layer} * plan.n_obs + i) * floats;
+    vote.q = table.observed + (int64_t{layer} * plan.bucket.n_obs + i) * floats;
     sum.first = i == 0;
     sum.last = i + sum.items == kept.queries;
     KVS_RETURN_IF_ERROR(Check(ops_.vote(vote, stream_), "op vote"));
@@ -269,7 +271,7 @@ Status CudaStep::Observe(const Part& part, int layer, const std::byte* q, DType 
   cuda::ObserveBatch w;
   w.tables = TablesOf(part);
   w.layer = layer;
-  w.capacity = part.plan.n_obs;
+  w.capacity = part.plan.bucket.n_obs;
   w.visible = ws_.visible() + first_row_[part.first];
   w.q = q;
   w.q_dtype = dtype;
@@ -289,7 +291,7 @@ void CudaStep::NoteObserved(const Part& part, int layer) {
     if (std::exchange(observed_[cell + static_cast<size_t>(layer)], uint8_t{1}) != 0) continue;
     const StepMember& m = members_[i];
     m.state->sentences_->observed[static_cast<size_t>(layer)].Add(m.view.tokens, m.new_tokens,
-                                                                  m.state->plan().n_obs);
+                                                                  m.state->plan().bucket.n_obs);
   }
 }
 
@@ -308,7 +310,7 @@ Status CudaStep::PickBuckets(const Part& part, int layer, const std::byte* q, DT
   w.kv_heads = geometry().kv_heads;
   w.group = geometry().group();
   w.head_dim = geometry().head_dim;
-  w.tau = part.plan.tau;
+  w.tau = part.plan.bucket.budget;
   const int64_t list = int64_t{part.first} * w.kv_heads;
   w.units = ws_.buckets_.units.as<int32_t>() + list * selection.list_stride;
   w.counts = ws_.buckets_.counts.as<int32_t>() + list;

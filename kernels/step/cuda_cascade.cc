@@ -26,8 +26,8 @@ Run CudaStep::CascadeList(const StepMember& m) {
   const int32_t n = m.view.tokens + 1;
   if (n < plan.min_tokens) return {};
   const int32_t window = CascadeTrigger::WindowStart(plan, TriggerOf(m).selected_at());
-  return {std::min(plan.sinks * plan.page, n),
-          std::min(std::max(window, plan.sinks) * plan.page, n)};
+  return {std::min(plan.cascade.sinks * plan.index.unit, n),
+          std::min(std::max(window, plan.cascade.sinks) * plan.index.unit, n)};
 }
 
 void CudaStep::DecideCascades() {
@@ -74,16 +74,16 @@ Status CudaStep::SelectCascade(int first, int count) {
   w.key_layer_stride = PageLayout::Of(geometry()).layer_stride;
   for (int level = 0; level < 3; ++level) w.levels[level] = IndexRowsOf(part, level, 0);
   w.layers = geometry().layers;
-  w.page_tokens = plan.page;
-  w.pages_per_chunk = plan.pages_per_chunk;
-  w.chunks_per_grid = plan.chunks_per_grid;
-  w.sinks = plan.sinks;
-  w.window = plan.window;
-  std::ranges::copy(plan.rho, w.rho);
+  w.page_tokens = plan.index.unit;
+  w.pages_per_chunk = plan.index.pages_per_chunk;
+  w.chunks_per_grid = plan.index.chunks_per_grid;
+  w.sinks = plan.cascade.sinks;
+  w.window = plan.cascade.recent;
+  std::ranges::copy(plan.cascade.rho, w.rho);
   w.tokens = ws_.Ints(PerMember::kSelectAt) + first;
   w.batch = count;
   for (int i = first; i < first + count; ++i) {
-    w.pages_max = std::max(w.pages_max, TriggerOf(members_[i]).selected_at() / plan.page);
+    w.pages_max = std::max(w.pages_max, TriggerOf(members_[i]).selected_at() / plan.index.unit);
   }
   w.scratch = ws_.cascade_scratch_.as<std::byte>();
   w.list_stride = ws_.capacity_.cascade_pages;
@@ -95,7 +95,7 @@ Status CudaStep::SelectCascade(int first, int count) {
 
 cuda::DeviceSelection CudaStep::CascadeOf(const Part& part) const {
   cuda::DeviceSelection selection;
-  selection.unit_tokens = members_[part.first].state->plan().page;
+  selection.unit_tokens = members_[part.first].state->plan().index.unit;
   selection.list_stride = ws_.capacity_.cascade_pages;
   selection.units = ws_.cascade_units_.as<int32_t>() + int64_t{part.first} * selection.list_stride;
   selection.counts = ws_.cascade_counts_.as<int32_t>() + part.first;
@@ -121,17 +121,19 @@ Result<Selection> CudaStep::ReadCascade(int member, int32_t n) const {
   selection.Reset(n, 1);
   const auto append = [&](int32_t begin, int32_t end) {
     for (int32_t page = begin; page < end; ++page) selection.units[0].push_back(page);
-    AppendRun({begin * plan.page, std::min(end * plan.page, n)}, &selection.runs[0]);
+    AppendRun({begin * plan.index.unit, std::min(end * plan.index.unit, n)}, &selection.runs[0]);
   };
-  const auto pages_for = [&plan](int32_t tokens) { return (tokens + plan.page - 1) / plan.page; };
+  const auto pages_for = [&plan](int32_t tokens) {
+    return (tokens + plan.index.unit - 1) / plan.index.unit;
+  };
   append(0, pages_for(list.begin));
   for (const int32_t page : pages) append(page, page + 1);
   append(pages_for(list.end), pages_for(n));
 
   const int32_t seen = TriggerOf(m).selected_at();
-  if (reselects_[member] == 0 || seen < plan.page) return selection;
-  int64_t units = 0, level = seen / plan.page;
-  for (const int32_t size : {plan.pages_per_chunk, plan.chunks_per_grid, 1}) {
+  if (reselects_[member] == 0 || seen < plan.index.unit) return selection;
+  int64_t units = 0, level = seen / plan.index.unit;
+  for (const int32_t size : {plan.index.pages_per_chunk, plan.index.chunks_per_grid, 1}) {
     units += level;
     level = (level + size - 1) / size;
   }

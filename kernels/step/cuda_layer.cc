@@ -17,13 +17,13 @@ bool SelectsByQuery(SelectorKind selector) {
 // Whether a layer's first op behind its append reads ahead (launch.cuh): attend_raw, score, vote
 // behind reuse, pick_buckets, score_packed and score_spans (ReadsSpans, in all layers) do; vote
 // alone does not.
-bool ReadsAhead(const Plan& plan) { return !plan.group_softmax; }
+bool ReadsAhead(const Plan& plan) { return !plan.minmax.group_softmax; }
 
 // Whether every selection of the plan has the newest token in it, and none is made of its key. What
 // is not packed yet is always attended.
 bool AlwaysAttendsNewest(const Plan& plan) {
-  return plan.selector == SelectorKind::kVote     ? plan.n_local > 0
-         : plan.selector == SelectorKind::kBucket ? plan.recent > 0
+  return plan.selector == SelectorKind::kVote     ? plan.vote.recent > 0
+         : plan.selector == SelectorKind::kBucket ? plan.bucket.recent > 0
                                                   : true;
 }
 
@@ -122,7 +122,7 @@ cuda::DeviceSelection CudaStep::SelectionOf(const Part& part, int layer) const {
   }
   if (part.plan.selector == SelectorKind::kCascade) return CascadeOf(part);
   const int64_t list = int64_t{part.first} * geometry().kv_heads;
-  selection.unit_tokens = part.plan.page;
+  selection.unit_tokens = part.plan.index.unit;
   selection.groups = geometry().kv_heads;
   selection.list_stride = ws_.capacity_.list;
   selection.units = ws_.units_.as<int32_t>() + list * selection.list_stride;
@@ -193,8 +193,8 @@ Status CudaStep::SelectPart(const Part& part, int layer, const Rows& q) {
   if (part.plan.selector == SelectorKind::kBucket) {
     return PickBuckets(part, layer, queries, q.dtype);
   }
-  KVS_RETURN_IF_ERROR(part.plan.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
-                                              : ScoreBounds(part, layer, queries, q.dtype));
+  KVS_RETURN_IF_ERROR(part.plan.minmax.group_softmax ? VoteBounds(part, layer, queries, q.dtype)
+                                                     : ScoreBounds(part, layer, queries, q.dtype));
   return Pick(part);
 }
 

@@ -24,24 +24,26 @@ using cuda::PackedSegment;
 constexpr int32_t kAllBlocks = std::numeric_limits<int32_t>::max();
 
 int32_t KeepOf(const Plan& plan, const Geometry& g) {
-  return plan.keep == 0 ? g.head_dim / 4 : plan.keep;
+  return plan.packed.keep == 0 ? g.head_dim / 4 : plan.packed.keep;
 }
 
 int32_t StoredChannels(const Plan& plan, const Geometry& g) {
-  return plan.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
+  return plan.packed.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
 }
 
 // As the plan says, or a milder one that max_loss has asked for (loss_limit.h).
 bool IsOfPlan(const PackedHead& h, const Plan& plan, const Geometry& g) {
   const int32_t asked = KeepOf(plan, g);
-  const bool milder = plan.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
-  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.neighbours)) return false;
-  const PackedRows wanted = PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.truncate);
-  return h.keys.bits == wanted.bits && h.block == plan.block;
+  const bool milder = plan.stored.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
+  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.packed.neighbours))
+    return false;
+  const PackedRows wanted =
+      PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.packed.truncate);
+  return h.keys.bits == wanted.bits && h.block == plan.packed.block;
 }
 
 int32_t BlocksWithin(const Plan& plan, int32_t tokens) {
-  return std::max(1, CeilShare(plan.share, tokens) / plan.block);
+  return std::max(1, CeilShare(plan.block.share, tokens) / plan.packed.block);
 }
 
 template <typename T>
@@ -126,7 +128,7 @@ PackedBuffers::Capacity CudaStep::NeedOfPacked() const {
     need.keep =
         std::max({need.keep, KeepOf(plan, geometry()), packed == nullptr ? 0 : packed->keep_max()});
     need.segments = std::max(need.segments, PackedBuffers::SegmentsFor(final, segments));
-    need.blocks = std::max(need.blocks, tokens / plan.block + segments + 1);
+    need.blocks = std::max(need.blocks, tokens / plan.packed.block + segments + 1);
     need.list = std::max(need.list, BlocksWithin(plan, tokens));
   }
   return need;
@@ -178,7 +180,7 @@ cuda::PackedLayer CudaStep::PackedLayerOf(const Part& part, int layer) const {
   packed.segment_stride = room.segments;
   packed.kv_heads = geometry().kv_heads;
   packed.head_dim = geometry().head_dim;
-  packed.truncated = part.plan.truncate;
+  packed.truncated = part.plan.packed.truncate;
   packed.keep_max = std::min(room.keep, StoredChannels(part.plan, geometry()));
   return packed;
 }

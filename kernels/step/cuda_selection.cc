@@ -8,11 +8,12 @@ namespace kvstrata {
 namespace {
 
 Selection WindowOf(const Plan& plan, int32_t n) {
-  if (AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens)) return Selection::Full(n);
+  if (AttendsInFull(n, plan.window.sinks + plan.window.recent, 0, plan.min_tokens))
+    return Selection::Full(n);
   Selection window;
   window.Reset(n, 1);
-  AppendRun({0, plan.n_sink}, &window.runs[0]);
-  AppendRun({n - plan.n_recent, n}, &window.runs[0]);
+  AppendRun({0, plan.window.sinks}, &window.runs[0]);
+  AppendRun({n - plan.window.recent, n}, &window.runs[0]);
   return window;
 }
 
@@ -69,7 +70,7 @@ Result<Selection> CudaStep::ReadUnits(int member, int32_t n) const {
   KVS_RETURN_IF_ERROR(CopyToHost(&recent_begin, device.recent_begin, sizeof(recent_begin)));
   if (recent_begin == 0) return Selection::Full(n);
 
-  const int32_t page = part.plan.page;
+  const int32_t page = part.plan.index.unit;
   Selection selection;
   selection.Reset(n, g.kv_heads);
   selection.scored_bytes =

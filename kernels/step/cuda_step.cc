@@ -9,7 +9,9 @@
 
 namespace kvstrata {
 cuda::CandidateRule CudaStep::RuleOf(const Plan& plan) {
-  return {plan.page, plan.n_sink, plan.n_recent, plan.budget / plan.page, plan.min_tokens};
+  const MinMaxOptions& own = plan.minmax;
+  const int32_t unit = plan.index.unit;
+  return {unit, own.sinks, own.recent, own.budget / unit, plan.min_tokens};
 }
 
 int64_t CudaStep::FieldStride(const IndexLayout& index) {
@@ -116,13 +118,13 @@ CudaWorkspace::Capacity CudaStep::Need() const {
     need.pages = std::max(need.pages, tokens / geometry().page_tokens + 1);
     if (MayPromote(m) || ws_.capacity_.far_pages > 0) need.far_pages = need.pages;
     if (HasBuckets(m)) {
-      need.bucket_list = std::max({need.bucket_list, m.state->plan().tau, 1});
+      need.bucket_list = std::max({need.bucket_list, m.state->plan().bucket.budget, 1});
     }
     if (index.kind == IndexLayout::Kind::kNone) continue;
     const cuda::CandidateRule rule = RuleOf(m.state->plan());
     need.blocks = std::max(need.blocks, index.BlocksFor(tokens));
     if (Cascades(m)) {
-      need.cascade_pages = std::max(need.cascade_pages, tokens / m.state->plan().page + 1);
+      need.cascade_pages = std::max(need.cascade_pages, tokens / m.state->plan().index.unit + 1);
       continue;
     }
     need.units = std::max(need.units, tokens / rule.unit_tokens + 1);
@@ -186,8 +188,9 @@ Status CudaStep::StageInts(const CudaWorkspace::StagingSlot& slot) {
     const StepMember& m = members_[i];
     const Plan& plan = m.state->plan();
     const int32_t n = m.view.tokens + 1;
-    const bool in_full = AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens);
-    const Run window = in_full ? Run{} : Run{plan.n_sink, n - plan.n_recent};
+    const WindowOptions& ends = plan.window;  // read of selector window alone
+    const bool in_full = AttendsInFull(n, ends.sinks + ends.recent, 0, plan.min_tokens);
+    const Run window = in_full ? Run{} : Run{ends.sinks, n - ends.recent};
     const bool buckets = HasBuckets(m);
     const Run between = Cascades(m)   ? CascadeList(m)
                         : buckets     ? BucketList(m)

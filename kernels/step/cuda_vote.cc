@@ -8,29 +8,29 @@ namespace kvstrata {
 namespace {
 
 cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
-  return {int64_t{g.query_heads} * g.head_dim, plan.k};
+  return {int64_t{g.query_heads} * g.head_dim, plan.vote.budget};
 }
 
 // Of N tokens, the query's own among them. A prompt chunk selects from the tokens before it: the
 // same rule, of one token less.
 cuda::CandidateRule VoteRuleOf(const Plan& plan, bool prompt) {
   const int32_t own = prompt ? 1 : 0;
-  return {1, plan.n_init, plan.n_local + own, plan.k, plan.min_tokens + own};
+  return {1, plan.vote.sinks, plan.vote.recent + own, plan.vote.budget, plan.min_tokens + own};
 }
 
 bool VotesInFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.n_init + plan.n_local, plan.k, plan.min_tokens);
+  return AttendsInFull(n, plan.vote.sinks + plan.vote.recent, plan.vote.budget, plan.min_tokens);
 }
 
 }  // namespace
 
-// A prompt is cut at multiples of plan.chunk from the sequence's start (ADR 3).
+// A prompt is cut at multiples of vote.chunk from the sequence's start (ADR 3).
 void CudaStep::CutPrompt(int member) {
   const StepMember& m = members_[member];
   const Plan& plan = m.state->plan();
   for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
     const int64_t start = int64_t{m.view.tokens} + begin;
-    const int64_t next = (start / plan.chunk + 1) * plan.chunk - m.view.tokens;
+    const int64_t next = (start / plan.vote.chunk + 1) * plan.vote.chunk - m.view.tokens;
     end = static_cast<int32_t>(std::min<int64_t>(next, m.new_tokens));
     Part part{member, 1, end - begin, !VotesInFull(plan, static_cast<int32_t>(start)), {}, begin};
     part.prompt = true;
@@ -48,7 +48,7 @@ VoteBuffers::Capacity CudaStep::NeedOfVotes() const {
     if (!part.selects || part.plan.selector != SelectorKind::kVote) continue;
     need.lists = part.list + part.count;
     need.batch = std::max(need.batch, part.count);
-    if (part.prompt) need.chunk_lists = std::max(need.chunk_lists, part.plan.k);
+    if (part.prompt) need.chunk_lists = std::max(need.chunk_lists, part.plan.vote.budget);
     for (int i = part.first; i < part.first + part.count; ++i) {
       const int32_t tokens = members_[i].view.tokens + members_[i].new_tokens;
       need.tokens = std::max({need.tokens, tokens, ws_.reserve_tokens_});
@@ -95,7 +95,7 @@ cuda::DeviceSelection CudaStep::VotedSelection(const Part& part) const {
     selection.list_stride = ws_.capacity_.votes.chunk_lists;
     selection.units = votes.units.as<int32_t>() + int64_t{part.list} * selection.list_stride;
   } else {
-    selection.list_stride = part.plan.k;
+    selection.list_stride = part.plan.vote.budget;
     selection.lists = votes.lists.as<uint64_t>() + part.list;
   }
   selection.counts = votes.counts.as<int32_t>() + part.list;
@@ -135,9 +135,9 @@ cuda::Reuse CudaStep::ReuseOf(const Part& part, int layer, const int32_t* tokens
   cuda::Reuse reuse;
   reuse.caches = ws_.vote_caches_.device.as<uint64_t>() + part.first;
   reuse.layer = layer;
-  reuse.theta = part.plan.theta;
-  reuse.per_head = part.plan.cosine_per_head;
-  reuse.append_departed = part.plan.append_departed;
+  reuse.theta = part.plan.vote.theta;
+  reuse.per_head = part.plan.vote.cosine_per_head;
+  reuse.append_departed = part.plan.vote.append_departed;
   reuse.tokens = tokens;
   reuse.ahead = true;
   reuse.voting = votes.voting.as<int32_t>() + part.list;
@@ -181,7 +181,7 @@ Status CudaStep::PickVoted(const Part& part, const int32_t* tokens) {
     w.list_stride = list_stride;
   } else {
     w.lists = votes.lists.as<uint64_t>() + part.list;
-    w.list_stride = part.plan.k;
+    w.list_stride = part.plan.vote.budget;
   }
   w.counts = votes.counts.as<int32_t>() + part.list;
   w.sink_end = votes.sink_end.as<int32_t>() + part.list;
