@@ -4,6 +4,7 @@
 // rows suffice.
 #include <algorithm>
 
+#include "kernels/segment/index_rows.h"
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
@@ -14,13 +15,13 @@ namespace {
 class MinMaxSelector final : public Selector {
  public:
   explicit MinMaxSelector(const Plan& plan)
-      : page_(plan.page),
-        budget_(plan.budget),
-        sink_(plan.n_sink),
-        recent_(plan.n_recent),
+      : page_(plan.index.unit),
+        budget_(plan.minmax.budget),
+        sink_(plan.minmax.sinks),
+        recent_(plan.minmax.recent),
         min_tokens_(plan.min_tokens),
-        softmax_(plan.group_softmax),
-        rest_(plan.rest != RestKind::kDrop) {}
+        softmax_(plan.minmax.group_softmax),
+        rest_(plan.index.rest != RestKind::kDrop) {}
 
   void Begin(const SelectContext&) override {}
   void PrefillDone(const SelectContext&) override {}
@@ -81,7 +82,19 @@ class MinMaxSelector final : public Selector {
   UnitScores scores_;  // of the call under way
 };
 
+using Rows = RowsOf<&Plan::minmax>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&MinMaxOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    Rows::Int<&MinMaxOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+    kUnitRow,
+    Rows::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
+    Rows::Name<&MinMaxOptions::group_softmax, kGroupNames>("group"),
+    kRestRow,
+};
+
 }  // namespace
+
+constinit const OptionTable kMinMaxTable = {kRows};
 
 std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<MinMaxSelector>(plan);

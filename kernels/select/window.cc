@@ -1,5 +1,6 @@
-// Selector `window`: the first n_sink and the last n_recent tokens (StreamingLLM;
+// Selector `window`: the first `sinks` and the last `recent` tokens (StreamingLLM;
 // docs/spec/beyond.md, "Baselines").
+#include "kernels/plan_rows.h"
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/selector.h"
 
@@ -9,7 +10,7 @@ namespace {
 class WindowSelector final : public Selector {
  public:
   explicit WindowSelector(const Plan& plan)
-      : sink_(plan.n_sink), recent_(plan.n_recent), min_tokens_(plan.min_tokens) {}
+      : sink_(plan.window.sinks), recent_(plan.window.recent), min_tokens_(plan.min_tokens) {}
 
   void Begin(const SelectContext&) override {}
   void PrefillDone(const SelectContext&) override {}
@@ -33,7 +34,15 @@ class WindowSelector final : public Selector {
   int32_t sink_, recent_, min_tokens_;
 };
 
+using Rows = RowsOf<&Plan::window>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&WindowOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    Rows::Int<&WindowOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+};
+
 }  // namespace
+
+constinit const OptionTable kWindowTable = {kRows};
 
 std::unique_ptr<Selector> NewWindowSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<WindowSelector>(plan);

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/plan_rows.h"
 #include "kernels/select/inspect_array.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/ranking.h"
@@ -192,7 +193,15 @@ class ZoomSelector final : public Selector {
   std::vector<float> logits_;
 };
 
+using Rows = RowsOf<&Plan::zoom>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&ZoomOptions::rows, -1, kMaxTokens>("rows"),
+    Rows::Number<&ZoomOptions::rows_share, kShare>("rows_share"),
+};
+
 }  // namespace
+
+constinit const OptionTable kZoomTable = {kRows};
 
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry) {
   return std::make_unique<ZoomSelector>(plan, geometry);

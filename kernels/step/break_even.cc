@@ -26,7 +26,7 @@ SelectionCost CostOf(const Plan& plan) {
   if (plan.codec == CodecKind::kLowRank) return {28, 3420};
   switch (plan.selector) {
     case SelectorKind::kMinMax:
-      return plan.group_softmax ? SelectionCost{16, 570} : SelectionCost{9, 570};
+      return plan.minmax.group_softmax ? SelectionCost{16, 570} : SelectionCost{9, 570};
     case SelectorKind::kVote:
       return {10, 2850};
     case SelectorKind::kBucket:
@@ -45,34 +45,36 @@ SelectionCost CostOf(const Plan& plan) {
 // Bytes of a packed row over those of a raw one: elements, and a bit for each channel.
 double PackedShare(const Plan& plan, const Geometry& g) {
   const double dim = g.head_dim;
-  const double keep = plan.search || plan.keep == 0 ? dim / 4 : plan.keep;
+  const double keep = plan.packed.search || plan.packed.keep == 0 ? dim / 4 : plan.packed.keep;
   return (2 * keep + dim / 8) / (2 * dim);
 }
 
 // Rows of `tokens` that a step attends, as raw ones.
 double AttendedRows(const Plan& plan, const Geometry& g, double tokens) {
-  const double of_units = plan.rest == RestKind::kDrop ? 0 : tokens / plan.page;
+  const double of_units = plan.index.rest == RestKind::kDrop ? 0 : tokens / plan.index.unit;
   const double share = plan.codec == CodecKind::kPacked ? PackedShare(plan, g) : 1;
   switch (plan.selector) {
     case SelectorKind::kFull:
       return share * tokens;
     case SelectorKind::kWindow:
-      return share * (plan.n_sink + plan.n_recent);
+      return share * (plan.window.sinks + plan.window.recent);
     case SelectorKind::kMinMax:
-      return share * (plan.n_sink + plan.n_recent + plan.budget) + of_units;
+      return share * (plan.minmax.sinks + plan.minmax.recent + plan.minmax.budget) + of_units;
     case SelectorKind::kCascade: {
-      const double pages = plan.sinks + plan.window + plan.every / 2.0;
-      const double chosen = plan.rho[0] * plan.rho[1] * plan.rho[2];
-      return share * (pages * plan.page + chosen * tokens) + of_units;
+      const double pages = plan.cascade.sinks + plan.cascade.recent + plan.cascade.every / 2.0;
+      const double chosen = plan.cascade.rho[0] * plan.cascade.rho[1] * plan.cascade.rho[2];
+      return share * (pages * plan.index.unit + chosen * tokens) + of_units;
     }
     case SelectorKind::kVote:
-      return share * (plan.n_init + plan.n_local + plan.k);
+      return share * (plan.vote.sinks + plan.vote.recent + plan.vote.budget);
     case SelectorKind::kBucket:
-      return plan.start + plan.recent + plan.tau;
+      return plan.bucket.sinks + plan.bucket.recent + plan.bucket.budget;
     case SelectorKind::kZoom:
-      return plan.rows > 0 ? plan.rows : plan.rows == 0 ? tokens : plan.rows_share * tokens;
+      return plan.zoom.rows > 0    ? plan.zoom.rows
+             : plan.zoom.rows == 0 ? tokens
+                                   : plan.zoom.rows_share * tokens;
     case SelectorKind::kBlock:
-      return share * plan.share * tokens + (plan.codec == CodecKind::kPacked ? 0 : of_units);
+      return share * plan.block.share * tokens + (plan.codec == CodecKind::kPacked ? 0 : of_units);
   }
   return tokens;
 }
@@ -81,12 +83,13 @@ double AttendedRows(const Plan& plan, const Geometry& g, double tokens) {
 double ScoredRows(const Plan& plan, const Geometry& g, double tokens) {
   switch (plan.selector) {
     case SelectorKind::kMinMax:  // two keys a page
-      return tokens / plan.page;
+      return tokens / plan.index.unit;
     case SelectorKind::kVote:
       return kVoteMisses * tokens / 2;
     case SelectorKind::kBlock:
-      return plan.codec == CodecKind::kPacked ? PackedShare(plan, g) * tokens / plan.block / 2
-                                              : tokens / plan.page / 2;
+      return plan.codec == CodecKind::kPacked
+                 ? PackedShare(plan, g) * tokens / plan.packed.block / 2
+                 : tokens / plan.index.unit / 2;
     case SelectorKind::kFull:
     case SelectorKind::kWindow:
     case SelectorKind::kCascade:

@@ -18,7 +18,7 @@ namespace {
 constexpr int32_t kAllBlocks = std::numeric_limits<int32_t>::max();
 
 int32_t BlocksWithin(const Plan& plan, int32_t tokens) {
-  return std::max(1, CeilShare(plan.share, tokens) / plan.block);
+  return std::max(1, CeilShare(plan.block.share, tokens) / plan.packed.block);
 }
 
 class CudaBlock final : public CudaSelector {
@@ -39,7 +39,7 @@ class CudaBlock final : public CudaSelector {
       const Plan& plan = frame.plan(i);
       const int32_t segments =
           packed == nullptr ? 0 : static_cast<int32_t>(packed->segments().size());
-      const int32_t blocks = frame.RoomFor(i) / plan.block + segments + 1;
+      const int32_t blocks = frame.RoomFor(i) / plan.packed.block + segments + 1;
       const int32_t list = BlocksWithin(plan, frame.RoomFor(i));
       room.members = std::max(room.members, frame.memory().members());
       // Together: both grow with a sequence, and each growth makes graphs stale.

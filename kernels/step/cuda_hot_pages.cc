@@ -15,18 +15,21 @@ struct ListedUnits {
 ListedUnits ListOf(const Plan& plan, int32_t tokens) {
   switch (plan.selector) {
     case SelectorKind::kMinMax:
-      return {plan.budget / plan.page, plan.page, plan.n_sink + plan.n_recent};
+      return {plan.minmax.budget / plan.index.unit, plan.index.unit,
+              plan.minmax.sinks + plan.minmax.recent};
     case SelectorKind::kCascade: {
-      const double share = plan.rho[0] * plan.rho[1] * plan.rho[2];
-      return {static_cast<int32_t>(share * tokens / plan.page), plan.page,
-              (plan.sinks + plan.window + plan.every) * plan.page};
+      const double share = plan.cascade.rho[0] * plan.cascade.rho[1] * plan.cascade.rho[2];
+      return {static_cast<int32_t>(share * tokens / plan.index.unit), plan.index.unit,
+              (plan.cascade.sinks + plan.cascade.recent + plan.cascade.every) * plan.index.unit};
     }
     case SelectorKind::kVote:
-      return {plan.k, 1, plan.n_init + plan.n_local};
+      return {plan.vote.budget, 1, plan.vote.sinks + plan.vote.recent};
     case SelectorKind::kBucket:
-      return {plan.tau, 1, plan.start + plan.recent};
+      return {plan.bucket.budget, 1, plan.bucket.sinks + plan.bucket.recent};
+    case SelectorKind::kWindow:
+      return {0, 1, plan.window.sinks + plan.window.recent};
     default:
-      return {0, 1, plan.n_sink + plan.n_recent};
+      return {0, 1, 0};
   }
 }
 

@@ -17,20 +17,22 @@ constexpr int32_t kMostSegments = 512;
 constexpr int32_t kMostPieces = 28;
 
 int32_t KeepOf(const Plan& plan, const Geometry& g) {
-  return plan.keep == 0 ? g.head_dim / 4 : plan.keep;
+  return plan.packed.keep == 0 ? g.head_dim / 4 : plan.packed.keep;
 }
 
 int32_t StoredChannels(const Plan& plan, const Geometry& g) {
-  return plan.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
+  return plan.packed.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
 }
 
 // As the plan says, or a milder one that max_loss has asked for (loss_limit.h).
 bool IsOfPlan(const PackedHead& h, const Plan& plan, const Geometry& g) {
   const int32_t asked = KeepOf(plan, g);
-  const bool milder = plan.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
-  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.neighbours)) return false;
-  const PackedRows wanted = PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.truncate);
-  return h.keys.bits == wanted.bits && h.block == plan.block;
+  const bool milder = plan.stored.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
+  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.packed.neighbours))
+    return false;
+  const PackedRows wanted =
+      PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.packed.truncate);
+  return h.keys.bits == wanted.bits && h.block == plan.packed.block;
 }
 
 template <typename T>
@@ -195,7 +197,7 @@ cuda::PackedLayer CudaPacked::LayerOf(const CudaFrame& frame, const CudaPart& pa
   packed.segment_stride = room_.segments;
   packed.kv_heads = frame.geometry().kv_heads;
   packed.head_dim = frame.geometry().head_dim;
-  packed.truncated = part.plan.truncate;
+  packed.truncated = part.plan.packed.truncate;
   packed.keep_max = std::min(room_.keep, StoredChannels(part.plan, frame.geometry()));
   return packed;
 }

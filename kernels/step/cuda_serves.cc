@@ -41,34 +41,35 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
                                      std::string(NameOf(plan.selector)) + "\"");
   }
-  if (!of_spans && plan.rest != RestKind::kDrop) {
-    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
+  if (!of_spans && plan.index.rest != RestKind::kDrop) {
+    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"");
   }
-  if (of_units && !IsPowerOfTwo(plan.page)) {
-    return PlanUnserved("page", std::to_string(plan.page) + " (no power of two)");
+  if (of_units && !IsPowerOfTwo(plan.index.unit)) {
+    return PlanUnserved("page", std::to_string(plan.index.unit) + " (no power of two)");
   }
-  if (plan.selector == SelectorKind::kCascade && plan.cascade != Plan::Cascade::kTop) {
+  if (plan.selector == SelectorKind::kCascade &&
+      plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
     return PlanUnserved("cascade", "\"literal\"");
   }
-  if (plan.selector == SelectorKind::kCascade && plan.centred) {
+  if (plan.selector == SelectorKind::kCascade && plan.cascade.centred) {
     return PlanUnserved("centred", "true");
   }
-  if (plan.selector == SelectorKind::kBucket && plan.keep_rest) {
+  if (plan.selector == SelectorKind::kBucket && plan.bucket.keep_rest) {
     return PlanUnserved("keep_rest", "true");
   }
-  if (plan.selector == SelectorKind::kBucket && plan.per_query_head) {
+  if (plan.selector == SelectorKind::kBucket && plan.bucket.per_query_head) {
     return PlanUnserved("per_query_head", "true");
   }
-  if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
-    return PlanUnserved("max_pool", std::to_string(plan.max_pool));
+  if (plan.selector == SelectorKind::kVote && plan.vote.max_pool > 1) {
+    return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool));
   }
-  if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
+  if (plan.selector == SelectorKind::kVote && !plan.vote.scale) {
     return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
   }
-  if (packed && plan.search) {
+  if (packed && plan.packed.search) {
     return PlanUnserved("strategy", "\"search\"");  // blocks of a layer's heads differ
   }
-  if (packed && plan.group_softmax) {
+  if (packed && plan.block.group_softmax) {
     return PlanUnserved("group", "\"softmax\"");  // op score_packed takes the group's maximum
   }
   if (geometry.pre_rope()) {

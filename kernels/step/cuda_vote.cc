@@ -14,18 +14,18 @@ namespace {
 constexpr int64_t kInt = sizeof(int32_t), kFloat = sizeof(float);
 
 cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
-  return {int64_t{g.query_heads} * g.head_dim, plan.k};
+  return {int64_t{g.query_heads} * g.head_dim, plan.vote.budget};
 }
 
 // Of N tokens, the query's own among them. A prompt chunk selects from the tokens before it: the
 // same rule, of one token less.
 cuda::CandidateRule RuleOf(const Plan& plan, bool prompt) {
   const int32_t own = prompt ? 1 : 0;
-  return {1, plan.n_init, plan.n_local + own, plan.k, plan.min_tokens + own};
+  return {1, plan.vote.sinks, plan.vote.recent + own, plan.vote.budget, plan.min_tokens + own};
 }
 
 bool InFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.n_init + plan.n_local, plan.k, plan.min_tokens);
+  return AttendsInFull(n, plan.vote.sinks + plan.vote.recent, plan.vote.budget, plan.min_tokens);
 }
 
 class CudaVote final : public CudaSelector {
@@ -36,11 +36,11 @@ class CudaVote final : public CudaSelector {
 
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
-  bool AttendsNewest(const Plan& plan) const override { return plan.n_local > 0; }
+  bool AttendsNewest(const Plan& plan) const override { return plan.vote.recent > 0; }
 
   void Open(const CudaFrame&) override { list_count_ = 0; }
 
-  // A prompt is cut at multiples of plan.chunk from the sequence's start (ADR 3).
+  // A prompt is cut at multiples of plan.vote.chunk from the sequence's start (ADR 3).
   void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) override {
     if (frame.state(member).prompt_tokens() >= 0) {
       CudaSelector::Cut(frame, member, parts);
@@ -51,7 +51,7 @@ class CudaVote final : public CudaSelector {
     const Plan& plan = frame.plan(member);
     for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
       const int64_t start = int64_t{m.view.tokens} + begin;
-      const int64_t next = (start / plan.chunk + 1) * plan.chunk - m.view.tokens;
+      const int64_t next = (start / plan.vote.chunk + 1) * plan.vote.chunk - m.view.tokens;
       end = static_cast<int32_t>(std::min<int64_t>(next, m.new_tokens));
       CudaPart& part = parts->emplace_back();
       part.first = member;
@@ -70,7 +70,7 @@ class CudaVote final : public CudaSelector {
       const int32_t lists = part.list + part.count;
       Raise(&room.lists, lists, PowerOfTwo(lists));
       Raise(&room.batch, part.count, PowerOfTwo(part.count));
-      if (part.prompt) room.chunk_list = std::max(room.chunk_list, part.plan.k);
+      if (part.prompt) room.chunk_list = std::max(room.chunk_list, part.plan.vote.budget);
       for (int i = part.first; i < part.first + part.count; ++i) {
         const int32_t tokens = frame.RoomFor(i);
         Raise(&room.tokens, tokens, Generous(tokens, kMultiple));
@@ -121,7 +121,7 @@ class CudaVote final : public CudaSelector {
       selection.list_stride = room_.chunk_list;
       selection.units = units_.as<int32_t>() + int64_t{part.list} * room_.chunk_list;
     } else {
-      selection.list_stride = part.plan.k;
+      selection.list_stride = part.plan.vote.budget;
       selection.lists = lists_.as<uint64_t>() + part.list;
     }
     selection.counts = counts_.as<int32_t>() + part.list;
@@ -222,9 +222,9 @@ class CudaVote final : public CudaSelector {
     cuda::Reuse reuse;
     reuse.caches = caches_.Row<uint64_t>(part.first);
     reuse.layer = layer;
-    reuse.theta = part.plan.theta;
-    reuse.per_head = part.plan.cosine_per_head;
-    reuse.append_departed = part.plan.append_departed;
+    reuse.theta = part.plan.vote.theta;
+    reuse.per_head = part.plan.vote.cosine_per_head;
+    reuse.append_departed = part.plan.vote.append_departed;
     reuse.tokens = tokens;
     reuse.ahead = true;
     reuse.voting = voting_.as<int32_t>() + part.list;
@@ -266,7 +266,7 @@ class CudaVote final : public CudaSelector {
       w.list_stride = room_.chunk_list;
     } else {
       w.lists = lists_.as<uint64_t>() + part.list;
-      w.list_stride = part.plan.k;
+      w.list_stride = part.plan.vote.budget;
     }
     w.counts = counts_.as<int32_t>() + part.list;
     w.sink_end = sink_end_.as<int32_t>() + part.list;

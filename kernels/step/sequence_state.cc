@@ -154,7 +154,7 @@ Status SequenceState::Refresh(const SequenceView& view) {
 void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Executor& executor) {
   KVS_CHECK(view.tokens == tokens_ && view.version == version_);
   if (indexed_tokens_ < tokens_) {
-    SegmenterOf(plan_.segmenter)
+    SegmenterOf(plan_.segmenter())
         .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
     indexed_tokens_ = tokens_;
   }

@@ -35,7 +35,7 @@ std::string SequenceState::CodecStatus() const {
   if (plan_.codec == CodecKind::kRaw || prompt_tokens_ < 0 || tokens_ < plan_.min_tokens) return "";
   if (plan_.codec == CodecKind::kLowRank) return MaxLossText(plan_, geometry_, spans());
   // Generated tokens wait for a whole buffer, and that for its turn.
-  return PackedText(plan_, std::max(prompt_tokens_, tokens_ - 2 * plan_.buffer), packed());
+  return PackedText(plan_, std::max(prompt_tokens_, tokens_ - 2 * plan_.packed.buffer), packed());
 }
 
 std::string SequenceState::StatusText(const SequenceView& view) const {

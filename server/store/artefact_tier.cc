@@ -15,7 +15,7 @@ bool Store::Impl::WantsArtefact(const Opening& o, const PageTier& tier) const {
   {
     MutexLock lock(mu_);
     if (artefacts_.Contains(o.artefact)) return false;
-    if (o.sequence->plan.keep_raw == KeepRaw::kNo) return true;
+    if (o.sequence->plan.stored.keep_raw == KeepRaw::kNo) return true;
     for (const PageKey& key : o.keys) {
       if (prefix_.Find(key) == nullptr) elsewhere.push_back(key);
     }

@@ -72,7 +72,7 @@ std::optional<RawFree> Store::Impl::RawFreeBy(const Plan& plan, const PageKey& a
 
 // Kernels of a GPU compute a prompt from its raw pages alone.
 bool Store::Impl::OpensWithoutRaw(const Plan& plan) const {
-  return plan.keep_raw == KeepRaw::kNo && pools_.memory(Tier::kDevice) == Memory::kMemfd;
+  return plan.stored.keep_raw == KeepRaw::kNo && pools_.memory(Tier::kDevice) == Memory::kMemfd;
 }
 
 std::vector<bool> Store::Impl::Superfluous(const Opening& o) const {

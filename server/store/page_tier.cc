@@ -41,12 +41,12 @@ void Store::Impl::EnterPrefix(const Sequence& s, Page* page) {
 }
 
 void Store::Impl::OfferPage(const Sequence& s, const Page& page) {
-  const bool goes = s.codec && s.plan.keep_raw == KeepRaw::kNo && !page.summary;
+  const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page.summary;
   if (tier_ != nullptr && !goes && !s.model->OfOneSession()) tier_->Offer(page.key);
 }
 
 void Store::Impl::OfferKept(const Sequence& s) {
-  if (tier_ == nullptr || !s.codec || s.plan.keep_raw != KeepRaw::kNo) return;
+  if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
   if (s.model->OfOneSession()) return;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {

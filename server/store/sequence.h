@@ -30,7 +30,8 @@ using Clock = std::chrono::steady_clock;
 // n_obs where the plan watches the prompt's last queries, which only computing gives (ADR 5).
 inline size_t UsablePages(size_t tokens, uint32_t page_tokens, const Plan* plan) {
   const bool watches = plan != nullptr && plan->selector == SelectorKind::kBucket;
-  const size_t computed = watches ? std::max<size_t>(1, static_cast<size_t>(plan->n_obs)) : 1;
+  const size_t computed =
+      watches ? std::max<size_t>(1, static_cast<size_t>(plan->bucket.n_obs)) : 1;
   return tokens <= computed ? 0 : (tokens - computed) / page_tokens;
 }
 
