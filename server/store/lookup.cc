@@ -11,12 +11,6 @@ namespace {
 constexpr size_t kAhead = 16;  // slots on their way from memory: as many as a core has going
 constexpr uint32_t kNoTenant = ~uint32_t{0};
 
-Status TooLong(uint64_t tokens) {
-  return InvalidArgument(
-      "SEQUENCE_TOO_LONG",
-      std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
-}
-
 PageOwner NewOwner(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc,
                    uint32_t device) {
   const Geometry& g = desc.geometry;
@@ -164,7 +158,7 @@ Result<PrefixHit> Store::Impl::LookupAsOpened(const PageOwner& owner,
 
 Result<PrefixHit> Store::Impl::LookupOf(const PageOwner& owner, std::span<const int32_t> tokens,
                                         const LookupPlan& open, Files files) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
+  KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
   {
     MutexLock lock(mu_);
     DropLost();

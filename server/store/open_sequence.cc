@@ -13,12 +13,6 @@ namespace {
 // Entries of a first table beyond the pages it starts with, so that decoding extends it in place.
 constexpr uint32_t kSpareEntries = 16;
 
-Status TooLong(std::string_view field, uint64_t tokens) {
-  return InvalidArgument("SEQUENCE_TOO_LONG", std::string(field) + ": " + std::to_string(tokens) +
-                                                  "; allowed: at most " +
-                                                  std::to_string(kMaxSequenceTokens));
-}
-
 uint32_t FirstCapacity(size_t pages) {
   return std::bit_ceil(static_cast<uint32_t>(pages) + kSpareEntries);
 }
@@ -180,10 +174,8 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
                                                       std::string_view plan_text,
                                                       std::span<const int32_t> tokens,
                                                       const OpenOptions& options, Files files) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong("tokens", tokens.size());
-  if (options.reserve_tokens > kMaxSequenceTokens) {
-    return TooLong("reserve_tokens", options.reserve_tokens);
-  }
+  KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
+  KVS_RETURN_IF_ERROR(CheckLength("reserve_tokens", options.reserve_tokens));
   KVS_ASSIGN_OR_RETURN(Opening o, BeginOpening(session_id, model_id, plan_text));
   Sequence* const s = o.sequence.get();
   KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(s->plan, s->model->desc.geometry, files));

@@ -57,8 +57,6 @@
 
 namespace kvstrata {
 
-inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 24;
-
 class Store::Impl {
  public:
   using NamedPlans = std::map<std::string, Plan, std::less<>>;
