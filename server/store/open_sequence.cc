@@ -42,8 +42,7 @@ OpenedSequence Describe(const Sequence& s) {
 
 void Store::Impl::LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const {
   if (!o.limits.only_reported || !hit->whole) return;
-  const Artefact* const artefact = shape.codec ? artefacts_.Peek(o.artefact) : nullptr;
-  const bool made = artefact != nullptr && artefact->MappableFrom(o.device);
+  const bool made = FindArtefact(o.artefact, o.device) != nullptr;
   if (made && hit->pages.size() == o.keys.size()) return;
   uint32_t needs = NeedsOf(shape.plan);
   if (!shape.model->desc.boundary_tokens.empty()) needs &= ~uint32_t{kNeedBoundary};
@@ -130,8 +129,7 @@ Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan, const 
 
 void Store::Impl::AwaitArtefact(Sequence* s, const Opening& o) {
   if (!s->codec || !s->HoldsAll(o.tokens)) return;
-  const Artefact* artefact = artefacts_.Peek(o.artefact);
-  if (artefact == nullptr || !artefact->MappableFrom(o.device)) return;
+  if (FindArtefact(o.artefact, o.device) == nullptr) return;
   s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
 }
 
@@ -162,6 +160,7 @@ Result<Store::Impl::Opening> Store::Impl::BeginOpening(uint64_t session_id, uint
     s->model = known->first;
     s->chain = known->second;
     s->imported = session->imports.contains(model_id);
+    o.tenant = session->tenant->name;
   }
   KVS_ASSIGN_OR_RETURN(s->plan, PlanFor(named, s->model->desc.geometry));
   s->index = IndexOf(s->plan, s->model->desc.geometry);
@@ -210,7 +209,8 @@ Result<OpenedSequence> Store::Impl::FinishOpen(Opening* o) {
 
 Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* o) {
   DropLost();
-  const std::vector<bool> superfluous = Superfluous(*o);
+  const std::optional<RawFree> artefact = RawFreeBy(o->sequence->plan, o->artefact, o->device);
+  const PrefixQuestion question = o->question();
   std::unique_ptr<Sequence> s = std::move(o->sequence);
   const Outside outside(session, s.get());
   // Held at once: others are let in.
@@ -218,7 +218,7 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
     HoldForLoad(o, page);
     LetOthersIn(session, 1);
   };
-  Hit hit = FindPrefix(*s, o->keys, superfluous, o->device, hold);
+  Hit hit = FindPrefix(question, artefact, o->device, hold);
   LimitHit(*o, *s, &hit);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
