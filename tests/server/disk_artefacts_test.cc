@@ -287,6 +287,32 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
   ExpectClean(*machine->store);
 }
 
+// Pages behind those that were given back too: without them the artefact would be of no use.
+TEST_F(DiskArtefactsTest, APinOfASequenceKeepsWhatAnOpenNeeds) {
+  control_->released_from = 32;
+  control_->released_to = 96;
+  for (const bool first_too : {false, true}) {
+    if (first_too) control_->released_from = 0;
+    const size_t given_back = first_too ? 6 : 4;
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const int32_t n = first_too ? kPrompt - 1 : kPrompt;  // another artefact
+    TestSequence s = Prompt(*machine, &session, kKeepsNone, n);
+    Settle(*machine, session, s);
+    const Result<PinInfo> made = machine->store->PinSequence(s.id(), std::chrono::hours(1));
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_EQ(made->pin.pages.size(), 12 - given_back);
+    EXPECT_EQ(made->device_pages, 12 - given_back);
+    ASSERT_TRUE(s.Close().ok());
+    machine->Settle();
+    EraseAll(machine->disk.get());
+    machine->store->Evict(false);
+    EXPECT_EQ(machine->Open(session, kKeepsNone, Tokens(n))->held_tokens, 192u);
+    ASSERT_TRUE(machine->store->RemovePin(made->pin.id).ok());
+    ExpectClean(*machine->store);
+  }
+}
+
 TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
   for (const TierKind tier : {TierKind::kHost, TierKind::kDevice}) {
     control_->tier = tier;
