@@ -219,6 +219,10 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
     LetOthersIn(session, 1);
   };
   Hit hit = FindPrefix(question, artefact, o->device, hold);
+  // Others were let in, and may have evicted it.
+  if (!hit.whole && FindArtefact(o->artefact, o->device) == nullptr) {
+    hit = FindPrefix(question, std::nullopt, o->device, hold);
+  }
   LimitHit(*o, *s, &hit);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];
