@@ -556,8 +556,8 @@ void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   // Rows that the engine computed itself may differ in a bit from those that were recompressed.
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == Work::kRunning) return;
-  const Artefact* artefact = artefacts_.Find(codec.prompt_key);
-  if (artefact == nullptr || !artefact->MappableFrom(session->device)) return;
+  if (FindArtefact(codec.prompt_key, session->device) == nullptr) return;
+  const Artefact* const artefact = artefacts_.Find(codec.prompt_key);
   const Result<shm::SequenceTable*> table =
       ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
   if (!table.ok()) return;  // it is built anew when there is room
