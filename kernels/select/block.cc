@@ -216,7 +216,8 @@ SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
   const bool packed = plan.codec == CodecKind::kPacked;
   SelectionRule rule;
   rule.rows = plan.block.share * tokens;
-  rule.scored_stored = double{tokens} / (packed ? plan.packed.block : plan.index.unit) / 2;
+  rule.scored_stored =
+      static_cast<double>(tokens) / (packed ? plan.packed.block : plan.index.unit) / 2;
   rule.gpu_us = 9;
   rule.cpu_rows = 570;
   return rule;

@@ -435,7 +435,7 @@ SelectionRule BucketRule(const Plan& plan, int32_t) {
   SelectionRule rule;
   rule.always = plan.bucket.sinks + plan.bucket.recent;
   rule.units = plan.bucket.budget;
-  rule.rows = double{rule.always} + rule.units;
+  rule.rows = rule.always + rule.units;
   rule.gpu_us = 10;
   rule.cpu_rows = 1750;
   return rule;

@@ -103,8 +103,8 @@ SelectionRule MinMaxRule(const Plan& plan, int32_t tokens) {
   rule.always = plan.minmax.sinks + plan.minmax.recent;
   rule.unit_tokens = plan.index.unit;
   rule.units = plan.minmax.budget / rule.unit_tokens;
-  rule.rows = double{rule.always} + plan.minmax.budget;
-  rule.scored = double{tokens} / rule.unit_tokens;
+  rule.rows = rule.always + plan.minmax.budget;
+  rule.scored = static_cast<double>(tokens) / rule.unit_tokens;
   rule.gpu_us = plan.minmax.group_softmax ? 16 : 9;
   rule.cpu_rows = 570;
   return rule;

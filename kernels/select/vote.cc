@@ -254,7 +254,7 @@ SelectionRule VoteRule(const Plan& plan, int32_t tokens) {
   SelectionRule rule;
   rule.always = plan.vote.sinks + plan.vote.recent;
   rule.units = plan.vote.budget;
-  rule.rows = double{rule.always} + rule.units;
+  rule.rows = rule.always + rule.units;
   rule.scored = kMisses * tokens / 2;
   rule.gpu_us = 10;
   rule.cpu_rows = 2850;

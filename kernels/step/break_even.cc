@@ -43,7 +43,8 @@ double SavedBytes(const Plan& plan, const Geometry& g, StepsOn where, int32_t to
   const double row = 2.0 * static_cast<double>(g.row_bytes()) * g.kv_heads;
   const SelectionRule rule = SelectionRuleOf(plan, tokens);
   const CodecCost codec = CostOf(plan, g, rule);
-  const double means = plan.index.rest == RestKind::kDrop ? 0 : double{tokens} / plan.index.unit;
+  const double means =
+      plan.index.rest == RestKind::kDrop ? 0 : static_cast<double>(tokens) / plan.index.unit;
   const double read = codec.share * (rule.rows + rule.scored_stored) + rule.scored + means;
   const double spared = tokens - read;
   if (where == StepsOn::kCpu) return plan.batch * row * (spared - codec.cpu_rows);
