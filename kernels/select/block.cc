@@ -13,6 +13,7 @@
 #include "kernels/select/block_ranges.h"
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/ranking.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/token_scores.h"
 #include "kernels/select/unit_scores.h"
@@ -209,6 +210,18 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kBlockTable = {kRows};
+
+// Choosing reads a key a block.
+SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
+  const bool packed = plan.codec == CodecKind::kPacked;
+  SelectionRule rule;
+  rule.rows = plan.block.share * tokens;
+  rule.scored_stored =
+      static_cast<double>(tokens) / (packed ? plan.packed.block : plan.index.unit) / 2;
+  rule.gpu_us = 9;
+  rule.cpu_rows = 570;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry&) {
   if (plan.codec == CodecKind::kPacked) return std::make_unique<PackedBlockSelector>(plan);

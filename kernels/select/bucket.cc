@@ -16,6 +16,7 @@
 #include "kernels/select/inspect_array.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/ranking.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/sentence_queries.h"
 #include "kernels/select/sentence_status.h"
@@ -429,6 +430,16 @@ Status CheckKept(const Plan& plan) {
 }  // namespace
 
 constinit const OptionTable kBucketTable = {kRows, CheckKept};
+
+SelectionRule BucketRule(const Plan& plan, int32_t) {
+  SelectionRule rule;
+  rule.always = plan.bucket.sinks + plan.bucket.recent;
+  rule.units = plan.bucket.budget;
+  rule.rows = rule.always + rule.units;
+  rule.gpu_us = 10;
+  rule.cpu_rows = 1750;
+  return rule;
+}
 
 // Over spans no token of the prompt is judged by its last queries.
 uint32_t BucketNeeds(const Plan& plan) {

@@ -11,6 +11,7 @@
 #include "kernels/select/cascade_trigger.h"
 #include "kernels/select/inspect_array.h"
 #include "kernels/select/notice.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
 
@@ -335,6 +336,19 @@ constinit const OptionTable kCascadeTable = {kRows, CheckCascade};
 uint32_t CascadeNeeds(const Plan& plan) {
   return kNeedPrefillDone |
          (plan.cascade.trigger == CascadeOptions::Trigger::kEntropy ? uint32_t{kNeedEntropy} : 0);
+}
+
+// It chooses once in hundreds of steps. Until then the pages since the last choice are attended,
+// half of the most on average.
+SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
+  const CascadeOptions& own = plan.cascade;
+  const double share = own.rho[0] * own.rho[1] * own.rho[2];
+  SelectionRule rule;
+  rule.unit_tokens = plan.index.unit;
+  rule.always = (own.sinks + own.recent + own.every) * rule.unit_tokens;
+  rule.units = static_cast<int32_t>(share * tokens / rule.unit_tokens);
+  rule.rows = (own.sinks + own.recent + own.every / 2.0) * rule.unit_tokens + share * tokens;
+  return rule;
 }
 
 std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry&) {

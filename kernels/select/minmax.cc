@@ -6,6 +6,7 @@
 
 #include "kernels/segment/index_rows.h"
 #include "kernels/select/no_inspection.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
 
@@ -95,6 +96,19 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kMinMaxTable = {kRows};
+
+// Choosing reads two keys a unit. Balancing the heads takes two passes over their scores.
+SelectionRule MinMaxRule(const Plan& plan, int32_t tokens) {
+  SelectionRule rule;
+  rule.always = plan.minmax.sinks + plan.minmax.recent;
+  rule.unit_tokens = plan.index.unit;
+  rule.units = plan.minmax.budget / rule.unit_tokens;
+  rule.rows = rule.always + plan.minmax.budget;
+  rule.scored = static_cast<double>(tokens) / rule.unit_tokens;
+  rule.gpu_us = plan.minmax.group_softmax ? 16 : 9;
+  rule.cpu_rows = 570;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<MinMaxSelector>(plan);

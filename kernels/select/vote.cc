@@ -10,6 +10,7 @@
 #include "kernels/plan_rows.h"
 #include "kernels/select/inspect_array.h"
 #include "kernels/select/max_pool.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/token_scores.h"
 
@@ -246,6 +247,19 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kVoteTable = {kRows};
+
+// Of ten decode steps one misses its cache, and reads all keys.
+SelectionRule VoteRule(const Plan& plan, int32_t tokens) {
+  constexpr double kMisses = 0.1;
+  SelectionRule rule;
+  rule.always = plan.vote.sinks + plan.vote.recent;
+  rule.units = plan.vote.budget;
+  rule.rows = rule.always + rule.units;
+  rule.scored = kMisses * tokens / 2;
+  rule.gpu_us = 10;
+  rule.cpu_rows = 2850;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry) {
   return std::make_unique<VoteSelector>(plan, geometry);

@@ -2,6 +2,7 @@
 // docs/spec/beyond.md, "Baselines").
 #include "kernels/plan_rows.h"
 #include "kernels/select/no_inspection.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {
@@ -43,6 +44,13 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kWindowTable = {kRows};
+
+SelectionRule WindowRule(const Plan& plan, int32_t) {
+  SelectionRule rule;
+  rule.always = plan.window.sinks + plan.window.recent;
+  rule.rows = rule.always;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewWindowSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<WindowSelector>(plan);

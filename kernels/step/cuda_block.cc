@@ -11,6 +11,7 @@
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_packed.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -155,6 +156,11 @@ class CudaBlock final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaBlockServes(const Plan& plan) {
+  // Op score_packed takes the group's maximum.
+  return plan.block.group_softmax ? PlanUnserved("group", "\"softmax\"") : OkStatus();
+}
 
 std::unique_ptr<CudaSelector> NewCudaBlock(StepMemory* memory, CudaPacked* codec) {
   return std::make_unique<CudaBlock>(memory, codec);

@@ -15,6 +15,7 @@
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_selector.h"
 #include "kernels/step/cuda_sentences.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -553,6 +554,12 @@ Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int me
 }
 
 }  // namespace
+
+Status CudaBucketServes(const Plan& plan) {
+  if (plan.bucket.keep_rest) return PlanUnserved("keep_rest", "true");
+  if (plan.bucket.per_query_head) return PlanUnserved("per_query_head", "true");
+  return OkStatus();
+}
 
 std::unique_ptr<CudaSelector> NewCudaBucket(StepMemory* memory) {
   return std::make_unique<CudaBucket>(memory);

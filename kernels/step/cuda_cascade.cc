@@ -10,6 +10,7 @@
 #include "kernels/select/cascade_trigger.h"
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -196,6 +197,14 @@ class CudaCascade final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaCascadeServes(const Plan& plan) {
+  if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
+    return PlanUnserved("cascade", "\"literal\"");
+  }
+  if (plan.cascade.centred) return PlanUnserved("centred", "true");
+  return CudaUnitServes(plan);
+}
 
 std::unique_ptr<CudaSelector> NewCudaCascade(StepMemory* memory) {
   return std::make_unique<CudaCascade>(memory);

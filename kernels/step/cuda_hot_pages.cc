@@ -3,40 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/select/selection_rule.h"
+
 namespace kvstrata {
-namespace {
-
-struct ListedUnits {
-  int32_t units = 0;        // of a list
-  int32_t unit_tokens = 1;  // of each
-  int32_t always = 0;       // tokens that are attended whatever is listed
-};
-
-ListedUnits ListOf(const Plan& plan, int32_t tokens) {
-  switch (plan.selector) {
-    case SelectorKind::kMinMax:
-      return {plan.minmax.budget / plan.index.unit, plan.index.unit,
-              plan.minmax.sinks + plan.minmax.recent};
-    case SelectorKind::kCascade: {
-      const double share = plan.cascade.rho[0] * plan.cascade.rho[1] * plan.cascade.rho[2];
-      return {static_cast<int32_t>(share * tokens / plan.index.unit), plan.index.unit,
-              (plan.cascade.sinks + plan.cascade.recent + plan.cascade.every) * plan.index.unit};
-    }
-    case SelectorKind::kVote:
-      return {plan.vote.budget, 1, plan.vote.sinks + plan.vote.recent};
-    case SelectorKind::kBucket:
-      return {plan.bucket.budget, 1, plan.bucket.sinks + plan.bucket.recent};
-    case SelectorKind::kWindow:
-      return {0, 1, plan.window.sinks + plan.window.recent};
-    default:
-      return {0, 1, 0};
-  }
-}
-
-}  // namespace
-
 int32_t CudaHotPages::SlotsOf(const Plan& plan, const Geometry& g, int32_t pages) {
-  const ListedUnits list = ListOf(plan, pages * g.page_tokens);
+  const SelectionRule list = SelectionRuleOf(plan, pages * g.page_tokens);
   const int32_t of_unit = std::max(list.unit_tokens / g.page_tokens, 1);
   const int32_t listed = list.units * of_unit * (list.unit_tokens > 1 ? 2 : 1);
   // Ranges begin and end inside pages.

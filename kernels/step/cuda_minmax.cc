@@ -5,6 +5,7 @@
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -160,6 +161,8 @@ class CudaMinMax final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaMinMaxServes(const Plan& plan) { return CudaUnitServes(plan); }
 
 std::unique_ptr<CudaSelector> NewCudaMinMax(StepMemory* memory) {
   return std::make_unique<CudaMinMax>(memory);

@@ -5,6 +5,7 @@
 
 #include "kernels/codec/packed.h"
 #include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -87,6 +88,11 @@ Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry&
 }
 
 }  // namespace
+
+Status CudaPackedServes(const Plan& plan) {
+  // Blocks of a layer's heads differ then.
+  return plan.packed.search ? PlanUnserved("strategy", "\"search\"") : OkStatus();
+}
 
 CudaPacked::CudaPacked(StepMemory* memory)
     : CudaCodec(CodecKind::kPacked),

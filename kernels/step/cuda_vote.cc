@@ -6,6 +6,7 @@
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 #include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
@@ -302,6 +303,13 @@ class CudaVote final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaVoteServes(const Plan& plan) {
+  if (plan.vote.max_pool > 1) return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool));
+  // Op vote keeps weights down to e^-20 of a block's.
+  if (!plan.vote.scale) return PlanUnserved("scale", "false");
+  return OkStatus();
+}
 
 std::unique_ptr<CudaSelector> NewCudaVote(StepMemory* memory) {
   return std::make_unique<CudaVote>(memory);
