@@ -9,11 +9,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/inspect_array.h"
 #include "kernels/plan_needs.h"
 #include "kernels/plan_rows.h"
 #include "kernels/segment/sentence_rule.h"
 #include "kernels/select/importance.h"
-#include "kernels/select/inspect_array.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/ranking.h"
 #include "kernels/select/selection_rule.h"

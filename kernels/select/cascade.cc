@@ -5,11 +5,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/inspect_array.h"
 #include "kernels/plan_needs.h"
 #include "kernels/segment/index_rows.h"
 #include "kernels/select/affinity.h"
 #include "kernels/select/cascade_trigger.h"
-#include "kernels/select/inspect_array.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"

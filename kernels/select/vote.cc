@@ -7,8 +7,8 @@
 #include <string>
 
 #include "kernels/codec/packed.h"
+#include "kernels/inspect_array.h"
 #include "kernels/plan_rows.h"
-#include "kernels/select/inspect_array.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"

@@ -10,8 +10,8 @@
 #include <limits>
 #include <string>
 
+#include "kernels/inspect_array.h"
 #include "kernels/plan_rows.h"
-#include "kernels/select/inspect_array.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/ranking.h"
 #include "kernels/select/selection_rule.h"

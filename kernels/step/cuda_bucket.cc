@@ -52,7 +52,8 @@ struct Kept {
 };
 
 std::vector<Run> PromptSentences(const SequenceState& state) {
-  return SentencesIn(state.boundary(), {0, state.prompt_tokens()}, state.plan().bucket.max_length);
+  return SentencesIn(state.reported().boundary, {0, state.prompt_tokens()},
+                     state.plan().bucket.max_length);
 }
 
 // The memory that ranking a prompt's tokens takes, which no graph knows.
@@ -125,7 +126,7 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
   const Plan& plan = frame.plan(member);
   const Geometry& g = frame.geometry();
   const Kept kept(plan, frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu().sentences->memory->table();
+  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
   cuda::VoteBatch vote;
   vote.rows = cuda::KeyRows(frame.PagesOf(member, layer));
   vote.rows.page_stride = 0;  // every query is an item over the same pages
@@ -162,7 +163,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
                            const int32_t* tokens) const {
   const Geometry& g = frame.geometry();
   const Kept kept(frame.plan(member), frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu().sentences->memory->table();
+  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
   cuda::PickBatch pick;
   pick.scores = importance_.as<float>();
   pick.score_stride = stride_;
@@ -218,7 +219,7 @@ class CudaBucket final : public CudaSelector {
 
  private:
   static CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
-    return *frame.state(member).on_gpu().sentences;
+    return *frame.state(member).on_gpu.sentences;
   }
   // The positions between the first tokens and the window, of which the listed ones are attended;
   // {0, 0}: all are.
@@ -271,7 +272,7 @@ Status CudaBucket::Fit(const CudaFrame& frame, std::span<const CudaPart>) {
 void CudaBucket::Close(const CudaFrame& frame, int member) {
   SequenceState& state = frame.state(member);
   const Plan& plan = state.plan();
-  std::shared_ptr<CudaSentences>& sentences = state.on_gpu().sentences;
+  std::shared_ptr<CudaSentences>& sentences = state.on_gpu.sentences;
   if (sentences == nullptr) sentences = std::make_shared<CudaSentences>(plan, frame.geometry());
   const int32_t prompt = state.prompt_tokens();
   if (prompt < 0) return;
@@ -280,13 +281,13 @@ void CudaBucket::Close(const CudaFrame& frame, int member) {
   if (!std::exchange(own.started, true)) own.ends.Start(prompt);
   if (!own.ready) {
     own.listed = !BucketsInFull(plan, prompt);  // a short prompt keeps everything
-    if (state.boundary().size() < static_cast<size_t>(prompt)) return;
+    if (state.reported().boundary.size() < static_cast<size_t>(prompt)) return;
     if (own.listed && !own.Observed(plan, frame.geometry(), prompt)) return;
     if (!own.listed) AddWhole(PromptSentences(state), plan, &own.whole);
     own.queries_from = tokens;
     own.ready = true;
   }
-  const std::vector<Run> closed = own.ends.Close(state.boundary(), tokens);
+  const std::vector<Run> closed = own.ends.Close(state.reported().boundary, tokens);
   if (!closed.empty()) own.queries_from = tokens;
   AddWhole(closed, plan, &own.whole);
 }

@@ -68,8 +68,9 @@ class CudaCascade final : public CudaSelector {
       if (!Has(*frame, i)) continue;
       SequenceState& state = frame->state(i);
       if (state.prompt_tokens() >= 0) {
-        fired_[static_cast<size_t>(i)] = state.trigger()->Advance(
-            state.plan(), state.entropy(), state.prompt_tokens(), frame->member(i).view.tokens);
+        fired_[static_cast<size_t>(i)] =
+            state.trigger()->Advance(state.plan(), state.reported().entropy, state.prompt_tokens(),
+                                     frame->member(i).view.tokens);
       }
       const Run listed = ListedRange(*frame, i);
       StepMemory& memory = frame->memory();

@@ -91,7 +91,7 @@ class CudaVote final : public CudaSelector {
       SequenceState& state = frame->state(i);
       const bool votes = Has(*frame, i) && state.prompt_tokens() >= 0;
       if (!votes || InFull(state.plan(), frame->member(i).view.tokens + 1)) continue;
-      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu().vote_cache;
+      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu.vote_cache;
       if (cache == nullptr || cache->shared) KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
       const std::byte* const at = cache->memory.as<std::byte>();
       KVS_RETURN_IF_ERROR(

@@ -24,10 +24,10 @@ std::string SequenceState::PromptStatus() const {
 
 std::string SequenceState::SelectorStatus(const SequenceView& view) const {
   const SelectContext context = Context(view);
-  if (on_gpu_.sentences == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
+  if (on_gpu.sentences == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
   return SentenceStatus(plan_, context,
-                        on_gpu_.sentences->ready || BucketsInFull(plan_, prompt_tokens_) ||
-                            on_gpu_.sentences->Observed(plan_, geometry_, prompt_tokens_));
+                        on_gpu.sentences->ready || BucketsInFull(plan_, prompt_tokens_) ||
+                            on_gpu.sentences->Observed(plan_, geometry_, prompt_tokens_));
 }
 
 // What the codec did otherwise than the plan asks.
