@@ -229,7 +229,7 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 Status Daemon::Parts::OpenDisk() {
   if (config.disk.directory.empty()) return OkStatus();
   KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
-  config.disk_values.readers = config.tier_pages.readers;
+  config.disk_values.readers = config.tier_pages.loads.readers;
   disk_values = std::make_unique<DiskValueTier>(config.disk_values, disk.get());
   const DiskTierStats stats = disk->Stats();
   LogEvent(stats.degraded.ok() ? LogLevel::kInfo : LogLevel::kWarn, "disk_open",
@@ -291,7 +291,7 @@ void Daemon::Parts::Settle() {
   attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
-  if (tier_pages != nullptr) tier_pages->EndScrubs();
+  if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
   grpc->EndServing(kGrace);
   SettleDisk();
   grpc_listener.reset();
@@ -460,7 +460,9 @@ Status Daemon::Parts::StartGrpc() {
     options.resize_disk = [this](uint64_t bytes) {
       return disk_values->Resize(bytes, Clock::now() + kResizeTimeout);
     };
-    options.scrub = [this](TierScrub scrub) { return tier_pages->Scrub(std::move(scrub)); };
+    options.scrub = [this](TierScrub scrub) {
+      return tier_pages->scrubs().Begin(std::move(scrub));
+    };
   }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));

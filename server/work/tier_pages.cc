@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "server/tier/blocking_calls.h"
@@ -34,21 +33,17 @@ TierPages::TierPages(const TierPagesOptions& options, Store* store, ValueTier* t
       store_(store),
       tier_(tier),
       hooks_(std::move(hooks)),
-      buffers_(kBufferBytes) {
+      buffers_(kBufferBytes),
+      loads_(options.loads, tier, &buffers_, [this] { scrubs_.Wake(); }),
+      scrubs_(
+          store, tier, &buffers_, [this] { return loads_.idle(); }, options.loads.load_timeout) {
   if (hooks_.add_memory) {
     const Status added =
         hooks_.add_memory(buffers_.memory(), buffers_.bytes(), Clock::now() + kPutTimeout);
-    if (!added.ok()) write_log_.Warn("tier_buffers_unregistered", added);
+    if (!added.ok()) log_.Warn("tier_buffers_unregistered", added);
   }
   writer_ = std::thread([this] { Write(); });
-  try {
-    scrubber_ = std::thread([this] { RunScrubs(); });
-  } catch (const std::system_error&) {
-    Stop(Clock::now(), 0);
-    throw;
-  }
   pthread_setname_np(writer_.native_handle(), "kvs-tier-write");
-  pthread_setname_np(scrubber_.native_handle(), "kvs-tier-scrub");
   store_->SetPageTier(this);
 }
 
@@ -66,13 +61,13 @@ void TierPages::Stop(Deadline deadline, uint64_t most_bytes) {
     stop_bytes_ = most_bytes;
   }
   offered_.notify_all();
-  scrubs_.notify_all();
-  end_reads_.request_stop();
+  scrubs_.Refuse();
+  loads_.Cancel();
   WaitUntilWritten(deadline);
   end_writes_.request_stop();
   writer_.join();
-  if (scrubber_.joinable()) scrubber_.join();
-  for (const LoadingPtr& loading : WaitForTurns()) loading->load.done();
+  scrubs_.Stop();
+  loads_.Await();
 }
 
 void TierPages::WaitUntilWritten(Deadline deadline) {
@@ -81,21 +76,17 @@ void TierPages::WaitUntilWritten(Deadline deadline) {
                     [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
 }
 
-std::deque<TierPages::LoadingPtr> TierPages::WaitForTurns() {
-  std::unique_lock<std::mutex> lock(mu_.native());
-  ended_.wait(lock,
-              [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return turns_ == 0 && serving_ == 0; });
-  return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return std::exchange(loads_, {}); }();
-}
-
 bool TierPages::stopping() const {
   MutexLock lock(mu_);
   return stopping_;
 }
 
 TierPagesCounters TierPages::counters() const {
+  const TierLoadsCounters loads = loads_.counters();
   MutexLock lock(mu_);
-  return counters_;
+  TierPagesCounters all = counters_;
+  static_cast<TierLoadsCounters&>(all) = loads;
+  return all;
 }
 
 size_t TierPages::waiting() const {

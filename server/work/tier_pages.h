@@ -5,15 +5,10 @@
 // artefact was built again) is forgotten and put again. An artefact's record is put last, when all
 // of its parts are there.
 // The writer's thread ("kvs-tier-write") takes keys from a bounded queue of offers, copies what
-// is still in memory and puts it in batches. Loads of opening sequences take turns, a batch each,
-// within `load_timeout` of their request, so that one with much to read delays the others by a
-// batch of its own and no more; while one batch is copied into pages the tier reads another. A load
-// has no thread of its own: its caller asks the tier for the first batch, and the tier's thread,
-// when it has copied a batch, for the next. A scrub ("kvs-tier-scrub") goes on when no open waits.
-// All go through memory of their own: a page is held for the length of a copy, and a request that
-// the tier never answers keeps no page.
+// is still in memory and puts it in batches. All goes through memory of its own: a page is held for
+// the length of a copy, and a request that the tier never answers keeps no page.
 //
-// tier_pages_write.cc: the way out; tier_pages_read.cc: the way in; value_scrub.h: a scrub.
+// The way in: tier_loads.h; scrubs, when no open waits: tier_scrubs.h.
 //
 // Ownership: borrows store and tier, which outlive it; sets and unsets itself as the store's tier.
 // Thread-safety: all methods, from any thread; one lock of its own, held for a look at the queues.
@@ -36,39 +31,31 @@
 
 #include "base/sync.h"
 #include "server/store/store.h"
-#include "server/store/tier_scrub.h"
 #include "server/tier/value_tier.h"
 #include "server/work/status_log.h"
 #include "server/work/tier_buffers.h"
 #include "server/work/tier_hooks.h"
-#include "server/work/value_scrub.h"
+#include "server/work/tier_loads.h"
+#include "server/work/tier_scrubs.h"
 
 namespace kvstrata {
 
 struct TierPagesOptions {
   uint32_t queue = 65536;  // offers that may wait
-  uint32_t readers = 2;    // batches of loads that the tier reads, or that are copied, at once
-  // Of one batch, but for its first value; a quarter of it where others wait for the tier.
-  uint64_t batch_bytes = uint64_t{64} << 20;
-  std::chrono::microseconds load_timeout{500'000};
+  TierLoadsOptions loads;  // its batch_bytes: those of the writer, too
 };
 
 // Since start; pages, index blocks, parts and records of artefacts alike.
-struct TierPagesCounters {
+struct TierPagesCounters : TierLoadsCounters {
   uint64_t written = 0;
   uint64_t dropped = 0;  // offers that the queue had no room for, or the stop no time
   uint64_t gone = 0;     // left memory before their turn
   uint64_t failed = 0;   // the tier did not take them
-  uint64_t read = 0;
-  uint64_t refused_loads = 0;  // too many waited
-  uint64_t late_loads = 0;     // ended by their deadline
-  uint64_t refused = 0;        // offers while it was drained
+  uint64_t refused = 0;  // offers while it was drained
 };
 
 class TierPages final : public PageTier {
  public:
-  static constexpr size_t kMaxLoads = 256;  // that may wait
-
   TierPages(const TierPagesOptions& options, Store* store, ValueTier* tier, TierHooks hooks);
   // Stop, at once.
   ~TierPages() override;
@@ -78,16 +65,11 @@ class TierPages final : public PageTier {
 
   void Offer(const PageKey& key) override KVS_EXCLUDES(mu_);
   bool Holds(const PageKey& key) const override;
-  bool Load(TierLoad load) override KVS_EXCLUDES(mu_);
+  bool Load(TierLoad load) override { return loads_.Add(std::move(load)); }
   Status Pin(const PrefixPin& pin) override KVS_EXCLUDES(mu_);
   Status Unpin(const PrefixPin& pin, bool forget) override;
 
-  // Reads and checks every value of the tier, a batch whenever no load waits; values that come
-  // meanwhile may be left out. FAILED_PRECONDITION SCRUB_RUNNING: one at a time; UNAVAILABLE
-  // DAEMON_STOPPING. Else `scrub.done` is called.
-  Status Scrub(TierScrub scrub) KVS_EXCLUDES(mu_);
-  // Ends a scrub with DAEMON_STOPPING after its current batch, and refuses others.
-  void EndScrubs() KVS_EXCLUDES(mu_);
+  TierScrubs& scrubs() { return scrubs_; }
 
   // Turns offers away from now on and has the writer make a checkpoint, where the tier has one,
   // when none waits any more: ask again until `drained`. Never waits. What the checkpoint returned,
@@ -106,14 +88,6 @@ class TierPages final : public PageTier {
  private:
   static constexpr std::chrono::seconds kPutTimeout{10};
 
-  // A load, and the batch of it that the tier reads now.
-  struct Loading {
-    TierLoad load;
-    Deadline deadline;
-    size_t read = 0;  // keys
-    std::vector<TierGet> gets;
-  };
-  using LoadingPtr = std::shared_ptr<Loading>;
   // The writer's: copies on their way to the tier.
   struct Batch {
     std::vector<TierPut> puts;
@@ -122,8 +96,6 @@ class TierPages final : public PageTier {
   };
 
   void WaitUntilWritten(Deadline deadline) KVS_EXCLUDES(mu_);
-  // The loads whose turn does not come any more.
-  std::deque<LoadingPtr> WaitForTurns() KVS_EXCLUDES(mu_);
 
   void Write() KVS_EXCLUDES(mu_);
   // Waits for some; nothing: the end. Empty: a drain waits for its checkpoint.
@@ -146,55 +118,32 @@ class TierPages final : public PageTier {
   uint64_t BatchBytes() const KVS_EXCLUDES(mu_);
   void Count(uint64_t TierPagesCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
 
-  // A load whose turn begins; none: none waits, or enough have theirs.
-  LoadingPtr BeginTurn() KVS_REQUIRES(mu_);
-  // Asks the tier for a batch; false: the load ends instead.
-  bool Ask(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
-  // Of the first keys, as many as a batch takes; at least one.
-  std::vector<TierGet> PlanReads(std::span<const PageKey> keys, uint64_t most_bytes);
-  // In the tier's thread: a batch has come.
-  void Came(const LoadingPtr& loading) KVS_EXCLUDES(mu_);
-  // Whether there is more of the load to read.
-  bool Take(Loading* loading) KVS_EXCLUDES(mu_);
-  // Ends a turn and begins the next: a load that goes on waits behind the others.
-  void EndTurn(LoadingPtr loading, bool more) KVS_EXCLUDES(mu_);
-  // This thread, which counts in `serving_`, looks at no load any more.
-  void Leave() KVS_EXCLUDES(mu_);
-
-  void RunScrubs() KVS_EXCLUDES(mu_);
-  // A scrub that may read its next batch now; null: the end.
-  ValueScrub* NextScrub() KVS_EXCLUDES(mu_);
   bool stopping() const KVS_EXCLUDES(mu_);
-  bool ScrubsEnd() const KVS_EXCLUDES(mu_);
 
   const TierPagesOptions options_;
   Store* const store_;
   ValueTier* const tier_;
   const TierHooks hooks_;
   TierBuffers buffers_;
-  std::stop_source end_reads_, end_writes_;
+  TierLoads loads_;
+  TierScrubs scrubs_;
+  std::stop_source end_writes_;
 
   mutable Mutex mu_;
-  std::condition_variable offered_, scrubs_, ended_;
+  std::condition_variable offered_, ended_;
   std::deque<PageKey> offers_ KVS_GUARDED_BY(mu_);
-  std::deque<LoadingPtr> loads_ KVS_GUARDED_BY(mu_);  // for their next turn
-  size_t turns_ KVS_GUARDED_BY(mu_) = 0;              // loads whose turn it is
-  size_t serving_ KVS_GUARDED_BY(mu_) = 0;            // threads that ask for or take a batch
   size_t writing_ KVS_GUARDED_BY(mu_) = 0;
   bool written_out_ KVS_GUARDED_BY(mu_) = false;  // the writer has ended
-  // The scrub's thread alone ends it.
-  std::unique_ptr<ValueScrub> scrub_ KVS_GUARDED_BY(mu_);
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
   // kDrying: the writer is to make a checkpoint when nothing waits.
   enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
   Drains drains_ KVS_GUARDED_BY(mu_) = Drains::kNo;
   Status drain_failed_ KVS_GUARDED_BY(mu_);  // of kFailed
-  bool no_scrubs_ KVS_GUARDED_BY(mu_) = false;
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
   uint64_t stop_bytes_ KVS_GUARDED_BY(mu_) = 0;  // that may still be written
   TierPagesCounters counters_ KVS_GUARDED_BY(mu_);
-  StatusLog write_log_, read_log_;
-  std::thread writer_, scrubber_;
+  StatusLog log_;
+  std::thread writer_;
 };
 
 }  // namespace kvstrata

@@ -121,7 +121,8 @@ Deadline TierPages::PutDeadline(uint64_t bytes) {
 // Smaller while it stops, which looks at its time between batches.
 uint64_t TierPages::BatchBytes() const {
   MutexLock lock(mu_);
-  return stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
+  return stopping_ ? std::min(options_.loads.batch_bytes / 8, stop_bytes_)
+                   : options_.loads.batch_bytes;
 }
 
 void TierPages::Write() {
@@ -190,7 +191,7 @@ void TierPages::PutAll(Batch* batch) {
   const Deadline deadline = PutDeadline(bytes);
   // What cannot be forgotten stays as it was put: no later value takes its place.
   if (const Status gone = ForgetAndWait(tier_, changed, deadline); !gone.ok()) {
-    write_log_.Warn("tier_forget_failed", gone);
+    log_.Warn("tier_forget_failed", gone);
   }
   PutAndWait(tier_, puts, deadline, end_writes_.get_token());
   const bool stops = stopping();
@@ -204,7 +205,7 @@ void TierPages::PutAll(Batch* batch) {
     } else if (stops && untimely) {
       ++dropped;
     } else {
-      write_log_.Warn("tier_write_failed", put.status);
+      log_.Warn("tier_write_failed", put.status);
     }
   }
   store_->NoteStored(stored);
@@ -220,7 +221,7 @@ void TierPages::CheckpointIfDry() {
   }
   const Status status =
       hooks_.checkpoint ? hooks_.checkpoint(Clock::now() + kCheckpointTimeout) : OkStatus();
-  if (!status.ok()) write_log_.Warn("tier_checkpoint_failed", status);
+  if (!status.ok()) log_.Warn("tier_checkpoint_failed", status);
   MutexLock lock(mu_);
   // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
   if (drains_ != Drains::kDrying || !offers_.empty()) return;

@@ -44,7 +44,7 @@ class DiskArtefactsTest : public ::testing::Test {
     options_.budget_bytes = 4 << 20;
     options_.segment_bytes = 1 << 20;
     // Nobody is late on a busy machine.
-    pages_options_.load_timeout = std::chrono::seconds(60);
+    pages_options_.loads.load_timeout = std::chrono::seconds(60);
   }
   std::unique_ptr<Machine> Start(bool far = false) {
     return std::make_unique<Machine>(
@@ -592,7 +592,7 @@ TEST_F(DiskArtefactsTest, AScrubErasesPartsWithoutTheirRecord) {
       return true;
     };
     scrub.done = [&end](const Status& why) { end.set_value(why); };
-    EXPECT_TRUE(machine.pages->Scrub(std::move(scrub)).ok());
+    EXPECT_TRUE(machine.pages->scrubs().Begin(std::move(scrub)).ok());
     EXPECT_TRUE(end.get_future().get().ok());
     return last.orphans;
   };

@@ -88,7 +88,8 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     disk_options_.directory = dir_.path() + "/tier";
     disk_options_.budget_bytes = 96 << 20;
     disk_options_.segment_bytes = 4 << 20;
-    pages_options_.load_timeout = std::chrono::seconds(60);  // nobody is late on a busy machine
+    pages_options_.loads.load_timeout =
+        std::chrono::seconds(60);  // nobody is late on a busy machine
     constexpr std::array<int32_t, 3> kUnits = {16, 32, 48};
     control_->unit = kUnits[Pick(3)];
     Start();

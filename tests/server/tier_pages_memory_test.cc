@@ -86,7 +86,7 @@ TEST_F(TierPagesInMemory, ADamagedPageEndsThePrefix) {
 
 TEST_F(TierPagesInMemory, ATierThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   TierPagesOptions options;
-  options.load_timeout = milliseconds(20);
+  options.loads.load_timeout = milliseconds(20);
   Start(options);
   Write();
   tier_.Hold();
@@ -167,7 +167,7 @@ TEST_F(TierPagesInMemory, AScrubAndAnOperatorFindTheDamage) {
     return true;
   };
   scrub.done = [&end](const Status& why) { end.set_value(why); };
-  ASSERT_TRUE(pages_->Scrub(std::move(scrub)).ok());
+  ASSERT_TRUE(pages_->scrubs().Begin(std::move(scrub)).ok());
   EXPECT_TRUE(end.get_future().get().ok());
   EXPECT_EQ(last.values, 19u);
   EXPECT_EQ(last.corrupt, 1u);

@@ -277,7 +277,7 @@ TEST_F(TierPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   TierPagesOptions options;
-  options.load_timeout = std::chrono::milliseconds(20);
+  options.loads.load_timeout = std::chrono::milliseconds(20);
   {
     const Machine machine(options_, options);
     plan.Set([](const IoRequest& r) {
@@ -297,7 +297,7 @@ TEST_F(TierPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   TierPagesOptions options;
-  options.load_timeout = seconds(20);
+  options.loads.load_timeout = seconds(20);
   const Machine machine(options_, options);
   plan.Set([](const IoRequest& r) {
     return r.op == IoRequest::Op::kRead ? std::optional(IoFault{IoFault::Kind::kStuck, 0})
@@ -414,9 +414,9 @@ class DiskReadersTest : public TierPagesTest {
   // A page a turn.
   static TierPagesOptions Readers(uint32_t n) {
     TierPagesOptions options;
-    options.readers = n;
-    options.batch_bytes = 1;
-    options.load_timeout = seconds(30);
+    options.loads.readers = n;
+    options.loads.batch_bytes = 1;
+    options.loads.load_timeout = seconds(30);
     return options;
   }
   std::vector<std::vector<PageKey>> keys_;
