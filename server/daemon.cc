@@ -326,7 +326,7 @@ DiskInfo Daemon::Parts::Disk() const {
   info.capacity_bytes = stats.capacity_bytes;
   info.used_bytes = stats.used_bytes;
   info.entries = stats.entries;
-  info.waiting = tier_pages->waiting();
+  info.waiting = tier_pages->writer().waiting();
   info.written = counters.written;
   info.dropped = counters.dropped;
   info.gone = counters.gone;
@@ -340,8 +340,8 @@ DiskInfo Daemon::Parts::Disk() const {
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
   info.sick = !values.illness.empty();
-  info.draining = tier_pages->draining();
-  info.drained = tier_pages->drained();
+  info.draining = tier_pages->writer().draining();
+  info.drained = tier_pages->writer().drained();
   info.refused = counters.refused;
   return info;
 }
@@ -455,8 +455,8 @@ Status Daemon::Parts::StartGrpc() {
   };
   if (disk != nullptr) {
     options.disk = [this] { return Disk(); };
-    options.drain = [this] { return tier_pages->Drain(); };
-    options.resume = [this] { tier_pages->Resume(); };
+    options.drain = [this] { return tier_pages->writer().Drain(); };
+    options.resume = [this] { tier_pages->writer().Resume(); };
     options.resize_disk = [this](uint64_t bytes) {
       return disk_values->Resize(bytes, Clock::now() + kResizeTimeout);
     };

@@ -624,7 +624,7 @@ TEST_F(DiskArtefactsTest, CheckpointsWithoutAStop) {
     TestSession session(machine->store.get());
     Prompt(*machine, &session, "full");
     const auto end = Soon();
-    while (machine->values->checkpoints() == 0 || machine->pages->waiting() != 0) {
+    while (machine->values->checkpoints() == 0 || machine->pages->writer().waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end);
       std::this_thread::yield();
     }

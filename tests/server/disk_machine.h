@@ -41,7 +41,7 @@ struct Machine {
   // Until everything that was offered is on disk, or counted.
   void Settle() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
-    while (pages->waiting() != 0) {
+    while (pages->writer().waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }

@@ -142,7 +142,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   }
   void SettleDisk() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
-    while (pages_->waiting() != 0) {
+    while (pages_->writer().waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }

@@ -106,15 +106,15 @@ class RpcBlocksTest : public ::testing::Test {
         options->scrub = [this](TierScrub scrub) {
           return pages_->scrubs().Begin(std::move(scrub));
         };
-        options->drain = [this] { return pages_->Drain(); };
-        options->resume = [this] { pages_->Resume(); };
+        options->drain = [this] { return pages_->writer().Drain(); };
+        options->resume = [this] { pages_->writer().Resume(); };
         options->resize_disk = [this](uint64_t bytes) {
           return values_->Resize(bytes, std::chrono::steady_clock::now() + kDeadline);
         };
         options->disk = [this] {
           DiskInfo info;
-          info.draining = pages_->draining();
-          info.drained = pages_->drained();
+          info.draining = pages_->writer().draining();
+          info.drained = pages_->writer().drained();
           info.entries = disk_->Stats().entries;
           info.capacity_bytes = disk_->Stats().capacity_bytes;
           info.refused = pages_->counters().refused;

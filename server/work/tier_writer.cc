@@ -1,4 +1,7 @@
-// TierPages' way out: offers, the writer's batches, drains.
+#include "server/work/tier_writer.h"
+
+#include <pthread.h>
+
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -7,13 +10,14 @@
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/blocking_calls.h"
-#include "server/work/tier_pages.h"
 
 namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kThread = "kvs-tier-write";
+constexpr std::chrono::seconds kPutTimeout{10};
 constexpr size_t kPutValues = 256;  // of one batch
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
@@ -23,7 +27,64 @@ constexpr std::chrono::seconds kLastPutTimeout{1};
 
 }  // namespace
 
-void TierPages::Offer(const PageKey& key) {
+TierWriter::TierWriter(const TierWriterOptions& options, Store* store, ValueTier* tier,
+                       TierBuffers* buffers, std::function<Status(Deadline)> checkpoint)
+    : options_(options),
+      store_(store),
+      tier_(tier),
+      buffers_(buffers),
+      checkpoint_(std::move(checkpoint)),
+      thread_([this] { Write(); }) {
+  pthread_setname_np(thread_.native_handle(), kThread);
+}
+
+TierWriter::~TierWriter() { Stop(Clock::now(), 0); }
+
+void TierWriter::Stop(Deadline deadline, uint64_t most_bytes) {
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return;
+    stopping_ = true;
+    stop_deadline_ = deadline;
+    stop_bytes_ = most_bytes;
+  }
+  offered_.notify_all();
+  WaitUntilWritten(deadline);
+  end_writes_.request_stop();
+  thread_.join();
+}
+
+void TierWriter::WaitUntilWritten(Deadline deadline) {
+  std::unique_lock<std::mutex> lock(mu_.native());
+  ended_.wait_until(lock, deadline,
+                    [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
+}
+
+bool TierWriter::stopping() const {
+  MutexLock lock(mu_);
+  return stopping_;
+}
+
+TierWriterCounters TierWriter::counters() const {
+  MutexLock lock(mu_);
+  return counters_;
+}
+
+size_t TierWriter::waiting() const {
+  MutexLock lock(mu_);
+  return offers_.size() + writing_;
+}
+
+void TierWriter::Count(uint64_t TierWriterCounters::*what, uint64_t n) {
+  MutexLock lock(mu_);
+  counters_.*what += n;
+}
+
+bool TierWriter::Holds(const PageKey& key) const {
+  return !KnownSizes(tier_, TierNameOf(key)).empty();
+}
+
+void TierWriter::Offer(const PageKey& key) {
   {
     MutexLock lock(mu_);
     if (drains_ != Drains::kNo) {
@@ -39,7 +100,7 @@ void TierPages::Offer(const PageKey& key) {
   offered_.notify_one();
 }
 
-Status TierPages::Drain() {
+Status TierWriter::Drain() {
   {
     MutexLock lock(mu_);
     if (drains_ == Drains::kDrained) return OkStatus();
@@ -52,17 +113,17 @@ Status TierPages::Drain() {
   return OkStatus();
 }
 
-bool TierPages::draining() const {
+bool TierWriter::draining() const {
   MutexLock lock(mu_);
   return drains_ != Drains::kNo;
 }
 
-bool TierPages::drained() const {
+bool TierWriter::drained() const {
   MutexLock lock(mu_);
   return drains_ == Drains::kDrained;
 }
 
-void TierPages::Resume() {
+void TierWriter::Resume() {
   {
     MutexLock lock(mu_);
     if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
@@ -80,7 +141,7 @@ void TierPages::Resume() {
   }
 }
 
-std::optional<std::vector<PageKey>> TierPages::NextOffers() {
+std::optional<std::vector<PageKey>> TierWriter::NextOffers() {
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     writing_ = 0;
@@ -101,17 +162,17 @@ std::optional<std::vector<PageKey>> TierPages::NextOffers() {
   }();
 }
 
-bool TierPages::GivesUp() const {
+bool TierWriter::GivesUp() const {
   return stopping_ && (stop_bytes_ == 0 || Clock::now() >= stop_deadline_);
 }
 
-bool TierPages::Drops() {
+bool TierWriter::Drops() {
   MutexLock lock(mu_);
   counters_.dropped += GivesUp();
   return GivesUp();
 }
 
-Deadline TierPages::PutDeadline(uint64_t bytes) {
+Deadline TierWriter::PutDeadline(uint64_t bytes) {
   MutexLock lock(mu_);
   if (!stopping_) return Clock::now() + kPutTimeout;
   stop_bytes_ -= std::min(stop_bytes_, bytes);
@@ -119,18 +180,17 @@ Deadline TierPages::PutDeadline(uint64_t bytes) {
 }
 
 // Smaller while it stops, which looks at its time between batches.
-uint64_t TierPages::BatchBytes() const {
+uint64_t TierWriter::BatchBytes() const {
   MutexLock lock(mu_);
-  return stopping_ ? std::min(options_.loads.batch_bytes / 8, stop_bytes_)
-                   : options_.loads.batch_bytes;
+  return stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
 }
 
-void TierPages::Write() {
+void TierWriter::Write() {
   WarmUpAllocator();
-  Heartbeat beat("kvs-tier-write", kPatience);
+  Heartbeat beat(kThread, kPatience);
   for (auto keys = NextOffers(); keys; keys = NextOffers()) {
     const Turning turning(&beat);
-    const bool written = Survive("kvs-tier-write", [&] {
+    const bool written = Survive(kThread, [&] {
       Batch batch;
       for (const PageKey& key : *keys) {
         beat.Begin();
@@ -138,17 +198,17 @@ void TierPages::Write() {
       }
       PutAll(&batch);
     });
-    if (!written) Count(&TierPagesCounters::failed, keys->size());
-    Survive("kvs-tier-write", [&] { CheckpointIfDry(); });
+    if (!written) Count(&TierWriterCounters::failed, keys->size());
+    Survive(kThread, [&] { CheckpointIfDry(); });
   }
   MutexLock lock(mu_);
   written_out_ = true;
   ended_.notify_all();
 }
 
-void TierPages::WriteOffered(const PageKey& key, Batch* batch) {
+void TierWriter::WriteOffered(const PageKey& key, Batch* batch) {
   const std::vector<SealedValue> values = store_->Sealed(key);
-  if (values.empty() && !Holds(key)) Count(&TierPagesCounters::gone, 1);
+  if (values.empty() && !Holds(key)) Count(&TierWriterCounters::gone, 1);
   if (values.empty()) return;
   for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
   if (values.size() > 1) {
@@ -159,7 +219,7 @@ void TierPages::WriteOffered(const PageKey& key, Batch* batch) {
   Add(key, values.size() - 1, values.back(), batch);
 }
 
-void TierPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
+void TierWriter::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
   if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
   TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
   const auto same = [&put](const TierPut& other) { return other.key == put.key; };
@@ -167,14 +227,14 @@ void TierPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
   const bool full = !batch->puts.empty() && batch->bytes + total > BatchBytes();
   if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
-  const std::shared_ptr<std::byte> memory = buffers_.Take(total);
+  const std::shared_ptr<std::byte> memory = buffers_->Take(total);
   std::vector<std::span<std::byte>> to;
   uint64_t at = 0;
   for (const uint64_t bytes : value.sizes) {
     to.emplace_back(memory.get() + at, bytes);
     at += WholeBlocks(bytes);
   }
-  if (!store_->CopySealed(offered, i, to)) return Count(&TierPagesCounters::gone, 1);
+  if (!store_->CopySealed(offered, i, to)) return Count(&TierWriterCounters::gone, 1);
   put.buffers.assign(to.begin(), to.end());
   put.keep = memory;
   if (value.changed) batch->changed.push_back(put.key);
@@ -182,7 +242,7 @@ void TierPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
   batch->bytes += total;
 }
 
-void TierPages::PutAll(Batch* batch) {
+void TierWriter::PutAll(Batch* batch) {
   const uint64_t bytes = batch->bytes;
   std::vector<TierPut> puts = std::move(batch->puts);
   const std::vector<std::string> changed = std::move(batch->changed);
@@ -209,18 +269,17 @@ void TierPages::PutAll(Batch* batch) {
     }
   }
   store_->NoteStored(stored);
-  Count(&TierPagesCounters::written, stored.size());
-  Count(&TierPagesCounters::dropped, dropped);
-  Count(&TierPagesCounters::failed, puts.size() - stored.size() - dropped);
+  Count(&TierWriterCounters::written, stored.size());
+  Count(&TierWriterCounters::dropped, dropped);
+  Count(&TierWriterCounters::failed, puts.size() - stored.size() - dropped);
 }
 
-void TierPages::CheckpointIfDry() {
+void TierWriter::CheckpointIfDry() {
   {
     MutexLock lock(mu_);
     if (drains_ != Drains::kDrying || !offers_.empty()) return;
   }
-  const Status status =
-      hooks_.checkpoint ? hooks_.checkpoint(Clock::now() + kCheckpointTimeout) : OkStatus();
+  const Status status = checkpoint_ ? checkpoint_(Clock::now() + kCheckpointTimeout) : OkStatus();
   if (!status.ok()) log_.Warn("tier_checkpoint_failed", status);
   MutexLock lock(mu_);
   // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
