@@ -25,6 +25,8 @@ constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their 
 // count as one that fails, which is left alone and gets no checkpoint.
 constexpr std::chrono::seconds kLastPutTimeout{1};
 
+bool Has(ValueTier* tier, const PageKey& key) { return !KnownSizes(tier, TierNameOf(key)).empty(); }
+
 }  // namespace
 
 TierWriter::TierWriter(const TierWriterOptions& options, Store* store, ValueTier* tier,
@@ -49,20 +51,13 @@ void TierWriter::Stop(Deadline deadline, uint64_t most_bytes) {
     stop_bytes_ = most_bytes;
   }
   offered_.notify_all();
-  WaitUntilWritten(deadline);
+  {
+    std::unique_lock<std::mutex> lock(mu_.native());
+    ended_.wait_until(lock, deadline,
+                      [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
+  }
   end_writes_.request_stop();
   thread_.join();
-}
-
-void TierWriter::WaitUntilWritten(Deadline deadline) {
-  std::unique_lock<std::mutex> lock(mu_.native());
-  ended_.wait_until(lock, deadline,
-                    [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
-}
-
-bool TierWriter::stopping() const {
-  MutexLock lock(mu_);
-  return stopping_;
 }
 
 TierWriterCounters TierWriter::counters() const {
@@ -78,10 +73,6 @@ size_t TierWriter::waiting() const {
 void TierWriter::Count(uint64_t TierWriterCounters::*what, uint64_t n) {
   MutexLock lock(mu_);
   counters_.*what += n;
-}
-
-bool TierWriter::Holds(const PageKey& key) const {
-  return !KnownSizes(tier_, TierNameOf(key)).empty();
 }
 
 void TierWriter::Offer(const PageKey& key) {
@@ -135,7 +126,7 @@ void TierWriter::Resume() {
     for (const BlockInfo& block : here) {
       PageKey key{};
       std::ranges::copy(block.key, key.begin());
-      if (block.changed || !Holds(key)) Offer(key);
+      if (block.changed || !Has(tier_, key)) Offer(key);
     }
     here.clear();
   }
@@ -166,23 +157,11 @@ bool TierWriter::GivesUp() const {
   return stopping_ && (stop_bytes_ == 0 || Clock::now() >= stop_deadline_);
 }
 
-bool TierWriter::Drops() {
-  MutexLock lock(mu_);
-  counters_.dropped += GivesUp();
-  return GivesUp();
-}
-
 Deadline TierWriter::PutDeadline(uint64_t bytes) {
   MutexLock lock(mu_);
   if (!stopping_) return Clock::now() + kPutTimeout;
   stop_bytes_ -= std::min(stop_bytes_, bytes);
   return Clock::now() + kLastPutTimeout;
-}
-
-// Smaller while it stops, which looks at its time between batches.
-uint64_t TierWriter::BatchBytes() const {
-  MutexLock lock(mu_);
-  return stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
 }
 
 void TierWriter::Write() {
@@ -194,7 +173,7 @@ void TierWriter::Write() {
       Batch batch;
       for (const PageKey& key : *keys) {
         beat.Begin();
-        if (!Drops()) WriteOffered(key, &batch);
+        WriteOffered(key, &batch);
       }
       PutAll(&batch);
     });
@@ -207,25 +186,34 @@ void TierWriter::Write() {
 }
 
 void TierWriter::WriteOffered(const PageKey& key, Batch* batch) {
+  {
+    MutexLock lock(mu_);
+    if (GivesUp()) {
+      ++counters_.dropped;
+      return;
+    }
+    batch->most =
+        stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
+  }
   const std::vector<SealedValue> values = store_->Sealed(key);
-  if (values.empty() && !Holds(key)) Count(&TierWriterCounters::gone, 1);
+  if (values.empty() && !Has(tier_, key)) Count(&TierWriterCounters::gone, 1);
   if (values.empty()) return;
   for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
   if (values.size() > 1) {
     PutAll(batch);
-    const auto there = [this](const SealedValue& value) { return Holds(value.key); };
+    const auto there = [this](const SealedValue& value) { return Has(tier_, value.key); };
     if (!std::all_of(values.begin(), values.end() - 1, there)) return;
   }
   Add(key, values.size() - 1, values.back(), batch);
 }
 
 void TierWriter::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
-  if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
+  if (!value.changed && Has(tier_, value.key)) return store_->NoteStored({&value.key, 1});
   TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
   const auto same = [&put](const TierPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
-  const bool full = !batch->puts.empty() && batch->bytes + total > BatchBytes();
+  const bool full = !batch->puts.empty() && batch->bytes + total > batch->most;
   if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
   const std::shared_ptr<std::byte> memory = buffers_->Take(total);
   std::vector<std::span<std::byte>> to;
@@ -246,7 +234,7 @@ void TierWriter::PutAll(Batch* batch) {
   const uint64_t bytes = batch->bytes;
   std::vector<TierPut> puts = std::move(batch->puts);
   const std::vector<std::string> changed = std::move(batch->changed);
-  *batch = {};
+  *batch = {{}, {}, 0, batch->most};
   if (puts.empty()) return;
   const Deadline deadline = PutDeadline(bytes);
   // What cannot be forgotten stays as it was put: no later value takes its place.
@@ -254,7 +242,11 @@ void TierWriter::PutAll(Batch* batch) {
     log_.Warn("tier_forget_failed", gone);
   }
   PutAndWait(tier_, puts, deadline, end_writes_.get_token());
-  const bool stops = stopping();
+  bool stops = false;
+  {
+    MutexLock lock(mu_);
+    stops = stopping_;
+  }
   uint64_t dropped = 0;
   std::vector<PageKey> stored;
   for (const TierPut& put : puts) {

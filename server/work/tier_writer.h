@@ -44,6 +44,9 @@ struct TierWriterCounters {
   uint64_t refused = 0;  // offers while it was drained
 };
 
+// How far a drain is. kDrying: the writer is to make a checkpoint when nothing waits.
+enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
+
 class TierWriter {
  public:
   // checkpoint: makes the tier's next start quick; may be empty.
@@ -77,10 +80,11 @@ class TierWriter {
     std::vector<TierPut> puts;
     std::vector<std::string> changed;  // keys among them, to be forgotten before
     uint64_t bytes = 0;
+    // That it may have, but for its first value: fewer while the writer stops, which looks at its
+    // time between batches.
+    uint64_t most = 0;
   };
 
-  bool Holds(const PageKey& key) const;
-  void WaitUntilWritten(Deadline deadline) KVS_EXCLUDES(mu_);
   void Write() KVS_EXCLUDES(mu_);
   // Waits for some; nothing: the end. Empty: a drain waits for its checkpoint.
   std::optional<std::vector<PageKey>> NextOffers() KVS_EXCLUDES(mu_);
@@ -94,15 +98,9 @@ class TierWriter {
   void CheckpointIfDry() KVS_EXCLUDES(mu_);
   // Whether the stop has no time or bytes left for more offers.
   bool GivesUp() const KVS_REQUIRES(mu_);
-  // Whether this offer, which was taken out already, is dropped.
-  bool Drops() KVS_EXCLUDES(mu_);
   // Until when a batch of so many bytes may take.
   Deadline PutDeadline(uint64_t bytes) KVS_EXCLUDES(mu_);
-  // Of one batch, but for its first value.
-  uint64_t BatchBytes() const KVS_EXCLUDES(mu_);
   void Count(uint64_t TierWriterCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
-
-  bool stopping() const KVS_EXCLUDES(mu_);
 
   const TierWriterOptions options_;
   Store* const store_;
@@ -117,8 +115,6 @@ class TierWriter {
   size_t writing_ KVS_GUARDED_BY(mu_) = 0;
   bool written_out_ KVS_GUARDED_BY(mu_) = false;  // the writer has ended
   bool stopping_ KVS_GUARDED_BY(mu_) = false;
-  // kDrying: the writer is to make a checkpoint when nothing waits.
-  enum class Drains : uint8_t { kNo, kDrying, kFailed, kDrained };
   Drains drains_ KVS_GUARDED_BY(mu_) = Drains::kNo;
   Status drain_failed_ KVS_GUARDED_BY(mu_);  // of kFailed
   Deadline stop_deadline_ KVS_GUARDED_BY(mu_){};
