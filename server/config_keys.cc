@@ -281,7 +281,7 @@ constexpr std::array kKeys = {
     ConfigKey{"disk.queue", "KVSTRATA_DISK_QUEUE", "65536", "1 to 10000000",
               "pages and artefacts that may wait to be written; more are not written",
               [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 10'000'000, &c->tier_pages.queue);
+                return NumberIn(v, 1, 10'000'000, &c->tier_pages.writer.queue);
               }},
     ConfigKey{"disk.readers", "KVSTRATA_DISK_READERS", "2", "1 to 16",
               "batches of pages read from disk for opening sequences at once, by turns",
