@@ -23,7 +23,7 @@
 namespace kvstrata {
 namespace {
 
-constexpr uint64_t kPutBytes = uint64_t{64} << 20;  // as TierPagesOptions::batch_bytes
+constexpr uint64_t kPutBytes = uint64_t{64} << 20;  // as TierLoadsOptions::batch_bytes
 // As there where several loads share the disk; one alone gets 64 MiB, which lose 7 % at 12 KiB a
 // value.
 constexpr uint64_t kGetBytes = uint64_t{16} << 20;

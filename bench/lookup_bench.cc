@@ -160,11 +160,11 @@ int main(int argc, char** argv) {
       DiskTier::Open(options, std::chrono::steady_clock::now() + std::chrono::minutes(1)), "disk");
   Bench bench(disk_entries);
   TierPagesOptions pages_options;
-  pages_options.queue = 1 << 22;
+  pages_options.writer.queue = 1 << 22;
   DiskValueTier values({}, tier.get());
   TierPages pages(pages_options, bench.store(), &values, values.Hooks());
   bench.Fill(disk_entries, 1);
-  while (pages.waiting() != 0) std::this_thread::yield();
+  while (pages.writer().waiting() != 0) std::this_thread::yield();
   bench.store()->Evict(false);
   std::printf("%lu entries on disk\n", tier->Stats().entries);
   for (const size_t tokens : {1024, 8192}) {

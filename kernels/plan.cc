@@ -146,13 +146,23 @@ Result<Plan> StartOf(std::string_view preset, const toml::table& options) {
   return plan;
 }
 
-Status UnknownOption(std::string_view name, const Plan& plan, const PlanOption* elsewhere) {
-  std::vector<std::string_view> known = {"segmenter", "selector"};
-  for (const PlanOption& o : PlanOptions()) {
-    if (o.ReadBy(plan)) known.push_back(o.name);
+// The options that the plan reads, both of their words.
+std::vector<std::string_view> KnownOptions(const Plan& plan) {
+  std::vector<std::string_view> known = {"selector"};
+  for (const OptionTable* table : TablesOf(plan)) {
+    for (const PlanOption& o : table->rows) {
+      if (!o.ReadBy(plan)) continue;
+      known.push_back(o.name);
+      if (!o.native.empty()) known.push_back(o.native);
+    }
   }
+  return known;
+}
+
+Status UnknownOption(std::string_view name, const Plan& plan) {
+  const std::vector<std::string_view> known = KnownOptions(plan);
   std::string text = "option '" + Shortened(name) + "' is unknown to plan '" + plan.name + "'";
-  if (elsewhere != nullptr) {
+  if (IsOption(name)) {
     text += ": selector '" + std::string(NameOf(plan.selector)) + "' over codec '" +
             std::string(NameOf(plan.codec)) + "' does not read it";
   } else {
@@ -161,151 +171,51 @@ Status UnknownOption(std::string_view name, const Plan& plan, const PlanOption* 
   return InvalidArgument("PLAN_OPTION_UNKNOWN", text + "; its options are " + Join(known));
 }
 
-Status CheckKnown(std::string_view name, const Plan& plan) {
-  if (name == "selector" || name == "segmenter") return OkStatus();
-  const auto options = PlanOptions();
-  const auto found = std::ranges::find(options, name, &PlanOption::name);
-  if (found == options.end()) return UnknownOption(name, plan, nullptr);
-  return found->ReadBy(plan) ? OkStatus() : UnknownOption(name, plan, &*found);
+// Whether the plan reads an option that is called so, and calls it that alone.
+Status CheckKnown(std::string_view name, const toml::table& options, const Plan& plan) {
+  if (name == kSelectorAxis.option || name == kSegmenterAxis.option) return OkStatus();
+  const PlanOption* const option = FindOption(plan, name);
+  if (option == nullptr) return UnknownOption(name, plan);
+  if (name != option->native || !options.contains(option->name)) return OkStatus();
+  return InvalidArgument("PLAN_OPTION_INVALID", "option '" + std::string(name) +
+                                                    "' is another word for '" +
+                                                    std::string(option->name) +
+                                                    "', and the plan has both; use one of them");
 }
 
-Status SetOption(const PlanOption& option, const toml::node& node, Plan* plan) {
-  const std::string name(option.name);
+// Messages call an option what the plan calls it.
+Status SetOption(const PlanOption& option, std::string_view written, const toml::node& node,
+                 Plan* plan) {
+  const std::string what = "option '" + std::string(written) + "' = " + TextOf(node);
   if (!option.UsedBy(*plan)) {
-    return InvalidArgument("PLAN_COMBINATION", "option '" + name + "' = " + TextOf(node) +
-                                                   " says something only with " +
-                                                   std::string(option.needs));
+    return InvalidArgument("PLAN_COMBINATION",
+                           what + " says something only with " + std::string(option.needs));
   }
   if (option.set(ValueOf(node), plan) == SetResult::kOk) return OkStatus();
-  return InvalidArgument("PLAN_OPTION_INVALID", "option '" + name + "' = " + TextOf(node) +
-                                                    ": allowed is " + option.allowed());
+  return InvalidArgument("PLAN_OPTION_INVALID", what + ": allowed is " + option.allowed());
 }
 
 Status SetOptions(const toml::table& options, Plan* plan) {
-  for (const auto& [key, node] : options) KVS_RETURN_IF_ERROR(CheckKnown(key.str(), *plan));
-  for (const PlanOption& option : PlanOptions()) {
-    const toml::node* node = options.get(option.name);
-    if (node != nullptr) KVS_RETURN_IF_ERROR(SetOption(option, *node, plan));
+  for (const auto& [key, node] : options) {
+    KVS_RETURN_IF_ERROR(CheckKnown(key.str(), options, *plan));
+  }
+  for (const OptionTable* table : TablesOf(*plan)) {
+    for (const PlanOption& option : table->rows) {
+      if (!option.ReadBy(*plan)) continue;
+      for (const std::string_view word : {option.name, option.native}) {
+        const toml::node* node = word.empty() ? nullptr : options.get(word);
+        if (node != nullptr) KVS_RETURN_IF_ERROR(SetOption(option, word, *node, plan));
+      }
+    }
   }
   return OkStatus();
-}
-
-// --- options that are fine alone and cannot work together ---
-
-std::string Assigned(std::string_view name, int64_t value) {
-  return std::string(name) + " = " + std::to_string(value);
-}
-
-// An index block holds whole grids; beyond this a block outgrows what a pool can hand out.
-Status CheckGrid(const Plan& plan) {
-  constexpr int64_t kMaxGridTokens = 65536;
-  const int64_t grid = int64_t{plan.page} * plan.pages_per_chunk * plan.chunks_per_grid;
-  if (grid <= kMaxGridTokens) return OkStatus();
-  return InvalidArgument("PLAN_COMBINATION",
-                         Assigned("page", plan.page) + " times " +
-                             Assigned("pages_per_chunk", plan.pages_per_chunk) + " times " +
-                             Assigned("chunks_per_grid", plan.chunks_per_grid) +
-                             " makes a grid of " + std::to_string(grid) + " tokens; at most " +
-                             std::to_string(kMaxGridTokens) + " can be indexed");
-}
-
-Status CheckTree(const Plan& plan) {
-  if (!plan.tree || plan.rest != RestKind::kDrop) return OkStatus();
-  return InvalidArgument(
-      "PLAN_COMBINATION",
-      "tree = true shows what is not selected at the resolution of the tree, and "
-      "rest = \"drop\" drops it; use rest = \"mean\"");
-}
-
-Status CheckCompact(const Plan& plan) {
-  if (!plan.compact || plan.rest == RestKind::kDrop) return OkStatus();
-  return InvalidArgument("PLAN_COMBINATION",
-                         "compact = true gives every attended row a place of its own, and rest = "
-                         "\"" +
-                             std::string(NameOf(plan.rest)) +
-                             "\" attends one row for many; use rest = \"drop\"");
-}
-
-// What keys that are stored before rotary embedding rule out, or what needs them.
-Status CheckRotary(const Plan& plan, const Geometry& geometry) {
-  if (!geometry.pre_rope()) {
-    if (!plan.compact) return OkStatus();
-    return InvalidArgument("PLAN_COMBINATION",
-                           "compact = true moves rows to other rotary positions, and this model's "
-                           "keys are stored after rotary embedding; register it with "
-                           "keys_pre_rope = 1, or use compact = false");
-  }
-  if (plan.codec != CodecKind::kRaw) {
-    return Unimplemented("PLAN_UNIMPLEMENTED",
-                         "codec '" + std::string(NameOf(plan.codec)) +
-                             "' over keys stored before rotary embedding (keys_pre_rope = 1) does "
-                             "not exist in this build: it would have to rotate what it unpacks; "
-                             "use codec \"raw\", or register the model with keys_pre_rope = 0");
-  }
-  if (plan.rest != RestKind::kDrop) {
-    return InvalidArgument(
-        "PLAN_COMBINATION",
-        "rest = \"" + std::string(NameOf(plan.rest)) +
-            "\" attends means of keys, and a mean of keys stored before rotary "
-            "embedding (keys_pre_rope = 1) has no position to be rotated to; use "
-            "rest = \"drop\"");
-  }
-  return OkStatus();
-}
-
-// Kept tokens are counted in 32 bits.
-Status CheckKept(const Plan& plan) {
-  constexpr double kMaxKept = 1 << 30;
-  if (plan.r * plan.tau <= kMaxKept) return OkStatus();
-  return InvalidArgument("PLAN_COMBINATION", Assigned("tau", plan.tau) +
-                                                 " times r keeps more than 2^30 tokens; r or tau "
-                                                 "must be smaller");
-}
-
-Status CheckBuffer(const Plan& plan) {
-  constexpr int kLargestBlock = 16;
-  if (plan.buffer % kLargestBlock != 0) {
-    return InvalidArgument("PLAN_COMBINATION", Assigned("buffer", plan.buffer) +
-                                                   " holds no whole number of the largest blocks "
-                                                   "of 16 tokens; use a multiple of 16");
-  }
-  if (plan.segment < plan.buffer) {
-    return InvalidArgument("PLAN_COMBINATION", Assigned("segment", plan.segment) +
-                                                   " is less than one flush of " +
-                                                   Assigned("buffer", plan.buffer));
-  }
-  if (plan.drift > 0 && plan.min_segment > plan.segment) {
-    return InvalidArgument("PLAN_COMBINATION", Assigned("min_segment", plan.min_segment) +
-                                                   " is more than " +
-                                                   Assigned("segment", plan.segment));
-  }
-  return OkStatus();
-}
-
-Status CheckKeep(const Plan& plan, int head_dim) {
-  const int stored = plan.truncate ? head_dim - head_dim / 4 : head_dim;
-  if (plan.keep > stored) {
-    return InvalidArgument("PLAN_COMBINATION",
-                           Assigned("keep", plan.keep) + " is more than the " +
-                               std::to_string(stored) + " channels of " +
-                               Assigned("head_dim", head_dim) + " that may be stored" +
-                               (plan.truncate ? "; truncate = true drops the lowest quarter" : ""));
-  }
-  if (plan.keep % plan.neighbours == 0) return OkStatus();
-  return InvalidArgument("PLAN_COMBINATION", Assigned("keep", plan.keep) +
-                                                 " elements are no whole number of groups of " +
-                                                 Assigned("neighbours", plan.neighbours));
 }
 
 Status CheckTogether(const Plan& plan) {
-  constexpr int kLargestHeadDim = 256;
-  if (plan.segmenter == SegmenterKind::kHierarchy) KVS_RETURN_IF_ERROR(CheckGrid(plan));
-  if (plan.segmenter == SegmenterKind::kSentence) KVS_RETURN_IF_ERROR(CheckKept(plan));
-  KVS_RETURN_IF_ERROR(CheckTree(plan));
-  KVS_RETURN_IF_ERROR(CheckCompact(plan));
-  if (plan.codec != CodecKind::kPacked) return OkStatus();
-  KVS_RETURN_IF_ERROR(CheckBuffer(plan));
-  return CheckKeep(plan, kLargestHeadDim);
+  for (const OptionTable* table : TablesOf(plan)) {
+    if (table->check != nullptr) KVS_RETURN_IF_ERROR(table->check(plan));
+  }
+  return OkStatus();
 }
 
 std::string_view Trimmed(std::string_view text) {
@@ -366,27 +276,24 @@ std::string FormatPlan(const Plan& plan) {
   std::string text = custom ? "" : plan.name;
   text += "{";
   if (custom) {
-    text += "segmenter = \"" + std::string(NameOf(plan.segmenter)) + "\", selector = \"" +
+    text += "segmenter = \"" + std::string(NameOf(plan.segmenter())) + "\", selector = \"" +
             std::string(NameOf(plan.selector)) + "\", ";
   }
   std::string_view separator;
-  for (const PlanOption& o : PlanOptions()) {
-    if (!o.UsedBy(plan)) continue;
-    text += std::string(separator) + std::string(o.name) + " = " + o.text(plan);
-    separator = ", ";
+  for (const OptionTable* table : TablesOf(plan)) {
+    for (const PlanOption& o : table->rows) {
+      if (!o.UsedBy(plan)) continue;
+      text += std::string(separator) + std::string(o.name) + " = " + o.text(plan);
+      separator = ", ";
+    }
   }
   return text + "}";
 }
 
 Status CheckGeometry(const Plan& plan, const Geometry& geometry) {
-  KVS_RETURN_IF_ERROR(CheckRotary(plan, geometry));
-  if (plan.codec == CodecKind::kPacked && !plan.search) {
-    KVS_RETURN_IF_ERROR(CheckKeep(plan, geometry.head_dim));
-  }
-  if (plan.codec == CodecKind::kLowRank && plan.d_route > geometry.head_dim) {
-    return InvalidArgument("PLAN_COMBINATION",
-                           Assigned("d_route", plan.d_route) + " directions are more than " +
-                               Assigned("head_dim", geometry.head_dim) + " has");
+  for (const OptionTable* table : TablesOf(plan)) {
+    if (table->check_geometry == nullptr) continue;
+    KVS_RETURN_IF_ERROR(table->check_geometry(plan, geometry));
   }
   return OkStatus();
 }
@@ -407,7 +314,7 @@ std::string_view DescribePreset(std::string_view name) {
 }
 
 IndexLayout IndexOf(const Plan& plan, const Geometry& geometry) {
-  return SegmenterOf(plan.segmenter).Layout(plan, geometry);
+  return SegmenterOf(plan.segmenter()).Layout(plan, geometry);
 }
 
 }  // namespace kvstrata

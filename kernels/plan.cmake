@@ -1,5 +1,5 @@
 set(KVS_PLAN_SOURCES
-  plan.cc plan_axes.cc plan_options.cc plan_needs.cc
+  plan.cc plan_axes.cc plan_options.cc plan_rows.cc plan_needs.cc
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc
   select/selector.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/cascade_trigger.cc select/affinity.cc
   select/unit_scores.cc select/vote.cc select/token_scores.cc

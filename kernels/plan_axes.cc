@@ -18,10 +18,10 @@ constexpr std::string_view kSegmenterNames[] = {"none",     "page", "hierarchy",
 // are summed, pages of 32, sinks and a recent window. What won at equal bytes on real traces; the
 // table is in docs/plans.md.
 void AdjustStrata(Plan* plan) {
-  plan->page = 32;
-  plan->n_sink = 4;
-  plan->n_recent = 64;
-  plan->group_softmax = true;
+  plan->index.unit = 32;
+  plan->minmax.sinks = 4;
+  plan->minmax.recent = 64;
+  plan->minmax.group_softmax = true;
 }
 
 constexpr PresetRow kPresets[] = {
@@ -122,23 +122,28 @@ Result<const Combination*> Combine(const AxisChoice& choice) {
                                std::string(NameOf(*choice.codec)) +
                                "': " + std::string(WhyNotOver(choice.selector, *choice.codec)));
   }
-  return InvalidArgument("PLAN_COMBINATION", "selector '" + selector +
-                                                 "' cannot work with segmenter '" +
-                                                 std::string(NameOf(*choice.segmenter)) +
-                                                 "': " + std::string(of_selector->because));
+  return InvalidArgument("PLAN_COMBINATION",
+                         "selector '" + selector + "' cannot work with segmenter '" +
+                             std::string(NameOf(*choice.segmenter)) +
+                             "': " + std::string(of_selector->because) + "; leave 'segmenter' out");
 }
 
 Plan DefaultsOf(const Combination& c) {
   Plan plan;
   plan.selector = c.selector;
   plan.codec = c.codec;
-  plan.segmenter = c.segmenter;
   plan.name = kPresets[static_cast<size_t>(c.selector)].name;
-  if (c.selector == kWindow) plan.n_sink = 4, plan.n_recent = 2044;
-  if (c.selector == kMinMax) plan.n_recent = 1;
-  if (c.selector == kCascade) plan.page = 32;
-  if (c.selector == kBlock && c.codec == kRaw) plan.n_recent = 32;
+  if (c.selector == kCascade) plan.index.unit = 32;
   return plan;
+}
+
+SegmenterKind Plan::segmenter() const {
+  const auto fits = [this](const Combination& c) {
+    return c.selector == selector && c.codec == codec;
+  };
+  const auto found = std::ranges::find_if(kCombinations, fits);
+  KVS_CHECK(found != std::end(kCombinations));
+  return found->segmenter;
 }
 
 std::string_view NameOf(SelectorKind k) { return kSelectorNames[static_cast<size_t>(k)]; }

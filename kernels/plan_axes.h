@@ -1,5 +1,6 @@
-// Axes of a plan: their names, and which selector, codec and segmenter go together. One table, by
-// which ParsePlan, its refusals and docs/plans.md go. Private to kernels/plan*.cc.
+// Axes of a plan: their names, and which selector and codec go together, with the one segmenter
+// that they need. One table, by which ParsePlan, its refusals and docs/plans.md go. Private to
+// kernels/plan*.cc.
 //
 // Threads: constant tables and pure functions; any.
 #ifndef KVSTRATA_KERNELS_PLAN_AXES_H_
@@ -33,7 +34,8 @@ struct PresetRow {
 // The papers' by SelectorKind, then our own; also the order in which tables show them.
 std::span<const PresetRow> PresetRows();
 
-// What was written of the axes; nothing: to be chosen.
+// What was written of the axes; nothing: to be chosen. A segmenter only says which codec is meant
+// where none is written.
 struct AxisChoice {
   SelectorKind selector = SelectorKind::kFull;
   std::optional<CodecKind> codec;

@@ -1,11 +1,14 @@
-// Options of a plan: one table of names, readers, allowed values, and how each is set and printed.
-// Parsing (plan.cc), FormatPlan and docs/plans.md go by this table. Private to kernels/plan*.cc.
+// Options of a plan: tables of names, allowed values, and how each is set and printed. Every
+// selector and codec has a table in the file of what reads its options; here is what they are made
+// of, and which of them a plan reads. Parsing (plan.cc), FormatPlan and docs/plans.md go by them.
+// Private to kernels/plan*.cc and to the files of the tables.
 //
 // Knows no TOML: plan.cc turns what was written into an OptionValue.
 // Threads: constant tables and pure functions; any.
 #ifndef KVSTRATA_KERNELS_PLAN_OPTIONS_H_
 #define KVSTRATA_KERNELS_PLAN_OPTIONS_H_
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -23,28 +26,39 @@ namespace kvstrata {
 using OptionValue =
     std::variant<std::monostate, int64_t, double, std::string, std::vector<double>, bool>;
 
-// Who reads an option: a set of choices on the axes, one bit each.
-constexpr unsigned Reader(SelectorKind k) { return 1u << static_cast<unsigned>(k); }
-constexpr unsigned Reader(CodecKind k) { return 1u << (8 + static_cast<unsigned>(k)); }
-constexpr unsigned Reader(SegmenterKind k) { return 1u << (16 + static_cast<unsigned>(k)); }
-
 enum class SetResult : uint8_t { kOk, kRefused };
 
+using PlanCondition = bool (*)(const Plan&);
+
 struct PlanOption {
-  std::string_view name;
-  unsigned readers;  // any of these choices reads it
+  std::string_view name;  // as FormatPlan prints it
   SetResult (*set)(const OptionValue& value, Plan* plan);
   std::string (*text)(const Plan& plan);  // as TOML
   std::string (*allowed)();               // "an integer from 1 to 1024"
+  // kvstrata's word for it, where `name` is a paper's; written it means the same.
+  std::string_view native = {};
+  PlanCondition read = nullptr;  // null: by every plan that has the table
   // Options that another option's value switches off: when it is read, and what to say otherwise.
-  bool (*used)(const Plan& plan) = nullptr;
+  PlanCondition used = nullptr;
   std::string_view needs = {};
 
-  bool ReadBy(const Plan& p) const {
-    return readers & (Reader(p.selector) | Reader(p.codec) | Reader(p.segmenter));
+  bool IsCalled(std::string_view written) const {
+    return written == name || (!native.empty() && written == native);
   }
+  bool ReadBy(const Plan& p) const { return read == nullptr || read(p); }
   bool UsedBy(const Plan& p) const { return ReadBy(p) && (used == nullptr || used(p)); }
-  constexpr PlanOption When(bool (*condition)(const Plan&), std::string_view what) const {
+
+  constexpr PlanOption Or(std::string_view word) const {
+    PlanOption option = *this;
+    option.native = word;
+    return option;
+  }
+  constexpr PlanOption If(PlanCondition condition) const {
+    PlanOption option = *this;
+    option.read = condition;
+    return option;
+  }
+  constexpr PlanOption When(PlanCondition condition, std::string_view what) const {
     PlanOption option = *this;
     option.used = condition;
     option.needs = what;
@@ -52,9 +66,30 @@ struct PlanOption {
   }
 };
 
-// In the order in which FormatPlan prints them and ParsePlan sets them: a switch before what it
-// switches.
-std::span<const PlanOption> PlanOptions();
+// One table, in the order in which FormatPlan prints it and ParsePlan sets it: a switch before what
+// it switches.
+struct OptionTable {
+  std::span<const PlanOption> rows;
+  // What is fine alone and cannot work together, and what cannot serve a model: PLAN_COMBINATION.
+  // Null: nothing.
+  Status (*check)(const Plan& plan) = nullptr;
+  Status (*check_geometry)(const Plan& plan, const Geometry& geometry) = nullptr;
+};
+
+extern const OptionTable kCommonTable;                                       // plan_options.cc
+extern const OptionTable kWindowTable, kMinMaxTable, kCascadeTable;          // select/NAME.cc
+extern const OptionTable kVoteTable, kBucketTable, kZoomTable, kBlockTable;  // select/NAME.cc
+extern const OptionTable kLowRankTable, kPackedTable;  // codec/NAME_options.cc
+extern const OptionTable kStoredTable;                 // codec/codec.cc
+
+// The tables that a plan reads, in order: common, its selector's, its codec's, kStoredTable.
+std::array<const OptionTable*, 4> TablesOf(const Plan& plan);
+
+// The row that `name` means to this plan; null where it reads none of that name.
+const PlanOption* FindOption(const Plan& plan, std::string_view name);
+
+// Whether any plan reads an option of that name.
+bool IsOption(std::string_view name);
 
 // The name among `known` that is nearest to `name` by edit distance; nothing when none is near.
 std::optional<std::string_view> Nearest(std::string_view name,

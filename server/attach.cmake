@@ -13,8 +13,8 @@ kvs_library(kvs_work
   work/block_rows.cc
   work/build.cc
   work/tier_pages.cc
-  work/tier_pages_read.cc
-  work/tier_pages_write.cc
+  work/tier_loads.cc work/tier_scrubs.cc
+  work/tier_writer.cc
   work/tier_records.cc
   work/value_scrub.cc
   work/disk_value_tier.cc

@@ -281,17 +281,18 @@ constexpr std::array kKeys = {
     ConfigKey{"disk.queue", "KVSTRATA_DISK_QUEUE", "65536", "1 to 10000000",
               "pages and artefacts that may wait to be written; more are not written",
               [](std::string_view v, Config* c) {
-                return NumberIn(v, 1, 10'000'000, &c->tier_pages.queue);
+                return NumberIn(v, 1, 10'000'000, &c->tier_pages.writer.queue);
               }},
-    ConfigKey{
-        "disk.readers", "KVSTRATA_DISK_READERS", "2", "1 to 16",
-        "batches of pages read from disk for opening sequences at once, by turns",
-        [](std::string_view v, Config* c) { return NumberIn(v, 1, 16, &c->tier_pages.readers); }},
+    ConfigKey{"disk.readers", "KVSTRATA_DISK_READERS", "2", "1 to 16",
+              "batches of pages read from disk for opening sequences at once, by turns",
+              [](std::string_view v, Config* c) {
+                return NumberIn(v, 1, 16, &c->tier_pages.loads.readers);
+              }},
     ConfigKey{"disk.load_timeout", "KVSTRATA_DISK_LOAD_TIMEOUT", "500ms", "a duration, 1ms to 60s",
               "how long an opening sequence may wait for pages on disk; then its prefix ends there",
               [](std::string_view v, Config* c) {
                 return DurationIn(v, microseconds(1000), microseconds(60'000'000),
-                                  &c->tier_pages.load_timeout);
+                                  &c->tier_pages.loads.load_timeout);
               }},
     ConfigKey{"disk.checkpoint_interval", "KVSTRATA_DISK_CHECKPOINT_INTERVAL", "60s",
               "0: at a clean stop only; else a duration up to 24h",

@@ -229,7 +229,7 @@ void Daemon::Parts::TellPoolFailure(PoolId pool, const Status& why) const {
 Status Daemon::Parts::OpenDisk() {
   if (config.disk.directory.empty()) return OkStatus();
   KVS_ASSIGN_OR_RETURN(disk, DiskTier::Open(config.disk, Clock::now() + config.disk_start_timeout));
-  config.disk_values.readers = config.tier_pages.readers;
+  config.disk_values.readers = config.tier_pages.loads.readers;
   disk_values = std::make_unique<DiskValueTier>(config.disk_values, disk.get());
   const DiskTierStats stats = disk->Stats();
   LogEvent(stats.degraded.ok() ? LogLevel::kInfo : LogLevel::kWarn, "disk_open",
@@ -291,7 +291,7 @@ void Daemon::Parts::Settle() {
   attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
   store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
-  if (tier_pages != nullptr) tier_pages->EndScrubs();
+  if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
   grpc->EndServing(kGrace);
   SettleDisk();
   grpc_listener.reset();
@@ -326,7 +326,7 @@ DiskInfo Daemon::Parts::Disk() const {
   info.capacity_bytes = stats.capacity_bytes;
   info.used_bytes = stats.used_bytes;
   info.entries = stats.entries;
-  info.waiting = tier_pages->waiting();
+  info.waiting = tier_pages->writer().waiting();
   info.written = counters.written;
   info.dropped = counters.dropped;
   info.gone = counters.gone;
@@ -340,8 +340,8 @@ DiskInfo Daemon::Parts::Disk() const {
   info.deadlines = stats.deadlines;
   info.stopped_segments = stats.stopped_segments;
   info.sick = !values.illness.empty();
-  info.draining = tier_pages->draining();
-  info.drained = tier_pages->drained();
+  info.draining = tier_pages->writer().draining();
+  info.drained = tier_pages->writer().drained();
   info.refused = counters.refused;
   return info;
 }
@@ -455,12 +455,14 @@ Status Daemon::Parts::StartGrpc() {
   };
   if (disk != nullptr) {
     options.disk = [this] { return Disk(); };
-    options.drain = [this] { return tier_pages->Drain(); };
-    options.resume = [this] { tier_pages->Resume(); };
+    options.drain = [this] { return tier_pages->writer().Drain(); };
+    options.resume = [this] { tier_pages->writer().Resume(); };
     options.resize_disk = [this](uint64_t bytes) {
       return disk_values->Resize(bytes, Clock::now() + kResizeTimeout);
     };
-    options.scrub = [this](TierScrub scrub) { return tier_pages->Scrub(std::move(scrub)); };
+    options.scrub = [this](TierScrub scrub) {
+      return tier_pages->scrubs().Begin(std::move(scrub));
+    };
   }
   options.config = [items = ItemsOf(config)] { return items; };
   KVS_ASSIGN_OR_RETURN(grpc, GrpcServer::Start(options));

@@ -45,7 +45,7 @@ uint32_t OpThreads(const Config& config) { return config.threads != 0 ? config.t
 
 uint32_t StartThreads(const Config& config) {
   constexpr uint32_t kOthers = 31;  // loops, the remote road's queue, gRPC's
-  return kOthers + config.work.threads + config.tier_pages.readers + OpThreads(config);
+  return kOthers + config.work.threads + config.tier_pages.loads.readers + OpThreads(config);
 }
 
 Status CheckStartMemory(const Config& config) {

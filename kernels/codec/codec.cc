@@ -3,8 +3,24 @@
 #include "kernels/codec/lowrank_recompressor.h"
 #include "kernels/codec/packed_recompressor.h"
 #include "kernels/plan_needs.h"
+#include "kernels/plan_rows.h"
 
 namespace kvstrata {
+namespace {
+
+constexpr std::string_view kKeepRawNames[] = {"auto", "no", "host"};
+
+using Rows = RowsOf<&Plan::stored>;
+constexpr PlanOption kRows[] = {
+    Rows::Number<&StoredOptions::max_loss, kShare>("max_loss"),
+    Rows::Name<&StoredOptions::keep_raw, kKeepRawNames>("keep_raw"),
+};
+
+}  // namespace
+
+constinit const OptionTable kStoredTable = {kRows};
+
+std::string_view NameOf(KeepRaw k) { return kKeepRawNames[static_cast<size_t>(k)]; }
 
 std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
                                               std::shared_ptr<const SpanParameters> parameters) {

@@ -208,9 +208,9 @@ bool CudaPacker::Packs(const RecompressInput& input, const Geometry& g, const Pl
   const bool shape = (g.dtype == DType::kBF16 || g.dtype == DType::kF16) &&
                      (g.head_dim == 64 || g.head_dim == 128 || g.head_dim == 256) &&
                      int64_t{2} * g.layers * g.kv_heads <= 65535;
-  const bool block = plan.block == 4 || plan.block == 8 || plan.block == 16;
+  const bool block = plan.packed.block == 4 || plan.packed.block == 8 || plan.packed.block == 16;
   // Its kernel sums losses over kPackChunkRows rows, too many to hold max_loss against.
-  if (plan.search || plan.max_loss < 1 || !shape || !block) return false;
+  if (plan.packed.search || plan.stored.max_loss < 1 || !shape || !block) return false;
   {
     MutexLock lock(mu_);
     if (Clock::now() < short_until_) return false;
@@ -267,7 +267,7 @@ Result<SegmentPlans> CudaPacker::FindPlansLocked(const RecompressInput& input, c
   plans.far_storage = memory;
   for (int64_t h = 0; h < heads; ++h) {
     plans.heads.push_back(
-        {at.R(2 * h), at.R(2 * h + 1), at.Eigenvalues(h), FixedStrategy(plan, g.head_dim)});
+        {at.R(2 * h), at.R(2 * h + 1), at.Eigenvalues(h), FixedStrategy(plan.packed, g.head_dim)});
   }
   return plans;
 }
@@ -333,7 +333,7 @@ Result<PackedBytes> CudaPacker::PackRangeLocked(const RecompressInput& input, co
                                                 std::span<const double> recent) const {
   KVS_RETURN_IF_ERROR(Begin(input));
   const bool rotations = range.final && range.info.plan_begin == range.tokens.begin;
-  PackedPlaces places(g, range.tokens, range.final, plan.truncate, range.info);
+  PackedPlaces places(g, range.tokens, range.final, plan.packed.truncate, range.info);
   for (const HeadPlan& h : plans.heads) places.AddHead(h.strategy, rotations);
   KVS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> extent,
                        extents_->Take(static_cast<uint64_t>(places.bytes()), stream_));
@@ -377,7 +377,7 @@ Result<double> CudaPacker::PackRows(const Geometry& g, const Plan& plan, const S
   pack.shape = ShapeOf(g);
   pack.count = static_cast<int32_t>(items);
   pack.rows_max = rows.run.end - rows.run.begin;
-  pack.truncated = plan.truncate;
+  pack.truncated = plan.packed.truncate;
   const int64_t chunks = (pack.rows_max + cuda::kPackChunkRows - 1) / cuda::kPackChunkRows;
   Arrays arrays;
   const uint64_t pages = arrays.Add<uint64_t>(static_cast<int64_t>(rows.pages.size()));

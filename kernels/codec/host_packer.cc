@@ -116,8 +116,9 @@ Result<SegmentPlans> OnHost::FindPlans(const RecompressInput& input, const Geome
     k.energy = Rotation(input, k.rows, tokens, r_k, &values);
     std::ranges::transform(values, r_v + square, [](double x) { return static_cast<float>(x); });
     plans.heads[h.flat] = {r_k, r_v, r_v + square,
-                           plan.search ? SearchStrategy(plan, k, v, tokens, *input.backend)
-                                       : FixedStrategy(plan, geometry.head_dim)};
+                           plan.packed.search
+                               ? SearchStrategy(plan.packed, k, v, tokens, *input.backend)
+                               : FixedStrategy(plan.packed, geometry.head_dim)};
   });
   KVS_RETURN_IF_ERROR(status);
   return plans;
@@ -141,11 +142,11 @@ Result<PackedBytes> OnHost::PackRange(const RecompressInput& input, const Geomet
                                       std::span<const double> recent) const {
   KVS_RETURN_IF_ERROR(CheckRawRows(input, geometry, range.tokens));
   const bool rotations = range.final && range.info.plan_begin == range.tokens.begin;
-  PackedPlaces out(geometry, range.tokens, range.final, plan.truncate, range.info);
+  PackedPlaces out(geometry, range.tokens, range.final, plan.packed.truncate, range.info);
   for (const HeadPlan& h : plans.heads) out.AddHead(h.strategy, rotations);
   out.Allocate();
   // Without a limit nobody asks for the losses of runs.
-  const bool limited = plan.max_loss < 1;
+  const bool limited = plan.stored.max_loss < 1;
   const Run all = range.tokens;
   const std::vector<Run> runs = RunsOf(all, limited ? kLossRun : all.end - all.begin);
   std::vector<double> losses(plans.heads.size() * runs.size());  // [heads][runs]

@@ -28,15 +28,15 @@ bool KeepAtLeast(int32_t keep, SegmentPlans* plans) {
 }
 
 std::string Asked(const Plan& plan) {
-  if (plan.search) return "what strategy = \"search\" found";
-  if (plan.keep == 0) return "keep = 0 (head_dim / 4)";
-  return "keep = " + std::to_string(plan.keep);
+  if (plan.packed.search) return "what strategy = \"search\" found";
+  if (plan.packed.keep == 0) return "keep = 0 (head_dim / 4)";
+  return "keep = " + std::to_string(plan.packed.keep);
 }
 
 std::string Refused(const Plan& plan, Run tokens, double refused_loss) {
   return "tokens " + std::to_string(tokens.begin) + " to " + std::to_string(tokens.end) +
          ": some " + std::to_string(kLossRun) + " of them lose " + Digits(refused_loss) + " by " +
-         Asked(plan) + ", more than max_loss = " + Digits(plan.max_loss);
+         Asked(plan) + ", more than max_loss = " + Digits(plan.stored.max_loss);
 }
 
 }  // namespace
@@ -48,10 +48,10 @@ Result<LimitedPack> PackWithinLimit(const SegmentPacker& packer, const Recompres
   PackedRange tried = range;
   const auto pack = [&] { return packer.PackRange(input, geometry, plan, *plans, tried, recent); };
   KVS_ASSIGN_OR_RETURN(PackedBytes packed, pack());
-  const auto fits = [&] { return packed.info.worst_loss <= plan.max_loss; };
+  const auto fits = [&] { return packed.info.worst_loss <= plan.stored.max_loss; };
   if (fits()) return LimitedPack{std::move(packed)};
   tried.info.refused_loss = packed.info.worst_loss;
-  const int32_t dim = geometry.head_dim, stored = plan.truncate ? dim - dim / 4 : dim;
+  const int32_t dim = geometry.head_dim, stored = plan.packed.truncate ? dim - dim / 4 : dim;
   for (const int32_t sixteenths : kMilderSixteenths) {
     if (!KeepAtLeast(std::min(dim * sixteenths / 16, stored), plans)) continue;
     KVS_ASSIGN_OR_RETURN(packed, pack());
@@ -69,7 +69,7 @@ std::string DescribeLoss(const Plan& plan, Run tokens, double refused_loss, int3
 std::string DescribeRaw(const Plan& plan, Run tokens, const PackedInfo& mildest) {
   return Refused(plan, tokens, mildest.refused_loss) + "; all stored channels lose " +
          Digits(mildest.worst_loss) + ": these rows and what follows them stay raw" +
-         (plan.truncate ? "; truncate = false stores all channels" : "");
+         (plan.packed.truncate ? "; truncate = false stores all channels" : "");
 }
 
 }  // namespace kvstrata

@@ -250,9 +250,9 @@ void SpanStorage::Append(Part part, const std::vector<Run>& spans,
 }
 
 bool OutgrowsRows(const Plan& plan, int32_t tokens) {
-  if (plan.rows >= 0) return tokens >= plan.rows;
+  if (plan.zoom.rows >= 0) return tokens >= plan.zoom.rows;
   const double n = static_cast<double>(tokens) + 1;
-  return plan.rows_share * n - 1e-9 <= n - 1;
+  return plan.zoom.rows_share * n - 1e-9 <= n - 1;
 }
 
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans) {
@@ -260,7 +260,7 @@ std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanSt
   const int64_t all = 2 * HeadCount(geometry) * static_cast<int64_t>(spans->spans().size());
   return "of " + std::to_string(all) + " keys and values of spans, layers and KV heads " +
          std::to_string(spans->refused()) +
-         " keep their rows: factors of r_max = " + std::to_string(plan.r_max) +
+         " keep their rows: factors of r_max = " + std::to_string(plan.lowrank.r_max) +
          " lose more than max_loss there";
 }
 

@@ -3,8 +3,8 @@
 #include <string>
 
 #include "kernels/codec/lowrank.h"
+#include "kernels/inspect_array.h"
 #include "kernels/segment/span_rule.h"
-#include "kernels/select/inspect_array.h"
 
 namespace kvstrata {
 namespace {

@@ -24,7 +24,7 @@ class SpanRecompressor final : public Recompressor {
         parameters_(std::move(parameters)),
         part_tokens_(std::max<int64_t>(part_bytes / RawBytes(geometry, 1), 1)) {
     KVS_CHECK(parameters_ == nullptr ||
-              (parameters_->layers == geometry.layers && parameters_->r_max == plan.r_max &&
+              (parameters_->layers == geometry.layers && parameters_->r_max == plan.lowrank.r_max &&
                parameters_->query_heads == geometry.query_heads &&
                parameters_->head_dim == geometry.head_dim));
   }
@@ -51,7 +51,7 @@ class SpanRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(SpanExtents e,
                          WriteSpans(input, geometry_, plan_, parameters_.get(), range));
     output.extents.push_back({-1, std::move(e.summary), range.tokens, TierKind::kDevice});
-    output.extents.push_back({-1, std::move(e.factors), range.tokens, plan_.factors});
+    output.extents.push_back({-1, std::move(e.factors), range.tokens, plan_.lowrank.factors});
     output.extents.push_back({-1, std::move(e.raw), range.tokens, TierKind::kDevice});
     output.released = ReleasedRows(input, range.tokens.end);
     return output;
@@ -80,18 +80,19 @@ class SpanRecompressor final : public Recompressor {
     const int32_t end = EndOf(input.view);
     if (end == 0 && !(ReachesMinimum(input, plan_) && OutgrowsRows(plan_, input.view.tokens)))
       return {};
-    const Tokens next = {end, input.prompt_tokens - plan_.local};
+    const Tokens next = {end, input.prompt_tokens - plan_.lowrank.local};
     if (next.begin >= next.end) return {};
     return HasSurprisal(input.surprisal, {0, input.prompt_tokens}) ? next : Tokens{};
   }
 
   // The part that begins `next`: no longer than a part may be, and cut between spans.
   SpanRange RangeOf(const RecompressInput& input, Tokens next) const {
-    const double threshold = AnchorThreshold(input.surprisal, input.prompt_tokens, plan_.alpha);
+    const double threshold =
+        AnchorThreshold(input.surprisal, input.prompt_tokens, plan_.lowrank.alpha);
     SpanRange range;
     range.first = next.begin == 0;
     range.tokens = next;
-    range.spans = SpansIn(input.surprisal, next, threshold, plan_.l_min);
+    range.spans = SpansIn(input.surprisal, next, threshold, plan_.lowrank.l_min);
     CutBetweenSpans(&range);
     // The first part names all anchors of the prompt, those in its window too.
     if (range.first) {

@@ -70,7 +70,7 @@ namespace {
 
 // Where milder strategies than the plan's were taken.
 std::string MilderText(const Plan& plan, const PackedStorage& packed) {
-  if (plan.max_loss >= 1) return "";
+  if (plan.stored.max_loss >= 1) return "";
   const auto& segments = packed.segments();
   const auto is_refused = [](const PackedStorage::Segment& s) { return s.refused_loss > 0; };
   const auto first = std::ranges::find_if(segments, is_refused);
@@ -86,7 +86,7 @@ std::string MilderText(const Plan& plan, const PackedStorage& packed) {
 
 std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed) {
   if (plan.codec != CodecKind::kPacked) return "";
-  const std::string why = plan.max_loss >= 1
+  const std::string why = plan.stored.max_loss >= 1
                               ? " (workers have not come to it yet, or were told to end)"
                               : " (workers have not come to it yet, or were told to end, or more "
                                 "than max_loss would be lost, which the daemon's log says)";

@@ -4,7 +4,7 @@
 
 #include "kernels/codec/packed.h"
 #include "kernels/codec/row_floats.h"
-#include "kernels/select/inspect_array.h"
+#include "kernels/inspect_array.h"
 
 namespace kvstrata {
 namespace {

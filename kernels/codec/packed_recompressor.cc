@@ -76,8 +76,8 @@ class PackedRecompressor final : public Recompressor {
   PackedRecompressor(const Plan& plan, const Geometry& geometry, int64_t extent_bytes)
       : plan_(plan), geometry_(geometry), extent_bytes_(extent_bytes) {
     // A flush holds whole blocks.
-    KVS_CHECK(plan.buffer > 0 && plan.buffer % kSearchedBlocks.front() == 0);
-    KVS_CHECK(plan.segment > 0);
+    KVS_CHECK(plan.packed.buffer > 0 && plan.packed.buffer % kSearchedBlocks.front() == 0);
+    KVS_CHECK(plan.packed.segment > 0);
   }
 
   bool Due(const RecompressInput& input) const override {
@@ -162,16 +162,17 @@ class PackedRecompressor final : public Recompressor {
     }
     const int32_t waiting = input.view.tokens - s.end;
     if (input.prompt_tokens < 0) {
-      if (waiting < plan_.segment) return {};
-      return {Unit::kPrompt, {s.end, s.end + plan_.segment}};
+      if (waiting < plan_.packed.segment) return {};
+      return {Unit::kPrompt, {s.end, s.end + plan_.packed.segment}};
     }
     if (s.end < input.prompt_tokens) {
-      return {Unit::kPrompt, {s.end, s.end + std::min(plan_.segment, input.prompt_tokens - s.end)}};
+      return {Unit::kPrompt,
+              {s.end, s.end + std::min(plan_.packed.segment, input.prompt_tokens - s.end)}};
     }
     if (const Work release = Release(input, s); release.unit != Unit::kNone) return release;
-    if (waiting < plan_.buffer) return {};
+    if (waiting < plan_.packed.buffer) return {};
     // Without a prompt the first flush has no plans to be packed with: it makes them.
-    return {s.plan < 0 ? Unit::kPrompt : Unit::kFlush, {s.end, s.end + plan_.buffer}};
+    return {s.plan < 0 ? Unit::kPrompt : Unit::kFlush, {s.end, s.end + plan_.packed.buffer}};
   }
 
   // Segments that were complete before the prompt was: their raw rows were still read then.
@@ -196,9 +197,9 @@ class PackedRecompressor final : public Recompressor {
 
   bool MustClose(const PackedState& s) const {
     const int32_t length = s.end - s.final_end;
-    if (length >= plan_.segment) return true;
-    if (plan_.drift <= 0) return s.last.loss > plan_.close_loss;
-    return length >= plan_.min_segment && s.last.recent > plan_.drift * s.own_loss;
+    if (length >= plan_.packed.segment) return true;
+    if (plan_.packed.drift <= 0) return s.last.loss > plan_.packed.close_loss;
+    return length >= plan_.packed.min_segment && s.last.recent > plan_.packed.drift * s.own_loss;
   }
 
   // --- final segments ---
@@ -305,7 +306,7 @@ class PackedRecompressor final : public Recompressor {
     KVS_ASSIGN_OR_RETURN(std::vector<Piece> pieces, ReadPieces(input.view, state.final_count));
     PackedRange range = {tokens, false, {}};
     range.info.plan_begin = plan.tokens.begin;
-    range.info.buffer = plan_.buffer;
+    range.info.buffer = plan_.packed.buffer;
     range.info.loss = pieces.empty() ? 0 : state.last.loss;
     SegmentPlans plans = PlansIn(plan);
     if (!pieces.empty()) TakeStrategies(pieces.back().extent, &plans);

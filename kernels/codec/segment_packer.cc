@@ -30,9 +30,9 @@ bool SameStrategies(const PackedExtent& a, const PackedExtent& b) {
 int64_t PackedBytesPerToken(const Geometry& geometry, const Plan& plan, const SegmentPlans& plans) {
   int64_t bytes = 0;
   for (const HeadPlan& h : plans.heads) {
-    const int64_t stride =
-        PackedFormat(geometry.head_dim, h.strategy.keep, h.strategy.neighbours, plan.truncate)
-            .stride;
+    const int64_t stride = PackedFormat(geometry.head_dim, h.strategy.keep, h.strategy.neighbours,
+                                        plan.packed.truncate)
+                               .stride;
     bytes += 2 * stride + (stride + h.strategy.block - 1) / h.strategy.block;
   }
   return bytes;

@@ -110,7 +110,7 @@ double LossOf(const std::vector<float>& x, const Spectrum& d, const std::vector<
 FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF16> k_mean,
                     const Plan& plan, const SpanParameters* parameters, const Backend& backend) {
   const auto n = static_cast<int32_t>(x.size() / static_cast<size_t>(dim));
-  const int32_t rank = std::min({n, dim, plan.r_max});
+  const int32_t rank = std::min({n, dim, plan.lowrank.r_max});
   const auto is_smaller = [&](int64_t r) { return r * (n + dim) < int64_t{n} * dim; };
   FactorRows raw{-1, false, Rounded(x), {}};
   // Without gates all components stay: no need to look at them.
@@ -123,7 +123,7 @@ FactorRows Compress(const std::vector<float>& x, int32_t dim, std::span<const BF
   }
   if (!is_smaller(static_cast<int64_t>(kept.size()))) return raw;
   // What is not finite has no loss that could be within the limit.
-  raw.refused = plan.max_loss < 1 && !(LossOf(x, d, gates, kept) <= plan.max_loss);
+  raw.refused = plan.stored.max_loss < 1 && !(LossOf(x, d, gates, kept) <= plan.stored.max_loss);
   return raw.refused ? raw : KeptComponents(d, gates, kept);
 }
 

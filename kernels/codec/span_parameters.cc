@@ -48,15 +48,16 @@ Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> bytes,
   p.layers = geometry.layers;
   p.query_heads = geometry.query_heads;
   p.head_dim = geometry.head_dim;
-  p.d_route = plan.d_route;
-  p.r_max = plan.r_max;
-  const int64_t in = int64_t{plan.r_max} + geometry.head_dim;
-  KVS_RETURN_IF_ERROR(
-      ReadTensor(*file, name, "W",
-                 {geometry.layers, geometry.query_heads, plan.d_route, geometry.head_dim}, &p.w));
+  p.d_route = plan.lowrank.d_route;
+  p.r_max = plan.lowrank.r_max;
+  const int64_t in = int64_t{plan.lowrank.r_max} + geometry.head_dim;
+  KVS_RETURN_IF_ERROR(ReadTensor(
+      *file, name, "W",
+      {geometry.layers, geometry.query_heads, plan.lowrank.d_route, geometry.head_dim}, &p.w));
   KVS_RETURN_IF_ERROR(
       ReadTensor(*file, name, "tau", {geometry.layers, geometry.query_heads}, &p.tau));
-  const std::vector<int64_t> shapes[] = {{kHidden, in}, {kHidden, kHidden}, {plan.r_max, kHidden}};
+  const std::vector<int64_t> shapes[] = {
+      {kHidden, in}, {kHidden, kHidden}, {plan.lowrank.r_max, kHidden}};
   for (size_t i = 0; i < 3; ++i) {
     const std::string layer = "g_phi." + std::to_string(2 * i);
     KVS_RETURN_IF_ERROR(ReadTensor(*file, name, layer + ".weight", shapes[i], &p.weight[i]));

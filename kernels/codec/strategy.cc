@@ -95,19 +95,20 @@ void Subtract(DType dtype, const std::byte* row, const std::vector<double>& orig
 
 }  // namespace
 
-Strategy FixedStrategy(const Plan& plan, int32_t head_dim) {
-  const int32_t channels = plan.truncate ? head_dim - head_dim / 4 : head_dim;
-  const int32_t keep = std::min(plan.keep > 0 ? plan.keep : head_dim / 4, channels);
-  return {std::max(keep / plan.neighbours, 1) * plan.neighbours, plan.neighbours, plan.block};
+Strategy FixedStrategy(const PackedOptions& options, int32_t head_dim) {
+  const int32_t channels = options.truncate ? head_dim - head_dim / 4 : head_dim;
+  const int32_t keep = std::min(options.keep > 0 ? options.keep : head_dim / 4, channels);
+  return {std::max(keep / options.neighbours, 1) * options.neighbours, options.neighbours,
+          options.block};
 }
 
-Strategy SearchStrategy(const Plan& plan, const RotatedRows& keys, const RotatedRows& values,
-                        Run run, const Backend& backend) {
+Strategy SearchStrategy(const PackedOptions& options, const RotatedRows& keys,
+                        const RotatedRows& values, Run run, const Backend& backend) {
   const int32_t dim = keys.rows.dim;
   const auto fits = [&](int32_t keep, int32_t neighbours) {
-    const PackedRows format = PackedFormat(dim, keep, neighbours, plan.truncate);
-    return ChannelsFit(keys, run, format, plan.max_channel_loss, backend) &&
-           ChannelsFit(values, run, format, plan.max_channel_loss, backend);
+    const PackedRows format = PackedFormat(dim, keep, neighbours, options.truncate);
+    return ChannelsFit(keys, run, format, options.max_channel_loss, backend) &&
+           ChannelsFit(values, run, format, options.max_channel_loss, backend);
   };
   Strategy found = {dim * kKeptSixteenths.back() / 16, kNeighbours.back(), kSearchedBlocks.back()};
   const auto search_channels = [&] {
@@ -123,7 +124,7 @@ Strategy SearchStrategy(const Plan& plan, const RotatedRows& keys, const Rotated
   search_channels();
   const std::array<double, 3> losses = BlockLosses(keys.rows, run);
   for (size_t i = 0; i < losses.size(); ++i) {
-    if (losses[i] >= plan.max_block_loss) continue;
+    if (losses[i] >= options.max_block_loss) continue;
     found.block = kSearchedBlocks[i];
     break;
   }

@@ -11,7 +11,7 @@
 #include <cstdint>
 
 #include "kernels/backend.h"
-#include "kernels/plan.h"
+#include "kernels/codec/packed_options.h"
 
 namespace kvstrata {
 
@@ -27,10 +27,10 @@ struct RotatedRows {
   double energy = 0;         // about the sum of all squares: the trace of X^T X
 };
 
-Strategy FixedStrategy(const Plan& plan, int32_t head_dim);
+Strategy FixedStrategy(const PackedOptions& options, int32_t head_dim);
 
-Strategy SearchStrategy(const Plan& plan, const RotatedRows& keys, const RotatedRows& values,
-                        Run run, const Backend& backend);
+Strategy SearchStrategy(const PackedOptions& options, const RotatedRows& keys,
+                        const RotatedRows& values, Run run, const Backend& backend);
 
 inline constexpr std::array<int32_t, 3> kSearchedBlocks = {16, 8, 4};
 

@@ -1,7 +1,8 @@
-// Segmenter `page`: units of plan.page tokens with the element-wise minimum and maximum of their
+// Segmenter `page`: units of index.unit tokens with the element-wise minimum and maximum of their
 // keys, exact in the keys' dtype (docs/spec/beyond.md, "quest"); for selector `block` with their
 // mean.
 #include "kernels/segment/complete_units.h"
+#include "kernels/segment/index_rows.h"
 #include "kernels/segment/segmenter.h"
 
 namespace kvstrata {
@@ -13,7 +14,7 @@ class PageSegmenter final : public Segmenter {
     const auto kind = plan.selector == SelectorKind::kBlock ? IndexLayout::Kind::kMean
                                                             : IndexLayout::Kind::kMinMax;
     // Means that rank blocks are fp32 on the CPU (ADR 15).
-    return MakeIndexLayout(kind, geometry, &plan.page, 1, HasCoarseRows(plan), DType::kF32);
+    return MakeIndexLayout(kind, geometry, &plan.index.unit, 1, HasCoarseRows(plan), DType::kF32);
   }
 
   void Update(const Geometry& geometry, const IndexLayout& index, const SequenceView& view,
@@ -23,6 +24,8 @@ class PageSegmenter final : public Segmenter {
 };
 
 }  // namespace
+
+std::string_view NameOf(RestKind k) { return kRestNames[static_cast<size_t>(k)]; }
 
 const Segmenter& PageSegmenterInstance() {
   static const PageSegmenter segmenter;

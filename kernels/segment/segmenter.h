@@ -29,8 +29,8 @@ class Segmenter {
                       Executor& executor) const = 0;
 };
 
-// Whether plan.rest asks coarse rows of an index.
-inline bool HasCoarseRows(const Plan& plan) { return plan.rest != RestKind::kDrop; }
+// Whether plan.index.rest asks coarse rows of an index.
+inline bool HasCoarseRows(const Plan& plan) { return plan.index.rest != RestKind::kDrop; }
 
 // Lives for the process.
 const Segmenter& SegmenterOf(SegmenterKind kind);

@@ -9,9 +9,11 @@
 // The first block is always on, and at least one other is chosen.
 #include <algorithm>
 
+#include "kernels/segment/index_rows.h"
 #include "kernels/select/block_ranges.h"
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/ranking.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/token_scores.h"
 #include "kernels/select/unit_scores.h"
@@ -28,18 +30,18 @@ class RawBlockSelector final : public Selector {
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
-    const int32_t block = plan_.page;
-    const int32_t budget = CeilShare(plan_.share, n);
-    const int32_t last = std::max(1, std::max(n - plan_.n_recent, 0) / block);
+    const int32_t block = plan_.index.unit;
+    const int32_t budget = CeilShare(plan_.block.share, n);
+    const int32_t last = std::max(1, std::max(n - plan_.block.recent, 0) / block);
     const int32_t always = std::min(block, n) + std::max(n - last * block, 0);
     if (AttendsInFull(n, always, budget, plan_.min_tokens)) return out->SetFull(n);
 
     const Run candidates = {1, last};
-    scores_.Score(context, layer, q, ScoreWork::Kind::kDot, candidates, plan_.group_softmax);
+    scores_.Score(context, layer, q, ScoreWork::Kind::kDot, candidates, plan_.block.group_softmax);
     out->Reset(n, context.geometry->kv_heads);
     out->scored_bytes = int64_t{last - 1} * out->groups() * context.geometry->head_dim *
                         SizeOf(context.index->dtype);
-    if (plan_.rest != RestKind::kDrop) out->coarse.resize(out->groups());
+    if (plan_.index.rest != RestKind::kDrop) out->coarse.resize(out->groups());
     const int32_t k = std::min(std::max(1, budget / block), last - 1);
     context.executor->ParallelFor(out->groups(), [&](int64_t head) {
       Pick(*context.backend, static_cast<int>(head), candidates, k, out);
@@ -62,10 +64,10 @@ class RawBlockSelector final : public Selector {
     for (size_t i = 1; i < units.size(); ++i) units[i] += candidates.begin;
     std::vector<Run>& runs = out->runs[head];
     for (const int32_t unit : units) {
-      AppendRun({unit * plan_.page, (unit + 1) * plan_.page}, &runs);
+      AppendRun({unit * plan_.index.unit, (unit + 1) * plan_.index.unit}, &runs);
     }
-    AppendRun({candidates.end * plan_.page, out->tokens}, &runs);
-    if (plan_.rest != RestKind::kDrop) AppendRest(candidates, units, 0, &out->coarse[head]);
+    AppendRun({candidates.end * plan_.index.unit, out->tokens}, &runs);
+    if (plan_.index.rest != RestKind::kDrop) AppendRest(candidates, units, 0, &out->coarse[head]);
   }
 
   Plan plan_;
@@ -112,7 +114,7 @@ class PackedBlockSelector final : public Selector {
     scores_.resize(g.kv_heads);
     for (int head = 0; head < g.kv_heads; ++head) {
       const int64_t count = ranges_[head].count();
-      scores_[head].resize(plan_.group_softmax ? count * g.group() : count);
+      scores_[head].resize(plan_.block.group_softmax ? count * g.group() : count);
       for (size_t s = 0; s < context.packed->segments().size(); ++s) {
         ScorePackedWork& w = works_.emplace_back();
         w.rows = context.packed->head(static_cast<int>(s), layer, head).blocks;
@@ -120,14 +122,14 @@ class PackedBlockSelector final : public Selector {
         w.queries = g.group();
         w.units = {0, ranges_[head].end(s) - ranges_[head].first(s)};
         w.out = scores_[head].data() + ranges_[head].first(s);
-        if (!plan_.group_softmax) continue;
+        if (!plan_.block.group_softmax) continue;
         w.scale = g.logit_scale();
         w.out_query = count;
       }
     }
     context.backend->score_packed(works_.data(), static_cast<int64_t>(works_.size()),
                                   *context.executor);
-    if (plan_.group_softmax) SumGroups(context);
+    if (plan_.block.group_softmax) SumGroups(context);
   }
 
   // Candidates are all blocks but the first, which is always on.
@@ -145,7 +147,7 @@ class PackedBlockSelector final : public Selector {
   void Pick(const Backend& backend, int head, int32_t packed_end, Selection* out) const {
     const BlockRanges& ranges = ranges_[head];
     const float* scores = scores_[head].data() + 1;
-    const int32_t budget = CeilShare(plan_.share, out->tokens);
+    const int32_t budget = CeilShare(plan_.block.share, out->tokens);
     std::vector<int32_t>& units = out->units[head];
     if (!PickUnranked(backend, ranges, scores, budget, &units)) {
       units.assign(1, 0);
@@ -195,7 +197,31 @@ class PackedBlockSelector final : public Selector {
   std::vector<float> sums_;
 };
 
+// Over codec packed, blocks are the codec's, and what is not packed yet is always attended.
+using Rows = RowsOf<&Plan::block>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&BlockOptions::recent, 1, kMaxTokens>("n_recent").Or("recent").If(OverRaw),
+    kUnitRow.If(OverRaw),
+    Rows::Number<&BlockOptions::share, kShare>("share"),
+    Rows::Name<&BlockOptions::group_softmax, kGroupNames>("group"),
+    kRestRow.If(OverRaw),
+};
+
 }  // namespace
+
+constinit const OptionTable kBlockTable = {kRows};
+
+// Choosing reads a key a block.
+SelectionRule BlockRule(const Plan& plan, int32_t tokens) {
+  const bool packed = plan.codec == CodecKind::kPacked;
+  SelectionRule rule;
+  rule.rows = plan.block.share * tokens;
+  rule.scored_stored =
+      static_cast<double>(tokens) / (packed ? plan.packed.block : plan.index.unit) / 2;
+  rule.gpu_us = 9;
+  rule.cpu_rows = 570;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry&) {
   if (plan.codec == CodecKind::kPacked) return std::make_unique<PackedBlockSelector>(plan);

@@ -9,12 +9,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/inspect_array.h"
 #include "kernels/plan_needs.h"
+#include "kernels/plan_rows.h"
 #include "kernels/segment/sentence_rule.h"
 #include "kernels/select/importance.h"
-#include "kernels/select/inspect_array.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/ranking.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/sentence_queries.h"
 #include "kernels/select/sentence_status.h"
@@ -109,10 +111,10 @@ class BucketSelector final : public Selector {
   BucketSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan),
         geometry_(geometry),
-        group_(plan.per_query_head ? 1 : geometry.group()),
+        group_(plan.bucket.per_query_head ? 1 : geometry.group()),
         rows_per_layer_(geometry.query_heads / group_),
-        observed_(geometry, plan.n_obs),
-        queries_(geometry, plan.max_length) {}
+        observed_(geometry, plan.bucket.n_obs),
+        queries_(geometry, plan.bucket.max_length) {}
 
   void Observe(const SelectContext&, int layer, const float* q, int64_t q_token, int32_t first,
                int32_t count) override {
@@ -144,7 +146,7 @@ class BucketSelector final : public Selector {
     queries_.Mean(layer, context.view.tokens, q, group_, q_.data());
     if (BucketsInFull(plan_, n)) return out->SetFull(n);
     // The window reaches back to the start of the sentence being generated.
-    const int32_t window = std::min(n - plan_.recent, queries_.begin());
+    const int32_t window = std::min(n - plan_.bucket.recent, queries_.begin());
     Score(context, layer);
     out->Reset(n, rows_per_layer_);
     for (const auto& scores : scores_) {
@@ -231,7 +233,8 @@ class BucketSelector final : public Selector {
     for (int layer = plan_.n_dense_layers; !all && layer < geometry_.layers; ++layer) {
       Keep(context, layer, prompt);
     }
-    const std::vector<Run> sentences = SentencesIn(context.boundary, {0, prompt}, plan_.max_length);
+    const std::vector<Run> sentences =
+        SentencesIn(context.boundary, {0, prompt}, plan_.bucket.max_length);
     ForRows(context, [&](int layer, int row) {
       const PagedRows keys = KeysOf(context, layer, row);
       Row& own = RowOf(layer, row);
@@ -243,28 +246,28 @@ class BucketSelector final : public Selector {
         }
       }
     });
-    observed_ = ObservedQueries(geometry_, plan_.n_obs);  // its memory goes
+    observed_ = ObservedQueries(geometry_, plan_.bucket.n_obs);  // its memory goes
     ready_ = true;
   }
 
   // The kept tokens of one layer's rows: the most important ones before the window, and the window.
   void Keep(const SelectContext& context, int layer, int32_t prompt) {
-    const int32_t window = std::min(plan_.n_obs, prompt), before = prompt - window;
+    const int32_t window = std::min(plan_.bucket.n_obs, prompt), before = prompt - window;
     const std::vector<float> q = observed_.Queries(layer, prompt);
     std::vector<float> importance =
-        TokenImportance(context, layer, q.data(), window, prompt, plan_.per_query_head);
-    const int32_t first = std::min(plan_.start, before);
-    const auto most = static_cast<int64_t>(std::floor(plan_.r * plan_.tau + 1e-9));
+        TokenImportance(context, layer, q.data(), window, prompt, plan_.bucket.per_query_head);
+    const int32_t first = std::min(plan_.bucket.sinks, before);
+    const auto most = static_cast<int64_t>(std::floor(plan_.bucket.r * plan_.bucket.budget + 1e-9));
     const auto k = static_cast<int32_t>(std::min<int64_t>(most, before - first));
     context.executor->ParallelFor(rows_per_layer_, [&](int64_t row) {
       std::vector<float> scratch;
       float* own = importance.data() + row * before;
-      MaxPool(plan_.pool, own, before, &scratch);
+      MaxPool(plan_.bucket.pool, own, before, &scratch);
       std::vector<int32_t>& kept = RowOf(layer, static_cast<int>(row)).kept;
       kept.resize(k);
       context.backend->top_k({own + first, before - first, k, kept.data()});
       for (int32_t& t : kept) t += first;
-      for (int32_t t = std::max(before, plan_.start); t < prompt; ++t) kept.push_back(t);
+      for (int32_t t = std::max(before, plan_.bucket.sinks); t < prompt; ++t) kept.push_back(t);
     });
     const int64_t all = static_cast<int64_t>(importance.size()) * geometry_.layers;
     if (all > kImportanceKept) return;
@@ -275,21 +278,21 @@ class BucketSelector final : public Selector {
 
   // The bucket of a prompt's sentence, if it has any token to supply.
   void AddKept(const PagedRows& keys, Run sentence, Row* row) const {
-    Bucket bucket{{std::max(sentence.begin, plan_.start), sentence.end}, 0, 0};
+    Bucket bucket{{std::max(sentence.begin, plan_.bucket.sinks), sentence.end}, 0, 0};
     if (bucket.tokens.begin >= bucket.tokens.end) return;
     const auto at = [row](int32_t t) {
       return static_cast<int32_t>(std::ranges::lower_bound(row->kept, t) - row->kept.begin());
     };
     bucket.kept = at(bucket.tokens.begin);
     bucket.kept_end = at(bucket.tokens.end);
-    if (bucket.kept == bucket.kept_end && !plan_.keep_rest) return;
+    if (bucket.kept == bucket.kept_end && !plan_.bucket.keep_rest) return;
     AppendMean(*row, bucket, keys, &row->means);
     row->buckets.push_back(bucket);
   }
 
   // The bucket of a sentence all of whose tokens are kept.
   void AddGenerated(const PagedRows& keys, Run sentence, Row* row) const {
-    const Bucket bucket{{std::max(sentence.begin, plan_.start), sentence.end}, 0, 0};
+    const Bucket bucket{{std::max(sentence.begin, plan_.bucket.sinks), sentence.end}, 0, 0};
     if (bucket.tokens.begin >= bucket.tokens.end) return;
     AppendMean(*row, bucket, keys, &row->means);
     row->buckets.push_back(bucket);
@@ -327,9 +330,9 @@ class BucketSelector final : public Selector {
         row.buckets.begin());
     std::vector<int32_t> taken(usable);  // tokens, by bucket
     for (int32_t b = 0; b < usable; ++b) taken[b] = SupplyOf(row, row.buckets[b]).Below(window);
-    TakeRanked(scores.data(), taken.data(), usable, plan_.tau);
+    TakeRanked(scores.data(), taken.data(), usable, plan_.bucket.budget);
     std::vector<Run>& runs = out->runs[group];
-    AppendRun({0, plan_.start}, &runs);
+    AppendRun({0, plan_.bucket.sinks}, &runs);
     for (int32_t b = 0; b < usable; ++b) {
       if (taken[b] == 0) continue;
       out->units[group].push_back(b);
@@ -339,7 +342,7 @@ class BucketSelector final : public Selector {
   }
 
   Supply SupplyOf(const Row& row, const Bucket& bucket) const {
-    return {row, bucket, plan_.keep_rest};
+    return {row, bucket, plan_.bucket.keep_rest};
   }
 
   // --- Inspect ---
@@ -400,7 +403,43 @@ class BucketSelector final : public Selector {
   std::vector<ScoreWork> works_;
 };
 
+// Over codec lowrank, spans are bucketed (span_bucket.cc), and no token is kept or dropped.
+using Rows = RowsOf<&Plan::bucket>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&BucketOptions::budget, 0, kMaxTokens>("tau").Or("budget"),
+    Rows::Number<&BucketOptions::r, kFactor>("r").If(OverRaw),
+    Rows::Int<&BucketOptions::n_obs, 1, 1024>("n_obs").If(OverRaw),
+    Rows::Int<&BucketOptions::sinks, 0, kMaxTokens>("start").Or("sinks").If(OverRaw),
+    Rows::Int<&BucketOptions::recent, 1, kMaxTokens>("recent").If(OverRaw),
+    Rows::Int<&BucketOptions::pool, 1, 1024>("pool").If(OverRaw),
+    Rows::Int<&BucketOptions::max_length, 1, 65536>("max_length"),
+    Rows::Flag<&BucketOptions::keep_rest>("keep_rest").If(OverRaw),
+    Rows::Flag<&BucketOptions::per_query_head>("per_query_head"),
+};
+
+// Kept tokens are counted in 32 bits.
+Status CheckKept(const Plan& plan) {
+  constexpr double kMaxKept = 1 << 30;
+  const BucketOptions& own = plan.bucket;
+  if (!OverRaw(plan) || own.r * own.budget <= kMaxKept) return OkStatus();
+  return InvalidArgument("PLAN_COMBINATION", Assigned("tau", own.budget) +
+                                                 " times r keeps more than 2^30 tokens; r or tau "
+                                                 "must be smaller");
+}
+
 }  // namespace
+
+constinit const OptionTable kBucketTable = {kRows, CheckKept};
+
+SelectionRule BucketRule(const Plan& plan, int32_t) {
+  SelectionRule rule;
+  rule.always = plan.bucket.sinks + plan.bucket.recent;
+  rule.units = plan.bucket.budget;
+  rule.rows = rule.always + rule.units;
+  rule.gpu_us = 10;
+  rule.cpu_rows = 1750;
+  return rule;
+}
 
 // Over spans no token of the prompt is judged by its last queries.
 uint32_t BucketNeeds(const Plan& plan) {

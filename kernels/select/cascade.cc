@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/inspect_array.h"
 #include "kernels/plan_needs.h"
+#include "kernels/segment/index_rows.h"
 #include "kernels/select/affinity.h"
 #include "kernels/select/cascade_trigger.h"
-#include "kernels/select/inspect_array.h"
 #include "kernels/select/notice.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
 
@@ -165,8 +167,8 @@ class CascadeSelector final : public Selector {
     if (n < plan_.min_tokens) return out->SetFull(n);
     out->Reset(n, 1);
     out->scored_bytes = scored_bytes_;
-    const int32_t pages = (n + plan_.page - 1) / plan_.page;
-    const int32_t sinks = std::min(plan_.sinks, pages);
+    const int32_t pages = (n + plan_.index.unit - 1) / plan_.index.unit;
+    const int32_t sinks = std::min(plan_.cascade.sinks, pages);
     // Selected pages lie between sinks and window; the union is their concatenation.
     const int32_t window = std::max(window_start_, sinks);
     Units& table = out->units[0];
@@ -174,18 +176,19 @@ class CascadeSelector final : public Selector {
     table.insert(table.end(), selected_.begin(), selected_.end());
     for (int32_t p = window; p < pages; ++p) table.push_back(p);
     std::vector<Run>& runs = out->runs[0];
-    AppendRun({0, std::min(sinks * plan_.page, n)}, &runs);
-    for (const int32_t p : selected_) AppendRun({p * plan_.page, (p + 1) * plan_.page}, &runs);
-    AppendRun({window * plan_.page, n}, &runs);
-    if (plan_.rest != RestKind::kDrop) out->coarse.assign(1, rest_);
+    AppendRun({0, std::min(sinks * plan_.index.unit, n)}, &runs);
+    for (const int32_t p : selected_)
+      AppendRun({p * plan_.index.unit, (p + 1) * plan_.index.unit}, &runs);
+    AppendRun({window * plan_.index.unit, n}, &runs);
+    if (plan_.index.rest != RestKind::kDrop) out->coarse.assign(1, rest_);
   }
 
   std::string StatusText(const SelectContext& context) const override {
     const int32_t prompt = context.prompt_tokens;
-    if (prompt < 0 || plan_.trigger != Plan::Trigger::kEntropy) return "";
+    if (prompt < 0 || plan_.cascade.trigger != CascadeOptions::Trigger::kEntropy) return "";
     const bool reported = static_cast<int64_t>(context.entropy.size()) > prompt;
-    if (reported) return NeverFires() ? Say(Notice::kNoThresholds, {plan_.every}) : "";
-    return context.view.tokens > prompt ? Say(Notice::kNoEntropy, {plan_.every}) : "";
+    if (reported) return NeverFires() ? Say(Notice::kNoThresholds, {plan_.cascade.every}) : "";
+    return context.view.tokens > prompt ? Say(Notice::kNoEntropy, {plan_.cascade.every}) : "";
   }
 
   std::unique_ptr<Selector> Clone() const override {
@@ -210,29 +213,30 @@ class CascadeSelector final : public Selector {
   // Whether no entropy exceeds the thresholds that it must.
   bool NeverFires() const {
     const auto infinite = [](double x) { return std::isinf(x); };
-    return plan_.trigger_or ? std::ranges::all_of(plan_.thresholds, infinite)
-                            : std::ranges::any_of(plan_.thresholds, infinite);
+    return plan_.cascade.trigger_or ? std::ranges::all_of(plan_.cascade.thresholds, infinite)
+                                    : std::ranges::any_of(plan_.cascade.thresholds, infinite);
   }
 
   // Chooses pages anew as of `tokens`, whatever came after.
   void SelectPages(const SelectContext& context, int32_t tokens) {
     window_start_ = CascadeTrigger::WindowStart(plan_, tokens);
-    if (tokens < plan_.page) return;  // no complete page yet: everything is in the window
-    scores_ = ScoreAffinity(context, tokens, window_start_, plan_.centred);
+    if (tokens < plan_.index.unit) return;  // no complete page yet: everything is in the window
+    scores_ = ScoreAffinity(context, tokens, window_start_, plan_.cascade.centred);
     // Every mean of every level was read, in all layers: a layer's share.
     for (const auto& level : scores_) {
       scored_bytes_ += static_cast<int64_t>(level.size()) * context.index->kv_heads *
                        context.index->head_dim * SizeOf(context.index->dtype);
     }
     const CascadeInput input{scores_,
-                             plan_.pages_per_chunk,
-                             plan_.chunks_per_grid,
-                             plan_.rho,
-                             {std::min(plan_.sinks, window_start_), window_start_}};
-    selected_ = plan_.cascade == Plan::Cascade::kTop ? CascadeTop(input, *context.backend)
-                                                     : CascadeLiteral(input);
-    if (plan_.rest == RestKind::kDrop) return;
-    rest_ = RestTree(selected_, input.candidates, *context.index, plan_.tree).Rows();
+                             plan_.index.pages_per_chunk,
+                             plan_.index.chunks_per_grid,
+                             plan_.cascade.rho,
+                             {std::min(plan_.cascade.sinks, window_start_), window_start_}};
+    selected_ = plan_.cascade.pruning == CascadeOptions::Pruning::kTop
+                    ? CascadeTop(input, *context.backend)
+                    : CascadeLiteral(input);
+    if (plan_.index.rest == RestKind::kDrop) return;
+    rest_ = RestTree(selected_, input.candidates, *context.index, plan_.cascade.tree).Rows();
   }
 
   InspectArray PageVectors(const SelectContext& context) const {
@@ -263,10 +267,88 @@ class CascadeSelector final : public Selector {
   AffinityScores scores_;        // of the last selection, for Inspect
 };
 
+struct RhoPreset {
+  std::string_view name;
+  std::array<double, 3> rho;
+};
+constexpr RhoPreset kRhoPresets[] = {{"aggressive", {0.5, 0.2, 0.1}},
+                                     {"moderate", {0.8, 0.7, 0.7}},
+                                     {"conservative", {0.9, 0.9, 0.9}}};
+
+SetResult SetRho(const OptionValue& value, Plan* plan) {
+  const auto is_share = [](double x) { return x > 0 && x <= 1; };
+  const auto* name = std::get_if<std::string>(&value);
+  if (name == nullptr) return SetList(value, is_share, &plan->cascade.rho);
+  for (const RhoPreset& p : kRhoPresets) {
+    if (p.name != *name) continue;
+    plan->cascade.rho = p.rho;
+    return SetResult::kOk;
+  }
+  return SetResult::kRefused;
+}
+
+SetResult SetThresholds(const OptionValue& value, Plan* plan) {
+  const auto is_threshold = [](double x) { return x >= 0; };  // NaN is refused
+  return SetList(value, is_threshold, &plan->cascade.thresholds);
+}
+
+constexpr std::string_view kPruningNames[] = {"top", "literal"};
+constexpr std::string_view kTriggerNames[] = {"entropy", "every", "always"};
+constexpr std::string_view kCombineNames[] = {"and", "or"};
+
+using Rows = RowsOf<&Plan::cascade>;
+constexpr PlanOption kRows[] = {
+    kUnitRow,
+    kChunkRow,
+    kGridRow,
+    Rows::Int<&CascadeOptions::sinks, 0, kMaxPages>("sinks"),
+    Rows::Int<&CascadeOptions::recent, 1, kMaxPages>("window").Or("recent"),
+    {"rho", SetRho, [](const Plan& p) { return ListText(p.cascade.rho); },
+     [] {
+       return std::string(
+           "three numbers above 0 and at most 1 (grids, chunks, pages), or "
+           "\"aggressive\", \"moderate\" or \"conservative\"");
+     }},
+    Rows::Name<&CascadeOptions::pruning, kPruningNames>("cascade"),
+    Rows::Name<&CascadeOptions::trigger, kTriggerNames>("trigger"),
+    Rows::Name<&CascadeOptions::trigger_or, kCombineNames>("combine"),
+    {"thresholds", SetThresholds, [](const Plan& p) { return ListText(p.cascade.thresholds); },
+     [] { return std::string("two numbers from 0 to inf (mean and variance of entropy, nats)"); }},
+    Rows::Int<&CascadeOptions::every, 1, kMaxPages>("every"),
+    Rows::Flag<&CascadeOptions::centred>("centred"),
+    kRestRow,
+    Rows::Flag<&CascadeOptions::tree>("tree"),
+};
+
+Status CheckCascade(const Plan& plan) {
+  KVS_RETURN_IF_ERROR(CheckGrid(plan.index));
+  if (!plan.cascade.tree || plan.index.rest != RestKind::kDrop) return OkStatus();
+  return InvalidArgument(
+      "PLAN_COMBINATION",
+      "tree = true shows what is not selected at the resolution of the tree, and "
+      "rest = \"drop\" drops it; use rest = \"mean\"");
+}
+
 }  // namespace
 
+constinit const OptionTable kCascadeTable = {kRows, CheckCascade};
+
 uint32_t CascadeNeeds(const Plan& plan) {
-  return kNeedPrefillDone | (plan.trigger == Plan::Trigger::kEntropy ? uint32_t{kNeedEntropy} : 0);
+  return kNeedPrefillDone |
+         (plan.cascade.trigger == CascadeOptions::Trigger::kEntropy ? uint32_t{kNeedEntropy} : 0);
+}
+
+// It chooses once in hundreds of steps. Until then the pages since the last choice are attended,
+// half of the most on average.
+SelectionRule CascadeRule(const Plan& plan, int32_t tokens) {
+  const CascadeOptions& own = plan.cascade;
+  const double share = own.rho[0] * own.rho[1] * own.rho[2];
+  SelectionRule rule;
+  rule.unit_tokens = plan.index.unit;
+  rule.always = (own.sinks + own.recent + own.every) * rule.unit_tokens;
+  rule.units = static_cast<int32_t>(share * tokens / rule.unit_tokens);
+  rule.rows = (own.sinks + own.recent + own.every / 2.0) * rule.unit_tokens + share * tokens;
+  return rule;
 }
 
 std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry&) {

@@ -1,5 +1,6 @@
 // Selector `full`: everything, always.
 #include "kernels/select/no_inspection.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {
@@ -19,6 +20,12 @@ class FullSelector final : public Selector {
 };
 
 }  // namespace
+
+SelectionRule FullRule(const Plan&, int32_t tokens) {
+  SelectionRule rule;
+  rule.rows = tokens;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewFullSelector(const Plan&, const Geometry&) {
   return std::make_unique<FullSelector>();

@@ -4,7 +4,9 @@
 // rows suffice.
 #include <algorithm>
 
+#include "kernels/segment/index_rows.h"
 #include "kernels/select/no_inspection.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/unit_scores.h"
 
@@ -14,13 +16,13 @@ namespace {
 class MinMaxSelector final : public Selector {
  public:
   explicit MinMaxSelector(const Plan& plan)
-      : page_(plan.page),
-        budget_(plan.budget),
-        sink_(plan.n_sink),
-        recent_(plan.n_recent),
+      : page_(plan.index.unit),
+        budget_(plan.minmax.budget),
+        sink_(plan.minmax.sinks),
+        recent_(plan.minmax.recent),
         min_tokens_(plan.min_tokens),
-        softmax_(plan.group_softmax),
-        rest_(plan.rest != RestKind::kDrop) {}
+        softmax_(plan.minmax.group_softmax),
+        rest_(plan.index.rest != RestKind::kDrop) {}
 
   void Begin(const SelectContext&) override {}
   void PrefillDone(const SelectContext&) override {}
@@ -81,7 +83,32 @@ class MinMaxSelector final : public Selector {
   UnitScores scores_;  // of the call under way
 };
 
+using Rows = RowsOf<&Plan::minmax>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&MinMaxOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    Rows::Int<&MinMaxOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+    kUnitRow,
+    Rows::Int<&MinMaxOptions::budget, 0, kMaxTokens>("budget"),
+    Rows::Name<&MinMaxOptions::group_softmax, kGroupNames>("group"),
+    kRestRow,
+};
+
 }  // namespace
+
+constinit const OptionTable kMinMaxTable = {kRows};
+
+// Choosing reads two keys a unit. Balancing the heads takes two passes over their scores.
+SelectionRule MinMaxRule(const Plan& plan, int32_t tokens) {
+  SelectionRule rule;
+  rule.always = plan.minmax.sinks + plan.minmax.recent;
+  rule.unit_tokens = plan.index.unit;
+  rule.units = plan.minmax.budget / rule.unit_tokens;
+  rule.rows = rule.always + plan.minmax.budget;
+  rule.scored = static_cast<double>(tokens) / rule.unit_tokens;
+  rule.gpu_us = plan.minmax.group_softmax ? 16 : 9;
+  rule.cpu_rows = 570;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<MinMaxSelector>(plan);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/plan_needs.h"
+#include "kernels/select/selection_rule.h"
 
 namespace kvstrata {
 
@@ -16,6 +17,14 @@ std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geom
 std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
 uint32_t CascadeNeeds(const Plan& plan);
 uint32_t BucketNeeds(const Plan& plan);
+SelectionRule FullRule(const Plan& plan, int32_t tokens);
+SelectionRule WindowRule(const Plan& plan, int32_t tokens);
+SelectionRule MinMaxRule(const Plan& plan, int32_t tokens);
+SelectionRule CascadeRule(const Plan& plan, int32_t tokens);
+SelectionRule VoteRule(const Plan& plan, int32_t tokens);
+SelectionRule BucketRule(const Plan& plan, int32_t tokens);
+SelectionRule ZoomRule(const Plan& plan, int32_t tokens);
+SelectionRule BlockRule(const Plan& plan, int32_t tokens);
 
 namespace {
 
@@ -26,12 +35,13 @@ uint32_t PromptsEnd(const Plan&) { return kNeedPrefillDone; }
 struct SelectorRow {
   std::unique_ptr<Selector> (*make)(const Plan& plan, const Geometry& geometry);
   uint32_t (*needs)(const Plan& plan);
+  SelectionRule (*rule)(const Plan& plan, int32_t tokens);
 };
 constexpr SelectorRow kSelectors[] = {
-    {NewFullSelector, Nothing},      {NewWindowSelector, PromptsEnd},
-    {NewMinMaxSelector, PromptsEnd}, {NewCascadeSelector, CascadeNeeds},
-    {NewVoteSelector, PromptsEnd},   {NewBucketSelector, BucketNeeds},
-    {NewZoomSelector, PromptsEnd},   {NewBlockSelector, PromptsEnd},
+    {NewFullSelector, Nothing, FullRule},        {NewWindowSelector, PromptsEnd, WindowRule},
+    {NewMinMaxSelector, PromptsEnd, MinMaxRule}, {NewCascadeSelector, CascadeNeeds, CascadeRule},
+    {NewVoteSelector, PromptsEnd, VoteRule},     {NewBucketSelector, BucketNeeds, BucketRule},
+    {NewZoomSelector, PromptsEnd, ZoomRule},     {NewBlockSelector, PromptsEnd, BlockRule},
 };  // by SelectorKind
 
 const SelectorRow& RowOf(const Plan& plan) {
@@ -45,6 +55,10 @@ std::unique_ptr<Selector> NewSelector(const Plan& plan, const Geometry& geometry
 }
 
 uint32_t SelectorNeeds(const Plan& plan) { return RowOf(plan).needs(plan); }
+
+SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens) {
+  return RowOf(plan).rule(plan, tokens);
+}
 
 Selection Selection::Full(int32_t n) {
   Selection selection;

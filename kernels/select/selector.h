@@ -46,7 +46,7 @@ struct Selection {
   // window.
   std::vector<std::vector<int32_t>> units;
   // Units attended as one coarse row each, ascending by position, grouped like `units`; empty when
-  // the rest is dropped. Rows come from the plan's index (plan.rest), or from the spans' means.
+  // the rest is dropped. Rows come from the plan's index (index.rest), or from the spans' means.
   std::vector<std::vector<CoarseRun>> coarse;
   int64_t scored_bytes = 0;  // that selecting read; 0 when an earlier selection was reused
 

@@ -12,7 +12,8 @@ namespace kvstrata {
 
 // Whether a sequence of n tokens is attended in full whatever its buckets are.
 inline bool BucketsInFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.start + plan.recent, plan.tau, plan.min_tokens);
+  return AttendsInFull(n, plan.bucket.sinks + plan.bucket.recent, plan.bucket.budget,
+                       plan.min_tokens);
 }
 
 inline bool HasPromptBoundaries(const SelectContext& context) {
@@ -25,9 +26,9 @@ inline std::string SentenceStatus(const Plan& plan, const SelectContext& context
   const int32_t prompt = context.prompt_tokens;
   const auto known = static_cast<int64_t>(context.boundary.size());
   if (!HasPromptBoundaries(context)) return Say(Notice::kNoBoundaries, {known, prompt});
-  if (!observed) return Say(Notice::kNoPromptQueries, {plan.n_obs});
-  if (context.view.tokens - prompt > plan.max_length && known <= prompt) {
-    return Say(Notice::kNoGeneratedBoundaries, {plan.max_length});
+  if (!observed) return Say(Notice::kNoPromptQueries, {plan.bucket.n_obs});
+  if (context.view.tokens - prompt > plan.bucket.max_length && known <= prompt) {
+    return Say(Notice::kNoGeneratedBoundaries, {plan.bucket.max_length});
   }
   return "";
 }

@@ -18,8 +18,8 @@ class SpanBucketSelector final : public Selector {
   SpanBucketSelector(const Plan& plan, const Geometry& geometry)
       : plan_(plan),
         geometry_(geometry),
-        group_(plan.per_query_head ? 1 : geometry.group()),
-        queries_(geometry, plan.max_length) {}
+        group_(plan.bucket.per_query_head ? 1 : geometry.group()),
+        queries_(geometry, plan.bucket.max_length) {}
 
   void PrefillDone(const SelectContext& context) override { queries_.Start(context.prompt_tokens); }
   void Begin(const SelectContext& context) override {
@@ -68,7 +68,7 @@ class SpanBucketSelector final : public Selector {
     std::vector<float> scores(spans.size());
     const float* q = q_.data() + int64_t{row} * geometry_.head_dim;
     ScoreSpans(context, layer, row * group_ / geometry_.group(), q, 1, scores.data());
-    int32_t room = plan_.tau;
+    int32_t room = plan_.bucket.budget;
     VisitRanked(scores.data(), static_cast<int32_t>(scores.size()), [&](int32_t span) {
       const int32_t tokens = spans[span].end - spans[span].begin;
       if (tokens > room) return false;

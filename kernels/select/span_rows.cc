@@ -23,7 +23,8 @@ void RawRuns::Append(const SelectContext& context, int32_t n, std::vector<Run>* 
 
 std::string WhyNoSpans(const Plan& plan, const SelectContext& context) {
   const int32_t prompt = context.prompt_tokens, tokens = context.view.tokens;
-  if (prompt <= plan.local) return Say(Notice::kPromptIsLocal, {prompt, plan.local});
+  if (prompt <= plan.lowrank.local)
+    return Say(Notice::kPromptIsLocal, {prompt, plan.lowrank.local});
   if (!HasSurprisal(context.surprisal, {context.surprisal_held, prompt})) {
     return Say(Notice::kNoSurprisal, {prompt});
   }

@@ -7,8 +7,10 @@
 #include <string>
 
 #include "kernels/codec/packed.h"
-#include "kernels/select/inspect_array.h"
+#include "kernels/inspect_array.h"
+#include "kernels/plan_rows.h"
 #include "kernels/select/max_pool.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/token_scores.h"
 
@@ -51,8 +53,8 @@ class VoteSelector final : public Selector {
     if (InFull(start)) return false;
     const std::vector<float> mean = MeanQuery(q, q_token, count);
     std::vector<int32_t> tokens;
-    Choose(context, layer, mean.data(), {plan_.n_init, start - plan_.n_local}, &tokens);
-    Emit(tokens, {}, start - plan_.n_local, start, out);
+    Choose(context, layer, mean.data(), {plan_.vote.sinks, start - plan_.vote.recent}, &tokens);
+    Emit(tokens, {}, start - plan_.vote.recent, start, out);
     return true;
   }
 
@@ -62,19 +64,19 @@ class VoteSelector final : public Selector {
     own.hit = false;
     own.next.reset();
     if (InFull(n)) return out->SetFull(n);  // such a step leaves the cache alone
-    const int32_t middle_end = n - plan_.n_local;
-    own.hit = own.last && plan_.theta < 1 && IsAlike(q, own.last->query.data());
+    const int32_t middle_end = n - plan_.vote.recent;
+    own.hit = own.last && plan_.vote.theta < 1 && IsAlike(q, own.last->query.data());
     if (!own.hit) {
       Pick& next = own.next.emplace();
       next.query.assign(q, q + QueryFloats());
       next.middle_end = middle_end;
-      Choose(context, layer, q, {plan_.n_init, middle_end}, &next.tokens);
-      own.votes = middle_end - plan_.n_init <= kVotesKept ? votes_ : std::vector<float>();
+      Choose(context, layer, q, {plan_.vote.sinks, middle_end}, &next.tokens);
+      own.votes = middle_end - plan_.vote.sinks <= kVotesKept ? votes_ : std::vector<float>();
     }
     const Pick& pick = own.hit ? *own.last : *own.next;
-    const int32_t departed = plan_.append_departed ? pick.middle_end : middle_end;
+    const int32_t departed = plan_.vote.append_departed ? pick.middle_end : middle_end;
     Emit(pick.tokens, {departed, middle_end}, middle_end, n, out);
-    if (!own.hit) out->scored_bytes = KeyBytes(context, {plan_.n_init, middle_end}, layer);
+    if (!own.hit) out->scored_bytes = KeyBytes(context, {plan_.vote.sinks, middle_end}, layer);
   }
 
   void Advance(int32_t) override {
@@ -89,7 +91,7 @@ class VoteSelector final : public Selector {
     for (Layer& layer : layers_) {
       layer.next.reset();
       // Its query's position has gone: n - 1 of that step.
-      if (layer.last && layer.last->middle_end + plan_.n_local > tokens) layer.last.reset();
+      if (layer.last && layer.last->middle_end + plan_.vote.recent > tokens) layer.last.reset();
     }
   }
 
@@ -145,13 +147,14 @@ class VoteSelector final : public Selector {
   int64_t QueryFloats() const { return int64_t{geometry_.query_heads} * geometry_.head_dim; }
 
   bool InFull(int32_t n) const {
-    return AttendsInFull(n, plan_.n_init + plan_.n_local, plan_.k, plan_.min_tokens);
+    return AttendsInFull(n, plan_.vote.sinks + plan_.vote.recent, plan_.vote.budget,
+                         plan_.min_tokens);
   }
 
   bool IsAlike(const float* q, const float* before) const {
-    if (!plan_.cosine_per_head) return Cosine(q, before, QueryFloats()) >= plan_.theta;
+    if (!plan_.vote.cosine_per_head) return Cosine(q, before, QueryFloats()) >= plan_.vote.theta;
     for (int64_t at = 0; at < QueryFloats(); at += geometry_.head_dim) {
-      if (Cosine(q + at, before + at, geometry_.head_dim) < plan_.theta) return false;
+      if (Cosine(q + at, before + at, geometry_.head_dim) < plan_.vote.theta) return false;
     }
     return true;
   }
@@ -173,13 +176,13 @@ class VoteSelector final : public Selector {
     CountVotes(context, layer, q, middle);
     const int32_t n = middle.end - middle.begin;
     const float* scores = votes_.data();
-    if (plan_.max_pool > 1) {
+    if (plan_.vote.max_pool > 1) {
       pooled_ = votes_;
-      MaxPool(plan_.max_pool, pooled_.data(), n, &scratch_);
+      MaxPool(plan_.vote.max_pool, pooled_.data(), n, &scratch_);
       scores = pooled_.data();
     }
-    tokens->resize(std::min(plan_.k, n));
-    context.backend->top_k({scores, n, plan_.k, tokens->data()});
+    tokens->resize(std::min(plan_.vote.budget, n));
+    context.backend->top_k({scores, n, plan_.vote.budget, tokens->data()});
     for (int32_t& t : *tokens) t += middle.begin;
   }
 
@@ -189,7 +192,7 @@ class VoteSelector final : public Selector {
     const int64_t own = std::max<int64_t>(int64_t{group} * n, 1);
     const auto heads = static_cast<int32_t>(
         std::clamp<int64_t>(kScoreFloats / own, 1, geometry_.kv_heads));  // KV heads at a time
-    const float scale = plan_.scale_votes ? geometry_.logit_scale() : 1.0f;
+    const float scale = plan_.vote.scale ? geometry_.logit_scale() : 1.0f;
     logits_.resize(heads * own);
     max_.resize(int64_t{heads} * group);
     sum_.resize(int64_t{heads} * group);
@@ -210,7 +213,7 @@ class VoteSelector final : public Selector {
             Selection* out) const {
     out->Reset(n, 1);
     std::vector<Run>& runs = out->runs[0];
-    AppendRun({0, plan_.n_init}, &runs);
+    AppendRun({0, plan_.vote.sinks}, &runs);
     for (const int32_t t : tokens) AppendRun({t, t + 1}, &runs);
     AppendRun(departed, &runs);
     AppendRun({local, n}, &runs);
@@ -225,7 +228,38 @@ class VoteSelector final : public Selector {
   std::vector<float> logits_, max_, sum_, votes_, pooled_, scratch_;
 };
 
+constexpr NumberRange kCosine = {-1, 1};
+constexpr std::string_view kCosineNames[] = {"flat", "head"};
+
+using Rows = RowsOf<&Plan::vote>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&VoteOptions::budget, 0, kMaxTokens>("k").Or("budget"),
+    Rows::Int<&VoteOptions::sinks, 0, kMaxTokens>("n_init").Or("sinks"),
+    Rows::Int<&VoteOptions::recent, 1, kMaxTokens>("n_local").Or("recent"),
+    Rows::Number<&VoteOptions::theta, kCosine>("theta"),
+    Rows::Name<&VoteOptions::cosine_per_head, kCosineNames>("cosine"),
+    Rows::Flag<&VoteOptions::append_departed>("append_departed"),
+    Rows::Int<&VoteOptions::max_pool, 1, 1024>("max_pool"),
+    Rows::Flag<&VoteOptions::scale>("scale"),
+    Rows::Int<&VoteOptions::chunk, 1, 65536>("chunk"),
+};
+
 }  // namespace
+
+constinit const OptionTable kVoteTable = {kRows};
+
+// Of ten decode steps one misses its cache, and reads all keys.
+SelectionRule VoteRule(const Plan& plan, int32_t tokens) {
+  constexpr double kMisses = 0.1;
+  SelectionRule rule;
+  rule.always = plan.vote.sinks + plan.vote.recent;
+  rule.units = plan.vote.budget;
+  rule.rows = rule.always + rule.units;
+  rule.scored = kMisses * tokens / 2;
+  rule.gpu_us = 10;
+  rule.cpu_rows = 2850;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry) {
   return std::make_unique<VoteSelector>(plan, geometry);

@@ -1,6 +1,8 @@
-// Selector `window`: the first n_sink and the last n_recent tokens (StreamingLLM;
+// Selector `window`: the first `sinks` and the last `recent` tokens (StreamingLLM;
 // docs/spec/beyond.md, "Baselines").
+#include "kernels/plan_rows.h"
 #include "kernels/select/no_inspection.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {
@@ -9,7 +11,7 @@ namespace {
 class WindowSelector final : public Selector {
  public:
   explicit WindowSelector(const Plan& plan)
-      : sink_(plan.n_sink), recent_(plan.n_recent), min_tokens_(plan.min_tokens) {}
+      : sink_(plan.window.sinks), recent_(plan.window.recent), min_tokens_(plan.min_tokens) {}
 
   void Begin(const SelectContext&) override {}
   void PrefillDone(const SelectContext&) override {}
@@ -33,7 +35,22 @@ class WindowSelector final : public Selector {
   int32_t sink_, recent_, min_tokens_;
 };
 
+using Rows = RowsOf<&Plan::window>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&WindowOptions::sinks, 0, kMaxTokens>("n_sink").Or("sinks"),
+    Rows::Int<&WindowOptions::recent, 1, kMaxTokens>("n_recent").Or("recent"),
+};
+
 }  // namespace
+
+constinit const OptionTable kWindowTable = {kRows};
+
+SelectionRule WindowRule(const Plan& plan, int32_t) {
+  SelectionRule rule;
+  rule.always = plan.window.sinks + plan.window.recent;
+  rule.rows = rule.always;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewWindowSelector(const Plan& plan, const Geometry&) {
   return std::make_unique<WindowSelector>(plan);

@@ -10,9 +10,11 @@
 #include <limits>
 #include <string>
 
-#include "kernels/select/inspect_array.h"
+#include "kernels/inspect_array.h"
+#include "kernels/plan_rows.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/ranking.h"
+#include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/span_rows.h"
 #include "kernels/select/unit_scores.h"
@@ -192,7 +194,22 @@ class ZoomSelector final : public Selector {
   std::vector<float> logits_;
 };
 
+using Rows = RowsOf<&Plan::zoom>;
+constexpr PlanOption kRows[] = {
+    Rows::Int<&ZoomOptions::rows, -1, kMaxTokens>("rows"),
+    Rows::Number<&ZoomOptions::rows_share, kShare>("rows_share"),
+};
+
 }  // namespace
+
+constinit const OptionTable kZoomTable = {kRows};
+
+SelectionRule ZoomRule(const Plan& plan, int32_t tokens) {
+  SelectionRule rule;
+  rule.rows = plan.zoom.rows_share * tokens;
+  if (plan.zoom.rows >= 0) rule.rows = plan.zoom.rows > 0 ? plan.zoom.rows : tokens;
+  return rule;
+}
 
 std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry) {
   return std::make_unique<ZoomSelector>(plan, geometry);

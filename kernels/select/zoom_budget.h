@@ -15,7 +15,7 @@ namespace kvstrata {
 
 // Rows per head and step over n tokens; 0: no limit.
 inline int64_t ZoomBudget(const Plan& plan, int32_t n) {
-  return plan.rows < 0 ? CeilShare(plan.rows_share, n) : plan.rows;
+  return plan.zoom.rows < 0 ? CeilShare(plan.zoom.rows_share, n) : plan.zoom.rows;
 }
 
 inline bool ZoomsInFull(const Plan& plan, int32_t n) {

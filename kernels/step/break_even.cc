@@ -1,7 +1,8 @@
 #include "kernels/step/break_even.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "kernels/select/selection_rule.h"
 
 namespace kvstrata {
 namespace {
@@ -11,90 +12,24 @@ constexpr int32_t kRounding = 64;
 
 // Bytes that attention on an H100 reads in a microsecond.
 constexpr double kGpuBytesAMicrosecond = 3.1e6;
-// Of ten decode steps of selector vote one misses its cache, and reads all keys.
-constexpr double kVoteMisses = 0.1;
-
-// What a layer's selection takes beside the bytes that it reads.
-struct SelectionCost {
-  double gpu_us;    // for the batch
-  double cpu_rows;  // for each sequence: raw rows (a key and a value of all KV heads) in that time
-};
-
-SelectionCost CostOf(const Plan& plan) {
-  // Packed rows are decoded, spans expanded: most of it is that.
-  if (plan.codec == CodecKind::kPacked) return {34, 3420};
-  if (plan.codec == CodecKind::kLowRank) return {28, 3420};
-  switch (plan.selector) {
-    case SelectorKind::kMinMax:
-      return plan.group_softmax ? SelectionCost{16, 570} : SelectionCost{9, 570};
-    case SelectorKind::kVote:
-      return {10, 2850};
-    case SelectorKind::kBucket:
-      return {10, 1750};
-    case SelectorKind::kBlock:
-      return {9, 570};
-    case SelectorKind::kFull:
-    case SelectorKind::kWindow:
-    case SelectorKind::kCascade:  // once in hundreds of steps
-    case SelectorKind::kZoom:     // of codec lowrank
-      break;
-  }
-  return {0, 0};
-}
-
 // Bytes of a packed row over those of a raw one: elements, and a bit for each channel.
 double PackedShare(const Plan& plan, const Geometry& g) {
   const double dim = g.head_dim;
-  const double keep = plan.search || plan.keep == 0 ? dim / 4 : plan.keep;
+  const double keep = plan.packed.search || plan.packed.keep == 0 ? dim / 4 : plan.packed.keep;
   return (2 * keep + dim / 8) / (2 * dim);
 }
 
-// Rows of `tokens` that a step attends, as raw ones.
-double AttendedRows(const Plan& plan, const Geometry& g, double tokens) {
-  const double of_units = plan.rest == RestKind::kDrop ? 0 : tokens / plan.page;
-  const double share = plan.codec == CodecKind::kPacked ? PackedShare(plan, g) : 1;
-  switch (plan.selector) {
-    case SelectorKind::kFull:
-      return share * tokens;
-    case SelectorKind::kWindow:
-      return share * (plan.n_sink + plan.n_recent);
-    case SelectorKind::kMinMax:
-      return share * (plan.n_sink + plan.n_recent + plan.budget) + of_units;
-    case SelectorKind::kCascade: {
-      const double pages = plan.sinks + plan.window + plan.every / 2.0;
-      const double chosen = plan.rho[0] * plan.rho[1] * plan.rho[2];
-      return share * (pages * plan.page + chosen * tokens) + of_units;
-    }
-    case SelectorKind::kVote:
-      return share * (plan.n_init + plan.n_local + plan.k);
-    case SelectorKind::kBucket:
-      return plan.start + plan.recent + plan.tau;
-    case SelectorKind::kZoom:
-      return plan.rows > 0 ? plan.rows : plan.rows == 0 ? tokens : plan.rows_share * tokens;
-    case SelectorKind::kBlock:
-      return share * plan.share * tokens + (plan.codec == CodecKind::kPacked ? 0 : of_units);
-  }
-  return tokens;
-}
+// What a codec's rows cost over raw ones. Packed rows are decoded, spans expanded: most of what a
+// layer takes beside reading is that, whatever chooses them.
+struct CodecCost {
+  double share = 1;                 // bytes of a row
+  double gpu_us = 0, cpu_rows = 0;  // as SelectionRule's, in its place
+};
 
-// The same of what it reads to choose them.
-double ScoredRows(const Plan& plan, const Geometry& g, double tokens) {
-  switch (plan.selector) {
-    case SelectorKind::kMinMax:  // two keys a page
-      return tokens / plan.page;
-    case SelectorKind::kVote:
-      return kVoteMisses * tokens / 2;
-    case SelectorKind::kBlock:
-      return plan.codec == CodecKind::kPacked ? PackedShare(plan, g) * tokens / plan.block / 2
-                                              : tokens / plan.page / 2;
-    case SelectorKind::kFull:
-    case SelectorKind::kWindow:
-    case SelectorKind::kCascade:
-    case SelectorKind::kBucket:
-    case SelectorKind::kZoom:
-      return 0;
-  }
-  return 0;
+CodecCost CostOf(const Plan& plan, const Geometry& g, const SelectionRule& rule) {
+  if (plan.codec == CodecKind::kPacked) return {PackedShare(plan, g), 34, 3420};
+  if (plan.codec == CodecKind::kLowRank) return {1, 28, 3420};
+  return {1, rule.gpu_us, rule.cpu_rows};
 }
 
 bool Selects(const Plan& plan) {
@@ -106,10 +41,14 @@ bool Selects(const Plan& plan) {
 double SavedBytes(const Plan& plan, const Geometry& g, StepsOn where, int32_t tokens) {
   if (!Selects(plan)) return 0;
   const double row = 2.0 * static_cast<double>(g.row_bytes()) * g.kv_heads;
-  const SelectionCost cost = CostOf(plan);
-  const double spared = tokens - AttendedRows(plan, g, tokens) - ScoredRows(plan, g, tokens);
-  if (where == StepsOn::kCpu) return plan.batch * row * (spared - cost.cpu_rows);
-  return plan.batch * row * spared - cost.gpu_us * kGpuBytesAMicrosecond;
+  const SelectionRule rule = SelectionRuleOf(plan, tokens);
+  const CodecCost codec = CostOf(plan, g, rule);
+  const double means =
+      plan.index.rest == RestKind::kDrop ? 0 : static_cast<double>(tokens) / plan.index.unit;
+  const double read = codec.share * (rule.rows + rule.scored_stored) + rule.scored + means;
+  const double spared = tokens - read;
+  if (where == StepsOn::kCpu) return plan.batch * row * (spared - codec.cpu_rows);
+  return plan.batch * row * spared - codec.gpu_us * kGpuBytesAMicrosecond;
 }
 
 // What is saved grows with the tokens, or never gets above nothing.

@@ -11,6 +11,8 @@
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_packed.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
+#include "kernels/step/packed_room.h"
 
 namespace kvstrata {
 namespace {
@@ -18,7 +20,7 @@ namespace {
 constexpr int32_t kAllBlocks = std::numeric_limits<int32_t>::max();
 
 int32_t BlocksWithin(const Plan& plan, int32_t tokens) {
-  return std::max(1, CeilShare(plan.share, tokens) / plan.block);
+  return std::max(1, CeilShare(plan.block.share, tokens) / plan.packed.block);
 }
 
 class CudaBlock final : public CudaSelector {
@@ -39,13 +41,10 @@ class CudaBlock final : public CudaSelector {
       const Plan& plan = frame.plan(i);
       const int32_t segments =
           packed == nullptr ? 0 : static_cast<int32_t>(packed->segments().size());
-      const int32_t blocks = frame.RoomFor(i) / plan.block + segments + 1;
+      const int32_t blocks = frame.RoomFor(i) / plan.packed.block + segments + 1;
       const int32_t list = BlocksWithin(plan, frame.RoomFor(i));
       room.members = std::max(room.members, frame.memory().members());
-      // Together: both grow with a sequence, and each growth makes graphs stale.
-      if (blocks <= room.blocks && list <= room.list) continue;
-      room.blocks = std::max(room.blocks, Generous(blocks, kMultiple));
-      room.list = std::max(room.list, Generous(list + 1, kMultiple));
+      room.of_head = room.of_head.Grown(blocks, list);
     }
     if (room == room_) return OkStatus();
     KVS_RETURN_IF_ERROR(FitTo(room, frame));
@@ -74,8 +73,8 @@ class CudaBlock final : public CudaSelector {
     cuda::ScorePackedBatch score;
     score.layer = codec_->LayerOf(*frame, part, layer);
     score.queries = {q.data, q.dtype, int64_t{g.query_heads} * g.head_dim, part.count, g.group()};
-    score.scores = scores_.as<float>() + list * room_.blocks;
-    score.score_stride = room_.blocks;
+    score.scores = scores_.as<float>() + list * room_.of_head.blocks;
+    score.score_stride = room_.of_head.blocks;
     score.first = 1;
     score.ahead = true;
     KVS_RETURN_IF_ERROR(
@@ -83,7 +82,7 @@ class CudaBlock final : public CudaSelector {
 
     cuda::PickBatch w;
     w.scores = score.scores;
-    w.score_stride = room_.blocks;
+    w.score_stride = room_.of_head.blocks;
     w.batch = part.count;
     w.groups = g.kv_heads;
     w.rule = {1, score.first, 0, 0, 0};
@@ -128,11 +127,9 @@ class CudaBlock final : public CudaSelector {
   }
 
  private:
-  static constexpr int32_t kMultiple = 64;  // blocks, in growing
-
   struct Room {
     int32_t members = 0;
-    int32_t blocks = 0, list = 0;  // of a KV head: in all of its segments, chosen
+    BlockRoom of_head;
     bool operator==(const Room&) const = default;
   };
 
@@ -141,10 +138,10 @@ class CudaBlock final : public CudaSelector {
     StepMemory& memory = frame.memory();
     memory.NoteGrowth();
     const int64_t lists = int64_t{room.members} * heads;
-    KVS_RETURN_IF_ERROR(memory.Fit(&scores_, lists * room.blocks * int64_t{sizeof(float)}));
-    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, room.members, heads, room.list));
-    return memory.FitZeroed(&pick_scratch_,
-                            PickScratchBytes(frame.ops(), room.members, heads, room.blocks));
+    KVS_RETURN_IF_ERROR(memory.Fit(&scores_, lists * room.of_head.blocks * int64_t{sizeof(float)}));
+    KVS_RETURN_IF_ERROR(lists_.Fit(&memory, room.members, heads, room.of_head.list));
+    return memory.FitZeroed(
+        &pick_scratch_, PickScratchBytes(frame.ops(), room.members, heads, room.of_head.blocks));
   }
 
   const CudaPacked* const codec_;
@@ -155,6 +152,11 @@ class CudaBlock final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaBlockServes(const Plan& plan) {
+  // Op score_packed takes the group's maximum.
+  return plan.block.group_softmax ? PlanUnserved("group", "\"softmax\"") : OkStatus();
+}
 
 std::unique_ptr<CudaSelector> NewCudaBlock(StepMemory* memory, CudaPacked* codec) {
   return std::make_unique<CudaBlock>(memory, codec);

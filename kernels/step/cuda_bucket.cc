@@ -15,6 +15,7 @@
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_selector.h"
 #include "kernels/step/cuda_sentences.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -25,7 +26,7 @@ constexpr int32_t kTableWords = sizeof(cuda::SentenceTable) / sizeof(uint64_t);
 // Sentences without the first tokens, which are in no bucket.
 void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<Run>* whole) {
   for (const Run& s : sentences) {
-    const Run tokens{std::max(s.begin, plan.start), s.end};
+    const Run tokens{std::max(s.begin, plan.bucket.sinks), s.end};
     if (tokens.begin < tokens.end) whole->push_back(tokens);
   }
 }
@@ -33,11 +34,11 @@ void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<R
 // What of a prompt is kept.
 struct Kept {
   Kept(const Plan& plan, int32_t prompt)
-      : queries(std::min(plan.n_obs, prompt)),
+      : queries(std::min(plan.bucket.n_obs, prompt)),
         before(prompt - queries),
-        first(std::min(plan.start, before)),
-        window{std::max(before, plan.start), prompt} {
-    const auto most = static_cast<int64_t>(std::floor(plan.r * plan.tau + 1e-9));
+        first(std::min(plan.bucket.sinks, before)),
+        window{std::max(before, plan.bucket.sinks), prompt} {
+    const auto most = static_cast<int64_t>(std::floor(plan.bucket.r * plan.bucket.budget + 1e-9));
     ranked = static_cast<int32_t>(std::min<int64_t>(most, before - first));
   }
   bool all() const { return ranked == before - first; }
@@ -51,7 +52,8 @@ struct Kept {
 };
 
 std::vector<Run> PromptSentences(const SequenceState& state) {
-  return SentencesIn(state.boundary(), {0, state.prompt_tokens()}, state.plan().max_length);
+  return SentencesIn(state.reported().boundary, {0, state.prompt_tokens()},
+                     state.plan().bucket.max_length);
 }
 
 // The memory that ranking a prompt's tokens takes, which no graph knows.
@@ -124,7 +126,7 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
   const Plan& plan = frame.plan(member);
   const Geometry& g = frame.geometry();
   const Kept kept(plan, frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu().sentences->memory->table();
+  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
   cuda::VoteBatch vote;
   vote.rows = cuda::KeyRows(frame.PagesOf(member, layer));
   vote.rows.page_stride = 0;  // every query is an item over the same pages
@@ -141,14 +143,14 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
   sum.stride = stride_;
   sum.tokens = kept.before;
   sum.begin = kept.first;
-  sum.pool = plan.pool;
+  sum.pool = plan.bucket.pool;
   sum.sums = sums_.as<float>();
   sum.importance = importance_.as<float>();
   const int64_t floats = int64_t{g.query_heads} * g.head_dim;
   for (int32_t i = 0; i < kept.queries; i += items_) {
     vote.batch = sum.items = std::min(items_, kept.queries - i);
     vote.tokens = lengths + i;
-    vote.q = table.observed + (int64_t{layer} * plan.n_obs + i) * floats;
+    vote.q = table.observed + (int64_t{layer} * plan.bucket.n_obs + i) * floats;
     sum.first = i == 0;
     sum.last = i + sum.items == kept.queries;
     KVS_RETURN_IF_ERROR(frame.Check(frame.ops().vote(vote, frame.stream()), "op vote"));
@@ -161,7 +163,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
                            const int32_t* tokens) const {
   const Geometry& g = frame.geometry();
   const Kept kept(frame.plan(member), frame.state(member).prompt_tokens());
-  const cuda::SentenceTable& table = frame.state(member).on_gpu().sentences->memory->table();
+  const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
   cuda::PickBatch pick;
   pick.scores = importance_.as<float>();
   pick.score_stride = stride_;
@@ -190,7 +192,7 @@ class CudaBucket final : public CudaSelector {
   }
 
   CudaQueries queries() const override { return CudaQueries::kDense; }
-  bool AttendsNewest(const Plan& plan) const override { return plan.recent > 0; }
+  bool AttendsNewest(const Plan& plan) const override { return plan.bucket.recent > 0; }
 
   void Open(const CudaFrame& frame) override {
     noted_.assign(static_cast<size_t>(frame.members() * frame.geometry().layers), 0);
@@ -217,7 +219,7 @@ class CudaBucket final : public CudaSelector {
 
  private:
   static CudaSentences& SentencesOf(const CudaFrame& frame, int member) {
-    return *frame.state(member).on_gpu().sentences;
+    return *frame.state(member).on_gpu.sentences;
   }
   // The positions between the first tokens and the window, of which the listed ones are attended;
   // {0, 0}: all are.
@@ -251,7 +253,7 @@ Status CudaBucket::Fit(const CudaFrame& frame, std::span<const CudaPart>) {
   int32_t members = members_, list = list_;
   for (int i = 0; i < frame.members(); ++i) {
     if (!Has(frame, i)) continue;
-    list = std::max({list, frame.plan(i).tau, 1});
+    list = std::max({list, frame.plan(i).bucket.budget, 1});
     members = std::max(members, frame.memory().members());
   }
   if (members == members_ && list == list_) return OkStatus();
@@ -270,7 +272,7 @@ Status CudaBucket::Fit(const CudaFrame& frame, std::span<const CudaPart>) {
 void CudaBucket::Close(const CudaFrame& frame, int member) {
   SequenceState& state = frame.state(member);
   const Plan& plan = state.plan();
-  std::shared_ptr<CudaSentences>& sentences = state.on_gpu().sentences;
+  std::shared_ptr<CudaSentences>& sentences = state.on_gpu.sentences;
   if (sentences == nullptr) sentences = std::make_shared<CudaSentences>(plan, frame.geometry());
   const int32_t prompt = state.prompt_tokens();
   if (prompt < 0) return;
@@ -279,13 +281,13 @@ void CudaBucket::Close(const CudaFrame& frame, int member) {
   if (!std::exchange(own.started, true)) own.ends.Start(prompt);
   if (!own.ready) {
     own.listed = !BucketsInFull(plan, prompt);  // a short prompt keeps everything
-    if (state.boundary().size() < static_cast<size_t>(prompt)) return;
+    if (state.reported().boundary.size() < static_cast<size_t>(prompt)) return;
     if (own.listed && !own.Observed(plan, frame.geometry(), prompt)) return;
     if (!own.listed) AddWhole(PromptSentences(state), plan, &own.whole);
     own.queries_from = tokens;
     own.ready = true;
   }
-  const std::vector<Run> closed = own.ends.Close(state.boundary(), tokens);
+  const std::vector<Run> closed = own.ends.Close(state.reported().boundary, tokens);
   if (!closed.empty()) own.queries_from = tokens;
   AddWhole(closed, plan, &own.whole);
 }
@@ -295,8 +297,8 @@ Run CudaBucket::ListedRange(const CudaFrame& frame, int member) {
   const int32_t n = frame.member(member).view.tokens + 1;
   const CudaSentences& own = SentencesOf(frame, member);
   if (frame.state(member).prompt_tokens() < 0 || !own.ready || BucketsInFull(plan, n)) return {};
-  const int32_t window = std::min(n - plan.recent, own.ends.begin());
-  return {std::min(plan.start, window), window};
+  const int32_t window = std::min(n - plan.bucket.recent, own.ends.begin());
+  return {std::min(plan.bucket.sinks, window), window};
 }
 
 // Memory of the members' own, and where it is told to the GPU.
@@ -324,8 +326,8 @@ Status CudaBucket::FitMemory(const CudaFrame& frame, int member) {
   const SequenceState& state = frame.state(member);
   CudaSentences& own = SentencesOf(frame, member);
   if (own.memory == nullptr) {
-    KVS_ASSIGN_OR_RETURN(
-        own.memory, CudaSentenceMemory::Create(frame.ops(), frame.geometry(), state.plan().n_obs));
+    KVS_ASSIGN_OR_RETURN(own.memory, CudaSentenceMemory::Create(frame.ops(), frame.geometry(),
+                                                                state.plan().bucket.n_obs));
   } else if (own.memory->shared) {
     KVS_ASSIGN_OR_RETURN(own.memory,
                          CudaSentenceMemory::CopyOf(*own.memory, frame.ops(), frame.stream()));
@@ -368,7 +370,7 @@ Status CudaBucket::MakePromptBuckets(CudaFrame* frame, int member) {
   // Queries lie in a ring: position t at t % n_obs.
   ints.resize(ints.size() + static_cast<size_t>(kept.queries) + 1);
   for (int32_t t = kept.before; t < state.prompt_tokens(); ++t) {
-    ints[static_cast<size_t>(sentences + t % plan.n_obs)] = t + 1;
+    ints[static_cast<size_t>(sentences + t % plan.bucket.n_obs)] = t + 1;
   }
   ints.back() = kept.before;
   KVS_RETURN_IF_ERROR(prompt_ints_.Reserve(frame->ops(), ints.size() * sizeof(int32_t)));
@@ -422,7 +424,7 @@ Status CudaBucket::Observe(const CudaFrame& frame, const CudaPart& part, int lay
   cuda::ObserveBatch w;
   w.tables = tables_.Row<cuda::SentenceTable>(part.first);
   w.layer = layer;
-  w.capacity = part.plan.n_obs;
+  w.capacity = part.plan.bucket.n_obs;
   w.visible = frame.VisibleFrom(frame.FirstRow(part));
   w.q = q.data;
   w.q_dtype = q.dtype;
@@ -440,7 +442,7 @@ void CudaBucket::NoteObserved(const CudaFrame& frame, const CudaPart& part, int 
     if (std::exchange(noted_[cell], uint8_t{1}) != 0) continue;
     const StepMember& m = frame.member(i);
     SentencesOf(frame, i).observed[static_cast<size_t>(layer)].Add(m.view.tokens, m.new_tokens,
-                                                                   frame.plan(i).n_obs);
+                                                                   frame.plan(i).bucket.n_obs);
   }
 }
 
@@ -459,7 +461,7 @@ Status CudaBucket::Pick(const CudaFrame& frame, const CudaPart& part, int layer,
   w.kv_heads = frame.geometry().kv_heads;
   w.group = frame.geometry().group();
   w.head_dim = frame.geometry().head_dim;
-  w.tau = part.plan.tau;
+  w.tau = part.plan.bucket.budget;
   const int64_t list = int64_t{part.first} * w.kv_heads;
   w.units = units_.as<int32_t>() + list * list_;
   w.counts = counts_.as<int32_t>() + list;
@@ -553,6 +555,12 @@ Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int me
 }
 
 }  // namespace
+
+Status CudaBucketServes(const Plan& plan) {
+  if (plan.bucket.keep_rest) return PlanUnserved("keep_rest", "true");
+  if (plan.bucket.per_query_head) return PlanUnserved("per_query_head", "true");
+  return OkStatus();
+}
 
 std::unique_ptr<CudaSelector> NewCudaBucket(StepMemory* memory) {
   return std::make_unique<CudaBucket>(memory);

@@ -10,6 +10,7 @@
 #include "kernels/select/cascade_trigger.h"
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -21,14 +22,14 @@ Run ListedRange(const CudaFrame& frame, int member) {
   if (n < plan.min_tokens) return {};
   const int32_t window =
       CascadeTrigger::WindowStart(plan, frame.state(member).trigger()->selected_at());
-  return {std::min(plan.sinks * plan.page, n),
-          std::min(std::max(window, plan.sinks) * plan.page, n)};
+  return {std::min(plan.cascade.sinks * plan.index.unit, n),
+          std::min(std::max(window, plan.cascade.sinks) * plan.index.unit, n)};
 }
 
 // Rows of page, chunk and grid vectors that selecting from `tokens` reads.
 int64_t ScoredUnits(const Plan& plan, int32_t tokens) {
-  int64_t units = 0, level = tokens / plan.page;
-  for (const int32_t size : {plan.pages_per_chunk, plan.chunks_per_grid, 1}) {
+  int64_t units = 0, level = tokens / plan.index.unit;
+  for (const int32_t size : {plan.index.pages_per_chunk, plan.index.chunks_per_grid, 1}) {
     units += level;
     level = (level + size - 1) / size;
   }
@@ -49,7 +50,7 @@ class CudaCascade final : public CudaSelector {
     int32_t members = members_, pages = pages_;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
-      const int32_t need = frame.RoomFor(i) / frame.plan(i).page + 1;
+      const int32_t need = frame.RoomFor(i) / frame.plan(i).index.unit + 1;
       Raise(&pages, need, Generous(need, kMultiple));
       members = std::max(members, frame.memory().members());
     }
@@ -67,8 +68,9 @@ class CudaCascade final : public CudaSelector {
       if (!Has(*frame, i)) continue;
       SequenceState& state = frame->state(i);
       if (state.prompt_tokens() >= 0) {
-        fired_[static_cast<size_t>(i)] = state.trigger()->Advance(
-            state.plan(), state.entropy(), state.prompt_tokens(), frame->member(i).view.tokens);
+        fired_[static_cast<size_t>(i)] =
+            state.trigger()->Advance(state.plan(), state.reported().entropy, state.prompt_tokens(),
+                                     frame->member(i).view.tokens);
       }
       const Run listed = ListedRange(*frame, i);
       StepMemory& memory = frame->memory();
@@ -98,7 +100,7 @@ class CudaCascade final : public CudaSelector {
 
   cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const override {
     cuda::DeviceSelection selection;
-    selection.unit_tokens = frame.plan(part.first).page;
+    selection.unit_tokens = frame.plan(part.first).index.unit;
     selection.list_stride = pages_;
     selection.units = units_.as<int32_t>() + int64_t{part.first} * pages_;
     selection.counts = counts_.as<int32_t>() + part.first;
@@ -124,15 +126,17 @@ class CudaCascade final : public CudaSelector {
     selection.Reset(n, 1);
     const auto append = [&](int32_t begin, int32_t end) {
       for (int32_t page = begin; page < end; ++page) selection.units[0].push_back(page);
-      AppendRun({begin * plan.page, std::min(end * plan.page, n)}, &selection.runs[0]);
+      AppendRun({begin * plan.index.unit, std::min(end * plan.index.unit, n)}, &selection.runs[0]);
     };
-    const auto pages_for = [&plan](int32_t tokens) { return (tokens + plan.page - 1) / plan.page; };
+    const auto pages_for = [&plan](int32_t tokens) {
+      return (tokens + plan.index.unit - 1) / plan.index.unit;
+    };
     append(0, pages_for(listed.begin));
     for (const int32_t page : pages) append(page, page + 1);
     append(pages_for(listed.end), pages_for(n));
 
     const int32_t seen = frame.state(member).trigger()->selected_at();
-    if (fired_[static_cast<size_t>(member)] == 0 || seen < plan.page) return selection;
+    if (fired_[static_cast<size_t>(member)] == 0 || seen < plan.index.unit) return selection;
     const Geometry& g = frame.geometry();
     selection.scored_bytes =
         ScoredUnits(plan, seen) * g.kv_heads * g.head_dim * int64_t{sizeof(uint16_t)};
@@ -165,16 +169,17 @@ class CudaCascade final : public CudaSelector {
     w.key_layer_stride = PageLayout::Of(frame->geometry()).layer_stride;
     for (int level = 0; level < 3; ++level) w.levels[level] = frame->IndexRowsOf(first, level, 0);
     w.layers = frame->geometry().layers;
-    w.page_tokens = plan.page;
-    w.pages_per_chunk = plan.pages_per_chunk;
-    w.chunks_per_grid = plan.chunks_per_grid;
-    w.sinks = plan.sinks;
-    w.window = plan.window;
-    std::ranges::copy(plan.rho, w.rho);
+    w.page_tokens = plan.index.unit;
+    w.pages_per_chunk = plan.index.pages_per_chunk;
+    w.chunks_per_grid = plan.index.chunks_per_grid;
+    w.sinks = plan.cascade.sinks;
+    w.window = plan.cascade.recent;
+    std::ranges::copy(plan.cascade.rho, w.rho);
     w.tokens = frame->memory().On(select_at_, first);
     w.batch = count;
     for (int i = first; i < first + count; ++i) {
-      w.pages_max = std::max(w.pages_max, frame->state(i).trigger()->selected_at() / plan.page);
+      w.pages_max =
+          std::max(w.pages_max, frame->state(i).trigger()->selected_at() / plan.index.unit);
     }
     w.scratch = scratch_.as<std::byte>();
     w.list_stride = pages_;
@@ -193,6 +198,14 @@ class CudaCascade final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaCascadeServes(const Plan& plan) {
+  if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
+    return PlanUnserved("cascade", "\"literal\"");
+  }
+  if (plan.cascade.centred) return PlanUnserved("centred", "true");
+  return CudaUnitServes(plan);
+}
 
 std::unique_ptr<CudaSelector> NewCudaCascade(StepMemory* memory) {
   return std::make_unique<CudaCascade>(memory);

@@ -36,7 +36,7 @@ Status CudaFarPages::Fit(const CudaFrame& frame, int32_t pages) {
 Status CudaFarPages::Stage(CudaFrame* frame) {
   for (int i = 0; i < frame->members(); ++i) {
     SequenceState& state = frame->state(i);
-    std::shared_ptr<CudaHotPages>& hot = state.on_gpu().hot_pages;
+    std::shared_ptr<CudaHotPages>& hot = state.on_gpu.hot_pages;
     const bool may_promote = MayPromote(*frame, i);
     if (!may_promote) hot.reset();
     if (pages_.stride() == 0) continue;  // no member ever did
@@ -52,7 +52,7 @@ Status CudaFarPages::Stage(CudaFrame* frame) {
 
 Status CudaFarPages::Follow(CudaFrame* frame, int member) {
   const StepMember& m = frame->member(member);
-  std::shared_ptr<CudaHotPages>& hot = m.state->on_gpu().hot_pages;
+  std::shared_ptr<CudaHotPages>& hot = m.state->on_gpu.hot_pages;
   const int32_t page_tokens = frame->geometry().page_tokens;
   const int32_t count = (m.view.tokens + m.new_tokens + page_tokens - 1) / page_tokens;
   if (hot == nullptr || count > hot->page_stride()) {

@@ -3,37 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/select/selection_rule.h"
+
 namespace kvstrata {
-namespace {
-
-struct ListedUnits {
-  int32_t units = 0;        // of a list
-  int32_t unit_tokens = 1;  // of each
-  int32_t always = 0;       // tokens that are attended whatever is listed
-};
-
-ListedUnits ListOf(const Plan& plan, int32_t tokens) {
-  switch (plan.selector) {
-    case SelectorKind::kMinMax:
-      return {plan.budget / plan.page, plan.page, plan.n_sink + plan.n_recent};
-    case SelectorKind::kCascade: {
-      const double share = plan.rho[0] * plan.rho[1] * plan.rho[2];
-      return {static_cast<int32_t>(share * tokens / plan.page), plan.page,
-              (plan.sinks + plan.window + plan.every) * plan.page};
-    }
-    case SelectorKind::kVote:
-      return {plan.k, 1, plan.n_init + plan.n_local};
-    case SelectorKind::kBucket:
-      return {plan.tau, 1, plan.start + plan.recent};
-    default:
-      return {0, 1, plan.n_sink + plan.n_recent};
-  }
-}
-
-}  // namespace
-
 int32_t CudaHotPages::SlotsOf(const Plan& plan, const Geometry& g, int32_t pages) {
-  const ListedUnits list = ListOf(plan, pages * g.page_tokens);
+  const SelectionRule list = SelectionRuleOf(plan, pages * g.page_tokens);
   const int32_t of_unit = std::max(list.unit_tokens / g.page_tokens, 1);
   const int32_t listed = list.units * of_unit * (list.unit_tokens > 1 ? 2 : 1);
   // Ranges begin and end inside pages.

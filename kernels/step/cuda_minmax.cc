@@ -5,12 +5,14 @@
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
 
 cuda::CandidateRule RuleOf(const Plan& plan) {
-  return {plan.page, plan.n_sink, plan.n_recent, plan.budget / plan.page, plan.min_tokens};
+  const int32_t unit = plan.index.unit;
+  return {unit, plan.minmax.sinks, plan.minmax.recent, plan.minmax.budget / unit, plan.min_tokens};
 }
 
 class CudaMinMax final : public CudaSelector {
@@ -20,7 +22,7 @@ class CudaMinMax final : public CudaSelector {
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
   // Op score reads ahead, op vote does not.
-  bool ReadsAhead(const Plan& plan) const override { return !plan.group_softmax; }
+  bool ReadsAhead(const Plan& plan) const override { return !plan.minmax.group_softmax; }
 
   Status Fit(const CudaFrame& frame, std::span<const CudaPart>) override {
     Room room = room_;
@@ -39,13 +41,13 @@ class CudaMinMax final : public CudaSelector {
   }
 
   Status Select(CudaFrame* frame, const CudaPart& part, int layer, const Rows& q) override {
-    KVS_RETURN_IF_ERROR(part.plan.group_softmax ? Vote(*frame, part, layer, q)
-                                                : Score(*frame, part, layer, q));
+    KVS_RETURN_IF_ERROR(part.plan.minmax.group_softmax ? Vote(*frame, part, layer, q)
+                                                       : Score(*frame, part, layer, q));
     return Pick(*frame, part);
   }
 
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
-    return lists_.SelectionOf(part, part.plan.page);
+    return lists_.SelectionOf(part, part.plan.index.unit);
   }
 
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
@@ -53,7 +55,7 @@ class CudaMinMax final : public CudaSelector {
     KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, lists_.ReadMember(frame, member));
     if (lists.recent_begin == 0) return Selection::Full(n);
     const Geometry& g = frame.geometry();
-    const int32_t page = part.plan.page;
+    const int32_t page = part.plan.index.unit;
     Selection selection;
     selection.Reset(n, g.kv_heads);
     selection.scored_bytes = int64_t{2} * ((lists.recent_begin - lists.sink_end) / page) *
@@ -159,6 +161,8 @@ class CudaMinMax final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaMinMaxServes(const Plan& plan) { return CudaUnitServes(plan); }
 
 std::unique_ptr<CudaSelector> NewCudaMinMax(StepMemory* memory) {
   return std::make_unique<CudaMinMax>(memory);

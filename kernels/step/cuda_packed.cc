@@ -5,32 +5,31 @@
 
 #include "kernels/codec/packed.h"
 #include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_serves.h"
+#include "kernels/step/packed_room.h"
 
 namespace kvstrata {
 namespace {
 
 using cuda::PackedSegment;
 
-// Extents that ops attend_packed and score_packed take of a sequence.
-constexpr int32_t kMostSegments = 512;
-// Pieces that an open segment has, now more, now fewer: 7 each of 1, 8, 64 and 512 flushes.
-constexpr int32_t kMostPieces = 28;
-
 int32_t KeepOf(const Plan& plan, const Geometry& g) {
-  return plan.keep == 0 ? g.head_dim / 4 : plan.keep;
+  return plan.packed.keep == 0 ? g.head_dim / 4 : plan.packed.keep;
 }
 
 int32_t StoredChannels(const Plan& plan, const Geometry& g) {
-  return plan.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
+  return plan.packed.truncate ? g.head_dim - g.head_dim / 4 : g.head_dim;
 }
 
 // As the plan says, or a milder one that max_loss has asked for (loss_limit.h).
 bool IsOfPlan(const PackedHead& h, const Plan& plan, const Geometry& g) {
   const int32_t asked = KeepOf(plan, g);
-  const bool milder = plan.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
-  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.neighbours)) return false;
-  const PackedRows wanted = PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.truncate);
-  return h.keys.bits == wanted.bits && h.block == plan.block;
+  const bool milder = plan.stored.max_loss < 1 && h.keys.keep > asked && h.keys.neighbours == 1;
+  if (!milder && (h.keys.keep != asked || h.keys.neighbours != plan.packed.neighbours))
+    return false;
+  const PackedRows wanted =
+      PackedFormat(g.head_dim, h.keys.keep, h.keys.neighbours, plan.packed.truncate);
+  return h.keys.bits == wanted.bits && h.block == plan.packed.block;
 }
 
 template <typename T>
@@ -57,14 +56,11 @@ std::vector<PackedSegment> SegmentsOf(const PackedStorage& packed, const Geometr
   return table;
 }
 
-// Room for all extents of a sequence, of which the final ones stay: flushes and joins between those
-// make no graph stale.
 int32_t SegmentsFor(const PackedStorage* packed) {
-  if (packed == nullptr) return std::min(kMostPieces, kMostSegments);
-  const auto extents = static_cast<int32_t>(packed->segments().size());
-  const auto final = static_cast<int32_t>(
-      std::ranges::count_if(packed->segments(), &PackedStorage::Segment::final));
-  return std::max(extents, std::min(final + kMostPieces, kMostSegments));
+  if (packed == nullptr) return SegmentRoom::For(0, 0);
+  const auto final = std::ranges::count_if(packed->segments(), &PackedStorage::Segment::final);
+  return SegmentRoom::For(static_cast<int32_t>(final),
+                          static_cast<int32_t>(packed->segments().size()));
 }
 
 Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry& g) {
@@ -85,6 +81,11 @@ Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry&
 }
 
 }  // namespace
+
+Status CudaPackedServes(const Plan& plan) {
+  // Blocks of a layer's heads differ then.
+  return plan.packed.search ? PlanUnserved("strategy", "\"search\"") : OkStatus();
+}
 
 CudaPacked::CudaPacked(StepMemory* memory)
     : CudaCodec(CodecKind::kPacked),
@@ -108,11 +109,11 @@ Status CudaPacked::Check(const CudaFrame& frame) const {
   for (int i = 0; i < frame.members(); ++i) {
     const PackedStorage* const packed = frame.state(i).packed();
     if (packed == nullptr || Knows(frame, i)) continue;
-    if (const size_t count = packed->segments().size(); count > kMostSegments) {
+    if (const size_t count = packed->segments().size(); count > SegmentRoom::kMost) {
       return Unimplemented("CUDA_PLAN", std::to_string(count) +
                                             " packed extents of a sequence are not served on a "
                                             "GPU; at most " +
-                                            std::to_string(kMostSegments) +
+                                            std::to_string(SegmentRoom::kMost) +
                                             " are; use shorter sequences, or backend simd");
     }
     KVS_RETURN_IF_ERROR(CheckHeads(*packed, frame.plan(i), frame.geometry()));
@@ -121,14 +122,11 @@ Status CudaPacked::Check(const CudaFrame& frame) const {
 }
 
 Status CudaPacked::Fit(const CudaFrame& frame) {
-  constexpr int32_t kMultiple = 16;
   Room room = room_;
   for (int i = 0; i < frame.members(); ++i) {
     if (!Has(frame, i)) continue;
     const PackedStorage* const packed = frame.state(i).packed();
-    const int32_t segments = SegmentsFor(packed);
-    const int32_t larger = (segments + 4 + kMultiple - 1) / kMultiple * kMultiple;
-    Raise(&room.segments, segments, std::min(larger, kMostSegments));
+    room.segments = SegmentRoom::Grown(room.segments, SegmentsFor(packed));
     room.keep = std::max({room.keep, KeepOf(frame.plan(i), frame.geometry()),
                           packed == nullptr ? 0 : packed->keep_max()});
     room.members = std::max(room.members, frame.memory().members());
@@ -195,7 +193,7 @@ cuda::PackedLayer CudaPacked::LayerOf(const CudaFrame& frame, const CudaPart& pa
   packed.segment_stride = room_.segments;
   packed.kv_heads = frame.geometry().kv_heads;
   packed.head_dim = frame.geometry().head_dim;
-  packed.truncated = part.plan.truncate;
+  packed.truncated = part.plan.packed.truncate;
   packed.keep_max = std::min(room_.keep, StoredChannels(part.plan, frame.geometry()));
   return packed;
 }

@@ -61,7 +61,7 @@ void CudaSentences::Truncate(int32_t tokens) {
 bool CudaSentences::Observed(const Plan& plan, const Geometry& geometry,
                              int32_t prompt_tokens) const {
   for (int32_t layer = plan.n_dense_layers; layer < geometry.layers; ++layer) {
-    if (!observed[static_cast<size_t>(layer)].Cover(prompt_tokens, plan.n_obs)) return false;
+    if (!observed[static_cast<size_t>(layer)].Cover(prompt_tokens, plan.bucket.n_obs)) return false;
   }
   return true;
 }

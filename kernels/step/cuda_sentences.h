@@ -59,7 +59,7 @@ class CudaSentenceMemory {
 
 struct CudaSentences {
   CudaSentences(const Plan& plan, const Geometry& geometry)
-      : observed(static_cast<size_t>(geometry.layers)), ends(plan.max_length) {}
+      : observed(static_cast<size_t>(geometry.layers)), ends(plan.bucket.max_length) {}
 
   // Whether the prompt's last queries passed through steps, in all layers that choose.
   bool Observed(const Plan& plan, const Geometry& geometry, int32_t prompt_tokens) const;

@@ -1,76 +1,55 @@
-// What CudaStep serves.
-#include <bit>
-#include <string>
+#include "kernels/step/cuda_serves.h"
 
-#include "kernels/step/cuda_step.h"
+#include <array>
+#include <bit>
 
 namespace kvstrata {
 namespace {
 
 constexpr int32_t kGroupMax = 8;  // query heads a KV head: columns of one product
 
-Status PlanUnserved(std::string_view key, std::string_view value) {
-  return Unimplemented(
-      "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
-                       " is not served on a GPU; served there are selectors full, window, "
-                       "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
-                       "bucket (sentencekv) over codec raw, block (mosaickv) and full over "
-                       "codec packed, with rest = \"drop\", and zoom over codec lowrank (sekv); "
-                       "use one of them, or backend simd");
-}
-
 Status ModelUnserved(const std::string& what) {
   return Unimplemented("CUDA_MODEL", what + "; use backend simd");
 }
 
-bool IsPowerOfTwo(int32_t n) { return std::has_single_bit(static_cast<uint32_t>(n)); }
+Status AllServed(const Plan&) { return OkStatus(); }
 
-}  // namespace
+constexpr uint8_t Over(CodecKind codec) {
+  return static_cast<uint8_t>(1u << static_cast<unsigned>(codec));
+}
+constexpr uint8_t kRaw = Over(CodecKind::kRaw), kPacked = Over(CodecKind::kPacked),
+                  kLowRank = Over(CodecKind::kLowRank);
 
-Status CudaServes(const Plan& plan, const Geometry& geometry) {
-  const bool of_units =
-      plan.selector == SelectorKind::kMinMax || plan.selector == SelectorKind::kCascade;
-  const bool of_spans = plan.codec == CodecKind::kLowRank;
-  const bool packed = plan.codec == CodecKind::kPacked;
-  // What the selectors' ops choose: blocks of packed rows, spans, or anything of raw rows.
-  const bool served =
-      packed     ? plan.selector == SelectorKind::kBlock || plan.selector == SelectorKind::kFull
-      : of_spans ? plan.selector == SelectorKind::kZoom
-                 : plan.selector != SelectorKind::kBlock;
-  if (!served) {
+// The codecs whose rows a selector's ops choose from there, and what of its options they serve.
+struct Served {
+  uint8_t codecs;
+  Status (*options)(const Plan& plan);
+};
+constexpr std::array<Served, 8> kSelectors = {{
+    {kRaw | kPacked, AllServed},  // full
+    {kRaw, AllServed},            // window
+    {kRaw, CudaMinMaxServes},
+    {kRaw, CudaCascadeServes},
+    {kRaw, CudaVoteServes},
+    {kRaw, CudaBucketServes},
+    {kLowRank, AllServed},  // zoom
+    {kPacked, CudaBlockServes},
+}};  // by SelectorKind
+
+Status ServesPlan(const Plan& plan) {
+  const Served& selector = kSelectors[static_cast<size_t>(plan.selector)];
+  if ((selector.codecs & Over(plan.codec)) == 0) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
                                      std::string(NameOf(plan.selector)) + "\"");
   }
-  if (!of_spans && plan.rest != RestKind::kDrop) {
-    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.rest)) + "\"");
+  if (plan.codec != CodecKind::kLowRank && plan.index.rest != RestKind::kDrop) {
+    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"");
   }
-  if (of_units && !IsPowerOfTwo(plan.page)) {
-    return PlanUnserved("page", std::to_string(plan.page) + " (no power of two)");
-  }
-  if (plan.selector == SelectorKind::kCascade && plan.cascade != Plan::Cascade::kTop) {
-    return PlanUnserved("cascade", "\"literal\"");
-  }
-  if (plan.selector == SelectorKind::kCascade && plan.centred) {
-    return PlanUnserved("centred", "true");
-  }
-  if (plan.selector == SelectorKind::kBucket && plan.keep_rest) {
-    return PlanUnserved("keep_rest", "true");
-  }
-  if (plan.selector == SelectorKind::kBucket && plan.per_query_head) {
-    return PlanUnserved("per_query_head", "true");
-  }
-  if (plan.selector == SelectorKind::kVote && plan.max_pool > 1) {
-    return PlanUnserved("max_pool", std::to_string(plan.max_pool));
-  }
-  if (plan.selector == SelectorKind::kVote && !plan.scale_votes) {
-    return PlanUnserved("scale", "false");  // op vote keeps weights down to e^-20 of a block's
-  }
-  if (packed && plan.search) {
-    return PlanUnserved("strategy", "\"search\"");  // blocks of a layer's heads differ
-  }
-  if (packed && plan.group_softmax) {
-    return PlanUnserved("group", "\"softmax\"");  // op score_packed takes the group's maximum
-  }
+  KVS_RETURN_IF_ERROR(selector.options(plan));
+  return plan.codec == CodecKind::kPacked ? CudaPackedServes(plan) : OkStatus();
+}
+
+Status ServesModel(const Geometry& geometry) {
   if (geometry.pre_rope()) {
     return ModelUnserved("keys stored before rotary embedding are not served on a GPU");
   }
@@ -83,6 +62,28 @@ Status CudaServes(const Plan& plan, const Geometry& geometry) {
                          std::to_string(kGroupMax) + " are");
   }
   return OkStatus();
+}
+
+}  // namespace
+
+Status PlanUnserved(std::string_view key, std::string_view value) {
+  return Unimplemented(
+      "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
+                       " is not served on a GPU; served there are selectors full, window, "
+                       "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
+                       "bucket (sentencekv) over codec raw, block (mosaickv) and full over "
+                       "codec packed, with rest = \"drop\", and zoom over codec lowrank (sekv); "
+                       "use one of them, or backend simd");
+}
+
+Status CudaUnitServes(const Plan& plan) {
+  if (std::has_single_bit(static_cast<uint32_t>(plan.index.unit))) return OkStatus();
+  return PlanUnserved("page", std::to_string(plan.index.unit) + " (no power of two)");
+}
+
+Status CudaServes(const Plan& plan, const Geometry& geometry) {
+  KVS_RETURN_IF_ERROR(ServesPlan(plan));
+  return ServesModel(geometry);
 }
 
 }  // namespace kvstrata

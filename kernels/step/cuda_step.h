@@ -56,15 +56,12 @@
 #include <vector>
 
 #include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_serves.h"
 #include "kernels/step/cuda_workspace.h"
 
 namespace kvstrata {
 
 class CudaShadow;  // cuda_shadow.h
-
-// Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN or CUDA_MODEL, which names the
-// key, its value and what is served. For opening a sequence; Begin asks it again.
-Status CudaServes(const Plan& plan, const Geometry& geometry);
 
 class CudaStep : public CudaFrame {
  public:

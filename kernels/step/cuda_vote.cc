@@ -6,6 +6,7 @@
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_serves.h"
 #include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
@@ -14,18 +15,18 @@ namespace {
 constexpr int64_t kInt = sizeof(int32_t), kFloat = sizeof(float);
 
 cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
-  return {int64_t{g.query_heads} * g.head_dim, plan.k};
+  return {int64_t{g.query_heads} * g.head_dim, plan.vote.budget};
 }
 
 // Of N tokens, the query's own among them. A prompt chunk selects from the tokens before it: the
 // same rule, of one token less.
 cuda::CandidateRule RuleOf(const Plan& plan, bool prompt) {
   const int32_t own = prompt ? 1 : 0;
-  return {1, plan.n_init, plan.n_local + own, plan.k, plan.min_tokens + own};
+  return {1, plan.vote.sinks, plan.vote.recent + own, plan.vote.budget, plan.min_tokens + own};
 }
 
 bool InFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.n_init + plan.n_local, plan.k, plan.min_tokens);
+  return AttendsInFull(n, plan.vote.sinks + plan.vote.recent, plan.vote.budget, plan.min_tokens);
 }
 
 class CudaVote final : public CudaSelector {
@@ -36,11 +37,11 @@ class CudaVote final : public CudaSelector {
 
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
-  bool AttendsNewest(const Plan& plan) const override { return plan.n_local > 0; }
+  bool AttendsNewest(const Plan& plan) const override { return plan.vote.recent > 0; }
 
   void Open(const CudaFrame&) override { list_count_ = 0; }
 
-  // A prompt is cut at multiples of plan.chunk from the sequence's start (ADR 3).
+  // A prompt is cut at multiples of plan.vote.chunk from the sequence's start (ADR 3).
   void Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) override {
     if (frame.state(member).prompt_tokens() >= 0) {
       CudaSelector::Cut(frame, member, parts);
@@ -51,7 +52,7 @@ class CudaVote final : public CudaSelector {
     const Plan& plan = frame.plan(member);
     for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
       const int64_t start = int64_t{m.view.tokens} + begin;
-      const int64_t next = (start / plan.chunk + 1) * plan.chunk - m.view.tokens;
+      const int64_t next = (start / plan.vote.chunk + 1) * plan.vote.chunk - m.view.tokens;
       end = static_cast<int32_t>(std::min<int64_t>(next, m.new_tokens));
       CudaPart& part = parts->emplace_back();
       part.first = member;
@@ -70,7 +71,7 @@ class CudaVote final : public CudaSelector {
       const int32_t lists = part.list + part.count;
       Raise(&room.lists, lists, PowerOfTwo(lists));
       Raise(&room.batch, part.count, PowerOfTwo(part.count));
-      if (part.prompt) room.chunk_list = std::max(room.chunk_list, part.plan.k);
+      if (part.prompt) room.chunk_list = std::max(room.chunk_list, part.plan.vote.budget);
       for (int i = part.first; i < part.first + part.count; ++i) {
         const int32_t tokens = frame.RoomFor(i);
         Raise(&room.tokens, tokens, Generous(tokens, kMultiple));
@@ -90,7 +91,7 @@ class CudaVote final : public CudaSelector {
       SequenceState& state = frame->state(i);
       const bool votes = Has(*frame, i) && state.prompt_tokens() >= 0;
       if (!votes || InFull(state.plan(), frame->member(i).view.tokens + 1)) continue;
-      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu().vote_cache;
+      std::shared_ptr<CudaVoteCache>& cache = state.on_gpu.vote_cache;
       if (cache == nullptr || cache->shared) KVS_RETURN_IF_ERROR(Own(*frame, state.plan(), &cache));
       const std::byte* const at = cache->memory.as<std::byte>();
       KVS_RETURN_IF_ERROR(
@@ -121,7 +122,7 @@ class CudaVote final : public CudaSelector {
       selection.list_stride = room_.chunk_list;
       selection.units = units_.as<int32_t>() + int64_t{part.list} * room_.chunk_list;
     } else {
-      selection.list_stride = part.plan.k;
+      selection.list_stride = part.plan.vote.budget;
       selection.lists = lists_.as<uint64_t>() + part.list;
     }
     selection.counts = counts_.as<int32_t>() + part.list;
@@ -222,9 +223,9 @@ class CudaVote final : public CudaSelector {
     cuda::Reuse reuse;
     reuse.caches = caches_.Row<uint64_t>(part.first);
     reuse.layer = layer;
-    reuse.theta = part.plan.theta;
-    reuse.per_head = part.plan.cosine_per_head;
-    reuse.append_departed = part.plan.append_departed;
+    reuse.theta = part.plan.vote.theta;
+    reuse.per_head = part.plan.vote.cosine_per_head;
+    reuse.append_departed = part.plan.vote.append_departed;
     reuse.tokens = tokens;
     reuse.ahead = true;
     reuse.voting = voting_.as<int32_t>() + part.list;
@@ -266,7 +267,7 @@ class CudaVote final : public CudaSelector {
       w.list_stride = room_.chunk_list;
     } else {
       w.lists = lists_.as<uint64_t>() + part.list;
-      w.list_stride = part.plan.k;
+      w.list_stride = part.plan.vote.budget;
     }
     w.counts = counts_.as<int32_t>() + part.list;
     w.sink_end = sink_end_.as<int32_t>() + part.list;
@@ -302,6 +303,13 @@ class CudaVote final : public CudaSelector {
 };
 
 }  // namespace
+
+Status CudaVoteServes(const Plan& plan) {
+  if (plan.vote.max_pool > 1) return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool));
+  // Op vote keeps weights down to e^-20 of a block's.
+  if (!plan.vote.scale) return PlanUnserved("scale", "false");
+  return OkStatus();
+}
 
 std::unique_ptr<CudaSelector> NewCudaVote(StepMemory* memory) {
   return std::make_unique<CudaVote>(memory);

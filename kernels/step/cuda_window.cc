@@ -7,8 +7,8 @@ namespace {
 
 // The positions that are left out; {0, 0}: none.
 Run LeftOut(const Plan& plan, int32_t n) {
-  if (AttendsInFull(n, plan.n_sink + plan.n_recent, 0, plan.min_tokens)) return {};
-  return {plan.n_sink, n - plan.n_recent};
+  if (AttendsInFull(n, plan.window.sinks + plan.window.recent, 0, plan.min_tokens)) return {};
+  return {plan.window.sinks, n - plan.window.recent};
 }
 
 class CudaWindow final : public CudaSelector {

@@ -91,11 +91,11 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   copy->index_ = index_;
   copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
-  copy->on_gpu_.vote_cache = on_gpu_.vote_cache;
-  if (on_gpu_.vote_cache != nullptr) on_gpu_.vote_cache->shared = true;
-  if (on_gpu_.sentences != nullptr) {
-    copy->on_gpu_.sentences = std::make_shared<CudaSentences>(*on_gpu_.sentences);
-    if (on_gpu_.sentences->memory != nullptr) on_gpu_.sentences->memory->shared = true;
+  copy->on_gpu.vote_cache = on_gpu.vote_cache;
+  if (on_gpu.vote_cache != nullptr) on_gpu.vote_cache->shared = true;
+  if (on_gpu.sentences != nullptr) {
+    copy->on_gpu.sentences = std::make_shared<CudaSentences>(*on_gpu.sentences);
+    if (on_gpu.sentences->memory != nullptr) on_gpu.sentences->memory->shared = true;
   }
   copy->entropy_ = entropy_;
   copy->surprisal_ = surprisal_;
@@ -154,7 +154,7 @@ Status SequenceState::Refresh(const SequenceView& view) {
 void SequenceState::CatchUp(const SequenceView& view, const Backend& backend, Executor& executor) {
   KVS_CHECK(view.tokens == tokens_ && view.version == version_);
   if (indexed_tokens_ < tokens_) {
-    SegmenterOf(plan_.segmenter)
+    SegmenterOf(plan_.segmenter())
         .Update(geometry_, index_, view, indexed_tokens_, tokens_, backend, executor);
     indexed_tokens_ = tokens_;
   }
@@ -276,9 +276,9 @@ void SequenceState::Truncate(int32_t tokens) {
   held_tokens_ = std::min(held_tokens_, tokens);
   surprisal_held_ = std::min(surprisal_held_, tokens);
   selector_->Truncate(tokens);
-  on_gpu_.vote_cache.reset();
-  on_gpu_.hot_pages.reset();
-  if (on_gpu_.sentences != nullptr) on_gpu_.sentences->Truncate(tokens);
+  on_gpu.vote_cache.reset();
+  on_gpu.hot_pages.reset();
+  if (on_gpu.sentences != nullptr) on_gpu.sentences->Truncate(tokens);
 }
 
 Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Backend& backend,

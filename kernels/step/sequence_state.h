@@ -28,6 +28,12 @@ class CudaHotPages;    // cuda_hot_pages.h
 struct CudaSentences;  // cuda_sentences.h
 struct CudaVoteCache;  // cuda_vote_cache.h
 
+// What an engine reported, by position.
+struct ReportedSeries {
+  std::span<const float> entropy;     // nats; NaN: none
+  std::span<const uint8_t> boundary;  // 1: this token ends a sentence
+};
+
 // What steps on a GPU keep of a sequence, each made by the first step that wants it.
 struct CudaSequence {
   std::shared_ptr<CudaVoteCache> vote_cache;  // a fork shares it
@@ -121,12 +127,11 @@ class SequenceState {
   int32_t tokens() const { return tokens_; }
   int32_t indexed_tokens() const { return indexed_tokens_; }
   int32_t prompt_tokens() const { return prompt_tokens_; }
-  // Reported series, by position; entropy NaN: none.
-  std::span<const float> entropy() const { return entropy_; }
-  std::span<const uint8_t> boundary() const { return boundary_; }
+  ReportedSeries reported() const { return {entropy_, boundary_}; }
   // As Selector::trigger.
   CascadeTrigger* trigger() const { return selector_->trigger(); }
-  CudaSequence& on_gpu() { return on_gpu_; }
+
+  CudaSequence on_gpu;
 
  private:
   friend class Step;
@@ -148,7 +153,6 @@ class SequenceState {
   IndexLayout index_;
   std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
   std::unique_ptr<Selector> selector_;
-  CudaSequence on_gpu_;
   std::unique_ptr<PackedStorage> packed_;
   std::unique_ptr<SpanStorage> spans_;
   bool raw_gone_ = false;                   // pages that they cover are absent

@@ -24,10 +24,10 @@ std::string SequenceState::PromptStatus() const {
 
 std::string SequenceState::SelectorStatus(const SequenceView& view) const {
   const SelectContext context = Context(view);
-  if (on_gpu_.sentences == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
+  if (on_gpu.sentences == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
   return SentenceStatus(plan_, context,
-                        on_gpu_.sentences->ready || BucketsInFull(plan_, prompt_tokens_) ||
-                            on_gpu_.sentences->Observed(plan_, geometry_, prompt_tokens_));
+                        on_gpu.sentences->ready || BucketsInFull(plan_, prompt_tokens_) ||
+                            on_gpu.sentences->Observed(plan_, geometry_, prompt_tokens_));
 }
 
 // What the codec did otherwise than the plan asks.
@@ -35,7 +35,7 @@ std::string SequenceState::CodecStatus() const {
   if (plan_.codec == CodecKind::kRaw || prompt_tokens_ < 0 || tokens_ < plan_.min_tokens) return "";
   if (plan_.codec == CodecKind::kLowRank) return MaxLossText(plan_, geometry_, spans());
   // Generated tokens wait for a whole buffer, and that for its turn.
-  return PackedText(plan_, std::max(prompt_tokens_, tokens_ - 2 * plan_.buffer), packed());
+  return PackedText(plan_, std::max(prompt_tokens_, tokens_ - 2 * plan_.packed.buffer), packed());
 }
 
 std::string SequenceState::StatusText(const SequenceView& view) const {

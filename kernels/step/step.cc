@@ -37,7 +37,7 @@ Step::Step(std::vector<StepMember> members, const Backend& backend, Executor& ex
 
 Step::~Step() = default;
 
-// A prompt is cut at multiples of plan.chunk from the sequence's start; everything else is one
+// A prompt is cut at multiples of vote.chunk from the sequence's start; everything else is one
 // chunk.
 void Step::AddChunks(int member) {
   const StepMember& m = members_[member];
@@ -45,7 +45,8 @@ void Step::AddChunks(int member) {
   const bool cut = m.state->prompt_tokens_ < 0 && plan.selector == SelectorKind::kVote;
   for (int32_t begin = 0, end; begin < m.new_tokens; begin = end) {
     const int64_t position = int64_t{m.view.tokens} + begin;
-    const int64_t next = cut ? (position / plan.chunk + 1) * plan.chunk : position + m.new_tokens;
+    const int64_t next =
+        cut ? (position / plan.vote.chunk + 1) * plan.vote.chunk : position + m.new_tokens;
     end = static_cast<int32_t>(std::min<int64_t>(next - m.view.tokens, m.new_tokens));
     chunks_.push_back({member, begin, end - begin, {}});
   }

@@ -37,7 +37,7 @@ class Step : public StepBatch {
 
   // Attention of the new tokens over what Select chose (it selects first if Select was not called
   // for this layer): the history as selected for the first new token, the new tokens causally. A
-  // prompt is cut at multiples of plan.chunk, each chunk with a selection of its own, where the
+  // prompt is cut at multiples of vote.chunk, each chunk with a selection of its own, where the
   // selector selects in prefill (ADR 3).
   // Models with keys stored before rotary embedding pass q before it as well, everywhere; a token's
   // rows and its query stand at their positions, or, with plan.compact, at their ranks among the

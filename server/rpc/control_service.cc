@@ -140,7 +140,7 @@ Status WritePlan(const Store& store, const std::string& text, std::string_view o
   out->set_name(origin == "configuration" ? text : plan.name);
   out->set_text(FormatPlan(plan));
   if (IsPreset(plan.name)) out->set_description(std::string(DescribePreset(plan.name)));
-  out->set_segmenter(std::string(NameOf(plan.segmenter)));
+  out->set_segmenter(std::string(NameOf(plan.segmenter())));
   out->set_selector(std::string(NameOf(plan.selector)));
   out->set_codec(std::string(NameOf(plan.codec)));
   out->set_tier(std::string(NameOf(plan.tier)));

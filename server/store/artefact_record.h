@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/store/artefacts.h"
+#include "server/store/held_prefix.h"
 
 namespace kvstrata {
 
@@ -33,6 +34,11 @@ ArtefactRecord RecordOf(const Artefact& artefact);
 std::vector<std::byte> EncodeRecord(const ArtefactRecord& record);
 // Nothing unless the bytes are a record whose parts and runs are in order and within the prompt.
 std::optional<ArtefactRecord> ParseRecord(std::span<const std::byte> bytes);
+
+// REQUIRES: it has parts.
+inline RawFree RawFreeOf(const ArtefactRecord& record) {
+  return {record.released, record.parts.back().tokens.end, Residence::kDisk};
+}
 
 // Of part number `i`.
 PageKey PartKey(const PageKey& artefact, size_t i, const ArtefactRecord::Part& part);

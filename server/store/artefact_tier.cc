@@ -1,26 +1,27 @@
 // Artefacts between artefacts_ and the tier below: how one is read when a sequence opens. All or
 // nothing: it is entered when its record and every part came and were verified, else what came of
 // it is let go and the prompt is recompressed. Written they are as pages are (page_tier.cc).
-#include <algorithm>
 #include <utility>
 
 #include "server/store/store_impl.h"
 
 namespace kvstrata {
 
-// Raw pages that the plan keeps must be there too, or the artefact is of no use.
-bool Store::Impl::WantsArtefact(const Opening& o, const PageTier& tier) const {
+// An artefact serves who is held for all of its prompt that can be, and nobody else: who has to
+// compute some of it recompresses the prompt anyway.
+bool Store::Impl::WantsArtefact(const Opening& o, const PageTier& tier) {
+  const Plan& plan = o.sequence->plan;
   if (!o.sequence->codec || !tier.Holds(o.artefact)) return false;
-  std::vector<PageKey> elsewhere;
   {
     MutexLock lock(mu_);
     if (artefacts_.Contains(o.artefact)) return false;
-    if (o.sequence->plan.keep_raw == KeepRaw::kNo) return true;
-    for (const PageKey& key : o.keys) {
-      if (prefix_.Find(key) == nullptr) elsewhere.push_back(key);
-    }
   }
-  return std::ranges::all_of(elsewhere, [&tier](const PageKey& key) { return tier.Holds(key); });
+  std::optional<RawFree> artefact;
+  if (OpensWithoutRaw(plan)) {
+    if (!o.record) return true;  // it says which raw pages may be missing
+    artefact = RawFreeOf(*o.record);
+  }
+  return FindAnywhere(o.question(), artefact).pages.size() == o.keys.size();
 }
 
 void Store::Impl::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier,
@@ -41,6 +42,7 @@ void Store::Impl::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier
 void Store::Impl::LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier,
                             std::function<void()> then) {
   if (!o->record || o->record->prompt_tokens != o->tokens) return then();
+  if (!WantsArtefact(*o, *tier)) return then();
   TierLoad load;
   load.asked = o->asked;
   for (size_t i = 0; i < o->record->parts.size(); ++i) {

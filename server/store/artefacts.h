@@ -91,17 +91,10 @@ class Artefacts {
   const std::list<Artefact>& all() const { return by_age_; }
 
  private:
-  struct Hash {
-    size_t operator()(const PageKey& key) const {
-      size_t h;
-      std::memcpy(&h, key.data(), sizeof(h));  // uniform already
-      return h;
-    }
-  };
   Artefact Take(std::list<Artefact>::iterator at);
 
   std::list<Artefact> by_age_;
-  std::unordered_map<PageKey, std::list<Artefact>::iterator, Hash> by_key_;
+  std::unordered_map<PageKey, std::list<Artefact>::iterator, PageKeyHash> by_key_;
 };
 
 }  // namespace kvstrata

@@ -6,6 +6,18 @@
 #include "server/store/sequence.h"
 
 namespace kvstrata {
+namespace {
+
+using Part = PrefixView::Part;
+
+HeldIn FindPart(PrefixView* view, Part part, size_t i, bool superfluous) {
+  const HeldIn memory = view->InMemory(part, i);
+  if (memory != HeldIn::kNothing) return memory;
+  if (superfluous) return HeldIn::kArtefact;
+  return view->InTier(part, i) ? HeldIn::kTier : HeldIn::kNothing;
+}
+
+}  // namespace
 
 PromptKeys KeysOf(const KeyChain& chain, uint32_t page_tokens, const Plan& plan,
                   const std::string* parameters, std::span<const int32_t> tokens) {
@@ -30,31 +42,34 @@ HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& superfluo
                     PrefixView* view) {
   HeldPrefix held;
   size_t rows_end = 0;  // pages up to here have a gap
-  for (; held.pages < shape.pages; ++held.pages) {
-    const bool may_miss = !superfluous.empty() && superfluous[held.pages];
-    if (view->HasPage(held.pages, may_miss)) continue;
-    if (!may_miss) break;
-    rows_end = held.pages + 1;
+  held.pages.reserve(shape.pages);
+  for (size_t i = 0; i < shape.pages; ++i) {
+    const HeldIn where = FindPart(view, Part::kPage, i, !superfluous.empty() && superfluous[i]);
+    if (where == HeldIn::kNothing) break;
+    if (where == HeldIn::kArtefact) rows_end = i + 1;
+    held.pages.push_back(where);
   }
-  if (shape.block_pages != 0) {
-    const size_t most = held.pages / shape.block_pages;
-    while (held.blocks < most && view->HasBlock(held.blocks)) ++held.blocks;
+  const size_t most = shape.block_pages == 0 ? 0 : held.pages.size() / shape.block_pages;
+  while (held.blocks < most &&
+         FindPart(view, Part::kBlock, held.blocks, false) != HeldIn::kNothing) {
+    ++held.blocks;
   }
   held.whole = rows_end == 0;
   if (held.whole) return held;
   const bool indexed = !shape.indexed || held.blocks * shape.block_pages >= rows_end;
-  if (held.pages == shape.pages && indexed) return held;
+  if (held.pages.size() == shape.pages && indexed) return held;
   return FindHeld(shape, {}, view);
 }
 
 // A packed segment may reach beyond what the sequence holds, a span may not be cut.
-std::vector<bool> SuperfluousPages(const Plan& plan, const RawFree& artefact, size_t pages,
-                                   uint32_t page_tokens) {
+std::vector<bool> SuperfluousPages(const Plan& plan, const std::optional<RawFree>& artefact,
+                                   size_t pages, uint32_t page_tokens) {
+  if (!artefact) return {};
   const auto page = static_cast<int32_t>(page_tokens);
   const int32_t held = static_cast<int32_t>(pages) * page;
-  if (plan.codec != CodecKind::kPacked && artefact.end > held) return {};
+  if (plan.codec != CodecKind::kPacked && artefact->end > held) return {};
   std::vector<bool> superfluous(pages);
-  for (const Run& run : artefact.released) {
+  for (const Run& run : artefact->released) {
     const int32_t last = std::min(run.end, held) / page;
     for (int32_t i = (run.begin + page - 1) / page; i < last; ++i) {
       superfluous[static_cast<size_t>(i)] = true;

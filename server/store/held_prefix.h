@@ -1,17 +1,21 @@
-// FindHeld: how much of a prompt is held. The one rule of that: a look-up asks it what an open
-// would answer, an open asks it what to read from the tier below, what to copy from another device,
-// and at last what to answer.
+// FindHeld: how much of a prompt is held, and where. The one rule of that: a look-up asks it what
+// an open would answer, a pin what it keeps, and an open whether its prompt's artefact is worth
+// reading, what else to read from the tier below, what to copy from another device, and at last
+// what to answer.
 //
-// The rule: the leading pages that are there, and of the plan's shared index the leading blocks
-// that end with them. A page that the prompt's artefact makes superfluous may be missing, as long
-// as it does so of nothing else: then all other pages of the prompt must be there, and the index up
-// to the end of the last one that is missing, or the artefact is of no use and the prompt is held
-// as far as its pages go.
+// The rule: a page is held where memory has it, else in the tier below; of the plan's shared index
+// the leading blocks that end with held pages are. The prefix ends at the first page that neither
+// has. A page that the prompt's artefact makes superfluous is not fetched from the tier, and may be
+// missing, as long as nothing else is: then all other pages of the prompt must be there, and the
+// index up to the end of the last one that is missing, or the artefact is of no use and the prompt
+// is held as far as its pages go.
 //
-// Thread-safety: none, values. Errors: none. Cost: a question or two a page to the view.
+// Thread-safety: none, values. Errors: none. Cost: a question or two a page to the view; a byte a
+// page.
 #ifndef KVSTRATA_SERVER_STORE_HELD_PREFIX_H_
 #define KVSTRATA_SERVER_STORE_HELD_PREFIX_H_
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +23,7 @@
 #include "kernels/plan.h"
 #include "server/store/blocks.h"
 #include "server/store/prefix_key.h"
+#include "server/store/store.h"
 
 namespace kvstrata {
 
@@ -40,19 +45,29 @@ struct PrefixShape {
   bool indexed = false;    // the plan has an index
 };
 
+// Where a page is held. kArtefact: in no place of its own, its rows are what the prompt's artefact
+// holds.
+enum class HeldIn : uint8_t { kNothing, kDevice, kHost, kTier, kArtefact };
+inline HeldIn InMemoryOf(Tier tier) {
+  return tier == Tier::kDevice ? HeldIn::kDevice : HeldIn::kHost;
+}
+
 // What is there of a prompt, as somebody sees it. May be asked for a page or block again; asks for
 // them begin at the first and leave none out.
 class PrefixView {
  public:
+  enum class Part : uint8_t { kPage, kBlock };
   virtual ~PrefixView() = default;
-  // A superfluous page is not fetched from anywhere: it is there if memory has it.
-  virtual bool HasPage(size_t i, bool superfluous) = 0;
-  virtual bool HasBlock(size_t i) = 0;
+  // kDevice, kHost or kNothing.
+  virtual HeldIn InMemory(Part part, size_t i) = 0;
+  // Asked of what is not in memory.
+  virtual bool InTier(Part part, size_t i) = 0;
 };
 
 struct HeldPrefix {
-  size_t pages = 0, blocks = 0;
-  bool whole = true;  // no page of it is missing
+  std::vector<HeldIn> pages;  // of the leading ones that are held
+  size_t blocks = 0;
+  bool whole = true;  // no page of it is kArtefact
 };
 
 // `superfluous`: by page; empty: none is.
@@ -66,9 +81,10 @@ struct RawFree {
   Residence where = Residence::kDevice;
 };
 
-// Which of the first `pages` of its prompt are superfluous. Empty: none is.
-std::vector<bool> SuperfluousPages(const Plan& plan, const RawFree& artefact, size_t pages,
-                                   uint32_t page_tokens);
+// Which of the first `pages` of its prompt are superfluous. Empty: none is, or there is no
+// artefact.
+std::vector<bool> SuperfluousPages(const Plan& plan, const std::optional<RawFree>& artefact,
+                                   size_t pages, uint32_t page_tokens);
 
 }  // namespace kvstrata
 

@@ -11,12 +11,6 @@ namespace {
 constexpr size_t kAhead = 16;  // slots on their way from memory: as many as a core has going
 constexpr uint32_t kNoTenant = ~uint32_t{0};
 
-Status TooLong(uint64_t tokens) {
-  return InvalidArgument(
-      "SEQUENCE_TOO_LONG",
-      std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
-}
-
 PageOwner NewOwner(std::string_view tenant, const KeyChain& chain, const ModelDesc& desc,
                    uint32_t device) {
   const Geometry& g = desc.geometry;
@@ -29,16 +23,25 @@ PageOwner NewOwner(std::string_view tenant, const KeyChain& chain, const ModelDe
           device};
 }
 
-// Where the pages of a held prefix lie. Those that are missing are where the artefact is.
-std::vector<Residence> PlacesOf(const HeldPrefix& held, const PrefixSurvey& survey,
-                                const std::optional<RawFree>& artefact) {
-  std::vector<Residence> places;
-  places.reserve(held.pages);
-  for (size_t i = 0; i < held.pages; ++i) {
-    const std::optional<Residence> page = survey.page(i);
-    places.push_back(page ? *page : artefact->where);
+Residence ResidenceOf(HeldIn where, const std::optional<RawFree>& artefact) {
+  switch (where) {
+    case HeldIn::kDevice:
+      return Residence::kDevice;
+    case HeldIn::kHost:
+      return Residence::kHost;
+    case HeldIn::kArtefact:
+      return artefact->where;
+    default:
+      return Residence::kDisk;
   }
-  return places;
+}
+
+std::vector<Residence> ResidencesOf(const HeldPrefix& held,
+                                    const std::optional<RawFree>& artefact) {
+  std::vector<Residence> residences;
+  residences.reserve(held.pages.size());
+  for (const HeldIn where : held.pages) residences.push_back(ResidenceOf(where, artefact));
+  return residences;
 }
 
 }  // namespace
@@ -70,32 +73,20 @@ Result<PageOwner> Store::Impl::OwnerOf(std::string_view tenant, uint64_t model) 
   return NewOwner(tenant, KeyChain(tenant, desc), desc, 0);
 }
 
-PageTier* Store::Impl::tier() const {
-  MutexLock lock(mu_);
-  return tier_;
-}
-
-PrefixSurvey::Memory Store::Impl::MemoryOf(const std::string& tenant) const {
-  return [this, &tenant](std::span<const PageKey> keys, std::span<PrefixSurvey::Place> places) {
-    FindInMemory(tenant, keys, places);
-  };
-}
-
 void Store::Impl::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
-                               std::span<PrefixSurvey::Place> places) const {
-  using Place = PrefixSurvey::Place;
+                               std::span<HeldIn> places) const {
   MutexLock lock(mu_);
   const PageMap& pages = prefix_.by_key();
   for (size_t i = 0; i < std::min(keys.size(), kAhead); ++i) pages.Prefetch(keys[i]);
   uint32_t own = kNoTenant;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (i + kAhead < keys.size()) pages.Prefetch(keys[i + kAhead]);
-    places[i] = Place::kNotInMemory;
+    places[i] = HeldIn::kNothing;
     const PageMap::Slot* const slot = pages.Find(keys[i]);
     if (slot == nullptr) continue;
     if (slot->tenant != own && tenants_by_id_[slot->tenant]->name != tenant) continue;
     own = slot->tenant;
-    places[i] = slot->tier == Tier::kDevice ? Place::kDevice : Place::kHost;
+    places[i] = InMemoryOf(slot->tier);
   }
 }
 
@@ -103,21 +94,23 @@ PrefixHit Store::Impl::LookupOf(const PageOwner& owner, std::vector<PageKey> key
   PrefixHit hit;
   hit.page_tokens = owner.page_tokens;
   hit.keys = std::move(keys);
+  const Plan raw;
   const IndexLayout none;
-  const PrefixShape shape(hit.keys.size(), owner.page_tokens, none);
-  PrefixSurvey survey(hit.keys, shape, none, MemoryOf(owner.tenant), tier());
-  hit.pages = PlacesOf(FindHeld(shape, {}, &survey), survey, std::nullopt);
+  const HeldPrefix held =
+      FindAnywhere({owner.tenant, raw, none, owner.page_tokens, hit.keys}, std::nullopt);
+  hit.pages = ResidencesOf(held, std::nullopt);
   return hit;
 }
 
 std::optional<RawFree> Store::Impl::RawFreeAnywhere(const Plan& plan, const PageKey& artefact,
                                                     uint32_t device, size_t tokens) {
+  if (!OpensWithoutRaw(plan)) return std::nullopt;
   PageTier* tier = nullptr;
   {
     MutexLock lock(mu_);
+    DropLost();
     // One that the session may not map is not read from the tier either.
     if (artefacts_.Contains(artefact)) return RawFreeBy(plan, artefact, device);
-    if (!OpensWithoutRaw(plan)) return std::nullopt;
     tier = tier_;
   }
   if (tier == nullptr || !tier->Holds(artefact)) return std::nullopt;
@@ -126,7 +119,7 @@ std::optional<RawFree> Store::Impl::RawFreeAnywhere(const Plan& plan, const Page
   for (size_t i = 0; i < record->parts.size(); ++i) {
     if (!tier->Holds(PartKey(artefact, i, record->parts[i]))) return std::nullopt;
   }
-  return RawFree{record->released, record->parts.back().tokens.end, Residence::kDisk};
+  return RawFreeOf(*record);
 }
 
 // What PrepareOpen does of a prompt, and what its open does until it is held.
@@ -148,15 +141,10 @@ Result<PrefixHit> Store::Impl::LookupAsOpened(const PageOwner& owner,
   hit.keys = std::move(keys.pages);
   std::optional<RawFree> artefact;
   if (codec) artefact = RawFreeAnywhere(*hit.plan, keys.artefact, device, tokens.size());
-  std::vector<bool> superfluous;
-  if (artefact) {
-    superfluous = SuperfluousPages(*hit.plan, *artefact, hit.keys.size(), hit.page_tokens);
-  }
   const IndexLayout index = IndexOf(*hit.plan, owner.geometry);
-  const PrefixShape shape(hit.keys.size(), owner.page_tokens, index);
-  PrefixSurvey survey(hit.keys, shape, index, MemoryOf(owner.tenant), tier());
-  const HeldPrefix held = FindHeld(shape, superfluous, &survey);
-  hit.pages = PlacesOf(held, survey, artefact);
+  const HeldPrefix held =
+      FindAnywhere({owner.tenant, *hit.plan, index, owner.page_tokens, hit.keys}, artefact);
+  hit.pages = ResidencesOf(held, artefact);
   hit.indexed_tokens =
       static_cast<uint32_t>(held.blocks) * static_cast<uint32_t>(index.block_tokens);
   return hit;
@@ -164,11 +152,7 @@ Result<PrefixHit> Store::Impl::LookupAsOpened(const PageOwner& owner,
 
 Result<PrefixHit> Store::Impl::LookupOf(const PageOwner& owner, std::span<const int32_t> tokens,
                                         const LookupPlan& open, Files files) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong(tokens.size());
-  {
-    MutexLock lock(mu_);
-    DropLost();
-  }
+  KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
   if (!open.plan.empty()) return LookupAsOpened(owner, tokens, open, files);
   const size_t usable = UsablePages(tokens.size(), owner.page_tokens, nullptr);
   return LookupOf(owner, owner.chain.Pages(PageKey{}, tokens.first(usable * owner.page_tokens)));

@@ -13,12 +13,6 @@ namespace {
 // Entries of a first table beyond the pages it starts with, so that decoding extends it in place.
 constexpr uint32_t kSpareEntries = 16;
 
-Status TooLong(std::string_view field, uint64_t tokens) {
-  return InvalidArgument("SEQUENCE_TOO_LONG", std::string(field) + ": " + std::to_string(tokens) +
-                                                  "; allowed: at most " +
-                                                  std::to_string(kMaxSequenceTokens));
-}
-
 uint32_t FirstCapacity(size_t pages) {
   return std::bit_ceil(static_cast<uint32_t>(pages) + kSpareEntries);
 }
@@ -48,8 +42,7 @@ OpenedSequence Describe(const Sequence& s) {
 
 void Store::Impl::LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const {
   if (!o.limits.only_reported || !hit->whole) return;
-  const Artefact* const artefact = shape.codec ? artefacts_.Peek(o.artefact) : nullptr;
-  const bool made = artefact != nullptr && artefact->MappableFrom(o.device);
+  const bool made = FindArtefact(o.artefact, o.device) != nullptr;
   if (made && hit->pages.size() == o.keys.size()) return;
   uint32_t needs = NeedsOf(shape.plan);
   if (!shape.model->desc.boundary_tokens.empty()) needs &= ~uint32_t{kNeedBoundary};
@@ -136,8 +129,7 @@ Result<std::optional<CodecState>> Store::Impl::NewCodec(const Plan& plan, const 
 
 void Store::Impl::AwaitArtefact(Sequence* s, const Opening& o) {
   if (!s->codec || !s->HoldsAll(o.tokens)) return;
-  const Artefact* artefact = artefacts_.Peek(o.artefact);
-  if (artefact == nullptr || !artefact->MappableFrom(o.device)) return;
+  if (FindArtefact(o.artefact, o.device) == nullptr) return;
   s->codec->awaited_prompt = static_cast<uint32_t>(o.tokens);
 }
 
@@ -168,6 +160,7 @@ Result<Store::Impl::Opening> Store::Impl::BeginOpening(uint64_t session_id, uint
     s->model = known->first;
     s->chain = known->second;
     s->imported = session->imports.contains(model_id);
+    o.tenant = session->tenant->name;
   }
   KVS_ASSIGN_OR_RETURN(s->plan, PlanFor(named, s->model->desc.geometry));
   s->index = IndexOf(s->plan, s->model->desc.geometry);
@@ -180,10 +173,8 @@ Result<Store::Impl::Opening> Store::Impl::PrepareOpen(uint64_t session_id, uint6
                                                       std::string_view plan_text,
                                                       std::span<const int32_t> tokens,
                                                       const OpenOptions& options, Files files) {
-  if (tokens.size() > kMaxSequenceTokens) return TooLong("tokens", tokens.size());
-  if (options.reserve_tokens > kMaxSequenceTokens) {
-    return TooLong("reserve_tokens", options.reserve_tokens);
-  }
+  KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens.size()));
+  KVS_RETURN_IF_ERROR(CheckLength("reserve_tokens", options.reserve_tokens));
   KVS_ASSIGN_OR_RETURN(Opening o, BeginOpening(session_id, model_id, plan_text));
   Sequence* const s = o.sequence.get();
   KVS_ASSIGN_OR_RETURN(s->codec, NewCodec(s->plan, s->model->desc.geometry, files));
@@ -218,7 +209,8 @@ Result<OpenedSequence> Store::Impl::FinishOpen(Opening* o) {
 
 Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* o) {
   DropLost();
-  const std::vector<bool> superfluous = Superfluous(*o);
+  const std::optional<RawFree> artefact = RawFreeBy(o->sequence->plan, o->artefact, o->device);
+  const PrefixQuestion question = o->question();
   std::unique_ptr<Sequence> s = std::move(o->sequence);
   const Outside outside(session, s.get());
   // Held at once: others are let in.
@@ -226,7 +218,11 @@ Result<OpenedSequence> Store::Impl::FinishOpenLocked(Session* session, Opening* 
     HoldForLoad(o, page);
     LetOthersIn(session, 1);
   };
-  Hit hit = FindPrefix(*s, o->keys, superfluous, o->device, hold);
+  Hit hit = FindPrefix(question, artefact, o->device, hold);
+  // Others were let in, and may have evicted it.
+  if (!hit.whole && FindArtefact(o->artefact, o->device) == nullptr) {
+    hit = FindPrefix(question, std::nullopt, o->device, hold);
+  }
   LimitHit(*o, *s, &hit);
   s->tokens = s->held_tokens = static_cast<uint32_t>(hit.pages.size()) * s->page_tokens();
   if (!hit.pages.empty()) s->last_key = o->keys[hit.pages.size() - 1];

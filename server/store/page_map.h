@@ -7,7 +7,7 @@
 #ifndef KVSTRATA_SERVER_STORE_PAGE_MAP_H_
 #define KVSTRATA_SERVER_STORE_PAGE_MAP_H_
 
-#include <cstring>
+#include <cstdlib>
 #include <memory>
 
 #include "server/store/page.h"
@@ -56,11 +56,7 @@ class PageMap {
     void operator()(Slot* slots) const { std::free(slots); }
   };
 
-  size_t HomeOf(const PageKey& key) const {
-    size_t h;
-    std::memcpy(&h, key.data(), sizeof(h));  // uniform already
-    return h & mask_;
-  }
+  size_t HomeOf(const PageKey& key) const { return PageKeyHash{}(key)&mask_; }
   void Allocate(size_t slots);
   void Grow();
   static void Fill(Slot* slot, const PageKey& key, Page* page);

@@ -19,6 +19,11 @@ uint64_t WholeBlocks(int64_t bytes) {
   return (n + kMemoryGranularity - 1) / kMemoryGranularity * kMemoryGranularity;
 }
 
+struct Wanted {
+  PageKey key;
+  bool index = false;
+};
+
 // A page or index block of `bytes`, a page perhaps with its series.
 bool IsSound(const LoadedValue& value, uint64_t bytes) {
   if (value.empty() || value.size() > 2 || value.front().size() != bytes) return false;
@@ -41,12 +46,12 @@ void Store::Impl::EnterPrefix(const Sequence& s, Page* page) {
 }
 
 void Store::Impl::OfferPage(const Sequence& s, const Page& page) {
-  const bool goes = s.codec && s.plan.keep_raw == KeepRaw::kNo && !page.summary;
+  const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page.summary;
   if (tier_ != nullptr && !goes && !s.model->OfOneSession()) tier_->Offer(page.key);
 }
 
 void Store::Impl::OfferKept(const Sequence& s) {
-  if (tier_ == nullptr || !s.codec || s.plan.keep_raw != KeepRaw::kNo) return;
+  if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
   if (s.model->OfOneSession()) return;
   const std::vector<size_t> released = ReleasedPages(s);  // in order
   for (size_t i = 0; i < s.pages.size(); ++i) {
@@ -128,45 +133,36 @@ void Store::Impl::NoteStored(std::span<const PageKey> keys) {
 
 // --- in ------------------------------------------------------------------------------------------
 
-std::vector<Store::Impl::Wanted> Store::Impl::WantedOf(const Opening& o, const PageTier& tier) {
-  const Sequence& s = *o.sequence;
-  std::vector<bool> superfluous;
-  std::string tenant;
+std::vector<PageKey> Store::Impl::BeginLoad(Opening* o) {
+  const Sequence& s = *o->sequence;
+  std::optional<RawFree> artefact;
   {
     MutexLock lock(mu_);
     DropLost();
-    const Result<Session*> session = FindSession(o.session);
-    if (!session.ok()) return {};
-    tenant = (*session)->tenant->name;
-    superfluous = Superfluous(o);
+    artefact = RawFreeBy(s.plan, o->artefact, o->device);
   }
-  const PrefixShape shape(o.keys.size(), s.page_tokens(), s.index);
-  PrefixSurvey survey(o.keys, shape, s.index, MemoryOf(tenant), &tier);
-  const HeldPrefix held = FindHeld(shape, superfluous, &survey);
-  std::vector<Wanted> wanted;
-  for (size_t i = 0, blocks = 0; i < held.pages; ++i) {
-    if (survey.page(i)) wanted.push_back({o.keys[i], false});
-    const bool ends = blocks < held.blocks && (i + 1) % shape.block_pages == 0;
-    if (ends) wanted.push_back({survey.block_key(blocks++), true});
+  const HeldPrefix held = FindAnywhere(o->question(), artefact);
+  const PrefixShape shape(o->keys.size(), s.page_tokens(), s.index);
+  std::vector<Wanted> wanted;  // in order
+  for (size_t i = 0, blocks = 0; i < held.pages.size(); ++i) {
+    if (held.pages[i] != HeldIn::kArtefact) wanted.push_back({o->keys[i], false});
+    if (blocks == held.blocks || (i + 1) % shape.block_pages != 0) continue;
+    wanted.push_back({IndexBlockKey(o->keys[i], s.index), true});
+    ++blocks;
   }
-  return wanted;
-}
-
-std::vector<PageKey> Store::Impl::BeginLoad(Opening* o, const PageTier& tier) {
-  const std::vector<Wanted> wanted = WantedOf(*o, tier);
   std::vector<PageKey> keys;
+  std::vector<Page*> here;
   MutexLock lock(mu_);
-  std::vector<Page*> held;
   for (const Wanted& w : wanted) {
     if (Page* page = prefix_.Find(w.key); page != nullptr) {
-      held.push_back(page);
+      here.push_back(page);
     } else {
       keys.push_back(w.key);
       o->loads_index.push_back(w.index);
     }
   }
   if (keys.empty()) return keys;
-  for (Page* page : held) HoldForLoad(o, page);
+  for (Page* page : here) HoldForLoad(o, page);
   return keys;
 }
 
@@ -287,7 +283,7 @@ void Store::Impl::LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier,
                              std::function<void()> then) {
   TierLoad load;
   load.asked = o->asked;
-  load.keys = BeginLoad(o.get(), *tier);
+  load.keys = BeginLoad(o.get());
   if (load.keys.empty()) return then();
   load.take = [this, o, keys = load.keys](size_t first, auto values) {
     return TakeLoaded(o.get(), first, values, keys);

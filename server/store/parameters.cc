@@ -27,9 +27,9 @@ Status CheckName(const std::string& name) {
 
 // Files of another geometry or of other ranks are others.
 std::string CacheKey(const Plan& plan, const Geometry& g) {
-  std::string key = plan.parameters;
-  for (const int32_t n :
-       {g.layers, g.query_heads, g.kv_heads, g.head_dim, plan.d_route, plan.r_max}) {
+  std::string key = plan.lowrank.parameters;
+  for (const int32_t n : {g.layers, g.query_heads, g.kv_heads, g.head_dim, plan.lowrank.d_route,
+                          plan.lowrank.r_max}) {
     key += '/' + std::to_string(n);
   }
   return key;
@@ -109,7 +109,7 @@ ParameterFiles::Identity ParameterFiles::IdentityOf(const struct stat& st) {
 
 Result<Parameters> ParameterFiles::Read(const Plan& plan, const Geometry& geometry, int fd,
                                         uint64_t bytes) const {
-  const std::string& name = plan.parameters;
+  const std::string& name = plan.lowrank.parameters;
   KVS_RETURN_IF_ERROR(CheckBeginning(name, fd, bytes));
   // Into memory: a file that somebody shortens while it is mapped would end the daemon.
   KVS_ASSIGN_OR_RETURN(const std::vector<std::byte> file, ReadAll(name, fd, bytes));
@@ -124,7 +124,7 @@ Result<Parameters> ParameterFiles::Read(const Plan& plan, const Geometry& geomet
 
 Result<Parameters> ParameterFiles::Load(const Plan& plan, const Geometry& geometry,
                                         const std::string& key) {
-  const std::string& name = plan.parameters;
+  const std::string& name = plan.lowrank.parameters;
   const std::string path = directory_ + "/" + name;
   // O_NONBLOCK: opening a FIFO would wait for its writer.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -149,11 +149,11 @@ Result<Parameters> ParameterFiles::Load(const Plan& plan, const Geometry& geomet
 
 std::optional<Result<Parameters>> ParameterFiles::Known(const Plan& plan,
                                                         const Geometry& geometry) {
-  if (plan.parameters.empty()) return Parameters{};
-  if (const Status status = CheckName(plan.parameters); !status.ok()) return status;
+  if (plan.lowrank.parameters.empty()) return Parameters{};
+  if (const Status status = CheckName(plan.lowrank.parameters); !status.ok()) return status;
   if (directory_.empty() || !parse_) {
     return NotFound("PARAMETERS_MISSING",
-                    "parameters = '" + plan.parameters +
+                    "parameters = '" + plan.lowrank.parameters +
                         "': the daemon's parameters.directory is not set; set it, or leave "
                         "`parameters` out for the untrained fallback");
   }
@@ -166,7 +166,8 @@ std::optional<Result<Parameters>> ParameterFiles::Known(const Plan& plan,
 Result<Parameters> ParameterFiles::Get(const Plan& plan, const Geometry& geometry, Files files) {
   if (auto known = Known(plan, geometry)) return *std::move(known);
   if (files == Files::kKnown) {
-    return Unavailable(kFileUnread, "parameters = '" + plan.parameters + "' are not read yet");
+    return Unavailable(kFileUnread,
+                       "parameters = '" + plan.lowrank.parameters + "' are not read yet");
   }
   const std::string key = CacheKey(plan, geometry);
   KVS_ASSIGN_OR_RETURN(Parameters parameters, Load(plan, geometry, key));

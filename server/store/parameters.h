@@ -1,4 +1,4 @@
-// ParameterFiles: trained parameters that plans name (plan.parameters), from one folder of the
+// ParameterFiles: trained parameters that plans name (lowrank.parameters), from one folder of the
 // daemon's configuration, each loaded once per geometry and shared by all sequences.
 //
 // A name is a plain file in the folder: '/', '..' and a leading '.' are refused, links are not

@@ -15,6 +15,33 @@ using std::chrono::microseconds;
 constexpr microseconds kShortest = std::chrono::milliseconds(1);
 constexpr microseconds kLongest = std::chrono::hours(24 * 366);
 
+// What a live sequence has itself. Its last page is not full, and others may have been given back.
+class SequenceView final : public PrefixView {
+ public:
+  explicit SequenceView(const Sequence& s) : s_(s) {}
+
+  HeldIn InMemory(Part part, size_t i) override {
+    const std::vector<Page*>& pages = part == Part::kPage ? s_.pages : s_.index_blocks;
+    const Page* const page = i < pages.size() ? pages[i] : nullptr;
+    return page == nullptr || !page->sealed ? HeldIn::kNothing : InMemoryOf(page->arena->tier);
+  }
+  bool InTier(Part, size_t) override { return false; }
+
+ private:
+  const Sequence& s_;
+};
+
+// Its leading full pages; or, if those do not reach to its prompt's end and the artefact stands for
+// the rest, what an open of the prompt would be held for.
+HeldPrefix FindHeldBy(const Sequence& s, const std::optional<RawFree>& artefact) {
+  SequenceView view(s);
+  HeldPrefix held = FindHeld(PrefixShape(s.pages.size(), s.page_tokens(), s.index), {}, &view);
+  const size_t prompt = UsablePages(s.prompt_tokens, s.page_tokens(), &s.plan);
+  if (!artefact || held.pages.size() >= prompt) return held;
+  return FindHeld(PrefixShape(prompt, s.page_tokens(), s.index),
+                  SuperfluousPages(s.plan, artefact, prompt, s.page_tokens()), &view);
+}
+
 Status CheckTtl(microseconds ttl) {
   if (ttl >= kShortest && ttl <= kLongest) return OkStatus();
   return InvalidArgument(
@@ -85,20 +112,21 @@ Result<PinInfo> Store::Impl::PinSequence(uint64_t sequence, microseconds ttl) {
   {
     MutexLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(const Sequence* s, FindSequence(sequence));
-    pin.tenant = sessions_.at(s->session)->tenant->name;
+    const Session& session = *sessions_.at(s->session);
+    pin.tenant = session.tenant->name;
     pin.model_name = s->model->desc.name;
     pin.page_tokens = s->page_tokens();
-    for (const Page* page : s->pages) {
-      if (page == nullptr || !page->sealed) break;
-      pin.pages.push_back(page->key);
-      pin.bytes += page->bytes;
+    const PageKey prompt = s->codec ? s->codec->prompt_key : PageKey{};
+    const HeldPrefix held = FindHeldBy(*s, RawFreeBy(s->plan, prompt, session.device));
+    const auto keep = [&pin](const Page& page, std::vector<PageKey>* keys) {
+      keys->push_back(page.key);
+      pin.bytes += page.bytes;
+    };
+    for (size_t i = 0; i < held.pages.size(); ++i) {
+      if (held.pages[i] != HeldIn::kArtefact) keep(*s->pages[i], &pin.pages);
     }
-    const size_t blocks = s->SharesIndex() ? s->index_blocks.size() : 0;
-    for (size_t i = 0; i < blocks && s->index_blocks[i]->sealed; ++i) {
-      pin.index_blocks.push_back(s->index_blocks[i]->key);
-      pin.bytes += s->index_blocks[i]->bytes;
-    }
-    const Artefact* artefact = s->codec ? artefacts_.Peek(s->codec->prompt_key) : nullptr;
+    for (size_t i = 0; i < held.blocks; ++i) keep(*s->index_blocks[i], &pin.index_blocks);
+    const Artefact* artefact = artefacts_.Peek(prompt);
     if (artefact != nullptr) {
       const ArtefactRecord record = RecordOf(*artefact);
       pin.artefact.push_back(artefact->key);
@@ -108,9 +136,11 @@ Result<PinInfo> Store::Impl::PinSequence(uint64_t sequence, microseconds ttl) {
       }
     }
   }
-  if (!pin.pages.empty()) return AddPin(std::move(pin), ttl);
-  return FailedPrecondition("PIN_NOTHING", "sequence " + std::to_string(sequence) +
-                                               " has no full page, or gave its first one back");
+  if (!pin.pages.empty() || !pin.artefact.empty()) return AddPin(std::move(pin), ttl);
+  return FailedPrecondition(
+      "PIN_NOTHING", "sequence " + std::to_string(sequence) +
+                         " has no full page, or gave its first one back and its prompt is not "
+                         "recompressed");
 }
 
 Result<PinInfo> Store::Impl::PinPrefix(std::string_view tenant, uint64_t model,

@@ -21,7 +21,7 @@ struct PrefixPin {
   std::string tenant, model_name;
   uint32_t page_tokens = 0;
   uint64_t bytes = 0;                 // of all that it keeps; what the limit counts
-  std::vector<PageKey> pages;         // of the prefix, in order
+  std::vector<PageKey> pages;         // of the prefix, in order; none that its artefact stands for
   std::vector<PageKey> index_blocks;  // of a pinned sequence's plan
   std::vector<PageKey> artefact;      // of its prompt: the record, then the parts; empty: none
   std::chrono::steady_clock::time_point expires;

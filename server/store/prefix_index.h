@@ -15,7 +15,6 @@
 
 #include <array>
 #include <boost/unordered/unordered_flat_map.hpp>
-#include <cstring>
 #include <vector>
 
 #include "server/store/page_map.h"
@@ -72,15 +71,6 @@ class PrefixIndex {
   uint64_t pinned_bytes(PoolId pool) const { return pinned_bytes_[pool.index()]; }
 
  private:
-  struct Hash {
-    using is_avalanching = void;
-    size_t operator()(const PageKey& key) const {
-      size_t h;
-      std::memcpy(&h, key.data(), sizeof(h));  // uniform already
-      return h;
-    }
-  };
-
   struct List {
     Page* oldest = nullptr;
     Page* newest = nullptr;
@@ -94,9 +84,9 @@ class PrefixIndex {
   void SetPinned(const PageKey& key, bool pinned);
 
   PageMap pages_;
-  boost::unordered_flat_map<PageKey, std::vector<Page*>, Hash> replicas_;  // none is empty
+  boost::unordered_flat_map<PageKey, std::vector<Page*>, PageKeyHash> replicas_;  // none is empty
   size_t replica_count_ = 0;
-  boost::unordered_flat_map<PageKey, uint32_t, Hash> pinned_;
+  boost::unordered_flat_map<PageKey, uint32_t, PageKeyHash> pinned_;
   std::array<List, kMaxPools> lists_{};
   std::array<uint64_t, kMaxPools> cached_bytes_{}, pinned_bytes_{};
   std::unordered_map<uint64_t, uint64_t> cached_pages_;  // by model; none: none

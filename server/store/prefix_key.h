@@ -10,7 +10,9 @@
 #define KVSTRATA_SERVER_STORE_PREFIX_KEY_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -22,6 +24,16 @@ namespace kvstrata {
 struct ModelDesc;
 
 using PageKey = std::array<uint8_t, 32>;
+
+// For tables by key, whose first bytes are uniform already.
+struct PageKeyHash {
+  using is_avalanching = void;
+  size_t operator()(const PageKey& key) const {
+    size_t h;
+    std::memcpy(&h, key.data(), sizeof(h));
+    return h;
+  }
+};
 
 class KeyChain {
  public:

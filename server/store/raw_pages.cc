@@ -53,21 +53,21 @@ bool Store::Impl::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
 
 // Whether `n` released pages go back instead of to `host`.
 bool Store::Impl::GivesBack(const Sequence& s, size_t n) const {
-  if (s.plan.keep_raw != KeepRaw::kAuto) return s.plan.keep_raw == KeepRaw::kNo;
+  if (s.plan.stored.keep_raw != KeepRaw::kAuto) return s.plan.stored.keep_raw == KeepRaw::kNo;
   const auto page_bytes = static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
   return pools_.capacity(PoolId::Host()) < pools_.used(PoolId::Host()) + n * page_bytes;
 }
 
 Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t* bytes) {
   std::vector<size_t> positions = ReleasedPages(*s);
-  if (s->plan.keep_raw != KeepRaw::kNo) {
+  if (s->plan.stored.keep_raw != KeepRaw::kNo) {
     std::erase_if(positions, [s](size_t i) { return s->pages[i]->arena->tier == Tier::kHost; });
   }
   if (positions.empty()) return OkStatus();
   Session* session = sessions_.at(s->session).get();
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
                        ReserveTable(session, *s, s->table->page_capacity));
-  bool changed = s->plan.keep_raw != KeepRaw::kNo && UseHostCopies(s, &positions);
+  bool changed = s->plan.stored.keep_raw != KeepRaw::kNo && UseHostCopies(s, &positions);
   const auto page_bytes = static_cast<uint64_t>(s->model->desc.geometry.page_bytes());
   std::vector<Page*> taken;
   Status status;
@@ -75,7 +75,7 @@ Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t
   if (!give_back && !positions.empty()) {
     status = Allocate({session->tenant, kDaemon, nullptr, s->model->id, {PoolId::Host()}},
                       page_bytes, static_cast<uint32_t>(positions.size()), &taken);
-    give_back = !status.ok() && s->plan.keep_raw == KeepRaw::kAuto;
+    give_back = !status.ok() && s->plan.stored.keep_raw == KeepRaw::kAuto;
   }
   if (give_back) {
     *bytes += GiveBack(s, positions);

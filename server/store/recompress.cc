@@ -401,7 +401,7 @@ Status Store::Impl::SwapExtents(Sequence* s, const RecompressOutput& output,
   codec.recompressor = std::move(next);
   codec.released = Union(codec.released, output.released);
   const std::vector<size_t> released = ReleasedPages(*s);
-  if (s->plan.keep_raw == KeepRaw::kNo) result->released_bytes += GiveBack(s, released);
+  if (s->plan.stored.keep_raw == KeepRaw::kNo) result->released_bytes += GiveBack(s, released);
   result->extents = static_cast<uint32_t>(s->extents.size());
   Publish(session, s, table);
   Advance(session->tenant);
@@ -556,8 +556,8 @@ void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   // Rows that the engine computed itself may differ in a bit from those that were recompressed.
   if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
   if (codec.work == Work::kRunning) return;
-  const Artefact* artefact = artefacts_.Find(codec.prompt_key);
-  if (artefact == nullptr || !artefact->MappableFrom(session->device)) return;
+  if (FindArtefact(codec.prompt_key, session->device) == nullptr) return;
+  const Artefact* const artefact = artefacts_.Find(codec.prompt_key);
   const Result<shm::SequenceTable*> table =
       ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
   if (!table.ok()) return;  // it is built anew when there is room
@@ -567,7 +567,7 @@ void Store::Impl::AttachArtefact(Session* session, Sequence* s) {
   codec.released = artefact->released;
   codec.prompt_settled = true;
   const std::vector<size_t> released = ReleasedPages(*s);
-  if (s->plan.keep_raw == KeepRaw::kNo) {
+  if (s->plan.stored.keep_raw == KeepRaw::kNo) {
     counters_.released_bytes += GiveBack(s, released);
   } else {
     codec.place_raw = std::any_of(released.begin(), released.end(), [s](size_t i) {

@@ -57,7 +57,8 @@ void Store::Impl::Replicate(Opening* o) {
 
 std::vector<Page*> Store::Impl::PrefixElsewhere(const Opening& o) {
   if (PoolIds().size() == 2) return {};
-  Hit hit = FindPrefix(*o.sequence, o.keys, Superfluous(o), std::nullopt);
+  const std::optional<RawFree> artefact = RawFreeBy(o.sequence->plan, o.artefact, o.device);
+  Hit hit = FindPrefix(o.question(), artefact, std::nullopt);
   std::vector<Page*> pages = std::move(hit.pages);
   pages.insert(pages.end(), hit.index_blocks.begin(), hit.index_blocks.end());
   std::erase(pages, nullptr);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -26,11 +27,22 @@ namespace kvstrata {
 
 using Clock = std::chrono::steady_clock;
 
+inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 24;
+
+// SEQUENCE_TOO_LONG, with the name of the field that asks for so many.
+inline Status CheckLength(std::string_view field, uint64_t tokens) {
+  if (tokens <= kMaxSequenceTokens) return OkStatus();
+  return InvalidArgument("SEQUENCE_TOO_LONG", std::string(field) + ": " + std::to_string(tokens) +
+                                                  "; allowed: at most " +
+                                                  std::to_string(kMaxSequenceTokens));
+}
+
 // Whole pages that a prompt may be held for: at most n - 1 tokens, so that a step has a query; n -
 // n_obs where the plan watches the prompt's last queries, which only computing gives (ADR 5).
 inline size_t UsablePages(size_t tokens, uint32_t page_tokens, const Plan* plan) {
   const bool watches = plan != nullptr && plan->selector == SelectorKind::kBucket;
-  const size_t computed = watches ? std::max<size_t>(1, static_cast<size_t>(plan->n_obs)) : 1;
+  const size_t computed =
+      watches ? std::max<size_t>(1, static_cast<size_t>(plan->bucket.n_obs)) : 1;
   return tokens <= computed ? 0 : (tokens - computed) / page_tokens;
 }
 

@@ -73,11 +73,7 @@ std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(Session* session, 
 
 Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens, uint32_t writable,
                          uint32_t index_writable) {
-  if (tokens > kMaxSequenceTokens) {
-    return InvalidArgument(
-        "SEQUENCE_TOO_LONG",
-        std::to_string(tokens) + " tokens; allowed: at most " + std::to_string(kMaxSequenceTokens));
-  }
+  KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens));
   std::vector<Copy> copies;
   Geometry geometry;
   {

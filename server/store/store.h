@@ -502,7 +502,7 @@ class Store {
   void NoteRecord(const PageKey& artefact, std::span<const std::byte> value);
 
   // --- pins (pins.h) ---
-  // Pins the sequence's full pages and its plan's complete index blocks, as they are now.
+  // Pins its leading full pages, their index, and its artefact with the pages that that needs, now.
   // Errors of all: INVALID_ARGUMENT PIN_TTL (1 ms to 366 days); RESOURCE_EXHAUSTED PIN_LIMIT, where
   // what pins share counts for each; those of the tier below, which leave nothing pinned. Waits for
   // the disk, where there is one. FAILED_PRECONDITION PIN_NOTHING.

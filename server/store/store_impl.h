@@ -1,8 +1,8 @@
 // StoreImpl: all state of the store behind one lock, and the functions over it, by file:
 //   store.cc           forwarding, sessions, models, plans
 //   open_sequence.cc   open, fork, close; keys.cc: by the key that an engine gave
-//   find_prefix.cc     what memory has of a prompt
-//   lookup.cc          where the longest held prefix lies; leases.cc: and that it stays held
+//   find_prefix.cc     what is held of a prompt, in memory and below
+//   lookup.cc          what of that an open would be told; leases.cc: and that it stays held
 //   step_events.cc     grow, commit, report, prefill_done: what a running sequence sends
 //   publish.cc         tables: new versions, extension in place, arena grants
 //   allocate.cc        pages: allocation and its fallbacks, references, retiring, reclaiming
@@ -56,8 +56,6 @@
 #include "server/store/work_requests.h"
 
 namespace kvstrata {
-
-inline constexpr uint32_t kMaxSequenceTokens = uint32_t{1} << 24;
 
 class Store::Impl {
  public:
@@ -252,6 +250,7 @@ class Store::Impl {
   // A sequence on its way to be opened.
   struct Opening {
     uint64_t session = 0;
+    std::string tenant;   // of the session
     uint32_t device = 0;  // of the session
     std::unique_ptr<Sequence> sequence;
     std::vector<PageKey> keys;  // of the pages that it may be held for
@@ -266,10 +265,9 @@ class Store::Impl {
     // The artefact on its way here: its record, and of its parts those that have come.
     std::optional<ArtefactRecord> record;
     std::vector<Extent> parts;
-  };
-  struct Wanted {
-    PageKey key;
-    bool index = false;
+    PrefixQuestion question() const {
+      return {tenant, sequence->plan, sequence->index, sequence->page_tokens(), keys};
+    }
   };
 
   // store.cc
@@ -300,16 +298,21 @@ class Store::Impl {
   static bool IsFree(const Session& session);
 
   // find_prefix.cc
-  // `device`: who asks; none: pages of any device count. `found` is called for each page at once.
-  Hit FindPrefix(const Sequence& s, std::span<const PageKey> keys,
-                 const std::vector<bool>& superfluous, std::optional<uint32_t> device,
+  // In memory. `artefact`: the prompt's, if it may stand for raw pages. `device`: who asks; none:
+  // pages of any device count. `found` is called for each page at once.
+  Hit FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
+                 std::optional<uint32_t> device,
                  const std::function<void(Page*)>& found = nullptr) const KVS_REQUIRES(mu_);
+  // In memory of any device and in the tier together. Takes nothing, and the lock by pieces.
+  HeldPrefix FindAnywhere(const PrefixQuestion& q, const std::optional<RawFree>& artefact)
+      KVS_EXCLUDES(mu_);
+  // One in memory that a session of `device` may map; null if there is none. Its age stays.
+  const Artefact* FindArtefact(const PageKey& key, uint32_t device) const KVS_REQUIRES(mu_);
   // Of an artefact in memory that a session of `device` may map; else nothing.
   std::optional<RawFree> RawFreeBy(const Plan& plan, const PageKey& artefact, uint32_t device) const
       KVS_REQUIRES(mu_);
-  bool OpensWithoutRaw(const Plan& plan) const KVS_REQUIRES(mu_);
-  // Which pages of the prompt its artefact, in memory, makes superfluous.
-  std::vector<bool> Superfluous(const Opening& o) const KVS_REQUIRES(mu_);
+  // Reads of pools_ only what is constant.
+  bool OpensWithoutRaw(const Plan& plan) const KVS_NO_THREAD_SAFETY_ANALYSIS;
 
   // open_sequence.cc
   // What a sequence of that geometry gets for a plan; PLAN_* of one that cannot serve it.
@@ -365,10 +368,8 @@ class Store::Impl {
   void OfferPage(const Sequence& s, const Page& page) KVS_REQUIRES(mu_);
   // Pages that it has all the same: behind its artefact, or when it closes.
   void OfferKept(const Sequence& s) KVS_REQUIRES(mu_);
-  // What memory and the tier have of the prefix that they hold together, in order.
-  std::vector<Wanted> WantedOf(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
-  // Holds what memory has of that prefix until EndLoad; the keys that are to be read.
-  std::vector<PageKey> BeginLoad(Opening* o, const PageTier& tier) KVS_EXCLUDES(mu_);
+  // Holds what memory has of the prefix until EndLoad; the keys that are to be read of it.
+  std::vector<PageKey> BeginLoad(Opening* o) KVS_EXCLUDES(mu_);
   // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
   std::vector<Page*> TakeForLoad(Opening* o, size_t first, std::span<const LoadedValue> values,
                                  bool* more) KVS_REQUIRES(mu_);
@@ -396,7 +397,8 @@ class Store::Impl {
   // Reads the prompt's artefact into artefacts_ if only the tier has it, then calls `then`.
   void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(mu_);
-  bool WantsArtefact(const Opening& o, const PageTier& tier) const KVS_EXCLUDES(mu_);
+  // Asked before its record is read, and behind it.
+  bool WantsArtefact(const Opening& o, const PageTier& tier) KVS_EXCLUDES(mu_);
   void LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
       KVS_EXCLUDES(mu_);
   bool TakePart(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(mu_);
@@ -414,11 +416,9 @@ class Store::Impl {
   // What an open would find of the artefact of a prompt of `tokens`, in memory or in the tier.
   std::optional<RawFree> RawFreeAnywhere(const Plan& plan, const PageKey& artefact, uint32_t device,
                                          size_t tokens) KVS_EXCLUDES(mu_);
-  PageTier* tier() const KVS_EXCLUDES(mu_);
-  // Of one tenant's pages, a piece under the lock at a time.
-  PrefixSurvey::Memory MemoryOf(const std::string& tenant) const KVS_EXCLUDES(mu_);
+  // Of one tenant's pages: a piece of a survey.
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
-                    std::span<PrefixSurvey::Place> places) const KVS_EXCLUDES(mu_);
+                    std::span<HeldIn> places) const KVS_EXCLUDES(mu_);
 
   // keys.cc
   Status EnterKey(uint64_t session, uint64_t sequence, std::string_view key) KVS_EXCLUDES(mu_);

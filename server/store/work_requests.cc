@@ -49,9 +49,10 @@ Status CheckBoundaries(const Sequence& s) {
 
 // Buckets are made by whoever runs the steps, from what went through them.
 Status CheckBuckets(const Sequence& s, bool operators) {
-  const auto observed = std::min(static_cast<uint32_t>(s.plan.n_obs), s.prompt_tokens);
+  const auto observed = std::min(static_cast<uint32_t>(s.plan.bucket.n_obs), s.prompt_tokens);
   if (!s.prefill_done || s.prompt_tokens - std::min(s.held_tokens, s.prompt_tokens) < observed) {
-    return InputMissing(s.plan, "the queries of the prompt's last " + std::to_string(s.plan.n_obs) +
+    return InputMissing(s.plan, "the queries of the prompt's last " +
+                                    std::to_string(s.plan.bucket.n_obs) +
                                     " tokens, which only steps over them give; run the rest of the "
                                     "prompt as steps, then mark it complete (kvs_prefill_done)");
   }
@@ -120,7 +121,7 @@ Result<WorkRequests::Pending> WorkRequests::Prepare(const BuildRequest& request)
   const auto made = store_->NewCodec(p.plan, geometry, Files::kKnown);
   if (!made.ok() && made.status().reason() == kFileUnread) {
     return InputMissing(p.plan,
-                        "its parameters '" + p.plan.parameters +
+                        "its parameters '" + p.plan.lowrank.parameters +
                             "', which the daemon has not read yet; open a sequence of this plan");
   }
   KVS_ASSIGN_OR_RETURN(const std::optional<CodecState> codec, made);
@@ -132,7 +133,7 @@ Result<WorkRequests::Pending> WorkRequests::Prepare(const BuildRequest& request)
 Status WorkRequests::CheckOther(const Sequence& s, const Pending& p) const {
   if (p.plan.selector == SelectorKind::kBucket && p.plan.codec == CodecKind::kRaw) {
     return InputMissing(p.plan,
-                        "the queries of the prompt's last " + std::to_string(p.plan.n_obs) +
+                        "the queries of the prompt's last " + std::to_string(p.plan.bucket.n_obs) +
                             " tokens, which are not kept; open a sequence of that plan: its "
                             "prefix is held but for these tokens");
   }

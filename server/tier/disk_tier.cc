@@ -290,18 +290,6 @@ void DiskTier::Impl::Probe(std::span<TierProbe> probes) const {
   }
 }
 
-std::vector<uint64_t> DiskTier::Impl::Sizes(std::string_view key) const {
-  MutexLock lock(mu_);
-  const auto it = index_.find(key);
-  return it == index_.end() ? std::vector<uint64_t>() : it->second.sizes;
-}
-
-void DiskTier::Impl::ForEach(
-    const std::function<void(const std::string&, std::span<const uint64_t>)>& visit) const {
-  MutexLock lock(mu_);
-  for (const auto& [key, entry] : index_) visit(key, entry.sizes);
-}
-
 std::vector<TierValue> DiskTier::Impl::Scan(uint64_t* cursor, size_t slots) const {
   std::vector<TierValue> found;
   auto segment = static_cast<uint32_t>(*cursor >> 32);
@@ -405,11 +393,18 @@ Status DiskTier::Checkpoint(Deadline deadline) { return impl_->Checkpoint(deadli
 Result<uint64_t> DiskTier::Resize(uint64_t budget_bytes, Deadline deadline) {
   return impl_->Resize(budget_bytes, deadline);
 }
-bool DiskTier::Contains(std::string_view key) const { return impl_->Contains(key); }
-std::vector<uint64_t> DiskTier::Sizes(std::string_view key) const { return impl_->Sizes(key); }
+bool DiskTier::Contains(std::string_view key) const { return !Sizes(key).empty(); }
+std::vector<uint64_t> DiskTier::Sizes(std::string_view key) const {
+  TierProbe probe{key, {}};
+  impl_->Probe({&probe, 1});
+  return {probe.sizes.all().begin(), probe.sizes.all().end()};
+}
 void DiskTier::ForEach(const std::function<void(const std::string& key,
                                                 std::span<const uint64_t> sizes)>& visit) const {
-  impl_->ForEach(visit);
+  constexpr size_t kSlots = 4096;  // at a time
+  for (uint64_t cursor = 0; cursor != kWalkEnd;) {
+    for (const TierValue& value : impl_->Scan(&cursor, kSlots)) visit(value.key, value.sizes);
+  }
 }
 std::vector<TierValue> DiskTier::Scan(uint64_t* cursor, size_t slots) const {
   return impl_->Scan(cursor, slots);

@@ -111,13 +111,6 @@ class DiskTier::Impl {
   Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(mu_);
 
   void Probe(std::span<TierProbe> probes) const KVS_EXCLUDES(mu_);
-  bool Contains(std::string_view key) const KVS_EXCLUDES(mu_) {
-    MutexLock lock(mu_);
-    return index_.contains(key);
-  }
-  std::vector<uint64_t> Sizes(std::string_view key) const KVS_EXCLUDES(mu_);
-  void ForEach(const std::function<void(const std::string&, std::span<const uint64_t>)>& visit)
-      const KVS_EXCLUDES(mu_);
   std::vector<TierValue> Scan(uint64_t* cursor, size_t slots) const KVS_EXCLUDES(mu_);
   std::vector<std::string> Victims(std::span<const uint64_t> sizes) KVS_EXCLUDES(mu_);
   DiskTierStats Stats() const KVS_EXCLUDES(mu_);

@@ -18,7 +18,7 @@ void Summarise(BuildJob* job, const Backend& backend, Executor* executor) {
   view.pages = job->pages.data();
   view.index_blocks = job->blocks.data();
   view.tokens = static_cast<int32_t>(job->to);
-  SegmenterOf(job->plan.segmenter)
+  SegmenterOf(job->plan.segmenter())
       .Update(job->geometry, job->index, view, static_cast<int32_t>(job->from),
               static_cast<int32_t>(job->to), backend, *executor);
 }

@@ -371,7 +371,7 @@ Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const 
     view.pages = job.pages.data();
     view.index_blocks = job.blocks.data();
     view.tokens = static_cast<int32_t>(end);
-    SegmenterOf(job.plan.segmenter)
+    SegmenterOf(job.plan.segmenter())
         .Update(job.geometry, job.index, view, static_cast<int32_t>(indexed),
                 static_cast<int32_t>(end), *backend_, InlineExecutor());
     indexed = end;

@@ -1,9 +1,6 @@
 #include "server/work/tier_pages.h"
 
-#include <pthread.h>
-
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "server/tier/blocking_calls.h"
@@ -15,6 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::seconds kPutTimeout{10};
 constexpr uint64_t kBufferBytes = uint64_t{64} << 20;  // more than that is of the heap
 
 // Of all that a pin keeps, its own record too.
@@ -30,25 +28,19 @@ std::vector<std::string> NamesOf(const PrefixPin& pin) {
 
 TierPages::TierPages(const TierPagesOptions& options, Store* store, ValueTier* tier,
                      TierHooks hooks)
-    : options_(options),
-      store_(store),
+    : store_(store),
       tier_(tier),
       hooks_(std::move(hooks)),
-      buffers_(kBufferBytes) {
+      buffers_(kBufferBytes),
+      loads_(options.loads, tier, &buffers_, [this] { scrubs_.Wake(); }),
+      scrubs_(
+          store, tier, &buffers_, [this] { return loads_.idle(); }, options.loads.load_timeout),
+      writer_(options.writer, store, tier, &buffers_, hooks_.checkpoint) {
   if (hooks_.add_memory) {
     const Status added =
         hooks_.add_memory(buffers_.memory(), buffers_.bytes(), Clock::now() + kPutTimeout);
-    if (!added.ok()) write_log_.Warn("tier_buffers_unregistered", added);
+    if (!added.ok()) log_.Warn("tier_buffers_unregistered", added);
   }
-  writer_ = std::thread([this] { Write(); });
-  try {
-    scrubber_ = std::thread([this] { RunScrubs(); });
-  } catch (const std::system_error&) {
-    Stop(Clock::now(), 0);
-    throw;
-  }
-  pthread_setname_np(writer_.native_handle(), "kvs-tier-write");
-  pthread_setname_np(scrubber_.native_handle(), "kvs-tier-scrub");
   store_->SetPageTier(this);
 }
 
@@ -58,54 +50,11 @@ TierPages::~TierPages() {
 }
 
 void TierPages::Stop(Deadline deadline, uint64_t most_bytes) {
-  {
-    MutexLock lock(mu_);
-    if (stopping_) return;
-    stopping_ = true;
-    stop_deadline_ = deadline;
-    stop_bytes_ = most_bytes;
-  }
-  offered_.notify_all();
-  scrubs_.notify_all();
-  end_reads_.request_stop();
-  WaitUntilWritten(deadline);
-  end_writes_.request_stop();
-  writer_.join();
-  if (scrubber_.joinable()) scrubber_.join();
-  for (const LoadingPtr& loading : WaitForTurns()) loading->load.done();
-}
-
-void TierPages::WaitUntilWritten(Deadline deadline) {
-  std::unique_lock<std::mutex> lock(mu_.native());
-  ended_.wait_until(lock, deadline,
-                    [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
-}
-
-std::deque<TierPages::LoadingPtr> TierPages::WaitForTurns() {
-  std::unique_lock<std::mutex> lock(mu_.native());
-  ended_.wait(lock,
-              [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return turns_ == 0 && serving_ == 0; });
-  return [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return std::exchange(loads_, {}); }();
-}
-
-bool TierPages::stopping() const {
-  MutexLock lock(mu_);
-  return stopping_;
-}
-
-TierPagesCounters TierPages::counters() const {
-  MutexLock lock(mu_);
-  return counters_;
-}
-
-size_t TierPages::waiting() const {
-  MutexLock lock(mu_);
-  return offers_.size() + writing_;
-}
-
-void TierPages::Count(uint64_t TierPagesCounters::*what, uint64_t n) {
-  MutexLock lock(mu_);
-  counters_.*what += n;
+  scrubs_.Refuse();
+  loads_.Cancel();
+  writer_.Stop(deadline, most_bytes);
+  scrubs_.Stop();
+  loads_.Await();
 }
 
 bool TierPages::Holds(const PageKey& key) const {

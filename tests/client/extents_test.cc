@@ -106,7 +106,7 @@ class ExtentsTest : public ::testing::Test {
   uint64_t Open(KeepRaw keep) {
     const Result<Opened> opened = session_->Open(model_, "window", {}, {});
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.keep_raw = keep;
+    AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.stored.keep_raw = keep;
     return opened->sequence;
   }
   // One step of `n` tokens, without attention.

@@ -107,8 +107,8 @@ class NearTies {
     for (const int32_t m : missing) {
       bool tie = false;
       int32_t pages = 1;  // of a unit
-      for (const auto& [name, size] : {std::pair{"page_scores", plan.pages_per_chunk},
-                                       {"chunk_scores", plan.chunks_per_grid},
+      for (const auto& [name, size] : {std::pair{"page_scores", plan.index.pages_per_chunk},
+                                       {"chunk_scores", plan.index.chunks_per_grid},
                                        {"grid_scores", 1}}) {
         const auto scores =
             TwinSequence::Inspected<float>(*sequence_.on_host, sequence_.HostView(), name);
@@ -153,7 +153,7 @@ class NearTies {
   // What the heads' softmax over the middle gives each token; 0 outside.
   std::vector<double> Votes(int32_t n) const {
     const Plan& plan = sequence_.plan;
-    const int32_t first = plan.n_init, last = n - plan.n_local;
+    const int32_t first = plan.vote.sinks, last = n - plan.vote.recent;
     std::vector<double> votes(static_cast<size_t>(n)), weights(votes.size());
     for (int head = 0; head < g_.query_heads; ++head) {
       double sum = 0;
@@ -183,8 +183,8 @@ class NearTies {
   // Of the units that compete, by id.
   std::vector<double> Scores(const Selection& s, int head) const {
     const Plan& plan = sequence_.plan;
-    const int32_t first = (plan.n_sink + plan.page - 1) / plan.page;
-    const int32_t last = (s.tokens - plan.n_recent) / plan.page;
+    const int32_t first = (plan.minmax.sinks + plan.index.unit - 1) / plan.index.unit;
+    const int32_t last = (s.tokens - plan.minmax.recent) / plan.index.unit;
     std::vector<double> scores(static_cast<size_t>(last), 0);
     for (int i = 0; i < g_.group(); ++i) {
       const float* q = q_ + int64_t{head * g_.group() + i} * g_.head_dim;
@@ -193,12 +193,12 @@ class NearTies {
       const double top = *std::ranges::max_element(bounds);
       double sum = 0;
       for (double& x : bounds) {
-        if (plan.group_softmax) sum += x = std::exp((x - top) / std::sqrt(g_.head_dim));
+        if (plan.minmax.group_softmax) sum += x = std::exp((x - top) / std::sqrt(g_.head_dim));
       }
       for (int32_t u = first; u < last; ++u) {
         const double x = bounds[static_cast<size_t>(u - first)];
         double& score = scores[static_cast<size_t>(u)];
-        score = plan.group_softmax ? score + x / sum : i == 0 ? x : std::max(score, x);
+        score = plan.minmax.group_softmax ? score + x / sum : i == 0 ? x : std::max(score, x);
       }
     }
     return scores;

@@ -118,9 +118,9 @@ class SegmentPackerCuda : public testing::TestWithParam<Shape> {
     g_.head_dim = dim;
     g_.page_tokens = page;
     g_.dtype = dtype;
-    plan_.truncate = truncate;
-    plan_.segment = kTokens;
-    plan_.max_loss = 1;  // what is to be measured is packed by the CPUs
+    plan_.packed.truncate = truncate;
+    plan_.packed.segment = kTokens;
+    plan_.stored.max_loss = 1;  // what is to be measured is packed by the CPUs
   }
 
   static constexpr int32_t kTokens = 4500;  // more than a chunk of op rotate_pack
@@ -153,7 +153,7 @@ TEST_P(SegmentPackerCuda, PacksAsTheHostDoes) {
   ASSERT_NO_FATAL_FAILURE(Read(*packed, g_, segment, &read));
   ASSERT_TRUE(read.extent.has_rotations());
   EXPECT_TRUE(read.extent.final);
-  EXPECT_EQ(read.extent.truncated, plan_.truncate);
+  EXPECT_EQ(read.extent.truncated, plan_.packed.truncate);
 
   // The host, with the GPU's rotations; and with its own, which must lose as much.
   Result<PackedBytes> same =

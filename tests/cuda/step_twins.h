@@ -181,7 +181,7 @@ class Twins {
   std::vector<kvstrata::Run> ChunksOf(size_t member, int32_t n) const {
     const TwinSequence& s = *sequences[member];
     if (s.plan.selector != SelectorKind::kVote || s.on_host->prompt_tokens() >= 0) return {{0, n}};
-    const int32_t start = s.on_host->tokens(), chunk = s.plan.chunk;
+    const int32_t start = s.on_host->tokens(), chunk = s.plan.vote.chunk;
     std::vector<kvstrata::Run> chunks;
     for (int32_t begin = 0; begin < n; begin = chunks.back().end) {
       chunks.push_back({begin, std::min(n, ((start + begin) / chunk + 1) * chunk - start)});

@@ -17,10 +17,9 @@ namespace kvstrata {
 inline Plan PackedPlan() {
   Plan plan;
   plan.name = "custom";
-  plan.segmenter = SegmenterKind::kLoss;
   plan.selector = SelectorKind::kBlock;
   plan.codec = CodecKind::kPacked;
-  plan.max_loss = 1;  // random rows lose much
+  plan.stored.max_loss = 1;  // random rows lose much
   plan.min_tokens = 0;
   return plan;
 }
@@ -28,23 +27,24 @@ inline Plan PackedPlan() {
 inline Plan SpanPlan() {
   Plan plan;
   plan.name = "custom";
-  plan.segmenter = SegmenterKind::kSpan;
   plan.selector = SelectorKind::kZoom;
   plan.codec = CodecKind::kLowRank;
-  plan.max_loss = 1;
+  plan.stored.max_loss = 1;
   plan.min_tokens = 0;
-  plan.local = 32;
-  plan.r_max = 8;
-  plan.d_route = 16;
+  plan.lowrank.local = 32;
+  plan.lowrank.r_max = 8;
+  plan.lowrank.d_route = 16;
   return plan;
 }
 
 inline SpanParameters SomeParameters(const Geometry& g, const Plan& plan) {
-  SpanParameters p{g.layers, g.query_heads, g.head_dim, plan.d_route, plan.r_max, {}, {}, {}, {}};
-  p.w.resize(static_cast<size_t>(g.layers * g.query_heads * plan.d_route * g.head_dim));
+  SpanParameters p{
+      g.layers, g.query_heads, g.head_dim, plan.lowrank.d_route, plan.lowrank.r_max, {}, {}, {},
+      {}};
+  p.w.resize(static_cast<size_t>(g.layers * g.query_heads * plan.lowrank.d_route * g.head_dim));
   for (size_t i = 0; i < p.w.size(); ++i) p.w[i] = static_cast<float>(i % 97) - 48;
   p.tau.assign(static_cast<size_t>(g.layers * g.query_heads), 0.25f);
-  const int32_t sizes[] = {plan.r_max + g.head_dim, 64, 64, plan.r_max};
+  const int32_t sizes[] = {plan.lowrank.r_max + g.head_dim, 64, 64, plan.lowrank.r_max};
   for (int i = 0; i < 3; ++i) {
     p.weight[i].assign(static_cast<size_t>(sizes[i] * sizes[i + 1]), 0.0f);
     p.bias[i].assign(static_cast<size_t>(sizes[i + 1]), 0.0f);

@@ -179,7 +179,7 @@ TEST(SpanCodec, AllAnchorsAndNoAnchors) {
   // H_0 = 0 differs from the others, so nothing is above mean + 2 deviations.
   EXPECT_EQ(Inspected<int32_t>(*flat, "spans"), (Ints{1, 88}));
   EXPECT_EQ(Inspected<int32_t>(*flat, "anchors"), Ints{0});
-  plan.alpha = -100;
+  plan.lowrank.alpha = -100;
   const auto dense = Settled(plan, in, 120, SomeSurprisal(120));
   EXPECT_TRUE(Parsed(*dense)->spans().empty());
   EXPECT_EQ(Parsed(*dense)->raw_rows(), 88);
@@ -204,13 +204,13 @@ TEST(SpanCodec, WaitsForItsInputs) {
   surprisal[0] = NAN;
   s.Report(surprisal);
   EXPECT_TRUE(s.recompressor().Due(s.Input())) << "H_0 is 0 by definition";
-  plan.rows = 500;
+  plan.zoom.rows = 500;
   CodecSequence budgeted(plan, in.g, in);
   budgeted.Commit(200);
   budgeted.PrefillDone();
   budgeted.Report(surprisal);
   EXPECT_FALSE(budgeted.recompressor().Due(budgeted.Input())) << "the budget holds all";
-  plan.rows = 200;
+  plan.zoom.rows = 200;
   CodecSequence exceeded(plan, in.g, in);
   exceeded.Commit(200);
   exceeded.PrefillDone();
@@ -222,7 +222,7 @@ TEST(SpanCodec, FactorsGoWhereThePlanSays) {
   const Inputs in(SmallGeometry(), 120, kSeed);
   for (const TierKind tier : {TierKind::kHost, TierKind::kDevice}) {
     Plan plan = SpanPlan();
-    plan.factors = tier;
+    plan.lowrank.factors = tier;
     CodecSequence s(plan, in.g, in);
     s.Commit(120);
     s.PrefillDone();

@@ -45,10 +45,10 @@ Inputs SomeRows(int32_t n, int32_t rank = 64, int32_t first = 0) {
 
 Plan LimitedPlan(double max_loss) {
   Plan plan = PackedPlan();
-  plan.truncate = false;
-  plan.buffer = 16;
-  plan.close_loss = 1e9;
-  plan.max_loss = max_loss;
+  plan.packed.truncate = false;
+  plan.packed.buffer = 16;
+  plan.packed.close_loss = 1e9;
+  plan.stored.max_loss = max_loss;
   return plan;
 }
 
@@ -175,7 +175,7 @@ TEST_P(MaxLoss, ExtentsOfOneSegmentAreLimitedEachByItself) {
 TEST_P(MaxLoss, RowsStayRawWhereNoStrategyKeepsIt) {
   const Inputs in = SomeRows(400);
   Plan plan = LimitedPlan(0.2);
-  plan.truncate = true;  // a quarter of what is as large in all directions
+  plan.packed.truncate = true;  // a quarter of what is as large in all directions
   const auto s = Settled(plan, in, 200, GetParam());
   EXPECT_THAT(s->extents(), SizeIs(0));
   EXPECT_THAT(s->released(), SizeIs(0));
@@ -208,7 +208,7 @@ TEST_P(MaxLoss, AFlushTakesMoreThanItsSegmentWhereItMust) {
 TEST_P(MaxLoss, OneTokenAtATimeGivesTheSameBytes) {
   const Inputs in = SomeRows(330);
   Plan plan = LimitedPlan(0.3);
-  plan.segment = 96;
+  plan.packed.segment = 96;
   const auto fast = Settled(plan, in, 150, GetParam());
   CodecSequence slow(plan, in.g, in, nullptr, GetParam());
   for (int32_t t = 1; t <= in.n; ++t) {
@@ -234,8 +234,8 @@ TEST_P(MaxLoss, SpansKeepRowsWhereFactorsLoseTooMuch) {
   for (const int32_t rank : {2, 64}) {
     const Inputs in = SomeRows(300, rank);
     Plan plan = SpanPlan();
-    plan.r_max = 4;
-    plan.max_loss = 0.3;
+    plan.lowrank.r_max = 4;
+    plan.stored.max_loss = 0.3;
     CodecSequence s(plan, in.g, in, nullptr, GetParam());
     s.Commit(300);
     s.PrefillDone();

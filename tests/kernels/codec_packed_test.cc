@@ -64,8 +64,8 @@ TEST(PackedCodec, AttentionEqualsRawWhereNothingIsLost) {
     Inputs in(SmallGeometry(), 500, kSeed);
     MakeLowRank(&in, 8);
     Plan plan = PackedPlan();
-    plan.segment = 128;
-    plan.keep = 48;
+    plan.packed.segment = 128;
+    plan.packed.keep = 48;
     Geometry g = in.g;
     g.dtype = DType::kF32;
     CodecSequence s(plan, g, in, nullptr, backend);
@@ -91,7 +91,7 @@ TEST(PackedCodec, AttentionEqualsRawWhereNothingIsLost) {
 TEST(PackedCodec, PromptIsCutIntoSegmentsAsTheyComplete) {
   const Inputs in(SmallGeometry(), 200, kSeed);
   Plan plan = PackedPlan();
-  plan.segment = 64;
+  plan.packed.segment = 64;
   CodecSequence s(plan, in.g, in);
   s.Commit(63);
   EXPECT_FALSE(s.recompressor().Due(s.Input()));
@@ -113,7 +113,7 @@ TEST(PackedCodec, PromptIsCutIntoSegmentsAsTheyComplete) {
 TEST(PackedCodec, SegmentsPackedBeforeThePromptEndedAreReleasedAtItsEnd) {
   const Inputs in(SmallGeometry(), 200, kSeed);
   Plan plan = PackedPlan();
-  plan.segment = 64;
+  plan.packed.segment = 64;
   CodecSequence s(plan, in.g, in);
   s.Commit(128);
   s.Settle();
@@ -129,8 +129,8 @@ TEST(PackedCodec, SegmentsPackedBeforeThePromptEndedAreReleasedAtItsEnd) {
 TEST(PackedCodec, PiecesJoinByEights) {
   const Inputs in(SmallGeometry(), 40 + 16 * 75, kSeed);
   Plan plan = PackedPlan();
-  plan.buffer = 16;
-  plan.close_loss = 1e9;
+  plan.packed.buffer = 16;
+  plan.packed.close_loss = 1e9;
   CodecSequence s(plan, in.g, in);
   s.Commit(40);
   s.PrefillDone();
@@ -150,8 +150,8 @@ TEST(PackedCodec, PiecesJoinByEights) {
 TEST(PackedCodec, JoinedRowsAreThePiecesRows) {
   const Inputs in(SmallGeometry(), 40 + 16 * 9, kSeed);
   Plan plan = PackedPlan();
-  plan.buffer = 16;
-  plan.close_loss = 1e9;
+  plan.packed.buffer = 16;
+  plan.packed.close_loss = 1e9;
   CodecSequence s(plan, in.g, in);
   s.Commit(40);
   s.PrefillDone();
@@ -177,7 +177,7 @@ TEST(PackedCodec, ClosedSegmentGetsItsOwnPlans) {
   Inputs in(SmallGeometry(), 600, kSeed);
   MakeLowRank(&in, 8, 200);  // generated text lies elsewhere
   Plan plan = PackedPlan();
-  plan.close_loss = 60;
+  plan.packed.close_loss = 60;
   CodecSequence s(plan, in.g, in);
   s.Commit(200);
   s.PrefillDone();
@@ -195,8 +195,8 @@ TEST(PackedCodec, ClosedSegmentGetsItsOwnPlans) {
 TEST(PackedCodec, LengthClosesToo) {
   const Inputs in(SmallGeometry(), 400, kSeed);
   Plan plan = PackedPlan();
-  plan.segment = 96;
-  plan.close_loss = 1e9;
+  plan.packed.segment = 96;
+  plan.packed.close_loss = 1e9;
   CodecSequence s(plan, in.g, in);
   s.Commit(50);
   s.PrefillDone();
@@ -209,9 +209,9 @@ TEST(PackedCodec, DriftClosesWhenTheTextChanges) {
   Inputs in(SmallGeometry(), 2600, kSeed);
   MakeLowRank(&in, 24, 1500);
   Plan plan = PackedPlan();
-  plan.drift = 1.5;
-  plan.min_segment = 256;
-  plan.close_loss = 1;
+  plan.packed.drift = 1.5;
+  plan.packed.min_segment = 256;
+  plan.packed.close_loss = 1;
   CodecSequence s(plan, in.g, in, nullptr, Backends().front().name);
   s.Commit(400);
   s.PrefillDone();
@@ -231,10 +231,10 @@ TEST(PackedCodec, DriftClosesWhenTheTextChanges) {
 TEST(PackedCodec, LongSegmentsAreSeveralExtents) {
   const Inputs in(SmallGeometry(), 700, kSeed);
   Plan plan = PackedPlan();
-  plan.segment = 300;
-  plan.buffer = 16;
-  plan.search = true;
-  plan.max_channel_loss = 0.3;
+  plan.packed.segment = 300;
+  plan.packed.buffer = 16;
+  plan.packed.search = true;
+  plan.packed.max_channel_loss = 0.3;
   const auto run = [&](int64_t bytes) {
     auto s = std::make_unique<CodecSequence>(plan, in.g, in);
     const auto recompressor = NewPackedRecompressor(plan, in.g, bytes);
@@ -303,9 +303,9 @@ TEST(PackedStrategy, ThresholdsDecide) {
   const Inputs in(SmallGeometry(), 200, kSeed);
   const auto strategies = [&](double channel, double block) {
     Plan plan = PackedPlan();
-    plan.search = true;
-    plan.max_channel_loss = channel;
-    plan.max_block_loss = block;
+    plan.packed.search = true;
+    plan.packed.max_channel_loss = channel;
+    plan.packed.max_block_loss = block;
     CodecSequence s(plan, in.g, in);
     s.Commit(200);
     s.PrefillDone();

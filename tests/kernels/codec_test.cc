@@ -21,17 +21,17 @@ Geometry SmallGeometry(DType dtype = DType::kBF16) {
 // Several prompt segments, several closings by loss.
 Plan SmallPackedPlan() {
   Plan plan = PackedPlan();
-  plan.segment = 64;
-  plan.buffer = 16;
-  plan.search = true;
-  plan.max_channel_loss = 0.45;
-  plan.close_loss = 20;
+  plan.packed.segment = 64;
+  plan.packed.buffer = 16;
+  plan.packed.search = true;
+  plan.packed.max_channel_loss = 0.45;
+  plan.packed.close_loss = 20;
   return plan;
 }
 
 Plan SmallSpanPlan() {
   Plan plan = SpanPlan();
-  plan.alpha = 1.5;
+  plan.lowrank.alpha = 1.5;
   return plan;
 }
 

@@ -62,8 +62,8 @@ class CudaPacker : public ::testing::Test {
   }
   static Plan FlushedPlan() {
     Plan plan = PackedPlan();
-    plan.buffer = kFlush;
-    plan.close_loss = 1e9;
+    plan.packed.buffer = kFlush;
+    plan.packed.close_loss = 1e9;
     return plan;
   }
   PackedExtent Extent(size_t i) {

@@ -24,162 +24,162 @@ TEST(Plan, PresetsHaveTheDefaultsOfTheSpecification) {
   EXPECT_EQ(full, Plan());
   const Plan window = MustParse("window");
   EXPECT_EQ(window.selector, SelectorKind::kWindow);
-  EXPECT_EQ(window.segmenter, SegmenterKind::kNone);
-  EXPECT_EQ(window.n_sink, 4);
-  EXPECT_EQ(window.n_recent, 2044);
+  EXPECT_EQ(window.segmenter(), SegmenterKind::kNone);
+  EXPECT_EQ(window.window.sinks, 4);
+  EXPECT_EQ(window.window.recent, 2044);
   EXPECT_EQ(window.min_tokens, 4096);
   const Plan quest = MustParse("quest");
   EXPECT_EQ(quest.selector, SelectorKind::kMinMax);
-  EXPECT_EQ(quest.segmenter, SegmenterKind::kPage);
-  EXPECT_EQ(quest.page, 16);
-  EXPECT_EQ(quest.budget, 2048);
-  EXPECT_EQ(quest.n_sink, 0);
-  EXPECT_EQ(quest.n_recent, 1);
+  EXPECT_EQ(quest.segmenter(), SegmenterKind::kPage);
+  EXPECT_EQ(quest.index.unit, 16);
+  EXPECT_EQ(quest.minmax.budget, 2048);
+  EXPECT_EQ(quest.minmax.sinks, 0);
+  EXPECT_EQ(quest.minmax.recent, 1);
   const Plan chess = MustParse("chess");
   EXPECT_EQ(chess.selector, SelectorKind::kCascade);
-  EXPECT_EQ(chess.segmenter, SegmenterKind::kHierarchy);
-  EXPECT_EQ(chess.page, 32);
-  EXPECT_EQ(chess.pages_per_chunk, 8);
-  EXPECT_EQ(chess.chunks_per_grid, 8);
-  EXPECT_EQ(chess.window, 16);
-  EXPECT_EQ(chess.sinks, 1);
-  EXPECT_EQ(chess.rho, (std::array<double, 3>{0.5, 0.2, 0.1}));
-  EXPECT_EQ(chess.cascade, Plan::Cascade::kTop);
-  EXPECT_EQ(chess.trigger, Plan::Trigger::kEntropy);
-  EXPECT_FALSE(chess.trigger_or);
-  EXPECT_EQ(chess.thresholds, (std::array<double, 2>{kInf, kInf}));
-  EXPECT_EQ(chess.every, 10);
+  EXPECT_EQ(chess.segmenter(), SegmenterKind::kHierarchy);
+  EXPECT_EQ(chess.index.unit, 32);
+  EXPECT_EQ(chess.index.pages_per_chunk, 8);
+  EXPECT_EQ(chess.index.chunks_per_grid, 8);
+  EXPECT_EQ(chess.cascade.recent, 16);
+  EXPECT_EQ(chess.cascade.sinks, 1);
+  EXPECT_EQ(chess.cascade.rho, (std::array<double, 3>{0.5, 0.2, 0.1}));
+  EXPECT_EQ(chess.cascade.pruning, CascadeOptions::Pruning::kTop);
+  EXPECT_EQ(chess.cascade.trigger, CascadeOptions::Trigger::kEntropy);
+  EXPECT_FALSE(chess.cascade.trigger_or);
+  EXPECT_EQ(chess.cascade.thresholds, (std::array<double, 2>{kInf, kInf}));
+  EXPECT_EQ(chess.cascade.every, 10);
 }
 
 TEST(Plan, PresetsOfThePapersHaveTheirDefaults) {
   const Plan token = MustParse("tokenselect");
   EXPECT_EQ(token.selector, SelectorKind::kVote);
-  EXPECT_EQ(token.segmenter, SegmenterKind::kNone);
+  EXPECT_EQ(token.segmenter(), SegmenterKind::kNone);
   EXPECT_EQ(token.codec, CodecKind::kRaw);
-  EXPECT_EQ(token.k, 2048);
-  EXPECT_EQ(token.n_init, 128);
-  EXPECT_EQ(token.n_local, 512);
-  EXPECT_EQ(token.theta, 0.9);
-  EXPECT_EQ(token.chunk, 512);
-  EXPECT_EQ(token.max_pool, 1);
-  EXPECT_TRUE(token.scale_votes);
-  EXPECT_FALSE(token.append_departed || token.cosine_per_head);
+  EXPECT_EQ(token.vote.budget, 2048);
+  EXPECT_EQ(token.vote.sinks, 128);
+  EXPECT_EQ(token.vote.recent, 512);
+  EXPECT_EQ(token.vote.theta, 0.9);
+  EXPECT_EQ(token.vote.chunk, 512);
+  EXPECT_EQ(token.vote.max_pool, 1);
+  EXPECT_TRUE(token.vote.scale);
+  EXPECT_FALSE(token.vote.append_departed || token.vote.cosine_per_head);
   const Plan sentence = MustParse("sentencekv");
   EXPECT_EQ(sentence.selector, SelectorKind::kBucket);
-  EXPECT_EQ(sentence.segmenter, SegmenterKind::kSentence);
+  EXPECT_EQ(sentence.segmenter(), SegmenterKind::kSentence);
   EXPECT_EQ(sentence.codec, CodecKind::kRaw);
-  EXPECT_EQ(sentence.tau, 1024);
-  EXPECT_EQ(sentence.r, 2);
-  EXPECT_EQ(sentence.n_obs, 32);
-  EXPECT_EQ(sentence.start, 32);
-  EXPECT_EQ(sentence.recent, 32);
-  EXPECT_EQ(sentence.pool, 7);
-  EXPECT_EQ(sentence.max_length, 100);
-  EXPECT_FALSE(sentence.keep_rest || sentence.per_query_head);
+  EXPECT_EQ(sentence.bucket.budget, 1024);
+  EXPECT_EQ(sentence.bucket.r, 2);
+  EXPECT_EQ(sentence.bucket.n_obs, 32);
+  EXPECT_EQ(sentence.bucket.sinks, 32);
+  EXPECT_EQ(sentence.bucket.recent, 32);
+  EXPECT_EQ(sentence.bucket.pool, 7);
+  EXPECT_EQ(sentence.bucket.max_length, 100);
+  EXPECT_FALSE(sentence.bucket.keep_rest || sentence.bucket.per_query_head);
   const Plan sekv = MustParse("sekv");
   EXPECT_EQ(sekv.selector, SelectorKind::kZoom);
-  EXPECT_EQ(sekv.segmenter, SegmenterKind::kSpan);
+  EXPECT_EQ(sekv.segmenter(), SegmenterKind::kSpan);
   EXPECT_EQ(sekv.codec, CodecKind::kLowRank);
-  EXPECT_EQ(sekv.alpha, 2);
-  EXPECT_EQ(sekv.l_min, 4);
-  EXPECT_EQ(sekv.r_max, 32);
-  EXPECT_EQ(sekv.d_route, 32);
-  EXPECT_EQ(sekv.local, 512);
-  EXPECT_EQ(sekv.rows, -1);
-  EXPECT_EQ(sekv.rows_share, 0.25);
-  EXPECT_EQ(sekv.parameters, "");
-  EXPECT_EQ(sekv.max_loss, 0.3);
+  EXPECT_EQ(sekv.lowrank.alpha, 2);
+  EXPECT_EQ(sekv.lowrank.l_min, 4);
+  EXPECT_EQ(sekv.lowrank.r_max, 32);
+  EXPECT_EQ(sekv.lowrank.d_route, 32);
+  EXPECT_EQ(sekv.lowrank.local, 512);
+  EXPECT_EQ(sekv.zoom.rows, -1);
+  EXPECT_EQ(sekv.zoom.rows_share, 0.25);
+  EXPECT_EQ(sekv.lowrank.parameters, "");
+  EXPECT_EQ(sekv.stored.max_loss, 0.3);
   const Plan mosaic = MustParse("mosaickv");
   EXPECT_EQ(mosaic.selector, SelectorKind::kBlock);
-  EXPECT_EQ(mosaic.segmenter, SegmenterKind::kLoss);
+  EXPECT_EQ(mosaic.segmenter(), SegmenterKind::kLoss);
   EXPECT_EQ(mosaic.codec, CodecKind::kPacked);
-  EXPECT_EQ(mosaic.share, 0.1);
-  EXPECT_FALSE(mosaic.search);
-  EXPECT_EQ(mosaic.keep, 0);
-  EXPECT_EQ(mosaic.neighbours, 1);
-  EXPECT_EQ(mosaic.block, 8);
-  EXPECT_EQ(mosaic.segment, 65536);
-  EXPECT_EQ(mosaic.buffer, 32);
-  EXPECT_EQ(mosaic.close_loss, 256);
-  EXPECT_TRUE(mosaic.truncate);
-  EXPECT_EQ(mosaic.drift, 0);
-  EXPECT_EQ(mosaic.keep_raw, KeepRaw::kAuto);
+  EXPECT_EQ(mosaic.block.share, 0.1);
+  EXPECT_FALSE(mosaic.packed.search);
+  EXPECT_EQ(mosaic.packed.keep, 0);
+  EXPECT_EQ(mosaic.packed.neighbours, 1);
+  EXPECT_EQ(mosaic.packed.block, 8);
+  EXPECT_EQ(mosaic.packed.segment, 65536);
+  EXPECT_EQ(mosaic.packed.buffer, 32);
+  EXPECT_EQ(mosaic.packed.close_loss, 256);
+  EXPECT_TRUE(mosaic.packed.truncate);
+  EXPECT_EQ(mosaic.packed.drift, 0);
+  EXPECT_EQ(mosaic.stored.keep_raw, KeepRaw::kAuto);
   const Plan raw = MustParse("{selector = \"block\", codec = \"raw\"}");
-  EXPECT_EQ(raw.segmenter, SegmenterKind::kPage);
-  EXPECT_EQ(raw.page, 16);
-  EXPECT_EQ(raw.n_recent, 32);
+  EXPECT_EQ(raw.segmenter(), SegmenterKind::kPage);
+  EXPECT_EQ(raw.index.unit, 16);
+  EXPECT_EQ(raw.block.recent, 32);
 }
 
 TEST(Plan, OptionsOfThePapersAreSet) {
   const Plan token = MustParse(
       "tokenselect{k = 48, n_init = 8, n_local = 24, theta = 1, append_departed = true, "
       "max_pool = 5, scale = false, chunk = 48, cosine = \"head\"}");
-  EXPECT_EQ(token.k, 48);
-  EXPECT_EQ(token.theta, 1.0);
-  EXPECT_TRUE(token.append_departed);
-  EXPECT_EQ(token.max_pool, 5);
-  EXPECT_FALSE(token.scale_votes);
-  EXPECT_EQ(token.chunk, 48);
-  EXPECT_TRUE(token.cosine_per_head);
+  EXPECT_EQ(token.vote.budget, 48);
+  EXPECT_EQ(token.vote.theta, 1.0);
+  EXPECT_TRUE(token.vote.append_departed);
+  EXPECT_EQ(token.vote.max_pool, 5);
+  EXPECT_FALSE(token.vote.scale);
+  EXPECT_EQ(token.vote.chunk, 48);
+  EXPECT_TRUE(token.vote.cosine_per_head);
   const Plan sentence = MustParse(
       "sentencekv{tau = 48, r = 3, n_obs = 16, start = 8, recent = 9, pool = 1, max_length = 40, "
       "keep_rest = true, per_query_head = true}");
-  EXPECT_EQ(sentence.tau, 48);
-  EXPECT_EQ(sentence.r, 3.0);
-  EXPECT_EQ(sentence.n_obs, 16);
-  EXPECT_EQ(sentence.start, 8);
-  EXPECT_EQ(sentence.recent, 9);
-  EXPECT_EQ(sentence.pool, 1);
-  EXPECT_EQ(sentence.max_length, 40);
-  EXPECT_TRUE(sentence.keep_rest && sentence.per_query_head);
+  EXPECT_EQ(sentence.bucket.budget, 48);
+  EXPECT_EQ(sentence.bucket.r, 3.0);
+  EXPECT_EQ(sentence.bucket.n_obs, 16);
+  EXPECT_EQ(sentence.bucket.sinks, 8);
+  EXPECT_EQ(sentence.bucket.recent, 9);
+  EXPECT_EQ(sentence.bucket.pool, 1);
+  EXPECT_EQ(sentence.bucket.max_length, 40);
+  EXPECT_TRUE(sentence.bucket.keep_rest && sentence.bucket.per_query_head);
   const Plan sekv = MustParse(
       "sekv{alpha = 1.5, l_min = 6, r_max = 8, d_route = 16, local = 32, rows = 0, "
       "rows_share = 0.5, parameters = \"model-1.safetensors\", factors = \"device\", "
       "keep_raw = \"no\", max_loss = 0.125}");
-  EXPECT_EQ(sekv.max_loss, 0.125);
-  EXPECT_EQ(sekv.alpha, 1.5);
-  EXPECT_EQ(sekv.l_min, 6);
-  EXPECT_EQ(sekv.r_max, 8);
-  EXPECT_EQ(sekv.d_route, 16);
-  EXPECT_EQ(sekv.local, 32);
-  EXPECT_EQ(sekv.rows, 0);
-  EXPECT_EQ(sekv.rows_share, 0.5);
-  EXPECT_EQ(sekv.parameters, "model-1.safetensors");
-  EXPECT_EQ(sekv.factors, TierKind::kDevice);
-  EXPECT_EQ(sekv.keep_raw, KeepRaw::kNo);
+  EXPECT_EQ(sekv.stored.max_loss, 0.125);
+  EXPECT_EQ(sekv.lowrank.alpha, 1.5);
+  EXPECT_EQ(sekv.lowrank.l_min, 6);
+  EXPECT_EQ(sekv.lowrank.r_max, 8);
+  EXPECT_EQ(sekv.lowrank.d_route, 16);
+  EXPECT_EQ(sekv.lowrank.local, 32);
+  EXPECT_EQ(sekv.zoom.rows, 0);
+  EXPECT_EQ(sekv.zoom.rows_share, 0.5);
+  EXPECT_EQ(sekv.lowrank.parameters, "model-1.safetensors");
+  EXPECT_EQ(sekv.lowrank.factors, TierKind::kDevice);
+  EXPECT_EQ(sekv.stored.keep_raw, KeepRaw::kNo);
   const Plan fixed = MustParse(
       "mosaickv{share = 0.0625, strategy = \"fixed\", keep = 48, neighbours = 4, block = 16, "
       "segment = 128, buffer = 16, truncate = false, close_loss = 6, keep_raw = \"host\", "
       "group = \"softmax\"}");
-  EXPECT_EQ(fixed.share, 0.0625);
-  EXPECT_EQ(fixed.keep, 48);
-  EXPECT_EQ(fixed.neighbours, 4);
-  EXPECT_EQ(fixed.block, 16);
-  EXPECT_EQ(fixed.segment, 128);
-  EXPECT_EQ(fixed.buffer, 16);
-  EXPECT_FALSE(fixed.truncate);
-  EXPECT_EQ(fixed.close_loss, 6);
-  EXPECT_EQ(fixed.keep_raw, KeepRaw::kHost);
-  EXPECT_TRUE(fixed.group_softmax);
+  EXPECT_EQ(fixed.block.share, 0.0625);
+  EXPECT_EQ(fixed.packed.keep, 48);
+  EXPECT_EQ(fixed.packed.neighbours, 4);
+  EXPECT_EQ(fixed.packed.block, 16);
+  EXPECT_EQ(fixed.packed.segment, 128);
+  EXPECT_EQ(fixed.packed.buffer, 16);
+  EXPECT_FALSE(fixed.packed.truncate);
+  EXPECT_EQ(fixed.packed.close_loss, 6);
+  EXPECT_EQ(fixed.stored.keep_raw, KeepRaw::kHost);
+  EXPECT_TRUE(fixed.block.group_softmax);
   const Plan search = MustParse(
       "mosaickv{strategy = \"search\", max_channel_loss = 0.35, max_block_loss = 0.6, "
       "drift = 2, min_segment = 512, closing = \"drift\"}");
-  EXPECT_TRUE(search.search);
-  EXPECT_EQ(search.max_channel_loss, 0.35);
-  EXPECT_EQ(search.max_block_loss, 0.6);
-  EXPECT_EQ(search.drift, 2);
-  EXPECT_EQ(search.min_segment, 512);
-  EXPECT_GT(MustParse("mosaickv{closing = \"drift\"}").drift, 0);
+  EXPECT_TRUE(search.packed.search);
+  EXPECT_EQ(search.packed.max_channel_loss, 0.35);
+  EXPECT_EQ(search.packed.max_block_loss, 0.6);
+  EXPECT_EQ(search.packed.drift, 2);
+  EXPECT_EQ(search.packed.min_segment, 512);
+  EXPECT_GT(MustParse("mosaickv{closing = \"drift\"}").packed.drift, 0);
 }
 
 TEST(Plan, OptionsOfOurOwnAreSet) {
   const Plan quest = MustParse("quest{rest = \"mean\", group = \"softmax\"}");
-  EXPECT_EQ(quest.rest, RestKind::kMean);
-  EXPECT_TRUE(quest.group_softmax);
+  EXPECT_EQ(quest.index.rest, RestKind::kMean);
+  EXPECT_TRUE(quest.minmax.group_softmax);
   const Plan chess = MustParse("chess{rest = \"mean\", tree = true, centred = true}");
-  EXPECT_EQ(chess.rest, RestKind::kMean);
-  EXPECT_TRUE(chess.tree && chess.centred);
-  EXPECT_EQ(MustParse("{selector = \"block\", codec = \"raw\", rest = \"mean\"}").rest,
+  EXPECT_EQ(chess.index.rest, RestKind::kMean);
+  EXPECT_TRUE(chess.cascade.tree && chess.cascade.centred);
+  EXPECT_EQ(MustParse("{selector = \"block\", codec = \"raw\", rest = \"mean\"}").index.rest,
             RestKind::kMean);
 }
 
@@ -207,7 +207,7 @@ TEST(Plan, AxesThatAreLeftOutFollowFromTheOthers) {
       {"{selector = 'zoom'}", SegmenterKind::kSpan, CodecKind::kLowRank}};
   for (const Pair& pair : pairs) {
     const Plan plan = MustParse(pair.text);
-    EXPECT_EQ(plan.segmenter, pair.segmenter) << pair.text;
+    EXPECT_EQ(plan.segmenter(), pair.segmenter) << pair.text;
     EXPECT_EQ(plan.codec, pair.codec) << pair.text;
     EXPECT_EQ(MustParse(FormatPlan(plan)), plan) << FormatPlan(plan);
   }
@@ -218,10 +218,10 @@ TEST(Plan, OptionsAreSet) {
       "  quest { budget = 1024, page=32,\tn_sink = 20, n_recent = 30, min_tokens = 0, "
       "n_dense_layers = 2, tier = \"host\", codec = 'raw' } ");
   EXPECT_EQ(quest.name, "quest");
-  EXPECT_EQ(quest.budget, 1024);
-  EXPECT_EQ(quest.page, 32);
-  EXPECT_EQ(quest.n_sink, 20);
-  EXPECT_EQ(quest.n_recent, 30);
+  EXPECT_EQ(quest.minmax.budget, 1024);
+  EXPECT_EQ(quest.index.unit, 32);
+  EXPECT_EQ(quest.minmax.sinks, 20);
+  EXPECT_EQ(quest.minmax.recent, 30);
   EXPECT_EQ(quest.min_tokens, 0);
   EXPECT_EQ(quest.n_dense_layers, 2);
   EXPECT_EQ(quest.tier, TierKind::kHost);
@@ -231,19 +231,21 @@ TEST(Plan, OptionsAreSet) {
   const Plan chess = MustParse(
       "chess{page=8,pages_per_chunk=3,chunks_per_grid=4,sinks=2,window=5,rho=[1,0.6,5e-1],"
       "cascade=\"literal\",trigger=\"always\",combine=\"or\",thresholds=[0.9,inf],every=7}");
-  EXPECT_EQ(chess.page, 8);
-  EXPECT_EQ(chess.pages_per_chunk, 3);
-  EXPECT_EQ(chess.chunks_per_grid, 4);
-  EXPECT_EQ(chess.sinks, 2);
-  EXPECT_EQ(chess.window, 5);
-  EXPECT_EQ(chess.rho, (std::array<double, 3>{1, 0.6, 0.5}));
-  EXPECT_EQ(chess.cascade, Plan::Cascade::kLiteral);
-  EXPECT_EQ(chess.trigger, Plan::Trigger::kAlways);
-  EXPECT_TRUE(chess.trigger_or);
-  EXPECT_EQ(chess.thresholds, (std::array<double, 2>{0.9, kInf}));
-  EXPECT_EQ(chess.every, 7);
-  EXPECT_EQ(MustParse("chess{rho=\"moderate\"}").rho, (std::array<double, 3>{0.8, 0.7, 0.7}));
-  EXPECT_EQ(MustParse("chess{rho=\"conservative\"}").rho, (std::array<double, 3>{0.9, 0.9, 0.9}));
+  EXPECT_EQ(chess.index.unit, 8);
+  EXPECT_EQ(chess.index.pages_per_chunk, 3);
+  EXPECT_EQ(chess.index.chunks_per_grid, 4);
+  EXPECT_EQ(chess.cascade.sinks, 2);
+  EXPECT_EQ(chess.cascade.recent, 5);
+  EXPECT_EQ(chess.cascade.rho, (std::array<double, 3>{1, 0.6, 0.5}));
+  EXPECT_EQ(chess.cascade.pruning, CascadeOptions::Pruning::kLiteral);
+  EXPECT_EQ(chess.cascade.trigger, CascadeOptions::Trigger::kAlways);
+  EXPECT_TRUE(chess.cascade.trigger_or);
+  EXPECT_EQ(chess.cascade.thresholds, (std::array<double, 2>{0.9, kInf}));
+  EXPECT_EQ(chess.cascade.every, 7);
+  EXPECT_EQ(MustParse("chess{rho=\"moderate\"}").cascade.rho,
+            (std::array<double, 3>{0.8, 0.7, 0.7}));
+  EXPECT_EQ(MustParse("chess{rho=\"conservative\"}").cascade.rho,
+            (std::array<double, 3>{0.9, 0.9, 0.9}));
   EXPECT_EQ(MustParse("quest{}"), MustParse("quest"));
 }
 
@@ -271,50 +273,54 @@ class Random {
 
 void RandomPapers(Random& r, Plan& p) {
   if (p.selector == SelectorKind::kVote) {
-    p.k = r.Int(0, 1 << 29), p.n_init = r.Int(0, 1 << 29), p.n_local = r.Int(1, 1 << 29);
-    p.theta = 2 * r.Share() - 1;
-    p.append_departed = r.Coin(), p.scale_votes = r.Coin(), p.cosine_per_head = r.Coin();
-    p.max_pool = r.Int(1, 1024), p.chunk = r.Int(1, 65536);
+    p.vote.budget = r.Int(0, 1 << 29), p.vote.sinks = r.Int(0, 1 << 29),
+    p.vote.recent = r.Int(1, 1 << 29);
+    p.vote.theta = 2 * r.Share() - 1;
+    p.vote.append_departed = r.Coin(), p.vote.scale = r.Coin(), p.vote.cosine_per_head = r.Coin();
+    p.vote.max_pool = r.Int(1, 1024), p.vote.chunk = r.Int(1, 65536);
   }
   if (p.selector == SelectorKind::kBucket) {
-    p.tau = r.Int(0, 1 << 19), p.max_length = r.Int(1, 65536), p.per_query_head = r.Coin();
+    p.bucket.budget = r.Int(0, 1 << 19), p.bucket.max_length = r.Int(1, 65536),
+    p.bucket.per_query_head = r.Coin();
   }
-  if (p.segmenter == SegmenterKind::kSentence) {
-    p.r = 100 * r.Share(), p.n_obs = r.Int(1, 1024), p.pool = r.Int(1, 1024);
-    p.start = r.Int(0, 1 << 29), p.recent = r.Int(1, 1 << 29), p.keep_rest = r.Coin();
+  if (p.segmenter() == SegmenterKind::kSentence) {
+    p.bucket.r = 100 * r.Share(), p.bucket.n_obs = r.Int(1, 1024), p.bucket.pool = r.Int(1, 1024);
+    p.bucket.sinks = r.Int(0, 1 << 29), p.bucket.recent = r.Int(1, 1 << 29),
+    p.bucket.keep_rest = r.Coin();
   }
   if (p.selector == SelectorKind::kZoom) {
-    p.rows = r.Int(-1, 1 << 29), p.rows_share = r.Share();
+    p.zoom.rows = r.Int(-1, 1 << 29), p.zoom.rows_share = r.Share();
   }
   if (p.codec == CodecKind::kLowRank) {
-    p.alpha = 100 * r.Share(), p.l_min = r.Int(1, 1 << 29), p.r_max = r.Int(1, 256);
-    p.d_route = r.Int(1, 256), p.local = r.Int(0, 1 << 29);
-    p.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
-    p.factors = static_cast<TierKind>(r.Int(0, 1));
+    p.lowrank.alpha = 100 * r.Share(), p.lowrank.l_min = r.Int(1, 1 << 29),
+    p.lowrank.r_max = r.Int(1, 256);
+    p.lowrank.d_route = r.Int(1, 256), p.lowrank.local = r.Int(0, 1 << 29);
+    p.lowrank.parameters = r.Coin() ? "" : "a-" + std::to_string(r.Int(0, 9)) + ".b_c";
+    p.lowrank.factors = static_cast<TierKind>(r.Int(0, 1));
   }
   if (p.codec != CodecKind::kRaw) {
-    p.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
-    p.max_loss = r.Share();
+    p.stored.keep_raw = static_cast<KeepRaw>(r.Int(0, 2));
+    p.stored.max_loss = r.Share();
   }
-  if (p.selector == SelectorKind::kBlock) p.share = r.Share();
+  if (p.selector == SelectorKind::kBlock) p.block.share = r.Share();
 }
 
 void RandomPacked(Random& r, Plan& p) {
-  p.search = r.Coin();
-  if (p.search) {
-    p.max_channel_loss = r.Share(), p.max_block_loss = r.Share();
+  p.packed.search = r.Coin();
+  if (p.packed.search) {
+    p.packed.max_channel_loss = r.Share(), p.packed.max_block_loss = r.Share();
   } else {
-    p.neighbours = 1 << r.Int(0, 2), p.block = 4 << r.Int(0, 2);
-    p.keep = p.neighbours * r.Int(0, 48);
+    p.packed.neighbours = 1 << r.Int(0, 2), p.packed.block = 4 << r.Int(0, 2);
+    p.packed.keep = p.packed.neighbours * r.Int(0, 48);
   }
-  p.truncate = r.Coin();
-  p.buffer = 16 * r.Int(1, 256);
-  p.segment = r.Int(p.buffer, 1 << 20);
-  p.drift = r.Coin() ? 0 : r.Share() * 10;
-  if (p.drift > 0) {
-    p.min_segment = r.Int(16, p.segment);
+  p.packed.truncate = r.Coin();
+  p.packed.buffer = 16 * r.Int(1, 256);
+  p.packed.segment = r.Int(p.packed.buffer, 1 << 20);
+  p.packed.drift = r.Coin() ? 0 : r.Share() * 10;
+  if (p.packed.drift > 0) {
+    p.packed.min_segment = r.Int(16, p.packed.segment);
   } else {
-    p.close_loss = r.Share() * 1e9;
+    p.packed.close_loss = r.Share() * 1e9;
   }
 }
 
@@ -334,6 +340,24 @@ constexpr std::string_view kStarts[] = {"full",
                                         "sentencekv{codec = 'lowrank'}",
                                         "mosaickv{codec = 'raw'}"};
 
+void RandomEnds(Random& r, Plan& p) {
+  const bool units = p.segmenter() == SegmenterKind::kPage;
+  if (units || p.segmenter() == SegmenterKind::kHierarchy) {
+    p.index.rest = static_cast<RestKind>(r.Int(0, 1));
+  }
+  if (units) p.index.unit = r.Int(1, 1024);
+  if (p.selector == SelectorKind::kWindow) {
+    p.window = {r.Int(0, 1 << 29), r.Int(1, 1 << 29)};
+  }
+  if (p.selector == SelectorKind::kMinMax) {
+    p.minmax = {r.Int(0, 1 << 29), r.Int(1, 1 << 29), r.Int(0, 1 << 29), r.Coin()};
+  }
+  if (p.selector == SelectorKind::kBlock) {
+    p.block.group_softmax = r.Coin();
+    if (units) p.block.recent = r.Int(1, 1 << 29);
+  }
+}
+
 Plan RandomPlan(Random& r) {
   Plan p = MustParse(kStarts[r.Int(0, static_cast<int>(std::size(kStarts)) - 1)]);
   if (r.Coin()) p.name = "custom";
@@ -343,36 +367,25 @@ Plan RandomPlan(Random& r) {
   p.n_dense_layers = r.Int(0, 512);
   RandomPapers(r, p);
   if (p.codec == CodecKind::kPacked) RandomPacked(r, p);
-  if (p.selector == SelectorKind::kMinMax || p.selector == SelectorKind::kBlock) {
-    p.group_softmax = r.Coin();
-  }
-  const bool pages = p.segmenter == SegmenterKind::kPage;
-  if (pages || p.segmenter == SegmenterKind::kHierarchy)
-    p.rest = static_cast<RestKind>(r.Int(0, 1));
-  if (pages) p.page = r.Int(1, 1024);
-  if (p.selector == SelectorKind::kWindow || pages) p.n_recent = r.Int(1, 1 << 29);
-  if (p.selector == SelectorKind::kWindow || p.selector == SelectorKind::kMinMax) {
-    p.n_sink = r.Int(0, 1 << 29);
-  }
-  if (p.selector == SelectorKind::kMinMax) p.budget = r.Int(0, 1 << 29);
+  RandomEnds(r, p);
   if (p.codec == CodecKind::kRaw && p.selector != SelectorKind::kFull &&
-      p.rest == RestKind::kDrop) {
+      p.index.rest == RestKind::kDrop) {
     p.compact = r.Coin();
   }
   if (p.selector != SelectorKind::kCascade) return p;
-  p.page = r.Int(1, 64);
-  p.pages_per_chunk = r.Int(1, 32);
-  p.chunks_per_grid = r.Int(1, 32);
-  p.sinks = r.Int(0, 1 << 19);
-  p.window = r.Int(1, 1 << 19);
-  p.rho = {r.Share(), r.Share(), r.Share()};
-  p.cascade = r.Coin() ? Plan::Cascade::kLiteral : Plan::Cascade::kTop;
-  p.trigger = static_cast<Plan::Trigger>(r.Int(0, 2));
-  p.trigger_or = r.Coin();
-  p.thresholds = {r.Coin() ? kInf : r.Share() * 1e-7, r.Coin() ? 0 : r.Share() * 1e20};
-  p.every = r.Int(1, 1 << 19);
-  p.centred = r.Coin();
-  p.tree = p.rest != RestKind::kDrop && r.Coin();
+  p.index.unit = r.Int(1, 64);
+  p.index.pages_per_chunk = r.Int(1, 32);
+  p.index.chunks_per_grid = r.Int(1, 32);
+  p.cascade.sinks = r.Int(0, 1 << 19);
+  p.cascade.recent = r.Int(1, 1 << 19);
+  p.cascade.rho = {r.Share(), r.Share(), r.Share()};
+  p.cascade.pruning = r.Coin() ? CascadeOptions::Pruning::kLiteral : CascadeOptions::Pruning::kTop;
+  p.cascade.trigger = static_cast<CascadeOptions::Trigger>(r.Int(0, 2));
+  p.cascade.trigger_or = r.Coin();
+  p.cascade.thresholds = {r.Coin() ? kInf : r.Share() * 1e-7, r.Coin() ? 0 : r.Share() * 1e20};
+  p.cascade.every = r.Int(1, 1 << 19);
+  p.cascade.centred = r.Coin();
+  p.cascade.tree = p.index.rest != RestKind::kDrop && r.Coin();
   return p;
 }
 

@@ -325,7 +325,7 @@ TEST_P(Block, PackedTakesTheBestBlocksOfAllSegments) {
     for (int32_t n = 204; n <= in.n; n += 11) {
       ASSERT_NO_FATAL_FAILURE(run.Commit(n - 1));
       ASSERT_GT(run.packed->end(), 0);
-      const int32_t budget = CeilOf(PlanOf(text).share, n);
+      const int32_t budget = CeilOf(PlanOf(text).block.share, n);
       for (int layer = 0; layer < 2; ++layer) {
         const Selection got = run.Select(in, layer);
         ASSERT_FALSE(got.full);

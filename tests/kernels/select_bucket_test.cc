@@ -26,7 +26,7 @@ class BucketOracle {
       : in_(in),
         p_(plan),
         layer_(layer),
-        group_(plan.per_query_head ? 1 : in.g.group()),
+        group_(plan.bucket.per_query_head ? 1 : in.g.group()),
         rows_(in.g.query_heads / group_) {}
 
   void Prefill(int32_t n, const std::vector<uint8_t>& boundary) {
@@ -34,10 +34,10 @@ class BucketOracle {
     kept_.assign(rows_, std::vector<bool>(n, true));
     buckets_.assign(rows_, {});
     if (!InFull(n)) Keep();
-    for (auto& row : kept_) std::fill_n(row.begin(), std::min(p_.start, n), false);
+    for (auto& row : kept_) std::fill_n(row.begin(), std::min(p_.bucket.sinks, n), false);
     int32_t begin = 0;
     for (int32_t t = 0; t < n; ++t) {
-      if (!boundary[t] && t + 1 - begin != p_.max_length && t + 1 != n) continue;
+      if (!boundary[t] && t + 1 - begin != p_.bucket.max_length && t + 1 != n) continue;
       AddBuckets(begin, t + 1);
       begin = t + 1;
     }
@@ -53,7 +53,7 @@ class BucketOracle {
     if (!InFull(n)) {
       for (int row = 0; row < rows_; ++row) got[row] = Fill(row, n);
     }
-    if (ends || static_cast<int32_t>(queries_.size()) == p_.max_length) {
+    if (ends || static_cast<int32_t>(queries_.size()) == p_.bucket.max_length) {
       AddBuckets(sentence_, n);
       queries_.clear();
       sentence_ = n;
@@ -61,7 +61,9 @@ class BucketOracle {
     return got;
   }
 
-  bool InFull(int32_t n) const { return n < p_.min_tokens || p_.start + p_.recent + p_.tau >= n; }
+  bool InFull(int32_t n) const {
+    return n < p_.min_tokens || p_.bucket.sinks + p_.bucket.recent + p_.bucket.budget >= n;
+  }
   int rows() const { return rows_; }
   Ints Kept(int row) const {
     Ints kept;
@@ -81,7 +83,7 @@ class BucketOracle {
   int KvOf(int row) const { return row * group_ / in_.g.group(); }
 
   void Keep() {
-    const int32_t w = std::min(p_.n_obs, n_), before = n_ - w;
+    const int32_t w = std::min(p_.bucket.n_obs, n_), before = n_ - w;
     importance.clear();
     for (int row = 0; row < rows_; ++row) {
       Doubles a(before, 0.0);
@@ -95,23 +97,23 @@ class BucketOracle {
           for (int32_t s = 0; s < before; ++s) a[s] += p[s];
         }
       }
-      importance.push_back(MaxPooled(a, p_.pool));
-      const Doubles candidates(importance[row].begin() + std::min(p_.start, before),
+      importance.push_back(MaxPooled(a, p_.bucket.pool));
+      const Doubles candidates(importance[row].begin() + std::min(p_.bucket.sinks, before),
                                importance[row].end());
-      const auto k = static_cast<int32_t>(std::floor(p_.r * p_.tau + 1e-9));
-      if (p_.pool == 1) kept_stable = kept_stable && IsStable(candidates, k);
+      const auto k = static_cast<int32_t>(std::floor(p_.bucket.r * p_.bucket.budget + 1e-9));
+      if (p_.bucket.pool == 1) kept_stable = kept_stable && IsStable(candidates, k);
       std::fill_n(kept_[row].begin(), before, false);
-      for (const int32_t i : TopK(candidates, k)) kept_[row][p_.start + i] = true;
+      for (const int32_t i : TopK(candidates, k)) kept_[row][p_.bucket.sinks + i] = true;
     }
   }
 
   void AddBuckets(int32_t first, int32_t stop) {
     for (int row = 0; row < rows_; ++row) {
-      Ints whole = Upto(std::max(first, p_.start), stop), kept;
+      Ints whole = Upto(std::max(first, p_.bucket.sinks), stop), kept;
       for (const int32_t t : whole) {
         if (kept_[row][t]) kept.push_back(t);
       }
-      const Ints tokens = p_.keep_rest ? whole : kept;
+      const Ints tokens = p_.bucket.keep_rest ? whole : kept;
       if (tokens.empty()) continue;
       const Ints& of = kept.empty() ? tokens : kept;
       Doubles mean(64, 0.0);
@@ -124,7 +126,7 @@ class BucketOracle {
   }
 
   Ints Fill(int row, int32_t n) {
-    const int32_t window = std::min(n - p_.recent, sentence_);
+    const int32_t window = std::min(n - p_.bucket.recent, sentence_);
     Doubles q(64, 0.0), scores;
     for (const int32_t t : queries_) {
       for (int h = row * group_; h < (row + 1) * group_; ++h) {
@@ -136,10 +138,10 @@ class BucketOracle {
     for (const OracleBucket& b : buckets_[row]) {
       scores.push_back(std::inner_product(q.begin(), q.end(), b.mean.begin(), 0.0));
     }
-    Ints tokens = UnionOf(Upto(0, p_.start), Upto(window, n));
+    Ints tokens = UnionOf(Upto(0, p_.bucket.sinks), Upto(window, n));
     if (static_cast<int>(units.size()) <= row) units.resize(row + 1);
     units[row].clear();
-    int32_t room = p_.tau;
+    int32_t room = p_.bucket.budget;
     double last = INFINITY, largest = 1e-30;
     for (const double s : scores) largest = std::max(largest, std::abs(s));
     for (const int32_t b : Ranking(scores)) {

@@ -92,13 +92,13 @@ class ChessOracle {
     ++n_;
     entropies_.push_back(entropy);
     bool due = false;
-    if (n_ % p_.page == 0) {
-      pages_.push_back(Rounded(MeanOfTokens(n_ - p_.page, n_)));
+    if (n_ % p_.index.unit == 0) {
+      pages_.push_back(Rounded(MeanOfTokens(n_ - p_.index.unit, n_)));
       ++since_;
       due = IsDue();
       entropies_.clear();
     }
-    if (decoding_ && (due || p_.trigger == Plan::Trigger::kAlways)) Select();
+    if (decoding_ && (due || p_.cascade.trigger == CascadeOptions::Trigger::kAlways)) Select();
   }
   void FinishPrefill() {
     decoding_ = true;
@@ -106,8 +106,8 @@ class ChessOracle {
   }
 
   Ints Table(int32_t n) const {
-    const int32_t pages = (n + p_.page - 1) / p_.page;
-    return UnionOf(UnionOf(Upto(0, std::min(p_.sinks, pages)), Upto(window_start_, pages)),
+    const int32_t pages = (n + p_.index.unit - 1) / p_.index.unit;
+    return UnionOf(UnionOf(Upto(0, std::min(p_.cascade.sinks, pages)), Upto(window_start_, pages)),
                    selected_);
   }
 
@@ -159,30 +159,32 @@ class ChessOracle {
     for (const double e : entropies_) {
       if (!std::isnan(e)) given.push_back(e);
     }
-    if (p_.trigger == Plan::Trigger::kEvery || given.empty()) return since_ >= p_.every;
+    if (p_.cascade.trigger == CascadeOptions::Trigger::kEvery || given.empty())
+      return since_ >= p_.cascade.every;
     const double mean = std::accumulate(given.begin(), given.end(), 0.0) / given.size();
     double variance = 0;
     for (const double e : given) variance += (e - mean) * (e - mean) / given.size();
-    const bool a = mean > p_.thresholds[0], b = variance > p_.thresholds[1];
-    return p_.trigger_or ? a || b : a && b;
+    const bool a = mean > p_.cascade.thresholds[0], b = variance > p_.cascade.thresholds[1];
+    return p_.cascade.trigger_or ? a || b : a && b;
   }
 
   void Select() {
     std::vector<Vector> vectors = pages_;
-    if (n_ % p_.page != 0) vectors.push_back(MeanOfTokens(n_ - n_ % p_.page, n_));
-    window_start_ = std::max<int32_t>(0, static_cast<int32_t>(vectors.size()) - p_.window);
+    if (n_ % p_.index.unit != 0) vectors.push_back(MeanOfTokens(n_ - n_ % p_.index.unit, n_));
+    window_start_ = std::max<int32_t>(0, static_cast<int32_t>(vectors.size()) - p_.cascade.recent);
     since_ = 0;
     ++selections;
     if (pages_.empty()) return;
     const Vector anchor = MeanOf({vectors.begin() + window_start_, vectors.end()});
-    const auto chunks = Centroids(pages_, p_.pages_per_chunk);
-    const auto grids = Centroids(chunks, p_.chunks_per_grid);
+    const auto chunks = Centroids(pages_, p_.index.pages_per_chunk);
+    const auto grids = Centroids(chunks, p_.index.chunks_per_grid);
     Vector mean(anchor.size(), 0.0f);
-    if (p_.centred) mean = MeanOf(pages_);
+    if (p_.cascade.centred) mean = MeanOf(pages_);
     scores = {Dots(pages_, anchor, mean), Dots(chunks, anchor, mean), Dots(grids, anchor, mean)};
     stable = true;
-    const Ints candidates = Upto(std::min(p_.sinks, window_start_), window_start_);
-    selected_ = p_.cascade == Plan::Cascade::kTop ? Top(candidates) : Literal(candidates);
+    const Ints candidates = Upto(std::min(p_.cascade.sinks, window_start_), window_start_);
+    selected_ =
+        p_.cascade.pruning == CascadeOptions::Pruning::kTop ? Top(candidates) : Literal(candidates);
   }
 
   static std::vector<double> Dots(const std::vector<Vector>& rows, const Vector& anchor,
@@ -211,8 +213,8 @@ class ChessOracle {
   }
 
   Ints Top(const Ints& candidates) {
-    const auto chunk = [&](int32_t page) { return page / p_.pages_per_chunk; };
-    const auto grid = [&](int32_t c) { return c / p_.chunks_per_grid; };
+    const auto chunk = [&](int32_t page) { return page / p_.index.pages_per_chunk; };
+    const auto grid = [&](int32_t c) { return c / p_.index.chunks_per_grid; };
     Ints chunks, grids;
     for (const int32_t page : candidates) chunks = UnionOf(chunks, {chunk(page)});
     for (const int32_t c : chunks) grids = UnionOf(grids, {grid(c)});
@@ -223,22 +225,22 @@ class ChessOracle {
       }
       return children;
     };
-    grids = Best(grids, 2, p_.rho[0]);
-    chunks = Best(among(chunks, grid, grids), 1, p_.rho[1]);
-    return Best(among(candidates, chunk, chunks), 0, p_.rho[2]);
+    grids = Best(grids, 2, p_.cascade.rho[0]);
+    chunks = Best(among(chunks, grid, grids), 1, p_.cascade.rho[1]);
+    return Best(among(candidates, chunk, chunks), 0, p_.cascade.rho[2]);
   }
 
   Ints Literal(const Ints& candidates) {
     std::vector<bool> parent;
     for (int level = 2; level >= 0; --level) {
-      const int32_t size = level == 1 ? p_.chunks_per_grid : p_.pages_per_chunk;
+      const int32_t size = level == 1 ? p_.index.chunks_per_grid : p_.index.pages_per_chunk;
       std::vector<double> shown = scores[level];
       for (size_t u = 0; level < 2 && u < shown.size(); ++u) {
         if (!parent[u / size]) shown[u] = 0;
       }
       std::vector<double> sorted = shown;
       std::sort(sorted.begin(), sorted.end());
-      const double at = (1 - p_.rho[2 - level]) * (sorted.size() - 1);
+      const double at = (1 - p_.cascade.rho[2 - level]) * (sorted.size() - 1);
       const auto low = static_cast<size_t>(at);
       const size_t high = std::min(low + 1, sorted.size() - 1);
       const double threshold = sorted[low] + (at - low) * (sorted[high] - sorted[low]);
@@ -409,7 +411,7 @@ TEST_P(Select, BudgetIsTheProductOfTheShares) {
     PrefillDone(sequence, backend());
     const Plan& p = sequence.state->plan();
     const double pages = static_cast<double>(Decode(sequence, in)[0].units[0].size());
-    EXPECT_NEAR(pages / 1600, p.rho[0] * p.rho[1] * p.rho[2], 0.002) << rho;
+    EXPECT_NEAR(pages / 1600, p.cascade.rho[0] * p.cascade.rho[1] * p.cascade.rho[2], 0.002) << rho;
   }
 }
 
@@ -434,7 +436,7 @@ class Chess : public Select {
       ASSERT_EQ(s.groups(), 1);
       ASSERT_EQ(s.units[0], oracle.Table(n)) << "seed " << kSeed << " n " << n;
       ASSERT_EQ(PositionsOf(s.runs[0]),
-                PositionsOfUnits(oracle.Table(n), sequence.state->plan().page, n));
+                PositionsOfUnits(oracle.Table(n), sequence.state->plan().index.unit, n));
     }
   }
   void CheckScores(HeldSequence& sequence, const ChessOracle& oracle) {

@@ -60,14 +60,17 @@ class VoteOracle {
  public:
   VoteOracle(const Inputs& in, const Plan& plan, int layer) : in_(in), p_(plan), layer_(layer) {}
 
-  bool InFull(int32_t n) const { return n < p_.min_tokens || p_.n_init + p_.n_local + p_.k >= n; }
+  bool InFull(int32_t n) const {
+    return n < p_.min_tokens || p_.vote.sinks + p_.vote.recent + p_.vote.budget >= n;
+  }
 
   Ints Pick(const Query& q, int32_t end) {
-    votes = Votes(in_, layer_, q, p_.n_init, end, p_.scale_votes);
-    const Doubles pooled = MaxPooled(votes, p_.max_pool);
-    stable = IsStable(pooled, p_.k) || p_.max_pool > 1;  // pooled scores tie, and ties are exact
-    Ints tokens = TopK(pooled, p_.k);
-    for (int32_t& t : tokens) t += p_.n_init;
+    votes = Votes(in_, layer_, q, p_.vote.sinks, end, p_.vote.scale);
+    const Doubles pooled = MaxPooled(votes, p_.vote.max_pool);
+    stable = IsStable(pooled, p_.vote.budget) ||
+             p_.vote.max_pool > 1;  // pooled scores tie, and ties are exact
+    Ints tokens = TopK(pooled, p_.vote.budget);
+    for (int32_t& t : tokens) t += p_.vote.sinks;
     return tokens;
   }
 
@@ -76,14 +79,15 @@ class VoteOracle {
     hit = false;
     if (InFull(n)) return Upto(0, n);
     const Query q = QueryOf(in_, n - 1, layer_);
-    const int32_t end = n - p_.n_local;
-    if (!query_.empty() && p_.theta < 1 && CosineOf(q, query_, p_.cosine_per_head) >= p_.theta) {
+    const int32_t end = n - p_.vote.recent;
+    if (!query_.empty() && p_.vote.theta < 1 &&
+        CosineOf(q, query_, p_.vote.cosine_per_head) >= p_.vote.theta) {
       hit = true;
     } else {
       query_ = q, tokens_ = Pick(q, end), end_ = end;
     }
-    Ints got = UnionOf(UnionOf(Upto(0, p_.n_init), tokens_), Upto(end, n));
-    return p_.append_departed ? UnionOf(got, Upto(end_, end)) : got;
+    Ints got = UnionOf(UnionOf(Upto(0, p_.vote.sinks), tokens_), Upto(end, n));
+    return p_.vote.append_departed ? UnionOf(got, Upto(end_, end)) : got;
   }
 
   Doubles votes;

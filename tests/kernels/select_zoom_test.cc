@@ -26,7 +26,7 @@ std::vector<float> Surprisal(int32_t n) {
 std::shared_ptr<SpanParameters> Trained(const Geometry& g, const Plan& plan, float tau) {
   auto p = std::make_shared<SpanParameters>();
   p->layers = g.layers, p->query_heads = g.query_heads, p->head_dim = g.head_dim;
-  p->d_route = plan.d_route, p->r_max = plan.r_max;
+  p->d_route = plan.lowrank.d_route, p->r_max = plan.lowrank.r_max;
   std::mt19937_64 random(kSeed);
   std::normal_distribution<float> normal(0, 0.2f);
   const auto fill = [&](size_t n, std::vector<float>* out) {
@@ -192,8 +192,8 @@ TEST_P(Zoom, ExpandsByRelevanceWithinTheBudget) {
     for (int32_t n = 361; n <= in.n; n += 3) {
       run.sequence.Commit(n - 1);
       const Ints raw = RawRows(*run.spans, n);
-      int64_t budget = run.plan.rows;
-      if (budget < 0) budget = std::ceil(run.plan.rows_share * n - 1e-9);
+      int64_t budget = run.plan.zoom.rows;
+      if (budget < 0) budget = std::ceil(run.plan.zoom.rows_share * n - 1e-9);
       const int64_t persistent = static_cast<int64_t>(raw.size()) + all;
       const int64_t room = budget == 0 ? INT32_MAX : std::max<int64_t>(budget - persistent, 0);
       const double threshold = c.tau < 0 ? -INFINITY : std::log(c.tau / (1 - c.tau));

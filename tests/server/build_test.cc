@@ -89,7 +89,7 @@ std::vector<std::byte> Summaries(const TestSequence& s, const shm::TableView& ta
   view.pages = pages.data();
   view.index_blocks = blocks.data();
   view.tokens = static_cast<int32_t>(tokens);
-  SegmenterOf(s.opened().plan.segmenter)
+  SegmenterOf(s.opened().plan.segmenter())
       .Update(g, index, view, 0, static_cast<int32_t>(tokens), Backends().front(),
               InlineExecutor());
   return rows;

@@ -365,8 +365,8 @@ TEST_F(ConfigTest, NamedPlans) {
     EXPECT_TRUE(ParsePlan(text).ok()) << name << " = " << text;
     EXPECT_EQ(Entry(config, "plans." + name).value, text);
   }
-  EXPECT_EQ(ParsePlan(config.store.named_plans[0].second)->budget, 4096);
-  EXPECT_EQ(ParsePlan(config.store.named_plans[3].second)->budget, 512);
+  EXPECT_EQ(ParsePlan(config.store.named_plans[0].second)->minmax.budget, 4096);
+  EXPECT_EQ(ParsePlan(config.store.named_plans[3].second)->minmax.budget, 512);
   EXPECT_EQ(ParsePlan(config.store.named_plans[1].second)->selector, SelectorKind::kCascade);
 }
 

@@ -103,6 +103,24 @@ TEST_F(DeviceFailure, TheHostGoesOn) {
   ExpectClean(*store_);
 }
 
+// Whoever asks first after the device was lost, and however.
+TEST_F(DeviceFailure, WhatLayThereIsHeldForNobody) {
+  TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
+  const std::vector<PageKey> keys =
+      store_->Lookup(session_->id(), session_->model(), Tokens(100))->keys;
+  store_->LoseDevice(0, Internal("DEVICE_FAILED", "as after a sticky error"));
+  EXPECT_TRUE(store_->Lookup(session_->id(), session_->model(), keys)->pages.empty());
+}
+
+TEST_F(DeviceFailure, APinOfTokensFindsNothingThere) {
+  TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
+  store_->LoseDevice(0, Internal("DEVICE_FAILED", "as after a sticky error"));
+  EXPECT_EQ(store_->PinPrefix("uid:1", session_->model(), Tokens(100), std::chrono::hours(1))
+                .status()
+                .reason(),
+            "PIN_MISS");
+}
+
 TEST_F(DeviceFailure, CachedPagesAndArtefactsThereAreForgotten) {
   TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(100));
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());

@@ -12,6 +12,7 @@
 #include "server/store/artefact_record.h"
 #include "server/store/store_impl.h"
 #include "server/work/pin_records.h"
+#include "server/work/tier_records.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/fakes/disk_slots.h"
 #include "tests/server/disk_machine.h"
@@ -43,7 +44,7 @@ class DiskArtefactsTest : public ::testing::Test {
     options_.budget_bytes = 4 << 20;
     options_.segment_bytes = 1 << 20;
     // Nobody is late on a busy machine.
-    pages_options_.load_timeout = std::chrono::seconds(60);
+    pages_options_.loads.load_timeout = std::chrono::seconds(60);
   }
   std::unique_ptr<Machine> Start(bool far = false) {
     return std::make_unique<Machine>(
@@ -139,6 +140,20 @@ class DiskArtefactsTest : public ::testing::Test {
     }
     return changed;
   }
+  static void EraseAll(DiskTier* disk) {
+    std::vector<std::string> keys;
+    disk->ForEach([&](const std::string& key, std::span<const uint64_t>) { keys.push_back(key); });
+    EXPECT_TRUE(disk->Erase(keys, Soon()).ok());
+  }
+  // Of the prompt.
+  void EraseFirstPage() {
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const PageKey key =
+        machine->store->Lookup(session.id(), session.model(), Tokens(kPrompt))->keys[0];
+    const std::string name(key.begin(), key.end());
+    EXPECT_TRUE(machine->disk->Erase({&name, 1}, Soon()).ok());
+  }
   static bool IsRecord(const Value& value) {
     return ParseRecord(value.buffers.front()).has_value();
   }
@@ -183,6 +198,35 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
   ASSERT_TRUE(s.Append(std::span(tokens).subspan(192)).ok());
   s.ExpectIntact();
   ExpectClean(*machine->store);
+}
+
+// Nor one that is of no use: with pages gone that the plan keeps, or to a device that computes a
+// prompt from raw pages alone. A look-up says so before.
+TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
+  const std::vector<int32_t> tokens = Tokens(kPrompt);
+  const auto held = [&](bool far, uint64_t artefacts) {
+    const auto machine = Start(far);
+    TestSession session(machine->store.get());
+    const LookupPlan plan{kKeepsNone, ""};
+    std::promise<size_t> records;
+    NoteRecords(machine->store.get(), machine->values.get(), machine->pages.get(),
+                [&](size_t n) { records.set_value(n); });
+    EXPECT_EQ(records.get_future().get(), 1u);
+    const Result<PrefixHit> hit =
+        machine->store->Lookup(session.id(), session.model(), tokens, plan);
+    const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
+    EXPECT_TRUE(hit.ok() && opened.ok());
+    EXPECT_EQ(hit->held_tokens(), opened->held_tokens);
+    EXPECT_EQ(machine->store->Counters().loaded_artefacts, artefacts);
+    return opened->held_tokens;
+  };
+  control_->released_from = 64;
+  Write(kKeepsNone);
+  EXPECT_EQ(held(false, 1), 192u);
+  EXPECT_EQ(held(true, 0), 64u);
+  EraseFirstPage();
+  EXPECT_EQ(held(false, 0), 0u);
+  EXPECT_EQ(held(true, 0), 0u);
 }
 
 TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotWritten) {
@@ -241,6 +285,32 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
   machine->store->Evict(false);
   EXPECT_EQ(machine->store->Counters().artefacts, 0u);
   ExpectClean(*machine->store);
+}
+
+// Pages behind those that were given back too: without them the artefact would be of no use.
+TEST_F(DiskArtefactsTest, APinOfASequenceKeepsWhatAnOpenNeeds) {
+  control_->released_from = 32;
+  control_->released_to = 96;
+  for (const bool first_too : {false, true}) {
+    if (first_too) control_->released_from = 0;
+    const size_t given_back = first_too ? 6 : 4;
+    const auto machine = Start();
+    TestSession session(machine->store.get());
+    const int32_t n = first_too ? kPrompt - 1 : kPrompt;  // another artefact
+    TestSequence s = Prompt(*machine, &session, kKeepsNone, n);
+    Settle(*machine, session, s);
+    const Result<PinInfo> made = machine->store->PinSequence(s.id(), std::chrono::hours(1));
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    EXPECT_EQ(made->pin.pages.size(), 12 - given_back);
+    EXPECT_EQ(made->device_pages, 12 - given_back);
+    ASSERT_TRUE(s.Close().ok());
+    machine->Settle();
+    EraseAll(machine->disk.get());
+    machine->store->Evict(false);
+    EXPECT_EQ(machine->Open(session, kKeepsNone, Tokens(n))->held_tokens, 192u);
+    ASSERT_TRUE(machine->store->RemovePin(made->pin.id).ok());
+    ExpectClean(*machine->store);
+  }
 }
 
 TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
@@ -522,7 +592,7 @@ TEST_F(DiskArtefactsTest, AScrubErasesPartsWithoutTheirRecord) {
       return true;
     };
     scrub.done = [&end](const Status& why) { end.set_value(why); };
-    EXPECT_TRUE(machine.pages->Scrub(std::move(scrub)).ok());
+    EXPECT_TRUE(machine.pages->scrubs().Begin(std::move(scrub)).ok());
     EXPECT_TRUE(end.get_future().get().ok());
     return last.orphans;
   };
@@ -554,7 +624,7 @@ TEST_F(DiskArtefactsTest, CheckpointsWithoutAStop) {
     TestSession session(machine->store.get());
     Prompt(*machine, &session, "full");
     const auto end = Soon();
-    while (machine->values->checkpoints() == 0 || machine->pages->waiting() != 0) {
+    while (machine->values->checkpoints() == 0 || machine->pages->writer().waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end);
       std::this_thread::yield();
     }

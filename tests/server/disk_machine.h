@@ -26,7 +26,7 @@ struct Machine {
         DiskTier::Open(disk_options, SteadyClock::now() + std::chrono::seconds(30));
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     disk = std::move(*opened);
-    value_options.readers = options.readers;
+    value_options.readers = options.loads.readers;
     values = std::make_unique<DiskValueTier>(value_options, disk.get());
     StoreOptions pools = SmallPools(pool_pages, 64);
     pools.new_recompressor = std::move(codec);
@@ -41,7 +41,7 @@ struct Machine {
   // Until everything that was offered is on disk, or counted.
   void Settle() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
-    while (pages->waiting() != 0) {
+    while (pages->writer().waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }

@@ -76,7 +76,7 @@ class Patient {
   }
   static TierPagesOptions Timeouts() {
     TierPagesOptions options;
-    options.load_timeout = kLoadTimeout;
+    options.loads.load_timeout = kLoadTimeout;
     return options;
   }
   static double Us(SteadyClock::time_point begin) {

@@ -3,21 +3,28 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <string_view>
 
 namespace kvstrata {
 namespace {
 
-// A letter a page or block: 'x' it is there, '-' it is not, 'd' if it is fetched.
+// A letter a page or block: 'x' a device has it, 'h' the host, 'd' the tier alone, '-' nobody.
 class Written final : public PrefixView {
  public:
   Written(std::string_view pages, std::string_view blocks) : pages_(pages), blocks_(blocks) {}
-  bool HasPage(size_t i, bool superfluous) override {
-    return pages_.at(i) == 'x' || (pages_.at(i) == 'd' && !superfluous);
+  HeldIn InMemory(Part part, size_t i) override {
+    const char letter = At(part, i);
+    if (letter == 'x') return HeldIn::kDevice;
+    return letter == 'h' ? HeldIn::kHost : HeldIn::kNothing;
   }
-  bool HasBlock(size_t i) override { return blocks_.at(i) == 'x'; }
+  bool InTier(Part part, size_t i) override {
+    EXPECT_EQ(InMemory(part, i), HeldIn::kNothing) << "the tier costs more";
+    return At(part, i) == 'd';
+  }
 
  private:
+  char At(Part part, size_t i) const { return part == Part::kPage ? pages_.at(i) : blocks_.at(i); }
   const std::string_view pages_, blocks_;
 };
 
@@ -33,44 +40,59 @@ HeldPrefix Find(std::string_view pages, std::string_view gaps = "", std::string_
   return FindHeld(PrefixShape(pages.size(), 16, index), superfluous, &view);
 }
 
+// As Written, and 'a' where the artefact stands for a page.
+std::string Text(const HeldPrefix& held) {
+  std::string text;
+  for (const HeldIn where : held.pages) text += "-xhda"[static_cast<size_t>(where)];
+  return text;
+}
+
 TEST(HeldPrefix, EndsAtTheFirstPageThatIsMissing) {
-  EXPECT_EQ(Find("xxdx").pages, 4u);
-  EXPECT_EQ(Find("xx-x").pages, 2u);
-  EXPECT_EQ(Find("-xxx").pages, 0u);
+  EXPECT_EQ(Text(Find("xxdx")), "xxdx");
+  EXPECT_EQ(Text(Find("xx-x")), "xx");
+  EXPECT_EQ(Text(Find("-xxx")), "");
   EXPECT_TRUE(Find("xx-x").whole);
 }
 
+TEST(HeldPrefix, SaysWhereEachPageIs) {
+  EXPECT_EQ(Text(Find("xhdhx")), "xhdhx");
+  EXPECT_EQ(Text(Find("xh-d-x", "--s-s-")), "xhadax");
+  EXPECT_EQ(Text(Find("xhdd", "ss-s")), "xhda")
+      << "memory first; the tier is not asked for the last";
+}
+
 TEST(HeldPrefix, BlocksEndWithHeldPages) {
-  EXPECT_EQ(Find("xxxxx", "", "xx", true).blocks, 2u);
+  EXPECT_EQ(Find("xxxxx", "", "hd", true).blocks, 2u);
   EXPECT_EQ(Find("xxx-x", "", "xx", true).blocks, 1u);
   EXPECT_EQ(Find("xxxxx", "", "-x", true).blocks, 0u) << "none behind one that is missing";
-  EXPECT_EQ(Find("xxxxx", "", "-x", true).pages, 5u) << "it is computed again";
+  EXPECT_EQ(Find("xxxxx", "", "-x", true).pages.size(), 5u) << "it is computed again";
 }
 
 TEST(HeldPrefix, SuperfluousPagesMayBeMissing) {
   const HeldPrefix held = Find("x--x", "-ss-");
-  EXPECT_EQ(held.pages, 4u);
+  EXPECT_EQ(Text(held), "xaax");
   EXPECT_FALSE(held.whole);
   EXPECT_TRUE(Find("xxxx", "-ss-").whole);
   EXPECT_FALSE(Find("xdxx", "-ss-").whole) << "it is not fetched";
 }
 
 TEST(HeldPrefix, WithoutAllOfTheRestAnArtefactIsOfNoUse) {
-  EXPECT_EQ(Find("x--xx-", "-ss---").pages, 1u);
+  EXPECT_EQ(Text(Find("x--xx-", "-ss---")), "x");
   const HeldPrefix held = Find("xddxx-", "-ss---");
-  EXPECT_EQ(held.pages, 5u) << "superfluous pages are fetched then";
+  EXPECT_EQ(Text(held), "xddxx") << "superfluous pages are fetched then";
   EXPECT_TRUE(held.whole);
 }
 
 TEST(HeldPrefix, NorWithoutTheIndexOfWhatIsMissing) {
-  EXPECT_EQ(Find("xx-xxx", "ssss--", "xx-", true).pages, 6u);
-  EXPECT_EQ(Find("xx-xxx", "ssss--", "x-x", true).pages, 2u) << "page 2 ends in block 1";
+  EXPECT_EQ(Text(Find("xx-xxx", "ssss--", "xx-", true)), "xxaxxx");
+  EXPECT_EQ(Text(Find("xx-xxx", "ssss--", "x-x", true)), "xx") << "page 2 ends in block 1";
 }
 
 TEST(HeldPrefix, NoRowsOfASpanThatIsCut) {
   Plan plan;
   plan.codec = CodecKind::kLowRank;
   const RawFree artefact{{{0, 30}, {40, 80}}, 80, Residence::kHost};
+  EXPECT_TRUE(SuperfluousPages(plan, std::nullopt, 4, 16).empty());
   EXPECT_TRUE(SuperfluousPages(plan, artefact, 4, 16).empty());
   const std::vector<bool> want = {true, false, false, true, true};
   EXPECT_EQ(SuperfluousPages(plan, artefact, 5, 16), want) << "whole pages";

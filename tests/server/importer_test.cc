@@ -118,7 +118,7 @@ TEST(ImporterTest, AnotherSessionFindsPagesAndIndex) {
     view.pages = pages.data();
     view.index_blocks = built.data();
     view.tokens = 1040;
-    SegmenterOf(hit->plan.segmenter)
+    SegmenterOf(hit->plan.segmenter())
         .Update(kGeometry, index, view, 0, 1040, Backends().front(), InlineExecutor());
     ASSERT_GE(detail.index_blocks.size(), built.size());
     for (size_t b = 0; b < built.size(); ++b) {

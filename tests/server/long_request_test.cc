@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "server/store/store_impl.h"
+#include "tests/fakes/copying_codec.h"
+#include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {
@@ -25,6 +27,14 @@ struct AuditTestPeer {
     return std::ranges::any_of(store.impl_->sessions_, [](const auto& entry) {
       return entry.second->long_request != std::thread::id();
     });
+  }
+  // The same; then, whether an artefact that nobody uses was evicted.
+  static bool EvictsInside(Store& store) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    MutexLock lock(store.impl_->mu_);
+    const bool inside = std::ranges::any_of(store.impl_->sessions_, [](const auto& entry) {
+      return entry.second->long_request != std::thread::id();
+    });
+    return inside && store.impl_->EvictArtefact(PoolId::Device(0));
   }
 };
 
@@ -162,6 +172,56 @@ TEST_F(LongRequestTest, EveryLongRequestLetsOthersIn) {
     (void)store_->Evict(false);
   }
   EXPECT_EQ(let_in, all);
+}
+
+// An open on an artefact, which is evicted while the open looks at its pages: they are held no
+// further than without it.
+TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
+  constexpr char kPlan[] = "window{codec = \"packed\", max_loss = 1, keep_raw = \"no\"}";
+  constexpr int32_t kPages = 600, kGivenBack = 10;
+  const auto control = std::make_shared<testing::CodecControl>();
+  control->released_to = kGivenBack * 16;
+  StoreOptions options = testing::SmallPools(4096, 64);
+  options.new_recompressor = [&](const Plan&, const Geometry& geometry, auto) {
+    return std::make_unique<testing::CopyingCodec>(control, geometry);
+  };
+  store_ = testing::NewStore(options);
+  TestSession session(store_.get());
+  const std::vector<int32_t> tokens = Tokens(kPages * 16 + 1);
+  std::atomic<bool> evicted{false};
+  for (int round = 0; round < 20 && !evicted; ++round) {
+    testing::TestSequence made = testing::TestSequence::Prompt(&session, kPlan, tokens);
+    ASSERT_TRUE(store_->PrefillDone(session.id(), made.id()).ok());
+    while (testing::Recompress(store_.get(), made.id()).ok()) {
+    }
+    // Of its pages, and not of the artefact.
+    PrefixPin pin = store_->PinSequence(made.id(), std::chrono::hours(1))->pin;
+    ASSERT_EQ(pin.pages.size(), size_t{kPages - kGivenBack});
+    ASSERT_TRUE(store_->RemovePin(pin.id).ok());
+    pin.artefact.clear();
+    store_->RestorePins({pin});
+    ASSERT_TRUE(made.Close().ok());
+    std::atomic<bool> done{false};
+    std::vector<std::thread> others;  // of so many somebody waits whenever the open has the lock
+    for (int i = 0; i < 3; ++i) {
+      others.emplace_back([&] {
+        while (!done) {
+          if (AuditTestPeer::EvictsInside(*store_)) evicted = true;
+        }
+      });
+    }
+    EXPECT_TRUE(Await([&] { return AuditTestPeer::Waiting(*store_) >= 2; }));
+    const Result<OpenedSequence> opened = session.Open(kPlan, tokens);
+    done = true;
+    for (std::thread& other : others) other.join();
+    ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+    EXPECT_EQ(opened->held_tokens, evicted ? 0u : kPages * 16u);
+    ASSERT_TRUE(store_->CloseSequence(session.id(), opened->sequence).ok());
+    ASSERT_TRUE(store_->RemovePin(pin.id).ok());
+    store_->Evict(false);
+    ExpectClean(*store_);
+  }
+  EXPECT_TRUE(evicted);
 }
 
 TEST_F(LongRequestTest, WhatIsExhaustedHalfWayGivesAllBack) {

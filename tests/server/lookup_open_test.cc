@@ -88,7 +88,8 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     disk_options_.directory = dir_.path() + "/tier";
     disk_options_.budget_bytes = 96 << 20;
     disk_options_.segment_bytes = 4 << 20;
-    pages_options_.load_timeout = std::chrono::seconds(60);  // nobody is late on a busy machine
+    pages_options_.loads.load_timeout =
+        std::chrono::seconds(60);  // nobody is late on a busy machine
     constexpr std::array<int32_t, 3> kUnits = {16, 32, 48};
     control_->unit = kUnits[Pick(3)];
     Start();
@@ -141,7 +142,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
   }
   void SettleDisk() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
-    while (pages_->waiting() != 0) {
+    while (pages_->writer().waiting() != 0) {
       ASSERT_LT(SteadyClock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }

@@ -121,8 +121,10 @@ TEST_F(LookupTest, AnOperatorLooksUpForATenantThatHasGone) {
 
 TEST_F(LookupTest, RefusesWhatIsTooLong) {
   const std::vector<int32_t> tokens((size_t{1} << 24) + 1);
-  EXPECT_EQ(store_->Lookup(session_.id(), session_.model(), tokens).status().reason(),
-            "SEQUENCE_TOO_LONG");
+  const Status status = store_->Lookup(session_.id(), session_.model(), tokens).status();
+  EXPECT_EQ(status.reason(), "SEQUENCE_TOO_LONG");
+  EXPECT_EQ(status.message(), "tokens: 16777217; allowed: at most 16777216");
+  EXPECT_EQ(session_.Open("full", tokens).status().message(), status.message());
 }
 
 }  // namespace

@@ -19,10 +19,10 @@ TEST(ParameterFilesTest, NamesOfOtherPlacesAreRefused) {
   Plan plan;
   EXPECT_EQ(files.Get(plan, SmallModel().geometry)->values, nullptr) << "none named";
   for (const char* name : {"/etc/passwd", "../x", "a/b", "..", ".", ".hidden", "a..b"}) {
-    plan.parameters = name;
+    plan.lowrank.parameters = name;
     EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_NAME") << name;
   }
-  plan.parameters = "kvstrata-no-such-file";
+  plan.lowrank.parameters = "kvstrata-no-such-file";
   EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
   ParameterFiles nowhere("", nullptr);
   EXPECT_EQ(nowhere.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_MISSING");
@@ -35,7 +35,7 @@ class ParameterFolder : public ::testing::Test {
     std::string pattern = ::testing::TempDir() + "/kvs_parameters_XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
-    plan_.parameters = "p.safetensors";
+    plan_.lowrank.parameters = "p.safetensors";
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
@@ -157,16 +157,16 @@ TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {
         return SpanParameters{};
       });
   Plan plan;
-  plan.parameters = "p.safetensors";
+  plan.lowrank.parameters = "p.safetensors";
   const auto first = files.Get(plan, SmallModel().geometry);
   const auto second = files.Get(plan, SmallModel().geometry);
   ASSERT_TRUE(first.ok());
   EXPECT_EQ(first->values, second->values);
   EXPECT_EQ(first->digest.size(), 32u);
   EXPECT_EQ(loads, 1);
-  plan.r_max = 16;
+  plan.lowrank.r_max = 16;
   EXPECT_NE(files.Get(plan, SmallModel().geometry)->values, first->values);
-  plan.r_max = 8;
+  plan.lowrank.r_max = 8;
   EXPECT_EQ(files.Get(plan, SmallModel().geometry).status().reason(), "PARAMETERS_INVALID");
   std::filesystem::remove_all(folder);
 }

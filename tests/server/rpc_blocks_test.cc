@@ -95,7 +95,7 @@ class RpcBlocksTest : public ::testing::Test {
             std::move(DiskTier::Open(tier, std::chrono::steady_clock::now() + kDeadline)).value();
         values_ = std::make_unique<DiskValueTier>(DiskValueTierOptions{}, disk_.get());
         TierPagesOptions slow;  // a busy machine is no reason to fail
-        slow.load_timeout = kDeadline;
+        slow.loads.load_timeout = kDeadline;
         pages_ = std::make_unique<TierPages>(slow, store, values_.get(), values_->Hooks());
         blocks_ = std::make_unique<BlockCatalog>(store, values_.get());
         options->blocks.list = [this](const BlockFilter& f, uint64_t after, size_t n) {
@@ -103,16 +103,18 @@ class RpcBlocksTest : public ::testing::Test {
         };
         options->blocks.get = [this](const std::string& k) { return blocks_->Get(k); };
         options->blocks.verify = [this](const std::string& k) { return blocks_->Verify(k); };
-        options->scrub = [this](TierScrub scrub) { return pages_->Scrub(std::move(scrub)); };
-        options->drain = [this] { return pages_->Drain(); };
-        options->resume = [this] { pages_->Resume(); };
+        options->scrub = [this](TierScrub scrub) {
+          return pages_->scrubs().Begin(std::move(scrub));
+        };
+        options->drain = [this] { return pages_->writer().Drain(); };
+        options->resume = [this] { pages_->writer().Resume(); };
         options->resize_disk = [this](uint64_t bytes) {
           return values_->Resize(bytes, std::chrono::steady_clock::now() + kDeadline);
         };
         options->disk = [this] {
           DiskInfo info;
-          info.draining = pages_->draining();
-          info.drained = pages_->drained();
+          info.draining = pages_->writer().draining();
+          info.drained = pages_->writer().drained();
           info.entries = disk_->Stats().entries;
           info.capacity_bytes = disk_->Stats().capacity_bytes;
           info.refused = pages_->counters().refused;
@@ -271,7 +273,7 @@ TEST_F(RpcBlocksTest, AScrubEndsWithTheDaemon) {
   const auto stream = client_.admin->Scrub(&context, request);
   v1::ScrubResponse first;
   ASSERT_TRUE(stream->Read(&first));
-  pages_->EndScrubs();
+  pages_->scrubs().Refuse();
   while (stream->Read(&first)) {
   }
   EXPECT_EQ(FromGrpc(stream->Finish()).reason(), "DAEMON_STOPPING");

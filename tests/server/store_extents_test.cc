@@ -56,7 +56,7 @@ class ExtentsTest : public ::testing::Test {
     const std::vector<int32_t> tokens = Tokens(n, first);
     Result<OpenedSequence> opened = session_->Open(plan, tokens);
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.keep_raw = keep;
+    AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.stored.keep_raw = keep;
     TestSequence s(session_.get(), *opened, tokens);
     EXPECT_TRUE(s.Append(std::span(tokens).subspan(opened->held_tokens)).ok());
     return s;
@@ -622,7 +622,7 @@ TEST_F(ExtentsTest, RandomUseKeepsEveryByteAndLeaksNothing) {
           Tokens(static_cast<int32_t>(1 + pick(120)), static_cast<int32_t>(1000 * pick(3)));
       Result<OpenedSequence> opened = session_->Open(pick(4) == 0 ? "full" : "window", tokens);
       if (!opened.ok()) continue;
-      AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.keep_raw = keeps[pick(3)];
+      AuditTestPeer::SequenceOf(*store_, opened->sequence).plan.stored.keep_raw = keeps[pick(3)];
       open.emplace_back(session_.get(), *opened, tokens);
       (void)open.back().Append(std::span(tokens).subspan(opened->held_tokens));
     } else if (action <= 3 && s != nullptr) {

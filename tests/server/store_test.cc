@@ -98,7 +98,7 @@ TEST(Store, NamedPlansComeBeforePresetsAndTakeNoOptions) {
   StoreOptions options = SmallPools(64, 64);
   options.named_plans = {{"mine", "quest{budget = 1024}"}, {"window", "full"}};
   auto store = NewStore(options);
-  EXPECT_EQ(store->ResolvePlan(" mine ")->budget, 1024);
+  EXPECT_EQ(store->ResolvePlan(" mine ")->minmax.budget, 1024);
   EXPECT_EQ(store->ResolvePlan("window")->selector, SelectorKind::kFull);
   EXPECT_EQ(store->ResolvePlan("quest")->selector, SelectorKind::kMinMax);
   const Status status = store->ResolvePlan("mine{budget = 2}").status();

@@ -33,7 +33,7 @@ class TierPagesInMemory : public ::testing::Test {
   }
   void Settle() const {
     const auto end = Clock::now() + seconds(30);
-    while (pages_->waiting() != 0) {
+    while (pages_->writer().waiting() != 0) {
       ASSERT_LT(Clock::now(), end) << "the writer does not come to an end";
       std::this_thread::yield();
     }
@@ -86,7 +86,7 @@ TEST_F(TierPagesInMemory, ADamagedPageEndsThePrefix) {
 
 TEST_F(TierPagesInMemory, ATierThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
   TierPagesOptions options;
-  options.load_timeout = milliseconds(20);
+  options.loads.load_timeout = milliseconds(20);
   Start(options);
   Write();
   tier_.Hold();
@@ -120,16 +120,16 @@ TEST_F(TierPagesInMemory, AStopCancelsWhatTheTierHolds) {
 TEST_F(TierPagesInMemory, ADrainNeedsNoCheckpoint) {
   Start();
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(kPrompt));
-  ASSERT_TRUE(pages_->Drain().ok());
+  ASSERT_TRUE(pages_->writer().Drain().ok());
   const auto end = Clock::now() + seconds(30);
-  while (!pages_->drained()) {
+  while (!pages_->writer().drained()) {
     ASSERT_LT(Clock::now(), end);
     std::this_thread::yield();
   }
   EXPECT_EQ(tier_.Stats().entries, 20u);
   TestSequence other = TestSequence::Prompt(session_.get(), "full", Tokens(100, 50'000));
   EXPECT_EQ(pages_->counters().refused, 6u);
-  pages_->Resume();
+  pages_->writer().Resume();
   Settle();
   EXPECT_EQ(tier_.Stats().entries, 26u);
 }
@@ -167,7 +167,7 @@ TEST_F(TierPagesInMemory, AScrubAndAnOperatorFindTheDamage) {
     return true;
   };
   scrub.done = [&end](const Status& why) { end.set_value(why); };
-  ASSERT_TRUE(pages_->Scrub(std::move(scrub)).ok());
+  ASSERT_TRUE(pages_->scrubs().Begin(std::move(scrub)).ok());
   EXPECT_TRUE(end.get_future().get().ok());
   EXPECT_EQ(last.values, 19u);
   EXPECT_EQ(last.corrupt, 1u);

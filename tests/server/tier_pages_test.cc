@@ -174,7 +174,7 @@ TEST_F(TierPagesTest, WithoutMemoryThePrefixIsShorterAndTheOpenFailsAsBefore) {
 
 TEST_F(TierPagesTest, AFullQueueDropsAndCounts) {
   TierPagesOptions options;
-  options.queue = 1;
+  options.writer.queue = 1;
   const Machine machine(options_, options);
   TestSession session(machine.store.get());
   // One commit offers all of them, faster than the writer, who needs the store's lock, takes them.
@@ -277,7 +277,7 @@ TEST_F(TierPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   TierPagesOptions options;
-  options.load_timeout = std::chrono::milliseconds(20);
+  options.loads.load_timeout = std::chrono::milliseconds(20);
   {
     const Machine machine(options_, options);
     plan.Set([](const IoRequest& r) {
@@ -297,7 +297,7 @@ TEST_F(TierPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
     return IoQueueChoice{NewFaultyQueue(NewPreadQueue(depth), depth, &plan), OkStatus()};
   };
   TierPagesOptions options;
-  options.load_timeout = seconds(20);
+  options.loads.load_timeout = seconds(20);
   const Machine machine(options_, options);
   plan.Set([](const IoRequest& r) {
     return r.op == IoRequest::Op::kRead ? std::optional(IoFault{IoFault::Kind::kStuck, 0})
@@ -323,9 +323,9 @@ TEST_F(TierPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
     const Machine machine(options_);
     TestSession session(machine.store.get());
     TestSequence s = TestSequence::Prompt(&session, "full", Tokens(325));
-    ASSERT_TRUE(machine.pages->Drain().ok());
+    ASSERT_TRUE(machine.pages->writer().Drain().ok());
     const auto end = SteadyClock::now() + seconds(30);
-    while (!machine.pages->drained()) {
+    while (!machine.pages->writer().drained()) {
       ASSERT_LT(SteadyClock::now(), end);
       std::this_thread::yield();
     }
@@ -354,20 +354,20 @@ TEST_F(TierPagesTest, ADrainWhoseCheckpointFailsSaysSoAndIsTriedAgain) {
                                          : std::nullopt;
   });
   const auto end = SteadyClock::now() + seconds(30);
-  Status status = machine.pages->Drain();
-  for (; status.ok() && SteadyClock::now() < end; status = machine.pages->Drain()) {
+  Status status = machine.pages->writer().Drain();
+  for (; status.ok() && SteadyClock::now() < end; status = machine.pages->writer().Drain()) {
     std::this_thread::yield();
   }
   EXPECT_FALSE(status.ok());
-  EXPECT_FALSE(machine.pages->drained());
+  EXPECT_FALSE(machine.pages->writer().drained());
   plan.Set(nullptr);
-  while (!machine.pages->drained() && SteadyClock::now() < end) {
-    (void)machine.pages->Drain();
+  while (!machine.pages->writer().drained() && SteadyClock::now() < end) {
+    (void)machine.pages->writer().Drain();
     std::this_thread::yield();
   }
-  EXPECT_TRUE(machine.pages->drained());
-  machine.pages->Resume();
-  EXPECT_FALSE(machine.pages->draining());
+  EXPECT_TRUE(machine.pages->writer().drained());
+  machine.pages->writer().Resume();
+  EXPECT_FALSE(machine.pages->writer().draining());
 }
 
 TEST_F(TierPagesTest, AnotherBudgetCountsWhatLeft) {
@@ -414,9 +414,9 @@ class DiskReadersTest : public TierPagesTest {
   // A page a turn.
   static TierPagesOptions Readers(uint32_t n) {
     TierPagesOptions options;
-    options.readers = n;
-    options.batch_bytes = 1;
-    options.load_timeout = seconds(30);
+    options.loads.readers = n;
+    options.writer.batch_bytes = options.loads.batch_bytes = 1;
+    options.loads.load_timeout = seconds(30);
     return options;
   }
   std::vector<std::vector<PageKey>> keys_;
@@ -510,7 +510,7 @@ TEST_F(TierPagesTest, StoppingWritesNoMoreThanItMay) {
     const TierPagesCounters counters = machine.pages->counters();
     dropped = counters.dropped;
     EXPECT_EQ(counters.dropped + counters.written + counters.gone, 200u);
-    EXPECT_EQ(machine.pages->waiting(), 0u);
+    EXPECT_EQ(machine.pages->writer().waiting(), 0u);
     ExpectClean(*machine.store);
   }
   EXPECT_GT(dropped, 0u);

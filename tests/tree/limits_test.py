@@ -8,6 +8,7 @@ import unittest
 
 import check_layers
 import check_limits
+import check_walks
 import cpp_measures
 import exceeded
 import python_measures
@@ -113,6 +114,58 @@ class Limits(Tree):
             self.write(path, "\n" * 301)
         self.write("base/c_pb2.py", python_function("long", 61))
         self.assert_passes()
+
+
+class Walks(Tree):
+    """Three walks through one file; a test breaks one."""
+
+    def setUp(self):
+        super().setUp()
+        self.write("base/b.cc", "namespace n {\nvoid A::F() {}\nvoid G() {}\n}\n")
+
+    def run_walks(self, *items, walks=3):
+        one = "1. `A::F` (`base/b.cc`): first.\n2. `G` (`base/b.cc`): then.\n"
+        lists = ["".join(f"1. {i}\n" for i in items) or one] + [one] * (walks - 1)
+        self.write("docs/design.md", "# T\n\n## Three walks\n\n" + "".join(
+            f"### Walk {i}\n\n{text}\n" for i, text in enumerate(lists)) + "## Next\n\n1. Not of a walk.\n")
+        return self.run_check(check_walks)
+
+    def assert_breaks(self, text, *items, walks=3):
+        code, out = self.run_walks(*items, walks=walks)
+        self.assertEqual(code, 1, out)
+        self.assertIn(text, out)
+        self.assertIn(" 1 failed", out)
+
+    def test_walks_of_functions_that_exist_pass(self):
+        code, out = self.run_walks()
+        self.assertEqual((code, out), (0, "6 functions, 0 failed\n"))
+        self.assertEqual(self.run_walks(*["`G` (`base/b.cc`): a clause."] * 10)[0], 0)
+
+    def test_a_function_that_does_not_exist(self):
+        self.assert_breaks("Walk 0: H: not defined in base/b.cc", "`H` (`base/b.cc`): a clause.")
+
+    def test_a_method_without_its_class(self):
+        self.assert_breaks("F: not defined in base/b.cc", "`F` (`base/b.cc`): a clause.")
+
+    def test_a_method_of_another_class(self):
+        self.assert_breaks("B::F: not defined in base/b.cc", "`B::F` (`base/b.cc`): a clause.")
+
+    def test_a_function_that_is_only_declared(self):
+        self.write("base/b.h", "void G();\n")
+        self.assert_breaks("G: not defined in base/b.h", "`G` (`base/b.h`): a clause.")
+
+    def test_a_file_that_does_not_exist(self):
+        self.assert_breaks("G: there is no base/c.cc", "`G` (`base/c.cc`): a clause.")
+
+    def test_an_item_that_is_no_function(self):
+        self.assert_breaks("Walk 0: not `Function`", "Somewhere in `base/b.cc`.")
+        self.assert_breaks("Walk 0: not `Function`", "`G` (`base/b.cc`)")
+
+    def test_more_than_ten_functions(self):
+        self.assert_breaks("Walk 0: 11 functions", *["`G` (`base/b.cc`): a clause."] * 11)
+
+    def test_a_walk_that_is_missing(self):
+        self.assert_breaks("2 walks in the section", walks=2)
 
 
 class References(Tree):

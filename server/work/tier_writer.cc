@@ -1,4 +1,7 @@
-// TierPages' way out: offers, the writer's batches, drains.
+#include "server/work/tier_writer.h"
+
+#include <pthread.h>
+
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -7,13 +10,14 @@
 #include "server/telemetry/heartbeat.h"
 #include "server/telemetry/thread_top.h"
 #include "server/tier/blocking_calls.h"
-#include "server/work/tier_pages.h"
 
 namespace kvstrata {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr const char* kThread = "kvs-tier-write";
+constexpr std::chrono::seconds kPutTimeout{10};
 constexpr size_t kPutValues = 256;  // of one batch
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
@@ -21,9 +25,57 @@ constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their 
 // count as one that fails, which is left alone and gets no checkpoint.
 constexpr std::chrono::seconds kLastPutTimeout{1};
 
+bool Has(ValueTier* tier, const PageKey& key) { return !KnownSizes(tier, TierNameOf(key)).empty(); }
+
 }  // namespace
 
-void TierPages::Offer(const PageKey& key) {
+TierWriter::TierWriter(const TierWriterOptions& options, Store* store, ValueTier* tier,
+                       TierBuffers* buffers, std::function<Status(Deadline)> checkpoint)
+    : options_(options),
+      store_(store),
+      tier_(tier),
+      buffers_(buffers),
+      checkpoint_(std::move(checkpoint)),
+      thread_([this] { Write(); }) {
+  pthread_setname_np(thread_.native_handle(), kThread);
+}
+
+TierWriter::~TierWriter() { Stop(Clock::now(), 0); }
+
+void TierWriter::Stop(Deadline deadline, uint64_t most_bytes) {
+  {
+    MutexLock lock(mu_);
+    if (stopping_) return;
+    stopping_ = true;
+    stop_deadline_ = deadline;
+    stop_bytes_ = most_bytes;
+  }
+  offered_.notify_all();
+  {
+    std::unique_lock<std::mutex> lock(mu_.native());
+    ended_.wait_until(lock, deadline,
+                      [this]() KVS_NO_THREAD_SAFETY_ANALYSIS { return written_out_; });
+  }
+  end_writes_.request_stop();
+  thread_.join();
+}
+
+TierWriterCounters TierWriter::counters() const {
+  MutexLock lock(mu_);
+  return counters_;
+}
+
+size_t TierWriter::waiting() const {
+  MutexLock lock(mu_);
+  return offers_.size() + writing_;
+}
+
+void TierWriter::Count(uint64_t TierWriterCounters::*what, uint64_t n) {
+  MutexLock lock(mu_);
+  counters_.*what += n;
+}
+
+void TierWriter::Offer(const PageKey& key) {
   {
     MutexLock lock(mu_);
     if (drains_ != Drains::kNo) {
@@ -39,7 +91,7 @@ void TierPages::Offer(const PageKey& key) {
   offered_.notify_one();
 }
 
-Status TierPages::Drain() {
+Status TierWriter::Drain() {
   {
     MutexLock lock(mu_);
     if (drains_ == Drains::kDrained) return OkStatus();
@@ -52,17 +104,17 @@ Status TierPages::Drain() {
   return OkStatus();
 }
 
-bool TierPages::draining() const {
+bool TierWriter::draining() const {
   MutexLock lock(mu_);
   return drains_ != Drains::kNo;
 }
 
-bool TierPages::drained() const {
+bool TierWriter::drained() const {
   MutexLock lock(mu_);
   return drains_ == Drains::kDrained;
 }
 
-void TierPages::Resume() {
+void TierWriter::Resume() {
   {
     MutexLock lock(mu_);
     if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
@@ -74,13 +126,13 @@ void TierPages::Resume() {
     for (const BlockInfo& block : here) {
       PageKey key{};
       std::ranges::copy(block.key, key.begin());
-      if (block.changed || !Holds(key)) Offer(key);
+      if (block.changed || !Has(tier_, key)) Offer(key);
     }
     here.clear();
   }
 }
 
-std::optional<std::vector<PageKey>> TierPages::NextOffers() {
+std::optional<std::vector<PageKey>> TierWriter::NextOffers() {
   std::unique_lock<std::mutex> lock(mu_.native());
   const auto ready = [this]() KVS_NO_THREAD_SAFETY_ANALYSIS {
     writing_ = 0;
@@ -101,79 +153,76 @@ std::optional<std::vector<PageKey>> TierPages::NextOffers() {
   }();
 }
 
-bool TierPages::GivesUp() const {
+bool TierWriter::GivesUp() const {
   return stopping_ && (stop_bytes_ == 0 || Clock::now() >= stop_deadline_);
 }
 
-bool TierPages::Drops() {
-  MutexLock lock(mu_);
-  counters_.dropped += GivesUp();
-  return GivesUp();
-}
-
-Deadline TierPages::PutDeadline(uint64_t bytes) {
+Deadline TierWriter::PutDeadline(uint64_t bytes) {
   MutexLock lock(mu_);
   if (!stopping_) return Clock::now() + kPutTimeout;
   stop_bytes_ -= std::min(stop_bytes_, bytes);
   return Clock::now() + kLastPutTimeout;
 }
 
-// Smaller while it stops, which looks at its time between batches.
-uint64_t TierPages::BatchBytes() const {
-  MutexLock lock(mu_);
-  return stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
-}
-
-void TierPages::Write() {
+void TierWriter::Write() {
   WarmUpAllocator();
-  Heartbeat beat("kvs-tier-write", kPatience);
+  Heartbeat beat(kThread, kPatience);
   for (auto keys = NextOffers(); keys; keys = NextOffers()) {
     const Turning turning(&beat);
-    const bool written = Survive("kvs-tier-write", [&] {
+    const bool written = Survive(kThread, [&] {
       Batch batch;
       for (const PageKey& key : *keys) {
         beat.Begin();
-        if (!Drops()) WriteOffered(key, &batch);
+        WriteOffered(key, &batch);
       }
       PutAll(&batch);
     });
-    if (!written) Count(&TierPagesCounters::failed, keys->size());
-    Survive("kvs-tier-write", [&] { CheckpointIfDry(); });
+    if (!written) Count(&TierWriterCounters::failed, keys->size());
+    Survive(kThread, [&] { CheckpointIfDry(); });
   }
   MutexLock lock(mu_);
   written_out_ = true;
   ended_.notify_all();
 }
 
-void TierPages::WriteOffered(const PageKey& key, Batch* batch) {
+void TierWriter::WriteOffered(const PageKey& key, Batch* batch) {
+  {
+    MutexLock lock(mu_);
+    if (GivesUp()) {
+      ++counters_.dropped;
+      return;
+    }
+    batch->most =
+        stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
+  }
   const std::vector<SealedValue> values = store_->Sealed(key);
-  if (values.empty() && !Holds(key)) Count(&TierPagesCounters::gone, 1);
+  if (values.empty() && !Has(tier_, key)) Count(&TierWriterCounters::gone, 1);
   if (values.empty()) return;
   for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
   if (values.size() > 1) {
     PutAll(batch);
-    const auto there = [this](const SealedValue& value) { return Holds(value.key); };
+    const auto there = [this](const SealedValue& value) { return Has(tier_, value.key); };
     if (!std::all_of(values.begin(), values.end() - 1, there)) return;
   }
   Add(key, values.size() - 1, values.back(), batch);
 }
 
-void TierPages::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
-  if (!value.changed && Holds(value.key)) return store_->NoteStored({&value.key, 1});
+void TierWriter::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
+  if (!value.changed && Has(tier_, value.key)) return store_->NoteStored({&value.key, 1});
   TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
   const auto same = [&put](const TierPut& other) { return other.key == put.key; };
   uint64_t total = 0;
   for (const uint64_t bytes : value.sizes) total += WholeBlocks(bytes);
-  const bool full = !batch->puts.empty() && batch->bytes + total > BatchBytes();
+  const bool full = !batch->puts.empty() && batch->bytes + total > batch->most;
   if (full || std::any_of(batch->puts.begin(), batch->puts.end(), same)) PutAll(batch);
-  const std::shared_ptr<std::byte> memory = buffers_.Take(total);
+  const std::shared_ptr<std::byte> memory = buffers_->Take(total);
   std::vector<std::span<std::byte>> to;
   uint64_t at = 0;
   for (const uint64_t bytes : value.sizes) {
     to.emplace_back(memory.get() + at, bytes);
     at += WholeBlocks(bytes);
   }
-  if (!store_->CopySealed(offered, i, to)) return Count(&TierPagesCounters::gone, 1);
+  if (!store_->CopySealed(offered, i, to)) return Count(&TierWriterCounters::gone, 1);
   put.buffers.assign(to.begin(), to.end());
   put.keep = memory;
   if (value.changed) batch->changed.push_back(put.key);
@@ -181,19 +230,23 @@ void TierPages::Add(const PageKey& offered, size_t i, const SealedValue& value, 
   batch->bytes += total;
 }
 
-void TierPages::PutAll(Batch* batch) {
+void TierWriter::PutAll(Batch* batch) {
   const uint64_t bytes = batch->bytes;
   std::vector<TierPut> puts = std::move(batch->puts);
   const std::vector<std::string> changed = std::move(batch->changed);
-  *batch = {};
+  *batch = {{}, {}, 0, batch->most};
   if (puts.empty()) return;
   const Deadline deadline = PutDeadline(bytes);
   // What cannot be forgotten stays as it was put: no later value takes its place.
   if (const Status gone = ForgetAndWait(tier_, changed, deadline); !gone.ok()) {
-    write_log_.Warn("tier_forget_failed", gone);
+    log_.Warn("tier_forget_failed", gone);
   }
   PutAndWait(tier_, puts, deadline, end_writes_.get_token());
-  const bool stops = stopping();
+  bool stops = false;
+  {
+    MutexLock lock(mu_);
+    stops = stopping_;
+  }
   uint64_t dropped = 0;
   std::vector<PageKey> stored;
   for (const TierPut& put : puts) {
@@ -204,23 +257,22 @@ void TierPages::PutAll(Batch* batch) {
     } else if (stops && untimely) {
       ++dropped;
     } else {
-      write_log_.Warn("tier_write_failed", put.status);
+      log_.Warn("tier_write_failed", put.status);
     }
   }
   store_->NoteStored(stored);
-  Count(&TierPagesCounters::written, stored.size());
-  Count(&TierPagesCounters::dropped, dropped);
-  Count(&TierPagesCounters::failed, puts.size() - stored.size() - dropped);
+  Count(&TierWriterCounters::written, stored.size());
+  Count(&TierWriterCounters::dropped, dropped);
+  Count(&TierWriterCounters::failed, puts.size() - stored.size() - dropped);
 }
 
-void TierPages::CheckpointIfDry() {
+void TierWriter::CheckpointIfDry() {
   {
     MutexLock lock(mu_);
     if (drains_ != Drains::kDrying || !offers_.empty()) return;
   }
-  const Status status =
-      hooks_.checkpoint ? hooks_.checkpoint(Clock::now() + kCheckpointTimeout) : OkStatus();
-  if (!status.ok()) write_log_.Warn("tier_checkpoint_failed", status);
+  const Status status = checkpoint_ ? checkpoint_(Clock::now() + kCheckpointTimeout) : OkStatus();
+  if (!status.ok()) log_.Warn("tier_checkpoint_failed", status);
   MutexLock lock(mu_);
   // Resumed, and perhaps begun again, meanwhile: what was offered in between comes first.
   if (drains_ != Drains::kDrying || !offers_.empty()) return;

@@ -1,7 +1,7 @@
 // InspectArray from the arrays of a selector or a codec. Private to kernels/select and
 // kernels/codec. Row-major values of `shape`, copied; without a shape: one dimension.
-#ifndef KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
-#define KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
+#ifndef KVSTRATA_KERNELS_INSPECT_ARRAY_H_
+#define KVSTRATA_KERNELS_INSPECT_ARRAY_H_
 
 #include <cstring>
 #include <utility>
@@ -29,4 +29,4 @@ InspectArray ArrayOf(InspectArray::Type type, const std::vector<T>& values) {
 
 }  // namespace kvstrata
 
-#endif  // KVSTRATA_KERNELS_SELECT_INSPECT_ARRAY_H_
+#endif  // KVSTRATA_KERNELS_INSPECT_ARRAY_H_

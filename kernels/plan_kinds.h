@@ -1,0 +1,31 @@
+// Choices on a plan's axes (docs/plans.md, "Axes"), and their names.
+#ifndef KVSTRATA_KERNELS_PLAN_KINDS_H_
+#define KVSTRATA_KERNELS_PLAN_KINDS_H_
+
+#include <cstdint>
+#include <string_view>
+
+namespace kvstrata {
+
+enum class SegmenterKind : uint8_t { kNone, kPage, kHierarchy, kSentence, kSpan, kLoss };
+enum class SelectorKind : uint8_t {
+  kFull,
+  kWindow,
+  kMinMax,
+  kCascade,
+  kVote,
+  kBucket,
+  kZoom,
+  kBlock
+};
+enum class CodecKind : uint8_t { kRaw, kLowRank, kPacked };
+enum class TierKind : uint8_t { kDevice, kHost };
+
+std::string_view NameOf(SegmenterKind k);
+std::string_view NameOf(SelectorKind k);
+std::string_view NameOf(CodecKind k);
+std::string_view NameOf(TierKind k);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_PLAN_KINDS_H_

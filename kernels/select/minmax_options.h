@@ -1,0 +1,21 @@
+// Options of selector `minmax` (Quest), in tokens. Rows: minmax.cc.
+#ifndef KVSTRATA_KERNELS_SELECT_MINMAX_OPTIONS_H_
+#define KVSTRATA_KERNELS_SELECT_MINMAX_OPTIONS_H_
+
+#include <cstdint>
+
+namespace kvstrata {
+
+struct MinMaxOptions {
+  // `n_sink`, `n_recent`: always attended, rounded outwards to whole units.
+  int32_t sinks = 0, recent = 1;
+  int32_t budget = 2048;
+  // `group = "softmax"`: heads' unit scores normalised, then summed (docs/spec/beyond.md 3).
+  bool group_softmax = false;
+
+  bool operator==(const MinMaxOptions&) const = default;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_MINMAX_OPTIONS_H_

@@ -1,0 +1,36 @@
+// SelectionRule: what a step behind the prompt reads under a selector, whatever its queries are: a
+// pure function of the plan and the sequence's length. It sizes the hot cache of pages in the
+// host's memory (step/cuda_hot_pages.h) and says from which length on choosing pays
+// (step/break_even.h).
+//
+// Pure; any thread.
+#ifndef KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_
+#define KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_
+
+#include <cstdint>
+
+#include "kernels/plan.h"
+
+namespace kvstrata {
+
+struct SelectionRule {
+  // Of one list: tokens that are attended whatever is chosen, at most; units that are chosen, and
+  // the tokens of each.
+  int32_t always = 0;
+  int32_t units = 0, unit_tokens = 1;
+
+  // Means over steps, in rows (a key and a value of all KV heads): what attention reads, as the
+  // codec holds it; what choosing reads, of raw size and as the codec holds it.
+  double rows = 0;
+  double scored = 0, scored_stored = 0;
+  // What choosing takes beside reading, measured (docs/cuda_measured.md, docs/measured.md): on a
+  // GPU for a batch, on a CPU for each sequence, in raw rows that attention reads meanwhile.
+  double gpu_us = 0, cpu_rows = 0;
+};
+
+// REQUIRES: plan came from ParsePlan.
+SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_SELECTION_RULE_H_

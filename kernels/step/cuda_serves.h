@@ -1,0 +1,36 @@
+// What steps on a GPU serve, by what the ops there can do: each selector and codec says it in the
+// file of its GPU half.
+//
+// Pure; any thread.
+#ifndef KVSTRATA_KERNELS_STEP_CUDA_SERVES_H_
+#define KVSTRATA_KERNELS_STEP_CUDA_SERVES_H_
+
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "kernels/page_view.h"
+#include "kernels/plan.h"
+
+namespace kvstrata {
+
+// Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN or CUDA_MODEL, which names the
+// key, its value and what is served. For opening a sequence; Begin asks it again.
+Status CudaServes(const Plan& plan, const Geometry& geometry);
+
+// CUDA_PLAN of an option.
+Status PlanUnserved(std::string_view key, std::string_view value);
+
+// What of the plan's options the ops lack, by selector and codec; OK: nothing.
+Status CudaMinMaxServes(const Plan& plan);
+Status CudaCascadeServes(const Plan& plan);
+Status CudaVoteServes(const Plan& plan);
+Status CudaBucketServes(const Plan& plan);
+Status CudaBlockServes(const Plan& plan);
+Status CudaPackedServes(const Plan& plan);
+// Units of a selector that reads index rows.
+Status CudaUnitServes(const Plan& plan);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_STEP_CUDA_SERVES_H_
