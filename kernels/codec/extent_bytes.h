@@ -55,7 +55,7 @@ class ExtentWriter {
   std::vector<std::byte> data_;
 };
 
-// Of an extent that CheckExtent accepts.
+// Reads an extent that CheckExtent accepts.
 class ExtentReader {
  public:
   static Result<ExtentReader> Open(const ExtentView& extent, const Geometry& geometry,

@@ -26,9 +26,9 @@ class CudaLists {
   Status Fit(StepMemory* memory, int32_t members, int32_t groups, int32_t stride);
   int32_t stride() const { return stride_; }
 
-  // Of a part's members.
+  // The lists of a part's members.
   cuda::DeviceSelection SelectionOf(const CudaPart& part, int32_t unit_tokens) const;
-  // Where the op writes that.
+  // Makes the op write there.
   void WriteTo(const CudaPart& part, cuda::PickBatch* pick) const;
   Result<Read> ReadMember(const CudaFrame& frame, int member) const;
 

@@ -91,8 +91,8 @@ class SequenceState {
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
   void NoteTokens(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
 
-  // Of the first `tokens` tokens, the ids of those behind the last whole page; none beyond
-  // tokens().
+  // The ids of those among the first `tokens` tokens that lie behind the last whole page; none
+  // beyond tokens().
   std::span<const int32_t> TailIds(uint32_t tokens) const;
 
   // The tokens from `tokens` on are taken back, with all that was reported and chosen of them.
