@@ -104,7 +104,7 @@ Result<Response> Ask(const Options& options,
   return connection->Call(method, request);
 }
 
-// Of an operation that the daemon goes on with when nobody waits any more: DEADLINE becomes
+// For an operation that the daemon goes on with when nobody waits any more: DEADLINE becomes
 // `reason`, whose next step says how to see it. Others stay.
 Status GoesOn(Status ended, std::string_view reason);
 

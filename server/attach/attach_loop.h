@@ -59,7 +59,7 @@ class AttachServer::Loop {
     std::shared_ptr<ArenaMailbox> mailbox;
     std::unique_ptr<DescriptorInbox> inbox;
     std::unique_ptr<RingSession> ring;
-    // Of one that redeemed a token. Gone when the store grants it nothing more: the session has
+    // Set in one that redeemed a token. Gone when the store grants it nothing more: the session has
     // ended, or another connection took this one's place.
     std::weak_ptr<const void> granting;
     bool writes = false;  // the store counts its process as a writer

@@ -20,7 +20,7 @@ class BlockRows {
  public:
   BlockRows(const BlockTensor& tensor, int64_t row_bytes);
 
-  // Of one block, fetched.
+  // The size of one block, fetched.
   uint64_t bytes() const { return static_cast<uint64_t>(pieces_) * piece_bytes_; }
   void AddPieces(int32_t block, std::vector<TensorMemory::Piece>* pieces) const;
 
