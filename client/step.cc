@@ -385,7 +385,7 @@ Status SessionStep::End(void* stream) {
   return OkStatus();
 }
 
-// Of the last layer; read from a GPU once.
+// The last layer's; read from a GPU once.
 Result<const Selection*> SessionStep::State::SelectionOf(int member) {
   if (gpu_step == nullptr) return &step->selection(member);
   read.resize(sequences.size());

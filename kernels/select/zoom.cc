@@ -189,7 +189,7 @@ class ZoomSelector final : public Selector {
   std::vector<std::vector<float>>
       kept_;  // by layer: logits [query_heads][spans] of the last Select
 
-  // Of the call under way.
+  // Scratch for the current call.
   RawRuns raw_;
   std::vector<float> logits_;
 };
