@@ -77,7 +77,7 @@ struct LookupQuery {
   uint32_t lease_ms = 0;         // with a plan: what is answered stays held so long
 };
 
-// By tier they need not be consecutive.
+// The tokens of one tier need not be consecutive.
 struct LookedUp {
   uint32_t held_tokens = 0, indexed_tokens = 0;
   uint32_t device_tokens = 0, host_tokens = 0, disk_tokens = 0;

@@ -82,7 +82,7 @@ class Connection {
     return response;
   }
   Status Translate(const grpc::Status& status);
-  // That the daemon does not know the call, with both versions.
+  // The error where the daemon does not know the call, with both versions.
   Status Unknown();
   // Warns on stderr, once, if it is another than this program's.
   void CheckVersion(const v1::GetStatusResponse& daemon);

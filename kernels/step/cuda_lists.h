@@ -15,7 +15,7 @@ namespace kvstrata {
 
 class CudaLists {
  public:
-  // As the host reads one member's back.
+  // One member's lists, read back by the host.
   struct Read {
     std::vector<int32_t> counts;  // by group
     std::vector<int32_t> units;   // [groups][stride]
@@ -41,7 +41,7 @@ class CudaLists {
 // CTAs a list.
 int64_t PickScratchBytes(const cuda::CudaOps& ops, int32_t members, int32_t groups,
                          int32_t score_stride);
-// The same of op vote.
+// Bytes of op vote's scratch.
 int64_t VoteScratchBytes(const cuda::CudaOps& ops, const cuda::VoteBatch& shape, int32_t items);
 
 }  // namespace kvstrata

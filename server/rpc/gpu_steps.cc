@@ -96,7 +96,7 @@ class GpuSteps final : public StepDevice {
   Status Told(Status status);
   // Waits for all that was enqueued. GPU_STUCK.
   Status Await();
-  // The same of a step that is over: without an answer the device counts as lost.
+  // As Await, for a step that is over: without an answer the device counts as lost.
   void AwaitForGood();
 
  private:

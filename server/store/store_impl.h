@@ -274,7 +274,7 @@ class Store::Impl {
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t id) KVS_REQUIRES(mu_);
-  // Without waiting: as it is now.
+  // The sequence as it is now, without waiting.
   Result<const Sequence*> PeekSequence(uint64_t id) const KVS_REQUIRES(mu_);
   static Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);

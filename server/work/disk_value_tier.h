@@ -46,7 +46,7 @@ class DiskValueTier final : public ValueTier {
   void Walk(TierWalk* walk, TierCall call) override;
   TierStats Stats() const override;
 
-  // As the engine's.
+  // As DiskTier::Checkpoint.
   Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
   // Values that left count as evicted. Makes a checkpoint; that one may fail, which is logged.
   Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(mu_);

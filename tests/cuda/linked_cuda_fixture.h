@@ -334,7 +334,7 @@ class LinkedCuda : public ::testing::Test {
   std::vector<std::vector<int32_t>> lists_;  // of every verified member, its first group's
 };
 
-// Of two random queries one in two is alike.
+// Half of all pairs of random queries count as alike.
 inline constexpr char kTokens[] =
     "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
 // Boundaries are those of the prompt: generated sentences are as long as they may be.

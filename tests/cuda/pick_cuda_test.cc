@@ -137,7 +137,7 @@ class PickCase {
     recent_begin_.Poison();
   }
 
-  // Of each sequence, at most shape.take.
+  // What each sequence takes, at most shape.take.
   void SetTakes(const std::vector<int32_t>& takes) {
     takes_ = takes;
     device_takes_ = DeviceArray<int32_t>(takes);

@@ -194,7 +194,7 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
     ASSERT_TRUE(store_->PrefillDone(session.id(), made.id()).ok());
     while (testing::Recompress(store_.get(), made.id()).ok()) {
     }
-    // Of its pages, and not of the artefact.
+    // Pins its pages, and not the artefact.
     PrefixPin pin = store_->PinSequence(made.id(), std::chrono::hours(1))->pin;
     ASSERT_EQ(pin.pages.size(), size_t{kPages - kGivenBack});
     ASSERT_TRUE(store_->RemovePin(pin.id).ok());
