@@ -316,7 +316,7 @@ Status SessionStep::State::Commit() {
   return OkStatus();
 }
 
-// The same for a step that the GPU still works on: told when it has written the rows.
+// Ends a step that the GPU still works on: it is told when the GPU has written the rows.
 Status SessionStep::State::EndOnGpu(void* stream) {
   const OnGpu current(session->gpu_session->gpu());
   for (const auto& s : sequences) {

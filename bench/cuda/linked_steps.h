@@ -162,8 +162,7 @@ class Steps {
   }
 
  private:
-  // Which of the next `count` tokens end a sentence. Lengths of sentences: lognormal, cut at the
-  // plan's 100.
+  // Sentence ends among the next `count` tokens; lengths are lognormal, cut at the plan's 100.
   std::vector<uint8_t> NextBoundaries(int32_t count) {
     std::lognormal_distribution<double> length(std::log(kSentence), 0.5);
     std::vector<uint8_t> ends(static_cast<size_t>(count));

@@ -76,7 +76,7 @@ class ExtentReader {
     return reinterpret_cast<const T*>(data_ + offset);
   }
 
-  // The same elements to be read here; null also when the description does not reach so far.
+  // As Array, to be read by the host; null also when the description does not reach so far.
   template <typename T>
   const T* Read(uint64_t offset, int64_t count) const {
     if (Array<T>(offset, count) == nullptr) return nullptr;

@@ -125,7 +125,7 @@ class ZoomSelector final : public Selector {
     }
   }
 
-  // By trained routers.
+  // Scores spans by trained routers.
   void ScoreRouted(const SelectContext& context, int layer, int head, const float* q,
                    float* logits) const {
     const SpanStorage& spans = *context.spans;

@@ -39,7 +39,7 @@ class CudaFrame : public StepBatch {
   int32_t FirstRow(const CudaPart& part) const {
     return first_row_[static_cast<size_t>(part.first)] + part.begin;
   }
-  // By row, from `row` on: the positions that it sees.
+  // The positions that each row sees, from row `row` on.
   const int32_t* VisibleFrom(int32_t row) const { return memory().visible() + row; }
 
   // The last part that holds new tokens of the member.

@@ -180,7 +180,7 @@ class PagePools {
                 uint64_t arena_bytes);
   // The status, kept if it says that the pool's device is lost.
   Status Noted(PoolId pool, Status status) const KVS_EXCLUDES(failures_mu_);
-  // From one device to another.
+  // Copies from one device to another.
   Status CopyAcross(PoolId from, PoolId to, std::span<const MemoryCopy> copies) const
       KVS_EXCLUDES(failures_mu_);
   Page* NewRecord();

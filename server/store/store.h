@@ -470,7 +470,7 @@ class Store {
   std::vector<WorkInfo> Work() const;
   // What is asked of the workers: builds, recompressions, their end (work_requests.h).
   WorkRequests& requests();
-  // Those of the options, or one without limits.
+  // The options' limits, or one without any.
   const std::shared_ptr<UserLimits>& user_limits() const;
 
   // --- recall audits (recall_audit.h) ---
@@ -518,7 +518,7 @@ class Store {
   void ExpirePins();
   // Pins of an earlier daemon, which the tier keeps already.
   void RestorePins(std::vector<PrefixPin> pins);
-  // By number.
+  // All pins, by number.
   std::vector<PinInfo> Pins();
   PinLimits PinUse() const;
 

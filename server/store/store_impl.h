@@ -340,7 +340,7 @@ class Store::Impl {
                               Files files) KVS_EXCLUDES(mu_);
   // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
   void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(mu_);
-  // Also ends its load, whatever comes of it. Once.
+  // Also ends its load, whatever comes of it. Called once.
   Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(mu_);
 
@@ -349,7 +349,7 @@ class Store::Impl {
   // not be copied is a miss. Takes as long as the copies.
   void Replicate(Opening* o) KVS_EXCLUDES(mu_);
   std::function<void(std::function<void()>)> SlowOpens() const KVS_EXCLUDES(mu_);
-  // The same and FinishOpen, in the replication queue's thread if there is something to copy.
+  // Replicate, then FinishOpen, in the replication queue's thread if there is something to copy.
   void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
       KVS_EXCLUDES(mu_);
   // The held prefix, if some of it does not lie on the session's device; else nothing.
@@ -592,7 +592,7 @@ class Store::Impl {
   void ReclaimLocked() KVS_REQUIRES(mu_);
   // With nothing else in hand: others are let in.
   void ReclaimByPieces(Tenant* tenant) KVS_REQUIRES(mu_);
-  // At most `most` pages; whether there may be more.
+  // Reclaims at most `most` pages; returns whether there may be more.
   bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(mu_);
 
   // move.cc
@@ -685,7 +685,7 @@ class Store::Impl {
                      std::unique_ptr<Recompressor> next, RecompressResult* result)
       KVS_REQUIRES(mu_);
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(mu_);
-  // With references of its own to the extents.
+  // Takes references of its own to the extents.
   void EnterArtefact(Artefact artefact) KVS_REQUIRES(mu_);
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(mu_);
 

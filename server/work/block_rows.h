@@ -33,7 +33,7 @@ class BlockRows {
   const BlockTensor tensor_;
   const int64_t row_bytes_;
   int64_t pieces_ = 1, piece_bytes_ = 0;
-  // From a slot, and from a head, to the next in what is fetched.
+  // Distances from a slot, and from a head, to the next in what is fetched.
   int64_t slot_pitch_ = 0, head_pitch_ = 0;
   // Piece i begins (i / inner_) outer strides and (i % inner_) inner strides behind the block.
   int64_t inner_ = 1, inner_stride_ = 0, outer_stride_ = 0;

@@ -59,7 +59,7 @@ class DiskValueTier final : public ValueTier {
   void Serve();
   void Read(std::span<TierGet> gets, const TierCall& call) KVS_EXCLUDES(mu_);
   void Write(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
-  // Those that found no room, in place of others.
+  // Writes those that found no room in place of others.
   void WriteInPlaceOfOthers(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
   void Erase(std::span<TierForget> keys, const TierCall& call) KVS_EXCLUDES(mu_);
   void NotePut(uint64_t values) KVS_EXCLUDES(mu_);

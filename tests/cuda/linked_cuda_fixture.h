@@ -198,7 +198,7 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
     ASSERT_KVS(kvs_prefill_done(session_, s->handle));
   }
-  // With surprisals, and until the spans are there.
+  // As Prefill, with surprisals, until the spans are there.
   void PrefillSpans(LinkedSequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
     ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
     std::vector<float> nats(prompt.size());  // exponential: one in 20 is an anchor at alpha = 2
@@ -272,7 +272,7 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_KVS(kvs_step_replay(step));
     ASSERT_NO_FATAL_FAILURE(Launch(graph, step, members, tensors));
   }
-  // The same of a step that has begun.
+  // As Replay, for a step that has begun.
   void Launch(CapturedGraph* graph, kvs_step* step, const std::vector<LinkedSequence*>& members,
               LinkedTensors* tensors) {
     graph->Launch();

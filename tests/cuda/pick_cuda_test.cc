@@ -113,7 +113,7 @@ class PickCase {
 
   const PickBatch& work() const { return work_; }
 
-  // With scratch of its own.
+  // Sets the way, with scratch of its own.
   void SetWay(const Way& way) {
     work_.exchange = way.exchange;
     work_.ctas_per_list = way.ctas;

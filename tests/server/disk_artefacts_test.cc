@@ -200,7 +200,7 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
   ExpectClean(*machine->store);
 }
 
-// Nor one that is of no use: with pages gone that the plan keeps, or to a device that computes a
+// An artefact of no use is not read: pages that the plan keeps are gone, or the device computes a
 // prompt from raw pages alone. A look-up says so before.
 TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
   const std::vector<int32_t> tokens = Tokens(kPrompt);

@@ -28,7 +28,7 @@ struct AuditTestPeer {
       return entry.second->long_request != std::thread::id();
     });
   }
-  // The same; then, whether an artefact that nobody uses was evicted.
+  // As LooksInside; if so, whether an artefact that nobody uses was evicted.
   static bool EvictsInside(Store& store) KVS_NO_THREAD_SAFETY_ANALYSIS {
     MutexLock lock(store.impl_->mu_);
     const bool inside = std::ranges::any_of(store.impl_->sessions_, [](const auto& entry) {

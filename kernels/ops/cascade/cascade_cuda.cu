@@ -249,7 +249,7 @@ __device__ void FindDigit(Shared& s, bool first, double share) {
   }
 }
 
-// By the whole CTA. REQUIRES: some unit competes.
+// Called by the whole CTA. REQUIRES: some unit competes.
 __device__ Boundary FindBoundary(const Level& level, double share, Shared& s) {
   uint32_t prefix = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {

@@ -192,7 +192,8 @@ struct Digit {
   int32_t need, all;
 };
 
-// In a histogram of tokens; each warp for itself. Lane 0 has the largest eight digits.
+// Finds the digit in a histogram of tokens; each warp for itself. Lane 0 has the largest eight
+// digits.
 __device__ Digit FindDigit(const int32_t* histogram, int32_t need) {
   const int lane = threadIdx.x % 32;
   const int4* const own = reinterpret_cast<const int4*>(histogram + 248 - 8 * lane);
