@@ -33,7 +33,7 @@ struct TensorView {
 class Safetensors {
  public:
   static Result<Safetensors> Open(const std::string& path, std::string_view what);
-  // Of bytes in memory, which must outlive the object.
+  // Reads bytes in memory, which must outlive the object.
   static Result<Safetensors> Parse(std::span<const std::byte> file, std::string_view what);
 
   Safetensors(Safetensors&& other) noexcept;

@@ -249,7 +249,7 @@ double Rounded(double x) { return std::stod(std::to_string(x)); }
 // Milliseconds of each round, ascending.
 using Samples = std::vector<double>;
 
-// Of the threads together: on a machine that others use, what the work itself took.
+// CPU time of all threads together: on a machine that others use, what the work itself took.
 double CpuMilliseconds() {
   timespec now;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);

@@ -151,7 +151,7 @@ class RingBench {
     if (keys != whole.size() / 16) std::abort();
     return us;
   }
-  // Of one opening, less what hashing the same prompt takes at the same moment.
+  // Time of one opening, less what hashing the same prompt takes at the same moment.
   double Open(const std::vector<int32_t>& prompt, uint32_t want_held) {
     kvs_sequence s = 0;
     uint32_t held = 0;

@@ -36,8 +36,7 @@ Status Refuse(std::string_view reason, std::string_view name, std::string_view f
                                                   "; allowed: " + allowed);
 }
 
-// Of memory that the daemon does not see. The rest of it is checked by the daemon on what is
-// staged.
+// Checks memory that the daemon does not see. The daemon checks the rest on what is staged.
 Status CheckOwn(const Geometry& g, std::string_view name, const LentTensor& t) {
   constexpr int32_t kMaxBlockTokens = 1 << 16;
   if (t.address == nullptr) {

@@ -71,9 +71,9 @@ Status ReplyInvalid() {
                   "library differ");
 }
 
-// Of a sequence in an open step on a GPU: what a fork takes over is there then, index rows and
-// buckets. A prompt of selector bucket keeps its last queries where the step writes those of the
-// tokens behind them.
+// For a sequence in an open step on a GPU: waits until what a fork takes over is there, index rows
+// and buckets. A prompt of selector bucket keeps its last queries where the step writes those of
+// the tokens behind them.
 Status SettleBegin(const Sequence& s) {
   const bool observes =
       s.state->plan().selector == SelectorKind::kBucket && s.state->prompt_tokens() < 0;
@@ -397,7 +397,7 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
                        const float* entropy, const uint8_t* boundary) {
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
   const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
-  // Of an imported sequence the daemon alone keeps the series.
+  // Only the daemon keeps the series of an imported sequence.
   const int32_t skipped = s->surprisal_begun ? -1 : s->state->SkippedPosition(from, surprisal);
   if (!s->imported) {  // else the daemon alone knows its tokens
     KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));

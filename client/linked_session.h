@@ -150,7 +150,7 @@ struct Session::State {
   Result<std::vector<int32_t>> TakeStaged(Sequence* s, StagedBlocks* staged, size_t most);
   void ReleaseStagedOf(Sequence* s);
   void ReleaseStagedOfOthers(const Sequence* s);
-  // Until the daemon reads none of them. What it has not copied by the deadline is never used
+  // Waits until the daemon reads none of them. What it has not copied by the deadline is never used
   // again.
   void AwaitStaged(Sequence* s);
   // Positions [first, end), which the daemon holds.
@@ -169,9 +169,9 @@ struct Session::State {
   // nobody waits. flags: shm::Recall's.
   void OfferRecall(Sequence* s, uint32_t audit, int32_t position, const ShadowSample& sample,
                    uint32_t flags);
-  // The same of a step that the GPU has finished.
+  // As OfferRecall, for a step that the GPU has finished.
   void OfferShadow(Sequence* s, const Sequence::Deferred& event);
-  // For the GPU.
+  // Whether the event still waits for the GPU.
   bool Waits(const Sequence::Deferred& event) const;
   // Posts what waits and need not any more.
   Status TellDone(Sequence* s);

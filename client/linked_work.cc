@@ -38,7 +38,7 @@ Result<Built> Session::Build(uint64_t sequence, std::string_view plan) {
   }
   std::memcpy(&reply, payload.data(), sizeof(reply));
   Built built{reply.indexed_tokens, reply.built_blocks, reply.extents};
-  // Of its own plan the rows of the block that is being filled, and buckets, are made here.
+  // For its own plan, rows of the block that is being filled, and buckets, are made here.
   if (reply.own == 0) return built;
   KVS_RETURN_IF_ERROR(state_->CatchUp(s.get()));
   if (state_->gpu_session == nullptr && !s->imported) {
@@ -60,7 +60,7 @@ Status Session::Recompress(uint64_t sequence) {
   return state_->CatchUp(s.get());
 }
 
-// Of the daemon's books alone: whoever waits in Recompress has the sequence.
+// Goes by the daemon's books alone: whoever waits in Recompress has the sequence.
 Status Session::CancelWork(uint64_t sequence) {
   KVS_RETURN_IF_ERROR(state_->Find(sequence).status());
   const shm::SequenceRef request{sequence};

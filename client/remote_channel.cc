@@ -96,7 +96,7 @@ class RemoteChannel::Lease {
     return FromGrpc(ended_->ok() ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "stream ended")
                                  : *ended_);
   }
-  // Of the daemon. REQUIRES: a session.
+  // The daemon's version. REQUIRES: a session.
   const std::string& version() const { return response_.version(); }
 
   Status Alive() {

@@ -10,7 +10,7 @@
 
 namespace kvstrata::client {
 
-// Of each parent, an index into `sequences`, a sequence that continues it: the first that names a
+// For each parent, an index into `sequences`, a sequence that continues it: the first that names a
 // parent gets the parent itself, later ones forks; sequences that are no parent are closed.
 // INVALID_ARGUMENT REORDER_PARENT, REORDER_REPEATED (a sequence that is named twice); errors of
 // Fork: then nothing has changed. Threads: all of them are this thread's. Cost: a message to the

@@ -83,7 +83,7 @@ class RingClient {
   std::unordered_map<uint64_t, uint32_t> timed_out_;  // id -> request type
   bool reading_ = false;                              // a thread reads the ring
 
-  // Of the thread that reads.
+  // Used by the thread that reads.
   shm::RingConsumer consumer_;
   std::vector<std::byte> frame_;
 

@@ -77,7 +77,7 @@ struct LookupQuery {
   uint32_t lease_ms = 0;         // with a plan: what is answered stays held so long
 };
 
-// By tier they need not be consecutive.
+// The tokens of one tier need not be consecutive.
 struct LookedUp {
   uint32_t held_tokens = 0, indexed_tokens = 0;
   uint32_t device_tokens = 0, host_tokens = 0, disk_tokens = 0;
@@ -174,13 +174,13 @@ class SessionStep {
   // Whether tensors may be a GPU's memory, and the step runs on the stream of its begin.
   bool on_gpu() const;
 
-  // Of the last layer selected or attended; on a GPU these wait for it. REQUIRES: there is one, and
-  // member < members().
+  // These tell of the last layer selected or attended; on a GPU they wait for it. REQUIRES: there
+  // is one, and member < members().
   Result<uint32_t> SelectionGroups(int member) const;
   // Writes at most out.size() of the list and returns its length. REQUIRES: group < groups.
   Result<size_t> CopySelection(int member, uint32_t group, SelectionKind kind,
                                std::span<int32_t> out) const;
-  // Of the last layer attended. REQUIRES: as SelectionGroups.
+  // The cost of the last layer attended. REQUIRES: as SelectionGroups.
   Result<StepCost> Cost(int member) const;
 
  private:
@@ -215,9 +215,9 @@ class Session {
   Status Truncate(uint64_t sequence, uint32_t tokens);
   // SEQUENCE_BUSY while a step with it is open.
   Status Close(uint64_t sequence);
-  // Of any session of this user. KEY_UNKNOWN.
+  // The key may be of any session of this user. KEY_UNKNOWN.
   Status CloseKey(std::string_view key);
-  // Of any session of this user, before its owner's next call with it. KEY_UNKNOWN, TRUNCATE_*.
+  // As CloseKey; done before its owner's next call with it. KEY_UNKNOWN, TRUNCATE_*.
   Status TruncateKey(std::string_view key, uint32_t tokens);
   Result<uint32_t> Tokens(uint64_t sequence);         // local
   Result<std::string> StatusText(uint64_t sequence);  // local

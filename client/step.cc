@@ -316,7 +316,7 @@ Status SessionStep::State::Commit() {
   return OkStatus();
 }
 
-// The same for a step that the GPU still works on: told when it has written the rows.
+// Ends a step that the GPU still works on: it is told when the GPU has written the rows.
 Status SessionStep::State::EndOnGpu(void* stream) {
   const OnGpu current(session->gpu_session->gpu());
   for (const auto& s : sequences) {
@@ -385,7 +385,7 @@ Status SessionStep::End(void* stream) {
   return OkStatus();
 }
 
-// Of the last layer; read from a GPU once.
+// The last layer's; read from a GPU once.
 Result<const Selection*> SessionStep::State::SelectionOf(int member) {
   if (gpu_step == nullptr) return &step->selection(member);
   read.resize(sequences.size());

@@ -69,7 +69,7 @@ std::string Assigned(std::string_view name, int64_t value);
 
 // --- rows ---
 
-// Of options that are members of Plan::*Part; of the plan's own members without one.
+// Rows of options that are members of Plan::*Part; without a Part, of the plan's own members.
 template <auto Part = nullptr>
 struct RowsOf {
   template <typename P>
@@ -128,7 +128,7 @@ struct RowsOf {
         [] { return std::string("true or false"); }};
   }
 
-  // Of an enumeration, or of a truth value.
+  // An option that is an enumeration, or a truth value.
   template <auto Field, const auto& Known>
   static constexpr PlanOption Name(std::string_view name) {
     return {name,

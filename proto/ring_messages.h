@@ -329,7 +329,7 @@ struct Descriptor {
   uint32_t number;  // of the client's choosing
 };
 
-// Of a process without the library, whose session is gRPC's.
+// Sent by a process without the library, whose session is gRPC's.
 struct Redeem {
   uint32_t type;  // kRedeem
   uint32_t magic;

@@ -80,7 +80,7 @@ class TableReader {
     return view;
   }
 
-  // Of one that has no table: it was published here once, and another session closed it.
+  // For one that has no table: it was published here once, and another session closed it.
   bool Closed(uint32_t slot, uint64_t sequence) const {
     if (slot >= static_cast<uint32_t>(kMaxSequences)) return false;
     const SequenceSlot& s = tables_->slots[slot];

@@ -53,7 +53,7 @@ constexpr size_t kLargeAllocation = size_t{16} << 20;  // more than jemalloc's o
 // For calls under way when the daemon stops.
 constexpr std::chrono::milliseconds kGrace{150};
 constexpr std::chrono::seconds kResizeTimeout{10};
-// Of what waits for the disk then; the rest is dropped.
+// How much of what waits for the disk a stop still writes; the rest is dropped.
 constexpr uint64_t kMostBytesAtStop = uint64_t{64} << 20;
 
 std::vector<ConfigItem> ItemsOf(const Config& config) {

@@ -40,7 +40,7 @@ class Daemon {
   ~Daemon();
 
   size_t devices() const;  // with a pool each
-  // Of all pools of a tier: what a cgroup and the GPUs allow of what was asked for.
+  // All pools of a tier together: what a cgroup and the GPUs allow of what was asked for.
   uint64_t PoolBytes(Tier tier) const;
   Store& store();
   AttachServer& attach();

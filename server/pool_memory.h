@@ -11,15 +11,15 @@
 
 namespace kvstrata {
 
-// At a start: fits the sizes that are defaults, and logs what it changes and what the cgroup has
-// left. INVALID_ARGUMENT POOL_BEYOND_MACHINE; RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP.
+// Called at a start: fits the sizes that are defaults, and logs what it changes and what the cgroup
+// has left. INVALID_ARGUMENT POOL_BEYOND_MACHINE; RESOURCE_EXHAUSTED POOL_BEYOND_CGROUP.
 Status FitPools(Config* config);
 
 // Whether a start could ever succeed, whatever is charged to the cgroup now. The same errors.
 Status CheckPools(const Config& config);
 
-// The same of capacities that pools are to get while the daemon runs; `emulated_bytes`: of all
-// emulated devices. The same errors.
+// As CheckPools, for capacities that pools are to get while the daemon runs; `emulated_bytes`: of
+// all emulated devices together.
 Status CheckCapacities(uint64_t host_bytes, uint64_t emulated_bytes);
 
 }  // namespace kvstrata

@@ -35,8 +35,8 @@ void Harden(const Config& config) {
   }
 }
 
-// Of those whose default is to end the process the ones that somebody or the kernel sends, and that
-// are no crash.
+// Blocks the signals that end a process by default, are sent by somebody or the kernel, and are no
+// crash.
 sigset_t BlockSignals() {
   sigset_t set;
   sigemptyset(&set);

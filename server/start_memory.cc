@@ -20,7 +20,7 @@ constexpr uint32_t kArenasPerCore = 4;
 
 uint32_t Cores() { return std::max(1u, std::thread::hardware_concurrency()); }
 
-// With its guard.
+// A thread's stack, its guard included.
 uint64_t StackBytes() {
   pthread_attr_t attributes;
   if (pthread_getattr_default_np(&attributes) != 0) return 8 * kMiB;

@@ -9,9 +9,9 @@
 
 namespace kvstrata {
 
-// For its ops.
+// Threads for the daemon's ops.
 uint32_t OpThreads(const Config& config);
-// That the daemon makes when it starts, gRPC's too.
+// Threads that the daemon makes when it starts, gRPC's too.
 uint32_t StartThreads(const Config& config);
 
 // RESOURCE_EXHAUSTED MEMORY: how much is needed, and left. Reserves it for a moment, touches

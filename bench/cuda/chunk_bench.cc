@@ -98,7 +98,7 @@ class ChunkStep {
     cudaStreamDestroy(stream_);
   }
 
-  // Of the first `stages` of every layer: append, selection, attention.
+  // Times the first `stages` of every layer: append, selection, attention.
   bench::Timing Time(int stages) {
     const Rows in{sequence_.q.addresses()[0], kHeads * kRowBytes, kRowBytes, DType::kBF16};
     const MutableRows out{reinterpret_cast<std::byte*>(sequence_.output.get()), kHeads * kRowBytes,

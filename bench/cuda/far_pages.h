@@ -48,7 +48,7 @@ class FarPages {
   }
 
   int64_t bytes() const { return listed_ * kPageBytes; }
-  // Of selection 0 or 1; 0 or an error of CUDA.
+  // Promotes selection 0 or 1; returns 0 or an error of CUDA.
   int Promote(int which, cudaStream_t stream) const {
     PromoteBatch w;
     w.layer.hot = hot_.get();

@@ -215,7 +215,7 @@ void MeasureAll(const std::string& only, const std::vector<float>& trace, Result
   }
 }
 
-// Of the rows of break_even_rows.h.
+// The plans of the rows of break_even_rows.h.
 std::vector<Plan> ShortPlans() {
   std::vector<Plan> plans;
   for (const Plan& plan : kPlans) {

@@ -58,8 +58,8 @@ inline const Plan kPlans[] = {
     // A packed row has 5 of 16 of a raw one's bytes; block keys are as many bytes as what is taken.
     {"mosaickv", "mosaickv{max_loss = 1, share = 0.0625, min_tokens = 0}",
      [](int64_t n) { return (n / 16 + n / 16) * 5 / 16 + 32; }},
-    // Of 1000 tokens of GPL-3 65 raw ones and 43 means; factors of 20 rows are 17 rows' bytes, for
-    // each of 4 heads, or for all.
+    // 1000 tokens of GPL-3 give 65 raw ones and 43 means; factors of 20 rows are 17 rows' bytes,
+    // for each of 4 heads, or for all.
     {.name = "sekv",
      .text = kSpanPlan,
      .rows_read = [](int64_t n) { return n * (65 + 43 + 4 * 17) / 1000 + kSpanWindow; },
@@ -75,7 +75,7 @@ inline const Plan kPlans[] = {
 inline constexpr int kPeriods = 9;
 inline constexpr size_t kCalls = 160;  // that are timed outside a graph, of all layers
 inline constexpr int kWarmSteps = 5;   // eager ones, behind which the library knows the calls
-// Of the rows of pool_rows.h. The first one is what the others are compared with.
+// The plans of the rows of pool_rows.h. The first one is what the others are compared with.
 inline const std::vector<Plan> kPoolPlans = {
     {"full", "full", nullptr},
     {"quest", "quest{budget = 2048, min_tokens = 0}", nullptr},
@@ -101,7 +101,7 @@ inline int32_t SpanBudget(const std::vector<float>& surprisal) {
   return rows;
 }
 
-// Of the model. The daemon's CPUs factor the spans of every layer: of so many tokens in 56 s (16
+// The model's layers. The daemon's CPUs factor the spans of every layer: so many tokens in 56 s (16
 // cores).
 inline int LayersOf(const Plan& plan, int batch, int64_t tokens) {
   constexpr int64_t kFactoredTokens = 2048 * 1024;

@@ -33,7 +33,7 @@ inline void CheckKvs(int code, const char* what) {
   std::exit(1);
 }
 
-// Of kvs_select and kvs_attend together: microseconds of the thread's own time, and of the clock.
+// kvs_select and kvs_attend together: microseconds of the thread's own time, and of the clock.
 struct CallTimes {
   std::vector<double> cpu, clock;
 };
@@ -162,7 +162,7 @@ class Steps {
   }
 
  private:
-  // Of the next `count` tokens. Lengths of sentences: lognormal, cut at the plan's 100.
+  // Sentence ends among the next `count` tokens; lengths are lognormal, cut at the plan's 100.
   std::vector<uint8_t> NextBoundaries(int32_t count) {
     std::lognormal_distribution<double> length(std::log(kSentence), 0.5);
     std::vector<uint8_t> ends(static_cast<size_t>(count));

@@ -36,11 +36,11 @@ class PackRows {
     MakeFlushes();
   }
 
-  // Of all layers.
+  // For all layers.
   int Covariance(cudaStream_t stream) const { return kvs_cuda_ops()->covariance(sums_, stream); }
   int Eigen(cudaStream_t stream) const { return kvs_cuda_ops()->eigen(eigen_, stream); }
   int RotatePack(cudaStream_t stream) const { return kvs_cuda_ops()->rotate_pack(pack_, stream); }
-  // Of one layer; the n-th has rotations and rows of its own.
+  // For one layer; the n-th has rotations and rows of its own.
   int Flush(int n, cudaStream_t stream) const {
     RotatePackBatch work = pack_;
     work.items = flush_items_.get() + int64_t{n} * 2 * kHeads;

@@ -70,7 +70,7 @@ class SpanStep {
   int32_t Pages() const { return kWindow / kPage; }
   int64_t Heads() const { return int64_t{layers_} * kKvHeads; }
   static int32_t RankOf(int32_t n) { return kRank * (n + kDim) < n * kDim ? kRank : -1; }
-  // Of keys, or of values, of a head.
+  // Bytes of a head's keys, or of its values.
   static int64_t SideBytes(int32_t n) {
     if (RankOf(n) < 0) return n * kRow;
     return (int64_t{n} * kRank * 2 + 63) / 64 * 64 + kRank * kRow;

@@ -10,7 +10,7 @@
 namespace kvstrata::cli {
 namespace {
 
-// With a decimal point or an exponent, as TOML's floats have them.
+// Writes x with a decimal point or an exponent, as TOML's floats have them.
 std::string Float(double x) {
   std::array<char, 32> text;
   std::snprintf(text.data(), text.size(), "%.6g", x);

@@ -82,7 +82,7 @@ class Connection {
     return response;
   }
   Status Translate(const grpc::Status& status);
-  // That the daemon does not know the call, with both versions.
+  // The error where the daemon does not know the call, with both versions.
   Status Unknown();
   // Warns on stderr, once, if it is another than this program's.
   void CheckVersion(const v1::GetStatusResponse& daemon);
@@ -104,7 +104,7 @@ Result<Response> Ask(const Options& options,
   return connection->Call(method, request);
 }
 
-// Of an operation that the daemon goes on with when nobody waits any more: DEADLINE becomes
+// For an operation that the daemon goes on with when nobody waits any more: DEADLINE becomes
 // `reason`, whose next step says how to see it. Others stay.
 Status GoesOn(Status ended, std::string_view reason);
 

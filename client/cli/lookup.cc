@@ -54,7 +54,7 @@ Result<v1::LookupPrefixRequest> RequestOf(const Wanted& wanted) {
   return request;
 }
 
-// Of the tokens that were asked for; by keys: of their pages.
+// Its `tokens` are those that were asked for; by keys, those of their pages.
 Json Document(const v1::LookupPrefixRequest& request, const v1::LookupResponse& answer) {
   const int64_t tokens = request.page_keys().empty()
                              ? request.tokens_size()

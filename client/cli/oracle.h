@@ -22,7 +22,7 @@ class Oracle {
   Oracle(const TraceShape& shape, const TraceLayer& layer, int32_t t);
 
   // Positions are ascending and below N0 + t + 1 everywhere.
-  // Of full attention's softmax mass, the part that falls on `positions`.
+  // The part of full attention's softmax mass that falls on `positions`.
   double MassOn(int32_t head, std::span<const int32_t> positions) const;
   // [head_dim]: attention over `positions` alone; zeros over none.
   std::vector<double> AttendOver(int32_t head, std::span<const int32_t> positions) const;

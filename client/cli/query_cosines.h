@@ -22,7 +22,7 @@ struct LayerCosines {
   Distribution smallest;   // of the heads' own cosines
 };
 
-// Of a layer's steps, those whose query is as near to the one that selected last as theta asks.
+// The steps of a layer whose query is as near to the one that selected last as theta asks.
 struct HitRate {
   double theta = 0;
   double flattened = 0;  // cosine = "flat", the preset's

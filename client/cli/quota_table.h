@@ -12,8 +12,8 @@ namespace kvstrata::cli {
 // `defaults` there is no line for them.
 void PrintQuotas(const Style& style, const Json& document, std::ostream& out);
 
-// Of document["users"] those that were refused something, or hold 80 % of a limit or more; nothing
-// if there are none. In tables with headers only: elsewhere they are part of the document.
+// Prints those of document["users"] that were refused something, or hold 80 % of a limit or more;
+// nothing if there are none. In tables with headers only: elsewhere they are part of the document.
 void PrintUsersAtLimits(const Style& style, const Json& document, std::ostream& out);
 
 }  // namespace kvstrata::cli

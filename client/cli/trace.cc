@@ -173,7 +173,7 @@ Result<std::vector<float>> Trace::Series(const std::string& name, int64_t n) con
   return values;
 }
 
-// Of the prompt, or of the steps' tokens as well.
+// Reads those of the prompt, or of the steps' tokens as well.
 Status Trace::ReadSurprisal() {
   const auto found = file_->tensors().find("surprisal");
   const bool of_all = found != file_->tensors().end() &&

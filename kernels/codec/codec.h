@@ -43,7 +43,7 @@ struct SpanParameters {
   // r_max.
   std::vector<float> weight[3], bias[3];
 };
-// Of the bytes of a safetensors file called `name`: "W" [L, Hq, d', d], "tau" [L, Hq],
+// Reads the bytes of a safetensors file called `name`: "W" [L, Hq, d', d], "tau" [L, Hq],
 // "g_phi.0.weight", ... (f32). INVALID_ARGUMENT PARAMETERS_INVALID names the tensor, its shape and
 // the expected one.
 Result<SpanParameters> ParseSpanParameters(std::span<const std::byte> file, const std::string& name,
@@ -106,8 +106,8 @@ class Recompressor {
   // Due it answers the extents there are and what may be released by now.
   virtual Result<RecompressOutput> Run(const RecompressInput& input) = 0;
 
-  // Of the next Run. Cheap; reads descriptions alone. Unless `in_place`, that Run must be given no
-  // far_packer.
+  // What the next Run reads. Cheap: looks at descriptions alone. Unless `in_place`, that Run must
+  // be given no far_packer.
   virtual RecompressReads Reads(const RecompressInput& input) const = 0;
 
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.

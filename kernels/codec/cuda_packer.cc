@@ -174,7 +174,7 @@ class CudaPacker final : public SegmentPacker {
 
   Result<SegmentPlans> FindPlansLocked(const RecompressInput& input, const Geometry& g,
                                        const Plan& plan, Run tokens) const KVS_REQUIRES(mu_);
-  // Of items [first, first + count).
+  // Finds the rotations of items [first, first + count).
   Status FindRotations(const Geometry& g, const PagesOfRun& rows, int64_t first, int64_t count,
                        const PlanMemory& plans) const KVS_REQUIRES(mu_);
   Result<PackedBytes> PackRangeLocked(const RecompressInput& input, const Geometry& g,

@@ -10,10 +10,11 @@
 
 namespace kvstrata {
 
-// Of GPU number `device` of this process. Runs wait for each other, on one stream of low priority.
-// Memory beside the extents: 2 head_dim^2 floats a head for a segment's plans, and scratch of at
-// most some 100 MB that it keeps, and 32 MiB of extents' memory for the next ones. Where the GPU
-// has no room for that it packs nothing for some seconds, and the host does. `ops` outlives it.
+// A packer on GPU number `device` of this process. Runs wait for each other, on one stream of low
+// priority. Memory beside the extents: 2 head_dim^2 floats a head for a segment's plans, and
+// scratch of at most some 100 MB that it keeps, and 32 MiB of extents' memory for the next ones.
+// Where the GPU has no room for that it packs nothing for some seconds, and the host does. `ops`
+// outlives it.
 Result<std::unique_ptr<SegmentPacker>> NewCudaPacker(const cuda::CudaOps& ops, int device);
 
 }  // namespace kvstrata

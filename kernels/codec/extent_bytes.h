@@ -55,7 +55,7 @@ class ExtentWriter {
   std::vector<std::byte> data_;
 };
 
-// Of an extent that CheckExtent accepts.
+// Reads an extent that CheckExtent accepts.
 class ExtentReader {
  public:
   static Result<ExtentReader> Open(const ExtentView& extent, const Geometry& geometry,
@@ -76,7 +76,7 @@ class ExtentReader {
     return reinterpret_cast<const T*>(data_ + offset);
   }
 
-  // The same elements to be read here; null also when the description does not reach so far.
+  // As Array, to be read by the host; null also when the description does not reach so far.
   template <typename T>
   const T* Read(uint64_t offset, int64_t count) const {
     if (Array<T>(offset, count) == nullptr) return nullptr;

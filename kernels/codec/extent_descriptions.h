@@ -30,7 +30,7 @@ class ExtentDescriptions {
   void Clear() { known_.clear(); }
 
  private:
-  // By address and tokens.
+  // Descriptions by address and tokens.
   std::map<std::tuple<const std::byte*, int32_t, int32_t>, std::vector<std::byte>> known_;
 };
 

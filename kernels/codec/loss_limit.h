@@ -32,7 +32,7 @@ Result<LimitedPack> PackWithinLimit(const SegmentPacker& packer, const Recompres
 std::string DescribeLoss(const Plan& plan, Run tokens, double refused_loss, int32_t keep,
                          double loss);
 
-// The same where nothing was taken.
+// As DescribeLoss, where nothing was taken.
 std::string DescribeRaw(const Plan& plan, Run tokens, const PackedInfo& mildest);
 
 }  // namespace kvstrata

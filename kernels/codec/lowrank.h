@@ -66,7 +66,7 @@ class SpanStorage {
   const float* Router(int layer, int query_head) const;
   const float* InverseNorms(int part, int layer, int query_head) const;
 
-  // Of a part, for kernels: where the extents have what the functions above only answer values of.
+  // For kernels: where in a part's extents the values are that the functions above return.
   struct Addresses {
     const void* spans;          // i32 [span_count][2]
     const void* entries;        // [layers][kv_heads][span_count], docs/extents.md kind 3
@@ -75,7 +75,7 @@ class SpanStorage {
     int32_t routers;            // of a layer: query_heads, or 0 (and no W) where nothing is trained
   };
   Addresses AddressesOf(int part) const;
-  // Of this Parse, in this process; never 0.
+  // Names this Parse in this process; never 0.
   uint64_t id() const { return id_; }
 
  private:

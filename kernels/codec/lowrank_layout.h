@@ -43,8 +43,8 @@ struct FactorsInfo {
 };
 static_assert(sizeof(FactorsInfo) == 64);
 
-// Of n tokens. rank >= 1: A bf16 [n][rank], then, at the next multiple of 64, B bf16
-// [rank][head_dim]. rank -1: the rows, bf16 [n][head_dim].
+// The factors of a span of n tokens. rank >= 1: A bf16 [n][rank], then, at the next multiple of 64,
+// B bf16 [rank][head_dim]. rank -1: the rows, bf16 [n][head_dim].
 struct FactorEntry {
   uint64_t k, v;
   int32_t k_rank, v_rank;

@@ -61,7 +61,7 @@ class PackedStorage {
   int64_t bytes() const { return bytes_; }
   // The most elements that a vector keeps.
   int32_t keep_max() const { return keep_max_; }
-  // Of this Parse, in this process; never 0.
+  // Names this Parse in this process; never 0.
   uint64_t id() const { return id_; }
 
  private:

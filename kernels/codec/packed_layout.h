@@ -43,9 +43,9 @@ struct PackedInfo {
   double loss;
   double recent;     // temporary: mean relative error of the segment's last kRecentTokens
   uint64_t flushes;  // temporary: where the losses of the flushes are
-  // Of the extent's rows: the largest mean error of kLossRun tokens that follow each other, 0 where
-  // the plan has no max_loss; and the same by the strategy that was to be taken, where that was too
-  // much, else 0.
+  // Over the extent's rows, the largest mean error of kLossRun tokens that follow each other, 0
+  // where the plan has no max_loss; and the same by the strategy that was to be taken, where that
+  // was too much, else 0.
   double worst_loss, refused_loss;
   uint64_t reserved;
 };

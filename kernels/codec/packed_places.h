@@ -20,7 +20,7 @@ class PackedPlaces {
                const PackedInfo& info);
 
   void AddHead(const Strategy& s, bool rotations);
-  // Of pieces of one temporary segment that follow each other, as one; no row is packed again.
+  // Joins consecutive pieces of one temporary segment; no row is packed again.
   static PackedPlaces OfJoined(const Geometry& geometry, std::span<const PackedExtent> pieces);
   // What these rows have lost; `before`: the flushes before them (temporary only).
   void NoteLoss(double loss, std::span<const double> before);

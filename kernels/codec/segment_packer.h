@@ -31,7 +31,7 @@ struct SegmentPlans {
   std::shared_ptr<const std::byte> far_storage;  // of those found on a GPU
 };
 
-// Those that `extent` holds; valid as long as it is. REQUIRES: extent.has_rotations().
+// The plans that `extent` holds; valid as long as it is. REQUIRES: extent.has_rotations().
 SegmentPlans PlansIn(const PackedExtent& extent);
 
 // The strategies of `extent`, under the rotations that `plans` has.

@@ -32,7 +32,7 @@ struct SpanSource {
   std::span<const float> surprisal;  // by position
 };
 
-// With the plan's r_max and max_loss. Gates are 1 where `parameters` is null.
+// Factors a span with the plan's r_max and max_loss. Gates are 1 where `parameters` is null.
 SpanForm CompressSpan(const SpanSource& source, const Plan& plan, const SpanParameters* parameters,
                       const Backend& backend);
 

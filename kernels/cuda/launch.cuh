@@ -37,7 +37,7 @@ __device__ inline void LetNextStart() {
 #endif
 }
 
-// Of the current device; asked each time, as a process may have several.
+// An attribute of the current device; asked each time, as a process may have several.
 inline int DeviceAttribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   cudaGetDevice(&device);

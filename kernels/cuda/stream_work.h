@@ -24,7 +24,7 @@ int FreePinned(void* at);
 // Between host and device memory in either direction, in the stream's order. Host memory that is
 // not pinned is read before the call returns, or written before it does.
 int CopyAsync(void* to, const void* from, uint64_t bytes, Stream stream);
-// Of the device, in the stream's order.
+// Zeroes device memory, in the stream's order.
 int ZeroAsync(void* at, uint64_t bytes, Stream stream);
 // Waits for everything on the stream.
 int Synchronize(Stream stream);
@@ -32,7 +32,7 @@ int Synchronize(Stream stream);
 // Makes GPU number `device` of this process the calling thread's current one; which one is.
 int UseDevice(int device);
 int DeviceInUse(int* device);
-// Of the current device, of the lowest priority; waits for no other stream.
+// A stream of the current device, of the lowest priority; waits for no other stream.
 int CreateStream(Stream* stream);
 int DestroyStream(Stream stream);
 

@@ -188,7 +188,7 @@ class PackedBlockSelector final : public Selector {
 
   Plan plan_;
 
-  // Of the call under way.
+  // Scratch for the current call.
   RotatedQueries rotated_;
   std::vector<BlockRanges> ranges_;  // by KV head
   // By KV head the scores of its blocks: the maximum over the group, or the sum of softmaxes.

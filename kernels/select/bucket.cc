@@ -396,7 +396,7 @@ class BucketSelector final : public Selector {
   int64_t importance_tokens_ = 0;
   std::vector<float> importance_;  // [layers][rows_per_layer][importance_tokens]
 
-  // Of the call under way.
+  // Scratch for the current call.
   std::vector<float> q_;
   std::vector<std::vector<float>> scores_;  // by row
   std::vector<std::byte*> means_;

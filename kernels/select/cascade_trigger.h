@@ -26,8 +26,8 @@ class CascadeTrigger {
   // Tokens from `tokens` on are taken back. A selection that saw some of them is due again.
   void Truncate(const Plan& plan, int32_t tokens);
 
-  // Of the last selection: how many tokens it sees, later ones unseen; its name in this process, 0
-  // before the first. A copy of the trigger has the same one.
+  // How many tokens the last selection sees, later ones unseen; its name in this process, 0 before
+  // the first. A copy of the trigger has the same name.
   int32_t selected_at() const { return selected_at_; }
   uint64_t selection_id() const { return selection_id_; }
   // Selections that were due, those that a later one replaced at once included.

@@ -33,7 +33,7 @@ enum class Notice : uint8_t {
   kNotices  // how many there are
 };
 
-// With {} where a number stands.
+// The notice's text, with {} where a number stands.
 std::string_view TextOf(Notice notice);
 
 // The text with its numbers, in order. REQUIRES: as many as the text has places.

@@ -18,7 +18,7 @@ inline uint64_t RankOf(float score, int32_t index) {
   return uint64_t{std::isnan(score) ? 0 : order} << 32 | ~static_cast<uint32_t>(index);
 }
 
-// Of indices [count] (not 0) into scores the one that VisitRanked would visit last.
+// The one of `count` (not 0) indices into scores that VisitRanked would visit last.
 inline int32_t* LastRanked(const float* scores, int32_t* indices, int32_t count) {
   return std::ranges::min_element(indices, indices + count, {},
                                   [scores](int32_t i) { return RankOf(scores[i], i); });

@@ -14,7 +14,7 @@
 namespace kvstrata {
 
 struct SelectionRule {
-  // Of one list: tokens that are attended whatever is chosen, at most; units that are chosen, and
+  // For one list: the most tokens that are attended whatever is chosen; units that are chosen, and
   // the tokens of each.
   int32_t always = 0;
   int32_t units = 0, unit_tokens = 1;

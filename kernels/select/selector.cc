@@ -29,7 +29,7 @@ SelectionRule BlockRule(const Plan& plan, int32_t tokens);
 namespace {
 
 uint32_t Nothing(const Plan&) { return 0; }
-// Of a prompt all is attended; what is chosen is chosen behind it.
+// A prompt attends everything; selection begins behind it.
 uint32_t PromptsEnd(const Plan&) { return kNeedPrefillDone; }
 
 struct SelectorRow {

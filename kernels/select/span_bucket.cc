@@ -84,7 +84,7 @@ class SpanBucketSelector final : public Selector {
   int32_t group_;  // query heads that choose together
   SentenceQueries queries_;
 
-  // Of the call under way.
+  // Scratch for the current call.
   RawRuns raw_;
   std::vector<float> q_;
 };

@@ -223,7 +223,7 @@ class VoteSelector final : public Selector {
   Geometry geometry_;
   std::vector<Layer> layers_;
 
-  // Of the call under way.
+  // Scratch for the current call.
   TokenScores scores_;
   std::vector<float> logits_, max_, sum_, votes_, pooled_, scratch_;
 };
@@ -248,7 +248,7 @@ constexpr PlanOption kRows[] = {
 
 constinit const OptionTable kVoteTable = {kRows};
 
-// Of ten decode steps one misses its cache, and reads all keys.
+// One decode step in ten misses its cache, and reads all keys.
 SelectionRule VoteRule(const Plan& plan, int32_t tokens) {
   constexpr double kMisses = 0.1;
   SelectionRule rule;

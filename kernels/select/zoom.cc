@@ -125,7 +125,7 @@ class ZoomSelector final : public Selector {
     }
   }
 
-  // By trained routers.
+  // Scores spans by trained routers.
   void ScoreRouted(const SelectContext& context, int layer, int head, const float* q,
                    float* logits) const {
     const SpanStorage& spans = *context.spans;
@@ -189,7 +189,7 @@ class ZoomSelector final : public Selector {
   std::vector<std::vector<float>>
       kept_;  // by layer: logits [query_heads][spans] of the last Select
 
-  // Of the call under way.
+  // Scratch for the current call.
   RawRuns raw_;
   std::vector<float> logits_;
 };

@@ -95,7 +95,7 @@ class CudaBlock final : public CudaSelector {
     return frame->Check(frame->ops().pick(w, frame->stream()), "op pick");
   }
 
-  // Of blocks; every KV head has its list.
+  // Lists of blocks, one for every KV head.
   cuda::DeviceSelection SelectionOf(const CudaFrame&, const CudaPart& part) const override {
     return lists_.SelectionOf(part, 1);
   }

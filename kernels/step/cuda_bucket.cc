@@ -235,7 +235,7 @@ class CudaBucket final : public CudaSelector {
   void NoteObserved(const CudaFrame& frame, const CudaPart& part, int layer);
   Status Pick(const CudaFrame& frame, const CudaPart& part, int layer, const Rows& q) const;
 
-  // Of a head's buckets: the position behind each one's last token; the prompt's tokens.
+  // A head's buckets: the position behind each one's last token; its kept prompt tokens.
   static Result<std::vector<int32_t>> ReadEnds(const CudaFrame& frame, int member, int head);
   static Result<std::vector<int32_t>> ReadKeptOf(const CudaFrame& frame, int member, int head);
 
@@ -358,7 +358,7 @@ Status CudaBucket::Begin(CudaFrame* frame) {
   return OkStatus();
 }
 
-// Of all layers; those that are attended in full have buckets of no meaning.
+// Makes them for all layers; in layers attended in full they mean nothing.
 Status CudaBucket::MakePromptBuckets(CudaFrame* frame, int member) {
   frame->NoteLaunch();
   const SequenceState& state = frame->state(member);

@@ -3,7 +3,7 @@
 // (cuda_hot_pages.h), where it stays as long as it is selected often. The rest is attended in
 // place, over the bus.
 //
-// Of a workspace, as a CudaSelector. Threads: one call at a time.
+// Belongs to a workspace, as a CudaSelector does. Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_FAR_PAGES_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_FAR_PAGES_H_
 

@@ -22,7 +22,7 @@ class CudaFrame : public StepBatch {
   using StepBatch::geometry;
 
   const cuda::CudaOps& ops() const { return ops_; }
-  // Of a call that is made a graph another one than Begin's (repeated_call.h).
+  // Begin's, except in a call that is being captured as a graph (repeated_call.h).
   cuda::Stream stream() const { return stream_; }
   StepMemory& memory() const { return ws_.memory_; }
   Status Check(int code, const char* what) const { return CudaStatus(ops_, code, what); }
@@ -39,7 +39,7 @@ class CudaFrame : public StepBatch {
   int32_t FirstRow(const CudaPart& part) const {
     return first_row_[static_cast<size_t>(part.first)] + part.begin;
   }
-  // By row, from `row` on: the positions that it sees.
+  // The positions that each row sees, from row `row` on.
   const int32_t* VisibleFrom(int32_t row) const { return memory().visible() + row; }
 
   // The last part that holds new tokens of the member.

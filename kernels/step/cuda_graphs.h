@@ -29,7 +29,7 @@ class CudaGraphs {
 
   explicit CudaGraphs(int32_t layers) : layers_(static_cast<size_t>(layers)) {}
 
-  // Of `generation`, which is the memory's now.
+  // `generation` is the memory's current one.
   Captured& CaptureOf(uint64_t generation, const std::vector<CudaPart>& parts);
   Called& CallsOf(uint64_t generation, const std::vector<CudaPart>& parts);
   const std::vector<Captured>& captured(uint64_t generation);

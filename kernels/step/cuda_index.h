@@ -1,7 +1,7 @@
 // CudaIndex: the index of a step's members on a GPU: where its blocks lie, and the rows of units
 // that steps completed, which a Begin writes.
 //
-// Of a workspace, as a CudaSelector. Threads: one call at a time.
+// Belongs to a workspace, as a CudaSelector does. Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_INDEX_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_INDEX_H_
 

@@ -15,7 +15,7 @@ namespace kvstrata {
 
 class CudaLists {
  public:
-  // As the host reads one member's back.
+  // One member's lists, read back by the host.
   struct Read {
     std::vector<int32_t> counts;  // by group
     std::vector<int32_t> units;   // [groups][stride]
@@ -26,9 +26,9 @@ class CudaLists {
   Status Fit(StepMemory* memory, int32_t members, int32_t groups, int32_t stride);
   int32_t stride() const { return stride_; }
 
-  // Of a part's members.
+  // The lists of a part's members.
   cuda::DeviceSelection SelectionOf(const CudaPart& part, int32_t unit_tokens) const;
-  // Where the op writes that.
+  // Makes the op write there.
   void WriteTo(const CudaPart& part, cuda::PickBatch* pick) const;
   Result<Read> ReadMember(const CudaFrame& frame, int member) const;
 
@@ -41,7 +41,7 @@ class CudaLists {
 // CTAs a list.
 int64_t PickScratchBytes(const cuda::CudaOps& ops, int32_t members, int32_t groups,
                          int32_t score_stride);
-// The same of op vote.
+// Bytes of op vote's scratch.
 int64_t VoteScratchBytes(const cuda::CudaOps& ops, const cuda::VoteBatch& shape, int32_t items);
 
 }  // namespace kvstrata

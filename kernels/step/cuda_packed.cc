@@ -37,7 +37,7 @@ uint64_t AddressOf(const T* at) {
   return reinterpret_cast<uint64_t>(at);
 }
 
-// Of one layer, [segments][kv_heads].
+// The segments of one layer, [segments][kv_heads].
 std::vector<PackedSegment> SegmentsOf(const PackedStorage& packed, const Geometry& g, int layer) {
   std::vector<PackedSegment> table;
   std::vector<int32_t> blocks(static_cast<size_t>(g.kv_heads), 0);

@@ -71,7 +71,8 @@ class CudaSelector {
   // A graph did what Select had enqueued when it was captured.
   virtual void NoteReplayed(const CudaFrame&, const CudaPart&, int) {}
   virtual cuda::DeviceSelection SelectionOf(const CudaFrame& frame, const CudaPart& part) const = 0;
-  // As the CPU's selector makes it, of frame.selected_layer(); `tokens` with the query's own.
+  // The selection of frame.selected_layer(), as the CPU's selector makes it; `tokens` with the
+  // query's own.
   virtual Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                                  int32_t tokens) const = 0;
   // Tokens of the prompt that a KV head of that layer keeps. FAILED_PRECONDITION KEPT_NONE.

@@ -147,7 +147,7 @@ Status CudaShadow::AttendPositions(CudaStep* step, int member, int layer, const 
   return OkStatus();
 }
 
-// Of one token, the queries of one head of each group side by side.
+// One token's queries of one head of each group, side by side.
 Result<const void*> CudaShadow::HeadOfGroups(const CudaStep& step, const Rows& q, int32_t row,
                                              int head) {
   const Geometry& g = geometry_;

@@ -2,11 +2,11 @@
 // token whose CudaStep runs on a GPU: behind each layer's attention the step attends once more, in
 // full and over what the plan chose, on the same pages and with the same kernels.
 //
-// Of codec raw everything is enqueued and nothing waits: the plan's own log-sum-exp is that of the
-// attended positions. Of the other codecs it is not, so their positions are read back first, and a
-// layer's Attend waits for the GPU. What cannot be had (memory, an error) loses the sample, never
-// the step. Layers that the engine captures, or replays, cannot be measured: a graph of its own
-// would hold the measuring for ever.
+// With codec raw everything is enqueued and nothing waits: the plan's own log-sum-exp is that of
+// the attended positions. With the other codecs it is not, so their positions are read back first,
+// and a layer's Attend waits for the GPU. What cannot be had (memory, an error) loses the sample,
+// never the step. Layers that the engine captures, or replays, cannot be measured: a graph of its
+// own would hold the measuring for ever.
 //
 // Ownership: borrows the table of ops; outlives the step on the GPU. Threads: the step's; Read once
 // the GPU is done with the step. Cost: a full attention and one or two over what the plan attended
@@ -29,7 +29,7 @@ class CudaStep;  // cuda_step.h
 
 class CudaShadow {
  public:
-  // Of sequences of one geometry. GPU_MEMORY, CUDA_ERROR.
+  // For sequences of one geometry. GPU_MEMORY, CUDA_ERROR.
   static Result<std::unique_ptr<CudaShadow>> Make(const cuda::CudaOps& ops,
                                                   const Geometry& geometry);
   CudaShadow(const CudaShadow&) = delete;
@@ -37,9 +37,9 @@ class CudaShadow {
   // REQUIRES: the GPU is done with the step.
   ~CudaShadow() = default;
 
-  // Of the last step: a layer was captured in a graph, or replayed from one.
+  // Whether the last step captured a layer in a graph, or replayed one from it.
   bool captured() const { return captured_; }
-  // Of the last step: something failed.
+  // Whether something failed in the last step.
   bool lost() const { return lost_; }
   // REQUIRES: neither.
   ShadowSample Read() const;
@@ -80,7 +80,7 @@ class CudaShadow {
   const Geometry geometry_;
   DeviceBuffer results_;  // float [Floats()]
   PinnedBuffer copied_;   // the same, copied when the step ends
-  // Of codecs other than raw: positions of a layer as lists of tokens, and queries of one head of
+  // For codecs other than raw: positions of a layer as lists of tokens, and queries of one head of
   // each group.
   DeviceBuffer lists_, queries_;
   std::vector<uint8_t> measured_;  // by layer

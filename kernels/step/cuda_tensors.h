@@ -41,7 +41,7 @@ class CudaTensors {
   Result<Rows> Native(const CudaFrame& frame, const Rows& q);
 
   Result<Output> OutputFor(const CudaFrame& frame, const MutableRows& out, float* lse);
-  // To where the caller wants it; waits where that is host memory.
+  // Copies the output to where the caller wants it; waits where that is host memory.
   Status Store(const CudaFrame& frame, const Output& output, const MutableRows& out, float* lse);
 
  private:

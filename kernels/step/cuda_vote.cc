@@ -18,8 +18,8 @@ cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
   return {int64_t{g.query_heads} * g.head_dim, plan.vote.budget};
 }
 
-// Of N tokens, the query's own among them. A prompt chunk selects from the tokens before it: the
-// same rule, of one token less.
+// The rule for N tokens, the query's own among them. A prompt chunk selects from the tokens before
+// it: the same rule, of one token less.
 cuda::CandidateRule RuleOf(const Plan& plan, bool prompt) {
   const int32_t own = prompt ? 1 : 0;
   return {1, plan.vote.sinks, plan.vote.recent + own, plan.vote.budget, plan.min_tokens + own};
@@ -293,7 +293,7 @@ class CudaVote final : public CudaSelector {
   Room room_;
   int32_t list_count_ = 0;  // of the step
   WordTable caches_;        // a member's cache
-  // Of one launch.
+  // Scratch for one launch.
   DeviceBuffer votes_;                        // float [batch][tokens]
   DeviceBuffer vote_scratch_, pick_scratch_;  // of the ops
   DeviceBuffer mean_;                         // float [query_heads][head_dim], of a prompt chunk

@@ -12,7 +12,7 @@ namespace kvstrata {
 
 // Packed extents of a sequence.
 struct SegmentRoom {
-  // As many as ops attend_packed and score_packed take.
+  // The most that ops attend_packed and score_packed take.
   static constexpr int32_t kMost = 512;
   // Pieces that an open segment has, now more, now fewer: 7 each of 1, 8, 64 and 512 flushes.
   static constexpr int32_t kMostPieces = 28;

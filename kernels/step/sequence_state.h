@@ -59,8 +59,9 @@ class SequenceState {
   // The prompt is complete at tokens(); runs the plan's end-of-prefill work.
   // FAILED_PRECONDITION PREFILL_REPEATED when it was already, SEQUENCE_EMPTY without tokens.
   Status PrefillDone(const SequenceView& view, const Backend& backend, Executor& executor);
-  // The same for a sequence whose steps are CudaSteps: what their plans compute at the end of a
-  // prompt (chess its first selection) and its last index rows are made when the next step begins.
+  // As PrefillDone, for a sequence whose steps are CudaSteps: what their plans compute at the end
+  // of a prompt (chess its first selection) and its last index rows are made when the next step
+  // begins.
   Status ClosePrompt();
 
   // Entropy, surprisal in nats and sentence boundaries of positions [first, first + n); any of the
@@ -91,8 +92,8 @@ class SequenceState {
   // sentence (a model's boundary tokens). An engine's own report of a position replaces this.
   void NoteTokens(int32_t first, std::span<const int32_t> ids, std::span<const int32_t> ends);
 
-  // Of the first `tokens` tokens, the ids of those behind the last whole page; none beyond
-  // tokens().
+  // The ids of those among the first `tokens` tokens that lie behind the last whole page; none
+  // beyond tokens().
   std::span<const int32_t> TailIds(uint32_t tokens) const;
 
   // The tokens from `tokens` on are taken back, with all that was reported and chosen of them.
@@ -145,7 +146,7 @@ class SequenceState {
   std::string SelectorStatus(const SequenceView& view) const;
   std::string CodecStatus() const;
   SelectContext Context(const SequenceView& view, const Backend& backend, Executor& executor) const;
-  // The same without what computes.
+  // The context without backend and executor.
   SelectContext Context(const SequenceView& view) const;
 
   Geometry geometry_;

@@ -33,9 +33,9 @@ struct ShadowSample {
 
 // What ShadowAttention and CudaShadow (cuda_shadow.h) have in common.
 bool IsRawGone(const StepMember& member);
-// Of full attention's mass, what the attended positions have. A NaN among the inputs is no recall.
+// The attended positions' part of full attention's mass. A NaN among the inputs is no recall.
 float MassOf(float attended_lse, float full_lse);
-// Of one head's output.
+// The error of one head's output.
 float OutputError(const float* out, const float* full, int32_t dim);
 
 class ShadowAttention {

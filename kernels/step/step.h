@@ -65,7 +65,7 @@ class Step : public StepBatch {
   std::span<const int32_t> Units(int member, int group) const {
     return UnitsOf(selection(member), group);
   }
-  // Of the last layer attended.
+  // The cost of the last layer attended.
   const StepCost& cost(int member) const { return cost_[member]; }
 
  private:

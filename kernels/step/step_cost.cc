@@ -52,7 +52,8 @@ class Count {
     cost_.attend_bytes += rows * static_cast<uint64_t>(bytes_each);
   }
 
-  // Of lists for all heads, per KV head or per query head: those that a KV head's queries go by.
+  // Those lists that a KV head's queries go by; there is one for all heads, one per KV head or one
+  // per query head.
   template <typename List>
   std::span<const List> ListsOf(const std::vector<List>& lists, int head) const {
     const auto all = std::span(lists);

@@ -59,7 +59,7 @@ class AttachServer::Loop {
     std::shared_ptr<ArenaMailbox> mailbox;
     std::unique_ptr<DescriptorInbox> inbox;
     std::unique_ptr<RingSession> ring;
-    // Of one that redeemed a token. Gone when the store grants it nothing more: the session has
+    // Set in one that redeemed a token. Gone when the store grants it nothing more: the session has
     // ended, or another connection took this one's place.
     std::weak_ptr<const void> granting;
     bool writes = false;  // the store counts its process as a writer
@@ -132,7 +132,7 @@ class AttachServer::Loop {
   void OnFirstPacket(Connection* c);
   void OnHello(Connection* c, const shm::Hello& hello, size_t bytes);
   void OnWelcomed(Connection* c, const std::string& name, const Status& status);
-  // In another thread.
+  // Runs in another thread.
   Status OpenSession(Connection* c, const std::string& name, const std::string& uuid);
   Status SendWelcome(Connection* c, const SessionSegments& segments);
   void OnLastFrames(Connection* c);
@@ -147,7 +147,7 @@ class AttachServer::Loop {
 
   // passing.cc
   void OnRedeem(Connection* c, const shm::Redeem& redeem, size_t bytes);
-  // In another thread.
+  // Runs in another thread.
   Status PassDescriptors(Connection* c, const AttachToken& token);
   Status SendTables(Connection* c, const PassedTables& tables);
   void OnPassed(Connection* c, const Status& status);

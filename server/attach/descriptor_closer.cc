@@ -32,7 +32,7 @@ void HandleSigurg() {
   KVS_CHECK(handled);
 }
 
-// Of all signals this thread takes SIGURG alone.
+// Makes this thread take no signal but SIGURG.
 void TakeSigurgOnly() {
   sigset_t others;
   sigfillset(&others);

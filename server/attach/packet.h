@@ -59,7 +59,7 @@ std::string Printable(std::string text);
 // OK, or the Status that refuses a client: size, type, magic, version, texts. `bytes` is what recv
 // returned.
 Status CheckHello(const shm::Hello& hello, size_t bytes);
-// The same of whoever redeems a token: size, magic, version.
+// As CheckHello, for whoever redeems a token: size, magic, version.
 Status CheckRedeem(const shm::Redeem& redeem, size_t bytes);
 
 }  // namespace kvstrata

@@ -90,7 +90,7 @@ class RingSession {
   RingSession& operator=(const RingSession&) = delete;
 
   Outcome Drain(const Turn& turn);
-  // Of kElsewhere: whether the frame itself takes more than a turn.
+  // After kElsewhere: whether the frame itself takes more than a turn.
   bool next_is_long() const { return next_is_long_; }
   // Whether ending the session takes more than a turn.
   bool end_is_long() const;
@@ -232,7 +232,7 @@ class RingSession {
   RingOptions options_;
   const std::shared_ptr<AnswerBox> box_;
 
-  // Of whoever serves it.
+  // Used by whoever serves the session.
   shm::RingConsumer requests_;
   shm::RingProducer replies_;
   // A frame that was taken off the ring and is not handled yet, and its payload.

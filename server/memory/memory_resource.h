@@ -90,7 +90,7 @@ class MemoryResource {
   virtual std::string_view name() const = 0;
 };
 
-// From blocks of one device into blocks of another, through memory of the host; done when it
+// Copies from blocks of one device into another's, through memory of the host; done when it
 // returns. Errors as Copy; an empty Copy of each says whose DEVICE_FAILED is.
 Status CopyBetween(MemoryResource& from, MemoryResource& to, std::span<const MemoryCopy> copies);
 

@@ -48,9 +48,9 @@ class NumaTopology {
   static Result<std::shared_ptr<const NumaTopology>> FromXml(const std::string& xml);
   ~NumaTopology();
 
-  // That have memory, in order.
+  // The nodes that have memory, in order.
   NumaNodes nodes() const;
-  // Of a PCI device ("0000:17:00.0"); empty: it is not there, or no nearer to some than to others.
+  // The nodes near a PCI device ("0000:17:00.0"); empty: it is absent, or equally near to all.
   NumaNodes NodesNear(const std::string& pci_bus_id) const;
   // Empty as well where there is but one node. INVALID_ARGUMENT NUMA_NODE: no such node.
   Result<NumaNodes> Choose(const HostNuma& wanted, std::span<const std::string> gpus) const;

@@ -59,7 +59,8 @@ class HostBuffer {
   HostBuffer& operator=(const HostBuffer&) = delete;
   ~HostBuffer() { Free(); }
 
-  // At least that many bytes; what they held before is lost. RESOURCE_EXHAUSTED MEMORY_EXHAUSTED.
+  // Reserves at least that many bytes; what they held before is lost. RESOURCE_EXHAUSTED
+  // MEMORY_EXHAUSTED.
   Result<std::byte*> Reserve(uint64_t bytes);
 
  private:

@@ -96,7 +96,7 @@ class GpuSteps final : public StepDevice {
   Status Told(Status status);
   // Waits for all that was enqueued. GPU_STUCK.
   Status Await();
-  // The same of a step that is over: without an answer the device counts as lost.
+  // As Await, for a step that is over: without an answer the device counts as lost.
   void AwaitForGood();
 
  private:
@@ -138,7 +138,7 @@ class GpuStep final : public StepRunner {
   Result<ShadowSample> SampleOf(int member) override;
 
  private:
-  // Of all new tokens; rows of host memory are dense.
+  // The size of all new tokens' rows; rows of host memory are dense.
   uint64_t BytesOf(int32_t heads, DType dtype) const {
     const int32_t dim = room_.geometry.head_dim;
     return static_cast<uint64_t>(int64_t{step_->tokens()} * heads * dim * SizeOf(dtype));
@@ -166,7 +166,7 @@ Status GpuSteps::Lost(const Status& why) {
   return lost;
 }
 
-// Of an error whose code is not here: a lost device answers it to everything.
+// For an error whose code is not here: a lost device answers it to everything.
 Status GpuSteps::Told(Status status) {
   if (status.ok()) return status;
   bool done = false;

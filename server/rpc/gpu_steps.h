@@ -20,8 +20,8 @@ namespace kvstrata {
 
 inline constexpr int kGpuStepsOpen = 4;  // of a session, at a time
 
-// Of GPU number `gpu` of this process, the store's `device`. Borrows all. Makes nothing before the
-// first Begin; `executor` inspects.
+// Steps on GPU number `gpu` of this process, the store's `device`. Borrows all. Makes nothing
+// before the first Begin; `executor` inspects.
 std::unique_ptr<StepDevice> NewGpuSteps(const cuda::CudaOps* ops, int gpu, Store* store,
                                         uint32_t device, Executor* executor,
                                         std::chrono::milliseconds patience);

@@ -32,7 +32,7 @@ class MalformedRequest final : public grpc::experimental::Interceptor {
 
 class Factory final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  // Of the services' calls; gRPC takes the interceptor. Null: none. A call of no service is served
+  // For the services' calls; gRPC takes the interceptor. Null: none. A call of no service is served
   // by gRPC as a stream both ways, of which we have none, and stays unimplemented.
   grpc::experimental::Interceptor* CreateServerInterceptor(ServerRpcInfo* info) override {
     const bool ours = std::string_view(info->method()).starts_with("/kvstrata.") &&

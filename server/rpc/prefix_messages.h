@@ -14,8 +14,8 @@ namespace kvstrata {
 // INVALID_ARGUMENT PAGE_KEY.
 Result<PageKey> ReadPageKey(const std::string& bytes);
 
-// Of a request that has either tokens or page_keys; empty if it has tokens. INVALID_ARGUMENT
-// PAGE_KEY, LOOKUP_WHAT: a plan's open is of tokens.
+// The keys of a request that has either tokens or page_keys; empty if it has tokens.
+// INVALID_ARGUMENT PAGE_KEY, LOOKUP_WHAT: a plan's open is of tokens.
 template <typename Request>
 Result<std::vector<PageKey>> ReadPageKeys(const Request& request) {
   if (request.tokens_size() > 0 && request.page_keys_size() > 0) {

@@ -105,7 +105,7 @@ class RemoteSession {
 
  private:
   void DropAll();
-  // As it is.
+  // The sequence as it is: a cut that another session asked for is not made first.
   Result<RemoteSequence*> Peek(uint64_t sequence);
   Result<RemoteSequence*> FindIdle(uint64_t sequence);
   Status Truncate(RemoteSequence* s, uint32_t tokens);

@@ -28,7 +28,7 @@ class ScrubStream final : public grpc::ServerWriteReactor<v1::ScrubResponse>,
  private:
   explicit ScrubStream(ServiceContext* context) : context_(context), under_way_(context->calls()) {}
   Status Begin(const v1::ScrubRequest& request);
-  // From the disk's reader; false: nobody listens any more.
+  // Called by the disk's reader; false: nobody listens any more.
   bool Progress(const ScrubProgress& progress) KVS_EXCLUDES(mu_);
   void Ended(const Status& why) KVS_EXCLUDES(mu_);
   void FillIn(const ScrubProgress& progress) KVS_REQUIRES(mu_);

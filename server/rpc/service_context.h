@@ -37,7 +37,7 @@ class ServiceContext {
   Store& store() const { return *options_.store; }
   const PeerIdentity& user() const { return user_; }
   WorkQueue* queue() const { return queue_; }
-  // That the streams of this user count themselves in.
+  // The calls under way that this user's streams count in.
   CallsUnderWay* calls() const { return calls_; }
 
   // UNAVAILABLE DAEMON_STOPPING.
@@ -103,7 +103,7 @@ class ServiceContext {
     return reactor;
   }
 
-  // The same without a session, for what takes long.
+  // As InSession, without a session: for what takes long.
   template <typename Fn>
   grpc::ServerUnaryReactor* InQueue(grpc::CallbackServerContext* call, Fn fn) {
     if (stopping_) return Answer(call, Stopping());

@@ -31,9 +31,9 @@ class StepRunner {
   virtual Status Append(int layer, const Rows& k, const Rows& v) = 0;
   virtual Status Select(int layer, const Rows& q) = 0;
   virtual Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse) = 0;
-  // Of the last layer selected or attended; valid until the next.
+  // The selection of the last layer selected or attended; valid until the next.
   virtual Result<const Selection*> SelectionOf(int member) = 0;
-  // Of the last layer attended.
+  // The cost of the last layer attended.
   virtual Result<StepCost> CostOf(int member) = 0;
   // The states advance, all rows are in their pages. An error: the states are not to be used again.
   virtual Status End() = 0;

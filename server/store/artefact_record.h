@@ -40,7 +40,7 @@ inline RawFree RawFreeOf(const ArtefactRecord& record) {
   return {record.released, record.parts.back().tokens.end, Residence::kDisk};
 }
 
-// Of part number `i`.
+// The key of part number `i`.
 PageKey PartKey(const PageKey& artefact, size_t i, const ArtefactRecord::Part& part);
 
 // Whether `value`, as it came from the tier, is that part: its header and every byte of it.

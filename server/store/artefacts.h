@@ -32,11 +32,11 @@ struct Extent {
   uint64_t bytes = 0;    // its own; page->bytes is rounded up
   Run tokens;
   uint64_t checksum = 0;  // of its header: of its payload
-  // Of one in a pool that the host cannot read (kernels/codec/extent.h); else null.
+  // Set where the host cannot read the pool (kernels/codec/extent.h); else null.
   std::shared_ptr<const std::vector<std::byte>> description;
 };
 
-// Of its header; of what is no extent, 0.
+// The checksum in its header; 0 if it is no extent.
 inline uint64_t ChecksumOf(std::span<const std::byte> extent) {
   ExtentHeader header{};
   if (extent.size() >= sizeof(header)) std::memcpy(&header, extent.data(), sizeof(header));

@@ -27,7 +27,8 @@ struct PoolCapacity {
 
 struct Capacity {
   PoolCapacity device, host;
-  // Of the longest prompt that an open would take now, were nothing of it held, in both pools.
+  // Tokens of the longest prompt that an open would take now, in both pools, if none of it were
+  // held.
   uint32_t open_tokens = 0;
 };
 
@@ -48,7 +49,7 @@ class TokenFit {
   // As an arena counts them; block_bytes 0: the plan has no index.
   uint64_t page_bytes() const { return page_bytes_; }
   uint64_t block_bytes() const { return block_bytes_; }
-  // Of all tokens, in memory for so many more pages or blocks than there are of `had_pages` and
+  // How many tokens fit in all, in memory for so many more pages or blocks than `had_pages` and
   // `had_blocks`, taken as TakeUpTo takes them: the larger ones first.
   uint64_t Tokens(const Slots& slots, uint64_t had_pages = 0, uint64_t had_blocks = 0) const;
 

@@ -21,7 +21,7 @@ struct HoldLimits {
   bool only_reported = false;
   bool only_held = false;  // nothing is computed: no pages behind those that are held
 
-  // Of so many pages.
+  // How many of `pages` pages max_tokens allows.
   size_t Pages(size_t pages, uint32_t page_tokens) const;
 };
 

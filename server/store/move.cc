@@ -12,8 +12,8 @@
 namespace kvstrata {
 namespace {
 
-// Of one submission, which is waited for: 5 ms of PCIe, so that waiting costs little, and a step
-// that begins meanwhile soon finds promotions at their rate.
+// Limits one submission, which is waited for: 5 ms of PCIe, so that waiting costs little, and a
+// step that begins meanwhile soon finds promotions at their rate.
 constexpr uint64_t kBatchBytes = uint64_t{256} << 20;
 
 bool IsPromotion(const PageCopy& c) {

@@ -99,11 +99,11 @@ class PagePools {
   // The devices', in their order, then the host's. Constant.
   std::span<const PoolId> ids() const { return ids_; }
   size_t devices() const { return ids_.size() - 1; }
-  // Of a device; of the host "". Constant.
+  // A device's name; "" for the host. Constant.
   const std::string& name(PoolId pool) const { return pools_[pool.index()].name; }
 
   // Takes up to `n` pages of `bytes` from the writer's arenas of a pool; returns how many. They
-  // have no references yet. Of a device: side by side, but not in order.
+  // have no references yet. A device's lie side by side, but not in order.
   uint32_t Take(PoolId pool, uint32_t tenant, uint64_t writer, uint64_t bytes, uint32_t n,
                 std::vector<Page*>* out);
   // Gives the writer an orphan arena of its tenant with room for `bytes`, if `may_adopt` agrees.
@@ -150,7 +150,7 @@ class PagePools {
   }
 
   const Arena* Find(uint32_t id) const;
-  // Of a pool, rounded down to whole granules; what is taken beyond it stays until it is dropped.
+  // `bytes` is rounded down to whole granules; what is taken beyond it stays until it is dropped.
   void SetCapacity(PoolId pool, uint64_t bytes);
   uint64_t granularity(PoolId pool) const { return pools_[pool.index()].memory->granularity(); }
   uint64_t capacity(PoolId pool) const { return pools_[pool.index()].capacity; }
@@ -180,7 +180,7 @@ class PagePools {
                 uint64_t arena_bytes);
   // The status, kept if it says that the pool's device is lost.
   Status Noted(PoolId pool, Status status) const KVS_EXCLUDES(failures_mu_);
-  // From one device to another.
+  // Copies from one device to another.
   Status CopyAcross(PoolId from, PoolId to, std::span<const MemoryCopy> copies) const
       KVS_EXCLUDES(failures_mu_);
   Page* NewRecord();

@@ -46,7 +46,7 @@ inline constexpr std::string_view kFileUnread = "PARAMETERS_UNREAD";
 class ParameterFiles {
  public:
   static constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
-  // Of a file's bytes and its name.
+  // Takes a file's bytes and its name.
   using Parser = std::function<Result<SpanParameters>(
       std::span<const std::byte>, const std::string&, const Geometry&, const Plan&)>;
   // `directory` "": there are none. `parse` is kernels' ParseSpanParameters; null: none can be.
@@ -58,7 +58,7 @@ class ParameterFiles {
 
  private:
   static constexpr size_t kMostRefusals = 256;
-  // Of a file as it is: another one has another.
+  // Identifies a file as it is: another one has another.
   using Identity = std::array<uint64_t, 6>;
   struct Refusal {
     Identity file{};

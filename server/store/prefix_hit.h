@@ -42,7 +42,7 @@ struct PrefixHit {
   uint32_t indexed_tokens = 0;  // of the held ones: with a complete index of the plan
   std::optional<Plan> plan;     // that it answers for; none: raw pages
   std::vector<PageKey> keys;    // of the whole pages that may be held
-  // Of the leading ones that are held. One without raw rows is where the prompt's artefact lies.
+  // Where the leading held pages are; one without raw rows is where the prompt's artefact lies.
   std::vector<Residence> pages;
   uint32_t held_tokens() const { return static_cast<uint32_t>(pages.size()) * page_tokens; }
   uint32_t tokens_in(Residence residence) const;

@@ -62,12 +62,12 @@ class PrefixIndex {
   // Whether this page is here, under its key.
   bool Holds(const Page& page) const;
   uint64_t cached_bytes(PoolId pool) const { return cached_bytes_[pool.index()]; }
-  // Of a model, in all pools.
+  // A model's cached pages in all pools.
   uint64_t cached_pages(uint64_t model) const {
     const auto found = cached_pages_.find(model);
     return found == cached_pages_.end() ? 0 : found->second;
   }
-  // Of pages that nobody uses and a pin keeps; not among the cached ones.
+  // Pages that nobody uses and a pin keeps; not among the cached ones.
   uint64_t pinned_bytes(PoolId pool) const { return pinned_bytes_[pool.index()]; }
 
  private:

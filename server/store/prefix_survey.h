@@ -20,7 +20,7 @@
 
 namespace kvstrata {
 
-// Of whose prompt and for which plan it is asked what is held.
+// Asks what is held: of whose prompt, and for which plan.
 struct PrefixQuestion {
   const std::string& tenant;
   const Plan& plan;

@@ -105,9 +105,9 @@ struct StoreOptions {
   // Called once when a pool's device is lost (DEVICE_FAILED). In any thread, perhaps under the
   // store's lock: it must not call the store. Null: nobody asks.
   std::function<void(PoolId, const Status&)> on_pool_failure;
-  // Of a pool's capacity: above the first, MoveSome makes room, until the second.
+  // Percent of a pool's capacity: above the first, MoveSome makes room, until the second.
   uint32_t high_percent = 90, low_percent = 80;
-  // Of pins' time; tests turn it.
+  // The clock for pins; tests turn it.
   std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
   // After a failed recompression (no memory, say), doubled with each that follows, up to 64 times.
   std::chrono::microseconds recompress_retry{1'000'000};
@@ -470,7 +470,7 @@ class Store {
   std::vector<WorkInfo> Work() const;
   // What is asked of the workers: builds, recompressions, their end (work_requests.h).
   WorkRequests& requests();
-  // Those of the options, or one without limits.
+  // The options' limits, or one without any.
   const std::shared_ptr<UserLimits>& user_limits() const;
 
   // --- recall audits (recall_audit.h) ---
@@ -518,7 +518,7 @@ class Store {
   void ExpirePins();
   // Pins of an earlier daemon, which the tier keeps already.
   void RestorePins(std::vector<PrefixPin> pins);
-  // By number.
+  // All pins, by number.
   std::vector<PinInfo> Pins();
   PinLimits PinUse() const;
 
@@ -572,7 +572,7 @@ class Store {
   Result<BlockBytes> CopyBlock(const PageKey& key);
 
   // --- inspection ---
-  // Of each sequence as it was at some moment; others get in between. Audit holds the lock for all.
+  // Each sequence as it was at some moment; others get in between. Audit holds the lock for all.
   std::vector<PoolInfo> Pools() const;  // of the devices, then of the host
   std::vector<SessionInfo> Sessions() const;
   std::vector<ModelInfo> Models() const;

@@ -274,7 +274,7 @@ class Store::Impl {
   Result<Session*> FindSession(uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t session, uint64_t id) KVS_REQUIRES(mu_);
   Result<Sequence*> FindSequence(uint64_t id) KVS_REQUIRES(mu_);
-  // Without waiting: as it is now.
+  // The sequence as it is now, without waiting.
   Result<const Sequence*> PeekSequence(uint64_t id) const KVS_REQUIRES(mu_);
   static Result<const Session::KnownModel*> FindModel(const Session& session, uint64_t id);
   Tenant* TenantOf(const std::string& name) KVS_REQUIRES(mu_);
@@ -308,7 +308,7 @@ class Store::Impl {
       KVS_EXCLUDES(mu_);
   // One in memory that a session of `device` may map; null if there is none. Its age stays.
   const Artefact* FindArtefact(const PageKey& key, uint32_t device) const KVS_REQUIRES(mu_);
-  // Of an artefact in memory that a session of `device` may map; else nothing.
+  // An artefact in memory that a session of `device` may map; else nothing.
   std::optional<RawFree> RawFreeBy(const Plan& plan, const PageKey& artefact, uint32_t device) const
       KVS_REQUIRES(mu_);
   // Reads of pools_ only what is constant.
@@ -340,7 +340,7 @@ class Store::Impl {
                               Files files) KVS_EXCLUDES(mu_);
   // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
   void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(mu_);
-  // Also ends its load, whatever comes of it. Once.
+  // Also ends its load, whatever comes of it. Called once.
   Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(mu_);
   Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(mu_);
 
@@ -349,7 +349,7 @@ class Store::Impl {
   // not be copied is a miss. Takes as long as the copies.
   void Replicate(Opening* o) KVS_EXCLUDES(mu_);
   std::function<void(std::function<void()>)> SlowOpens() const KVS_EXCLUDES(mu_);
-  // The same and FinishOpen, in the replication queue's thread if there is something to copy.
+  // Replicate, then FinishOpen, in the replication queue's thread if there is something to copy.
   void ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done)
       KVS_EXCLUDES(mu_);
   // The held prefix, if some of it does not lie on the session's device; else nothing.
@@ -385,7 +385,7 @@ class Store::Impl {
   void EndLoad(Session* session, Opening* o) KVS_REQUIRES(mu_);
   // Keeps a page readable without the lock; ended by UnpinJob.
   RecompressJob PinForCopy(Page* page) KVS_REQUIRES(mu_);
-  // Of a held page. They read of pools_ only what is constant.
+  // REQUIRES: the page is held. They read of pools_ only what is constant.
   Status ReadPage(const Page& page, std::byte* to) KVS_NO_THREAD_SAFETY_ANALYSIS {
     return pools_.Read(page, to);
   }
@@ -416,7 +416,7 @@ class Store::Impl {
   // What an open would find of the artefact of a prompt of `tokens`, in memory or in the tier.
   std::optional<RawFree> RawFreeAnywhere(const Plan& plan, const PageKey& artefact, uint32_t device,
                                          size_t tokens) KVS_EXCLUDES(mu_);
-  // Of one tenant's pages: a piece of a survey.
+  // Looks for one tenant's pages: a piece of a survey.
   void FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
                     std::span<HeldIn> places) const KVS_EXCLUDES(mu_);
 
@@ -475,7 +475,7 @@ class Store::Impl {
   Status ReportSome(uint64_t session, uint64_t sequence, uint32_t first, uint32_t n, uint32_t done,
                     uint32_t some, const Series& piece) KVS_EXCLUDES(mu_);
 
-  // Of rows that the session wrote, or the daemon (an imported sequence's).
+  // Commits rows that the session wrote, or the daemon (an imported sequence's).
   Status CommitRows(uint64_t session, uint64_t sequence, uint32_t first,
                     std::span<const int32_t> tokens, uint32_t indexed_tokens, bool by_daemon)
       KVS_EXCLUDES(mu_);
@@ -500,7 +500,7 @@ class Store::Impl {
   void RefreshView(Session* session, Sequence* s, size_t first_page) KVS_REQUIRES(mu_);
   void GrantArena(Session* session, const Arena& arena) KVS_REQUIRES(mu_);
   void PassArena(const Session& session, const Arena& arena) KVS_REQUIRES(mu_);
-  // Of the pages from `first` on, each where its position says; grants their arenas.
+  // Writes the pages from `first` on, each where its position says; grants their arenas.
   void WriteEntries(Session* session, const Sequence& s, std::span<Page* const> pages, size_t first,
                     shm::PageEntry* entries) KVS_REQUIRES(mu_);
   void Unpublish(Session* session, Sequence* s) KVS_REQUIRES(mu_);
@@ -532,10 +532,10 @@ class Store::Impl {
   Status TakeUpTo(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(mu_);
   bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(mu_);
   void EvictPage(Page* page) KVS_REQUIRES(mu_);
-  // Drops the oldest artefact that nobody uses and that has bytes in `pool`.
-  // Of any tenant's, or of one's.
+  // Drops the oldest artefact of any tenant, or of one, that nobody uses and that has bytes in
+  // `pool`.
   bool EvictArtefact(PoolId pool, const Tenant* tenant = nullptr) KVS_REQUIRES(mu_);
-  // That a pool's arenas count against.
+  // The limit that a pool's arenas count against.
   static Limit LimitOf(PoolId pool) {
     return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
   }
@@ -552,9 +552,9 @@ class Store::Impl {
   // Adds what it has after eviction to `all`.
   PoolCapacity CapacityOf(const Taker& taker, const TokenFit& fit, PoolId pool,
                           const BytesByArena& unused, Slots* all) const KVS_REQUIRES(mu_);
-  // Of a sequence that is opened or grown, without evicting.
+  // Tokens that fit a sequence that is opened or grown, without evicting.
   uint64_t TokensThatFit(const Taker& taker, const Sequence& s) const KVS_REQUIRES(mu_);
-  // Of an open where there is room for so many: it keeps pages ahead of its prompt.
+  // The tokens of an open where `tokens` fit: it keeps pages ahead of its prompt.
   uint32_t OpenTokens(uint64_t tokens) const;
 
   // truncate.cc
@@ -592,7 +592,7 @@ class Store::Impl {
   void ReclaimLocked() KVS_REQUIRES(mu_);
   // With nothing else in hand: others are let in.
   void ReclaimByPieces(Tenant* tenant) KVS_REQUIRES(mu_);
-  // At most `most` pages; whether there may be more.
+  // Reclaims at most `most` pages; returns whether there may be more.
   bool ReclaimLocked(Tenant* tenant, size_t most = ~size_t{0}) KVS_REQUIRES(mu_);
 
   // move.cc
@@ -678,14 +678,14 @@ class Store::Impl {
   // `packed_by`: the device in whose memory drafts lie that the host cannot read.
   Status CopyDrafts(const RecompressOutput& output, const std::vector<Page*>& fresh,
                     PoolId packed_by) KVS_NO_THREAD_SAFETY_ANALYSIS;
-  // Of an extent's bytes that lie in `page`; null where the host can read them there.
+  // Describes an extent's bytes that lie in `page`; null where the host can read them there.
   std::shared_ptr<const std::vector<std::byte>> DescriptionFor(
       const Page& page, std::span<const std::byte> extent) const KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status SwapExtents(Sequence* s, const RecompressOutput& output, std::vector<Page*>* fresh,
                      std::unique_ptr<Recompressor> next, RecompressResult* result)
       KVS_REQUIRES(mu_);
   void KeepArtefact(const Sequence& s) KVS_REQUIRES(mu_);
-  // With references of its own to the extents.
+  // Takes references of its own to the extents.
   void EnterArtefact(Artefact artefact) KVS_REQUIRES(mu_);
   void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(mu_);
 
@@ -707,7 +707,7 @@ class Store::Impl {
 
   // blocks.cc
   BlockInfo InfoOfBlock(const Page& page) const KVS_REQUIRES(mu_);
-  // Of all artefacts, now.
+  // The keys of all artefacts, now.
   std::vector<PageKey> ArtefactKeys() const KVS_EXCLUDES(mu_);
   // Parts of one, in order; empty: it is gone.
   std::vector<ArtefactRecord::Part> PartsOf(const PageKey& artefact, BlockInfo* record) const

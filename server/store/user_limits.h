@@ -101,7 +101,7 @@ class UserLimits {
   std::string Describe(const User* user, Limit limit) const;
   void CountRefused(User* user);
 
-  // Of `name`, or of "default": of all users that have none of their own.
+  // Sets a limit of `name`, or, for "default", of all users that have none of their own.
   void Set(const std::string& name, Limit limit, uint64_t value);
   // Back to what the configuration says.
   void Reset(const std::string& name, Limit limit);

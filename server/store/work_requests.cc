@@ -28,7 +28,7 @@ Status NoCodec(const Sequence& s) {
                                                   "lowrank");
 }
 
-// Of `tokens` positions; position 0 needs none.
+// Checks `tokens` positions; position 0 needs none.
 Status CheckSurprisal(const Sequence& s, const Plan& plan, uint32_t tokens) {
   if (HasSurprisal(s.series.surprisal, {0, static_cast<int32_t>(tokens)})) return OkStatus();
   const uint32_t first = std::min(s.series.LeadingSurprisals(), tokens);
@@ -63,7 +63,7 @@ Status CheckBuckets(const Sequence& s, bool operators) {
                        "session has; build from there (kvs_sequence_build)");
 }
 
-// Of the sequence's own plan.
+// Checks a build of the sequence's own plan.
 Status CheckOwn(const Sequence& s, bool operators) {
   if (s.plan.selector == SelectorKind::kBucket && s.plan.codec == CodecKind::kRaw) {
     return CheckBuckets(s, operators);

@@ -41,7 +41,7 @@ struct WorkProgress {
 
 class WorkRequests {
  public:
-  // Of its store, which outlives it.
+  // Works for its store, which outlives it.
   explicit WorkRequests(Store::Impl* store);
   ~WorkRequests();
 
@@ -105,7 +105,7 @@ class WorkRequests {
     IndexLayout index;
     uint32_t built_to = 0;      // of another plan: leading tokens whose blocks there are
     uint32_t built_blocks = 0;  // made by this request
-    // Of another plan with a codec.
+    // For another plan with a codec.
     std::shared_ptr<const Recompressor> recompressor;
     PageKey artefact{};
     uint32_t extents = 0;  // of the artefact; 0: it is not there
@@ -144,7 +144,7 @@ class WorkRequests {
                   std::vector<Staged>* staged) KVS_NO_THREAD_SAFETY_ANALYSIS;
   void FillExtents(const Sequence& s, const Pending& p, BuildJob* job,
                    std::vector<Staged>* staged) KVS_NO_THREAD_SAFETY_ANALYSIS;
-  // Of the committed tokens.
+  // The key for the committed tokens.
   static PageKey ArtefactKey(const Sequence& s, const Pending& p);
   void ReadLocked(Page* page, BuildJob* job, std::byte** address,
                   std::vector<Staged>* staged) KVS_NO_THREAD_SAFETY_ANALYSIS;

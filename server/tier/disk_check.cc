@@ -21,7 +21,7 @@ uint64_t LeastBudget(uint64_t segment_bytes) {
   return budget;
 }
 
-// Of its two copies the first that is whole; none.
+// The first of its two copies that is whole; nothing if neither is.
 std::optional<Superblock> ReadSuperblock(int fd, uint32_t segment) {
   for (uint32_t copy = 0; copy < 2; ++copy) {
     Superblock block;
@@ -31,7 +31,7 @@ std::optional<Superblock> ReadSuperblock(int fd, uint32_t segment) {
   return std::nullopt;
 }
 
-// Of the first segment that says whose it is.
+// Checks the first segment that says whose it is.
 Status CheckOwner(const DiskTierOptions& options) {
   const Result<disk::TierPlace> place = disk::TierPlace::OpenExisting(options.directory);
   if (!place.ok()) return OkStatus();  // it is not there yet

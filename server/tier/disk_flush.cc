@@ -11,7 +11,7 @@ using disk::kBlockBytes;
 using disk::Transfer;
 using Op = IoRequest::Op;
 
-// Those that could not be marked.
+// Returns errors for the segments that could not be marked.
 DiskTier::Impl::Errors DiskTier::Impl::MarkDirty(const std::set<uint32_t>& segments,
                                                  Deadline deadline) {
   Errors failed;

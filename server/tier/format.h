@@ -115,8 +115,8 @@ Seen Look(const Superblock& block);
 Seen Look(const SlotHeader& block);
 Seen Look(const CheckpointHeader& block);
 
-// Of each of the two checkpoints' files: entries of 64 bytes (a key of 32, one buffer: 60; two,
-// which need three blocks: 68) of the smallest slots, of two blocks, fit.
+// The size of each of the two checkpoints' files: entries of 64 bytes (a key of 32, one buffer: 60;
+// two, which need three blocks: 68) of the smallest slots, of two blocks, fit.
 inline uint64_t CheckpointBytes(uint64_t budget_bytes) {
   return (budget_bytes / 128 / kBlockBytes + 2) * kBlockBytes;
 }

@@ -65,9 +65,9 @@ class SegmentTable {
   // No slot of it is taken any more.
   void Stop(uint32_t segment);
 
-  // Of segments that serve this size; empty: none does.
+  // Segments that serve this size; empty: none does.
   std::vector<uint32_t> OfClass(uint32_t slot_blocks) const;
-  // Of the segment that would be empty soonest, of those without a key that must stay.
+  // The keys of the segment that would be empty soonest, of those without a key that must stay.
   std::vector<std::string> KeysOfEmptiest(
       const std::function<bool(const std::string& key)>& stays) const;
 

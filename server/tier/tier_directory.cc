@@ -28,7 +28,8 @@ struct OpenedFile {
   bool longer = false;  // than `bytes`, and left so
 };
 
-// Of `bytes` at least, all of them reserved. Sets `*direct` to false where there is no O_DIRECT.
+// A file of at least `bytes`, all of them reserved. Sets `*direct` to false where there is no
+// O_DIRECT.
 Result<OpenedFile> OpenReserved(const TierPlace& place, const std::string& name, uint64_t bytes,
                                 bool* direct) {
   KVS_ASSIGN_OR_RETURN(UniqueFd fd, place.OpenFile(name, direct));

@@ -29,7 +29,7 @@ class TierPlace {
   // Read and write, O_DIRECT where the file system has it, else `*direct` becomes false (null:
   // without); made with mode 0600 if it is missing.
   Result<UniqueFd> OpenFile(const std::string& name, bool* direct) const;
-  // Of a file that may be missing: then none. Changes nothing.
+  // The file may be missing: then there is no descriptor. Changes nothing.
   Result<UniqueFd> OpenToRead(const std::string& name) const;
   // Bytes; 0: it is not there.
   uint64_t SizeOf(const std::string& name) const;

@@ -60,7 +60,7 @@ class ValueSizes {
  public:
   ValueSizes() = default;
   ValueSizes(const ValueSizes& from) { *this = from; }
-  // Of what is there, and of nothing else.
+  // Copies only the sizes that are there.
   ValueSizes& operator=(const ValueSizes& from) {
     if (this == &from) return *this;
     count_ = from.count_;
@@ -125,7 +125,7 @@ struct TierCall {
   Deadline deadline{};  // the past: late at once
   std::stop_token cancel;
   std::function<void()> done;
-  // Of Put and Forget: OK means that it holds after a power cut too, where the tier outlives one.
+  // For Put and Forget: OK means that it holds after a power cut too, where the tier outlives one.
   bool durable = false;
 };
 
@@ -149,7 +149,7 @@ class ValueTier {
   virtual void Probe(std::span<TierProbe> probes, TierCall call) = 0;
   // Reads values into the caller's buffers, whose bytes mean nothing unless OK.
   virtual void Get(std::span<TierGet> gets, TierCall call) = 0;
-  // Of several values with one key in a batch the first one counts.
+  // Where several values in a batch have one key, the first counts.
   virtual void Put(std::span<TierPut> puts, TierCall call) = 0;
   // OK for what is not there, too.
   virtual void Forget(std::span<TierForget> keys, TierCall call) = 0;

@@ -31,7 +31,7 @@ class Walk {
   // Where the next list goes on.
   uint64_t position() const { return ended() ? 0 : uint64_t{phase_} << kPhaseShift | at_; }
 
-  // Of the next `n` records or slots.
+  // The blocks of the next `n` records or slots.
   std::vector<BlockInfo> Next(size_t n) {
     switch (phase_) {
       case kPages:

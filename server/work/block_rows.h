@@ -20,7 +20,7 @@ class BlockRows {
  public:
   BlockRows(const BlockTensor& tensor, int64_t row_bytes);
 
-  // Of one block, fetched.
+  // The size of one block, fetched.
   uint64_t bytes() const { return static_cast<uint64_t>(pieces_) * piece_bytes_; }
   void AddPieces(int32_t block, std::vector<TensorMemory::Piece>* pieces) const;
 
@@ -33,7 +33,7 @@ class BlockRows {
   const BlockTensor tensor_;
   const int64_t row_bytes_;
   int64_t pieces_ = 1, piece_bytes_ = 0;
-  // From a slot, and from a head, to the next in what is fetched.
+  // Distances from a slot, and from a head, to the next in what is fetched.
   int64_t slot_pitch_ = 0, head_pitch_ = 0;
   // Piece i begins (i / inner_) outer strides and (i % inner_) inner strides behind the block.
   int64_t inner_ = 1, inner_stride_ = 0, outer_stride_ = 0;

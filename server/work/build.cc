@@ -40,7 +40,8 @@ std::vector<ExtentView> ViewOf(const std::vector<ExtentDraft>& drafts) {
   return views;
 }
 
-// Of the whole prompt: run after run, as for a sequence that nobody else looks at.
+// Makes the extents of the whole prompt, run after run, as for a sequence that nobody else looks
+// at.
 Result<BuiltExtents> Recompress(BuildJob* job, const Backend& backend, Executor* executor) {
   BuiltExtents made;
   made.recompressor = job->recompressor->Clone();
@@ -63,7 +64,7 @@ Result<BuiltExtents> Recompress(BuildJob* job, const Backend& backend, Executor*
   return made;
 }
 
-// Of blocks nothing is made: they are where the job says. Without memory the build is given up, as
+// Blocks need no result: they are where the job says. Without memory the build is given up, as
 // after any failure.
 Result<BuiltExtents> RunPart(BuildJob* job, const Backend& backend, Executor* executor) {
   try {

@@ -46,7 +46,7 @@ class DiskValueTier final : public ValueTier {
   void Walk(TierWalk* walk, TierCall call) override;
   TierStats Stats() const override;
 
-  // As the engine's.
+  // As DiskTier::Checkpoint.
   Status Checkpoint(Deadline deadline) KVS_EXCLUDES(mu_);
   // Values that left count as evicted. Makes a checkpoint; that one may fail, which is logged.
   Result<uint64_t> Resize(uint64_t budget_bytes, Deadline deadline) KVS_EXCLUDES(mu_);
@@ -59,7 +59,7 @@ class DiskValueTier final : public ValueTier {
   void Serve();
   void Read(std::span<TierGet> gets, const TierCall& call) KVS_EXCLUDES(mu_);
   void Write(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
-  // Those that found no room, in place of others.
+  // Writes those that found no room in place of others.
   void WriteInPlaceOfOthers(std::span<TierPut> puts, const TierCall& call) KVS_EXCLUDES(mu_);
   void Erase(std::span<TierForget> keys, const TierCall& call) KVS_EXCLUDES(mu_);
   void NotePut(uint64_t values) KVS_EXCLUDES(mu_);

@@ -26,7 +26,7 @@ Status ClosedMeanwhile(uint64_t sequence) {
                 "sequence " + std::to_string(sequence) + " was closed meanwhile");
 }
 
-// As many blocks as make a part.
+// How many blocks make a part.
 size_t BlocksOfPart(const ImportedTensors& tensors) {
   const Geometry& g = tensors.geometry();
   const auto block = static_cast<uint64_t>(g.page_bytes() / g.page_tokens * tensors.block_tokens());

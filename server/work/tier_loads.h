@@ -32,7 +32,7 @@ namespace kvstrata {
 
 struct TierLoadsOptions {
   uint32_t readers = 2;  // batches that the tier reads, or that are copied, at once
-  // Of one batch, but for its first value; a quarter of it where others wait for the tier.
+  // Limits a batch, but for its first value; a quarter of it where others wait for the tier.
   uint64_t batch_bytes = uint64_t{64} << 20;
   std::chrono::microseconds load_timeout{500'000};
 };

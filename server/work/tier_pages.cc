@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kPutTimeout{10};
 constexpr uint64_t kBufferBytes = uint64_t{64} << 20;  // more than that is of the heap
 
-// Of all that a pin keeps, its own record too.
+// The names of all that a pin keeps, its own record too.
 std::vector<std::string> NamesOf(const PrefixPin& pin) {
   std::vector<std::string> names = {PinRecordName(pin.id)};
   for (const PageKey& key : pin.pages) names.push_back(TierNameOf(key));

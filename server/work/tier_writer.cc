@@ -21,7 +21,7 @@ constexpr std::chrono::seconds kPutTimeout{10};
 constexpr size_t kPutValues = 256;  // of one batch
 constexpr std::chrono::seconds kCheckpointTimeout{60};
 constexpr uint32_t kPatience = 60;  // of requests that have deadlines of their own
-// Of a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
+// For a batch while it stops. Not the stop's deadline: a disk that is merely cut short must not
 // count as one that fails, which is left alone and gets no checkpoint.
 constexpr std::chrono::seconds kLastPutTimeout{1};
 

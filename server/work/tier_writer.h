@@ -80,8 +80,8 @@ class TierWriter {
     std::vector<TierPut> puts;
     std::vector<std::string> changed;  // keys among them, to be forgotten before
     uint64_t bytes = 0;
-    // That it may have, but for its first value: fewer while the writer stops, which looks at its
-    // time between batches.
+    // The most bytes it may have, but for its first value: fewer while the writer stops, which
+    // looks at its time between batches.
     uint64_t most = 0;
   };
 

@@ -62,7 +62,7 @@ class Problem {
     pages_.Upload();
   }
 
-  // Of `rows` tokens of the chunk, from its token `first` on.
+  // Work for `rows` tokens of the chunk, from its token `first` on.
   AttendChunkBatch Work(int32_t first, int32_t rows) const {
     const int64_t heads = case_.kv_heads * case_.group;
     AttendChunkBatch w;

@@ -260,8 +260,8 @@ class Problem {
     segments_.back().r_v = segments_[before].r_v;
     rotated_by_.back() = rotated_by_[before];
   }
-  // Of each head some blocks between the first and the last few, which the heads of a sequence may
-  // number differently. What is not chosen is poisoned.
+  // Chooses for each head some blocks between the first and the last few, which the heads of a
+  // sequence may number differently. What is not chosen is poisoned.
   void Choose(Rng& rng) {
     list_stride_ = MostBlocks() + 1;
     for (int b = 0; b < batch(); ++b) {

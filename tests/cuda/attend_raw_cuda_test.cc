@@ -305,7 +305,7 @@ TEST_F(AttendRawCuda, PartialsOfOtherOpsAreMerged) {
     list.with = window.partial;
     p.Run(list);
     EXPECT_LE(RelativeError(p.Got().out, p.Expected().out), 5e-3);
-    // The same by merge.
+    // The same result by op merge.
     list.with = {};
     list.to.rows = nullptr;
     list.partial = {m.get() + rows, l.get() + rows, o.get() + rows * 128, 1};

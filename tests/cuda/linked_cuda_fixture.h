@@ -198,7 +198,7 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
     ASSERT_KVS(kvs_prefill_done(session_, s->handle));
   }
-  // With surprisals, and until the spans are there.
+  // As Prefill, with surprisals, until the spans are there.
   void PrefillSpans(LinkedSequence* s, const std::vector<int32_t>& prompt, bool on_gpu) {
     ASSERT_NO_FATAL_FAILURE(RunPrompt(s, prompt, on_gpu));
     std::vector<float> nats(prompt.size());  // exponential: one in 20 is an anchor at alpha = 2
@@ -272,7 +272,7 @@ class LinkedCuda : public ::testing::Test {
     ASSERT_KVS(kvs_step_replay(step));
     ASSERT_NO_FATAL_FAILURE(Launch(graph, step, members, tensors));
   }
-  // The same of a step that has begun.
+  // As Replay, for a step that has begun.
   void Launch(CapturedGraph* graph, kvs_step* step, const std::vector<LinkedSequence*>& members,
               LinkedTensors* tensors) {
     graph->Launch();
@@ -334,7 +334,7 @@ class LinkedCuda : public ::testing::Test {
   std::vector<std::vector<int32_t>> lists_;  // of every verified member, its first group's
 };
 
-// Of two random queries one in two is alike.
+// Half of all pairs of random queries count as alike.
 inline constexpr char kTokens[] =
     "tokenselect{k = 64, n_init = 4, n_local = 64, theta = 0, chunk = 128, min_tokens = 0}";
 // Boundaries are those of the prompt: generated sentences are as long as they may be.

@@ -305,7 +305,7 @@ TEST_F(LinkedCuda, AForkInAnOpenStepTakesWhatWasCommitted) {
       for (int i = 0; i < 20; ++i) {
         ASSERT_NO_FATAL_FAILURE(Step({&s, &child}, {{400 + i}, {500 + i}}, &both)) << "step " << i;
       }
-      // Of a step that is given up nothing is left, in a fork either.
+      // A step that is given up leaves nothing, in a fork either.
       ASSERT_NO_FATAL_FAILURE(Begin({&s}, {{71}}, &tensors, &step));
       ASSERT_NO_FATAL_FAILURE(Layer(step, 0, &tensors));
       s.ids.pop_back();

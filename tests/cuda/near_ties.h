@@ -81,8 +81,8 @@ class NearTies {
   static bool AgreeOnSizes(const Selection& want, const Selection& got) {
     return want.full == got.full && want.RowsPerHead() == got.RowsPerHead();
   }
-  // Of what is expanded on one side only the two most relevant have one relevance: one of them took
-  // the other's room. What is expanded after them differs because of that.
+  // The two most relevant spans expanded on one side only have one relevance: one took the other's
+  // room. What is expanded after them differs because of that.
   bool SpansAgree(const Selection& want, const Selection& got) const {
     const auto logits = TwinSequence::Inspected<float>(*sequence_.on_host, sequence_.HostView(),
                                                        "relevance_logits");
@@ -180,7 +180,7 @@ class NearTies {
     }
     return sum;
   }
-  // Of the units that compete, by id.
+  // Scores of the units that compete, by id.
   std::vector<double> Scores(const Selection& s, int head) const {
     const Plan& plan = sequence_.plan;
     const int32_t first = (plan.minmax.sinks + plan.index.unit - 1) / plan.index.unit;
@@ -203,7 +203,7 @@ class NearTies {
     }
     return scores;
   }
-  // Of the blocks of packed rows, by id.
+  // Scores of the blocks of packed rows, by id.
   std::vector<double> BlockScores(int head) const {
     const PackedStorage& packed = *sequence_.on_host->packed();
     const Backend& backend = *FindBackend("ref").value();

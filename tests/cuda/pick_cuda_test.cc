@@ -113,7 +113,7 @@ class PickCase {
 
   const PickBatch& work() const { return work_; }
 
-  // With scratch of its own.
+  // Sets the way, with scratch of its own.
   void SetWay(const Way& way) {
     work_.exchange = way.exchange;
     work_.ctas_per_list = way.ctas;
@@ -137,7 +137,7 @@ class PickCase {
     recent_begin_.Poison();
   }
 
-  // Of each sequence, at most shape.take.
+  // What each sequence takes, at most shape.take.
   void SetTakes(const std::vector<int32_t>& takes) {
     takes_ = takes;
     device_takes_ = DeviceArray<int32_t>(takes);

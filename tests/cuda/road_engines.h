@@ -303,7 +303,7 @@ class Decoding {
   auto sequence() const { return sequence_; }
   uint32_t tokens() const { return at_; }
   void Skip(uint32_t tokens) { at_ += tokens; }  // decoded by somebody else
-  // Of every step and layer so far.
+  // The answers of every step and layer so far.
   const std::vector<LayerAnswer>& answers() const { return answers_; }
 
  private:

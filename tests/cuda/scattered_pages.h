@@ -48,7 +48,7 @@ class ScatteredPages {
     std::copy(read.begin(), read.end(), host_.begin());  // the table points into host_
   }
 
-  // Of one sequence, for the reference.
+  // One sequence's table, for the reference.
   std::byte* const* TableOf(int sequence) const { return &table_[int64_t{sequence} * pages_]; }
   const uint64_t* addresses() const { return addresses_.get(); }
   int32_t stride() const { return pages_; }

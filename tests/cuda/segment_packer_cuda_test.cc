@@ -95,7 +95,7 @@ void ExpectRotation(const float* r, int dim) {
   EXPECT_LT(worst, 1e-4) << "rows are not orthonormal";
 }
 
-// Of `count` rows, at most 3 % may differ.
+// At most 3 % of `count` rows may differ.
 void ExpectNearlyEqual(const PackedRows& a, const PackedRows& b, int64_t count, const char* what) {
   ASSERT_EQ(a.stride, b.stride);
   int64_t differ = 0;

@@ -22,7 +22,7 @@ class SmallClient {
  public:
   static constexpr int kLayers = 2, kHeads = 4, kKvHeads = 1, kDim = 64;
 
-  // Of the current device, whose UUID `device_uuid` is; null: of the daemon's first.
+  // Attaches to the current device, whose UUID `device_uuid` is; null: to the daemon's first.
   explicit SmallClient(const std::string& socket, const char* device_uuid = nullptr) {
     kvs_attach_options options{};
     options.size = sizeof(options);

@@ -122,7 +122,7 @@ class TwinExtents {
   SequenceView DeviceView(SequenceView view) { return Viewed(view, true); }
   int32_t end() const { return extents_.empty() ? 0 : extents_.back().tokens.end; }
   size_t size() const { return extents_.size(); }
-  // Of extent `i`, to be damaged.
+  // The description of extent `i`, to be damaged.
   std::vector<std::byte>& description(size_t i) {
     ++version_;
     return extents_[i].description;

@@ -16,7 +16,7 @@ inline constexpr const char* kChessAlways =
 inline constexpr const char* kChessEntropy =
     "chess{page = 8, pages_per_chunk = 3, chunks_per_grid = 2, sinks = 2, window = 1, "
     "rho = [0.8, 0.8, 0.5], thresholds = [1.0, 0.35], combine = \"or\", min_tokens = 0}";
-// Of two random queries one in two is alike.
+// Half of all pairs of random queries count as alike.
 inline constexpr const char* kTokens =
     "tokenselect{k = 64, n_init = 4, n_local = 20, theta = 0, chunk = 48, min_tokens = 150}";
 inline constexpr const char* kSentences =

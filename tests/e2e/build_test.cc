@@ -38,7 +38,8 @@ int Settle(Engine& engine, kvs_sequence s) {
 class BuildTest : public ::testing::TestWithParam<const Abi& (*)()> {
  protected:
   const Abi& abi() const { return GetParam()(); }
-  // Of a sequence under its own plan, or another one. The code; what failed is in `why`.
+  // Builds a sequence under its own plan, or another one. Returns the code; what failed is in
+  // `why`.
   static int Build(Engine& engine, kvs_sequence s, const char* plan, kvs_build_result* built,
                    std::string* why = nullptr) {
     *built = {};

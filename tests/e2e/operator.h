@@ -82,7 +82,7 @@ class Operator {
     request.set_sequence(s);
     return Call<v1::ShowSequenceResponse>(&v1::Admin::Stub::ShowSequence, request);
   }
-  // Of one decode step in `every`, until `steps` are sampled or `timeout_ms` is over.
+  // Samples one decode step in `every`, until `steps` are sampled or `timeout_ms` is over.
   std::unique_ptr<RecallCall> Recall(uint64_t s, uint32_t every, uint32_t steps,
                                      uint64_t timeout_ms = 60000) {
     v1::AuditRecallRequest request;

@@ -88,7 +88,7 @@ class PersistTest : public ::testing::TestWithParam<PersistCase> {
     EXPECT_NE(s, 0u) << engine.error();
     engine.Run(s, {ids.begin() + *held, ids.end()}, *held);
     EXPECT_EQ(engine.code(), KVS_OK) << engine.error();
-    // Of what it computed: the rest is stored.
+    // Reports only what it computed: the rest is stored.
     std::vector<float> nats;
     std::vector<uint8_t> ends;
     for (uint32_t i = *held; i < kPrompt; ++i) {

@@ -110,7 +110,7 @@ inline int FillPacked(const cuda::AttendPackedBatch& w, cuda::Stream) {
   return 0;
 }
 
-// Of every KV head the spans 1, 4, ...: its first query head expands all of them, others the first.
+// Lists spans 1, 4, ... of every KV head: its first query head expands them all, others the first.
 inline int ExpandSome(const cuda::ExpandSpansBatch& w, cuda::Stream) {
   for (int64_t list = 0; list < int64_t{w.batch} * w.layer.kv_heads; ++list) {
     for (uint32_t i = 0; i < 3; ++i) {

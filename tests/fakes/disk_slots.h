@@ -45,7 +45,7 @@ inline std::vector<DiskSlot> DiskSlots(const std::string& directory) {
   return slots;
 }
 
-// Of byte `at` of the slot, whose first 4096 are the header.
+// Flips a bit of byte `at` of the slot, whose first 4096 are the header.
 inline void FlipBit(const DiskSlot& slot, uint64_t at, int bit) {
   std::fstream file(slot.file, std::ios::binary | std::ios::in | std::ios::out);
   file.seekg(static_cast<std::streamoff>(slot.offset + at));

@@ -19,7 +19,7 @@
 
 namespace kvstrata::testing {
 
-// Of one layer's keys or values, in bytes.
+// Strides of one layer's keys or values, in bytes.
 struct BlockStrides {
   int64_t offset = 0, block = 0, slot = 0, head = 0;
 };
@@ -33,7 +33,7 @@ struct BlockShape {
 // What engines have. Offsets are of layer 0; layers lie side by side.
 struct BlockLayout {
   const char* name;
-  // Of the keys (side 0) or the values (side 1).
+  // The strides of the keys (side 0) or the values (side 1).
   BlockStrides (*of)(const BlockShape&, int side);
   friend void PrintTo(const BlockLayout& l, std::ostream* out) { *out << l.name; }
 };

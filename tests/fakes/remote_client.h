@@ -60,7 +60,7 @@ class RemoteClient {
       return FromGrpc((compute_.get()->*method)(&context, request, response));
     }
   }
-  // The same of a sequence, without more to say.
+  // As Call, for a call that only names a sequence.
   template <typename Request, typename Response>
   Status CallOf(grpc::Status (v1::Compute::Stub::*method)(grpc::ClientContext*, const Request&,
                                                           Response*),
@@ -135,7 +135,7 @@ class RemoteClient {
     KVS_RETURN_IF_ERROR(Call(&v1::Compute::Stub::Select, std::move(request), &response));
     return response;
   }
-  // With log-sum-exps and, if asked for, the selection.
+  // Attends; answers log-sum-exps and, if asked for, the selection.
   Result<v1::AttendResponse> Attend(uint64_t step, int layer, const v1::TensorRef& q,
                                     bool selection) {
     v1::AttendRequest request;

@@ -218,7 +218,7 @@ class CodecSequence {
 
 // --- attention over what is stored ---
 
-// Of one query over some rows, in double precision.
+// Attention of one query over some rows, in double precision.
 struct Attention {
   double m = -INFINITY, l = 0;
   std::vector<double> o;

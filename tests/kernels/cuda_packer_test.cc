@@ -69,7 +69,7 @@ class CudaPacker : public ::testing::Test {
   PackedExtent Extent(size_t i) {
     return ReadPackedExtent(sequence_.View().extents[i], geometry_).value();
   }
-  // Of the flushes.
+  // The extents of the flushes.
   std::vector<PackedExtent> Pieces() {
     std::vector<PackedExtent> pieces;
     for (size_t i = 1; i <= kFlushes; ++i) pieces.push_back(Extent(i));

@@ -119,7 +119,7 @@ TEST_P(EigenTest, EqualEigenvaluesKeepTheOrderOfTheDiagonal) {
   }
 }
 
-// Of (1, -1) / sqrt(2) the first component is the positive one, however its last bit fell.
+// The first component of (1, -1) / sqrt(2) is the positive one, however its last bit fell.
 TEST_P(EigenTest, OfEqualComponentsTheFirstIsPositive) {
   Matrix a(2, 2);
   a << 1, -3, -3, 1;

@@ -18,7 +18,7 @@ if importlib.util.find_spec("torch"):
     MISSING = "" if torch.cuda.is_available() else "no GPU; torch.cuda.is_available() is False"
 else:
     MISSING = "torch is not installed; these tests are of its tensors"
-# Of each test, not of the module: pytest fails where it collects none.
+# Skips each test, not the module: pytest fails where it collects none.
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"SKIPPED: {MISSING}")
 
 N = 20

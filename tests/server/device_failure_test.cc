@@ -71,7 +71,7 @@ TEST_F(DeviceFailure, ItsSequencesAreRefusedWithTheNextStep) {
   ExpectClean(*store_);
 }
 
-// Nor do commits give them pages of the host, ahead of need: decoding ends where the table does.
+// Commits give them no pages of the host, ahead of need: decoding ends where the table does.
 TEST_F(DeviceFailure, ItsSequencesGetNoMorePages) {
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
   Lose(s);

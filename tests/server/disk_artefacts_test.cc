@@ -145,7 +145,7 @@ class DiskArtefactsTest : public ::testing::Test {
     disk->ForEach([&](const std::string& key, std::span<const uint64_t>) { keys.push_back(key); });
     EXPECT_TRUE(disk->Erase(keys, Soon()).ok());
   }
-  // Of the prompt.
+  // Erases the prompt's first page.
   void EraseFirstPage() {
     const auto machine = Start();
     TestSession session(machine->store.get());
@@ -200,7 +200,7 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
   ExpectClean(*machine->store);
 }
 
-// Nor one that is of no use: with pages gone that the plan keeps, or to a device that computes a
+// An artefact of no use is not read: pages that the plan keeps are gone, or the device computes a
 // prompt from raw pages alone. A look-up says so before.
 TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
   const std::vector<int32_t> tokens = Tokens(kPrompt);
@@ -573,7 +573,7 @@ TEST_F(DiskArtefactsTest, NoFlippedBitIsServed) {
     });
     ASSERT_EQ(slots.size(), 7u);
     const DiskSlot& slot = slots[random() % slots.size()];
-    // Of the record's one block only as many bytes are its own.
+    // Only so many bytes of the record's one block are its own.
     const uint32_t payload = slot.payload == "KVSARTF1" ? 200 : 8192;
     FlipBit(slot, random() % (4096 + payload), static_cast<int>(random() % 8));
     EXPECT_FALSE(Finds(kKeeps)) << "flip " << i;

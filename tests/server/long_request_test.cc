@@ -28,7 +28,7 @@ struct AuditTestPeer {
       return entry.second->long_request != std::thread::id();
     });
   }
-  // The same; then, whether an artefact that nobody uses was evicted.
+  // As LooksInside; if so, whether an artefact that nobody uses was evicted.
   static bool EvictsInside(Store& store) KVS_NO_THREAD_SAFETY_ANALYSIS {
     MutexLock lock(store.impl_->mu_);
     const bool inside = std::ranges::any_of(store.impl_->sessions_, [](const auto& entry) {
@@ -194,7 +194,7 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
     ASSERT_TRUE(store_->PrefillDone(session.id(), made.id()).ok());
     while (testing::Recompress(store_.get(), made.id()).ok()) {
     }
-    // Of its pages, and not of the artefact.
+    // Pins its pages, and not the artefact.
     PrefixPin pin = store_->PinSequence(made.id(), std::chrono::hours(1))->pin;
     ASSERT_EQ(pin.pages.size(), size_t{kPages - kGivenBack});
     ASSERT_TRUE(store_->RemovePin(pin.id).ok());

@@ -401,7 +401,7 @@ TEST(RpcServer, CallsAfterTheEndOfServingSayThatItStops) {
   EXPECT_EQ(queued.reason(), "DAEMON_STOPPING") << queued.ToString();
 }
 
-// Of the daemon's user's and of nobody's server.
+// As the daemon's user, and as nobody.
 TEST(RpcServer, ReflectionIsNotForOtherUsers) {
   if (geteuid() != 0) GTEST_SKIP() << "dials as another user, which root alone may";
   RpcDaemon daemon;

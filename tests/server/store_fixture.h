@@ -227,7 +227,7 @@ class TestSequence {
     hashes_.push_back(h ^ (h >> 29));
     ids_.push_back(token);
   }
-  // Of a token's key or value in its page.
+  // Where a token's key or value lies in its page.
   static uint32_t RowOffset(uint32_t token, bool value) {
     return (value ? 2048 : 0) + token % 16 * 128;
   }

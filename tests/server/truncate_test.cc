@@ -127,7 +127,7 @@ TEST_P(TruncateTest, ReportsOfWhatIsTakenBackAreForgotten) {
   EXPECT_EQ(again->surprisal_tokens, 20u) << "not those of the tokens before";
 }
 
-// With a codec that packs every row but the newest.
+// Truncation with a codec that packs every row but the newest.
 class TruncatePackedTest : public ::testing::Test {
  protected:
   TruncatePackedTest() {

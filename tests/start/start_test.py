@@ -207,8 +207,8 @@ class StartTest(unittest.TestCase):
         self.assertIn("did you mean 'pool.device_bytes'", said)
         self.assertIn("plans.mine", said)
 
-    # Of the check alone: a start that took it would fill this machine's file system. tests/server/tier starts one on a
-    # small file system of its own.
+    # Only the check runs: a start that took it would fill this machine's file system.
+    # tests/server/tier starts one on a small file system of its own.
     def test_the_check_refuses_a_budget_beyond_the_file_system(self):
         beyond = 2 * shutil.disk_usage(self.folder).total
         code, said = self.run_daemon("--check-config", *settings(

@@ -37,7 +37,7 @@ struct Error {
   std::string reason;   // stable, for programs: "PLAN_UNKNOWN"
   std::string message;  // the field, its value, what to do
 
-  // Of the calling thread's last failed kvs_ call.
+  // The calling thread's last failed kvs_ call.
   static Error Last(int code) { return {code, kvs_error_reason(), kvs_error_message()}; }
   std::string ToString() const {
     return std::string(kvs_code_name(code)) + " " + reason + ": " + message;
@@ -69,7 +69,7 @@ class [[nodiscard]] Result<void> {
  public:
   Result() = default;
   Result(Error error) : error_(std::move(error)) {}  // NOLINT: a return value
-  // Of a kvs_ function's return value.
+  // From a kvs_ function's return value.
   static Result Of(int code) { return code == KVS_OK ? Result() : Result(Error::Last(code)); }
 
   explicit operator bool() const { return error_.code == KVS_OK; }
@@ -155,7 +155,7 @@ class Sequence {
     return built;
   }
   Result<void> Recompress() { return Result<void>::Of(kvs_sequence_recompress(session_, id_)); }
-  // Of builds and recompression, also while another thread waits for them.
+  // Cancels builds and recompression, also while another thread waits for them.
   Result<void> CancelWork() { return Result<void>::Of(kvs_work_cancel(session_, id_)); }
   // Empty spans are not reported; the others have one value for each position from `first` on.
   Result<void> Report(uint32_t first, std::span<const float> surprisal,

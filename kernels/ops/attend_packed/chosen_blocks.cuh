@@ -9,7 +9,7 @@ namespace kvstrata::cuda {
 
 inline constexpr int kLeastBlocks = 8;  // of a share
 
-// In order.
+// The blocks that are attended, in order.
 struct ChosenBlocks {
   const int32_t* list;   // in global memory
   const int32_t* units;  // the same, where it is read
@@ -75,7 +75,7 @@ struct Shares {
   int32_t blocks;                   // of all shares
   bool within;                      // runs
 
-  // By one warp. Barrier afterwards.
+  // Called by one warp; a barrier must follow.
   __device__ __forceinline__ void FindRuns(const SegmentTable& segments) {
     const int lane = threadIdx.x % 32;
     int before = 0;
@@ -90,7 +90,7 @@ struct Shares {
     }
     if (lane == 0) runs = before;
   }
-  // By all threads, with a barrier in between.
+  // Called by all threads; has a barrier in between.
   __device__ __forceinline__ void Cut(const ChosenBlocks& chosen, const SegmentTable& segments) {
     const int warps = static_cast<int>(blockDim.x / 32);
     for (int i = threadIdx.x / 32; i <= runs; i += warps) {

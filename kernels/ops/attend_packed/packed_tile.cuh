@@ -112,7 +112,7 @@ class StoredBits {
   static constexpr int kWords = kChannels / 32;
 
  public:
-  // Of the map of the row at `row`. What belongs to its bits lies from `origin` on, `step` bytes
+  // Reads the map of the row at `row`. What belongs to its bits lies from `origin` on, `step` bytes
   // each.
   __device__ __forceinline__ StoredBits(uint32_t row, const RowFormat& f, uint32_t origin,
                                         uint32_t step)

@@ -176,7 +176,7 @@ struct RotatedQueries {
       }
     }
   }
-  // Of heads from `first` on. Heads that are none give anything.
+  // For heads from `first` on. Heads past the last give any value.
   __device__ __forceinline__ void Dots(const float4 (&x)[kDim / 32], int first,
                                        float (&sums)[kTableHeads]) const {
 #pragma unroll

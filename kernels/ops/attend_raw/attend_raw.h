@@ -47,7 +47,8 @@ struct AttendWork {
 
   const RotaryTable* rotary = nullptr;  // null: q and k are used as they are
   int32_t query_place = 0;              // of query token 0; token i stands at query_place + i
-  // Of the first row of `runs`, the others following it one by one; -1: each row at its position.
+  // Where the first row of `runs` stands, the others behind it one by one; -1: each at its
+  // position.
   int32_t row_place = -1;
 };
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ int32_t StripsFor(int32_t rows) {
   return (rows + kStripRows - 1) / kStripRows;
 }
 
-// Of one (sequence, KV head). Plain, so that a CTA may keep it in shared memory.
+// The rows of one (sequence, KV head). Plain, so that a CTA may keep it in shared memory.
 struct AttendedRows {
   int32_t tokens, sink_end, recent_begin;  // on pages
   int32_t newest;                          // the position of a row that is not; -1: none
@@ -122,7 +122,7 @@ class RowStream {
     Advance();
   }
 
-  // Of the current strip: the key of row `lane` (another row of the strip where there is none), its
+  // The current strip: the key of row `lane` (another row of the strip where there is none), its
   // position (-1: none), and which lanes have a row.
   uint64_t key;
   int32_t position;

@@ -88,9 +88,9 @@ struct Turn {
   int32_t sequence, head;  // -1: nothing
   int32_t begin, end;      // strips of the item
   int32_t step;            // from a round of the CTA's to its next
-  // Of a shared item: this CTA merges query heads merger, merger + mergers, ...; -1: none.
+  // A shared item: this CTA merges query heads merger, merger + mergers, ...; -1: none.
   int32_t merger, mergers;
-  // Of several sequences: strips of the batch.
+  // With several sequences: strips of the batch.
   Cut cut;
   int32_t item_begin, share_end;
 

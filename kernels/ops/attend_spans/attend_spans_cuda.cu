@@ -72,7 +72,7 @@ struct Shared {
   bool is_last;
 };
 
-// By one thread.
+// Called by one thread.
 __device__ __forceinline__ void CountUnits(const AttendSpansBatch& w, int sequence, Units& units) {
   units.end_row = max(w.tokens[sequence], 0);
   units.first_row = min(max(w.window_begin[sequence], 0), units.end_row);
@@ -306,7 +306,7 @@ int32_t CtasOf(const AttendSpansBatch& w) {
   return std::max(1, DeviceAttribute(cudaDevAttrMultiProcessorCount) / std::max(items, 1));
 }
 
-// Those of an item that start while expand_spans runs, which has a CTA a query head, each on an SM
+// CTAs of an item that start while expand_spans runs, which has a CTA a query head, each on an SM
 // of its own: the others have enough to do with spans. All, where none is left.
 int32_t RowCtasOf(const AttendSpansBatch& w) {
   const int32_t ctas = CtasOf(w), early = ctas - w.layer.group;

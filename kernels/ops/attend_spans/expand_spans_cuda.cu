@@ -105,7 +105,7 @@ __device__ uint32_t FloorOf(double tau) {
   return tau >= 1 ? KeyOf(INFINITY) : KeyOf(static_cast<float>(log(tau / (1 - tau))));
 }
 
-// Of one query head, by a CTA.
+// Expands the spans of one query head, by a CTA.
 class HeadExpander {
  public:
   __device__ HeadExpander(const Arguments& a, int sequence, int head, const SpanParts& parts,

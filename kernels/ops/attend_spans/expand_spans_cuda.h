@@ -1,10 +1,10 @@
 // The second op of plan sekv on the GPU: which spans each query head reads token by token
 // (kernels/select/zoom.cc).
 //
-// Of each query head, in descending relevance (ties to the lower index, NaN last), the spans whose
-// relevance exceeds ln(tau / (1 - tau)); one whose n - 1 rows no longer fit into what is left of
-// `room` is passed over. Their coarse logit becomes -inf. The spans of all heads of a KV head make
-// one list, so that factors are read once for all of them.
+// Each query head takes, in descending relevance (ties to the lower index, NaN last), the spans
+// whose relevance exceeds ln(tau / (1 - tau)); one whose n - 1 rows no longer fit into what is left
+// of `room` is passed over. Their coarse logit becomes -inf. The spans of all heads of a KV head
+// make one list, so that factors are read once for all of them.
 //
 // One kernel, a CTA a query head, in rounds: sums of rows over ranges of scores tell where the room
 // ends, and the few spans of that range are ordered one by one; what lies before the first that

@@ -1,7 +1,7 @@
 // Tiles of 16 rows from memory to the tensor cores' left-hand fragments, in registers: rows as they
 // are, for products with queries (KeyTile), and transposed, for sums of weighted rows (ValueTile).
-// As in attend_raw/warp_attention.cuh, for rows that follow each other `stride` bytes apart.
-// Of rows outside [first, last) the nearest inside is read.
+// As in attend_raw/warp_attention.cuh, for rows that follow each other `stride` bytes apart. Where
+// a row is outside [first, last), the nearest one inside is read.
 #ifndef KVSTRATA_KERNELS_OPS_ATTEND_SPANS_ROW_TILES_CUH_
 #define KVSTRATA_KERNELS_OPS_ATTEND_SPANS_ROW_TILES_CUH_
 

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(Shape<kDim>::kThreads, 1)
       if (of_group >= group || row >= rows) continue;
       const int64_t query_head = (int64_t{sequence} * l.kv_heads + head) * group + of_group;
       const int64_t at = query_head * l.span_stride + begin + row;
-      // Of up to 4 heads, lanes t < 2 write the one, the others the other.
+      // With up to 4 heads, lanes t < 2 write relevance, the others coarse.
       if (wide || t < 2) w.relevance[at] = relevance[i];
       if (wide || t >= 2) w.coarse[at] = coarse[i];
     }

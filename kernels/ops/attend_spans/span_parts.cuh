@@ -6,7 +6,8 @@
 
 namespace kvstrata::cuda {
 
-// At the beginning of a CTA's dynamic shared memory, as large as the layer has room for.
+// The parts, at the beginning of a CTA's dynamic shared memory; it takes what the layer has room
+// for.
 class SpanParts {
  public:
   const SpanPart* const at;

@@ -12,9 +12,9 @@
 
 namespace kvstrata::cuda {
 
-// Of a prompt: the table's kept tokens, its buckets and their means. Kept are, in each row,
-// `ranked` tokens (listed already, ascending; with `all` they are first, first + 1, ...) and the
-// window behind them.
+// Makes a prompt's table: kept tokens, buckets and their means. Kept are, in each row, `ranked`
+// tokens (listed already, ascending; with `all` they are first, first + 1, ...) and the window
+// behind them.
 struct PromptBucketsBatch {
   DeviceRows keys;  // of the first layer, page_stride for one sequence
   int64_t key_layer_stride = 0;

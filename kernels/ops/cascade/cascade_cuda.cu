@@ -28,7 +28,7 @@ struct Arguments {
   __device__ float* AnchorOf(int sequence) const {
     return reinterpret_cast<float*>(ScratchOf(sequence));
   }
-  // Of the chunk (level 1) or grid (level 2) that is filling.
+  // The chunk (level 1) or grid (level 2) that is filling.
   __device__ __nv_bfloat16* FillingOf(int sequence, int level) const {
     return reinterpret_cast<__nv_bfloat16*>(AnchorOf(sequence) + channels) + (level - 1) * channels;
   }
@@ -249,7 +249,7 @@ __device__ void FindDigit(Shared& s, bool first, double share) {
   }
 }
 
-// By the whole CTA. REQUIRES: some unit competes.
+// Called by the whole CTA. REQUIRES: some unit competes.
 __device__ Boundary FindBoundary(const Level& level, double share, Shared& s) {
   uint32_t prefix = 0;
   for (int shift = 24; shift >= 0; shift -= 8) {

@@ -45,7 +45,7 @@ struct CascadeBatch {
 inline int64_t CascadeUnits(int32_t pages_max) {
   return (int64_t{3} * pages_max + 2 + 15) / 16 * 16;
 }
-// Of one sequence; channels: layers * kv_heads * head_dim.
+// Bytes for one sequence; channels: layers * kv_heads * head_dim.
 inline int64_t CascadeScratchBytes(int64_t channels, int32_t pages_max) {
   constexpr int64_t kAnchor = 4, kFilling = 2 * 2, kScore = 4, kKept = 1;
   return channels * (kAnchor + kFilling) + CascadeUnits(pages_max) * (kScore + kKept);

@@ -31,7 +31,7 @@ struct Boundary {
   __device__ bool Holds(uint32_t key) const { return key - low <= top - low; }
   __device__ bool IsOneKey() const { return low == top; }
 
-  // To the keys of a digit.
+  // Narrows the range to the keys of a digit.
   __device__ void Narrow(const Digit& found, int pass) {
     low |= found.digit << ShiftOf(pass);
     top = low | ((1u << ShiftOf(pass)) - 1);

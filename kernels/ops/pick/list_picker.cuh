@@ -198,8 +198,8 @@ class ListPicker {
     }
   }
 
-  // Of candidates begin, begin + step, ... before `end` of all lanes: those above the key, and
-  // equal to it.
+  // Counts, over all lanes' candidates begin, begin + step, ... before `end`, those above the key
+  // and those equal to it.
   __device__ int2 Split(const Boundary& b, int begin, int end, int step) const {
     int2 count = {0, 0};
     for (int j = begin; j < end; j += step) {

@@ -65,7 +65,7 @@ struct PickBatch {
   PickExchange exchange = PickExchange::kByShape;
 };
 
-// By shape and by the multiprocessors of the current device.
+// Depends on the shape and on the current device's multiprocessors.
 int64_t PickScratchBytes(const PickBatch& work);
 
 // cudaErrorInvalidValue for a shape that it does not take, and for a cluster that the device or the

@@ -97,7 +97,7 @@ struct QueriesBefore {
       sum = own[second];
       count = counts[second];
     }
-    // Of a step that was given up, of as many tokens as this one, nothing may stay.
+    // Overwrites what a step of as many tokens left that was given up.
     next = sums[first || (!second && made[1] >= tokens) ? 1 : 0];
   }
 };
@@ -164,7 +164,7 @@ class Tile {
   bool has_own_ = false;
 };
 
-// Of a bucket: held in shared memory, or read again.
+// A bucket's score: held in shared memory, or read again.
 struct Held {
   const Shared& s;
   const BucketScore* scores;
@@ -192,7 +192,8 @@ struct Digit {
   int32_t need, all;
 };
 
-// In a histogram of tokens; each warp for itself. Lane 0 has the largest eight digits.
+// Finds the digit in a histogram of tokens; each warp for itself. Lane 0 has the largest eight
+// digits.
 __device__ Digit FindDigit(const int32_t* histogram, int32_t need) {
   const int lane = threadIdx.x % 32;
   const int4* const own = reinterpret_cast<const int4*>(histogram + 248 - 8 * lane);

@@ -126,7 +126,7 @@ class PickCache {
     all.aa += sums.aa;
     all.bb += sums.bb;
   }
-  // The same answer in each thread.
+  // Every thread gets the same answer.
   __device__ __forceinline__ bool IsAlike() const {
     constexpr int kWarps = kThreads / 32;
     __shared__ CosineSums warps[kWarps];

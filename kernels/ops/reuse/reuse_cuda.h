@@ -34,7 +34,7 @@ struct PickCacheLayout {
   KVS_HOST_DEVICE int64_t layer_bytes() const { return 2 * pick_bytes(); }
 };
 
-// Of a VoteBatch over single tokens, whose rule and queries it shares.
+// Belongs to a VoteBatch over single tokens, whose rule and queries it shares.
 struct Reuse {
   const uint64_t* caches = nullptr;  // device [batch], addresses; 0 where attended in full
   int32_t layer = 0;

@@ -140,7 +140,7 @@ __device__ __forceinline__ ChannelSet<kChannels> ChooseChannels(const float (&x)
   return set;
 }
 
-// Of every `neighbours` bits one.
+// Keeps one of every `neighbours` bits.
 __device__ __forceinline__ uint32_t GroupBits(uint32_t x, int neighbours) {
   if (neighbours == 2) {
     x &= 0x55555555u;

@@ -129,7 +129,7 @@ struct RawTile {
     }
     return chunk;
   }
-  // Of the squares of this lane's elements of a row.
+  // The sum of the squares of this lane's elements of a row.
   template <typename T>
   __device__ __forceinline__ float Energy(int half) const {
     float sum = 0;

@@ -30,7 +30,7 @@ static_assert(kTileRows % kBlockRows == 0);
 
 using DD = hn::ScalableTag<double>;
 
-// Of one item.
+// Scratch for one item.
 struct Workspace {
   alignas(64) float x[kTileRows * kHeadDimMax];  // rows, or sums of blocks of rows
   alignas(64) float rotated[kTileRows * kHeadDimMax];

@@ -158,7 +158,7 @@ struct Spectrum {
   Matrix vectors;         // row i belongs to s[i]
 };
 
-// Of the eigenvectors (rows of `basis`, combined by those of `jacobi` where there is a basis).
+// Made of the eigenvectors (rows of `basis`, combined by those of `jacobi` where there is a basis).
 Spectrum Leading(Jacobi& jacobi, int n, int rank, const Matrix* basis, int columns) {
   std::vector<double> values = jacobi.Values();
   for (double& value : values) value = value > 0 ? value : 0;  // a NaN too

@@ -41,7 +41,7 @@ struct VoteBatch {
   Reuse reuse;
 };
 
-// By shape alone (batch, query_heads, kv_heads, candidate_stride).
+// Depends on the shape alone (batch, query_heads, kv_heads, candidate_stride).
 int64_t VoteScratchBytes(const VoteBatch& work);
 
 // cudaErrorInvalidValue for a shape that it does not take.

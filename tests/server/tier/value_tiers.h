@@ -25,7 +25,7 @@ class TierUnderTest {
 
 struct TierRow {
   const char* name;
-  // Of at least so many bytes; at most twice as many, in values of 100 kB.
+  // Makes a tier of at least so many bytes; at most twice as many, in values of 100 kB.
   std::unique_ptr<TierUnderTest> (*make)(uint64_t bytes);
 };
 const std::vector<TierRow>& TierRows();
