@@ -630,7 +630,7 @@ class Store::Impl {
   uint64_t HeldBytes(PoolId pool) const KVS_REQUIRES(mu_);
   // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
   void NoteFill() KVS_REQUIRES(mu_);
-  // After a sequence opened.
+  // Called after a sequence opened.
   void NotePromotion(Session* session, const Sequence& s) KVS_REQUIRES(mu_);
   std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(mu_);
   // Nothing: the pool needs no relief, or nothing of it can go.
