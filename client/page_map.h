@@ -59,7 +59,7 @@ class PageMap {
  public:
   ~PageMap() { Clear(); }
 
-  // Before the first Resolve.
+  // Called before the first Resolve.
   void Use(const Gpu& gpu);
 
   void Add(const shm::Arena& arena, UniqueFd fd);

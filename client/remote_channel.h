@@ -55,7 +55,7 @@ class RemoteChannel {
 
   RemoteChannel() = default;
   Status Alive() const;
-  // With both versions where the daemon does not know the call.
+  // The status, with both versions where the daemon does not know the call.
   Status Translate(const grpc::Status& status) const;
   template <typename Stub>
   Stub* StubOf() {

@@ -232,7 +232,7 @@ class Session {
   Result<Built> Build(uint64_t sequence, std::string_view plan);
   // Waits as Settle does.
   Status Recompress(uint64_t sequence);
-  // Also while another thread waits for the work.
+  // May be called while another thread waits for the work.
   Status CancelWork(uint64_t sequence);
 
   // Imported mode (kvstrata.h); remote: UNIMPLEMENTED REMOTE_IMPORT. same_memory: both tensors lie

@@ -62,7 +62,7 @@ constexpr std::string_view kLevels =
     "it cascades over grids, chunks and pages, whose means only segmenter 'hierarchy' keeps";
 constexpr std::string_view kSpansOnly = "codec 'lowrank' stores the spans of segmenter 'span'";
 
-// Per selector its preset's combination first.
+// Each selector's preset comes first among its combinations.
 constexpr Combination kCombinations[] = {
     {kFull, kRaw, SegmenterKind::kNone, kNoSummaries},
     {kFull, kPacked, SegmenterKind::kNone, kNoSummaries},

@@ -29,7 +29,7 @@ struct NeedText {
   std::string_view name;  // "surprisal"
   std::string_view text;  // of what, by which call, and what becomes of the plan without it
 };
-// In the order of their numbers.
+// All needs, in the order of their numbers.
 std::span<const NeedText> NeedTexts();
 
 // A sum of Needs; kNeedTokenIds is always one.

@@ -38,7 +38,7 @@ namespace kvstrata {
 
 inline constexpr std::string_view kDefaultConfigFile = "/etc/kvstrata/kvstratad.toml";
 
-// Whose memory the device pools are, each with a pool of its own.
+// The devices whose memory the device pools are, each with a pool of its own.
 struct PoolDevices {
   uint32_t emulated = 1;           // so many, in memory of the host; 0: GPUs
   std::vector<std::string> uuids;  // of the GPUs; empty: all that are visible

@@ -249,7 +249,7 @@ class Report {
                     {"n", t.n},
                     {"tbps", tbps}});
   }
-  // In GB/s.
+  // Adds a row in GB/s.
   void AddGather(const std::string& id, const bench::Timing& t, int64_t bytes) {
     const auto speed = [bytes](double us) { return static_cast<double>(bytes) / us / 1e3; };
     std::printf("%-36s %9.2f us  %8.1f GB/s\n", id.c_str(), t.median, speed(t.median));

@@ -93,7 +93,7 @@ class Steps {
     Capture();
   }
   int layers() const { return layers_; }
-  // That a launch makes.
+  // How many steps a launch makes.
   int steps() const { return std::max(steps_a_query_, 1); }
   cudaStream_t stream() const { return stream_; }
   kvs_sequence sequence() const { return members_.front().sequence; }

@@ -86,7 +86,7 @@ class PackedStep {
   int64_t Lists() const { return int64_t{batch_} * kKvHeads; }
   int32_t ScoreStride() const { return tokens_ / kBlock; }
 
-  // The same random rows over and over.
+  // Writes the same random rows over and over.
   void FillRows() {
     const std::vector<std::byte> rows =
         RandomPackedRows(rng_, PackedFormat(kDim, kKeep, 1, true), 262139);

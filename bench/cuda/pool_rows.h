@@ -76,7 +76,7 @@ class PoolDaemon {
   v1::GetStatusResponse Status() const {
     return Call<v1::GetStatusResponse>(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
   }
-  // To the host, or `up`; the bytes that were moved.
+  // Moves to the host, or `up`; returns the bytes that were moved.
   uint64_t Move(uint64_t sequence, bool up) const {
     v1::MoveRequest request;
     request.set_sequence(sequence);

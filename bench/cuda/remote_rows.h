@@ -14,7 +14,7 @@ inline constexpr char kRemoteNotes[] =
     "x 128, bf16; Append carries k and v, Select answers positions and units, Attend carries q and "
     "the output, without the selection; ping: the same without work";
 
-// Those whose id begins with `only`, or all.
+// Makes the rows whose id begins with `only`, or all.
 void RemoteRows(const std::string& only, nlohmann::ordered_json* rows);
 
 }  // namespace kvstrata::cuda

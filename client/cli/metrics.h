@@ -46,7 +46,7 @@ std::vector<int32_t> BestOf(std::span<const double> scores, int32_t k);
 // |a and b| / |b|; 1 when b is empty. REQUIRES: both ascending.
 double Overlap(std::span<const int32_t> a, std::span<const int32_t> b);
 
-// At most `most` of [0, n), evenly spread, first and last included.
+// At most `most` indices of [0, n), evenly spread, first and last included.
 std::vector<int32_t> SpreadOver(int32_t n, int32_t most);
 
 }  // namespace kvstrata::cli

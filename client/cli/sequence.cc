@@ -202,7 +202,7 @@ Result<int> Build(const Options& options, uint64_t sequence, const std::string& 
 constexpr Column kRecompressed[] = {
     {"SEQUENCE", "/sequence"}, {"EXTENTS", "/extents"}, {"GIVEN UP", "/released_bytes", Bytes}};
 
-// Until nothing is due; who stops it leaves the work going on.
+// Waits until nothing is due; who stops it leaves the work going on.
 Result<int> Recompress(const Options& options, uint64_t sequence) {
   v1::RecompressSequenceRequest request;
   request.set_sequence(sequence);

@@ -113,7 +113,7 @@ class Recompressor {
   // How urgent it is that this runs: raw bytes that Run would release. For the queue's order.
   virtual int64_t ReleasableBytes(const RecompressInput& input) const = 0;
 
-  // For a forked sequence, which keeps the extents there are.
+  // A copy for a forked sequence, which keeps the extents there are.
   virtual std::unique_ptr<Recompressor> Clone() const = 0;
 };
 

@@ -93,7 +93,7 @@ int64_t DescriptionBytes(std::span<const std::byte> front, int64_t bytes);
 Status CheckExtent(const ExtentView& extent, const Geometry& geometry, ExtentKind kind);
 
 // Whether the payload is what was written: for bytes that come from disk or network (ADR 9).
-// DATA_LOSS EXTENT_CHECKSUM. Of an unhashed one only the checksum of who stored it can tell.
+// DATA_LOSS EXTENT_CHECKSUM. For an unhashed extent only the checksum of who stored it can tell.
 Status VerifyExtent(std::span<const std::byte> extent);
 
 // The kind of a header that CheckExtent has not seen yet; 0 when it is too short for one.

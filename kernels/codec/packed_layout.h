@@ -13,9 +13,9 @@
 //                         short
 //     then 64 zero bytes
 //
-// A segment may consist of several extents that follow each other. Of a final one the first holds
-// the rotations (begin == plan_begin) and all name its end (plan_end). Those of a temporary one
-// name the final segment whose rotations and strategies they use.
+// A segment may consist of several extents that follow each other. A final segment's first extent
+// holds the rotations (begin == plan_begin), and all name its end (plan_end). Those of a temporary
+// one name the final segment whose rotations and strategies they use.
 #ifndef KVSTRATA_KERNELS_CODEC_PACKED_LAYOUT_H_
 #define KVSTRATA_KERNELS_CODEC_PACKED_LAYOUT_H_
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ void CopyPiece(uint32_t to, uint64_t from, bool prese
                "r"(present ? 16 : 0)
                : "memory");
 }
-// Until all copies that this thread has started are done.
+// Waits until all copies that this thread has started are done.
 __device__ __forceinline__ void AwaitCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Four 8x8 matrices, lane l giving the address of row l % 8 of matrix l / 8.

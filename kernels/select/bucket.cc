@@ -441,7 +441,7 @@ SelectionRule BucketRule(const Plan& plan, int32_t) {
   return rule;
 }
 
-// Over spans no token of the prompt is judged by its last queries.
+// With spans, the prompt's last queries judge none of its tokens.
 uint32_t BucketNeeds(const Plan& plan) {
   const uint32_t queries = plan.codec == CodecKind::kLowRank ? 0 : uint32_t{kNeedPromptQueries};
   return kNeedPrefillDone | kNeedBoundary | queries;

@@ -83,7 +83,7 @@ class CudaStep : public CudaFrame {
   static Result<std::unique_ptr<CudaStep>> Begin(std::vector<StepMember> members,
                                                  CudaWorkspace* workspace, cuda::Stream stream,
                                                  Exit exit);
-  // Without End: the states stay as they were, but for the index, and the exit is written.
+  // Before End: the states stay as they were, but for the index, and the exit is written.
   ~CudaStep();
 
   // Measures from now on what each Attend of `member` loses, into *shadow; answers stay the same
@@ -97,7 +97,7 @@ class CudaStep : public CudaFrame {
   Status Attend(int layer, const Rows& q, const MutableRows& out, float* lse);
 
   // What this step writes to page `from` is to be in page `to`, too, with all that `from` holds:
-  // End copies it. Of a member that was forked meanwhile, whose page is another sequence's now.
+  // End copies it. For a member that was forked meanwhile, whose page is another sequence's now.
   void MovePage(const std::byte* from, std::byte* to) { moved_pages_.emplace_back(from, to); }
 
   // Waits for what Begin enqueued: from then on a member's state may be cloned, unless it is a

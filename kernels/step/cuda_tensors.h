@@ -2,8 +2,8 @@
 // is that already is used as it is, the rest is copied.
 //
 // Host memory is copied before a call returns, so that the caller may write to it then; it is
-// refused under capture. Of a workspace. Threads: one call at a time.
-// Errors: CUDA_ERROR, GPU_MEMORY; FAILED_PRECONDITION CAPTURE_HOST_TENSOR, CAPTURE_ALLOCATES.
+// refused under capture. Belongs to a workspace. Threads: one call at a time. Errors: CUDA_ERROR,
+// GPU_MEMORY; FAILED_PRECONDITION CAPTURE_HOST_TENSOR, CAPTURE_ALLOCATES.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_TENSORS_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_TENSORS_H_
 

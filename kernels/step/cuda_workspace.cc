@@ -8,7 +8,7 @@
 namespace kvstrata {
 namespace {
 
-// By SelectorKind.
+// The selectors, by SelectorKind.
 CudaSelectors NewSelectors(StepMemory* memory, CudaPacked* packed, CudaSpans* spans) {
   return {nullptr,
           NewCudaWindow(memory),

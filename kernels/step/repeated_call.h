@@ -51,7 +51,7 @@ class RepeatedCall {
   bool IsDue(const cuda::CudaOps& ops, const Tensors& tensors);
   Status Launch(cuda::Stream stream) const;
   void Drop();
-  // Without a graph afterwards where anything fails: enqueue() by itself then says why.
+  // Leaves no graph where anything fails: enqueue() by itself then says why.
   template <typename Enqueue>
   void Capture(cuda::Stream* stream, const Enqueue& enqueue) {
     cuda::Stream captured = nullptr;

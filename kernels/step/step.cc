@@ -176,8 +176,8 @@ int64_t Step::PartialRows(const Tile& tile) const {
   return static_cast<int64_t>(tile.slices + tile.parts) * tile.queries * tile.group;
 }
 
-// Rows below this are attended where a codec holds them, others on pages. Of a prompt that was
-// opened without its raw pages a segment may reach into the new tokens.
+// Rows below this are attended where a codec holds them, others on pages. If a prompt was opened
+// without its raw pages, a segment may reach into the new tokens.
 int32_t Step::StoredEnd(const Chunk& chunk) const {
   const StepMember& m = members_[chunk.member];
   const int32_t end = m.state->packed() != nullptr  ? m.state->packed()->end()

@@ -116,7 +116,7 @@ class StepMemory {
   Status FitZeroed(DeviceBuffer* buffer, int64_t bytes);
   // Strides change: graphs hold the old ones.
   void NoteGrowth();
-  // After all Fits, before a slot is opened.
+  // Called after all Fits, before a slot is opened.
   Status FitSlots();
 
   // --- in a step: also FAILED_PRECONDITION CAPTURE_ALLOCATES

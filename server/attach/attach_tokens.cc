@@ -10,7 +10,7 @@
 namespace kvstrata {
 namespace {
 
-// In a time that does not tell how many bytes agree.
+// Compares in a time that does not tell how many bytes agree.
 bool Same(const AttachToken& a, const AttachToken& b) {
   uint8_t differ = 0;
   for (size_t i = 0; i < a.size(); ++i) differ |= a[i] ^ b[i];

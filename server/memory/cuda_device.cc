@@ -35,8 +35,8 @@ class RegisteredHost {
     }
     if (block->error == 0) (void)ops_.unregister_host(base);
   }
-  // 0, or why the block cannot be had: a copy is slower then, and as right. Of another kind of
-  // memory: does nothing.
+  // 0, or why the block cannot be had: a copy is slower then, and as right. Does nothing for
+  // another kind of memory.
   int Reach(const std::byte* at) {
     std::byte* base = nullptr;
     std::shared_ptr<Block> block;

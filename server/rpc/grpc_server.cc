@@ -96,7 +96,7 @@ class UserServer {
     return OkStatus();
   }
 
-  // To who asks grpc.health.v1. Who watches hears of changes only.
+  // Answers whoever asks grpc.health.v1. Who watches hears of changes only.
   void TellHealth(const std::map<std::string, bool>& names) {
     auto* health = server_->GetHealthCheckService();
     for (const auto& [name, serves] : names) health->SetServingStatus(name, serves);

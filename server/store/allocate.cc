@@ -146,7 +146,7 @@ bool Store::Impl::MayAdopt(const Taker& taker, const Arena& arena) {
   return taker.session != nullptr && !taker.session->granted.contains(arena.id);
 }
 
-// In whole granules, of which arenas are made.
+// The room in whole granules, of which arenas are made.
 uint64_t Store::Impl::RoomOf(const Taker& taker, PoolId pool) const {
   const uint64_t room = user_limits_->Room(taker.tenant->user, LimitOf(pool));
   return room - room % pools_.granularity(pool);

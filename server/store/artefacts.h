@@ -87,7 +87,7 @@ class Artefacts {
   // Takes out the oldest one for which `may` agrees.
   std::optional<Artefact> EvictOldest(const std::function<bool(const Artefact&)>& may);
 
-  // From the newest to the oldest.
+  // All artefacts, from the newest to the oldest.
   const std::list<Artefact>& all() const { return by_age_; }
 
  private:

@@ -31,7 +31,7 @@ class Store::Impl::LongRequest {
   LongRequest(const LongRequest&) = delete;
   LongRequest& operator=(const LongRequest&) = delete;
 
-  // Before the session goes. Idempotent.
+  // Called before the session goes. Idempotent.
   void End() KVS_NO_THREAD_SAFETY_ANALYSIS;
 
  private:

@@ -62,7 +62,7 @@ Status Invalid(const std::string& name, const std::string& what) {
                              "; name a safetensors file in the daemon's parameters.directory");
 }
 
-// Before anything of it is read.
+// Checks the file before anything of it is read.
 Status CheckFile(const std::string& name, const struct stat& st) {
   if (S_ISDIR(st.st_mode)) return Invalid(name, "is a directory");
   if (!S_ISREG(st.st_mode)) return Invalid(name, "is no regular file");

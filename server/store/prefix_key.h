@@ -25,7 +25,7 @@ struct ModelDesc;
 
 using PageKey = std::array<uint8_t, 32>;
 
-// For tables by key, whose first bytes are uniform already.
+// A hash for tables by key: a key's first bytes are uniform already.
 struct PageKeyHash {
   using is_avalanching = void;
   size_t operator()(const PageKey& key) const {

@@ -394,8 +394,8 @@ class Store {
   // (held_prefix.h); it may fail as that open would (PLAN_*, PARAMETERS_*), or by DEVICE_UNKNOWN.
   // Without: raw pages of any device, of at most tokens - 1.
   // It says what is held, not what there is room for: an open that finds no memory for copies, or a
-  // value damaged, or the disk late, holds less. Of an artefact that lies on disk alone it knows
-  // what ArtefactLedger has, which after a start is filled in the background.
+  // value damaged, or the disk late, holds less. What it knows of an artefact that lies on
+  // disk alone is in ArtefactLedger, which after a start is filled in the background.
   // Idempotent; takes nothing, reads no disk, holds the lock for 256 pages at a time. May read a
   // plan's parameters, once. Cost: hashing (prefix_key.h) and a hash look-up or two a page.
   Result<PrefixHit> Lookup(uint64_t session, uint64_t model, std::span<const int32_t> tokens,

@@ -630,7 +630,7 @@ class Store::Impl {
   uint64_t HeldBytes(PoolId pool) const KVS_REQUIRES(mu_);
   // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
   void NoteFill() KVS_REQUIRES(mu_);
-  // After a sequence opened.
+  // Called after a sequence opened.
   void NotePromotion(Session* session, const Sequence& s) KVS_REQUIRES(mu_);
   std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(mu_);
   // Nothing: the pool needs no relief, or nothing of it can go.
@@ -692,7 +692,7 @@ class Store::Impl {
   // raw_pages.cc
   static std::vector<size_t> ReleasedPages(const Sequence& s);
   void DropRaw(Page* page) KVS_REQUIRES(mu_);
-  // Without a table; returns the bytes.
+  // Publishes no table; returns the bytes.
   uint64_t GiveBack(Sequence* s, std::span<const size_t> positions) KVS_REQUIRES(mu_);
   // Released pages that are not on `host`: there they go, or back, as the plan says.
   Status PlaceRaw(uint64_t sequence, uint64_t* bytes) KVS_EXCLUDES(mu_);
@@ -717,7 +717,7 @@ class Store::Impl {
 
   // inspect.cc
   std::set<const Page*> UnusedExtents() const KVS_REQUIRES(mu_);
-  // Without what CountPages adds.
+  // The sequence's numbers without those that CountPages adds.
   SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(mu_);
   // These let others in: what was found before may be gone.
   void CountPages(SequenceInfo* info) const KVS_REQUIRES(mu_);

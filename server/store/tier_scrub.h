@@ -19,7 +19,7 @@ struct ScrubProgress {
 
 struct TierScrub {
   uint64_t bytes_per_second = 0;  // 0: as fast as the tier
-  // After each batch, from the tier's thread; false ends the scrub.
+  // Called after each batch, in the tier's thread; false ends the scrub.
   std::function<bool(const ScrubProgress&)> progress;
   // Called last, exactly once, from the tier's thread. ABORTED SCRUB_CANCELLED; UNAVAILABLE
   // DAEMON_STOPPING, DISK_BREAKER.

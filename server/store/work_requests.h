@@ -46,15 +46,15 @@ class WorkRequests {
   ~WorkRequests();
 
   // Builds what a plan keeps beside the sequence's committed tokens. A result that is not `done`
-  // says what there is so far; `done` (may be null) is called later then, else never. Of the
+  // says what there is so far; `done` (may be null) is called later then, else never. Under the
   // sequence's own plan the index grows by complete blocks: rows of the block that is being filled
-  // are whoever's that runs the steps, and so are buckets. Of another plan the codec takes the
+  // are whoever's that runs the steps, and so are buckets. Under another plan the codec takes the
   // committed tokens for the prompt. PLAN_*; FAILED_PRECONDITION BUILD_INPUT names what the plan
-  // needs and the sequence has not, BUILD_RUNNING: another plan is being built;
-  // RESOURCE_EXHAUSTED WORK_QUEUE; UNIMPLEMENTED BUILD_BUCKETS (an operator asks), BUILD_BLOCKS
-  // (index blocks of another plan that end inside of pages), BUILD_FAR (extents of another plan
-  // from rows that the host cannot read). Later: POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED,
-  // ABORTED SEQUENCE_CLOSED, WORK_CANCELLED.
+  // needs and the sequence has not, BUILD_RUNNING: another plan is being built; RESOURCE_EXHAUSTED
+  // WORK_QUEUE; UNIMPLEMENTED BUILD_BUCKETS (an operator asks), BUILD_BLOCKS (index blocks of
+  // another plan that end inside of pages), BUILD_FAR (extents of another plan from rows that the
+  // host cannot read). Later: POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED, ABORTED SEQUENCE_CLOSED,
+  // WORK_CANCELLED.
   Result<BuildResult> Build(const BuildRequest& request, BuildDone done);
 
   // --- workers ---
@@ -125,8 +125,8 @@ class WorkRequests {
   Status CheckInputs(const Sequence& s, const Pending& p) const KVS_NO_THREAD_SAFETY_ANALYSIS;
   Status CheckOther(const Sequence& s, const Pending& p) const KVS_NO_THREAD_SAFETY_ANALYSIS;
   BuildResult ResultOf(const Sequence& s, const Pending& p) const KVS_NO_THREAD_SAFETY_ANALYSIS;
-  // The index is complete. Of its own plan the sequence is recompressed: false, and `done` is
-  // called when that is over, unless there is nothing to wait for.
+  // The index is complete. If it is the sequence's own plan, it is recompressed: false, and `done`
+  // is called when that is over, unless there is nothing to wait for.
   bool FinishLocked(Sequence* s, BuildResult* result,
                     std::vector<BuildDone> waiters) KVS_NO_THREAD_SAFETY_ANALYSIS;
   void AnswerLocked(std::vector<BuildDone> waiters,

@@ -14,8 +14,8 @@
 // hold a lock for a look-up. Who waits for its turn longer than its deadline gets
 // DEADLINE_EXCEEDED. So one thread that reads in batches keeps the device busy, and one that
 // writes. Errors: DEADLINE_EXCEEDED DISK_DEADLINE; UNAVAILABLE DISK_BREAKER: the device failed
-// repeatedly and is left alone for a while. Of a request: INVALID_ARGUMENT DISK_VALUE; others are
-// named below. Cost: Contains a hash look-up (under 1 us); memory about 250 bytes an entry.
+// repeatedly and is left alone for a while. A request may get INVALID_ARGUMENT DISK_VALUE; others
+// are named below. Cost: Contains a hash look-up (under 1 us); memory about 250 bytes an entry.
 #ifndef KVSTRATA_SERVER_TIER_DISK_TIER_H_
 #define KVSTRATA_SERVER_TIER_DISK_TIER_H_
 
@@ -70,12 +70,12 @@ class DiskTier {
   // Writes nothing: call Checkpoint before. Waits a second at most for what is in flight.
   ~DiskTier();
 
-  // Writes values; readable when it returns, durable after a later Flush. Of a request:
+  // Writes values; readable when it returns, durable after a later Flush. A request may get
   // RESOURCE_EXHAUSTED DISK_FULL (see Victims) or DISK_SPACE; DATA_LOSS DISK_IO.
   // After a cancel no further value is begun; those get ABORTED TIER_CANCELLED.
   void Put(std::span<TierPut> requests, Deadline deadline, const std::stop_token& cancel = {});
 
-  // Reads values into the callers' buffers, whose bytes mean nothing unless OK. Of a request:
+  // Reads values into the callers' buffers, whose bytes mean nothing unless OK. A request may get
   // NOT_FOUND DISK_MISS; DATA_LOSS DISK_CORRUPT or DISK_IO: the value has left.
   // A cancel as in Put.
   void Get(std::span<TierGet> requests, Deadline deadline, const std::stop_token& cancel = {});

@@ -1,8 +1,9 @@
 // How the buffers of one value move to and from its slot: what its header and payload are on disk,
 // and which requests move them. Pure functions; server/tier/format.h says what a slot looks like.
 //
-// A small value goes through scratch whole: its header in the first block, its payload behind. Of a
-// large one whole blocks go from or to the caller's memory, and the ends of its buffers by scratch.
+// A small value goes through scratch whole: its header in the first block, its payload behind. A
+// large one's whole blocks go from or to the caller's memory, the ends of its buffers through
+// scratch.
 #ifndef KVSTRATA_SERVER_TIER_VALUE_REQUESTS_H_
 #define KVSTRATA_SERVER_TIER_VALUE_REQUESTS_H_
 

@@ -81,7 +81,7 @@ class Importer final : public ImportSink {
     }
   };
 
-  // For Session.
+  // What Session calls.
   void Close(Record* record) KVS_EXCLUDES(mu_);
   Status Seal(const std::shared_ptr<Record>& record, const SealedBlocks& blocks) KVS_EXCLUDES(mu_);
   Result<uint32_t> Acknowledged(Record* record) KVS_EXCLUDES(mu_);

@@ -27,7 +27,7 @@ TierPut EncodePin(const PrefixPin& pin);
 // Nothing if it is not one that this version wrote.
 std::optional<PrefixPin> DecodePin(std::span<const std::byte> bytes);
 
-// For good when it returns.
+// Erases the pin's record; it is gone for good when this returns.
 Status ErasePin(ValueTier* tier, uint64_t pin, Deadline deadline);
 
 // All pins there, over or not, by number. Those that cannot be read are left out.

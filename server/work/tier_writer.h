@@ -98,7 +98,7 @@ class TierWriter {
   void CheckpointIfDry() KVS_EXCLUDES(mu_);
   // Whether the stop has no time or bytes left for more offers.
   bool GivesUp() const KVS_REQUIRES(mu_);
-  // Until when a batch of so many bytes may take.
+  // The deadline of a batch of so many bytes.
   Deadline PutDeadline(uint64_t bytes) KVS_EXCLUDES(mu_);
   void Count(uint64_t TierWriterCounters::*what, uint64_t n) KVS_EXCLUDES(mu_);
 

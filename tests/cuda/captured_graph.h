@@ -15,7 +15,7 @@ class CapturedGraph {
   explicit CapturedGraph(Enqueue enqueue) : CapturedGraph(NewStream(), enqueue) {
     owns_stream_ = true;
   }
-  // On a stream of the caller's.
+  // Captures on a stream of the caller's.
   template <typename Enqueue>
   CapturedGraph(cudaStream_t stream, Enqueue enqueue) : stream_(stream) {
     // This thread's alone: another one may allocate meanwhile.

@@ -141,7 +141,7 @@ class Operator {
   }
   v1::MoveResponse Demote(uint64_t s) { return Move(&v1::Admin::Stub::Demote, s); }
   v1::MoveResponse Prefetch(uint64_t s) { return Move(&v1::Admin::Stub::Prefetch, s); }
-  // To host and back; the first error.
+  // Moves to host and back; returns the first error.
   kvstrata::Status TryMoves(uint64_t s) {
     v1::MoveRequest request;
     request.set_sequence(s);

@@ -130,7 +130,7 @@ class CodecSequence {
     Release(output->released);
     return OkStatus();
   }
-  // Until nothing is due.
+  // Runs until nothing is due.
   void Settle() {
     for (int i = 0; recompressor_->Due(Input()); ++i) {
       ASSERT_LT(i, 10000) << "always due";

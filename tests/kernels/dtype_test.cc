@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint16_t kInfinity = 0x7C00, kSign = 0x8000;
 
-// By the definition of the format; of a finite one.
+// A finite value, by the definition of the format.
 double ValueOf(uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   const double magnitude =

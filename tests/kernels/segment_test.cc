@@ -134,7 +134,7 @@ void ExpectClose(const Row& got, const std::vector<double>& expected, int levels
   }
 }
 
-// Per channel, in double.
+// The mean of each channel, in double.
 std::vector<double> ChannelMeans(const std::vector<Row>& rows) {
   std::vector<double> mean(rows[0].size());
   for (size_t c = 0; c < mean.size(); ++c) {

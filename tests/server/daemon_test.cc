@@ -270,7 +270,7 @@ TEST_F(DaemonTest, WithoutThreadsItDoesNotStartAndSaysSo) {
   EXPECT_THAT(daemon.log(), HasSubstr("reason=THREADS"));
 }
 
-// As another user; `Dial` is ours.
+// Dials as another user; `Dial` is ours.
 UniqueFd DialAs(uid_t uid, const std::string& path) {
   UniqueFd fd;
   // On a thread of its own: the raw system call changes this thread's user alone.

@@ -38,7 +38,7 @@ struct Machine {
     }
     pages = std::make_unique<TierPages>(options, store.get(), values.get(), values->Hooks());
   }
-  // Until everything that was offered is on disk, or counted.
+  // Waits until everything that was offered is on disk, or counted.
   void Settle() const {
     const auto end = SteadyClock::now() + std::chrono::seconds(30);
     while (pages->writer().waiting() != 0) {

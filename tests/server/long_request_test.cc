@@ -85,7 +85,7 @@ class LongRequestTest : public ::testing::Test {
   }
 
   // Whether any of several who take the lock again and again got in while `request` had it in
-  // pieces. Of so many somebody waits whenever the request has the lock.
+  // pieces. With so many, somebody waits whenever the request has the lock.
   bool LetsIn(const std::function<void()>& request) {
     std::atomic<bool> done{false}, let_in{false};
     std::vector<std::thread> others;

@@ -34,7 +34,7 @@ class PagePoolsTest : public ::testing::Test {
     EXPECT_EQ(pools_.Take(pool, 0, kWriter, kPage, n, &pages), n);
     return pages;
   }
-  // In units of a page, from the first one's.
+  // The pages' places in units of a page, from the first one's.
   static std::vector<uint64_t> Places(std::span<Page* const> pages, uint64_t first) {
     std::vector<uint64_t> places;
     for (const Page* page : pages) places.push_back(page->offset / kPage - first);

@@ -1,6 +1,6 @@
 // A store with a pool for each of three devices: who gets whose memory, prefixes that are met from
-// another device, and what is told and changed by device. Of emulated devices, and of far ones,
-// whose memory no other device's Copy can touch.
+// another device, and what is told and changed by device. Runs on emulated devices, and on far
+// ones, whose memory no other device's Copy can touch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

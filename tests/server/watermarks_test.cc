@@ -219,7 +219,7 @@ TEST_F(WatermarksTest, PinsHoldTheirArenas) {
 
 constexpr const char* kQuest = "quest{min_tokens = 0}";
 
-// As a client's steps count.
+// Counts as a client's steps do.
 void Select(const TestSession& session, const TestSequence& s, uint32_t page, uint32_t times) {
   shm::SessionHeader* header = session.segments().header;
   auto* heat =

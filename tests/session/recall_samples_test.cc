@@ -15,7 +15,7 @@ struct Batch : StepBatch {
 
 class RecallSamplesTest : public ::testing::Test {
  protected:
-  // In `slot`, at token `tokens` behind a complete prompt.
+  // A sequence in `slot`, at token `tokens` behind a complete prompt.
   SessionSequence* Decoding(uint32_t slot, uint32_t tokens) {
     published_.Publish(slot, 10 + slot, 4);
     sequences_.push_back(SequenceOf(slot, 10 + slot, tokens));

@@ -172,7 +172,7 @@ class TileAttention {
     }
   }
 
-  // After ScaleMaxima or Merge.
+  // REQUIRES: ScaleMaxima or Merge was called.
   __device__ __forceinline__ void StoreOutput() const {
 #pragma unroll
     for (int p = 0; p < kProducts; ++p) {

@@ -58,7 +58,7 @@ __device__ __forceinline__ void AwaitOldestCopy(int stages) {
   __syncwarp();
 }
 
-// For what is cheap to work out: the compiler would do it again at every use.
+// Keeps what is cheap to work out: the compiler would do it again at every use.
 __device__ __forceinline__ void KeepInRegister(uint32_t& x) { asm("" : "+r"(x)); }
 
 __device__ __forceinline__ uint4 LoadShared128(uint32_t at) {

@@ -67,7 +67,7 @@ void AddRow(double weight, const std::byte* row, Vector& o) {
   for (size_t c = 0; c < o.size(); ++c) o[c] += weight * ToFloat(v[c]);
 }
 
-// Over the rows that the query sees, the first ones of `rows`.
+// Attends the rows that the query sees, the first ones of `rows`.
 template <typename T>
 void AttendOne(const AttendWork& w, std::span<const KeyRow> rows, const Vector& q, int64_t out) {
   Vector scores;

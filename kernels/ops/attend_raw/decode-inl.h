@@ -73,7 +73,7 @@ HWY_INLINE void ScoreTile(const RowTile& tile, const std::byte* const* keys, int
   }
 }
 
-// In each lane the largest of the lanes of its query.
+// Gives each lane the largest of the lanes of its query.
 HWY_INLINE VF MaxOverRows(VF v) {
   if constexpr (kRows > 1) v = hn::Max(v, hn::Shuffle2301(v));
   if constexpr (kRows > 2) v = hn::Max(v, hn::Shuffle1032(v));

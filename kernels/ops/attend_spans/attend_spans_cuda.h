@@ -37,7 +37,7 @@ struct AttendSpansBatch {
   Partials partial;              // 1 part: what merge.h calls a partial, over all attended rows
   uint32_t* counters = nullptr;  // device [batch * kv_heads], 0 before the first call, after each
   float* workspace = nullptr;    // device, AttendSpansWorkspaceBytes, any content, 16-aligned
-  // launch.cuh; of tables and lengths. Of queries and rows: expand_spans of the same layer is
+  // launch.cuh, for tables and lengths. For queries and rows: expand_spans of the same layer is
   // before this op on the stream, and all that is not of spans is complete before that one's wait
   // ends.
   bool ahead = false;

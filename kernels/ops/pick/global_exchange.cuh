@@ -44,7 +44,7 @@ class GlobalExchange {
     if (threadIdx.x == 0) scratch_->counts[cta_] = counts;
   }
 
-  // Until all CTAs have told, and have written their segments.
+  // Waits until all CTAs have told, and have written their segments.
   __device__ void Wait() { Barrier(); }
 
   __device__ int2 CountsOf(int cta) const { return __ldcg(&scratch_->counts[cta]); }
@@ -62,7 +62,7 @@ class GlobalExchange {
     }
   }
 
-  // Until the CTA may end.
+  // Waits until the CTA may end.
   __device__ void WaitForReaders() {}
 
  private:

@@ -4,8 +4,8 @@
 // candidates [first, last), ascending, as units (index + first). Bit for bit TopKRef (pick.h):
 // equal scores keep the lower index, -0 equals 0, NaN ranks below everything. Where everything
 // would be taken (or the sequence is shorter than rule.min_tokens) the selection is "all": no
-// entries, and sink_end = recent_begin = 0, so that positions [0, tokens) are attended. Of a
-// sequence with kNoQuery tokens nothing is written.
+// entries, and sink_end = recent_begin = 0, so that positions [0, tokens) are attended. Nothing is
+// written for a sequence with kNoQuery tokens.
 //
 // One algorithm, three ways; all of them write the same bits. CTAs hold their scores in shared
 // memory, agree on the digits of the k-th largest score through histograms, and write what they

@@ -24,7 +24,7 @@ struct QuerySum {
   float sum[1];  // [head_dim]
 };
 
-// A CTA's list. Of the prompt's buckets there are `listed`, of all `count`.
+// A CTA's list. It has `listed` buckets of the prompt, `count` in all.
 struct List {
   SentenceTable table;
   int64_t row;

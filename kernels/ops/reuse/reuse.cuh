@@ -23,7 +23,7 @@ struct CosineSums {
     aa += a2;
     bb += b2;
   }
-  // Over `lanes` neighbouring lanes, a power of two, in all of them.
+  // Sums over `lanes` neighbouring lanes, a power of two; all of them get the sums.
   __device__ void Reduce(int lanes) {
     for (int step = lanes / 2; step > 0; step /= 2) {
       dot += __shfl_xor_sync(~0u, dot, step);
