@@ -16,7 +16,7 @@ GEOMETRY = Geometry("m", "d", 1, 2, 1, 64, 0.125, kvstrata.DType.F32, [])
 
 
 def disk_of(folder: object) -> tuple[str, ...]:
-    return ("--set", f"disk.path={folder}/tier", "--set", "disk.budget_bytes=4GiB", "--set", "disk.load_timeout=10s")
+    return ("--set", f"disk.path={folder}/tier", "--set", "disk.budget_bytes=512MiB", "--set", "disk.load_timeout=10s")
 
 
 def end(daemon: Daemon, by: signal.Signals) -> None:
