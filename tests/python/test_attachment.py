@@ -44,7 +44,7 @@ def test_without_a_daemon_it_says_so(socket: str):
     attachment = Attachment(socket, "pytest", register)
     with Daemon(socket=socket):
         attachment.now()
-    with pytest.raises(kvstrata.Unavailable, match="DAEMON_UNREACHABLE"):
+    with pytest.raises(kvstrata.Unavailable, match="DAEMON_UNREACHABLE.*KVSTRATA_SOCKET, or `socket`"):
         attachment.ask(lambda session, model: session.lookup(model, IDS, "full"))
 
 

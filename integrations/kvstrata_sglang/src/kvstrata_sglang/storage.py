@@ -33,6 +33,7 @@ _log = logging.getLogger("sglang.kvstrata")
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 PAGE_TOKENS = (64, 32, 16)
+_FLAG = "--hicache-storage-backend"
 _Result = TypeVar("_Result")
 
 
@@ -45,7 +46,7 @@ class KvstrataStorage(HiCacheStorage):
         sizes = {name: getattr(storage_config, name) for name in ("tp_size", "pp_size", "attn_cp_size", "dcp_size")}
         refuse((*((size > 1, f"{name} is {size}; one process is served") for name, size in sizes.items()),
                 (storage_config.is_mla_model, "its attention is MLA"),
-                (not given.get("interface_v1"), 'hicache_storage_backend_extra_config has no "interface_v1": 1')))
+                (not given.get("interface_v1"), 'hicache_storage_backend_extra_config has no "interface_v1": 1')), _FLAG)
         self._digest = given.get("digest")
         self._attachment = Attachment(given.get("socket"), "sglang hicache", self._registered)
         self._disabled = os.environ.get("KVSTRATA_DISABLE") == "1"
@@ -59,7 +60,7 @@ class KvstrataStorage(HiCacheStorage):
                  f"another multiple of {PAGE_TOKENS[-1]}"),
                 (pool.dtype not in PAGE_DTYPES, f"kv_cache_dtype is {pool.dtype}"),
                 (pool.head_dim not in HEAD_DIMS or pool.v_head_dim != pool.head_dim,
-                 f"head_dim is {pool.head_dim}, of values {pool.v_head_dim}; served are {HEAD_DIMS}")))
+                 f"head_dim is {pool.head_dim}, of values {pool.v_head_dim}; served are {HEAD_DIMS}")), _FLAG)
         self._digest = self._digest or _digest(pool.dtype)
 
     # HiCache's interface v1. host_indices: of pages' tokens in the host pool, page_size of them a key
