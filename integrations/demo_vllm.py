@@ -67,8 +67,8 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
     prompt, reading = prompt_of(AutoTokenizer.from_pretrained(folder)), Reading()
-    print(f"starting vLLM under {plan}, which then computes {len(prompt)} tokens of prompt: some time on a "
-          "CPU", flush=True)
+    print(f"starting vLLM under {plan}; it then computes {len(prompt)} tokens of prompt, which takes a while on a CPU",
+          flush=True)
     llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_batched_tokens=4096,
               gpu_memory_utilization=0.25, attention_backend="CUSTOM",
               kv_transfer_config={"kv_connector": "KvstrataConnector", "kv_role": "kv_both",

@@ -94,7 +94,7 @@ class Sequences:
         if live is None or live.request is not request:  # names may come again
             self.close(request.rid)
             live = self._live[request.rid] = Live(request)
-        if live.opening is None and live.sequence is None:
+        if live.opening is None and not self._is_present(live):
             look_up = limit > 0 and not _refused(request)
             live.promised = min(self._look_up(request.rid, ids), limit) if look_up else 0
         return live.promised
@@ -177,7 +177,7 @@ class Sequences:
         try:
             if refused := _refused(live.request):
                 raise kvstrata.InvalidArgument(refused, "REQUEST")
-            if row.first == 0 and live.sequence is None:
+            if row.first == 0 and not self._is_present(live):
                 live.prompt = len(_ids(live.request))
                 # Less than a page is nothing.
                 live.sequence = self._attachment.ask(_open, self._options.plan, _ids(live.request), 1)
@@ -213,9 +213,12 @@ class Sequences:
 
     def _present(self, live: Live) -> kvstrata.Sequence:
         """NotFound: it has none, or another request's open, or its error, has shown the daemon to be gone."""
-        if live.sequence is None or not self._attachment.is_now(live.sequence.session):
+        if live.sequence is None or not self._is_present(live):
             raise _lost()
         return live.sequence
+
+    def _is_present(self, live: Live) -> bool:
+        return live.sequence is not None and self._attachment.is_now(live.sequence.session)
 
     def _lose(self, name: str, error: kvstrata.KvstrataError, computed: bool) -> None:
         """The request ends with the error. computed: the token of the step that runs is right."""
