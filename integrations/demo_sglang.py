@@ -11,6 +11,7 @@ for as in the tests where it is not installed.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import os
@@ -80,6 +81,8 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
         from transformers import AutoConfig, AutoTokenizer
         prompt = prompt_of(AutoTokenizer.from_pretrained(folder))
         layers = AutoConfig.from_pretrained(folder).num_hidden_layers
+        print(f"starting SGLang under {plan}; it then computes {len(prompt)} tokens of prompt, which takes a while on a CPU",
+              flush=True)
         engine = sglang.Engine(model_path=str(folder), device="cpu", dtype="float32", attention_backend="kvstrata",
                                radix_cache_backend="kvstrata", disable_overlap_schedule=True,
                                sampling_backend="pytorch", context_length=4096, max_total_tokens=8192,
@@ -97,20 +100,23 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # folder, plan, socket: of its processes
+    if of_one := parser.parse_args().run:
+        run(pathlib.Path(of_one[0]), of_one[1], of_one[2])
+        return 0
     folder = hugging_face.cached()
+    print(f"MODEL is {folder}", flush=True)
     with contextlib.ExitStack() as stack:
         socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
         for plan in ("full", os.environ.get("PLAN") or PLAN):
-            subprocess.run([sys.executable, __file__, str(folder), plan, socket], check=True)
+            subprocess.run([sys.executable, __file__, "--run", str(folder), plan, socket], check=True)
     return 0
 
 
 if __name__ == "__main__":
     try:
-        if len(sys.argv) == 4:
-            run(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3])
-        else:
-            sys.exit(main())
+        sys.exit(main())
     except (DownloadError, OSError, kvstrata.KvstrataError, subprocess.CalledProcessError) as problem:
         sys.exit(f"demo: {problem}")
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ step read.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import pathlib
@@ -83,8 +84,10 @@ def run(model: Any, tokenizer: Any, inputs: dict[str, torch.Tensor]) -> None:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.manual_seed(0)
     folder = hugging_face.cached()
+    print(f"MODEL is {folder}", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     document = pathlib.Path(os.environ.get("DOC") or DOCUMENT).read_text(errors="replace")
@@ -96,7 +99,8 @@ def main() -> int:
         for plan in ("full", os.environ.get("PLAN") or PLAN):
             kvstrata_transformers.enable(model, plan, tokenizer=tokenizer, socket=socket)
             for number in ("first", "second"):
-                print(f"{plan}, {number} run:", flush=True)
+                print(f"{plan}, {number} run, of {inputs['input_ids'].shape[1]} tokens of prompt; what is not held is "
+                      "computed, which takes a while on a CPU:", flush=True)
                 run(model, tokenizer, dict(inputs))
         kvstrata_transformers.disable(model)
     return 0

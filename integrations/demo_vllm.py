@@ -10,6 +10,7 @@ step read. One vLLM a process: each plan runs in one of its own.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import pathlib
@@ -66,6 +67,8 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
     prompt, reading = prompt_of(AutoTokenizer.from_pretrained(folder)), Reading()
+    print(f"starting vLLM under {plan}; it then computes {len(prompt)} tokens of prompt, which takes a while on a CPU",
+          flush=True)
     llm = LLM(str(folder), dtype="float32", enforce_eager=True, max_model_len=4096, max_num_batched_tokens=4096,
               gpu_memory_utilization=0.25, attention_backend="CUSTOM",
               kv_transfer_config={"kv_connector": "KvstrataConnector", "kv_role": "kv_both",
@@ -82,20 +85,23 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs=3, help=argparse.SUPPRESS)  # folder, plan, socket: of its processes
+    if of_one := parser.parse_args().run:
+        run(pathlib.Path(of_one[0]), of_one[1], of_one[2])
+        return 0
     folder = hugging_face.cached()
+    print(f"MODEL is {folder}", flush=True)
     with contextlib.ExitStack() as stack:
         socket = os.environ.get("KVSTRATA_SOCKET") or stack.enter_context(Daemon()).socket
         for plan in ("full", os.environ.get("PLAN") or PLAN):
-            subprocess.run([sys.executable, __file__, str(folder), plan, socket], check=True)
+            subprocess.run([sys.executable, __file__, "--run", str(folder), plan, socket], check=True)
     return 0
 
 
 if __name__ == "__main__":
     try:
-        if len(sys.argv) == 4:
-            run(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3])
-        else:
-            sys.exit(main())
+        sys.exit(main())
     except (DownloadError, OSError, kvstrata.KvstrataError, subprocess.CalledProcessError) as problem:
         sys.exit(f"demo: {problem}")
     except KeyboardInterrupt:

@@ -28,14 +28,14 @@ PATIENCE = 3600  # seconds of an engine
 @pytest.fixture(scope="session")
 def engine(folder: pathlib.Path, tmp_path_factory: pytest.TempPathFactory  # noqa: F811
           ) -> Callable[..., dict[str, Any]]:
-    """engine(plan, batches, record=, socket=, environment=, **arguments of sglang.Engine): RESULT of engine.py, and its
-    log."""
+    """engine(plan, batches, record=, socket=, environment=, daemon=, **arguments of sglang.Engine): RESULT of engine.py,
+    and its log."""
     def run(plan: str | None, batches: list[dict[str, Any]], record: bool = False, socket: str | None = None,
-            environment: dict[str, str] | None = None, **server: Any) -> dict[str, Any]:
+            environment: dict[str, str] | None = None, daemon: tuple[str, ...] = (), **server: Any) -> dict[str, Any]:
         at = tmp_path_factory.mktemp("engine")
         arguments = {"model_path": str(folder), "chunked_prefill_size": 512, "max_running_requests": 8,
                      "context_length": 8192, "max_total_tokens": 16384, "log_level": "info"}
-        spec = {"plan": plan, "batches": batches, "record": record, "socket": socket,
+        spec = {"plan": plan, "batches": batches, "record": record, "socket": socket, "daemon": daemon,
                 "server": {**arguments, **server}}
         (at / "spec.json").write_text(json.dumps(spec))
         with open(at / "log", "w") as log:

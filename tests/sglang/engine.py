@@ -4,10 +4,11 @@
     engine.py SPEC.json RESULT.json
 
 SPEC: plan (null: plain SGLang; "": KVSTRATA_DISABLE=1 with the flags of a plan; "hicache": SGLang's own pool with the
-daemon as HiCache's storage), socket of a daemon (null: one is
-started, and started again when it was killed), server (arguments of sglang.Engine), batches [{prompts [ids], tokens,
-kill_at (number of the attention call before which the daemon is killed, or null), left_dead: it is not started again
-before the next batch, flush: SGLang's cache before it, abort_at: requests are aborted when they have so many tokens}],
+daemon as HiCache's storage), socket of a daemon (null: one is started with the arguments in `daemon`, and started again
+when it was killed), server (arguments of sglang.Engine), batches [{prompts [ids], tokens, kill_at (number of the
+attention call before which the daemon is killed, or null), end_by: the signal that it gets behind the batch, when
+nothing runs, left_dead: it is not started again before the next batch, flush: SGLang's cache before it, abort_at:
+requests are aborted when they have so many tokens}],
 record: what the plan chose is compared with direct calls. RESULT: batches [[{tokens, top, held, reason, message,
 retractions}]], seconds of each batch, sequences that a daemon of its own has behind each, differing: lists that differ,
 chosen: lists that were compared.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -87,7 +89,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         socket = spec.get("socket") or os.path.join(folder, "kvstratad.sock")
-        daemon = stack.enter_context(Daemon(socket=socket)) if plan and not spec.get("socket") else None
+        start = functools.partial(Daemon, *spec.get("daemon", ()), socket=socket)
+        daemon = stack.enter_context(start()) if plan and not spec.get("socket") else None
         os.environ.update(KVSTRATA_PLAN=plan or "full", KVSTRATA_SOCKET=socket, KVSTRATA_TEST_ORDERS=str(orders))
         if plan == "":
             os.environ["KVSTRATA_DISABLE"] = "1"
@@ -108,10 +111,13 @@ def main() -> None:
             begin = time.perf_counter()
             result["batches"].append(engine.loop.run_until_complete(generate(engine, batch)))
             result["seconds"].append(time.perf_counter() - begin)
+            if daemon is not None and batch.get("end_by"):
+                daemon.process.send_signal(batch["end_by"])
+                daemon.process.wait()
             if daemon is not None and daemon.process.poll() is None:
                 result["sequences"].append(sequences(socket))
             elif daemon is not None and not batch.get("left_dead"):
-                daemon = stack.enter_context(Daemon(socket=socket))
+                daemon = stack.enter_context(start())
         if spec.get("record"):
             result.update(json.loads(pathlib.Path(f"{orders}.compared").read_text()))
         json.dump(result, open(sys.argv[2], "w"))

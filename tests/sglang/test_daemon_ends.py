@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
+import signal
+
 import numpy as np
 
 from conftest import SEED, assert_same
+from restarts import disk_of
 
 LAYERS, NEW = 30, 8
 
@@ -40,6 +44,17 @@ def test_without_a_daemon(engine, plain, prompts):
         assert row["reason"] == "abort" and "kvstratad" in row["message"] and row["tokens"] == []
     want = [{**row, "tokens": row["tokens"][:NEW]} for p, row in zip(prompts, plain) if p in few["prompts"]]
     assert_same(want, again)
+
+
+def test_idle_restart(engine, text_ids: list[int], tmp_path: pathlib.Path):
+    """The next request is on the new daemon, with what that has on disk: all where the old one could write it down."""
+    batch = {"prompts": [text_ids[:700]], "tokens": NEW}
+    result = engine("full", [{**batch, "end_by": signal.SIGTERM}, {**batch, "end_by": signal.SIGKILL}, batch],
+                    daemon=disk_of(tmp_path))
+    computed, held, killed = result["batches"]
+    assert_same(computed, held)
+    assert_same(computed, killed)
+    assert held[0]["held"] == 699 // 32 * 32
 
 
 def test_kill_switch(engine, plain, prompts):

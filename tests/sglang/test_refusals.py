@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="SGLang is not installed; make test-sglang installs it")
 
-from kvstrata_sglang.geometry import Unsupported, check_layer  # noqa: E402
+from kvstrata_sglang.geometry import Unsupported, check_layer, refuse  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention  # noqa: E402
 
 
@@ -17,6 +17,12 @@ def test_layers(name: str, value: object):
     check_layer(RadixAttention(9, 64, 0.125, 3, 0))
     with pytest.raises(Unsupported, match=name):
         check_layer(RadixAttention(9, 64, 0.125, 3, 0, **{name: value}))
+
+
+def test_the_ways_out_are_named():
+    refuse(((False, "LoRA is on"),))
+    with pytest.raises(Unsupported, match="LoRA .* --attention-backend and --radix-cache-backend .*KVSTRATA_DISABLE=1"):
+        refuse(((True, "LoRA is on"),))
 
 
 @pytest.mark.parametrize("head_dim", [80, 96, 512])

@@ -6,7 +6,8 @@
 SPEC: plan (null: plain vLLM; "offload"; "": KVSTRATA_DISABLE=1 with the flags of a plan), socket of a daemon (null:
 one is started with the arguments in `daemon`, and started again when it was killed), llm (arguments of vllm.LLM),
 extra (more of kv_connector_extra_config), batches [{prompts [ids], tokens, kill_at (number of the attention call, or
-of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), reset
+of offload's transfer, before which the daemon is killed, or null), die_at (before which this process is), end_by (the
+signal that the daemon gets behind the batch, when nothing runs), reset
 (vLLM's own cache is emptied first), with (more of each prompt)}] (null: each a line of stdin, answered by a line of
 stdout), record: what the plan chose is compared with direct calls, fail_loads: of offload. RESULT: batches [[{tokens,
 top, held, reason}]], seconds of each batch, blocks: that vLLM counts with, differing: lists that differ, chosen:
@@ -191,6 +192,9 @@ def main() -> None:
             result["seconds"].append(time.perf_counter() - begin)
             if spec["batches"] is None:
                 print(json.dumps(result["batches"][-1]), file=answers, flush=True)
+            if daemon is not None and batch.get("end_by"):
+                daemon.process.send_signal(batch["end_by"])
+                daemon.process.wait()
             if daemon is not None and daemon.process.poll() is not None:
                 daemon = stack.enter_context(start())
         if recorder is not None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pathlib
+import signal
+
 import numpy as np
+import pytest
 
 from conftest import SEED, assert_same
+from restarts import disk_of
 
 LAYERS, NEW = 30, 8
 
@@ -30,6 +35,18 @@ def test_killed_at_random_moments(engine, plain, prompts, amount):
             assert row["reason"] in ("length", "error"), row["reason"]
     assert any(row["reason"] == "error" for rows in result["batches"][::2] for row in rows)
     assert "kvstratad is gone" in result["log"] or "DAEMON_GONE" in result["log"]
+
+
+@pytest.mark.parametrize("plan, block", [("full", 32), ("offload", 128)])
+def test_idle_restart(engine, text_ids: list[int], tmp_path: pathlib.Path, plan: str, block: int):
+    """The next request is on the new daemon, with what that has on disk: all where the old one could write it down."""
+    batch = {"prompts": [text_ids[:700]], "tokens": NEW, "reset": plan == "offload"}
+    result = engine(plan, [{**batch, "end_by": signal.SIGTERM}, {**batch, "end_by": signal.SIGKILL}, batch],
+                    {"daemon": disk_of(tmp_path)})
+    computed, held, killed = result["batches"]
+    assert_same(computed, held)
+    assert_same(computed, killed)
+    assert held[0]["held"] == 699 // block * block
 
 
 def test_kill_switch(engine, plain, prompts):

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
 
 from kvstrata_vllm.backend import KvstrataAttention  # noqa: E402
-from kvstrata_vllm.geometry import Unsupported, refuse_layers  # noqa: E402
+from kvstrata_vllm.geometry import Unsupported, refuse, refuse_layers  # noqa: E402
 
 
 @pytest.mark.parametrize(("name", "value"), [("sliding_window", 4096), ("logits_soft_cap", 30.0), ("sinks", object()),
@@ -19,6 +19,21 @@ from kvstrata_vllm.geometry import Unsupported, refuse_layers  # noqa: E402
 def test_layers(name: str, value: object):
     with pytest.raises(Unsupported, match=name):
         KvstrataAttention(9, 64, 0.125, 3, **{name: value})
+
+
+def test_lora_names_the_ways_out():
+    config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_load_failure_policy="fail"),
+        attention_config=SimpleNamespace(backend=SimpleNamespace(name="CUSTOM")), lora_config=object(),
+        parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1), speculative_config=None,
+        model_config=SimpleNamespace(is_multimodal_model=False, enable_prompt_embeds=False, use_mla=False, dtype=None),
+        cache_config=SimpleNamespace(cache_dtype="auto"), device_config=SimpleNamespace(device_type="cpu"),
+        scheduler_config=SimpleNamespace(async_scheduling=False))
+    with pytest.raises(Unsupported, match="LoRA .* --attention-backend CUSTOM and --kv-transfer-config .*"
+                                          "KVSTRATA_DISABLE=1"):
+        refuse(config)
+    config.lora_config = None
+    refuse(config)
 
 
 @pytest.mark.parametrize("head_size", [80, 96, 512])

@@ -1,9 +1,10 @@
 """kvstrata: keys and values of language models in a daemon's memory.
 
-    session   attach, models, sequences, steps (ctypes over libkvstrata; torch, numpy, DLPack; no copies)
-    daemon    starts a private kvstratad and stops it
-    grpc      the daemon's gRPC services (needs grpcio); for tools
-    errors    one exception class for each code
+    session     attach, models, sequences, steps (ctypes over libkvstrata; torch, numpy, DLPack; no copies)
+    attachment  an adapter's session, attached anew once the daemon has gone
+    daemon      starts a private kvstratad and stops it
+    grpc        the daemon's gRPC services (needs grpcio); for tools
+    errors      one exception class for each code
 """
 
 from .errors import (Aborted, AlreadyExists, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,

@@ -194,7 +194,13 @@ class Session:
         options = lib.AttachOptions(c.sizeof(lib.AttachOptions), encode(device_uuid), encode(client_name),
                                     encode(backend), threads, timeout_ms)
         out = c.c_void_p()
-        self._lib.check(self._lib.kvs_attach(encode(socket), options, out))
+        try:
+            self._lib.check(self._lib.kvs_attach(encode(socket), options, out))
+        except Unavailable as error:
+            if error.reason != "DAEMON_UNREACHABLE":
+                raise
+            raise error_of(error.code, error.reason, f"{error.message}; or name a running one's: KVSTRATA_SOCKET, or "
+                           "`socket`") from None
         self._handle = out.value
         self._detach = _finalizer(self, self._lib.kvs_detach, out.value)
 

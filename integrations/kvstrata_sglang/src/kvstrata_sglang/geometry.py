@@ -34,11 +34,12 @@ class Options:
                        os.environ.get("KVSTRATA_DIGEST") or None)
 
 
-def refuse(problems: tuple[tuple[bool, str], ...]) -> None:
-    """Unsupported with the first that is wrong: (wrong, setting and value)."""
+def refuse(problems: tuple[tuple[bool, str], ...],
+           flags: str = "--attention-backend and --radix-cache-backend") -> None:
+    """Unsupported with the first that is wrong: (wrong, setting and value). flags: that name kvstrata."""
     problem = next((text for wrong, text in problems if wrong), None)
     if problem:
-        raise Unsupported(f"{problem}; change it, or take kvstrata's flags away")
+        raise Unsupported(f"{problem}; change it, take {flags} away, or start with KVSTRATA_DISABLE=1")
 
 
 def never_served(runner: Any) -> tuple[tuple[bool, str], ...]:

@@ -4,7 +4,7 @@ SGLang's scheduler and its model run in one process, so one object serves both: 
 attention backend runs steps. The daemon may die between any two calls. What a step computes after that is still right,
 since pages stay mapped; its commit fails, and its requests end with an error behind that step's token. A request that
 has no sequence in a step, or none that it could go on with, ends with an error, and without what that step computed.
-Threads: the scheduler's, but for opens.
+A look-up or an open that finds the daemon gone is asked of the daemon that is there then. Threads: the scheduler's, but for opens.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kvstrata.attachment import Attachment
 
 import kvstrata
 
@@ -70,19 +71,19 @@ class Sequences:
         self.tokens = 0
         self._options = options
         self._geometry: Geometry | None = None
-        self._session: kvstrata.Session | None = None
-        self._model: kvstrata.Model | None = None
+        self._attachment = Attachment(options.socket, "sglang", self._register)
         self._live: dict[str, Live] = {}
         self._pass: Pass | None = None
         self._beside = ThreadPoolExecutor(4, "kvstrata-open")
 
     def needs(self) -> kvstrata.PlanNeeds:
         """Of the plan. Unavailable: no daemon; InvalidArgument: no such plan."""
-        return self._attach().plan_needs(self._options.plan)
+        with kvstrata.attach(self._options.socket, client_name="sglang") as session:
+            return session.plan_needs(self._options.plan)
 
     def serve(self, geometry: Geometry) -> None:
         self._geometry = geometry
-        self._model = geometry.register(self._attach())
+        self._attachment.now()
 
     # What is held
 
@@ -93,7 +94,7 @@ class Sequences:
         if live is None or live.request is not request:  # names may come again
             self.close(request.rid)
             live = self._live[request.rid] = Live(request)
-        if live.opening is None and live.sequence is None:
+        if live.opening is None and not self._is_present(live):
             look_up = limit > 0 and not _refused(request)
             live.promised = min(self._look_up(request.rid, ids), limit) if look_up else 0
         return live.promised
@@ -102,11 +103,7 @@ class Sequences:
         """Whether its sequence begins with so many tokens, which are held; None: ask again."""
         live, ids = self._live[request.rid], _ids(request)
         if live.opening is None:
-            try:
-                live.opening = self._beside.submit(_open_held, *self._attached(), self._options.plan, ids, tokens)
-            except kvstrata.KvstrataError as error:
-                _log.warning("request %s is computed: %s", request.rid, error)
-                return False
+            live.opening = self._beside.submit(self._open_held, ids, tokens)
         done, _ = wait([live.opening], PATIENCE)
         if not done:
             return None
@@ -126,7 +123,7 @@ class Sequences:
         """What is held from before is not this model's any more: weights may have changed. No request runs."""
         assert self._geometry is not None
         self._geometry = replace(self._geometry, digest=f"flushed-{uuid.uuid4()}")
-        self._detach()  # the next request registers it
+        self._attachment.let_go()  # the next request registers it
 
     # A forward pass
 
@@ -180,13 +177,12 @@ class Sequences:
         try:
             if refused := _refused(live.request):
                 raise kvstrata.InvalidArgument(refused, "REQUEST")
-            if row.first == 0 and live.sequence is None:
-                session, model = self._attached()
+            if row.first == 0 and not self._is_present(live):
                 live.prompt = len(_ids(live.request))
                 # Less than a page is nothing.
-                live.sequence = session.open(model, self._options.plan, _ids(live.request), max_held=1)
-            if live.sequence is None or live.sequence.tokens != row.first:
-                raise kvstrata.NotFound("kvstratad has its keys and values no more", "SEQUENCE_LOST")
+                live.sequence = self._attachment.ask(_open, self._options.plan, _ids(live.request), 1)
+            if self._present(live).tokens != row.first:
+                raise _lost()
             return True
         except kvstrata.KvstrataError as error:
             self._lose(row.request, error, computed=False)
@@ -197,7 +193,7 @@ class Sequences:
         if not members:
             return None, []
         try:
-            return self._attached()[0].step(map(self._member, members)), members
+            return self._attachment.now()[0].step(map(self._member, members)), members
         except kvstrata.KvstrataError as error:
             able = [member for member in members if self._can_run(member)]
             if len(able) == len(members):  # each alone, not all together
@@ -206,17 +202,23 @@ class Sequences:
 
     def _can_run(self, member: Row) -> bool:
         try:
-            self._attached()[0].step([self._member(member)]).abort()
+            self._attachment.now()[0].step([self._member(member)]).abort()
             return True
         except kvstrata.KvstrataError as error:
             self._lose(member.request, error, computed=False)
             return False
 
     def _member(self, row: Row) -> tuple[kvstrata.Sequence, np.ndarray]:
-        sequence = self._live[row.request].sequence
-        if sequence is None:  # lost with the daemon, since it was found to be ready
-            raise kvstrata.NotFound("kvstratad has its keys and values no more", "SEQUENCE_LOST")
-        return sequence, np.asarray(row.ids, np.int32)
+        return self._present(self._live[row.request]), np.asarray(row.ids, np.int32)
+
+    def _present(self, live: Live) -> kvstrata.Sequence:
+        """NotFound: it has none, or another request's open, or its error, has shown the daemon to be gone."""
+        if live.sequence is None or not self._is_present(live):
+            raise _lost()
+        return live.sequence
+
+    def _is_present(self, live: Live) -> bool:
+        return live.sequence is not None and self._attachment.is_now(live.sequence.session)
 
     def _lose(self, name: str, error: kvstrata.KvstrataError, computed: bool) -> None:
         """The request ends with the error. computed: the token of the step that runs is right."""
@@ -229,38 +231,46 @@ class Sequences:
             live.request.discard_output_reason = live.request.to_finish
             live.request.finished_len = len(live.request.output_ids)
         if isinstance(error, kvstrata.Unavailable):
-            self._detach()
+            self._attachment.let_go()  # so sequences that others have in it are gone, too
 
     # The daemon
 
-    def _attached(self) -> tuple[kvstrata.Session, kvstrata.Model]:
-        session = self._attach()
-        assert self._model is not None
-        return session, self._model
-
-    def _attach(self) -> kvstrata.Session:
-        """To the daemon that is there now. Unavailable: there is none."""
-        if self._session is None:
-            session = kvstrata.attach(self._options.socket, client_name="sglang")
-            self._model = None if self._geometry is None else self._geometry.register(session)
-            self._session = session
-        return self._session
-
-    def _detach(self) -> None:
-        """Its sequences are gone. The session is closed when the last open in it is over and it is collected."""
-        self._session = self._model = None
-        for live in self._live.values():
-            live.sequence = None
+    def _register(self, session: kvstrata.Session) -> kvstrata.Model:
+        assert self._geometry is not None
+        return self._geometry.register(session)
 
     def _look_up(self, name: str, ids: Sequence[int]) -> int:
         try:
-            session, model = self._attached()
-            return session.lookup(model, np.asarray(ids, np.int32), self._options.plan).held
+            array = np.asarray(ids, np.int32)
+            return self._attachment.ask(lambda session, model: session.lookup(model, array, self._options.plan).held)
         except kvstrata.KvstrataError as error:
             _log.warning("request %s: nothing is held, %s", name, error)
             if isinstance(error, kvstrata.Unavailable):
-                self._detach()
+                self._attachment.let_go()
             return 0
+
+    def _open_held(self, ids: np.ndarray, tokens: int) -> kvstrata.Sequence | None:
+        """Begins with `tokens`; None: they are held no more. On a thread of its own."""
+        try:
+            sequence = self._attachment.ask(_open, self._options.plan, ids, tokens)
+            if sequence.held < tokens:
+                _log.warning("%d tokens were held, %d are now: they are computed", tokens, sequence.held)
+                return None  # whoever drops a sequence closes it
+            if sequence.held > tokens:
+                sequence.truncate(tokens)
+            return sequence
+        except kvstrata.KvstrataError as error:
+            _log.warning("%d tokens that were held are computed: %s", tokens, error)
+            return None
+
+
+def _open(session: kvstrata.Session, model: kvstrata.Model, plan: str, ids: np.ndarray, tokens: int
+          ) -> kvstrata.Sequence:
+    return session.open(model, plan, ids, max_held=tokens if tokens == 1 or tokens % model.page_tokens == 0 else 0)
+
+
+def _lost() -> kvstrata.NotFound:
+    return kvstrata.NotFound("kvstratad has its keys and values no more", "SEQUENCE_LOST")
 
 
 def _close(live: Live) -> None:
@@ -270,22 +280,6 @@ def _close(live: Live) -> None:
             sequence.close()
         except kvstrata.KvstrataError as error:
             _log.warning("request %s: its sequence is not closed before the session is: %s", live.request.rid, error)
-
-
-def _open_held(session: kvstrata.Session, model: kvstrata.Model, plan: str, ids: np.ndarray, tokens: int
-               ) -> kvstrata.Sequence | None:
-    """Begins with `tokens`; None: they are held no more."""
-    try:
-        sequence = session.open(model, plan, ids, max_held=tokens if tokens % model.page_tokens == 0 else 0)
-        if sequence.held < tokens:
-            _log.warning("%d tokens were held, %d are now: they are computed", tokens, sequence.held)
-            return None  # whoever drops a sequence closes it
-        if sequence.held > tokens:
-            sequence.truncate(tokens)
-        return sequence
-    except kvstrata.KvstrataError as error:
-        _log.warning("%d tokens that were held are computed: %s", tokens, error)
-        return None
 
 
 def _ids(request: Any) -> np.ndarray:

@@ -16,11 +16,11 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from threading import Lock
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
+from kvstrata.attachment import Attachment
 from kvstrata.digest import digest_of_folder
 from kvstrata.torch_model import HEAD_DIMS, PAGE_DTYPES, folder_of
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, HiCacheStorageExtraInfo
@@ -33,6 +33,7 @@ _log = logging.getLogger("sglang.kvstrata")
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 PAGE_TOKENS = (64, 32, 16)
+_FLAG = "--hicache-storage-backend"
 _Result = TypeVar("_Result")
 
 
@@ -45,12 +46,10 @@ class KvstrataStorage(HiCacheStorage):
         sizes = {name: getattr(storage_config, name) for name in ("tp_size", "pp_size", "attn_cp_size", "dcp_size")}
         refuse((*((size > 1, f"{name} is {size}; one process is served") for name, size in sizes.items()),
                 (storage_config.is_mla_model, "its attention is MLA"),
-                (not given.get("interface_v1"), 'hicache_storage_backend_extra_config has no "interface_v1": 1')))
-        self._socket, self._digest = given.get("socket"), given.get("digest")
+                (not given.get("interface_v1"), 'hicache_storage_backend_extra_config has no "interface_v1": 1')), _FLAG)
+        self._digest = given.get("digest")
+        self._attachment = Attachment(given.get("socket"), "sglang hicache", self._registered)
         self._disabled = os.environ.get("KVSTRATA_DISABLE") == "1"
-        self._lock = Lock()  # guards what follows
-        self._session: kvstrata.Session | None = None
-        self._model: kvstrata.Model | None = None
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Unsupported: pages or a layout that blocks of the daemon cannot be."""
@@ -61,7 +60,7 @@ class KvstrataStorage(HiCacheStorage):
                  f"another multiple of {PAGE_TOKENS[-1]}"),
                 (pool.dtype not in PAGE_DTYPES, f"kv_cache_dtype is {pool.dtype}"),
                 (pool.head_dim not in HEAD_DIMS or pool.v_head_dim != pool.head_dim,
-                 f"head_dim is {pool.head_dim}, of values {pool.v_head_dim}; served are {HEAD_DIMS}")))
+                 f"head_dim is {pool.head_dim}, of values {pool.v_head_dim}; served are {HEAD_DIMS}")), _FLAG)
         self._digest = self._digest or _digest(pool.dtype)
 
     # HiCache's interface v1. host_indices: of pages' tokens in the host pool, page_size of them a key
@@ -119,8 +118,7 @@ class KvstrataStorage(HiCacheStorage):
 
     def close(self) -> None:
         """The session is closed when the last call in it is over and it is collected."""
-        with self._lock:
-            self._session = self._model = None
+        self._attachment.let_go()
 
     def _ids(self, key: str, more: int = 0) -> np.ndarray:
         """Token ids that stand for a page; more: behind them, since a prompt is never held in whole."""
@@ -136,19 +134,12 @@ class KvstrataStorage(HiCacheStorage):
         if self._disabled:
             return otherwise
         try:
-            return run(*self._attached(), *args)
+            return self._attachment.ask(run, *args)  # each has sequences of its own
         except kvstrata.KvstrataError as error:
             _log.warning("a page is not read, or not written: %s", error)
             if isinstance(error, kvstrata.Unavailable):
                 self.close()
             return otherwise
-
-    def _attached(self) -> tuple[kvstrata.Session, kvstrata.Model]:
-        with self._lock:
-            if self._session is None or self._model is None:
-                session = kvstrata.attach(self._socket, client_name="sglang hicache")
-                self._session, self._model = session, self._registered(session)
-            return self._session, self._model
 
     def _registered(self, session: kvstrata.Session) -> kvstrata.Model:
         """Queries are never asked, so there are as many heads of them as of keys."""

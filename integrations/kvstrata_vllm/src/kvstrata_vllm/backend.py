@@ -97,7 +97,7 @@ class KvstrataAttention(AttentionImpl[Metadata]):
                             *others.items()):
             if value is not None and value is not False and value != 0:
                 raise Unsupported(f"an attention layer has {name}: {value}; take --attention-backend CUSTOM and "
-                                  "--kv-transfer-config away for this model")
+                                  "--kv-transfer-config away for this model, or start with KVSTRATA_DISABLE=1")
         if attn_type != AttentionType.DECODER or head_size not in HEAD_DIMS:
             raise Unsupported(f"an attention layer is {attn_type} with head_size {head_size}; served are decoders with "
                               f"{HEAD_DIMS}")

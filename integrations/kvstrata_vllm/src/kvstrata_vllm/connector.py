@@ -13,6 +13,8 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.model_executor.models.utils import extract_layer_index
 
+import kvstrata
+
 from .geometry import Geometry, Options, Unsupported, geometry_of, refuse
 from .scheduler import SchedulerHalf, StepMetadata
 from .worker import WorkerHalf
@@ -78,11 +80,13 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
             if not hasattr(layer.impl, "index"):
                 raise Unsupported(f"a layer's attention is {type(layer.impl).__name__}, not kvstrata's")
             layer.impl.index = index
-        options, session = self._half.options, self._half.attach()
-        if self._vllm_config.device_config.device_type == "cuda" and not session.on_gpu:
-            raise Unsupported("vLLM computes on a GPU, and kvstratad's pages are not there; start it with --set "
-                              "pool.device=cuda")
-        self._geometry = geometry_of(self._vllm_config, layers, options.digest, session.plan_needs(options.plan))
+        options = self._half.options
+        with kvstrata.attach(options.socket, client_name="vllm worker") as session:
+            if self._vllm_config.device_config.device_type == "cuda" and not session.on_gpu:
+                raise Unsupported("vLLM computes on a GPU, and kvstratad's pages are not there; start it with --set "
+                                  "pool.device=cuda")
+            needs = session.plan_needs(options.plan)
+        self._geometry = geometry_of(self._vllm_config, layers, options.digest, needs)
         self._half.serve(self._geometry)
 
     def get_handshake_metadata(self) -> Geometry | None:

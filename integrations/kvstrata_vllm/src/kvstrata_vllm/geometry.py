@@ -54,7 +54,7 @@ def refuse(config: Any) -> None:
              (config.scheduler_config.async_scheduling, "async scheduling is on; pass --no-async-scheduling"),
              (transfer.kv_load_failure_policy != "fail",
               f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; what a daemon that died had is computed "
-              "anew without end: \"fail\"")))
+              "anew without end: \"fail\"")), "--attention-backend CUSTOM and --kv-transfer-config")
 
 
 def refuse_offload(config: Any, groups: int) -> None:
@@ -66,7 +66,8 @@ def refuse_offload(config: Any, groups: int) -> None:
              *_never_served(config),
              (groups != 1, f"the model has {groups} kinds of attention layers; one is served"),
              (config.device_config.device_type != "cpu",
-              f"the device is {config.device_config.device_type}; blocks of vLLM's are offloaded from a CPU only")))
+              f"the device is {config.device_config.device_type}; blocks of vLLM's are offloaded from a CPU only")),
+            "--kv-transfer-config")
 
 
 def refuse_layers(config: Any, layers: list[Any], caches: list[torch.Tensor]) -> None:
@@ -82,7 +83,8 @@ def refuse_layers(config: Any, layers: list[Any], caches: list[torch.Tensor]) ->
                  (isa != "vec", f"attention is {isa}; the form of blocks is known of the CPU's \"vec\" alone (fp32, or "
                   "a CPU without AMX)"),
                  (cache.dtype != model_dtype,
-                  f"blocks are {cache.dtype}, the model is {model_dtype}; give no --kv-cache-dtype")))
+                  f"blocks are {cache.dtype}, the model is {model_dtype}; give no --kv-cache-dtype")),
+                "--kv-transfer-config")
 
 
 def _never_served(config: Any) -> tuple[tuple[bool, str], ...]:
@@ -99,10 +101,10 @@ def _never_served(config: Any) -> tuple[tuple[bool, str], ...]:
              f"--kv-cache-dtype is {config.cache_config.cache_dtype}"))
 
 
-def _refuse(problems: tuple[tuple[bool, str], ...]) -> None:
+def _refuse(problems: tuple[tuple[bool, str], ...], flags: str) -> None:
     problem = next((text for wrong, text in problems if wrong), None)
     if problem:
-        raise Unsupported(f"{problem}; change it, or take --kv-transfer-config away")
+        raise Unsupported(f"{problem}; change it, take {flags} away, or start with KVSTRATA_DISABLE=1")
 
 
 def geometry_of(config: Any, layers: list[Any], digest: str | None, needs: kvstrata.PlanNeeds | None = None

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Lock
 from typing import Any
+
+from kvstrata.attachment import Attachment
 
 import kvstrata
 
@@ -31,9 +32,7 @@ class Lookups:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._geometry: Geometry | None = None
-        self._session: kvstrata.Session | None = None
-        self._model: kvstrata.Model | None = None
-        self._attaching = Lock()
+        self._attachment = Attachment(options.socket, "vllm scheduler", self._register)
         self._beside = ThreadPoolExecutor(4, "kvstrata-lookup")
         self._asked: dict[str, Future[int]] = {}
         self._answers: dict[str, tuple[float, int]] = {}  # of requests that wait: until when it serves, and tokens
@@ -65,23 +64,18 @@ class Lookups:
 
     def detach(self) -> None:
         """The session is closed when the last look-up in it is over and it is collected."""
-        with self._attaching:
-            self._session = self._model = None
+        self._attachment.let_go()
 
     def _look_up(self, request: str, ids: list[int], lease_ms: int) -> int:
         try:
-            session, model = self._attached()
-            return session.lookup(model, ids, self._options.plan, lease_ms=lease_ms).held
+            return self._attachment.ask(
+                lambda session, model: session.lookup(model, ids, self._options.plan, lease_ms=lease_ms).held)
         except kvstrata.KvstrataError as error:
             _log.warning("request %s: nothing is held, %s", request, error)
             if isinstance(error, kvstrata.Unavailable):
                 self.detach()
             return 0
 
-    def _attached(self) -> tuple[kvstrata.Session, kvstrata.Model]:
+    def _register(self, session: kvstrata.Session) -> kvstrata.Model:
         assert self._geometry is not None, "vLLM passed no handshake metadata on"
-        with self._attaching:
-            if self._session is None or self._model is None:
-                session = kvstrata.attach(self._options.socket, client_name="vllm scheduler")
-                self._session, self._model = session, self._geometry.register(session)
-            return self._session, self._model
+        return self._geometry.register(session)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
+from kvstrata.attachment import Attachment
 
 import kvstrata
 
@@ -47,12 +48,11 @@ class OffloadWorker:
     """caches: of the layers, in order, [block][KV head][slot][2 * head_dim]."""
 
     def __init__(self, options: Options, geometry: Geometry, caches: list[torch.Tensor]) -> None:
-        self._options, self._geometry = options, geometry
+        self._geometry = geometry
         self._caches = [blocks_of(cache) for cache in caches]
         self._block_tokens = caches[0].shape[2]
+        self._attachment = Attachment(options.socket, "vllm worker", self._register)
         self._lock = Lock()  # guards what follows
-        self._session: kvstrata.Session | None = None
-        self._model: kvstrata.Model | None = None
         self._results = Results()
         self._saving: dict[str, Saving] = {}  # the saver's, but for who is in it
         self._ordered: list[tuple[Save, Saving]] = []  # the worker's own thread's
@@ -107,14 +107,13 @@ class OffloadWorker:
             self._saver.submit(self._end, saving)
         self._saver.shutdown()
         self._loader.shutdown()
-        self._detach()
+        self._attachment.let_go()
 
     # On threads
 
     def _load(self, load: Load) -> None:
         def run() -> bool:
-            session, model = self._attached()
-            with session.open(model, "full", load.ids) as sequence:
+            with self._attachment.ask(_open, load.ids) as sequence:
                 if sequence.held < load.end:
                     _log.warning("request %s: %d tokens were held when it was scheduled, %d are now", load.request,
                                  load.end, sequence.held)
@@ -133,8 +132,7 @@ class OffloadWorker:
     def _seal(self, save: Save, saving: Saving) -> bool:
         skipped = 0
         if save.prompt is not None:
-            session, model = self._attached()
-            saving.sequence = session.open(model, "full", save.prompt)
+            saving.sequence = self._attachment.ask(_open, save.prompt)
             skipped = min(saving.sequence.held // self._block_tokens, len(save.blocks))
         assert saving.sequence is not None
         tokens = skipped * self._block_tokens
@@ -158,24 +156,18 @@ class OffloadWorker:
         except Exception as error:  # noqa: BLE001
             _log.warning("request %s is computed, or not saved: %s", request, error)
             if isinstance(error, kvstrata.Unavailable):
-                self._detach()
+                self._attachment.let_go()
             return False
 
-    def _attached(self) -> tuple[kvstrata.Session, kvstrata.Model]:
-        with self._lock:
-            if self._session is None or self._model is None:
-                session = kvstrata.attach(self._options.socket, client_name="vllm worker")
-                model = self._geometry.register(session)
-                for layer, (keys, values) in enumerate(self._caches):
-                    session.register_tensors(model, layer, kvstrata.BlockTensor.of(keys),
-                                             kvstrata.BlockTensor.of(values))
-                self._session, self._model = session, model
-            return self._session, self._model
+    def _register(self, session: kvstrata.Session) -> kvstrata.Model:
+        model = self._geometry.register(session)
+        for layer, (keys, values) in enumerate(self._caches):
+            session.register_tensors(model, layer, kvstrata.BlockTensor.of(keys), kvstrata.BlockTensor.of(values))
+        return model
 
-    def _detach(self) -> None:
-        """The session is closed when the last transfer in it is over and it is collected."""
-        with self._lock:
-            self._session = self._model = None
+
+def _open(session: kvstrata.Session, model: kvstrata.Model, ids: list[int]) -> kvstrata.Sequence:
+    return session.open(model, "full", ids)
 
 
 def blocks_of(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

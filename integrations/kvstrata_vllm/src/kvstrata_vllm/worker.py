@@ -3,7 +3,8 @@
 The daemon may die between any two calls. What a step computes after that is still right, since pages stay mapped; its
 commit fails, the requests' sequences are gone, and vLLM is told so with their next step (`lost_blocks`), which ends
 them with an error. A request that gets no sequence at its first step (no daemon, no room) attends to its own keys and
-values in that step, and is ended with the next one. Threads: the worker's.
+values in that step, and is ended with the next one. One that finds the daemon gone when it opens is served by the
+daemon that is there then. Threads: the worker's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from kvstrata.attachment import Attachment
 
 import kvstrata
 
@@ -57,29 +59,25 @@ class WorkerHalf:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._geometry: Geometry | None = None
-        self._session: kvstrata.Session | None = None
-        self._model: kvstrata.Model | None = None
+        self._attachment = Attachment(options.socket, "vllm worker", self._register)
         self._live: dict[str, Live] = {}
         self._metadata: StepMetadata | None = None
         self._pass: Pass | None = None
         self._lost: set[int] = set()
 
-    def attach(self) -> kvstrata.Session:
-        """To the daemon that is there now. Unavailable: there is none."""
-        if self._session is None:
-            self._session = kvstrata.attach(self.options.socket, client_name="vllm worker")
-            self._model = None if self._geometry is None else self._geometry.register(self._session)
-        return self._session
-
     def serve(self, geometry: Geometry) -> None:
         self._geometry = geometry
-        self._model = geometry.register(self.attach())
+        self._attachment.now()
 
     def detach(self) -> None:
         """Its sequences are gone, here and at the daemon's."""
-        if self._session is not None:
-            self._session.close()
-        self._session, self._model, self._live = None, None, {}
+        if session := self._attachment.let_go():
+            session.close()
+        self._live = {}
+
+    def _register(self, session: kvstrata.Session) -> kvstrata.Model:
+        assert self._geometry is not None
+        return self._geometry.register(session)
 
     # A forward pass
 
@@ -154,19 +152,21 @@ class WorkerHalf:
             if scheduled.known is not None:
                 self._close(scheduled.request)
                 live = self._open(scheduled)
-            return live is not None and live.sequence.tokens == scheduled.first
+            return live is not None and self._present(live).tokens == scheduled.first
         except kvstrata.KvstrataError as error:
             self._lose([scheduled.request], error)
             return False
 
     def _open(self, scheduled: Scheduled) -> Live | None:
         assert scheduled.known is not None
-        session = self.attach()
-        assert self._model is not None
-        page, first = self._model.page_tokens, scheduled.first
-        # Less than a page is nothing; 0 would be no limit.
-        limit = first if first and first % page == 0 else 1 if first == 0 else 0
-        sequence = session.open(self._model, self.options.plan, scheduled.known, max_held=limit)
+        first = scheduled.first
+
+        def run(session: kvstrata.Session, model: kvstrata.Model) -> kvstrata.Sequence:
+            # Less than a page is nothing; 0 would be no limit.
+            limit = first if first and first % model.page_tokens == 0 else 1 if first == 0 else 0
+            return session.open(model, self.options.plan, scheduled.known or (), max_held=limit)
+
+        sequence = self._attachment.ask(run)
         if sequence.held > first:
             sequence.truncate(first)
         elif sequence.held < first:
@@ -182,7 +182,7 @@ class WorkerHalf:
         if not members:
             return None, []
         try:
-            return self.attach().step(map(self._member, members)), members
+            return self._attachment.now()[0].step(map(self._member, members)), members
         except kvstrata.KvstrataError:
             able = [member for member in members if self._can_run(member)]
         # One that cannot run is left out each time, so this ends.
@@ -190,14 +190,20 @@ class WorkerHalf:
 
     def _can_run(self, member: Scheduled) -> bool:
         try:
-            self.attach().step([self._member(member)]).abort()
+            self._attachment.now()[0].step([self._member(member)]).abort()
             return True
         except kvstrata.KvstrataError as error:
             self._lose([member.request], error)
             return False
 
     def _member(self, scheduled: Scheduled) -> tuple[kvstrata.Sequence, np.ndarray]:
-        return self._live[scheduled.request].sequence, np.asarray(scheduled.ids, np.int32)
+        return self._present(self._live.get(scheduled.request)), np.asarray(scheduled.ids, np.int32)
+
+    def _present(self, live: Live | None) -> kvstrata.Sequence:
+        """NotFound: another request's open, or its error, has shown the daemon to be gone since it was opened."""
+        if live is None or not self._attachment.is_now(live.sequence.session):
+            raise kvstrata.NotFound("kvstratad was started again, and has its keys and values no more", "SEQUENCE_LOST")
+        return live.sequence
 
     def _complete(self, member: Scheduled) -> None:
         live = self._live[member.request]
