@@ -4,7 +4,8 @@ SGLang's scheduler and its model run in one process, so one object serves both: 
 attention backend runs steps. The daemon may die between any two calls. What a step computes after that is still right,
 since pages stay mapped; its commit fails, and its requests end with an error behind that step's token. A request that
 has no sequence in a step, or none that it could go on with, ends with an error, and without what that step computed.
-A look-up or an open that finds the daemon gone is asked of the daemon that is there then. Threads: the scheduler's, but for opens.
+A look-up or an open that finds the daemon gone is asked of the daemon that is there then. Threads: the scheduler's,
+but for opens.
 """
 
 from __future__ import annotations
