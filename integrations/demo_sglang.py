@@ -81,8 +81,8 @@ def run(folder: pathlib.Path, plan: str, socket: str) -> None:
         from transformers import AutoConfig, AutoTokenizer
         prompt = prompt_of(AutoTokenizer.from_pretrained(folder))
         layers = AutoConfig.from_pretrained(folder).num_hidden_layers
-        print(f"starting SGLang under {plan}; it then computes {len(prompt)} tokens of prompt, which takes a while on a CPU",
-              flush=True)
+        print(f"starting SGLang under {plan}; it then computes {len(prompt)} tokens of prompt, which takes a while on "
+              "a CPU", flush=True)
         engine = sglang.Engine(model_path=str(folder), device="cpu", dtype="float32", attention_backend="kvstrata",
                                radix_cache_backend="kvstrata", disable_overlap_schedule=True,
                                sampling_backend="pytorch", context_length=4096, max_total_tokens=8192,
