@@ -47,6 +47,7 @@ class CudaBlock final : public CudaSelector {
       room.of_head = room.of_head.Grown(blocks, list);
     }
     if (room == room_) return OkStatus();
+    room_ = {};  // until all of it is there
     KVS_RETURN_IF_ERROR(FitTo(room, frame));
     room_ = room;
     return OkStatus();

@@ -257,6 +257,7 @@ Status CudaBucket::Fit(const CudaFrame& frame, std::span<const CudaPart>) {
     members = std::max(members, frame.memory().members());
   }
   if (members == members_ && list == list_) return OkStatus();
+  members_ = list_ = 0;  // until all of it is there
   StepMemory& memory = frame.memory();
   memory.NoteGrowth();
   const int64_t lists = int64_t{members} * frame.geometry().kv_heads;

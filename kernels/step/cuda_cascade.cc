@@ -55,6 +55,7 @@ class CudaCascade final : public CudaSelector {
       members = std::max(members, frame.memory().members());
     }
     if (members == members_ && pages == pages_) return OkStatus();
+    members_ = pages_ = 0;  // until all of it is there
     KVS_RETURN_IF_ERROR(FitTo(members, pages, frame));
     members_ = members;
     pages_ = pages;

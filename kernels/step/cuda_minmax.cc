@@ -35,6 +35,7 @@ class CudaMinMax final : public CudaSelector {
       room.members = std::max(room.members, frame.memory().members());
     }
     if (room == room_) return OkStatus();
+    room_ = {};  // until all of it is there
     KVS_RETURN_IF_ERROR(FitTo(room, frame));
     room_ = room;
     return OkStatus();

@@ -13,6 +13,8 @@ namespace {
 
 using cuda::PackedSegment;
 
+constexpr auto kSegmentWords = static_cast<int32_t>(sizeof(PackedSegment) / sizeof(uint64_t));
+
 int32_t KeepOf(const Plan& plan, const Geometry& g) {
   return plan.packed.keep == 0 ? g.head_dim / 4 : plan.packed.keep;
 }
@@ -132,6 +134,8 @@ Status CudaPacked::Fit(const CudaFrame& frame) {
     room.members = std::max(room.members, frame.memory().members());
   }
   if (room == room_) return OkStatus();
+  room_ = {};  // until all of it is there
+  ids_.clear();
   KVS_RETURN_IF_ERROR(FitTo(room, frame));
   room_ = room;
   ids_.assign(static_cast<size_t>(room.members), 0);
@@ -142,7 +146,6 @@ Status CudaPacked::FitTo(const Room& room, const CudaFrame& frame) {
   const Geometry& g = frame.geometry();
   StepMemory& memory = frame.memory();
   memory.NoteGrowth();
-  constexpr auto kSegmentWords = static_cast<int32_t>(sizeof(PackedSegment) / sizeof(uint64_t));
   KVS_RETURN_IF_ERROR(memory.Fit(&table_, int64_t{g.layers} * room.members,
                                  room.segments * g.kv_heads * kSegmentWords));
   const int64_t rows = int64_t{room.members} * g.query_heads;
@@ -190,7 +193,7 @@ cuda::PackedLayer CudaPacked::LayerOf(const CudaFrame& frame, const CudaPart& pa
   cuda::PackedLayer packed;
   packed.segments = table_.Row<PackedSegment>(int64_t{layer} * room_.members + part.first);
   packed.counts = frame.memory().On(segments_, part.first);
-  packed.segment_stride = room_.segments;
+  packed.segment_stride = table_.stride() / (frame.geometry().kv_heads * kSegmentWords);
   packed.kv_heads = frame.geometry().kv_heads;
   packed.head_dim = frame.geometry().head_dim;
   packed.truncated = part.plan.packed.truncate;

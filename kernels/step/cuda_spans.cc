@@ -94,6 +94,8 @@ Status CudaSpans::Fit(const CudaFrame& frame) {
     room.members = std::max(room.members, frame.memory().members());
   }
   if (room == room_) return OkStatus();
+  room_ = {};  // until all of it is there
+  ids_.clear();
   KVS_RETURN_IF_ERROR(FitTo(room, frame));
   room_ = room;
   ids_.assign(static_cast<size_t>(room.members), 0);
@@ -165,7 +167,7 @@ Status CudaSpans::StageMember(CudaFrame* frame, int member) {
 cuda::SpanLayer CudaSpans::LayerOf(const CudaFrame& frame, const CudaPart& part, int layer) const {
   const Geometry& g = frame.geometry();
   cuda::SpanLayer spans;
-  spans.part_stride = room_.parts;
+  spans.part_stride = parts_.stride() / kPartWords;
   spans.parts = parts_.Row<cuda::SpanPart>(part.first);
   spans.counts = frame.memory().On(counts_, part.first);
   spans.routers = routers_.Row<cuda::SpanRouter>(part.first);

@@ -80,6 +80,7 @@ class CudaVote final : public CudaSelector {
     if (room.lists == 0) return OkStatus();
     KVS_RETURN_IF_ERROR(frame.memory().Fit(&caches_, frame.memory().members(), 1));
     if (room == room_) return OkStatus();
+    room_ = {};  // until all of it is there
     KVS_RETURN_IF_ERROR(FitTo(room, frame));
     room_ = room;
     return OkStatus();
