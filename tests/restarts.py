@@ -1,11 +1,14 @@
-"""What the tests of adapters over an idle restart of the daemon share; no engine."""
+"""What the tests of adapters over an idle restart of the daemon share."""
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import time
 
 import torch
-from kvstrata.daemon import Daemon
+from kvstrata.daemon import Daemon, find_daemon
 from kvstrata.torch_model import Geometry
 
 import kvstrata
@@ -13,6 +16,7 @@ import kvstrata
 IDS = list(range(100))
 HELD = 96  # whole pages, at most all but one token
 GEOMETRY = Geometry("m", "d", 1, 2, 1, 64, 0.125, kvstrata.DType.F32, [])
+_PATIENCE = 60  # seconds until what is sealed must be on disk
 
 
 def disk_of(folder: object) -> tuple[str, ...]:
@@ -20,8 +24,23 @@ def disk_of(folder: object) -> tuple[str, ...]:
 
 
 def end(daemon: Daemon, by: signal.Signals) -> None:
+    """Of a daemon that has written something to its disk, if it is to end by SIGTERM: it then has all on disk, where a
+    clean end alone writes what waits for half a second and drops the rest."""
+    if by == signal.SIGTERM:
+        _await_writes(daemon.socket)
     daemon.process.send_signal(by)
     daemon.process.wait()
+
+
+def _await_writes(socket: str) -> None:
+    command = [find_daemon().removesuffix("d"), "--socket", socket, "tier", "ls", "-o", "json"]
+    until = time.monotonic() + _PATIENCE
+    while True:
+        [tier] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["tiers"]
+        if tier["written"] and not tier["waiting"]:
+            return
+        assert time.monotonic() < until, f"never written: {tier}"
+        time.sleep(0.02)
 
 
 def batch_of(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

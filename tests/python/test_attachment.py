@@ -7,7 +7,7 @@ import signal
 
 import kvstrata
 import pytest
-from kvstrata.attachment import Attachment
+from kvstrata.attachment import Attachment, ended_by
 from kvstrata.daemon import Daemon
 
 IDS = list(range(40))
@@ -76,3 +76,14 @@ def test_lets_go_of_the_one_that_is_named(socket: str):
         assert attachment.let_go(old) is old
         new, _ = attachment.now()
         assert attachment.let_go(old) is None and attachment.now()[0] is new
+
+
+@pytest.mark.parametrize("error", [kvstrata.Unavailable("no answer", "DAEMON_GONE"),
+                                   kvstrata.NotFound("it has no pages", "SEQUENCE_LOST")])
+def test_a_request_that_the_daemon_ended_may_be_sent_again(error: kvstrata.KvstrataError):
+    assert ended_by(error) == f"kvstratad ended or was restarted; send the request again ({error})"
+
+
+def test_a_request_that_cannot_be_served_is_told_why():
+    error = kvstrata.ResourceExhausted("4096 tokens; 512 fit", "POOL_EXHAUSTED")
+    assert ended_by(error) == "kvstratad: POOL_EXHAUSTED: 4096 tokens; 512 fit"

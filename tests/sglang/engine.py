@@ -32,6 +32,7 @@ os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OF
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from kvstrata.daemon import Daemon, find_daemon  # noqa: E402
+from restarts import end  # noqa: E402
 
 if __name__ == "__mp_main__":  # SGLang's own processes, which Python starts with this file
     if os.environ["KVSTRATA_PLAN"] == "hicache":
@@ -112,8 +113,7 @@ def main() -> None:
             result["batches"].append(engine.loop.run_until_complete(generate(engine, batch)))
             result["seconds"].append(time.perf_counter() - begin)
             if daemon is not None and batch.get("end_by"):
-                daemon.process.send_signal(batch["end_by"])
-                daemon.process.wait()
+                end(daemon, batch["end_by"])
             if daemon is not None and daemon.process.poll() is None:
                 result["sequences"].append(sequences(socket))
             elif daemon is not None and not batch.get("left_dead"):

@@ -49,3 +49,12 @@ def test_flags(engine, amount):
         with pytest.raises(AssertionError) as error:
             engine("full", [], **flags)
         assert said in str(error.value), flags
+
+
+@pytest.mark.parametrize(("plan", "socket", "said"), [("full", "/nowhere/kvstratad.sock", "DAEMON_UNREACHABLE"),
+                                                      ("no plan{", None, "PLAN_")])
+def test_without_a_daemon_or_a_plan_no_weights_are_read(engine, plan: str, socket: str | None, said: str):
+    with pytest.raises(AssertionError) as error:
+        engine(plan, [], socket=socket)
+    assert said in str(error.value)
+    assert "Load weight begin" not in str(error.value)

@@ -18,8 +18,8 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Behind PYTHONPATH, so that a run can name another build's binding.
-sys.path += [str(ROOT / "integrations" / name / "src")
-             for name in ("kvstrata", "kvstrata_numpy", "kvstrata_transformers")]
+sys.path += [str(ROOT / "tests"), *(str(ROOT / "integrations" / name / "src")
+               for name in ("kvstrata", "kvstrata_numpy", "kvstrata_transformers"))]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from kvstrata.daemon import Daemon  # noqa: E402

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from kvstrata.daemon import Daemon
 import kvstrata
 import kvstrata_transformers
 from conftest import assert_same, batch_of
+from restarts import disk_of, end
 
 
 def test_no_daemon_at_enable(loaded):
@@ -76,4 +80,23 @@ def test_a_cache_of_a_daemon_that_is_gone(loaded, text_ids, monkeypatch: pytest.
         with pytest.raises(kvstrata.FailedPrecondition, match="CACHE_LOST"):
             loaded.generate(more, past_key_values=cache, max_new_tokens=4)
         cache.close()
+        kvstrata_transformers.disable(loaded)
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_idle_restart(plain, loaded, text_ids, tmp_path: pathlib.Path, by: signal.Signals):
+    """The next generate is on the new daemon, with what that has on disk: all where the old one could write it down."""
+    socket, disk = str(tmp_path / "kvstratad.sock"), disk_of(tmp_path)
+    batch = batch_of([text_ids[:200]], 2)
+    want = plain.generate(**batch, max_new_tokens=4, do_sample=False)
+    with Daemon(*disk, socket=socket) as old:
+        kvstrata_transformers.enable(loaded, socket=socket)
+        assert_same(plain, batch, want, loaded.generate(**batch, max_new_tokens=4, do_sample=False))
+        end(old, by)
+    with Daemon(*disk, socket=socket):
+        cache = kvstrata_transformers.cache(loaded)
+        got = loaded.generate(**batch, past_key_values=cache, max_new_tokens=4, do_sample=False)
+        assert_same(plain, batch, want, got)
+        if by == signal.SIGTERM:
+            assert cache.rows[0].sequence.held == 192  # whole pages, at most all but one token
         kvstrata_transformers.disable(loaded)

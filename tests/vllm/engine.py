@@ -32,6 +32,7 @@ os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1"
 
 import kvstrata  # noqa: E402
 from kvstrata.daemon import Daemon  # noqa: E402
+from restarts import end  # noqa: E402
 
 TOP = 4  # logprobs, to tell near-ties
 PATIENCE = 60  # seconds until what is saved must be
@@ -193,8 +194,7 @@ def main() -> None:
             if spec["batches"] is None:
                 print(json.dumps(result["batches"][-1]), file=answers, flush=True)
             if daemon is not None and batch.get("end_by"):
-                daemon.process.send_signal(batch["end_by"])
-                daemon.process.wait()
+                end(daemon, batch["end_by"])
             if daemon is not None and daemon.process.poll() is not None:
                 daemon = stack.enter_context(start())
         if recorder is not None:

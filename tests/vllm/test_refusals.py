@@ -59,3 +59,12 @@ def test_layers_of_offload(what: dict, said: str):
     refuse(usual)
     with pytest.raises(Unsupported, match=said):
         refuse({**usual, **what})
+
+
+@pytest.mark.parametrize(("plan", "spec", "said"), [("full", {"socket": "/nowhere/kvstratad.sock"}, "DAEMON_UNREACHABLE"),
+                                                    ("no plan{", {}, "PLAN_")])
+def test_without_a_daemon_or_a_plan_no_weights_are_read(engine, plan: str, spec: dict, said: str):
+    with pytest.raises(AssertionError) as error:
+        engine(plan, [], spec)
+    assert said in str(error.value)
+    assert "Loading weights took" not in str(error.value)

@@ -11,10 +11,21 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, TypeVar
 
-from .errors import Unavailable
+from .errors import KvstrataError, Unavailable
 from .session import Model, Session
 
 _Result = TypeVar("_Result")
+
+# Why a request ends of which nothing was wrong: what the daemon had of it went with the daemon.
+_ENDED = ("DAEMON_GONE", "SEQUENCE_LOST")
+
+
+def ended_by(error: KvstrataError) -> str:
+    """What whoever sent a request is told when it ends with this error: where the request itself is fine, to send it
+    again."""
+    if error.reason in _ENDED:
+        return f"kvstratad ended or was restarted; send the request again ({error})"
+    return f"kvstratad: {error}"
 
 
 class Attachment:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-from .geometry import Options, geometry_of, never_served, refuse
+from .geometry import Options, geometry_of, needs_of, never_served, refuse
 from .plugin import NAME
 from .sequences import Row, Sequences, serve
 
@@ -23,7 +23,7 @@ class KvstrataBackend(AttentionBackend):
         refuse((*_owned(runner), *never_served(runner)))
         options = Options.of_environment()
         self._sequences = Sequences(options)
-        self._sequences.serve(geometry_of(runner, options.digest, self._sequences.needs()))
+        self._sequences.serve(geometry_of(runner, options.digest, needs_of(options)))
         serve(self._sequences)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:

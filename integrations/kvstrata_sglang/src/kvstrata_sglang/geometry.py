@@ -34,6 +34,12 @@ class Options:
                        os.environ.get("KVSTRATA_DIGEST") or None)
 
 
+def needs_of(options: Options) -> kvstrata.PlanNeeds:
+    """Of its plan. kvstrata.Unavailable: no daemon; InvalidArgument: no such plan."""
+    with kvstrata.attach(options.socket, client_name="sglang start") as session:
+        return session.plan_needs(options.plan)
+
+
 def refuse(problems: tuple[tuple[bool, str], ...],
            flags: str = "--attention-backend and --radix-cache-backend") -> None:
     """Unsupported with the first that is wrong: (wrong, setting and value). flags: that name kvstrata."""

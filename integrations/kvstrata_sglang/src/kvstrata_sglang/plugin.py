@@ -33,8 +33,22 @@ def register() -> None:
         return
     register_attention_backend(NAME)(_backend)
     register_radix_cache_backend(NAME, _prefix_cache)
+    HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.load_model", _check, HookType.BEFORE)
     HookRegistry.register("sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_mha_kv_pool",
                           _empty_pool, HookType.AROUND)
+
+
+def _check(runner: Any) -> None:
+    """An engine that cannot decode from the daemon ends before it reads weights. kvstrata.Unavailable: no daemon;
+    InvalidArgument: no such plan."""
+    if _is_chosen():
+        from .geometry import Options, needs_of
+        needs_of(Options.of_environment())
+
+
+def _is_chosen() -> bool:
+    from sglang.srt.runtime_context import get_exec
+    return get_exec().kernel.attention_backend == NAME
 
 
 def _backend(runner: Any) -> Any:
@@ -55,7 +69,6 @@ def _plain_backend(runner: Any) -> Any:
 def _empty_pool(build: Callable[..., Any], configurator: Any, *, mha_pool_class: type, **arguments: Any) -> Any:
     """SGLang counts tokens by its pool's slots, so it must have them; nothing lies in them."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, NoOpMHATokenToKVPool
-    from sglang.srt.runtime_context import get_exec
-    if get_exec().kernel.attention_backend == NAME and mha_pool_class is MHATokenToKVPool:
+    if _is_chosen() and mha_pool_class is MHATokenToKVPool:
         mha_pool_class = NoOpMHATokenToKVPool
     return build(configurator, mha_pool_class=mha_pool_class, **arguments)

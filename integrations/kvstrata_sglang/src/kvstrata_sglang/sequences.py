@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kvstrata.attachment import Attachment
+from kvstrata.attachment import Attachment, ended_by
 
 import kvstrata
 
@@ -76,11 +76,6 @@ class Sequences:
         self._live: dict[str, Live] = {}
         self._pass: Pass | None = None
         self._beside = ThreadPoolExecutor(4, "kvstrata-open")
-
-    def needs(self) -> kvstrata.PlanNeeds:
-        """Of the plan. Unavailable: no daemon; InvalidArgument: no such plan."""
-        with kvstrata.attach(self._options.socket, client_name="sglang") as session:
-            return session.plan_needs(self._options.plan)
 
     def serve(self, geometry: Geometry) -> None:
         self._geometry = geometry
@@ -224,10 +219,10 @@ class Sequences:
     def _lose(self, name: str, error: kvstrata.KvstrataError, computed: bool) -> None:
         """The request ends with the error. computed: the token of the step that runs is right."""
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
-        live = self._live[name]
-        _log.error("request %s: %s", name, error)
+        live, said = self._live[name], ended_by(error)
+        _log.error("request %s: %s", name, said)
         _close(live)
-        live.request.to_finish = FINISH_ABORT(f"kvstratad: {error}", HTTPStatus.SERVICE_UNAVAILABLE)
+        live.request.to_finish = FINISH_ABORT(said, HTTPStatus.SERVICE_UNAVAILABLE)
         if not computed:
             live.request.discard_output_reason = live.request.to_finish
             live.request.finished_len = len(live.request.output_ids)

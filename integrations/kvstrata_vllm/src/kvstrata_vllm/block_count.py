@@ -1,4 +1,4 @@
-"""How many blocks vLLM counts with in owned mode: those of the tokens that the daemon has room for.
+"""What vLLM asks the daemon before it serves, in owned mode: whether it can decode from it, and how many blocks it has.
 
 vLLM divides the memory that a worker reports by a block's bytes. Blocks of kvstrata's backend have next to nothing in
 them, so that the memory for caches would make hundreds of times what the daemon can hold. A worker reports
@@ -16,7 +16,7 @@ from vllm.model_executor.layers.attention import Attention
 
 import kvstrata
 
-from .geometry import Options, geometry_of
+from .geometry import Options, Unsupported, geometry_of
 
 _log = logging.getLogger("vllm.kvstrata")
 
@@ -29,14 +29,17 @@ class BlockCount:
         self._told = False
 
     def loading(self, config: Any) -> None:
-        """A layer of vLLM's configuration `config` is made."""
+        """A layer of vLLM's configuration `config` is made. The first one asks the daemon, before weights are read: an
+        engine that cannot decode from it ends at once. Unsupported; kvstrata.Unavailable: no daemon; InvalidArgument:
+        no such plan."""
         if config is not self._config:
+            _check(config)
             self._config, self._told = config, False
 
     def tell(self, spec: Any) -> None:
         """vLLM is told how many blocks of `spec`, a layer's, there are; once. kvstrata.Unavailable: no daemon."""
         config, told, self._told = self._config, self._told, True
-        if told or config is None or config.kv_transfer_config is None:  # without it the connector refuses by name
+        if told or config is None or config.kv_transfer_config is None:
             return
         if config.cache_config.num_gpu_blocks_override is not None:
             return
@@ -47,6 +50,17 @@ class BlockCount:
                   Options.of(config).plan, blocks, spec.block_size)
         # vLLM keeps a block for itself.
         config.cache_config.kv_cache_memory_bytes = (blocks + 1) * spec.page_size_bytes * len(layers)
+
+
+def _check(config: Any) -> None:
+    if config.kv_transfer_config is None:  # the connector refuses by name
+        return
+    options = Options.of(config)
+    with kvstrata.attach(options.socket, client_name="vllm start") as session:
+        if config.device_config.device_type == "cuda" and not session.on_gpu:
+            raise Unsupported("vLLM computes on a GPU, and kvstratad's pages are not there; start it with --set "
+                              "pool.device=cuda")
+        session.plan_needs(options.plan)
 
 
 def _room(config: Any, layers: list[Any], block_tokens: int) -> int:

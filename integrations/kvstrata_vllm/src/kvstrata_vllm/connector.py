@@ -82,9 +82,6 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
             layer.impl.index = index
         options = self._half.options
         with kvstrata.attach(options.socket, client_name="vllm worker") as session:
-            if self._vllm_config.device_config.device_type == "cuda" and not session.on_gpu:
-                raise Unsupported("vLLM computes on a GPU, and kvstratad's pages are not there; start it with --set "
-                                  "pool.device=cuda")
             needs = session.plan_needs(options.plan)
         self._geometry = geometry_of(self._vllm_config, layers, options.digest, needs)
         self._half.serve(self._geometry)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from kvstrata.attachment import Attachment
+from kvstrata.attachment import Attachment, ended_by
 
 import kvstrata
 
@@ -217,7 +217,7 @@ class WorkerHalf:
 
     def _lose(self, requests: list[str], error: kvstrata.KvstrataError) -> None:
         for request in requests:
-            _log.error("request %s: %s", request, error)
+            _log.error("request %s: %s", request, ended_by(error))
             self._close(request)
         if isinstance(error, kvstrata.Unavailable):
             self.detach()  # the next request attaches to the daemon that is there then
