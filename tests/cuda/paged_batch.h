@@ -69,8 +69,10 @@ class PagedBatch {
       device_tokens_ = DeviceArray<int32_t>(tokens.size());
     }
     device_.Write(memory_);
-    device_tokens_.Write(tokens);
+    WriteTokens();
   }
+  // The lengths alone: the pages keep what the device wrote.
+  void WriteTokens() { device_tokens_.Write(tokens); }
   // The device's bytes, where this object's are on the host.
   std::vector<std::byte> Download() const { return device_.Read(); }
   const std::vector<std::byte>& memory() const { return memory_; }

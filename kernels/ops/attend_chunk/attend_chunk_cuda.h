@@ -15,7 +15,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_CHUNK_ATTEND_CHUNK_CUDA_H_
 
 #include "kernels/cuda/batch.h"
-#include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {
 

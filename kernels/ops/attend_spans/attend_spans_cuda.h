@@ -18,7 +18,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_SPANS_ATTEND_SPANS_CUDA_H_
 
 #include "kernels/ops/attend_spans/span_layer.h"
-#include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {
 
