@@ -33,6 +33,7 @@ class PagedBatch {
     std::shuffle(order.begin(), order.end(), rng);
     for (size_t i : order) {
       pages_.push_back(memory_.data() + i * static_cast<size_t>(g.page_bytes()));
+      host_pages_.push_back(reinterpret_cast<uint64_t>(pages_.back()));
     }
     for (int b = 0; b < batch(); ++b) {
       for (int32_t t = 0; t < tokens[static_cast<size_t>(b)]; ++t) FillToken(rng, b, t);
@@ -91,6 +92,12 @@ class PagedBatch {
     l.slot_stride = layout.slot_stride;
     return l;
   }
+  // The same over this object's pages, for refs.
+  PagedLayer HostLayer() const {
+    PagedLayer l = DeviceLayer();
+    l.pages = host_pages_.data();
+    return l;
+  }
   int32_t* device_tokens() const { return device_tokens_.get(); }
 
   const Geometry geometry;
@@ -110,6 +117,7 @@ class PagedBatch {
 
   std::vector<std::byte> memory_;
   std::vector<std::byte*> pages_;  // [batch][stride]
+  std::vector<uint64_t> host_pages_;
   DeviceArray<std::byte> device_;
   DeviceArray<uint64_t> device_pages_;
   DeviceArray<int32_t> device_tokens_;

@@ -92,13 +92,20 @@ class SpanProblem {
     return {d_parts_.get(), d_counts_.get(), d_routers_.get(), part_stride_, span_stride_,
             kLayer,         case_.kv_heads,  case_.group,      case_.dim,    case_.dtype};
   }
+  // The same over the host's extents, for refs.
+  SpanLayer HostLayer() const {
+    SpanLayer layer = Layer();
+    layer.parts = host_parts_.data();
+    layer.counts = host_counts_.data();
+    layer.routers = host_routers_.data();
+    return layer;
+  }
   SpanQueries Queries() const { return {q_.get(), query_heads() * RowBytes(), batch(), Scale()}; }
 
   void DrawQueries(Rng& rng) {
     const auto count = static_cast<size_t>(batch() * query_heads() * case_.dim);
-    const std::vector<std::byte> bytes = RandomElements(rng, case_.dtype, count);
-    q_ = DeviceArray<std::byte>(bytes);
-    queries_ = Floats(case_.dtype, bytes);
+    query_bytes_ = RandomElements(rng, case_.dtype, count);
+    q_ = DeviceArray<std::byte>(query_bytes_);
     routers_ = case_.trained ? query_heads() : 0;
     d_route_ = 1 + Below(rng, std::min(case_.dim, 48));
     w_.resize(static_cast<size_t>(kLayers * routers_ * d_route_ * case_.dim), std::nanf(""));
@@ -122,7 +129,10 @@ class SpanProblem {
     }
     d_page_bytes_ = DeviceArray<std::byte>(page_bytes_);
     std::vector<uint64_t> addresses;
-    for (size_t i = 0; i < count; ++i) addresses.push_back(d_page_bytes_.address() + i * bytes);
+    for (size_t i = 0; i < count; ++i) {
+      addresses.push_back(d_page_bytes_.address() + i * bytes);
+      host_pages_.push_back(reinterpret_cast<uint64_t>(page_bytes_.data()) + i * bytes);
+    }
     d_pages_ = DeviceArray<uint64_t>(addresses);
   }
   std::byte* HostPage(int b, int32_t page) const {
@@ -131,23 +141,28 @@ class SpanProblem {
   }
   void Upload() {
     std::vector<SpanPart> table(static_cast<size_t>(batch() * std::max(part_stride_, 1)));
-    std::vector<int32_t> counts;
     std::vector<SpanRouter> routers;
+    host_parts_ = table;
     d_w_ = DeviceArray<float>(w_);
     d_tau_ = DeviceArray<float>(tau_);
     for (int b = 0; b < batch(); ++b) {
-      const SpanPart* before = nullptr;
+      const SpanPart *before = nullptr, *host_before = nullptr;
       for (size_t i = 0; i < parts_[static_cast<size_t>(b)].size(); ++i) {
         const HostSpans& part = parts_[static_cast<size_t>(b)][i];
         SpanPart& to = table[static_cast<size_t>(b * part_stride_) + i];
         to = part.Device(before);
         before = &to;
+        SpanPart& host = host_parts_[static_cast<size_t>(b * part_stride_) + i];
+        host = part.Host(host_before);
+        host_before = &host;
       }
-      counts.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
+      host_counts_.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
       routers.push_back({d_w_.address(), d_tau_.address(), routers_, d_route_});
+      host_routers_.push_back({reinterpret_cast<uint64_t>(w_.data()),
+                               reinterpret_cast<uint64_t>(tau_.data()), routers_, d_route_});
     }
     d_parts_ = DeviceArray<SpanPart>(table);
-    d_counts_ = DeviceArray<int32_t>(counts);
+    d_counts_ = DeviceArray<int32_t>(host_counts_);
     d_routers_ = DeviceArray<SpanRouter>(routers);
     d_room_ = DeviceArray<int32_t>(case_.room);
     d_tokens_ = DeviceArray<int32_t>(tokens_);
@@ -170,9 +185,6 @@ class SpanProblem {
     workspace_ = DeviceArray<float>(
         static_cast<size_t>(kvs_cuda_ops()->attend_spans_workspace_bytes(w) / 4));
   }
-  const float* Query(int b, int h) const {
-    return &queries_[static_cast<size_t>((b * query_heads() + h) * case_.dim)];
-  }
 
   SpanCase case_;
   const bool ahead_;
@@ -180,8 +192,12 @@ class SpanProblem {
   int32_t part_stride_ = 0, span_stride_ = 0, page_stride_ = 0;
   std::vector<int32_t> window_begin_, tokens_;
   int routers_ = 0, d_route_ = 0;
-  std::vector<float> queries_, w_, tau_;
-  std::vector<std::byte> page_bytes_;
+  std::vector<float> w_, tau_;
+  std::vector<std::byte> query_bytes_, page_bytes_;
+  std::vector<uint64_t> host_pages_;
+  std::vector<SpanPart> host_parts_;
+  std::vector<SpanRouter> host_routers_;
+  std::vector<int32_t> host_counts_;
   DeviceArray<std::byte> q_, d_page_bytes_, out_;
   DeviceArray<uint64_t> d_pages_;
   DeviceArray<float> d_w_, d_tau_, relevance_, coarse_, lse_, workspace_;
