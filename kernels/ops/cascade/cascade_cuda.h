@@ -14,10 +14,16 @@ namespace kvstrata::cuda {
 inline int64_t CascadeUnits(int32_t pages_max) {
   return (int64_t{3} * pages_max + 2 + 15) / 16 * 16;
 }
-// Bytes for one sequence; channels: layers * kv_heads * head_dim.
+// Where in a sequence's scratch its scores lie, as fp32, level by level: behind the anchor and the
+// vectors of filling units. channels: layers * kv_heads * head_dim.
+inline int64_t CascadeScoresAt(int64_t channels) {
+  constexpr int64_t kAnchor = 4, kFilling = 2 * 2;
+  return channels * (kAnchor + kFilling);
+}
+// Bytes for one sequence.
 inline int64_t CascadeScratchBytes(int64_t channels, int32_t pages_max) {
-  constexpr int64_t kAnchor = 4, kFilling = 2 * 2, kScore = 4, kKept = 1;
-  return channels * (kAnchor + kFilling) + CascadeUnits(pages_max) * (kScore + kKept);
+  constexpr int64_t kScore = 4, kKept = 1;
+  return CascadeScoresAt(channels) + CascadeUnits(pages_max) * (kScore + kKept);
 }
 
 // cudaErrorInvalidValue for a shape that it does not take.
