@@ -248,5 +248,35 @@ TEST(AttendSpansRef, IsOneSoftmaxOverAllRows) {
   for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], once[i], 1e-4);
 }
 
+// The same part twice: what is attended has twice the weight, of each part its own spans.
+TEST(AttendSpansRef, SpansAreNumberedThroughTheParts) {
+  Random random;
+  SCOPED_TRACE(random.Trace());
+  Spans spans(random);
+  Score(spans);
+  spans.list = {2u << 8 | 3u, 6u << 8 | 3u};
+  spans.listed = 1;
+  for (size_t h = 0; h < kGroup; ++h) {
+    spans.coarse[h * kStride + 2] = -kInf;
+    std::copy_n(&spans.coarse[h * kStride], kSpans, &spans.coarse[h * kStride + kSpans]);
+  }
+  std::vector<float> once(kGroup * kDim), once_lse(kGroup), out(once), lse(once_lse);
+  AttendSpansBatch w = spans.Attention();
+  w.window_begin = w.tokens;  // no rows on pages
+  w.to = {once.data(), DType::kF32, once_lse.data()};
+  AttendSpansRef(w);
+  SpanPart parts[2] = {w.layer.parts[0], w.layer.parts[0]};
+  parts[1].PutBehind(&parts[0]);
+  const int32_t two = 2;
+  w.layer.parts = parts;
+  w.layer.counts = &two;
+  w.layer.part_stride = 2;
+  w.counts = &two;
+  w.to = {out.data(), DType::kF32, lse.data()};
+  AttendSpansRef(w);
+  for (size_t h = 0; h < kGroup; ++h) EXPECT_NEAR(lse[h], once_lse[h] + std::log(2.0), 1e-4);
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], once[i], 1e-4);
+}
+
 }  // namespace
 }  // namespace kvstrata::cuda

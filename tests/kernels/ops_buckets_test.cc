@@ -207,11 +207,11 @@ TEST(PickBucketsRef, AveragesTheQueriesThatCount) {
   picked.Pick(9, 1, 100, 5);
   picked.Pick(10, 3, 100, 5);
   EXPECT_EQ(picked.score(0), 8.0f);  // (1 + 3) / 2, four channels of 1
-  picked.Pick(10, 5, 100, 5);        // the step before was given up
-  EXPECT_EQ(picked.score(0), 12.0f);
+  picked.Pick(10, 7, 100, 5);        // the step before was given up
+  EXPECT_EQ(picked.score(0), 16.0f);
   picked.Pick(12, 0, 0, 5);  // a query counts where all is attended, too
   picked.Pick(13, 6, 100, 5);
-  EXPECT_EQ(picked.score(0), 12.0f);  // (1 + 5 + 0 + 6) / 4
+  EXPECT_EQ(picked.score(0), 14.0f);  // (1 + 7 + 0 + 6) / 4
   picked.Pick(20, 7, 100, 5, 13);     // another sentence
   EXPECT_EQ(picked.score(0), 28.0f);
 }
