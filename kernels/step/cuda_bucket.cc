@@ -13,9 +13,8 @@
 #include "kernels/select/sentence_status.h"
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
-#include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_selector_rows.h"
 #include "kernels/step/cuda_sentences.h"
-#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -183,8 +182,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
 class CudaBucket final : public CudaSelector {
  public:
   explicit CudaBucket(StepMemory* memory)
-      : CudaSelector(SelectorKind::kBucket),
-        sink_end_(memory->AddColumn()),
+      : sink_end_(memory->AddColumn()),
         recent_begin_(memory->AddColumn()),
         queries_from_(memory->AddColumn()),
         whole_(memory->AddColumn()) {
@@ -563,8 +561,8 @@ Status CudaBucketServes(const Plan& plan) {
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaBucket(StepMemory* memory) {
-  return std::make_unique<CudaBucket>(memory);
+std::unique_ptr<CudaSelector> NewCudaBucket(const CudaSelectorSource& from) {
+  return std::make_unique<CudaBucket>(from.memory);
 }
 
 }  // namespace kvstrata

@@ -4,8 +4,7 @@
 
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
-#include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
@@ -17,8 +16,6 @@ cuda::CandidateRule RuleOf(const Plan& plan) {
 
 class CudaMinMax final : public CudaSelector {
  public:
-  explicit CudaMinMax(StepMemory*) : CudaSelector(SelectorKind::kMinMax) {}
-
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
   // Op score reads ahead, op vote does not.
@@ -165,8 +162,8 @@ class CudaMinMax final : public CudaSelector {
 
 Status CudaMinMaxServes(const Plan& plan) { return CudaUnitServes(plan); }
 
-std::unique_ptr<CudaSelector> NewCudaMinMax(StepMemory* memory) {
-  return std::make_unique<CudaMinMax>(memory);
+std::unique_ptr<CudaSelector> NewCudaMinMax(const CudaSelectorSource&) {
+  return std::make_unique<CudaMinMax>();
 }
 
 }  // namespace kvstrata

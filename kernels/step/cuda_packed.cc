@@ -90,10 +90,7 @@ Status CudaPackedServes(const Plan& plan) {
 }
 
 CudaPacked::CudaPacked(StepMemory* memory)
-    : CudaCodec(CodecKind::kPacked),
-      end_(memory->AddColumn()),
-      none_(memory->AddColumn()),
-      segments_(memory->AddColumn()) {
+    : end_(memory->AddColumn()), none_(memory->AddColumn()), segments_(memory->AddColumn()) {
   memory->Add(&table_);
 }
 

@@ -1,7 +1,8 @@
 #include "kernels/step/cuda_serves.h"
 
-#include <array>
 #include <bit>
+
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
@@ -12,40 +13,16 @@ Status ModelUnserved(const std::string& what) {
   return Unimplemented("CUDA_MODEL", what + "; use backend simd");
 }
 
-Status AllServed(const Plan&) { return OkStatus(); }
-
-constexpr uint8_t Over(CodecKind codec) {
-  return static_cast<uint8_t>(1u << static_cast<unsigned>(codec));
-}
-constexpr uint8_t kRaw = Over(CodecKind::kRaw), kPacked = Over(CodecKind::kPacked),
-                  kLowRank = Over(CodecKind::kLowRank);
-
-// The codecs whose rows a selector's ops choose from there, and what of its options they serve.
-struct Served {
-  uint8_t codecs;
-  Status (*options)(const Plan& plan);
-};
-constexpr std::array<Served, 8> kSelectors = {{
-    {kRaw | kPacked, AllServed},  // full
-    {kRaw, AllServed},            // window
-    {kRaw, CudaMinMaxServes},
-    {kRaw, CudaCascadeServes},
-    {kRaw, CudaVoteServes},
-    {kRaw, CudaBucketServes},
-    {kLowRank, AllServed},  // zoom
-    {kPacked, CudaBlockServes},
-}};  // by SelectorKind
-
 Status ServesPlan(const Plan& plan) {
-  const Served& selector = kSelectors[static_cast<size_t>(plan.selector)];
-  if ((selector.codecs & Over(plan.codec)) == 0) {
+  const CudaSelectorRow& selector = CudaSelectorRows()[static_cast<size_t>(plan.selector)];
+  if ((selector.codecs & OverCodec(plan.codec)) == 0) {
     return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
                                      std::string(NameOf(plan.selector)) + "\"");
   }
   if (plan.codec != CodecKind::kLowRank && plan.index.rest != RestKind::kDrop) {
     return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"");
   }
-  KVS_RETURN_IF_ERROR(selector.options(plan));
+  KVS_RETURN_IF_ERROR(selector.serves(plan));
   return plan.codec == CodecKind::kPacked ? CudaPackedServes(plan) : OkStatus();
 }
 

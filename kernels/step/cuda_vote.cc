@@ -5,8 +5,7 @@
 
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
-#include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/cuda_selector_rows.h"
 #include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
@@ -31,9 +30,7 @@ bool InFull(const Plan& plan, int32_t n) {
 
 class CudaVote final : public CudaSelector {
  public:
-  explicit CudaVote(StepMemory* memory) : CudaSelector(SelectorKind::kVote) {
-    memory->Add(&caches_);
-  }
+  explicit CudaVote(StepMemory* memory) { memory->Add(&caches_); }
 
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
@@ -312,8 +309,8 @@ Status CudaVoteServes(const Plan& plan) {
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaVote(StepMemory* memory) {
-  return std::make_unique<CudaVote>(memory);
+std::unique_ptr<CudaSelector> NewCudaVote(const CudaSelectorSource& from) {
+  return std::make_unique<CudaVote>(from.memory);
 }
 
 }  // namespace kvstrata
