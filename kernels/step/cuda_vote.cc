@@ -17,15 +17,17 @@ cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
   return {int64_t{g.query_heads} * g.head_dim, plan.vote.budget};
 }
 
-// The rule for N tokens, the query's own among them. A prompt chunk selects from the tokens before
-// it: the same rule, of one token less.
+// A prompt chunk selects from the tokens before it: the same rule, of one token less.
 cuda::CandidateRule RuleOf(const Plan& plan, bool prompt) {
-  const int32_t own = prompt ? 1 : 0;
-  return {1, plan.vote.sinks, plan.vote.recent + own, plan.vote.budget, plan.min_tokens + own};
+  cuda::CandidateRule rule = VoteCandidates(plan);
+  if (!prompt) return rule;
+  ++rule.recent_tokens;
+  ++rule.min_tokens;
+  return rule;
 }
 
 bool InFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.vote.sinks + plan.vote.recent, plan.vote.budget, plan.min_tokens);
+  return cuda::CandidatesOf(VoteCandidates(plan), n).full;
 }
 
 class CudaVote final : public CudaSelector {
