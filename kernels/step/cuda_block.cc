@@ -152,7 +152,9 @@ class CudaBlock final : public CudaSelector {
 
 Status CudaBlockServes(const Plan& plan) {
   // Op score_packed takes the group's maximum.
-  return plan.block.group_softmax ? PlanUnserved("group", "\"softmax\"") : OkStatus();
+  return plan.block.group_softmax
+             ? PlanUnserved("group", "\"softmax\"", "op score_packed with a softmax over the group")
+             : OkStatus();
 }
 
 std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from) {

@@ -536,8 +536,10 @@ Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int me
 }  // namespace
 
 Status CudaBucketServes(const Plan& plan) {
-  if (plan.bucket.keep_rest) return PlanUnserved("keep_rest", "true");
-  if (plan.bucket.per_query_head) return PlanUnserved("per_query_head", "true");
+  if (plan.bucket.keep_rest)
+    return PlanUnserved("keep_rest", "true", "op buckets of sentences without kept tokens");
+  if (plan.bucket.per_query_head)
+    return PlanUnserved("per_query_head", "true", "op pick_buckets with a list a query head");
   return OkStatus();
 }
 

@@ -200,9 +200,9 @@ class CudaCascade final : public CudaSelector {
 
 Status CudaCascadeServes(const Plan& plan) {
   if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
-    return PlanUnserved("cascade", "\"literal\"");
+    return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
-  if (plan.cascade.centred) return PlanUnserved("centred", "true");
+  if (plan.cascade.centred) return PlanUnserved("centred", "true", "op cascade of centred vectors");
   return CudaUnitServes(plan);
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "base/status.h"
 #include "kernels/select/selector_rows.h"
@@ -31,6 +32,7 @@ constexpr uint8_t OverCodec(CodecKind codec) {
 
 struct CudaSelectorRow {
   uint8_t codecs;
+  std::string_view missing;  // over its other codec, in nearly all cases an op
   // What of its options the ops lack: UNIMPLEMENTED CUDA_PLAN.
   Status (*serves)(const Plan& plan);
   // Null: everything is attended.
@@ -58,14 +60,15 @@ inline constexpr uint8_t kOverLowRank = OverCodec(CodecKind::kLowRank);
 inline constexpr uint8_t kOverPacked = OverCodec(CodecKind::kPacked);
 
 inline constexpr CudaSelectorRow kCudaSelectorRows[] = {
-    {kOverRaw | kOverPacked, ServesAll, nullptr},  // full
-    {kOverRaw, ServesAll, MakeCudaFixed<kWindowSelection>},
-    {kOverRaw, CudaMinMaxServes, NewCudaMinMax},
-    {kOverRaw, CudaCascadeServes, NewCudaCascade},
-    {kOverRaw, CudaVoteServes, NewCudaVote},
-    {kOverRaw, CudaBucketServes, NewCudaBucket},
-    {kOverLowRank, ServesAll, NewCudaZoom},
-    {kOverPacked, CudaBlockServes, NewCudaBlock},
+    {kOverRaw | kOverPacked, "", ServesAll, nullptr},  // full
+    {kOverRaw, "op attend_packed over runs of positions", ServesAll,
+     MakeCudaFixed<kWindowSelection>},
+    {kOverRaw, "op attend_packed over pages", CudaMinMaxServes, NewCudaMinMax},
+    {kOverRaw, "op attend_packed over pages", CudaCascadeServes, NewCudaCascade},
+    {kOverRaw, "op vote over packed keys", CudaVoteServes, NewCudaVote},
+    {kOverRaw, "op expand_spans by buckets", CudaBucketServes, NewCudaBucket},
+    {kOverLowRank, "", ServesAll, NewCudaZoom},
+    {kOverPacked, "the selector's half over ops score and pick", CudaBlockServes, NewCudaBlock},
 };  // by SelectorKind
 
 // The rows that are in use: these. Alone in its file, as SelectorRows.

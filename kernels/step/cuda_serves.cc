@@ -16,11 +16,14 @@ Status ModelUnserved(const std::string& what) {
 Status ServesPlan(const Plan& plan) {
   const CudaSelectorRow& selector = CudaSelectorRows()[static_cast<size_t>(plan.selector)];
   if ((selector.codecs & OverCodec(plan.codec)) == 0) {
-    return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
-                                     std::string(NameOf(plan.selector)) + "\"");
+    return PlanUnserved("codec",
+                        "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
+                            std::string(NameOf(plan.selector)) + "\"",
+                        selector.missing);
   }
   if (plan.codec != CodecKind::kLowRank && plan.index.rest != RestKind::kDrop) {
-    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"");
+    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"",
+                        "op attend_coarse over rows of an index");
   }
   KVS_RETURN_IF_ERROR(selector.serves(plan));
   return plan.codec == CodecKind::kPacked ? CudaPackedServes(plan) : OkStatus();
@@ -43,19 +46,21 @@ Status ServesModel(const Geometry& geometry) {
 
 }  // namespace
 
-Status PlanUnserved(std::string_view key, std::string_view value) {
+Status PlanUnserved(std::string_view key, std::string_view value, std::string_view missing) {
   return Unimplemented(
       "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
-                       " is not served on a GPU; served there are selectors full, window, "
-                       "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
-                       "bucket (sentencekv) over codec raw, block (mosaickv) and full over "
-                       "codec packed, with rest = \"drop\", and zoom over codec lowrank (sekv); "
-                       "use one of them, or backend simd");
+                       " is not served on a GPU: " + std::string(missing) +
+                       " is missing there; served are selectors full, window, minmax (quest, "
+                       "strata), cascade (chess), vote (tokenselect) and bucket (sentencekv) over "
+                       "codec raw, block (mosaickv) and full over codec packed, with rest = "
+                       "\"drop\", and zoom over codec lowrank (sekv); use one of them, or backend "
+                       "simd");
 }
 
 Status CudaUnitServes(const Plan& plan) {
   if (std::has_single_bit(static_cast<uint32_t>(plan.index.unit))) return OkStatus();
-  return PlanUnserved("page", std::to_string(plan.index.unit) + " (no power of two)");
+  return PlanUnserved("page", std::to_string(plan.index.unit),
+                      "op attend_raw over pages that are no power of two");
 }
 
 Status CudaServes(const Plan& plan, const Geometry& geometry) {

@@ -305,9 +305,11 @@ class CudaVote final : public CudaSelector {
 }  // namespace
 
 Status CudaVoteServes(const Plan& plan) {
-  if (plan.vote.max_pool > 1) return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool));
+  if (plan.vote.max_pool > 1)
+    return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool),
+                        "op vote with a maximum over neighbours");
   // Op vote keeps weights down to e^-20 of a block's.
-  if (!plan.vote.scale) return PlanUnserved("scale", "false");
+  if (!plan.vote.scale) return PlanUnserved("scale", "false", "op vote over logits of any size");
   return OkStatus();
 }
 

@@ -20,7 +20,7 @@ constexpr std::array<Row, kCount> WithToy(const Row (&rows)[kCount], Row toy) {
 constexpr auto kRows = WithToy<SelectorRow>(
     kSelectorRows, {MakeFixedSelector<kEveryNthPage>, NeedsPromptsEnd, EveryNthPageRule});
 constexpr auto kCudaRows = WithToy<CudaSelectorRow>(
-    kCudaSelectorRows, {kOverRaw, ServesAll, MakeCudaFixed<kEveryNthPage>});
+    kCudaSelectorRows, {kOverRaw, "", ServesAll, MakeCudaFixed<kEveryNthPage>});
 
 }  // namespace
 
