@@ -66,7 +66,7 @@ class CheckedSpans : public SpanProblem {
     std::vector<float> want_relevance(relevance.size()), want_coarse(coarse.size());
     ScoreSpansBatch w = Scores();
     w.layer = HostLayer();
-    w.queries.q = query_bytes_.data();
+    w.queries.q = host_.queries.data();
     w.relevance = want_relevance.data();
     w.coarse = want_coarse.data();
     ScoreSpansRef(w);
@@ -133,11 +133,11 @@ class CheckedSpans : public SpanProblem {
     std::vector<float> want(out.size()), want_lse(lse.size());
     AttendSpansBatch w = Attention();
     w.layer = HostLayer();
-    w.queries.q = query_bytes_.data();
+    w.queries.q = host_.queries.data();
     w.coarse = coarse.data();
     w.list = lists_.data();
     w.counts = counts_.data();
-    w.pages.pages = host_pages_.data();
+    w.pages.pages = host_.pages.data();
     w.window_begin = window_begin_.data();
     w.tokens = tokens_.data();
     w.to = {want.data(), DType::kF32, want_lse.data()};

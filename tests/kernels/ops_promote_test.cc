@@ -92,6 +92,42 @@ class SmallCache {
   int32_t owners_[kLayers * kHeads * kSlots] = {}, stamps_[kLayers * kHeads * kSlots] = {};
 };
 
+// Pages of the layer's rows that have slots, with their stamps, by head.
+using Placed = std::vector<std::pair<int, int32_t>>;
+Placed PlacedIn(const SmallCache& cache, int head) {
+  Placed placed;
+  for (int page = 0; page < kPages; ++page) {
+    const int row = kLayer * kHeads + head, slot = cache.SlotOf(row, page);
+    if (slot >= 0) placed.emplace_back(page, cache.Stamp(row, slot));
+  }
+  return placed;
+}
+
+// Of a head, after a promotion at `now` of `wanted`.
+void ExpectPromoted(const SmallCache& cache, int head, const Placed& before,
+                    const std::vector<int32_t>& wanted, int32_t now) {
+  size_t placed = 0;
+  int32_t oldest_left = now, youngest_gone = 0;
+  const Placed after = PlacedIn(cache, head);
+  for (const auto& [page, stamp] : after) {
+    if (std::ranges::find(wanted, page) == wanted.end()) {
+      oldest_left = std::min(oldest_left, stamp);
+      continue;
+    }
+    ++placed;
+    EXPECT_EQ(stamp, now);
+  }
+  EXPECT_EQ(placed, std::min<size_t>(wanted.size(), kSlots));
+  // What was selected stays; of the rest nothing that stays is older than what went.
+  for (const auto& [page, stamp] : before) {
+    const auto same = [page = page](const auto& p) { return p.first == page; };
+    if (std::ranges::any_of(after, same)) continue;
+    EXPECT_TRUE(std::ranges::find(wanted, page) == wanted.end()) << page;
+    youngest_gone = std::max(youngest_gone, stamp);
+  }
+  EXPECT_LE(youngest_gone, oldest_left);
+}
+
 TEST(PromoteRef, KeepsWhatWasSelectedLast) {
   Random random;
   SCOPED_TRACE(random.Trace());
@@ -113,43 +149,16 @@ TEST(PromoteRef, KeepsWhatWasSelectedLast) {
     wanted.insert(wanted.end(), units.begin(), units.end());
     wanted.push_back(kPages - 2);
     std::erase_if(wanted, [&](int page) { return !cache.IsFar(page); });
-    // By row: what was there before.
-    std::vector<std::pair<int, int32_t>> before[kHeads];
-    for (int head = 0; head < kHeads; ++head) {
-      for (int page = 0; page < kPages; ++page) {
-        const int row = kLayer * kHeads + head, slot = cache.SlotOf(row, page);
-        if (slot >= 0) before[head].emplace_back(page, cache.Stamp(row, slot));
-      }
-    }
+    const Placed before[kHeads] = {PlacedIn(cache, 0), PlacedIn(cache, 1)};
     const Promoted done = cache.Promote(units, now);
     total.hits += done.hits;
     total.evictions += done.evictions;
     total.unplaced += done.unplaced;
     cache.ExpectEntries();
-    EXPECT_EQ(cache.SlotOf(kLayer * kHeads, kPages - 1), -1);
     EXPECT_EQ(cache.SlotOf(0, 0), -1);  // another layer
     for (int head = 0; head < kHeads; ++head) {
-      const int row = kLayer * kHeads + head;
-      size_t placed = 0;
-      for (const int page : wanted) {
-        const int slot = cache.SlotOf(row, page);
-        if (slot < 0) continue;
-        ++placed;
-        EXPECT_EQ(cache.Stamp(row, slot), now);
-      }
-      EXPECT_EQ(placed, std::min<size_t>(wanted.size(), kSlots));
-      // Of what was not selected nothing that stayed is older than what went.
-      int32_t oldest_left = now, youngest_gone = 0;
-      for (const auto& [page, stamp] : before[head]) {
-        if (std::ranges::find(wanted, page) != wanted.end()) {
-          EXPECT_GE(cache.SlotOf(row, page), 0);
-        } else if (cache.SlotOf(row, page) >= 0) {
-          oldest_left = std::min(oldest_left, stamp);
-        } else {
-          youngest_gone = std::max(youngest_gone, stamp);
-        }
-      }
-      EXPECT_LE(youngest_gone, oldest_left);
+      ExpectPromoted(cache, head, before[head], wanted, now);
+      EXPECT_EQ(cache.SlotOf(kLayer * kHeads + head, kPages - 1), -1);
     }
   }
   EXPECT_GT(total.hits, 100);
