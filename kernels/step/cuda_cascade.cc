@@ -203,7 +203,7 @@ Status CudaCascadeServes(const Plan& plan) {
     return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
   if (plan.cascade.centred) return PlanUnserved("centred", "true", "op cascade of centred vectors");
-  return CudaUnitServes(plan);
+  return CudaIndexServes(plan);
 }
 
 std::unique_ptr<CudaSelector> NewCudaCascade(const CudaSelectorSource& from) {

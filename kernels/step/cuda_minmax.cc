@@ -155,7 +155,7 @@ class CudaMinMax final : public CudaSelector {
 
 }  // namespace
 
-Status CudaMinMaxServes(const Plan& plan) { return CudaUnitServes(plan); }
+Status CudaMinMaxServes(const Plan& plan) { return CudaIndexServes(plan); }
 
 std::unique_ptr<CudaSelector> NewCudaMinMax(const CudaSelectorSource&) {
   return std::make_unique<CudaMinMax>();

@@ -21,10 +21,6 @@ Status ServesPlan(const Plan& plan) {
                             std::string(NameOf(plan.selector)) + "\"",
                         selector.missing);
   }
-  if (plan.codec != CodecKind::kLowRank && plan.index.rest != RestKind::kDrop) {
-    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"",
-                        "op attend_coarse over rows of an index");
-  }
   KVS_RETURN_IF_ERROR(selector.serves(plan));
   return plan.codec == CodecKind::kPacked ? CudaPackedServes(plan) : OkStatus();
 }
@@ -57,7 +53,11 @@ Status PlanUnserved(std::string_view key, std::string_view value, std::string_vi
                        "simd");
 }
 
-Status CudaUnitServes(const Plan& plan) {
+Status CudaIndexServes(const Plan& plan) {
+  if (plan.index.rest != RestKind::kDrop) {
+    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"",
+                        "op attend_coarse over rows of an index");
+  }
   if (std::has_single_bit(static_cast<uint32_t>(plan.index.unit))) return OkStatus();
   return PlanUnserved("page", std::to_string(plan.index.unit),
                       "op attend_raw over pages that are no power of two");

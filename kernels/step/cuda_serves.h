@@ -29,8 +29,8 @@ Status CudaVoteServes(const Plan& plan);
 Status CudaBucketServes(const Plan& plan);
 Status CudaBlockServes(const Plan& plan);
 Status CudaPackedServes(const Plan& plan);
-// Units of a selector that reads index rows.
-Status CudaUnitServes(const Plan& plan);
+// Of a selector that reads an index: its units, and what becomes of those that are not selected.
+Status CudaIndexServes(const Plan& plan);
 
 }  // namespace kvstrata
 
