@@ -10,6 +10,7 @@ set(KVS_OPS_SOURCES
   simd_target.cc
   ops/append/append_ref.cc
   ops/append/append_simd.cc
+  ops/attend_chunk/attend_chunk_ref.cc
   ops/attend_coarse/attend_coarse_ref.cc
   ops/attend_coarse/attend_coarse_simd.cc
   ops/attend_lowrank/attend_lowrank_ref.cc
@@ -18,14 +19,26 @@ set(KVS_OPS_SOURCES
   ops/attend_packed/attend_packed_simd.cc
   ops/attend_raw/attend_raw_ref.cc
   ops/attend_raw/attend_raw_simd.cc
+  ops/attend_spans/attend_spans_ref.cc
+  ops/attend_spans/expand_spans_ref.cc
+  ops/attend_spans/score_spans_ref.cc
+  ops/buckets/buckets_ref.cc
+  ops/cascade/cascade_ref.cc
+  ops/copy_rows/copy_rows_ref.cc
   ops/covariance/covariance_ref.cc
   ops/covariance/covariance_simd.cc
   ops/eigen/eigen_ref.cc
   ops/eigen/eigen_simd.cc
+  ops/importance/importance_ref.cc
+  ops/mean_query/mean_query_ref.cc
   ops/merge/merge_ref.cc
   ops/merge/merge_simd.cc
+  ops/observe/observe_ref.cc
   ops/pick/pick_ref.cc
   ops/pick/pick_simd.cc
+  ops/pick_buckets/pick_buckets_ref.cc
+  ops/promote/promote_ref.cc
+  ops/reuse/reuse_ref.cc
   ops/rotate_pack/rotate_pack_ref.cc
   ops/rotate_pack/rotate_pack_simd.cc
   ops/score/score_ref.cc

@@ -1,7 +1,7 @@
 set(KVS_PLAN_SOURCES
   plan.cc plan_axes.cc plan_options.cc plan_rows.cc plan_needs.cc
   segment/segmenter.cc segment/complete_units.cc segment/page.cc segment/hierarchy.cc
-  select/selector.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/cascade_trigger.cc select/affinity.cc
+  select/selector.cc select/selector_rows.cc select/fixed_selection.cc select/full.cc select/window.cc select/minmax.cc select/cascade.cc select/cascade_trigger.cc select/affinity.cc
   select/unit_scores.cc select/vote.cc select/token_scores.cc
   select/block.cc select/bucket.cc select/importance.cc select/sentence_ends.cc select/sentence_queries.cc
   select/zoom.cc select/span_bucket.cc select/span_rows.cc select/notice.cc
@@ -10,6 +10,6 @@ set(KVS_PLAN_SOURCES
   step/cuda_serves.cc step/cuda_workspace.cc step/step_memory.cc step/cuda_graphs.cc step/repeated_call.cc
   step/cuda_frame.cc step/cuda_parts.cc step/cuda_step.cc step/cuda_layer.cc step/cuda_tensors.cc step/cuda_selection.cc
   step/cuda_inspect.cc step/cuda_shadow.cc
-  step/cuda_index.cc step/cuda_selector.cc step/cuda_lists.cc step/cuda_window.cc step/cuda_minmax.cc step/cuda_cascade.cc
+  step/cuda_index.cc step/cuda_selector.cc step/cuda_lists.cc step/cuda_fixed.cc step/cuda_selector_rows.cc step/cuda_minmax.cc step/cuda_cascade.cc
   step/cuda_vote.cc step/cuda_bucket.cc step/cuda_sentences.cc step/cuda_block.cc
   step/cuda_packed.cc step/cuda_spans.cc step/cuda_far_pages.cc step/cuda_hot_pages.cc)

@@ -44,6 +44,8 @@ checked=(
   'Observe.*:Importance.*'
   PickBuckets.OfFewBuckets
   'Shapes/Buckets.*/0'
+  'CopyRowsCuda.*:MeanQueryCuda.*'
+  CascadeCuda.SharesFromNothingToEverything
   CovarianceCuda.OfFewRows
   EigenCuda.EndsOnNaNs
   'PickCudaWays.BatchesOfSeveralSizesShareScratch/*'

@@ -28,7 +28,6 @@
 #include "kernels/ops/eigen/eigen_cuda.h"
 #include "kernels/ops/importance/importance_cuda.h"
 #include "kernels/ops/mean_query/mean_query_cuda.h"
-#include "kernels/ops/merge/merge_cuda.h"
 #include "kernels/ops/observe/observe_cuda.h"
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
@@ -40,74 +39,36 @@
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 7;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 8;  // of this table: loader and library must agree
 
-struct CudaOps {
+// What a loader asks first. The version stays at the table's beginning, in all versions.
+struct RuntimeOps {
   uint32_t version = kCudaOpsVersion;
   const char* (*error_text)(int code) = nullptr;
   // Whether every later call of this process will answer this error, too: the context is lost.
   bool (*is_sticky)(int code) = nullptr;
   // GPUs that this process sees; 0 without a driver, whatever the reason.
   int (*device_count)() = nullptr;
-  // device_memory.h
+};
+
+// Memory that processes share: device_memory.h.
+struct DeviceMemoryOps {
   int (*name_device)(int device, DeviceName* name) = nullptr;
   int (*describe_device)(int device, DeviceInfo* info) = nullptr;
   int (*create_arena)(int device, uint64_t bytes, DeviceArena* arena, int* fd) = nullptr;
   int (*import_arena)(int device, int fd, uint64_t bytes, bool writable,
                       DeviceArena* arena) = nullptr;
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
-  int (*export_ipc)(const void* address, uint8_t* handle, uint64_t* offset) = nullptr;
   int (*open_ipc)(int device, const uint8_t* handle, DeviceArena* memory) = nullptr;
   int (*close_ipc)(int device, DeviceArena* memory) = nullptr;
   int (*copy_2d)(int device, void* to, const void* from, const Copied2D& shape) = nullptr;
   int (*copy_pages)(int device, const PageCopy* copies, uint64_t count) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;
   int (*unregister_host)(void* base) = nullptr;
+};
 
-  // Selection: each op's header is its contract.
-  int (*summarize)(const SummarizeBatch& work, Stream stream) = nullptr;
-  int (*score)(const ScoreBatch& work, Stream stream) = nullptr;
-  int64_t (*vote_scratch_bytes)(const VoteBatch& work) = nullptr;
-  int (*vote)(const VoteBatch& work, Stream stream) = nullptr;
-  int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
-  int (*pick)(const PickBatch& work, Stream stream) = nullptr;
-  int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
-  int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
-  int (*observe)(const ObserveBatch& work, Stream stream) = nullptr;
-  int (*importance)(const ImportanceBatch& work, Stream stream) = nullptr;
-  int (*prompt_buckets)(const PromptBucketsBatch& work, Stream stream) = nullptr;
-  int (*whole_buckets)(const WholeBucketsBatch& work, Stream stream) = nullptr;
-  int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
-  int (*rebase)(const RebaseBatch& work, Stream stream) = nullptr;
-  int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
-
-  // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its
-  // *_cuda.h.
-  int (*append)(const AppendBatch& work, Stream stream) = nullptr;
-  int (*advance_tokens)(int32_t* tokens, const int32_t* starts, int32_t batch,
-                        Stream stream) = nullptr;
-  int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
-  int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
-  int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
-  int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
-  int (*merge)(const MergeBatch& work, Stream stream) = nullptr;
-
-  // ops/attend_packed.
-  int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
-  int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
-  int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
-  // ops/attend_spans: attend_coarse and attend_lowrank.
-  int (*score_spans)(const ScoreSpansBatch& work, Stream stream) = nullptr;
-  int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
-  int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
-  int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
-  // What makes packed segments: ops/covariance, ops/eigen, ops/rotate_pack.
-  int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
-  int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;
-  int64_t (*eigen_workspace_bytes)(const EigenBatch& work) = nullptr;
-  int (*eigen)(const EigenBatch& work, Stream stream) = nullptr;
-  int (*rotate_pack)(const RotatePackBatch& work, Stream stream) = nullptr;
-  // stream_work.h and ops/copy_rows: what a step needs besides ops (kernels/step/cuda_step.h).
+// What a step (kernels/step/cuda_step.h) needs besides ops: stream_work.h.
+struct StreamOps {
   int (*allocate_device)(uint64_t bytes, void** at) = nullptr;
   int (*free_device)(void* at) = nullptr;
   int (*allocate_pinned)(uint64_t bytes, void** at) = nullptr;
@@ -131,8 +92,55 @@ struct CudaOps {
   int (*destroy_graph)(Graph graph) = nullptr;
   int (*is_device_memory)(const void* at, bool* device) = nullptr;
   int (*write_value)(uint64_t* address, uint64_t value, Stream stream) = nullptr;
-  int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;
 };
+
+// What chooses rows. Each op's header in kernels/ops is its contract, here and below.
+struct SelectionOps {
+  int (*summarize)(const SummarizeBatch& work, Stream stream) = nullptr;
+  int (*score)(const ScoreBatch& work, Stream stream) = nullptr;
+  int64_t (*vote_scratch_bytes)(const VoteBatch& work) = nullptr;
+  int (*vote)(const VoteBatch& work, Stream stream) = nullptr;
+  int64_t (*pick_scratch_bytes)(const PickBatch& work) = nullptr;
+  int (*pick)(const PickBatch& work, Stream stream) = nullptr;
+  int (*cascade)(const CascadeBatch& work, Stream stream) = nullptr;
+  int (*mean_query)(const MeanQueryBatch& work, Stream stream) = nullptr;
+  int (*observe)(const ObserveBatch& work, Stream stream) = nullptr;
+  int (*importance)(const ImportanceBatch& work, Stream stream) = nullptr;
+  int (*prompt_buckets)(const PromptBucketsBatch& work, Stream stream) = nullptr;
+  int (*whole_buckets)(const WholeBucketsBatch& work, Stream stream) = nullptr;
+  int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
+  int (*rebase)(const RebaseBatch& work, Stream stream) = nullptr;
+  int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
+};
+
+// What writes new rows, and attends raw, packed and low-rank ones.
+struct AttentionOps {
+  int (*append)(const AppendBatch& work, Stream stream) = nullptr;
+  int (*copy_rows)(const CopyRowsBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_raw_workspace_bytes)(int32_t group, int32_t head_dim) = nullptr;
+  int (*attend_raw)(const AttendRawBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_chunk_workspace_bytes)(int32_t head_dim) = nullptr;
+  int (*attend_chunk)(const AttendChunkBatch& work, Stream stream) = nullptr;
+  int (*score_packed)(const ScorePackedBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_packed_workspace_bytes)(const AttendPackedBatch& work) = nullptr;
+  int (*attend_packed)(const AttendPackedBatch& work, Stream stream) = nullptr;
+  int (*score_spans)(const ScoreSpansBatch& work, Stream stream) = nullptr;
+  int (*expand_spans)(const ExpandSpansBatch& work, Stream stream) = nullptr;
+  int64_t (*attend_spans_workspace_bytes)(const AttendSpansBatch& work) = nullptr;
+  int (*attend_spans)(const AttendSpansBatch& work, Stream stream) = nullptr;
+};
+
+// What makes packed segments (kernels/codec/cuda_packer.h).
+struct PackingOps {
+  int64_t (*covariance_workspace_bytes)(const CovarianceBatch& work) = nullptr;
+  int (*covariance)(const CovarianceBatch& work, Stream stream) = nullptr;
+  int64_t (*eigen_workspace_bytes)(const EigenBatch& work) = nullptr;
+  int (*eigen)(const EigenBatch& work, Stream stream) = nullptr;
+  int (*rotate_pack)(const RotatePackBatch& work, Stream stream) = nullptr;
+};
+
+// The table: all of them, under one name.
+struct CudaOps : RuntimeOps, DeviceMemoryOps, StreamOps, SelectionOps, AttentionOps, PackingOps {};
 
 }  // namespace kvstrata::cuda
 

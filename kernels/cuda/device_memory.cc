@@ -209,23 +209,8 @@ int ReleaseArena(int device, DeviceArena* arena) {
   return error != cudaSuccess ? static_cast<int>(error) : ErrorOf(unmapped);
 }
 
-int ExportIpc(const void* address, uint8_t* handle, uint64_t* offset) {
-  static_assert(sizeof(cudaIpcMemHandle_t) == kIpcHandleBytes);
-  if (!TheDriver().complete) return cudaErrorInsufficientDriver;
-  const auto at = reinterpret_cast<CUdeviceptr>(address);
-  CUdeviceptr base = 0;
-  size_t bytes = 0;
-  if (const CUresult result = TheDriver().address_range(&base, &bytes, at)) return ErrorOf(result);
-  cudaIpcMemHandle_t exported;
-  if (const cudaError_t error = cudaIpcGetMemHandle(&exported, reinterpret_cast<void*>(base))) {
-    return error;
-  }
-  std::memcpy(handle, &exported, sizeof(exported));
-  *offset = at - base;
-  return cudaSuccess;
-}
-
 int OpenIpc(int device, const uint8_t* handle, DeviceArena* memory) {
+  static_assert(sizeof(cudaIpcMemHandle_t) == kIpcHandleBytes);
   const CurrentDevice current(device);
   if (current.error() != cudaSuccess) return current.error();
   cudaIpcMemHandle_t imported;

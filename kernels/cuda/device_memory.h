@@ -70,10 +70,6 @@ int CopyPages(int device, const PageCopy* copies, uint64_t count);
 // Legacy IPC: memory of cudaMalloc (no arenas: those have descriptors), named by 64 bytes.
 inline constexpr int kIpcHandleBytes = 64;
 
-// The handle of the allocation that `address` lies in, and how far into it: for tests, and engines
-// without a runtime of their own.
-int ExportIpc(const void* address, uint8_t* handle, uint64_t* offset);
-
 // Maps an allocation of another process (cudaErrorDeviceUninitialized: of this one); its size is
 // the driver's answer, not the exporter's. Opened twice it is mapped once and counted. Peer access
 // is enabled where the GPU is another than `device`.

@@ -13,6 +13,7 @@
 #include "kernels/plan_needs.h"
 #include "kernels/plan_rows.h"
 #include "kernels/segment/sentence_rule.h"
+#include "kernels/select/bucket_rule.h"
 #include "kernels/select/importance.h"
 #include "kernels/select/max_pool.h"
 #include "kernels/select/ranking.h"
@@ -252,22 +253,20 @@ class BucketSelector final : public Selector {
 
   // The kept tokens of one layer's rows: the most important ones before the window, and the window.
   void Keep(const SelectContext& context, int layer, int32_t prompt) {
-    const int32_t window = std::min(plan_.bucket.n_obs, prompt), before = prompt - window;
+    const KeptOfPrompt keeps(plan_, prompt);
+    const int32_t before = keeps.before, first = keeps.first;
     const std::vector<float> q = observed_.Queries(layer, prompt);
-    std::vector<float> importance =
-        TokenImportance(context, layer, q.data(), window, prompt, plan_.bucket.per_query_head);
-    const int32_t first = std::min(plan_.bucket.sinks, before);
-    const auto most = static_cast<int64_t>(std::floor(plan_.bucket.r * plan_.bucket.budget + 1e-9));
-    const auto k = static_cast<int32_t>(std::min<int64_t>(most, before - first));
+    std::vector<float> importance = TokenImportance(context, layer, q.data(), keeps.queries, prompt,
+                                                    plan_.bucket.per_query_head);
     context.executor->ParallelFor(rows_per_layer_, [&](int64_t row) {
       std::vector<float> scratch;
       float* own = importance.data() + row * before;
       MaxPool(plan_.bucket.pool, own, before, &scratch);
       std::vector<int32_t>& kept = RowOf(layer, static_cast<int>(row)).kept;
-      kept.resize(k);
-      context.backend->top_k({own + first, before - first, k, kept.data()});
+      kept.resize(keeps.ranked);
+      context.backend->top_k({own + first, before - first, keeps.ranked, kept.data()});
       for (int32_t& t : kept) t += first;
-      for (int32_t t = std::max(before, plan_.bucket.sinks); t < prompt; ++t) kept.push_back(t);
+      for (int32_t t = keeps.window.begin; t < keeps.window.end; ++t) kept.push_back(t);
     });
     const int64_t all = static_cast<int64_t>(importance.size()) * geometry_.layers;
     if (all > kImportanceKept) return;
@@ -278,7 +277,7 @@ class BucketSelector final : public Selector {
 
   // The bucket of a prompt's sentence, if it has any token to supply.
   void AddKept(const PagedRows& keys, Run sentence, Row* row) const {
-    Bucket bucket{{std::max(sentence.begin, plan_.bucket.sinks), sentence.end}, 0, 0};
+    Bucket bucket{BucketTokens(plan_, sentence), 0, 0};
     if (bucket.tokens.begin >= bucket.tokens.end) return;
     const auto at = [row](int32_t t) {
       return static_cast<int32_t>(std::ranges::lower_bound(row->kept, t) - row->kept.begin());
@@ -292,7 +291,7 @@ class BucketSelector final : public Selector {
 
   // The bucket of a sentence all of whose tokens are kept.
   void AddGenerated(const PagedRows& keys, Run sentence, Row* row) const {
-    const Bucket bucket{{std::max(sentence.begin, plan_.bucket.sinks), sentence.end}, 0, 0};
+    const Bucket bucket{BucketTokens(plan_, sentence), 0, 0};
     if (bucket.tokens.begin >= bucket.tokens.end) return;
     AppendMean(*row, bucket, keys, &row->means);
     row->buckets.push_back(bucket);

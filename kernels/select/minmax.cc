@@ -16,11 +16,7 @@ namespace {
 class MinMaxSelector final : public Selector {
  public:
   explicit MinMaxSelector(const Plan& plan)
-      : page_(plan.index.unit),
-        budget_(plan.minmax.budget),
-        sink_(plan.minmax.sinks),
-        recent_(plan.minmax.recent),
-        min_tokens_(plan.min_tokens),
+      : rule_(MinMaxCandidates(plan)),
         softmax_(plan.minmax.group_softmax),
         rest_(plan.index.rest != RestKind::kDrop) {}
 
@@ -29,17 +25,15 @@ class MinMaxSelector final : public Selector {
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
-    const int32_t first = (sink_ + page_ - 1) / page_;
-    const int32_t last = std::max(first, std::max(n - recent_, 0) / page_);
-    const int32_t always = std::min(first * page_, n) + std::max(n - last * page_, 0);
-    if (AttendsInFull(n, always, budget_, min_tokens_)) return out->SetFull(n);
+    const cuda::Candidates pages = cuda::CandidatesOf(rule_, n);
+    if (pages.full) return out->SetFull(n);
 
-    scores_.Score(context, layer, q, ScoreWork::Kind::kMinMax, {first, last}, softmax_);
+    scores_.Score(context, layer, q, ScoreWork::Kind::kMinMax, {pages.first, pages.last}, softmax_);
     out->Reset(n, context.geometry->kv_heads);
-    out->scored_bytes = int64_t{2} * (last - first) * out->groups() * context.geometry->head_dim *
+    out->scored_bytes = int64_t{2} * pages.count() * out->groups() * context.geometry->head_dim *
                         SizeOf(context.index->dtype);
     if (rest_) out->coarse.resize(out->groups());
-    const Job job{this, &context, out, first, last, n};
+    const Job job{this, &context, out, pages.first, pages.last, n};
     context.executor->ParallelFor(out->groups(), [&job](int64_t head) {
       job.self->Pick(*job.context, static_cast<int>(head), {job.first, job.last}, job.n, job.out);
     });
@@ -64,21 +58,21 @@ class MinMaxSelector final : public Selector {
 
   void Pick(const SelectContext& context, int head, Run pages, int32_t n, Selection* out) const {
     const int32_t count = pages.end - pages.begin;
-    const int32_t k = std::min(budget_ / page_, count);
+    const int32_t k = std::min(rule_.take, count), page = rule_.unit_tokens;
     std::vector<int32_t>& units = out->units[head];
     units.resize(k);
     context.backend->top_k({scores_.Of(head), count, k, units.data()});
     std::vector<Run>& runs = out->runs[head];
-    AppendRun({0, pages.begin * page_}, &runs);
+    AppendRun({0, pages.begin * page}, &runs);
     for (int32_t& unit : units) {
       unit += pages.begin;
-      AppendRun({unit * page_, (unit + 1) * page_}, &runs);
+      AppendRun({unit * page, (unit + 1) * page}, &runs);
     }
-    AppendRun({pages.end * page_, n}, &runs);
+    AppendRun({pages.end * page, n}, &runs);
     if (rest_) AppendRest(pages, units, 0, &out->coarse[head]);
   }
 
-  int32_t page_, budget_, sink_, recent_, min_tokens_;
+  cuda::CandidateRule rule_;
   bool softmax_, rest_;
   UnitScores scores_;  // of the call under way
 };
@@ -96,6 +90,11 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kMinMaxTable = {kRows};
+
+cuda::CandidateRule MinMaxCandidates(const Plan& plan) {
+  const int32_t unit = plan.index.unit;
+  return {unit, plan.minmax.sinks, plan.minmax.recent, plan.minmax.budget / unit, plan.min_tokens};
+}
 
 // Choosing reads two keys a unit. Balancing the heads takes two passes over their scores.
 SelectionRule MinMaxRule(const Plan& plan, int32_t tokens) {

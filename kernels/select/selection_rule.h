@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/candidates.h"
 #include "kernels/plan.h"
 
 namespace kvstrata {
@@ -30,6 +31,11 @@ struct SelectionRule {
 
 // REQUIRES: plan came from ParsePlan.
 SelectionRule SelectionRuleOf(const Plan& plan, int32_t tokens);
+
+// Which units compete, how many are taken, and where all are attended: of selectors minmax and
+// vote, on both machines (kernels/cuda/candidates.h). Each in the selector's own file.
+cuda::CandidateRule MinMaxCandidates(const Plan& plan);
+cuda::CandidateRule VoteCandidates(const Plan& plan);
 
 }  // namespace kvstrata
 

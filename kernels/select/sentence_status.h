@@ -5,16 +5,11 @@
 
 #include <string>
 
+#include "kernels/select/bucket_rule.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/selector.h"
 
 namespace kvstrata {
-
-// Whether a sequence of n tokens is attended in full whatever its buckets are.
-inline bool BucketsInFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.bucket.sinks + plan.bucket.recent, plan.bucket.budget,
-                       plan.min_tokens);
-}
 
 inline bool HasPromptBoundaries(const SelectContext& context) {
   return context.boundary.size() >= static_cast<size_t>(context.prompt_tokens);

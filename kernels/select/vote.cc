@@ -146,10 +146,7 @@ class VoteSelector final : public Selector {
 
   int64_t QueryFloats() const { return int64_t{geometry_.query_heads} * geometry_.head_dim; }
 
-  bool InFull(int32_t n) const {
-    return AttendsInFull(n, plan_.vote.sinks + plan_.vote.recent, plan_.vote.budget,
-                         plan_.min_tokens);
-  }
+  bool InFull(int32_t n) const { return cuda::CandidatesOf(VoteCandidates(plan_), n).full; }
 
   bool IsAlike(const float* q, const float* before) const {
     if (!plan_.vote.cosine_per_head) return Cosine(q, before, QueryFloats()) >= plan_.vote.theta;
@@ -247,6 +244,10 @@ constexpr PlanOption kRows[] = {
 }  // namespace
 
 constinit const OptionTable kVoteTable = {kRows};
+
+cuda::CandidateRule VoteCandidates(const Plan& plan) {
+  return {1, plan.vote.sinks, plan.vote.recent, plan.vote.budget, plan.min_tokens};
+}
 
 // One decode step in ten misses its cache, and reads all keys.
 SelectionRule VoteRule(const Plan& plan, int32_t tokens) {

@@ -10,8 +10,7 @@
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
 #include "kernels/step/cuda_packed.h"
-#include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/cuda_selector_rows.h"
 #include "kernels/step/packed_room.h"
 
 namespace kvstrata {
@@ -26,10 +25,7 @@ int32_t BlocksWithin(const Plan& plan, int32_t tokens) {
 class CudaBlock final : public CudaSelector {
  public:
   CudaBlock(StepMemory* memory, CudaPacked* codec)
-      : CudaSelector(SelectorKind::kBlock),
-        codec_(codec),
-        blocks_(memory->AddColumn()),
-        take_(memory->AddColumn()) {}
+      : codec_(codec), blocks_(memory->AddColumn()), take_(memory->AddColumn()) {}
 
   CudaQueries queries() const override { return CudaQueries::kDense; }
 
@@ -156,11 +152,13 @@ class CudaBlock final : public CudaSelector {
 
 Status CudaBlockServes(const Plan& plan) {
   // Op score_packed takes the group's maximum.
-  return plan.block.group_softmax ? PlanUnserved("group", "\"softmax\"") : OkStatus();
+  return plan.block.group_softmax
+             ? PlanUnserved("group", "\"softmax\"", "op score_packed with a softmax over the group")
+             : OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaBlock(StepMemory* memory, CudaPacked* codec) {
-  return std::make_unique<CudaBlock>(memory, codec);
+std::unique_ptr<CudaSelector> NewCudaBlock(const CudaSelectorSource& from) {
+  return std::make_unique<CudaBlock>(from.memory, from.packed);
 }
 
 }  // namespace kvstrata

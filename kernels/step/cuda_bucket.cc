@@ -10,12 +10,12 @@
 #include <cmath>
 
 #include "kernels/segment/sentence_rule.h"
+#include "kernels/select/bucket_rule.h"
 #include "kernels/select/sentence_status.h"
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
-#include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_selector_rows.h"
 #include "kernels/step/cuda_sentences.h"
-#include "kernels/step/cuda_serves.h"
 
 namespace kvstrata {
 namespace {
@@ -23,33 +23,12 @@ namespace {
 constexpr int64_t kInt = sizeof(int32_t), kFloat = sizeof(float);
 constexpr int32_t kTableWords = sizeof(cuda::SentenceTable) / sizeof(uint64_t);
 
-// Sentences without the first tokens, which are in no bucket.
 void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<Run>* whole) {
   for (const Run& s : sentences) {
-    const Run tokens{std::max(s.begin, plan.bucket.sinks), s.end};
+    const Run tokens = BucketTokens(plan, s);
     if (tokens.begin < tokens.end) whole->push_back(tokens);
   }
 }
-
-// What of a prompt is kept.
-struct Kept {
-  Kept(const Plan& plan, int32_t prompt)
-      : queries(std::min(plan.bucket.n_obs, prompt)),
-        before(prompt - queries),
-        first(std::min(plan.bucket.sinks, before)),
-        window{std::max(before, plan.bucket.sinks), prompt} {
-    const auto most = static_cast<int64_t>(std::floor(plan.bucket.r * plan.bucket.budget + 1e-9));
-    ranked = static_cast<int32_t>(std::min<int64_t>(most, before - first));
-  }
-  bool all() const { return ranked == before - first; }
-  int32_t count() const { return ranked + std::max(window.end - window.begin, 0); }
-
-  int32_t queries;  // that judge
-  int32_t before;   // tokens [first, before) are judged
-  int32_t first;
-  int32_t ranked;  // of them the most important ones are kept
-  Run window;
-};
 
 std::vector<Run> PromptSentences(const SequenceState& state) {
   return SentencesIn(state.reported().boundary, {0, state.prompt_tokens()},
@@ -115,7 +94,7 @@ Status PromptRanking::Fit(const CudaFrame& frame, int32_t tokens) {
 
 Status PromptRanking::Rank(const CudaFrame& frame, int member, int layer,
                            const int32_t* lengths) const {
-  const Kept kept(frame.plan(member), frame.state(member).prompt_tokens());
+  const KeptOfPrompt kept(frame.plan(member), frame.state(member).prompt_tokens());
   KVS_RETURN_IF_ERROR(Vote(frame, member, layer, lengths));
   return Pick(frame, member, layer, lengths + kept.queries);
 }
@@ -125,7 +104,7 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
                            const int32_t* lengths) const {
   const Plan& plan = frame.plan(member);
   const Geometry& g = frame.geometry();
-  const Kept kept(plan, frame.state(member).prompt_tokens());
+  const KeptOfPrompt kept(plan, frame.state(member).prompt_tokens());
   const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
   cuda::VoteBatch vote;
   vote.rows = cuda::KeyRows(frame.PagesOf(member, layer));
@@ -162,7 +141,7 @@ Status PromptRanking::Vote(const CudaFrame& frame, int member, int layer,
 Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
                            const int32_t* tokens) const {
   const Geometry& g = frame.geometry();
-  const Kept kept(frame.plan(member), frame.state(member).prompt_tokens());
+  const KeptOfPrompt kept(frame.plan(member), frame.state(member).prompt_tokens());
   const cuda::SentenceTable& table = frame.state(member).on_gpu.sentences->memory->table();
   cuda::PickBatch pick;
   pick.scores = importance_.as<float>();
@@ -183,8 +162,7 @@ Status PromptRanking::Pick(const CudaFrame& frame, int member, int layer,
 class CudaBucket final : public CudaSelector {
  public:
   explicit CudaBucket(StepMemory* memory)
-      : CudaSelector(SelectorKind::kBucket),
-        sink_end_(memory->AddColumn()),
+      : sink_end_(memory->AddColumn()),
         recent_begin_(memory->AddColumn()),
         queries_from_(memory->AddColumn()),
         whole_(memory->AddColumn()) {
@@ -335,7 +313,7 @@ Status CudaBucket::FitMemory(const CudaFrame& frame, int member) {
   }
   if (!own.ready) return OkStatus();
   if (own.listed && !own.made) {
-    const Kept kept(state.plan(), state.prompt_tokens());
+    const KeptOfPrompt kept(state.plan(), state.prompt_tokens());
     const auto sentences = static_cast<int32_t>(PromptSentences(state).size());
     KVS_RETURN_IF_ERROR(
         own.memory->FitPrompt(frame.ops(), kept.count(), std::min(kept.count(), sentences)));
@@ -364,7 +342,7 @@ Status CudaBucket::MakePromptBuckets(CudaFrame* frame, int member) {
   frame->NoteLaunch();
   const SequenceState& state = frame->state(member);
   const Plan& plan = state.plan();
-  const Kept kept(plan, state.prompt_tokens());
+  const KeptOfPrompt kept(plan, state.prompt_tokens());
   std::vector<int32_t> ints;  // where sentences end; tokens that each query sees; kept.before
   for (const Run& s : PromptSentences(state)) ints.push_back(s.end);
   const auto sentences = static_cast<int32_t>(ints.size());
@@ -558,13 +536,15 @@ Result<std::vector<int32_t>> CudaBucket::ReadKept(const CudaFrame& frame, int me
 }  // namespace
 
 Status CudaBucketServes(const Plan& plan) {
-  if (plan.bucket.keep_rest) return PlanUnserved("keep_rest", "true");
-  if (plan.bucket.per_query_head) return PlanUnserved("per_query_head", "true");
+  if (plan.bucket.keep_rest)
+    return PlanUnserved("keep_rest", "true", "op buckets of sentences without kept tokens");
+  if (plan.bucket.per_query_head)
+    return PlanUnserved("per_query_head", "true", "op pick_buckets with a list a query head");
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaBucket(StepMemory* memory) {
-  return std::make_unique<CudaBucket>(memory);
+std::unique_ptr<CudaSelector> NewCudaBucket(const CudaSelectorSource& from) {
+  return std::make_unique<CudaBucket>(from.memory);
 }
 
 }  // namespace kvstrata

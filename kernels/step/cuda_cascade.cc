@@ -9,8 +9,7 @@
 
 #include "kernels/select/cascade_trigger.h"
 #include "kernels/step/cuda_frame.h"
-#include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
@@ -39,8 +38,7 @@ int64_t ScoredUnits(const Plan& plan, int32_t tokens) {
 class CudaCascade final : public CudaSelector {
  public:
   explicit CudaCascade(StepMemory* memory)
-      : CudaSelector(SelectorKind::kCascade),
-        sink_end_(memory->AddColumn()),
+      : sink_end_(memory->AddColumn()),
         recent_begin_(memory->AddColumn()),
         select_at_(memory->AddColumn()) {}
 
@@ -202,14 +200,14 @@ class CudaCascade final : public CudaSelector {
 
 Status CudaCascadeServes(const Plan& plan) {
   if (plan.cascade.pruning != CascadeOptions::Pruning::kTop) {
-    return PlanUnserved("cascade", "\"literal\"");
+    return PlanUnserved("cascade", "\"literal\"", "op cascade by quantiles");
   }
-  if (plan.cascade.centred) return PlanUnserved("centred", "true");
-  return CudaUnitServes(plan);
+  if (plan.cascade.centred) return PlanUnserved("centred", "true", "op cascade of centred vectors");
+  return CudaIndexServes(plan);
 }
 
-std::unique_ptr<CudaSelector> NewCudaCascade(StepMemory* memory) {
-  return std::make_unique<CudaCascade>(memory);
+std::unique_ptr<CudaSelector> NewCudaCascade(const CudaSelectorSource& from) {
+  return std::make_unique<CudaCascade>(from.memory);
 }
 
 }  // namespace kvstrata

@@ -20,7 +20,7 @@ class CudaFrame;  // cuda_frame.h
 
 class CudaCodec {
  public:
-  explicit CudaCodec(CodecKind kind) : kind_(kind) {}
+  CudaCodec() = default;
   CudaCodec(const CudaCodec&) = delete;
   CudaCodec& operator=(const CudaCodec&) = delete;
   virtual ~CudaCodec() = default;
@@ -40,10 +40,8 @@ class CudaCodec {
                         const MutableRows& out, float* lse) = 0;
 
  protected:
+  // Whether it is the member's.
   bool Has(const CudaFrame& frame, int member) const;
-
- private:
-  const CodecKind kind_;
 };
 
 }  // namespace kvstrata

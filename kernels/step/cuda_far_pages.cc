@@ -15,9 +15,8 @@ CudaFarPages::CudaFarPages(StepMemory* memory, std::shared_ptr<HotCacheBudget> b
 }
 
 bool CudaFarPages::MayPromote(const CudaFrame& frame, int member) {
-  const Plan& plan = frame.plan(member);
-  return frame.member(member).view.far_pages != nullptr && plan.codec == CodecKind::kRaw &&
-         plan.selector != SelectorKind::kFull;
+  return frame.member(member).view.far_pages != nullptr && frame.CodecOf(member) == nullptr &&
+         frame.SelectorOf(member) != nullptr;
 }
 
 Status CudaFarPages::Fit(const CudaFrame& frame, int32_t pages) {

@@ -30,6 +30,9 @@ class CudaFrame : public StepBatch {
 
   SequenceState& state(int member) const { return *members_[static_cast<size_t>(member)].state; }
   const Plan& plan(int member) const { return state(member).plan(); }
+  // Null: everything is attended; of codec raw.
+  CudaSelector* SelectorOf(int member) const { return ws_.SelectorOf(plan(member)); }
+  CudaCodec* CodecOf(int member) const { return ws_.CodecOf(plan(member)); }
   // Tokens that the member has behind the step, or that room is kept for.
   int32_t RoomFor(int member) const {
     const StepMember& m = members_[static_cast<size_t>(member)];

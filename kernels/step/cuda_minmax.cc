@@ -4,21 +4,13 @@
 
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
-#include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
 
-cuda::CandidateRule RuleOf(const Plan& plan) {
-  const int32_t unit = plan.index.unit;
-  return {unit, plan.minmax.sinks, plan.minmax.recent, plan.minmax.budget / unit, plan.min_tokens};
-}
-
 class CudaMinMax final : public CudaSelector {
  public:
-  explicit CudaMinMax(StepMemory*) : CudaSelector(SelectorKind::kMinMax) {}
-
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
   // Op score reads ahead, op vote does not.
@@ -28,7 +20,7 @@ class CudaMinMax final : public CudaSelector {
     Room room = room_;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
-      const cuda::CandidateRule rule = RuleOf(frame.plan(i));
+      const cuda::CandidateRule rule = MinMaxCandidates(frame.plan(i));
       const int32_t units = frame.RoomFor(i) / rule.unit_tokens + 1;
       Raise(&room.units, units, Generous(units, kMultiple));
       room.list = std::max(room.list, rule.take);
@@ -110,7 +102,7 @@ class CudaMinMax final : public CudaSelector {
     w.rows = frame.IndexRowsOf(part.first, 0, layer);
     w.fields = 2;
     w.field_stride = frame.state(part.first).index().field_stride();
-    w.rule = RuleOf(part.plan);
+    w.rule = MinMaxCandidates(part.plan);
     w.tokens = frame.VisibleFrom(frame.FirstRow(part));
     w.q = q.data;
     w.q_dtype = q.dtype;
@@ -128,7 +120,7 @@ class CudaMinMax final : public CudaSelector {
     w.fields = 2;
     w.field_stride = frame.state(part.first).index().field_stride();
     w.scale = frame.geometry().logit_scale();
-    w.rule = RuleOf(part.plan);
+    w.rule = MinMaxCandidates(part.plan);
     w.tokens = frame.VisibleFrom(frame.FirstRow(part));
     w.q = q.data;
     w.q_dtype = q.dtype;
@@ -147,7 +139,7 @@ class CudaMinMax final : public CudaSelector {
     w.score_stride = room_.units;
     w.batch = part.count;
     w.groups = frame.geometry().kv_heads;
-    w.rule = RuleOf(part.plan);
+    w.rule = MinMaxCandidates(part.plan);
     w.tokens = frame.VisibleFrom(frame.FirstRow(part));
     w.ahead = true;
     lists_.WriteTo(part, &w);
@@ -163,10 +155,10 @@ class CudaMinMax final : public CudaSelector {
 
 }  // namespace
 
-Status CudaMinMaxServes(const Plan& plan) { return CudaUnitServes(plan); }
+Status CudaMinMaxServes(const Plan& plan) { return CudaIndexServes(plan); }
 
-std::unique_ptr<CudaSelector> NewCudaMinMax(StepMemory* memory) {
-  return std::make_unique<CudaMinMax>(memory);
+std::unique_ptr<CudaSelector> NewCudaMinMax(const CudaSelectorSource&) {
+  return std::make_unique<CudaMinMax>();
 }
 
 }  // namespace kvstrata

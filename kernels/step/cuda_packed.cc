@@ -86,14 +86,13 @@ Status CheckHeads(const PackedStorage& packed, const Plan& plan, const Geometry&
 
 Status CudaPackedServes(const Plan& plan) {
   // Blocks of a layer's heads differ then.
-  return plan.packed.search ? PlanUnserved("strategy", "\"search\"") : OkStatus();
+  return plan.packed.search ? PlanUnserved("strategy", "\"search\"",
+                                           "op attend_packed over heads with blocks of their own")
+                            : OkStatus();
 }
 
 CudaPacked::CudaPacked(StepMemory* memory)
-    : CudaCodec(CodecKind::kPacked),
-      end_(memory->AddColumn()),
-      none_(memory->AddColumn()),
-      segments_(memory->AddColumn()) {
+    : end_(memory->AddColumn()), none_(memory->AddColumn()), segments_(memory->AddColumn()) {
   memory->Add(&table_);
 }
 

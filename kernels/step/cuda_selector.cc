@@ -6,11 +6,11 @@
 namespace kvstrata {
 
 bool CudaSelector::Has(const CudaFrame& frame, int member) const {
-  return frame.plan(member).selector == kind_;
+  return frame.SelectorOf(member) == this;
 }
 
 bool CudaCodec::Has(const CudaFrame& frame, int member) const {
-  return frame.plan(member).codec == kind_;
+  return frame.CodecOf(member) == this;
 }
 
 void CudaSelector::Cut(const CudaFrame& frame, int member, std::vector<CudaPart>* parts) {

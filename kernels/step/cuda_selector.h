@@ -5,15 +5,15 @@
 // time. What it keeps of a sequence goes with the sequence's state; buffers and tables that it
 // declared (step_memory.h) hold what one step needs. What differs from step to step is in columns
 // and tables, which Stage fills, never in arguments of ops: an engine captures Select into a graph.
-// One file each: cuda_window.cc cuda_minmax.cc cuda_cascade.cc cuda_vote.cc cuda_bucket.cc
-// cuda_block.cc cuda_spans.cc (zoom).
+// One file each: cuda_minmax.cc cuda_cascade.cc cuda_vote.cc cuda_bucket.cc cuda_block.cc
+// cuda_spans.cc (zoom), and cuda_fixed.cc for those that no query decides (window); one row each
+// in cuda_selector_rows.h.
 //
 // Order of a step: Open, Cut for each member, Fit, Stage, Begin, then Select and SelectionOf layer
 // by layer, Read. Threads: one call at a time.
 #ifndef KVSTRATA_KERNELS_STEP_CUDA_SELECTOR_H_
 #define KVSTRATA_KERNELS_STEP_CUDA_SELECTOR_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -26,8 +26,7 @@
 
 namespace kvstrata {
 
-class CudaFrame;   // cuda_frame.h
-class StepMemory;  // step_memory.h
+class CudaFrame;  // cuda_frame.h
 
 // The queries that Select takes.
 enum class CudaQueries : uint8_t {
@@ -38,7 +37,7 @@ enum class CudaQueries : uint8_t {
 
 class CudaSelector {
  public:
-  explicit CudaSelector(SelectorKind kind) : kind_(kind) {}
+  CudaSelector() = default;
   CudaSelector(const CudaSelector&) = delete;
   CudaSelector& operator=(const CudaSelector&) = delete;
   virtual ~CudaSelector() = default;
@@ -79,25 +78,9 @@ class CudaSelector {
   virtual Result<std::vector<int32_t>> ReadKept(const CudaFrame& frame, int member, int head) const;
 
  protected:
+  // Whether it is the member's.
   bool Has(const CudaFrame& frame, int member) const;
-
- private:
-  const SelectorKind kind_;
 };
-
-// By SelectorKind; null: everything is attended.
-using CudaSelectors = std::array<std::unique_ptr<CudaSelector>, 8>;
-
-// Each declares what it needs of the memory, which outlives it.
-class CudaPacked;
-class CudaSpans;
-std::unique_ptr<CudaSelector> NewCudaWindow(StepMemory* memory);
-std::unique_ptr<CudaSelector> NewCudaMinMax(StepMemory* memory);
-std::unique_ptr<CudaSelector> NewCudaCascade(StepMemory* memory);
-std::unique_ptr<CudaSelector> NewCudaVote(StepMemory* memory);
-std::unique_ptr<CudaSelector> NewCudaBucket(StepMemory* memory);
-std::unique_ptr<CudaSelector> NewCudaBlock(StepMemory* memory, CudaPacked* codec);
-std::unique_ptr<CudaSelector> NewCudaZoom(CudaSpans* codec);
 
 }  // namespace kvstrata
 

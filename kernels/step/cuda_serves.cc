@@ -1,7 +1,8 @@
 #include "kernels/step/cuda_serves.h"
 
-#include <array>
 #include <bit>
+
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
@@ -12,40 +13,15 @@ Status ModelUnserved(const std::string& what) {
   return Unimplemented("CUDA_MODEL", what + "; use backend simd");
 }
 
-Status AllServed(const Plan&) { return OkStatus(); }
-
-constexpr uint8_t Over(CodecKind codec) {
-  return static_cast<uint8_t>(1u << static_cast<unsigned>(codec));
-}
-constexpr uint8_t kRaw = Over(CodecKind::kRaw), kPacked = Over(CodecKind::kPacked),
-                  kLowRank = Over(CodecKind::kLowRank);
-
-// The codecs whose rows a selector's ops choose from there, and what of its options they serve.
-struct Served {
-  uint8_t codecs;
-  Status (*options)(const Plan& plan);
-};
-constexpr std::array<Served, 8> kSelectors = {{
-    {kRaw | kPacked, AllServed},  // full
-    {kRaw, AllServed},            // window
-    {kRaw, CudaMinMaxServes},
-    {kRaw, CudaCascadeServes},
-    {kRaw, CudaVoteServes},
-    {kRaw, CudaBucketServes},
-    {kLowRank, AllServed},  // zoom
-    {kPacked, CudaBlockServes},
-}};  // by SelectorKind
-
 Status ServesPlan(const Plan& plan) {
-  const Served& selector = kSelectors[static_cast<size_t>(plan.selector)];
-  if ((selector.codecs & Over(plan.codec)) == 0) {
-    return PlanUnserved("codec", "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
-                                     std::string(NameOf(plan.selector)) + "\"");
+  const CudaSelectorRow& selector = CudaSelectorRows()[static_cast<size_t>(plan.selector)];
+  if ((selector.codecs & OverCodec(plan.codec)) == 0) {
+    return PlanUnserved("codec",
+                        "\"" + std::string(NameOf(plan.codec)) + "\" under selector \"" +
+                            std::string(NameOf(plan.selector)) + "\"",
+                        selector.missing);
   }
-  if (plan.codec != CodecKind::kLowRank && plan.index.rest != RestKind::kDrop) {
-    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"");
-  }
-  KVS_RETURN_IF_ERROR(selector.options(plan));
+  KVS_RETURN_IF_ERROR(selector.serves(plan));
   return plan.codec == CodecKind::kPacked ? CudaPackedServes(plan) : OkStatus();
 }
 
@@ -66,19 +42,25 @@ Status ServesModel(const Geometry& geometry) {
 
 }  // namespace
 
-Status PlanUnserved(std::string_view key, std::string_view value) {
+Status PlanUnserved(std::string_view key, std::string_view value, std::string_view missing) {
   return Unimplemented(
       "CUDA_PLAN", std::string(key) + " = " + std::string(value) +
-                       " is not served on a GPU; served there are selectors full, window, "
-                       "minmax (quest, strata), cascade (chess), vote (tokenselect) and "
-                       "bucket (sentencekv) over codec raw, block (mosaickv) and full over "
-                       "codec packed, with rest = \"drop\", and zoom over codec lowrank (sekv); "
-                       "use one of them, or backend simd");
+                       " is not served on a GPU: " + std::string(missing) +
+                       " is missing there; served are selectors full, window, minmax (quest, "
+                       "strata), cascade (chess), vote (tokenselect) and bucket (sentencekv) over "
+                       "codec raw, block (mosaickv) and full over codec packed, with rest = "
+                       "\"drop\", and zoom over codec lowrank (sekv); use one of them, or backend "
+                       "simd");
 }
 
-Status CudaUnitServes(const Plan& plan) {
+Status CudaIndexServes(const Plan& plan) {
+  if (plan.index.rest != RestKind::kDrop) {
+    return PlanUnserved("rest", "\"" + std::string(NameOf(plan.index.rest)) + "\"",
+                        "op attend_coarse over rows of an index");
+  }
   if (std::has_single_bit(static_cast<uint32_t>(plan.index.unit))) return OkStatus();
-  return PlanUnserved("page", std::to_string(plan.index.unit) + " (no power of two)");
+  return PlanUnserved("page", std::to_string(plan.index.unit),
+                      "op attend_raw over pages that are no power of two");
 }
 
 Status CudaServes(const Plan& plan, const Geometry& geometry) {

@@ -14,12 +14,13 @@
 
 namespace kvstrata {
 
-// Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN or CUDA_MODEL, which names the
-// key, its value and what is served. For opening a sequence; Begin asks it again.
+// Whether CudaStep can serve a sequence: UNIMPLEMENTED CUDA_PLAN, which names the option, the op
+// that is missing for it and what is served, or CUDA_MODEL. For opening a sequence; Begin asks it
+// again. docs/plans.md, "On a GPU", lists all that is not served.
 Status CudaServes(const Plan& plan, const Geometry& geometry);
 
-// CUDA_PLAN of an option.
-Status PlanUnserved(std::string_view key, std::string_view value);
+// CUDA_PLAN of an option. missing: "op pick over ..."
+Status PlanUnserved(std::string_view key, std::string_view value, std::string_view missing);
 
 // What of the plan's options the ops lack, by selector and codec; OK: nothing.
 Status CudaMinMaxServes(const Plan& plan);
@@ -28,8 +29,8 @@ Status CudaVoteServes(const Plan& plan);
 Status CudaBucketServes(const Plan& plan);
 Status CudaBlockServes(const Plan& plan);
 Status CudaPackedServes(const Plan& plan);
-// Units of a selector that reads index rows.
-Status CudaUnitServes(const Plan& plan);
+// Of a selector that reads an index: its units, and what becomes of those that are not selected.
+Status CudaIndexServes(const Plan& plan);
 
 }  // namespace kvstrata
 

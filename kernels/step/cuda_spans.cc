@@ -8,7 +8,7 @@
 #include "kernels/select/unit_scores.h"
 #include "kernels/select/zoom_budget.h"
 #include "kernels/step/cuda_frame.h"
-#include "kernels/step/cuda_selector.h"
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
@@ -56,8 +56,7 @@ int32_t ExpandRoom(const Plan& plan, const SpanStorage& spans, int32_t n) {
 }  // namespace
 
 CudaSpans::CudaSpans(StepMemory* memory)
-    : CudaCodec(CodecKind::kLowRank),
-      counts_(memory->AddColumn()),
+    : counts_(memory->AddColumn()),
       expand_(memory->AddColumn()),
       end_(memory->AddColumn()),
       expand_all_(memory->AddColumn()) {
@@ -270,7 +269,7 @@ namespace {
 // As kernels/select/zoom.cc does it on a CPU.
 class CudaZoom final : public CudaSelector {
  public:
-  explicit CudaZoom(CudaSpans* codec) : CudaSelector(SelectorKind::kZoom), codec_(codec) {}
+  explicit CudaZoom(CudaSpans* codec) : codec_(codec) {}
 
   CudaQueries queries() const override { return CudaQueries::kNative; }
   // There every span is expanded.
@@ -324,8 +323,8 @@ class CudaZoom final : public CudaSelector {
 
 }  // namespace
 
-std::unique_ptr<CudaSelector> NewCudaZoom(CudaSpans* codec) {
-  return std::make_unique<CudaZoom>(codec);
+std::unique_ptr<CudaSelector> NewCudaZoom(const CudaSelectorSource& from) {
+  return std::make_unique<CudaZoom>(from.spans);
 }
 
 }  // namespace kvstrata

@@ -5,8 +5,7 @@
 
 #include "kernels/step/cuda_frame.h"
 #include "kernels/step/cuda_lists.h"
-#include "kernels/step/cuda_selector.h"
-#include "kernels/step/cuda_serves.h"
+#include "kernels/step/cuda_selector_rows.h"
 #include "kernels/step/cuda_vote_cache.h"
 
 namespace kvstrata {
@@ -18,22 +17,22 @@ cuda::PickCacheLayout CacheLayoutOf(const Plan& plan, const Geometry& g) {
   return {int64_t{g.query_heads} * g.head_dim, plan.vote.budget};
 }
 
-// The rule for N tokens, the query's own among them. A prompt chunk selects from the tokens before
-// it: the same rule, of one token less.
+// A prompt chunk selects from the tokens before it: the same rule, of one token less.
 cuda::CandidateRule RuleOf(const Plan& plan, bool prompt) {
-  const int32_t own = prompt ? 1 : 0;
-  return {1, plan.vote.sinks, plan.vote.recent + own, plan.vote.budget, plan.min_tokens + own};
+  cuda::CandidateRule rule = VoteCandidates(plan);
+  if (!prompt) return rule;
+  ++rule.recent_tokens;
+  ++rule.min_tokens;
+  return rule;
 }
 
 bool InFull(const Plan& plan, int32_t n) {
-  return AttendsInFull(n, plan.vote.sinks + plan.vote.recent, plan.vote.budget, plan.min_tokens);
+  return cuda::CandidatesOf(VoteCandidates(plan), n).full;
 }
 
 class CudaVote final : public CudaSelector {
  public:
-  explicit CudaVote(StepMemory* memory) : CudaSelector(SelectorKind::kVote) {
-    memory->Add(&caches_);
-  }
+  explicit CudaVote(StepMemory* memory) { memory->Add(&caches_); }
 
   CudaQueries queries() const override { return CudaQueries::kDense; }
   bool IdlesWhenShort() const override { return true; }
@@ -306,14 +305,16 @@ class CudaVote final : public CudaSelector {
 }  // namespace
 
 Status CudaVoteServes(const Plan& plan) {
-  if (plan.vote.max_pool > 1) return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool));
+  if (plan.vote.max_pool > 1)
+    return PlanUnserved("max_pool", std::to_string(plan.vote.max_pool),
+                        "op vote with a maximum over neighbours");
   // Op vote keeps weights down to e^-20 of a block's.
-  if (!plan.vote.scale) return PlanUnserved("scale", "false");
+  if (!plan.vote.scale) return PlanUnserved("scale", "false", "op vote over logits of any size");
   return OkStatus();
 }
 
-std::unique_ptr<CudaSelector> NewCudaVote(StepMemory* memory) {
-  return std::make_unique<CudaVote>(memory);
+std::unique_ptr<CudaSelector> NewCudaVote(const CudaSelectorSource& from) {
+  return std::make_unique<CudaVote>(from.memory);
 }
 
 }  // namespace kvstrata

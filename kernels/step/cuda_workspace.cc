@@ -4,20 +4,18 @@
 #include <utility>
 
 #include "kernels/step/cuda_frame.h"
+#include "kernels/step/cuda_selector_rows.h"
 
 namespace kvstrata {
 namespace {
 
-// The selectors, by SelectorKind.
-CudaSelectors NewSelectors(StepMemory* memory, CudaPacked* packed, CudaSpans* spans) {
-  return {nullptr,
-          NewCudaWindow(memory),
-          NewCudaMinMax(memory),
-          NewCudaCascade(memory),
-          NewCudaVote(memory),
-          NewCudaBucket(memory),
-          NewCudaZoom(spans),
-          NewCudaBlock(memory, packed)};
+// By SelectorKind; null: everything is attended.
+std::vector<std::unique_ptr<CudaSelector>> NewSelectors(const CudaSelectorSource& from) {
+  std::vector<std::unique_ptr<CudaSelector>> selectors;
+  for (const CudaSelectorRow& row : CudaSelectorRows()) {
+    selectors.push_back(row.make == nullptr ? nullptr : row.make(from));
+  }
+  return selectors;
 }
 
 }  // namespace
@@ -30,7 +28,7 @@ CudaWorkspace::CudaWorkspace(const cuda::CudaOps& ops, const Geometry& geometry,
       memory_(ops),
       packed_(&memory_),
       spans_(&memory_),
-      selectors_(NewSelectors(&memory_, &packed_, &spans_)),
+      selectors_(NewSelectors({&memory_, &packed_, &spans_})),
       codecs_{nullptr, &spans_, &packed_},
       index_(&memory_),
       far_pages_(&memory_, std::move(hot_cache_budget)),

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/status.h"
 #include "kernels/cuda/cuda_ops.h"
@@ -78,8 +79,8 @@ class CudaWorkspace {
   StepMemory memory_;
   CudaPacked packed_;
   CudaSpans spans_;
-  const CudaSelectors selectors_;
-  const std::array<CudaCodec*, 3> codecs_;  // by CodecKind
+  const std::vector<std::unique_ptr<CudaSelector>> selectors_;  // by SelectorKind
+  const std::array<CudaCodec*, 3> codecs_;                      // by CodecKind
   CudaIndex index_;
   CudaFarPages far_pages_;
   CudaTensors tensors_;

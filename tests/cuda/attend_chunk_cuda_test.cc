@@ -5,8 +5,6 @@
 #include <string>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/ops/attend_raw/attend_raw.h"
-#include "kernels/ops/merge/merge.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/paged_batch.h"
 #include "tests/cuda/random_selection.h"
@@ -97,7 +95,14 @@ class Problem {
   Attention Expected() const {
     Attention a{std::vector<float>(QueryRows() * static_cast<size_t>(case_.dim)),
                 std::vector<float>(QueryRows())};
-    for (int h = 0; h < case_.kv_heads; ++h) ExpectedOf(h, a);
+    const std::vector<int32_t> tokens = Visible(case_.before);
+    AttendChunkBatch w = Work();
+    w.layer = pages_.HostLayer();
+    w.selection = selection_.Host();
+    w.tokens = tokens.data();
+    w.q = q_bytes_.data();
+    w.to = {a.out.data(), DType::kF32, a.lse.data()};
+    AttendChunkRef(w);
     return a;
   }
   void ExpectLikeRef() const {
@@ -122,41 +127,6 @@ class Problem {
     std::vector<int32_t> visible(static_cast<size_t>(case_.rows));
     std::iota(visible.begin(), visible.end(), before + 1);
     return visible;
-  }
-  void ExpectedOf(int h, Attention& a) const {
-    const int heads = case_.kv_heads * case_.group;
-    const auto group = static_cast<size_t>(case_.group), dim = static_cast<size_t>(case_.dim);
-    const std::vector<float> queries = Floats(case_.dtype, q_bytes_);
-    const auto runs = selection_.Runs(0, h, case_.before + case_.rows);
-    const size_t count = static_cast<size_t>(case_.rows) * group;
-    std::vector<float> m(count), l(count), o(count * dim);
-    const size_t head = static_cast<size_t>(h) * group;
-    const AttendWork work{pages_.Keys(0, h),
-                          pages_.Values(0, h),
-                          &queries[head * dim],
-                          int64_t{heads} * case_.dim,
-                          case_.rows,
-                          case_.group,
-                          case_.before,
-                          runs.data(),
-                          static_cast<int32_t>(runs.size()),
-                          Scale(),
-                          m.data(),
-                          l.data(),
-                          o.data()};
-    AttendRawRef(&work, 1, InlineExecutor());
-    const MergeWork merge{m.data(),
-                          l.data(),
-                          o.data(),
-                          1,
-                          static_cast<int32_t>(count),
-                          case_.group,
-                          case_.dim,
-                          &a.out[head * dim],
-                          int64_t{heads} * case_.dim,
-                          &a.lse[head],
-                          heads};
-    MergeRef(&merge, 1, InlineExecutor());
   }
 
   Case case_;

@@ -1,5 +1,5 @@
-// SentenceKV's ops on the GPU: queries kept of a prompt, importance, buckets with their means, and
-// the tokens picked from them, against the CPU's rules over the same numbers.
+// SentenceKV's ops on the GPU against ref: queries kept of a prompt, importance, buckets with their
+// means, and the tokens picked from them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,11 +10,8 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/select/max_pool.h"
-#include "kernels/select/ranking.h"
 #include "tests/cuda/captured_graph.h"
 #include "tests/cuda/paged_batch.h"
-#include "tests/cuda/relative_error.h"
 #include "tests/cuda/seed.h"
 
 namespace kvstrata::cuda {
@@ -34,11 +31,14 @@ TEST(Observe, KeepsTheLastQueriesOfAPrompt) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const int new_tokens : {1, 5, 8, 19}) {
       std::vector<DeviceArray<float>> rings;
-      std::vector<SentenceTable> tables(kBatch);
+      std::vector<std::vector<float>> want(
+          kBatch, std::vector<float>(size_t{kLayers} * kCapacity * kFloats, NAN));
+      std::vector<SentenceTable> tables(kBatch), host_tables(kBatch);
       std::vector<int32_t> visible;
-      for (int b = 0; b < kBatch; ++b) {
-        rings.emplace_back(size_t{kLayers} * kCapacity * kFloats);
-        tables[static_cast<size_t>(b)].observed = rings.back().get();
+      for (size_t b = 0; b < kBatch; ++b) {
+        rings.emplace_back(want[b].size());
+        tables[b].observed = rings.back().get();
+        host_tables[b].observed = want[b].data();
         const int32_t start = Below(rng, 100);
         for (int t = 1; t <= new_tokens; ++t) visible.push_back(start + t);
       }
@@ -57,19 +57,14 @@ TEST(Observe, KeepsTheLastQueriesOfAPrompt) {
       w.new_tokens = new_tokens;
       w.query_floats = kFloats;
       Check(kvs_cuda_ops()->observe(w, nullptr), "observe");
-      const std::vector<float> values = Floats(dtype, q);
-      for (int b = 0; b < kBatch; ++b) {
-        std::vector<float> want(size_t{kLayers} * kCapacity * kFloats, NAN);
-        for (int t = std::max(0, new_tokens - kCapacity); t < new_tokens; ++t) {
-          const size_t row =
-              static_cast<size_t>(b) * static_cast<size_t>(new_tokens) + static_cast<size_t>(t);
-          const auto slot = static_cast<size_t>(kCapacity + (visible[row] - 1) % kCapacity);
-          std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(row * kFloats), kFloats,
-                      want.begin() + static_cast<std::ptrdiff_t>(slot * kFloats));
-        }
-        const std::vector<float> got = rings[static_cast<size_t>(b)].Read();
-        for (size_t i = 0; i < want.size(); ++i) {
-          ASSERT_TRUE(got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i])))
+      w.tables = host_tables.data();
+      w.visible = visible.data();
+      w.q = q.data();
+      ObserveRef(w);
+      for (size_t b = 0; b < kBatch; ++b) {
+        const std::vector<float> got = rings[b].Read();
+        for (size_t i = 0; i < got.size(); ++i) {
+          ASSERT_TRUE(got[i] == want[b][i] || (std::isnan(got[i]) && std::isnan(want[b][i])))
               << "sequence " << b << " float " << i;
         }
       }
@@ -84,45 +79,35 @@ TEST(Importance, SumsVotesAndTakesTheMaximumAround) {
     for (const auto& [tokens, begin] : {std::pair{1000, 0}, {257, 5}, {1, 0}, {40, 39}}) {
       SCOPED_TRACE("pool " + std::to_string(pool) + " tokens " + std::to_string(tokens));
       DeviceArray<float> sums(size_t{kHeads} * kStride), importance(size_t{kHeads} * kStride);
-      std::vector<double> want(size_t{kHeads} * kStride);
+      std::vector<float> want_sums(sums.size()), want(sums.size(), NAN);
       ImportanceBatch w;
       w.kv_heads = kHeads;
       w.stride = kStride;
       w.tokens = tokens;
       w.begin = begin;
       w.pool = pool;
-      w.sums = sums.get();
-      w.importance = importance.get();
       for (const int items : {5, 3}) {
         std::vector<float> votes(static_cast<size_t>(items) * want.size());
-        for (size_t i = 0; i < votes.size(); ++i) {
-          votes[i] = std::exp(Normal(rng));
-          want[i % want.size()] += double{votes[i]};
-        }
+        for (float& x : votes) x = std::exp(Normal(rng));
         const DeviceArray<float> device(votes);
-        w.votes = device.get();
         w.items = items;
         w.first = items == 5;
         w.last = items == 3;
+        w.votes = device.get();
+        w.sums = sums.get();
+        w.importance = importance.get();
         Check(kvs_cuda_ops()->importance(w, nullptr), "importance");
         Check(cudaDeviceSynchronize(), "importance");
+        w.votes = votes.data();
+        w.sums = want_sums.data();
+        w.importance = want.data();
+        ImportanceRef(w);
       }
       const std::vector<float> got = importance.Read();
-      for (int head = 0; head < kHeads; ++head) {
-        std::vector<float> row(static_cast<size_t>(tokens)), scratch;
-        for (size_t t = 0; t < row.size(); ++t) {
-          row[t] = static_cast<float>(want[static_cast<size_t>(head) * kStride + t]);
-        }
-        MaxPool(pool, row.data(), tokens, &scratch);
-        for (int t = 0; t < kStride; ++t) {
-          const float x = got[static_cast<size_t>(head * kStride + t)];
-          if (t >= tokens - begin) {
-            ASSERT_TRUE(std::isnan(x)) << t;
-          } else {
-            const float y = row[static_cast<size_t>(begin + t)];
-            ASSERT_NEAR(x, y, 1e-5 * y) << t;
-          }
-        }
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_EQ(std::isnan(got[i]), std::isnan(want[i])) << i;
+        if (std::isnan(want[i])) continue;
+        ASSERT_NEAR(got[i], want[i], 1e-5 * want[i]) << i;
       }
     }
   }
@@ -164,22 +149,44 @@ class Tables {
   SentenceTable table;
 };
 
-// What a row's buckets should be.
-struct Expected {
-  std::vector<int32_t> kept, firsts;
+// The same on the host, for refs.
+struct HostTables {
+  explicit HostTables(const Tables& t)
+      : queries(t.queries.Read()),
+        means(t.means.Read()),
+        whole_means(t.whole_means.Read()),
+        scores(t.scores.Read()),
+        kept(t.kept.Read()),
+        firsts(t.firsts.Read()),
+        counts(t.counts.Read()),
+        whole(t.whole.Read()),
+        table(t.table) {
+    table.queries = queries.data();
+    table.kept = kept.data();
+    table.firsts = firsts.data();
+    table.counts = counts.data();
+    table.means = means.data();
+    table.whole = whole.data();
+    table.whole_means = whole_means.data();
+    table.scores = scores.data();
+  }
+  HostTables(HostTables&&) = default;  // arrays stay where they are
+
+  std::vector<float> queries;
+  std::vector<BF16> means, whole_means;
+  std::vector<BucketScore> scores;
+  std::vector<int32_t> kept, firsts, counts, whole;
+  SentenceTable table;
 };
 
-Expected Cut(std::vector<int32_t> kept, const std::vector<int32_t>& ends) {
-  Expected e{std::move(kept), {}};
-  int32_t last = -1;
-  for (size_t i = 0; i < e.kept.size(); ++i) {
-    const auto sentence =
-        static_cast<int32_t>(std::ranges::upper_bound(ends, e.kept[i]) - ends.begin());
-    if (sentence != last) e.firsts.push_back(static_cast<int32_t>(i));
-    last = sentence;
+// Means of fp32 and of double are one bf16 number apart at most.
+void ExpectMeans(const std::vector<BF16>& got, const std::vector<BF16>& want) {
+  for (size_t i = 0; i < want.size(); ++i) {
+    const float x = ToFloat(got[i]), y = ToFloat(want[i]);
+    ASSERT_EQ(std::isnan(x), std::isnan(y)) << i;  // poison
+    if (std::isnan(y)) continue;
+    ASSERT_NEAR(x, y, 1e-5 + std::abs(y) / 128) << i;
   }
-  e.firsts.push_back(static_cast<int32_t>(e.kept.size()));
-  return e;
 }
 
 class Buckets : public ::testing::TestWithParam<std::pair<DType, int>> {
@@ -206,27 +213,10 @@ class Buckets : public ::testing::TestWithParam<std::pair<DType, int>> {
     layer.key_offset = batch_->layout.KeyOffset(0, 0, 0);
     return KeyRows(layer);
   }
-  // The mean of a row's keys of some tokens.
-  std::vector<float> Mean(size_t row, std::span<const int32_t> tokens) const {
-    const int layer = static_cast<int>(row) / geometry_.kv_heads;
-    const PagedRows keys = Keys(layer, static_cast<int>(row) % geometry_.kv_heads);
-    std::vector<float> mean;
-    for (int c = 0; c < geometry_.head_dim; ++c) {
-      double sum = 0;
-      for (const int32_t t : tokens) {
-        sum += LoadFloat(keys.Row(t) + c * SizeOf(geometry_.dtype), geometry_.dtype);
-      }
-      mean.push_back(static_cast<float>(sum / static_cast<double>(tokens.size())));
-    }
-    return mean;
-  }
-  void ExpectMean(const std::vector<BF16>& means, size_t at, size_t row,
-                  std::span<const int32_t> tokens) {
-    const std::vector<float> want = Mean(row, tokens);
-    for (size_t c = 0; c < want.size(); ++c) {
-      ASSERT_NEAR(ToFloat(means[at * want.size() + c]), want[c], 1e-5 + std::abs(want[c]) / 256)
-          << "row " << row << " at " << at;
-    }
+  DeviceRows HostKeys() const {
+    DeviceRows keys = DeviceKeys();
+    keys.pages = batch_->HostLayer().pages;
+    return keys;
   }
 
   static constexpr int32_t kTokens = 1500;
@@ -253,19 +243,14 @@ TEST_P(Buckets, OfAPromptAreItsKeptTokensBySentence) {
       const int32_t buckets = std::min<int32_t>(count, static_cast<int32_t>(ends.size()));
       Tables t(geometry_, count, buckets, 1);
       const bool all = ranked == 1400;
-      std::vector<Expected> expected;
       std::vector<int32_t> kept(t.rows * static_cast<size_t>(count), -7);
-      for (size_t row = 0; row < t.rows; ++row) {
-        std::vector<int32_t> own = Choice(rng_, kFirst, 1468, ranked);
-        if (all) std::iota(own.begin(), own.end(), kFirst);
-        if (!all) {
-          std::ranges::copy(
-              own, kept.begin() + static_cast<std::ptrdiff_t>(row * static_cast<size_t>(count)));
-        }
-        for (int32_t i = window.begin; i < window.end; ++i) own.push_back(i);
-        expected.push_back(Cut(own, ends));
+      for (size_t row = 0; row < t.rows && !all; ++row) {
+        std::ranges::copy(
+            Choice(rng_, kFirst, 1468, ranked),
+            kept.begin() + static_cast<std::ptrdiff_t>(row * static_cast<size_t>(count)));
       }
       if (count > 0) t.kept.Write(kept);
+      HostTables want(t);
       const DeviceArray<int32_t> device_ends(ends);
       PromptBucketsBatch w;
       w.keys = DeviceKeys();
@@ -279,24 +264,14 @@ TEST_P(Buckets, OfAPromptAreItsKeptTokensBySentence) {
       w.ends = device_ends.get();
       w.sentences = static_cast<int32_t>(ends.size());
       Check(kvs_cuda_ops()->prompt_buckets(w, nullptr), "prompt_buckets");
-      const auto got_kept = t.kept.Read(), firsts = t.firsts.Read(), counts = t.counts.Read();
-      const auto means = t.means.Read();
-      for (size_t row = 0; row < t.rows; ++row) {
-        const Expected& e = expected[row];
-        ASSERT_EQ(counts[row], static_cast<int32_t>(e.firsts.size()) - 1);
-        for (size_t i = 0; i < e.kept.size(); ++i) {
-          ASSERT_EQ(got_kept[row * static_cast<size_t>(count) + i], e.kept[i]);
-        }
-        for (size_t i = 0; i < e.firsts.size(); ++i) {
-          ASSERT_EQ(firsts[row * static_cast<size_t>(buckets + 1) + i], e.firsts[i]);
-        }
-        for (size_t i = 0; i + 1 < e.firsts.size(); ++i) {
-          const auto tokens = std::span(e.kept).subspan(
-              static_cast<size_t>(e.firsts[i]), static_cast<size_t>(e.firsts[i + 1] - e.firsts[i]));
-          ASSERT_NO_FATAL_FAILURE(
-              ExpectMean(means, row * static_cast<size_t>(buckets) + i, row, tokens));
-        }
-      }
+      w.keys = HostKeys();
+      w.table = want.table;
+      w.ends = ends.data();
+      PromptBucketsRef(w);
+      EXPECT_EQ(t.kept.Read(), want.kept);
+      EXPECT_EQ(t.firsts.Read(), want.firsts);
+      EXPECT_EQ(t.counts.Read(), want.counts);
+      ASSERT_NO_FATAL_FAILURE(ExpectMeans(t.means.Read(), want.means));
     }
   }
 }
@@ -305,6 +280,7 @@ TEST_P(Buckets, OfWholeSentencesAreTheSameInAllRows) {
   const auto [dtype, dim] = GetParam();
   Make({.layers = 2, .query_heads = 6, .kv_heads = 3, .head_dim = dim, .dtype = dtype});
   Tables t(geometry_, 1, 1, 9);
+  HostTables want(t);
   WholeBucketsBatch w;
   w.keys = DeviceKeys();
   w.key_layer_stride = batch_->layout.layer_stride;
@@ -315,25 +291,11 @@ TEST_P(Buckets, OfWholeSentencesAreTheSameInAllRows) {
   const kvstrata::Run sentences[] = {{100, 101}, {101, 190}, {190, 1500}};
   std::ranges::copy(sentences, w.sentences);
   Check(kvs_cuda_ops()->whole_buckets(w, nullptr), "whole_buckets");
-  const auto whole = t.whole.Read();
-  const auto means = t.whole_means.Read();
-  for (int32_t i = 0; i < 9; ++i) {
-    if (i < 2 || i >= 5) {
-      ASSERT_EQ(whole[static_cast<size_t>(2 * i)], -1);  // poison
-      ASSERT_TRUE(
-          std::isnan(ToFloat(means[static_cast<size_t>(i) * t.rows * static_cast<size_t>(dim)])));
-      continue;
-    }
-    const kvstrata::Run s = sentences[i - 2];
-    ASSERT_EQ(whole[static_cast<size_t>(2 * i)], s.begin);
-    ASSERT_EQ(whole[static_cast<size_t>(2 * i + 1)], s.end);
-    std::vector<int32_t> tokens(static_cast<size_t>(s.end - s.begin));
-    std::iota(tokens.begin(), tokens.end(), s.begin);
-    for (size_t row = 0; row < t.rows; ++row) {
-      ASSERT_NO_FATAL_FAILURE(
-          ExpectMean(means, static_cast<size_t>(i) * t.rows + row, row, tokens));
-    }
-  }
+  w.keys = HostKeys();
+  w.table = want.table;
+  WholeBucketsRef(w);
+  EXPECT_EQ(t.whole.Read(), want.whole);
+  ASSERT_NO_FATAL_FAILURE(ExpectMeans(t.whole_means.Read(), want.whole_means));
 }
 
 // A batch whose buckets are drawn, and what is picked from them.
@@ -347,6 +309,8 @@ class PickedBuckets {
       sequences_.push_back(std::make_unique<Tables>(geometry_, 8 * listed + 1, listed, whole + 3));
       Draw(*sequences_.back(), b);
       tables.push_back(sequences_.back()->table);
+      mirrors_.emplace_back(*sequences_.back());
+      host_tables_.push_back(mirrors_.back().table);
     }
     tables_ = DeviceArray<SentenceTable>(tables);
     tokens_ = DeviceArray<int32_t>(kBatch);
@@ -359,8 +323,6 @@ class PickedBuckets {
     counters_ = DeviceArray<uint32_t>(std::vector<uint32_t>(size_t{kBatch} * kHeads));
     q_ = DeviceArray<std::byte>(
         static_cast<size_t>(kBatch * geometry_.query_heads * head_dim * SizeOf(q_dtype)));
-    sums_.assign(size_t{kBatch} * kHeads, std::vector<double>(static_cast<size_t>(head_dim)));
-    queries_.assign(kBatch, 0);
   }
   PickBucketsBatch Work() const {
     PickBucketsBatch w;
@@ -383,13 +345,12 @@ class PickedBuckets {
     w.counters = counters_.get();
     return w;
   }
-  // New queries of steps of `tokens`; counts: whether they are to be remembered, as of steps that
-  // end; 0 in `windows`: in full.
-  void Step(CapturedGraph& graph, std::vector<int32_t> tokens, std::vector<int32_t> from,
-            std::vector<int32_t> windows, bool counts = true) {
-    const size_t dim = static_cast<size_t>(geometry_.head_dim);
-    const auto q =
-        RandomElements(rng_, q_dtype_, static_cast<size_t>(kBatch * geometry_.query_heads) * dim);
+  // New queries of steps of `tokens`; 0 in `windows`: in full. A step of as many tokens as the one
+  // before follows one that was given up.
+  void Step(CapturedGraph& graph, const std::vector<int32_t>& tokens,
+            const std::vector<int32_t>& from, const std::vector<int32_t>& windows) {
+    const auto q = RandomElements(
+        rng_, q_dtype_, static_cast<size_t>(kBatch * geometry_.query_heads * geometry_.head_dim));
     q_.Write(q);
     tokens_.Write(tokens);
     from_.Write(from);
@@ -397,48 +358,42 @@ class PickedBuckets {
     units_.Poison();
     counts_.Poison();
     graph.Replay();
-    const std::vector<float> queries = Floats(q_dtype_, q);
-    const auto units = units_.Read(), got_counts = counts_.Read();
+    const std::vector<int32_t> whole(kBatch, whole_);
+    std::vector<int32_t> units(units_.size(), -1), counts(counts_.size(), -1);
+    PickBucketsBatch w = Work();
+    w.tables = host_tables_.data();
+    w.tokens = tokens.data();
+    w.queries_from = from.data();
+    w.whole = whole.data();
+    w.recent_begin = windows.data();
+    w.q = q.data();
+    w.units = units.data();
+    w.counts = counts.data();
+    ScoreBucketsRef(w);
     for (int b = 0; b < kBatch; ++b) {
       const auto sequence = static_cast<size_t>(b);
-      if (from[sequence] < 0 || windows[sequence] == 0) {
-        for (int h = 0; h < kHeads; ++h) ASSERT_EQ(got_counts[sequence * kHeads + h], 0);
-      }
-      if (from[sequence] < 0) continue;
-      for (int h = 0; h < kHeads; ++h) {
-        const size_t list = sequence * kHeads + static_cast<size_t>(h);
-        std::vector<double> sum = sums_[list];
-        for (int i = 0; i < geometry_.group(); ++i) {
-          for (size_t c = 0; c < dim; ++c) {
-            sum[c] +=
-                queries[(list * static_cast<size_t>(geometry_.group()) + static_cast<size_t>(i)) *
-                            dim +
-                        c];
-          }
-        }
-        std::vector<double> mean = sum;
-        for (double& x : mean) x /= geometry_.group() * (queries_[sequence] + 1);
-        if (counts) sums_[list] = sum;
-        if (windows[sequence] == 0) continue;
-        ASSERT_NO_FATAL_FAILURE(Compare(
-            b, h, mean, windows[sequence],
-            std::span(units).subspan(list * static_cast<size_t>(stride_)), got_counts[list]))
-            << "sequence " << b << " head " << h;
-      }
-      if (counts) ++queries_[sequence];
+      if (from[sequence] < 0 || windows[sequence] == 0) continue;
+      ASSERT_NO_FATAL_FAILURE(TakeScores(sequence)) << "sequence " << b;
     }
-  }
-  void EndSentence(int sequence) {
-    queries_[static_cast<size_t>(sequence)] = 0;
-    for (int h = 0; h < kHeads; ++h) {
-      std::ranges::fill(sums_[static_cast<size_t>(sequence * kHeads + h)], 0.0);
+    TakeBucketsRef(w);
+    ASSERT_EQ(counts_.Read(), counts);
+    const std::vector<int32_t> got = units_.Read();
+    for (size_t list = 0; list < counts.size(); ++list) {
+      const auto at = static_cast<std::ptrdiff_t>(list) * stride_;
+      // And the poison behind it.
+      ASSERT_TRUE(
+          std::equal(got.begin() + at, got.begin() + at + counts[list] + 1, units.begin() + at))
+          << "list " << list;
     }
   }
   // All means of the last sequence become equal.
   void Flatten() {
     Tables& t = *sequences_.back();
-    t.means.Write(std::vector<BF16>(t.means.size(), FromFloat<BF16>(0.5f)));
-    t.whole_means.Write(std::vector<BF16>(t.whole_means.size(), FromFloat<BF16>(0.5f)));
+    HostTables& host = mirrors_.back();
+    std::ranges::fill(host.means, FromFloat<BF16>(0.5f));
+    std::ranges::fill(host.whole_means, FromFloat<BF16>(0.5f));
+    t.means.Write(host.means);
+    t.whole_means.Write(host.whole_means);
   }
 
   static constexpr int kBatch = 3, kHeads = 2, kLayer = 1;
@@ -475,66 +430,20 @@ class PickedBuckets {
     }
     t.whole.Write(whole);
   }
-  // A bucket's tokens.
-  std::vector<std::vector<int32_t>> TokensOf(const Tables& t, size_t row) const {
-    const auto kept = t.kept.Read(), firsts = t.firsts.Read(), counts = t.counts.Read();
-    const auto whole = t.whole.Read();
-    std::vector<std::vector<int32_t>> buckets;
-    for (int32_t i = 0; i < counts[row]; ++i) {
-      const size_t at = row * static_cast<size_t>(listed_ + 1) + static_cast<size_t>(i);
-      const auto own = kept.begin() + static_cast<std::ptrdiff_t>(row * kept.size() / t.rows);
-      buckets.emplace_back(own + firsts[at], own + firsts[at + 1]);
-    }
-    for (int32_t i = 0; i < whole_; ++i) {
-      std::vector<int32_t> run(static_cast<size_t>(whole[static_cast<size_t>(2 * i + 1)] -
-                                                   whole[static_cast<size_t>(2 * i)]));
-      std::iota(run.begin(), run.end(), whole[static_cast<size_t>(2 * i)]);
-      buckets.push_back(std::move(run));
-    }
-    return buckets;
-  }
-  // Scores within rounding, and the tokens that follow from the scores.
-  void Compare(int sequence, int head, const std::vector<double>& mean, int32_t window,
-               std::span<const int32_t> units, int32_t count) {
-    const Tables& t = *sequences_[static_cast<size_t>(sequence)];
-    const auto row = static_cast<size_t>(kLayer * kHeads + head);
-    const auto buckets = TokensOf(t, row);
-    const size_t listed = buckets.size() - static_cast<size_t>(whole_), dim = mean.size();
-    const auto means = t.means.Read(), whole_means = t.whole_means.Read();
-    const auto all = t.scores.Read();
-    std::vector<float> scores;
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      scores.push_back(all[static_cast<size_t>(head * t.table.score_stride()) + i].score);
-    }
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      const BF16* at = i < listed ? &means[(row * static_cast<size_t>(listed_) + i) * dim]
-                                  : &whole_means[((i - listed) * t.rows + row) * dim];
-      double dot = 0, size = 0;
-      for (size_t c = 0; c < dim; ++c) {
-        dot += mean[c] * ToFloat(at[c]);
-        size += std::abs(mean[c] * ToFloat(at[c]));
+  // Holds the device's scores to ref's, and has ref go on with them: near-ties choose alike.
+  void TakeScores(size_t sequence) {
+    HostTables& host = mirrors_[sequence];
+    const std::vector<BucketScore> got = sequences_[sequence]->scores.Read();
+    for (int h = 0; h < kHeads; ++h) {
+      const int32_t listed = listed_ > 0 ? host.counts[size_t{kLayer} * kHeads + h] : 0;
+      for (int32_t i = 0; i < listed + whole_; ++i) {
+        const auto at = static_cast<size_t>(h * host.table.score_stride() + i);
+        ASSERT_NEAR(got[at].score, host.scores[at].score, 1e-5 * geometry_.head_dim) << i;
+        ASSERT_EQ(got[at].size, host.scores[at].size) << i;
+        ASSERT_EQ(got[at].first, host.scores[at].first) << i;
+        host.scores[at].score = got[at].score;
       }
-      ASSERT_NEAR(scores[i], dot, 1e-5 * size) << "bucket " << i;
     }
-    std::vector<size_t> taken(buckets.size());
-    auto room = static_cast<size_t>(tau_);
-    const auto below = [window](const std::vector<int32_t>& tokens) {
-      return static_cast<size_t>(std::ranges::lower_bound(tokens, window) - tokens.begin());
-    };
-    VisitRanked(scores.data(), static_cast<int32_t>(scores.size()), [&](int32_t b) {
-      const auto bucket = static_cast<size_t>(b);
-      taken[bucket] = std::min(below(buckets[bucket]), room);
-      room -= taken[bucket];
-      return true;
-    });
-    std::vector<int32_t> want;
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      want.insert(want.end(), buckets[i].begin(),
-                  buckets[i].begin() + static_cast<std::ptrdiff_t>(taken[i]));
-    }
-    ASSERT_EQ(count, static_cast<int32_t>(want.size()));
-    ASSERT_TRUE(std::equal(want.begin(), want.end(), units.begin()));
-    ASSERT_EQ(units[want.size()], -1);  // poison: nothing behind the list
   }
 
   static constexpr int32_t kWholeBegin = 200000;
@@ -547,8 +456,8 @@ class PickedBuckets {
   DeviceArray<int32_t> tokens_, from_, recent_, whole_counts_, units_, counts_;
   DeviceArray<uint32_t> counters_;
   DeviceArray<std::byte> q_;
-  std::vector<std::vector<double>> sums_;  // by list
-  std::vector<int> queries_;               // by sequence
+  std::vector<HostTables> mirrors_;
+  std::vector<SentenceTable> host_tables_;  // of the mirrors
 };
 
 constexpr int32_t kFar = 1 << 24;  // a window behind everything
@@ -590,12 +499,9 @@ TEST(PickBuckets, AveragesTheQueriesOfTheSentence) {
     SCOPED_TRACE("step " + std::to_string(i));
     std::vector<int32_t> windows = {kFar, kFar, i % 5 == 2 ? 0 : kFar};
     if (i % 7 == 3) {
-      ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, windows, false));
+      ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, windows));
     }
-    if (i % 9 == 8) {
-      picked.EndSentence(1);
-      from[1] = tokens[1] - 1;
-    }
+    if (i % 9 == 8) from[1] = tokens[1] - 1;
     ASSERT_NO_FATAL_FAILURE(picked.Step(graph, tokens, from, windows));
     for (int32_t& t : tokens) t += 1 + (i % 4 == 1 ? 5 : 0);
   }

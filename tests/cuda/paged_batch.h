@@ -33,6 +33,7 @@ class PagedBatch {
     std::shuffle(order.begin(), order.end(), rng);
     for (size_t i : order) {
       pages_.push_back(memory_.data() + i * static_cast<size_t>(g.page_bytes()));
+      host_pages_.push_back(reinterpret_cast<uint64_t>(pages_.back()));
     }
     for (int b = 0; b < batch(); ++b) {
       for (int32_t t = 0; t < tokens[static_cast<size_t>(b)]; ++t) FillToken(rng, b, t);
@@ -69,8 +70,10 @@ class PagedBatch {
       device_tokens_ = DeviceArray<int32_t>(tokens.size());
     }
     device_.Write(memory_);
-    device_tokens_.Write(tokens);
+    WriteTokens();
   }
+  // The lengths alone: the pages keep what the device wrote.
+  void WriteTokens() { device_tokens_.Write(tokens); }
   // The device's bytes, where this object's are on the host.
   std::vector<std::byte> Download() const { return device_.Read(); }
   const std::vector<std::byte>& memory() const { return memory_; }
@@ -87,6 +90,12 @@ class PagedBatch {
     l.value_offset = layout.ValueOffset(layer(), 0, 0);
     l.head_stride = layout.head_stride;
     l.slot_stride = layout.slot_stride;
+    return l;
+  }
+  // The same over this object's pages, for refs.
+  PagedLayer HostLayer() const {
+    PagedLayer l = DeviceLayer();
+    l.pages = host_pages_.data();
     return l;
   }
   int32_t* device_tokens() const { return device_tokens_.get(); }
@@ -108,6 +117,7 @@ class PagedBatch {
 
   std::vector<std::byte> memory_;
   std::vector<std::byte*> pages_;  // [batch][stride]
+  std::vector<uint64_t> host_pages_;
   DeviceArray<std::byte> device_;
   DeviceArray<uint64_t> device_pages_;
   DeviceArray<int32_t> device_tokens_;

@@ -47,6 +47,12 @@ class RandomSelection {
             d_units_.get(),       d_counts_.get(), d_sink_end_.get(),
             d_recent_begin_.get()};
   }
+  // The same on the host, for refs.
+  DeviceSelection Host() const {
+    if (kind_ == Kind::kAll) return {};
+    return {unit_tokens_,        groups_, stride_, units_.data(), counts_.data(), sink_end_.data(),
+            recent_begin_.data()};
+  }
   // Whether there is nothing that a list could leave out.
   bool IsFull(int b) const {
     const auto at = static_cast<size_t>(b);

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
-#include "kernels/ops/attend_lowrank/attend_lowrank.h"
 #include "tests/cuda/device_array.h"
 #include "tests/cuda/elements.h"
 #include "tests/cuda/seed.h"
@@ -98,10 +97,6 @@ class HostSpans {
     return At<std::byte>(raw_) +
            ((int64_t{kLayer} * 2 + of_value) * case_.kv_heads + h) * raw_count() * RowBytes();
   }
-  LowRankSpan Factors(int h, int32_t u) const {
-    const SpanFactors& e = Entry(h, u);
-    return {Length(u), RowsAt(e.k, Length(u), e.k_rank), RowsAt(e.v, Length(u), e.v_rank)};
-  }
   void Poison(int h, int32_t u) {
     const SpanFactors e = Entry(h, u);
     for (const auto& [at, rank] : {std::pair{e.k, e.k_rank}, {e.v, e.v_rank}}) {
@@ -112,9 +107,14 @@ class HostSpans {
     if (device_.size() != bytes_.size()) device_ = DeviceArray<std::byte>(bytes_.size());
     device_.Write(bytes_);
   }
-  // The part behind `before`.
-  SpanPart Device(const SpanPart* before) const {
-    const uint64_t at = device_.address();
+  // The part behind `before`, on the device and here.
+  SpanPart Device(const SpanPart* before) const { return PartAt(device_.address(), before); }
+  SpanPart Host(const SpanPart* before) const {
+    return PartAt(reinterpret_cast<uint64_t>(bytes_.data()), before);
+  }
+
+ private:
+  SpanPart PartAt(uint64_t at, const SpanPart* before) const {
     SpanPart part = {at + spans_,
                      at + k_mean_,
                      at + v_mean_,
@@ -131,8 +131,6 @@ class HostSpans {
     part.PutBehind(before);
     return part;
   }
-
- private:
   int64_t RowBytes() const { return int64_t{case_.dim} * 2; }
   int64_t Head(int h) const { return int64_t{kLayer} * case_.kv_heads + h; }
   template <typename T>
@@ -151,11 +149,6 @@ class HostSpans {
     if (rank < 0) return static_cast<uint64_t>(n * RowBytes());
     return Aligned(static_cast<uint64_t>(n) * static_cast<uint64_t>(rank) * 2) +
            static_cast<uint64_t>(rank * RowBytes());
-  }
-  LowRankRows RowsAt(uint64_t at, int32_t n, int32_t rank) const {
-    if (rank < 0) return {At<BF16>(at), nullptr, rank};
-    const auto left = static_cast<uint64_t>(n) * static_cast<uint64_t>(rank) * 2;
-    return {At<BF16>(at), At<BF16>(Aligned(at + left)), rank};
   }
   static void Fill(Rng& rng, DType dtype, std::byte* to, int64_t count, float scale = 1) {
     for (int64_t i = 0; i < count; ++i) StoreFloat(to + 2 * i, dtype, scale * Normal(rng));

@@ -78,6 +78,16 @@ class SpanProblem {
   int batch() const { return static_cast<int>(parts_.size()); }
 
  protected:
+  // What the device has, for refs; tables name what is here.
+  struct HostArrays {
+    std::vector<float> w, tau;
+    std::vector<std::byte> queries, page_bytes;
+    std::vector<uint64_t> pages;
+    std::vector<SpanPart> parts;
+    std::vector<SpanRouter> routers;
+    std::vector<int32_t> counts;
+  };
+
   int query_heads() const { return case_.kv_heads * case_.group; }
   int64_t RowBytes() const { return int64_t{case_.dim} * 2; }
   int64_t HeadBytes() const { return RowBytes() * kPage; }
@@ -92,26 +102,33 @@ class SpanProblem {
     return {d_parts_.get(), d_counts_.get(), d_routers_.get(), part_stride_, span_stride_,
             kLayer,         case_.kv_heads,  case_.group,      case_.dim,    case_.dtype};
   }
+  // The same over the host's extents, for refs.
+  SpanLayer HostLayer() const {
+    SpanLayer layer = Layer();
+    layer.parts = host_.parts.data();
+    layer.counts = host_.counts.data();
+    layer.routers = host_.routers.data();
+    return layer;
+  }
   SpanQueries Queries() const { return {q_.get(), query_heads() * RowBytes(), batch(), Scale()}; }
 
   void DrawQueries(Rng& rng) {
     const auto count = static_cast<size_t>(batch() * query_heads() * case_.dim);
-    const std::vector<std::byte> bytes = RandomElements(rng, case_.dtype, count);
-    q_ = DeviceArray<std::byte>(bytes);
-    queries_ = Floats(case_.dtype, bytes);
+    host_.queries = RandomElements(rng, case_.dtype, count);
+    q_ = DeviceArray<std::byte>(host_.queries);
     routers_ = case_.trained ? query_heads() : 0;
     d_route_ = 1 + Below(rng, std::min(case_.dim, 48));
-    w_.resize(static_cast<size_t>(kLayers * routers_ * d_route_ * case_.dim), std::nanf(""));
-    for (size_t i = w_.size() / kLayers; i < w_.size(); ++i) w_[i] = Normal(rng);
-    tau_.assign(static_cast<size_t>(kLayers * query_heads()), std::nanf(""));
-    std::fill_n(tau_.begin() + kLayer * query_heads(), query_heads(), case_.tau);
+    host_.w.resize(static_cast<size_t>(kLayers * routers_ * d_route_ * case_.dim), std::nanf(""));
+    for (size_t i = host_.w.size() / kLayers; i < host_.w.size(); ++i) host_.w[i] = Normal(rng);
+    host_.tau.assign(static_cast<size_t>(kLayers * query_heads()), std::nanf(""));
+    std::fill_n(host_.tau.begin() + kLayer * query_heads(), query_heads(), case_.tau);
   }
   // Pages [keys, values][kv_heads][kPage][dim]; what lies before the window is poison.
   void DrawPages(Rng& rng) {
     for (const int32_t n : tokens_) page_stride_ = std::max(page_stride_, n / kPage + 2);
     const auto count = static_cast<size_t>(batch() * page_stride_);
     const auto bytes = static_cast<size_t>(2 * HeadsBytes());
-    page_bytes_.assign(count * bytes, std::byte{0xFF});
+    host_.page_bytes.assign(count * bytes, std::byte{0xFF});
     for (int b = 0; b < batch(); ++b) {
       for (int32_t t = window_begin_[static_cast<size_t>(b)]; t < page_stride_ * kPage; ++t) {
         for (int h = 0; h < 2 * case_.kv_heads; ++h) {
@@ -120,34 +137,42 @@ class SpanProblem {
         }
       }
     }
-    d_page_bytes_ = DeviceArray<std::byte>(page_bytes_);
+    d_page_bytes_ = DeviceArray<std::byte>(host_.page_bytes);
     std::vector<uint64_t> addresses;
-    for (size_t i = 0; i < count; ++i) addresses.push_back(d_page_bytes_.address() + i * bytes);
+    for (size_t i = 0; i < count; ++i) {
+      addresses.push_back(d_page_bytes_.address() + i * bytes);
+      host_.pages.push_back(reinterpret_cast<uint64_t>(host_.page_bytes.data()) + i * bytes);
+    }
     d_pages_ = DeviceArray<uint64_t>(addresses);
   }
   std::byte* HostPage(int b, int32_t page) const {
-    return const_cast<std::byte*>(page_bytes_.data()) +
+    return const_cast<std::byte*>(host_.page_bytes.data()) +
            (int64_t{b} * page_stride_ + page) * 2 * HeadsBytes();
   }
   void Upload() {
     std::vector<SpanPart> table(static_cast<size_t>(batch() * std::max(part_stride_, 1)));
-    std::vector<int32_t> counts;
     std::vector<SpanRouter> routers;
-    d_w_ = DeviceArray<float>(w_);
-    d_tau_ = DeviceArray<float>(tau_);
+    host_.parts = table;
+    d_w_ = DeviceArray<float>(host_.w);
+    d_tau_ = DeviceArray<float>(host_.tau);
     for (int b = 0; b < batch(); ++b) {
-      const SpanPart* before = nullptr;
+      const SpanPart *before = nullptr, *host_before = nullptr;
       for (size_t i = 0; i < parts_[static_cast<size_t>(b)].size(); ++i) {
         const HostSpans& part = parts_[static_cast<size_t>(b)][i];
         SpanPart& to = table[static_cast<size_t>(b * part_stride_) + i];
         to = part.Device(before);
         before = &to;
+        SpanPart& host = host_.parts[static_cast<size_t>(b * part_stride_) + i];
+        host = part.Host(host_before);
+        host_before = &host;
       }
-      counts.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
+      host_.counts.push_back(static_cast<int32_t>(parts_[static_cast<size_t>(b)].size()));
       routers.push_back({d_w_.address(), d_tau_.address(), routers_, d_route_});
+      host_.routers.push_back({reinterpret_cast<uint64_t>(host_.w.data()),
+                               reinterpret_cast<uint64_t>(host_.tau.data()), routers_, d_route_});
     }
     d_parts_ = DeviceArray<SpanPart>(table);
-    d_counts_ = DeviceArray<int32_t>(counts);
+    d_counts_ = DeviceArray<int32_t>(host_.counts);
     d_routers_ = DeviceArray<SpanRouter>(routers);
     d_room_ = DeviceArray<int32_t>(case_.room);
     d_tokens_ = DeviceArray<int32_t>(tokens_);
@@ -170,9 +195,6 @@ class SpanProblem {
     workspace_ = DeviceArray<float>(
         static_cast<size_t>(kvs_cuda_ops()->attend_spans_workspace_bytes(w) / 4));
   }
-  const float* Query(int b, int h) const {
-    return &queries_[static_cast<size_t>((b * query_heads() + h) * case_.dim)];
-  }
 
   SpanCase case_;
   const bool ahead_;
@@ -180,8 +202,7 @@ class SpanProblem {
   int32_t part_stride_ = 0, span_stride_ = 0, page_stride_ = 0;
   std::vector<int32_t> window_begin_, tokens_;
   int routers_ = 0, d_route_ = 0;
-  std::vector<float> queries_, w_, tau_;
-  std::vector<std::byte> page_bytes_;
+  HostArrays host_;
   DeviceArray<std::byte> q_, d_page_bytes_, out_;
   DeviceArray<uint64_t> d_pages_;
   DeviceArray<float> d_w_, d_tau_, relevance_, coarse_, lse_, workspace_;

@@ -3,6 +3,10 @@ foreach(op append attend_coarse attend_lowrank attend_packed attend_raw covarian
         rotate_pack score summarize vote executor page_view backend)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
+# Of ops that a GPU alone has, refs to what they say.
+foreach(op attend_chunk attend_spans buckets cascade copy_rows promote reuse)
+  kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
+endforeach()
 # These two are held to the Eigen library as well.
 find_package(Eigen3 REQUIRED NO_MODULE)
 foreach(op eigen svd)

@@ -1,5 +1,11 @@
-// What CudaStep serves, asked without a GPU: each refusal names the key and what is served.
+// What CudaStep serves, asked without a GPU: each refusal names the option, the op that is missing
+// and what is served, and docs/plans.md lists them all.
+#include <fstream>
+#include <set>
+
 #include "gmock/gmock.h"
+#include "kernels/plan_axes.h"
+#include "kernels/plan_options.h"
 #include "kernels/step/cuda_step.h"
 
 namespace kvstrata {
@@ -53,6 +59,84 @@ TEST(CudaServes, NamesTheKeyThatItDoesNotServe) {
     EXPECT_THAT(status.message(), HasSubstr(key));
     EXPECT_THAT(status.message(), HasSubstr("tokenselect")) << "what is served";
   }
+}
+
+// The lines of the table under "## On a GPU".
+std::set<std::string> Documented() {
+  std::ifstream file(KVS_PLANS_DOCUMENT);
+  std::set<std::string> lines;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("## ")) inside = line == "## On a GPU";
+    if (inside && line.starts_with("| `")) lines.insert(line);
+  }
+  return lines;
+}
+
+// "| selector | codec | option | op |" of a plan that is refused; "" where it is served.
+std::string LineOf(const std::string& pair, std::string_view text) {
+  const Status status = Serves(std::string(text).c_str());
+  if (status.ok()) return "";
+  EXPECT_EQ(status.code(), Code::kUnimplemented) << text;
+  EXPECT_EQ(status.reason(), "CUDA_PLAN") << text;
+  const std::string message(status.message());
+  const std::string refused = " is not served on a GPU: ", missing = " is missing there";
+  const size_t option = message.find(refused), op = option + refused.size();
+  const size_t end = message.find(missing);
+  EXPECT_TRUE(option != message.npos && end != message.npos && end > op) << message;
+  if (option == message.npos || end == message.npos) return pair + "?";
+  const bool whole = message.starts_with("codec = ");
+  return pair + (whole ? "all" : "`" + message.substr(0, option) + "`") + " | " +
+         message.substr(op, end - op) + " |";
+}
+
+// Values that some option or other takes, and that are not its default.
+constexpr std::string_view kValues[] = {
+    "true",        "false",           "2",         "24",         "0",           "1",
+    "0.5",         "[0.9, 0.9, 0.9]", "\"mean\"",  "\"drop\"",   "\"softmax\"", "\"max\"",
+    "\"literal\"", "\"search\"",      "\"fixed\"", "\"head\"",   "\"flat\"",    "\"every\"",
+    "\"always\"",  "\"or\"",          "\"host\"",  "\"device\"", "\"no\""};
+
+// The lines of one pair: that it is not served at all; of each option the first value that is not;
+// or that it is served.
+void AddLinesOf(std::string_view selector, std::string_view codec, std::set<std::string>* lines) {
+  const std::string axes =
+      "selector = \"" + std::string(selector) + "\", codec = \"" + std::string(codec) + "\"";
+  const Result<Plan> plan = ParsePlan("{" + axes + "}");
+  if (!plan.ok()) {
+    EXPECT_EQ(plan.status().reason(), "PLAN_COMBINATION") << axes;
+    return;
+  }
+  const std::string pair = "| `" + std::string(selector) + "` | `" + std::string(codec) + "` | ";
+  std::set<std::string> refused;
+  if (const std::string line = LineOf(pair, "{" + axes + "}"); !line.empty()) {
+    lines->insert(line);
+    return;
+  }
+  for (const OptionTable* table : TablesOf(*plan)) {
+    for (const PlanOption& option : table->rows) {
+      for (const std::string_view value : kValues) {
+        const std::string text =
+            "{" + axes + ", " + std::string(option.name) + " = " + std::string(value) + "}";
+        if (option.name == "codec" || !ParsePlan(text).ok()) continue;
+        const std::string line = LineOf(pair, text);
+        if (line.empty()) continue;
+        EXPECT_THAT(line, HasSubstr(std::string(option.name) + " = " + std::string(value)));
+        refused.insert(line);
+        break;
+      }
+    }
+  }
+  if (refused.empty()) refused.insert(pair + "| |");
+  lines->insert(refused.begin(), refused.end());
+}
+
+TEST(CudaServes, EveryCombinationOrNamesTheOpThatIsMissingAsDocumented) {
+  std::set<std::string> lines;
+  for (const std::string_view selector : kSelectorAxis.known) {
+    for (const std::string_view codec : kCodecAxis.known) AddLinesOf(selector, codec, &lines);
+  }
+  EXPECT_EQ(lines, Documented()) << "docs/plans.md, \"On a GPU\"";
 }
 
 TEST(CudaServes, NamesWhatOfAModelItDoesNotServe) {

@@ -173,13 +173,6 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__
   if (tokens.count > 0) StoreIndexRows<T>(w, tokens, sequence, head);
 }
 
-__global__ void AdvanceKernel(int32_t* tokens, const int32_t* starts, int32_t batch) {
-  WaitForPrevious();
-  LetNextStart();
-  const int b = blockIdx.x * blockDim.x + threadIdx.x;
-  if (b < batch) tokens[b] += starts == nullptr ? 1 : starts[b + 1] - starts[b];
-}
-
 bool IsValid(const AppendBatch& w) {
   const PagedLayer& l = w.layer;
   const bool index_ok = w.index.kind == IndexLayout::Kind::kNone ? w.index.level_count == 0
@@ -209,12 +202,6 @@ int AppendCuda(const AppendBatch& w, Stream stream) {
   return w.layer.dtype == DType::kBF16
              ? LaunchDependent(AppendKernel<__nv_bfloat16>, grid, kThreads, 0, stream, w)
              : LaunchDependent(AppendKernel<__half>, grid, kThreads, 0, stream, w);
-}
-
-int AdvanceTokens(int32_t* tokens, const int32_t* starts, int32_t batch, Stream stream) {
-  if (batch <= 0) return batch == 0 ? cudaSuccess : cudaErrorInvalidValue;
-  const auto blocks = static_cast<uint32_t>((batch + kThreads - 1) / kThreads);
-  return LaunchDependent(AdvanceKernel, dim3(blocks), kThreads, 0, stream, tokens, starts, batch);
 }
 
 }  // namespace kvstrata::cuda

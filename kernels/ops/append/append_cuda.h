@@ -79,9 +79,6 @@ struct AppendBatch {
 // cudaErrorInvalidValue: a shape outside the ranges above.
 int AppendCuda(const AppendBatch& work, Stream stream);
 
-// tokens[b] += the new tokens of sequence b, as AppendBatch counts them. One small kernel.
-int AdvanceTokens(int32_t* tokens, const int32_t* starts, int32_t batch, Stream stream);
-
 }  // namespace kvstrata::cuda
 
 #endif  // KVSTRATA_KERNELS_OPS_APPEND_APPEND_CUDA_H_

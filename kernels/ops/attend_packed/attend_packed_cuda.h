@@ -14,7 +14,7 @@
 #define KVSTRATA_KERNELS_OPS_ATTEND_PACKED_ATTEND_PACKED_CUDA_H_
 
 #include "kernels/cuda/batch.h"
-#include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {
 

@@ -14,7 +14,7 @@
 
 #include "kernels/cuda/batch.h"
 #include "kernels/ops/append/append_cuda.h"
-#include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {
 

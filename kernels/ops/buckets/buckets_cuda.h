@@ -1,46 +1,14 @@
-// Op buckets on the GPU: the buckets of SentenceKV (docs/spec/sentencekv.md 3, 4, 7) of one
-// sequence, in all layers: which kept tokens belong to a sentence, and their mean keys.
-//
-// Means: sums in fp32 in order of position, kept as bf16 (ADR 15). Rare: at the end of a
-// prompt, and where a generated sentence ends. The kernel after does not start before they are
-// complete: op pick_buckets reads buckets before it waits.
+// Op buckets on the GPU (contract: buckets.h). Means: sums in fp32 in order of position. The kernel
+// after does not start before they are complete: op pick_buckets reads buckets before it waits.
 #ifndef KVSTRATA_KERNELS_OPS_BUCKETS_BUCKETS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_BUCKETS_BUCKETS_CUDA_H_
 
-#include "kernels/cuda/device_rows.h"
-#include "kernels/cuda/sentence_table.h"
+#include "kernels/ops/buckets/buckets.h"
 
 namespace kvstrata::cuda {
 
-// Makes a prompt's table: kept tokens, buckets and their means. Kept are, in each row, `ranked`
-// tokens (listed already, ascending; with `all` they are first, first + 1, ...) and the window
-// behind them.
-struct PromptBucketsBatch {
-  DeviceRows keys;  // of the first layer, page_stride for one sequence
-  int64_t key_layer_stride = 0;
-  int32_t layers = 0;
-  SentenceTable table;  // kept_stride >= ranked + the window's tokens
-  int32_t ranked = 0, first = 0;
-  bool all = false;
-  Run window;                     // positions
-  const int32_t* ends = nullptr;  // device [sentences], where each of the prompt's sentences ends
-  int32_t sentences = 0;
-};
-
 // Two kernels: a CTA a row, then a warp a bucket. Cost: reads the kept keys once.
 int PromptBucketsCuda(const PromptBucketsBatch& work, Stream stream);
-
-// Sentences that are whole buckets: `whole` entries first, first + 1, ... and their means.
-struct WholeBucketsBatch {
-  static constexpr int32_t kMost = 32;  // in one call
-
-  DeviceRows keys;
-  int64_t key_layer_stride = 0;
-  int32_t layers = 0;
-  SentenceTable table;  // whole_stride >= first + count
-  int32_t first = 0, count = 0;
-  Run sentences[kMost];  // not empty
-};
 
 // One kernel, a warp a sentence and row. Cost: reads the sentences' keys once.
 int WholeBucketsCuda(const WholeBucketsBatch& work, Stream stream);

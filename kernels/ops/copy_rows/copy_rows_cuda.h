@@ -1,25 +1,13 @@
-// Op copy_rows on the GPU: rows [rows][heads][dim] to another dtype or other strides, for tensors
-// that the ops of a step do not take as they are. Rounds as dtype.h does.
-//
-// One thread an element, one kernel. Cost: reads and writes each element once.
+// Op copy_rows on the GPU (contract: copy_rows.h): one thread an element, one kernel. Cost: reads
+// and writes each element once.
 #ifndef KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_COPY_ROWS_COPY_ROWS_CUDA_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/ops/copy_rows/copy_rows.h"
 
 namespace kvstrata::cuda {
 
-// Addresses and strides are multiples of the dtype's size.
-struct CopyRowsBatch {
-  const void* from = nullptr;                         // device
-  int64_t from_row_stride = 0, from_head_stride = 0;  // bytes
-  DType from_dtype = DType::kBF16;
-  void* to = nullptr;  // device; overlaps nothing of `from`
-  int64_t to_row_stride = 0, to_head_stride = 0;
-  DType to_dtype = DType::kBF16;
-  int32_t rows = 0, heads = 0, dim = 0;
-};
-
+// cudaErrorInvalidValue for a shape that it does not take.
 int CopyRowsCuda(const CopyRowsBatch& work, Stream stream);
 
 }  // namespace kvstrata::cuda

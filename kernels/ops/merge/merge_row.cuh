@@ -1,10 +1,10 @@
 // The end of every attention: four channels of one query row, from a partial (m in powers of two)
-// and the partials of other ops to its output. For merge and the attention ops.
+// and the partials of other ops to its output.
 #ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
 #define KVSTRATA_KERNELS_OPS_MERGE_MERGE_ROW_CUH_
 
 #include "kernels/cuda/fragments.cuh"
-#include "kernels/ops/merge/merge_cuda.h"
+#include "kernels/ops/merge/partials.h"
 
 namespace kvstrata::cuda {
 

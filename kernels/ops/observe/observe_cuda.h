@@ -1,26 +1,12 @@
-// Op observe on the GPU: keeps the last queries of a prompt (docs/spec/sentencekv.md 2), as
-// ObservedQueries (kernels/select/importance.h) does.
-//
-// One kernel. Cost: reads and writes the queries that it keeps, as fp32. Positions are read on the
-// device: a captured graph of a prompt's chunk serves the next one.
+// Op observe on the GPU (contract: observe.h). One kernel. Cost: reads and writes the queries that
+// it keeps. Positions are read on the device: a captured graph of a prompt's chunk serves the next
+// one.
 #ifndef KVSTRATA_KERNELS_OPS_OBSERVE_OBSERVE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_OBSERVE_OBSERVE_CUDA_H_
 
-#include "kernels/cuda/batch.h"
-#include "kernels/cuda/sentence_table.h"
+#include "kernels/ops/observe/observe.h"
 
 namespace kvstrata::cuda {
-
-struct ObserveBatch {
-  const SentenceTable* tables = nullptr;  // device [batch]: `observed` is written
-  int32_t layer = 0;
-  int32_t capacity = 0;              // n_obs
-  const int32_t* visible = nullptr;  // device [batch][new_tokens], position + 1
-  const void* q = nullptr;           // device [batch][new_tokens][query_floats], 16-byte aligned
-  DType q_dtype = DType::kBF16;
-  int32_t batch = 0, new_tokens = 0;
-  int32_t query_floats = 0;  // query_heads * head_dim, a multiple of 8
-};
 
 // cudaErrorInvalidValue for a shape that it does not take.
 int ObserveCuda(const ObserveBatch& work, Stream stream);

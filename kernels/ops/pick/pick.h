@@ -25,6 +25,9 @@ struct PickWork {
 void TopKRef(const PickWork& work);
 void TopKSimd(const PickWork& work);
 
+// All n indices in the order in which TopK takes them: for refs of ops that stop elsewhere.
+std::vector<int32_t> RankedRef(const float* scores, int32_t n);
+
 // ceil(share * n - 1e-9) in fp64, at least 1 and at most n (0 for n = 0).
 int32_t CeilShare(double share, int32_t n);
 

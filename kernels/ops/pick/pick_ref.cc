@@ -6,17 +6,22 @@
 
 namespace kvstrata {
 
-void TopKRef(const PickWork& work) {
-  const int32_t k = std::clamp(work.k, 0, work.n);
-  std::vector<int32_t> order(work.n);
+std::vector<int32_t> RankedRef(const float* scores, int32_t n) {
+  std::vector<int32_t> order(n);
   std::iota(order.begin(), order.end(), 0);
   // A NaN ranks below everything; the sort is stable, so equal scores keep the lower index.
   const auto before = [&](int32_t a, int32_t b) {
-    const float x = work.scores[a], y = work.scores[b];
+    const float x = scores[a], y = scores[b];
     if (std::isnan(x) || std::isnan(y)) return !std::isnan(x) && std::isnan(y);
     return x > y;
   };
   std::stable_sort(order.begin(), order.end(), before);
+  return order;
+}
+
+void TopKRef(const PickWork& work) {
+  const int32_t k = std::clamp(work.k, 0, work.n);
+  std::vector<int32_t> order = RankedRef(work.scores, work.n);
   std::sort(order.begin(), order.begin() + k);
   std::copy_n(order.begin(), k, work.out);
 }

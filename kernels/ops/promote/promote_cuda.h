@@ -1,48 +1,18 @@
-// Ops promote and rebase on the GPU: the hot cache (kernels/cuda/hot_pages.h) follows what is
-// selected, and where the pages are, with no host round trip.
-//
-// promote, of one layer, between its selection and its attention: of each (sequence, KV head) the
-// pages of the sinks, the listed units and the recent tokens that lie in the host's memory and have
-// no slot get one, in order of position, and are copied into it: free slots first, then those that
-// were selected longest ago, never one that this selection has. What finds no slot is attended in
-// place, as is a page that is not complete, and all of a sequence that is attended in full. What is
-// attended has the same bits either way.
+// Ops promote and rebase on the GPU (contract: promote.h), with no host round trip.
 //
 // REQUIRES: layer.hot, tokens and committed are written by a copy, or before the kernel that is
 // enqueued before this one: they are read while that kernel runs.
 //
-// One kernel: several CTAs a list find out the same, share the copies, and the last one to finish
-// writes entries, owners and stamps. Cost: where nothing is missing three reads in a row (the list,
-// its entries, stamps written), else 16-byte reads over the bus, about as fast as it goes.
-//
-// rebase, when pages have come or moved: entries of pages whose address is another one than before
-// name the page itself, and their slots are free. One kernel over all rows of the pages.
+// promote is one kernel: several CTAs a list find out the same, share the copies, and the last one
+// to finish writes entries, owners and stamps. Cost: where nothing is missing three reads in a row
+// (the list, its entries, stamps written), else 16-byte reads over the bus, about as fast as it
+// goes. rebase is one kernel over all rows of the pages.
 #ifndef KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_PROMOTE_PROMOTE_CUDA_H_
 
-#include "kernels/cuda/batch.h"
+#include "kernels/ops/promote/promote.h"
 
 namespace kvstrata::cuda {
-
-struct PromoteBatch {
-  PagedLayer layer;           // with `hot`
-  DeviceSelection selection;  // sink_end and recent_begin not null
-  int32_t batch = 0;
-  int64_t layer_bytes = 0;             // of a page
-  const int32_t* tokens = nullptr;     // device [batch], of this step, above 0: the stamp
-  const int32_t* committed = nullptr;  // device [batch]: pages up to there are complete
-  uint32_t* counters =
-      nullptr;                // device [batch * kv_heads], 0 before the first call and after each
-  int32_t ctas_per_list = 0;  // 0: as many as are good; else 1 .. 128, for tests and tuning
-};
-
-struct RebaseBatch {
-  HotPages hot;
-  const uint64_t* pages = nullptr;  // device: what hot.pages is to be
-  int32_t first = 0, last = 0;      // of them, [first, last)
-  int32_t layers = 0, kv_heads = 0;
-  int64_t layer_bytes = 0;
-};
 
 // cudaErrorInvalidValue for a shape that they do not take.
 int PromoteCuda(const PromoteBatch& work, Stream stream);

@@ -1,11 +1,11 @@
-// The decision of op reuse (reuse_cuda.h), by each CTA of a kernel for itself: reading 24 KB costs
+// The decision of op reuse (reuse.h), by each CTA of a kernel for itself: reading 24 KB costs
 // less than a kernel of its own in front.
 #ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_
 #define KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUH_
 
 #include "kernels/cuda/float_bits.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/ops/reuse/reuse_cuda.h"
+#include "kernels/ops/reuse/reuse.h"
 
 namespace kvstrata::cuda {
 

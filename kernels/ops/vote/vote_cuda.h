@@ -19,7 +19,7 @@
 
 #include "kernels/cuda/candidates.h"
 #include "kernels/cuda/device_rows.h"
-#include "kernels/ops/reuse/reuse_cuda.h"
+#include "kernels/ops/reuse/reuse.h"
 
 namespace kvstrata::cuda {
 

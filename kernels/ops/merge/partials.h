@@ -1,7 +1,7 @@
-// Op merge on the GPU (contract: merge.h): partials of a batch's queries to attention outputs.
-// attend_raw does the same at its end; this kernel is for plans whose last part is another op.
-#ifndef KVSTRATA_KERNELS_OPS_MERGE_MERGE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_MERGE_MERGE_CUDA_H_
+// What attention ops on a GPU hand each other: partials, which op merge (merge.h) takes on a CPU,
+// and the output, to which the last of a layer's ops merges what those before it left.
+#ifndef KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_
+#define KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_
 
 #include "kernels/cuda/batch.h"
 
@@ -22,16 +22,6 @@ struct AttentionOutput {
   float* lse = nullptr;  // device [batch][query_heads], natural; null: not wanted
 };
 
-struct MergeBatch {
-  Partials from;  // parts >= 1, taken in order
-  AttentionOutput to;
-  int32_t batch = 0, query_heads = 0, head_dim = 0;
-};
-
-// One kernel. Cost: reads the partials once. cudaErrorInvalidValue: a head_dim that is no multiple
-// of 4, no parts, no output.
-int MergeCuda(const MergeBatch& work, Stream stream);
-
 }  // namespace kvstrata::cuda
 
-#endif  // KVSTRATA_KERNELS_OPS_MERGE_MERGE_CUDA_H_
+#endif  // KVSTRATA_KERNELS_OPS_MERGE_PARTIALS_H_

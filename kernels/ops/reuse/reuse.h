@@ -1,7 +1,7 @@
-// Op reuse on the GPU: whether the selection that an earlier step made serves this step's query
-// (selector vote, docs/spec/tokenselect.md 3), decided without the host. It is the beginning of op
-// vote, whose CTAs all come to the same answer: on a hit they return, as does op pick behind them.
-// One captured graph serves hits and misses.
+// Op reuse: whether the selection that an earlier step made serves this step's query (selector
+// vote, docs/spec/tokenselect.md 3), decided without the host. On a GPU it is the beginning of op
+// vote (reuse.cuh), whose CTAs all come to the same answer: on a hit they return, as does op pick
+// behind them. One captured graph serves hits and misses.
 //
 // A cache belongs to a sequence and holds two picks a layer: the last one that counts, and room for
 // the next. A pick counts in steps of more tokens than its own, so that of a step that was given up
@@ -9,11 +9,11 @@
 // pick.
 //
 // A hit: the cosine of the query (all heads, or each head) to the pick's is at least theta. Sums of
-// 8 products in fp32, those in double: where the cosine is within 1e-6 of theta the CPU's answer
-// (kernels/select/vote.cc) may be the other one. A zero query has cosine 0. theta >= 1: never.
-// Sequences attended in full are left alone.
-#ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUDA_H_
-#define KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUDA_H_
+// 8 products in fp32 (ref: double), those in double: where the cosine is within 1e-6 of theta
+// another implementation (kernels/select/vote.cc) may answer otherwise. A zero query has cosine 0.
+// theta >= 1: never. Sequences attended in full are left alone.
+#ifndef KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_
+#define KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_
 
 #include "kernels/cuda/candidates.h"
 #include "kernels/cuda/device_rows.h"
@@ -53,6 +53,16 @@ struct Reuse {
   int32_t* recent_begin = nullptr;
 };
 
+// The queries of a batch: [batch][heads][head_dim].
+struct ReuseQueries {
+  const void* q = nullptr;
+  DType dtype = DType::kBF16;
+  int32_t batch = 0, heads = 0, head_dim = 0;
+};
+
+// The truth; all of the memory, caches included, is the host's.
+void ReuseRef(const Reuse& work, const CandidateRule& rule, const ReuseQueries& queries);
+
 }  // namespace kvstrata::cuda
 
-#endif  // KVSTRATA_KERNELS_OPS_REUSE_REUSE_CUDA_H_
+#endif  // KVSTRATA_KERNELS_OPS_REUSE_REUSE_H_

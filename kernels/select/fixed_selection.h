@@ -1,0 +1,48 @@
+// FixedSelection: what a selector attends whose choice follows from the plan and the sequence's
+// length alone, whatever the queries are. One such function is the selector on both machines: of it
+// FixedSelector makes the CPU's Selector, and kernels/step/cuda_fixed.cc the GPU's CudaSelector.
+//
+// Pure; any thread. Cost: proportional to the units listed.
+#ifndef KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_
+#define KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+// Positions [0, sink_end), whole units that lie behind them, ascending, and [recent_begin, n).
+struct FixedChoice {
+  int32_t sink_end = 0;
+  std::vector<int32_t> units;
+  int32_t recent_begin = 0;
+
+  bool everything() const { return sink_end == recent_begin && units.empty(); }
+};
+
+struct FixedSelection {
+  std::string_view name;  // of the selector
+  // Of n tokens, the query's own included, which every choice has.
+  FixedChoice (*choose)(const Plan& plan, int32_t n);
+  int32_t unit_tokens = 0;  // of the units that it lists; 0: it lists none
+};
+
+// What is chosen, as a Selection; one list for all heads.
+void SelectFixed(const FixedSelection& fixed, const Plan& plan, int32_t n, Selection* out);
+
+// `fixed` outlives it.
+std::unique_ptr<Selector> NewFixedSelector(const FixedSelection& fixed, const Plan& plan);
+
+// The same as the table of selectors takes it.
+template <const FixedSelection& kFixed>
+std::unique_ptr<Selector> MakeFixedSelector(const Plan& plan, const Geometry&) {
+  return NewFixedSelector(kFixed, plan);
+}
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_FIXED_SELECTION_H_

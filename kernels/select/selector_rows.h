@@ -1,0 +1,64 @@
+// The table of selectors: one row each, with all that is asked of a selector by its kind. What a
+// GPU has of them is in kernels/step/cuda_selector_rows.h.
+#ifndef KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
+#define KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/plan_needs.h"
+#include "kernels/select/fixed_selection.h"
+#include "kernels/select/selection_rule.h"
+#include "kernels/select/selector.h"
+
+namespace kvstrata {
+
+struct SelectorRow {
+  std::unique_ptr<Selector> (*make)(const Plan& plan, const Geometry& geometry);
+  // What it asks of the engine: a sum of Needs.
+  uint32_t (*needs)(const Plan& plan);
+  SelectionRule (*rule)(const Plan& plan, int32_t tokens);
+};
+
+// Each in the selector's own file.
+extern const FixedSelection kFullSelection, kWindowSelection;
+std::unique_ptr<Selector> NewMinMaxSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewCascadeSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewVoteSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewBucketSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewZoomSelector(const Plan& plan, const Geometry& geometry);
+std::unique_ptr<Selector> NewBlockSelector(const Plan& plan, const Geometry& geometry);
+uint32_t CascadeNeeds(const Plan& plan);
+uint32_t BucketNeeds(const Plan& plan);
+SelectionRule FullRule(const Plan& plan, int32_t tokens);
+SelectionRule WindowRule(const Plan& plan, int32_t tokens);
+SelectionRule MinMaxRule(const Plan& plan, int32_t tokens);
+SelectionRule CascadeRule(const Plan& plan, int32_t tokens);
+SelectionRule VoteRule(const Plan& plan, int32_t tokens);
+SelectionRule BucketRule(const Plan& plan, int32_t tokens);
+SelectionRule ZoomRule(const Plan& plan, int32_t tokens);
+SelectionRule BlockRule(const Plan& plan, int32_t tokens);
+
+inline uint32_t NeedsNothing(const Plan&) { return 0; }
+// A prompt attends everything; selection begins behind it.
+inline uint32_t NeedsPromptsEnd(const Plan&) { return kNeedPrefillDone; }
+
+inline constexpr SelectorRow kSelectorRows[] = {
+    {MakeFixedSelector<kFullSelection>, NeedsNothing, FullRule},
+    {MakeFixedSelector<kWindowSelection>, NeedsPromptsEnd, WindowRule},
+    {NewMinMaxSelector, NeedsPromptsEnd, MinMaxRule},
+    {NewCascadeSelector, CascadeNeeds, CascadeRule},
+    {NewVoteSelector, NeedsPromptsEnd, VoteRule},
+    {NewBucketSelector, BucketNeeds, BucketRule},
+    {NewZoomSelector, NeedsPromptsEnd, ZoomRule},
+    {NewBlockSelector, NeedsPromptsEnd, BlockRule},
+};  // by SelectorKind
+
+// The rows that are in use: these. Alone in its file, so that a test can be linked with its own
+// (tests/kernels/toy_selector_rows.cc).
+std::span<const SelectorRow> SelectorRows();
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_KERNELS_SELECT_SELECTOR_ROWS_H_

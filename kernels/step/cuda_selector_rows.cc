@@ -1,0 +1,7 @@
+#include "kernels/step/cuda_selector_rows.h"
+
+namespace kvstrata {
+
+std::span<const CudaSelectorRow> CudaSelectorRows() { return kCudaSelectorRows; }
+
+}  // namespace kvstrata

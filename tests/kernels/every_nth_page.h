@@ -1,0 +1,17 @@
+// A toy selector, as small as one can be: every third page of sixteen tokens, the first among them,
+// and the newest tokens, from the page before the last on. All that a selector is, for both
+// machines, is in every_nth_page.cc; that file and a row in each of two tables register it
+// (toy_selector_rows.cc).
+#ifndef KVSTRATA_TESTS_KERNELS_EVERY_NTH_PAGE_H_
+#define KVSTRATA_TESTS_KERNELS_EVERY_NTH_PAGE_H_
+
+#include "kernels/select/selector_rows.h"
+
+namespace kvstrata {
+
+extern const FixedSelection kEveryNthPage;
+SelectionRule EveryNthPageRule(const Plan& plan, int32_t tokens);
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_TESTS_KERNELS_EVERY_NTH_PAGE_H_

@@ -1,0 +1,30 @@
+// The tables of selectors with the toy in the place of `window`, whose plan's text and options it
+// borrows: instead of selector_rows.cc and cuda_selector_rows.cc. One row in each is the toy's.
+#include <algorithm>
+#include <array>
+
+#include "kernels/step/cuda_selector_rows.h"
+#include "tests/kernels/every_nth_page.h"
+
+namespace kvstrata {
+namespace {
+
+template <typename Row, size_t kCount>
+constexpr std::array<Row, kCount> WithToy(const Row (&rows)[kCount], Row toy) {
+  std::array<Row, kCount> all;
+  std::ranges::copy(rows, all.begin());
+  all[static_cast<size_t>(SelectorKind::kWindow)] = toy;
+  return all;
+}
+
+constexpr auto kRows = WithToy<SelectorRow>(
+    kSelectorRows, {MakeFixedSelector<kEveryNthPage>, NeedsPromptsEnd, EveryNthPageRule});
+constexpr auto kCudaRows = WithToy<CudaSelectorRow>(
+    kCudaSelectorRows, {kOverRaw, "", ServesAll, MakeCudaFixed<kEveryNthPage>});
+
+}  // namespace
+
+std::span<const SelectorRow> SelectorRows() { return kRows; }
+std::span<const CudaSelectorRow> CudaSelectorRows() { return kCudaRows; }
+
+}  // namespace kvstrata
