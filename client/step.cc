@@ -295,7 +295,7 @@ void SessionStep::State::Noted(size_t member) {
   if (added.late) {
     s.late_tokens += static_cast<uint32_t>(added.ids.size());
   } else {
-    s.state->NoteTokens(s.state->tokens(), added.ids, *s.boundary_tokens);
+    s.state->reported().NoteTokens(s.state->tokens(), added.ids, *s.boundary_tokens);
   }
 }
 

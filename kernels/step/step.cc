@@ -57,16 +57,16 @@ void Step::SelectChunk(int layer, const Rows& q, StepChunk* chunk) {
   const StepMember& m = members_[chunk->member];
   SequenceState& state = *m.state;
   const int32_t start = m.view.tokens + chunk->begin;
-  const bool prompt = state.prompt_tokens_ < 0;
+  const bool prompt = state.prompt_tokens() < 0;
   const auto [queries, q_token] =
       queries_.Of(q, first_row_[chunk->member] + chunk->begin, prompt ? chunk->count : 1);
-  const SelectContext context = state.Context(m.view, backend_, executor_);
+  const SelectContext context = state.Context(m.view, &backend_, &executor_);
   if (prompt && layer != selected_layer_) {
-    state.selector_->Observe(context, layer, queries, q_token, start, chunk->count);
+    state.selector().Observe(context, layer, queries, q_token, start, chunk->count);
   }
-  if (layer < state.plan_.n_dense_layers) return chunk->selection.SetFull(start + 1);
-  if (!prompt) return state.selector_->Select(context, layer, queries, &chunk->selection);
-  if (!state.selector_->SelectChunk(context, layer, queries, q_token, start, chunk->count,
+  if (layer < state.plan().n_dense_layers) return chunk->selection.SetFull(start + 1);
+  if (!prompt) return state.selector().Select(context, layer, queries, &chunk->selection);
+  if (!state.selector().SelectChunk(context, layer, queries, q_token, start, chunk->count,
                                     &chunk->selection)) {
     chunk->selection.SetFull(start + 1);
   }
@@ -131,9 +131,7 @@ void Step::MeasureShadows(const LayerTensors& t) {
 
 void Step::End() {
   for (const StepMember& m : members_) {
-    if (!m.kept) continue;
-    m.state->selector_->Advance(m.new_tokens);
-    m.state->tokens_ += m.new_tokens;
+    if (m.kept) m.state->Advance(m.new_tokens);
   }
 }
 
