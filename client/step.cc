@@ -410,9 +410,9 @@ Result<size_t> SessionStep::CopySelection(int member, uint32_t group, SelectionK
     std::copy_n(units.begin(), std::min(units.size(), out.size()), out.begin());
     return units.size();
   }
-  const SpanStorage* const spans = state_->batch().member(member).state->spans();
+  const StoredRows* const stored = state_->batch().member(member).state->stored();
   size_t n = 0;
-  for (const Run& run : PositionsOf(*selection, spans, list)) {
+  for (const Run& run : PositionsOf(*selection, stored, list)) {
     for (int32_t t = run.begin; t < run.end; ++t, ++n) {
       if (n < out.size()) out[n] = t;
     }

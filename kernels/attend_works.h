@@ -44,6 +44,14 @@ struct QueryTile {
   }
 };
 
+// Calls fn(tile) for the parts of a tile's group that share one of `lists` lists (ListOf).
+template <typename Fn>
+void ForHeads(size_t lists, int32_t query_heads, const QueryTile& tile, const Fn& fn) {
+  const bool per_head = lists == static_cast<size_t>(query_heads);
+  const int32_t heads = per_head ? 1 : tile.group;
+  for (int32_t g = 0; g < tile.group; g += heads) fn(tile.Heads(g, heads));
+}
+
 class AttendWorks {
  public:
   // An item of `tile`: queries, scale and partial are set.

@@ -7,6 +7,8 @@ set(KVS_OPS_SOURCES
   cuda/device_buffer.cc
   executor.cc
   page_view.cc
+  score_works.cc
+  selection.cc
   rotary.cc
   simd_target.cc
   ops/append/append_ref.cc

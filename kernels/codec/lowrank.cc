@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/codec/codec.h"
 #include "kernels/codec/head_loop.h"
 #include "kernels/codec/lowrank_layout.h"
 #include "kernels/segment/span_rule.h"
@@ -182,9 +183,8 @@ Status ReadRawRows(const ExtentReader& reader, const Geometry& g, const std::vec
 Result<std::unique_ptr<SpanStorage>> SpanStorage::Parse(const SequenceView& view,
                                                         const Geometry& geometry) {
   static std::atomic<uint64_t> parsed{0};
-  auto storage = std::make_unique<SpanStorage>();
+  auto storage = std::make_unique<SpanStorage>(geometry);
   storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
-  storage->geometry_ = geometry;
   if (view.extent_count % kExtentsPerPart != 0) {
     return DamagedExtent({0, 0}, "the number of extents is no multiple of 3");
   }
@@ -242,6 +242,7 @@ void SpanStorage::Append(Part part, const std::vector<Run>& spans,
   part.first_span = static_cast<int32_t>(spans_.size());
   part.span_count = static_cast<int32_t>(spans.size());
   parts_.push_back(part);
+  EndAt(part.tokens.end);
   for (const Run& s : spans) {
     spans_.push_back(s);
     log_length_.push_back(static_cast<float>(std::log(static_cast<double>(s.end - s.begin))));
@@ -263,6 +264,12 @@ std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanSt
          " keep their rows: factors of r_max = " + std::to_string(plan.lowrank.r_max) +
          " lose more than max_loss there";
 }
+
+std::string SpanStatus(const CodecProgress& p) {
+  return MaxLossText(p.plan, p.geometry, SpansOf(p.stored));
+}
+
+CodecCost SpanCost(const Plan&, const Geometry&) { return {1, 28, 3420}; }
 
 int32_t SpanStorage::raw_rows() const {
   int32_t rows = 0;

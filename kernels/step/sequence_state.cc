@@ -28,9 +28,10 @@ Status CheckPrompt(const SequenceState& state) {
 }  // namespace
 
 SequenceState::SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens,
-                             int32_t indexed_tokens)
+                             int32_t indexed_tokens, const Codec& codec)
     : geometry_(geometry),
       plan_(plan),
+      codec_(&codec),
       index_(IndexOf(plan, geometry)),
       rotary_(geometry.pre_rope() ? std::make_shared<const RotaryTable>(geometry.rotary) : nullptr),
       selector_(NewSelector(plan, geometry)),
@@ -44,6 +45,7 @@ std::unique_ptr<SequenceState> SequenceState::Clone() const {
   std::unique_ptr<SequenceState> copy(new SequenceState);
   copy->geometry_ = geometry_;
   copy->plan_ = plan_;
+  copy->codec_ = codec_;
   copy->index_ = index_;
   copy->rotary_ = rotary_;
   copy->selector_ = selector_->Clone();
@@ -73,8 +75,7 @@ SelectContext SequenceState::Context(const SequenceView& view, const Backend* ba
   context.surprisal = reported_.surprisal();
   context.surprisal_held = reported_.surprisal_held();
   context.boundary = reported_.boundary();
-  context.packed = packed();
-  context.spans = spans();
+  context.stored = stored();
   context.prompt_tokens = prompt_tokens_;
   return context;
 }
@@ -86,11 +87,8 @@ Status SequenceState::Refresh(const SequenceView& view) {
   if (view.extent_count == 0) return OkStatus();
   const auto pages = view.pages + view.tokens / geometry_.page_tokens;
   parsed_.raw_gone = prompt_tokens_ < 0 && std::find(view.pages, pages, nullptr) != pages;
-  if (plan_.codec == CodecKind::kPacked) {
-    KVS_ASSIGN_OR_RETURN(parsed_.packed, PackedStorage::Parse(view, geometry_));
-  } else if (plan_.codec == CodecKind::kLowRank) {
-    KVS_ASSIGN_OR_RETURN(parsed_.spans, SpanStorage::Parse(view, geometry_));
-  }
+  if (!codec_->stores()) return OkStatus();
+  KVS_ASSIGN_OR_RETURN(parsed_.stored, codec_->parse(view, geometry_));
   return OkStatus();
 }
 
@@ -155,10 +153,16 @@ Result<InspectArray> SequenceState::Inspect(const SequenceView& view, const Back
   KVS_CHECK(view.version == parsed_.version);
   SequenceView indexed = view;
   indexed.tokens = std::min(view.tokens, indexed_tokens_);  // later rows are not written yet
-  Result<InspectArray> array = selector_->Inspect(Context(indexed, &backend, &executor), name);
+  const SelectContext context = Context(indexed, &backend, &executor);
+  Result<InspectArray> array = selector_->Inspect(context, name);
   if (array.ok() || array.status().reason() != "INSPECT_UNKNOWN") return array;
-  return NotFound("INSPECT_UNKNOWN",
-                  array.status().message() + "; every plan has entropy, surprisal, boundary");
+  std::string others;
+  for (const std::string_view known : codec_->arrays) {
+    if (name == known) return codec_->inspect(context, name);
+    others.append(others.empty() ? "; its codec keeps " : ", ").append(known);
+  }
+  return NotFound("INSPECT_UNKNOWN", array.status().message() + others +
+                                         "; every plan has entropy, surprisal, boundary");
 }
 
 }  // namespace kvstrata

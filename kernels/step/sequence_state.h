@@ -15,8 +15,7 @@
 
 #include "base/status.h"
 #include "kernels/backend.h"
-#include "kernels/codec/lowrank.h"
-#include "kernels/codec/packed.h"
+#include "kernels/codec/codec.h"
 #include "kernels/plan.h"
 #include "kernels/segment/segmenter.h"
 #include "kernels/select/selector.h"
@@ -38,7 +37,11 @@ struct CudaSequence {
 class SequenceState {
  public:
   // `tokens` are already held (a prefix hit) and their index is valid up to `indexed_tokens`.
-  SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens);
+  // codec: the plan's, which outlives the state.
+  SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens)
+      : SequenceState(geometry, plan, tokens, indexed_tokens, CodecOf(plan)) {}
+  SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens,
+                const Codec& codec);
 
   std::unique_ptr<SequenceState> Clone() const;
 
@@ -75,8 +78,8 @@ class SequenceState {
   // REQUIRES: 0 <= tokens <= tokens(), and no less than a prompt that is complete.
   void Truncate(int32_t tokens);
 
-  // The selector's arrays, as of the last CatchUp; for every plan also the reported series:
-  // "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
+  // Arrays of the selector and of the codec, as of the last CatchUp; for every plan also the
+  // series: "entropy" f32 (NaN: none), "surprisal" f32 (same), "boundary" u8.
   Result<InspectArray> Inspect(const SequenceView& view, const Backend& backend, Executor& executor,
                                std::string_view name) const;
 
@@ -84,11 +87,10 @@ class SequenceState {
   // texts, several are joined by "; " (status_text.cc). `view` as of the last Refresh.
   std::string StatusText(const SequenceView& view) const;
 
-  // What the last Refresh found; null: nothing of that codec. A prompt is computed from its raw
-  // pages, which stay until it is complete, also where a segment of it is packed already; from
-  // what a codec holds of it only where it was opened without them.
-  const PackedStorage* packed() const { return from_raw() ? nullptr : parsed_.packed.get(); }
-  const SpanStorage* spans() const { return from_raw() ? nullptr : parsed_.spans.get(); }
+  // What the last Refresh found; null: all rows are on pages. A prompt is computed from its raw
+  // pages, which stay until it is complete, also where a codec holds some of it already; from what
+  // a codec holds of it only where it was opened without them.
+  const StoredRows* stored() const { return from_raw() ? nullptr : parsed_.stored.get(); }
 
   const Geometry& geometry() const { return geometry_; }
   const Plan& plan() const { return plan_; }
@@ -115,8 +117,7 @@ class SequenceState {
 
  private:
   struct Extents {
-    std::unique_ptr<PackedStorage> packed;
-    std::unique_ptr<SpanStorage> spans;
+    std::unique_ptr<StoredRows> stored;
     bool raw_gone = false;  // pages that they cover are absent
     uint64_t version = 0;   // of the table that they were parsed from
   };
@@ -126,6 +127,7 @@ class SequenceState {
 
   Geometry geometry_;
   Plan plan_;
+  const Codec* codec_ = nullptr;
   IndexLayout index_;
   std::shared_ptr<const RotaryTable> rotary_;  // shared with clones
   std::unique_ptr<Selector> selector_;

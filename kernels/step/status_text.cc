@@ -1,8 +1,6 @@
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
 #include <algorithm>
 
-#include "kernels/codec/lowrank.h"
-#include "kernels/codec/packed.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/sentence_status.h"
 #include "kernels/step/cuda_sentences.h"
@@ -37,26 +35,22 @@ std::string SelectorStatus(const SequenceState& state, const SequenceView& view)
 }
 
 // What the codec did otherwise than the plan asks.
-std::string CodecStatus(const SequenceState& state) {
+std::string CodecStatus(const SequenceState& state, const Codec& codec) {
   const Plan& plan = state.plan();
   const int32_t prompt = state.prompt_tokens(), tokens = state.tokens();
-  if (plan.codec == CodecKind::kRaw || prompt < 0 || tokens < plan.min_tokens) return "";
-  if (plan.codec == CodecKind::kLowRank) {
-    return MaxLossText(plan, state.geometry(), state.spans());
-  }
-  // Generated tokens wait for a whole buffer, and that for its turn.
-  return PackedText(plan, std::max(prompt, tokens - 2 * plan.packed.buffer), state.packed());
+  if (!codec.stores() || prompt < 0 || tokens < plan.min_tokens) return "";
+  return codec.status({plan, state.geometry(), prompt, tokens, state.stored()});
 }
 
 }  // namespace
 
 std::string SequenceState::StatusText(const SequenceView& view) const {
-  if (plan_.selector == SelectorKind::kFull && plan_.codec == CodecKind::kRaw) return "ok";
+  if (plan_.selector == SelectorKind::kFull && !codec_->stores()) return "ok";
   // A plan that is not at work yet lacks nothing.
   std::string text = LengthStatus(plan_, tokens_);
   if (text.empty()) text = PromptStatus(*this);
   if (text.empty()) text = SelectorStatus(*this, view);
-  const std::string codec = CodecStatus(*this);
+  const std::string codec = CodecStatus(*this, *codec_);
   if (!text.empty() && !codec.empty()) text += "; ";
   text += codec;
   return text.empty() ? "ok" : text;

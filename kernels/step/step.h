@@ -66,7 +66,7 @@ class Step : public StepBatch {
   const Selection& selection(int member) const { return chunks_[last_chunk_[member]].selection; }
   int Groups(int member) const { return GroupsOf(selection(member)); }
   std::vector<Run> Positions(int member, int group) const {
-    return PositionsOf(selection(member), members_[member].state->spans(), group);
+    return PositionsOf(selection(member), members_[member].state->stored(), group);
   }
   std::span<const int32_t> Units(int member, int group) const {
     return UnitsOf(selection(member), group);

@@ -22,11 +22,8 @@ std::vector<StepChunk> CutChunks(std::span<const StepMember> members) {
 }
 
 int32_t StoredEnd(const StepMember& member) {
-  const SequenceState& state = *member.state;
-  const int32_t end = state.packed() != nullptr  ? state.packed()->end()
-                      : state.spans() != nullptr ? state.spans()->end()
-                                                 : 0;
-  return std::min(end, member.view.tokens);
+  const StoredRows* const stored = member.state->stored();
+  return stored == nullptr ? 0 : std::min(stored->end(), member.view.tokens);
 }
 
 // Cuts the selected history [from, history) and the new tokens [history, end) into slices. Rows
@@ -66,11 +63,13 @@ int32_t StepTiles::CutRuns(const std::vector<Run>& selected, int32_t from, int32
 void StepTiles::PlanStored(Tile* tile) {
   const StepMember& m = MemberOf(*tile);
   const Selection& selection = ChunkOf(*tile).selection;
-  kvstrata::PlanStored(*m.state, selection, tile->first_head, StoredEnd(m), &stored_);
-  tile->parts = stored_.parts.size() - tile->first_part;
-  if (m.state->spans() == nullptr && !selection.coarse.empty()) {
-    tile->levels = m.state->index().level_count;
+  const StoredRows* const stored = m.state->stored();
+  if (stored != nullptr) {
+    stored->PlanParts(selection, tile->first_head, StoredEnd(m), &stored_);
   }
+  tile->parts = stored_.parts.size() - tile->first_part;
+  const bool has_means = stored != nullptr && stored->has_means();
+  if (!has_means && !selection.coarse.empty()) tile->levels = m.state->index().level_count;
 }
 
 // Slices, stored parts and tiles of one chunk.

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/step/step_batch.h"
-#include "kernels/step/stored_parts.h"
+#include "kernels/stored_rows.h"
 
 namespace kvstrata {
 

@@ -132,8 +132,8 @@ void StepWorks::RunTiles(const StepTiles& tiles, std::span<const Tile> round,
     QueryTile part = first;
     AddSlices(tiles, tile, &part);
     for (const StoredPart& stored : tiles.PartsOf(tile)) {
-      AddStored(*tiles.MemberOf(tile).state, tiles.ChunkOf(tile).selection, stored,
-                tiles.RunsOf(stored), part, &works_);
+      tiles.MemberOf(tile).state->stored()->AddPart(tiles.ChunkOf(tile).selection, stored,
+                                                    tiles.RunsOf(stored), part, &works_);
       NextPart(tile, &part);
     }
     AddLevels(tiles, tile, &part);
