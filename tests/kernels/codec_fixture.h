@@ -59,9 +59,15 @@ class CodecSequence {
   CodecSequence(const Plan& plan, const Geometry& geometry, const Inputs& in,
                 std::shared_ptr<const SpanParameters> parameters = nullptr,
                 std::string_view backend = "ref")
+      : CodecSequence(CodecOf(plan), plan, geometry, in, std::move(parameters), backend) {}
+  // Of a codec that no plan names, or one that stores nothing.
+  CodecSequence(const Codec& codec, const Plan& plan, const Geometry& geometry, const Inputs& in,
+                std::shared_ptr<const SpanParameters> parameters = nullptr,
+                std::string_view backend = "ref")
       : g_(geometry),
         in_(in),
-        recompressor_(NewRecompressor(plan, geometry, std::move(parameters))),
+        recompressor_(codec.stores() ? codec.recompressor(plan, geometry, std::move(parameters))
+                                     : nullptr),
         backend_(*FindBackend(backend)) {}
 
   // Appends raw rows up to `end`.
@@ -132,7 +138,7 @@ class CodecSequence {
   }
   // Runs until nothing is due.
   void Settle() {
-    for (int i = 0; recompressor_->Due(Input()); ++i) {
+    for (int i = 0; recompressor_ != nullptr && recompressor_->Due(Input()); ++i) {
       ASSERT_LT(i, 10000) << "always due";
       const Status status = RunOnce();
       ASSERT_TRUE(status.ok()) << status.ToString();
@@ -149,7 +155,7 @@ class CodecSequence {
   const Geometry& geometry() const { return g_; }
   const Backend& backend() const { return *backend_; }
 
-  SelectContext Context(const PackedStorage* packed, const SpanStorage* spans) {
+  SelectContext Context(const StoredRows* stored) {
     SelectContext context;
     context.geometry = &g_;
     context.layout = PageLayout::Of(g_);
@@ -158,8 +164,7 @@ class CodecSequence {
     context.executor = &InlineExecutor();
     context.surprisal = surprisal_;
     context.prompt_tokens = prompt_;
-    context.packed = packed;
-    context.spans = spans;
+    context.stored = stored;
     return context;
   }
 

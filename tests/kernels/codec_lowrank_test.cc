@@ -35,7 +35,7 @@ std::unique_ptr<SpanStorage> Parsed(CodecSequence& s) {
 template <typename T>
 std::vector<T> Inspected(CodecSequence& s, const std::string& name) {
   const auto storage = Parsed(s);
-  const auto array = InspectSpans(s.Context(nullptr, storage.get()), name);
+  const auto array = InspectSpans(s.Context(storage.get()), name);
   EXPECT_TRUE(array.ok()) << array.status().ToString();
   std::vector<T> values(array->bytes.size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), array->bytes.data(), array->bytes.size());
@@ -391,9 +391,7 @@ TEST(SpanParametersFile, ReadsEveryTensorOrNamesIt) {
 TEST(SpanCodec, InspectionNamesWhatItHas) {
   const Inputs in(SmallGeometry(), 100, kSeed);
   CodecSequence s(SpanPlan(), in.g, in);
-  EXPECT_EQ(InspectSpans(s.Context(nullptr, nullptr), "pages").status().reason(),
-            "INSPECT_UNKNOWN");
-  EXPECT_EQ(InspectSpans(s.Context(nullptr, nullptr), "spans").status().reason(), "NO_SPANS");
+  EXPECT_EQ(InspectSpans(s.Context(nullptr), "spans").status().reason(), "NO_SPANS");
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ std::unique_ptr<PackedStorage> Parsed(CodecSequence& s) {
 
 Ints InspectInts(CodecSequence& s, const std::string& name) {
   const auto storage = Parsed(s);
-  const auto array = InspectPacked(s.Context(storage.get(), nullptr), name);
+  const auto array = InspectPacked(s.Context(storage.get()), name);
   EXPECT_TRUE(array.ok()) << array.status().ToString();
   Ints values(array->bytes.size() / 4);
   std::memcpy(values.data(), array->bytes.data(), array->bytes.size());
@@ -378,17 +378,14 @@ TEST(PackedCodec, ThreeTimesSmaller) {
 TEST(PackedCodec, InspectionNamesWhatItHas) {
   const Inputs in(SmallGeometry(), 100, kSeed);
   CodecSequence s(PackedPlan(), in.g, in);
-  EXPECT_EQ(InspectPacked(s.Context(nullptr, nullptr), "units").status().reason(),
-            "INSPECT_UNKNOWN");
-  EXPECT_EQ(InspectPacked(s.Context(nullptr, nullptr), "segments").status().reason(),
-            "NOTHING_PACKED");
+  EXPECT_EQ(InspectPacked(s.Context(nullptr), "segments").status().reason(), "NOTHING_PACKED");
   s.keep_pages = true;
   s.Commit(100);
   s.PrefillDone();
   s.Settle();
   const auto storage = Parsed(s);
   for (const std::string name : {"eigenvalues", "rotated_rows", "packed_rows"}) {
-    const auto array = InspectPacked(s.Context(storage.get(), nullptr), name);
+    const auto array = InspectPacked(s.Context(storage.get()), name);
     ASSERT_TRUE(array.ok()) << array.status().ToString();
     EXPECT_EQ(array->shape[0], name == "eigenvalues" ? 64 : 48);
   }
