@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "kernels/selection.h"
 
 namespace kvstrata {
 
@@ -22,6 +23,7 @@ namespace kvstrata {
 struct QueryTile {
   int layer = 0, kv_head = 0;
   int32_t first_head = 0, group = 0;  // query heads
+  int32_t query_heads = 0;            // of the model
   int32_t queries = 0;                // query tokens
   int32_t row_token = 0;              // rows of m, l, o from a query token to the next
   int32_t dim = 0;
@@ -44,12 +46,15 @@ struct QueryTile {
   }
 };
 
-// Calls fn(tile) for the parts of a tile's group that share one of `lists` lists (ListOf).
+// Calls fn(part, list) for the parts of a tile that share one of `lists` lists, and its number
+// there; without lists once for all of it, with 0.
 template <typename Fn>
-void ForHeads(size_t lists, int32_t query_heads, const QueryTile& tile, const Fn& fn) {
-  const bool per_head = lists == static_cast<size_t>(query_heads);
+void ForHeads(size_t lists, const QueryTile& tile, const Fn& fn) {
+  const bool per_head = lists == static_cast<size_t>(tile.query_heads);
   const int32_t heads = per_head ? 1 : tile.group;
-  for (int32_t g = 0; g < tile.group; g += heads) fn(tile.Heads(g, heads));
+  for (int32_t g = 0; g < tile.group; g += heads) {
+    fn(tile.Heads(g, heads), ListOf(lists, tile.first_head + g, tile.query_heads));
+  }
 }
 
 class AttendWorks {

@@ -98,14 +98,7 @@ class SpanStorage final : public StoredRows {
  private:
   struct Layout;  // lowrank.cc
 
-  Status AddPart(const ExtentView* extents);
-  void Append(Part part, const std::vector<Run>& spans, const std::vector<int32_t>& anchors);
-  void AddRawRows(int part, const QueryTile& tile, AttendWorks* works) const;
-  void AddFactors(const Selection& selection, int part, const QueryTile& tile,
-                  AttendWorks* works) const;
-  void AddMeans(const Selection& selection, int part, const QueryTile& tile,
-                AttendWorks* works) const;
-  PagedRows OnePage(std::byte* const* page, int64_t index, int32_t count, DType dtype) const;
+  Status ReadPart(const ExtentView* extents);
 
   std::vector<Part> parts_;
   std::vector<Run> spans_;

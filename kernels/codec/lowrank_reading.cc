@@ -28,6 +28,60 @@ void ScoreFactors(const LowRankRows& rows, int32_t n, const float* q, int32_t di
   }
 }
 
+void AddRawRows(const SpanStorage& spans, int part, const QueryTile& tile, AttendWorks* works) {
+  const int32_t rows = spans.parts()[static_cast<size_t>(part)].raw_count;
+  auto w = AttendWorks::ItemOf<AttendWork>(tile);
+  w.k = spans.RawKeys(part, tile.layer, tile.kv_head);
+  w.v = spans.RawValues(part, tile.layer, tile.kv_head);
+  w.position = rows;  // every query sees every row
+  const size_t first = works->FirstRun();
+  works->AddRun({0, rows});
+  works->Add(w, first);
+}
+
+void AddFactors(const SpanStorage& spans, const Selection& selection, int part,
+                const QueryTile& tile, AttendWorks* works) {
+  const SpanStorage::Part& range = spans.parts()[static_cast<size_t>(part)];
+  const auto& lists = selection.units;
+  ForHeads(lists.size(), tile, [&](const QueryTile& heads, size_t list) {
+    const size_t first = works->FirstSpan();
+    const auto add = [&](int32_t id) {
+      works->AddSpan(spans.Factors(id, tile.layer, tile.kv_head));
+    };
+    if (selection.full) {
+      for (int32_t u = 0; u < range.span_count; ++u) add(range.first_span + u);
+    } else {
+      const auto& ids = lists[list];
+      auto id = std::ranges::lower_bound(ids, range.first_span);
+      for (; id != ids.end() && *id < range.first_span + range.span_count; ++id) add(*id);
+    }
+    auto w = AttendWorks::ItemOf<AttendLowRankWork>(heads);
+    w.dim = tile.dim;
+    works->Add(w, first);
+  });
+}
+
+void AddMeans(const SpanStorage& spans, const Selection& selection, int part, const QueryTile& tile,
+              AttendWorks* works) {
+  const SpanStorage::Part& range = spans.parts()[static_cast<size_t>(part)];
+  const auto& lists = selection.coarse;
+  ForHeads(lists.size(), tile, [&](const QueryTile& heads, size_t list) {
+    auto w = AttendWorks::ItemOf<AttendCoarseWork>(heads);
+    w.k = spans.KeyMeans(part, tile.layer, tile.kv_head);
+    w.v = spans.ValueMeans(part, tile.layer, tile.kv_head);
+    w.log_count = spans.log_length().data() + range.first_span;
+    const size_t first = works->FirstRun();
+    if (!lists.empty()) {
+      for (const CoarseRun& c : lists[list]) {
+        const Run run{std::max(c.units.begin, range.first_span) - range.first_span,
+                      std::min(c.units.end - range.first_span, range.span_count)};
+        if (c.level == 0 && run.begin < run.end) works->AddRun(run);
+      }
+    }
+    works->Add(w, first);
+  });
+}
+
 }  // namespace
 
 void SpanStorage::PlanParts(const Selection&, int32_t, int32_t, StoredPlan* plan) const {
@@ -44,65 +98,12 @@ void SpanStorage::AddPart(const Selection& selection, const StoredPart& part, st
                           const QueryTile& tile, AttendWorks* works) const {
   switch (part.kind) {
     case kRawRows:
-      return AddRawRows(part.source, tile, works);
+      return AddRawRows(*this, part.source, tile, works);
     case kFactors:
-      return AddFactors(selection, part.source, tile, works);
+      return AddFactors(*this, selection, part.source, tile, works);
     default:
-      return AddMeans(selection, part.source, tile, works);
+      return AddMeans(*this, selection, part.source, tile, works);
   }
-}
-
-void SpanStorage::AddRawRows(int part, const QueryTile& tile, AttendWorks* works) const {
-  const int32_t rows = parts_[static_cast<size_t>(part)].raw_count;
-  auto w = AttendWorks::ItemOf<AttendWork>(tile);
-  w.k = RawKeys(part, tile.layer, tile.kv_head);
-  w.v = RawValues(part, tile.layer, tile.kv_head);
-  w.position = rows;  // every query sees every row
-  const size_t first = works->FirstRun();
-  works->AddRun({0, rows});
-  works->Add(w, first);
-}
-
-void SpanStorage::AddFactors(const Selection& selection, int part, const QueryTile& tile,
-                             AttendWorks* works) const {
-  const Part& range = parts_[static_cast<size_t>(part)];
-  const auto& lists = selection.units;
-  ForHeads(lists.size(), geometry_.query_heads, tile, [&](const QueryTile& heads) {
-    const size_t first = works->FirstSpan();
-    const auto add = [&](int32_t id) { works->AddSpan(Factors(id, tile.layer, tile.kv_head)); };
-    if (selection.full) {
-      for (int32_t u = 0; u < range.span_count; ++u) add(range.first_span + u);
-    } else {
-      const auto& ids = lists[ListOf(lists.size(), heads.first_head, geometry_.query_heads)];
-      auto id = std::ranges::lower_bound(ids, range.first_span);
-      for (; id != ids.end() && *id < range.first_span + range.span_count; ++id) add(*id);
-    }
-    auto w = AttendWorks::ItemOf<AttendLowRankWork>(heads);
-    w.dim = tile.dim;
-    works->Add(w, first);
-  });
-}
-
-void SpanStorage::AddMeans(const Selection& selection, int part, const QueryTile& tile,
-                           AttendWorks* works) const {
-  const Part& range = parts_[static_cast<size_t>(part)];
-  const auto& lists = selection.coarse;
-  ForHeads(lists.size(), geometry_.query_heads, tile, [&](const QueryTile& heads) {
-    auto w = AttendWorks::ItemOf<AttendCoarseWork>(heads);
-    w.k = KeyMeans(part, tile.layer, tile.kv_head);
-    w.v = ValueMeans(part, tile.layer, tile.kv_head);
-    w.log_count = log_length_.data() + range.first_span;
-    const size_t first = works->FirstRun();
-    if (!lists.empty()) {
-      for (const CoarseRun& c :
-           lists[ListOf(lists.size(), heads.first_head, geometry_.query_heads)]) {
-        const Run run{std::max(c.units.begin, range.first_span) - range.first_span,
-                      std::min(c.units.end - range.first_span, range.span_count)};
-        if (c.level == 0 && run.begin < run.end) works->AddRun(run);
-      }
-    }
-    works->Add(w, first);
-  });
 }
 
 // Raw rows; spans that a query of the head reads token by token, and those that one reads as one

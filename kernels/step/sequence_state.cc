@@ -28,10 +28,10 @@ Status CheckPrompt(const SequenceState& state) {
 }  // namespace
 
 SequenceState::SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens,
-                             int32_t indexed_tokens, const Codec& codec)
+                             int32_t indexed_tokens, const Codec* codec)
     : geometry_(geometry),
       plan_(plan),
-      codec_(&codec),
+      codec_(codec != nullptr ? codec : &CodecOf(plan)),
       index_(IndexOf(plan, geometry)),
       rotary_(geometry.pre_rope() ? std::make_shared<const RotaryTable>(geometry.rotary) : nullptr),
       selector_(NewSelector(plan, geometry)),

@@ -37,11 +37,9 @@ struct CudaSequence {
 class SequenceState {
  public:
   // `tokens` are already held (a prefix hit) and their index is valid up to `indexed_tokens`.
-  // codec: the plan's, which outlives the state.
-  SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens)
-      : SequenceState(geometry, plan, tokens, indexed_tokens, CodecOf(plan)) {}
+  // codec: null: the plan's; else it outlives the state.
   SequenceState(const Geometry& geometry, const Plan& plan, int32_t tokens, int32_t indexed_tokens,
-                const Codec& codec);
+                const Codec* codec = nullptr);
 
   std::unique_ptr<SequenceState> Clone() const;
 

@@ -63,7 +63,6 @@ void StepWorks::AddSlices(const StepTiles& tiles, const Tile& tile, QueryTile* p
 void StepWorks::AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* part) {
   const StepMember& m = tiles.MemberOf(tile);
   const IndexLayout& index = m.state->index();
-  const int32_t query_heads = m.state->geometry().query_heads;
   const auto& lists = tiles.ChunkOf(tile).selection.coarse;
   for (int32_t level = 0; level < tile.levels; ++level) {
     const auto rows = [&](int32_t field) {
@@ -71,13 +70,13 @@ void StepWorks::AddLevels(const StepTiles& tiles, const Tile& tile, QueryTile* p
     };
     const PagedRows k = rows(index.key_mean), v = rows(index.value_mean);
     const auto log_count = std::log(static_cast<float>(index.levels[level].unit_tokens));
-    ForHeads(lists.size(), query_heads, *part, [&](const QueryTile& heads) {
+    ForHeads(lists.size(), *part, [&](const QueryTile& heads, size_t list) {
       auto w = AttendWorks::ItemOf<AttendCoarseWork>(heads);
       w.k = k;
       w.v = v;
       w.log_count_all = log_count;
       const size_t first = works_.FirstRun();
-      for (const CoarseRun& c : lists[ListOf(lists.size(), heads.first_head, query_heads)]) {
+      for (const CoarseRun& c : lists[list]) {
         if (c.level != level || c.units.begin >= c.units.end) continue;
         works_.AddRun(c.units);
       }
@@ -116,19 +115,14 @@ void StepWorks::RunTiles(const StepTiles& tiles, std::span<const Tile> round,
   int64_t row = 0;
   for (const Tile& tile : round) {
     const int64_t token = first_row[tiles.ChunkOf(tile).member] + tile.begin;
-    const QueryTile first{t.layer,
-                          tile.kv_head,
-                          tile.first_head,
-                          tile.group,
-                          tile.queries,
-                          tile.group,
-                          g.head_dim,
-                          g.logit_scale(),
-                          t.q + token * t.q_token + int64_t{tile.first_head} * g.head_dim,
-                          t.q_token,
-                          m + row,
-                          l + row,
-                          o + row * g.head_dim};
+    const QueryTile first{
+        t.layer,         tile.kv_head,
+        tile.first_head, tile.group,
+        g.query_heads,   tile.queries,
+        tile.group,      g.head_dim,
+        g.logit_scale(), t.q + token * t.q_token + int64_t{tile.first_head} * g.head_dim,
+        t.q_token,       m + row,
+        l + row,         o + row * g.head_dim};
     QueryTile part = first;
     AddSlices(tiles, tile, &part);
     for (const StoredPart& stored : tiles.PartsOf(tile)) {

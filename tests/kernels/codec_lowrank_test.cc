@@ -97,7 +97,7 @@ TEST(SpanCodec, AttentionEqualsRawWhereNothingIsLost) {
       for (int h = 0; h < in.g.query_heads; ++h) {
         const float* q = in.Query(5, layer, h);
         Attention got(64), want(64);
-        AttendSpanStorage(*storage, s->backend(), q, layer, h / 2, 64, true, &got);
+        AttendStored(*storage, in.g, s->backend(), q, layer, h, &got);
         AttendInputs(in, q, layer, h / 2, {storage->end(), in.n}, &got);
         AttendInputs(in, q, layer, h / 2, {0, in.n}, &want);
         EXPECT_LT(ErrorOf(got.Output(), want.Output()), 1e-2) << backend;

@@ -30,8 +30,8 @@ class Stored {
   Stored(const StoredCodec& codec, const Inputs& in, std::string_view backend,
          bool keep_pages = false)
       : backend_(**FindBackend(backend)),
-        rows_(codec.codec, codec.plan, in.g, in, nullptr, backend),
-        state_(in.g, codec.plan, kPrompt, kPrompt, codec.codec) {
+        rows_(codec.plan, in.g, in, nullptr, backend, &codec.codec),
+        state_(in.g, codec.plan, kPrompt, kPrompt, &codec.codec) {
     std::vector<float> nats;
     for (int t = 0; t < kPrompt; ++t) nats.push_back(t % 9 == 0 ? 9.0f : 0.1f);
     rows_.keep_pages = keep_pages;
@@ -261,7 +261,7 @@ TEST_P(StoredRowsTest, DamageIsAnErrorOrHarmless) {
   for (Bytes& extent : s->rows().mutable_extents()) {
     for (size_t at = 0; at < std::min<size_t>(extent.size(), 512); at += 3) {
       extent[at] ^= std::byte{0x55};
-      SequenceState state(in_.g, codec().plan, kPrompt, kPrompt, codec().codec);
+      SequenceState state(in_.g, codec().plan, kPrompt, kPrompt, &codec().codec);
       const Status parsed = state.Refresh(s->rows().View());
       EXPECT_TRUE(parsed.ok() || parsed.reason() == "EXTENT_INVALID") << parsed.ToString();
       EXPECT_TRUE(at >= sizeof(uint32_t) || !parsed.ok()) << "magic";
@@ -273,7 +273,7 @@ TEST_P(StoredRowsTest, DamageIsAnErrorOrHarmless) {
 TEST_P(StoredRowsTest, APromptIsComputedFromRawPagesWhileTheyAreThere) {
   const auto kept = Hold(true), gone = Hold();
   for (Stored* const s : {kept.get(), gone.get()}) {
-    SequenceState open(in_.g, codec().plan, kPrompt, kPrompt, codec().codec);
+    SequenceState open(in_.g, codec().plan, kPrompt, kPrompt, &codec().codec);
     ASSERT_TRUE(open.Refresh(s->view()).ok());
     EXPECT_EQ(open.stored() != nullptr, s == gone.get() && codec().codec.stores());
   }
@@ -291,7 +291,7 @@ TEST_P(StoredRowsTest, ItsArraysAreRead) {
     EXPECT_TRUE(array.ok()) << array.status().ToString();
     EXPECT_THAT(unknown.message(), ::testing::HasSubstr(std::string(name)));
   }
-  SequenceState empty(in_.g, codec().plan, kPrompt, kPrompt, codec().codec);
+  SequenceState empty(in_.g, codec().plan, kPrompt, kPrompt, &codec().codec);
   EXPECT_EQ(empty.stored(), nullptr);
 }
 
