@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "kernels/element.h"
 #include "kernels/executor.h"
 #include "kernels/step/step_batch.h"
 
@@ -27,25 +27,11 @@ void StoreRow(const float* from, int32_t n, std::byte* to) {
 }
 
 inline void Load(DType dtype, const std::byte* from, int32_t n, float* to) {
-  switch (dtype) {
-    case DType::kF32:
-      return LoadRow<float>(from, n, to);
-    case DType::kF16:
-      return LoadRow<F16>(from, n, to);
-    case DType::kBF16:
-      return LoadRow<BF16>(from, n, to);
-  }
+  WithElement(dtype, [&]<typename T>() { LoadRow<T>(from, n, to); });
 }
 
 inline void Store(DType dtype, const float* from, int32_t n, std::byte* to) {
-  switch (dtype) {
-    case DType::kF32:
-      return StoreRow<float>(from, n, to);
-    case DType::kF16:
-      return StoreRow<F16>(from, n, to);
-    case DType::kBF16:
-      return StoreRow<BF16>(from, n, to);
-  }
+  WithElement(dtype, [&]<typename T>() { StoreRow<T>(from, n, to); });
 }
 
 // Whether the ops can use the rows where they are: fp32 with the heads of a token side by side.
