@@ -26,11 +26,11 @@ void StoreRow(const float* from, int32_t n, std::byte* to) {
   for (int32_t i = 0; i < n; ++i) row[i] = FromFloat<T>(from[i]);
 }
 
-inline void Load(DType dtype, const std::byte* from, int32_t n, float* to) {
+inline void LoadDense(DType dtype, const std::byte* from, int32_t n, float* to) {
   WithElement(dtype, [&]<typename T>() { LoadRow<T>(from, n, to); });
 }
 
-inline void Store(DType dtype, const float* from, int32_t n, std::byte* to) {
+inline void StoreDense(DType dtype, const float* from, int32_t n, std::byte* to) {
   WithElement(dtype, [&]<typename T>() { StoreRow<T>(from, n, to); });
 }
 
@@ -52,7 +52,7 @@ void ForRows(Executor& executor, int64_t tokens, int32_t heads, const Fn& fn) {
 }
 
 // Keeps n floats or more: what was there need not be kept, nor cleared.
-inline float* Reserve(std::vector<float>* scratch, int64_t n) {
+inline float* ReserveFloats(std::vector<float>* scratch, int64_t n) {
   if (static_cast<int64_t>(scratch->size()) < n) scratch->resize(static_cast<size_t>(n));
   return scratch->data();
 }
@@ -76,11 +76,11 @@ class DenseQueries {
       return {reinterpret_cast<const float*>(data), q.token_stride / kFloat};
     }
     const int64_t token = int64_t{heads_} * dim_;
-    float* const copy = Reserve(&copy_, count * token);
+    float* const copy = ReserveFloats(&copy_, count * token);
     ForRows(executor_, count, heads_, [&](int64_t t) {
       for (int32_t h = 0; h < heads_; ++h) {
-        Load(q.dtype, data + t * q.token_stride + h * q.head_stride, dim_,
-             copy + t * token + int64_t{h} * dim_);
+        LoadDense(q.dtype, data + t * q.token_stride + h * q.head_stride, dim_,
+                  copy + t * token + int64_t{h} * dim_);
       }
     });
     return {copy, token};
@@ -110,13 +110,13 @@ class DenseOutputs {
               out.token_stride / static_cast<int64_t>(sizeof(float)), true};
     }
     const int64_t token = int64_t{heads_} * dim_;
-    return {Reserve(&copy_, tokens * token), token, false};
+    return {ReserveFloats(&copy_, tokens * token), token, false};
   }
   void Store(const Answer& from, int32_t tokens, const MutableRows& out) {
     ForRows(executor_, tokens, heads_, [&](int64_t t) {
       for (int32_t h = 0; h < heads_; ++h) {
-        kvstrata::Store(out.dtype, from.data + t * from.token + int64_t{h} * dim_, dim_,
-                        out.data + t * out.token_stride + h * out.head_stride);
+        StoreDense(out.dtype, from.data + t * from.token + int64_t{h} * dim_, dim_,
+                   out.data + t * out.token_stride + h * out.head_stride);
       }
     });
   }

@@ -108,9 +108,9 @@ void StepWorks::RunTiles(const StepTiles& tiles, std::span<const Tile> round,
   const Geometry& g = tiles.MemberOf(round[0]).state->geometry();
   int64_t rows = 0;
   for (const Tile& tile : round) rows += tile.partial_rows();
-  float* const m = Reserve(&partial_m_, rows);
-  float* const l = Reserve(&partial_l_, rows);
-  float* const o = Reserve(&partial_o_, rows * g.head_dim);
+  float* const m = ReserveFloats(&partial_m_, rows);
+  float* const l = ReserveFloats(&partial_l_, rows);
+  float* const o = ReserveFloats(&partial_o_, rows * g.head_dim);
   works_.Clear();
   int64_t row = 0;
   for (const Tile& tile : round) {

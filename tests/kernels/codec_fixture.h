@@ -78,10 +78,10 @@ class CodecSequence {
       for (int layer = 0; layer < g_.layers; ++layer) {
         for (int h = 0; h < g_.kv_heads; ++h) {
           const int slot = tokens_ % g_.page_tokens;
-          Store(g_.dtype, in_.Key(tokens_, layer, h), g_.head_dim,
-                page + layout.KeyOffset(layer, h, slot));
-          Store(g_.dtype, in_.Value(tokens_, layer, h), g_.head_dim,
-                page + layout.ValueOffset(layer, h, slot));
+          StoreDense(g_.dtype, in_.Key(tokens_, layer, h), g_.head_dim,
+                     page + layout.KeyOffset(layer, h, slot));
+          StoreDense(g_.dtype, in_.Value(tokens_, layer, h), g_.head_dim,
+                     page + layout.ValueOffset(layer, h, slot));
         }
       }
     }
