@@ -33,7 +33,7 @@ void FillMessages(Sequence* s, std::span<const int32_t> ids) {
 
 void NoteIds(Sequence* s, std::span<const int32_t> ids) {
   const int32_t first = s->state->tokens() - static_cast<int32_t>(s->late_tokens);
-  s->state->NoteTokens(first, ids, *s->boundary_tokens);
+  s->state->reported().NoteTokens(first, ids, *s->boundary_tokens);
   FillMessages(s, ids);
   s->late_tokens -= static_cast<uint32_t>(ids.size());
 }

@@ -398,7 +398,8 @@ Status Session::Report(uint64_t sequence, uint32_t first, uint32_t n, const floa
   KVS_ASSIGN_OR_RETURN(SequenceUse s, SequenceUse::Of(state_.get(), sequence, true));
   const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
   // Only the daemon keeps the series of an imported sequence.
-  const int32_t skipped = s->surprisal_begun ? -1 : s->state->SkippedPosition(from, surprisal);
+  const int32_t skipped =
+      s->surprisal_begun ? -1 : s->state->reported().SkippedPosition(from, surprisal);
   if (!s->imported) {  // else the daemon alone knows its tokens
     KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
   }

@@ -295,7 +295,7 @@ void SessionStep::State::Noted(size_t member) {
   if (added.late) {
     s.late_tokens += static_cast<uint32_t>(added.ids.size());
   } else {
-    s.state->NoteTokens(s.state->tokens(), added.ids, *s.boundary_tokens);
+    s.state->reported().NoteTokens(s.state->tokens(), added.ids, *s.boundary_tokens);
   }
 }
 
@@ -410,9 +410,9 @@ Result<size_t> SessionStep::CopySelection(int member, uint32_t group, SelectionK
     std::copy_n(units.begin(), std::min(units.size(), out.size()), out.begin());
     return units.size();
   }
-  const SpanStorage* const spans = state_->batch().member(member).state->spans();
+  const StoredRows* const stored = state_->batch().member(member).state->stored();
   size_t n = 0;
-  for (const Run& run : PositionsOf(*selection, spans, list)) {
+  for (const Run& run : PositionsOf(*selection, stored, list)) {
     for (int32_t t = run.begin; t < run.end; ++t, ++n) {
       if (n < out.size()) out[n] = t;
     }

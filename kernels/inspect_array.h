@@ -3,13 +3,22 @@
 #ifndef KVSTRATA_KERNELS_INSPECT_ARRAY_H_
 #define KVSTRATA_KERNELS_INSPECT_ARRAY_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>
 
-#include "kernels/select/selector.h"
-
 namespace kvstrata {
+
+// An intermediate array, for kvs_inspect and the vectors. Names are tests/golden/README.md's
+// without "PLAN.".
+struct InspectArray {
+  enum class Type : uint8_t { kF32 = 1, kU16 = 2, kI32 = 3, kU8 = 4 };
+  Type type = Type::kF32;
+  std::vector<int64_t> shape;
+  std::vector<std::byte> bytes;
+};
 
 template <typename T>
 InspectArray ArrayOf(InspectArray::Type type, std::vector<int64_t> shape,

@@ -1,11 +1,14 @@
 # Ops, their backends, executors and page layouts. Highway is used as headers alone: libkvstrata.so
 # may depend on libc only, so dispatch is ours (kernels/simd_target.h) and libhwy is not linked.
 set(KVS_OPS_SOURCES
+  attend_works.cc
   backend.cc
   cuda/cuda_library.cc
   cuda/device_buffer.cc
   executor.cc
   page_view.cc
+  score_works.cc
+  selection.cc
   rotary.cc
   simd_target.cc
   ops/append/append_ref.cc

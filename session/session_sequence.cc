@@ -16,10 +16,10 @@ void BeginState(const Geometry& geometry, const Plan& plan, std::span<const int3
   s->state = std::make_unique<SequenceState>(geometry, plan, static_cast<int32_t>(held.tokens),
                                              static_cast<int32_t>(held.indexed_tokens));
   s->told_indexed = held.indexed_tokens;
-  s->state->NoteHeldSurprisal(static_cast<int32_t>(held.surprisal_tokens));
-  s->state->NoteTokens(0, tokens.first(std::min<size_t>(held.tokens, tokens.size())),
-                       *s->boundary_tokens);
-  s->state->HoldBoundaries(held.boundary);
+  s->state->reported().NoteHeldSurprisal(static_cast<int32_t>(held.surprisal_tokens));
+  s->state->reported().NoteTokens(0, tokens.first(std::min<size_t>(held.tokens, tokens.size())),
+                                  *s->boundary_tokens);
+  s->state->reported().HoldBoundaries(held.boundary);
 }
 
 // A fork holds what its parent committed, and inherits the index as far as the store was told.

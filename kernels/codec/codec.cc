@@ -1,6 +1,8 @@
 #include "kernels/codec/codec.h"
 
+#include "kernels/codec/lowrank.h"
 #include "kernels/codec/lowrank_recompressor.h"
+#include "kernels/codec/packed.h"
 #include "kernels/codec/packed_recompressor.h"
 #include "kernels/plan_needs.h"
 #include "kernels/plan_rows.h"
@@ -22,29 +24,63 @@ constinit const OptionTable kStoredTable = {kRows};
 
 std::string_view NameOf(KeepRaw k) { return kKeepRawNames[static_cast<size_t>(k)]; }
 
-std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
-                                              std::shared_ptr<const SpanParameters> parameters) {
-  switch (plan.codec) {
-    case CodecKind::kPacked:
-      return NewPackedRecompressor(plan, geometry);
-    case CodecKind::kLowRank:
-      return NewSpanRecompressor(plan, geometry, std::move(parameters));
-    case CodecKind::kRaw:
-      break;
-  }
-  return nullptr;
+namespace {
+
+template <typename Stored>
+Result<std::unique_ptr<StoredRows>> Parse(const SequenceView& view, const Geometry& geometry) {
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<StoredRows> stored, Stored::Parse(view, geometry));
+  return stored;
 }
 
-uint32_t CodecNeeds(const Plan& plan) {
-  switch (plan.codec) {
-    case CodecKind::kPacked:
-      return kNeedPrefillDone;
-    case CodecKind::kLowRank:
-      return kNeedPrefillDone | kNeedSurprisal;
-    case CodecKind::kRaw:
-      break;
-  }
-  return 0;
+constexpr std::string_view kSpanArrays[] = {"anchors", "raw",    "spans",     "k_mean",   "v_mean",
+                                            "k_rank",  "v_rank", "k_longest", "v_longest"};
+constexpr std::string_view kFarSpanArrays[] = {"anchors", "raw", "spans", "k_rank", "v_rank"};
+constexpr std::string_view kPackedArrays[] = {"eigenvalues", "rotated_rows", "packed_rows",
+                                              "segments", "strategies"};
+constexpr std::string_view kFarPackedArrays[] = {"segments", "strategies"};
+
+constexpr Codec kRaw = {};
+constexpr Codec kLowRank = {
+    .needs = kNeedPrefillDone | kNeedSurprisal,
+    .whole_units = true,
+    .recompressor =
+        [](const Plan& plan, const Geometry& geometry,
+           std::shared_ptr<const SpanParameters> parameters) {
+          return NewSpanRecompressor(plan, geometry, std::move(parameters));
+        },
+    .parse = Parse<SpanStorage>,
+    .status = SpanStatus,
+    .arrays = kSpanArrays,
+    .far_arrays = kFarSpanArrays,
+    .inspect = InspectSpans,
+    .cost = SpanCost,
+};
+constexpr Codec kPacked = {
+    .needs = kNeedPrefillDone,
+    .recompressor =
+        [](const Plan& plan, const Geometry& geometry, std::shared_ptr<const SpanParameters>) {
+          return NewPackedRecompressor(plan, geometry);
+        },
+    .parse = Parse<PackedStorage>,
+    .status = PackedStatus,
+    .arrays = kPackedArrays,
+    .far_arrays = kFarPackedArrays,
+    .inspect = InspectPacked,
+    .cost = PackedCost,
+};
+constexpr const Codec* kCodecs[] = {&kRaw, &kLowRank, &kPacked};  // by CodecKind
+
+}  // namespace
+
+const Codec& CodecOf(const Plan& plan) { return *kCodecs[static_cast<size_t>(plan.codec)]; }
+
+std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
+                                              std::shared_ptr<const SpanParameters> parameters) {
+  const Codec& codec = CodecOf(plan);
+  if (!codec.stores()) return nullptr;
+  return codec.recompressor(plan, geometry, std::move(parameters));
 }
+
+uint32_t CodecNeeds(const Plan& plan) { return CodecOf(plan).needs; }
 
 }  // namespace kvstrata

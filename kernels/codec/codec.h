@@ -1,11 +1,11 @@
 // Codec: how are keys and values stored? (The third axis of docs/plans.md.) `raw` is the page
 // itself. The others are written by workers of the daemon, away from decode: a Recompressor belongs
 // to one sequence, looks at what was committed and reported, and says which extents its table
-// should name from now on and which raw rows nobody needs any more. Readers parse extents with
-// PackedStorage (packed.h) and SpanStorage (lowrank.h); ops attend_packed, attend_lowrank and
-// attend_coarse read them in place.
+// should name from now on and which raw rows nobody needs any more. What is read of them is a
+// StoredRows (kernels/stored_rows.h). Codec is a row of the table in codec.cc: all that others ask
+// of a codec; only the selectors and the GPU's steps that are written for one know it by name.
 //
-// Implementations: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
+// Recompressors: packed_recompressor.cc (MosaicKV), lowrank_recompressor.cc (SeKV); one
 // conformance suite for both (tests/kernels/codec_test.cc). What they need to go on lies in the
 // extents of the view, so a clone, a restart and a prefix hit cost nothing; beyond that packed
 // remembers whether it has said since the end of the prompt what may go, that it has warned, and
@@ -22,13 +22,17 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "kernels/codec/extent.h"
+#include "kernels/inspect_array.h"
 #include "kernels/plan.h"
-#include "kernels/select/selector.h"
+#include "kernels/select_context.h"
+#include "kernels/sequence_view.h"
+#include "kernels/stored_rows.h"
 
 namespace kvstrata {
 
@@ -117,7 +121,48 @@ class Recompressor {
   virtual std::unique_ptr<Recompressor> Clone() const = 0;
 };
 
-// Null for codec raw. `parameters` may be null (untrained fallback; other codecs).
+// What a status asks of a codec.
+struct CodecProgress {
+  const Plan& plan;
+  const Geometry& geometry;
+  int32_t prompt_tokens = 0, tokens = 0;
+  const StoredRows* stored = nullptr;  // null: nothing is stored (yet)
+};
+
+// What rows cost over raw ones (break_even.h): decoding or expanding them is most of what a layer
+// takes beside reading, whatever chooses them.
+struct CodecCost {
+  double share = 1;                 // bytes of a row
+  double gpu_us = 0, cpu_rows = 0;  // as SelectionRule's, in its place
+};
+
+// One choice of the axis: a row of the table in codec.cc. `raw` stores nothing.
+struct Codec {
+  // A sum of Needs (kernels/plan_needs.h) of the engine.
+  uint32_t needs = 0;
+  // Whether its units are read whole, so that what ends beyond a sequence's tokens does not serve
+  // it; else rows are read up to any position.
+  bool whole_units = false;
+  // `parameters` may be null (untrained fallback; codecs that take none).
+  std::unique_ptr<Recompressor> (*recompressor)(const Plan& plan, const Geometry& geometry,
+                                                std::shared_ptr<const SpanParameters> parameters) =
+      nullptr;
+  // What the extents of a view hold. DATA_LOSS EXTENT_INVALID.
+  Result<std::unique_ptr<StoredRows>> (*parse)(const SequenceView& view,
+                                               const Geometry& geometry) = nullptr;
+  // What it did otherwise than the plan asks; "" nothing.
+  std::string (*status)(const CodecProgress& progress) = nullptr;
+  // Names of tests/golden/README.md without "PLAN."; those of `far_arrays` are read of extents that
+  // lie on a GPU, too. REQUIRES of inspect: `name` is one of `arrays`.
+  std::span<const std::string_view> arrays = {}, far_arrays = {};
+  Result<InspectArray> (*inspect)(const SelectContext& context, std::string_view name) = nullptr;
+  CodecCost (*cost)(const Plan& plan, const Geometry& geometry) = nullptr;
+
+  bool stores() const { return parse != nullptr; }
+};
+const Codec& CodecOf(const Plan& plan);
+
+// Null for codec raw.
 std::unique_ptr<Recompressor> NewRecompressor(const Plan& plan, const Geometry& geometry,
                                               std::shared_ptr<const SpanParameters> parameters);
 

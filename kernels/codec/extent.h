@@ -27,6 +27,7 @@
 
 #include "base/status.h"
 #include "kernels/page_view.h"
+#include "kernels/sequence_view.h"
 
 namespace kvstrata {
 
@@ -60,16 +61,6 @@ inline constexpr uint32_t kExtentUnhashed = uint32_t{1} << 31;
 // Arrays inside an extent begin at multiples of this; its end has as many zero bytes of slack, so
 // that vector loads at the last row stay inside.
 inline constexpr int64_t kExtentAlign = 64;
-
-// One extent of a sequence, as a table names it.
-struct ExtentView {
-  const std::byte* data = nullptr;
-  int64_t bytes = 0;
-  Run tokens;  // the header's begin and end
-  // The extent's description, aligned to 8 bytes, and its size; null: `data` is readable itself.
-  const std::byte* description = nullptr;
-  int64_t description_bytes = 0;
-};
 
 // Where the host reads an extent, and how far.
 inline const std::byte* ReadableData(const ExtentView& extent) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/codec/codec.h"
 #include "kernels/codec/head_loop.h"
 #include "kernels/codec/lowrank_layout.h"
 #include "kernels/segment/span_rule.h"
@@ -182,19 +183,18 @@ Status ReadRawRows(const ExtentReader& reader, const Geometry& g, const std::vec
 Result<std::unique_ptr<SpanStorage>> SpanStorage::Parse(const SequenceView& view,
                                                         const Geometry& geometry) {
   static std::atomic<uint64_t> parsed{0};
-  auto storage = std::make_unique<SpanStorage>();
+  auto storage = std::make_unique<SpanStorage>(geometry);
   storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
-  storage->geometry_ = geometry;
   if (view.extent_count % kExtentsPerPart != 0) {
     return DamagedExtent({0, 0}, "the number of extents is no multiple of 3");
   }
   for (int32_t i = 0; i < view.extent_count; i += kExtentsPerPart) {
-    KVS_RETURN_IF_ERROR(storage->AddPart(view.extents + i));
+    KVS_RETURN_IF_ERROR(storage->ReadPart(view.extents + i));
   }
   return storage;
 }
 
-Status SpanStorage::AddPart(const ExtentView* extents) {
+Status SpanStorage::ReadPart(const ExtentView* extents) {
   const Geometry& g = geometry_;
   KVS_ASSIGN_OR_RETURN(const ExtentReader coarse,
                        ExtentReader::Open(extents[0], g, ExtentKind::kSpanSummary));
@@ -232,21 +232,17 @@ Status SpanStorage::AddPart(const ExtentView* extents) {
   layout->v_mean_page = PageOf(at.v_mean);
   layout->raw_page = PageOf(part.raw_rows);
   if (first) d_route_ = summary.d_route, trained_ = summary.trained;
-  Append(part, summary.spans, summary.anchors);
-  layouts_.push_back(std::move(layout));
-  return OkStatus();
-}
-
-void SpanStorage::Append(Part part, const std::vector<Run>& spans,
-                         const std::vector<int32_t>& anchors) {
   part.first_span = static_cast<int32_t>(spans_.size());
-  part.span_count = static_cast<int32_t>(spans.size());
+  part.span_count = static_cast<int32_t>(summary.spans.size());
   parts_.push_back(part);
-  for (const Run& s : spans) {
+  EndAt(part.tokens.end);
+  for (const Run& s : summary.spans) {
     spans_.push_back(s);
     log_length_.push_back(static_cast<float>(std::log(static_cast<double>(s.end - s.begin))));
   }
-  anchors_.insert(anchors_.end(), anchors.begin(), anchors.end());
+  anchors_.insert(anchors_.end(), summary.anchors.begin(), summary.anchors.end());
+  layouts_.push_back(std::move(layout));
+  return OkStatus();
 }
 
 bool OutgrowsRows(const Plan& plan, int32_t tokens) {
@@ -264,41 +260,50 @@ std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanSt
          " lose more than max_loss there";
 }
 
+std::string SpanStatus(const CodecProgress& p) {
+  return MaxLossText(p.plan, p.geometry, SpansOf(p.stored));
+}
+
+CodecCost SpanCost(const Plan&, const Geometry&) { return {1, 28, 3420}; }
+
 int32_t SpanStorage::raw_rows() const {
   int32_t rows = 0;
   for (const Part& p : parts_) rows += p.raw_count;
   return rows;
 }
 
+namespace {
+
 // `count` rows of a (layer, KV head) as one page.
-PagedRows SpanStorage::OnePage(std::byte* const* page, int64_t index, int32_t count,
-                               DType dtype) const {
-  const int64_t row = geometry_.head_dim * SizeOf(dtype);
-  return {page, index * count * row, row, std::max(count, 1), geometry_.head_dim, dtype};
+PagedRows OnePage(std::byte* const* page, int64_t index, int32_t count, int32_t dim, DType dtype) {
+  const int64_t row = dim * SizeOf(dtype);
+  return {page, index * count * row, row, std::max(count, 1), dim, dtype};
 }
+
+}  // namespace
 
 PagedRows SpanStorage::KeyMeans(int part, int layer, int kv_head) const {
   const Layout& l = *layouts_[static_cast<size_t>(part)];
   return OnePage(&l.k_mean_page, int64_t{layer} * geometry_.kv_heads + kv_head, l.span_count,
-                 DType::kBF16);
+                 geometry_.head_dim, DType::kBF16);
 }
 
 PagedRows SpanStorage::ValueMeans(int part, int layer, int kv_head) const {
   const Layout& l = *layouts_[static_cast<size_t>(part)];
   return OnePage(&l.v_mean_page, int64_t{layer} * geometry_.kv_heads + kv_head, l.span_count,
-                 DType::kBF16);
+                 geometry_.head_dim, DType::kBF16);
 }
 
 PagedRows SpanStorage::RawKeys(int part, int layer, int kv_head) const {
   const Layout& l = *layouts_[static_cast<size_t>(part)];
   return OnePage(&l.raw_page, int64_t{layer} * 2 * geometry_.kv_heads + kv_head, l.raw_count,
-                 geometry_.dtype);
+                 geometry_.head_dim, geometry_.dtype);
 }
 
 PagedRows SpanStorage::RawValues(int part, int layer, int kv_head) const {
   const Layout& l = *layouts_[static_cast<size_t>(part)];
   return OnePage(&l.raw_page, (int64_t{layer} * 2 + 1) * geometry_.kv_heads + kv_head, l.raw_count,
-                 geometry_.dtype);
+                 geometry_.head_dim, geometry_.dtype);
 }
 
 LowRankSpan SpanStorage::Factors(int span, int layer, int kv_head) const {

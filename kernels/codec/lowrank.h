@@ -18,12 +18,17 @@
 #include <vector>
 
 #include "kernels/codec/extent.h"
-#include "kernels/ops/attend_lowrank/attend_lowrank.h"
-#include "kernels/select/selector.h"
+#include "kernels/inspect_array.h"
+#include "kernels/plan.h"
+#include "kernels/select_context.h"
+#include "kernels/stored_rows.h"
 
 namespace kvstrata {
 
-class SpanStorage {
+struct CodecCost;      // codec.h
+struct CodecProgress;  // codec.h
+
+class SpanStorage final : public StoredRows {
  public:
   // One range of positions with its spans.
   struct Part {
@@ -34,12 +39,24 @@ class SpanStorage {
     const std::byte* raw_rows = nullptr;     // [layer][K|V][kv_head][raw_count][head_dim]
   };
 
+  explicit SpanStorage(const Geometry& geometry) : StoredRows(true), geometry_(geometry) {}
   // DATA_LOSS EXTENT_INVALID.
   static Result<std::unique_ptr<SpanStorage>> Parse(const SequenceView& view,
                                                     const Geometry& geometry);
 
+  // Parts of a range: its raw rows, which are always on, the spans that are expanded (units) and
+  // those that are read as one row (coarse).
+  void PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
+                 StoredPlan* plan) const override;
+  void AddPart(const Selection& selection, const StoredPart& part, std::span<const Run> runs,
+               const QueryTile& tile, AttendWorks* works) const override;
+  void CountReads(const HeadReads& reads, ReadCost* cost) const override;
+  void AppendUnits(std::span<const int32_t> units, std::vector<Run>* runs) const override;
+  // Computes those of spans at once, in fp32.
+  void AddScores(const KeyScores& scores, ScoreWorks* works) const override;
+  int64_t KeyBytes(int layer, Run range) const override;
+
   const std::vector<Part>& parts() const { return parts_; }
-  int32_t end() const { return parts_.empty() ? 0 : parts_.back().tokens.end; }
   int32_t raw_rows() const;  // of all parts
   // Keys or values of a span, layer and KV head that are rows since factors lost more than
   // max_loss.
@@ -81,21 +98,25 @@ class SpanStorage {
  private:
   struct Layout;  // lowrank.cc
 
-  Status AddPart(const ExtentView* extents);
-  void Append(Part part, const std::vector<Run>& spans, const std::vector<int32_t>& anchors);
-  PagedRows OnePage(std::byte* const* page, int64_t index, int32_t count, DType dtype) const;
+  Status ReadPart(const ExtentView* extents);
 
   std::vector<Part> parts_;
   std::vector<Run> spans_;
   std::vector<float> log_length_;
   std::vector<int32_t> anchors_;
   std::vector<std::shared_ptr<const Layout>> layouts_;  // one a part
-  Geometry geometry_;
+  const Geometry geometry_;
   int64_t refused_ = 0;
   int32_t d_route_ = 0;
   bool trained_ = false;
   uint64_t id_ = 0;
 };
+
+// Null where rows are not stored so.
+inline const SpanStorage* SpansOf(const StoredRows* stored) {
+  return dynamic_cast<const SpanStorage*>(stored);
+}
+inline const SpanStorage* SpansOf(const SelectContext& context) { return SpansOf(context.stored); }
 
 // Whether a sequence of so many tokens has outgrown full attention over the plan's rows: only then
 // are spans made (docs/spec/README.md: N counts the next token).
@@ -105,6 +126,9 @@ bool OutgrowsRows(const Plan& plan, int32_t tokens);
 // nothing is compressed.
 std::string MaxLossText(const Plan& plan, const Geometry& geometry, const SpanStorage* spans);
 
+// Of the codec's row (codec.h): the status of a sequence, and what a row costs.
+std::string SpanStatus(const CodecProgress& progress);
+CodecCost SpanCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank",
 // "v_rank", "k_longest", "v_longest".
 Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view name);

@@ -17,7 +17,7 @@ void EachHead(const Geometry& g, Fn fn) {
   }
 }
 
-InspectArray SpansOf(const SpanStorage& storage) {
+InspectArray SpanRuns(const SpanStorage& storage) {
   std::vector<int32_t> flat;
   for (const Run& s : storage.spans()) flat.insert(flat.end(), {s.begin, s.end});
   return ArrayOf(InspectArray::Type::kI32, {static_cast<int64_t>(storage.spans().size()), 2}, flat);
@@ -91,26 +91,19 @@ InspectArray Longest(const SpanStorage& storage, const Geometry& g, SideOf side)
 }  // namespace
 
 Result<InspectArray> InspectSpans(const SelectContext& context, std::string_view name) {
-  static constexpr std::string_view kNames[] = {
-      "anchors", "raw", "spans", "k_mean", "v_mean", "k_rank", "v_rank", "k_longest", "v_longest"};
-  if (std::ranges::find(kNames, name) == std::end(kNames)) {
-    return NotFound("INSPECT_UNKNOWN",
-                    "array '" + std::string(name) +
-                        "': codec 'lowrank' keeps anchors, raw, spans, k_mean, v_mean, k_rank, "
-                        "v_rank, k_longest, v_longest");
-  }
-  if (context.spans == nullptr) {
+  const SpanStorage* const stored = SpansOf(context);
+  if (stored == nullptr) {
     return FailedPrecondition("NO_SPANS", "array '" + std::string(name) +
                                               "': there are no spans yet; they are made from "
                                               "min_tokens on when all surprisals are reported");
   }
-  const SpanStorage& storage = *context.spans;
+  const SpanStorage& storage = *stored;
   const Geometry& g = *context.geometry;
   if (name == "anchors") {
     return ArrayOf(InspectArray::Type::kI32, storage.anchors());
   }
   if (name == "raw") return RawOf(context, storage);
-  if (name == "spans") return SpansOf(storage);
+  if (name == "spans") return SpanRuns(storage);
   if (name == "k_mean") return Means(storage, g, &SpanStorage::KeyMeans);
   if (name == "v_mean") return Means(storage, g, &SpanStorage::ValueMeans);
   if (name == "k_rank") return Ranks(storage, g, &LowRankSpan::k);

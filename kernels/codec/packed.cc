@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/codec/codec.h"
 #include "kernels/codec/loss_limit.h"
 #include "kernels/codec/packed_layout.h"
 
@@ -49,11 +50,10 @@ Result<std::unique_ptr<PackedStorage>> PackedStorage::Parse(const SequenceView& 
                                                             const Geometry& geometry) {
   KVS_ASSIGN_OR_RETURN(const Extents extents, ReadAll(view, geometry));
   static std::atomic<uint64_t> parsed{0};
-  auto storage = std::make_unique<PackedStorage>();
+  auto storage = std::make_unique<PackedStorage>(geometry);
   storage->id_ = parsed.fetch_add(1, std::memory_order_relaxed) + 1;
-  storage->layers_ = static_cast<size_t>(geometry.layers);
-  storage->kv_heads_ = static_cast<size_t>(geometry.kv_heads);
-  storage->heads_.reserve(extents.size() * storage->layers_ * storage->kv_heads_);
+  storage->heads_.reserve(storage->Index(static_cast<int>(extents.size()), 0));
+  storage->EndAt(extents.empty() ? 0 : extents.back().tokens.end);
   for (const PackedExtent& e : extents) {
     storage->segments_.push_back(
         {e.tokens, e.final, e.info.plan_begin, e.info.worst_loss, e.info.refused_loss});
@@ -98,6 +98,19 @@ std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packe
   text += (text.empty() ? "" : "; ") + std::string("nothing is packed from token ") +
           std::to_string(packed->end()) + " on" + why;
   return text;
+}
+
+// Generated tokens wait for a whole buffer, and that for its turn.
+std::string PackedStatus(const CodecProgress& p) {
+  const int32_t due = std::max(p.prompt_tokens, p.tokens - 2 * p.plan.packed.buffer);
+  return PackedText(p.plan, due, PackedOf(p.stored));
+}
+
+// Bytes of a packed row over those of a raw one: elements, and a bit for each channel.
+CodecCost PackedCost(const Plan& plan, const Geometry& g) {
+  const double dim = g.head_dim;
+  const double keep = plan.packed.search || plan.packed.keep == 0 ? dim / 4 : plan.packed.keep;
+  return {(2 * keep + dim / 8) / (2 * dim), 34, 3420};
 }
 
 int32_t PackedStorage::BlockCount(int layer, int kv_head) const {

@@ -18,10 +18,15 @@
 #include <vector>
 
 #include "kernels/codec/extent.h"
-#include "kernels/ops/attend_packed/attend_packed.h"
-#include "kernels/select/selector.h"
+#include "kernels/inspect_array.h"
+#include "kernels/plan.h"
+#include "kernels/select_context.h"
+#include "kernels/stored_rows.h"
 
 namespace kvstrata {
+
+struct CodecCost;      // codec.h
+struct CodecProgress;  // codec.h
 
 // One (layer, KV head) of one extent.
 struct PackedHead {
@@ -33,7 +38,7 @@ struct PackedHead {
   const float* eigenvalues = nullptr;  // of K^T K [head_dim], descending; null in a piece
 };
 
-class PackedStorage {
+class PackedStorage final : public StoredRows {
  public:
   struct Segment {
     Run tokens;
@@ -44,17 +49,27 @@ class PackedStorage {
     double worst_loss = 0, refused_loss = 0;
   };
 
+  explicit PackedStorage(const Geometry& geometry) : StoredRows(false), geometry_(geometry) {}
   // DATA_LOSS EXTENT_INVALID.
   static Result<std::unique_ptr<PackedStorage>> Parse(const SequenceView& view,
                                                       const Geometry& geometry);
 
+  // Rows from end() on are raw: the update buffer. A part is rows of one segment.
+  void PlanParts(const Selection& selection, int32_t first_head, int32_t stored_end,
+                 StoredPlan* plan) const override;
+  void AddPart(const Selection& selection, const StoredPart& part, std::span<const Run> runs,
+               const QueryTile& tile, AttendWorks* works) const override;
+  void CountReads(const HeadReads& reads, ReadCost* cost) const override;
+  // Blocks are runs.
+  void AppendUnits(std::span<const int32_t>, std::vector<Run>*) const override {}
+  void AddScores(const KeyScores& scores, ScoreWorks* works) const override;
+  int64_t KeyBytes(int layer, Run range) const override;
+
   // One per extent, ascending, without gaps from position 0 on; parts of one segment have the same
   // plan_begin and are all final or all not.
   const std::vector<Segment>& segments() const { return segments_; }
-  // Rows from here on are raw: the update buffer.
-  int32_t end() const { return segments_.empty() ? 0 : segments_.back().tokens.end; }
   const PackedHead& head(int segment, int layer, int kv_head) const {
-    return heads_[(static_cast<size_t>(segment) * layers_ + layer) * kv_heads_ + kv_head];
+    return heads_[Index(segment, layer) + static_cast<size_t>(kv_head)];
   }
   // Blocks of one (layer, head) over all segments: id -> tokens. Ids count from position 0.
   int32_t BlockCount(int layer, int kv_head) const;
@@ -65,19 +80,34 @@ class PackedStorage {
   uint64_t id() const { return id_; }
 
  private:
+  size_t Index(int segment, int layer) const {
+    return static_cast<size_t>((int64_t{segment} * geometry_.layers + layer) * geometry_.kv_heads);
+  }
+
+  const Geometry geometry_;
   std::vector<Segment> segments_;
   std::vector<PackedHead> heads_;  // [segments][layers][kv_heads]
-  size_t layers_ = 0, kv_heads_ = 0;
   int64_t bytes_ = 0;
   int32_t keep_max_ = 0;
   uint64_t id_ = 0;
 };
+
+// Null where rows are not stored so.
+inline const PackedStorage* PackedOf(const StoredRows* stored) {
+  return dynamic_cast<const PackedStorage*>(stored);
+}
+inline const PackedStorage* PackedOf(const SelectContext& context) {
+  return PackedOf(context.stored);
+}
 
 // What a sequence's status says of its codec: where max_loss made it take a milder strategy than
 // the plan's, what that lost and what is lost now; where packing ends before `due`, up to which
 // tokens are to be packed; else "". `packed` null: nothing is packed (yet).
 std::string PackedText(const Plan& plan, int32_t due, const PackedStorage* packed);
 
+// Of the codec's row (codec.h): the status of a sequence, and what a row costs.
+std::string PackedStatus(const CodecProgress& progress);
+CodecCost PackedCost(const Plan& plan, const Geometry& geometry);
 // Arrays of tests/golden/README.md: "eigenvalues", "rotated_rows" and "packed_rows" (first segment,
 // layer 0, head 0; rotated rows need the raw pages), "segments" (flat start, stop, final),
 // "strategies" [segments][layers * kv_heads][3] (pieces of a segment are one), "packed_bytes" i32

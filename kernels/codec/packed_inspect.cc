@@ -80,19 +80,13 @@ InspectArray StrategiesOf(const PackedStorage& packed, const Geometry& geometry)
 }  // namespace
 
 Result<InspectArray> InspectPacked(const SelectContext& context, std::string_view name) {
-  static constexpr std::string_view kNames[] = {"eigenvalues", "rotated_rows", "packed_rows",
-                                                "segments", "strategies"};
-  if (std::ranges::find(kNames, name) == std::end(kNames)) {
-    return NotFound("INSPECT_UNKNOWN", "array '" + std::string(name) +
-                                           "': codec 'packed' keeps eigenvalues, rotated_rows, "
-                                           "packed_rows, segments, strategies");
-  }
-  if (context.packed == nullptr || context.packed->segments().empty()) {
+  const PackedStorage* const stored = PackedOf(context);
+  if (stored == nullptr || stored->segments().empty()) {
     return FailedPrecondition("NOTHING_PACKED",
                               "array '" + std::string(name) +
                                   "': nothing is packed yet; a plan packs from min_tokens on");
   }
-  const PackedStorage& packed = *context.packed;
+  const PackedStorage& packed = *stored;
   const int32_t dim = context.geometry->head_dim;
   if (name == "segments") return SegmentsOf(packed);
   if (name == "strategies") return StrategiesOf(packed, *context.geometry);

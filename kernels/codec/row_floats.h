@@ -2,7 +2,7 @@
 #ifndef KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
 #define KVSTRATA_KERNELS_CODEC_ROW_FLOATS_H_
 
-#include "kernels/dtype.h"
+#include "kernels/element.h"
 #include "kernels/page_view.h"
 
 namespace kvstrata {
@@ -15,9 +15,7 @@ void WidenValues(const std::byte* row, int32_t dim, float* out) {
 
 // Row t of `rows`: out [rows.dim].
 inline void WidenRow(const PagedRows& rows, int32_t t, float* out) {
-  if (rows.dtype == DType::kF32) return WidenValues<float>(rows.Row(t), rows.dim, out);
-  if (rows.dtype == DType::kF16) return WidenValues<F16>(rows.Row(t), rows.dim, out);
-  return WidenValues<BF16>(rows.Row(t), rows.dim, out);
+  WithElement(rows.dtype, [&]<typename T>() { WidenValues<T>(rows.Row(t), rows.dim, out); });
 }
 
 }  // namespace kvstrata

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels/element.h"
+
 namespace kvstrata {
 namespace {
 
@@ -88,9 +90,7 @@ void Difference(const std::byte* row, const std::vector<double>& origin, std::ve
 
 void Subtract(DType dtype, const std::byte* row, const std::vector<double>& origin,
               std::vector<double>* out) {
-  if (dtype == DType::kF32) return Difference<float>(row, origin, out);
-  if (dtype == DType::kF16) return Difference<F16>(row, origin, out);
-  return Difference<BF16>(row, origin, out);
+  WithElement(dtype, [&]<typename T>() { Difference<T>(row, origin, out); });
 }
 
 }  // namespace

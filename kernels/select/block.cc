@@ -9,13 +9,13 @@
 // The first block is always on, and at least one other is chosen.
 #include <algorithm>
 
+#include "kernels/score_works.h"
 #include "kernels/segment/index_rows.h"
 #include "kernels/select/block_ranges.h"
 #include "kernels/select/no_inspection.h"
 #include "kernels/select/ranking.h"
 #include "kernels/select/selection_rule.h"
 #include "kernels/select/selector.h"
-#include "kernels/select/token_scores.h"
 #include "kernels/select/unit_scores.h"
 
 namespace kvstrata {
@@ -83,17 +83,14 @@ class PackedBlockSelector final : public Selector {
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
-    const PackedStorage* packed = context.packed;
+    const PackedStorage* packed = PackedOf(context);
     if (n < plan_.min_tokens || packed == nullptr || packed->end() == 0) return out->SetFull(n);
     ranges_.clear();
     for (int head = 0; head < context.geometry->kv_heads; ++head) {
       ranges_.emplace_back(*packed, layer, head);
     }
-    Score(context, layer, q);
     out->Reset(n, context.geometry->kv_heads);
-    for (const ScorePackedWork& w : works_) {
-      out->scored_bytes += (w.units.end - w.units.begin) * w.rows.stride;
-    }
+    out->scored_bytes = Score(context, *packed, layer, q);
     context.executor->ParallelFor(out->groups(), [&](int64_t head) {
       Pick(*context.backend, static_cast<int>(head), packed->end(), out);
     });
@@ -102,34 +99,40 @@ class PackedBlockSelector final : public Selector {
   std::unique_ptr<Selector> Clone() const override {
     return std::make_unique<PackedBlockSelector>(plan_);
   }
-  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
-    return InspectPacked(context, name);
+  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
+    return NothingToInspect("block", name);
   }
 
  private:
-  void Score(const SelectContext& context, int layer, const float* q) {
+  // The bytes that it read.
+  int64_t Score(const SelectContext& context, const PackedStorage& packed, int layer,
+                const float* q) {
     const Geometry& g = *context.geometry;
-    rotated_.Rotate(context, layer, q, {0, context.packed->end()});
-    works_.clear();
+    int64_t bytes = 0;
+    works_.Clear();
     scores_.resize(g.kv_heads);
     for (int head = 0; head < g.kv_heads; ++head) {
       const int64_t count = ranges_[head].count();
       scores_[head].resize(plan_.block.group_softmax ? count * g.group() : count);
-      for (size_t s = 0; s < context.packed->segments().size(); ++s) {
-        ScorePackedWork& w = works_.emplace_back();
-        w.rows = context.packed->head(static_cast<int>(s), layer, head).blocks;
-        w.q = rotated_.For(static_cast<int>(s), head);
+      for (size_t s = 0; s < packed.segments().size(); ++s) {
+        const PackedHead& own = packed.head(static_cast<int>(s), layer, head);
+        ScorePackedWork w;
+        w.rows = own.blocks;
+        w.q = q + int64_t{head} * g.group() * g.head_dim;
         w.queries = g.group();
         w.units = {0, ranges_[head].end(s) - ranges_[head].first(s)};
         w.out = scores_[head].data() + ranges_[head].first(s);
-        if (!plan_.block.group_softmax) continue;
-        w.scale = g.logit_scale();
-        w.out_query = count;
+        if (plan_.block.group_softmax) {
+          w.scale = g.logit_scale();
+          w.out_query = count;
+        }
+        works_.AddRotated(w, own.r_k, g.head_dim);
+        bytes += w.units.end * w.rows.stride;
       }
     }
-    context.backend->score_packed(works_.data(), static_cast<int64_t>(works_.size()),
-                                  *context.executor);
+    works_.Score(*context.backend, *context.executor);
     if (plan_.block.group_softmax) SumGroups(context);
+    return bytes;
   }
 
   // Candidates are all blocks but the first, which is always on.
@@ -189,11 +192,10 @@ class PackedBlockSelector final : public Selector {
   Plan plan_;
 
   // Scratch for the current call.
-  RotatedQueries rotated_;
   std::vector<BlockRanges> ranges_;  // by KV head
   // By KV head the scores of its blocks: the maximum over the group, or the sum of softmaxes.
   std::vector<std::vector<float>> scores_;
-  std::vector<ScorePackedWork> works_;
+  ScoreWorks works_;
   std::vector<float> sums_;
 };
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/element.h"
 #include "kernels/inspect_array.h"
 #include "kernels/plan_needs.h"
 #include "kernels/plan_rows.h"
@@ -77,17 +78,10 @@ class Supply {
 };
 
 void AddRow(const std::byte* row, DType dtype, std::vector<double>* sum) {
-  const auto add = [sum](const auto* x) {
+  WithElement(dtype, [&]<typename T>() {
+    const T* const x = reinterpret_cast<const T*>(row);
     for (size_t c = 0; c < sum->size(); ++c) (*sum)[c] += ToFloat(x[c]);
-  };
-  switch (dtype) {
-    case DType::kF32:
-      return add(reinterpret_cast<const float*>(row));
-    case DType::kF16:
-      return add(reinterpret_cast<const F16*>(row));
-    case DType::kBF16:
-      return add(reinterpret_cast<const BF16*>(row));
-  }
+  });
 }
 
 // Mean of a bucket's kept keys, or of all its keys when none was kept.

@@ -5,6 +5,7 @@
 // SentenceKV has it.
 #include <algorithm>
 
+#include "kernels/select/no_inspection.h"
 #include "kernels/select/ranking.h"
 #include "kernels/select/selector.h"
 #include "kernels/select/sentence_queries.h"
@@ -31,7 +32,7 @@ class SpanBucketSelector final : public Selector {
     const int32_t rows = geometry_.query_heads / group_;
     q_.resize(int64_t{rows} * geometry_.head_dim);
     queries_.Mean(layer, context.view.tokens, q, group_, q_.data());
-    if (context.spans == nullptr || n < plan_.min_tokens) return out->SetFull(n);
+    if (SpansOf(context) == nullptr || n < plan_.min_tokens) return out->SetFull(n);
     out->Reset(n, rows);
     context.executor->ParallelFor(rows, [&](int64_t row) {
       Choose(context, layer, static_cast<int>(row), &out->units[row]);
@@ -45,7 +46,7 @@ class SpanBucketSelector final : public Selector {
   void Truncate(int32_t tokens) override { queries_.Truncate(tokens); }
 
   std::string StatusText(const SelectContext& context) const override {
-    if (context.prompt_tokens < 0 || context.spans != nullptr) return "";
+    if (context.prompt_tokens < 0 || SpansOf(context) != nullptr) return "";
     return WhyNoSpans(plan_, context);
   }
 
@@ -56,15 +57,15 @@ class SpanBucketSelector final : public Selector {
     return copy;
   }
 
-  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
-    return InspectSpans(context, name);
+  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
+    return NothingToInspect("bucket", name);
   }
 
  private:
   // Spans by descending similarity while they fit.
   void Choose(const SelectContext& context, int layer, int row,
               std::vector<int32_t>* chosen) const {
-    const std::vector<Run>& spans = context.spans->spans();
+    const std::vector<Run>& spans = SpansOf(context)->spans();
     std::vector<float> scores(spans.size());
     const float* q = q_.data() + int64_t{row} * geometry_.head_dim;
     ScoreSpans(context, layer, row * group_ / geometry_.group(), q, 1, scores.data());

@@ -6,15 +6,15 @@
 namespace kvstrata {
 
 void RawRuns::Append(const SelectContext& context, int32_t n, std::vector<Run>* runs) {
-  const SpanStorage& spans = *context.spans;
-  if (spans_ != context.spans || version_ != context.view.version) {
+  const SpanStorage& spans = *SpansOf(context);
+  if (spans_ != &spans || version_ != context.view.version) {
     runs_.clear();
     for (const SpanStorage::Part& part : spans.parts()) {
       for (int32_t i = 0; i < part.raw_count; ++i) {
         AppendRun({part.raw_positions[i], part.raw_positions[i] + 1}, &runs_);
       }
     }
-    spans_ = context.spans;
+    spans_ = &spans;
     version_ = context.view.version;
   }
   runs->assign(runs_.begin(), runs_.end());
@@ -34,7 +34,7 @@ std::string WhyNoSpans(const Plan& plan, const SelectContext& context) {
 
 void ScoreSpans(const SelectContext& context, int layer, int kv_head, const float* q,
                 int32_t queries, float* out) {
-  const SpanStorage& spans = *context.spans;
+  const SpanStorage& spans = *SpansOf(context);
   std::vector<ScoreTokensWork> works;
   for (size_t p = 0; p < spans.parts().size(); ++p) {
     const SpanStorage::Part& part = spans.parts()[p];

@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 
-#include "kernels/codec/packed.h"
 #include "kernels/inspect_array.h"
 #include "kernels/plan_rows.h"
 #include "kernels/select/max_pool.h"
@@ -76,7 +75,7 @@ class VoteSelector final : public Selector {
     const Pick& pick = own.hit ? *own.last : *own.next;
     const int32_t departed = plan_.vote.append_departed ? pick.middle_end : middle_end;
     Emit(pick.tokens, {departed, middle_end}, middle_end, n, out);
-    if (!own.hit) out->scored_bytes = KeyBytes(context, {plan_.vote.sinks, middle_end}, layer);
+    if (!own.hit) out->scored_bytes = KeyBytes(context, layer, {plan_.vote.sinks, middle_end});
   }
 
   void Advance(int32_t) override {
@@ -126,23 +125,6 @@ class VoteSelector final : public Selector {
     bool hit = false;          // whether the last step reused one
     std::vector<float> votes;  // of the last re-selection, before any max-pool
   };
-
-  // Keys of positions in `run`, all heads of one layer, in the form that holds them.
-  int64_t KeyBytes(const SelectContext& context, Run run, int layer) const {
-    int64_t bytes = 0;
-    int32_t raw_from = run.begin;
-    if (const PackedStorage* packed = context.packed; packed != nullptr) {
-      for (size_t i = 0; i < packed->segments().size(); ++i) {
-        const Run tokens = packed->segments()[i].tokens;
-        const int32_t rows = std::min(tokens.end, run.end) - std::max(tokens.begin, run.begin);
-        for (int head = 0; rows > 0 && head < geometry_.kv_heads; ++head) {
-          bytes += rows * packed->head(static_cast<int>(i), layer, head).keys.stride;
-        }
-      }
-      raw_from = std::max(raw_from, packed->end());
-    }
-    return bytes + std::max(0, run.end - raw_from) * geometry_.kv_heads * geometry_.row_bytes();
-  }
 
   int64_t QueryFloats() const { return int64_t{geometry_.query_heads} * geometry_.head_dim; }
 

@@ -43,14 +43,14 @@ class ZoomSelector final : public Selector {
 
   void Select(const SelectContext& context, int layer, const float* q, Selection* out) override {
     const int32_t n = context.view.tokens + 1;
-    if (context.spans == nullptr || ZoomsInFull(plan_, n)) return out->SetFull(n);
-    const auto spans = static_cast<int32_t>(context.spans->spans().size());
-    const int64_t room = ZoomRoom(plan_, *context.spans, n);
-    const int32_t least = LeastRows(*context.spans);
-    logits_.resize(int64_t{geometry_.query_heads} * spans);
+    const SpanStorage* const spans = SpansOf(context);
+    if (spans == nullptr || ZoomsInFull(plan_, n)) return out->SetFull(n);
+    const int64_t room = ZoomRoom(plan_, *spans, n);
+    const int32_t least = LeastRows(*spans);
+    logits_.resize(static_cast<size_t>(geometry_.query_heads) * spans->spans().size());
     out->Reset(n, geometry_.query_heads);
     out->coarse.resize(geometry_.query_heads);
-    out->scored_bytes = ZoomScoredBytes(*context.spans, geometry_);
+    out->scored_bytes = ZoomScoredBytes(*spans, geometry_);
     context.executor->ParallelFor(geometry_.kv_heads, [&](int64_t head) {
       ScoreGroup(context, layer, static_cast<int>(head), q);
       for (int g = 0; g < geometry_.group(); ++g) {
@@ -64,11 +64,12 @@ class ZoomSelector final : public Selector {
 
   std::string StatusText(const SelectContext& context) const override {
     if (context.prompt_tokens < 0) return "";
-    if (context.spans == nullptr) return WhyNoSpans(plan_, context);
+    const SpanStorage* const spans = SpansOf(context);
+    if (spans == nullptr) return WhyNoSpans(plan_, context);
     std::string text;
-    if (!context.spans->trained()) text = Say(Notice::kUntrained);
+    if (!spans->trained()) text = Say(Notice::kUntrained);
     const int32_t n = context.view.tokens;
-    const int64_t budget = ZoomBudget(plan_, n), persistent = PersistentRows(*context.spans, n);
+    const int64_t budget = ZoomBudget(plan_, n), persistent = PersistentRows(*spans, n);
     if (budget == 0 || persistent <= budget) return text;
     return text + (text.empty() ? "" : "; ") +
            Say(Notice::kRowsTooFew, {budget, persistent, persistent, persistent});
@@ -80,12 +81,10 @@ class ZoomSelector final : public Selector {
     return copy;
   }
 
-  Result<InspectArray> Inspect(const SelectContext& context, std::string_view name) const override {
+  Result<InspectArray> Inspect(const SelectContext&, std::string_view name) const override {
     if (name != "relevance_logits") {
-      Result<InspectArray> array = InspectSpans(context, name);
-      if (array.ok() || array.status().reason() != "INSPECT_UNKNOWN") return array;
       return NotFound("INSPECT_UNKNOWN",
-                      array.status().message() + "; selector 'zoom' keeps relevance_logits");
+                      "array '" + std::string(name) + "': selector 'zoom' keeps relevance_logits");
     }
     std::vector<float> all;
     for (const auto& logits : kept_) all.insert(all.end(), logits.begin(), logits.end());
@@ -113,13 +112,14 @@ class ZoomSelector final : public Selector {
 
   // Logits of a KV head's query heads.
   void ScoreGroup(const SelectContext& context, int layer, int head, const float* q) {
-    const auto count = static_cast<int64_t>(context.spans->spans().size());
+    const SpanStorage& spans = *SpansOf(context);
+    const auto count = static_cast<int64_t>(spans.spans().size());
     float* const logits = logits_.data() + int64_t{head} * geometry_.group() * count;
-    if (context.spans->trained()) return ScoreRouted(context, layer, head, q, logits);
+    if (spans.trained()) return ScoreRouted(context, layer, head, q, logits);
     const float* of_group = q + int64_t{head} * geometry_.group() * geometry_.head_dim;
     ScoreSpans(context, layer, head, of_group, geometry_.group(), logits);
     const float scale = geometry_.logit_scale();
-    const std::vector<float>& log_length = context.spans->log_length();
+    const std::vector<float>& log_length = spans.log_length();
     for (int64_t i = 0; i < geometry_.group() * count; ++i) {
       logits[i] = logits[i] * scale + log_length[static_cast<size_t>(i % count)];
     }
@@ -128,7 +128,7 @@ class ZoomSelector final : public Selector {
   // Scores spans by trained routers.
   void ScoreRouted(const SelectContext& context, int layer, int head, const float* q,
                    float* logits) const {
-    const SpanStorage& spans = *context.spans;
+    const SpanStorage& spans = *SpansOf(context);
     const auto count = static_cast<int64_t>(spans.spans().size());
     const int32_t group = geometry_.group(), dim = geometry_.head_dim;
     std::vector<float> pulled(int64_t{group} * dim);
@@ -158,7 +158,7 @@ class ZoomSelector final : public Selector {
 
   void Expand(const SelectContext& context, int layer, int query_head, int64_t room, int32_t least,
               Selection* out) const {
-    const SpanStorage& spans = *context.spans;
+    const SpanStorage& spans = *SpansOf(context);
     const auto count = static_cast<int32_t>(spans.spans().size());
     const float* logits = logits_.data() + int64_t{query_head} * count;
     const double threshold = ThresholdLogit(spans.Threshold(layer, query_head));

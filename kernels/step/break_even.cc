@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/codec/codec.h"
 #include "kernels/select/selection_rule.h"
 
 namespace kvstrata {
@@ -12,28 +13,15 @@ constexpr int32_t kRounding = 64;
 
 // Bytes that attention on an H100 reads in a microsecond.
 constexpr double kGpuBytesAMicrosecond = 3.1e6;
-// Bytes of a packed row over those of a raw one: elements, and a bit for each channel.
-double PackedShare(const Plan& plan, const Geometry& g) {
-  const double dim = g.head_dim;
-  const double keep = plan.packed.search || plan.packed.keep == 0 ? dim / 4 : plan.packed.keep;
-  return (2 * keep + dim / 8) / (2 * dim);
-}
 
-// What a codec's rows cost over raw ones. Packed rows are decoded, spans expanded: most of what a
-// layer takes beside reading is that, whatever chooses them.
-struct CodecCost {
-  double share = 1;                 // bytes of a row
-  double gpu_us = 0, cpu_rows = 0;  // as SelectionRule's, in its place
-};
-
+// What rows as the codec holds them cost over raw ones.
 CodecCost CostOf(const Plan& plan, const Geometry& g, const SelectionRule& rule) {
-  if (plan.codec == CodecKind::kPacked) return {PackedShare(plan, g), 34, 3420};
-  if (plan.codec == CodecKind::kLowRank) return {1, 28, 3420};
-  return {1, rule.gpu_us, rule.cpu_rows};
+  const Codec& codec = CodecOf(plan);
+  return codec.stores() ? codec.cost(plan, g) : CodecCost{1, rule.gpu_us, rule.cpu_rows};
 }
 
 bool Selects(const Plan& plan) {
-  return plan.selector != SelectorKind::kFull || plan.codec != CodecKind::kRaw;
+  return plan.selector != SelectorKind::kFull || CodecOf(plan).stores();
 }
 
 }  // namespace

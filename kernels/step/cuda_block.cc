@@ -33,7 +33,7 @@ class CudaBlock final : public CudaSelector {
     Room room = room_;
     for (int i = 0; i < frame.members(); ++i) {
       if (!Has(frame, i)) continue;
-      const PackedStorage* const packed = frame.state(i).packed();
+      const PackedStorage* const packed = PackedOf(frame.state(i).stored());
       const Plan& plan = frame.plan(i);
       const int32_t segments =
           packed == nullptr ? 0 : static_cast<int32_t>(packed->segments().size());
@@ -53,7 +53,7 @@ class CudaBlock final : public CudaSelector {
   Status Stage(CudaFrame* frame) override {
     for (int i = 0; i < frame->members(); ++i) {
       if (!Has(*frame, i)) continue;
-      const PackedStorage* const packed = frame->state(i).packed();
+      const PackedStorage* const packed = PackedOf(frame->state(i).stored());
       const Plan& plan = frame->plan(i);
       const int32_t n = frame->member(i).view.tokens + 1;
       const int32_t take = n < plan.min_tokens ? kAllBlocks : BlocksWithin(plan, n);
@@ -100,7 +100,7 @@ class CudaBlock final : public CudaSelector {
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override {
     const Geometry& g = frame.geometry();
-    const PackedStorage* const packed = frame.state(member).packed();
+    const PackedStorage* const packed = PackedOf(frame.state(member).stored());
     if (n < part.plan.min_tokens || packed == nullptr) return Selection::Full(n);
     KVS_ASSIGN_OR_RETURN(const CudaLists::Read lists, lists_.ReadMember(frame, member));
     const int layer = frame.selected_layer();

@@ -31,7 +31,7 @@ void AddWhole(const std::vector<Run>& sentences, const Plan& plan, std::vector<R
 }
 
 std::vector<Run> PromptSentences(const SequenceState& state) {
-  return SentencesIn(state.reported().boundary, {0, state.prompt_tokens()},
+  return SentencesIn(state.reported().boundary(), {0, state.prompt_tokens()},
                      state.plan().bucket.max_length);
 }
 
@@ -260,13 +260,13 @@ void CudaBucket::Close(const CudaFrame& frame, int member) {
   if (!std::exchange(own.started, true)) own.ends.Start(prompt);
   if (!own.ready) {
     own.listed = !BucketsInFull(plan, prompt);  // a short prompt keeps everything
-    if (state.reported().boundary.size() < static_cast<size_t>(prompt)) return;
+    if (state.reported().boundary().size() < static_cast<size_t>(prompt)) return;
     if (own.listed && !own.Observed(plan, frame.geometry(), prompt)) return;
     if (!own.listed) AddWhole(PromptSentences(state), plan, &own.whole);
     own.queries_from = tokens;
     own.ready = true;
   }
-  const std::vector<Run> closed = own.ends.Close(state.reported().boundary, tokens);
+  const std::vector<Run> closed = own.ends.Close(state.reported().boundary(), tokens);
   if (!closed.empty()) own.queries_from = tokens;
   AddWhole(closed, plan, &own.whole);
 }

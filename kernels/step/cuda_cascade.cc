@@ -20,7 +20,7 @@ Run ListedRange(const CudaFrame& frame, int member) {
   const int32_t n = frame.member(member).view.tokens + 1;
   if (n < plan.min_tokens) return {};
   const int32_t window =
-      CascadeTrigger::WindowStart(plan, frame.state(member).trigger()->selected_at());
+      CascadeTrigger::WindowStart(plan, frame.state(member).selector().trigger()->selected_at());
   return {std::min(plan.cascade.sinks * plan.index.unit, n),
           std::min(std::max(window, plan.cascade.sinks) * plan.index.unit, n)};
 }
@@ -67,15 +67,15 @@ class CudaCascade final : public CudaSelector {
       if (!Has(*frame, i)) continue;
       SequenceState& state = frame->state(i);
       if (state.prompt_tokens() >= 0) {
-        fired_[static_cast<size_t>(i)] =
-            state.trigger()->Advance(state.plan(), state.reported().entropy, state.prompt_tokens(),
-                                     frame->member(i).view.tokens);
+        fired_[static_cast<size_t>(i)] = state.selector().trigger()->Advance(
+            state.plan(), state.reported().entropy(), state.prompt_tokens(),
+            frame->member(i).view.tokens);
       }
       const Run listed = ListedRange(*frame, i);
       StepMemory& memory = frame->memory();
       memory.At(sink_end_, i) = listed.begin;
       memory.At(recent_begin_, i) = listed.end;
-      memory.At(select_at_, i) = IsDue(*frame, i) ? state.trigger()->selected_at() : -1;
+      memory.At(select_at_, i) = IsDue(*frame, i) ? state.selector().trigger()->selected_at() : -1;
     }
     return OkStatus();
   }
@@ -91,7 +91,7 @@ class CudaCascade final : public CudaSelector {
       while (last < frame->members() && joins(last)) ++last;
       KVS_RETURN_IF_ERROR(SelectMembers(frame, first, last - first));
       for (int i = first; i < last; ++i) {
-        ids_[static_cast<size_t>(i)] = frame->state(i).trigger()->selection_id();
+        ids_[static_cast<size_t>(i)] = frame->state(i).selector().trigger()->selection_id();
       }
     }
     return OkStatus();
@@ -134,7 +134,7 @@ class CudaCascade final : public CudaSelector {
     for (const int32_t page : pages) append(page, page + 1);
     append(pages_for(listed.end), pages_for(n));
 
-    const int32_t seen = frame.state(member).trigger()->selected_at();
+    const int32_t seen = frame.state(member).selector().trigger()->selected_at();
     if (fired_[static_cast<size_t>(member)] == 0 || seen < plan.index.unit) return selection;
     const Geometry& g = frame.geometry();
     selection.scored_bytes =
@@ -158,7 +158,8 @@ class CudaCascade final : public CudaSelector {
 
   bool IsDue(const CudaFrame& frame, int member) const {
     return Has(frame, member) && frame.state(member).prompt_tokens() >= 0 &&
-           ids_[static_cast<size_t>(member)] != frame.state(member).trigger()->selection_id();
+           ids_[static_cast<size_t>(member)] !=
+               frame.state(member).selector().trigger()->selection_id();
   }
 
   Status SelectMembers(CudaFrame* frame, int first, int count) {
@@ -177,8 +178,8 @@ class CudaCascade final : public CudaSelector {
     w.tokens = frame->memory().On(select_at_, first);
     w.batch = count;
     for (int i = first; i < first + count; ++i) {
-      w.pages_max =
-          std::max(w.pages_max, frame->state(i).trigger()->selected_at() / plan.index.unit);
+      w.pages_max = std::max(w.pages_max,
+                             frame->state(i).selector().trigger()->selected_at() / plan.index.unit);
     }
     w.scratch = scratch_.as<std::byte>();
     w.list_stride = pages_;

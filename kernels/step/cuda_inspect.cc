@@ -9,8 +9,8 @@ namespace {
 // Arrays of a plan whose steps run on a GPU that are read all the same: from descriptions of
 // extents (codec/extent.h), from index rows, from what Begin decides.
 std::vector<std::string_view> ReadFromGpu(const Plan& plan) {
-  if (plan.codec == CodecKind::kPacked) return {"segments", "strategies"};
-  if (plan.codec == CodecKind::kLowRank) return {"anchors", "raw", "spans", "k_rank", "v_rank"};
+  const Codec& codec = CodecOf(plan);
+  if (codec.stores()) return {codec.far_arrays.begin(), codec.far_arrays.end()};
   if (plan.selector == SelectorKind::kCascade) return {"selections", "page_vectors_bf16"};
   return {};
 }

@@ -97,18 +97,18 @@ CudaPacked::CudaPacked(StepMemory* memory)
 }
 
 int32_t CudaPacked::EndOf(const SequenceState& state) const {
-  const PackedStorage* const packed = state.packed();
+  const PackedStorage* const packed = PackedOf(state.stored());
   return packed == nullptr ? 0 : packed->end();
 }
 
 bool CudaPacked::Knows(const CudaFrame& frame, int member) const {
   const auto i = static_cast<size_t>(member);
-  return i < ids_.size() && ids_[i] == frame.state(member).packed()->id();
+  return i < ids_.size() && ids_[i] == PackedOf(frame.state(member).stored())->id();
 }
 
 Status CudaPacked::Check(const CudaFrame& frame) const {
   for (int i = 0; i < frame.members(); ++i) {
-    const PackedStorage* const packed = frame.state(i).packed();
+    const PackedStorage* const packed = PackedOf(frame.state(i).stored());
     if (packed == nullptr || Knows(frame, i)) continue;
     if (const size_t count = packed->segments().size(); count > SegmentRoom::kMost) {
       return Unimplemented("CUDA_PLAN", std::to_string(count) +
@@ -126,7 +126,7 @@ Status CudaPacked::Fit(const CudaFrame& frame) {
   Room room = room_;
   for (int i = 0; i < frame.members(); ++i) {
     if (!Has(frame, i)) continue;
-    const PackedStorage* const packed = frame.state(i).packed();
+    const PackedStorage* const packed = PackedOf(frame.state(i).stored());
     room.segments = SegmentRoom::Grown(room.segments, SegmentsFor(packed));
     room.keep = std::max({room.keep, KeepOf(frame.plan(i), frame.geometry()),
                           packed == nullptr ? 0 : packed->keep_max()});
@@ -163,7 +163,7 @@ Status CudaPacked::FitTo(const Room& room, const CudaFrame& frame) {
 Status CudaPacked::Stage(CudaFrame* frame) {
   for (int i = 0; i < frame->members(); ++i) {
     if (!Has(*frame, i)) continue;
-    const PackedStorage* const packed = frame->state(i).packed();
+    const PackedStorage* const packed = PackedOf(frame->state(i).stored());
     StepMemory& memory = frame->memory();
     memory.At(none_, i) = 0;
     memory.At(end_, i) = EndOf(frame->state(i));
@@ -176,7 +176,7 @@ Status CudaPacked::Stage(CudaFrame* frame) {
 
 Status CudaPacked::StageMember(CudaFrame* frame, int member) {
   uint64_t& known = ids_[static_cast<size_t>(member)];
-  const PackedStorage& packed = *frame->state(member).packed();
+  const PackedStorage& packed = *PackedOf(frame->state(member).stored());
   known = 0;  // until all of it is on its way
   for (int layer = 0; layer < frame->geometry().layers; ++layer) {
     const std::vector<PackedSegment> segments = SegmentsOf(packed, frame->geometry(), layer);

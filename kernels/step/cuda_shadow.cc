@@ -99,7 +99,7 @@ Status CudaShadow::AttendPositions(CudaStep* step, int member, int layer, const 
   std::vector<std::vector<int32_t>> tokens(static_cast<size_t>(groups));
   size_t stride = 4;
   for (int i = 0; i < groups; ++i) {
-    for (const Run& run : PositionsOf(selection, m.state->spans(), i)) {
+    for (const Run& run : PositionsOf(selection, m.state->stored(), i)) {
       for (int32_t t = run.begin; t < run.end; ++t) tokens[static_cast<size_t>(i)].push_back(t);
     }
     stride = std::max(stride, tokens[static_cast<size_t>(i)].size());

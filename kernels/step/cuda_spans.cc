@@ -65,12 +65,13 @@ CudaSpans::CudaSpans(StepMemory* memory)
 }
 
 int32_t CudaSpans::EndOf(const SequenceState& state) const {
-  return state.spans() == nullptr ? 0 : state.spans()->end();
+  const SpanStorage* const spans = SpansOf(state.stored());
+  return spans == nullptr ? 0 : spans->end();
 }
 
 Status CudaSpans::Check(const CudaFrame& frame) const {
   for (int i = 0; i < frame.members(); ++i) {
-    const SpanStorage* const spans = frame.state(i).spans();
+    const SpanStorage* const spans = SpansOf(frame.state(i).stored());
     if (spans == nullptr || spans->parts().size() <= cuda::kSpanPartsMax) continue;
     return Unimplemented("CUDA_PLAN", "a sequence of more than " +
                                           std::to_string(cuda::kSpanPartsMax) +
@@ -85,7 +86,7 @@ Status CudaSpans::Fit(const CudaFrame& frame) {
   Room room = room_;
   for (int i = 0; i < frame.members(); ++i) {
     if (!Has(frame, i)) continue;
-    const SpanStorage* const storage = frame.state(i).spans();
+    const SpanStorage* const storage = SpansOf(frame.state(i).stored());
     const int32_t parts = storage == nullptr ? 1 : static_cast<int32_t>(storage->parts().size());
     const int32_t spans = storage == nullptr ? 1 : static_cast<int32_t>(storage->spans().size());
     Raise(&room.parts, std::max(parts, 1), std::min(PowerOfTwo(parts), cuda::kSpanPartsMax));
@@ -131,7 +132,7 @@ Status CudaSpans::Stage(CudaFrame* frame) {
   chosen_layer_ = -1;
   for (int i = 0; i < frame->members(); ++i) {
     if (!Has(*frame, i)) continue;
-    const SpanStorage* const spans = frame->state(i).spans();
+    const SpanStorage* const spans = SpansOf(frame->state(i).stored());
     const int32_t n = frame->member(i).view.tokens + 1;
     StepMemory& memory = frame->memory();
     memory.At(counts_, i) = spans == nullptr ? 0 : static_cast<int32_t>(spans->parts().size());
@@ -148,7 +149,7 @@ Status CudaSpans::Stage(CudaFrame* frame) {
 
 Status CudaSpans::StageMember(CudaFrame* frame, int member) {
   uint64_t& known = ids_[static_cast<size_t>(member)];
-  const SpanStorage& spans = *frame->state(member).spans();
+  const SpanStorage& spans = *SpansOf(frame->state(member).stored());
   known = 0;  // until all of it is on its way
   const std::vector<cuda::SpanPart> parts = PartsOnDevice(spans);
   StepMemory& memory = frame->memory();
@@ -284,7 +285,7 @@ class CudaZoom final : public CudaSelector {
 
   Result<Selection> Read(const CudaFrame& frame, const CudaPart& part, int member,
                          int32_t n) const override {
-    const SpanStorage* const spans = frame.state(member).spans();
+    const SpanStorage* const spans = SpansOf(frame.state(member).stored());
     if (spans == nullptr || ZoomsInFull(part.plan, n) ||
         frame.selected_layer() < part.plan.n_dense_layers) {
       return Selection::Full(n);

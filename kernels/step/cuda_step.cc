@@ -144,9 +144,7 @@ Status CudaStep::End(cuda::Stream stream) {
   ended_ = true;
   ws_.in_step_ = false;
   for (const StepMember& m : members_) {
-    if (!m.kept) continue;
-    m.state->selector_->Advance(m.new_tokens);
-    m.state->tokens_ += m.new_tokens;
+    if (m.kept) m.state->Advance(m.new_tokens);
   }
   return OkStatus();
 }

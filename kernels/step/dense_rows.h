@@ -1,10 +1,13 @@
 // Rows of any dtype and stride to and from the dense fp32 rows that the ops read and write. Private
-// to kernels/step. Threads: pure functions; any.
+// to kernels/step. Threads: pure functions; any. Objects: one call at a time.
 #ifndef KVSTRATA_KERNELS_STEP_DENSE_ROWS_H_
 #define KVSTRATA_KERNELS_STEP_DENSE_ROWS_H_
 
-#include "kernels/dtype.h"
+#include <vector>
+
+#include "kernels/element.h"
 #include "kernels/executor.h"
+#include "kernels/step/step_batch.h"
 
 namespace kvstrata {
 
@@ -23,26 +26,12 @@ void StoreRow(const float* from, int32_t n, std::byte* to) {
   for (int32_t i = 0; i < n; ++i) row[i] = FromFloat<T>(from[i]);
 }
 
-inline void Load(DType dtype, const std::byte* from, int32_t n, float* to) {
-  switch (dtype) {
-    case DType::kF32:
-      return LoadRow<float>(from, n, to);
-    case DType::kF16:
-      return LoadRow<F16>(from, n, to);
-    case DType::kBF16:
-      return LoadRow<BF16>(from, n, to);
-  }
+inline void LoadDense(DType dtype, const std::byte* from, int32_t n, float* to) {
+  WithElement(dtype, [&]<typename T>() { LoadRow<T>(from, n, to); });
 }
 
-inline void Store(DType dtype, const float* from, int32_t n, std::byte* to) {
-  switch (dtype) {
-    case DType::kF32:
-      return StoreRow<float>(from, n, to);
-    case DType::kF16:
-      return StoreRow<F16>(from, n, to);
-    case DType::kBF16:
-      return StoreRow<BF16>(from, n, to);
-  }
+inline void StoreDense(DType dtype, const float* from, int32_t n, std::byte* to) {
+  WithElement(dtype, [&]<typename T>() { StoreRow<T>(from, n, to); });
 }
 
 // Whether the ops can use the rows where they are: fp32 with the heads of a token side by side.
@@ -61,6 +50,82 @@ void ForRows(Executor& executor, int64_t tokens, int32_t heads, const Fn& fn) {
     for (int64_t t = 0; t < tokens; ++t) fn(t);
   }
 }
+
+// Keeps n floats or more: what was there need not be kept, nor cleared.
+inline float* ReserveFloats(std::vector<float>* scratch, int64_t n) {
+  if (static_cast<int64_t>(scratch->size()) < n) scratch->resize(static_cast<size_t>(n));
+  return scratch->data();
+}
+
+// Queries of a batch [tokens][heads][dim] as fp32.
+class DenseQueries {
+ public:
+  DenseQueries(const Geometry& geometry, Executor& executor)
+      : heads_(geometry.query_heads), dim_(geometry.head_dim), executor_(executor) {}
+
+  struct Answer {
+    const float* data;
+    int64_t token;  // floats from a token to the next; its heads lie side by side
+  };
+  // `count` tokens from `first` on: where they are if the ops can use them there, else a copy, good
+  // until the next call.
+  Answer Of(const Rows& q, int32_t first, int32_t count) {
+    constexpr int64_t kFloat = sizeof(float);
+    const std::byte* const data = q.data + first * q.token_stride;
+    if (IsDense(q.dtype, data, q.token_stride, q.head_stride, dim_)) {
+      return {reinterpret_cast<const float*>(data), q.token_stride / kFloat};
+    }
+    const int64_t token = int64_t{heads_} * dim_;
+    float* const copy = ReserveFloats(&copy_, count * token);
+    ForRows(executor_, count, heads_, [&](int64_t t) {
+      for (int32_t h = 0; h < heads_; ++h) {
+        LoadDense(q.dtype, data + t * q.token_stride + h * q.head_stride, dim_,
+                  copy + t * token + int64_t{h} * dim_);
+      }
+    });
+    return {copy, token};
+  }
+
+ private:
+  const int32_t heads_, dim_;
+  Executor& executor_;
+  std::vector<float> copy_;
+};
+
+// Outputs of a batch, which ops write as fp32.
+class DenseOutputs {
+ public:
+  DenseOutputs(const Geometry& geometry, Executor& executor)
+      : heads_(geometry.query_heads), dim_(geometry.head_dim), executor_(executor) {}
+
+  struct Answer {
+    float* data;
+    int64_t token;
+    bool in_place;
+  };
+  // Where `tokens` outputs are to be written: `out` itself, or memory that Store converts from.
+  Answer For(const MutableRows& out, int32_t tokens) {
+    if (IsDense(out.dtype, out.data, out.token_stride, out.head_stride, dim_)) {
+      return {reinterpret_cast<float*>(out.data),
+              out.token_stride / static_cast<int64_t>(sizeof(float)), true};
+    }
+    const int64_t token = int64_t{heads_} * dim_;
+    return {ReserveFloats(&copy_, tokens * token), token, false};
+  }
+  void Store(const Answer& from, int32_t tokens, const MutableRows& out) {
+    ForRows(executor_, tokens, heads_, [&](int64_t t) {
+      for (int32_t h = 0; h < heads_; ++h) {
+        StoreDense(out.dtype, from.data + t * from.token + int64_t{h} * dim_, dim_,
+                   out.data + t * out.token_stride + h * out.head_stride);
+      }
+    });
+  }
+
+ private:
+  const int32_t heads_, dim_;
+  Executor& executor_;
+  std::vector<float> copy_;
+};
 
 }  // namespace kvstrata
 

@@ -1,8 +1,6 @@
 // What a sequence says of its plan: the length first, then the prompt, the selector and the codec.
 #include <algorithm>
 
-#include "kernels/codec/lowrank.h"
-#include "kernels/codec/packed.h"
 #include "kernels/select/notice.h"
 #include "kernels/select/sentence_status.h"
 #include "kernels/step/cuda_sentences.h"
@@ -10,41 +8,49 @@
 
 namespace kvstrata {
 
-std::string SequenceState::LengthStatus() const {
-  if (tokens_ >= plan_.min_tokens) return "";
-  if (plan_.min_tokens == kMostMinTokens) return Say(Notice::kNeverPays, {plan_.min_tokens});
-  return Say(Notice::kShort, {tokens_, plan_.min_tokens});
+namespace {
+
+// "": nothing to say, as of the others.
+std::string LengthStatus(const Plan& plan, int32_t tokens) {
+  if (tokens >= plan.min_tokens) return "";
+  if (plan.min_tokens == kMostMinTokens) return Say(Notice::kNeverPays, {plan.min_tokens});
+  return Say(Notice::kShort, {tokens, plan.min_tokens});
 }
 
 // Selector vote chooses for the prompt's chunks, too.
-std::string SequenceState::PromptStatus() const {
-  if (prompt_tokens_ >= 0 || plan_.selector == SelectorKind::kVote) return "";
+std::string PromptStatus(const SequenceState& state) {
+  if (state.prompt_tokens() >= 0 || state.plan().selector == SelectorKind::kVote) return "";
   return Say(Notice::kPromptOpen);
 }
 
-std::string SequenceState::SelectorStatus(const SequenceView& view) const {
-  const SelectContext context = Context(view);
-  if (on_gpu.sentences == nullptr || prompt_tokens_ < 0) return selector_->StatusText(context);
-  return SentenceStatus(plan_, context,
-                        on_gpu.sentences->ready || BucketsInFull(plan_, prompt_tokens_) ||
-                            on_gpu.sentences->Observed(plan_, geometry_, prompt_tokens_));
+std::string SelectorStatus(const SequenceState& state, const SequenceView& view) {
+  const SelectContext context = state.Context(view);
+  const Plan& plan = state.plan();
+  const CudaSentences* const sentences = state.on_gpu.sentences.get();
+  const int32_t prompt = state.prompt_tokens();
+  if (sentences == nullptr || prompt < 0) return state.selector().StatusText(context);
+  return SentenceStatus(plan, context,
+                        sentences->ready || BucketsInFull(plan, prompt) ||
+                            sentences->Observed(plan, state.geometry(), prompt));
 }
 
 // What the codec did otherwise than the plan asks.
-std::string SequenceState::CodecStatus() const {
-  if (plan_.codec == CodecKind::kRaw || prompt_tokens_ < 0 || tokens_ < plan_.min_tokens) return "";
-  if (plan_.codec == CodecKind::kLowRank) return MaxLossText(plan_, geometry_, spans());
-  // Generated tokens wait for a whole buffer, and that for its turn.
-  return PackedText(plan_, std::max(prompt_tokens_, tokens_ - 2 * plan_.packed.buffer), packed());
+std::string CodecStatus(const SequenceState& state, const Codec& codec) {
+  const Plan& plan = state.plan();
+  const int32_t prompt = state.prompt_tokens(), tokens = state.tokens();
+  if (!codec.stores() || prompt < 0 || tokens < plan.min_tokens) return "";
+  return codec.status({plan, state.geometry(), prompt, tokens, state.stored()});
 }
 
+}  // namespace
+
 std::string SequenceState::StatusText(const SequenceView& view) const {
-  if (plan_.selector == SelectorKind::kFull && plan_.codec == CodecKind::kRaw) return "ok";
+  if (plan_.selector == SelectorKind::kFull && !codec_->stores()) return "ok";
   // A plan that is not at work yet lacks nothing.
-  std::string text = LengthStatus();
-  if (text.empty()) text = PromptStatus();
-  if (text.empty()) text = SelectorStatus(view);
-  const std::string codec = CodecStatus();
+  std::string text = LengthStatus(plan_, tokens_);
+  if (text.empty()) text = PromptStatus(*this);
+  if (text.empty()) text = SelectorStatus(*this, view);
+  const std::string codec = CodecStatus(*this, *codec_);
   if (!text.empty() && !codec.empty()) text += "; ";
   text += codec;
   return text.empty() ? "ok" : text;

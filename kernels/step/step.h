@@ -4,6 +4,9 @@
 //
 //   begin (constructor) -> per layer Append, [Select,] Attend -> End
 //
+// It appends, asks the plans' selectors and commits; what the layer then attends is cut by
+// StepTiles (step_tiles.h) and computed by StepWorks (step_works.h).
+//
 // Threads: one call at a time for a Step and for the states in it; different Steps are independent.
 #ifndef KVSTRATA_KERNELS_STEP_STEP_H_
 #define KVSTRATA_KERNELS_STEP_STEP_H_
@@ -13,7 +16,10 @@
 #include <span>
 #include <vector>
 
+#include "kernels/step/dense_rows.h"
 #include "kernels/step/step_batch.h"
+#include "kernels/step/step_tiles.h"
+#include "kernels/step/step_works.h"
 
 namespace kvstrata {
 
@@ -60,7 +66,7 @@ class Step : public StepBatch {
   const Selection& selection(int member) const { return chunks_[last_chunk_[member]].selection; }
   int Groups(int member) const { return GroupsOf(selection(member)); }
   std::vector<Run> Positions(int member, int group) const {
-    return PositionsOf(selection(member), members_[member].state->spans(), group);
+    return PositionsOf(selection(member), members_[member].state->stored(), group);
   }
   std::span<const int32_t> Units(int member, int group) const {
     return UnitsOf(selection(member), group);
@@ -69,97 +75,21 @@ class Step : public StepBatch {
   const StepCost& cost(int member) const { return cost_[member]; }
 
  private:
-  // New tokens of one member that attend the same selection of what lies before them.
-  struct Chunk {
-    int member = 0;
-    int32_t begin = 0, count = 0;  // of the member's new tokens
-    Selection selection;
-  };
-  // A part of the positions that a group of heads attends on pages, at most kAttendSliceRows.
-  struct Slice {
-    size_t first_run = 0, run_count = 0;  // in runs_
-    int32_t begin = 0, end = 0;           // first position, and one past the last
-    int32_t rank = 0;                     // of its first row in the list
-  };
-  // What a group of heads attends in one extent, or of one level of the index (stored_parts.cc).
-  struct StoredPart {
-    enum class Kind : uint8_t { kPacked, kRawRows, kFactors, kSpanMeans, kIndexMeans };
-    Kind kind = Kind::kPacked;
-    int32_t source = 0;                   // packed: segment; spans: part; index: level
-    size_t first_run = 0, run_count = 0;  // kPacked: local rows, in runs_
-  };
-  // The queries of some new tokens of one chunk for the heads that share a list of rows: those of
-  // one KV head, or one query head. Merged from the partials of its slices, then its stored parts.
-  struct Tile {
-    int chunk = 0, kv_head = 0;
-    int32_t first_head = 0, group = 0;   // query heads
-    int32_t begin = 0, queries = 0;      // of the member's new tokens
-    int32_t history = 0;                 // rows of the list before the chunk's first new token
-    size_t first_slice = 0, slices = 0;  // in slices_: those that some query sees
-    size_t first_part = 0, parts = 0;    // in parts_
-  };
-
-  const StepMember& MemberOf(const Tile& tile) const {
-    return members_[chunks_[tile.chunk].member];
-  }
-  void AddChunks(int member);
-  void SelectChunkOf(int layer, const Rows& q, Chunk* chunk);
-  int32_t VisibleEnd(const Tile& tile) const;
-  int64_t PartialRows(const Tile& tile) const;
-  Rows DenseQueries(const Rows& q, int32_t first, int32_t count);
-  void StoreOutput(const MutableRows& out);
-  void MeasureShadows(int layer, const Rows& q, const MutableRows& out);
-  const float* QueriesOf(const Rows& q, const Tile& tile) const;
-  int32_t CutRuns(const std::vector<Run>& selected, int32_t from, int32_t history, int32_t end);
-  void PlaceRows(const Tile& tile, const Slice& slice, AttendWork* work) const;
-  int32_t StoredEnd(const Chunk& chunk) const;
-  void PlanChunk(int chunk);
+  void SelectChunk(int layer, const Rows& q, StepChunk* chunk);
   void CountCosts(int layer);
-  void AddWorks(int layer, const Rows& q, const Tile& tile, int64_t partial_row);
-  void AddMerge(const Tile& tile, int64_t partial_row, const MutableRows& out, float* lse);
-  void RunWorks();
-  void RunTiles(int layer, const Rows& q, const MutableRows& out, float* lse,
-                std::span<const Tile> tiles);
+  void MeasureShadows(const LayerTensors& t);
 
-  // stored_parts.cc
-  void PlanStored(Tile* tile);
-  void PlanPacked(const PackedStorage& packed, Tile* tile);
-  void PlanSpans(const SpanStorage& spans, Tile* tile);
-  void AddStored(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
-  void AddPacked(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
-  void AddRawRows(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
-  void AddFactors(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
-  void AddMeans(int layer, const Rows& q, const Tile& tile, const StoredPart& part, int64_t row);
-  void ClearWorks();
-  void ResolveWorks();
-
-  std::vector<Chunk> chunks_;
+  std::vector<StepChunk> chunks_;
   std::vector<int> last_chunk_;                            // of each member
   std::vector<StepCost> cost_;                             // of each member
   std::vector<std::unique_ptr<ShadowAttention>> shadows_;  // of each member; empty: of none
   int selected_layer_ = -1;
   const Backend& backend_;
   Executor& executor_;
-
-  // Scratch, kept from layer to layer. Works point into runs_, spans_ and rotated_ by offset until
-  // all of them are made (ResolveWorks): those vectors may move.
-  std::vector<float> q_, out_;  // fp32 copies, packed
-  std::vector<Run> runs_;       // of all slices and parts; behind them those made for a round
-  std::vector<Slice> slices_;
-  std::vector<StoredPart> parts_;
-  std::vector<Tile> tiles_;
-  std::vector<AttendWork> attend_;
-  std::vector<AttendPackedWork> packed_;
-  std::vector<RotateWork> rotate_;
-  std::vector<AttendLowRankWork> lowrank_;
-  std::vector<AttendCoarseWork> coarse_;
-  std::vector<size_t> attend_run_, packed_run_, coarse_run_;  // first run of each item, in runs_
-  std::vector<size_t> packed_q_, lowrank_span_;               // the same in rotated_, in spans_
-  std::vector<size_t> rotate_out_;
-  std::vector<float> rotated_;
-  std::vector<LowRankSpan> spans_;
-  std::vector<MergeWork> merge_;
-  std::vector<float> partial_m_, partial_l_, partial_o_;  // [rows], [rows], [rows][head_dim]
+  DenseQueries queries_;
+  DenseOutputs outputs_;
+  StepTiles tiles_;
+  StepWorks works_;
 };
 
 }  // namespace kvstrata

@@ -4,24 +4,13 @@
 
 namespace kvstrata {
 
-int GroupsOf(const Selection& selection) {
-  return static_cast<int>(std::max(selection.runs.size(), selection.units.size()));
-}
-
-std::span<const int32_t> UnitsOf(const Selection& selection, int group) {
-  const auto& units = selection.units;
-  if (units.empty()) return {};  // full and window have none
-  return units[units.size() * static_cast<size_t>(group) /
-               static_cast<size_t>(GroupsOf(selection))];
-}
-
-std::vector<Run> PositionsOf(const Selection& selection, const SpanStorage* spans, int group) {
+std::vector<Run> PositionsOf(const Selection& selection, const StoredRows* stored, int group) {
   const size_t list =
       selection.runs.size() * static_cast<size_t>(group) / static_cast<size_t>(GroupsOf(selection));
-  if (spans == nullptr || selection.full) return selection.runs[list];
+  if (stored == nullptr || selection.full) return selection.runs[list];
   std::vector<Run> runs = selection.runs[list];
-  for (const int32_t unit : UnitsOf(selection, group)) runs.push_back(spans->spans()[unit]);
-  return Normalize(std::move(runs));
+  stored->AppendUnits(UnitsOf(selection, group), &runs);
+  return runs.size() == selection.runs[list].size() ? runs : Normalize(std::move(runs));
 }
 
 StepBatch::StepBatch(std::vector<StepMember> members) : members_(std::move(members)) {

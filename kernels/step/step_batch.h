@@ -44,13 +44,9 @@ struct StepCost {
   uint64_t select_bytes = 0;  // summaries and keys that the selection read
 };
 
-// A selection as lists: 1, kv_heads or query_heads groups of heads.
-int GroupsOf(const Selection& selection);
-// Ids of the units of a group, ascending; empty for full and window.
-std::span<const int32_t> UnitsOf(const Selection& selection, int group);
-// Ascending runs of the positions that a group attends one by one, whatever form holds them; spans:
-// of the sequence, or null.
-std::vector<Run> PositionsOf(const Selection& selection, const SpanStorage* spans, int group);
+// Ascending runs of the positions that a group attends one by one, whatever form holds them;
+// stored: of the sequence, or null.
+std::vector<Run> PositionsOf(const Selection& selection, const StoredRows* stored, int group);
 
 class StepBatch {
  public:

@@ -12,13 +12,6 @@
 
 namespace kvstrata {
 
-// New tokens [start, start + count) of one member, which attend to each other causally and to the
-// history as selected.
-struct ReadChunk {
-  const Selection* selection = nullptr;
-  int32_t start = 0, count = 0;
-};
-
 // stored_end: positions below it are read where the member's codec holds them, others on pages.
 // REQUIRES: chunks of the member's, in order; its state is refreshed from its view.
 StepCost CostOf(const StepMember& member, int layer, int32_t stored_end,

@@ -21,10 +21,10 @@ TensorShape QueryShape(const RemoteStep& step) {
   return {step.step->batch().tokens(), g.query_heads, g.head_dim};
 }
 
-void Write(const Selection& selection, const SpanStorage* spans, v1::MemberSelection* out) {
+void Write(const Selection& selection, const StoredRows* stored, v1::MemberSelection* out) {
   for (int g = 0; g < GroupsOf(selection); ++g) {
     v1::SelectionGroup* group = out->add_groups();
-    for (const Run& run : PositionsOf(selection, spans, g)) {
+    for (const Run& run : PositionsOf(selection, stored, g)) {
       for (int32_t t = run.begin; t < run.end; ++t) group->add_tokens(t);
     }
     const std::span<const int32_t> units = UnitsOf(selection, g);
@@ -44,7 +44,7 @@ Status WriteSelections(StepRunner& step, bool with_cost, v1::SelectResponse* out
   for (int i = 0; i < step.batch().members(); ++i) {
     v1::MemberSelection* const member = out->add_members();
     KVS_ASSIGN_OR_RETURN(const Selection* const selection, step.SelectionOf(i));
-    Write(*selection, step.batch().member(i).state->spans(), member);
+    Write(*selection, step.batch().member(i).state->stored(), member);
     StepCost cost;
     if (with_cost) {
       KVS_ASSIGN_OR_RETURN(cost, step.CostOf(i));

@@ -262,7 +262,7 @@ Status RemoteSession::Commit(RemoteStep* step) {
   for (RemoteSequence* s : step->sequences) first.push_back(s->state->tokens());
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
-    s->state->NoteTokens(s->state->tokens(), step->tokens[i], *s->boundary_tokens);
+    s->state->reported().NoteTokens(s->state->tokens(), step->tokens[i], *s->boundary_tokens);
   }
   if (const Status ended = step->step->End(); !ended.ok()) {
     for (RemoteSequence* s : step->sequences) s->lost = ended;
@@ -315,7 +315,7 @@ Status RemoteSession::Report(uint64_t sequence, uint32_t first, uint32_t n, cons
                                                  std::to_string(n) + "; allowed: up to 2^31 - 1");
   }
   const auto from = static_cast<int32_t>(first), count = static_cast<int32_t>(n);
-  const int32_t skipped = s->state->SkippedPosition(from, surprisal);
+  const int32_t skipped = s->state->reported().SkippedPosition(from, surprisal);
   KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
   if (skipped >= 0) {
     const float nothing = 0;

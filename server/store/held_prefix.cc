@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/codec/codec.h"
 #include "server/store/artefacts.h"
 #include "server/store/sequence.h"
 
@@ -61,13 +62,13 @@ HeldPrefix FindHeld(const PrefixShape& shape, const std::vector<bool>& superfluo
   return FindHeld(shape, {}, view);
 }
 
-// A packed segment may reach beyond what the sequence holds, a span may not be cut.
+// Where units are read whole, the last may not reach beyond what the sequence holds.
 std::vector<bool> SuperfluousPages(const Plan& plan, const std::optional<RawFree>& artefact,
                                    size_t pages, uint32_t page_tokens) {
   if (!artefact) return {};
   const auto page = static_cast<int32_t>(page_tokens);
   const int32_t held = static_cast<int32_t>(pages) * page;
-  if (plan.codec != CodecKind::kPacked && artefact->end > held) return {};
+  if (CodecOf(plan).whole_units && artefact->end > held) return {};
   std::vector<bool> superfluous(pages);
   for (const Run& run : artefact->released) {
     const int32_t last = std::min(run.end, held) / page;

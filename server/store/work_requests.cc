@@ -4,7 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "kernels/codec/codec.h"
+#include "kernels/plan_needs.h"
 #include "kernels/segment/span_rule.h"
+#include "kernels/select/selector.h"
 #include "server/store/store_impl.h"
 
 namespace kvstrata {
@@ -65,10 +68,10 @@ Status CheckBuckets(const Sequence& s, bool operators) {
 
 // Checks a build of the sequence's own plan.
 Status CheckOwn(const Sequence& s, bool operators) {
-  if (s.plan.selector == SelectorKind::kBucket && s.plan.codec == CodecKind::kRaw) {
+  if ((SelectorNeeds(s.plan) & kNeedPromptQueries) != 0) {
     return CheckBuckets(s, operators);
   }
-  if (s.plan.codec != CodecKind::kLowRank || !s.extents.empty()) return OkStatus();
+  if ((CodecNeeds(s.plan) & kNeedSurprisal) == 0 || !s.extents.empty()) return OkStatus();
   if (!s.prefill_done) {
     return InputMissing(s.plan, "the end of the prompt; mark it complete (kvs_prefill_done)");
   }
@@ -131,7 +134,7 @@ Result<WorkRequests::Pending> WorkRequests::Prepare(const BuildRequest& request)
 }
 
 Status WorkRequests::CheckOther(const Sequence& s, const Pending& p) const {
-  if (p.plan.selector == SelectorKind::kBucket && p.plan.codec == CodecKind::kRaw) {
+  if ((SelectorNeeds(p.plan) & kNeedPromptQueries) != 0) {
     return InputMissing(p.plan,
                         "the queries of the prompt's last " + std::to_string(p.plan.bucket.n_obs) +
                             " tokens, which are not kept; open a sequence of that plan: its "
@@ -145,7 +148,7 @@ Status WorkRequests::CheckOther(const Sequence& s, const Pending& p) const {
                              " and are not kept beside them; choose a `page` that divides those, "
                              "or that they divide");
   }
-  if (p.recompressor != nullptr && p.plan.codec == CodecKind::kLowRank) {
+  if (p.recompressor != nullptr && (CodecNeeds(p.plan) & kNeedSurprisal) != 0) {
     KVS_RETURN_IF_ERROR(CheckSurprisal(s, p.plan, s.tokens));
   }
   const uint32_t rows = p.recompressor != nullptr ? s.tokens : WholeBlocks(p.index, s.tokens);

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/codec/lowrank.h"
+#include "kernels/codec/packed.h"
 #include "tests/cuda/step_batch_fixture.h"
 
 namespace kvstrata::cuda {
@@ -86,7 +88,7 @@ class NearTies {
   bool SpansAgree(const Selection& want, const Selection& got) const {
     const auto logits = TwinSequence::Inspected<float>(*sequence_.on_host, sequence_.HostView(),
                                                        "relevance_logits");
-    const size_t spans = sequence_.on_host->spans()->spans().size();
+    const size_t spans = SpansOf(sequence_.on_host->stored())->spans().size();
     for (size_t head = 0; head < want.units.size(); ++head) {
       std::vector<int32_t> different;
       std::ranges::set_symmetric_difference(want.units[head], got.units[head],
@@ -205,7 +207,7 @@ class NearTies {
   }
   // Scores of the blocks of packed rows, by id.
   std::vector<double> BlockScores(int head) const {
-    const PackedStorage& packed = *sequence_.on_host->packed();
+    const PackedStorage& packed = *PackedOf(sequence_.on_host->stored());
     const Backend& backend = *FindBackend("ref").value();
     std::vector<double> scores;
     for (size_t s = 0; s < packed.segments().size(); ++s) {

@@ -7,3 +7,6 @@ kvs_test(codec_lowrank_test codec_lowrank_test.cc LIBS kvs_kernels)
 kvs_test(cuda_packer_test cuda_packer_test.cc LIBS kvs_kernels)
 kvs_test(segment_rules_test segment_rules_test.cc LIBS kvs_kernels)
 kvs_test(extent_descriptions_test extent_descriptions_test.cc LIBS kvs_kernels)
+# One suite for what every codec has stored; its codecs are a table.
+kvs_test(stored_rows_test stored_rows_test.cc stored_codecs.cc LIBS kvs_kernels)
+target_compile_definitions(stored_rows_test PRIVATE KVS_SOURCE_DIR="${CMAKE_SOURCE_DIR}")

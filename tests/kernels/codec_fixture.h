@@ -58,10 +58,12 @@ class CodecSequence {
  public:
   CodecSequence(const Plan& plan, const Geometry& geometry, const Inputs& in,
                 std::shared_ptr<const SpanParameters> parameters = nullptr,
-                std::string_view backend = "ref")
+                std::string_view backend = "ref", const Codec* codec = nullptr)
       : g_(geometry),
         in_(in),
-        recompressor_(NewRecompressor(plan, geometry, std::move(parameters))),
+        recompressor_(codec == nullptr || !codec->stores()
+                          ? NewRecompressor(plan, geometry, std::move(parameters))
+                          : codec->recompressor(plan, geometry, std::move(parameters))),
         backend_(*FindBackend(backend)) {}
 
   // Appends raw rows up to `end`.
@@ -76,8 +78,10 @@ class CodecSequence {
       for (int layer = 0; layer < g_.layers; ++layer) {
         for (int h = 0; h < g_.kv_heads; ++h) {
           const int slot = tokens_ % g_.page_tokens;
-          Store(in_.Key(tokens_, layer, h), page + layout.KeyOffset(layer, h, slot));
-          Store(in_.Value(tokens_, layer, h), page + layout.ValueOffset(layer, h, slot));
+          StoreDense(g_.dtype, in_.Key(tokens_, layer, h), g_.head_dim,
+                     page + layout.KeyOffset(layer, h, slot));
+          StoreDense(g_.dtype, in_.Value(tokens_, layer, h), g_.head_dim,
+                     page + layout.ValueOffset(layer, h, slot));
         }
       }
     }
@@ -132,7 +136,7 @@ class CodecSequence {
   }
   // Runs until nothing is due.
   void Settle() {
-    for (int i = 0; recompressor_->Due(Input()); ++i) {
+    for (int i = 0; recompressor_ != nullptr && recompressor_->Due(Input()); ++i) {
       ASSERT_LT(i, 10000) << "always due";
       const Status status = RunOnce();
       ASSERT_TRUE(status.ok()) << status.ToString();
@@ -149,7 +153,7 @@ class CodecSequence {
   const Geometry& geometry() const { return g_; }
   const Backend& backend() const { return *backend_; }
 
-  SelectContext Context(const PackedStorage* packed, const SpanStorage* spans) {
+  SelectContext Context(const StoredRows* stored) {
     SelectContext context;
     context.geometry = &g_;
     context.layout = PageLayout::Of(g_);
@@ -158,8 +162,7 @@ class CodecSequence {
     context.executor = &InlineExecutor();
     context.surprisal = surprisal_;
     context.prompt_tokens = prompt_;
-    context.packed = packed;
-    context.spans = spans;
+    context.stored = stored;
     return context;
   }
 
@@ -169,26 +172,6 @@ class CodecSequence {
   bool keep_pages = false;       // released rows stay as they are
 
  private:
-  void Store(const float* row, std::byte* out) const {
-    for (int c = 0; c < g_.head_dim; ++c) {
-      switch (g_.dtype) {
-        case DType::kF32:
-          std::memcpy(out + 4 * c, row + c, 4);
-          break;
-        case DType::kF16: {
-          const F16 x = FromFloat<F16>(row[c]);
-          std::memcpy(out + 2 * c, &x, 2);
-          break;
-        }
-        case DType::kBF16: {
-          const BF16 x = FromFloat<BF16>(row[c]);
-          std::memcpy(out + 2 * c, &x, 2);
-          break;
-        }
-      }
-    }
-  }
-
   void Release(const std::vector<Run>& released) {
     released_ = released;
     if (keep_pages) return;
@@ -253,101 +236,43 @@ inline void AttendInputs(const Inputs& in, const float* q, int layer, int head, 
   }
 }
 
-// All packed rows.
-inline void AttendPackedStorage(const PackedStorage& storage, const Backend& backend,
-                                const float* q, int layer, int head, int32_t dim, Attention* a) {
-  for (size_t s = 0; s < storage.segments().size(); ++s) {
-    const PackedHead& h = storage.head(static_cast<int>(s), layer, head);
-    const Run all = {0, storage.segments()[s].tokens.end - storage.segments()[s].tokens.begin};
-    std::vector<float> rotated(static_cast<size_t>(dim)), o(rotated.size());
-    const RotateWork rotate{h.r_k, dim, false, q, dim, 1, rotated.data()};
-    backend.rotate(&rotate, 1, InlineExecutor());
-    float m = 0, l = 0;
-    AttendPackedWork work;
-    work.k = h.keys;
-    work.v = h.values;
-    work.r_v = h.r_v;
-    work.q = rotated.data();
-    work.q_token = dim;
-    work.runs = &all;
-    work.run_count = 1;
-    work.scale = 1.0f / std::sqrt(static_cast<float>(dim));
-    work.m = &m;
-    work.l = &l;
-    work.o = o.data();
-    backend.attend_packed(&work, 1, InlineExecutor());
-    a->Merge(m, l, o.data());
-    std::vector<float> scores(static_cast<size_t>((all.end + h.block - 1) / h.block));
-    ScorePackedWork score;
-    score.rows = h.blocks;
-    score.q = rotated.data();
-    score.units = {0, static_cast<int32_t>(scores.size())};
-    score.out = scores.data();
-    backend.score_packed(&score, 1, InlineExecutor());
+// What a selection attends of what is stored, for one query head.
+inline void AttendStored(const StoredRows& stored, const Geometry& g, const Backend& backend,
+                         const Selection& selection, const float* q, int layer, int query_head,
+                         Attention* a) {
+  StoredPlan plan;
+  stored.PlanParts(selection, query_head, stored.end(), &plan);
+  const auto parts = static_cast<int32_t>(plan.parts.size());
+  std::vector<float> m(plan.parts.size()), l(m.size()), o(m.size() * a->o.size());
+  AttendWorks works;
+  for (int32_t i = 0; i < parts; ++i) {
+    const StoredPart& part = plan.parts[static_cast<size_t>(i)];
+    const QueryTile tile{layer,
+                         query_head / g.group(),
+                         query_head,
+                         1,
+                         g.query_heads,
+                         1,
+                         1,
+                         g.head_dim,
+                         g.logit_scale(),
+                         q,
+                         g.head_dim,
+                         m.data() + i,
+                         l.data() + i,
+                         o.data() + int64_t{i} * g.head_dim};
+    stored.AddPart(selection, part, plan.RunsOf(part), tile, &works);
+  }
+  works.Attend(backend, InlineExecutor());
+  for (int32_t i = 0; i < parts; ++i) {
+    a->Merge(m[static_cast<size_t>(i)], l[static_cast<size_t>(i)],
+             o.data() + int64_t{i} * g.head_dim);
   }
 }
-
-// All raw rows of the parts, and their spans: expanded, or as one coarse row each.
-inline void AttendSpanStorage(const SpanStorage& storage, const Backend& backend, const float* q,
-                              int layer, int head, int32_t dim, bool expand, Attention* a) {
-  std::vector<float> o(static_cast<size_t>(dim));
-  float m = 0, l = 0;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  for (size_t p = 0; p < storage.parts().size(); ++p) {
-    const SpanStorage::Part& part = storage.parts()[p];
-    const int index = static_cast<int>(p);
-    if (part.raw_count > 0) {
-      // Raw rows are coarse rows of one token.
-      const Run all = {0, part.raw_count};
-      AttendCoarseWork work;
-      work.k = storage.RawKeys(index, layer, head);
-      work.v = storage.RawValues(index, layer, head);
-      work.q = q;
-      work.q_token = dim;
-      work.runs = &all;
-      work.run_count = 1;
-      work.scale = scale;
-      work.m = &m;
-      work.l = &l;
-      work.o = o.data();
-      backend.attend_coarse(&work, 1, InlineExecutor());
-      a->Merge(m, l, o.data());
-    }
-    if (part.span_count > 0 && !expand) {
-      const Run all = {0, part.span_count};
-      AttendCoarseWork work;
-      work.k = storage.KeyMeans(index, layer, head);
-      work.v = storage.ValueMeans(index, layer, head);
-      work.q = q;
-      work.q_token = dim;
-      work.runs = &all;
-      work.run_count = 1;
-      work.log_count = storage.log_length().data() + part.first_span;
-      work.scale = scale;
-      work.m = &m;
-      work.l = &l;
-      work.o = o.data();
-      backend.attend_coarse(&work, 1, InlineExecutor());
-      a->Merge(m, l, o.data());
-    }
-  }
-  std::vector<LowRankSpan> spans;
-  for (size_t s = 0; expand && s < storage.spans().size(); ++s) {
-    spans.push_back(storage.Factors(static_cast<int>(s), layer, head));
-  }
-  if (spans.empty()) return;
-  AttendLowRankWork work;
-  work.spans = spans.data();
-  work.span_count = static_cast<int32_t>(spans.size());
-  work.dim = dim;
-  work.q = q;
-  work.q_token = dim;
-  work.scale = scale;
-  work.m = &m;
-  work.l = &l;
-  work.o = o.data();
-  backend.attend_lowrank(&work, 1, InlineExecutor());
-  a->Merge(m, l, o.data());
+// All of it.
+inline void AttendStored(const StoredRows& stored, const Geometry& g, const Backend& backend,
+                         const float* q, int layer, int query_head, Attention* a) {
+  AttendStored(stored, g, backend, Selection::Full(stored.end()), q, layer, query_head, a);
 }
 
 // Relative L2 error.

@@ -35,7 +35,7 @@ std::unique_ptr<SpanStorage> Parsed(CodecSequence& s) {
 template <typename T>
 std::vector<T> Inspected(CodecSequence& s, const std::string& name) {
   const auto storage = Parsed(s);
-  const auto array = InspectSpans(s.Context(nullptr, storage.get()), name);
+  const auto array = InspectSpans(s.Context(storage.get()), name);
   EXPECT_TRUE(array.ok()) << array.status().ToString();
   std::vector<T> values(array->bytes.size() / sizeof(T));
   if (!values.empty()) std::memcpy(values.data(), array->bytes.data(), array->bytes.size());
@@ -97,7 +97,7 @@ TEST(SpanCodec, AttentionEqualsRawWhereNothingIsLost) {
       for (int h = 0; h < in.g.query_heads; ++h) {
         const float* q = in.Query(5, layer, h);
         Attention got(64), want(64);
-        AttendSpanStorage(*storage, s->backend(), q, layer, h / 2, 64, true, &got);
+        AttendStored(*storage, in.g, s->backend(), q, layer, h, &got);
         AttendInputs(in, q, layer, h / 2, {storage->end(), in.n}, &got);
         AttendInputs(in, q, layer, h / 2, {0, in.n}, &want);
         EXPECT_LT(ErrorOf(got.Output(), want.Output()), 1e-2) << backend;
@@ -391,9 +391,7 @@ TEST(SpanParametersFile, ReadsEveryTensorOrNamesIt) {
 TEST(SpanCodec, InspectionNamesWhatItHas) {
   const Inputs in(SmallGeometry(), 100, kSeed);
   CodecSequence s(SpanPlan(), in.g, in);
-  EXPECT_EQ(InspectSpans(s.Context(nullptr, nullptr), "pages").status().reason(),
-            "INSPECT_UNKNOWN");
-  EXPECT_EQ(InspectSpans(s.Context(nullptr, nullptr), "spans").status().reason(), "NO_SPANS");
+  EXPECT_EQ(InspectSpans(s.Context(nullptr), "spans").status().reason(), "NO_SPANS");
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ std::unique_ptr<PackedStorage> Parsed(CodecSequence& s) {
 
 Ints InspectInts(CodecSequence& s, const std::string& name) {
   const auto storage = Parsed(s);
-  const auto array = InspectPacked(s.Context(storage.get(), nullptr), name);
+  const auto array = InspectPacked(s.Context(storage.get()), name);
   EXPECT_TRUE(array.ok()) << array.status().ToString();
   Ints values(array->bytes.size() / 4);
   std::memcpy(values.data(), array->bytes.data(), array->bytes.size());
@@ -79,7 +79,7 @@ TEST(PackedCodec, AttentionEqualsRawWhereNothingIsLost) {
       for (int h = 0; h < g.query_heads; ++h) {
         const float* q = in.Query(7, layer, h);
         Attention got(g.head_dim), want(g.head_dim);
-        AttendPackedStorage(*storage, s.backend(), q, layer, h / 2, g.head_dim, &got);
+        AttendStored(*storage, g, s.backend(), q, layer, h, &got);
         AttendInputs(in, q, layer, h / 2, {storage->end(), in.n}, &got);
         AttendInputs(in, q, layer, h / 2, {0, in.n}, &want);
         EXPECT_LT(ErrorOf(got.Output(), want.Output()), 1e-2) << backend;
@@ -253,8 +253,8 @@ TEST(PackedCodec, LongSegmentsAreSeveralExtents) {
   Attention a(64), b(64);
   const auto x = Parsed(*whole), y = Parsed(*split);
   EXPECT_EQ(x->BlockCount(0, 0), y->BlockCount(0, 0));
-  AttendPackedStorage(*x, whole->backend(), in.Query(3, 1, 0), 1, 0, 64, &a);
-  AttendPackedStorage(*y, split->backend(), in.Query(3, 1, 0), 1, 0, 64, &b);
+  AttendStored(*x, in.g, whole->backend(), in.Query(3, 1, 0), 1, 0, &a);
+  AttendStored(*y, in.g, split->backend(), in.Query(3, 1, 0), 1, 0, &b);
   EXPECT_LT(ErrorOf(a.Output(), b.Output()), 1e-6);
 }
 
@@ -378,17 +378,14 @@ TEST(PackedCodec, ThreeTimesSmaller) {
 TEST(PackedCodec, InspectionNamesWhatItHas) {
   const Inputs in(SmallGeometry(), 100, kSeed);
   CodecSequence s(PackedPlan(), in.g, in);
-  EXPECT_EQ(InspectPacked(s.Context(nullptr, nullptr), "units").status().reason(),
-            "INSPECT_UNKNOWN");
-  EXPECT_EQ(InspectPacked(s.Context(nullptr, nullptr), "segments").status().reason(),
-            "NOTHING_PACKED");
+  EXPECT_EQ(InspectPacked(s.Context(nullptr), "segments").status().reason(), "NOTHING_PACKED");
   s.keep_pages = true;
   s.Commit(100);
   s.PrefillDone();
   s.Settle();
   const auto storage = Parsed(s);
   for (const std::string name : {"eigenvalues", "rotated_rows", "packed_rows"}) {
-    const auto array = InspectPacked(s.Context(storage.get(), nullptr), name);
+    const auto array = InspectPacked(s.Context(storage.get()), name);
     ASSERT_TRUE(array.ok()) << array.status().ToString();
     EXPECT_EQ(array->shape[0], name == "eigenvalues" ? 64 : 48);
   }

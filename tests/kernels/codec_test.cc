@@ -69,35 +69,41 @@ class CodecTest : public ::testing::TestWithParam<std::tuple<std::string, std::s
   // Reads whatever the extents say there is; whether they could be parsed.
   bool ReadAll(CodecSequence& s, const float* q) const {
     const Geometry& g = s.geometry();
-    Attention a(g.head_dim);
-    if (packed()) {
-      const auto storage = PackedStorage::Parse(s.View(), g);
-      ExpectInvalid(storage.status());
-      for (int h = 0; storage.ok() && h < g.kv_heads; ++h) {
-        AttendPackedStorage(**storage, s.backend(), q, 0, h, g.head_dim, &a);
-      }
-      return storage.ok();
-    }
-    const auto storage = SpanStorage::Parse(s.View(), g);
-    ExpectInvalid(storage.status());
-    if (!storage.ok()) return false;
-    float sum = 0;
+    const auto parsed = CodecOf(PlanOfCodec(codec())).parse(s.View(), g);
+    ExpectInvalid(parsed.status());
+    if (!parsed.ok()) return false;
+    const StoredRows& stored = **parsed;
+    Selection coarse;
+    coarse.Reset(stored.end(), 1);
+    if (stored.has_means()) coarse.coarse = {{{0, {0, s.tokens()}}}};
+    std::vector<float> scores(static_cast<size_t>(stored.end()));
+    ScoreWorks works;
     for (int h = 0; h < g.query_heads; ++h) {
-      const int kv = h / g.group();
-      AttendSpanStorage(**storage, s.backend(), q, 0, kv, g.head_dim, h % 2 == 0, &a);
-      if ((*storage)->parts().empty()) continue;
-      sum += (*storage)->Threshold(0, h);
-      if (!(*storage)->trained()) continue;
-      const float* w = (*storage)->Router(0, h);
-      for (int64_t i = 0; i < int64_t{(*storage)->d_route()} * g.head_dim; ++i) sum += w[i];
-      for (size_t p = 0; p < (*storage)->parts().size(); ++p) {
-        const float* norms = (*storage)->InverseNorms(static_cast<int>(p), 0, h);
-        for (int32_t i = 0; i < (*storage)->parts()[p].span_count; ++i) sum += norms[i];
+      Attention a(g.head_dim);
+      AttendStored(stored, g, s.backend(), q, 0, h, &a);
+      AttendStored(stored, g, s.backend(), coarse, q, 0, h, &a);
+      works.Clear();
+      stored.AddScores({0, h / g.group(), {0, stored.end()}, q, 1, 1, scores.data(), 0}, &works);
+      works.Score(s.backend(), InlineExecutor());
+      ReadRouters(SpansOf(&stored), h);
+    }
+    return true;
+  }
+
+  // What selectors of spans read beside; null: nothing.
+  static void ReadRouters(const SpanStorage* spans, int query_head) {
+    if (spans == nullptr || spans->parts().empty()) return;
+    float sum = spans->Threshold(0, query_head);
+    if (spans->trained()) {
+      const float* w = spans->Router(0, query_head);
+      for (int64_t i = 0; i < int64_t{spans->d_route()} * 64; ++i) sum += w[i];
+      for (size_t p = 0; p < spans->parts().size(); ++p) {
+        const float* norms = spans->InverseNorms(static_cast<int>(p), 0, query_head);
+        for (int32_t i = 0; i < spans->parts()[p].span_count; ++i) sum += norms[i];
       }
     }
     volatile float sink = sum;
     (void)sink;
-    return true;
   }
 };
 

@@ -70,7 +70,7 @@ class CudaShadowTest : public ::testing::Test {
       EXPECT_TRUE(selection.ok());
       auto& groups = positions_.emplace_back();
       for (int i = 0; i < GroupsOf(*selection); ++i) {
-        groups.push_back(PositionsOf(*selection, state_->spans(), i));
+        groups.push_back(PositionsOf(*selection, state_->stored(), i));
       }
     }
     if (capturing != nullptr) *capturing = false;
@@ -184,15 +184,15 @@ class CudaShadowOfCodec : public CudaShadowTest {
 TEST_F(CudaShadowOfCodec, PackedReadsListsOfKvHeads) {
   ASSERT_NO_FATAL_FAILURE(
       Hold("mosaickv{max_loss = 1, segment = 96, buffer = 32, share = 0.25, min_tokens = 0}"));
-  ASSERT_NE(state_->packed(), nullptr);
+  ASSERT_NE(PackedOf(state_->stored()), nullptr);
   ASSERT_NO_FATAL_FAILURE(Check(2));
 }
 
 TEST_F(CudaShadowOfCodec, SpansReadListsOfQueryHeads) {
   ASSERT_NO_FATAL_FAILURE(
       Hold("sekv{max_loss = 1, r_max = 8, d_route = 16, local = 30, min_tokens = 0, rows = 100}"));
-  ASSERT_NE(state_->spans(), nullptr);
-  ASSERT_GT(state_->spans()->spans().size(), 8u);
+  ASSERT_NE(SpansOf(state_->stored()), nullptr);
+  ASSERT_GT(SpansOf(state_->stored())->spans().size(), 8u);
   ASSERT_NO_FATAL_FAILURE(Check(6));
 }
 

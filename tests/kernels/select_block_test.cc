@@ -295,8 +295,8 @@ class PackedRun {
   // The selection for the token behind the committed ones, whose key is on its page already.
   Selection Select(const Inputs& in, int layer) {
     Selection s;
-    selector->Select(sequence.Context(packed.get(), nullptr), layer,
-                     in.Query(sequence.tokens(), layer, 0), &s);
+    selector->Select(sequence.Context(packed.get()), layer, in.Query(sequence.tokens(), layer, 0),
+                     &s);
     return s;
   }
 

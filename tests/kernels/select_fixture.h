@@ -115,8 +115,7 @@ class Selecting {
     const auto reported = std::min<size_t>(boundary.size(), reported_boundaries);
     c.boundary = {boundary.data(), std::min<size_t>(reported, tokens_)};
     c.prompt_tokens = prompt_;
-    c.packed = packed;
-    c.spans = spans;
+    c.stored = stored;
     return c;
   }
 
@@ -126,8 +125,7 @@ class Selecting {
 
   std::vector<uint8_t> boundary;          // by position
   size_t reported_boundaries = SIZE_MAX;  // how many of them are reported
-  const PackedStorage* packed = nullptr;
-  const SpanStorage* spans = nullptr;
+  const StoredRows* stored = nullptr;
 
  private:
   int64_t QueryToken() const { return int64_t{in_.g.layers} * in_.g.query_heads * in_.g.head_dim; }

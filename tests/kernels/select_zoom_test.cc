@@ -68,7 +68,7 @@ class SpanRun {
     spans = std::move(*parsed);
   }
   SelectContext Context() {
-    SelectContext c = sequence.Context(nullptr, spans.get());
+    SelectContext c = sequence.Context(spans.get());
     c.boundary = boundary;
     return c;
   }

@@ -131,11 +131,11 @@ TEST_F(State, SurprisalMaySkipTheFirstPositionBehindAHeldPrefix) {
     RunTo(sequence, in_, 40, 40 - held, backend());
     const std::vector<float> x(40, 0.5f);
     SequenceState& state = *sequence.state;
-    EXPECT_EQ(state.SkippedPosition(held, x.data()), -1);
-    EXPECT_EQ(state.SkippedPosition(held + 1, nullptr), -1);
-    EXPECT_EQ(state.SkippedPosition(held + 1, x.data()), held);
+    EXPECT_EQ(state.reported().SkippedPosition(held, x.data()), -1);
+    EXPECT_EQ(state.reported().SkippedPosition(held + 1, nullptr), -1);
+    EXPECT_EQ(state.reported().SkippedPosition(held + 1, x.data()), held);
     ASSERT_TRUE(state.Report(held + 1, 3, x.data(), nullptr, nullptr).ok());
-    EXPECT_EQ(state.SkippedPosition(held + 1, x.data()), -1);
+    EXPECT_EQ(state.reported().SkippedPosition(held + 1, x.data()), -1);
     const auto all = Inspected<float>(sequence, backend(), "surprisal");
     ASSERT_EQ(all.size(), static_cast<size_t>(held) + 4);
     for (int32_t t = 0; t < held; ++t) EXPECT_TRUE(std::isnan(all[static_cast<size_t>(t)]));

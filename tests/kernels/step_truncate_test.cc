@@ -107,7 +107,7 @@ TEST_P(Truncation, KeepsTheIdsThatTheTailNeeds) {
   SequenceState state(geometry_, PlanOf("full"), 0, 0);
   std::vector<int32_t> ids(40);
   for (int32_t i = 0; i < 40; ++i) ids[static_cast<size_t>(i)] = 100 + i;
-  state.NoteTokens(0, ids, {});
+  state.reported().NoteTokens(0, ids, {});
   EXPECT_THAT(state.TailIds(18), ::testing::ElementsAre(116, 117));
   EXPECT_THAT(state.TailIds(32), ::testing::IsEmpty());
   EXPECT_THAT(state.TailIds(41), ::testing::IsEmpty());

@@ -2,7 +2,8 @@
 """Proves the direction of the tree: who may include whom (CONTRIBUTING.md, "Where a line belongs").
 
     base <- {proto, kernels} <- session <- {client, server} ; inside kernels ops <- {segment, select, codec} <- step,
-    and neither of select and codec knows the other; what still does is in exceeded.toml, [include]
+    and neither of select and codec knows the other, but what they share (stored_rows.h); what still does is in
+    exceeded.toml, [include]
     inside server memory <- store <- {attach, rpc, work} <- daemon <- main; tier (disk) <- {work,
     daemon}
 
@@ -40,6 +41,9 @@ ALLOWED = {
 # Headers of a kernel folder that the folders below it must not know.
 FORBIDDEN = [
     (r"^kernels/ops/", r"^kernels/(segment|select|codec|step|plan)"),
+    # What selectors, codecs and steps share knows none of them.
+    (r"^kernels/(attend_works|score_works|select_context|selection|sequence_view|stored_rows)\.",
+     r"^kernels/((segment|select|codec|step)/|plan)"),
     (r"^kernels/(segment|select|codec)/", r"^kernels/step/"),
     (r"^(base|kernels|proto)/", r"^(client|server|session)/"),
     (r"^session/", r"^(client|server)/"),

@@ -1,35 +1,18 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/element.h"
 #include "kernels/ops/append/append.h"
 
 namespace kvstrata {
 namespace {
 
 float Load(const std::byte* p, DType t, int c) {
-  switch (t) {
-    case DType::kF32:
-      return reinterpret_cast<const float*>(p)[c];
-    case DType::kF16:
-      return ToFloat(reinterpret_cast<const F16*>(p)[c]);
-    case DType::kBF16:
-      return ToFloat(reinterpret_cast<const BF16*>(p)[c]);
-  }
-  return 0;
+  return WithElement(t, [&]<typename T>() { return ToFloat(reinterpret_cast<const T*>(p)[c]); });
 }
 
 void Store(std::byte* p, DType t, int c, float x) {
-  switch (t) {
-    case DType::kF32:
-      reinterpret_cast<float*>(p)[c] = x;
-      return;
-    case DType::kF16:
-      reinterpret_cast<F16*>(p)[c] = FromFloat<F16>(x);
-      return;
-    case DType::kBF16:
-      reinterpret_cast<BF16*>(p)[c] = FromFloat<BF16>(x);
-      return;
-  }
+  WithElement(t, [&]<typename T>() { reinterpret_cast<T*>(p)[c] = FromFloat<T>(x); });
 }
 
 void CopyRow(const std::byte* from, DType from_type, std::byte* to, DType to_type, int dim) {

@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/element.h"
 #include "kernels/ops/attend_coarse/attend_coarse.h"
 #include "kernels/ops/attend_packed/softmax_ref.h"
 
@@ -51,14 +52,7 @@ void AttendCoarseRef(const AttendCoarseWork* work, int64_t n, Executor& executor
   executor.ParallelFor(n, [work](int64_t i) {
     const AttendCoarseWork& w = work[i];
     KVS_CHECK(w.k.dtype == w.v.dtype && w.k.dim == w.v.dim);
-    switch (w.k.dtype) {
-      case DType::kF32:
-        return Attend<float>(w);
-      case DType::kF16:
-        return Attend<F16>(w);
-      case DType::kBF16:
-        return Attend<BF16>(w);
-    }
+    WithElement(w.k.dtype, [&]<typename T>() { Attend<T>(w); });
   });
 }
 

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/attend_coarse/attend_coarse.h"
 #include "kernels/ops/attend_coarse/query_pass-inl.h"
 
@@ -95,14 +96,7 @@ HWY_INLINE void CoarseTyped(const AttendCoarseWork& w) {
 }
 
 void AttendCoarseItem(const AttendCoarseWork& w) {
-  switch (w.k.dtype) {
-    case DType::kF32:
-      return CoarseTyped<float>(w);
-    case DType::kF16:
-      return CoarseTyped<F16>(w);
-    case DType::kBF16:
-      return CoarseTyped<BF16>(w);
-  }
+  WithElement(w.k.dtype, [&]<typename T>() { CoarseTyped<T>(w); });
 }
 
 }  // namespace HWY_NAMESPACE

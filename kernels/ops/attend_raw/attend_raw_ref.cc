@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/element.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 
 namespace kvstrata {
@@ -106,14 +107,7 @@ void Attend(const AttendWork& w) {
 void AttendRawRef(const AttendWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
     KVS_CHECK(work[i].k.dtype == work[i].v.dtype && work[i].k.dim == work[i].v.dim);
-    switch (work[i].k.dtype) {
-      case DType::kF32:
-        return Attend<float>(work[i]);
-      case DType::kF16:
-        return Attend<F16>(work[i]);
-      case DType::kBF16:
-        return Attend<BF16>(work[i]);
-    }
+    WithElement(work[i].k.dtype, [&]<typename T>() { Attend<T>(work[i]); });
   });
 }
 

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/attend_raw/attend_raw.h"
 #include "kernels/ops/attend_raw/decode-inl.h"
 #include "kernels/ops/attend_raw/prefill-inl.h"
@@ -26,14 +27,7 @@ void AttendTyped(const AttendWork& w) {
 }
 
 void AttendItem(const AttendWork& w) {
-  switch (w.k.dtype) {
-    case DType::kF32:
-      return AttendTyped<float>(w);
-    case DType::kF16:
-      return AttendTyped<F16>(w);
-    case DType::kBF16:
-      return AttendTyped<BF16>(w);
-  }
+  WithElement(w.k.dtype, [&]<typename T>() { AttendTyped<T>(w); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/element.h"
 #include "kernels/ops/covariance/covariance.h"
 
 namespace kvstrata {
@@ -24,14 +25,7 @@ void Covariance(const CovarianceWork& w) {
 
 void CovarianceRef(const CovarianceWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
-    switch (work[i].rows.dtype) {
-      case DType::kF32:
-        return Covariance<float>(work[i]);
-      case DType::kF16:
-        return Covariance<F16>(work[i]);
-      case DType::kBF16:
-        return Covariance<BF16>(work[i]);
-    }
+    WithElement(work[i].rows.dtype, [&]<typename T>() { Covariance<T>(work[i]); });
   });
 }
 

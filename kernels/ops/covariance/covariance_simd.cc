@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/covariance/covariance.h"
 #include "kernels/ops/simd_rows-inl.h"
 
@@ -103,14 +104,7 @@ HWY_INLINE void Covariance(const CovarianceWork& w) {
 
 void CovarianceItem(const CovarianceWork& w) {
   KVS_CHECK(w.rows.dim % 64 == 0 && w.rows.dim <= kHeadDimMax);
-  switch (w.rows.dtype) {
-    case DType::kF32:
-      return Covariance<float>(w);
-    case DType::kF16:
-      return Covariance<F16>(w);
-    case DType::kBF16:
-      return Covariance<BF16>(w);
-  }
+  WithElement(w.rows.dtype, [&]<typename T>() { Covariance<T>(w); });
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/element.h"
 #include "kernels/ops/rotate_pack/rotate_pack.h"
 
 namespace kvstrata {
@@ -108,14 +109,7 @@ void RotatePackRef(const RotatePackWork* work, int64_t n, Executor& executor) {
     const PackedRows& f = work[i].format;
     KVS_CHECK(f.dim == work[i].rows.dim && f.bits * f.neighbours <= f.dim);
     KVS_CHECK(f.keep % f.neighbours == 0 && f.keep <= f.bits * f.neighbours);
-    switch (work[i].rows.dtype) {
-      case DType::kF32:
-        return RotatePack<float>(work[i]);
-      case DType::kF16:
-        return RotatePack<F16>(work[i]);
-      case DType::kBF16:
-        return RotatePack<BF16>(work[i]);
-    }
+    WithElement(work[i].rows.dtype, [&]<typename T>() { RotatePack<T>(work[i]); });
   });
 }
 

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/rotate_pack/choose-inl.h"
 #include "kernels/ops/rotate_pack/rotate_pack.h"
 #include "kernels/ops/simd_rows-inl.h"
@@ -182,14 +183,7 @@ void RotatePackItem(const RotatePackWork& w) {
   KVS_CHECK(f.dim == w.rows.dim && f.dim % 64 == 0 && f.dim <= kHeadDimMax);
   KVS_CHECK(f.bits * f.neighbours <= f.dim);
   KVS_CHECK(f.keep % f.neighbours == 0 && f.keep <= f.bits * f.neighbours);
-  switch (w.rows.dtype) {
-    case DType::kF32:
-      return RotatePackTyped<float>(w);
-    case DType::kF16:
-      return RotatePackTyped<F16>(w);
-    case DType::kBF16:
-      return RotatePackTyped<BF16>(w);
-  }
+  WithElement(w.rows.dtype, [&]<typename T>() { RotatePackTyped<T>(w); });
 }
 
 }  // namespace

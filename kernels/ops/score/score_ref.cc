@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernels/element.h"
 #include "kernels/ops/score/score.h"
 
 namespace kvstrata {
@@ -35,14 +36,7 @@ void ScoreOne(const ScoreWork& w) {
 
 void ScoreRef(const ScoreWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
-    switch (work[i].rows.dtype) {
-      case DType::kF32:
-        return ScoreOne<float>(work[i]);
-      case DType::kF16:
-        return ScoreOne<F16>(work[i]);
-      case DType::kBF16:
-        return ScoreOne<BF16>(work[i]);
-    }
+    WithElement(work[i].rows.dtype, [&]<typename T>() { ScoreOne<T>(work[i]); });
   });
 }
 

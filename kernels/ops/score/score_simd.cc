@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/score/score.h"
 #include "kernels/ops/simd_rows-inl.h"
 
@@ -115,14 +116,7 @@ HWY_INLINE void ScoreTyped(const ScoreWork& w) {
 
 void ScoreItem(const ScoreWork& w) {
   KVS_CHECK(w.rows.dim % 64 == 0 && w.rows.dim <= kHeadDimMax);
-  switch (w.rows.dtype) {
-    case DType::kF32:
-      return ScoreTyped<float>(w);
-    case DType::kF16:
-      return ScoreTyped<F16>(w);
-    case DType::kBF16:
-      return ScoreTyped<BF16>(w);
-  }
+  WithElement(w.rows.dtype, [&]<typename T>() { ScoreTyped<T>(w); });
 }
 
 }  // namespace HWY_NAMESPACE

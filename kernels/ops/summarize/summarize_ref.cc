@@ -1,5 +1,6 @@
 #include <vector>
 
+#include "kernels/element.h"
 #include "kernels/ops/summarize/summarize.h"
 
 namespace kvstrata {
@@ -50,14 +51,7 @@ void Summarize(const SummarizeWork& w) {
 
 void SummarizeRef(const SummarizeWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
-    switch (work[i].keys.dtype) {
-      case DType::kF32:
-        return Summarize<float>(work[i]);
-      case DType::kF16:
-        return Summarize<F16>(work[i]);
-      case DType::kBF16:
-        return Summarize<BF16>(work[i]);
-    }
+    WithElement(work[i].keys.dtype, [&]<typename T>() { Summarize<T>(work[i]); });
   });
 }
 

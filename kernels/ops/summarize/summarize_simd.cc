@@ -7,6 +7,7 @@
 
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/simd_rows-inl.h"
 #include "kernels/ops/summarize/summarize.h"
 
@@ -91,14 +92,7 @@ HWY_INLINE void SummarizeTyped(const SummarizeWork& w) {
 }
 
 void SummarizeItem(const SummarizeWork& w) {
-  switch (w.keys.dtype) {
-    case DType::kF32:
-      return SummarizeTyped<float>(w);
-    case DType::kF16:
-      return SummarizeTyped<F16>(w);
-    case DType::kBF16:
-      return SummarizeTyped<BF16>(w);
-  }
+  WithElement(w.keys.dtype, [&]<typename T>() { SummarizeTyped<T>(w); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/element.h"
 #include "kernels/ops/vote/vote.h"
 
 namespace kvstrata {
@@ -46,14 +47,7 @@ void VoteFor(const VoteWork& w, int64_t t) {
 
 void ScoreTokensRef(const ScoreTokensWork* work, int64_t n, Executor& executor) {
   executor.ParallelFor(n, [work](int64_t i) {
-    switch (work[i].rows.dtype) {
-      case DType::kF32:
-        return Score<float>(work[i]);
-      case DType::kF16:
-        return Score<F16>(work[i]);
-      case DType::kBF16:
-        return Score<BF16>(work[i]);
-    }
+    WithElement(work[i].rows.dtype, [&]<typename T>() { Score<T>(work[i]); });
   });
 }
 

@@ -1,0 +1,25 @@
+// The codecs that the conformance suite of stored rows holds to kernels/stored_rows.h, by name.
+#ifndef KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
+#define KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
+
+#include <span>
+#include <string_view>
+
+#include "kernels/codec/codec.h"
+
+namespace kvstrata {
+
+struct StoredCodec {
+  std::string_view name;
+  const Codec& codec;
+  // A plan that attends with it all positions that its Step answers, and none as coarse rows.
+  Plan plan;
+  // What an output of attention may be off by, relatively, over rows that it may store so.
+  double tolerance = 0;
+};
+
+std::span<const StoredCodec> StoredCodecs();
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_TESTS_KERNELS_STORED_CODECS_H_
