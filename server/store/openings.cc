@@ -90,8 +90,8 @@ Status Openings::TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t co
 Result<OpenedSequence> Openings::Enter(Session* session, std::unique_ptr<Sequence> s) {
   Result<UserPlace> place = UserPlace::Take(user_limits_, session->tenant->name, Limit::kSequences);
   std::optional<uint32_t> slot;
-  const Result<shm::SequenceTable*> table = [&]() KVS_REQUIRES(store_lock)
-      -> Result<shm::SequenceTable*> {
+  const Result<shm::SequenceTable*> table =
+      [&]() KVS_REQUIRES(store_lock) -> Result<shm::SequenceTable*> {
     KVS_RETURN_IF_ERROR(place.status());
     slot = session->memory->TakeSlot();
     if (slot) return tables_.ReserveTable(session, *s, FirstCapacity(s->pages.size()));
