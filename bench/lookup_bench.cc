@@ -56,9 +56,10 @@ class Bench {
     PeerIdentity peer;
     peer.tenant = "uid:0";
     session_ =
-        Must(store_->OpenSession(peer, Road::kLinked, "bench", [](const ArenaGrant&) {}), "session")
+        Must(store_->sessions().OpenSession(peer, Road::kLinked, "bench", [](const ArenaGrant&) {}),
+             "session")
             .session;
-    model_ = Must(store_->RegisterModel(session_, Model()), "model");
+    model_ = Must(store_->models().RegisterModel(session_, Model()), "model");
   }
 
   // Prompts into the index, no row of them ever written.
@@ -66,9 +67,10 @@ class Bench {
     const uint64_t prompts = (pages * kPageTokens + kPromptTokens - 1) / kPromptTokens;
     for (uint64_t i = 0; i < prompts; ++i) {
       const std::vector<int32_t> tokens = Prompt(first_seed + static_cast<uint32_t>(i));
-      const OpenedSequence s = Must(store_->OpenSequence(session_, model_, "full", tokens), "open");
-      Must(store_->Commit(session_, s.sequence, 0, tokens, 0), "commit");
-      Must(store_->CloseSequence(session_, s.sequence), "close");
+      const OpenedSequence s =
+          Must(store_->openings().OpenSequence(session_, model_, "full", tokens), "open");
+      Must(store_->steps().Commit(session_, s.sequence, 0, tokens, 0), "commit");
+      Must(store_->sequences().CloseSequence(session_, s.sequence), "close");
     }
     prompts_ = prompts;
   }
@@ -83,7 +85,7 @@ class Bench {
       const std::vector<int32_t> prompt = Prompt(seed);
       const std::vector<PageKey> keys = chain.Pages({}, std::span(prompt).first(tokens));
       const double begin = bench::NowUs();
-      const PrefixHit hit = Must(store_->Lookup(session_, model_, keys), "lookup");
+      const PrefixHit hit = Must(store_->lookups().Lookup(session_, model_, keys), "lookup");
       us.push_back(bench::NowUs() - begin);
       if (hit.held_tokens() != held) {
         std::fprintf(stderr, "%s: %u tokens are held, not %u\n", what, hit.held_tokens(), held);
@@ -100,16 +102,19 @@ class Bench {
     constexpr size_t kTokens = size_t{1} << 20;
     const std::vector<int32_t> prompt = Prompt(0, kTokens);
     const std::string opens(plan.empty() ? "full" : plan);
-    const OpenedSequence s = Must(store_->OpenSequence(session_, model_, opens, prompt), "open");
+    const OpenedSequence s =
+        Must(store_->openings().OpenSequence(session_, model_, opens, prompt), "open");
     const bool index = IndexOf(s.plan, s.geometry).kind != IndexLayout::Kind::kNone;
     const std::span<const int32_t> rest = std::span(prompt).subspan(s.held_tokens);
-    Must(store_->Commit(session_, s.sequence, s.held_tokens, rest, index ? kTokens : 0), "commit");
-    Must(store_->CloseSequence(session_, s.sequence), "close");
+    Must(store_->steps().Commit(session_, s.sequence, s.held_tokens, rest, index ? kTokens : 0),
+         "commit");
+    Must(store_->sequences().CloseSequence(session_, s.sequence), "close");
     std::vector<double> us;
     uint32_t held = 0;
     for (int i = 0; i < 40; ++i) {
       const double begin = bench::NowUs();
-      held = Must(store_->Lookup(session_, model_, prompt, {std::string(plan), ""}), "lookup")
+      held = Must(store_->lookups().Lookup(session_, model_, prompt, {std::string(plan), ""}),
+                  "lookup")
                  .held_tokens();
       us.push_back(bench::NowUs() - begin);
     }
@@ -144,7 +149,7 @@ int main(int argc, char** argv) {
   {
     Bench bench(entries);
     bench.Fill(entries, 1);
-    std::printf("%lu pages in the index\n", bench.store()->Counters().prefix_pages);
+    std::printf("%lu pages in the index\n", bench.store()->inspection().Counters().prefix_pages);
     for (const size_t tokens : {1024, 4096, 8192, 32768}) {
       bench.Measure("memory/held", tokens, 1, bench.prompts(), static_cast<uint32_t>(tokens));
     }
@@ -165,7 +170,7 @@ int main(int argc, char** argv) {
   TierPages pages(pages_options, bench.store(), &values, values.Hooks());
   bench.Fill(disk_entries, 1);
   while (pages.writer().waiting() != 0) std::this_thread::yield();
-  bench.store()->Evict(false);
+  bench.store()->eviction().Evict(false);
   std::printf("%lu entries on disk\n", tier->Stats().entries);
   for (const size_t tokens : {1024, 8192}) {
     bench.Measure("disk/held", tokens, 1, bench.prompts(), static_cast<uint32_t>(tokens));

@@ -21,52 +21,67 @@ kvs_library(kvs_memory
 target_link_libraries(kvs_memory PRIVATE PkgConfig::HWLOC)
 
 kvs_library(kvs_store
-  store/allocate.cc
+  store/answers.cc
   store/artefact_ledger.cc
+  store/artefact_loads.cc
   store/artefact_record.cc
-  store/artefact_tier.cc
   store/artefacts.cc
   store/audit.cc
   store/blocks.cc
   store/build_parts.cc
+  store/builds.cc
   store/capacity.cc
-  store/device_failure.cc
+  store/capacity_counter.cc
+  store/codec_extents.cc
+  store/devices.cc
   store/epochs.cc
-  store/evict.cc
-  store/find_prefix.cc
+  store/eviction.cc
   store/held_prefix.cc
-  store/import.cc
-  store/imported_tensors.cc
-  store/inspect.cc
   store/hold_limits.cc
-  store/user_limits.cc
+  store/imported_tensors.cc
+  store/imports.cc
+  store/inspection.cc
   store/keys.cc
   store/leases.cc
-  store/lookup.cc
-  store/move.cc
-  store/open_sequence.cc
+  store/long_request.cc
+  store/lookups.cc
+  store/models.cc
+  store/moves.cc
+  store/openings.cc
   store/page.cc
+  store/page_allocator.cc
+  store/page_copies.cc
+  store/page_holds.cc
   store/page_map.cc
-  store/page_tier.cc
+  store/page_memory.cc
+  store/page_references.cc
   store/parameters.cc
-  store/pins.cc
+  store/pass_arenas.cc
+  store/plans.cc
+  store/prefix_catalog.cc
   store/prefix_index.cc
   store/prefix_key.cc
+  store/prefix_loads.cc
+  store/prefix_pins.cc
   store/prefix_survey.cc
-  store/long_request.cc
-  store/pass_arenas.cc
-  store/publish.cc
   store/raw_pages.cc
-  store/recall.cc
   store/recall_audit.cc
-  store/recompress.cc
-  store/replicate.cc
+  store/recall_audits.cc
+  store/recompression.cc
+  store/replication.cc
+  store/sealed_values.cc
   store/segments.cc
   store/selected_pages.cc
+  store/sequence.cc
+  store/sequences.cc
   store/series.cc
+  store/session_catalog.cc
+  store/sessions.cc
   store/step_events.cc
-  store/truncate.cc
   store/store.cc
+  store/tables.cc
+  store/truncate.cc
+  store/user_limits.cc
   store/watermarks.cc
   store/work_requests.cc
   LIBS kvs_memory kvs_kernels kvs_shm kvs_base Boost::headers)

@@ -259,7 +259,7 @@ void Daemon::Parts::RestorePins() {
     if (!over) pins.push_back(std::move(pin));
   }
   if (!pins.empty()) LogEvent(LogLevel::kInfo, "pins_restored", {{"pins", pins.size()}});
-  store->RestorePins(std::move(pins));
+  store->pins().RestorePins(std::move(pins));
 }
 
 // Writes what waits, then the index, so that the next start need not read every slot. What is put
@@ -290,7 +290,7 @@ void Daemon::Parts::Settle() {
   settled = true;
   attach->Stop();
   work->Stop();  // what waits for it over gRPC has its answer then
-  store->EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
+  store->recalls().EndRecallAudits(Unavailable("DAEMON_STOPPING", "the daemon is stopping"));
   if (tier_pages != nullptr) tier_pages->scrubs().Refuse();
   grpc->EndServing(kGrace);
   SettleDisk();
@@ -303,7 +303,7 @@ Status Daemon::Parts::CheckResize(Tier tier, uint64_t bytes, std::string_view de
   if (tier == Tier::kDevice && !emulates) return OkStatus();
   uint64_t host = 0, emulated = 0;
   bool grows = false;  // less is no question, whatever the limit of the cgroup has become
-  for (const PoolInfo& pool : store->Pools()) {
+  for (const PoolInfo& pool : store->inspection().Pools()) {
     const bool changes = pool.tier == tier && (device.empty() || pool.device == device);
     grows |= changes && bytes > pool.capacity_bytes;
     const uint64_t capacity = changes ? bytes : pool.capacity_bytes;
@@ -357,7 +357,7 @@ std::string Daemon::Parts::Health() const {
            std::to_string(closing.late_user) + (closing.late == 1 ? "" : " and others") +
            " passed do not close";
   }
-  for (const PoolInfo& pool : store->Pools()) {
+  for (const PoolInfo& pool : store->inspection().Pools()) {
     if (pool.failure.empty()) continue;
     return "degraded: the " + std::string(NameOf(pool.tier)) + " pool" +
            (device_names.size() > 1 ? " of " + pool.device : "") + " is lost: " + pool.failure;
@@ -383,9 +383,10 @@ Status Daemon::Parts::Start() {
   KVS_RETURN_IF_ERROR(MakeStore());
   mover = std::make_unique<Mover>(config.mover, store.get());
   replications = std::make_unique<WorkQueue>(1, "replications", kReplicationPatience);
-  store->SetReplicationQueue([queue = replications.get()](std::function<void()> open) {
-    queue->Post([open = std::move(open)] { Survive("replications", open); });
-  });
+  store->replication().SetReplicationQueue(
+      [queue = replications.get()](std::function<void()> open) {
+        queue->Post([open = std::move(open)] { Survive("replications", open); });
+      });
   if (disk != nullptr) {
     tier_pages = std::make_unique<TierPages>(config.tier_pages, store.get(), disk_values.get(),
                                              disk_values->Hooks());
@@ -498,7 +499,7 @@ Daemon::~Daemon() {
 size_t Daemon::devices() const { return parts_->device_names.size(); }
 uint64_t Daemon::PoolBytes(Tier tier) const {
   uint64_t bytes = 0;
-  for (const PoolInfo& pool : parts_->store->Pools()) {
+  for (const PoolInfo& pool : parts_->store->inspection().Pools()) {
     if (pool.tier == tier) bytes += pool.capacity_bytes;
   }
   return bytes;

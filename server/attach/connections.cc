@@ -153,7 +153,7 @@ void AttachServer::Loop::OnHello(Connection* c, const shm::Hello& hello, size_t 
 
 Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
                                        const std::string& uuid) {
-  KVS_ASSIGN_OR_RETURN(c->device, store_->FindDevice(Printable(uuid)));
+  KVS_ASSIGN_OR_RETURN(c->device, store_->devices().FindDevice(Printable(uuid)));
   UniqueFd socket(fcntl(c->socket.get(), F_DUPFD_CLOEXEC, 0));
   c->doorbell.Reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!socket || !c->doorbell) {
@@ -162,7 +162,7 @@ Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
                              "LimitNOFILE");
   }
   c->mailbox = std::make_shared<ArenaMailbox>(std::move(socket));
-  Result<SessionSegments> segments = store_->OpenSession(
+  Result<SessionSegments> segments = store_->sessions().OpenSession(
       c->peer, Road::kLinked, name,
       [box = c->mailbox](const ArenaGrant& grant) { box->Put(grant); }, c->device);
   if (!segments.ok()) return segments.status();
@@ -170,7 +170,7 @@ Status AttachServer::Loop::OpenSession(Connection* c, const std::string& name,
   Status status = ResourceExhausted("MEMORY", "the daemon has no memory for a session");
   Survive("kvs-turn", [&] { status = SendWelcome(c, *segments); });
   if (!status.ok()) {
-    store_->EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
+    store_->sessions().EndSession(c->session, SessionEnd::kDetached);  // the client has got nothing
   }
   return status;
 }
@@ -186,7 +186,7 @@ void AttachServer::Loop::OnWelcomed(Connection* c, const std::string& name, cons
             {"client", name},
             {"pid", c->peer.pid},
             {"uid", c->peer.uid},
-            {"device", store_->DeviceName(c->device)}});
+            {"device", store_->devices().DeviceName(c->device)}});
 }
 
 Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& segments) {
@@ -211,7 +211,7 @@ Status AttachServer::Loop::SendWelcome(Connection* c, const SessionSegments& seg
   welcome.session_bytes = segments.session_bytes;
   welcome.table_bytes = segments.table_bytes;
   CopyText(options_.backend, welcome.backend);
-  CopyText(store_->DeviceName(c->device), welcome.device_uuid);
+  CopyText(store_->devices().DeviceName(c->device), welcome.device_uuid);
   const int fds[] = {segments.session_fd, segments.table_fd, c->doorbell.get()};
   if (SendPacket(c->socket.get(), welcome, fds) != SendOutcome::kSent) {
     return Unavailable("PEER_GONE", "the client hung up before its Welcome");

@@ -79,7 +79,7 @@ void AttachServer::Loop::EndSession(Connection* c, SessionEnd how, Then then) {
   c->end_is_long = c->end_is_long || (c->ring != nullptr && c->ring->end_is_long());
   const auto length = c->end_is_long ? FairQueue::Length::kLong : FairQueue::Length::kShort;
   const auto work = [this, c, how] {
-    store_->EndSession(c->session, how);
+    store_->sessions().EndSession(c->session, how);
     c->ring.reset();
     c->inbox.reset();
   };
@@ -90,12 +90,12 @@ void AttachServer::Loop::KeepHouse() {
   if (housekeeping_.exchange(true)) return;
   const auto work = [this] {
     Survive("kvs-turn", [this] {
-      if (store_->Counters().retired_bytes != 0) {
+      if (store_->inspection().Counters().retired_bytes != 0) {
         Count(kReclaims);
-        store_->Reclaim();
+        store_->references().Reclaim();
       }
-      store_->ExpirePins();
-      store_->ExpireLeases(std::chrono::steady_clock::now());
+      store_->pins().ExpirePins();
+      store_->leases().ExpireLeases(std::chrono::steady_clock::now());
     });
     housekeeping_.store(false);
   };

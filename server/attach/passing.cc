@@ -37,16 +37,16 @@ Status AttachServer::Loop::PassDescriptors(Connection* c, const AttachToken& tok
   auto granting = std::make_shared<const char>();
   c->granting = granting;
   const Result<PassedTables> tables =
-      store_->PassArenas(grant.session, grant.writable,
-                         [box = c->mailbox, granting = std::move(granting)](
-                             const ArenaGrant& arena) { box->Put(arena); });
+      store_->sessions().PassArenas(grant.session, grant.writable,
+                                    [box = c->mailbox, granting = std::move(granting)](
+                                        const ArenaGrant& arena) { box->Put(arena); });
   if (!tables.ok()) return tables.status();
   c->session = grant.session;
   c->writes = grant.writable;
   Status status = ResourceExhausted("MEMORY", "the daemon has no memory for another connection");
   Survive("kvs-turn", [&] { status = SendTables(c, *tables); });
   // It has got nothing that it could write to.
-  if (!status.ok() && std::exchange(c->writes, false)) store_->EndWriter(c->session);
+  if (!status.ok() && std::exchange(c->writes, false)) store_->sessions().EndWriter(c->session);
   return status;
 }
 
@@ -58,7 +58,7 @@ Status AttachServer::Loop::SendTables(Connection* c, const PassedTables& tables)
   packet.daemon_epoch = tables.daemon_epoch;
   packet.table_bytes = tables.table_bytes;
   packet.arenas = tables.arenas;
-  CopyText(store_->DeviceName(tables.device), packet.device_uuid);
+  CopyText(store_->devices().DeviceName(tables.device), packet.device_uuid);
   const int fd = tables.table_fd.get();
   if (SendPacket(c->socket.get(), packet, std::span(&fd, 1)) != SendOutcome::kSent) {
     return Unavailable("PEER_GONE", "the client hung up before its descriptors");
@@ -101,7 +101,7 @@ void AttachServer::Loop::EndPassedOver() {
 void AttachServer::Loop::EndWriter(Connection* c) {
   LogEvent(LogLevel::kInfo, "writer_died", {{"session", c->session}, {"pid", c->peer.pid}});
   Lend(
-      c, FairQueue::Length::kShort, [this, c] { store_->EndWriter(c->session); },
+      c, FairQueue::Length::kShort, [this, c] { store_->sessions().EndWriter(c->session); },
       [this, c] {
         CloseChannels(c);
         Erase(c);

@@ -106,7 +106,7 @@ void RingSession::Settle(uint64_t sequence, SettleDone done) {
   AwaitCopies(sequence, [store = store_, session = session_, sequence,
                          done = std::move(done)](const Status& copied) {
     if (!copied.ok()) return done(copied);
-    store->Settle(session, sequence, done);
+    store->recompression().Settle(session, sequence, done);
   });
 }
 

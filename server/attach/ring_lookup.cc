@@ -26,8 +26,8 @@ RingSession::Outcome RingSession::OnCapacity(const Frame& frame) {
       !rest.empty()) {
     return Malformed("Capacity of a wrong size");
   }
-  const Result<Capacity> room =
-      store_->CountCapacity(session_, in.model, {plan.data(), strnlen(plan.data(), plan.size())});
+  const Result<Capacity> room = store_->capacity().CountCapacity(
+      session_, in.model, {plan.data(), strnlen(plan.data(), plan.size())});
   if (!room.ok()) {
     Answer(frame.header.id, room.status());
     return Outcome::kWorked;
@@ -52,10 +52,10 @@ RingSession::Outcome RingSession::OnLookup(const Frame& frame) {
   open.plan.assign(plan.data(), strnlen(plan.data(), plan.size()));
   open.lease = std::chrono::milliseconds(in.lease_ms);
   ++opening_;
-  store_->Lookup(session_, in.model, tokens, open,
-                 [box = box_, id = frame.header.id](const Result<PrefixHit>& hit) {
-                   box->PutLookedUp(id, hit);
-                 });
+  store_->leases().LookupLeased(session_, in.model, tokens, open,
+                                [box = box_, id = frame.header.id](const Result<PrefixHit>& hit) {
+                                  box->PutLookedUp(id, hit);
+                                });
   AnswerLate();
   return Outcome::kWorked;
 }

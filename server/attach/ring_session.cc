@@ -247,7 +247,7 @@ RingSession::Outcome RingSession::OnRegisterModel(const Frame& frame) {
     Answer(frame.header.id, status);
     return Outcome::kWorked;
   }
-  const Result<uint64_t> model = store_->RegisterModel(session_, desc);
+  const Result<uint64_t> model = store_->models().RegisterModel(session_, desc);
   const shm::ModelReply reply{model.ok() ? model.value() : 0};
   Answer(frame.header.id, model.status(),
          model.ok() ? BytesOf(reply) : std::span<const std::byte>());
@@ -272,11 +272,11 @@ RingSession::Outcome RingSession::OnOpen(const Frame& frame) {
   const OpenOptions options{
       {in.max_held_tokens, (in.flags & shm::OpenSequence::kOnlyReported) != 0}, in.reserve_tokens};
   ++opening_;
-  store_->OpenSequence(
+  store_->openings().OpenSequence(
       session_, in.model, text, tokens,
       [box = box_, store = store_, session = session_, id, request,
        key](const Result<OpenedSequence>& opened) {
-        box->PutOpened(id, request, store->GiveKey(session, opened, key));
+        box->PutOpened(id, request, store->sequences().GiveKey(session, opened, key));
       },
       options);
   AnswerLate();  // most have nothing to wait for
@@ -291,7 +291,8 @@ RingSession::Outcome RingSession::OnPlanText(const Frame& frame) {
       !rest.empty()) {
     return Malformed("PlanText of a wrong size");
   }
-  const Result<Plan> named = store_->ResolvePlan({plan.data(), strnlen(plan.data(), plan.size())});
+  const Result<Plan> named =
+      store_->plans().ResolvePlan({plan.data(), strnlen(plan.data(), plan.size())});
   const std::string text = named.ok() ? FormatPlan(*named) : "";
   Answer(frame.header.id, named.status(), std::as_bytes(std::span(text)));
   return Outcome::kWorked;
@@ -304,7 +305,7 @@ RingSession::Outcome RingSession::OnFork(const Frame& frame) {
   if (const Status earlier = TakeEventError(in.sequence); !earlier.ok()) {
     Answer(frame.header.id, earlier);
   } else {
-    AnswerOpened(frame.header.id, store_->ForkSequence(session_, in.sequence),
+    AnswerOpened(frame.header.id, store_->sequences().ForkSequence(session_, in.sequence),
                  TokensOf(in.sequence));
   }
   return Outcome::kWorked;
@@ -316,7 +317,7 @@ RingSession::Outcome RingSession::OnClose(const Frame& frame) {
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("CloseSequence of a wrong size");
   sequences_.erase(in.sequence);
   if (imported_.erase(in.sequence) != 0) options_.import->Closed(in.sequence);
-  Answer(frame.header.id, store_->CloseSequence(session_, in.sequence));
+  Answer(frame.header.id, store_->sequences().CloseSequence(session_, in.sequence));
   return Outcome::kWorked;
 }
 
@@ -327,7 +328,7 @@ RingSession::Outcome RingSession::OnCloseKey(const Frame& frame) {
   if (!Take(&rest, &in) || !rest.empty() || !ReadText(in.key, &key)) {
     return Malformed("CloseKey of a wrong size");
   }
-  Answer(frame.header.id, store_->CloseKey(session_, key));
+  Answer(frame.header.id, store_->sequences().CloseKey(session_, key));
   return Outcome::kWorked;
 }
 
@@ -338,7 +339,7 @@ RingSession::Outcome RingSession::OnTruncateKey(const Frame& frame) {
   if (!Take(&rest, &in) || !rest.empty() || !ReadText(in.key, &key)) {
     return Malformed("TruncateKey of a wrong size");
   }
-  Answer(frame.header.id, store_->TruncateKey(session_, key, in.tokens));
+  Answer(frame.header.id, store_->sequences().TruncateKey(session_, key, in.tokens));
   return Outcome::kWorked;
 }
 
@@ -348,7 +349,7 @@ RingSession::Outcome RingSession::OnGrow(const Frame& frame) {
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("Grow of a wrong size");
   Status status = TakeEventError(in.sequence);
   if (status.ok()) {
-    status = store_->Grow(session_, in.sequence, in.tokens, in.writable, in.index_writable);
+    status = store_->steps().Grow(session_, in.sequence, in.tokens, in.writable, in.index_writable);
     if (status.ok()) NoteTokens(in.sequence, in.tokens);
   }
   Answer(frame.header.id, status);
@@ -363,7 +364,7 @@ RingSession::Outcome RingSession::OnTruncate(const Frame& frame) {
     return Malformed("Truncate of a wrong size");
   }
   Status status = TakeEventError(in.sequence);
-  if (status.ok()) status = store_->Truncate(session_, in.sequence, in.tokens, tail);
+  if (status.ok()) status = store_->sequences().Truncate(session_, in.sequence, in.tokens, tail);
   Answer(frame.header.id, status);
   return Outcome::kWorked;
 }
@@ -455,7 +456,7 @@ RingSession::Outcome RingSession::OnDetach(const Frame& frame) {
   // has read it. Until then this is as good: sequences are closed before the reply.
   imported_.clear();
   options_.import.reset();
-  store_->EndSession(session_, SessionEnd::kEof);
+  store_->sessions().EndSession(session_, SessionEnd::kEof);
   sequences_.clear();
   Answer(frame.header.id, OkStatus());
   return Outcome::kDetached;
@@ -469,7 +470,7 @@ RingSession::Outcome RingSession::OnCommit(const Frame& frame) {
     return Malformed("Commit of a wrong size");
   }
   NoteEvent(in.sequence,
-            store_->Commit(session_, in.sequence, in.first, tokens, in.indexed_tokens));
+            store_->steps().Commit(session_, in.sequence, in.first, tokens, in.indexed_tokens));
   NoteTokens(in.sequence, std::min<uint64_t>(uint64_t{in.first} + in.tokens, 1u << 24));
   return Outcome::kWorked;
 }
@@ -486,10 +487,11 @@ RingSession::Outcome RingSession::OnReport(const Frame& frame) {
       !TakeArray(&rest, has(shm::Report::kBoundary) ? in.n : 0, &boundary) || !rest.empty()) {
     return Malformed("Report of a wrong size");
   }
-  NoteEvent(in.sequence, store_->Report(session_, in.sequence, in.first, in.n,
-                                        has(shm::Report::kSurprisal) ? surprisal.data() : nullptr,
-                                        has(shm::Report::kEntropy) ? entropy.data() : nullptr,
-                                        has(shm::Report::kBoundary) ? boundary.data() : nullptr));
+  NoteEvent(in.sequence,
+            store_->steps().Report(session_, in.sequence, in.first, in.n,
+                                   has(shm::Report::kSurprisal) ? surprisal.data() : nullptr,
+                                   has(shm::Report::kEntropy) ? entropy.data() : nullptr,
+                                   has(shm::Report::kBoundary) ? boundary.data() : nullptr));
   return Outcome::kWorked;
 }
 
@@ -499,7 +501,7 @@ RingSession::Outcome RingSession::OnPrefillDone(const Frame& frame) {
   if (!Take(&rest, &in) || !rest.empty()) return Malformed("PrefillDone of a wrong size");
   const bool imported = imported_.contains(in.sequence);  // then its copies come first
   NoteEvent(in.sequence, imported ? options_.import->Seal({in.sequence, 0, {}, {}, true})
-                                  : store_->PrefillDone(session_, in.sequence));
+                                  : store_->steps().PrefillDone(session_, in.sequence));
   return Outcome::kWorked;
 }
 
@@ -514,10 +516,11 @@ RingSession::Outcome RingSession::OnRecall(const Frame& frame) {
       !TakeArray(&rest, uint64_t{in.layers} * in.heads, &error) || !rest.empty()) {
     return Malformed("Recall of a wrong size");
   }
-  store_->AddRecall(session_, in.sequence,
-                    {in.audit, static_cast<int32_t>(in.position), static_cast<int32_t>(in.heads),
-                     (in.flags & shm::Recall::kRawGone) != 0, in.dropped, layers, recall, error,
-                     (in.flags & shm::Recall::kCaptured) != 0});
+  store_->recalls().AddRecall(
+      session_, in.sequence,
+      {in.audit, static_cast<int32_t>(in.position), static_cast<int32_t>(in.heads),
+       (in.flags & shm::Recall::kRawGone) != 0, in.dropped, layers, recall, error,
+       (in.flags & shm::Recall::kCaptured) != 0});
   return Outcome::kWorked;
 }
 

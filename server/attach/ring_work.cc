@@ -25,7 +25,7 @@ RingSession::Outcome RingSession::OnBuild(const Frame& frame) {
   if (!Await(id)) return Malformed("a request's id that waits for its answer already");
   AwaitCopies(in.sequence, [box = box_, store = store_, id, request](const Status& copied) {
     if (!copied.ok()) return box->PutBuilt(id, copied);
-    const Result<BuildResult> now = store->requests().Build(
+    const Result<BuildResult> now = store->builds().Build(
         request, [box, id](const Result<BuildResult>& built) { box->PutBuilt(id, built); });
     if (!now.ok() || now->done) box->PutBuilt(id, now);
   });

@@ -146,7 +146,7 @@ void Write(const PageInfo& p, v1::PageInfo* out) {
 
 void WriteCatalog(const Store& store, v1::GetStatusResponse* out) {
   out->set_daemon_epoch(store.daemon_epoch());
-  const StoreCounters counters = store.Counters();
+  const StoreCounters counters = store.inspection().Counters();
   out->set_sessions(static_cast<uint32_t>(counters.sessions));
   out->set_sequences(static_cast<uint32_t>(counters.sequences));
   out->set_models(static_cast<uint32_t>(counters.models));

@@ -57,7 +57,7 @@ grpc::ServerUnaryReactor* AdminService::GetStatus(grpc::CallbackServerContext* c
   response->set_health(options.health ? options.health() : "serving");
   response->set_socket(options.socket_path);
   WriteCatalog(context_->store(), response);
-  for (const PoolInfo& p : context_->store().Pools()) {
+  for (const PoolInfo& p : context_->store().inspection().Pools()) {
     Write(p, response->add_pools());
   }
   if (options.disk) Write(options.disk(), response->add_disks());
@@ -73,7 +73,8 @@ grpc::ServerUnaryReactor* AdminService::ListSessions(grpc::CallbackServerContext
                                                      v1::ListSessionsResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const SessionInfo& s : context_->store().Sessions()) Write(s, response->add_sessions());
+  for (const SessionInfo& s : context_->store().inspection().Sessions())
+    Write(s, response->add_sessions());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -82,7 +83,7 @@ grpc::ServerUnaryReactor* AdminService::ListSequences(grpc::CallbackServerContex
                                                       v1::ListSequencesResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const SequenceInfo& s : context_->store().Sequences(request->session())) {
+  for (const SequenceInfo& s : context_->store().inspection().Sequences(request->session())) {
     Write(s, response->add_sequences());
   }
   return ServiceContext::Answer(call, grpc::Status::OK);
@@ -93,7 +94,7 @@ grpc::ServerUnaryReactor* AdminService::ShowSequence(grpc::CallbackServerContext
                                                      v1::ShowSequenceResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  Result<SequenceDetail> detail = context_->store().Show(request->sequence());
+  Result<SequenceDetail> detail = context_->store().inspection().Show(request->sequence());
   if (!detail.ok()) return ServiceContext::Answer(call, detail.status());
   Write(detail->info, response->mutable_sequence());
   for (const PageInfo& p : detail->pages) Write(p, response->add_pages());
@@ -107,7 +108,7 @@ grpc::ServerUnaryReactor* AdminService::ListPools(grpc::CallbackServerContext* c
                                                   v1::ListPoolsResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const PoolInfo& p : context_->store().Pools()) {
+  for (const PoolInfo& p : context_->store().inspection().Pools()) {
     Write(p, response->add_pools());
   }
   WriteCgroup(context_->options(), response);
@@ -119,7 +120,7 @@ grpc::ServerUnaryReactor* AdminService::ListWork(grpc::CallbackServerContext* ca
                                                  v1::ListWorkResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const WorkInfo& w : context_->store().Work()) Write(w, response->add_work());
+  for (const WorkInfo& w : context_->store().recompression().Work()) Write(w, response->add_work());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -144,7 +145,7 @@ grpc::ServerUnaryReactor* AdminService::Audit(grpc::CallbackServerContext* call,
                                               v1::AuditResponse* response) {
   return context_->InQueue(call, [this, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-    const AuditReport report = context_->store().Audit();
+    const AuditReport report = context_->store().inspection().Audit();
     response->set_clean(report.findings.empty());
     for (const std::string& finding : report.findings) response->add_findings(finding);
     response->set_pages(report.pages);
@@ -165,7 +166,8 @@ grpc::ServerUnaryReactor* AdminService::Move(grpc::CallbackServerContext* call,
                                              v1::MoveResponse* response, Tier to) {
   return context_->InQueue(call, [this, request, response, to]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-    KVS_ASSIGN_OR_RETURN(const MoveResult moved, context_->store().Move(request->sequence(), to));
+    KVS_ASSIGN_OR_RETURN(const MoveResult moved,
+                         context_->store().moves().Move(request->sequence(), to));
     response->set_pages(moved.pages);
     response->set_bytes(moved.bytes);
     response->set_version(moved.version);
@@ -195,11 +197,11 @@ grpc::ServerUnaryReactor* AdminService::LookupPrefix(grpc::CallbackServerContext
     const std::span<const int32_t> tokens(request->tokens().data(),
                                           static_cast<size_t>(request->tokens_size()));
     KVS_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadPageKeys(*request));
-    KVS_ASSIGN_OR_RETURN(const PrefixHit hit,
-                         keys.empty()
-                             ? context_->store().LookupFor(tenant, request->model(), tokens,
-                                                           ReadLookupPlan(*request))
-                             : context_->store().LookupFor(tenant, request->model(), keys));
+    KVS_ASSIGN_OR_RETURN(
+        const PrefixHit hit,
+        keys.empty() ? context_->store().lookups().LookupFor(tenant, request->model(), tokens,
+                                                             ReadLookupPlan(*request))
+                     : context_->store().lookups().LookupFor(tenant, request->model(), keys));
     Write(hit, request->by_page(), response);
     return OkStatus();
   });
@@ -210,7 +212,7 @@ grpc::ServerUnaryReactor* AdminService::Evict(grpc::CallbackServerContext* call,
                                               v1::EvictResponse* response) {
   return context_->InQueue(call, [this, request, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-    const EvictResult evicted = context_->store().Evict(request->dry_run());
+    const EvictResult evicted = context_->store().eviction().Evict(request->dry_run());
     response->set_pages(evicted.pages());
     response->set_bytes(evicted.bytes());
     for (const EvictedTier& tier : evicted.tiers) Write(tier, response->add_tiers());
@@ -233,8 +235,8 @@ grpc::ServerUnaryReactor* AdminService::Pin(grpc::CallbackServerContext* call,
     Store& store = context_->store();
     KVS_ASSIGN_OR_RETURN(const PinInfo pin,
                          request->sequence() != 0
-                             ? store.PinSequence(request->sequence(), ttl)
-                             : store.PinPrefix(tenant, request->model(), tokens, ttl));
+                             ? store.pins().PinSequence(request->sequence(), ttl)
+                             : store.pins().PinPrefix(tenant, request->model(), tokens, ttl));
     Write(pin, response->mutable_pin());
     return OkStatus();
   });
@@ -244,7 +246,7 @@ grpc::ServerUnaryReactor* AdminService::Unpin(grpc::CallbackServerContext* call,
                                               const v1::UnpinRequest* request, v1::UnpinResponse*) {
   return context_->InQueue(call, [this, request]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-    return context_->store().RemovePin(request->pin());
+    return context_->store().pins().RemovePin(request->pin());
   });
 }
 
@@ -253,8 +255,8 @@ grpc::ServerUnaryReactor* AdminService::ListPins(grpc::CallbackServerContext* ca
                                                  v1::ListPinsResponse* response) {
   return context_->InQueue(call, [this, response]() -> Status {
     KVS_RETURN_IF_ERROR(context_->CheckAdmin());
-    for (const PinInfo& pin : context_->store().Pins()) Write(pin, response->add_pins());
-    const PinLimits limits = context_->store().PinUse();
+    for (const PinInfo& pin : context_->store().pins().Pins()) Write(pin, response->add_pins());
+    const PinLimits limits = context_->store().pins().PinUse();
     response->set_used_bytes(limits.used_bytes);
     response->set_limit_bytes(limits.limit_bytes);
     return OkStatus();
@@ -351,8 +353,8 @@ grpc::ServerUnaryReactor* AdminService::Resize(grpc::CallbackServerContext* call
     if (options.check_resize) {
       KVS_RETURN_IF_ERROR(options.check_resize(tier, request->bytes(), request->device()));
     }
-    KVS_ASSIGN_OR_RETURN(const ResizedPool pool,
-                         options.store->ResizePool(tier, request->bytes(), request->device()));
+    KVS_ASSIGN_OR_RETURN(const ResizedPool pool, options.store->moves().ResizePool(
+                                                     tier, request->bytes(), request->device()));
     response->set_capacity_bytes(pool.capacity_bytes);
     response->set_taken_bytes(pool.taken_bytes);
     response->set_evicted(pool.evicted_pages);

@@ -248,7 +248,7 @@ grpc::ServerUnaryReactor* ComputeService::Settle(grpc::CallbackServerContext* ca
     if (const Status idle = s->CheckIdle(request->sequence()); !idle.ok()) {
       return reactor->Finish(ToGrpc(idle));
     }
-    context_->store().Settle(s->id(), request->sequence(), catch_up);
+    context_->store().recompression().Settle(s->id(), request->sequence(), catch_up);
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;

@@ -136,7 +136,7 @@ std::vector<std::string> NamedPlans(const GrpcOptions& options) {
 
 Status WritePlan(const Store& store, const std::string& text, std::string_view origin,
                  v1::Plan* out) {
-  KVS_ASSIGN_OR_RETURN(const Plan plan, store.ResolvePlan(text));
+  KVS_ASSIGN_OR_RETURN(const Plan plan, store.plans().ResolvePlan(text));
   out->set_name(origin == "configuration" ? text : plan.name);
   out->set_text(FormatPlan(plan));
   if (IsPreset(plan.name)) out->set_description(std::string(DescribePreset(plan.name)));
@@ -199,7 +199,8 @@ grpc::ServerUnaryReactor* ControlService::RegisterModel(grpc::CallbackServerCont
   return context_->InSession(
       call, request->session(), [this, request, response](RemoteSession& s) -> Status {
         KVS_ASSIGN_OR_RETURN(const ModelDesc desc, ReadModel(*request));
-        KVS_ASSIGN_OR_RETURN(const uint64_t model, context_->store().RegisterModel(s.id(), desc));
+        KVS_ASSIGN_OR_RETURN(const uint64_t model,
+                             context_->store().models().RegisterModel(s.id(), desc));
         response->set_model(model);
         return OkStatus();
       });
@@ -210,7 +211,8 @@ grpc::ServerUnaryReactor* ControlService::ListModels(grpc::CallbackServerContext
                                                      v1::ListModelsResponse* response) {
   const Status admin = context_->CheckAdmin();
   if (!admin.ok()) return ServiceContext::Answer(call, admin);
-  for (const ModelInfo& m : context_->store().Models()) Write(m, response->add_models());
+  for (const ModelInfo& m : context_->store().inspection().Models())
+    Write(m, response->add_models());
   return ServiceContext::Answer(call, grpc::Status::OK);
 }
 
@@ -227,10 +229,11 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   Store* store = &context_->store();
   const auto adopt = [store, call, reactor, request, response, tokens,
                       s = *found](const Result<OpenedSequence>& unnamed) {
-    const Result<OpenedSequence> opened = store->GiveKey(s->id(), unnamed, request->key());
+    const Result<OpenedSequence> opened =
+        store->sequences().GiveKey(s->id(), unnamed, request->key());
     if (!opened.ok()) return reactor->Finish(ToGrpc(opened.status()));
     const auto drop = [store, s, id = opened->sequence] {
-      (void)store->CloseSequence(s->id(), id);
+      (void)store->sequences().CloseSequence(s->id(), id);
     };
     if (call->IsCancelled()) {
       drop();
@@ -251,7 +254,7 @@ grpc::ServerUnaryReactor* ControlService::OpenSequence(grpc::CallbackServerConte
   const Status posted = (*found)->Post([store, call, reactor, request, tokens, adopt, s = *found] {
     if (call->IsCancelled()) return reactor->Finish(grpc::Status::CANCELLED);
     const std::string plan = request->plan().empty() ? "full" : request->plan();
-    store->OpenSequence(
+    store->openings().OpenSequence(
         s->id(), request->model(), plan, tokens, adopt,
         {{request->max_held_tokens(), request->hold_only_reported()}, request->reserve_tokens()});
   });
@@ -290,7 +293,7 @@ grpc::ServerUnaryReactor* ControlService::CloseKey(grpc::CallbackServerContext* 
                                                    const v1::CloseKeyRequest* request,
                                                    v1::CloseSequenceResponse*) {
   return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
-    return context_->store().CloseKey(s.id(), request->key());
+    return context_->store().sequences().CloseKey(s.id(), request->key());
   });
 }
 
@@ -298,7 +301,7 @@ grpc::ServerUnaryReactor* ControlService::TruncateKey(grpc::CallbackServerContex
                                                       const v1::TruncateKeyRequest* request,
                                                       v1::TruncateSequenceResponse*) {
   return context_->InSession(call, request->session(), [this, request](RemoteSession& s) {
-    return context_->store().TruncateKey(s.id(), request->key(), request->tokens());
+    return context_->store().sequences().TruncateKey(s.id(), request->key(), request->tokens());
   });
 }
 
@@ -325,9 +328,9 @@ grpc::ServerUnaryReactor* ControlService::Lookup(grpc::CallbackServerContext* ca
     open.lease = std::chrono::milliseconds(request->lease_ms());
     // A lease has a plan, which page keys have not: refused as it is without one.
     if (!keys->empty() && request->lease_ms() == 0)
-      return answer(store.Lookup(s->id(), request->model(), *keys));
+      return answer(store.lookups().Lookup(s->id(), request->model(), *keys));
     // A plan's parameters may be a file that has to be read, which others do not wait for.
-    store.Lookup(s->id(), request->model(), tokens, open, answer);
+    store.leases().LookupLeased(s->id(), request->model(), tokens, open, answer);
   });
   if (!posted.ok()) reactor->Finish(ToGrpc(posted));
   return reactor;
@@ -339,8 +342,8 @@ grpc::ServerUnaryReactor* ControlService::GetCapacity(grpc::CallbackServerContex
   return context_->InSession(
       call, request->session(), [this, request, response](RemoteSession& s) -> Status {
         const std::string plan = request->plan().empty() ? "full" : request->plan();
-        KVS_ASSIGN_OR_RETURN(const Capacity capacity,
-                             context_->store().CountCapacity(s.id(), request->model(), plan));
+        KVS_ASSIGN_OR_RETURN(const Capacity capacity, context_->store().capacity().CountCapacity(
+                                                          s.id(), request->model(), plan));
         Write(capacity.device, response->mutable_device());
         Write(capacity.host, response->mutable_host());
         response->set_open_tokens(capacity.open_tokens);

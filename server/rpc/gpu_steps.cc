@@ -81,7 +81,9 @@ class GpuSteps final : public StepDevice {
     };
     return InspectFromGpu(state, view, blocks, read, *executor_, name);
   }
-  Status Reach(uint32_t arena) override { return store_->ReachFromDevice(arena, device_); }
+  Status Reach(uint32_t arena) override {
+    return store_->devices().ReachFromDevice(arena, device_);
+  }
   Status Read(std::byte* to, const std::byte* from, uint64_t bytes) override {
     return Check(ops_.copy_2d(gpu_, to, from, {bytes, bytes, 1}), "reading from the GPU");
   }
@@ -162,7 +164,7 @@ Status GpuSteps::Lost(const Status& why) {
       Unavailable("DEVICE_FAILED",
                   "the GPU answers no call of this daemon any more: " + std::string(why.message()) +
                       "; look at dmesg and nvidia-smi, then restart kvstratad");
-  store_->LoseDevice(device_, lost);
+  store_->devices().LoseDevice(device_, lost);
   return lost;
 }
 
@@ -194,7 +196,7 @@ Status GpuSteps::Await() {
 void GpuSteps::AwaitForGood() {
   const Status done = Await();
   if (done.reason() != "GPU_STUCK") return;  // of an error nothing is under way any more
-  store_->LoseDevice(
+  store_->devices().LoseDevice(
       device_,
       Unavailable("DEVICE_FAILED", "the GPU has not finished a step that is over: " +
                                        std::string(done.message()) + ", then restart kvstratad"));

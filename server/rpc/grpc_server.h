@@ -21,7 +21,7 @@
 // a second.
 //
 // Sessions live as long as their OpenSession stream; when it ends, steps and sequences of the
-// session are dropped and Store::EndSession(kDied) is called.
+// session are dropped and Sessions::EndSession(kDied) is called.
 //
 // Threads: one that accepts ("kvs-grpc-accept"), gRPC's own, and `workers` that run what takes
 // longer than the store's lock. Calls of one session run one after another, in the order of their

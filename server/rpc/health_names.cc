@@ -11,7 +11,7 @@ std::map<std::string, bool> HealthNames(const GrpcOptions& options) {
     names[std::string("kvstrata.v1.") + service] = serves;
   }
   bool& devices = names["kvstrata.pool.device"] = true;
-  for (const PoolInfo& pool : options.store->Pools()) {
+  for (const PoolInfo& pool : options.store->inspection().Pools()) {
     const std::string name = "kvstrata.pool." + std::string(NameOf(pool.tier));
     const bool there = pool.failure.empty();
     const bool host = pool.tier == Tier::kHost;

@@ -87,7 +87,7 @@ Status RecallStream::Begin(const v1::AuditRecallRequest& request) {
   if (request.steps() != 0) options.steps = request.steps();
   sequence_ = request.sequence();
   KVS_ASSIGN_OR_RETURN(const RecallStart start,
-                       context_->store().StartRecallAudit(
+                       context_->store().recalls().StartRecallAudit(
                            sequence_, options, [self = shared_from_this()] { self->Changed(); }));
   audit_ = start.audit;
   MutexLock lock(mu_);
@@ -111,7 +111,7 @@ void RecallStream::SetDeadline() {
 }
 
 void RecallStream::EndAudit(const Status& why) {
-  context_->store().EndRecallAudit(sequence_, audit_->number(), why);
+  context_->store().recalls().EndRecallAudit(sequence_, audit_->number(), why);
 }
 
 // The caller may be the attach server's loop: nothing is made or written on its thread.

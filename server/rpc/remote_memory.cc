@@ -10,7 +10,7 @@ Result<std::byte*> RemoteMemory::Resolve(const shm::PageEntry& entry, uint64_t /
   if (entry.arena != last_arena_ || last_base_ == nullptr) {
     last_base_ = nullptr;  // until all of it is known
     if (entry.tier != 0) KVS_RETURN_IF_ERROR(device_.Reach(entry.arena));
-    last_base_ = store_.ArenaBase(entry.arena);
+    last_base_ = store_.devices().ArenaBase(entry.arena);
     last_arena_ = entry.arena;
   }
   if (last_base_ == nullptr) {
@@ -27,9 +27,9 @@ bool RemoteMemory::Writable(const shm::PageEntry& entry) {
 
 Status RemoteMemory::Grow(const TableClaim& claim) {
   const SequenceState& state = *claim.sequence->state;
-  return store_.Grow(session_, claim.sequence->id, static_cast<uint32_t>(claim.tokens_after),
-                     static_cast<uint32_t>(state.tokens()),
-                     static_cast<uint32_t>(state.indexed_tokens()));
+  return store_.steps().Grow(
+      session_, claim.sequence->id, static_cast<uint32_t>(claim.tokens_after),
+      static_cast<uint32_t>(state.tokens()), static_cast<uint32_t>(state.indexed_tokens()));
 }
 
 }  // namespace kvstrata

@@ -63,7 +63,7 @@ void RemoteSession::End(std::shared_ptr<RemoteSession> self, WorkQueue::Task don
   strand->PostLast([self = std::move(self), done = std::move(done)] {
     self->device_->Enter();
     self->DropAll();
-    self->store_->EndSession(self->session_, SessionEnd::kDied);
+    self->store_->sessions().EndSession(self->session_, SessionEnd::kDied);
     LogEvent(LogLevel::kInfo, "session_ended", {{"session", self->session_}, {"road", "remote"}});
     if (done) done();
   });
@@ -114,10 +114,10 @@ void RemoteSession::AdoptOpened(const OpenedSequence& opened, uint64_t model,
 Result<OpenedSequence> RemoteSession::ForkSequence(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * parent, FindIdle(sequence));
   KVS_RETURN_IF_ERROR(TellIndexed(parent));
-  KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->ForkSequence(session_, sequence));
+  KVS_ASSIGN_OR_RETURN(OpenedSequence opened, store_->sequences().ForkSequence(session_, sequence));
   auto s = NewSequence(opened);
   if (const Status begun = BeginFork(*parent, HeldOf(opened), s.get()); !begun.ok()) {
-    (void)store_->CloseSequence(session_, opened.sequence);
+    (void)store_->sequences().CloseSequence(session_, opened.sequence);
     return begun;
   }
   sequences_.emplace(opened.sequence, std::move(s));
@@ -130,7 +130,8 @@ Status RemoteSession::TruncateSequence(uint64_t sequence, uint32_t tokens) {
 }
 
 Status RemoteSession::Truncate(RemoteSequence* s, uint32_t tokens) {
-  KVS_RETURN_IF_ERROR(store_->Truncate(session_, s->id, tokens, s->state->TailIds(tokens)));
+  KVS_RETURN_IF_ERROR(
+      store_->sequences().Truncate(session_, s->id, tokens, s->state->TailIds(tokens)));
   TakeBack(s, tokens);
   return OkStatus();
 }
@@ -139,7 +140,7 @@ Status RemoteSession::CloseSequence(uint64_t sequence) {
   KVS_ASSIGN_OR_RETURN(RemoteSequence * s, Peek(sequence));
   if (s->step != 0) return FindIdle(sequence).status();
   sequences_.erase(sequence);
-  return store_->CloseSequence(session_, sequence);
+  return store_->sequences().CloseSequence(session_, sequence);
 }
 
 // --- steps ---------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ Status RemoteSession::AppendInPlace(RemoteStep* step, std::optional<int> layer) 
                          "the pages lie on a GPU, which the daemon does not wait for another "
                          "process's writes to; send k and v, or link libkvstrata.so");
   }
-  KVS_RETURN_IF_ERROR(store_->CheckWriter(session_));
+  KVS_RETURN_IF_ERROR(store_->sessions().CheckWriter(session_));
   if (layer) {
     step->appended[static_cast<size_t>(*layer)] = true;
   } else {
@@ -271,7 +272,7 @@ Status RemoteSession::Commit(RemoteStep* step) {
   for (size_t i = 0; i < step->sequences.size(); ++i) {
     RemoteSequence* s = step->sequences[i];
     const auto indexed = static_cast<uint32_t>(s->state->indexed_tokens());
-    s->lost = store_->Commit(session_, s->id, first[i], step->tokens[i], indexed);
+    s->lost = store_->steps().Commit(session_, s->id, first[i], step->tokens[i], indexed);
     s->told_indexed = indexed;
     // One that another session closed meanwhile says so when it is used next.
     if (failed.ok() && s->lost.reason() != "SEQUENCE_UNKNOWN") failed = s->lost;
@@ -292,15 +293,16 @@ void RemoteSession::TellRecall(const RemoteStep& s) {
     }
     const int32_t position = s.step->batch().member(member).view.tokens;
     const int32_t heads = sample->raw_gone ? 0 : s.geometry().query_heads;
-    store_->AddRecall(session_, sequence.id,
-                      {s.audits[i], position, heads, sample->raw_gone, sequence.recall_dropped,
-                       sample->layers, sample->recall, sample->error});
+    store_->recalls().AddRecall(
+        session_, sequence.id,
+        {s.audits[i], position, heads, sample->raw_gone, sequence.recall_dropped, sample->layers,
+         sample->recall, sample->error});
   }
 }
 
 Status RemoteSession::TellIndexed(RemoteSequence* s) {
   return kvstrata::TellIndexed(s, [&](uint32_t first, uint32_t indexed) {
-    return store_->Commit(session_, s->id, first, {}, indexed);
+    return store_->steps().Commit(session_, s->id, first, {}, indexed);
   });
 }
 
@@ -319,10 +321,10 @@ Status RemoteSession::Report(uint64_t sequence, uint32_t first, uint32_t n, cons
   KVS_RETURN_IF_ERROR(s->state->Report(from, count, surprisal, entropy, boundary));
   if (skipped >= 0) {
     const float nothing = 0;
-    KVS_RETURN_IF_ERROR(store_->Report(session_, sequence, static_cast<uint32_t>(skipped), 1,
-                                       &nothing, nullptr, nullptr));
+    KVS_RETURN_IF_ERROR(store_->steps().Report(session_, sequence, static_cast<uint32_t>(skipped),
+                                               1, &nothing, nullptr, nullptr));
   }
-  return store_->Report(session_, sequence, first, n, surprisal, entropy, boundary);
+  return store_->steps().Report(session_, sequence, first, n, surprisal, entropy, boundary);
 }
 
 Status RemoteSession::PrefillDone(uint64_t sequence) {
@@ -333,7 +335,7 @@ Status RemoteSession::PrefillDone(uint64_t sequence) {
     KVS_RETURN_IF_ERROR(s->state->Refresh(s->View()));
     KVS_RETURN_IF_ERROR(device_->PrefillDone(s->state.get(), s->View()));
   }
-  return store_->PrefillDone(session_, sequence);
+  return store_->steps().PrefillDone(session_, sequence);
 }
 
 Status RemoteSession::Settle(uint64_t sequence) {

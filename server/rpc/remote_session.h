@@ -68,7 +68,7 @@ class RemoteSession {
 
   // --- inside tasks only ---
   // Takes over a sequence that the store opened for this session. Opening it may wait for the disk,
-  // which is for the caller to await (Store::OpenSequence), outside of the session's turn.
+  // which is for the caller to await (Openings::OpenSequence), outside of the session's turn.
   void AdoptOpened(const OpenedSequence& opened, uint64_t model, std::span<const int32_t> tokens);
   Result<OpenedSequence> ForkSequence(uint64_t sequence);
   Status TruncateSequence(uint64_t sequence, uint32_t tokens);
@@ -79,7 +79,7 @@ class RemoteSession {
   Result<uint64_t> StepBegin(std::span<const RemoteMember> members, std::vector<int32_t>* codes);
   Result<RemoteStep*> FindStep(uint64_t step);
   // The new rows of the layer (none: of all) are in the members' pages: the session's client wrote
-  // them there (Store::PassArenas). NOT_WRITABLE; UNIMPLEMENTED IN_PLACE on a GPU.
+  // them there (Sessions::PassArenas). NOT_WRITABLE; UNIMPLEMENTED IN_PLACE on a GPU.
   Status AppendInPlace(RemoteStep* step, std::optional<int> layer);
   // Attends and, on CPUs, counts heat. REQUIRES: tensors were checked against the step.
   Status Attend(RemoteStep* step, int layer, const Rows& q, const MutableRows& out, float* lse);
@@ -91,7 +91,7 @@ class RemoteSession {
                 const float* entropy, const uint8_t* boundary);
   Status PrefillDone(uint64_t sequence);
   // Catches up with what was committed and recompressed. That workers are done with the sequence is
-  // for the caller to await (Store::Settle), outside of the session's turn.
+  // for the caller to await (Recompression::Settle), outside of the session's turn.
   Status Settle(uint64_t sequence);
   // SEQUENCE_UNKNOWN, SEQUENCE_BUSY, or why its last commit was refused.
   Status CheckIdle(uint64_t sequence) { return FindIdle(sequence).status(); }

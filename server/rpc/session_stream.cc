@@ -67,7 +67,7 @@ SessionStream* SessionStream::Start(ServiceContext* context, SessionStreams* str
 Result<std::unique_ptr<StepDevice>> SessionStream::StepsOf(const std::string& backend,
                                                            uint32_t device) const {
   const GrpcOptions& options = context_->options();
-  if (context_->store().memory(Tier::kDevice) == Memory::kMemfd) {
+  if (context_->store().devices().memory(Tier::kDevice) == Memory::kMemfd) {
     const Backend* found = options.backend;
     if (!backend.empty()) {
       KVS_ASSIGN_OR_RETURN(found, FindBackend(backend));
@@ -82,7 +82,7 @@ Result<std::unique_ptr<StepDevice>> SessionStream::StepsOf(const std::string& ba
   if (!backend.empty() && backend != "cuda") {
     return InvalidArgument("BACKEND_UNKNOWN", "backend is '" + Printable(backend) +
                                                   "'; the daemon's pages lie on " +
-                                                  context_->store().DeviceName(device) +
+                                                  context_->store().devices().DeviceName(device) +
                                                   ", where 'cuda' alone computes");
   }
   return NewGpuSteps(options.cuda, options.cuda_devices[device], &context_->store(), device,
@@ -97,13 +97,13 @@ Status SessionStream::Open(const v1::OpenSessionRequest& request) {
                                                " bytes; at most 63 are allowed");
   }
   KVS_ASSIGN_OR_RETURN(const uint32_t device,
-                       context_->store().FindDevice(Printable(request.device_uuid())));
+                       context_->store().devices().FindDevice(Printable(request.device_uuid())));
   KVS_ASSIGN_OR_RETURN(std::unique_ptr<StepDevice> steps, StepsOf(request.backend(), device));
   const std::string backend(steps->backend());
   const std::string name =
       request.client_name().empty() ? "unnamed" : Printable(request.client_name());
-  // Nobody needs descriptors before somebody redeems a token (Store::PassArenas).
-  KVS_ASSIGN_OR_RETURN(const SessionSegments segments, context_->store().OpenSession(
+  // Nobody needs descriptors before somebody redeems a token (Sessions::PassArenas).
+  KVS_ASSIGN_OR_RETURN(const SessionSegments segments, context_->store().sessions().OpenSession(
                                                            context_->user(), Road::kRemote, name,
                                                            [](const ArenaGrant&) {}, device));
   context_->AddSession(std::make_shared<RemoteSession>(&context_->store(), segments,

@@ -64,7 +64,7 @@ grpc::ServerUnaryReactor* ComputeService::Build(grpc::CallbackServerContext* cal
       return reactor->Finish(ToGrpc(idle));
     }
     const bool waits = !request->no_wait();
-    const Result<BuildResult> now = context_->store().requests().Build(
+    const Result<BuildResult> now = context_->store().builds().Build(
         {s->id(), request->sequence(), request->plan()}, waits ? BuildDone(answer) : BuildDone());
     if (!now.ok() || now->done || !waits) answer(now);
   });
@@ -128,7 +128,7 @@ grpc::ServerUnaryReactor* AdminService::BuildSequence(grpc::CallbackServerContex
       reactor->Finish(ToGrpc(built.status()));
     };
     const Result<BuildResult> now =
-        context_->store().requests().Build({0, request->sequence(), request->plan()}, answer);
+        context_->store().builds().Build({0, request->sequence(), request->plan()}, answer);
     if (!now.ok() || now->done) answer(now);
   });
   return reactor;

@@ -45,7 +45,7 @@ using BuildDone = std::function<void(const Result<BuildResult>&)>;
 struct BuildJob {
   static constexpr uint64_t kPartBytes = uint64_t{32} << 20;
 
-  uint64_t id = 0;     // of the pins
+  uint64_t hold = 0;   // of its pages (page_holds.h)
   uint64_t build = 0;  // the request's number
   uint64_t sequence = 0;
   Geometry geometry;

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
@@ -29,27 +29,38 @@ ExtentDraft DraftOf(uint64_t bytes, uint32_t from, uint32_t to, TierKind tier) {
   return draft;
 }
 
+// Copies what the host cannot read, or is added to, to the host.
+Status Stage(const PageMemory& memory, BuildJob* job, const std::vector<StagedPage>& staged) {
+  for (const StagedPage& s : staged) {
+    std::byte* to = s.to;
+    if (s.address != nullptr) {
+      to = new (std::nothrow) std::byte[s.page->bytes];
+      if (to == nullptr) return NoHostMemory();
+      job->staged.emplace_back(to);
+      *s.address = to;
+    }
+    KVS_RETURN_IF_ERROR(memory.Read(*s.page, to));
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 // --- what comes next -----------------------------------------------------------------------------
 
-WorkRequests::Pending* WorkRequests::PendingOf(const BuildJob& job) {
+PendingBuild* Builds::PendingOf(const BuildJob& job) {
   const auto found = builds_.find(job.sequence);
   return found == builds_.end() || found->second.id != job.build ? nullptr : &found->second;
 }
 
-PageKey WorkRequests::ArtefactKey(const Sequence& s, const Pending& p) {
-  return Artefacts::KeyOf(s.chain, s.last_key, s.tail, FormatPlan(p.plan), p.parameters_digest);
-}
-
-Run WorkRequests::NextBlocks(const Sequence& s, Pending* p) const {
+Run Builds::NextBlocks(const Sequence& s, PendingBuild* p) const {
   const auto block = static_cast<uint32_t>(p->index.block_tokens);
   if (p->index.kind == IndexLayout::Kind::kNone || block % s.page_tokens() != 0) return {};
   const uint32_t end = s.tokens / block * block;
-  const uint32_t device = store_->sessions_.at(s.session)->device;
+  const uint32_t device = catalog_.SessionOf(s.session)->device;
   const auto there = [&](uint32_t to) KVS_NO_THREAD_SAFETY_ANALYSIS {
     const Page& last = *s.pages[to / s.page_tokens() - 1];
-    return store_->prefix_.FindFor(device, IndexBlockKey(last.key, p->index)) != nullptr;
+    return prefix_.FindFor(device, IndexBlockKey(last.key, p->index)) != nullptr;
   };
   if (!p->own) {
     while (p->built_to < end && there(p->built_to + block)) p->built_to += block;
@@ -65,19 +76,18 @@ Run WorkRequests::NextBlocks(const Sequence& s, Pending* p) const {
 
 // --- what a worker gets --------------------------------------------------------------------------
 
-void WorkRequests::ReadLocked(Page* page, BuildJob* job, std::byte** address,
-                              std::vector<Staged>* staged) {
-  ++page->jobs;
-  store_->jobs_[job->id].push_back(page);
-  if (store_->pools_.readable(page->arena->tier)) {
+void Builds::ReadLocked(Page* page, BuildJob* job, std::byte** address,
+                        std::vector<StagedPage>* staged) {
+  holds_.Keep(job->hold, page);
+  if (memory_.readable(page->arena->tier)) {
     *address = page->base();
   } else {
     staged->push_back({page, address, nullptr});
   }
 }
 
-void WorkRequests::FillBlocks(const Sequence& s, Run rows, BuildJob* job,
-                              std::vector<Staged>* staged) {
+void Builds::FillBlocks(const Sequence& s, Run rows, BuildJob* job,
+                        std::vector<StagedPage>* staged) {
   job->from = static_cast<uint32_t>(rows.begin);
   job->to = static_cast<uint32_t>(rows.end);
   const auto block = static_cast<uint32_t>(job->index.block_tokens);
@@ -96,13 +106,12 @@ void WorkRequests::FillBlocks(const Sequence& s, Run rows, BuildJob* job,
   // Rows of units that were complete already: their keys may be gone.
   if (job->from % block == 0) return;
   Page* const begun = s.index_blocks[first];
-  ++begun->jobs;
-  store_->jobs_[job->id].push_back(begun);
+  holds_.Keep(job->hold, begun);
   staged->push_back({begun, nullptr, job->blocks[first]});
 }
 
-void WorkRequests::FillExtents(const Sequence& s, const Pending& p, BuildJob* job,
-                               std::vector<Staged>* staged) {
+void Builds::FillExtents(const Sequence& s, const PendingBuild& p, BuildJob* job,
+                         std::vector<StagedPage>* staged) {
   job->recompressor = p.recompressor;
   job->pages.resize(s.PagesFor(s.tokens));
   for (size_t i = 0; i < job->pages.size(); ++i) {
@@ -120,18 +129,18 @@ void WorkRequests::FillExtents(const Sequence& s, const Pending& p, BuildJob* jo
   job->input.cancelled = job->cancelled.get();
 }
 
-Result<BuildJob> WorkRequests::TakeLocked(uint64_t sequence, std::vector<Staged>* staged) {
+Result<BuildJob> Builds::TakeLocked(uint64_t sequence, std::vector<StagedPage>* staged) {
   const auto found = builds_.find(sequence);
   if (found == builds_.end() || found->second.running) return BuildOver();
-  Pending& p = found->second;
-  Sequence* const s = store_->sequences_.at(sequence);
+  PendingBuild& p = found->second;
+  Sequence* const s = catalog_.SequenceOf(sequence);
   if (const Status inputs = CheckInputs(*s, p); !inputs.ok()) {
-    EndBuildLocked(sequence, inputs);
+    (void)EndBuildLocked(sequence, inputs);
     return BuildOver();
   }
   const Run next = NextBlocks(*s, &p);
-  if (next.begin == next.end && !WantsExtents(p)) {
-    BuildResult result = ResultOf(*s, p);
+  if (next.begin == next.end && !p.WantsExtents()) {
+    BuildResult result = p.ResultFor(*s);
     std::vector<BuildDone> waiters = std::move(p.waiters);
     const bool own = p.own;
     builds_.erase(found);
@@ -141,95 +150,72 @@ Result<BuildJob> WorkRequests::TakeLocked(uint64_t sequence, std::vector<Staged>
   if (!p.begun) p.since = Clock::now();
   p.begun = p.running = true;
   BuildJob job;
-  job.id = store_->next_job_++;
+  job.hold = holds_.Begin();
   job.build = p.id;
   job.sequence = sequence;
   job.geometry = s->model->desc.geometry;
   job.plan = p.plan;
   job.index = p.index;
   job.cancelled = p.cancelled;
-  store_->jobs_[job.id];
   if (next.begin < next.end) {
     FillBlocks(*s, next, &job, staged);
   } else {
-    p.artefact = ArtefactKey(*s, p);
+    p.artefact = p.ArtefactKey(*s);
     FillExtents(*s, p, &job, staged);
   }
   return job;
 }
 
-Status WorkRequests::Stage(BuildJob* job, const std::vector<Staged>& staged) {
-  for (const Staged& s : staged) {
-    std::byte* to = s.to;
-    if (s.address != nullptr) {
-      to = new (std::nothrow) std::byte[s.page->bytes];
-      if (to == nullptr) return NoHostMemory();
-      job->staged.emplace_back(to);
-      *s.address = to;
-    }
-    KVS_RETURN_IF_ERROR(store_->ReadPage(*s.page, to));
-  }
-  return OkStatus();
-}
-
-Result<BuildJob> WorkRequests::TakeBuild(uint64_t sequence) {
-  std::vector<Staged> staged;
+Result<BuildJob> Builds::TakeBuild(uint64_t sequence) {
+  std::vector<StagedPage> staged;
   Result<BuildJob> job = [&]() -> Result<BuildJob> {
-    MutexLock lock(store_->mu_);
+    StoreLock lock(mu_);
     return TakeLocked(sequence, &staged);
   }();
-  store_->TellSettled();
+  answers_.Tell();
   if (!job.ok()) return job;
-  if (const Status read = Stage(&*job, staged); !read.ok()) {
+  if (const Status read = Stage(memory_, &*job, staged); !read.ok()) {
     AbandonBuild(std::move(*job), read);
     return read;
   }
   return job;
 }
 
-void WorkRequests::AbandonBuild(BuildJob job, const Status& why) {
+void Builds::AbandonBuild(BuildJob job, const Status& why) {
   {
-    MutexLock lock(store_->mu_);
-    store_->UnpinJob(job.id);
-    if (PendingOf(job) != nullptr) EndBuildLocked(job.sequence, why);
+    StoreLock lock(mu_);
+    holds_.End(job.hold);
+    if (PendingOf(job) != nullptr) (void)EndBuildLocked(job.sequence, why);
   }
-  store_->TellSettled();
+  answers_.Tell();
 }
 
 // --- what becomes of it --------------------------------------------------------------------------
 
-Status WorkRequests::TakePages(const BuildJob& job, const RecompressOutput& output,
-                               std::vector<Page*>* fresh) {
+Status Builds::TakePages(const BuildJob& job, const RecompressOutput& output, FreshPages* fresh) {
   {
-    MutexLock lock(store_->mu_);
-    store_->UnpinJob(job.id);  // read already
+    StoreLock lock(mu_);
+    holds_.End(job.hold);  // read already
     if (PendingOf(job) == nullptr) return BuildOver();
-    KVS_RETURN_IF_ERROR(store_->TakeExtents(*store_->sequences_.at(job.sequence), output, fresh));
+    KVS_RETURN_IF_ERROR(extents_.TakeExtents(*catalog_.SequenceOf(job.sequence), output, fresh));
   }
-  return store_->CopyDrafts(output, *fresh, PoolId::Host());
+  return extents_.CopyDrafts(output, *fresh, PoolId::Host());
 }
 
-void WorkRequests::DropPages(std::vector<Page*>* fresh) {
-  if (fresh->empty()) return;
-  Tenant* const tenant = store_->tenants_by_id_[fresh->front()->arena->tenant];
-  store_->DropFresh(fresh);
-  store_->Advance(tenant);
-}
-
-void WorkRequests::EnterBlocks(Sequence* s, Pending* p, const BuildJob& job,
-                               std::span<Page* const> fresh) {
+void Builds::EnterBlocks(Sequence* s, PendingBuild* p, const BuildJob& job,
+                         std::span<Page* const> fresh) {
   const auto block = static_cast<uint32_t>(job.index.block_tokens);
-  const uint32_t device = store_->sessions_.at(s->session)->device;
+  const uint32_t device = catalog_.SessionOf(s->session)->device;
   for (size_t i = 0; i < fresh.size(); ++i) {
     fresh[i]->key = job.keys[i];
     fresh[i]->summary = true;
-    store_->EnterPrefix(*s, fresh[i]);
+    prefixes_.EnterPrefix(*s, fresh[i]);
     if (!p->own) continue;
-    Page* const there = store_->prefix_.FindFor(device, job.keys[i]);
+    Page* const there = prefix_.FindFor(device, job.keys[i]);
     Page* const use = there == nullptr ? fresh[i] : there;
     Page*& at = s->index_blocks[job.from / block + i];
-    store_->RefPage(use);
-    store_->Release(at);
+    references_.RefPage(use);
+    references_.Release(at);
     at = use;
   }
   p->built_blocks += static_cast<uint32_t>(fresh.size());
@@ -238,66 +224,67 @@ void WorkRequests::EnterBlocks(Sequence* s, Pending* p, const BuildJob& job,
   if (p->own) s->indexed_tokens = std::max(s->indexed_tokens, job.to);
 }
 
-void WorkRequests::PublishBlocks(BuildJob job) {
+void Builds::PublishBlocks(BuildJob job) {
   RecompressOutput output;
   output.extents = std::move(job.drafts);
-  std::vector<Page*> fresh;
+  FreshPages fresh;
   Status status = TakePages(job, output, &fresh);
   {
-    MutexLock lock(store_->mu_);
-    (void)store_->FindSequence(job.sequence);  // waits: its blocks are about to change
-    Pending* const p = PendingOf(job);
+    StoreLock lock(mu_);
+    (void)catalog_.FindSequence(job.sequence);  // waits: its blocks are about to change
+    PendingBuild* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
-      Sequence* const s = store_->sequences_.at(job.sequence);
-      Session* const session = store_->sessions_.at(s->session).get();
+      Sequence* const s = catalog_.SequenceOf(job.sequence);
+      Session* const session = catalog_.SessionOf(s->session);
       const Result<shm::SequenceTable*> table =
-          p->own ? store_->ReserveTable(session, *s, s->table->page_capacity)
+          p->own ? tables_.ReserveTable(session, *s, s->table->page_capacity)
                  : Result<shm::SequenceTable*>(nullptr);
       status = table.status();
       if (status.ok()) {
-        EnterBlocks(s, p, job, fresh);
-        if (p->own) store_->Publish(session, s, *table);
-        store_->OfferIfDue(s);
+        EnterBlocks(s, p, job, fresh.pages);
+        if (p->own) tables_.Publish(session, s, *table);
+        recompression_.OfferIfDue(s);
       }
     }
-    DropPages(&fresh);
-    if (!status.ok() && p != nullptr) EndBuildLocked(job.sequence, status);
+    extents_.Discard(&fresh);
+    if (!status.ok() && p != nullptr) (void)EndBuildLocked(job.sequence, status);
   }
-  store_->TellSettled();
+  answers_.Tell();
 }
 
-void WorkRequests::PublishExtents(BuildJob job, BuiltExtents made) {
+void Builds::PublishExtents(BuildJob job, BuiltExtents made) {
   RecompressOutput output;
   output.extents = std::move(made.extents);
-  std::vector<Page*> fresh;
+  FreshPages fresh;
   const Status status = TakePages(job, output, &fresh);
   {
-    MutexLock lock(store_->mu_);
-    Pending* const p = PendingOf(job);
+    StoreLock lock(mu_);
+    PendingBuild* const p = PendingOf(job);
     if (status.ok() && p != nullptr) {
       const auto tokens = static_cast<uint32_t>(job.input.prompt_tokens);
-      const Sequence& s = *store_->sequences_.at(job.sequence);
+      const Sequence& s = *catalog_.SequenceOf(job.sequence);
       Artefact artefact{p->artefact,
                         {},
                         std::move(made.recompressor),
                         std::move(made.released),
                         tokens,
                         s.series.Slice(0, tokens)};
-      for (size_t i = 0; i < fresh.size(); ++i) {
+      for (size_t i = 0; i < fresh.pages.size(); ++i) {
         const ExtentDraft& draft = output.extents[i];
-        artefact.extents.push_back({fresh[i], draft.size(), draft.tokens, ChecksumOf(draft.bytes),
-                                    store_->DescriptionFor(*fresh[i], draft.bytes)});
+        artefact.extents.push_back({fresh.pages[i], draft.size(), draft.tokens,
+                                    ChecksumOf(draft.bytes),
+                                    extents_.DescriptionFor(*fresh.pages[i], draft.bytes)});
       }
-      p->extents = static_cast<uint32_t>(fresh.size());
-      if (fresh.empty()) p->recompressor = nullptr;  // nothing is to be packed: too short
-      if (!fresh.empty()) store_->EnterArtefact(std::move(artefact));
-      if (!fresh.empty() && store_->tier_ != nullptr) store_->tier_->Offer(p->artefact);
+      p->extents = static_cast<uint32_t>(fresh.pages.size());
+      if (fresh.pages.empty()) p->recompressor = nullptr;  // nothing is to be packed: too short
+      if (!fresh.pages.empty()) extents_.EnterArtefact(std::move(artefact));
+      if (!fresh.pages.empty() && prefixes_.tier() != nullptr) prefixes_.tier()->Offer(p->artefact);
       p->running = false;
     }
-    DropPages(&fresh);
-    if (!status.ok() && p != nullptr) EndBuildLocked(job.sequence, status);
+    extents_.Discard(&fresh);
+    if (!status.ok() && p != nullptr) (void)EndBuildLocked(job.sequence, status);
   }
-  store_->TellSettled();
+  answers_.Tell();
 }
 
 }  // namespace kvstrata

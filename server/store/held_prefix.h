@@ -22,8 +22,8 @@
 
 #include "kernels/plan.h"
 #include "server/store/blocks.h"
+#include "server/store/pool_id.h"
 #include "server/store/prefix_key.h"
-#include "server/store/store.h"
 
 namespace kvstrata {
 

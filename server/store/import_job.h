@@ -24,7 +24,7 @@ struct Page;
 
 // Given back by FinishImport or AbandonImport, exactly once.
 struct ImportJob {
-  uint64_t id = 0;  // of the pins
+  uint64_t hold = 0;  // of its pages (page_holds.h)
   uint64_t session = 0, sequence = 0;
   Geometry geometry;
   Plan plan;

@@ -12,7 +12,7 @@
 #include "base/status.h"
 #include "server/store/imported_tensors.h"
 #include "server/store/recompress_job.h"
-#include "server/store/store.h"
+#include "server/store/session_types.h"
 
 namespace kvstrata {
 

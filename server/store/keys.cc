@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
@@ -19,24 +19,24 @@ Status CheckKey(std::string_view key) {
 
 }  // namespace
 
-Status Store::Impl::EnterKey(uint64_t session_id, uint64_t sequence, std::string_view key) {
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+Status Sequences::EnterKey(uint64_t session_id, uint64_t sequence, std::string_view key) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   const auto [found, entered] =
-      sessions_.at(session_id)->tenant->keys.try_emplace(std::string(key), sequence);
+      catalog_.SessionOf(session_id)->tenant->keys.try_emplace(std::string(key), sequence);
   if (entered) {
     s->key = key;
     return OkStatus();
   }
-  const Sequence& owner = *sequences_.at(found->second);
+  const Sequence& owner = *catalog_.SequenceOf(found->second);
   return {Code::kAlreadyExists, "KEY_IN_USE",
           "key '" + std::string(key) + "' is sequence " + std::to_string(owner.id) +
               "'s, of session " + std::to_string(owner.session) +
               "; close that, or choose another key"};
 }
 
-Result<OpenedSequence> Store::Impl::GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
-                                            std::string_view key) {
+Result<OpenedSequence> Sequences::GiveKey(uint64_t session, const Result<OpenedSequence>& opened,
+                                          std::string_view key) {
   if (!opened.ok() || key.empty()) return opened;
   Status status = CheckKey(key);
   if (status.ok()) status = EnterKey(session, opened->sequence, key);
@@ -45,20 +45,20 @@ Result<OpenedSequence> Store::Impl::GiveKey(uint64_t session, const Result<Opene
   return status;
 }
 
-Result<uint64_t> Store::Impl::FindKey(uint64_t session_id, std::string_view key) {
-  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+Result<uint64_t> Sequences::FindKey(uint64_t session_id, std::string_view key) {
+  KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   const auto found = session->tenant->keys.find(key);
   if (found != session->tenant->keys.end()) return found->second;
   return NotFound("KEY_UNKNOWN", "no live sequence of this user has key '" + std::string(key) +
                                      "'; kvstrata seq ls shows those that there are");
 }
 
-Status Store::Impl::CloseKey(uint64_t session_id, std::string_view key) {
+Status Sequences::CloseKey(uint64_t session_id, std::string_view key) {
   uint64_t owner = 0, sequence = 0;
   {
-    MutexLock lock(mu_);
+    StoreLock lock(mu_);
     KVS_ASSIGN_OR_RETURN(sequence, FindKey(session_id, key));
-    owner = sequences_.at(sequence)->session;
+    owner = catalog_.SequenceOf(sequence)->session;
   }
   return CloseSequence(owner, sequence);
 }

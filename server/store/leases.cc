@@ -1,10 +1,10 @@
-// Leases of look-ups. What an open holds is what a look-up promises: a lease is such an open, of a
-// sequence that nobody is told of, and that ends by its time or with its session.
+#include "server/store/leases.h"
+
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
@@ -23,7 +23,15 @@ PrefixHit Within(PrefixHit hit, const OpenedSequence& opened) {
 
 }  // namespace
 
-Status Store::Impl::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open) {
+Leases::Leases(StoreParts* store)
+    : mu_(store->mu),
+      catalog_(store->catalog),
+      devices_(store->devices),
+      lookups_(store->lookups),
+      openings_(store->openings),
+      sequences_(store->sequences) {}
+
+Status Leases::CheckLease(uint64_t session, uint64_t model, const LookupPlan& open) {
   if (open.lease < std::chrono::milliseconds(1) || open.lease > kLongestLease) {
     return InvalidArgument("LEASE_TIME", "lease_ms is " + std::to_string(open.lease.count()) +
                                              "; allowed: 0 (none) to " +
@@ -34,20 +42,21 @@ Status Store::Impl::CheckLease(uint64_t session, uint64_t model, const LookupPla
                                              " and plan is empty; a lease holds what an open of a "
                                              "plan finds: name the plan, and tokens");
   }
-  KVS_ASSIGN_OR_RETURN(const PageOwner owner, OwnerOf(session, model));
+  KVS_ASSIGN_OR_RETURN(const PageOwner owner, lookups_.OwnerOf(session, model));
   if (open.device.empty()) return OkStatus();
-  KVS_ASSIGN_OR_RETURN(const uint32_t device, FindDevice(open.device));
+  KVS_ASSIGN_OR_RETURN(const uint32_t device, devices_.FindDevice(open.device));
   if (device == owner.device) return OkStatus();
   return InvalidArgument("LEASE_DEVICE", "device_uuid is '" + open.device +
-                                             "', this session's is '" + DeviceName(owner.device) +
+                                             "', this session's is '" +
+                                             devices_.DeviceName(owner.device) +
                                              "'; ask for a lease in a session that attached with "
                                              "that device_uuid");
 }
 
-bool Store::Impl::RenewLease(uint64_t session_id, const LeasedPrompt& prompt, const PrefixHit& hit,
-                             std::chrono::milliseconds lease) {
-  MutexLock lock(mu_);
-  const Result<Session*> session = FindSession(session_id);
+bool Leases::RenewLease(uint64_t session_id, const LeasedPrompt& prompt, const PrefixHit& hit,
+                        std::chrono::milliseconds lease) {
+  StoreLock lock(mu_);
+  const Result<Session*> session = catalog_.FindSession(session_id);
   if (!session.ok()) return false;
   const auto found = (*session)->leases.find(prompt);
   if (found == (*session)->leases.end()) return false;
@@ -60,38 +69,37 @@ bool Store::Impl::RenewLease(uint64_t session_id, const LeasedPrompt& prompt, co
   return true;
 }
 
-void Store::Impl::EnterLease(uint64_t session_id, const LeasedPrompt& prompt, uint64_t sequence,
-                             std::chrono::milliseconds lease) {
+void Leases::EnterLease(uint64_t session_id, const LeasedPrompt& prompt, uint64_t sequence,
+                        std::chrono::milliseconds lease) {
   uint64_t replaced = 0;
   {
-    MutexLock lock(mu_);
-    const Result<Session*> session = FindSession(session_id);
+    StoreLock lock(mu_);
+    const Result<Session*> session = catalog_.FindSession(session_id);
     if (!session.ok()) return;  // it has closed its sequences
     Lease& entered = (*session)->leases[prompt];
     replaced = std::exchange(entered.sequence, sequence);
     entered.ends = std::max(entered.ends, Clock::now() + lease);
   }
   if (replaced == 0) return;
-  (void)CloseSequence(session_id, replaced);
-  TellSettled();
+  (void)sequences_.CloseSequence(session_id, replaced);
 }
 
-void Store::Impl::AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
-                               const Result<OpenedSequence>& opened) {
+void Leases::AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
+                          const Result<OpenedSequence>& opened) {
   if (!opened.ok()) return leasing.done(opened.status());
   EnterLease(leasing.session, prompt, opened->sequence, leasing.open.lease);
   const Result<PrefixHit> hit =
-      Lookup(leasing.session, leasing.model, leasing.tokens, leasing.open, Files::kRead);
+      lookups_.Lookup(leasing.session, leasing.model, leasing.tokens, leasing.open, Files::kRead);
   leasing.done(hit.ok() ? Within(*hit, *opened) : hit);
 }
 
-void Store::Impl::HoldHit(const std::shared_ptr<const Leasing>& leasing, const PrefixHit& hit) {
+void Leases::HoldHit(const std::shared_ptr<const Leasing>& leasing, const PrefixHit& hit) {
   if (hit.pages.empty()) return leasing->done(hit);
   const LeasedPrompt prompt = LeasedPromptOf(leasing->model, hit, leasing->tokens);
   if (RenewLease(leasing->session, prompt, hit, leasing->open.lease)) return leasing->done(hit);
   OpenOptions options;
   options.hold.only_held = true;
-  OpenSequence(
+  openings_.OpenSequence(
       leasing->session, leasing->model, leasing->open.plan, leasing->tokens,
       [this, leasing, prompt](const Result<OpenedSequence>& opened) {
         AnswerLeased(*leasing, prompt, opened);
@@ -99,22 +107,26 @@ void Store::Impl::HoldHit(const std::shared_ptr<const Leasing>& leasing, const P
       options);
 }
 
-void Store::Impl::LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
-                               const LookupPlan& open, LookupDone done) {
+void Leases::LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                          const LookupPlan& open, LookupDone done) {
+  if (open.lease.count() == 0) {
+    return lookups_.Lookup(session, model, tokens, open, std::move(done));
+  }
   if (const Status status = CheckLease(session, model, open); !status.ok()) return done(status);
   const auto leasing = std::make_shared<const Leasing>(
       Leasing{session, model, {tokens.begin(), tokens.end()}, open, std::move(done)});
-  Lookup(session, model, leasing->tokens, open, [this, leasing](const Result<PrefixHit>& hit) {
-    if (!hit.ok()) return leasing->done(hit);
-    HoldHit(leasing, *hit);
-  });
+  lookups_.Lookup(session, model, leasing->tokens, open,
+                  [this, leasing](const Result<PrefixHit>& hit) {
+                    if (!hit.ok()) return leasing->done(hit);
+                    HoldHit(leasing, *hit);
+                  });
 }
 
-void Store::Impl::ExpireLeases(Clock::time_point now) {
+void Leases::ExpireLeases(Clock::time_point now) {
   std::vector<std::pair<uint64_t, uint64_t>> over;  // session, sequence
   {
-    MutexLock lock(mu_);
-    for (auto& [id, session] : sessions_) {
+    StoreLock lock(mu_);
+    for (auto& [id, session] : catalog_.sessions()) {
       std::erase_if(session->leases, [&, id = id](const auto& entry) {
         if (entry.second.ends > now) return false;
         over.emplace_back(id, entry.second.sequence);
@@ -123,8 +135,7 @@ void Store::Impl::ExpireLeases(Clock::time_point now) {
     }
   }
   // One whose session ended meanwhile is closed already.
-  for (const auto& [session, sequence] : over) (void)CloseSequence(session, sequence);
-  if (!over.empty()) TellSettled();
+  for (const auto& [session, sequence] : over) (void)sequences_.CloseSequence(session, sequence);
 }
 
 }  // namespace kvstrata

@@ -3,25 +3,27 @@
 #include <thread>
 
 #include "base/check.h"
+#include "server/store/session_catalog.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 
-Store::Impl::LongRequest::LongRequest(Impl* store, Session* session)
-    : store_(store), session_(session) {
+LongRequest::LongRequest(SessionCatalog* catalog, Session* session)
+    : catalog_(catalog), session_(session) {
   KVS_CHECK(session->long_request == std::thread::id());
   session->long_request = std::this_thread::get_id();
   session->piece_pages = 0;
 }
 
-void Store::Impl::LongRequest::End() {
+void LongRequest::End() {
   if (session_ == nullptr) return;
   session_->long_request = {};
   session_ = nullptr;
-  store_->session_free_.notify_all();
+  catalog_->NoteFree();
 }
 
 // Who is not in a long request of the session has something unfinished in hand.
-void Store::Impl::LetOthersIn(Session* session, size_t pages) const {
+void SessionCatalog::LetOthersIn(Session* session, size_t pages) const {
   if (session == nullptr || session->long_request != std::this_thread::get_id()) return;
   session->piece_pages += pages;
   if (session->piece_pages < kPiecePages) return;
@@ -29,13 +31,13 @@ void Store::Impl::LetOthersIn(Session* session, size_t pages) const {
   mu_.Yield();
 }
 
-void Store::Impl::AwaitFree() const {
+void SessionCatalog::AwaitFree() const {
   std::unique_lock<std::mutex> lock(mu_.native(), std::adopt_lock);
   session_free_.wait(lock);
   lock.release();  // the caller's still
 }
 
-bool Store::Impl::IsFree(const Session& session) {
+bool SessionCatalog::IsFree(const Session& session) {
   return session.long_request == std::thread::id() ||
          session.long_request == std::this_thread::get_id();
 }

@@ -9,33 +9,36 @@
 // may be behind the sequence. What a table still names keeps its reference until it is published
 // anew: others free what is retired.
 //
-// Ownership: borrows the store and the session. Thread-safety: made and destroyed under the store's
-// lock, in one thread. Cost: what waits for the session is woken at its end.
+// Ownership: borrows the catalog and the session. Thread-safety: made and destroyed under the
+// store's lock, in one thread. Cost: what waits for the session is woken at its end.
 #ifndef KVSTRATA_SERVER_STORE_LONG_REQUEST_H_
 #define KVSTRATA_SERVER_STORE_LONG_REQUEST_H_
 
-#include <cstddef>
+#include <cstdint>
 
-#include "server/store/store_impl.h"
+#include "server/store/sequence.h"
+#include "server/store/store_lock.h"
 
 namespace kvstrata {
+
+class SessionCatalog;
 
 // Some 200 us of taking, publishing or giving back.
 inline constexpr uint32_t kPiecePages = 256;
 
-class Store::Impl::LongRequest {
+class LongRequest {
  public:
   // REQUIRES: `session` was just found, hence no other request has it.
-  LongRequest(Impl* store, Session* session) KVS_NO_THREAD_SAFETY_ANALYSIS;
-  ~LongRequest() KVS_NO_THREAD_SAFETY_ANALYSIS { End(); }
+  LongRequest(SessionCatalog* catalog, Session* session) KVS_REQUIRES(store_lock);
+  ~LongRequest() { End(); }
   LongRequest(const LongRequest&) = delete;
   LongRequest& operator=(const LongRequest&) = delete;
 
   // Called before the session goes. Idempotent.
-  void End() KVS_NO_THREAD_SAFETY_ANALYSIS;
+  void End();
 
  private:
-  Impl* const store_;
+  SessionCatalog* const catalog_;
   Session* session_;
 };
 

@@ -33,41 +33,19 @@ void Scatter(uint32_t arena, std::span<uint64_t> offsets) {
 
 }  // namespace
 
-std::string_view NameOf(Tier tier) { return tier == Tier::kDevice ? "device" : "host"; }
-
-PagePools::PagePools(std::vector<StoreDevice> devices, uint64_t device_bytes,
-                     std::unique_ptr<MemoryResource> host, uint64_t host_bytes,
-                     uint64_t arena_bytes)
-    : pools_(1 + devices.size()) {
-  KVS_CHECK(!devices.empty() && pools_.size() <= kMaxPools);
-  for (StoreDevice& device : devices) {
-    const PoolId pool = PoolId::Device(static_cast<uint32_t>(ids_.size()));
-    ids_.push_back(pool);
-    pools_[pool.index()].name = std::move(device.name);
-    MakePool(pool, std::move(device.memory), std::min(device_bytes, device.bytes), arena_bytes);
+PagePools::PagePools(PageMemory* memory, uint64_t arena_bytes) : memory_(*memory) {
+  pools_.resize(memory_.ids().size());
+  for (const PoolId id : memory_.ids()) {
+    const uint64_t capacity = memory_.capacity(id), granularity = memory_.granularity(id);
+    const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
+    pools_[id.index()].arena_bytes =
+        std::min(capacity, RoundDown(std::max(wanted, granularity), granularity));
   }
-  ids_.push_back(PoolId::Host());
-  MakePool(PoolId::Host(), std::move(host), host_bytes, arena_bytes);
-}
-
-void PagePools::MakePool(PoolId id, std::unique_ptr<MemoryResource> memory, uint64_t capacity,
-                         uint64_t arena_bytes) {
-  Pool& pool = pools_[id.index()];
-  const uint64_t granularity = memory->granularity();
-  pool.capacity = RoundDown(capacity, granularity);
-  pool.memory = NewLimitedResource(std::move(memory), &pool.capacity);
-  const uint64_t wanted = arena_bytes == 0 ? DefaultArenaBytes(capacity) : arena_bytes;
-  pool.arena_bytes = std::min(pool.capacity, RoundDown(std::max(wanted, granularity), granularity));
 }
 
 PagePools::~PagePools() {
   on_drop = nullptr;
   while (!arenas_.empty()) Drop(arenas_.begin()->second.get());
-}
-
-void PagePools::SetCapacity(PoolId id, uint64_t bytes) {
-  Pool& pool = pools_[id.index()];
-  pool.capacity = RoundDown(bytes, pool.memory->granularity());
 }
 
 Page* PagePools::NewRecord() {
@@ -118,13 +96,13 @@ bool PagePools::Adopt(PoolId id, uint32_t tenant, uint64_t writer, uint64_t byte
 uint64_t PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64_t bytes,
                              uint64_t most) {
   Pool& pool = pools_[id.index()];
-  const uint64_t granularity = pool.memory->granularity();
-  const uint64_t left = std::min(pool.capacity - std::min(pool.taken, pool.capacity), most);
+  const uint64_t granularity = memory_.granularity(id), capacity = memory_.capacity(id);
+  const uint64_t left = std::min(capacity - std::min(pool.taken, capacity), most);
   if (bytes > left) return 0;
   const uint64_t needed = RoundDown(bytes + granularity - 1, granularity);
   const uint64_t size = std::min(left, std::max(pool.arena_bytes, needed));
-  Result<MemoryBlock> block = pool.memory->Allocate(size);
-  if (!Noted(id, block.status()).ok()) return 0;
+  Result<MemoryBlock> block = memory_.Allocate(id, size);
+  if (!block.ok()) return 0;
   pool.taken += size;
   const uint32_t number = next_arena_++;
   auto arena = std::make_unique<Arena>(number, id, tenant, writer, std::move(*block));
@@ -135,12 +113,11 @@ uint64_t PagePools::AddArena(PoolId id, uint32_t tenant, uint64_t writer, uint64
 
 void PagePools::Drop(Arena* arena) {
   if (on_drop) on_drop(*arena);
-  Pool& pool = pools_[arena->pool.index()];
   const auto key = std::make_tuple(arena->pool, arena->tenant, arena->writer);
   std::erase(by_writer_[key], arena);
   if (by_writer_[key].empty()) by_writer_.erase(key);
-  pool.taken -= arena->block.bytes;
-  pool.memory->Free(std::move(arena->block));
+  pools_[arena->pool.index()].taken -= arena->block.bytes;
+  memory_.Free(arena->pool, std::move(arena->block));
   arenas_.erase(arena->id);
 }
 
@@ -214,84 +191,6 @@ void PagePools::Retire(Page* page) {
   KVS_CHECK(page->refs == 0 && !page->indexed && !page->retired);
   page->retired = true;
   page->arena->retired += page->bytes;
-}
-
-Status PagePools::failure(PoolId pool) const {
-  MutexLock lock(failures_mu_);
-  return failures_[pool.index()];
-}
-
-Status PagePools::Noted(PoolId pool, Status status) const {
-  if (status.reason() != "DEVICE_FAILED") return status;
-  {
-    MutexLock lock(failures_mu_);
-    Status& failure = failures_[pool.index()];
-    if (!failure.ok()) return status;
-    failure = status;
-  }
-  if (on_failure) on_failure(pool, status);
-  return status;
-}
-
-// A device knows how to reach the host, not the other way round.
-Status PagePools::Copy(std::span<const PageCopy> copies) const {
-  std::map<std::pair<PoolId, PoolId>, std::vector<MemoryCopy>> by_pools;
-  for (const auto& [from, to, shape] : copies) {
-    by_pools[{from->arena->pool, to->arena->pool}].push_back({to->base(), from->base(), shape});
-  }
-  for (const auto& [pools, some] : by_pools) {
-    const auto [from, to] = pools;
-    const bool far = from.tier() == Tier::kDevice && to.tier() == Tier::kDevice;
-    if (far && from != to) {
-      KVS_RETURN_IF_ERROR(CopyAcross(from, to, some));
-      continue;
-    }
-    const PoolId of = from.tier() == Tier::kDevice ? from : to;
-    KVS_RETURN_IF_ERROR(Noted(of, pools_[of.index()].memory->Copy(some)));
-  }
-  return OkStatus();
-}
-
-Status PagePools::CopyAcross(PoolId from, PoolId to, std::span<const MemoryCopy> copies) const {
-  MemoryResource& source = *pools_[from.index()].memory;
-  MemoryResource& destination = *pools_[to.index()].memory;
-  const Status status = CopyBetween(source, destination, copies);
-  if (status.reason() == "DEVICE_FAILED") {
-    (void)Noted(from, source.Copy({}));  // whose is it?
-    (void)Noted(to, destination.Copy({}));
-  }
-  return status;
-}
-
-Status PagePools::Read(const Page& from, std::byte* to) const {
-  const PoolId pool = from.arena->pool;
-  const MemoryCopy copy{to, from.base(), {from.bytes, from.bytes, 1}};
-  return Noted(pool, pools_[pool.index()].memory->Copy({&copy, 1}));
-}
-
-Status PagePools::Write(const Page& to, const std::byte* from) const {
-  const PoolId pool = to.arena->pool;
-  const MemoryCopy copy{to.base(), from, {to.bytes, to.bytes, 1}};
-  return Noted(pool, pools_[pool.index()].memory->Copy({&copy, 1}));
-}
-
-Status PagePools::Fill(const Page& to, std::span<const std::byte> front,
-                       std::span<const std::byte> bytes, PoolId of) const {
-  static constexpr std::array<std::byte, kMemoryGranularity> kZeros{};
-  KVS_CHECK(front.size() <= bytes.size() && bytes.size() <= to.bytes);
-  KVS_CHECK(to.bytes - bytes.size() < kZeros.size());
-  std::vector<MemoryCopy> copies;
-  const auto add = [&](uint64_t at, const std::byte* from, uint64_t n) {
-    if (n > 0) copies.push_back({to.base() + at, from, {n, n, 1}});
-  };
-  add(0, front.data(), front.size());
-  add(front.size(), bytes.data() + front.size(), bytes.size() - front.size());
-  add(bytes.size(), kZeros.data(), to.bytes - bytes.size());
-  return Noted(of, pools_[of.index()].memory->Copy(copies));
-}
-
-Status PagePools::Reach(PoolId device, const std::byte* at) const {
-  return Noted(device, pools_[device.index()].memory->Reach(at));
 }
 
 const Arena* PagePools::Find(uint32_t id) const {

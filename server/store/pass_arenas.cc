@@ -5,20 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 
-void Store::Impl::PassArena(const Session& session, const Arena& arena) {
-  if (!session.sink) return;
-  const bool writable = session.sink_writes && arena.writer == session.id;
-  session.sink({arena.id, arena.block.bytes, arena.tier, writable, pools_.memory(arena.tier),
-                writable ? arena.block.fd.get() : arena.block.read_only_fd.get()});
-}
-
-Result<PassedTables> Store::Impl::PassArenas(uint64_t session_id, bool writable, ArenaSink sink) {
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
+Result<PassedTables> Sessions::PassArenas(uint64_t session_id, bool writable, ArenaSink sink) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
   if (writable && session->writers == kMaxWriters) {
     return ResourceExhausted("WRITER_LIMIT",
                              std::to_string(kMaxWriters) + " processes have session " +
@@ -40,25 +33,27 @@ Result<PassedTables> Store::Impl::PassArenas(uint64_t session_id, bool writable,
   std::vector<uint32_t> ids;
   for (const auto& [arena, written] : session->granted) ids.push_back(arena);
   std::ranges::sort(ids);
-  for (const uint32_t id : ids) PassArena(*session, *pools_.Find(id));
+  for (const uint32_t id : ids) tables_.PassArena(*session, *pools_.Find(id));
   passed.arenas = static_cast<uint32_t>(ids.size());
   return passed;
 }
 
-Status Store::Impl::CheckWriter(uint64_t session_id) {
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(const Session* const session, FindSession(session_id));
+Status Sessions::CheckWriter(uint64_t session_id) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(const Session* const session, catalog_.FindSession(session_id));
   if (session->writers != 0) return OkStatus();
   return FailedPrecondition("NOT_WRITABLE", "no process has session " + std::to_string(session_id) +
                                                 "'s arenas writable; fetch them with a token of "
                                                 "IssueAttachToken(writable), or send k and v");
 }
 
-void Store::Impl::EndWriter(uint64_t session_id) {
+void Sessions::EndWriter(uint64_t session_id) {
   {
-    MutexLock lock(mu_);
-    const auto found = sessions_.find(session_id);
-    if (found == sessions_.end() || --found->second->writers != 0 || !found->second->fenced) return;
+    StoreLock lock(mu_);
+    const auto found = catalog_.sessions().find(session_id);
+    if (found == catalog_.sessions().end() || --found->second->writers != 0 ||
+        !found->second->fenced)
+      return;
   }
   EndSession(session_id, SessionEnd::kDied);
 }

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "server/store/store.h"
+#include "server/store/session_types.h"
 
 namespace kvstrata {
 namespace {

@@ -1,16 +1,27 @@
-// Raw pages whose rows a codec holds: `keep_raw` says whether they go back, or to `host`, where
-// they stay readable for other plans and later turns (ADR 5). Bytes are copied outside of
-// the lock, as moves are (move.cc).
+#include "server/store/raw_pages.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
 
 #include "server/store/long_request.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 
+RawPages::RawPages(StoreParts* store)
+    : mu_(store->mu),
+      memory_(store->memory),
+      pools_(store->pools),
+      prefix_(store->prefix),
+      catalog_(store->catalog),
+      tables_(store->tables),
+      references_(store->references),
+      allocator_(store->allocator),
+      copies_(store->copies) {}
+
 // Whole pages among the released positions that the sequence still has.
-std::vector<size_t> Store::Impl::ReleasedPages(const Sequence& s) {
+std::vector<size_t> ReleasedPages(const Sequence& s) {
   const size_t page = s.page_tokens();
   std::vector<size_t> positions;
   for (const Run& run : s.codec->released) {
@@ -23,12 +34,12 @@ std::vector<size_t> Store::Impl::ReleasedPages(const Sequence& s) {
 }
 
 // Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
-void Store::Impl::DropRaw(Page* page) {
+void RawPages::DropRaw(Page* page) {
   if (page->refs == 1 && page->indexed && !page->pinned) prefix_.Erase(page);
-  Release(page);
+  references_.Release(page);
 }
 
-uint64_t Store::Impl::GiveBack(Sequence* s, std::span<const size_t> positions) {
+uint64_t RawPages::GiveBack(Sequence* s, std::span<const size_t> positions) {
   uint64_t bytes = 0;
   for (const size_t i : positions) {
     bytes += s->pages[i]->bytes;
@@ -39,12 +50,12 @@ uint64_t Store::Impl::GiveBack(Sequence* s, std::span<const size_t> positions) {
 }
 
 // Somebody with the same prefix may have moved these pages already; whether there was one.
-bool Store::Impl::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
+bool RawPages::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
   const auto swap = [this, s](size_t i) KVS_NO_THREAD_SAFETY_ANALYSIS {
     Page* copy = prefix_.Find(s->pages[i]->key);
     if (copy == nullptr || copy == s->pages[i] || copy->arena->tier != Tier::kHost) return false;
-    RefPage(copy);
-    Release(s->pages[i]);
+    references_.RefPage(copy);
+    references_.Release(s->pages[i]);
     s->pages[i] = copy;
     return true;
   };
@@ -52,29 +63,30 @@ bool Store::Impl::UseHostCopies(Sequence* s, std::vector<size_t>* positions) {
 }
 
 // Whether `n` released pages go back instead of to `host`.
-bool Store::Impl::GivesBack(const Sequence& s, size_t n) const {
+bool RawPages::GivesBack(const Sequence& s, size_t n) const {
   if (s.plan.stored.keep_raw != KeepRaw::kAuto) return s.plan.stored.keep_raw == KeepRaw::kNo;
   const auto page_bytes = static_cast<uint64_t>(s.model->desc.geometry.page_bytes());
-  return pools_.capacity(PoolId::Host()) < pools_.used(PoolId::Host()) + n * page_bytes;
+  return memory_.capacity(PoolId::Host()) < pools_.used(PoolId::Host()) + n * page_bytes;
 }
 
-Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t* bytes) {
+Status RawPages::PlanPlacing(Sequence* s, CopyPlan* plan, uint64_t* bytes) {
   std::vector<size_t> positions = ReleasedPages(*s);
   if (s->plan.stored.keep_raw != KeepRaw::kNo) {
     std::erase_if(positions, [s](size_t i) { return s->pages[i]->arena->tier == Tier::kHost; });
   }
   if (positions.empty()) return OkStatus();
-  Session* session = sessions_.at(s->session).get();
+  Session* session = catalog_.SessionOf(s->session);
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
-                       ReserveTable(session, *s, s->table->page_capacity));
+                       tables_.ReserveTable(session, *s, s->table->page_capacity));
   bool changed = s->plan.stored.keep_raw != KeepRaw::kNo && UseHostCopies(s, &positions);
   const auto page_bytes = static_cast<uint64_t>(s->model->desc.geometry.page_bytes());
   std::vector<Page*> taken;
   Status status;
   bool give_back = GivesBack(*s, positions.size());
   if (!give_back && !positions.empty()) {
-    status = Allocate({session->tenant, kDaemon, nullptr, s->model->id, {PoolId::Host()}},
-                      page_bytes, static_cast<uint32_t>(positions.size()), &taken);
+    status =
+        allocator_.Allocate({session->tenant, kDaemon, nullptr, s->model->id, {PoolId::Host()}},
+                            page_bytes, static_cast<uint32_t>(positions.size()), &taken);
     give_back = !status.ok() && s->plan.stored.keep_raw == KeepRaw::kAuto;
   }
   if (give_back) {
@@ -83,40 +95,43 @@ Status Store::Impl::PlanPlacing(Sequence* s, std::vector<Copy>* copies, uint64_t
     status = OkStatus();
   }
   for (size_t i = 0; i < taken.size(); ++i) {
-    copies->push_back({false, static_cast<uint32_t>(positions[i]), s->pages[positions[i]], taken[i],
-                       s->page_tokens(), true, session->tenant->id, false});
+    PlannedCopy& planned = plan->copies.emplace_back();
+    planned.source = s->pages[positions[i]];
+    planned.copy = taken[i];
+    planned.position = static_cast<uint32_t>(positions[i]);
+    planned.keeps_key = true;
   }
-  Pin(*copies);
+  if (!plan->copies.empty()) copies_.Hold(plan, plan->copies);
   if (changed) {
-    Publish(session, s, table);
-    Advance(session->tenant);
+    tables_.Publish(session, s, table);
+    references_.Advance(session->tenant);
   } else {
     session->memory->FreeTable(table);
   }
   return status;
 }
 
-Status Store::Impl::PlaceRaw(uint64_t sequence, uint64_t* bytes) {
-  std::vector<Copy> copies;
+Status RawPages::PlaceRaw(uint64_t sequence, uint64_t* bytes) {
+  CopyPlan plan;
   Geometry geometry;
   {
-    MutexLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
     geometry = s->model->desc.geometry;
-    KVS_RETURN_IF_ERROR(PlanPlacing(s, &copies, bytes));
-    if (copies.empty()) return OkStatus();
+    KVS_RETURN_IF_ERROR(PlanPlacing(s, &plan, bytes));
+    if (plan.copies.empty()) return OkStatus();
   }
-  KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
-  MutexLock lock(mu_);
-  Result<Sequence*> s = FindSequence(sequence);
+  const Status copied = copies_.Copy(plan, geometry);
+  StoreLock lock(mu_);
+  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequence(sequence) : copied;
   if (!s.ok()) {
-    Discard(copies);
+    copies_.Discard(&plan);
     return s.status();
   }
-  Session* const session = sessions_.at((*s)->session).get();
-  const LongRequest request(this, session);
-  KVS_RETURN_IF_ERROR(SwapIn(session, *s, &copies));
-  for (const Copy& c : copies) *bytes += c.used ? c.copy->bytes : 0;
+  Session* const session = catalog_.SessionOf((*s)->session);
+  const LongRequest request(&catalog_, session);
+  KVS_RETURN_IF_ERROR(copies_.SwapIn(session, *s, &plan));
+  for (const PlannedCopy& c : plan.copies) *bytes += c.used ? c.copy->bytes : 0;
   return OkStatus();
 }
 

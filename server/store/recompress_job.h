@@ -41,7 +41,7 @@ class RecompressSink {
 
 // One unit of work. Given back by PublishRecompression or AbandonRecompression, exactly once.
 struct RecompressJob {
-  uint64_t id = 0;  // of the pins
+  uint64_t hold = 0;  // of its pages (page_holds.h)
   uint64_t sequence = 0;
   uint32_t device = 0;  // of its session
   Geometry geometry;
@@ -52,7 +52,7 @@ struct RecompressJob {
   RecompressInput input;
   uint64_t waited_us = 0;
 
-  // What `input` points into; the pages behind it are pinned.
+  // What `input` points into; the pages behind it are held.
   std::vector<std::byte*> pages;
   std::vector<ExtentView> extents;
   std::vector<float> surprisal;

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
@@ -15,7 +15,7 @@ constexpr uint64_t kMostChances = 3;
 
 }  // namespace
 
-void Store::Impl::NoteSelected(const Session& session, const Sequence& s) {
+void Sequences::NoteSelected(const Session& session, const Sequence& s) {
   std::vector<uint64_t> behind(s.pages.size() + 1);  // selections of page i and those behind it
   for (size_t i = s.pages.size(); i-- > 0;) {
     behind[i] = behind[i + 1] + session.memory->ReadHeat(s.heat, static_cast<uint32_t>(i));

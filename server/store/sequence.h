@@ -1,5 +1,5 @@
 // What the store keeps of a session, a tenant, a model and a sequence. Plain records: the functions
-// over them are StoreImpl's (store_impl.h), their guard is the store's lock.
+// over them are the owners' (store_parts.h), their guard is the store's lock.
 #ifndef KVSTRATA_SERVER_STORE_SEQUENCE_H_
 #define KVSTRATA_SERVER_STORE_SEQUENCE_H_
 
@@ -21,7 +21,10 @@
 #include "server/store/page.h"
 #include "server/store/prefix_hit.h"
 #include "server/store/recall_audit.h"
+#include "server/store/recompress_job.h"
 #include "server/store/segments.h"
+#include "server/store/session_types.h"
+#include "server/store/user_limits.h"
 
 namespace kvstrata {
 
@@ -180,6 +183,11 @@ struct Sequence {
   }
   uint64_t capacity_tokens() const { return uint64_t{page_tokens()} * pages.size(); }
 };
+
+// SEQUENCE_IMPORTED unless its session fills it.
+Status CheckOwned(const Sequence& s);
+// Whether whoever fills the sequence may write the page: it is nobody else's, and not full.
+bool Writable(const Sequence& s, const Page* page);
 
 // A sequence that the daemon opened to hold what a look-up answered.
 struct Lease {

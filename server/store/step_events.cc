@@ -1,4 +1,5 @@
-// What a running sequence sends: grow before a step that needs more, commit after it, reports.
+#include "server/store/step_events.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -6,52 +7,63 @@
 
 #include "base/check.h"
 #include "server/store/long_request.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 
-bool Store::Impl::Writable(const Sequence& s, const Page* page) {
-  const uint64_t writer = s.imported ? kDaemon : s.session;
-  return page != nullptr && !page->sealed && page->refs == 1 && page->arena->writer == writer;
-}
+StepEvents::StepEvents(StoreParts* store)
+    : mu_(store->mu),
+      options_(store->options),
+      prefix_(store->prefix),
+      catalog_(store->catalog),
+      devices_(store->devices),
+      tables_(store->tables),
+      references_(store->references),
+      allocator_(store->allocator),
+      copies_(store->copies),
+      prefixes_(store->prefixes),
+      recompression_(store->recompression),
+      extents_(store->extents) {}
 
-Status Store::Impl::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
+Status StepEvents::ExtendLocked(Session* session, Sequence* s, uint64_t tokens) {
   const size_t old_pages = s->pages.size(), old_blocks = s->index_blocks.size();
   const uint32_t want_pages = s->PagesFor(tokens), want_blocks = s->BlocksFor(tokens);
   if (want_pages <= old_pages && want_blocks <= old_blocks) return OkStatus();
-  KVS_RETURN_IF_ERROR(CheckHeld(*s));
+  KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
   shm::SequenceTable* table = nullptr;
   if (want_pages > s->table->page_capacity || want_blocks > s->table->index_capacity) {
     KVS_ASSIGN_OR_RETURN(
-        table, ReserveTable(session, *s, std::max(want_pages, 2 * s->table->page_capacity)));
+        table,
+        tables_.ReserveTable(session, *s, std::max(want_pages, 2 * s->table->page_capacity)));
   }
-  if (const Status status = TakeUpTo(session, s, tokens); !status.ok()) {
+  if (const Status status = allocator_.TakeUpTo(session, s, tokens); !status.ok()) {
     if (table != nullptr) session->memory->FreeTable(table);
     return status;
   }
   if (table == nullptr) {
-    PublishInPlace(session, s);
+    tables_.PublishInPlace(session, s);
   } else {
-    Publish(session, s, table);
-    Advance(session->tenant);
+    tables_.Publish(session, s, table);
+    references_.Advance(session->tenant);
   }
   return OkStatus();
 }
 
-std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(Session* session, const Sequence& s,
-                                                              uint32_t writable,
-                                                              uint32_t index_writable,
-                                                              bool* stale_flags) const {
-  std::vector<Copy> copies;
+CopyPlan StepEvents::PlanPrivateCopies(Session* session, const Sequence& s, uint32_t writable,
+                                       uint32_t index_writable, bool* stale_flags) const {
+  CopyPlan plan;
   const shm::PageEntry* entries = shm::Entries(s.table);
   *stale_flags = false;
-  const uint32_t tenant = session->tenant->id;
   const auto visit = [&](Page* page, const shm::PageEntry& entry, bool index, size_t position,
                          uint64_t rows) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    LetOthersIn(session, 1);
+    catalog_.LetOthersIn(session, 1);
     if (page == nullptr) return;  // given back, hence full: nobody writes there
     if (!Writable(s, page)) {
-      copies.push_back({index, static_cast<uint32_t>(position), page, nullptr,
-                        static_cast<uint32_t>(rows), false, tenant, false});
+      PlannedCopy& planned = plan.copies.emplace_back();
+      planned.source = page;
+      planned.index = index;
+      planned.position = static_cast<uint32_t>(position);
+      planned.rows = static_cast<uint32_t>(rows);
     } else if ((entry.flags & shm::kPageShared) != 0) {
       *stale_flags = true;  // it was shared once; the others have gone
     }
@@ -62,26 +74,26 @@ std::vector<Store::Impl::Copy> Store::Impl::PlanPrivateCopies(Session* session, 
     visit(s.pages[i], entries[i], false, i,
           s.tokens <= begin ? 0 : std::min(page_tokens, s.tokens - begin));
   }
-  if (s.index.kind == IndexLayout::Kind::kNone) return copies;
+  if (s.index.kind == IndexLayout::Kind::kNone) return plan;
   entries += s.table->page_capacity;
   for (size_t i = index_writable / static_cast<uint32_t>(s.index.block_tokens);
        i < s.index_blocks.size(); ++i) {
     visit(s.index_blocks[i], entries[i], true, i, 0);
   }
-  return copies;
+  return plan;
 }
 
-Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens, uint32_t writable,
-                         uint32_t index_writable) {
+Status StepEvents::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens, uint32_t writable,
+                        uint32_t index_writable) {
   KVS_RETURN_IF_ERROR(CheckLength("tokens", tokens));
-  std::vector<Copy> copies;
+  CopyPlan plan;
   Geometry geometry;
   {
-    MutexLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     KVS_RETURN_IF_ERROR(CheckOwned(*s));
-    KVS_RETURN_IF_ERROR(CheckHeld(*s));
-    Session* session = sessions_.at(session_id).get();
+    KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
+    Session* session = catalog_.SessionOf(session_id);
     if (writable / s->page_tokens() < s->tokens / s->page_tokens()) {
       return InvalidArgument("GROW_SEALED",
                              "writable is " + std::to_string(writable) +
@@ -89,50 +101,50 @@ Status Store::Impl::Grow(uint64_t session_id, uint64_t sequence, uint32_t tokens
                                  std::to_string(s->tokens / s->page_tokens() * s->page_tokens()));
     }
     geometry = s->model->desc.geometry;
-    const LongRequest request(this, session);
+    const LongRequest request(&catalog_, session);
     bool stale_flags = false;
-    copies = PlanPrivateCopies(session, *s, writable, index_writable, &stale_flags);
+    plan = PlanPrivateCopies(session, *s, writable, index_writable, &stale_flags);
     // All or nothing: copies first, because extending is the last thing that can fail.
-    KVS_RETURN_IF_ERROR(TakeCopies(session, TakerOf(*session, *s), &copies, s->tokens));
+    KVS_RETURN_IF_ERROR(copies_.TakeCopies(session, TakerOf(*session, *s), &plan, s->tokens));
     if (const Status status = ExtendLocked(session, s, tokens); !status.ok()) {
-      Discard(copies);
+      copies_.Discard(&plan);
       return status;
     }
-    if (copies.empty()) {
+    if (plan.copies.empty()) {
       if (!stale_flags) return OkStatus();
       KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
-                           ReserveTable(session, *s, s->table->page_capacity));
-      Publish(session, s, table);
-      Advance(session->tenant);
+                           tables_.ReserveTable(session, *s, s->table->page_capacity));
+      tables_.Publish(session, s, table);
+      references_.Advance(session->tenant);
       return OkStatus();
     }
   }
-  KVS_RETURN_IF_ERROR(CopyBytes(copies, geometry));
-  MutexLock lock(mu_);
-  Result<Sequence*> s = FindSequence(session_id, sequence);
+  const Status copied = copies_.Copy(plan, geometry);
+  StoreLock lock(mu_);
+  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequence(session_id, sequence) : copied;
   if (!s.ok()) {
-    Discard(copies);
+    copies_.Discard(&plan);
     return s.status();
   }
-  Session* session = sessions_.at(session_id).get();
-  const LongRequest request(this, session);
-  return SwapIn(session, *s, &copies);
+  Session* session = catalog_.SessionOf(session_id);
+  const LongRequest request(&catalog_, session);
+  return copies_.SwapIn(session, *s, &plan);
 }
 
-void Store::Impl::KeepSeries(const Sequence& s, Page* page, Series series) {
+void StepEvents::KeepSeries(const Sequence& s, Page* page, Series series) {
   if (page->series != nullptr && SameSeries(*page->series, series)) return;
   page->series = std::make_unique<Series>(std::move(series));
   page->series_changed = true;
-  if (page->indexed) OfferPage(s, *page);
+  if (page->indexed) prefixes_.OfferPage(s, *page);
 }
 
 // What was reported of a sealed page's positions goes with the page: whoever is held for it has it
 // too. Where another page of the same tokens is the one that is found, it takes what it lacks.
-void Store::Impl::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end) {
+void StepEvents::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t first, uint32_t end) {
   if (s->series.empty()) return;
   const uint32_t page_tokens = s->page_tokens();
   for (uint32_t i = first / page_tokens; i * page_tokens < end && i < s->pages.size(); ++i) {
-    LetOthersIn(session, 1);
+    catalog_.LetOthersIn(session, 1);
     Page* page = s->pages[i];
     if (page == nullptr || !page->sealed) continue;
     Series series = s->series.Slice(i * page_tokens, page_tokens);
@@ -143,15 +155,15 @@ void Store::Impl::KeepSeriesWithPages(Session* session, Sequence* s, uint32_t fi
   }
 }
 
-void Store::Impl::SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                             std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+void StepEvents::SealLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                            std::span<const int32_t> tokens, uint32_t indexed_tokens) {
   const size_t first = s->tokens / s->page_tokens();
   for (size_t i = 0; i < keys.size(); ++i) {
     Page* page = s->pages[first + i];
     page->key = keys[i];
     page->sealed = true;
-    EnterPrefix(*s, page);
-    LetOthersIn(session, 1);
+    prefixes_.EnterPrefix(*s, page);
+    catalog_.LetOthersIn(session, 1);
   }
   KeepSeriesWithPages(session, s, s->tokens, s->tokens + static_cast<uint32_t>(tokens.size()));
   s->tokens += static_cast<uint32_t>(tokens.size());
@@ -174,13 +186,13 @@ void Store::Impl::SealLocked(Session* session, Sequence* s, std::span<const Page
     if (last_page == nullptr) continue;  // given back, and its key with it
     block->key = IndexBlockKey(last_page->key, s->index);
     block->sealed = block->summary = true;
-    EnterPrefix(*s, block);
-    LetOthersIn(session, 1);
+    prefixes_.EnterPrefix(*s, block);
+    catalog_.LetOthersIn(session, 1);
   }
 }
 
 // A sequence that opened on an artefact is held for that prompt alone.
-Status Store::Impl::CheckPromised(const Sequence& s, std::span<const int32_t> tokens) {
+Status StepEvents::CheckPromised(const Sequence& s, std::span<const int32_t> tokens) {
   if (!s.codec || s.tokens >= s.codec->opened_on) return OkStatus();
   const std::span<const int32_t> promised = s.codec->promised;
   const std::span<const int32_t> left =
@@ -193,8 +205,8 @@ Status Store::Impl::CheckPromised(const Sequence& s, std::span<const int32_t> to
                                 " was opened with, and it is held for those alone; open it again");
 }
 
-Status Store::Impl::CheckCommit(Session* session, const Sequence& s, uint32_t first,
-                                std::span<const int32_t> tokens, uint32_t indexed_tokens) const {
+Status StepEvents::CheckCommit(Session* session, const Sequence& s, uint32_t first,
+                               std::span<const int32_t> tokens, uint32_t indexed_tokens) const {
   const size_t n = tokens.size();
   if (first != s.tokens) {
     return FailedPrecondition("COMMIT_OUT_OF_ORDER", "first is " + std::to_string(first) +
@@ -215,7 +227,7 @@ Status Store::Impl::CheckCommit(Session* session, const Sequence& s, uint32_t fi
   }
   KVS_RETURN_IF_ERROR(CheckPromised(s, tokens));
   for (uint64_t at = first / s.page_tokens(); n > 0 && at < s.PagesFor(first + uint64_t{n}); ++at) {
-    LetOthersIn(session, 1);
+    catalog_.LetOthersIn(session, 1);
     if (Writable(s, s.pages[at])) continue;
     return FailedPrecondition(
         "COMMIT_TO_SHARED",
@@ -224,34 +236,34 @@ Status Store::Impl::CheckCommit(Session* session, const Sequence& s, uint32_t fi
   return OkStatus();
 }
 
-Status Store::Impl::CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
-                                 std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+Status StepEvents::CommitLocked(Session* session, Sequence* s, std::span<const PageKey> keys,
+                                std::span<const int32_t> tokens, uint32_t indexed_tokens) {
   SealLocked(session, s, keys, tokens, indexed_tokens);
   const uint64_t ahead =
       std::min<uint64_t>(uint64_t{s->tokens} + options_.headroom_tokens, kMaxSequenceTokens);
   // The tokens are in; that there is no room for more is told when more is asked for.
   if (s->capacity_tokens() < ahead) (void)ExtendLocked(session, s, ahead);
-  NoteDue(s);
+  recompression_.NoteDue(s);
   return OkStatus();
 }
 
-Status Store::Impl::Commit(uint64_t session_id, uint64_t sequence, uint32_t first,
-                           std::span<const int32_t> tokens, uint32_t indexed_tokens) {
+Status StepEvents::Commit(uint64_t session_id, uint64_t sequence, uint32_t first,
+                          std::span<const int32_t> tokens, uint32_t indexed_tokens) {
   return CommitRows(session_id, sequence, first, tokens, indexed_tokens, false);
 }
 
-Status Store::Impl::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t first,
-                               std::span<const int32_t> tokens, uint32_t indexed_tokens,
-                               bool by_daemon) {
+Status StepEvents::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t first,
+                              std::span<const int32_t> tokens, uint32_t indexed_tokens,
+                              bool by_daemon) {
   std::vector<int32_t> ids;
   KeyChain chain;
   PageKey parent;
   {
-    MutexLock lock(mu_);
-    KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
     if (!by_daemon) KVS_RETURN_IF_ERROR(CheckOwned(*s));
-    Session* session = sessions_.at(session_id).get();
-    const LongRequest request(this, session);
+    Session* session = catalog_.SessionOf(session_id);
+    const LongRequest request(&catalog_, session);
     KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
     if (s->tail.size() + tokens.size() < s->page_tokens()) {
       return CommitLocked(session, s, {}, tokens, indexed_tokens);
@@ -262,10 +274,10 @@ Status Store::Impl::CommitRows(uint64_t session_id, uint64_t sequence, uint32_t 
   }
   ids.insert(ids.end(), tokens.begin(), tokens.end());
   const std::vector<PageKey> keys = chain.Pages(parent, ids);  // hashed outside of the lock
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
-  Session* session = sessions_.at(session_id).get();
-  const LongRequest request(this, session);
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
+  Session* session = catalog_.SessionOf(session_id);
+  const LongRequest request(&catalog_, session);
   KVS_RETURN_IF_ERROR(CheckCommit(session, *s, first, tokens, indexed_tokens));
   return CommitLocked(session, s, keys, tokens, indexed_tokens);
 }
@@ -292,8 +304,8 @@ Status CheckSeries(std::string_view field, uint32_t first, uint32_t n, const flo
 
 }  // namespace
 
-Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
-                           const float* surprisal, const float* entropy, const uint8_t* boundary) {
+Status StepEvents::Report(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
+                          const float* surprisal, const float* entropy, const uint8_t* boundary) {
   KVS_RETURN_IF_ERROR(CheckSeries("surprisal", first, n, surprisal));
   KVS_RETURN_IF_ERROR(CheckSeries("entropy", first, n, entropy));
   // By pieces: whoever reports much must not keep the lock from others.
@@ -308,10 +320,10 @@ Status Store::Impl::Report(uint64_t session_id, uint64_t sequence, uint32_t firs
   return OkStatus();
 }
 
-Status Store::Impl::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
-                               uint32_t done, uint32_t some, const Series& piece) {
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+Status StepEvents::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t first, uint32_t n,
+                              uint32_t done, uint32_t some, const Series& piece) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   if (uint64_t{first} + n > s->tokens) {
     return InvalidArgument("REPORT_POSITION", "positions " + std::to_string(first) + " to " +
                                                   std::to_string(uint64_t{first} + n) +
@@ -320,14 +332,14 @@ Status Store::Impl::ReportSome(uint64_t session_id, uint64_t sequence, uint32_t 
                                                   std::to_string(s->tokens) + " tokens");
   }
   s->series.Put(first + done, piece);
-  KeepSeriesWithPages(sessions_.at(session_id).get(), s, first + done, first + done + some);
-  if (done + some == n) NoteDue(s);
+  KeepSeriesWithPages(catalog_.SessionOf(session_id), s, first + done, first + done + some);
+  if (done + some == n) recompression_.NoteDue(s);
   return OkStatus();
 }
 
-Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+Status StepEvents::PrefillDone(uint64_t session_id, uint64_t sequence) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   if (s->prefill_done || s->tokens == 0) {
     return FailedPrecondition("PREFILL_DONE",
                               "sequence " + std::to_string(sequence) +
@@ -344,8 +356,8 @@ Status Store::Impl::PrefillDone(uint64_t session_id, uint64_t sequence) {
   s->prompt_tokens = s->tokens;
   s->prompt_last_key = s->last_key;
   if (s->codec) {
-    AttachArtefact(sessions_.at(session_id).get(), s);
-    NoteDue(s);
+    extents_.AttachArtefact(catalog_.SessionOf(session_id), s);
+    recompression_.NoteDue(s);
   }
   return OkStatus();
 }

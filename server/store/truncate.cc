@@ -2,6 +2,7 @@
 #include <string>
 
 #include "server/store/long_request.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
@@ -13,7 +14,7 @@ std::string Tokens(uint32_t tokens, const Sequence& s) {
 
 }  // namespace
 
-Status Store::Impl::CheckTruncate(const Sequence& s, uint32_t tokens) {
+Status Sequences::CheckTruncate(const Sequence& s, uint32_t tokens) {
   if (tokens > s.tokens) {
     return InvalidArgument("TRUNCATE_TOKENS", Tokens(tokens, s) + ": allowed is up to that");
   }
@@ -42,10 +43,10 @@ Status Store::Impl::CheckTruncate(const Sequence& s, uint32_t tokens) {
 }
 
 // A run over the prompt alone reads nothing that goes.
-void Store::Impl::EndWorkBeyond(Sequence* s) {
+void Sequences::EndWorkBeyond(Sequence* s) {
   const Status why(Code::kAborted, "SEQUENCE_TRUNCATED",
                    "tokens of sequence " + std::to_string(s->id) + " were taken back meanwhile");
-  requests_->EndBuildLocked(s->id, why);
+  (void)builds_.EndBuildLocked(s->id, why);
   if (!s->codec || s->codec->work != CodecState::Work::kRunning) return;
   if (s->prefill_done && !s->codec->prompt_settled) return;
   s->codec->cancelled->store(true, std::memory_order_relaxed);
@@ -53,7 +54,7 @@ void Store::Impl::EndWorkBeyond(Sequence* s) {
 }
 
 // Pages and index blocks beyond `tokens` go but for those that the next tokens may be written to.
-std::vector<Page*> Store::Impl::TakeBeyond(Sequence* s, uint32_t tokens) {
+std::vector<Page*> Sequences::TakeBeyond(Sequence* s, uint32_t tokens) {
   const uint64_t ahead = uint64_t{tokens} + options_.headroom_tokens;
   std::vector<Page*> taken;
   const auto take = [&](std::vector<Page*>* pages, size_t needed, size_t kept) {
@@ -67,7 +68,7 @@ std::vector<Page*> Store::Impl::TakeBeyond(Sequence* s, uint32_t tokens) {
   return taken;
 }
 
-void Store::Impl::CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail) {
+void Sequences::CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_t> tail) {
   const uint32_t page_tokens = s->page_tokens(), whole = tokens / page_tokens;
   if (whole != s->tokens / page_tokens) {
     const bool of_prompt = s->prefill_done && whole == s->prompt_tokens / page_tokens;
@@ -82,25 +83,25 @@ void Store::Impl::CutLocked(Sequence* s, uint32_t tokens, std::span<const int32_
   s->series.Truncate(tokens);
 }
 
-void Store::Impl::Wish(Session* session, Sequence* s, std::optional<uint32_t> tokens) {
+void Sequences::Wish(Session* session, Sequence* s, std::optional<uint32_t> tokens) {
   s->truncate_to = tokens;
   session->memory->tables()->slots[s->slot].truncate_to.store(tokens ? uint64_t{*tokens} + 1 : 0,
                                                               std::memory_order_release);
 }
 
-bool Store::Impl::EndWish(Session* session, Sequence* s, uint32_t tokens) {
+bool Sequences::EndWish(Session* session, Sequence* s, uint32_t tokens) {
   if (!s->truncate_to || tokens > *s->truncate_to) return false;
   Wish(session, s, std::nullopt);
   return true;
 }
 
-Status Store::Impl::TruncateKey(uint64_t session_id, std::string_view key, uint32_t tokens) {
-  MutexLock lock(mu_);
+Status Sequences::TruncateKey(uint64_t session_id, std::string_view key, uint32_t tokens) {
+  StoreLock lock(mu_);
   KVS_ASSIGN_OR_RETURN(const uint64_t sequence, FindKey(session_id, key));
-  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(sequence));
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*s));
-  KVS_RETURN_IF_ERROR(CheckHeld(*s));
-  Session* const owner = sessions_.at(s->session).get();
+  KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
+  Session* const owner = catalog_.SessionOf(s->session);
   // Commits of a linked owner may be on their way.
   const bool may_have = owner->road == Road::kLinked && tokens <= s->capacity_tokens();
   if (tokens <= s->tokens || !may_have) KVS_RETURN_IF_ERROR(CheckTruncate(*s, tokens));
@@ -110,13 +111,18 @@ Status Store::Impl::TruncateKey(uint64_t session_id, std::string_view key, uint3
   return OkStatus();
 }
 
-Status Store::Impl::Truncate(uint64_t session_id, uint64_t sequence, uint32_t tokens,
-                             std::span<const int32_t> tail) {
-  MutexLock lock(mu_);
-  KVS_ASSIGN_OR_RETURN(Session * session, FindSession(session_id));
-  KVS_ASSIGN_OR_RETURN(Sequence * s, FindSequence(session_id, sequence));
+Status Sequences::Truncate(uint64_t session, uint64_t sequence, uint32_t tokens,
+                           std::span<const int32_t> tail) {
+  return answers_.TellAfter([&] { return TruncateNow(session, sequence, tokens, tail); });
+}
+
+Status Sequences::TruncateNow(uint64_t session_id, uint64_t sequence, uint32_t tokens,
+                              std::span<const int32_t> tail) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
   KVS_RETURN_IF_ERROR(CheckOwned(*s));
-  KVS_RETURN_IF_ERROR(CheckHeld(*s));
+  KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
   if (const Status refused = CheckTruncate(*s, tokens); !refused.ok()) {
     // Asked for by the key, it could never be done: who is refused has heard it for both.
     if (s->truncate_to == tokens) Wish(session, s, std::nullopt);
@@ -129,21 +135,21 @@ Status Store::Impl::Truncate(uint64_t session_id, uint64_t sequence, uint32_t to
                                " tokens; needed: " + std::to_string(tokens % s->page_tokens()));
   }
   if (tokens == s->tokens) {
-    if (EndWish(session, s, tokens)) NoteDue(s);
+    if (EndWish(session, s, tokens)) recompression_.NoteDue(s);
     return OkStatus();
   }
   // Pages that were sealed look private in the old table: it says nothing of what came after it.
   KVS_ASSIGN_OR_RETURN(shm::SequenceTable * table,
-                       ReserveTable(session, *s, s->table->page_capacity));
-  const LongRequest request(this, session);
+                       tables_.ReserveTable(session, *s, s->table->page_capacity));
+  const LongRequest request(&catalog_, session);
   EndWish(session, s, tokens);
   EndWorkBeyond(s);
   CutLocked(s, tokens, tail);
   std::vector<Page*> taken = TakeBeyond(s, tokens);
-  Publish(session, s, table);
-  ReleaseAll(session, &taken);
-  Advance(session->tenant);
-  NoteDue(s);
+  tables_.Publish(session, s, table);
+  references_.ReleaseAll(session, &taken);
+  references_.Advance(session->tenant);
+  recompression_.NoteDue(s);
   return OkStatus();
 }
 

@@ -1,6 +1,6 @@
 // What is moved in the background, by server/work/mover.h: promotions of what sequences opened on,
 // room below the watermarks; and what follows when a pool's capacity changes. Bytes are copied
-// outside of the lock, as moves are (move.cc).
+// outside of the lock, as moves are (moves.cc).
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -9,11 +9,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
 
+constexpr double kPressure = 0.8;   // of a device pool
 constexpr size_t kEvictions = 256;  // pages, under the lock
 constexpr uint64_t kLeastPool = uint64_t{1} << 20, kLargestPool = uint64_t{16} << 40;
 
@@ -21,15 +22,15 @@ uint64_t Percent(uint64_t bytes, uint32_t percent) { return bytes / 100 * percen
 
 }  // namespace
 
-uint64_t Store::Impl::HighMark(PoolId pool) const {
-  return Percent(pools_.capacity(pool), options_.high_percent);
+uint64_t Moves::HighMark(PoolId pool) const {
+  return Percent(memory_.capacity(pool), options_.high_percent);
 }
 
-uint64_t Store::Impl::LowMark(PoolId pool) const {
-  return Percent(pools_.capacity(pool), std::min(options_.low_percent, options_.high_percent));
+uint64_t Moves::LowMark(PoolId pool) const {
+  return Percent(memory_.capacity(pool), std::min(options_.low_percent, options_.high_percent));
 }
 
-std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(PoolId pool) const {
+std::unordered_map<const Arena*, uint64_t> Moves::RetiredBytes(PoolId pool) const {
   std::unordered_map<const Arena*, uint64_t> bytes;
   for (const auto& [id, arena] : pools_.arenas()) {
     if (arena->pool == pool && arena->retired != 0) bytes[arena.get()] = arena->retired;
@@ -37,30 +38,39 @@ std::unordered_map<const Arena*, uint64_t> Store::Impl::RetiredBytes(PoolId pool
   return bytes;
 }
 
-uint64_t Store::Impl::HeldBytes(PoolId pool) const {
+uint64_t Moves::HeldBytes(PoolId pool) const {
   uint64_t held = pools_.used(pool);
   for (const auto& [arena, bytes] : RetiredBytes(pool)) held -= bytes;
   return held;
 }
 
-void Store::Impl::SetMoveSink(std::function<void()> wake) {
-  MutexLock lock(mu_);
+bool Moves::UnderPressure() const {
+  StoreLock lock(mu_);
+  return std::ranges::any_of(memory_.ids(), [this](PoolId pool) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    return pool.tier() == Tier::kDevice &&
+           static_cast<double>(pools_.used(pool)) >
+               kPressure * static_cast<double>(memory_.capacity(pool));
+  });
+}
+
+void Moves::SetMoveSink(std::function<void()> wake) {
+  StoreLock lock(mu_);
   wake_mover_ = std::move(wake);
 }
 
-void Store::Impl::NoteFill() {
+void Moves::NoteFill() {
   if (!wake_mover_) return;
-  for (const PoolId pool : pools_.ids()) {
-    const bool over = pools_.taken(pool) > pools_.capacity(pool);
+  for (const PoolId pool : memory_.ids()) {
+    const bool over = pools_.taken(pool) > memory_.capacity(pool);
     if (over || pools_.used(pool) > HighMark(pool)) return wake_mover_();
   }
 }
 
 // Pages that a codec's plan has on host lie there because it needs them no more.
-void Store::Impl::NotePromotion(Session* session, const Sequence& s) {
+void Moves::NotePromotion(Session* session, const Sequence& s) {
   if (!wake_mover_ || s.imported || s.codec || s.plan.tier == TierKind::kHost) return;
   const auto on_host = [&](const Page* p) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    LetOthersIn(session, 1);
+    catalog_.LetOthersIn(session, 1);
     return p->sealed && p->arena->tier == Tier::kHost;
   };
   if (std::ranges::none_of(s.pages, on_host)) return;
@@ -68,10 +78,10 @@ void Store::Impl::NotePromotion(Session* session, const Sequence& s) {
   wake_mover_();
 }
 
-std::optional<uint64_t> Store::Impl::MoveSome(uint64_t bytes) {
+std::optional<uint64_t> Moves::MoveSome(uint64_t bytes) {
   if (const auto promoted = PromoteSome(bytes)) return promoted;
   // Host first: what leaves it makes room for what leaves device.
-  const std::span<const PoolId> pools = PoolIds();
+  const std::span<const PoolId> pools = memory_.ids();
   for (size_t i = pools.size(); i-- > 0;) {
     if (const auto moved = RelieveSome(pools[i], bytes)) return moved;
   }
@@ -80,24 +90,24 @@ std::optional<uint64_t> Store::Impl::MoveSome(uint64_t bytes) {
 
 // --- promotions ----------------------------------------------------------------------------------
 
-std::optional<uint64_t> Store::Impl::PromoteSome(uint64_t bytes) {
+std::optional<uint64_t> Moves::PromoteSome(uint64_t bytes) {
   uint64_t sequence = 0;
   MoveLimit limit{bytes, 0, false};
   {
-    MutexLock lock(mu_);
+    StoreLock lock(mu_);
     if (promotions_.empty()) return std::nullopt;
     sequence = promotions_.front();
-    const auto s = sequences_.find(sequence);
-    if (s == sequences_.end()) {  // closed meanwhile
+    const auto s = catalog_.sequences().find(sequence);
+    if (s == catalog_.sequences().end()) {  // closed meanwhile
       promotions_.pop_front();
       return 0;
     }
-    const PoolId device = PoolId::Device(sessions_.at(s->second->session)->device);
+    const PoolId device = PoolId::Device(catalog_.SessionOf(s->second->session)->device);
     const uint64_t high = HighMark(device);
     limit.room = high - std::min(high, HeldBytes(device));
   }
   const Result<MoveResult> moved = Move(sequence, Tier::kDevice, limit);
-  MutexLock lock(mu_);
+  StoreLock lock(mu_);
   if (!moved.ok() || moved->pages == 0) {  // all are there, it was closed, or there is no room
     promotions_.pop_front();
     return 0;
@@ -108,11 +118,11 @@ std::optional<uint64_t> Store::Impl::PromoteSome(uint64_t bytes) {
 
 // --- watermarks ----------------------------------------------------------------------------------
 
-std::optional<uint64_t> Store::Impl::RelieveSome(PoolId pool, uint64_t bytes) {
+std::optional<uint64_t> Moves::RelieveSome(PoolId pool, uint64_t bytes) {
   const bool device = pool.tier() == Tier::kDevice;
-  std::vector<Demotion> demotions;
+  CopyPlan demotions;
   {
-    MutexLock lock(mu_);
+    StoreLock lock(mu_);
     ShrinkToCapacity(pool);
     bool& relieving = relieving_[pool.index()];
     const uint64_t held = HeldBytes(pool), low = LowMark(pool);
@@ -122,20 +132,20 @@ std::optional<uint64_t> Store::Impl::RelieveSome(PoolId pool, uint64_t bytes) {
     const uint64_t wanted = std::min(bytes, held - low);
     if (EvictReplicas(pool, wanted) > 0) return 0;
     if (device) demotions = PlanDemotion(pool, wanted);
-    if (demotions.empty()) {
+    if (demotions.copies.empty()) {
       if (device && MakeHostRelieve(pool)) return 0;
-      if (EvictColdest(pool, wanted) > 0 || EvictArtefact(pool)) return 0;
+      if (EvictColdest(pool, wanted) > 0 || eviction_.EvictArtefact(pool)) return 0;
       relieving = false;  // all of it is in use
       return std::nullopt;
     }
   }
-  const bool copied = CopyDemotions(demotions);
-  MutexLock lock(mu_);
+  const bool copied = copies_.Copy(demotions, Geometry{}).ok();
+  StoreLock lock(mu_);
   return FinishDemotion(demotions, copied);
 }
 
 // When host is full of what is colder than what is to come, that goes first.
-bool Store::Impl::MakeHostRelieve(PoolId device) {
+bool Moves::MakeHostRelieve(PoolId device) {
   constexpr PoolId kHost = PoolId::Host();
   bool& relieving = relieving_[kHost.index()];
   const bool wanted = !relieving && prefix_.cached_bytes(device) > 0 &&
@@ -144,8 +154,8 @@ bool Store::Impl::MakeHostRelieve(PoolId device) {
   return wanted;
 }
 
-std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(PoolId device, uint64_t bytes) {
-  std::vector<Demotion> demotions;
+CopyPlan Moves::PlanDemotion(PoolId device, uint64_t bytes) {
+  CopyPlan demotions;
   const uint64_t high = HighMark(PoolId::Host());
   const uint64_t room = high - std::min(high, HeldBytes(PoolId::Host()));
   uint64_t planned = 0;
@@ -157,55 +167,46 @@ std::vector<Store::Impl::Demotion> Store::Impl::PlanDemotion(PoolId device, uint
       continue;
     }
     if (planned >= bytes || planned + page->bytes > room) break;
-    const Taker taker{tenants_by_id_[page->arena->tenant],
+    const Taker taker{catalog_.tenant(page->arena->tenant),
                       kDaemon,
                       nullptr,
                       page->model,
                       {PoolId::Host()},
                       false};
     std::vector<Page*> copy;
-    if (!Allocate(taker, page->bytes, 1, &copy).ok()) break;
-    RefPage(copy.front());
-    pins_.push_back(copy.front());
-    demotions.push_back({page, copy.front(), PinForCopy(page)});
+    if (!allocator_.Allocate(taker, page->bytes, 1, &copy).ok()) break;
+    if (demotions.hold == 0) demotions.hold = holds_.Begin();
+    holds_.Refer(demotions.hold, copy.front());
+    holds_.Keep(demotions.hold, page);
+    demotions.copies.push_back({page, copy.front()});
     planned += page->bytes;
   }
   return demotions;
 }
 
-bool Store::Impl::CopyDemotions(std::span<const Demotion> demotions) {
-  std::vector<PageCopy> copies;
-  for (const Demotion& d : demotions) {
-    copies.push_back({d.source, d.copy, {d.source->bytes, d.source->bytes, 1}});
-  }
-  return pools_.Copy(copies).ok();
-}
-
-uint64_t Store::Impl::FinishDemotion(std::span<const Demotion> demotions, bool copied) {
+uint64_t Moves::FinishDemotion(const CopyPlan& demotions, bool copied) {
   uint64_t bytes = 0;
   std::set<Tenant*> tenants;
-  for (const Demotion& d : demotions) {
-    tenants.insert(tenants_by_id_[d.copy->arena->tenant]);
-    pins_.erase(std::ranges::find(pins_, d.copy));
+  for (const PlannedCopy& d : demotions.copies) {
+    tenants.insert(catalog_.tenant(d.copy->arena->tenant));
     const bool wanted = copied && d.source->indexed && d.source->refs == 0;
     if (wanted) {
+      holds_.HandOver(demotions.hold, d.copy);
       pools_.Unref(d.copy);
-      TakeOver(d.source, d.copy);
-      Retire(d.source);
+      copies_.TakeOver(d.source, d.copy);
+      references_.Retire(d.source);
       bytes += d.copy->bytes;
       ++counters_.demoted_pages;
-    } else {
-      Release(d.copy);  // somebody uses the page again, or it was evicted
-    }
-    UnpinJob(d.job);
+    }  // else somebody uses the page again, or it was evicted
   }
-  for (Tenant* tenant : tenants) Advance(tenant);
-  ReclaimLocked();
+  holds_.End(demotions.hold);
+  for (Tenant* tenant : tenants) references_.Advance(tenant);
+  references_.ReclaimLocked();
   return bytes;
 }
 
 // The key's page stays, elsewhere: nothing is lost, and host has no use for a second one.
-uint64_t Store::Impl::EvictReplicas(PoolId pool, uint64_t bytes) {
+uint64_t Moves::EvictReplicas(PoolId pool, uint64_t bytes) {
   uint64_t evicted = 0;
   if (prefix_.replicas() == 0) return evicted;
   std::set<Tenant*> tenants;
@@ -215,15 +216,15 @@ uint64_t Store::Impl::EvictReplicas(PoolId pool, uint64_t bytes) {
     next = page->newer;
     if (!page->replica) continue;
     evicted += page->bytes;
-    tenants.insert(tenants_by_id_[page->arena->tenant]);
-    EvictPage(page);
+    tenants.insert(catalog_.tenant(page->arena->tenant));
+    eviction_.EvictPage(page);
   }
-  for (Tenant* tenant : tenants) Advance(tenant);
-  if (evicted > 0) ReclaimLocked();
+  for (Tenant* tenant : tenants) references_.Advance(tenant);
+  if (evicted > 0) references_.ReclaimLocked();
   return evicted;
 }
 
-uint64_t Store::Impl::EvictColdest(PoolId pool, uint64_t bytes) {
+uint64_t Moves::EvictColdest(PoolId pool, uint64_t bytes) {
   uint64_t evicted = 0;
   size_t pages = 0;
   std::set<Tenant*> tenants;
@@ -237,17 +238,17 @@ uint64_t Store::Impl::EvictColdest(PoolId pool, uint64_t bytes) {
     next = page->newer;
     evicted += page->bytes;
     ++pages;
-    tenants.insert(tenants_by_id_[page->arena->tenant]);
-    EvictPage(page);
+    tenants.insert(catalog_.tenant(page->arena->tenant));
+    eviction_.EvictPage(page);
   }
-  for (Tenant* tenant : tenants) Advance(tenant);
-  ReclaimLocked();
+  for (Tenant* tenant : tenants) references_.Advance(tenant);
+  references_.ReclaimLocked();
   return evicted;
 }
 
 // --- capacities that change ----------------------------------------------------------------------
 
-Result<ResizedPool> Store::Impl::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
+Result<ResizedPool> Moves::ResizePool(Tier tier, uint64_t bytes, std::string_view device) {
   if (bytes < kLeastPool || bytes > kLargestPool) {
     return InvalidArgument(
         "POOL_SIZE", "capacity is " + std::to_string(bytes) + " bytes; allowed: 1 MiB to 16 TiB");
@@ -258,17 +259,17 @@ Result<ResizedPool> Store::Impl::ResizePool(Tier tier, uint64_t bytes, std::stri
   }
   std::optional<PoolId> only;
   if (!device.empty()) {
-    KVS_ASSIGN_OR_RETURN(const uint32_t number, FindDevice(device));
+    KVS_ASSIGN_OR_RETURN(const uint32_t number, devices_.FindDevice(device));
     only = PoolId::Device(number);
   }
-  MutexLock lock(mu_);
+  StoreLock lock(mu_);
   const uint64_t before = counters_.evicted_pages;
   ResizedPool resized;
-  for (const PoolId pool : pools_.ids()) {
+  for (const PoolId pool : memory_.ids()) {
     if (pool.tier() != tier || (only && pool != *only)) continue;
-    pools_.SetCapacity(pool, bytes);
+    memory_.SetCapacity(pool, bytes);
     ShrinkToCapacity(pool);
-    resized.capacity_bytes += pools_.capacity(pool);
+    resized.capacity_bytes += memory_.capacity(pool);
     resized.taken_bytes += pools_.taken(pool);
   }
   NoteFill();
@@ -276,25 +277,26 @@ Result<ResizedPool> Store::Impl::ResizePool(Tier tier, uint64_t bytes, std::stri
   return resized;
 }
 
-void Store::Impl::ShrinkToCapacity(PoolId pool) {
+void Moves::ShrinkToCapacity(PoolId pool) {
   const auto may_drop = [this](const Arena& arena)
-                            KVS_NO_THREAD_SAFETY_ANALYSIS { return !Fenced(arena); };
-  while (pools_.taken(pool) > pools_.capacity(pool)) {
-    ReclaimLocked();
+                            KVS_NO_THREAD_SAFETY_ANALYSIS { return !catalog_.Fenced(arena); };
+  while (pools_.taken(pool) > memory_.capacity(pool)) {
+    references_.ReclaimLocked();
     pools_.DropEmpty(pool, may_drop);
     uint64_t coming = 0;  // of arenas that only their last readers hold
     for (const auto& [arena, bytes] : RetiredBytes(pool)) {
       if (bytes == arena->extents.used()) coming += arena->block.bytes;
     }
-    if (pools_.taken(pool) <= pools_.capacity(pool) + coming) return;
-    if (!EmptyAnArena(pool) && !EvictArtefact(pool)) return;
+    if (pools_.taken(pool) <= memory_.capacity(pool) + coming) return;
+    if (!EmptyAnArena(pool) && !eviction_.EvictArtefact(pool)) return;
   }
 }
 
-bool Store::Impl::EmptyAnArena(PoolId pool) {
+bool Moves::EmptyAnArena(PoolId pool) {
   std::unordered_map<const Arena*, std::vector<Page*>> cached;
   for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
-    if (page->arena->live == 0 && !Fenced(*page->arena)) cached[page->arena].push_back(page);
+    if (page->arena->live == 0 && !catalog_.Fenced(*page->arena))
+      cached[page->arena].push_back(page);
   }
   const std::unordered_map<const Arena*, uint64_t> retired = RetiredBytes(pool);
   for (Page* page = prefix_.oldest(pool); page != nullptr; page = page->newer) {
@@ -307,9 +309,9 @@ bool Store::Impl::EmptyAnArena(PoolId pool) {
       cached.erase(found);
       continue;
     }
-    Tenant* tenant = tenants_by_id_[page->arena->tenant];
-    for (Page* p : found->second) EvictPage(p);
-    Advance(tenant);
+    Tenant* tenant = catalog_.tenant(page->arena->tenant);
+    for (Page* p : found->second) eviction_.EvictPage(p);
+    references_.Advance(tenant);
     return true;
   }
   return false;

@@ -1,27 +1,14 @@
 #include "server/store/work_requests.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
-#include "kernels/codec/codec.h"
-#include "kernels/plan_needs.h"
-#include "kernels/segment/span_rule.h"
-#include "kernels/select/selector.h"
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 
 namespace kvstrata {
 namespace {
 
 using Work = CodecState::Work;
-
-Status InputMissing(const Plan& plan, const std::string& what) {
-  return FailedPrecondition("BUILD_INPUT", "plan '" + plan.name + "' needs " + what);
-}
-
-std::string Positions(uint64_t begin, uint64_t end) {
-  return std::to_string(begin) + " to " + std::to_string(end) + " (exclusive)";
-}
 
 Status NoCodec(const Sequence& s) {
   return FailedPrecondition("RECOMPRESS_RAW", "sequence " + std::to_string(s.id) + " has plan '" +
@@ -31,298 +18,40 @@ Status NoCodec(const Sequence& s) {
                                                   "lowrank");
 }
 
-// Checks `tokens` positions; position 0 needs none.
-Status CheckSurprisal(const Sequence& s, const Plan& plan, uint32_t tokens) {
-  if (HasSurprisal(s.series.surprisal, {0, static_cast<int32_t>(tokens)})) return OkStatus();
-  const uint32_t first = std::min(s.series.LeadingSurprisals(), tokens);
-  return InputMissing(plan, "the surprisal of the prompt's tokens, and of positions " +
-                                Positions(first, tokens) +
-                                " not all was reported; report it (kvs_report, Compute.Report)");
-}
-
-Status CheckBoundaries(const Sequence& s) {
-  if (!s.model->desc.boundary_tokens.empty()) return OkStatus();
-  const size_t reported = s.series.boundary.size();
-  if (reported >= s.prompt_tokens) return OkStatus();
-  return InputMissing(s.plan, "the prompt's sentence ends, and of positions " +
-                                  Positions(reported, s.prompt_tokens) +
-                                  " none were reported; report them (kvs_report, Compute.Report), "
-                                  "or register the model with its boundary tokens");
-}
-
-// Buckets are made by whoever runs the steps, from what went through them.
-Status CheckBuckets(const Sequence& s, bool operators) {
-  const auto observed = std::min(static_cast<uint32_t>(s.plan.bucket.n_obs), s.prompt_tokens);
-  if (!s.prefill_done || s.prompt_tokens - std::min(s.held_tokens, s.prompt_tokens) < observed) {
-    return InputMissing(s.plan, "the queries of the prompt's last " +
-                                    std::to_string(s.plan.bucket.n_obs) +
-                                    " tokens, which only steps over them give; run the rest of the "
-                                    "prompt as steps, then mark it complete (kvs_prefill_done)");
-  }
-  KVS_RETURN_IF_ERROR(CheckBoundaries(s));
-  if (!operators || s.prompt_tokens == 0) return OkStatus();
-  return Unimplemented("BUILD_BUCKETS",
-                       "buckets are made from queries that only the sequence's own "
-                       "session has; build from there (kvs_sequence_build)");
-}
-
-// Checks a build of the sequence's own plan.
-Status CheckOwn(const Sequence& s, bool operators) {
-  if ((SelectorNeeds(s.plan) & kNeedPromptQueries) != 0) {
-    return CheckBuckets(s, operators);
-  }
-  if ((CodecNeeds(s.plan) & kNeedSurprisal) == 0 || !s.extents.empty()) return OkStatus();
-  if (!s.prefill_done) {
-    return InputMissing(s.plan, "the end of the prompt; mark it complete (kvs_prefill_done)");
-  }
-  return CheckSurprisal(s, s.plan, s.prompt_tokens);
-}
-
-uint32_t WholeBlocks(const IndexLayout& index, uint32_t tokens) {
-  if (index.kind == IndexLayout::Kind::kNone) return 0;
-  const auto block = static_cast<uint32_t>(index.block_tokens);
-  return tokens / block * block;
-}
-
-uint64_t MicrosSince(Clock::time_point since) {
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
-}
-
 }  // namespace
 
-WorkRequests::WorkRequests(Store::Impl* store) : store_(store) {}
-WorkRequests::~WorkRequests() = default;
-
-// --- builds --------------------------------------------------------------------------------------
-
-Result<Sequence*> WorkRequests::FindLocked(uint64_t session, uint64_t sequence) {
-  return session == 0 ? store_->FindSequence(sequence) : store_->FindSequence(session, sequence);
-}
-
-// What is done before the lock.
-Result<WorkRequests::Pending> WorkRequests::Prepare(const BuildRequest& request) {
-  Pending p;
-  p.sequence = request.sequence;
-  p.operators = request.session == 0;
-  Geometry geometry;
-  {
-    MutexLock lock(store_->mu_);
-    KVS_ASSIGN_OR_RETURN(const Sequence* s, FindLocked(request.session, request.sequence));
-    p.plan = s->plan;
-    geometry = s->model->desc.geometry;
-  }
-  if (!request.plan.empty()) {
-    KVS_ASSIGN_OR_RETURN(const Plan named, store_->ResolvePlan(request.plan));
-    KVS_ASSIGN_OR_RETURN(const Plan plan, store_->PlanFor(named, geometry));
-    p.own = FormatPlan(plan) == FormatPlan(p.plan);
-    if (!p.own) p.plan = plan;
-  }
-  p.index = IndexOf(p.plan, geometry);
-  if (p.own) return p;
-  // Who asks may be a loop that serves others: it reads no file.
-  const auto made = store_->NewCodec(p.plan, geometry, Files::kKnown);
-  if (!made.ok() && made.status().reason() == kFileUnread) {
-    return InputMissing(p.plan,
-                        "its parameters '" + p.plan.lowrank.parameters +
-                            "', which the daemon has not read yet; open a sequence of this plan");
-  }
-  KVS_ASSIGN_OR_RETURN(const std::optional<CodecState> codec, made);
-  if (codec) p.recompressor = codec->recompressor;
-  if (codec) p.parameters_digest = codec->parameters_digest;
-  return p;
-}
-
-Status WorkRequests::CheckOther(const Sequence& s, const Pending& p) const {
-  if ((SelectorNeeds(p.plan) & kNeedPromptQueries) != 0) {
-    return InputMissing(p.plan,
-                        "the queries of the prompt's last " + std::to_string(p.plan.bucket.n_obs) +
-                            " tokens, which are not kept; open a sequence of that plan: its "
-                            "prefix is held but for these tokens");
-  }
-  const bool indexed = p.index.kind != IndexLayout::Kind::kNone;
-  if (indexed && p.index.block_tokens % static_cast<int32_t>(s.page_tokens()) != 0) {
-    return Unimplemented("BUILD_BLOCKS",
-                         "index blocks of " + std::to_string(p.index.block_tokens) +
-                             " tokens end inside of pages of " + std::to_string(s.page_tokens()) +
-                             " and are not kept beside them; choose a `page` that divides those, "
-                             "or that they divide");
-  }
-  if (p.recompressor != nullptr && (CodecNeeds(p.plan) & kNeedSurprisal) != 0) {
-    KVS_RETURN_IF_ERROR(CheckSurprisal(s, p.plan, s.tokens));
-  }
-  const uint32_t rows = p.recompressor != nullptr ? s.tokens : WholeBlocks(p.index, s.tokens);
-  for (uint32_t i = 0; i < s.PagesFor(rows); ++i) {
-    if (s.pages[i] == nullptr) {
-      return InputMissing(p.plan, "raw rows, and those from position " +
-                                      std::to_string(i * s.page_tokens()) +
-                                      " on were given back (keep_raw); compute that prompt again");
-    }
-    if (p.recompressor == nullptr || store_->pools_.readable(s.pages[i]->arena->tier)) continue;
-    return Unimplemented("BUILD_FAR",
-                         "rows of this sequence lie on a GPU, from where extents of "
-                         "another plan are not made; open a sequence of that plan");
-  }
-  return OkStatus();
-}
-
-Status WorkRequests::CheckInputs(const Sequence& s, const Pending& p) const {
-  KVS_RETURN_IF_ERROR(store_->CheckHeld(s));
-  return p.own ? CheckOwn(s, p.operators) : CheckOther(s, p);
-}
-
-BuildResult WorkRequests::ResultOf(const Sequence& s, const Pending& p) const {
-  BuildResult result;
-  result.plan = FormatPlan(p.plan);
-  result.own = p.own;
-  result.indexed_tokens = p.own ? s.indexed_tokens : p.built_to;
-  result.built_blocks = p.built_blocks;
-  result.extents = p.own ? static_cast<uint32_t>(s.extents.size()) : p.extents;
-  return result;
-}
-
-Result<BuildResult> WorkRequests::Build(const BuildRequest& request, BuildDone done) {
-  KVS_ASSIGN_OR_RETURN(Pending pending, Prepare(request));
-  Result<BuildResult> result = [&]() -> Result<BuildResult> {
-    MutexLock lock(store_->mu_);
-    KVS_RETURN_IF_ERROR(FindLocked(request.session, request.sequence).status());
-    return StartLocked(std::move(pending), std::move(done));
-  }();
-  store_->TellSettled();
-  return result;
-}
-
-Result<BuildResult> WorkRequests::StartLocked(Pending p, BuildDone done) {
-  Sequence* const s = store_->sequences_.at(p.sequence);
-  KVS_RETURN_IF_ERROR(CheckInputs(*s, p));
-  if (const auto found = builds_.find(p.sequence); found != builds_.end()) {
-    Pending& other = found->second;
-    if (FormatPlan(other.plan) != FormatPlan(p.plan)) {
-      return FailedPrecondition("BUILD_RUNNING", "sequence " + std::to_string(p.sequence) +
-                                                     " is being built for plan '" +
-                                                     other.plan.name + "'; ask again after that");
-    }
-    if (done) other.waiters.push_back(std::move(done));
-    BuildResult result = ResultOf(*s, other);
-    result.done = false;
-    return result;
-  }
-  if (p.recompressor != nullptr) {
-    const Artefact* const there = store_->artefacts_.Peek(ArtefactKey(*s, p));
-    if (there != nullptr) p.extents = static_cast<uint32_t>(there->extents.size());
-  }
-  const Run next = NextBlocks(*s, &p);
-  BuildResult result = ResultOf(*s, p);
-  std::vector<BuildDone> waiters;
-  if (done) waiters.push_back(std::move(done));
-  if (s->codec && p.own && store_->sink_ == nullptr) return WorkersStopped();
-  if (next.begin == next.end && !WantsExtents(p)) {
-    result.done = !p.own || FinishLocked(s, &result, std::move(waiters));
-    return result;
-  }
-  if (store_->sink_ == nullptr) return WorkersStopped();
-  const Tenant& tenant = *store_->sessions_.at(s->session)->tenant;
-  KVS_ASSIGN_OR_RETURN(p.place,
-                       UserPlace::Take(store_->user_limits_, tenant.name, Limit::kQueuedWork));
-  if (!store_->sink_->OfferBuild(p.sequence)) {
-    return ResourceExhausted("WORK_QUEUE",
-                             "the workers' queue is full (work.queue); `kvstrata work ls` shows "
-                             "it; ask again later");
-  }
-  p.id = next_build_++;
-  p.since = Clock::now();
-  p.waiters = std::move(waiters);
-  builds_.emplace(p.sequence, std::move(p));
-  result.done = false;
-  return result;
-}
-
-void WorkRequests::AnswerLocked(std::vector<BuildDone> waiters, const Result<BuildResult>& result) {
-  for (BuildDone& done : waiters) {
-    store_->settled_.emplace_back([done = std::move(done), result](const Status&) { done(result); },
-                                  OkStatus());
-  }
-}
-
-bool WorkRequests::FinishLocked(Sequence* s, BuildResult* result, std::vector<BuildDone> waiters) {
-  if (!s->codec) return true;
-  AskLocked(s);
-  result->extents = static_cast<uint32_t>(s->extents.size());
-  if (s->codec->work == Work::kIdle) return true;
-  if (waiters.empty()) return false;
-  s->codec->waiters.push_back(
-      [this, id = s->id, so_far = *result, waiters = std::move(waiters)](const Status& status) {
-        Result<BuildResult> built = so_far;
-        if (!status.ok()) {
-          built = status;
-        } else {
-          MutexLock lock(store_->mu_);
-          if (const Result<Sequence*> still = store_->FindSequence(id); still.ok()) {
-            built->extents = static_cast<uint32_t>((*still)->extents.size());
-          }
-        }
-        for (const BuildDone& done : waiters) done(built);
-      });
-  store_->AnswerWaiters(s);
-  return false;
-}
-
-void WorkRequests::EndBuildLocked(uint64_t sequence, const Status& why) {
-  const auto found = builds_.find(sequence);
-  if (found == builds_.end()) return;
-  found->second.cancelled->store(true, std::memory_order_relaxed);
-  if (!found->second.begun && store_->sink_ != nullptr) store_->sink_->WithdrawBuild(sequence);
-  AnswerLocked(std::move(found->second.waiters), why);
-  builds_.erase(found);
-}
-
-void WorkRequests::EndAllLocked(const Status& why) {
-  while (!builds_.empty()) EndBuildLocked(builds_.begin()->first, why);
-}
-
-void WorkRequests::ListLocked(std::vector<WorkInfo>* list) const {
-  for (const auto& [id, p] : builds_) {
-    WorkInfo info;
-    info.sequence = id;
-    info.session = store_->sequences_.at(id)->session;
-    info.plan = p.plan.name;
-    info.state = p.begun ? "building" : "build queued";
-    info.waiting_us = MicrosSince(p.since);
-    list->push_back(std::move(info));
-  }
-}
-
-// --- recompression -------------------------------------------------------------------------------
-
-void WorkRequests::AskLocked(Sequence* s) {
-  s->codec->retry_at = {};
-  store_->NoteDue(s);
-}
+WorkRequests::WorkRequests(StoreParts* store)
+    : mu_(store->mu),
+      answers_(store->answers),
+      catalog_(store->catalog),
+      devices_(store->devices),
+      recompression_(store->recompression),
+      builds_(store->builds) {}
 
 Status WorkRequests::Recompress(uint64_t session, uint64_t sequence, SettleDone done) {
   {
-    MutexLock lock(store_->mu_);
-    KVS_ASSIGN_OR_RETURN(Sequence * s, FindLocked(session, sequence));
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequenceFor(session, sequence));
     if (!s->codec) return NoCodec(*s);
-    KVS_RETURN_IF_ERROR(store_->CheckHeld(*s));
-    if (store_->sink_ == nullptr) return WorkersStopped();
-    AskLocked(s);
+    KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
+    if (recompression_.sink() == nullptr) return WorkersStopped();
+    recompression_.NoteAsked(s);
     if (done) {
       s->codec->waiters.push_back(std::move(done));
-      store_->AnswerWaiters(s);
+      recompression_.AnswerWaiters(s);
     }
   }
-  store_->TellSettled();
+  answers_.Tell();
   return OkStatus();
 }
 
 Result<WorkProgress> WorkRequests::Progress(uint64_t session, uint64_t sequence) {
-  MutexLock lock(store_->mu_);
-  KVS_ASSIGN_OR_RETURN(const Sequence* s, FindLocked(session, sequence));
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(const Sequence* s, catalog_.FindSequenceFor(session, sequence));
   if (!s->codec) return NoCodec(*s);
   WorkProgress progress;
   progress.done = s->codec->work == Work::kIdle || s->codec->paused;
-  if (!progress.done) progress.work = store_->WorkOf(*s);
+  if (!progress.done) progress.work = recompression_.WorkOf(*s);
   progress.extents = static_cast<uint32_t>(s->extents.size());
   progress.released_bytes = s->codec->released_bytes;
   return progress;
@@ -331,12 +60,9 @@ Result<WorkProgress> WorkRequests::Progress(uint64_t session, uint64_t sequence)
 Result<bool> WorkRequests::Cancel(uint64_t session, uint64_t sequence) {
   bool ran = false;
   {
-    MutexLock lock(store_->mu_);
-    KVS_ASSIGN_OR_RETURN(Sequence * s, FindLocked(session, sequence));
-    if (const auto build = builds_.find(sequence); build != builds_.end()) {
-      ran = build->second.running;
-      EndBuildLocked(sequence, WorkCancelled(sequence));
-    }
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequenceFor(session, sequence));
+    ran = builds_.EndBuildLocked(sequence, WorkCancelled(sequence));
     if (s->codec && s->codec->work != Work::kIdle) {
       CodecState& codec = *s->codec;
       codec.paused = true;
@@ -346,14 +72,14 @@ Result<bool> WorkRequests::Cancel(uint64_t session, uint64_t sequence) {
         codec.cancelled->store(true, std::memory_order_relaxed);
         codec.cancelled = std::make_shared<std::atomic<bool>>(false);
       } else {
-        if (store_->sink_ != nullptr) store_->sink_->Withdraw(sequence);
+        if (recompression_.sink() != nullptr) recompression_.sink()->Withdraw(sequence);
         codec.work = Work::kDue;
         codec.queued = {};
       }
-      store_->AnswerWaiters(s, WorkCancelled(sequence));
+      recompression_.AnswerWaiters(s, WorkCancelled(sequence));
     }
   }
-  store_->TellSettled();
+  answers_.Tell();
   return ran;
 }
 

@@ -56,14 +56,14 @@ class Walk {
   }
 
   std::vector<BlockInfo> Pages(size_t n) {
-    std::vector<BlockInfo> found = store_->Blocks(&at_, n);
+    std::vector<BlockInfo> found = store_->values().Blocks(&at_, n);
     if (at_ == kNoMoreBlocks) Enter(kArtefacts);
     NoteDisk(&found);
     return found;
   }
 
   std::vector<BlockInfo> Artefacts(size_t n) {
-    std::vector<BlockInfo> all = store_->ArtefactBlocks();
+    std::vector<BlockInfo> all = store_->values().ArtefactBlocks();
     const size_t first = std::min<size_t>(at_, all.size());
     const size_t last = std::min(all.size(), first + n);
     std::vector<BlockInfo> found(all.begin() + static_cast<ptrdiff_t>(first),
@@ -92,7 +92,8 @@ class Walk {
       PageKey key{};
       const bool page_key = value.key.size() == key.size();
       if (page_key) std::ranges::copy(value.key, key.begin());
-      if (artefacts_.contains(value.key) || (page_key && store_->HoldsBlock(key))) continue;
+      if (artefacts_.contains(value.key) || (page_key && store_->values().HoldsBlock(key)))
+        continue;
       found.push_back(InfoOf(value));
     }
     if (at_ == kWalkEnd) Enter(kEnd);
@@ -102,12 +103,12 @@ class Walk {
   // What tells kinds on disk apart, once a list.
   void LearnDisk() {
     known_ = true;
-    for (const BlockInfo& block : store_->ArtefactBlocks()) artefacts_.insert(block.key);
-    for (const ModelInfo& model : store_->Models()) {
+    for (const BlockInfo& block : store_->values().ArtefactBlocks()) artefacts_.insert(block.key);
+    for (const ModelInfo& model : store_->inspection().Models()) {
       const auto bytes = static_cast<uint64_t>(model.desc.geometry.page_bytes());
       models_.emplace(WholeBlocks(bytes), model.desc);
     }
-    for (const PinInfo& pin : store_->Pins()) {
+    for (const PinInfo& pin : store_->pins().Pins()) {
       pins_.emplace(PinRecordName(pin.pin.id), pin);
       for (const PageKey& key : pin.pin.pages) pinned_.insert(TierNameOf(key));
       for (const PageKey& key : pin.pin.index_blocks) pinned_.insert(TierNameOf(key));
@@ -183,7 +184,7 @@ Result<BlockBytes> BlockCatalog::InMemory(const std::string& name) const {
   PageKey key{};
   if (name.size() != key.size()) return Unknown();
   std::ranges::copy(name, key.begin());
-  return store_->CopyBlock(key);
+  return store_->values().CopyBlock(key);
 }
 
 Result<BlockBytes> BlockCatalog::Get(const std::string& key) const {

@@ -78,19 +78,18 @@ Result<BuiltExtents> RunPart(BuildJob* job, const Backend& backend, Executor* ex
 
 }  // namespace
 
-void RunBuild(WorkRequests* requests, uint64_t sequence, const Backend& backend,
-              Executor* executor) {
+void RunBuild(Builds* builds, uint64_t sequence, const Backend& backend, Executor* executor) {
   const Clock::time_point start = Clock::now();
   while (true) {
-    Result<BuildJob> job = requests->TakeBuild(sequence);
+    Result<BuildJob> job = builds->TakeBuild(sequence);
     if (!job.ok()) break;
     Result<BuiltExtents> made = RunPart(&*job, backend, executor);
     if (made.ok() && job->recompressor == nullptr) {
-      requests->PublishBlocks(std::move(*job));
+      builds->PublishBlocks(std::move(*job));
     } else if (made.ok()) {
-      requests->PublishExtents(std::move(*job), std::move(*made));
+      builds->PublishExtents(std::move(*job), std::move(*made));
     } else {
-      requests->AbandonBuild(std::move(*job), made.status());
+      builds->AbandonBuild(std::move(*job), made.status());
     }
   }
   const auto us = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start);

@@ -7,14 +7,13 @@
 
 #include "kernels/backend.h"
 #include "kernels/executor.h"
-#include "server/store/work_requests.h"
+#include "server/store/builds.h"
 
 namespace kvstrata {
 
 // Makes and hands over part after part until the sequence's build is over. Takes as long as that:
 // index rows read all keys once; a codec takes seconds. Holds no lock.
-void RunBuild(WorkRequests* requests, uint64_t sequence, const Backend& backend,
-              Executor* executor);
+void RunBuild(Builds* builds, uint64_t sequence, const Backend& backend, Executor* executor);
 
 }  // namespace kvstrata
 

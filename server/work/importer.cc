@@ -82,7 +82,7 @@ class Importer::Session final : public SessionImport {
                         std::to_string(geteuid()) + "; pass a descriptor (kind 2)");
     }
     KVS_ASSIGN_OR_RETURN(const Geometry geometry,
-                         importer_->store_->ModelGeometry(session_, model));
+                         importer_->store_->models().ModelGeometry(session_, model));
     std::shared_ptr<ImportedTensors> tensors = models_[model];
     if (tensors == nullptr) {
       tensors = std::make_shared<ImportedTensors>(
@@ -90,7 +90,7 @@ class Importer::Session final : public SessionImport {
           [importer = importer_](TensorMemory* memory) { importer->Release(memory); });
     }
     KVS_RETURN_IF_ERROR(tensors->Register(layer, keys, values));
-    KVS_RETURN_IF_ERROR(importer_->store_->ImportModel(session_, model));
+    KVS_RETURN_IF_ERROR(importer_->store_->models().ImportModel(session_, model));
     models_[model] = std::move(tensors);
     return OkStatus();
   }
@@ -308,7 +308,7 @@ void Importer::Run() {
 
 Status Importer::RunJob(const Job& job) {
   Record& record = *job.record;
-  if (job.ends_prompt) return store_->PrefillDone(record.session, record.sequence);
+  if (job.ends_prompt) return store_->steps().PrefillDone(record.session, record.sequence);
   const auto block_tokens = static_cast<uint32_t>(record.tensors->block_tokens());
   const std::span<const int32_t> blocks(job.blocks);
   const size_t part = BlocksOfPart(*record.tensors);
@@ -355,14 +355,15 @@ void Importer::Finish(const Job& job, const Status& status) {
 
 Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const int32_t> blocks,
                           std::span<const int32_t> tokens) {
-  KVS_ASSIGN_OR_RETURN(ImportJob job, store_->BeginImport(record.session, record.sequence,
-                                                          static_cast<uint32_t>(tokens.size())));
+  KVS_ASSIGN_OR_RETURN(ImportJob job,
+                       store_->imports().BeginImport(record.session, record.sequence,
+                                                     static_cast<uint32_t>(tokens.size())));
   const uint32_t end = job.tokens + static_cast<uint32_t>(tokens.size());
   KVS_CHECK(end == first + blocks.size() * static_cast<size_t>(record.tensors->block_tokens()));
   Status copied = ResourceExhausted("MEMORY", "the daemon has no memory to copy these blocks");
   Survive("kvs-import", [&] { copied = CopyLayers(record, job, first, blocks, end); });
   if (!copied.ok()) {
-    store_->AbandonImport(job);
+    store_->imports().AbandonImport(job);
     return copied;
   }
   uint32_t indexed = job.indexed_tokens;
@@ -376,7 +377,7 @@ Status Importer::CopyPart(const Record& record, uint32_t first, std::span<const 
                 static_cast<int32_t>(end), *backend_, InlineExecutor());
     indexed = end;
   }
-  return store_->FinishImport(job, tokens, indexed);
+  return store_->imports().FinishImport(job, tokens, indexed);
 }
 
 Status Importer::CopyLayers(const Record& record, const ImportJob& job, uint32_t first,

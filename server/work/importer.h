@@ -1,8 +1,8 @@
 // Importer: the thread ("kvs-import") that copies what engines seal in tensors of their own into
-// the daemon's pages. A part of at most kPartBytes at a time: pages are taken (Store::BeginImport),
-// rows fetched by pread or by copy engine, layer by layer, and put where pages have them
-// (block_rows.h), the plan's summaries computed on the CPU, the tokens committed
-// (Store::FinishImport). From then on they are acknowledged, and to everybody else pages as any.
+// the daemon's pages. A part of at most kPartBytes at a time: pages are taken
+// (Imports::BeginImport), rows fetched by pread or by copy engine, layer by layer, and put where
+// pages have them (block_rows.h), the plan's summaries computed on the CPU, the tokens committed
+// (Imports::FinishImport). From then on they are acknowledged, and to everybody else pages as any.
 //
 // Parts are copied in the order in which blocks were sealed, of all sessions in one queue. A copy
 // that fails forgets what its sequence has sealed behind it. The death of an engine in the middle
@@ -27,6 +27,7 @@
 #include "base/sync.h"
 #include "kernels/backend.h"
 #include "server/store/import_sink.h"
+#include "server/store/store.h"
 #include "server/work/tensor_releases.h"
 
 namespace kvstrata {

@@ -22,7 +22,7 @@ constexpr uint32_t kPatience = 15;
 Mover::Mover(const MoverOptions& options, Store* store) : options_(options), store_(store) {
   thread_ = std::thread([this] { Run(); });
   pthread_setname_np(thread_.native_handle(), "kvs-move");
-  store_->SetMoveSink([this] {
+  store_->moves().SetMoveSink([this] {
     {
       MutexLock lock(mu_);
       work_ = true;
@@ -32,7 +32,7 @@ Mover::Mover(const MoverOptions& options, Store* store) : options_(options), sto
 }
 
 Mover::~Mover() {
-  store_->SetMoveSink(nullptr);
+  store_->moves().SetMoveSink(nullptr);
   {
     MutexLock lock(mu_);
     stopping_ = true;
@@ -64,7 +64,7 @@ void Mover::Run() {
       std::optional<uint64_t> bytes;
       Survive("kvs-move", [&] {
         const Turning turning(&beat);
-        bytes = store_->MoveSome(kPieceBytes);
+        bytes = store_->moves().MoveSome(kPieceBytes);
       });
       if (!bytes) break;
       if (options_.bytes_per_second != 0) {

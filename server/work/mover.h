@@ -1,5 +1,5 @@
 // Mover: the thread ("kvs-move") that moves pages in the background: what sequences opened on to
-// the device, and what nobody uses away from pools above their high mark (Store::MoveSome, which
+// the device, and what nobody uses away from pools above their high mark (Moves::MoveSome, which
 // decides). No allocation, open or step waits for it.
 //
 // Rate: pieces of 4 MiB, or a page; behind each it waits for as long as the piece may take at

@@ -40,7 +40,7 @@ void RunOn(const std::vector<int>& cpus) {
 // Without memory the job is given up, as after any failure.
 Result<RecompressOutput> RunStaged(Store* store, RecompressJob* job, Recompressor* recompressor) {
   try {
-    KVS_RETURN_IF_ERROR(store->StageRecompression(job));
+    KVS_RETURN_IF_ERROR(store->recompression().StageRecompression(job));
     return recompressor->Run(job->input);
   } catch (const std::bad_alloc&) {
     return ResourceExhausted("MEMORY", "the daemon has no memory to recompress this sequence");
@@ -70,7 +70,7 @@ RecompressQueue::RecompressQueue(const WorkOptions& options, Store* store, const
     Stop();  // those that there are
     throw;
   }
-  if (!threads_.empty()) store_->SetRecompressSink(this);
+  if (!threads_.empty()) store_->recompression().SetRecompressSink(this);
 }
 
 RecompressQueue::~RecompressQueue() { Stop(); }
@@ -81,7 +81,7 @@ void RecompressQueue::Stop() {
     if (stopping_) return;
     stopping_ = true;
   }
-  if (!threads_.empty()) store_->SetRecompressSink(nullptr);  // cancels what runs
+  if (!threads_.empty()) store_->recompression().SetRecompressSink(nullptr);  // cancels what runs
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
@@ -127,7 +127,7 @@ RecompressQueue::Entry RecompressQueue::Next() {
                            KVS_NO_THREAD_SAFETY_ANALYSIS { return stopping_ || !entries_.empty(); };
     if (!wake_.wait_for(lock, kRetryEvery, ready)) return {};
   }
-  const bool pressed = store_->UnderPressure();
+  const bool pressed = store_->moves().UnderPressure();
   MutexLock lock(mu_);
   if (stopping_ || entries_.empty()) return {};
   const auto less = [](const Entry& a, const Entry& b) {
@@ -154,17 +154,17 @@ void RecompressQueue::Run() {
     const Turning turning(&beat);
     Survive("kvs-work", [&] {
       if (next.build) {
-        RunBuild(&store_->requests(), next.sequence, *backend_, executor);
+        RunBuild(&store_->builds(), next.sequence, *backend_, executor);
       } else if (next.sequence != 0) {
         Recompress(next.sequence, executor);
       }
-      store_->OfferDue();
+      store_->recompression().OfferDue();
     });
   }
 }
 
 void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
-  Result<RecompressJob> taken = store_->TakeRecompression(sequence);
+  Result<RecompressJob> taken = store_->recompression().TakeRecompression(sequence);
   if (!taken.ok()) return;  // closed, or done by the way
   RecompressJob job = std::move(*taken);
   job.input.backend = backend_;
@@ -178,7 +178,7 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
     Result<RecompressOutput> ran = RunStaged(store_, &job, next.get());
     if (!ran.ok()) {
       LogFailure(job, ran.status());
-      return store_->AbandonRecompression(std::move(job), ran.status());
+      return store_->recompression().AbandonRecompression(std::move(job), ran.status());
     }
     output = std::move(*ran);
   }
@@ -188,8 +188,8 @@ void RecompressQueue::Recompress(uint64_t sequence, Executor* executor) {
   logged.plan = job.plan;
   logged.waited_us = job.waited_us;
   const std::string warning = output.warning;
-  const Result<RecompressResult> done =
-      store_->PublishRecompression(std::move(job), std::move(next), std::move(output));
+  const Result<RecompressResult> done = store_->recompression().PublishRecompression(
+      std::move(job), std::move(next), std::move(output));
   if (!done.ok()) return LogFailure(logged, done.status());
   if (!warning.empty()) {
     LogEvent(LogLevel::kWarn, "max_loss",

@@ -41,12 +41,12 @@ TierPages::TierPages(const TierPagesOptions& options, Store* store, ValueTier* t
         hooks_.add_memory(buffers_.memory(), buffers_.bytes(), Clock::now() + kPutTimeout);
     if (!added.ok()) log_.Warn("tier_buffers_unregistered", added);
   }
-  store_->SetPageTier(this);
+  store_->prefixes().SetPageTier(this);
 }
 
 TierPages::~TierPages() {
   Stop(Clock::now(), 0);
-  store_->SetPageTier(nullptr);
+  store_->prefixes().SetPageTier(nullptr);
 }
 
 void TierPages::Stop(Deadline deadline, uint64_t most_bytes) {

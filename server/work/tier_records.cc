@@ -26,7 +26,7 @@ struct Reading {
 void Take(Reading* r, std::span<const PageKey> keys, std::span<const LoadedValue> values) {
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].size() != 1) continue;
-    r->store->NoteRecord(keys[i], values[i].front());
+    r->store->values().NoteRecord(keys[i], values[i].front());
     ++r->read;
   }
 }

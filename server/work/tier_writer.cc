@@ -119,10 +119,10 @@ void TierWriter::Resume() {
     MutexLock lock(mu_);
     if (std::exchange(drains_, Drains::kNo) == Drains::kNo) return;
   }
-  std::vector<BlockInfo> here = store_->ArtefactBlocks();
+  std::vector<BlockInfo> here = store_->values().ArtefactBlocks();
   std::erase_if(here, [](const BlockInfo& b) { return b.kind != BlockKind::kRecord; });
   for (uint64_t cursor = 0; cursor != kNoMoreBlocks;) {
-    std::ranges::move(store_->Blocks(&cursor, kPutValues), std::back_inserter(here));
+    std::ranges::move(store_->values().Blocks(&cursor, kPutValues), std::back_inserter(here));
     for (const BlockInfo& block : here) {
       PageKey key{};
       std::ranges::copy(block.key, key.begin());
@@ -195,7 +195,7 @@ void TierWriter::WriteOffered(const PageKey& key, Batch* batch) {
     batch->most =
         stopping_ ? std::min(options_.batch_bytes / 8, stop_bytes_) : options_.batch_bytes;
   }
-  const std::vector<SealedValue> values = store_->Sealed(key);
+  const std::vector<SealedValue> values = store_->values().Sealed(key);
   if (values.empty() && !Has(tier_, key)) Count(&TierWriterCounters::gone, 1);
   if (values.empty()) return;
   for (size_t i = 0; i + 1 < values.size(); ++i) Add(key, i, values[i], batch);
@@ -208,7 +208,7 @@ void TierWriter::WriteOffered(const PageKey& key, Batch* batch) {
 }
 
 void TierWriter::Add(const PageKey& offered, size_t i, const SealedValue& value, Batch* batch) {
-  if (!value.changed && Has(tier_, value.key)) return store_->NoteStored({&value.key, 1});
+  if (!value.changed && Has(tier_, value.key)) return store_->values().NoteStored({&value.key, 1});
   TierPut put{TierNameOf(value.key), {}, nullptr, {}, true};
   const auto same = [&put](const TierPut& other) { return other.key == put.key; };
   uint64_t total = 0;
@@ -222,7 +222,7 @@ void TierWriter::Add(const PageKey& offered, size_t i, const SealedValue& value,
     to.emplace_back(memory.get() + at, bytes);
     at += WholeBlocks(bytes);
   }
-  if (!store_->CopySealed(offered, i, to)) return Count(&TierWriterCounters::gone, 1);
+  if (!store_->values().CopySealed(offered, i, to)) return Count(&TierWriterCounters::gone, 1);
   put.buffers.assign(to.begin(), to.end());
   put.keep = memory;
   if (value.changed) batch->changed.push_back(put.key);
@@ -260,7 +260,7 @@ void TierWriter::PutAll(Batch* batch) {
       log_.Warn("tier_write_failed", put.status);
     }
   }
-  store_->NoteStored(stored);
+  store_->values().NoteStored(stored);
   Count(&TierWriterCounters::written, stored.size());
   Count(&TierWriterCounters::dropped, dropped);
   Count(&TierWriterCounters::failed, puts.size() - stored.size() - dropped);

@@ -58,7 +58,7 @@ void ValueScrub::NoteParts(const TierGet& get) {
 }
 
 void ValueScrub::EraseOrphans() {
-  for (const BlockInfo& block : store_->ArtefactBlocks()) named_.insert(block.key);
+  for (const BlockInfo& block : store_->values().ArtefactBlocks()) named_.insert(block.key);
   std::vector<std::string> orphans;
   std::ranges::copy_if(parts_, std::back_inserter(orphans),
                        [this](const std::string& key) { return !named_.contains(key); });

@@ -8,7 +8,7 @@
 
 #include "client/linked_session.h"
 #include "server/attach/attach_server.h"
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 #include "server/work/recompress.h"
 #include "tests/fakes/copying_codec.h"
 
@@ -16,7 +16,7 @@ namespace kvstrata {
 
 struct AuditTestPeer {
   static kvstrata::Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return *store.impl_->sequences_.at(id);
+    return *store.parts_->catalog.SequenceOf(id);
   }
 };
 
@@ -150,11 +150,12 @@ class ExtentsTest : public ::testing::Test {
     }
   }
   void ExpectClean() {
-    for (const std::string& finding : store_->Audit().findings) ADD_FAILURE() << finding;
+    for (const std::string& finding : store_->inspection().Audit().findings)
+      ADD_FAILURE() << finding;
   }
   uint64_t Retired() {
     uint64_t bytes = 0;
-    for (const PoolInfo& pool : store_->Pools()) bytes += pool.retired_bytes;
+    for (const PoolInfo& pool : store_->inspection().Pools()) bytes += pool.retired_bytes;
     return bytes;
   }
 
@@ -261,7 +262,7 @@ TEST_F(ExtentsTest, AParkedReaderSeesItsBytesThroughManyRecompressions) {
   ASSERT_TRUE(Write(step->get(), 100, 1).ok());
   ASSERT_TRUE((*step)->End(nullptr).ok());
   step->reset();
-  store_->Reclaim();
+  store_->references().Reclaim();
   EXPECT_EQ(Retired(), 0u);
   ASSERT_TRUE(session_->Settle(id).ok());
   ExpectHeld(Find(id)->View(), 101);
@@ -285,7 +286,7 @@ TEST_F(ExtentsTest, AnOpenStepStaysOnItsVersion) {
   ASSERT_EQ(view.extent_count, 0);
   control_->Hold(false);
   const auto settled = std::chrono::steady_clock::now() + 20s;
-  while (store_->Show(id)->info.absent_pages != 6) {
+  while (store_->inspection().Show(id)->info.absent_pages != 6) {
     ASSERT_LT(std::chrono::steady_clock::now(), settled);
     std::this_thread::sleep_for(1ms);
   }
@@ -389,10 +390,11 @@ TEST_F(ExtentsTest, AClientThatGoesTakesItsWorkAlong) {
   const auto end = std::chrono::steady_clock::now() + 20s;
   for (uint64_t used = 1; used != 0;) {
     ASSERT_LT(std::chrono::steady_clock::now(), end);
-    (void)store_->Evict(false);
-    store_->Reclaim();
+    (void)store_->eviction().Evict(false);
+    store_->references().Reclaim();
     used = 0;
-    for (const PoolInfo& pool : store_->Pools()) used += pool.used_bytes + pool.retired_bytes;
+    for (const PoolInfo& pool : store_->inspection().Pools())
+      used += pool.used_bytes + pool.retired_bytes;
   }
   ExpectClean();
 }

@@ -132,13 +132,14 @@ TEST_F(AttachImportTest, RegistersSealsAcknowledgesAndLetsGo) {
     ASSERT_TRUE(client->Settle(s).ok());
     const Reply done = client->Call(shm::kAcknowledged, PodBytes(shm::SequenceRef{s}));
     EXPECT_EQ(done.As<shm::AcknowledgedReply>().tokens, 48u);
-    const SequenceDetail detail = *store_->Show(s);
+    const SequenceDetail detail = *store_->inspection().Show(s);
     std::byte want[kRow];
     for (int32_t p = 0; p < 48; ++p) {
       const PageInfo& page = detail.pages[static_cast<size_t>(p / 16)];
       RowOf(0, 0, 0, p, want);
-      EXPECT_EQ(
-          std::memcmp(store_->ArenaBase(page.arena) + page.offset + p % 16 * kRow, want, kRow), 0)
+      EXPECT_EQ(std::memcmp(store_->devices().ArenaBase(page.arena) + page.offset + p % 16 * kRow,
+                            want, kRow),
+                0)
           << "position " << p;
     }
     // What the session may not do with such a sequence it hears; it costs nobody anything.
@@ -149,7 +150,7 @@ TEST_F(AttachImportTest, RegistersSealsAcknowledgesAndLetsGo) {
   }
   EXPECT_TRUE(Eventually([&] { return DescriptorsOf(blocks.fd()) == 1; }))
       << "the daemon keeps the memory of a session that has gone";
-  EXPECT_TRUE(store_->Audit().findings.empty());
+  EXPECT_TRUE(store_->inspection().Audit().findings.empty());
 }
 
 TEST_F(AttachImportTest, WhatBreaksTheFormatCostsTheSession) {

@@ -52,17 +52,17 @@ class AttachRedeemTest : public AttachFixture {
     self.uid = geteuid();
     self.tenant = "uid:" + std::to_string(geteuid());
     const uint64_t session =
-        store_->OpenSession(self, Road::kRemote, "grpc", std::move(sink))->session;
+        store_->sessions().OpenSession(self, Road::kRemote, "grpc", std::move(sink))->session;
     ModelDesc model;
     model.name = "small";
     model.digest = "digest";
     model.geometry = {1, 1, 1, 64, 16, DType::kBF16};
-    model_ = *store_->RegisterModel(session, model);
+    model_ = *store_->models().RegisterModel(session, model);
     return session;
   }
   OpenedSequence Open(int tokens, int32_t first = 1) {
     const Result<OpenedSequence> opened =
-        store_->OpenSequence(session_, model_, "full", Tokens(tokens, first));
+        store_->openings().OpenSequence(session_, model_, "full", Tokens(tokens, first));
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     return *opened;
   }
@@ -123,7 +123,7 @@ TEST_F(AttachRedeemTest, TablesAndArenasNowAndLater) {
   EXPECT_EQ(server_->counters().passed, 1u);
 
   // Its end is seen there, whoever ends it.
-  store_->EndSession(session_, SessionEnd::kDied);
+  store_->sessions().EndSession(session_, SessionEnd::kDied);
   while (!Receive(fd.get()).bytes.empty()) {
   }
   EXPECT_TRUE(SawEof(fd.get()));
@@ -154,7 +154,7 @@ TEST_F(AttachRedeemTest, Refusals) {
   EXPECT_EQ(Receive(fd.get()).type(), shm::kTables);
   EXPECT_EQ(RefusalOf(Say(PacketOf(token))), "TOKEN_USED");
   const AttachToken late = Issue();
-  store_->EndSession(session_, SessionEnd::kDied);
+  store_->sessions().EndSession(session_, SessionEnd::kDied);
   EXPECT_EQ(RefusalOf(Say(PacketOf(late))), "SESSION_UNKNOWN");
 }
 
@@ -188,12 +188,12 @@ TEST_F(AttachRedeemTest, WhoDoesNotReadHoldsUpNobody) {
   for (int i = 0; i < 20; ++i) open.push_back(Open(1000));
   EXPECT_TRUE(Attach().Call(shm::kPing).ok());
   for (const OpenedSequence& s : open)
-    EXPECT_TRUE(store_->CloseSequence(session_, s.sequence).ok());
+    EXPECT_TRUE(store_->sequences().CloseSequence(session_, s.sequence).ok());
 }
 
 // While a process may write a session's arenas nobody else gets them, though the session is over.
 TEST_F(AttachRedeemTest, TheArenasOfAWriterStayItsOwnUntilItIsDead) {
-  EXPECT_EQ(store_->CheckWriter(session_).reason(), "NOT_WRITABLE");
+  EXPECT_EQ(store_->sessions().CheckWriter(session_).reason(), "NOT_WRITABLE");
   const OpenedSequence opened = Open(40);
   const AttachToken token = Issue(true);
   int mapped[2];
@@ -213,15 +213,15 @@ TEST_F(AttachRedeemTest, TheArenasOfAWriterStayItsOwnUntilItIsDead) {
   char said = 0;
   ASSERT_EQ(read(mapped[0], &said, 1), 1);
   EXPECT_EQ(said, 'y');
-  EXPECT_TRUE(store_->CheckWriter(session_).ok());
+  EXPECT_TRUE(store_->sessions().CheckWriter(session_).ok());
   const std::vector<int32_t> prompt = Tokens(40);
-  ASSERT_TRUE(store_->Commit(session_, opened.sequence, 0, prompt, 0).ok());
+  ASSERT_TRUE(store_->steps().Commit(session_, opened.sequence, 0, prompt, 0).ok());
 
-  const uint32_t own = store_->Show(opened.sequence)->pages[0].arena;
-  store_->EndSession(session_, SessionEnd::kDied);
-  ASSERT_EQ(store_->Sessions().size(), 1u);
-  EXPECT_TRUE(store_->Sessions()[0].fenced);
-  EXPECT_TRUE(store_->Audit().findings.empty());
+  const uint32_t own = store_->inspection().Show(opened.sequence)->pages[0].arena;
+  store_->sessions().EndSession(session_, SessionEnd::kDied);
+  ASSERT_EQ(store_->inspection().Sessions().size(), 1u);
+  EXPECT_TRUE(store_->inspection().Sessions()[0].fenced);
+  EXPECT_TRUE(store_->inspection().Audit().findings.empty());
   std::vector<uint32_t> anothers;
   session_ = NewSession([&](const ArenaGrant& grant) {
     if (grant.writable) anothers.push_back(grant.arena);
@@ -229,18 +229,18 @@ TEST_F(AttachRedeemTest, TheArenasOfAWriterStayItsOwnUntilItIsDead) {
   Open(1000, 5000);  // another prompt: what it shared it would map read-only
   EXPECT_THAT(anothers, testing::Not(testing::Contains(own)));
   ASSERT_EQ(kill(child, SIGKILL), 0);
-  EXPECT_TRUE(Eventually([this] { return store_->Sessions().size() == 1; }));
+  EXPECT_TRUE(Eventually([this] { return store_->inspection().Sessions().size() == 1; }));
   anothers.clear();
   for (int i = 0; i < 20 && anothers.empty(); ++i) Open(1000, 5000);
   EXPECT_THAT(anothers, testing::Contains(own)) << "whose writer is dead";
-  EXPECT_TRUE(store_->Audit().findings.empty());
+  EXPECT_TRUE(store_->inspection().Audit().findings.empty());
   close(mapped[0]);
   close(mapped[1]);
 }
 
 TEST_F(AttachRedeemTest, ASessionHasSoManyWriters) {
   std::vector<UniqueFd> writers;
-  for (uint32_t i = 0; i < Store::kMaxWriters; ++i) {
+  for (uint32_t i = 0; i < Sessions::kMaxWriters; ++i) {
     writers.push_back(Say(PacketOf(Issue(true))));
     ASSERT_EQ(Receive(writers.back().get()).type(), shm::kTables);
   }

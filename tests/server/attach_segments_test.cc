@@ -44,7 +44,7 @@ TEST_F(AttachSegmentsTest, NobodyElseWritesTables) {
     EXPECT_NE(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
   }
   for (int i = 0; i < 30; ++i) EXPECT_TRUE(client.Open(model, "full", Tokens(64, 1000 * i)).ok());
-  EXPECT_TRUE(store_->Audit().findings.empty());
+  EXPECT_TRUE(store_->inspection().Audit().findings.empty());
 }
 
 }  // namespace

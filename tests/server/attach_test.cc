@@ -119,20 +119,22 @@ class AttachTest : public testing::Test {
   // Bytes that something other than the prefix cache holds, or that are on their way back.
   uint64_t Held() const {
     uint64_t bytes = 0;
-    for (const PoolInfo& p : store_->Pools()) {
+    for (const PoolInfo& p : store_->inspection().Pools()) {
       bytes += p.used_bytes - p.cached_bytes + p.retired_bytes;
     }
     return bytes;
   }
   uint32_t Arenas() const {
     uint32_t arenas = 0;
-    for (const PoolInfo& p : store_->Pools()) arenas += p.arenas;
+    for (const PoolInfo& p : store_->inspection().Pools()) arenas += p.arenas;
     return arenas;
   }
   bool NothingHeld() const {
     return Eventually([this] { return Held() == 0; });
   }
-  void ExpectCleanAudit() const { EXPECT_THAT(store_->Audit().findings, testing::IsEmpty()); }
+  void ExpectCleanAudit() const {
+    EXPECT_THAT(store_->inspection().Audit().findings, testing::IsEmpty());
+  }
 
   std::string directory_, path_;
   std::unique_ptr<Store> store_;
@@ -148,8 +150,8 @@ TEST_F(AttachTest, WelcomeSaysWhatIsMapped) {
   EXPECT_EQ(client.welcome().daemon_epoch, store_->daemon_epoch());
   EXPECT_EQ(client.header()->magic, shm::kMagic);
   EXPECT_EQ(client.header()->session_id, client.welcome().session_id);
-  ASSERT_EQ(store_->Sessions().size(), 1u);
-  const SessionInfo session = store_->Sessions()[0];
+  ASSERT_EQ(store_->inspection().Sessions().size(), 1u);
+  const SessionInfo session = store_->inspection().Sessions()[0];
   EXPECT_EQ(session.client_name, "engine");
   EXPECT_EQ(session.peer.pid, static_cast<uint32_t>(getpid()));
   EXPECT_EQ(session.peer.tenant, "uid:" + std::to_string(geteuid()));
@@ -198,7 +200,7 @@ TEST_F(AttachTest, RefusesWhatIsNoHello) {
   std::memset(hello.client_name, 'x', sizeof(hello.client_name));
   EXPECT_STREQ(refusal(&hello, sizeof(hello)).reason, "HELLO_MALFORMED");
   EXPECT_EQ(server_->counters().refused, 7u);
-  EXPECT_TRUE(store_->Sessions().empty());
+  EXPECT_TRUE(store_->inspection().Sessions().empty());
   Attach();
 }
 
@@ -279,7 +281,7 @@ TEST_F(AttachTest, LifeOfASequence) {
   ASSERT_TRUE(client.Send(shm::kPrefillDone, 0, PodBytes(shm::SequenceRef{sequence.sequence})));
   const Reply settled = client.Settle(sequence.sequence);
   EXPECT_TRUE(settled.ok()) << settled.error.message;
-  EXPECT_EQ(store_->Sequences(0).at(0).tokens, 100u);
+  EXPECT_EQ(store_->inspection().Sequences(0).at(0).tokens, 100u);
 
   EXPECT_TRUE(client.Call(shm::kGrow, PodBytes(shm::Grow{sequence.sequence, 400, 100, 0, 0})).ok());
   Bytes lookup = PodBytes(shm::Lookup{model, 0, 100, "", 0, 0});
@@ -305,9 +307,9 @@ TEST_F(AttachTest, LifeOfASequence) {
   EXPECT_STREQ(client.Settle(sequence.sequence).error.reason, "SEQUENCE_UNKNOWN");
 
   EXPECT_TRUE(client.Call(shm::kDetach).ok());
-  EXPECT_TRUE(store_->Sequences(0).empty()) << "closed before the reply";
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty()) << "closed before the reply";
   client.HangUp();
-  EXPECT_TRUE(Eventually([this] { return store_->Sessions().empty(); }));
+  EXPECT_TRUE(Eventually([this] { return store_->inspection().Sessions().empty(); }));
   EXPECT_TRUE(NothingHeld());
   ExpectCleanAudit();
 }
@@ -328,7 +330,8 @@ TEST_F(AttachTest, ALeaseEndsByItsTime) {
     PutTokens(&lookup, prompt);
     EXPECT_EQ(scheduler.Call(shm::kLookup, lookup).As<shm::LookupReply>().held_tokens, 96u);
     const size_t left = lease_ms == 1 ? 0 : 1;
-    EXPECT_TRUE(Eventually([&] { return store_->Sequences(0).size() == left; })) << lease_ms;
+    EXPECT_TRUE(Eventually([&] { return store_->inspection().Sequences(0).size() == left; }))
+        << lease_ms;
   }
 }
 
@@ -567,7 +570,7 @@ TEST_F(AttachTest, KilledClientGivesItsPagesBack) {
     EXPECT_GE(Held(), 16 * 4096u) << scenario;
     child.Kill();
     EXPECT_TRUE(NothingHeld()) << scenario;
-    EXPECT_TRUE(Eventually([this] { return store_->Sessions().empty(); }));
+    EXPECT_TRUE(Eventually([this] { return store_->inspection().Sessions().empty(); }));
     ExpectCleanAudit();
   }
   // Counted after its pages are back.
@@ -584,7 +587,7 @@ TEST_F(AttachTest, StoppedClientKeepsItsPages) {
     Client other = Attach();
     ASSERT_TRUE(other.Open(other.Register(), "full", Tokens(16, 50'000)).ok());
     ASSERT_TRUE(other.Call(shm::kDetach).ok());
-    store_->Reclaim();
+    store_->references().Reclaim();
   }
   EXPECT_GE(Held(), held);
   EXPECT_EQ(server_->counters().died + server_->counters().hung_up, 0u);
@@ -598,8 +601,8 @@ TEST_F(AttachTest, HungUpClientIsFencedUntilItDies) {
   ASSERT_TRUE(child.ready());
   ASSERT_TRUE(Eventually([this] { return server_->counters().hung_up == 1; }));
   EXPECT_EQ(server_->counters().died, 0u);
-  EXPECT_TRUE(store_->Sequences(0).empty()) << "its sequences are closed";
-  store_->Reclaim();
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty()) << "its sequences are closed";
+  store_->references().Reclaim();
   EXPECT_EQ(Arenas(), 1u) << "the process has it mapped still";
   child.Kill();
   EXPECT_TRUE(Eventually([this] { return server_->counters().died == 1; }));
@@ -627,7 +630,7 @@ TEST_F(AttachTest, PacketsAfterHelloEndTheSession) {
   const shm::Hello again = GoodHello();
   ASSERT_GT(send(client.socket(), &again, sizeof(again), MSG_NOSIGNAL), 0);
   EXPECT_TRUE(SawEof(client.socket()));
-  EXPECT_TRUE(Eventually([this] { return store_->Sequences(0).empty(); }));
+  EXPECT_TRUE(Eventually([this] { return store_->inspection().Sequences(0).empty(); }));
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ TEST_F(AttachTurnsTest, EndsBehindLongRequests) {
     EXPECT_TRUE(other.Call(shm::kPing).ok());
   }
   EXPECT_TRUE(Eventually([this] { return server_->counters().hung_up == 30; }));
-  EXPECT_TRUE(store_->Audit().findings.empty());
+  EXPECT_TRUE(store_->inspection().Audit().findings.empty());
 }
 
 // What a commit brought counts, however long it is, if its client closes at once.

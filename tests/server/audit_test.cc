@@ -4,21 +4,21 @@
 #include <algorithm>
 #include <random>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 #include "tests/server/store_fixture.h"
 
 namespace kvstrata {
 
 // Reaches into the store to break it.
 struct AuditTestPeer {
-  static Store::Impl& Of(Store& store) { return *store.impl_; }
+  static StoreParts& Of(Store& store) { return *store.parts_; }
   static Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return *Of(store).sequences_.at(id);
+    return *Of(store).catalog.SequenceOf(id);
   }
   static Session& SessionOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return *Of(store).sessions_.at(id);
+    return *Of(store).catalog.SessionOf(id);
   }
-  static PagePools& PoolsOf(Store& store) KVS_NO_THREAD_SAFETY_ANALYSIS { return Of(store).pools_; }
+  static PagePools& PoolsOf(Store& store) { return Of(store).pools; }
 };
 
 namespace {
@@ -34,7 +34,7 @@ using testing::UsedBytes;
 class AuditTest : public ::testing::Test {
  protected:
   void ExpectFinding(const std::string& part) {
-    const AuditReport report = store_->Audit();
+    const AuditReport report = store_->inspection().Audit();
     for (const std::string& finding : report.findings) {
       if (finding.find(part) != std::string::npos) return;
     }
@@ -49,7 +49,7 @@ class AuditTest : public ::testing::Test {
 };
 
 TEST_F(AuditTest, CountsWhatIsThere) {
-  const AuditReport report = store_->Audit();
+  const AuditReport report = store_->inspection().Audit();
   EXPECT_TRUE(report.findings.empty());
   EXPECT_EQ(report.sessions, 1u);
   EXPECT_EQ(report.sequences, 1u);
@@ -154,7 +154,7 @@ class Driver {
     }
     store_ =
         std::move(Store::Create(SmallPools(96, 64), std::move(emulated), NewHostPinned())).value();
-    store_->SetMoveSink([] {});
+    store_->moves().SetMoveSink([] {});
   }
 
   void Step() {
@@ -178,31 +178,31 @@ class Driver {
         return Close();
       case 10:
         if (Below(6) == 0) return End();
-        if (Below(8) == 0) (void)store_->Evict(false);
-        if (Below(2) == 0) (void)store_->MoveSome(8 * 4096);
-        store_->Reclaim();
+        if (Below(8) == 0) (void)store_->eviction().Evict(false);
+        if (Below(2) == 0) (void)store_->moves().MoveSome(8 * 4096);
+        store_->references().Reclaim();
     }
   }
   void Check() {
     ExpectClean(*store_);
     for (const Live& live : live_) {
       live.sequence.ExpectIntact();
-      const Result<SequenceDetail> detail = store_->Show(live.sequence.id());
+      const Result<SequenceDetail> detail = store_->inspection().Show(live.sequence.id());
       ASSERT_TRUE(detail.ok());
       ASSERT_EQ(detail->info.tokens, live.sequence.size());
     }
     for (const Parked& parked : parked_) parked.sequence.ExpectIntact(parked.table);
-    ASSERT_EQ(store_->Sequences(0).size(), live_.size());
+    ASSERT_EQ(store_->inspection().Sequences(0).size(), live_.size());
   }
   void Finish() {
     while (!sessions_.empty()) End();
     Check();
-    store_->Evict(false);
+    store_->eviction().Evict(false);
     EXPECT_EQ(UsedBytes(*store_), 0u);
     ExpectClean(*store_);
   }
   int exhausted() const { return exhausted_; }
-  uint64_t replicated() const { return store_->Counters().replicated_pages; }
+  uint64_t replicated() const { return store_->inspection().Counters().replicated_pages; }
 
  private:
   struct Live {
@@ -257,7 +257,9 @@ class Driver {
   void Move() {
     if (live_.empty()) return;
     const Live& live = live_[Below(live_.size())];
-    Passed(store_->Move(live.sequence.id(), Below(2) == 0 ? Tier::kHost : Tier::kDevice).status());
+    Passed(store_->moves()
+               .Move(live.sequence.id(), Below(2) == 0 ? Tier::kHost : Tier::kDevice)
+               .status());
   }
   // A reader enters or the oldest one leaves, its bytes checked once more.
   void Park() {
@@ -283,11 +285,12 @@ class Driver {
     TestSession* session = sessions_[i].get();
     std::erase_if(live_, [&](const Live& live) { return live.session == session; });
     if (Below(2) == 0) {
-      store_->EndSession(session->id(), SessionEnd::kEof);
+      store_->sessions().EndSession(session->id(), SessionEnd::kEof);
       Check();  // what the stopped process sees is still there
     }
     std::erase_if(parked_, [&](const Parked& parked) { return parked.session == session; });
-    store_->EndSession(session->id(), Below(2) == 0 ? SessionEnd::kDied : SessionEnd::kDetached);
+    store_->sessions().EndSession(session->id(),
+                                  Below(2) == 0 ? SessionEnd::kDied : SessionEnd::kDetached);
     sessions_.erase(sessions_.begin() + static_cast<ptrdiff_t>(i));
   }
 

@@ -53,7 +53,7 @@ class BuildTest : public ::testing::Test {
   Built Ask(const TestSequence& s, const std::string& plan = "", uint64_t session = 0) {
     auto done = std::make_shared<std::promise<Result<BuildResult>>>();
     Built answer = done->get_future();
-    const Result<BuildResult> now = store_->requests().Build(
+    const Result<BuildResult> now = store_->builds().Build(
         {session, s.id(), plan},
         [done](const Result<BuildResult>& built) { done->set_value(built); });
     if (!now.ok() || now->done) done->set_value(now);
@@ -196,8 +196,8 @@ TEST_F(BuildTest, ForksAndClosesLeaveTheBooksRight) {
   ASSERT_TRUE(fork->Close().ok());
   ASSERT_TRUE(full.Close().ok());
   ExpectClean(*store_);
-  (void)store_->Evict(false);
-  store_->Reclaim();
+  (void)store_->eviction().Evict(false);
+  store_->references().Reclaim();
   EXPECT_EQ(UsedBytes(*store_), 0u);
 }
 
@@ -215,8 +215,8 @@ TEST_F(BuildTest, WhatIsMissingIsNamed) {
   expect(Build(full, "sekv"), "BUILD_INPUT", "surprisal");
   expect(Build(full, "nonsense"), "PLAN_UNKNOWN", "nonsense");
   expect(Build(full, "quest{page = 10}"), "BUILD_BLOCKS", "520");
-  EXPECT_EQ(store_->requests().Build({0, 4711, ""}, nullptr).status().reason(), "SEQUENCE_UNKNOWN");
-  EXPECT_EQ(store_->requests().Build({4711, full.id(), ""}, nullptr).status().reason(),
+  EXPECT_EQ(store_->builds().Build({0, 4711, ""}, nullptr).status().reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store_->builds().Build({4711, full.id(), ""}, nullptr).status().reason(),
             "SESSION_UNKNOWN");
   TestSession other(store_.get(), "uid:2");
   expect(Build(full, "", other.id()), "SEQUENCE_UNKNOWN", "none of session");
@@ -224,11 +224,12 @@ TEST_F(BuildTest, WhatIsMissingIsNamed) {
   // Their own plans.
   TestSequence sentences = Prompt("sentencekv", 600);
   expect(Build(sentences), "BUILD_INPUT", "mark it complete");
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), sentences.id()).ok());
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), sentences.id()).ok());
   expect(Build(sentences, "", session_->id()), "BUILD_INPUT", "sentence ends");
   const std::vector<uint8_t> ends(600, 0);
-  ASSERT_TRUE(
-      store_->Report(session_->id(), sentences.id(), 0, 600, nullptr, nullptr, ends.data()).ok());
+  ASSERT_TRUE(store_->steps()
+                  .Report(session_->id(), sentences.id(), 0, 600, nullptr, nullptr, ends.data())
+                  .ok());
   expect(Build(sentences), "BUILD_BUCKETS", "kvs_sequence_build");
   EXPECT_TRUE(Build(sentences, "", session_->id()).ok()) << "its owner makes them";
   const Result<BuildResult> none = Build(full);
@@ -250,12 +251,12 @@ TEST_F(BuildTest, AnotherPlansExtentsBecomeAnArtefact) {
   const Result<BuildResult> built = Build(full, plan);
   ASSERT_TRUE(built.ok()) << built.status().ToString();
   EXPECT_EQ(built->extents, 19u);
-  EXPECT_EQ(store_->Counters().artefacts, 1u);
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 1u);
   ExpectClean(*store_);
   const int runs = control_->runs;
   TestSequence s = Prompt(plan, 610);
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), s.id()).ok());
-  EXPECT_EQ(store_->Counters().artefact_hits, 1u);
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
+  EXPECT_EQ(store_->inspection().Counters().artefact_hits, 1u);
   EXPECT_EQ(s.Table().extents(), 19u);
   EXPECT_EQ(control_->runs, runs) << "nothing is packed again";
   s.ExpectIntact();
@@ -271,14 +272,14 @@ TEST_F(BuildTest, OneBuildOfASequenceAtATime) {
   const std::string plan = "mosaickv{min_tokens = 0}";
   Built first = Ask(full, plan), second = Ask(full, plan);
   EXPECT_EQ(Build(full, kQuest).status().reason(), "BUILD_RUNNING");
-  ASSERT_EQ(store_->Work().size(), 1u);
-  EXPECT_EQ(store_->Work()[0].plan, "mosaickv");
-  EXPECT_EQ(store_->Work()[0].sequence, full.id());
-  EXPECT_EQ(store_->Work()[0].state.substr(0, 5), "build");
+  ASSERT_EQ(store_->recompression().Work().size(), 1u);
+  EXPECT_EQ(store_->recompression().Work()[0].plan, "mosaickv");
+  EXPECT_EQ(store_->recompression().Work()[0].sequence, full.id());
+  EXPECT_EQ(store_->recompression().Work()[0].state.substr(0, 5), "build");
   control_->Hold(false);
   EXPECT_TRUE(Await(std::move(first)).ok());
   EXPECT_TRUE(Await(std::move(second)).ok());
-  EXPECT_TRUE(store_->Work().empty());
+  EXPECT_TRUE(store_->recompression().Work().empty());
 }
 
 TEST_F(BuildTest, ACloseAndACancelEndIt) {
@@ -295,7 +296,7 @@ TEST_F(BuildTest, ACloseAndACancelEndIt) {
   Built third = Ask(cancelled, "mosaickv{min_tokens = 0}");
   queue_->Stop();
   EXPECT_EQ(Await(std::move(third)).status().reason(), "WORK_STOPPED");
-  EXPECT_EQ(store_->Counters().artefacts, 0u);
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 0u);
   ExpectClean(*store_);
 }
 
@@ -328,7 +329,7 @@ TEST_F(BuildTest, IndexAndExtentsOfTheOwnPlan) {
   ASSERT_TRUE(built.ok()) << built.status().ToString();
   EXPECT_EQ(built->indexed_tokens, 2 * kBlock);
   EXPECT_EQ(built->extents, 37u);
-  EXPECT_TRUE(store_->Work().empty());
+  EXPECT_TRUE(store_->recompression().Work().empty());
   s.ExpectExtents(s.Table());
   ExpectClean(*store_);
 }
@@ -345,7 +346,7 @@ TEST(BuildDiskTest, WhatWasBuiltIsFoundAfterARestart) {
     RecompressQueue queue({}, machine.store.get(), &Backends().front());
     const TestSequence full = TestSequence::Prompt(&session, "full", Tokens(1600));
     std::promise<Result<BuildResult>> built;
-    const Result<BuildResult> now = machine.store->requests().Build(
+    const Result<BuildResult> now = machine.store->builds().Build(
         {0, full.id(), kQuest}, [&](const Result<BuildResult>& r) { built.set_value(r); });
     ASSERT_TRUE(now.ok()) << now.status().ToString();
     ASSERT_FALSE(now->done);

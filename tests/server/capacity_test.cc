@@ -22,7 +22,8 @@ class CapacityTest : public ::testing::TestWithParam<const char*> {
     session_ = std::make_unique<TestSession>(store_.get());
   }
   Capacity Now(const TestSession& session) const {
-    Result<Capacity> capacity = store_->CountCapacity(session.id(), session.model(), GetParam());
+    Result<Capacity> capacity =
+        store_->capacity().CountCapacity(session.id(), session.model(), GetParam());
     EXPECT_TRUE(capacity.ok()) << capacity.status().ToString();
     return *capacity;
   }
@@ -38,7 +39,7 @@ class CapacityTest : public ::testing::TestWithParam<const char*> {
     const auto opened = session->Open(GetParam(), Tokens(static_cast<int32_t>(open), first));
     ASSERT_TRUE(opened.ok()) << open << ": " << opened.status().ToString();
     EXPECT_EQ(Now(*session).open_tokens, 0u);
-    EXPECT_TRUE(store_->CloseSequence(session->id(), opened->sequence).ok());
+    EXPECT_TRUE(store_->sequences().CloseSequence(session->id(), opened->sequence).ok());
   }
   // Cached pages: their sequence is closed.
   void Cache(TestSession* session, std::span<const int32_t> prompt) const {
@@ -47,8 +48,8 @@ class CapacityTest : public ::testing::TestWithParam<const char*> {
   }
   OpenOptions Reserve(uint32_t tokens) const { return {{}, tokens}; }
   Result<OpenedSequence> Open(const std::vector<int32_t>& prompt, uint32_t reserve) {
-    return store_->OpenSequence(session_->id(), session_->model(), GetParam(), prompt,
-                                Reserve(reserve));
+    return store_->openings().OpenSequence(session_->id(), session_->model(), GetParam(), prompt,
+                                           Reserve(reserve));
   }
 
   std::unique_ptr<Store> store_;
@@ -80,7 +81,8 @@ TEST_P(CapacityTest, WhatNobodyUsesIsRoomAfterEviction) {
   EXPECT_EQ(after.device.after_eviction.bytes, before.device.free.bytes);
   EXPECT_EQ(after.open_tokens, before.open_tokens);
   EXPECT_LE(after.device.free.bytes, before.device.free.bytes - 20 * kPage);
-  EXPECT_EQ(store_->Pools()[0].cached_bytes, before.device.free.bytes - after.device.free.bytes);
+  EXPECT_EQ(store_->inspection().Pools()[0].cached_bytes,
+            before.device.free.bytes - after.device.free.bytes);
   const TestSequence used = TestSequence::Prompt(session_.get(), GetParam(), Tokens(320));
   EXPECT_LE(Now().device.after_eviction.bytes, before.device.free.bytes - 20 * kPage) << "in use";
   ExpectTrue(session_.get(), 100'000);
@@ -144,7 +146,7 @@ TEST_P(CapacityTest, IsTrueInAnyState) {
     }
     // An index block that is larger than a page needs pages side by side; of what is cached it is
     // not known whether they are.
-    if (std::string(GetParam()) != "full") store_->Evict(false);
+    if (std::string(GetParam()) != "full") store_->eviction().Evict(false);
     ExpectTrue(session_.get(), 100'000);
     for (const TestSequence& s : open) s.ExpectIntact();
     ExpectClean(*store_);
@@ -161,10 +163,11 @@ TEST_P(CapacityTest, BetweenOthersPagesThereIsRoomForWhatFits) {
   }
   ASSERT_EQ(pages.size(), 32u);
   std::vector<std::pair<uint64_t, uint64_t>> by_place;
-  for (const uint64_t s : pages) by_place.emplace_back(store_->Show(s)->pages[0].offset, s);
+  for (const uint64_t s : pages)
+    by_place.emplace_back(store_->inspection().Show(s)->pages[0].offset, s);
   std::ranges::sort(by_place);
   const auto close = [&](size_t at) {
-    ASSERT_TRUE(store_->CloseSequence(session_->id(), by_place[at].second).ok());
+    ASSERT_TRUE(store_->sequences().CloseSequence(session_->id(), by_place[at].second).ok());
   };
   const bool indexed = std::string(GetParam()) == "quest";
   for (const size_t at : {5, 7, 9, 11, 13, 15}) close(at);
@@ -179,11 +182,11 @@ TEST_P(CapacityTest, BetweenOthersPagesThereIsRoomForWhatFits) {
 TEST_P(CapacityTest, RefusalsNameTheirCause) {
   Serve(SmallPools(64, 0));
   const auto model = session_->model();
-  EXPECT_EQ(store_->CountCapacity(session_->id(), model, "qest").status().code(),
+  EXPECT_EQ(store_->capacity().CountCapacity(session_->id(), model, "qest").status().code(),
             Code::kInvalidArgument);
-  EXPECT_EQ(store_->CountCapacity(session_->id(), model + 1, "full").status().reason(),
+  EXPECT_EQ(store_->capacity().CountCapacity(session_->id(), model + 1, "full").status().reason(),
             "MODEL_UNKNOWN");
-  EXPECT_EQ(store_->CountCapacity(session_->id() + 1, model, "full").status().reason(),
+  EXPECT_EQ(store_->capacity().CountCapacity(session_->id() + 1, model, "full").status().reason(),
             "SESSION_UNKNOWN");
 }
 
@@ -193,7 +196,7 @@ TEST_P(CapacityTest, ARefusedGrowSaysHowFarItCouldGo) {
   Serve(SmallPools(32, 0));
   TestSequence s = TestSequence::Prompt(session_.get(), GetParam(), Tokens(100));
   const auto grow = [&](uint32_t tokens) {
-    return store_->Grow(session_->id(), s.id(), tokens, 100, 96);
+    return store_->steps().Grow(session_->id(), s.id(), tokens, 100, 96);
   };
   const std::string message(grow(2000).message());
   const std::string behind = " tokens of this model fit now";
@@ -252,7 +255,7 @@ TEST_P(CapacityTest, AReservationIsAllOrNothing) {
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
   EXPECT_EQ(Now().open_tokens, 0u);
   ExpectClean(*store_);
-  ASSERT_TRUE(store_->CloseSequence(session_->id(), opened->sequence).ok());
+  ASSERT_TRUE(store_->sequences().CloseSequence(session_->id(), opened->sequence).ok());
   EXPECT_EQ(UsedBytes(*store_), 0u) << "what was not used is given back";
   EXPECT_EQ(Now().open_tokens, room.open_tokens);
 }

@@ -33,14 +33,16 @@ class DeviceFailure : public ::testing::Test {
     session_ = std::make_unique<TestSession>(store_.get());
   }
   uint32_t Held(const std::vector<int32_t>& prompt) {
-    return store_->Lookup(session_->id(), session_->model(), prompt)->held_tokens();
+    return store_->lookups().Lookup(session_->id(), session_->model(), prompt)->held_tokens();
   }
-  Tier TierOf(const TestSequence& s) { return store_->Show(s.id())->pages.front().tier; }
+  Tier TierOf(const TestSequence& s) {
+    return store_->inspection().Show(s.id())->pages.front().tier;
+  }
   // The first copy after the device was lost.
   void Lose(const TestSequence& s) {
     *lost_ = true;
-    EXPECT_EQ(store_->Move(s.id(), Tier::kHost).status().reason(), "DEVICE_FAILED");
-    store_->Reclaim();
+    EXPECT_EQ(store_->moves().Move(s.id(), Tier::kHost).status().reason(), "DEVICE_FAILED");
+    store_->references().Reclaim();
   }
 
   std::shared_ptr<std::atomic<bool>> lost_ = std::make_shared<std::atomic<bool>>(false);
@@ -51,12 +53,12 @@ class DeviceFailure : public ::testing::Test {
 
 TEST_F(DeviceFailure, IsToldOnceAndSeenInThePools) {
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
-  EXPECT_EQ(store_->Pools()[0].failure, "");
+  EXPECT_EQ(store_->inspection().Pools()[0].failure, "");
   Lose(s);
-  EXPECT_EQ(store_->Move(s.id(), Tier::kHost).status().reason(), "DEVICE_FAILED");
+  EXPECT_EQ(store_->moves().Move(s.id(), Tier::kHost).status().reason(), "DEVICE_FAILED");
   EXPECT_EQ(told_, 1);
-  EXPECT_NE(store_->Pools()[0].failure, "");
-  EXPECT_EQ(store_->Pools()[1].failure, "");
+  EXPECT_NE(store_->inspection().Pools()[0].failure, "");
+  EXPECT_EQ(store_->inspection().Pools()[1].failure, "");
 }
 
 TEST_F(DeviceFailure, ItsSequencesAreRefusedWithTheNextStep) {
@@ -75,11 +77,11 @@ TEST_F(DeviceFailure, ItsSequencesAreRefusedWithTheNextStep) {
 TEST_F(DeviceFailure, ItsSequencesGetNoMorePages) {
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
   Lose(s);
-  const size_t pages = store_->Show(s.id())->pages.size();
+  const size_t pages = store_->inspection().Show(s.id())->pages.size();
   Status status;
   for (int i = 0; i < 400 && status.ok(); ++i) status = s.Append(Tokens(1, 500 + i));
   EXPECT_EQ(status.reason(), "DEVICE_FAILED") << status.ToString();
-  EXPECT_EQ(store_->Show(s.id())->pages.size(), pages);
+  EXPECT_EQ(store_->inspection().Show(s.id())->pages.size(), pages);
   ExpectClean(*store_);
 }
 
@@ -91,7 +93,7 @@ TEST_F(DeviceFailure, TheHostGoesOn) {
   ASSERT_TRUE(on_host.Append(Tokens(50, 700)).ok());
   on_host.ExpectIntact();
   EXPECT_EQ(Held(Tokens(100, 300)), 96u);
-  EXPECT_EQ(store_->Move(on_host.id(), Tier::kDevice).status().reason(), "DEVICE_FAILED");
+  EXPECT_EQ(store_->moves().Move(on_host.id(), Tier::kDevice).status().reason(), "DEVICE_FAILED");
   // What lay on the device is a miss, whoever held it; the same prompt is served from the host.
   EXPECT_EQ(Held(Tokens(100)), 0u);
   TestSequence again = TestSequence::Prompt(session_.get(), "full", Tokens(100));
@@ -107,15 +109,16 @@ TEST_F(DeviceFailure, TheHostGoesOn) {
 TEST_F(DeviceFailure, WhatLayThereIsHeldForNobody) {
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
   const std::vector<PageKey> keys =
-      store_->Lookup(session_->id(), session_->model(), Tokens(100))->keys;
-  store_->LoseDevice(0, Internal("DEVICE_FAILED", "as after a sticky error"));
-  EXPECT_TRUE(store_->Lookup(session_->id(), session_->model(), keys)->pages.empty());
+      store_->lookups().Lookup(session_->id(), session_->model(), Tokens(100))->keys;
+  store_->devices().LoseDevice(0, Internal("DEVICE_FAILED", "as after a sticky error"));
+  EXPECT_TRUE(store_->lookups().Lookup(session_->id(), session_->model(), keys)->pages.empty());
 }
 
 TEST_F(DeviceFailure, APinOfTokensFindsNothingThere) {
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100));
-  store_->LoseDevice(0, Internal("DEVICE_FAILED", "as after a sticky error"));
-  EXPECT_EQ(store_->PinPrefix("uid:1", session_->model(), Tokens(100), std::chrono::hours(1))
+  store_->devices().LoseDevice(0, Internal("DEVICE_FAILED", "as after a sticky error"));
+  EXPECT_EQ(store_->pins()
+                .PinPrefix("uid:1", session_->model(), Tokens(100), std::chrono::hours(1))
                 .status()
                 .reason(),
             "PIN_MISS");
@@ -124,22 +127,22 @@ TEST_F(DeviceFailure, APinOfTokensFindsNothingThere) {
 TEST_F(DeviceFailure, CachedPagesAndArtefactsThereAreForgotten) {
   TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(100));
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), s.id()).ok());
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
   (void)Recompress(store_.get(), s.id());
-  ASSERT_EQ(store_->Counters().artefacts, 1u);
+  ASSERT_EQ(store_->inspection().Counters().artefacts, 1u);
   TestSequence cached = TestSequence::Prompt(session_.get(), "full", Tokens(100, 300));
   ASSERT_TRUE(cached.Close().ok());
   TestSequence used = TestSequence::Prompt(session_.get(), "full", Tokens(100, 600));
   ASSERT_EQ(Held(Tokens(100, 300)), 96u);
   ASSERT_EQ(Held(Tokens(100, 600)), 96u);
   Lose(used);
-  EXPECT_EQ(store_->Counters().artefacts, 0u);
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 0u);
   EXPECT_EQ(Held(Tokens(100, 300)), 0u);
   EXPECT_EQ(Held(Tokens(100, 600)), 0u);
   EXPECT_EQ(Held(Tokens(100)), 96u) << "its raw pages lie on the host";
   ASSERT_TRUE(s.Close().ok());
   ASSERT_TRUE(used.Close().ok());
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
 }

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "server/store/artefact_record.h"
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 #include "server/work/pin_records.h"
 #include "server/work/tier_records.h"
 #include "tests/fakes/copying_codec.h"
@@ -24,7 +24,7 @@ namespace kvstrata {
 
 struct AuditTestPeer {
   static Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return *store.impl_->sequences_.at(id);
+    return *store.parts_->catalog.SequenceOf(id);
   }
 };
 
@@ -67,7 +67,7 @@ class DiskArtefactsTest : public ::testing::Test {
     return s;
   }
   static void Settle(const Machine& machine, const TestSession& session, const TestSequence& s) {
-    EXPECT_TRUE(machine.store->PrefillDone(session.id(), s.id()).ok());
+    EXPECT_TRUE(machine.store->steps().PrefillDone(session.id(), s.id()).ok());
     while (Recompress(machine.store.get(), s.id()).ok()) {
     }
     machine.Settle();
@@ -79,7 +79,7 @@ class DiskArtefactsTest : public ::testing::Test {
     const TestSequence s = Prompt(*machine, &session, plan);
     machine->Settle();  // before raw pages are given back
     Settle(*machine, session, s);
-    EXPECT_EQ(machine->store->Counters().artefacts, 1u);
+    EXPECT_EQ(machine->store->inspection().Counters().artefacts, 1u);
     EXPECT_EQ(machine->pages->counters().failed, 0u);
     ExpectClean(*machine->store);
   }
@@ -93,7 +93,7 @@ class DiskArtefactsTest : public ::testing::Test {
     Settle(*machine, session, s);
     s.ExpectIntact();
     EXPECT_EQ(s.Table().extents(), 6u);
-    const bool found = machine->store->Counters().artefact_hits == 1;
+    const bool found = machine->store->inspection().Counters().artefact_hits == 1;
     EXPECT_EQ(control_->runs == runs, found);
     EXPECT_TRUE(s.Append(Tokens(40, 900)).ok());
     EXPECT_TRUE(Recompress(machine->store.get(), s.id()).ok());
@@ -101,7 +101,7 @@ class DiskArtefactsTest : public ::testing::Test {
     ExpectClean(*machine->store);
     EXPECT_TRUE(s.Close().ok());
     machine->Settle();  // the tier has copied the new pages, and holds none
-    machine->store->Evict(false);
+    machine->store->eviction().Evict(false);
     EXPECT_EQ(UsedBytes(*machine->store), 0u) << "a load keeps no page";
     return found;
   }
@@ -150,7 +150,7 @@ class DiskArtefactsTest : public ::testing::Test {
     const auto machine = Start();
     TestSession session(machine->store.get());
     const PageKey key =
-        machine->store->Lookup(session.id(), session.model(), Tokens(kPrompt))->keys[0];
+        machine->store->lookups().Lookup(session.id(), session.model(), Tokens(kPrompt))->keys[0];
     const std::string name(key.begin(), key.end());
     EXPECT_TRUE(machine->disk->Erase({&name, 1}, Soon()).ok());
   }
@@ -187,12 +187,12 @@ TEST_F(DiskArtefactsTest, RawPagesThatThePlanGivesBackAreNotRead) {
   const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
   ASSERT_TRUE(opened.ok());
   EXPECT_EQ(opened->held_tokens, 192u);
-  EXPECT_EQ(machine->store->Counters().loaded_pages, 0u);
-  EXPECT_EQ(machine->store->Counters().loaded_artefacts, 1u);
+  EXPECT_EQ(machine->store->inspection().Counters().loaded_pages, 0u);
+  EXPECT_EQ(machine->store->inspection().Counters().loaded_artefacts, 1u);
   TestSequence s(&session, *opened, tokens);
   s.ExpectIntact();
   // It is held for that prompt alone.
-  EXPECT_EQ(machine->store->PrefillDone(session.id(), s.id()).reason(), "PREFILL_DONE");
+  EXPECT_EQ(machine->store->steps().PrefillDone(session.id(), s.id()).reason(), "PREFILL_DONE");
   TestSequence other(&session, *opened, tokens);
   EXPECT_EQ(other.Append(7).reason(), "COMMIT_OTHER_PROMPT");
   ASSERT_TRUE(s.Append(std::span(tokens).subspan(192)).ok());
@@ -213,11 +213,11 @@ TEST_F(DiskArtefactsTest, WithoutTheRestOfItsPromptAnArtefactIsNotRead) {
                 [&](size_t n) { records.set_value(n); });
     EXPECT_EQ(records.get_future().get(), 1u);
     const Result<PrefixHit> hit =
-        machine->store->Lookup(session.id(), session.model(), tokens, plan);
+        machine->store->lookups().Lookup(session.id(), session.model(), tokens, plan);
     const Result<OpenedSequence> opened = machine->Open(session, kKeepsNone, tokens);
     EXPECT_TRUE(hit.ok() && opened.ok());
     EXPECT_EQ(hit->held_tokens(), opened->held_tokens);
-    EXPECT_EQ(machine->store->Counters().loaded_artefacts, artefacts);
+    EXPECT_EQ(machine->store->inspection().Counters().loaded_artefacts, artefacts);
     return opened->held_tokens;
   };
   control_->released_from = 64;
@@ -257,19 +257,19 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
     TestSession session(machine->store.get());
     TestSequence s = Prompt(*machine, &session, kKeeps);
     Settle(*machine, session, s);
-    const Result<PinInfo> made = machine->store->PinSequence(s.id(), std::chrono::hours(1));
+    const Result<PinInfo> made = machine->store->pins().PinSequence(s.id(), std::chrono::hours(1));
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     EXPECT_EQ(made->pin.artefact.size(), 7u);
     ASSERT_TRUE(s.Close().ok());
-    machine->store->Evict(false);
-    EXPECT_EQ(machine->store->Counters().artefacts, 1u);
+    machine->store->eviction().Evict(false);
+    EXPECT_EQ(machine->store->inspection().Counters().artefacts, 1u);
     ExpectClean(*machine->store);
   }
   const auto machine = Start();
   const std::vector<PrefixPin> pins = ReadPins(machine->values.get(), Soon());
   ASSERT_EQ(pins.size(), 1u);
   ASSERT_TRUE(machine->pages->Pin(pins[0]).ok());
-  machine->store->RestorePins(pins);
+  machine->store->pins().RestorePins(pins);
   TestSession session(machine->store.get());
   for (int32_t i = 1; i <= 8; ++i) {
     TestSequence s = TestSequence::Prompt(&session, "full", Tokens(50 * 16, i * 10'000));
@@ -279,11 +279,11 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsItsArtefact) {
   EXPECT_GT(machine->values->Stats().evicted, 50u);
   for (const PageKey& key : pins[0].artefact) EXPECT_TRUE(machine->pages->Holds(key));
   TestSequence s = Prompt(*machine, &session, kKeeps);
-  EXPECT_EQ(machine->store->Counters().loaded_artefacts, 1u);
+  EXPECT_EQ(machine->store->inspection().Counters().loaded_artefacts, 1u);
   ASSERT_TRUE(s.Close().ok());
-  ASSERT_TRUE(machine->store->RemovePin(pins[0].id).ok());
-  machine->store->Evict(false);
-  EXPECT_EQ(machine->store->Counters().artefacts, 0u);
+  ASSERT_TRUE(machine->store->pins().RemovePin(pins[0].id).ok());
+  machine->store->eviction().Evict(false);
+  EXPECT_EQ(machine->store->inspection().Counters().artefacts, 0u);
   ExpectClean(*machine->store);
 }
 
@@ -299,16 +299,16 @@ TEST_F(DiskArtefactsTest, APinOfASequenceKeepsWhatAnOpenNeeds) {
     const int32_t n = first_too ? kPrompt - 1 : kPrompt;  // another artefact
     TestSequence s = Prompt(*machine, &session, kKeepsNone, n);
     Settle(*machine, session, s);
-    const Result<PinInfo> made = machine->store->PinSequence(s.id(), std::chrono::hours(1));
+    const Result<PinInfo> made = machine->store->pins().PinSequence(s.id(), std::chrono::hours(1));
     ASSERT_TRUE(made.ok()) << made.status().ToString();
     EXPECT_EQ(made->pin.pages.size(), 12 - given_back);
     EXPECT_EQ(made->device_pages, 12 - given_back);
     ASSERT_TRUE(s.Close().ok());
     machine->Settle();
     EraseAll(machine->disk.get());
-    machine->store->Evict(false);
+    machine->store->eviction().Evict(false);
     EXPECT_EQ(machine->Open(session, kKeepsNone, Tokens(n))->held_tokens, 192u);
-    ASSERT_TRUE(machine->store->RemovePin(made->pin.id).ok());
+    ASSERT_TRUE(machine->store->pins().RemovePin(made->pin.id).ok());
     ExpectClean(*machine->store);
   }
 }
@@ -322,7 +322,7 @@ TEST_F(DiskArtefactsTest, ExtentsComeBackToTheirTiers) {
     const auto machine = Start();
     TestSession session(machine->store.get());
     const TestSequence s = Prompt(*machine, &session, kKeepsNone);
-    const Result<SequenceDetail> detail = machine->store->Show(s.id());
+    const Result<SequenceDetail> detail = machine->store->inspection().Show(s.id());
     ASSERT_EQ(detail->extents.size(), 6u);
     for (const ExtentInfo& extent : detail->extents) {
       EXPECT_EQ(extent.tier, tier == TierKind::kHost ? Tier::kHost : Tier::kDevice);
@@ -341,8 +341,8 @@ TEST_F(DiskArtefactsTest, SeriesComeWithTheirPages) {
     machine->Settle();  // pages are on disk without a series
     const auto report = [&](uint32_t first, size_t n, const float* surprisal, const float* entropy,
                             const uint8_t* boundary) {
-      return machine->store->Report(session.id(), s.id(), first, static_cast<uint32_t>(n),
-                                    surprisal, entropy, boundary);
+      return machine->store->steps().Report(session.id(), s.id(), first, static_cast<uint32_t>(n),
+                                            surprisal, entropy, boundary);
     };
     ASSERT_TRUE(report(0, 5, nats.data(), nullptr, nullptr).ok());
     machine->Settle();
@@ -373,9 +373,9 @@ TEST_F(DiskArtefactsTest, APageWithoutItsWholeSeriesIsNoPage) {
     TestSession session(machine->store.get());
     const TestSequence s = Prompt(*machine, &session, "full");
     const std::vector<float> nats(kPrompt, 1.0f);
-    ASSERT_TRUE(
-        machine->store->Report(session.id(), s.id(), 0, kPrompt, nats.data(), nullptr, nullptr)
-            .ok());
+    ASSERT_TRUE(machine->store->steps()
+                    .Report(session.id(), s.id(), 0, kPrompt, nats.data(), nullptr, nullptr)
+                    .ok());
     machine->Settle();
   }
   int seen = 0;
@@ -515,12 +515,12 @@ TEST_F(DiskArtefactsTest, ACrashAtAnyWriteLeavesAllOrNothing) {
       // As a store without a disk opens: it builds the artefact again.
       TestSequence s = TestSequence::Prompt(&session, kKeeps, Tokens(kPrompt));
       machine->Settle();
-      ASSERT_TRUE(
-          machine->store->Report(session.id(), s.id(), 0, reported, nats.data(), nullptr, nullptr)
-              .ok());
+      ASSERT_TRUE(machine->store->steps()
+                      .Report(session.id(), s.id(), 0, reported, nats.data(), nullptr, nullptr)
+                      .ok());
       Settle(*machine, session, s);
       ASSERT_TRUE(s.Close().ok());
-      machine->store->Evict(false);
+      machine->store->eviction().Evict(false);
     };
     write(16, 40);
     write(32, kPrompt);
@@ -549,7 +549,7 @@ TEST_F(DiskArtefactsTest, ACrashAtAnyWriteLeavesAllOrNothing) {
       ExpectClean(*machine->store);
       ASSERT_FALSE(HasFailure()) << "cut " << cut << " of " << history.size() << ", kind " << kind;
       ++states;
-      hits += static_cast<int>(machine->store->Counters().artefact_hits);
+      hits += static_cast<int>(machine->store->inspection().Counters().artefact_hits);
       series += static_cast<int>(seen.surprisal.size() == 192);
     }
   }

@@ -50,8 +50,9 @@ struct Machine {
   Result<OpenedSequence> Open(const TestSession& session, std::string_view plan,
                               std::span<const int32_t> tokens) const {
     std::promise<Result<OpenedSequence>> answer;
-    store->OpenSequence(session.id(), session.model(), plan, tokens,
-                        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    store->openings().OpenSequence(
+        session.id(), session.model(), plan, tokens,
+        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
     return answer.get_future().get();
   }
 

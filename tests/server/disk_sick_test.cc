@@ -27,7 +27,7 @@ class Patient {
     TestSequence on_disk = TestSequence::Prompt(&other_, "full", kOnDisk);
     machine_.Settle();
     EXPECT_TRUE(on_disk.Close().ok());
-    machine_.store->Evict(false);
+    machine_.store->eviction().Evict(false);
     held_.emplace(TestSequence::Prompt(&session_, "full", kHeld));  // stays open: in memory
     machine_.Settle();
     if (fault) plan_.Set([=](const IoRequest&) { return fault; });
@@ -35,7 +35,7 @@ class Patient {
   ~Patient() { plan_.Release(); }
 
   void Round() {
-    machine_.store->Evict(false);
+    machine_.store->eviction().Evict(false);
     std::atomic<bool> stop = !asks_;
     std::thread asker([&] {
       while (!stop) Ask();
@@ -90,10 +90,10 @@ class Patient {
 
   // An open that wants the disk, then a prompt that is written to it.
   void Ask() {
-    machine_.store->Evict(false);
+    machine_.store->eviction().Evict(false);
     const Result<OpenedSequence> opened = machine_.Open(other_, "full", kOnDisk);
     ASSERT_TRUE(opened.ok());
-    ASSERT_TRUE(machine_.store->CloseSequence(other_.id(), opened->sequence).ok());
+    ASSERT_TRUE(machine_.store->sequences().CloseSequence(other_.id(), opened->sequence).ok());
     TestSequence fresh = TestSequence::Prompt(&other_, "full", Tokens(33, 200000 + 100 * asked_));
     ASSERT_TRUE(fresh.Close().ok());
     ++asked_;

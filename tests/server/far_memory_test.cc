@@ -39,7 +39,7 @@ TEST_P(FarMemoryTest, AForkWritesACopyOfTheTail) {
 TEST_P(FarMemoryTest, PagesMoveToTheHostAndBack) {
   TestSequence s = TestSequence::Prompt(session_.get(), GetParam(), Tokens(100));
   for (const Tier tier : {Tier::kHost, Tier::kDevice}) {
-    const Result<MoveResult> moved = store_->Move(s.id(), tier);
+    const Result<MoveResult> moved = store_->moves().Move(s.id(), tier);
     ASSERT_TRUE(moved.ok()) << moved.status().ToString();
     EXPECT_EQ(moved->pages, 6u);
     s.ExpectIntact();
@@ -56,8 +56,8 @@ TEST_P(FarMemoryTest, AFailedCopyChangesNothing) {
   const uint64_t used = UsedBytes(*store_);
   *copies_fail_ = true;
   EXPECT_EQ(child->Append(Tokens(1, 1000)).reason(), "COPY_FAILED");
-  EXPECT_EQ(store_->Move(parent.id(), Tier::kHost).status().reason(), "COPY_FAILED");
-  store_->Reclaim();
+  EXPECT_EQ(store_->moves().Move(parent.id(), Tier::kHost).status().reason(), "COPY_FAILED");
+  store_->references().Reclaim();
   EXPECT_EQ(UsedBytes(*store_), used);
   *copies_fail_ = false;
   ASSERT_TRUE(child->Append(Tokens(1, 1000)).ok());
@@ -69,7 +69,7 @@ TEST_P(FarMemoryTest, AFailedCopyChangesNothing) {
 // What a worker does, in this thread, until nothing is due.
 Status Recompress(Store* store, uint64_t sequence) {
   for (;;) {
-    Result<RecompressJob> job = store->TakeRecompression(sequence);
+    Result<RecompressJob> job = store->recompression().TakeRecompression(sequence);
     if (!job.ok()) return job.status().reason() == "WORK_NOTHING" ? OkStatus() : job.status();
     job->input.backend = *FindBackend("ref");
     job->input.executor = &InlineExecutor();
@@ -77,19 +77,21 @@ Status Recompress(Store* store, uint64_t sequence) {
     RecompressOutput output;
     if (job->recompressor != nullptr) {
       next = job->recompressor->Clone();
-      Status status = store->StageRecompression(&*job);
+      Status status = store->recompression().StageRecompression(&*job);
       if (status.ok()) {
         Result<RecompressOutput> ran = next->Run(job->input);
         status = ran.status();
         if (ran.ok()) output = std::move(*ran);
       }
       if (!status.ok()) {
-        store->AbandonRecompression(std::move(*job), status);
+        store->recompression().AbandonRecompression(std::move(*job), status);
         return status;
       }
     }
     KVS_RETURN_IF_ERROR(
-        store->PublishRecompression(std::move(*job), std::move(next), std::move(output)).status());
+        store->recompression()
+            .PublishRecompression(std::move(*job), std::move(next), std::move(output))
+            .status());
   }
 }
 
@@ -106,7 +108,7 @@ class FarRecompression : public ::testing::TestWithParam<const char*> {
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     TestSession session(store->get());
     TestSequence s = TestSequence::Prompt(&session, GetParam(), Tokens(150));
-    EXPECT_TRUE((*store)->PrefillDone(session.id(), s.id()).ok());
+    EXPECT_TRUE((*store)->steps().PrefillDone(session.id(), s.id()).ok());
     for (const int32_t first : {150, 170, 200}) {
       EXPECT_TRUE(s.Append(Tokens(40, first * 10)).ok());
       if (far && first == 170) {
@@ -126,7 +128,7 @@ class FarRecompression : public ::testing::TestWithParam<const char*> {
       extents.emplace_back(at, at + e.bytes);
       EXPECT_TRUE(VerifyExtent(extents.back()).ok());
     }
-    const auto shown = (*store)->Show(s.id());
+    const auto shown = (*store)->inspection().Show(s.id());
     for (const ExtentInfo& e : shown->extents) {
       EXPECT_EQ(e.kind, ExtentKind::kPackedSegment);
     }
@@ -158,13 +160,13 @@ TEST(FarMemory, RecallIsAuditedUntilAStepWasCaptured) {
   TestSession session(store->get());
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(20));
   const Result<RecallStart> start =
-      (*store)->StartRecallAudit(s.id(), {.every = 1, .steps = 4}, {});
+      (*store)->recalls().StartRecallAudit(s.id(), {.every = 1, .steps = 4}, {});
   ASSERT_TRUE(start.ok()) << start.status().ToString();
   RecallSamples sample;
   sample.audit = start->audit->number();
   sample.position = 20;
   sample.captured = true;
-  (*store)->AddRecall(session.id(), s.id(), sample);
+  (*store)->recalls().AddRecall(session.id(), s.id(), sample);
   Status why;
   ASSERT_TRUE(start->audit->Ended(&why));
   EXPECT_EQ(why.code(), Code::kFailedPrecondition);

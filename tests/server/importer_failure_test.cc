@@ -85,10 +85,10 @@ TEST(ImporterTest, NothingLeaksWhenTheEngineGoesInTheMiddleOfACopy) {
     lender.lending()->Settle(s.sequence, [&](const Status& status) { settled.set_value(status); });
     if (dies) {
       lender.lending().reset();
-      lender.store().EndSession(lender.session(), SessionEnd::kDied);
+      lender.store().sessions().EndSession(lender.session(), SessionEnd::kDied);
     } else {
       lender.lending()->Closed(s.sequence);
-      EXPECT_TRUE(lender.store().CloseSequence(lender.session(), s.sequence).ok());
+      EXPECT_TRUE(lender.store().sequences().CloseSequence(lender.session(), s.sequence).ok());
     }
     EXPECT_EQ(settled.get_future().get().reason(), "SEQUENCE_CLOSED");
     lender.ExpectClean();

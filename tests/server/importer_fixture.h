@@ -181,13 +181,13 @@ class Lender {
     PeerIdentity peer;
     peer.tenant = "uid:1";
     const Result<SessionSegments> segments =
-        store_->OpenSession(peer, Road::kLinked, "test", [](const ArenaGrant&) {});
+        store_->sessions().OpenSession(peer, Road::kLinked, "test", [](const ArenaGrant&) {});
     EXPECT_TRUE(segments.ok()) << segments.status().ToString();
     ModelDesc desc;
     desc.name = "lent";
     desc.digest = "digest";
     desc.geometry = geometry_;
-    *model = *store_->RegisterModel(segments->session, desc);
+    *model = *store_->models().RegisterModel(segments->session, desc);
     return segments->session;
   }
 
@@ -201,7 +201,7 @@ class Lender {
   }
 
   OpenedSequence Open(std::string_view plan, const std::vector<int32_t>& ids) {
-    Result<OpenedSequence> opened = store_->OpenSequence(session_, model_, plan, ids);
+    Result<OpenedSequence> opened = store_->openings().OpenSequence(session_, model_, plan, ids);
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     EXPECT_TRUE(opened->imported);
     lending_->Opened(opened->sequence, model_, std::span(ids).first(opened->held_tokens));
@@ -224,7 +224,7 @@ class Lender {
   // How many rows of the sequence's pages are others than positions [0, tokens) have.
   int Differing(uint64_t sequence, int32_t tokens) {
     const PageLayout layout = PageLayout::Of(geometry_);
-    const Result<SequenceDetail> detail = store_->Show(sequence);
+    const Result<SequenceDetail> detail = store_->inspection().Show(sequence);
     EXPECT_TRUE(detail.ok());
     int differing = 0;
     std::vector<std::byte> want(static_cast<size_t>(geometry_.row_bytes()));
@@ -246,17 +246,17 @@ class Lender {
     return differing;
   }
   const std::byte* AddressOf(const PageInfo& page) {
-    const std::byte* base = store_->ArenaBase(page.arena);
-    if (store_->memory(page.tier) != Memory::kMemfd) base += kFarShift;
+    const std::byte* base = store_->devices().ArenaBase(page.arena);
+    if (store_->devices().memory(page.tier) != Memory::kMemfd) base += kFarShift;
     return base + page.offset;
   }
   void ExpectClean() {
-    for (const std::string& finding : store_->Audit().findings) ADD_FAILURE() << finding;
+    for (const auto& finding : store_->inspection().Audit().findings) ADD_FAILURE() << finding;
   }
   uint64_t UsedBytes() {
-    store_->Reclaim();
+    store_->references().Reclaim();
     uint64_t used = 0;
-    for (const PoolInfo& pool : store_->Pools()) {
+    for (const PoolInfo& pool : store_->inspection().Pools()) {
       used += pool.used_bytes + pool.retired_bytes - pool.cached_bytes;
     }
     return used;

@@ -73,7 +73,7 @@ TEST_P(ImportedTensorsTest, ScatteredBlocksBecomePagesBitByBit) {
   ASSERT_TRUE(lender.Settle(s.sequence).ok());
   EXPECT_EQ(*lender.lending()->Acknowledged(s.sequence), static_cast<uint32_t>(kTokens));
   EXPECT_EQ(lender.Differing(s.sequence, kTokens), 0);
-  EXPECT_EQ(lender.store().Show(s.sequence)->pages.front().tier, Tier::kHost);
+  EXPECT_EQ(lender.store().inspection().Show(s.sequence)->pages.front().tier, Tier::kHost);
   lender.ExpectClean();
 }
 
@@ -96,7 +96,8 @@ TEST(ImporterTest, AnotherSessionFindsPagesAndIndex) {
     ASSERT_TRUE(lender.Settle(s.sequence).ok());
     uint64_t model = 0;
     const uint64_t other = lender.OpenSession(&model);
-    const Result<OpenedSequence> hit = lender.store().OpenSequence(other, model, plan, ids);
+    const Result<OpenedSequence> hit =
+        lender.store().openings().OpenSequence(other, model, plan, ids);
     ASSERT_TRUE(hit.ok()) << hit.status().ToString();
     EXPECT_EQ(hit->held_tokens, 1024u);
     EXPECT_FALSE(hit->imported);
@@ -105,7 +106,7 @@ TEST(ImporterTest, AnotherSessionFindsPagesAndIndex) {
     const auto whole = static_cast<uint32_t>(1024 / index.block_tokens * index.block_tokens);
     EXPECT_EQ(hit->indexed_tokens, whole);
     // The index is what the segmenter makes of the same rows at once, incomplete blocks too.
-    const SequenceDetail detail = *lender.store().Show(s.sequence);
+    const SequenceDetail detail = *lender.store().inspection().Show(s.sequence);
     std::vector<std::byte*> pages, built;
     for (size_t i = 0; i < 65; ++i) {
       pages.push_back(const_cast<std::byte*>(lender.AddressOf(detail.pages[i])));
@@ -146,7 +147,7 @@ TEST(ImporterTest, SpillsToTheDevicePoolWhenHostIsFull) {
                     .ok());
   }
   ASSERT_TRUE(lender.Settle(s.sequence).ok());
-  EXPECT_EQ(lender.store().Show(s.sequence)->pages[19].tier, Tier::kDevice);
+  EXPECT_EQ(lender.store().inspection().Show(s.sequence)->pages[19].tier, Tier::kDevice);
   EXPECT_EQ(lender.Differing(s.sequence, 320), 0);
   lender.ExpectClean();
 }
@@ -269,11 +270,11 @@ TEST(ImporterTest, RefusesBlocksThatCannotBe) {
   EXPECT_EQ(lender.Seal(99, 0, {0}, one).reason(), "SEQUENCE_UNKNOWN");
   EXPECT_EQ(*lender.lending()->Acknowledged(s.sequence), 0u);
   // The session may not do by itself what the daemon does for it.
-  EXPECT_EQ(lender.store().Grow(lender.session(), s.sequence, 80, 0, 0).reason(),
+  EXPECT_EQ(lender.store().steps().Grow(lender.session(), s.sequence, 80, 0, 0).reason(),
             "SEQUENCE_IMPORTED");
-  EXPECT_EQ(lender.store().Commit(lender.session(), s.sequence, 0, one, 0).reason(),
+  EXPECT_EQ(lender.store().steps().Commit(lender.session(), s.sequence, 0, one, 0).reason(),
             "SEQUENCE_IMPORTED");
-  EXPECT_EQ(lender.store().ForkSequence(lender.session(), s.sequence).status().reason(),
+  EXPECT_EQ(lender.store().sequences().ForkSequence(lender.session(), s.sequence).status().reason(),
             "SEQUENCE_IMPORTED");
   lender.ExpectClean();
 }

@@ -8,7 +8,8 @@ class KeysTest : public ::testing::Test {
  protected:
   ~KeysTest() override { ExpectClean(*store_); }
   static Result<OpenedSequence> Open(TestSession& session, std::string_view key) {
-    return session.store()->GiveKey(session.id(), session.Open("full", Tokens(100)), key);
+    return session.store()->sequences().GiveKey(session.id(), session.Open("full", Tokens(100)),
+                                                key);
   }
 
   std::unique_ptr<Store> store_ = NewStore(SmallPools(64, 0));
@@ -17,20 +18,20 @@ class KeysTest : public ::testing::Test {
 
 TEST_F(KeysTest, AnotherSessionCloses) {
   const uint64_t sequence = Open(worker_, "a")->sequence;
-  EXPECT_EQ(store_->Sequences(0).at(0).key, "a");
-  ASSERT_TRUE(store_->CloseKey(scheduler_.id(), "a").ok());
-  EXPECT_TRUE(store_->Sequences(0).empty());
-  EXPECT_EQ(store_->CloseSequence(worker_.id(), sequence).reason(), "SEQUENCE_UNKNOWN");
-  EXPECT_EQ(store_->CloseKey(scheduler_.id(), "a").reason(), "KEY_UNKNOWN");
+  EXPECT_EQ(store_->inspection().Sequences(0).at(0).key, "a");
+  ASSERT_TRUE(store_->sequences().CloseKey(scheduler_.id(), "a").ok());
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty());
+  EXPECT_EQ(store_->sequences().CloseSequence(worker_.id(), sequence).reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store_->sequences().CloseKey(scheduler_.id(), "a").reason(), "KEY_UNKNOWN");
 }
 
 TEST_F(KeysTest, AStepThatIsOpenKeepsWhatItReads) {
   TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
   const OpenedSequence opened = s.opened();
-  ASSERT_TRUE(store_->GiveKey(worker_.id(), opened, "a").ok());
+  ASSERT_TRUE(store_->sequences().GiveKey(worker_.id(), opened, "a").ok());
   const int slot = worker_.reader().Enter();
   const shm::TableView table = s.Table();
-  ASSERT_TRUE(store_->CloseKey(scheduler_.id(), "a").ok());
+  ASSERT_TRUE(store_->sequences().CloseKey(scheduler_.id(), "a").ok());
   for (const int tokens : {300, 150}) {  // that take what is free
     TestSequence other = TestSequence::Prompt(&scheduler_, "full", Tokens(tokens, tokens * 10));
     ASSERT_TRUE(other.Close().ok());
@@ -48,19 +49,19 @@ TEST_F(KeysTest, OneLiveSequenceOfAUserHasIt) {
   EXPECT_EQ(refused.reason(), "KEY_IN_USE");
   EXPECT_EQ(refused.code(), Code::kAlreadyExists);
   EXPECT_NE(refused.message().find("session " + std::to_string(worker_.id())), std::string::npos);
-  EXPECT_EQ(store_->CloseKey(stranger.id(), "a").reason(), "KEY_UNKNOWN");
+  EXPECT_EQ(store_->sequences().CloseKey(stranger.id(), "a").reason(), "KEY_UNKNOWN");
   EXPECT_TRUE(Open(stranger, "a").ok()) << "keys are a user's";
-  EXPECT_EQ(store_->Sequences(0).size(), 2u) << "what was refused is closed again";
-  store_->EndSession(worker_.id(), SessionEnd::kDied);
+  EXPECT_EQ(store_->inspection().Sequences(0).size(), 2u) << "what was refused is closed again";
+  store_->sessions().EndSession(worker_.id(), SessionEnd::kDied);
   EXPECT_TRUE(Open(scheduler_, "a").ok()) << "it goes with its session";
 }
 
 TEST_F(KeysTest, AForkHasNone) {
   const uint64_t sequence = Open(worker_, "a")->sequence;
-  ASSERT_TRUE(store_->ForkSequence(worker_.id(), sequence).ok());
-  ASSERT_TRUE(store_->CloseKey(scheduler_.id(), "a").ok());
-  ASSERT_EQ(store_->Sequences(0).size(), 1u);
-  EXPECT_EQ(store_->Sequences(0)[0].key, "");
+  ASSERT_TRUE(store_->sequences().ForkSequence(worker_.id(), sequence).ok());
+  ASSERT_TRUE(store_->sequences().CloseKey(scheduler_.id(), "a").ok());
+  ASSERT_EQ(store_->inspection().Sequences(0).size(), 1u);
+  EXPECT_EQ(store_->inspection().Sequences(0)[0].key, "");
 }
 
 // What the sequence's slot asks of its owner.
@@ -72,11 +73,11 @@ TEST_F(KeysTest, AnotherSessionTruncates) {
   TestSession stranger(store_.get(), "uid:2");
   TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
   const OpenedSequence opened = s.opened();
-  ASSERT_TRUE(store_->GiveKey(worker_.id(), opened, "a").ok());
+  ASSERT_TRUE(store_->sequences().GiveKey(worker_.id(), opened, "a").ok());
   const auto truncate = [&](uint32_t tokens) {
-    return store_->TruncateKey(scheduler_.id(), "a", tokens);
+    return store_->sequences().TruncateKey(scheduler_.id(), "a", tokens);
   };
-  EXPECT_EQ(store_->TruncateKey(stranger.id(), "a", 50).reason(), "KEY_UNKNOWN");
+  EXPECT_EQ(store_->sequences().TruncateKey(stranger.id(), "a", 50).reason(), "KEY_UNKNOWN");
   EXPECT_EQ(truncate(1000).reason(), "TRUNCATE_TOKENS");
   EXPECT_EQ(AskedOf(worker_, opened), std::nullopt);
   ASSERT_TRUE(truncate(60).ok());
@@ -84,7 +85,7 @@ TEST_F(KeysTest, AnotherSessionTruncates) {
   ASSERT_TRUE(truncate(70).ok());
   EXPECT_EQ(AskedOf(worker_, opened), 50u) << "the least";
   const auto cut = [&](uint32_t tokens) {
-    return store_->Truncate(worker_.id(), s.id(), tokens, Tokens(tokens % 16));
+    return store_->sequences().Truncate(worker_.id(), s.id(), tokens, Tokens(tokens % 16));
   };
   ASSERT_TRUE(cut(51).ok());
   EXPECT_EQ(AskedOf(worker_, opened), 50u) << "that was not it";
@@ -100,29 +101,29 @@ TEST_F(KeysTest, AnotherSessionTruncates) {
 
 TEST_F(KeysTest, AWishThatCannotBeDoneAnyMoreIsRefusedOnce) {
   TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
-  ASSERT_TRUE(store_->GiveKey(worker_.id(), s.opened(), "a").ok());
-  ASSERT_TRUE(store_->TruncateKey(scheduler_.id(), "a", 48).ok());
-  ASSERT_TRUE(store_->PrefillDone(worker_.id(), s.id()).ok());
-  EXPECT_EQ(store_->Truncate(worker_.id(), s.id(), 32, {}).reason(), "TRUNCATE_PROMPT");
+  ASSERT_TRUE(store_->sequences().GiveKey(worker_.id(), s.opened(), "a").ok());
+  ASSERT_TRUE(store_->sequences().TruncateKey(scheduler_.id(), "a", 48).ok());
+  ASSERT_TRUE(store_->steps().PrefillDone(worker_.id(), s.id()).ok());
+  EXPECT_EQ(store_->sequences().Truncate(worker_.id(), s.id(), 32, {}).reason(), "TRUNCATE_PROMPT");
   EXPECT_EQ(AskedOf(worker_, s.opened()), 48u);
-  EXPECT_EQ(store_->Truncate(worker_.id(), s.id(), 48, {}).reason(), "TRUNCATE_PROMPT");
+  EXPECT_EQ(store_->sequences().Truncate(worker_.id(), s.id(), 48, {}).reason(), "TRUNCATE_PROMPT");
   EXPECT_EQ(AskedOf(worker_, s.opened()), std::nullopt);
-  EXPECT_EQ(store_->TruncateKey(scheduler_.id(), "a", 48).reason(), "TRUNCATE_PROMPT");
+  EXPECT_EQ(store_->sequences().TruncateKey(scheduler_.id(), "a", 48).reason(), "TRUNCATE_PROMPT");
 }
 
 TEST_F(KeysTest, OfARemoteOwnerTheDaemonKnowsAll) {
   TestSession remote(store_.get(), "uid:1", Road::kRemote);
   TestSequence s = TestSequence::Prompt(&remote, "full", Tokens(100));
-  ASSERT_TRUE(store_->GiveKey(remote.id(), s.opened(), "r").ok());
-  EXPECT_EQ(store_->TruncateKey(scheduler_.id(), "r", 101).reason(), "TRUNCATE_TOKENS");
-  ASSERT_TRUE(store_->TruncateKey(scheduler_.id(), "r", 100).ok());
+  ASSERT_TRUE(store_->sequences().GiveKey(remote.id(), s.opened(), "r").ok());
+  EXPECT_EQ(store_->sequences().TruncateKey(scheduler_.id(), "r", 101).reason(), "TRUNCATE_TOKENS");
+  ASSERT_TRUE(store_->sequences().TruncateKey(scheduler_.id(), "r", 100).ok());
 }
 
 TEST_F(KeysTest, AWishIsItsSequencesAlone) {
   TestSequence s = TestSequence::Prompt(&worker_, "full", Tokens(100));
-  ASSERT_TRUE(store_->GiveKey(worker_.id(), s.opened(), "a").ok());
-  ASSERT_TRUE(store_->TruncateKey(scheduler_.id(), "a", 48).ok());
-  const OpenedSequence fork = *store_->ForkSequence(worker_.id(), s.id());
+  ASSERT_TRUE(store_->sequences().GiveKey(worker_.id(), s.opened(), "a").ok());
+  ASSERT_TRUE(store_->sequences().TruncateKey(scheduler_.id(), "a", 48).ok());
+  const OpenedSequence fork = *store_->sequences().ForkSequence(worker_.id(), s.id());
   EXPECT_EQ(AskedOf(worker_, fork), std::nullopt);
   EXPECT_EQ(AskedOf(worker_, s.opened()), 48u);
   ASSERT_TRUE(s.Close().ok());
@@ -135,7 +136,7 @@ TEST_F(KeysTest, TextsThatAreNone) {
   for (const std::string& key : {std::string(64, 'k'), std::string("two\nlines")}) {
     EXPECT_EQ(Open(worker_, key).status().reason(), "KEY_TEXT");
   }
-  EXPECT_TRUE(store_->Sequences(0).empty());
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty());
   EXPECT_TRUE(Open(worker_, std::string(63, 'k')).ok());
 }
 

@@ -21,8 +21,8 @@ class LeasesTest : public ::testing::TestWithParam<const char*> {
     LookupPlan leased = open;
     leased.lease = lease;
     std::promise<Result<PrefixHit>> answer;
-    store_->Lookup(scheduler_.id(), scheduler_.model(), kPrompt, leased,
-                   [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
+    store_->leases().LookupLeased(scheduler_.id(), scheduler_.model(), kPrompt, leased,
+                                  [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
     return answer.get_future().get();
   }
   void Compute(std::span<const int32_t> prompt) {
@@ -32,12 +32,12 @@ class LeasesTest : public ::testing::TestWithParam<const char*> {
   // Other prompts, until all that may go has gone.
   void Storm() {
     for (int32_t i = 1; i <= 20; ++i) Compute(Tokens(320, i * 1000));
-    store_->Evict(false);
+    store_->eviction().Evict(false);
   }
   uint32_t HeldAtOpen() {
     const Result<OpenedSequence> opened = worker_.Open(GetParam(), kPrompt);
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    EXPECT_TRUE(store_->CloseSequence(worker_.id(), opened->sequence).ok());
+    EXPECT_TRUE(store_->sequences().CloseSequence(worker_.id(), opened->sequence).ok());
     return opened->held_tokens;
   }
   static std::chrono::steady_clock::time_point After(milliseconds time) {
@@ -71,21 +71,21 @@ TEST_P(LeasesTest, WithoutOneItGoes) {
 
 TEST_P(LeasesTest, TakesNoMemory) {
   Compute(kPrompt);
-  store_->Reclaim();
+  store_->references().Reclaim();
   const uint64_t used = UsedBytes(*store_);
   ASSERT_TRUE(Lookup(kLease).ok());
   EXPECT_EQ(UsedBytes(*store_), used);
-  EXPECT_EQ(store_->Counters().lookup_tokens, kPrompt.size()) << "only opens count";
+  EXPECT_EQ(store_->inspection().Counters().lookup_tokens, kPrompt.size()) << "only opens count";
 }
 
 TEST_P(LeasesTest, EndsByItsTime) {
   Compute(kPrompt);
   ASSERT_TRUE(Lookup(kLease).ok());
-  store_->ExpireLeases(After(kLease / 2));
+  store_->leases().ExpireLeases(After(kLease / 2));
   Storm();
   EXPECT_GT(HeldAtOpen(), 0u);
-  store_->ExpireLeases(After(kLease));
-  EXPECT_TRUE(store_->Sequences(0).empty());
+  store_->leases().ExpireLeases(After(kLease));
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty());
   Storm();
   EXPECT_EQ(HeldAtOpen(), 0u);
 }
@@ -93,10 +93,10 @@ TEST_P(LeasesTest, EndsByItsTime) {
 TEST_P(LeasesTest, EndsWithItsSession) {
   Compute(kPrompt);
   ASSERT_TRUE(Lookup(kLease).ok());
-  store_->EndSession(scheduler_.id(), SessionEnd::kDied);
+  store_->sessions().EndSession(scheduler_.id(), SessionEnd::kDied);
   Storm();
   EXPECT_EQ(HeldAtOpen(), 0u);
-  store_->ExpireLeases(After(kLease));
+  store_->leases().ExpireLeases(After(kLease));
 }
 
 TEST_P(LeasesTest, AskedAgainItIsRenewed) {
@@ -104,12 +104,13 @@ TEST_P(LeasesTest, AskedAgainItIsRenewed) {
   ASSERT_TRUE(Lookup(kLease).ok());
   for (const milliseconds lease : {2 * kLease, kLease}) {
     ASSERT_TRUE(Lookup(lease).ok());
-    EXPECT_EQ(store_->Sequences(0).size(), 1u);
+    EXPECT_EQ(store_->inspection().Sequences(0).size(), 1u);
   }
-  store_->ExpireLeases(After(kLease));
-  EXPECT_EQ(store_->Sequences(0).size(), 1u) << "a shorter one takes nothing from a longer one";
-  store_->ExpireLeases(After(2 * kLease));
-  EXPECT_TRUE(store_->Sequences(0).empty());
+  store_->leases().ExpireLeases(After(kLease));
+  EXPECT_EQ(store_->inspection().Sequences(0).size(), 1u)
+      << "a shorter one takes nothing from a longer one";
+  store_->leases().ExpireLeases(After(2 * kLease));
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty());
 }
 
 TEST_P(LeasesTest, AskedAgainItHoldsWhatCameMeanwhile) {
@@ -118,14 +119,14 @@ TEST_P(LeasesTest, AskedAgainItHoldsWhatCameMeanwhile) {
   Compute(kPrompt);
   const uint32_t after = Lookup(kLease)->held_tokens();
   EXPECT_GT(after, before);
-  EXPECT_EQ(store_->Sequences(0).size(), 1u);
+  EXPECT_EQ(store_->inspection().Sequences(0).size(), 1u);
   Storm();
   EXPECT_EQ(HeldAtOpen(), after);
 }
 
 TEST_P(LeasesTest, WhatIsNotHeldTakesNoLease) {
   EXPECT_EQ(Lookup(kLease)->held_tokens(), 0u);
-  EXPECT_TRUE(store_->Sequences(0).empty());
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty());
 }
 
 TEST_P(LeasesTest, CountsAmongTheUsersSequences) {
@@ -151,15 +152,15 @@ TEST_P(LeasesTest, ManyAskAtOnce) {
     });
   }
   threads.emplace_back([this] {
-    for (int n = 0; n < 200; ++n) store_->ExpireLeases(After(kLease));
+    for (int n = 0; n < 200; ++n) store_->leases().ExpireLeases(After(kLease));
   });
   threads.emplace_back([this] {
     for (int n = 0; n < 200; ++n) HeldAtOpen();
   });
   for (std::thread& thread : threads) thread.join();
   ExpectClean(*store_);
-  store_->ExpireLeases(After(kLease));
-  EXPECT_TRUE(store_->Sequences(0).empty());
+  store_->leases().ExpireLeases(After(kLease));
+  EXPECT_TRUE(store_->inspection().Sequences(0).empty());
 }
 
 TEST_P(LeasesTest, RefusalsNameWhatIsAllowed) {

@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
@@ -20,21 +20,21 @@ namespace kvstrata {
 
 // Looks at the store's lock and at whose it is.
 struct AuditTestPeer {
-  static uint32_t Waiting(const Store& store) { return store.impl_->mu_.waiting(); }
+  static uint32_t Waiting(const Store& store) { return store.parts_->mu.waiting(); }
   // Takes the lock as anybody does; whether a long request was under way then.
-  static bool LooksInside(const Store& store) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    MutexLock lock(store.impl_->mu_);
-    return std::ranges::any_of(store.impl_->sessions_, [](const auto& entry) {
+  static bool LooksInside(const Store& store) {
+    StoreLock lock(store.parts_->mu);
+    return std::ranges::any_of(store.parts_->catalog.sessions(), [](const auto& entry) {
       return entry.second->long_request != std::thread::id();
     });
   }
   // As LooksInside; if so, whether an artefact that nobody uses was evicted.
-  static bool EvictsInside(Store& store) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    MutexLock lock(store.impl_->mu_);
-    const bool inside = std::ranges::any_of(store.impl_->sessions_, [](const auto& entry) {
-      return entry.second->long_request != std::thread::id();
-    });
-    return inside && store.impl_->EvictArtefact(PoolId::Device(0));
+  static bool EvictsInside(Store& store) {
+    StoreLock lock(store.parts_->mu);
+    const bool inside = std::ranges::any_of(
+        store.parts_->catalog.sessions(),
+        [](const auto& entry) { return entry.second->long_request != std::thread::id(); });
+    return inside && store.parts_->eviction.EvictArtefact(PoolId::Device(0));
   }
 };
 
@@ -125,7 +125,7 @@ TEST_F(LongRequestTest, AnotherOpensBeforeALargeGrowthIsDone) {
     const uint64_t sequence = attacker.Open("full", {})->sequence;
     std::thread grower([&] {
       growing = true;
-      EXPECT_TRUE(store_->Grow(attacker.id(), sequence, kManyTokens, 0, 0).ok());
+      EXPECT_TRUE(store_->steps().Grow(attacker.id(), sequence, kManyTokens, 0, 0).ok());
       done = true;
     });
     ASSERT_TRUE(Await([&] { return begun.load(); }));
@@ -134,8 +134,8 @@ TEST_F(LongRequestTest, AnotherOpensBeforeALargeGrowthIsDone) {
     opened = true;
     EXPECT_TRUE(small.ok());
     grower.join();
-    EXPECT_TRUE(store_->CloseSequence(victim.id(), small->sequence).ok());
-    store_->EndSession(attacker.id(), SessionEnd::kDied);
+    EXPECT_TRUE(store_->sequences().CloseSequence(victim.id(), small->sequence).ok());
+    store_->sessions().EndSession(attacker.id(), SessionEnd::kDied);
   }
   ExpectClean(*store_);
 }
@@ -155,21 +155,21 @@ TEST_F(LongRequestTest, EveryLongRequestLetsOthersIn) {
     const uint64_t id = session.id();
     const std::pair<const char*, std::function<void()>> requests[] = {
         {"open", [&] { first = id_of(session.Open("full", tokens)); }},
-        {"commit", [&] { EXPECT_TRUE(store_->Commit(id, first, 0, tokens, 0).ok()); }},
+        {"commit", [&] { EXPECT_TRUE(store_->steps().Commit(id, first, 0, tokens, 0).ok()); }},
         {"open what is held", [&] { second = id_of(reader.Open("full", tokens)); }},
-        {"fork", [&] { child = id_of(store_->ForkSequence(id, first)); }},
-        {"grow", [&] { EXPECT_TRUE(store_->Grow(id, child, 1 << 19, 1 << 18, 0).ok()); }},
-        {"close", [&] { EXPECT_TRUE(store_->CloseSequence(id, child).ok()); }},
-        {"move", [&] { (void)store_->Move(second, Tier::kHost); }},
-        {"end", [&] { store_->EndSession(reader.id(), SessionEnd::kDied); }},
+        {"fork", [&] { child = id_of(store_->sequences().ForkSequence(id, first)); }},
+        {"grow", [&] { EXPECT_TRUE(store_->steps().Grow(id, child, 1 << 19, 1 << 18, 0).ok()); }},
+        {"close", [&] { EXPECT_TRUE(store_->sequences().CloseSequence(id, child).ok()); }},
+        {"move", [&] { (void)store_->moves().Move(second, Tier::kHost); }},
+        {"end", [&] { store_->sessions().EndSession(reader.id(), SessionEnd::kDied); }},
     };
     for (const auto& [name, request] : requests) {
       all.insert(name);
       if (LetsIn(request)) let_in.insert(name);
       ExpectClean(*store_);
     }
-    store_->EndSession(id, SessionEnd::kDied);
-    (void)store_->Evict(false);
+    store_->sessions().EndSession(id, SessionEnd::kDied);
+    (void)store_->eviction().Evict(false);
   }
   EXPECT_EQ(let_in, all);
 }
@@ -191,15 +191,15 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
   std::atomic<bool> evicted{false};
   for (int round = 0; round < 20 && !evicted; ++round) {
     testing::TestSequence made = testing::TestSequence::Prompt(&session, kPlan, tokens);
-    ASSERT_TRUE(store_->PrefillDone(session.id(), made.id()).ok());
+    ASSERT_TRUE(store_->steps().PrefillDone(session.id(), made.id()).ok());
     while (testing::Recompress(store_.get(), made.id()).ok()) {
     }
     // Pins its pages, and not the artefact.
-    PrefixPin pin = store_->PinSequence(made.id(), std::chrono::hours(1))->pin;
+    PrefixPin pin = store_->pins().PinSequence(made.id(), std::chrono::hours(1))->pin;
     ASSERT_EQ(pin.pages.size(), size_t{kPages - kGivenBack});
-    ASSERT_TRUE(store_->RemovePin(pin.id).ok());
+    ASSERT_TRUE(store_->pins().RemovePin(pin.id).ok());
     pin.artefact.clear();
-    store_->RestorePins({pin});
+    store_->pins().RestorePins({pin});
     ASSERT_TRUE(made.Close().ok());
     std::atomic<bool> done{false};
     std::vector<std::thread> others;  // of so many somebody waits whenever the open has the lock
@@ -216,9 +216,9 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
     for (std::thread& other : others) other.join();
     ASSERT_TRUE(opened.ok()) << opened.status().ToString();
     EXPECT_EQ(opened->held_tokens, evicted ? 0u : kPages * 16u);
-    ASSERT_TRUE(store_->CloseSequence(session.id(), opened->sequence).ok());
-    ASSERT_TRUE(store_->RemovePin(pin.id).ok());
-    store_->Evict(false);
+    ASSERT_TRUE(store_->sequences().CloseSequence(session.id(), opened->sequence).ok());
+    ASSERT_TRUE(store_->pins().RemovePin(pin.id).ok());
+    store_->eviction().Evict(false);
     ExpectClean(*store_);
   }
   EXPECT_TRUE(evicted);
@@ -227,16 +227,16 @@ TEST_F(LongRequestTest, AnArtefactMayGoWhileAnOpenLooksForPages) {
 TEST_F(LongRequestTest, WhatIsExhaustedHalfWayGivesAllBack) {
   TestSession session(store_.get());
   const uint64_t sequence = session.Open("full", Tokens(100))->sequence;
-  const uint32_t pages = store_->Show(sequence)->info.pages;
-  const Status status = store_->Grow(session.id(), sequence, 1 << 24, 0, 0);  // 4 GiB
+  const uint32_t pages = store_->inspection().Show(sequence)->info.pages;
+  const Status status = store_->steps().Grow(session.id(), sequence, 1 << 24, 0, 0);  // 4 GiB
   EXPECT_EQ(status.reason(), "POOL_EXHAUSTED");
   const std::string needed = std::to_string((1 << 20) - pages);
   const std::string had = std::to_string((1 << 19) - pages);  // of 2 GiB
   EXPECT_TRUE(status.message().starts_with(needed + " pages of 4096 bytes are needed, " + had))
       << status.message();
-  EXPECT_EQ(store_->Show(sequence)->info.pages, pages);
+  EXPECT_EQ(store_->inspection().Show(sequence)->info.pages, pages);
   EXPECT_EQ(testing::UsedBytes(*store_), pages * uint64_t{4096});
-  EXPECT_TRUE(store_->Grow(session.id(), sequence, kManyTokens, 0, 0).ok());
+  EXPECT_TRUE(store_->steps().Grow(session.id(), sequence, kManyTokens, 0, 0).ok());
   ExpectClean(*store_);
 }
 
@@ -248,14 +248,14 @@ TEST_F(LongRequestTest, ASessionEndsBehindItsRequest) {
     std::atomic<bool> begun{false};
     on_arena_ = [&] { begun = true; };
     std::thread grower([&] {
-      const Status status = store_->Grow(session.id(), sequence, kManyTokens, 0, 0);
+      const Status status = store_->steps().Grow(session.id(), sequence, kManyTokens, 0, 0);
       EXPECT_TRUE(status.ok()) << status.ToString();
     });
     ASSERT_TRUE(Await([&] { return begun.load(); }));
-    store_->EndSession(session.id(), how);
+    store_->sessions().EndSession(session.id(), how);
     grower.join();
     on_arena_ = nullptr;
-    EXPECT_EQ(store_->Sequences(0).size(), 0u);
+    EXPECT_EQ(store_->inspection().Sequences(0).size(), 0u);
     ExpectClean(*store_);
   }
   EXPECT_EQ(testing::UsedBytes(*store_), 0u);
@@ -270,7 +270,7 @@ class Client {
   void Run(int calls) {
     Attach();
     for (int i = 0; i < calls; ++i) Call();
-    store_->EndSession(session_->id(), SessionEnd::kDied);
+    store_->sessions().EndSession(session_->id(), SessionEnd::kDied);
   }
 
  private:
@@ -296,27 +296,27 @@ class Client {
       case 1:
         return Add(session_->Open(Pick(2) == 0 ? "full" : "quest", tokens));
       case 2:
-        return Add(store_->ForkSequence(id, s));
+        return Add(store_->sequences().ForkSequence(id, s));
       case 3:
-        return (void)store_->Grow(id, s, Pick(40'000), TokensOf(s), 0);
+        return (void)store_->steps().Grow(id, s, Pick(40'000), TokensOf(s), 0);
       case 4: {
         const uint32_t first = TokensOf(s);
         const auto more = Tokens(static_cast<int32_t>(Pick(10'000)), static_cast<int32_t>(first));
-        (void)store_->Grow(id, s, first + static_cast<uint32_t>(more.size()), first, 0);
-        return (void)store_->Commit(id, s, first, more, 0);
+        (void)store_->steps().Grow(id, s, first + static_cast<uint32_t>(more.size()), first, 0);
+        return (void)store_->steps().Commit(id, s, first, more, 0);
       }
       case 5:
         std::erase(sequences_, s);
-        return (void)store_->CloseSequence(id, s);
+        return (void)store_->sequences().CloseSequence(id, s);
       default:
         if (Pick(4) != 0) return;
-        store_->EndSession(id, Pick(2) == 0 ? SessionEnd::kDied : SessionEnd::kDetached);
+        store_->sessions().EndSession(id, Pick(2) == 0 ? SessionEnd::kDied : SessionEnd::kDetached);
         return Attach();
     }
   }
 
   uint32_t TokensOf(uint64_t s) {
-    const Result<SequenceDetail> shown = store_->Show(s);
+    const Result<SequenceDetail> shown = store_->inspection().Show(s);
     return shown.ok() ? shown->info.tokens : 0;
   }
 
@@ -332,27 +332,27 @@ void Disturb(Store* store, uint32_t seed, std::span<const std::atomic<uint64_t>>
              const std::atomic<bool>& done) {
   std::mt19937 random(seed);
   while (!done) {
-    const std::vector<SequenceInfo> all = store->Sequences(0);
+    const std::vector<SequenceInfo> all = store->inspection().Sequences(0);
     const uint64_t some = all.empty() ? 0 : all[random() % all.size()].sequence;
     switch (random() % 7) {
       case 6:
-        (void)store->MoveSome(uint64_t{1} << 20);
+        (void)store->moves().MoveSome(uint64_t{1} << 20);
         break;
       case 0:
-        (void)store->Move(some, random() % 2 == 0 ? Tier::kDevice : Tier::kHost);
+        (void)store->moves().Move(some, random() % 2 == 0 ? Tier::kDevice : Tier::kHost);
         break;
       case 1:
-        (void)store->Evict(false);
+        (void)store->eviction().Evict(false);
         break;
       case 2:
-        store->Reclaim();
+        store->references().Reclaim();
         break;
       case 3:
-        (void)store->Show(some);
+        (void)store->inspection().Show(some);
         break;
       case 4:
         if (random() % 8 == 0) {
-          store->EndSession(sessions[random() % sessions.size()], SessionEnd::kEof);
+          store->sessions().EndSession(sessions[random() % sessions.size()], SessionEnd::kEof);
         }
         break;
       default:
@@ -367,7 +367,7 @@ TEST(LongRequestsTest, RandomInterleavingsLeaveTheBooksInOrder) {
   StoreOptions options = testing::SmallPools(6'000, 3'000);
   options.arena_bytes = 512 * 4096;
   const std::unique_ptr<Store> store = testing::NewStore(options);
-  store->SetMoveSink([] {});  // promotions are noted
+  store->moves().SetMoveSink([] {});  // promotions are noted
   constexpr uint32_t kClients = 3;
   std::atomic<uint64_t> sessions[kClients] = {};
   std::atomic<bool> done{false};
@@ -380,10 +380,11 @@ TEST(LongRequestsTest, RandomInterleavingsLeaveTheBooksInOrder) {
   done = true;
   disturber.join();
   ExpectClean(*store);
-  for (const std::atomic<uint64_t>& id : sessions) store->EndSession(id, SessionEnd::kDied);
-  EXPECT_EQ(store->Sequences(0).size(), 0u);
-  (void)store->Evict(false);
-  store->Reclaim();
+  for (const std::atomic<uint64_t>& id : sessions)
+    store->sessions().EndSession(id, SessionEnd::kDied);
+  EXPECT_EQ(store->inspection().Sequences(0).size(), 0u);
+  (void)store->eviction().Evict(false);
+  store->references().Reclaim();
   ExpectClean(*store);
   EXPECT_EQ(testing::UsedBytes(*store), 0u) << "but for fenced sessions nobody holds anything";
 }

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <random>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 #include "server/work/disk_value_tier.h"
 #include "server/work/tier_pages.h"
 #include "server/work/tier_records.h"
@@ -23,18 +23,18 @@ namespace kvstrata {
 
 struct AuditTestPeer {
   // Drops what `drops` says of the pages, index blocks and artefacts that nobody uses.
-  static void Drop(Store& store, const std::function<bool()>& drops) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    Store::Impl& impl = *store.impl_;
-    MutexLock lock(impl.mu_);
-    for (const PoolId pool : impl.PoolIds()) {
+  static void Drop(Store& store, const std::function<bool()>& drops) {
+    StoreParts& parts = *store.parts_;
+    StoreLock lock(parts.mu);
+    for (const PoolId pool : parts.memory.ids()) {
       std::vector<Page*> cached;
-      for (Page* page = impl.prefix_.oldest(pool); page != nullptr; page = page->newer) {
+      for (Page* page = parts.prefix.oldest(pool); page != nullptr; page = page->newer) {
         cached.push_back(page);
       }
       for (Page* page : cached) {
-        if (drops()) impl.EvictPage(page);
+        if (drops()) parts.eviction.EvictPage(page);
       }
-      if (drops()) impl.EvictArtefact(pool);
+      if (drops()) parts.eviction.EvictArtefact(pool);
     }
   }
 };
@@ -178,8 +178,9 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
                               std::span<const int32_t> tokens) {
     std::promise<Result<OpenedSequence>> answer;
     TestSession& s = *sessions_[session];
-    store_->OpenSequence(s.id(), s.model(), plan, tokens,
-                         [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    store_->openings().OpenSequence(
+        s.id(), s.model(), plan, tokens,
+        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
     return answer.get_future().get();
   }
   // What is not held of an opened prompt, and what its codec makes of it.
@@ -190,7 +191,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
       control_->tier = OneIn(2) ? TierKind::kHost : TierKind::kDevice;
       control_->released_from = OneIn(3) ? static_cast<int32_t>(Pick(300)) : 0;
       control_->released_to = static_cast<int32_t>(OneIn(2) ? Pick(kLongest) : kLongest);
-      ASSERT_TRUE(store_->PrefillDone(sessions_[session]->id(), s.id()).ok());
+      ASSERT_TRUE(store_->steps().PrefillDone(sessions_[session]->id(), s.id()).ok());
       while (Recompress(store_.get(), s.id()).ok()) {
       }
     }
@@ -247,7 +248,8 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
       case 6:
         if (!open_.empty()) {
           const Running& r = open_[Pick(open_.size())];
-          ASSERT_TRUE(store_->Move(r.sequence.id(), OneIn(2) ? Tier::kHost : Tier::kDevice).ok());
+          ASSERT_TRUE(
+              store_->moves().Move(r.sequence.id(), OneIn(2) ? Tier::kHost : Tier::kDevice).ok());
         }
         break;
       case 7:
@@ -269,12 +271,14 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     const TestSession& s = *sessions_[looker];
     const std::vector<int32_t> tokens = SomePrompt();
     SCOPED_TRACE(Describe(opener, tokens));
-    const LookupPlan open{GetParam(), store_->DeviceName(opener % 2)};
-    const StoreCounters before = store_->Counters();
-    const Result<PrefixHit> hit = store_->Lookup(s.id(), s.model(), tokens, open);
-    const Result<PrefixHit> operators = store_->LookupFor("uid:1", s.model(), tokens, open);
-    const Result<PrefixHit> raw = store_->Lookup(s.id(), s.model(), tokens);
-    const Result<PrefixHit> full = store_->Lookup(s.id(), s.model(), tokens, {"full", ""});
+    const LookupPlan open{GetParam(), store_->devices().DeviceName(opener % 2)};
+    const StoreCounters before = store_->inspection().Counters();
+    const Result<PrefixHit> hit = store_->lookups().Lookup(s.id(), s.model(), tokens, open);
+    const Result<PrefixHit> operators =
+        store_->lookups().LookupFor("uid:1", s.model(), tokens, open);
+    const Result<PrefixHit> raw = store_->lookups().Lookup(s.id(), s.model(), tokens);
+    const Result<PrefixHit> full =
+        store_->lookups().Lookup(s.id(), s.model(), tokens, {"full", ""});
     ASSERT_TRUE(hit.ok()) << hit.status().ToString();
     ASSERT_TRUE(operators.ok() && raw.ok() && full.ok());
     EXPECT_EQ(operators->pages, hit->pages);
@@ -288,7 +292,7 @@ class LookupOpen : public ::testing::TestWithParam<const char*> {
     EXPECT_EQ(hit->tokens_in(Residence::kDevice) + hit->tokens_in(Residence::kHost) +
                   hit->tokens_in(Residence::kDisk),
               hit->held_tokens());
-    const StoreCounters after = store_->Counters();
+    const StoreCounters after = store_->inspection().Counters();
     held_ += opened->held_tokens != 0;
     beyond_raw_ += hit->held_tokens() > raw->held_tokens();
     loaded_ += after.loaded_pages != before.loaded_pages;

@@ -26,16 +26,16 @@ class LookupTest : public ::testing::Test {
  protected:
   ~LookupTest() override {
     ExpectClean(*store_);
-    store_->SetPageTier(nullptr);
+    store_->prefixes().SetPageTier(nullptr);
   }
   PrefixHit Lookup(int32_t n) const {
-    return store_->Lookup(session_.id(), session_.model(), Tokens(n)).value();
+    return store_->lookups().Lookup(session_.id(), session_.model(), Tokens(n)).value();
   }
   // Drops all but the first `pages` of Tokens(160) from memory.
   void KeepInMemory(size_t pages) {
     TestSequence kept =
         TestSequence::Prompt(&session_, "full", Tokens(static_cast<int32_t>(pages) * 16 + 1));
-    store_->Evict(false);
+    store_->eviction().Evict(false);
     ASSERT_TRUE(kept.Close().ok());
   }
 
@@ -46,7 +46,7 @@ class LookupTest : public ::testing::Test {
 
 TEST_F(LookupTest, NamesTheTierOfEveryPage) {
   TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(100));
-  ASSERT_TRUE(store_->Move(s.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(s.id(), Tier::kHost).ok());
   TestSequence longer = TestSequence::Prompt(&session_, "full", Tokens(150));
   const PrefixHit hit = Lookup(161);
   EXPECT_EQ(hit.keys.size(), 10u);
@@ -64,7 +64,7 @@ TEST_F(LookupTest, GoesOnInTheTierBelowAndReadsNothing) {
   ASSERT_TRUE(s.Close().ok());
   KeepInMemory(4);
   EXPECT_EQ(Lookup(161).held_tokens(), 64u) << "without a tier";
-  store_->SetPageTier(&tier_);
+  store_->prefixes().SetPageTier(&tier_);
   tier_.keys = {keys.begin() + 4, keys.begin() + 8};
   for (int i = 0; i < 2; ++i) {  // idempotent
     const PrefixHit hit = Lookup(161);
@@ -72,20 +72,20 @@ TEST_F(LookupTest, GoesOnInTheTierBelowAndReadsNothing) {
     EXPECT_EQ(hit.tokens_in(kDevice), 64u);
     EXPECT_EQ(hit.tokens_in(kDisk), 64u);
   }
-  EXPECT_EQ(store_->Counters().loaded_pages, 0u);
+  EXPECT_EQ(store_->inspection().Counters().loaded_pages, 0u);
 }
 
 TEST_F(LookupTest, AHoleInMemoryIsFilledByTheTier) {
   TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(161));
   const std::vector<PageKey> keys = Lookup(161).keys;
   ASSERT_TRUE(s.Close().ok());
-  store_->SetPageTier(&tier_);
+  store_->prefixes().SetPageTier(&tier_);
   tier_.keys.insert(keys[5]);
   KeepInMemory(5);
   // The end of the same prompt, behind a page that is on disk alone: a chain of its own.
   const PrefixHit tail =
-      store_
-          ->Lookup(session_.id(), session_.model(), std::vector<PageKey>{keys[4], keys[5], keys[3]})
+      store_->lookups()
+          .Lookup(session_.id(), session_.model(), std::vector<PageKey>{keys[4], keys[5], keys[3]})
           .value();
   EXPECT_EQ(tail.pages, (std::vector<Residence>{kDevice, kDisk, kDevice}));
 }
@@ -93,7 +93,8 @@ TEST_F(LookupTest, AHoleInMemoryIsFilledByTheTier) {
 TEST_F(LookupTest, KeysFindWhatTokensFind) {
   TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(161));
   const PrefixHit hit = Lookup(161);
-  const PrefixHit by_keys = store_->Lookup(session_.id(), session_.model(), hit.keys).value();
+  const PrefixHit by_keys =
+      store_->lookups().Lookup(session_.id(), session_.model(), hit.keys).value();
   EXPECT_EQ(by_keys.pages, hit.pages);
   EXPECT_EQ(by_keys.keys, hit.keys);
 }
@@ -102,9 +103,9 @@ TEST_F(LookupTest, AnotherTenantsKeysAreAMiss) {
   TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(161));
   const std::vector<PageKey> keys = Lookup(161).keys;
   TestSession stranger(store_.get(), "uid:2");
-  EXPECT_TRUE(store_->Lookup(stranger.id(), stranger.model(), keys)->pages.empty());
-  EXPECT_TRUE(store_->LookupFor("uid:2", session_.model(), keys)->pages.empty());
-  EXPECT_TRUE(store_->LookupFor("uid:3", session_.model(), keys)->pages.empty());
+  EXPECT_TRUE(store_->lookups().Lookup(stranger.id(), stranger.model(), keys)->pages.empty());
+  EXPECT_TRUE(store_->lookups().LookupFor("uid:2", session_.model(), keys)->pages.empty());
+  EXPECT_TRUE(store_->lookups().LookupFor("uid:3", session_.model(), keys)->pages.empty());
 }
 
 TEST_F(LookupTest, AnOperatorLooksUpForATenantThatHasGone) {
@@ -112,16 +113,17 @@ TEST_F(LookupTest, AnOperatorLooksUpForATenantThatHasGone) {
   {
     TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(161));
     ASSERT_TRUE(s.Close().ok());
-    store_->EndSession(session_.id(), SessionEnd::kDied);
+    store_->sessions().EndSession(session_.id(), SessionEnd::kDied);
   }
-  EXPECT_EQ(store_->LookupFor("uid:1", model, Tokens(161))->held_tokens(), 160u);
-  EXPECT_EQ(store_->LookupFor("uid:2", model, Tokens(161))->held_tokens(), 0u);
-  EXPECT_EQ(store_->LookupFor("uid:1", 77, Tokens(161)).status().reason(), "MODEL_UNKNOWN");
+  EXPECT_EQ(store_->lookups().LookupFor("uid:1", model, Tokens(161))->held_tokens(), 160u);
+  EXPECT_EQ(store_->lookups().LookupFor("uid:2", model, Tokens(161))->held_tokens(), 0u);
+  EXPECT_EQ(store_->lookups().LookupFor("uid:1", 77, Tokens(161)).status().reason(),
+            "MODEL_UNKNOWN");
 }
 
 TEST_F(LookupTest, RefusesWhatIsTooLong) {
   const std::vector<int32_t> tokens((size_t{1} << 24) + 1);
-  const Status status = store_->Lookup(session_.id(), session_.model(), tokens).status();
+  const Status status = store_->lookups().Lookup(session_.id(), session_.model(), tokens).status();
   EXPECT_EQ(status.reason(), "SEQUENCE_TOO_LONG");
   EXPECT_EQ(status.message(), "tokens: 16777217; allowed: at most 16777216");
   EXPECT_EQ(session_.Open("full", tokens).status().message(), status.message());

@@ -65,7 +65,7 @@ class MoveTest : public ::testing::Test {
     session_ = std::make_unique<TestSession>(store_.get());
   }
   void Move(const TestSequence& s, Tier to) {
-    const Result<MoveResult> moved = store_->Move(s.id(), to);
+    const Result<MoveResult> moved = store_->moves().Move(s.id(), to);
     ASSERT_TRUE(moved.ok()) << moved.status().ToString();
     ASSERT_EQ(moved->pages, 100u);
     s.ExpectIntact();

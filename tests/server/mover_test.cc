@@ -20,7 +20,7 @@ class MoverTest : public ::testing::Test {
   // Leaves a prompt of 20 full pages on host, unused.
   void CacheOnHost(int32_t first) {
     TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(321, first));
-    ASSERT_TRUE(store_->Move(s.id(), Tier::kHost).ok());
+    ASSERT_TRUE(store_->moves().Move(s.id(), Tier::kHost).ok());
     ASSERT_TRUE(s.Close().ok());
   }
   bool Eventually(const std::function<bool()>& holds) const {
@@ -31,7 +31,9 @@ class MoverTest : public ::testing::Test {
     }
     return true;
   }
-  uint64_t HostBytes(const TestSequence& s) const { return store_->Show(s.id())->info.host_bytes; }
+  uint64_t HostBytes(const TestSequence& s) const {
+    return store_->inspection().Show(s.id())->info.host_bytes;
+  }
 
   std::unique_ptr<Store> store_ = NewStore(SmallPools(256, 256));
   TestSession session_{store_.get()};
@@ -44,8 +46,8 @@ TEST_F(MoverTest, WhatASequenceOpenedOnComesToDevice) {
   EXPECT_EQ(s.opened().held_tokens, 320u);
   s.ExpectIntact();
   EXPECT_TRUE(Eventually([&] { return HostBytes(s) == 0; }));
-  EXPECT_GT(store_->Show(s.id())->info.version, 1u) << "another table names them";
-  EXPECT_EQ(store_->Counters().promoted_pages, 20u);
+  EXPECT_GT(store_->inspection().Show(s.id())->info.version, 1u) << "another table names them";
+  EXPECT_EQ(store_->inspection().Counters().promoted_pages, 20u);
   s.ExpectIntact();
   ExpectClean(*store_);
 }
@@ -56,9 +58,10 @@ TEST_F(MoverTest, ItRelievesAPoolAboveItsMark) {
     TestSequence s = TestSequence::Prompt(&session_, "full", Tokens(40 * 16 + 1, i * 10'000));
     ASSERT_TRUE(s.Close().ok());
   }
-  EXPECT_TRUE(Eventually([&] { return store_->Pools()[0].used_bytes <= 256 * 4096 / 100 * 90; }));
-  EXPECT_TRUE(Eventually([&] { return store_->Counters().demoted_pages > 0; }));
-  EXPECT_EQ(store_->Counters().evicted_pages, 0u);
+  EXPECT_TRUE(Eventually(
+      [&] { return store_->inspection().Pools()[0].used_bytes <= 256 * 4096 / 100 * 90; }));
+  EXPECT_TRUE(Eventually([&] { return store_->inspection().Counters().demoted_pages > 0; }));
+  EXPECT_EQ(store_->inspection().Counters().evicted_pages, 0u);
 }
 
 TEST_F(MoverTest, ItWaitsBetweenPiecesAndEndsAllTheSame) {

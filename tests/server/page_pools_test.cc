@@ -51,7 +51,8 @@ class PagePoolsTest : public ::testing::Test {
     return n;
   }
 
-  PagePools pools_{OneDevice(), kArena, NewHostPinned(), kArena, kArena};
+  PageMemory memory_{OneDevice(), kArena, NewHostPinned(), kArena};
+  PagePools pools_{&memory_, kArena};
 };
 
 TEST_F(PagePoolsTest, PagesOfADeviceLieSideBySideButNotInOrder) {

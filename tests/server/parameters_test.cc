@@ -121,14 +121,16 @@ TEST_F(ParameterFolder, AnOpenReadsInTheQueuesThread) {
   const auto store = *Store::Create(options);
   TestSession session(store.get());
   std::vector<std::function<void()>> posted;
-  store->SetReplicationQueue([&](std::function<void()> open) { posted.push_back(open); });
+  store->replication().SetReplicationQueue(
+      [&](std::function<void()> open) { posted.push_back(open); });
   int opened = 0;
   const auto open = [&] {
-    store->OpenSequence(session.id(), session.model(), "sekv{parameters = 'p.safetensors'}",
-                        Tokens(20), [&](const Result<OpenedSequence>& o) {
-                          EXPECT_TRUE(o.ok()) << o.status().ToString();
-                          ++opened;
-                        });
+    store->openings().OpenSequence(session.id(), session.model(),
+                                   "sekv{parameters = 'p.safetensors'}", Tokens(20),
+                                   [&](const Result<OpenedSequence>& o) {
+                                     EXPECT_TRUE(o.ok()) << o.status().ToString();
+                                     ++opened;
+                                   });
   };
   Write();
   open();
@@ -141,7 +143,7 @@ TEST_F(ParameterFolder, AnOpenReadsInTheQueuesThread) {
   open();
   EXPECT_EQ(opened, 2) << "it is known now";
   EXPECT_EQ(posted.size(), 1u);
-  store->SetReplicationQueue(nullptr);
+  store->replication().SetReplicationQueue(nullptr);
 }
 
 TEST(ParameterFilesTest, EachIsLoadedOncePerShape) {

@@ -44,7 +44,7 @@ class PinsTest : public ::testing::Test {
   }
   ~PinsTest() override {
     ExpectClean(*store_);
-    store_->SetPageTier(nullptr);
+    store_->prefixes().SetPageTier(nullptr);
   }
   // A prompt that nobody uses any more.
   void Cache(int32_t n, int32_t first = 0) {
@@ -52,10 +52,12 @@ class PinsTest : public ::testing::Test {
     ASSERT_TRUE(s.Close().ok());
   }
   Result<PinInfo> Pin(int32_t n, int32_t first = 0, microseconds ttl = hours(1)) {
-    return store_->PinPrefix("uid:1", session_->model(), Tokens(n, first), ttl);
+    return store_->pins().PinPrefix("uid:1", session_->model(), Tokens(n, first), ttl);
   }
   uint32_t Held(int32_t n, int32_t first = 0) {
-    return store_->Lookup(session_->id(), session_->model(), Tokens(n + 1, first))->held_tokens();
+    return store_->lookups()
+        .Lookup(session_->id(), session_->model(), Tokens(n + 1, first))
+        ->held_tokens();
   }
 
   Time now_ = std::chrono::steady_clock::now();
@@ -73,15 +75,15 @@ TEST_F(PinsTest, AnEvictionSparesWhatIsPinned) {
   EXPECT_EQ(pin->pin.bytes, 6 * 4096u);
   EXPECT_EQ(pin->device_pages, 6u);
   EXPECT_EQ(pin->ttl_left, hours(1));
-  const EvictResult dry = store_->Evict(true);
+  const EvictResult dry = store_->eviction().Evict(true);
   EXPECT_EQ(dry.pages(), 14u);
   EXPECT_EQ(dry.tiers[0].pinned_bytes, 6 * 4096u);
-  EXPECT_EQ(store_->Evict(false).pages(), 14u);
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 14u);
   EXPECT_EQ(Held(160), 96u);
   EXPECT_EQ(Held(160, 1000), 0u);
-  EXPECT_EQ(store_->Pools()[0].pinned_bytes, 6 * 4096u);
-  EXPECT_EQ(store_->Pools()[0].cached_bytes, 0u);
-  EXPECT_EQ(store_->Counters().evicted_pages, 14u);
+  EXPECT_EQ(store_->inspection().Pools()[0].pinned_bytes, 6 * 4096u);
+  EXPECT_EQ(store_->inspection().Pools()[0].cached_bytes, 0u);
+  EXPECT_EQ(store_->inspection().Counters().evicted_pages, 14u);
 }
 
 TEST_F(PinsTest, AShortageSparesWhatIsPinned) {
@@ -89,26 +91,26 @@ TEST_F(PinsTest, AShortageSparesWhatIsPinned) {
   ASSERT_TRUE(Pin(320).ok());
   for (int32_t i = 1; i < 12; ++i) Cache(30 * 16, i * 1000);  // more than both pools have
   EXPECT_EQ(Held(320), 320u);
-  EXPECT_GT(store_->Counters().evicted_pages, 100u);
+  EXPECT_GT(store_->inspection().Counters().evicted_pages, 100u);
 }
 
 TEST_F(PinsTest, ItEndsWithItsTimeAndWithoutAClient) {
-  store_->SetPageTier(&tier_);
+  store_->prefixes().SetPageTier(&tier_);
   Cache(160);
   const uint64_t pin = Pin(160, 0, minutes(10))->pin.id;
-  store_->EndSession(session_->id(), SessionEnd::kDied);
+  store_->sessions().EndSession(session_->id(), SessionEnd::kDied);
   now_ += minutes(10) - microseconds(1);
-  store_->ExpirePins();
-  ASSERT_EQ(store_->Pins().size(), 1u);
-  EXPECT_EQ(store_->Pins()[0].ttl_left, microseconds(1));
-  EXPECT_EQ(store_->Evict(false).pages(), 0u);
+  store_->pins().ExpirePins();
+  ASSERT_EQ(store_->pins().Pins().size(), 1u);
+  EXPECT_EQ(store_->pins().Pins()[0].ttl_left, microseconds(1));
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 0u);
   now_ += microseconds(1);
-  store_->ExpirePins();
-  EXPECT_TRUE(store_->Pins().empty());
+  store_->pins().ExpirePins();
+  EXPECT_TRUE(store_->pins().Pins().empty());
   EXPECT_TRUE(tier_.kept.empty());
   EXPECT_TRUE(tier_.recorded.contains(pin)) << "expiring does no I/O";
-  EXPECT_EQ(store_->Evict(false).pages(), 10u);
-  EXPECT_EQ(store_->RemovePin(pin).reason(), "PIN_UNKNOWN");
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 10u);
+  EXPECT_EQ(store_->pins().RemovePin(pin).reason(), "PIN_UNKNOWN");
 }
 
 TEST_F(PinsTest, ASequenceIsPinnedWithItsIndex) {
@@ -120,12 +122,12 @@ TEST_F(PinsTest, ASequenceIsPinnedWithItsIndex) {
   session_ = std::make_unique<TestSession>(store_.get());
   TestSequence s = TestSequence::Prompt(session_.get(), "quest{min_tokens = 0}", tokens);
   ASSERT_TRUE(s.Append(5000).ok());
-  const Result<PinInfo> pin = store_->PinSequence(s.id(), hours(1));
+  const Result<PinInfo> pin = store_->pins().PinSequence(s.id(), hours(1));
   ASSERT_TRUE(pin.ok()) << pin.status().ToString();
   EXPECT_EQ(pin->pin.tokens(), 1088u);
   EXPECT_GT(pin->pin.index_blocks.size(), 0u);
   ASSERT_TRUE(s.Close().ok());
-  store_->Evict(false);
+  store_->eviction().Evict(false);
   const Result<OpenedSequence> again = session_->Open("quest{min_tokens = 0}", tokens);
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->held_tokens, 1088u);
@@ -135,20 +137,20 @@ TEST_F(PinsTest, ASequenceIsPinnedWithItsIndex) {
 TEST_F(PinsTest, PinsOfTheSamePagesAddUp) {
   Cache(160);
   const uint64_t first = Pin(160)->pin.id, second = Pin(80)->pin.id;
-  ASSERT_TRUE(store_->RemovePin(first).ok());
-  EXPECT_EQ(store_->Evict(false).pages(), 5u);
+  ASSERT_TRUE(store_->pins().RemovePin(first).ok());
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 5u);
   EXPECT_EQ(Held(160), 80u);
-  ASSERT_TRUE(store_->RemovePin(second).ok());
-  EXPECT_EQ(store_->Evict(false).pages(), 5u);
+  ASSERT_TRUE(store_->pins().RemovePin(second).ok());
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 5u);
 }
 
 TEST_F(PinsTest, AMoveTakesThePinAlong) {
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(160));
   ASSERT_TRUE(Pin(160).ok());
-  ASSERT_TRUE(store_->Move(s.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(s.id(), Tier::kHost).ok());
   ASSERT_TRUE(s.Close().ok());
-  EXPECT_EQ(store_->Evict(false).pages(), 0u);
-  EXPECT_EQ(store_->Pins()[0].host_pages, 10u);
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 0u);
+  EXPECT_EQ(store_->pins().Pins()[0].host_pages, 10u);
 }
 
 TEST_F(PinsTest, RefusesWhatItCannotKeep) {
@@ -156,38 +158,39 @@ TEST_F(PinsTest, RefusesWhatItCannotKeep) {
   EXPECT_EQ(Pin(160, 0, microseconds(1)).status().reason(), "PIN_TTL");
   EXPECT_EQ(Pin(160, 0, hours(24 * 367)).status().reason(), "PIN_TTL");
   EXPECT_EQ(Pin(160, 7000).status().reason(), "PIN_MISS");
-  EXPECT_EQ(store_->PinPrefix("uid:2", session_->model(), Tokens(160), hours(1)).status().reason(),
-            "PIN_MISS");
-  EXPECT_EQ(store_->PinSequence(99, hours(1)).status().reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(
+      store_->pins().PinPrefix("uid:2", session_->model(), Tokens(160), hours(1)).status().reason(),
+      "PIN_MISS");
+  EXPECT_EQ(store_->pins().PinSequence(99, hours(1)).status().reason(), "SEQUENCE_UNKNOWN");
   TestSequence small = TestSequence::Prompt(session_.get(), "full", Tokens(9, 50));
-  EXPECT_EQ(store_->PinSequence(small.id(), hours(1)).status().reason(), "PIN_NOTHING");
+  EXPECT_EQ(store_->pins().PinSequence(small.id(), hours(1)).status().reason(), "PIN_NOTHING");
   // Half of both pools: 64 pages.
   for (int i = 0; i < 6; ++i) ASSERT_TRUE(Pin(160).ok());
   EXPECT_EQ(Pin(160).status().reason(), "PIN_LIMIT");
-  EXPECT_EQ(store_->PinUse().used_bytes, 60 * 4096u);
-  EXPECT_EQ(store_->PinUse().limit_bytes, 64 * 4096u);
+  EXPECT_EQ(store_->pins().PinUse().used_bytes, 60 * 4096u);
+  EXPECT_EQ(store_->pins().PinUse().limit_bytes, 64 * 4096u);
   EXPECT_TRUE(Pin(64).ok());
   EXPECT_EQ(Pin(16).status().reason(), "PIN_LIMIT");
 }
 
 TEST_F(PinsTest, WhatTheTierCannotKeepIsNotPinned) {
-  store_->SetPageTier(&tier_);
+  store_->prefixes().SetPageTier(&tier_);
   Cache(160);
   tier_.answer = ResourceExhausted("DISK_FULL", "no");
   EXPECT_EQ(Pin(160).status().reason(), "DISK_FULL");
-  EXPECT_TRUE(store_->Pins().empty());
-  EXPECT_EQ(store_->Evict(false).pages(), 10u);
+  EXPECT_TRUE(store_->pins().Pins().empty());
+  EXPECT_EQ(store_->eviction().Evict(false).pages(), 10u);
 }
 
 TEST_F(PinsTest, ARestoredPinKeepsWhatComesLater) {
   Cache(160);
   PrefixPin pin = Pin(160)->pin;
-  ASSERT_TRUE(store_->RemovePin(pin.id).ok());
-  store_->Evict(false);
+  ASSERT_TRUE(store_->pins().RemovePin(pin.id).ok());
+  store_->eviction().Evict(false);
   pin.id = 41;
-  store_->RestorePins({pin});
+  store_->pins().RestorePins({pin});
   Cache(320);
-  store_->Evict(false);
+  store_->eviction().Evict(false);
   EXPECT_EQ(Held(320), 160u);
   EXPECT_EQ(Pin(16)->pin.id, 42u);
 }
@@ -239,19 +242,19 @@ TEST_F(PinsTest, UnderRandomUseNothingPinnedIsEverGone) {
         break;
       }
       case 5:
-        (void)store_->Evict(below(3) == 0);
+        (void)store_->eviction().Evict(below(3) == 0);
         break;
       case 6:
         now_ += minutes(below(5));
-        store_->ExpirePins();
+        store_->pins().ExpirePins();
         expired += std::erase_if(pins, [this](const auto& p) { return p.second.expires <= now_; });
         break;
       case 7:
         if (!open.empty()) {
-          (void)store_->Move(open.back().id(), below(2) == 0 ? Tier::kHost : Tier::kDevice);
+          (void)store_->moves().Move(open.back().id(), below(2) == 0 ? Tier::kHost : Tier::kDevice);
         }
         if (!pins.empty() && below(4) == 0) {
-          ASSERT_TRUE(store_->RemovePin(pins.begin()->first).ok());
+          ASSERT_TRUE(store_->pins().RemovePin(pins.begin()->first).ok());
           pins.erase(pins.begin());
         }
         break;
@@ -260,13 +263,13 @@ TEST_F(PinsTest, UnderRandomUseNothingPinnedIsEverGone) {
       ASSERT_GE(Held(kept.tokens, kept.first), static_cast<uint32_t>(kept.tokens))
           << "step " << step << ", pin " << id;
     }
-    ASSERT_EQ(store_->Pins().size(), pins.size());
-    const std::vector<std::string> findings = store_->Audit().findings;
+    ASSERT_EQ(store_->pins().Pins().size(), pins.size());
+    const std::vector<std::string> findings = store_->inspection().Audit().findings;
     ASSERT_TRUE(findings.empty()) << "step " << step << ": " << findings.front();
   }
   EXPECT_GT(pinned, 50u);
   EXPECT_GT(expired, 20u);
-  EXPECT_GT(store_->Counters().evicted_pages, 100u);
+  EXPECT_GT(store_->inspection().Counters().evicted_pages, 100u);
 }
 
 }  // namespace

@@ -152,7 +152,8 @@ class PrefixIndexTest : public ::testing::Test {
     return devices;
   }
 
-  PagePools pools_{TwoDevices(), 1 << 20, NewHostPinned(), 1 << 20, 1 << 20};
+  PageMemory memory_{TwoDevices(), 1 << 20, NewHostPinned(), 1 << 20};
+  PagePools pools_{&memory_, 1 << 20};
   bool arena_ = pools_.AddArena(kDevice, 0, 1, 4096) && pools_.AddArena(kOther, 0, 1, 4096);
   PrefixIndex index_;
 };

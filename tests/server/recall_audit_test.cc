@@ -132,7 +132,7 @@ class StoreRecallTest : public ::testing::Test {
     return session_.reader().Recall(s.opened().slot);
   }
   Result<RecallStart> Start(const TestSequence& s, RecallOptions options = {}) {
-    return store_->StartRecallAudit(s.id(), options, nullptr);
+    return store_->recalls().StartRecallAudit(s.id(), options, nullptr);
   }
   Status EndOf(const RecallStart& start) {
     Status why = Internal("RUNNING", "");
@@ -157,13 +157,14 @@ TEST_F(StoreRecallTest, AsksThroughTheSlotUntilItHasEnough) {
   EXPECT_EQ(Asked(s_).every, 4u);
   EXPECT_TRUE(Asked(s_).Samples(40));
   EXPECT_FALSE(Asked(s_).Samples(41));
-  store_->AddRecall(session_.id(), s_.id(), one_.Of(audit, 40, 2));
-  store_->AddRecall(session_.id(), s_.id(), one_.Of(audit + 1, 44, 2));  // of no audit
-  store_->AddRecall(session_.id() + 1, s_.id(), one_.Of(audit, 44, 2));  // another's sequence
-  store_->AddRecall(session_.id(), s_.id() + 1, one_.Of(audit, 44, 2));  // none
+  store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(audit, 40, 2));
+  store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(audit + 1, 44, 2));  // of no audit
+  store_->recalls().AddRecall(session_.id() + 1, s_.id(),
+                              one_.Of(audit, 44, 2));  // another's sequence
+  store_->recalls().AddRecall(session_.id(), s_.id() + 1, one_.Of(audit, 44, 2));  // none
   EXPECT_EQ(start->audit->Progress().steps, 1u);
   EXPECT_EQ(EndOf(*start).reason(), "RUNNING");
-  store_->AddRecall(session_.id(), s_.id(), one_.Of(audit, 44, 2));
+  store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(audit, 44, 2));
   EXPECT_TRUE(EndOf(*start).ok());
   EXPECT_EQ(Asked(s_).audit, 0u);
   EXPECT_TRUE(Start(s_).ok());
@@ -180,28 +181,29 @@ TEST_F(StoreRecallTest, EveryEndTakesTheRequestBack) {
     EXPECT_EQ(Asked(s_).audit, 0u);
   };
   end("WHY", [&](const RecallStart& r) {
-    store_->EndRecallAudit(s_.id(), r.audit->number() + 1, Internal("OTHER", ""));
-    store_->EndRecallAudit(s_.id(), r.audit->number(), Internal("WHY", ""));
+    store_->recalls().EndRecallAudit(s_.id(), r.audit->number() + 1, Internal("OTHER", ""));
+    store_->recalls().EndRecallAudit(s_.id(), r.audit->number(), Internal("WHY", ""));
   });
-  end("ALL", [&](const RecallStart&) { store_->EndRecallAudits(Internal("ALL", "")); });
+  end("ALL", [&](const RecallStart&) { store_->recalls().EndRecallAudits(Internal("ALL", "")); });
   end("RECALL_SAMPLE", [&](const RecallStart& r) {
-    store_->AddRecall(session_.id(), s_.id(), one_.Of(r.audit->number(), 40, 3));
+    store_->recalls().AddRecall(session_.id(), s_.id(), one_.Of(r.audit->number(), 40, 3));
   });
   end("RECALL_RAW_GONE", [&](const RecallStart& r) {
     RecallSamples none;
     none.audit = r.audit->number();
     none.raw_gone = true;
-    store_->AddRecall(session_.id(), s_.id(), none);
+    store_->recalls().AddRecall(session_.id(), s_.id(), none);
   });
-  end("SEQUENCE_CLOSED",
-      [&](const RecallStart&) { EXPECT_TRUE(store_->CloseSequence(session_.id(), s_.id()).ok()); });
+  end("SEQUENCE_CLOSED", [&](const RecallStart&) {
+    EXPECT_TRUE(store_->sequences().CloseSequence(session_.id(), s_.id()).ok());
+  });
   EXPECT_EQ(Start(s_).status().reason(), "SEQUENCE_UNKNOWN");
 }
 
 TEST_F(StoreRecallTest, TheEndOfItsSessionEndsIt) {
   const Result<RecallStart> start = Start(s_);
   ASSERT_TRUE(start.ok());
-  store_->EndSession(session_.id(), SessionEnd::kEof);
+  store_->sessions().EndSession(session_.id(), SessionEnd::kEof);
   EXPECT_EQ(EndOf(*start).reason(), "SESSION_ENDED");
 }
 
@@ -227,13 +229,14 @@ TEST_F(StoreRecallTest, OptionsNameTheirRange) {
   wide.digest = "wide";
   wide.geometry.layers = 16;
   wide.geometry.query_heads = 256;
-  const Result<uint64_t> model = store_->RegisterModel(session_.id(), wide);
+  const Result<uint64_t> model = store_->models().RegisterModel(session_.id(), wide);
   ASSERT_TRUE(model.ok());
-  const auto opened = store_->OpenSequence(session_.id(), *model, "full", Tokens(4));
+  const auto opened = store_->openings().OpenSequence(session_.id(), *model, "full", Tokens(4));
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
-  const Status status = store_->StartRecallAudit(opened->sequence, {.steps = 257}, {}).status();
+  const Status status =
+      store_->recalls().StartRecallAudit(opened->sequence, {.steps = 257}, {}).status();
   EXPECT_THAT(status.message(), HasSubstr("16 layers of 256 query heads: 1 .. 256"));
-  EXPECT_TRUE(store_->StartRecallAudit(opened->sequence, {.steps = 256}, {}).ok());
+  EXPECT_TRUE(store_->recalls().StartRecallAudit(opened->sequence, {.steps = 256}, {}).ok());
 }
 
 }  // namespace

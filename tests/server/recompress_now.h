@@ -11,7 +11,7 @@ namespace kvstrata::testing {
 
 // Does what a worker does, on this thread.
 inline Result<RecompressResult> Recompress(Store* store, uint64_t sequence) {
-  Result<RecompressJob> job = store->TakeRecompression(sequence);
+  Result<RecompressJob> job = store->recompression().TakeRecompression(sequence);
   if (!job.ok()) return job.status();
   std::unique_ptr<Recompressor> next;
   RecompressOutput output;
@@ -19,12 +19,13 @@ inline Result<RecompressResult> Recompress(Store* store, uint64_t sequence) {
     next = job->recompressor->Clone();
     Result<RecompressOutput> ran = next->Run(job->input);
     if (!ran.ok()) {
-      store->AbandonRecompression(std::move(*job), ran.status());
+      store->recompression().AbandonRecompression(std::move(*job), ran.status());
       return ran.status();
     }
     output = std::move(*ran);
   }
-  return store->PublishRecompression(std::move(*job), std::move(next), std::move(output));
+  return store->recompression().PublishRecompression(std::move(*job), std::move(next),
+                                                     std::move(output));
 }
 
 }  // namespace kvstrata::testing

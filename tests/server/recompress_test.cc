@@ -55,8 +55,8 @@ class RecompressTest : public ::testing::Test {
   }
   std::future<Status> Settled(const TestSequence& s) {
     auto done = std::make_shared<std::promise<Status>>();
-    store_->Settle(session_->id(), s.id(),
-                   [done](const Status& status) { done->set_value(status); });
+    store_->recompression().Settle(session_->id(), s.id(),
+                                   [done](const Status& status) { done->set_value(status); });
     return done->get_future();
   }
   // The status; DEADLINE_EXCEEDED after 20 s.
@@ -66,7 +66,7 @@ class RecompressTest : public ::testing::Test {
     return Status(Code::kDeadlineExceeded, "TEST", "not settled");
   }
   std::string StateOf(const TestSequence& s) {
-    for (const WorkInfo& info : store_->Work()) {
+    for (const WorkInfo& info : store_->recompression().Work()) {
       if (info.sequence == s.id()) return info.state;
     }
     return "";
@@ -90,7 +90,7 @@ TEST_F(RecompressTest, SettleAnswersWhenNothingIsLeftToDo) {
   ASSERT_EQ(settled.wait_for(20s), std::future_status::ready);
   EXPECT_TRUE(settled.get().ok());
   EXPECT_EQ(s.Table().extents(), 5u);
-  EXPECT_TRUE(store_->Work().empty());
+  EXPECT_TRUE(store_->recompression().Work().empty());
   EXPECT_TRUE(Settle(s).ok()) << "at once";
   s.ExpectIntact();
   ExpectClean(*store_);
@@ -130,9 +130,9 @@ TEST_F(RecompressTest, ACloseCancelsWhatRuns) {
   EXPECT_EQ(settled.get().reason(), "SEQUENCE_CLOSED");
   ExpectClean(*store_);
   // Held still: the worker came back because of the close.
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_TRUE(Eventually([&] {
-    store_->Reclaim();
+    store_->references().Reclaim();
     return UsedBytes(*store_) == 0;
   }));
   ExpectClean(*store_);
@@ -184,11 +184,11 @@ TEST_F(RecompressTest, UnderPressureTheLargestGoFirst) {
   TestSequence small = Prompt(64, 1000);
   TestSequence large = Prompt(800, 2000);
   TestSequence last = Prompt(700, 5000);
-  ASSERT_TRUE(store_->UnderPressure());
+  ASSERT_TRUE(store_->moves().UnderPressure());
   std::vector<uint64_t> order;
   std::mutex mu;
   for (const TestSequence* s : {&small, &large, &last}) {
-    store_->Settle(session_->id(), s->id(), [&, id = s->id()](const Status&) {
+    store_->recompression().Settle(session_->id(), s->id(), [&, id = s->id()](const Status&) {
       std::lock_guard lock(mu);
       order.push_back(id);
     });
@@ -210,11 +210,11 @@ TEST_F(RecompressTest, WithoutPressureTheFirstGoesFirst) {
   ASSERT_TRUE(Eventually([&] { return control_->runs == 1; }));
   TestSequence small = Prompt(64, 1000);
   TestSequence large = Prompt(800, 2000);
-  ASSERT_FALSE(store_->UnderPressure());
+  ASSERT_FALSE(store_->moves().UnderPressure());
   std::future<Status> first = Settled(small);
   bool small_was_done = false;
   auto last = std::make_shared<std::promise<void>>();
-  store_->Settle(session_->id(), large.id(), [&, last](const Status&) {
+  store_->recompression().Settle(session_->id(), large.id(), [&, last](const Status&) {
     small_was_done = first.wait_for(0s) == std::future_status::ready;
     last->set_value();
   });
@@ -229,15 +229,15 @@ TEST_F(RecompressTest, AFailureIsToldShownAndTriedAgain) {
   TestSequence s = Prompt(64);
   EXPECT_EQ(Settle(s).reason(), "KEYS_NOT_FINITE");
   EXPECT_EQ(s.Table().extents(), 0u);
-  ASSERT_EQ(store_->Work().size(), 1u);
-  EXPECT_NE(store_->Work()[0].error.find("KEYS_NOT_FINITE"), std::string::npos);
-  EXPECT_GE(store_->Work()[0].failures, 1u);
+  ASSERT_EQ(store_->recompression().Work().size(), 1u);
+  EXPECT_NE(store_->recompression().Work()[0].error.find("KEYS_NOT_FINITE"), std::string::npos);
+  EXPECT_GE(store_->recompression().Work()[0].failures, 1u);
   const int runs = control_->runs;
   EXPECT_LE(runs, 3) << "it is not tried again at once";
   control_->Fail(OkStatus());
   EXPECT_TRUE(Eventually([&] { return s.Table().extents() == 2; })) << "nobody has to ask";
   // The table is published before the work is taken off the list.
-  EXPECT_TRUE(Eventually([&] { return store_->Work().empty(); }));
+  EXPECT_TRUE(Eventually([&] { return store_->recompression().Work().empty(); }));
   ExpectClean(*store_);
 }
 
@@ -274,7 +274,7 @@ TEST_F(RecompressTest, ManyAtOnce) {
       TestSession session(store_.get(), "uid:" + std::to_string(t % 2));
       for (int round = 0; round < 4; ++round) {
         TestSequence s = TestSequence::Prompt(&session, "window", Tokens(90, 1000 * round));
-        (void)store_->PrefillDone(session.id(), s.id());
+        (void)store_->steps().PrefillDone(session.id(), s.id());
         for (int i = 0; i < 60; ++i) wrong += !s.Append(i).ok();
         const int reader = session.reader().Enter();
         const shm::TableView table = s.Table();
@@ -286,14 +286,14 @@ TEST_F(RecompressTest, ManyAtOnce) {
         wrong += !s.Close().ok();
         if (child.ok() && round % 2 == 0) wrong += !child->Close().ok();
       }
-      store_->EndSession(session.id(), SessionEnd::kDied);
+      store_->sessions().EndSession(session.id(), SessionEnd::kDied);
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   queue_->Stop();
-  (void)store_->Evict(false);
-  store_->Reclaim();
+  (void)store_->eviction().Evict(false);
+  store_->references().Reclaim();
   ExpectClean(*store_);
   EXPECT_EQ(UsedBytes(*store_), 0u);
 }

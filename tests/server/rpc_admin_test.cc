@@ -182,7 +182,7 @@ TEST_F(RpcAdminTest, AuditIsCleanAndEvictDropsWhatIsOnlyCached) {
   EXPECT_TRUE(audit.value().clean()) << audit.value().findings(0);
   EXPECT_EQ(audit.value().sequences(), 1u);
   client_.Cancel();
-  ASSERT_TRUE(Eventually([&] { return daemon_.store().Sessions().empty(); }));
+  ASSERT_TRUE(Eventually([&] { return daemon_.store().inspection().Sessions().empty(); }));
   v1::EvictRequest evict;
   evict.set_dry_run(true);
   EXPECT_EQ(Admin(&v1::Admin::Stub::Evict, evict).value().pages(), 2u);
@@ -246,7 +246,7 @@ TEST_F(RpcAdminTest, AnotherUserIsNoOperatorAndSeesNoSessionButItsOwn) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to connect as another user";
   RpcClient other(ConnectAsOther());
   ASSERT_TRUE(other.failure.ok()) << other.failure.ToString();
-  EXPECT_EQ(daemon_.store().Sessions().back().peer.tenant, "uid:4242");
+  EXPECT_EQ(daemon_.store().inspection().Sessions().back().peer.tenant, "uid:4242");
   v1::ListModelsResponse models;
   EXPECT_EQ(Call(*other.control, &v1::Control::Stub::ListModels, v1::ListModelsRequest(), &models)
                 .reason(),

@@ -33,8 +33,8 @@ class RpcBlocksTest : public ::testing::Test {
   // Leaves the pages on disk alone.
   void Forget() {
     client_.Cancel();
-    EXPECT_TRUE(Eventually([&] { return daemon_.store().Sessions().empty(); }));
-    EXPECT_EQ(daemon_.store().Evict(false).pages(), static_cast<uint64_t>(kPages));
+    EXPECT_TRUE(Eventually([&] { return daemon_.store().inspection().Sessions().empty(); }));
+    EXPECT_EQ(daemon_.store().eviction().Evict(false).pages(), static_cast<uint64_t>(kPages));
   }
   v1::ListBlocksResponse List(const v1::ListBlocksRequest& request) {
     v1::ListBlocksResponse response;
@@ -213,9 +213,11 @@ TEST_F(RpcBlocksTest, ACopyInMemoryThatDiffersIsFound) {
   v1::ListSequencesRequest all;
   v1::ListSequencesResponse sequences;
   ASSERT_TRUE(Call(*client_.admin, &v1::Admin::Stub::ListSequences, all, &sequences).ok());
-  const SequenceDetail shown = daemon_.store().Show(sequences.sequences(0).sequence()).value();
+  const SequenceDetail shown =
+      daemon_.store().inspection().Show(sequences.sequences(0).sequence()).value();
   for (int i = 0; i < kPages; ++i) {  // a byte of each
-    daemon_.store().ArenaBase(shown.pages[i].arena)[shown.pages[i].offset] ^= std::byte{1};
+    daemon_.store().devices().ArenaBase(shown.pages[i].arena)[shown.pages[i].offset] ^=
+        std::byte{1};
   }
   const auto verdict = Verify(key);
   ASSERT_TRUE(verdict.ok());
@@ -314,7 +316,7 @@ TEST_F(RpcBlocksTest, CapacitiesChangeAndNameTheirKeys) {
   ASSERT_TRUE(resize("device", 128 << 20).ok());
   EXPECT_EQ(response.capacity_bytes(), uint64_t{128} << 20);
   EXPECT_EQ(response.key(), "pool.device_bytes");
-  EXPECT_EQ(daemon_.store().Pools()[0].capacity_bytes, uint64_t{128} << 20);
+  EXPECT_EQ(daemon_.store().inspection().Pools()[0].capacity_bytes, uint64_t{128} << 20);
   ASSERT_TRUE(resize("disk", 20 << 20).ok());
   EXPECT_EQ(response.capacity_bytes(), disk_->Stats().capacity_bytes);
   EXPECT_GT(response.capacity_bytes(), uint64_t{16} << 20);

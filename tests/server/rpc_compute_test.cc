@@ -86,8 +86,8 @@ TEST_F(RpcComputeTest, CommitAdvancesAndAbortDoesNot) {
   ASSERT_TRUE(client_.End(step, true).ok());
   EXPECT_EQ(Tokens(sequence), 33u);
   EXPECT_EQ(client_.End(step).reason(), "STEP_UNKNOWN");
-  EXPECT_EQ(daemon_.store().Sequences(0)[0].tokens, 33u);
-  EXPECT_EQ(daemon_.store().Sessions()[0].open_steps, 0u);
+  EXPECT_EQ(daemon_.store().inspection().Sequences(0)[0].tokens, 33u);
+  EXPECT_EQ(daemon_.store().inspection().Sessions()[0].open_steps, 0u);
 }
 
 TEST_F(RpcComputeTest, AStepThatMissesALayerIsDropped) {

@@ -31,7 +31,7 @@ TEST_F(RpcControlTest, OpenSessionSaysWhatIsThere) {
   EXPECT_EQ(client_.opened.backend(), "ref");
   EXPECT_EQ(client_.opened.version(), "1.2.3");
   EXPECT_TRUE(Ping(client_.session()).ok());
-  const auto sessions = daemon_.store().Sessions();
+  const auto sessions = daemon_.store().inspection().Sessions();
   ASSERT_EQ(sessions.size(), 1u);
   EXPECT_EQ(sessions[0].client_name, "test");
   EXPECT_EQ(sessions[0].road, Road::kRemote);
@@ -45,7 +45,7 @@ TEST_F(RpcControlTest, AClientsNameIsMadePrintable) {
   v1::OpenSessionResponse response;
   auto stream = client_.control->OpenSession(&context, request);
   ASSERT_TRUE(stream->Read(&response));
-  EXPECT_EQ(daemon_.store().Sessions().back().client_name, "two?lines");
+  EXPECT_EQ(daemon_.store().inspection().Sessions().back().client_name, "two?lines");
   context.TryCancel();
   (void)stream->Finish();
 }
@@ -67,7 +67,7 @@ TEST_F(RpcControlTest, OpenSessionRefusesWhatItCannotGive) {
     EXPECT_FALSE(stream->Read(&response));
     EXPECT_EQ(FromGrpc(stream->Finish()).reason(), device ? "DEVICE_UNKNOWN" : "TEXT_INVALID");
   }
-  EXPECT_EQ(daemon_.store().Sessions().size(), 1u);
+  EXPECT_EQ(daemon_.store().inspection().Sessions().size(), 1u);
 }
 
 TEST_F(RpcControlTest, UnknownSessionsAreRefusedEverywhere) {
@@ -85,8 +85,8 @@ TEST_F(RpcControlTest, ALinkedSessionIsNotReachedOverGrpc) {
   PeerIdentity peer;
   peer.uid = geteuid();
   peer.tenant = "uid:" + std::to_string(geteuid());
-  const auto linked =
-      daemon_.store().OpenSession(peer, Road::kLinked, "engine", [](const ArenaGrant&) {});
+  const auto linked = daemon_.store().sessions().OpenSession(peer, Road::kLinked, "engine",
+                                                             [](const ArenaGrant&) {});
   ASSERT_TRUE(linked.ok());
   EXPECT_EQ(Ping(linked.value().session).reason(), "SESSION_UNKNOWN");
 }
@@ -100,10 +100,10 @@ TEST_F(RpcControlTest, CancellingTheStreamReturnsThePages) {
   EXPECT_GT(daemon_.UsedBytes(), 0u);
   const uint64_t session = client_.session();
   client_.Cancel();
-  EXPECT_TRUE(Eventually([&] { return daemon_.store().Sessions().empty(); }));
+  EXPECT_TRUE(Eventually([&] { return daemon_.store().inspection().Sessions().empty(); }));
   EXPECT_EQ(daemon_.UsedBytes(), 0u);
   EXPECT_EQ(Ping(session).reason(), "SESSION_UNKNOWN");
-  const AuditReport audit = daemon_.store().Audit();
+  const AuditReport audit = daemon_.store().inspection().Audit();
   EXPECT_TRUE(audit.findings.empty()) << audit.findings.front();
 }
 
@@ -113,7 +113,7 @@ TEST_F(RpcControlTest, CloseSessionAnswersWhenThePagesAreBack) {
   v1::CloseSessionRequest request;
   request.set_session(client_.session());
   EXPECT_TRUE(Control(&v1::Control::Stub::CloseSession, request).ok());
-  EXPECT_TRUE(daemon_.store().Sessions().empty());
+  EXPECT_TRUE(daemon_.store().inspection().Sessions().empty());
   EXPECT_EQ(daemon_.UsedBytes(), 0u);
   EXPECT_TRUE(client_.AwaitEnd().ok());
 }
@@ -215,9 +215,9 @@ TEST_F(RpcControlTest, SequencesShareTheirPrefix) {
   EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup).status().reason(), "DEVICE_UNKNOWN");
   lookup.clear_device_uuid();
   lookup.set_lease_ms(60000);
-  const size_t before = daemon_.store().Sequences(0).size();
+  const size_t before = daemon_.store().inspection().Sequences(0).size();
   EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup)->held_tokens(), 16u);
-  EXPECT_EQ(daemon_.store().Sequences(0).size(), before + 1);
+  EXPECT_EQ(daemon_.store().inspection().Sequences(0).size(), before + 1);
   lookup.clear_plan();
   EXPECT_EQ(Control(&v1::Control::Stub::Lookup, lookup).status().reason(), "LEASE_PLAN");
   lookup.clear_tokens();

@@ -127,7 +127,7 @@ class RpcDaemon {
   // Bytes that something other than the prefix index refers to.
   uint64_t UsedBytes() const {
     uint64_t bytes = 0;
-    for (const PoolInfo& p : store_->Pools()) bytes += p.used_bytes - p.cached_bytes;
+    for (const PoolInfo& p : store_->inspection().Pools()) bytes += p.used_bytes - p.cached_bytes;
     return bytes;
   }
 

@@ -167,7 +167,7 @@ TEST_F(RpcGpuTest, TensorsGetThereAndBack) {
   ASSERT_EQ(attended->selection().members_size(), 1);
   EXPECT_EQ(attended->selection().members(0).groups(0).tokens_size(), 1);
   ASSERT_TRUE(client_.End(step).ok());
-  EXPECT_EQ(daemon_.store().Show(sequence)->info.tokens, 1u);
+  EXPECT_EQ(daemon_.store().inspection().Show(sequence)->info.tokens, 1u);
 }
 
 TEST_F(RpcGpuTest, AStuckGpuIsADeadlineAndTheCallCanBeMadeAgain) {
@@ -180,7 +180,7 @@ TEST_F(RpcGpuTest, AStuckGpuIsADeadlineAndTheCallCanBeMadeAgain) {
   gpu.stuck = false;
   EXPECT_TRUE(Attend(step).ok());
   EXPECT_TRUE(client_.End(step, true).ok());
-  EXPECT_EQ(daemon_.store().Pools()[0].failure, "");
+  EXPECT_EQ(daemon_.store().inspection().Pools()[0].failure, "");
 }
 
 // Its rows may not be there: nobody may go on from them.
@@ -192,17 +192,17 @@ TEST_F(RpcGpuTest, AStepThatDoesNotEndLosesItsSequence) {
   EXPECT_EQ(client_.End(step).reason(), "GPU_STUCK");
   gpu.stuck = false;
   EXPECT_EQ(client_.Begin(sequence, {2}).status().reason(), "GPU_STUCK");
-  EXPECT_EQ(daemon_.store().Show(sequence)->info.tokens, 0u);
+  EXPECT_EQ(daemon_.store().inspection().Show(sequence)->info.tokens, 0u);
 }
 
 // Its pages may still be read: none may be given out again.
 TEST_F(RpcGpuTest, AGpuThatDoesNotLeaveADroppedStepIsLost) {
   const uint64_t step = Appended(Open());
-  EXPECT_EQ(daemon_.store().Pools()[0].failure, "");
+  EXPECT_EQ(daemon_.store().inspection().Pools()[0].failure, "");
   gpu.stuck = true;
   EXPECT_TRUE(client_.End(step, true).ok());
   gpu.stuck = false;
-  const std::string failure = daemon_.store().Pools()[0].failure;
+  const std::string failure = daemon_.store().inspection().Pools()[0].failure;
   EXPECT_NE(failure.find("has not finished a step that is over"), std::string::npos) << failure;
 }
 
@@ -210,13 +210,13 @@ TEST_F(RpcGpuTest, AStickyErrorLosesTheDevice) {
   const uint64_t step = Appended(Open());
   gpu.error = kOtherError;
   EXPECT_EQ(Attend(step).status().reason(), "CUDA_ERROR");
-  EXPECT_EQ(daemon_.store().Pools()[0].failure, "");
+  EXPECT_EQ(daemon_.store().inspection().Pools()[0].failure, "");
   gpu.error = kStickyError;
   const Status lost = Attend(step).status();
   EXPECT_EQ(lost.code(), Code::kUnavailable);
   EXPECT_EQ(lost.reason(), "DEVICE_FAILED") << lost.ToString();
   EXPECT_NE(lost.message().find("restart kvstratad"), std::string::npos) << lost.message();
-  EXPECT_NE(daemon_.store().Pools()[0].failure, "");
+  EXPECT_NE(daemon_.store().inspection().Pools()[0].failure, "");
   EXPECT_TRUE(client_.End(step, true).ok());
 }
 

@@ -114,11 +114,11 @@ TEST(RpcServer, APoolIsResizedByItsDevice) {
     return Call(*client.admin, &v1::Admin::Stub::Resize, request, &response);
   };
   ASSERT_TRUE(resize("device", "emulated-1").ok());
-  EXPECT_EQ(daemon.store().Pools()[0].capacity_bytes, uint64_t{64} << 20);
-  EXPECT_EQ(daemon.store().Pools()[1].capacity_bytes, uint64_t{32} << 20);
+  EXPECT_EQ(daemon.store().inspection().Pools()[0].capacity_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(daemon.store().inspection().Pools()[1].capacity_bytes, uint64_t{32} << 20);
   EXPECT_EQ(resize("device", "moon").reason(), "DEVICE_UNKNOWN");
   ASSERT_TRUE(resize("device", "").ok());
-  EXPECT_EQ(daemon.store().Pools()[0].capacity_bytes, uint64_t{32} << 20);
+  EXPECT_EQ(daemon.store().inspection().Pools()[0].capacity_bytes, uint64_t{32} << 20);
 }
 
 TEST(RpcServer, ReflectionListsTheServices) {
@@ -319,7 +319,7 @@ TEST(RpcServer, ManyClientsComeAndGo) {
   }
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(right, 16);
-  EXPECT_TRUE(Eventually([&] { return daemon.store().Sessions().empty(); }));
+  EXPECT_TRUE(Eventually([&] { return daemon.store().inspection().Sessions().empty(); }));
   EXPECT_EQ(daemon.UsedBytes(), 0u);
 }
 
@@ -340,7 +340,7 @@ TEST(RpcServer, CallsOfASessionRunInOrderWhateverThreadSendsThem) {
   }
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(right, 8);
-  const AuditReport audit = daemon.store().Audit();
+  const AuditReport audit = daemon.store().inspection().Audit();
   EXPECT_TRUE(audit.findings.empty()) << audit.findings.front();
 }
 
@@ -354,7 +354,7 @@ TEST(RpcServer, ShutdownTellsSessionsAndReturnsTheirPages) {
   const Status why = ended.get();
   EXPECT_EQ(why.code(), Code::kUnavailable);
   EXPECT_EQ(why.reason(), "DAEMON_STOPPING");
-  EXPECT_TRUE(daemon.store().Sessions().empty());
+  EXPECT_TRUE(daemon.store().inspection().Sessions().empty());
   EXPECT_EQ(daemon.UsedBytes(), 0u);
   daemon.server().Shutdown(std::chrono::seconds(5));  // again: nothing
 }

@@ -42,16 +42,16 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
         Store::Create(options, std::move(devices), NewHostPinned());
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
-    store_->SetMoveSink([] {});
+    store_->moves().SetMoveSink([] {});
     for (uint32_t i = 0; i < kDevices; ++i) Attach(i);
   }
   void TearDown() override {
     ExpectClean(*store_);
     ExpectOwnArenas();
     for (const auto& session : sessions_) {
-      store_->EndSession(session->id(), SessionEnd::kDetached);
+      store_->sessions().EndSession(session->id(), SessionEnd::kDetached);
     }
-    (void)store_->Evict(false);
+    (void)store_->eviction().Evict(false);
     EXPECT_EQ(UsedBytes(*store_), 0u);
     ExpectClean(*store_);
   }
@@ -73,14 +73,15 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
                       std::string_view plan = "full") {
     return TestSequence::Prompt(On(device), plan, tokens);
   }
-  PoolInfo Pool(uint32_t device) const { return store_->Pools()[device]; }
-  PoolInfo Host() const { return store_->Pools().back(); }
-  uint64_t Replicated() const { return store_->Counters().replicated_pages; }
+  PoolInfo Pool(uint32_t device) const { return store_->inspection().Pools()[device]; }
+  PoolInfo Host() const { return store_->inspection().Pools().back(); }
+  uint64_t Replicated() const { return store_->inspection().Counters().replicated_pages; }
   uint32_t Held(const std::vector<int32_t>& prompt) {
-    return store_->Lookup(On(0)->id(), On(0)->model(), prompt)->held_tokens();
+    return store_->lookups().Lookup(On(0)->id(), On(0)->model(), prompt)->held_tokens();
   }
   void MoveAll() {
-    for (int i = 0; store_->MoveSome(4 * kPage); ++i) ASSERT_LT(i, 10'000) << "it runs in a circle";
+    for (int i = 0; store_->moves().MoveSome(4 * kPage); ++i)
+      ASSERT_LT(i, 10'000) << "it runs in a circle";
   }
   // No arena was granted to sessions of two devices, but for those of the host.
   void ExpectOwnArenas() const {
@@ -96,8 +97,8 @@ class SeveralDevices : public ::testing::TestWithParam<bool> {
   }
 
   bool arena_on_host(uint32_t arena) const {
-    for (const SequenceInfo& info : store_->Sequences(0)) {
-      const Result<SequenceDetail> detail = store_->Show(info.sequence);
+    for (const SequenceInfo& info : store_->inspection().Sequences(0)) {
+      const Result<SequenceDetail> detail = store_->inspection().Show(info.sequence);
       for (const PageInfo& page : detail->pages) {
         if (!page.absent && page.arena == arena) return page.tier == Tier::kHost;
       }
@@ -122,25 +123,25 @@ TEST_P(SeveralDevices, PagesComeFromTheSessionsDevice) {
     sequences.push_back(Prompt(i, Tokens(n, static_cast<int32_t>(10'000 * i))));
   }
   for (const TestSequence& s : sequences) s.ExpectIntact();
-  const std::vector<PoolInfo> pools = store_->Pools();
+  const std::vector<PoolInfo> pools = store_->inspection().Pools();
   ASSERT_EQ(pools.size(), kDevices + 1);
   for (uint32_t i = 0; i < kDevices; ++i) {
     EXPECT_EQ(pools[i].tier, Tier::kDevice);
     EXPECT_EQ(pools[i].device, NameOf(i));
     EXPECT_EQ(pools[i].capacity_bytes, 256 * kPage) << "each of its own";
-    EXPECT_EQ(pools[i].used_bytes, store_->Show(sequences[i].id())->info.device_bytes);
+    EXPECT_EQ(pools[i].used_bytes, store_->inspection().Show(sequences[i].id())->info.device_bytes);
   }
   EXPECT_EQ(pools.back().tier, Tier::kHost);
   EXPECT_EQ(pools.back().device, "");
   EXPECT_EQ(pools.back().used_bytes, 0u);
-  EXPECT_EQ(store_->Sessions()[1].device, NameOf(1));
+  EXPECT_EQ(store_->inspection().Sessions()[1].device, NameOf(1));
 }
 
 TEST_P(SeveralDevices, AnUnknownDeviceIsNamedWithThoseThereAre) {
-  EXPECT_EQ(*store_->FindDevice(""), 0u);
-  EXPECT_EQ(*store_->FindDevice("device-2"), 2u);
-  EXPECT_EQ(store_->DeviceName(2), "device-2");
-  const Status unknown = store_->FindDevice("GPU-9").status();
+  EXPECT_EQ(*store_->devices().FindDevice(""), 0u);
+  EXPECT_EQ(*store_->devices().FindDevice("device-2"), 2u);
+  EXPECT_EQ(store_->devices().DeviceName(2), "device-2");
+  const Status unknown = store_->devices().FindDevice("GPU-9").status();
   EXPECT_EQ(unknown.reason(), "DEVICE_UNKNOWN");
   EXPECT_THAT(unknown.message(), HasSubstr("'device-0', 'device-1', 'device-2'"));
 }
@@ -162,13 +163,13 @@ TEST_P(SeveralDevices, APrefixOnAnotherDeviceIsCopiedOnce) {
   EXPECT_GT(second.opened().indexed_tokens, 0u) << "index blocks come with it";
   const uint64_t replicated = Replicated();
   EXPECT_GT(replicated, 37u);
-  EXPECT_EQ(Pool(1).used_bytes, store_->Show(second.id())->info.device_bytes);
+  EXPECT_EQ(Pool(1).used_bytes, store_->inspection().Show(second.id())->info.device_bytes);
   // The next one of that device shares it.
   TestSession* const also = Attach(1);
   TestSequence third = TestSequence::Prompt(also, kIndexed, tokens);
   EXPECT_EQ(third.opened().held_tokens, 592u);
   EXPECT_EQ(Replicated(), replicated);
-  EXPECT_GE(store_->Show(third.id())->info.shared_pages, 37u);
+  EXPECT_GE(store_->inspection().Show(third.id())->info.shared_pages, 37u);
   // They go on apart.
   ASSERT_TRUE(first.Append(Tokens(100, 5000)).ok());
   ASSERT_TRUE(second.Append(Tokens(100, 6000)).ok());
@@ -180,11 +181,12 @@ TEST_P(SeveralDevices, APrefixOnAnotherDeviceIsCopiedOnce) {
 // second one of the prefix finds what the first one copied, and one whose session ended is told so.
 TEST_P(SeveralDevices, AnOpenThatCopiesHoldsUpNobody) {
   std::vector<std::function<void()>> posted;
-  store_->SetReplicationQueue([&](std::function<void()> open) { posted.push_back(open); });
+  store_->replication().SetReplicationQueue(
+      [&](std::function<void()> open) { posted.push_back(open); });
   std::vector<Result<OpenedSequence>> opened;
   const auto open = [&](const TestSession* session, const std::vector<int32_t>& tokens) {
-    store_->OpenSequence(session->id(), session->model(), "full", tokens,
-                         [&](const Result<OpenedSequence>& o) { opened.push_back(o); });
+    store_->openings().OpenSequence(session->id(), session->model(), "full", tokens,
+                                    [&](const Result<OpenedSequence>& o) { opened.push_back(o); });
   };
   const auto tokens = Tokens(100);
   const TestSequence first = Prompt(0, tokens);
@@ -197,7 +199,7 @@ TEST_P(SeveralDevices, AnOpenThatCopiesHoldsUpNobody) {
   open(On(0), tokens);
   open(On(2), Tokens(50, 9000));
   ASSERT_EQ(opened.size(), 2u) << "nothing of theirs lies elsewhere";
-  store_->EndSession(gone->id(), SessionEnd::kDied);
+  store_->sessions().EndSession(gone->id(), SessionEnd::kDied);
 
   for (const auto& copies : posted) copies();
   ASSERT_EQ(opened.size(), 5u);
@@ -207,7 +209,7 @@ TEST_P(SeveralDevices, AnOpenThatCopiesHoldsUpNobody) {
   }
   EXPECT_EQ(Replicated(), 6u) << "once";
   EXPECT_EQ(opened[4].status().reason(), "SESSION_UNKNOWN") << opened[4].status().ToString();
-  store_->SetReplicationQueue(nullptr);
+  store_->replication().SetReplicationQueue(nullptr);
 }
 
 // Computed on both before either could be found: nothing has to be copied for the next ones.
@@ -221,7 +223,7 @@ TEST_P(SeveralDevices, WhatTwoDevicesComputedIsFoundOnBoth) {
   for (uint32_t i = 0; i < 2; ++i) {
     TestSequence next = Prompt(i, tokens);
     EXPECT_EQ(next.opened().held_tokens, 96u);
-    EXPECT_GE(store_->Show(next.id())->info.shared_pages, 6u);
+    EXPECT_GE(store_->inspection().Show(next.id())->info.shared_pages, 6u);
     next.ExpectIntact();
   }
   EXPECT_EQ(Replicated(), 0u);
@@ -241,8 +243,9 @@ TEST_P(SeveralDevices, WhatAnotherDeviceReportedComesWithThePages) {
   const auto tokens = Tokens(100);
   TestSequence first = Prompt(0, tokens);
   const std::vector<float> surprisal(100, 1.5f);
-  ASSERT_TRUE(
-      store_->Report(On(0)->id(), first.id(), 0, 100, surprisal.data(), nullptr, nullptr).ok());
+  ASSERT_TRUE(store_->steps()
+                  .Report(On(0)->id(), first.id(), 0, 100, surprisal.data(), nullptr, nullptr)
+                  .ok());
   EXPECT_EQ(Prompt(1, tokens).opened().surprisal_tokens, 96u);
 }
 
@@ -251,7 +254,7 @@ TEST_P(SeveralDevices, TheCopyStaysWhenTheOriginalGoes) {
   TestSequence first = Prompt(0, tokens);
   TestSequence second = Prompt(1, tokens);
   ASSERT_TRUE(first.Close().ok());
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(Pool(0).used_bytes, 0u);
   EXPECT_EQ(Held(tokens), 192u) << "on device-1";
   TestSequence third = Prompt(0, tokens);
@@ -263,19 +266,19 @@ TEST_P(SeveralDevices, TheCopyStaysWhenTheOriginalGoes) {
 TEST_P(SeveralDevices, APrefixOnHostIsReadWhereItIs) {
   const auto tokens = Tokens(100);
   TestSequence first = Prompt(0, tokens);
-  ASSERT_TRUE(store_->Move(first.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(first.id(), Tier::kHost).ok());
   TestSequence second = Prompt(1, tokens);
   EXPECT_EQ(second.opened().held_tokens, 96u);
   EXPECT_EQ(Replicated(), 0u);
   // The mover takes it to the device of who opened on it; the first one stays on its own.
   MoveAll();
-  EXPECT_EQ(store_->Show(second.id())->info.host_bytes, 0u);
-  EXPECT_GT(store_->Show(first.id())->info.host_bytes, 0u);
+  EXPECT_EQ(store_->inspection().Show(second.id())->info.host_bytes, 0u);
+  EXPECT_GT(store_->inspection().Show(first.id())->info.host_bytes, 0u);
   first.ExpectIntact();
   second.ExpectIntact();
   // And back to their own.
-  ASSERT_TRUE(store_->Move(first.id(), Tier::kDevice).ok());
-  EXPECT_EQ(store_->Show(first.id())->info.host_bytes, 0u);
+  ASSERT_TRUE(store_->moves().Move(first.id(), Tier::kDevice).ok());
+  EXPECT_EQ(store_->inspection().Show(first.id())->info.host_bytes, 0u);
   first.ExpectIntact();
 }
 
@@ -301,8 +304,8 @@ TEST_P(SeveralDevices, ALostDeviceLeavesTheOthers) {
   TestSequence first = Prompt(0, shared), alone = Prompt(0, only_there);
   TestSequence second = Prompt(1, shared), third = Prompt(2, Tokens(100, 30'000));
   *lost_[0] = true;
-  EXPECT_EQ(store_->Move(first.id(), Tier::kHost).status().reason(), "DEVICE_FAILED");
-  store_->Reclaim();
+  EXPECT_EQ(store_->moves().Move(first.id(), Tier::kHost).status().reason(), "DEVICE_FAILED");
+  store_->references().Reclaim();
   EXPECT_THAT(told_, ElementsAre(PoolId::Device(0)));
   EXPECT_NE(Pool(0).failure, "");
   EXPECT_EQ(Pool(1).failure + Pool(2).failure + Host().failure, "");
@@ -311,14 +314,14 @@ TEST_P(SeveralDevices, ALostDeviceLeavesTheOthers) {
   for (TestSequence* s : {&second, &third}) {
     ASSERT_TRUE(s->Append(Tokens(60, 500)).ok());
     s->ExpectIntact();
-    ASSERT_TRUE(store_->Move(s->id(), Tier::kHost).ok());
+    ASSERT_TRUE(store_->moves().Move(s->id(), Tier::kHost).ok());
     s->ExpectIntact();
   }
   EXPECT_EQ(Held(only_there), 0u);
   EXPECT_EQ(Held(shared), 96u) << "device-1 had a copy";
   // A session of the lost device is served from host.
   TestSequence again = Prompt(0, only_there);
-  EXPECT_EQ(store_->Show(again.id())->info.device_bytes, 0u);
+  EXPECT_EQ(store_->inspection().Show(again.id())->info.device_bytes, 0u);
   again.ExpectIntact();
 }
 
@@ -341,16 +344,16 @@ TEST_P(SeveralDevices, ACopyMayFindOutWhichDeviceIsLost) {
 }
 
 TEST_P(SeveralDevices, PoolsAreResizedByDevice) {
-  EXPECT_EQ(store_->ResizePool(Tier::kDevice, 512 * kPage, "device-1")->capacity_bytes,
+  EXPECT_EQ(store_->moves().ResizePool(Tier::kDevice, 512 * kPage, "device-1")->capacity_bytes,
             512 * kPage);
   EXPECT_EQ(Pool(0).capacity_bytes, 256 * kPage);
   EXPECT_EQ(Pool(1).capacity_bytes, 512 * kPage);
-  EXPECT_EQ(store_->ResizePool(Tier::kDevice, 300 * kPage)->capacity_bytes, 900 * kPage)
+  EXPECT_EQ(store_->moves().ResizePool(Tier::kDevice, 300 * kPage)->capacity_bytes, 900 * kPage)
       << "all of them";
   EXPECT_EQ(Pool(1).capacity_bytes, 300 * kPage);
-  EXPECT_EQ(store_->ResizePool(Tier::kDevice, 300 * kPage, "moon").status().reason(),
+  EXPECT_EQ(store_->moves().ResizePool(Tier::kDevice, 300 * kPage, "moon").status().reason(),
             "DEVICE_UNKNOWN");
-  EXPECT_EQ(store_->ResizePool(Tier::kHost, 300 * kPage, "device-1").status().reason(),
+  EXPECT_EQ(store_->moves().ResizePool(Tier::kHost, 300 * kPage, "device-1").status().reason(),
             "DEVICE_UNKNOWN");
 }
 
@@ -382,21 +385,23 @@ TEST_P(SeveralDevices, ReplicasGoBeforePages) {
 TEST_P(SeveralDevices, APinKeepsThePageAndNotItsReplicas) {
   const auto tokens = Tokens(101);
   ASSERT_TRUE(Prompt(0, tokens).Close().ok());
-  ASSERT_TRUE(store_->PinPrefix("uid:1", On(0)->model(), tokens, std::chrono::seconds(100)).ok());
+  ASSERT_TRUE(
+      store_->pins().PinPrefix("uid:1", On(0)->model(), tokens, std::chrono::seconds(100)).ok());
   ASSERT_TRUE(Prompt(1, tokens).Close().ok());
   ExpectClean(*store_);
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(Pool(0).used_bytes, 6 * kPage);
   EXPECT_EQ(Pool(1).used_bytes, 0u);
   ExpectClean(*store_);
-  for (const PinInfo& pin : store_->Pins()) EXPECT_TRUE(store_->RemovePin(pin.pin.id).ok());
+  for (const PinInfo& pin : store_->pins().Pins())
+    EXPECT_TRUE(store_->pins().RemovePin(pin.pin.id).ok());
 }
 
 TEST_P(SeveralDevices, ExtentsStayOnTheirDevice) {
   const auto tokens = Tokens(100);
   const auto recompressed = [&](uint32_t device) {
     TestSequence s = Prompt(device, tokens, "window");
-    EXPECT_TRUE(store_->PrefillDone(On(device)->id(), s.id()).ok());
+    EXPECT_TRUE(store_->steps().PrefillDone(On(device)->id(), s.id()).ok());
     return s;
   };
   const auto run = [&](const TestSequence& s) {
@@ -407,14 +412,14 @@ TEST_P(SeveralDevices, ExtentsStayOnTheirDevice) {
   TestSequence first = recompressed(0);
   run(first);
   TestSequence second = recompressed(1);
-  EXPECT_TRUE(store_->Show(second.id())->extents.empty()) << "not those of device-0";
+  EXPECT_TRUE(store_->inspection().Show(second.id())->extents.empty()) << "not those of device-0";
   run(second);
   first.ExpectIntact();
   second.ExpectIntact();
   if (GetParam()) return;
-  EXPECT_FALSE(store_->Show(first.id())->extents.empty());
-  EXPECT_FALSE(store_->Show(second.id())->extents.empty());
-  EXPECT_EQ(store_->Counters().artefacts, 1u) << "of whoever was the last";
+  EXPECT_FALSE(store_->inspection().Show(first.id())->extents.empty());
+  EXPECT_FALSE(store_->inspection().Show(second.id())->extents.empty());
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 1u) << "of whoever was the last";
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "server/store/store_impl.h"
+#include "server/store/store_parts.h"
 #include "tests/fakes/copying_codec.h"
 #include "tests/server/recompress_now.h"
 #include "tests/server/store_fixture.h"
@@ -14,7 +14,7 @@ namespace kvstrata {
 // Reaches into the store to break it, and to say `keep_raw` where plans cannot yet.
 struct AuditTestPeer {
   static Sequence& SequenceOf(Store& store, uint64_t id) KVS_NO_THREAD_SAFETY_ANALYSIS {
-    return *store.impl_->sequences_.at(id);
+    return *store.parts_->catalog.SequenceOf(id);
   }
 };
 
@@ -62,16 +62,18 @@ class ExtentsTest : public ::testing::Test {
     return s;
   }
   SequenceInfo Info(const TestSequence& s) const {
-    const Result<SequenceDetail> detail = store_->Show(s.id());
+    const Result<SequenceDetail> detail = store_->inspection().Show(s.id());
     EXPECT_TRUE(detail.ok());
     return detail->info;
   }
   uint32_t Held(int32_t n, int first = 0) {
-    return store_->Lookup(session_->id(), session_->model(), Tokens(n, first))->held_tokens();
+    return store_->lookups()
+        .Lookup(session_->id(), session_->model(), Tokens(n, first))
+        ->held_tokens();
   }
   uint64_t Retired() const {
     uint64_t bytes = 0;
-    for (const PoolInfo& pool : store_->Pools()) bytes += pool.retired_bytes;
+    for (const PoolInfo& pool : store_->inspection().Pools()) bytes += pool.retired_bytes;
     return bytes;
   }
 
@@ -97,7 +99,7 @@ TEST_F(ExtentsTest, ATableNamesThem) {
   s.ExpectIntact();
   ExpectClean(*store_);
 
-  const Result<SequenceDetail> detail = store_->Show(s.id());
+  const Result<SequenceDetail> detail = store_->inspection().Show(s.id());
   ASSERT_EQ(detail->extents.size(), 3u);
   EXPECT_EQ(detail->extents[1].kind, ExtentKind::kRawRows);
   EXPECT_EQ(detail->extents[1].tokens, (kvstrata::Run{32, 64}));
@@ -111,7 +113,7 @@ TEST_F(ExtentsTest, ATableNamesThem) {
 TEST_F(ExtentsTest, AFarExtentGetsItsFrontWhenItIsCopied) {
   Start();
   TestSequence s = Prompt(100, KeepRaw::kHost);
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   Result<RecompressOutput> ran = next->Run(job->input);
@@ -122,12 +124,12 @@ TEST_F(ExtentsTest, AFarExtentGetsItsFrontWhenItIsCopied) {
     draft.bytes.resize(sizeof(ExtentHeader));
     draft.far = {std::shared_ptr<const std::byte>(far, far->data()), far->size()};
   }
-  const Result<RecompressResult> done =
-      store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran));
+  const Result<RecompressResult> done = store_->recompression().PublishRecompression(
+      std::move(*job), std::move(next), std::move(*ran));
   ASSERT_TRUE(done.ok()) << done.status().ToString();
   EXPECT_EQ(done->written_bytes, 3 * (64 + 32 * 128 + 64));
   s.ExpectIntact();
-  const Result<SequenceDetail> detail = store_->Show(s.id());
+  const Result<SequenceDetail> detail = store_->inspection().Show(s.id());
   ASSERT_EQ(detail->extents.size(), 3u);
   for (int32_t i = 0; i < 3; ++i) {
     EXPECT_EQ(detail->extents[static_cast<size_t>(i)].kind, ExtentKind::kRawRows);
@@ -150,7 +152,7 @@ TEST_F(ExtentsTest, RawPagesAreGivenBackAndForgotten) {
   EXPECT_EQ(Held(100), 0u) << "full on this prefix is a miss";
   // A reader that comes now has nothing to do with what was replaced.
   const int reader = session_->reader().Enter();
-  store_->Reclaim();
+  store_->references().Reclaim();
   EXPECT_EQ(Retired(), 0u);
   session_->reader().Leave(reader);
   s.ExpectIntact();
@@ -161,7 +163,7 @@ TEST_F(ExtentsTest, RawPagesAreGivenBackAndForgotten) {
   Result<TestSequence> child = s.Fork();
   ASSERT_TRUE(child.ok());
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
-  ASSERT_TRUE(store_->Move(s.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(s.id(), Tier::kHost).ok());
   ASSERT_TRUE(s.Append(5).ok());
   ASSERT_TRUE(child->Append(6).ok());
   s.ExpectIntact();
@@ -169,7 +171,7 @@ TEST_F(ExtentsTest, RawPagesAreGivenBackAndForgotten) {
   ExpectClean(*store_);
   ASSERT_TRUE(s.Close().ok());
   ASSERT_TRUE(child->Close().ok());
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
 }
@@ -180,8 +182,8 @@ TEST_F(ExtentsTest, PagesBehindAHoleAreNotCachedInVain) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(s.Append(1000 + i).ok());
   ASSERT_TRUE(s.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages(), 0u);
-  store_->Reclaim();
+  EXPECT_EQ(store_->eviction().Evict(true).pages(), 0u);
+  store_->references().Reclaim();
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
 }
@@ -287,7 +289,7 @@ TEST_F(ExtentsTest, AForkSharesThemByReference) {
   ASSERT_TRUE(child.ok());
   ASSERT_EQ(child->Table().extents(), 3u);
   EXPECT_EQ(child->Table().extent(1)->offset, parent.Table().extent(1)->offset);
-  EXPECT_EQ(store_->Show(parent.id())->extents[0].references, 2u);
+  EXPECT_EQ(store_->inspection().Show(parent.id())->extents[0].references, 2u);
   EXPECT_EQ(Recompress(store_.get(), child->id()).status().reason(), "WORK_NOTHING")
       << "it has its parent's state";
   ASSERT_TRUE(parent.Append(Tokens(64, 700)).ok());
@@ -306,13 +308,15 @@ TEST_F(ExtentsTest, AForkSharesThemByReference) {
 TEST_F(ExtentsTest, AForkOfARunningSequenceHasTheOldState) {
   Start();
   TestSequence parent = Prompt(100, KeepRaw::kNo);
-  Result<RecompressJob> job = store_->TakeRecompression(parent.id());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(parent.id());
   ASSERT_TRUE(job.ok());
   Result<TestSequence> child = parent.Fork();
   ASSERT_TRUE(child.ok());
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   Result<RecompressOutput> ran = next->Run(job->input);
-  ASSERT_TRUE(store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran)).ok());
+  ASSERT_TRUE(store_->recompression()
+                  .PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
+                  .ok());
   EXPECT_EQ(child->Table().extents(), 0u);
   ASSERT_TRUE(Recompress(store_.get(), child->id()).ok());
   EXPECT_EQ(child->Table().extents(), 3u);
@@ -341,7 +345,7 @@ TEST_F(ExtentsTest, AParkedReaderKeepsItsBytesThroughManyRecompressions) {
   EXPECT_GT(Retired(), 30 * kPage);
   ExpectClean(*store_);
   session_->reader().Leave(reader);
-  store_->Reclaim();
+  store_->references().Reclaim();
   EXPECT_EQ(Retired(), 0u);
   s.ExpectIntact();
   ExpectClean(*store_);
@@ -351,14 +355,15 @@ TEST_F(ExtentsTest, WhatAJobReadsIsNotFreed) {
   Start();
   TestSequence s = Prompt(100, KeepRaw::kNo);
   const uint64_t used = UsedBytes(*store_);
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok());
-  EXPECT_EQ(store_->TakeRecompression(s.id()).status().reason(), "WORK_NOTHING") << "one at a time";
+  EXPECT_EQ(store_->recompression().TakeRecompression(s.id()).status().reason(), "WORK_NOTHING")
+      << "one at a time";
   ExpectClean(*store_);
   ASSERT_TRUE(s.Close().ok());
   EXPECT_TRUE(job->cancelled->load());
-  (void)store_->Evict(false);
-  store_->Reclaim();
+  (void)store_->eviction().Evict(false);
+  store_->references().Reclaim();
   ExpectClean(*store_);
   EXPECT_EQ(UsedBytes(*store_), used);
   EXPECT_EQ(Retired(), used);
@@ -370,31 +375,33 @@ TEST_F(ExtentsTest, WhatAJobReadsIsNotFreed) {
   job->input.cancelled = &no;
   Result<RecompressOutput> ran = next->Run(job->input);
   ASSERT_TRUE(ran.ok());
-  EXPECT_EQ(store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
+  EXPECT_EQ(store_->recompression()
+                .PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
                 .status()
                 .reason(),
             "SEQUENCE_UNKNOWN");
   ExpectClean(*store_);
   EXPECT_EQ(Retired(), 0u);
   ASSERT_TRUE(other.Close().ok());
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store_), 0u);
 }
 
 TEST_F(ExtentsTest, AJobOutlivesItsSession) {
   Start();
   TestSequence s = Prompt(100, KeepRaw::kNo);
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok());
-  store_->EndSession(session_->id(), SessionEnd::kDied);
-  (void)store_->Evict(false);
+  store_->sessions().EndSession(session_->id(), SessionEnd::kDied);
+  (void)store_->eviction().Evict(false);
   ExpectClean(*store_);
   // Its rows can still be read: the arenas are there.
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   std::atomic<bool> no{false};
   job->input.cancelled = &no;
   ASSERT_TRUE(next->Run(job->input).ok());
-  store_->AbandonRecompression(std::move(*job), Status(Code::kAborted, "CANCELLED", "closed"));
+  store_->recompression().AbandonRecompression(std::move(*job),
+                                               Status(Code::kAborted, "CANCELLED", "closed"));
   ExpectClean(*store_);
   EXPECT_EQ(UsedBytes(*store_), 0u);
 }
@@ -413,9 +420,9 @@ TEST_F(ExtentsTest, AFullPoolLeavesTheRowsRawAndSaysSo) {
   EXPECT_EQ(Info(s).extents, 0u);
   EXPECT_EQ(Info(s).absent_pages, 0u);
   EXPECT_NE(Info(s).work_error.find("POOL_EXHAUSTED"), std::string::npos);
-  ASSERT_EQ(store_->Work().size(), 1u);
-  EXPECT_EQ(store_->Work()[0].state, "due");
-  EXPECT_EQ(store_->Counters().recompress_failures, 2u);
+  ASSERT_EQ(store_->recompression().Work().size(), 1u);
+  EXPECT_EQ(store_->recompression().Work()[0].state, "due");
+  EXPECT_EQ(store_->inspection().Counters().recompress_failures, 2u);
   s.ExpectIntact();
   ExpectClean(*store_);
   control_->padding = 0;
@@ -423,7 +430,7 @@ TEST_F(ExtentsTest, AFullPoolLeavesTheRowsRawAndSaysSo) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   EXPECT_EQ(Info(s).work_error, "");
   EXPECT_EQ(Info(s).extents, 3u);
-  EXPECT_TRUE(store_->Work().empty());
+  EXPECT_TRUE(store_->recompression().Work().empty());
   s.ExpectIntact();
   ExpectClean(*store_);
 }
@@ -441,13 +448,15 @@ TEST_F(ExtentsTest, DraftsThatMakeNoSenseAreRefused) {
 TEST_F(ExtentsTest, CommitsWhileAJobRunsAreKept) {
   Start();
   TestSequence s = Prompt(100, KeepRaw::kNo);
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok());
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(s.Append(3000 + i).ok());
-  ASSERT_TRUE(store_->Move(s.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(s.id(), Tier::kHost).ok());
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   Result<RecompressOutput> ran = next->Run(job->input);
-  ASSERT_TRUE(store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran)).ok());
+  ASSERT_TRUE(store_->recompression()
+                  .PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
+                  .ok());
   EXPECT_EQ(Info(s).absent_pages, 6u);
   s.ExpectIntact();
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
@@ -463,7 +472,7 @@ class ArtefactTest : public ExtentsTest {
   // A prompt that was recompressed, and then decoded on.
   TestSequence Settled(int32_t n, KeepRaw keep, std::string_view plan = "window") {
     TestSequence s = Prompt(n, keep, plan);
-    EXPECT_TRUE(store_->PrefillDone(session_->id(), s.id()).ok());
+    EXPECT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
     while (Recompress(store_.get(), s.id()).ok()) {
     }
     return s;
@@ -473,17 +482,18 @@ class ArtefactTest : public ExtentsTest {
 TEST_F(ArtefactTest, TheSamePromptNeedsNoWork) {
   Start();
   TestSequence first = Settled(100, KeepRaw::kHost);
-  EXPECT_EQ(store_->Counters().artefacts, 1u);
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 1u);
   const int runs = control_->runs;
   TestSequence second = Prompt(100, KeepRaw::kHost);
   EXPECT_EQ(second.opened().held_tokens, 96u);
-  EXPECT_EQ(store_->TakeRecompression(second.id()).status().reason(), "WORK_NOTHING")
+  EXPECT_EQ(store_->recompression().TakeRecompression(second.id()).status().reason(),
+            "WORK_NOTHING")
       << "nothing is built before its prompt is complete";
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), second.id()).ok());
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), second.id()).ok());
   ASSERT_EQ(second.Table().extents(), 3u);
   EXPECT_EQ(second.Table().extent(0)->offset, first.Table().extent(0)->offset);
   EXPECT_EQ(control_->runs, runs);
-  EXPECT_EQ(store_->Counters().artefact_hits, 1u);
+  EXPECT_EQ(store_->inspection().Counters().artefact_hits, 1u);
   second.ExpectIntact();
   ExpectClean(*store_);
   // Both go on by themselves.
@@ -501,16 +511,16 @@ TEST_F(ArtefactTest, ItOutlivesItsSequenceUntilMemoryIsShort) {
   ASSERT_TRUE(first.Close().ok());
   ExpectClean(*store_);
   TestSequence second = Settled(100, KeepRaw::kHost);
-  EXPECT_EQ(store_->Counters().artefact_hits, 1u);
+  EXPECT_EQ(store_->inspection().Counters().artefact_hits, 1u);
   EXPECT_EQ(second.Table().extents(), 3u);
   ASSERT_TRUE(second.Close().ok());
   // All of the device pool: what nobody uses goes.
   TestSequence large = Prompt(250 * 16, KeepRaw::kNo, "full", 50000);
-  EXPECT_EQ(store_->Counters().artefacts, 0u);
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 0u);
   large.ExpectIntact();
   ExpectClean(*store_);
   ASSERT_TRUE(large.Close().ok());
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store_), 0u);
 }
 
@@ -521,8 +531,8 @@ TEST_F(ArtefactTest, AnotherPlanPromptOrTenantHasNoUseForIt) {
   TestSequence longer = Settled(101, KeepRaw::kHost);
   TestSession stranger(store_.get(), "uid:2");
   TestSequence theirs = TestSequence::Prompt(&stranger, "window", Tokens(100));
-  ASSERT_TRUE(store_->PrefillDone(stranger.id(), theirs.id()).ok());
-  EXPECT_EQ(store_->Counters().artefact_hits, 0u);
+  ASSERT_TRUE(store_->steps().PrefillDone(stranger.id(), theirs.id()).ok());
+  EXPECT_EQ(store_->inspection().Counters().artefact_hits, 0u);
   ExpectClean(*store_);
 }
 
@@ -531,22 +541,22 @@ TEST_F(ArtefactTest, RowsOfOnesOwnAreRecompressedAnew) {
   TestSequence first = Settled(100, KeepRaw::kNo);  // its raw pages are gone: no prefix hit
   TestSequence second = Settled(100, KeepRaw::kNo);
   EXPECT_EQ(second.opened().held_tokens, 0u);
-  EXPECT_EQ(store_->Counters().artefact_hits, 0u);
+  EXPECT_EQ(store_->inspection().Counters().artefact_hits, 0u);
   EXPECT_NE(second.Table().extent(0)->offset, first.Table().extent(0)->offset);
-  EXPECT_EQ(store_->Counters().artefacts, 1u);
+  EXPECT_EQ(store_->inspection().Counters().artefacts, 1u);
   ExpectClean(*store_);
 }
 
 TEST_F(ArtefactTest, WhatWasDecodedSinceIsNotInIt) {
   Start();
   TestSequence first = Prompt(100, KeepRaw::kHost);
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), first.id()).ok());
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), first.id()).ok());
   ASSERT_TRUE(first.Append(Tokens(100, 2000)).ok());  // before the worker came
   while (Recompress(store_.get(), first.id()).ok()) {
   }
   EXPECT_EQ(first.Table().extents(), 6u);
   TestSequence second = Settled(100, KeepRaw::kHost);
-  EXPECT_EQ(store_->Counters().artefact_hits, 1u);
+  EXPECT_EQ(store_->inspection().Counters().artefact_hits, 1u);
   EXPECT_EQ(second.Table().extents(), 3u);
   second.ExpectIntact();
   ExpectClean(*store_);
@@ -556,12 +566,12 @@ TEST_F(ArtefactTest, EvictDropsItAndCountsIt) {
   Start();
   TestSequence first = Settled(100, KeepRaw::kNo);
   ASSERT_TRUE(first.Close().ok());
-  EXPECT_EQ(store_->Evict(true).pages(), 3u);
-  EXPECT_EQ(store_->Evict(true).bytes(), 6 * kPage);
+  EXPECT_EQ(store_->eviction().Evict(true).pages(), 3u);
+  EXPECT_EQ(store_->eviction().Evict(true).bytes(), 6 * kPage);
   uint64_t cached = 0;
-  for (const PoolInfo& pool : store_->Pools()) cached += pool.cached_bytes;
+  for (const PoolInfo& pool : store_->inspection().Pools()) cached += pool.cached_bytes;
   EXPECT_EQ(cached, 6 * kPage);
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store_), 0u);
   ExpectClean(*store_);
 }
@@ -574,7 +584,7 @@ TEST_F(ExtentsTest, TheAuditSeesWhatIsWrong) {
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   Sequence& inside = AuditTestPeer::SequenceOf(*store_, s.id());
   const auto finds = [this](const std::string& part) {
-    for (const std::string& finding : store_->Audit().findings) {
+    for (const std::string& finding : store_->inspection().Audit().findings) {
       if (finding.find(part) != std::string::npos) return true;
     }
     return false;
@@ -592,9 +602,9 @@ TEST_F(ExtentsTest, TheAuditSeesWhatIsWrong) {
   ++inside.extents[0].page->refs;
   EXPECT_TRUE(finds("counts 2 references, 1 were found"));
   --inside.extents[0].page->refs;
-  ++inside.extents[0].page->jobs;
-  EXPECT_TRUE(finds("counts other recompressions than there are"));
-  --inside.extents[0].page->jobs;
+  ++inside.extents[0].page->keeps;
+  EXPECT_TRUE(finds("counts other holds than there are"));
+  --inside.extents[0].page->keeps;
   ExpectClean(*store_);
 }
 
@@ -607,6 +617,7 @@ TEST_F(ExtentsTest, RandomUseKeepsEveryByteAndLeaksNothing) {
   SCOPED_TRACE("KVS_TEST_SEED=" + std::to_string(seed));
   std::mt19937 random(seed);
   Start(160, 60);
+  Recompression& workers = store_->recompression();
   control_->unit = 16;
   std::vector<TestSequence> open;
   std::vector<RecompressJob> jobs;
@@ -631,18 +642,17 @@ TEST_F(ExtentsTest, RandomUseKeepsEveryByteAndLeaksNothing) {
       TestSequence copy = *s;
       if (copy.Append(Tokens(static_cast<int32_t>(1 + pick(20)), 77 * step)).ok()) *s = copy;
     } else if (action == 4 && s != nullptr) {
-      (void)store_->PrefillDone(session_->id(), s->id());
+      (void)store_->steps().PrefillDone(session_->id(), s->id());
     } else if (action == 5 && s != nullptr && open.size() < 8) {
       if (Result<TestSequence> child = s->Fork(); child.ok()) open.push_back(*child);
     } else if (action == 6 && s != nullptr) {
       ASSERT_TRUE(s->Close().ok());
       open.erase(open.begin() + (s - open.data()));
     } else if (action == 7 && s != nullptr) {
-      (void)store_->Move(s->id(), pick(2) == 0 ? Tier::kHost : Tier::kDevice);
+      (void)store_->moves().Move(s->id(), pick(2) == 0 ? Tier::kHost : Tier::kDevice);
     } else if (action == 8 && s != nullptr) {
-      if (Result<RecompressJob> job = store_->TakeRecompression(s->id()); job.ok()) {
-        jobs.push_back(std::move(*job));
-      }
+      Result<RecompressJob> job = workers.TakeRecompression(s->id());
+      if (job.ok()) jobs.push_back(std::move(*job));
     } else if (!jobs.empty()) {
       const size_t which = pick(jobs.size());
       RecompressJob job = std::move(jobs[which]);
@@ -652,9 +662,9 @@ TEST_F(ExtentsTest, RandomUseKeepsEveryByteAndLeaksNothing) {
           next ? next->Run(job.input) : Result<RecompressOutput>(RecompressOutput{});
       if (ran.ok()) {
         published +=
-            store_->PublishRecompression(std::move(job), std::move(next), std::move(*ran)).ok();
+            workers.PublishRecompression(std::move(job), std::move(next), std::move(*ran)).ok();
       } else {
-        store_->AbandonRecompression(std::move(job), ran.status());
+        workers.AbandonRecompression(std::move(job), ran.status());
       }
     }
     if (step % 10 == 0) {
@@ -665,10 +675,10 @@ TEST_F(ExtentsTest, RandomUseKeepsEveryByteAndLeaksNothing) {
   }
   EXPECT_GT(published, 0);
   for (RecompressJob& job : jobs) {
-    store_->AbandonRecompression(std::move(job), Status(Code::kAborted, "CANCELLED", "end"));
+    workers.AbandonRecompression(std::move(job), Status(Code::kAborted, "CANCELLED", "end"));
   }
   for (TestSequence& s : open) ASSERT_TRUE(s.Close().ok());
-  (void)store_->Evict(false);
+  (void)store_->eviction().Evict(false);
   ExpectClean(*store_);
   EXPECT_EQ(UsedBytes(*store_), 0u);
 }

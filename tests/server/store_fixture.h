@@ -54,12 +54,13 @@ inline std::vector<int32_t> Tokens(int32_t n, int32_t first = 0) {
 }
 
 inline void ExpectClean(const Store& store) {
-  for (const std::string& finding : store.Audit().findings) ADD_FAILURE() << finding;
+  for (const std::string& finding : store.inspection().Audit().findings) ADD_FAILURE() << finding;
 }
 
 inline uint64_t UsedBytes(const Store& store) {
   uint64_t used = 0;
-  for (const PoolInfo& pool : store.Pools()) used += pool.used_bytes + pool.retired_bytes;
+  for (const PoolInfo& pool : store.inspection().Pools())
+    used += pool.used_bytes + pool.retired_bytes;
   return used;
 }
 
@@ -70,12 +71,12 @@ class TestSession {
       : store_(store) {
     PeerIdentity peer;
     peer.tenant = tenant;
-    Result<SessionSegments> segments = store->OpenSession(
+    Result<SessionSegments> segments = store->sessions().OpenSession(
         peer, road, "test", [this](const ArenaGrant& g) { grants_[g.arena] = g.writable; }, device);
     EXPECT_TRUE(segments.ok()) << segments.status().ToString();
     segments_ = *segments;
     reader_ = shm::TableReader(segments_.header, segments_.tables, segments_.table_bytes);
-    Result<uint64_t> model = store->RegisterModel(id(), SmallModel());
+    Result<uint64_t> model = store->models().RegisterModel(id(), SmallModel());
     EXPECT_TRUE(model.ok()) << model.status().ToString();
     model_ = *model;
   }
@@ -88,7 +89,7 @@ class TestSession {
   const std::map<uint32_t, bool>& grants() const { return grants_; }
 
   Result<OpenedSequence> Open(std::string_view plan, std::span<const int32_t> tokens) {
-    return store_->OpenSequence(id(), model_, plan, tokens);
+    return store_->openings().OpenSequence(id(), model_, plan, tokens);
   }
 
  private:
@@ -126,9 +127,10 @@ class TestSequence {
   uint32_t size() const { return static_cast<uint32_t>(hashes_.size()); }
   shm::TableView Table() const { return session_->reader().Read(opened_.slot, id()); }
   std::byte* At(const shm::PageEntry* e) const {
-    std::byte* base = session_->store()->ArenaBase(e->arena);
+    std::byte* base = session_->store()->devices().ArenaBase(e->arena);
     EXPECT_NE(base, nullptr);
-    const bool far = session_->store()->memory(static_cast<Tier>(e->tier)) != Memory::kMemfd;
+    const bool far =
+        session_->store()->devices().memory(static_cast<Tier>(e->tier)) != Memory::kMemfd;
     return base + e->offset + (far ? kFarShift : 0);
   }
 
@@ -137,7 +139,8 @@ class TestSequence {
     if (tokens.empty()) return OkStatus();
     const uint32_t first = size(), end = first + static_cast<uint32_t>(tokens.size());
     if (NeedsGrow(end)) {
-      KVS_RETURN_IF_ERROR(session_->store()->Grow(session_->id(), id(), end, first, indexed_));
+      KVS_RETURN_IF_ERROR(
+          session_->store()->steps().Grow(session_->id(), id(), end, first, indexed_));
     }
     const int slot = session_->reader().Enter();
     const shm::TableView table = Table();
@@ -153,13 +156,14 @@ class TestSequence {
       }
     }
     session_->reader().Leave(slot);
-    return session_->store()->Commit(session_->id(), id(), first, tokens, indexed_);
+    return session_->store()->steps().Commit(session_->id(), id(), first, tokens, indexed_);
   }
   // Takes back the tokens from `tokens` on.
   Status Truncate(uint32_t tokens) {
     const std::span<const int32_t> tail =
         std::span(ids_).first(std::min<size_t>(tokens, ids_.size())).subspan(tokens / 16 * 16);
-    KVS_RETURN_IF_ERROR(session_->store()->Truncate(session_->id(), id(), tokens, tail));
+    KVS_RETURN_IF_ERROR(
+        session_->store()->sequences().Truncate(session_->id(), id(), tokens, tail));
     hashes_.resize(tokens);
     ids_.resize(tokens);
     if (index_.level_count > 0) indexed_ = std::min(indexed_, tokens / Unit() * Unit());
@@ -168,13 +172,14 @@ class TestSequence {
   Status Append(int32_t token) { return Append(std::span(&token, 1)); }
 
   Result<TestSequence> Fork() const {
-    Result<OpenedSequence> opened = session_->store()->ForkSequence(session_->id(), id());
+    Result<OpenedSequence> opened =
+        session_->store()->sequences().ForkSequence(session_->id(), id());
     if (!opened.ok()) return opened.status();
     TestSequence copy = *this;
     copy.opened_ = *opened;
     return copy;
   }
-  Status Close() { return session_->store()->CloseSequence(session_->id(), id()); }
+  Status Close() { return session_->store()->sequences().CloseSequence(session_->id(), id()); }
 
   // Every row that extents of the fake codec (tests/fakes/copying_codec.h) hold is right, and rows
   // without a page are held by one.

@@ -33,23 +33,23 @@ TEST(Store, RegisteringAModelAgainGivesTheSameHandle) {
   EXPECT_EQ(a.model(), b.model());
   ModelDesc other = SmallModel();
   other.digest = "other";
-  EXPECT_NE(*store->RegisterModel(a.id(), other), a.model());
-  EXPECT_EQ(store->Models().size(), 2u);
+  EXPECT_NE(*store->models().RegisterModel(a.id(), other), a.model());
+  EXPECT_EQ(store->inspection().Models().size(), 2u);
 }
 
 TEST(Store, AModelGoesWithItsLastSessionAndItsLastPage) {
   auto store = NewStore(SmallPools(64, 64));
   const auto idle = std::make_unique<TestSession>(store.get());
-  EXPECT_EQ(store->Models().size(), 1u);
-  store->EndSession(idle->id(), SessionEnd::kDetached);
-  EXPECT_TRUE(store->Models().empty()) << "no page was left";
+  EXPECT_EQ(store->inspection().Models().size(), 1u);
+  store->sessions().EndSession(idle->id(), SessionEnd::kDetached);
+  EXPECT_TRUE(store->inspection().Models().empty()) << "no page was left";
 
   TestSession busy(store.get());
   TestSequence::Prompt(&busy, "full", Tokens(100));
-  store->EndSession(busy.id(), SessionEnd::kDied);
-  EXPECT_EQ(store->Models().size(), 1u) << "the next session finds its pages";
-  (void)store->Evict(false);
-  EXPECT_TRUE(store->Models().empty());
+  store->sessions().EndSession(busy.id(), SessionEnd::kDied);
+  EXPECT_EQ(store->inspection().Models().size(), 1u) << "the next session finds its pages";
+  (void)store->eviction().Evict(false);
+  EXPECT_TRUE(store->inspection().Models().empty());
   ExpectClean(*store);
 }
 
@@ -58,20 +58,20 @@ TEST(Store, AModelOfOneSessionTakesItsPagesAlong) {
   TestSession own(store.get()), other(store.get());
   const std::vector<int32_t> tokens = Tokens(100);
   TestSequence::Prompt(&other, "full", tokens);
-  store->EndSession(other.id(), SessionEnd::kDetached);
+  store->sessions().EndSession(other.id(), SessionEnd::kDetached);
   const uint64_t others = UsedBytes(*store);
   ModelDesc alone = SmallModel();
   alone.digest = "session:alone";
-  const uint64_t model = *store->RegisterModel(own.id(), alone);
-  const auto opened = store->OpenSequence(own.id(), model, "full", tokens);
+  const uint64_t model = *store->models().RegisterModel(own.id(), alone);
+  const auto opened = store->openings().OpenSequence(own.id(), model, "full", tokens);
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
-  ASSERT_TRUE(store->Commit(own.id(), opened->sequence, 0, tokens, 0).ok());
-  ASSERT_TRUE(store->CloseSequence(own.id(), opened->sequence).ok());
-  EXPECT_EQ(store->OpenSequence(own.id(), model, "full", tokens)->held_tokens, 96u)
+  ASSERT_TRUE(store->steps().Commit(own.id(), opened->sequence, 0, tokens, 0).ok());
+  ASSERT_TRUE(store->sequences().CloseSequence(own.id(), opened->sequence).ok());
+  EXPECT_EQ(store->openings().OpenSequence(own.id(), model, "full", tokens)->held_tokens, 96u)
       << "within the session they are shared";
-  EXPECT_EQ(store->Models().size(), 2u);
-  store->EndSession(own.id(), SessionEnd::kDied);
-  EXPECT_EQ(store->Models().size(), 1u);
+  EXPECT_EQ(store->inspection().Models().size(), 2u);
+  store->sessions().EndSession(own.id(), SessionEnd::kDied);
+  EXPECT_EQ(store->inspection().Models().size(), 1u);
   EXPECT_EQ(UsedBytes(*store), others);
   ExpectClean(*store);
 }
@@ -82,7 +82,7 @@ TEST(Store, RefusesModelsThatItCannotServe) {
   const auto reason = [&](auto change) {
     ModelDesc model = SmallModel();
     change(model);
-    return store->RegisterModel(session.id(), model).status().reason();
+    return store->models().RegisterModel(session.id(), model).status().reason();
   };
   EXPECT_EQ(reason([](ModelDesc& m) { m.digest.clear(); }), "MODEL_TEXT");
   EXPECT_EQ(reason([](ModelDesc& m) { m.name.assign(300, 'x'); }), "MODEL_TEXT");
@@ -98,10 +98,10 @@ TEST(Store, NamedPlansComeBeforePresetsAndTakeNoOptions) {
   StoreOptions options = SmallPools(64, 64);
   options.named_plans = {{"mine", "quest{budget = 1024}"}, {"window", "full"}};
   auto store = NewStore(options);
-  EXPECT_EQ(store->ResolvePlan(" mine ")->minmax.budget, 1024);
-  EXPECT_EQ(store->ResolvePlan("window")->selector, SelectorKind::kFull);
-  EXPECT_EQ(store->ResolvePlan("quest")->selector, SelectorKind::kMinMax);
-  const Status status = store->ResolvePlan("mine{budget = 2}").status();
+  EXPECT_EQ(store->plans().ResolvePlan(" mine ")->minmax.budget, 1024);
+  EXPECT_EQ(store->plans().ResolvePlan("window")->selector, SelectorKind::kFull);
+  EXPECT_EQ(store->plans().ResolvePlan("quest")->selector, SelectorKind::kMinMax);
+  const Status status = store->plans().ResolvePlan("mine{budget = 2}").status();
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
   EXPECT_NE(status.message().find("named plan"), std::string::npos) << status.message();
   options.named_plans = {{"bad", "no such plan"}};
@@ -126,18 +126,19 @@ TEST(Store, UnknownHandlesAreNamed) {
   auto store = NewStore(SmallPools(64, 64));
   TestSession a(store.get()), b(store.get());
   TestSequence s = TestSequence::Prompt(&a, "full", Tokens(20));
-  EXPECT_EQ(store->RegisterModel(99, SmallModel()).status().reason(), "SESSION_UNKNOWN");
-  EXPECT_EQ(store->OpenSequence(a.id(), 99, "full", {}).status().reason(), "MODEL_UNKNOWN");
-  EXPECT_EQ(store->Lookup(a.id(), 99, Tokens(1)).status().reason(), "MODEL_UNKNOWN");
+  EXPECT_EQ(store->models().RegisterModel(99, SmallModel()).status().reason(), "SESSION_UNKNOWN");
+  EXPECT_EQ(store->openings().OpenSequence(a.id(), 99, "full", {}).status().reason(),
+            "MODEL_UNKNOWN");
+  EXPECT_EQ(store->lookups().Lookup(a.id(), 99, Tokens(1)).status().reason(), "MODEL_UNKNOWN");
   EXPECT_EQ(a.Open("ful", {}).status().reason(), "PLAN_UNKNOWN");
   // A sequence of another session is unknown to this one.
-  EXPECT_EQ(store->CloseSequence(b.id(), s.id()).reason(), "SEQUENCE_UNKNOWN");
-  EXPECT_EQ(store->Grow(b.id(), s.id(), 1, 20, 0).reason(), "SEQUENCE_UNKNOWN");
-  EXPECT_EQ(store->ForkSequence(b.id(), s.id()).status().reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store->sequences().CloseSequence(b.id(), s.id()).reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store->steps().Grow(b.id(), s.id(), 1, 20, 0).reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store->sequences().ForkSequence(b.id(), s.id()).status().reason(), "SEQUENCE_UNKNOWN");
   ASSERT_TRUE(s.Close().ok());
-  EXPECT_EQ(store->PrefillDone(a.id(), s.id()).reason(), "SEQUENCE_UNKNOWN");
-  EXPECT_EQ(store->Move(s.id(), Tier::kHost).status().reason(), "SEQUENCE_UNKNOWN");
-  EXPECT_EQ(store->Show(s.id()).status().reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store->steps().PrefillDone(a.id(), s.id()).reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store->moves().Move(s.id(), Tier::kHost).status().reason(), "SEQUENCE_UNKNOWN");
+  EXPECT_EQ(store->inspection().Show(s.id()).status().reason(), "SEQUENCE_UNKNOWN");
   ExpectClean(*store);
 }
 
@@ -147,11 +148,11 @@ TEST(Store, LimitsOfSessionsAndSequences) {
   auto store = NewStore(options);
   TestSession a(store.get()), b(store.get());
   PeerIdentity peer{0, 0, 0, "uid:1"};
-  EXPECT_EQ(store->OpenSession(peer, Road::kLinked, "c", nullptr).status().reason(),
+  EXPECT_EQ(store->sessions().OpenSession(peer, Road::kLinked, "c", nullptr).status().reason(),
             "SESSION_LIMIT");
   for (int i = 0; i < shm::kMaxSequences; ++i) ASSERT_TRUE(a.Open("full", {}).ok()) << i;
   EXPECT_EQ(a.Open("full", {}).status().reason(), "SEQUENCE_LIMIT");
-  ASSERT_TRUE(store->CloseSequence(a.id(), 1).ok());
+  ASSERT_TRUE(store->sequences().CloseSequence(a.id(), 1).ok());
   EXPECT_TRUE(a.Open("full", {}).ok());
   EXPECT_TRUE(b.Open("full", {}).ok());
   ExpectClean(*store);
@@ -162,16 +163,17 @@ TEST(Store, CommitSaysWhatIsWrong) {
   TestSession session(store.get());
   TestSequence s = TestSequence::Prompt(&session, kQuest, Tokens(20));
   const auto commit = [&](uint32_t first, int32_t n, uint32_t indexed) {
-    return store->Commit(session.id(), s.id(), first, Tokens(n), indexed).reason();
+    return store->steps().Commit(session.id(), s.id(), first, Tokens(n), indexed).reason();
   };
   EXPECT_EQ(commit(19, 1, 0), "COMMIT_OUT_OF_ORDER");
   EXPECT_EQ(commit(20, 1, 22), "COMMIT_INDEX");
   EXPECT_EQ(commit(20, 1000, 0), "COMMIT_BEYOND_TABLE");
   ASSERT_TRUE(s.Fork().ok());
   EXPECT_EQ(commit(20, 1, 0), "COMMIT_TO_SHARED");
-  EXPECT_EQ(store->Grow(session.id(), s.id(), 20, 15, 0).reason(), "GROW_SEALED");
-  EXPECT_EQ(store->Grow(session.id(), s.id(), 1u << 31, 20, 0).reason(), "SEQUENCE_TOO_LONG");
-  EXPECT_EQ(store->Show(s.id())->info.tokens, 20u);
+  EXPECT_EQ(store->steps().Grow(session.id(), s.id(), 20, 15, 0).reason(), "GROW_SEALED");
+  EXPECT_EQ(store->steps().Grow(session.id(), s.id(), 1u << 31, 20, 0).reason(),
+            "SEQUENCE_TOO_LONG");
+  EXPECT_EQ(store->inspection().Show(s.id())->info.tokens, 20u);
   ExpectClean(*store);
 }
 
@@ -183,16 +185,16 @@ TEST(Store, ReportsAreCheckedAndKeptAnywhereBelowTheTokens) {
   const float infinite[1] = {std::numeric_limits<float>::infinity()};
   const uint8_t flags[2] = {0, 1};
   const auto report = [&](uint32_t first, uint32_t n, const float* x, const float* e) {
-    return store->Report(session.id(), s.id(), first, n, x, e, flags).reason();
+    return store->steps().Report(session.id(), s.id(), first, n, x, e, flags).reason();
   };
   EXPECT_EQ(report(18, 2, good, good), "");
   EXPECT_EQ(report(18, 2, negative, nullptr), "REPORT_VALUE");
   EXPECT_EQ(report(18, 1, nullptr, infinite), "REPORT_VALUE");
   EXPECT_EQ(report(19, 2, good, nullptr), "REPORT_POSITION");
   EXPECT_EQ(report(0xFFFFFFFF, 2, good, nullptr), "REPORT_POSITION");
-  EXPECT_TRUE(store->PrefillDone(session.id(), s.id()).ok());
-  EXPECT_EQ(store->PrefillDone(session.id(), s.id()).reason(), "PREFILL_DONE");
-  EXPECT_EQ(store->Show(s.id())->info.prompt_tokens, 20u);
+  EXPECT_TRUE(store->steps().PrefillDone(session.id(), s.id()).ok());
+  EXPECT_EQ(store->steps().PrefillDone(session.id(), s.id()).reason(), "PREFILL_DONE");
+  EXPECT_EQ(store->inspection().Show(s.id())->info.prompt_tokens, 20u);
 }
 
 TEST(Store, WhatWasReportedGoesWithThePages) {
@@ -202,12 +204,12 @@ TEST(Store, WhatWasReportedGoesWithThePages) {
   TestSequence s = TestSequence::Prompt(&session, "full", std::span(prompt).first(40));
   const std::vector<float> nats(40, 2.0f);
   const auto report = [&](uint32_t first, uint32_t n) {
-    return store->Report(session.id(), s.id(), first, n, nats.data(), nullptr, nullptr);
+    return store->steps().Report(session.id(), s.id(), first, n, nats.data(), nullptr, nullptr);
   };
   const auto known = [&] {
     const Result<OpenedSequence> opened = session.Open("full", prompt);
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    EXPECT_TRUE(store->CloseSequence(session.id(), opened->sequence).ok());
+    EXPECT_TRUE(store->sequences().CloseSequence(session.id(), opened->sequence).ok());
     return opened->surprisal_tokens;
   };
   EXPECT_EQ(known(), 0u);
@@ -217,11 +219,11 @@ TEST(Store, WhatWasReportedGoesWithThePages) {
   EXPECT_EQ(known(), 32u) << "the third page is not full yet";
   ASSERT_TRUE(s.Append(std::span(prompt).subspan(40, 8)).ok());
   EXPECT_EQ(known(), 40u) << "what came before it was full";
-  ASSERT_TRUE(store->Move(s.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store->moves().Move(s.id(), Tier::kHost).ok());
   EXPECT_EQ(known(), 40u);
   ASSERT_TRUE(s.Close().ok());
   EXPECT_EQ(known(), 40u);
-  store->Evict(false);
+  store->eviction().Evict(false);
   EXPECT_EQ(known(), 0u);
 }
 
@@ -231,14 +233,15 @@ TEST(Store, WhatIsReportedOfTheSameTokensGoesWithThePagesThatAreFound) {
   TestSession session(store.get());
   const std::vector<int32_t> prompt = Tokens(50);
   const TestSequence first = TestSequence::Prompt(&session, "full", prompt);
-  const Result<OpenedSequence> opened = store->OpenSequence(session.id(), session.model(), "full",
-                                                            prompt, {.hold = {.max_tokens = 1}});
+  const Result<OpenedSequence> opened = store->openings().OpenSequence(
+      session.id(), session.model(), "full", prompt, {.hold = {.max_tokens = 1}});
   ASSERT_TRUE(opened.ok()) << opened.status().ToString();
   ASSERT_EQ(opened->held_tokens, 0u);
   TestSequence second(&session, *opened, prompt);
   ASSERT_TRUE(second.Append(prompt).ok());
   const std::vector<float> nats(50, 2.0f);
-  ASSERT_TRUE(store->Report(session.id(), second.id(), 0, 50, nats.data(), nullptr, nullptr).ok());
+  ASSERT_TRUE(
+      store->steps().Report(session.id(), second.id(), 0, 50, nats.data(), nullptr, nullptr).ok());
   ASSERT_TRUE(second.Close().ok());
   const Result<OpenedSequence> third = session.Open("full", prompt);
   ASSERT_TRUE(third.ok());
@@ -275,7 +278,7 @@ TEST(Store, HeatIsKeptWhenATableGrows) {
   heat[s.Table().table->heat_first + 1] = 42;
   ASSERT_TRUE(s.Append(Tokens(960, 40)).ok());
   EXPECT_GE(s.Table().table->heat_count, 1000u / 16);
-  EXPECT_EQ(store->Show(s.id())->pages[1].selected, 42u);
+  EXPECT_EQ(store->inspection().Show(s.id())->pages[1].selected, 42u);
   ExpectClean(*store);
 }
 
@@ -285,10 +288,10 @@ TEST(Store, ASecondSessionFindsThePrefixReadOnly) {
   const auto prompt = Tokens(1100);
   TestSequence first = TestSequence::Prompt(&a, kQuest, prompt);
   ASSERT_TRUE(first.Append(5000).ok());  // its begin brings the index up to date
-  EXPECT_EQ(store->Lookup(b.id(), b.model(), prompt)->held_tokens(), 1088u);
-  EXPECT_EQ(store->Lookup(b.id(), b.model(), Tokens(1088))->held_tokens(), 1072u)
+  EXPECT_EQ(store->lookups().Lookup(b.id(), b.model(), prompt)->held_tokens(), 1088u);
+  EXPECT_EQ(store->lookups().Lookup(b.id(), b.model(), Tokens(1088))->held_tokens(), 1072u)
       << "at most n - 1";
-  EXPECT_EQ(store->Lookup(stranger.id(), stranger.model(), prompt)->held_tokens(), 0u);
+  EXPECT_EQ(store->lookups().Lookup(stranger.id(), stranger.model(), prompt)->held_tokens(), 0u);
 
   const Result<OpenedSequence> opened = b.Open(kQuest, prompt);
   ASSERT_TRUE(opened.ok());
@@ -307,7 +310,7 @@ TEST(Store, ASecondSessionFindsThePrefixReadOnly) {
   ASSERT_TRUE(second.Append(std::span(prompt).subspan(1088)).ok());
   second.ExpectIntact();
   first.ExpectIntact();
-  EXPECT_EQ(store->Counters().lookup_hit_tokens, 1088u);
+  EXPECT_EQ(store->inspection().Counters().lookup_hit_tokens, 1088u);
   ExpectClean(*store);
 }
 
@@ -368,14 +371,14 @@ TEST(Store, AParkedReaderKeepsItsBytesThroughAThousandPublications) {
   std::vector<shm::PageEntry> entries(parked.page(0), parked.page(0) + parked.pages);
   const TestSequence as_parked = s;
 
-  const uint64_t from = store->Counters().publications;
-  for (int i = 0; store->Counters().publications < from + 1000; ++i) {
-    ASSERT_TRUE(store->Move(s.id(), i % 2 == 0 ? Tier::kHost : Tier::kDevice).ok());
+  const uint64_t from = store->inspection().Counters().publications;
+  for (int i = 0; store->inspection().Counters().publications < from + 1000; ++i) {
+    ASSERT_TRUE(store->moves().Move(s.id(), i % 2 == 0 ? Tier::kHost : Tier::kDevice).ok());
     Result<TestSequence> fork = s.Fork();
     ASSERT_TRUE(fork.ok());
     ASSERT_TRUE(s.Append(1000 + i).ok());
     ASSERT_TRUE(fork->Close().ok());
-    store->Reclaim();
+    store->references().Reclaim();
     if (i % 50 == 0) {
       ExpectClean(*store);
       as_parked.ExpectIntact(parked);
@@ -384,14 +387,14 @@ TEST(Store, AParkedReaderKeepsItsBytesThroughAThousandPublications) {
   EXPECT_EQ(std::memcmp(entries.data(), parked.page(0), entries.size() * sizeof(entries[0])), 0);
   as_parked.ExpectIntact(parked);
   s.ExpectIntact();
-  EXPECT_GT(store->Counters().retired_bytes, 0u);
+  EXPECT_GT(store->inspection().Counters().retired_bytes, 0u);
 
   session.reader().Leave(reader);
-  store->Reclaim();
-  EXPECT_EQ(store->Counters().retired_bytes, 0u);
+  store->references().Reclaim();
+  EXPECT_EQ(store->inspection().Counters().retired_bytes, 0u);
   ExpectClean(*store);
   ASSERT_TRUE(s.Close().ok());
-  store->Evict(false);
+  store->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store), 0u);
   ExpectClean(*store);
 }
@@ -404,7 +407,7 @@ TEST(Store, ClosingFreesWhatNoReaderSees) {
   const uint64_t offset = first.Table().page(0)->offset;
   ASSERT_TRUE(first.Close().ok());
   EXPECT_EQ(UsedBytes(*store), 0u);
-  EXPECT_EQ(store->Counters().retired_bytes, 0u);
+  EXPECT_EQ(store->inspection().Counters().retired_bytes, 0u);
   TestSequence second = TestSequence::Prompt(&session, kQuest, Tokens(10, 500));
   EXPECT_EQ(second.Table().page(0)->offset, offset);
 
@@ -419,7 +422,7 @@ TEST(Store, ClosingFreesWhatNoReaderSees) {
   session.reader().Leave(reader);
   ASSERT_TRUE(third.Close().ok());
   EXPECT_EQ(UsedBytes(*store), 0u);
-  EXPECT_EQ(store->Counters().retired_bytes, 0u);
+  EXPECT_EQ(store->inspection().Counters().retired_bytes, 0u);
   ExpectClean(*store);
 }
 
@@ -429,7 +432,7 @@ TEST(Store, AParkedReaderHoldsBackNoOtherTenant) {
   a.reader().Enter();
   TestSequence s = TestSequence::Prompt(&b, "full", Tokens(10));
   ASSERT_TRUE(s.Close().ok());
-  store->Reclaim();
+  store->references().Reclaim();
   EXPECT_EQ(UsedBytes(*store), 0u);
 }
 
@@ -439,11 +442,11 @@ TEST(Store, ADeadSessionsReadersHoldBackNothing) {
   a.reader().Enter();
   TestSequence s = TestSequence::Prompt(&b, "full", Tokens(10));
   ASSERT_TRUE(s.Close().ok());
-  store->Reclaim();
+  store->references().Reclaim();
   EXPECT_GT(UsedBytes(*store), 0u);
-  store->EndSession(a.id(), SessionEnd::kEof);  // it may still be reading
+  store->sessions().EndSession(a.id(), SessionEnd::kEof);  // it may still be reading
   EXPECT_GT(UsedBytes(*store), 0u);
-  store->EndSession(a.id(), SessionEnd::kDied);
+  store->sessions().EndSession(a.id(), SessionEnd::kDied);
   EXPECT_EQ(UsedBytes(*store), 0u);
 }
 
@@ -454,23 +457,23 @@ TEST(Store, MoveTakesSealedPagesAndThePrefixWithThem) {
   TestSession a(store.get()), b(store.get());
   const auto prompt = Tokens(100);
   TestSequence s = TestSequence::Prompt(&a, "full", prompt);
-  const Result<MoveResult> moved = store->Move(s.id(), Tier::kHost);
+  const Result<MoveResult> moved = store->moves().Move(s.id(), Tier::kHost);
   ASSERT_TRUE(moved.ok());
   EXPECT_EQ(moved->pages, 6u);
   EXPECT_EQ(moved->bytes, 6 * 4096u);
   EXPECT_EQ(moved->version, s.Table().table->version);
   for (uint32_t i = 0; i < s.Table().pages; ++i) EXPECT_EQ(s.Table().page(i)->tier, i < 6 ? 1 : 0);
   s.ExpectIntact();
-  store->Reclaim();
-  EXPECT_EQ(store->Counters().retired_bytes, 0u) << "the originals are back";
+  store->references().Reclaim();
+  EXPECT_EQ(store->inspection().Counters().retired_bytes, 0u) << "the originals are back";
   ExpectClean(*store);
   const TestSequence other = TestSequence::Prompt(&b, "full", prompt);
   EXPECT_EQ(other.Table().page(0)->tier, 1);
   EXPECT_FALSE(b.grants().at(other.Table().page(0)->arena));
   other.ExpectIntact();
-  EXPECT_EQ(store->Move(s.id(), Tier::kHost)->pages, 0u);
+  EXPECT_EQ(store->moves().Move(s.id(), Tier::kHost)->pages, 0u);
   // Moving one back leaves the other where it is.
-  ASSERT_TRUE(store->Move(s.id(), Tier::kDevice).ok());
+  ASSERT_TRUE(store->moves().Move(s.id(), Tier::kDevice).ok());
   EXPECT_EQ(s.Table().page(0)->tier, 0);
   EXPECT_EQ(other.Table().page(0)->tier, 1);
   other.ExpectIntact();
@@ -483,7 +486,7 @@ TEST(Store, MoveToAFullPoolChangesNothing) {
   TestSession session(store.get());
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(100));
   const uint64_t used = UsedBytes(*store);
-  EXPECT_EQ(store->Move(s.id(), Tier::kHost).status().reason(), "POOL_EXHAUSTED");
+  EXPECT_EQ(store->moves().Move(s.id(), Tier::kHost).status().reason(), "POOL_EXHAUSTED");
   EXPECT_EQ(UsedBytes(*store), used);
   s.ExpectIntact();
   ExpectClean(*store);
@@ -518,13 +521,15 @@ TEST(Store, ShortageEvictsTheOldestCachedPrefixFromItsEnd) {
     TestSequence s = TestSequence::Prompt(&session, "full", Tokens(160, 1000 * i));
     ASSERT_TRUE(s.Close().ok());
   }
-  EXPECT_EQ(store->Pools()[0].cached_bytes, 20 * 4096u);
+  EXPECT_EQ(store->inspection().Pools()[0].cached_bytes, 20 * 4096u);
   // 15 pages and headroom: 12 are free, so 4 or more of the first prefix must go.
   TestSequence s = TestSequence::Prompt(&session, "full", Tokens(240, 5000));
   s.ExpectIntact();
   const uint32_t first =
-      store->Lookup(session.id(), session.model(), Tokens(161, 0))->held_tokens();
-  EXPECT_EQ(store->Lookup(session.id(), session.model(), Tokens(161, 1000))->held_tokens(), 160u);
+      store->lookups().Lookup(session.id(), session.model(), Tokens(161, 0))->held_tokens();
+  EXPECT_EQ(
+      store->lookups().Lookup(session.id(), session.model(), Tokens(161, 1000))->held_tokens(),
+      160u);
   EXPECT_LT(first, 160u);
   EXPECT_GT(first, 0u) << "its beginning is still of use";
   ExpectClean(*store);
@@ -538,7 +543,7 @@ TEST(Store, SpaceOfOtherSessionsReturnsWhenNobodyUsesIt) {
   ASSERT_TRUE(s.Close().ok());
   TestSequence other = TestSequence::Prompt(&b, "full", Tokens(16));  // drops a's cached pages
   other.ExpectIntact();
-  EXPECT_EQ(store->Lookup(a.id(), a.model(), Tokens(160))->held_tokens(), 0u);
+  EXPECT_EQ(store->lookups().Lookup(a.id(), a.model(), Tokens(160))->held_tokens(), 0u);
   ExpectClean(*store);
 }
 
@@ -548,9 +553,9 @@ TEST(Store, EvictDropsWhatNobodyUses) {
   TestSequence a = TestSequence::Prompt(&session, "full", Tokens(160));
   TestSequence b = TestSequence::Prompt(&session, "full", Tokens(160, 500));
   ASSERT_TRUE(a.Close().ok());
-  EXPECT_EQ(store->Evict(true).pages(), 10u);
-  EXPECT_EQ(store->Evict(false).bytes(), 10 * 4096u);
-  EXPECT_EQ(store->Evict(true).pages(), 0u);
+  EXPECT_EQ(store->eviction().Evict(true).pages(), 10u);
+  EXPECT_EQ(store->eviction().Evict(false).bytes(), 10 * 4096u);
+  EXPECT_EQ(store->eviction().Evict(true).pages(), 0u);
   b.ExpectIntact();
   ExpectClean(*store);
 }
@@ -581,18 +586,18 @@ TEST(Store, SessionEndReturnsPagesAndKeepsThePrefix) {
     TestSequence s = TestSequence::Prompt(&a, kQuest, prompt);
     const TestSequence kept = TestSequence::Prompt(&b, "full", prompt);
     ASSERT_TRUE(s.Fork().ok());
-    store->EndSession(a.id(), how);
-    store->EndSession(a.id(), how);  // idempotent
+    store->sessions().EndSession(a.id(), how);
+    store->sessions().EndSession(a.id(), how);  // idempotent
     ExpectClean(*store);
-    EXPECT_EQ(store->Sessions().size(), how == SessionEnd::kEof ? 2u : 1u) << "fenced";
-    EXPECT_EQ(store->Sequences(0).size(), 1u);
+    EXPECT_EQ(store->inspection().Sessions().size(), how == SessionEnd::kEof ? 2u : 1u) << "fenced";
+    EXPECT_EQ(store->inspection().Sequences(0).size(), 1u);
     kept.ExpectIntact();
-    EXPECT_EQ(store->Lookup(b.id(), b.model(), prompt)->held_tokens(), 96u);
-    store->EndSession(a.id(), SessionEnd::kDied);
-    store->EndSession(b.id(), SessionEnd::kDied);
-    store->Evict(false);
+    EXPECT_EQ(store->lookups().Lookup(b.id(), b.model(), prompt)->held_tokens(), 96u);
+    store->sessions().EndSession(a.id(), SessionEnd::kDied);
+    store->sessions().EndSession(b.id(), SessionEnd::kDied);
+    store->eviction().Evict(false);
     EXPECT_EQ(UsedBytes(*store), 0u);
-    EXPECT_EQ(store->Pools()[0].arenas, 0u);
+    EXPECT_EQ(store->inspection().Pools()[0].arenas, 0u);
     ExpectClean(*store);
   }
 }
@@ -602,14 +607,14 @@ TEST(Store, ArenasAreFencedUntilTheirWriterDied) {
   TestSession a(store.get());
   TestSequence s = TestSequence::Prompt(&a, "full", Tokens(160));
   const uint32_t arena = s.Table().page(0)->arena;
-  store->EndSession(a.id(), SessionEnd::kEof);
+  store->sessions().EndSession(a.id(), SessionEnd::kEof);
   TestSession b(store.get());
   EXPECT_EQ(b.Open("full", Tokens(16, 900)).status().reason(), "POOL_EXHAUSTED");
-  store->EndSession(a.id(), SessionEnd::kDied);
+  store->sessions().EndSession(a.id(), SessionEnd::kDied);
   const TestSequence other = TestSequence::Prompt(&b, "full", Tokens(16, 900));
   EXPECT_EQ(other.Table().page(0)->arena, arena) << "the orphan arena has a new writer";
   EXPECT_TRUE(b.grants().at(arena));
-  EXPECT_EQ(store->Lookup(b.id(), b.model(), Tokens(161))->held_tokens(), 160u)
+  EXPECT_EQ(store->lookups().Lookup(b.id(), b.model(), Tokens(161))->held_tokens(), 160u)
       << "with the prefix still in it";
   ExpectClean(*store);
 }
@@ -621,7 +626,7 @@ TEST(Store, AnArenaMappedReadOnlyNeverChangesItsWriterToThatSession) {
   TestSequence s = TestSequence::Prompt(&a, "full", prompt);
   const uint32_t arena = s.Table().page(0)->arena;
   TestSequence other = TestSequence::Prompt(&b, "full", prompt);
-  store->EndSession(a.id(), SessionEnd::kDetached);
+  store->sessions().EndSession(a.id(), SessionEnd::kDetached);
   ASSERT_TRUE(other.Append(Tokens(100, 7000)).ok());
   EXPECT_FALSE(b.grants().at(arena));
   other.ExpectIntact();
@@ -656,22 +661,22 @@ TEST(Store, ManyThreads) {
         ASSERT_TRUE(s.Close().ok());
         ASSERT_TRUE(fork->Close().ok());
       }
-      store->EndSession(session.id(), SessionEnd::kDetached);
+      store->sessions().EndSession(session.id(), SessionEnd::kDetached);
       --running;
     });
   }
   for (uint64_t i = 0; running.load() > 0; ++i) {
-    for (const SequenceInfo& s : store->Sequences(0)) {
-      (void)store->Move(s.sequence, i % 2 == 0 ? Tier::kHost : Tier::kDevice);
+    for (const SequenceInfo& s : store->inspection().Sequences(0)) {
+      (void)store->moves().Move(s.sequence, i % 2 == 0 ? Tier::kHost : Tier::kDevice);
     }
-    store->Reclaim();
+    store->references().Reclaim();
     ExpectClean(*store);
-    (void)store->Evict(i % 3 != 0);
-    (void)store->Sessions();
-    (void)store->Pools();
+    (void)store->eviction().Evict(i % 3 != 0);
+    (void)store->inspection().Sessions();
+    (void)store->inspection().Pools();
   }
   for (std::thread& t : threads) t.join();
-  store->Evict(false);
+  store->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*store), 0u);
   ExpectClean(*store);
 }

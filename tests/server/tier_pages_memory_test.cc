@@ -43,12 +43,13 @@ class TierPagesInMemory : public ::testing::Test {
     TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(kPrompt));
     Settle();
     ASSERT_TRUE(s.Close().ok());
-    store_->Evict(false);
+    store_->eviction().Evict(false);
   }
   uint32_t Held() {
     std::promise<Result<OpenedSequence>> answer;
-    store_->OpenSequence(session_->id(), session_->model(), "full", Tokens(kPrompt),
-                         [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
+    store_->openings().OpenSequence(
+        session_->id(), session_->model(), "full", Tokens(kPrompt),
+        [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
     const Result<OpenedSequence> opened = answer.get_future().get();
     EXPECT_TRUE(opened.ok()) << opened.status().ToString();
     if (!opened.ok()) return 0;
@@ -78,7 +79,7 @@ TEST_F(TierPagesInMemory, ADamagedPageEndsThePrefix) {
   Start();
   Write();
   const std::vector<PageKey> keys =
-      store_->Lookup(session_->id(), session_->model(), Tokens(kPrompt)).value().keys;
+      store_->lookups().Lookup(session_->id(), session_->model(), Tokens(kPrompt)).value().keys;
   tier_.Damage(TierNameOf(keys[5]));
   EXPECT_EQ(Held(), 80u);
   EXPECT_EQ(tier_.Stats().damaged, 1u);
@@ -102,11 +103,11 @@ TEST_F(TierPagesInMemory, AStopCancelsWhatTheTierHolds) {
   tier_.Hold();
   TestSequence::Prompt(session_.get(), "full", Tokens(100, 50'000));
   std::promise<void> opened;
-  store_->OpenSequence(session_->id(), session_->model(), "full", Tokens(kPrompt),
-                       [&](const Result<OpenedSequence>& o) {
-                         EXPECT_EQ(o->held_tokens, 0u);
-                         opened.set_value();
-                       });
+  store_->openings().OpenSequence(session_->id(), session_->model(), "full", Tokens(kPrompt),
+                                  [&](const Result<OpenedSequence>& o) {
+                                    EXPECT_EQ(o->held_tokens, 0u);
+                                    opened.set_value();
+                                  });
   const auto began = Clock::now();
   pages_->Stop(began, 0);
   EXPECT_LT(Clock::now() - began, seconds(9)) << "a put may take ten";
@@ -138,7 +139,7 @@ TEST_F(TierPagesInMemory, PinsAndRecordsAreRead) {
   Start();
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(kPrompt));
   Settle();
-  ASSERT_TRUE(store_->PinSequence(s.id(), std::chrono::hours(1)).ok());
+  ASSERT_TRUE(store_->pins().PinSequence(s.id(), std::chrono::hours(1)).ok());
   const std::vector<PrefixPin> pins = ReadPins(&tier_, Clock::now() + seconds(30));
   ASSERT_EQ(pins.size(), 1u);
   EXPECT_EQ(pins[0].tokens(), 320u);

@@ -54,7 +54,7 @@ class TierPagesTest : public ::testing::Test {
     s.ExpectIntact();
     EXPECT_TRUE(s.Close().ok());
     ExpectClean(*machine.store);
-    machine.store->EndSession(session.id(), SessionEnd::kDied);
+    machine.store->sessions().EndSession(session.id(), SessionEnd::kDied);
     ExpectClean(*machine.store);
     return opened->held_tokens;
   }
@@ -89,12 +89,12 @@ TEST_F(TierPagesTest, TheNextStoreHoldsWhatWasSealed) {
   Write("full", 325);
   const Machine machine(options_);
   EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
-  EXPECT_EQ(machine.store->Counters().loaded_pages, 20u);
+  EXPECT_EQ(machine.store->inspection().Counters().loaded_pages, 20u);
   EXPECT_EQ(machine.pages->counters().read, 20u);
   // Now they are in memory.
   EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
   EXPECT_EQ(machine.pages->counters().read, 20u);
-  machine.store->Evict(false);
+  machine.store->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
 }
 
@@ -110,15 +110,15 @@ TEST_F(TierPagesTest, ALeaseReadsWhatItHolds) {
   const Machine machine(options_);
   const TestSession session(machine.store.get());
   std::promise<Result<PrefixHit>> answer;
-  machine.store->Lookup(session.id(), session.model(), Tokens(641),
-                        {kQuest, "", std::chrono::seconds(30)},
-                        [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
+  machine.store->leases().LookupLeased(
+      session.id(), session.model(), Tokens(641), {kQuest, "", std::chrono::seconds(30)},
+      [&](const Result<PrefixHit>& hit) { answer.set_value(hit); });
   const Result<PrefixHit> hit = answer.get_future().get();
   ASSERT_TRUE(hit.ok()) << hit.status().ToString();
   EXPECT_EQ(hit->tokens_in(Residence::kDevice), 640u);
   const uint64_t read = machine.pages->counters().read;
   EXPECT_GT(read, 0u);
-  machine.store->Evict(false);
+  machine.store->eviction().Evict(false);
   EXPECT_EQ(HeldAfterwards(machine, kQuest, 641), 640u);
   EXPECT_EQ(indexed_, hit->indexed_tokens);
   EXPECT_EQ(machine.pages->counters().read, read) << "an open finds it in memory";
@@ -154,8 +154,8 @@ TEST_F(TierPagesTest, MemoryAndDiskMakeOnePrefix) {
   const Machine machine(options_);
   EXPECT_EQ(HeldAfterwards(machine, "full", 101), 96u);
   EXPECT_EQ(HeldAfterwards(machine, "full", 400), 384u);
-  EXPECT_EQ(machine.store->Counters().loaded_pages, 24u) << "none twice";
-  machine.store->Evict(false);
+  EXPECT_EQ(machine.store->inspection().Counters().loaded_pages, 24u) << "none twice";
+  machine.store->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*machine.store), 0u) << "a load keeps no page";
 }
 
@@ -209,16 +209,17 @@ TEST_F(TierPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
       ASSERT_TRUE(s.Close().ok());
       machine.Settle();
     }
-    machine.store->Evict(false);
+    machine.store->eviction().Evict(false);
   };
   {
     const Machine machine(options_);
     TestSession session(machine.store.get());
     TestSequence s = TestSequence::Prompt(&session, "full", Tokens(50 * 16));
     machine.Settle();
-    const Result<PinInfo> pin = machine.store->PinSequence(s.id(), std::chrono::hours(1));
+    const Result<PinInfo> pin = machine.store->pins().PinSequence(s.id(), std::chrono::hours(1));
     ASSERT_TRUE(pin.ok()) << pin.status().ToString();
-    const Result<PinInfo> over = machine.store->PinSequence(s.id(), std::chrono::milliseconds(1));
+    const Result<PinInfo> over =
+        machine.store->pins().PinSequence(s.id(), std::chrono::milliseconds(1));
     ASSERT_TRUE(over.ok());
     ASSERT_TRUE(s.Close().ok());
     flood(machine, &session, 100000);
@@ -234,21 +235,22 @@ TEST_F(TierPagesTest, AFullDiskKeepsWhatIsPinnedAlsoAfterARestart) {
   EXPECT_LE(pins[1].expires, SteadyClock::now()) << "its time went on";
   ASSERT_TRUE(machine.pages->Pin(pins[0]).ok());
   ASSERT_TRUE(ErasePin(machine.values.get(), pins[1].id, SteadyClock::now() + seconds(30)).ok());
-  machine.store->RestorePins({pins[0]});
+  machine.store->pins().RestorePins({pins[0]});
   TestSession session(machine.store.get());
   flood(machine, &session, 200000);
   EXPECT_GT(machine.values->Stats().evicted, 50u);
   const PrefixHit hit =
-      machine.store->Lookup(session.id(), session.model(), Tokens(50 * 16 + 1)).value();
+      machine.store->lookups().Lookup(session.id(), session.model(), Tokens(50 * 16 + 1)).value();
   EXPECT_EQ(hit.held_tokens(), 800u);
   EXPECT_EQ(hit.tokens_in(Residence::kDisk), 800u);
   EXPECT_EQ(ReadPins(machine.values.get(), SteadyClock::now() + seconds(30)).size(), 1u);
-  ASSERT_TRUE(machine.store->RemovePin(pins[0].id).ok());
+  ASSERT_TRUE(machine.store->pins().RemovePin(pins[0].id).ok());
   EXPECT_TRUE(ReadPins(machine.values.get(), SteadyClock::now() + seconds(30)).empty());
   flood(machine, &session, 300000);
-  EXPECT_LT(
-      machine.store->Lookup(session.id(), session.model(), Tokens(50 * 16 + 1))->held_tokens(),
-      800u);
+  EXPECT_LT(machine.store->lookups()
+                .Lookup(session.id(), session.model(), Tokens(50 * 16 + 1))
+                ->held_tokens(),
+            800u);
   ExpectClean(*machine.store);
 }
 
@@ -261,13 +263,13 @@ TEST_F(TierPagesTest, AnEvictionSaysWhatIsOnDiskToo) {
   machine.pages->Stop(SteadyClock::now(), 0);
   TestSequence later = TestSequence::Prompt(&session, "full", Tokens(48, 5000));
   ASSERT_TRUE(later.Close().ok());
-  const EvictResult dry = machine.store->Evict(true);
+  const EvictResult dry = machine.store->eviction().Evict(true);
   EXPECT_EQ(dry.pages(), 13u);
   EXPECT_EQ(dry.tiers[0].stored_pages, 10u);
-  EXPECT_EQ(machine.store->Counters().evicted_pages, 0u);
-  machine.store->Evict(false);
-  EXPECT_EQ(machine.store->Counters().evicted_pages, 13u);
-  EXPECT_EQ(machine.store->Counters().evicted_stored_pages, 10u);
+  EXPECT_EQ(machine.store->inspection().Counters().evicted_pages, 0u);
+  machine.store->eviction().Evict(false);
+  EXPECT_EQ(machine.store->inspection().Counters().evicted_pages, 13u);
+  EXPECT_EQ(machine.store->inspection().Counters().evicted_stored_pages, 10u);
 }
 
 TEST_F(TierPagesTest, ADiskThatDoesNotAnswerDelaysNobodyBeyondTheDeadline) {
@@ -306,15 +308,15 @@ TEST_F(TierPagesTest, ASessionThatEndsDuringItsLoadLeavesNothing) {
   std::promise<Result<OpenedSequence>> answer;
   {
     TestSession session(machine.store.get());
-    machine.store->OpenSequence(
+    machine.store->openings().OpenSequence(
         session.id(), session.model(), "full", Tokens(200),
         [&](const Result<OpenedSequence>& opened) { answer.set_value(opened); });
-    machine.store->EndSession(session.id(), SessionEnd::kDied);
+    machine.store->sessions().EndSession(session.id(), SessionEnd::kDied);
   }
   plan.Release();
   EXPECT_EQ(answer.get_future().get().status().reason(), "SESSION_UNKNOWN");
   ExpectClean(*machine.store);
-  machine.store->Evict(false);
+  machine.store->eviction().Evict(false);
   EXPECT_EQ(UsedBytes(*machine.store), 0u);
 }
 
@@ -331,11 +333,11 @@ TEST_F(TierPagesTest, ADrainedDiskNeedsNoScanAfterAKill) {
     }
     EXPECT_EQ(machine.pages->counters().written, 20u) << "what waited was written";
     // Drained, it reads and takes nothing.
-    machine.store->Evict(false);
+    machine.store->eviction().Evict(false);
     TestSequence other = TestSequence::Prompt(&session, "full", Tokens(100, 50'000));
     EXPECT_EQ(machine.pages->counters().refused, 6u);
     ASSERT_TRUE(s.Close().ok());
-    machine.store->Evict(false);
+    machine.store->eviction().Evict(false);
     EXPECT_EQ(HeldAfterwards(machine, "full", 325), 320u);
   }
   const Machine machine(options_);  // nobody stopped it
@@ -392,8 +394,10 @@ class DiskReadersTest : public TierPagesTest {
     TestSession session(machine.store.get());
     for (int i = 0; i < n; ++i) {
       TestSequence s = TestSequence::Prompt(&session, "full", LoadTokens(i));
-      keys_.push_back(
-          machine.store->Lookup(session.id(), session.model(), LoadTokens(i)).value().keys);
+      keys_.push_back(machine.store->lookups()
+                          .Lookup(session.id(), session.model(), LoadTokens(i))
+                          .value()
+                          .keys);
       EXPECT_EQ(keys_.back().size(), size_t{kPages});
     }
     machine.Settle();

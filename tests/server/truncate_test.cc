@@ -17,7 +17,7 @@ class TruncateTest : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<TestSession> session_ = std::make_unique<TestSession>(store_.get());
 
   uint32_t HeldOf(std::span<const int32_t> tokens) {
-    return store_->Lookup(session_->id(), session_->model(), tokens)->held_tokens();
+    return store_->lookups().Lookup(session_->id(), session_->model(), tokens)->held_tokens();
   }
 };
 INSTANTIATE_TEST_SUITE_P(Plans, TruncateTest, ::testing::Values("full", "quest", "chess"),
@@ -86,12 +86,12 @@ TEST_P(TruncateTest, GivesItsPagesBack) {
     ASSERT_TRUE(s.Append(Tokens(5, i * 100)).ok());
     ASSERT_TRUE(s.Truncate(10).ok());
   }
-  store_->Reclaim();
+  store_->references().Reclaim();
   EXPECT_EQ(UsedBytes(*store_), before);
   ASSERT_TRUE(s.Append(Tokens(1000)).ok());
   ASSERT_TRUE(s.Truncate(10).ok());
-  store_->Evict(false);
-  store_->Reclaim();
+  store_->eviction().Evict(false);
+  store_->references().Reclaim();
   EXPECT_LE(UsedBytes(*store_), before + 2 * 4096) << "what was sealed is cached, and may go";
   s.ExpectIntact();
   ExpectClean(*store_);
@@ -102,9 +102,10 @@ TEST_P(TruncateTest, RefusalsNameWhatIsAllowed) {
   const Status beyond = s.Truncate(101);
   EXPECT_EQ(beyond.reason(), "TRUNCATE_TOKENS");
   EXPECT_NE(beyond.message().find("tokens is 101; sequence"), std::string::npos);
-  EXPECT_EQ(store_->Truncate(session_->id(), s.id(), 50, {}).reason(), "TRUNCATE_TAIL");
-  EXPECT_EQ(store_->Truncate(session_->id(), s.id() + 1, 50, {}).reason(), "SEQUENCE_UNKNOWN");
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), s.id()).ok());
+  EXPECT_EQ(store_->sequences().Truncate(session_->id(), s.id(), 50, {}).reason(), "TRUNCATE_TAIL");
+  EXPECT_EQ(store_->sequences().Truncate(session_->id(), s.id() + 1, 50, {}).reason(),
+            "SEQUENCE_UNKNOWN");
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
   ASSERT_TRUE(s.Append(Tokens(30, 500)).ok());
   EXPECT_EQ(s.Truncate(99).reason(), "TRUNCATE_PROMPT");
   EXPECT_TRUE(s.Truncate(100).ok()) << "all that was generated";
@@ -115,8 +116,9 @@ TEST_P(TruncateTest, RefusalsNameWhatIsAllowed) {
 TEST_P(TruncateTest, ReportsOfWhatIsTakenBackAreForgotten) {
   TestSequence s = TestSequence::Prompt(session_.get(), GetParam(), Tokens(64));
   const std::vector<float> surprisal(64, 1.0f);
-  ASSERT_TRUE(
-      store_->Report(session_->id(), s.id(), 0, 64, surprisal.data(), nullptr, nullptr).ok());
+  ASSERT_TRUE(store_->steps()
+                  .Report(session_->id(), s.id(), 0, 64, surprisal.data(), nullptr, nullptr)
+                  .ok());
   ASSERT_TRUE(s.Truncate(20).ok());
   std::vector<int32_t> tokens = Tokens(20);
   for (int32_t i = 0; i < 60; ++i) tokens.push_back(900 + i);
@@ -149,7 +151,7 @@ class TruncatePackedTest : public ::testing::Test {
 
 TEST_F(TruncatePackedTest, PackedRowsAreNotCut) {
   TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(100));
-  ASSERT_TRUE(store_->PrefillDone(session_->id(), s.id()).ok());
+  ASSERT_TRUE(store_->steps().PrefillDone(session_->id(), s.id()).ok());
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok());
   ASSERT_TRUE(s.Append(Tokens(60, 500)).ok());
   ASSERT_TRUE(s.Truncate(100).ok()) << "behind what is packed";
@@ -166,14 +168,15 @@ TEST_F(TruncatePackedTest, PackedRowsAreNotCut) {
 
 TEST_F(TruncatePackedTest, ARunOverWhatIsTakenBackPublishesNothing) {
   TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(200));
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   Result<RecompressOutput> ran = next->Run(job->input);
   ASSERT_TRUE(ran.ok());
   ASSERT_TRUE(s.Truncate(40).ok());
   ASSERT_TRUE(s.Append(Tokens(160, 9000)).ok());
-  EXPECT_EQ(store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
+  EXPECT_EQ(store_->recompression()
+                .PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
                 .status()
                 .reason(),
             "CANCELLED");
@@ -186,18 +189,19 @@ TEST_F(TruncatePackedTest, ARunOverWhatIsTakenBackPublishesNothing) {
 // What TruncateKey allows stays possible until the owner does it.
 TEST_F(TruncatePackedTest, WhatIsAskedForByKeyIsNotPackedBefore) {
   TestSequence s = TestSequence::Prompt(session_.get(), "window", Tokens(200));
-  ASSERT_TRUE(store_->GiveKey(session_->id(), s.opened(), "a").ok());
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  ASSERT_TRUE(store_->sequences().GiveKey(session_->id(), s.opened(), "a").ok());
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   Result<RecompressOutput> ran = next->Run(job->input);
   ASSERT_TRUE(ran.ok());
-  ASSERT_TRUE(store_->TruncateKey(session_->id(), "a", 40).ok());
-  EXPECT_EQ(store_->PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
+  ASSERT_TRUE(store_->sequences().TruncateKey(session_->id(), "a", 40).ok());
+  EXPECT_EQ(store_->recompression()
+                .PublishRecompression(std::move(*job), std::move(next), std::move(*ran))
                 .status()
                 .reason(),
             "CANCELLED");
-  EXPECT_EQ(store_->TakeRecompression(s.id()).status().reason(), "WORK_NOTHING");
+  EXPECT_EQ(store_->recompression().TakeRecompression(s.id()).status().reason(), "WORK_NOTHING");
   ASSERT_TRUE(s.Truncate(40).ok());
   ASSERT_TRUE(s.Append(Tokens(160, 9000)).ok());
   ASSERT_TRUE(Recompress(store_.get(), s.id()).ok()) << "due again";

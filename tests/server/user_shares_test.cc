@@ -27,10 +27,10 @@ class UserSharesTest : public ::testing::Test {
   // Cached pages of a user: their sequence is closed.
   void Cache(TestSession* session, std::span<const int32_t> prompt) {
     const TestSequence s = TestSequence::Prompt(session, "full", prompt);
-    ASSERT_TRUE(store_->CloseSequence(session->id(), s.id()).ok());
+    ASSERT_TRUE(store_->sequences().CloseSequence(session->id(), s.id()).ok());
   }
   uint32_t HeldOf(const TestSession& session, std::span<const int32_t> prompt) const {
-    return store_->Lookup(session.id(), session.model(), prompt)->held_tokens();
+    return store_->lookups().Lookup(session.id(), session.model(), prompt)->held_tokens();
   }
 
   std::unique_ptr<Store> store_;

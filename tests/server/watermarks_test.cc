@@ -18,7 +18,7 @@ class WatermarksTest : public ::testing::Test {
     options.high_percent = 75;
     options.low_percent = 50;
     store_ = NewStore(options);
-    store_->SetMoveSink([this] { ++wakes_; });
+    store_->moves().SetMoveSink([this] { ++wakes_; });
     session_ = std::make_unique<TestSession>(store_.get());
   }
   // Leaves a prompt of `pages` full pages cached.
@@ -28,14 +28,16 @@ class WatermarksTest : public ::testing::Test {
   }
   uint32_t Held(int32_t pages, int32_t first, Tier tier) {
     const std::vector<int32_t> tokens = Tokens(pages * 16 + 1, first);
-    const Result<PrefixHit> hit = store_->Lookup(session_->id(), session_->model(), tokens);
+    const Result<PrefixHit> hit =
+        store_->lookups().Lookup(session_->id(), session_->model(), tokens);
     EXPECT_TRUE(hit.ok());
     return hit->tokens_in(tier == Tier::kDevice ? Residence::kDevice : Residence::kHost) / 16;
   }
-  PoolInfo Pool(Tier tier) const { return store_->Pools()[static_cast<size_t>(tier)]; }
+  PoolInfo Pool(Tier tier) const { return store_->inspection().Pools()[static_cast<size_t>(tier)]; }
   uint64_t MoveAll(uint64_t piece = 4 * kPage) {
     uint64_t moved = 0;
-    for (auto bytes = store_->MoveSome(piece); bytes; bytes = store_->MoveSome(piece)) {
+    for (auto bytes = store_->moves().MoveSome(piece); bytes;
+         bytes = store_->moves().MoveSome(piece)) {
       EXPECT_LE(*bytes, piece);
       moved += *bytes;
       ExpectClean(*store_);
@@ -66,8 +68,8 @@ TEST_F(WatermarksTest, AboveItTheOldestGoToHostUntilTheLowMark) {
   EXPECT_GT(Pool(Tier::kDevice).used_bytes, 60 * kPage);
   EXPECT_EQ(Held(60, 100'000, Tier::kDevice), 60u) << "the younger ones";
   EXPECT_EQ(Held(40, 0, Tier::kHost) + Held(40, 0, Tier::kDevice), 40u) << "nothing is lost";
-  EXPECT_EQ(store_->Counters().evicted_pages, 0u);
-  EXPECT_EQ(store_->Counters().demoted_pages, Pool(Tier::kHost).cached_bytes / kPage);
+  EXPECT_EQ(store_->inspection().Counters().evicted_pages, 0u);
+  EXPECT_EQ(store_->inspection().Counters().demoted_pages, Pool(Tier::kHost).cached_bytes / kPage);
   // Held again, it has the bytes that were written.
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(40 * 16 + 1));
   EXPECT_EQ(s.opened().held_tokens, 640u);
@@ -91,7 +93,7 @@ TEST_F(WatermarksTest, WhenHostIsFullTooTheColdestOfItGoes) {
   }
   EXPECT_LE(Pool(Tier::kDevice).used_bytes, 96 * kPage);
   EXPECT_LE(Pool(Tier::kHost).used_bytes, 24 * kPage);
-  EXPECT_GT(store_->Counters().evicted_pages, 0u);
+  EXPECT_GT(store_->inspection().Counters().evicted_pages, 0u);
   EXPECT_EQ(Held(40, 200'000, Tier::kDevice), 40u);
   EXPECT_LT(Held(40, 0, Tier::kDevice) + Held(40, 0, Tier::kHost), 40u) << "the oldest";
 }
@@ -100,7 +102,7 @@ TEST_F(WatermarksTest, APageThatIsUsedDuringItsCopyStays) {
   Start(128, 128);
   Cache(100, 0);
   // Steps are made one by one: what opens in between keeps what it found.
-  ASSERT_TRUE(store_->MoveSome(4 * kPage).has_value());
+  ASSERT_TRUE(store_->moves().MoveSome(4 * kPage).has_value());
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(50 * 16 + 1));
   EXPECT_EQ(s.opened().held_tokens, 800u);
   MoveAll();
@@ -110,19 +112,19 @@ TEST_F(WatermarksTest, APageThatIsUsedDuringItsCopyStays) {
 TEST_F(WatermarksTest, OpeningOnPagesOfHostBringsThemBack) {
   Start(128, 128);
   TestSequence first = TestSequence::Prompt(session_.get(), "full", Tokens(20 * 16 + 1));
-  ASSERT_TRUE(store_->Move(first.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(first.id(), Tier::kHost).ok());
   ASSERT_TRUE(first.Close().ok());
   ASSERT_EQ(Held(20, 0, Tier::kHost), 20u);
   const uint64_t wakes = wakes_;
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(20 * 16 + 1));
   EXPECT_EQ(s.opened().held_tokens, 320u);
   EXPECT_GT(wakes_, wakes);
-  const uint64_t version = store_->Show(s.id())->info.version;
+  const uint64_t version = store_->inspection().Show(s.id())->info.version;
   EXPECT_EQ(MoveAll(), 20 * kPage);
-  const SequenceInfo info = store_->Show(s.id())->info;
+  const SequenceInfo info = store_->inspection().Show(s.id())->info;
   EXPECT_EQ(info.host_bytes, 0u);
   EXPECT_EQ(info.version, version + 5) << "a table a piece";
-  EXPECT_EQ(store_->Counters().promoted_pages, 20u);
+  EXPECT_EQ(store_->inspection().Counters().promoted_pages, 20u);
   s.ExpectIntact();
   EXPECT_TRUE(s.Append(7).ok());
 }
@@ -130,15 +132,15 @@ TEST_F(WatermarksTest, OpeningOnPagesOfHostBringsThemBack) {
 TEST_F(WatermarksTest, ItBringsBackOnlyWhatFitsBelowTheMark) {
   Start(128, 128);
   TestSequence first = TestSequence::Prompt(session_.get(), "full", Tokens(40 * 16 + 1));
-  ASSERT_TRUE(store_->Move(first.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(first.id(), Tier::kHost).ok());
   ASSERT_TRUE(first.Close().ok());
   TestSequence other = TestSequence::Prompt(session_.get(), "full", Tokens(70 * 16, 100'000));
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(40 * 16 + 1));
   MoveAll();
   EXPECT_LE(Pool(Tier::kDevice).used_bytes, 96 * kPage);
-  EXPECT_GT(store_->Counters().promoted_pages, 10u);
-  EXPECT_GT(store_->Show(s.id())->info.host_bytes, 0u);
-  EXPECT_EQ(store_->Counters().evicted_pages, 0u);
+  EXPECT_GT(store_->inspection().Counters().promoted_pages, 10u);
+  EXPECT_GT(store_->inspection().Show(s.id())->info.host_bytes, 0u);
+  EXPECT_EQ(store_->inspection().Counters().evicted_pages, 0u);
   s.ExpectIntact();
 }
 
@@ -153,7 +155,7 @@ TEST_F(WatermarksTest, APlanThatLivesOnHostIsLeftThere) {
 TEST_F(WatermarksTest, ASequenceThatClosedIsForgotten) {
   Start(128, 128);
   TestSequence first = TestSequence::Prompt(session_.get(), "full", Tokens(20 * 16 + 1));
-  ASSERT_TRUE(store_->Move(first.id(), Tier::kHost).ok());
+  ASSERT_TRUE(store_->moves().Move(first.id(), Tier::kHost).ok());
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(20 * 16 + 1));
   ASSERT_TRUE(s.Close().ok());
   ASSERT_TRUE(first.Close().ok());
@@ -165,7 +167,7 @@ TEST_F(WatermarksTest, ASequenceThatClosedIsForgotten) {
 TEST_F(WatermarksTest, APoolGrows) {
   Start(256, 32);
   EXPECT_EQ(session_->Open("full", Tokens(400 * 16)).status().reason(), "POOL_EXHAUSTED");
-  const Result<ResizedPool> grown = store_->ResizePool(Tier::kDevice, 512 * kPage);
+  const Result<ResizedPool> grown = store_->moves().ResizePool(Tier::kDevice, 512 * kPage);
   ASSERT_TRUE(grown.ok());
   EXPECT_EQ(grown->capacity_bytes, 512 * kPage);
   EXPECT_TRUE(session_->Open("full", Tokens(400 * 16)).ok());
@@ -177,7 +179,7 @@ TEST_F(WatermarksTest, APoolShrinksByWhatNobodyUses) {
   Start(1024, 32);
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(100 * 16));
   Cache(600, 100'000);
-  const Result<ResizedPool> shrunk = store_->ResizePool(Tier::kDevice, 256 * kPage);
+  const Result<ResizedPool> shrunk = store_->moves().ResizePool(Tier::kDevice, 256 * kPage);
   ASSERT_TRUE(shrunk.ok());
   EXPECT_EQ(shrunk->capacity_bytes, 256 * kPage);
   EXPECT_LE(shrunk->taken_bytes, 256 * kPage);
@@ -190,7 +192,7 @@ TEST_F(WatermarksTest, APoolShrinksByWhatNobodyUses) {
 TEST_F(WatermarksTest, WhatIsInUseBeyondTheCapacityGoesBackLater) {
   Start(1024, 32);
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(600 * 16));
-  const Result<ResizedPool> shrunk = store_->ResizePool(Tier::kDevice, 256 * kPage);
+  const Result<ResizedPool> shrunk = store_->moves().ResizePool(Tier::kDevice, 256 * kPage);
   ASSERT_TRUE(shrunk.ok());
   EXPECT_GE(shrunk->taken_bytes, 600 * kPage);
   EXPECT_EQ(shrunk->evicted_pages, 0u);
@@ -199,20 +201,20 @@ TEST_F(WatermarksTest, WhatIsInUseBeyondTheCapacityGoesBackLater) {
   ASSERT_TRUE(s.Close().ok());
   EXPECT_GT(wakes_, wakes);
   MoveAll();
-  EXPECT_LE(store_->ResizePool(Tier::kDevice, 256 * kPage)->taken_bytes, 256 * kPage);
+  EXPECT_LE(store_->moves().ResizePool(Tier::kDevice, 256 * kPage)->taken_bytes, 256 * kPage);
   ExpectClean(*store_);
 }
 
 TEST_F(WatermarksTest, PinsHoldTheirArenas) {
   Start(1024, 32);
   TestSequence s = TestSequence::Prompt(session_.get(), "full", Tokens(500 * 16));
-  ASSERT_TRUE(store_->PinSequence(s.id(), std::chrono::hours(1)).ok());
+  ASSERT_TRUE(store_->pins().PinSequence(s.id(), std::chrono::hours(1)).ok());
   ASSERT_TRUE(s.Close().ok());
-  const Result<ResizedPool> shrunk = store_->ResizePool(Tier::kDevice, 256 * kPage);
+  const Result<ResizedPool> shrunk = store_->moves().ResizePool(Tier::kDevice, 256 * kPage);
   ASSERT_TRUE(shrunk.ok());
   EXPECT_GE(shrunk->taken_bytes, 500 * kPage);
   EXPECT_EQ(Held(499, 0, Tier::kDevice), 499u);
-  EXPECT_EQ(store_->ResizePool(Tier::kHost, kMiB - 1).status().reason(), "POOL_SIZE");
+  EXPECT_EQ(store_->moves().ResizePool(Tier::kHost, kMiB - 1).status().reason(), "POOL_SIZE");
 }
 
 // --- what selectors chose ------------------------------------------------------------------------
@@ -237,7 +239,7 @@ TEST_F(WatermarksTest, WhatSelectorsChoseOutlivesWhatIsYounger) {
   }
   Cache(20, 100'000);
   TestSequence other = TestSequence::Prompt(session_.get(), "full", Tokens(28 * 16, 200'000));
-  EXPECT_GT(store_->Counters().evicted_pages, 0u);
+  EXPECT_GT(store_->inspection().Counters().evicted_pages, 0u);
   EXPECT_GE(Held(20, 0, Tier::kDevice), 10u);
   EXPECT_LT(Held(20, 0, Tier::kDevice), 20u) << "its tail, which nobody selected, went first";
   EXPECT_EQ(Held(20, 100'000, Tier::kDevice), 20u);
@@ -253,7 +255,7 @@ TEST_F(WatermarksTest, OfAPrefixTheEndGoesFirst) {
   for (int32_t i = 1; i <= 3; ++i) {
     TestSequence::Prompt(session_.get(), "full", Tokens(12 * 16, 100'000 * i));
     uint64_t cursor = 0;
-    const size_t here = store_->Blocks(&cursor, 10'000).size();
+    const size_t here = store_->values().Blocks(&cursor, 10'000).size();
     EXPECT_EQ(here, Held(40, 0, Tier::kDevice) + 12 * i) << "no page lies behind a gap";
   }
   EXPECT_LT(Held(40, 0, Tier::kDevice), 30u);

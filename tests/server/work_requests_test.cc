@@ -41,7 +41,7 @@ class WorkRequestsTest : public ::testing::Test {
     std::future<Status> answer = done->get_future();
     const auto tell = [done](const Status& status) { done->set_value(status); };
     if (!ask) {
-      store_->Settle(session_->id(), s.id(), tell);
+      store_->recompression().Settle(session_->id(), s.id(), tell);
       return answer;
     }
     const Status asked = store_->requests().Recompress(session_->id(), s.id(), tell);
@@ -53,7 +53,7 @@ class WorkRequestsTest : public ::testing::Test {
     return Status(Code::kDeadlineExceeded, "TEST", "no answer");
   }
   std::string StateOf(const TestSequence& s) {
-    for (const WorkInfo& info : store_->Work()) {
+    for (const WorkInfo& info : store_->recompression().Work()) {
       if (info.sequence == s.id()) return info.state;
     }
     return "";
@@ -154,23 +154,23 @@ TEST_F(WorkRequestsTest, ACancelBeforeThePublicationIsInTime) {
   Start({.threads = 0});
   TestSequence s = Prompt(100);
   RecompressSink* const none = queue_.get();
-  store_->SetRecompressSink(none);  // a queue that nobody serves
-  Result<RecompressJob> job = store_->TakeRecompression(s.id());
+  store_->recompression().SetRecompressSink(none);  // a queue that nobody serves
+  Result<RecompressJob> job = store_->recompression().TakeRecompression(s.id());
   ASSERT_TRUE(job.ok()) << job.status().ToString();
   std::unique_ptr<Recompressor> next = job->recompressor->Clone();
   Result<RecompressOutput> output = next->Run(job->input);
   ASSERT_TRUE(output.ok());
   ASSERT_TRUE(*store_->requests().Cancel(0, s.id()));
-  const Result<RecompressResult> published =
-      store_->PublishRecompression(std::move(*job), std::move(next), std::move(*output));
+  const Result<RecompressResult> published = store_->recompression().PublishRecompression(
+      std::move(*job), std::move(next), std::move(*output));
   EXPECT_EQ(published.status().reason(), "CANCELLED");
   EXPECT_EQ(s.Table().extents(), 0u);
   EXPECT_EQ(StateOf(s), "cancelled");
-  EXPECT_EQ(store_->Counters().recompress_failures, 0u);
+  EXPECT_EQ(store_->inspection().Counters().recompress_failures, 0u);
   s.ExpectIntact();
   ExpectClean(*store_);
-  EXPECT_EQ(store_->TakeRecompression(s.id()).status().reason(), "WORK_CANCELLED");
-  store_->SetRecompressSink(nullptr);
+  EXPECT_EQ(store_->recompression().TakeRecompression(s.id()).status().reason(), "WORK_CANCELLED");
+  store_->recompression().SetRecompressSink(nullptr);
 }
 
 }  // namespace

@@ -1,0 +1,22 @@
+#include "server/store/answers.h"
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+Answers::Answers(StoreParts* store) : mu_(store->mu) {}
+
+void Answers::Add(SettleDone done, Status status) {
+  answers_.emplace_back(std::move(done), std::move(status));
+}
+
+void Answers::Tell() {
+  std::vector<std::pair<SettleDone, Status>> answers;
+  {
+    StoreLock lock(mu_);
+    answers.swap(answers_);
+  }
+  for (const auto& [done, status] : answers) done(status);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,99 @@
+// Artefacts from the tier below, when a sequence opens. Written they are as pages are
+// (sealed_values.h).
+#include <utility>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+// An artefact serves who is held for all of its prompt that can be, and nobody else: who has to
+// compute some of it recompresses the prompt anyway.
+bool PrefixLoads::WantsArtefact(const Opening& o, const PageTier& tier) {
+  const Plan& plan = o.sequence->plan;
+  if (!o.sequence->codec || !tier.Holds(o.artefact)) return false;
+  {
+    StoreLock lock(mu_);
+    if (artefacts_.Contains(o.artefact)) return false;
+  }
+  std::optional<RawFree> artefact;
+  if (prefixes_.OpensWithoutRaw(plan)) {
+    if (!o.record) return true;  // it says which raw pages may be missing
+    artefact = RawFreeOf(*o.record);
+  }
+  return prefixes_.FindAnywhere(o.question(), artefact).pages.size() == o.keys.size();
+}
+
+void PrefixLoads::LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier,
+                               std::function<void()> then) {
+  if (!WantsArtefact(*o, *tier)) return then();
+  TierLoad load;
+  load.keys = {o->artefact};
+  load.asked = o->asked;
+  load.take = [this, o](size_t, std::span<const LoadedValue> values) {
+    if (values.front().size() == 1) o->record = ParseRecord(values.front().front());
+    if (o->record) ledger_.Note(o->artefact, *o->record);
+    return true;
+  };
+  load.done = [this, o, tier, then] { LoadParts(o, tier, then); };
+  if (!tier->Load(std::move(load))) then();
+}
+
+void PrefixLoads::LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier,
+                            std::function<void()> then) {
+  if (!o->record || o->record->prompt_tokens != o->tokens) return then();
+  if (!WantsArtefact(*o, *tier)) return then();
+  TierLoad load;
+  load.asked = o->asked;
+  for (size_t i = 0; i < o->record->parts.size(); ++i) {
+    load.keys.push_back(PartKey(o->artefact, i, o->record->parts[i]));
+  }
+  load.take = [this, o](size_t first, std::span<const LoadedValue> values) {
+    for (const LoadedValue& value : values) {
+      if (!TakePart(o.get(), first++, value)) return false;
+    }
+    return true;
+  };
+  load.done = [this, o, then] {
+    EnterLoadedArtefact(o.get());
+    then();
+  };
+  if (!tier->Load(std::move(load))) then();
+}
+
+bool PrefixLoads::TakePart(Opening* o, size_t i, const LoadedValue& value) {
+  const ArtefactRecord::Part& part = o->record->parts[i];
+  const Sequence& s = *o->sequence;
+  if (value.size() != 1) return false;
+  if (!VerifyPart(part, value.front(), s.model->desc.geometry).ok()) return false;
+  Page* page = nullptr;
+  {
+    StoreLock lock(mu_);
+    const Result<Session*> session = catalog_.FindSession(o->session);
+    if (!session.ok()) return false;
+    std::vector<Page*> taken;
+    const Taker taker{(*session)->tenant, kDaemon, nullptr, s.model->id,
+                      PoolsOf(**session, part.tier)};
+    if (!allocator_.Allocate(taker, value.front().size(), 1, &taken).ok()) return false;
+    page = taken.front();
+    page->sealed = true;
+    HoldForLoad(o, page);
+  }
+  if (page->bytes != value.front().size()) return false;
+  if (!memory_.Write(*page, value.front().data()).ok()) return false;
+  o->parts.push_back({page, part.bytes, part.tokens, part.checksum,
+                      extents_.DescriptionFor(*page, value.front().first(part.bytes))});
+  return true;
+}
+
+void PrefixLoads::EnterLoadedArtefact(Opening* o) {
+  if (o->parts.size() != o->record->parts.size()) return;
+  StoreLock lock(mu_);
+  if (artefacts_.Contains(o->artefact)) return;  // somebody was faster
+  // All that a Recompressor needs to go on lies in the extents (codec.h).
+  extents_.EnterArtefact({o->artefact, std::move(o->parts), o->sequence->codec->recompressor,
+                          std::move(o->record->released), o->record->prompt_tokens,
+                          std::move(o->record->series)});
+  ++counters_.loaded_artefacts;
+}
+
+}  // namespace kvstrata

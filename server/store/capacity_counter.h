@@ -1,0 +1,77 @@
+// CapacityCounter: what of a model a session could have now: counted by the rules of
+// page_allocator.h, taking nothing.
+//
+// Thread-safety: CountCapacity from any thread, the rest under the store's lock. Cost: a look at
+// every arena, at the free extents of the session's own, and at the extents of artefacts.
+#ifndef KVSTRATA_SERVER_STORE_CAPACITY_COUNTER_H_
+#define KVSTRATA_SERVER_STORE_CAPACITY_COUNTER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/status.h"
+#include "server/store/capacity.h"
+#include "server/store/page_memory.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+struct Arena;
+class Eviction;
+class Openings;
+class PageAllocator;
+class PagePools;
+class PageReferences;
+struct Sequence;
+class SessionCatalog;
+struct StoreParts;
+struct Taker;
+
+class CapacityCounter {
+ public:
+  explicit CapacityCounter(StoreParts* store);
+
+  // How many tokens of the model, with what the plan keeps beside them in its index, the session
+  // could open or grow to as things are. Promises nothing: others may be faster, and an open has
+  // limits of its own (SEQUENCE_LIMIT, TABLES_FULL). Frees what readers have left first.
+  // SESSION_UNKNOWN, MODEL_UNKNOWN, PLAN_*.
+  Result<Capacity> CountCapacity(uint64_t session, uint64_t model, std::string_view plan)
+      KVS_EXCLUDES(store_lock);
+  // Tokens that fit a sequence that is opened or grown, without evicting.
+  uint64_t TokensThatFit(const Taker& taker, const Sequence& s) const KVS_REQUIRES(store_lock);
+
+ private:
+  using BytesByArena = std::unordered_map<uint32_t, uint64_t>;
+
+  // Pages of `bytes` that the taker could have of a pool now: free ones, or also those that it
+  // would evict, with `unused` bytes of artefacts' extents among them.
+  uint64_t CountRoom(const Taker& taker, PoolId pool, uint64_t bytes,
+                     const BytesByArena* unused) const KVS_REQUIRES(store_lock);
+  // Pages of new arenas that together have `left` bytes.
+  uint64_t PagesOfArenas(PoolId pool, uint64_t left, uint64_t bytes) const KVS_REQUIRES(store_lock);
+  static bool MayTakeFrom(const Taker& taker, const Arena& arena);
+  Slots CountSlots(const Taker& taker, const TokenFit& fit, PoolId pool,
+                   const BytesByArena* unused) const KVS_REQUIRES(store_lock);
+  // Adds what it has after eviction to `all`.
+  PoolCapacity CapacityOf(const Taker& taker, const TokenFit& fit, PoolId pool,
+                          const BytesByArena& unused, Slots* all) const KVS_REQUIRES(store_lock);
+  // The tokens of an open where `tokens` fit: it keeps pages ahead of its prompt.
+  uint32_t OpenTokens(uint64_t tokens) const;
+
+  StoreMutex& mu_;
+  const StoreOptions& options_;
+  const std::shared_ptr<UserLimits>& user_limits_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  PageReferences& references_;
+  PageAllocator& allocator_;
+  Eviction& eviction_;
+  Openings& openings_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_CAPACITY_COUNTER_H_

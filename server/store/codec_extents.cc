@@ -1,0 +1,144 @@
+#include "server/store/codec_extents.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+CodecExtents::CodecExtents(StoreParts* store)
+    : memory_(store->memory),
+      artefacts_(store->artefacts),
+      counters_(store->counters),
+      catalog_(store->catalog),
+      tables_(store->tables),
+      references_(store->references),
+      holds_(store->holds),
+      allocator_(store->allocator),
+      prefixes_(store->prefixes),
+      raw_pages_(store->raw_pages) {}
+
+Status CodecExtents::TakeExtents(const Sequence& s, const RecompressOutput& output,
+                                 FreshPages* fresh) {
+  const Session& session = *catalog_.SessionOf(s.session);
+  Status status;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) continue;
+    const Tier tier = draft.tier == TierKind::kHost ? Tier::kHost : Tier::kDevice;
+    status =
+        allocator_.Allocate({session.tenant, kDaemon, nullptr, s.model->id, PoolsOf(session, tier)},
+                            draft.size(), 1, &fresh->pages);
+    if (!status.ok()) break;
+  }
+  if (!status.ok()) {
+    references_.FreePages(fresh->pages);
+    fresh->pages.clear();
+    return status;
+  }
+  fresh->hold = holds_.Begin();
+  for (Page* page : fresh->pages) {
+    page->sealed = true;
+    holds_.Refer(fresh->hold, page);
+  }
+  return status;
+}
+
+void CodecExtents::DropFresh(FreshPages* fresh) {
+  holds_.End(fresh->hold);
+  *fresh = {};
+}
+
+void CodecExtents::Discard(FreshPages* fresh) {
+  Tenant* const tenant =
+      fresh->pages.empty() ? nullptr : catalog_.tenant(fresh->pages.front()->arena->tenant);
+  DropFresh(fresh);
+  if (tenant != nullptr) references_.Advance(tenant);
+}
+
+Status CodecExtents::CopyDrafts(const RecompressOutput& output, const FreshPages& fresh,
+                                PoolId packed_by) {
+  size_t next = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) continue;
+    const Page& to = *fresh.pages[next++];
+    const bool far = draft.far.data != nullptr;
+    const std::span<const std::byte> bytes = draft.bytes;
+    KVS_RETURN_IF_ERROR(
+        far ? memory_.Fill(to, bytes, {draft.far.data.get(), draft.far.size}, packed_by)
+            : memory_.Fill(to, {}, bytes, to.arena->pool));
+  }
+  return OkStatus();
+}
+
+std::shared_ptr<const std::vector<std::byte>> CodecExtents::DescriptionFor(
+    const Page& page, std::span<const std::byte> extent) const {
+  if (memory_.readable(page.arena->tier)) return nullptr;
+  const auto size = static_cast<int64_t>(extent.size());
+  const auto front = static_cast<size_t>(std::min(size, kExtentFrontBytes));
+  return std::make_shared<const std::vector<std::byte>>(
+      extent.begin(), extent.begin() + DescriptionBytes(extent.first(front), size));
+}
+
+void CodecExtents::EnterArtefact(Artefact artefact) {
+  for (const Extent& extent : artefact.extents) {
+    references_.RefPage(extent.page);
+    ++extent.page->artefacts;
+  }
+  if (std::optional<Artefact> left = artefacts_.Insert(std::move(artefact))) {
+    DropArtefact(std::move(*left));
+  }
+}
+
+void CodecExtents::KeepArtefact(const Sequence& s) {
+  if (s.extents.empty()) return;
+  const CodecState& codec = *s.codec;
+  EnterArtefact({codec.prompt_key, s.extents, codec.recompressor, codec.released, s.prompt_tokens,
+                 s.series.Slice(0, s.prompt_tokens)});
+  if (prefixes_.tier() != nullptr && !s.model->OfOneSession())
+    prefixes_.tier()->Offer(codec.prompt_key);
+  prefixes_.OfferKept(s);
+}
+
+void CodecExtents::AttachArtefact(Session* session, Sequence* s) {
+  CodecState& codec = *s->codec;
+  codec.prompt_key = Artefacts::KeyOf(s->chain, s->last_key, s->tail, FormatPlan(s->plan),
+                                      codec.parameters_digest);
+  if (codec.opened_on != 0) codec.prompt_settled = codec.opened_on == s->prompt_tokens;
+  // Rows that the engine computed itself may differ in a bit from those that were recompressed.
+  if (!s->HoldsAll(s->prompt_tokens) || !s->extents.empty()) return;
+  if (codec.work == CodecState::Work::kRunning) return;
+  if (prefixes_.FindArtefact(codec.prompt_key, session->device) == nullptr) return;
+  const Artefact* const artefact = artefacts_.Find(codec.prompt_key);
+  const Result<shm::SequenceTable*> table =
+      tables_.ReserveTable(session, *s, s->table->page_capacity, artefact->extents.size());
+  if (!table.ok()) return;  // it is built anew when there is room
+  s->extents = artefact->extents;
+  for (const Extent& extent : s->extents) references_.RefPage(extent.page);
+  codec.recompressor = artefact->recompressor;
+  codec.released = artefact->released;
+  codec.prompt_settled = true;
+  const std::vector<size_t> released = ReleasedPages(*s);
+  if (s->plan.stored.keep_raw == KeepRaw::kNo) {
+    counters_.released_bytes += raw_pages_.GiveBack(s, released);
+  } else {
+    codec.place_raw = std::any_of(released.begin(), released.end(), [s](size_t i) {
+      return s->pages[i]->arena->tier == Tier::kDevice;
+    });
+  }
+  ++counters_.artefact_hits;
+  tables_.Publish(session, s, *table);
+  references_.Advance(session->tenant);
+}
+
+void CodecExtents::DropArtefact(Artefact artefact) {
+  if (artefact.extents.empty()) return;
+  Tenant* tenant = catalog_.tenant(artefact.extents.front().page->arena->tenant);
+  for (const Extent& extent : artefact.extents) --extent.page->artefacts;
+  references_.ReleaseExtents(&artefact.extents);
+  references_.Advance(tenant);
+  references_.ReclaimLocked();
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,85 @@
+// CodecExtents: what codecs made. Their drafts, on their way into pages of the daemon's own; all
+// extents of a whole prompt, as an artefact (artefacts.h) for the next sequence with the same one.
+//
+// Ownership: a hold refers to fresh pages until DropFresh; whoever publishes them takes references
+// of its own. An artefact has one reference to each of its extents. Thread-safety: methods that say
+// so are called under the store's lock, all others without it, from any thread. Cost: of copies.
+#ifndef KVSTRATA_SERVER_STORE_CODEC_EXTENTS_H_
+#define KVSTRATA_SERVER_STORE_CODEC_EXTENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/codec/codec.h"
+#include "server/store/artefacts.h"
+#include "server/store/page_memory.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class PageAllocator;
+class PageHolds;
+class PageReferences;
+class PrefixCatalog;
+class RawPages;
+struct Sequence;
+struct Session;
+class SessionCatalog;
+struct StoreCounters;
+struct StoreParts;
+class Tables;
+
+// Pages for drafts, in their order.
+struct FreshPages {
+  uint64_t hold = 0;
+  std::vector<Page*> pages;
+};
+
+class CodecExtents {
+ public:
+  explicit CodecExtents(StoreParts* store);
+
+  // Pages for the drafts that are not kept, or none: POOL_EXHAUSTED.
+  Status TakeExtents(const Sequence& s, const RecompressOutput& output, FreshPages* fresh)
+      KVS_REQUIRES(store_lock);
+  // `packed_by`: the device in whose memory drafts lie that the host cannot read. COPY_FAILED,
+  // DEVICE_FAILED.
+  Status CopyDrafts(const RecompressOutput& output, const FreshPages& fresh, PoolId packed_by);
+  // Gives them back, but for those that somebody has referred to meanwhile.
+  void DropFresh(FreshPages* fresh) KVS_REQUIRES(store_lock);
+  // The same where no table names what is given back.
+  void Discard(FreshPages* fresh) KVS_REQUIRES(store_lock);
+  // Describes an extent's bytes that lie in `page`; null where the host can read them there.
+  std::shared_ptr<const std::vector<std::byte>> DescriptionFor(
+      const Page& page, std::span<const std::byte> extent) const;
+
+  // --- whole prompts ---
+  // Takes references of its own to the extents.
+  void EnterArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
+  // Gives up the references of one that artefacts_ has no more.
+  void DropArtefact(Artefact artefact) KVS_REQUIRES(store_lock);
+  // Enters what the sequence's codec made of its prompt, and offers it.
+  void KeepArtefact(const Sequence& s) KVS_REQUIRES(store_lock);
+  // The end of a prompt: if its artefact is there, the sequence gets all of it.
+  void AttachArtefact(Session* session, Sequence* s) KVS_REQUIRES(store_lock);
+
+ private:
+  PageMemory& memory_;
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  Tables& tables_;
+  PageReferences& references_;
+  PageHolds& holds_;
+  PageAllocator& allocator_;
+  PrefixCatalog& prefixes_;
+  RawPages& raw_pages_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_CODEC_EXTENTS_H_

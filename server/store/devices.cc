@@ -1,0 +1,90 @@
+#include "server/store/devices.h"
+
+#include <algorithm>
+#include <string>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+Devices::Devices(StoreParts* store)
+    : mu_(store->mu),
+      memory_(store->memory),
+      pools_(store->pools),
+      prefix_(store->prefix),
+      artefacts_(store->artefacts),
+      catalog_(store->catalog),
+      references_(store->references),
+      extents_(store->extents) {}
+
+void Devices::DropLost() {
+  for (const PoolId pool : memory_.ids()) DropLost(pool);
+}
+
+void Devices::DropLost(PoolId pool) {
+  bool& dropped = dropped_[pool.index()];
+  if (dropped || memory_.failure(pool).ok()) return;
+  dropped = true;
+  for (Page* page : prefix_.PagesIn(pool)) {
+    prefix_.Erase(page);
+    if (page->refs == 0) references_.Retire(page);
+  }
+  const auto lies_there = [pool](const Artefact& a) {
+    return std::ranges::any_of(a.extents,
+                               [pool](const Extent& e) { return e.page->arena->pool == pool; });
+  };
+  while (std::optional<Artefact> artefact = artefacts_.EvictOldest(lies_there)) {
+    extents_.DropArtefact(std::move(*artefact));
+  }
+  for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
+  references_.ReclaimLocked();
+}
+
+void Devices::LoseDevice(uint32_t device, const Status& why) {
+  memory_.Lose(PoolId::Device(device), why);
+}
+
+Status Devices::CheckHeld(const Sequence& s) const {
+  const PoolId device = PoolId::Device(catalog_.SessionOf(s.session)->device);
+  const Status failure = memory_.failure(device);
+  if (failure.ok()) return OkStatus();
+  const auto lost = [device](const Page* page) {
+    return page != nullptr && page->arena->pool == device;
+  };
+  const bool any =
+      std::ranges::any_of(s.pages, lost) || std::ranges::any_of(s.index_blocks, lost) ||
+      std::ranges::any_of(s.extents, [&lost](const Extent& e) { return lost(e.page); });
+  if (!any) return OkStatus();
+  return Unavailable("DEVICE_FAILED", "sequence " + std::to_string(s.id) +
+                                          " has pages on a device that is lost (" +
+                                          std::string(failure.message()) +
+                                          "); close it and open it again: it is computed anew, in "
+                                          "host memory");
+}
+
+Result<uint32_t> Devices::FindDevice(std::string_view name) const {
+  if (name.empty()) return 0;
+  std::string known;
+  for (uint32_t device = 0; device < memory_.devices(); ++device) {
+    if (DeviceName(device) == name) return device;
+    known += (device == 0 ? "'" : ", '") + DeviceName(device) + "'";
+  }
+  return NotFound("DEVICE_UNKNOWN",
+                  "no device of this daemon is '" + std::string(name) + "'; there are " + known);
+}
+
+std::byte* Devices::ArenaBase(uint32_t id) const {
+  StoreLock lock(mu_);
+  const Arena* arena = pools_.Find(id);
+  return arena == nullptr ? nullptr : arena->block.base;
+}
+
+Status Devices::ReachFromDevice(uint32_t id, uint32_t device) const {
+  const std::byte* const base = ArenaBase(id);
+  if (base == nullptr) {
+    return Internal("TABLE_INVALID", "arena " + std::to_string(id) + " does not exist");
+  }
+  return memory_.Reach(PoolId::Device(device), base);
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,69 @@
+// Eviction: what goes when memory is short, or an operator says so: cached pages and artefacts that
+// nobody uses and no pin keeps.
+//
+// Thread-safety: Evict from any thread, the rest under the store's lock. Cost: of one page a
+// look-up; of finding those whose space somebody can use, a look at all cached pages of a pool.
+#ifndef KVSTRATA_SERVER_STORE_EVICTION_H_
+#define KVSTRATA_SERVER_STORE_EVICTION_H_
+
+#include <cstdint>
+#include <set>
+
+#include "server/store/page_memory.h"
+#include "server/store/store_info.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+struct Artefact;
+class Artefacts;
+class CodecExtents;
+struct Model;
+struct Page;
+class PageAllocator;
+class PagePools;
+class PageReferences;
+class PrefixIndex;
+class SessionCatalog;
+struct StoreParts;
+struct Taker;
+struct Tenant;
+
+class Eviction {
+ public:
+  explicit Eviction(StoreParts* store);
+
+  // Drops cached pages and artefacts that no sequence uses and no pin keeps; with `dry_run` only
+  // counts them.
+  EvictResult Evict(bool dry_run) KVS_EXCLUDES(store_lock);
+
+  // Evicts pages whose space the taker can use; whether that gave any.
+  bool EvictFor(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
+  void EvictPage(Page* page) KVS_REQUIRES(store_lock);
+  // Drops the oldest artefact of any tenant, or of one, that nobody uses and that has bytes in
+  // `pool`.
+  bool EvictArtefact(PoolId pool, const Tenant* tenant = nullptr) KVS_REQUIRES(store_lock);
+  // None of its pinned ones.
+  void DropUnusedPagesOf(const Model& model) KVS_REQUIRES(store_lock);
+  // Extents that artefacts alone refer to, and no pin keeps, once each.
+  std::set<const Page*> UnusedExtents() const KVS_REQUIRES(store_lock);
+
+ private:
+  // Nobody uses it, and no pin keeps it.
+  bool MayGo(const Artefact& artefact) const KVS_REQUIRES(store_lock);
+
+  StoreMutex& mu_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  PageReferences& references_;
+  PageAllocator& allocator_;
+  CodecExtents& extents_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_EVICTION_H_

@@ -1,0 +1,54 @@
+// Imports: jobs that fill imported sequences from an engine's tensors (import_job.h).
+//
+// Ownership: a job's hold keeps its pages; it is given back exactly once. Thread-safety: all
+// methods, from any thread; one job of a sequence at a time. Cost: of copies of what lies in a pool
+// that the host cannot reach.
+#ifndef KVSTRATA_SERVER_STORE_IMPORTS_H_
+#define KVSTRATA_SERVER_STORE_IMPORTS_H_
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "server/store/import_job.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class Devices;
+class PageHolds;
+class PageMemory;
+struct Sequence;
+class SessionCatalog;
+class StepEvents;
+struct StoreParts;
+
+class Imports {
+ public:
+  explicit Imports(StoreParts* store);
+
+  // Room for `tokens` behind those that are committed. FAILED_PRECONDITION SEQUENCE_OWNED,
+  // SEQUENCE_TOO_LONG, POOL_EXHAUSTED, MEMORY_EXHAUSTED, COPY_FAILED.
+  Result<ImportJob> BeginImport(uint64_t session, uint64_t sequence, uint32_t tokens)
+      KVS_EXCLUDES(store_lock);
+  // Commits `tokens`, whose rows the job wrote, and index rows up to `indexed_tokens`. What fails
+  // (the sequence was closed, say) commits nothing.
+  Status FinishImport(const ImportJob& job, std::span<const int32_t> tokens,
+                      uint32_t indexed_tokens) KVS_EXCLUDES(store_lock);
+  void AbandonImport(const ImportJob& job) KVS_EXCLUDES(store_lock);
+
+ private:
+  void KeepPages(const Sequence& s, ImportJob* job) KVS_REQUIRES(store_lock);
+  Status StageImport(ImportJob* job) KVS_EXCLUDES(store_lock);
+
+  StoreMutex& mu_;
+  PageMemory& memory_;
+  SessionCatalog& catalog_;
+  Devices& devices_;
+  PageHolds& holds_;
+  StepEvents& steps_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_IMPORTS_H_

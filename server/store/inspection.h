@@ -1,0 +1,68 @@
+// Inspection: snapshots for operators and tests, and the proof of the books.
+//
+// Thread-safety: methods that say so are called under the store's lock, all others from any thread.
+// Cost: each sequence is shown as it was at some moment, others get in between; Audit holds the
+// lock for all, and looks at everything.
+#ifndef KVSTRATA_SERVER_STORE_INSPECTION_H_
+#define KVSTRATA_SERVER_STORE_INSPECTION_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/store_info.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class Artefacts;
+class Eviction;
+class Models;
+class PageMemory;
+class PagePools;
+class PrefixIndex;
+struct Sequence;
+class SessionCatalog;
+struct StoreParts;
+
+class Inspection {
+ public:
+  explicit Inspection(StoreParts* store);
+
+  std::vector<PoolInfo> Pools() const KVS_EXCLUDES(store_lock);  // the devices', then the host's
+  std::vector<SessionInfo> Sessions() const KVS_EXCLUDES(store_lock);
+  std::vector<ModelInfo> Models() const KVS_EXCLUDES(store_lock);
+  std::vector<SequenceInfo> Sequences(uint64_t session) const KVS_EXCLUDES(store_lock);  // 0: all
+  Result<SequenceDetail> Show(uint64_t sequence) const KVS_EXCLUDES(store_lock);
+  AuditReport Audit() const KVS_EXCLUDES(store_lock);
+  StoreCounters Counters() const KVS_EXCLUDES(store_lock);
+
+  // The sequence's numbers without those that CountPages adds.
+  SequenceInfo InfoOf(const Sequence& s) const KVS_REQUIRES(store_lock);
+  // Lets others in: what was found before may be gone.
+  void CountPages(SequenceInfo* info) const KVS_REQUIRES(store_lock);
+
+ private:
+  // Lets others in, too.
+  uint64_t BytesOf(std::span<const uint64_t> sequences) const KVS_REQUIRES(store_lock);
+  // Calls visit(sequence, page, whether it is an index block) for the sequence's pages and blocks,
+  // as long as it is there.
+  template <typename Visit>
+  void VisitPages(uint64_t sequence, Visit&& visit) const KVS_REQUIRES(store_lock);
+
+  StoreMutex& mu_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  class Models& models_;
+  Eviction& eviction_;
+  const StoreParts& store_;  // for the audit, which looks at all of it
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_INSPECTION_H_

@@ -1,0 +1,74 @@
+// Leases of look-ups. What an open holds is what a look-up promises: a lease is such an open, of a
+// sequence that nobody is told of, and that ends by its time or with its session.
+//
+// Ownership: leases are their session's. Thread-safety: all methods, from any thread. Cost: of an
+// open.
+#ifndef KVSTRATA_SERVER_STORE_LEASES_H_
+#define KVSTRATA_SERVER_STORE_LEASES_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/opened_sequence.h"
+#include "server/store/prefix_hit.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class Devices;
+class Lookups;
+class Openings;
+class Sequences;
+class SessionCatalog;
+struct StoreParts;
+
+class Leases {
+ public:
+  explicit Leases(StoreParts* store);
+
+  // As Lookups::Lookup. With a lease (`open` without one takes none) what is answered stays held so
+  // long, or until the session ends: the daemon opens the plan for the session, as OpenSequence
+  // does, on what is held alone, and closes it then. `done` may come in the tier's thread, too. The
+  // same prompt and plan again renew the lease. INVALID_ARGUMENT LEASE_TIME, LEASE_PLAN,
+  // LEASE_DEVICE; RESOURCE_EXHAUSTED SEQUENCE_LIMIT, TABLES_FULL: nothing is answered then.
+  void LookupLeased(uint64_t session, uint64_t model, std::span<const int32_t> tokens,
+                    const LookupPlan& open, LookupDone done) KVS_EXCLUDES(store_lock);
+  // Ends the leases whose time is over. For housekeeping; no I/O.
+  void ExpireLeases(std::chrono::steady_clock::time_point now) KVS_EXCLUDES(store_lock);
+
+ private:
+  // A look-up on its way to its lease.
+  struct Leasing {
+    uint64_t session = 0, model = 0;
+    std::vector<int32_t> tokens;
+    LookupPlan open;
+    LookupDone done;
+  };
+  // Renews the lease of what was found, or opens it.
+  void HoldHit(const std::shared_ptr<const Leasing>& leasing, const PrefixHit& hit)
+      KVS_EXCLUDES(store_lock);
+  void AnswerLeased(const Leasing& leasing, const LeasedPrompt& prompt,
+                    const Result<OpenedSequence>& opened) KVS_EXCLUDES(store_lock);
+  Status CheckLease(uint64_t session, uint64_t model, const LookupPlan& open)
+      KVS_EXCLUDES(store_lock);
+  // Whether the prompt's lease, if there is one, holds all of `hit`; it then ends anew.
+  bool RenewLease(uint64_t session, const LeasedPrompt& prompt, const PrefixHit& hit,
+                  std::chrono::milliseconds lease) KVS_EXCLUDES(store_lock);
+  void EnterLease(uint64_t session, const LeasedPrompt& prompt, uint64_t sequence,
+                  std::chrono::milliseconds lease) KVS_EXCLUDES(store_lock);
+
+  StoreMutex& mu_;
+  SessionCatalog& catalog_;
+  Devices& devices_;
+  Lookups& lookups_;
+  Openings& openings_;
+  Sequences& sequences_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_LEASES_H_

@@ -1,0 +1,147 @@
+#include "server/store/models.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kMaxModels = 1024;
+constexpr size_t kMaxText = 256;
+constexpr size_t kMaxBoundaryTokens = 1 << 16;
+
+Status CheckText(std::string_view field, const std::string& value, bool required) {
+  if (value.size() <= kMaxText && !(required && value.empty())) return OkStatus();
+  return InvalidArgument("MODEL_TEXT", std::string(field) + " has " + std::to_string(value.size()) +
+                                           " bytes; allowed: " + (required ? "1" : "0") + " to " +
+                                           std::to_string(kMaxText));
+}
+
+Status Validate(const ModelDesc& desc, uint64_t largest_pool) {
+  KVS_RETURN_IF_ERROR(CheckText("name", desc.name, true));
+  // Pages are shared by digest: without one, different weights would be taken for the same.
+  KVS_RETURN_IF_ERROR(CheckText("digest", desc.digest, true));
+  KVS_RETURN_IF_ERROR(CheckText("layout", desc.layout, false));
+  KVS_RETURN_IF_ERROR(CheckText("adapter", desc.adapter, false));
+  KVS_RETURN_IF_ERROR(Validate(desc.geometry));
+  if (desc.ranks != 1 || desc.rank != 0) {
+    return Unimplemented("MODEL_RANKS", "rank is " + std::to_string(desc.rank) + " of " +
+                                            std::to_string(desc.ranks) +
+                                            "; this build serves rank 0 of 1");
+  }
+  if (desc.boundary_tokens.size() > kMaxBoundaryTokens) {
+    return InvalidArgument("MODEL_BOUNDARY_TOKENS",
+                           "boundary_tokens has " + std::to_string(desc.boundary_tokens.size()) +
+                               " entries; allowed: at most 65536");
+  }
+  if (static_cast<uint64_t>(desc.geometry.page_bytes()) > largest_pool) {
+    return InvalidArgument("MODEL_PAGE_TOO_LARGE", "a page of this geometry has " +
+                                                       std::to_string(desc.geometry.page_bytes()) +
+                                                       " bytes; allowed: at most a pool's " +
+                                                       std::to_string(largest_pool));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Models::Models(StoreParts* store)
+    : mu_(store->mu),
+      user_limits_(store->options.user_limits),
+      memory_(store->memory),
+      catalog_(store->catalog),
+      references_(store->references),
+      eviction_(store->eviction) {}
+
+void Models::LeaveModel(Model* model) {
+  if (--model->sessions != 0) return;
+  model->place = {};
+  if (model->OfOneSession() && model->pages != 0) eviction_.DropUnusedPagesOf(*model);
+  if (model->pages == 0) models_.erase(model->id);
+}
+
+Status Models::MakeRoomForModel() {
+  if (models_.size() < kMaxModels) return OkStatus();
+  std::erase_if(models_, [](const auto& entry) {
+    return entry.second->sessions == 0 && entry.second->pages == 0;
+  });
+  // Then one that only cached pages keep, the oldest of whoever has most of those.
+  std::map<uint32_t, std::vector<Model*>> left;
+  for (const auto& [id, model] : models_) {
+    if (model->sessions == 0) left[model->tenant].push_back(model.get());
+  }
+  const auto most = std::ranges::max_element(
+      left, {}, [](const auto& of_tenant) { return of_tenant.second.size(); });
+  if (models_.size() >= kMaxModels && most != left.end()) {
+    eviction_.DropUnusedPagesOf(**std::ranges::min_element(most->second, {}, &Model::id));
+    for (Tenant* tenant : catalog_.tenants()) references_.Advance(tenant);
+    references_.ReclaimLocked();
+  }
+  if (models_.size() < kMaxModels) return OkStatus();
+  return ResourceExhausted("MODEL_LIMIT", "the daemon has all the " + std::to_string(kMaxModels) +
+                                              " models that it may have; try again later");
+}
+
+// Others' models of that description are others'.
+std::shared_ptr<Model> Models::FindRegistered(const Tenant& tenant, const ModelDesc& desc) const {
+  for (const auto& [id, known] : models_) {
+    if (known->tenant == tenant.id && known->desc == desc) return known;
+  }
+  return nullptr;
+}
+
+void Models::NotePages(uint64_t model, uint64_t pages) { models_.at(model)->pages += pages; }
+
+void Models::NoteFreed(uint64_t id) {
+  const auto model = models_.find(id);
+  KVS_CHECK(model != models_.end());
+  if (--model->second->pages == 0 && model->second->sessions == 0) models_.erase(model);
+}
+
+Result<uint64_t> Models::RegisterModel(uint64_t session_id, const ModelDesc& desc) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
+  const uint64_t largest =
+      std::max(memory_.capacity(PoolId::Device(session->device)), memory_.capacity(PoolId::Host()));
+  KVS_RETURN_IF_ERROR(Validate(desc, largest));
+  Tenant* const tenant = session->tenant;
+  std::shared_ptr<Model> model = FindRegistered(*tenant, desc);
+  UserPlace place;
+  if (!model || model->sessions == 0) {
+    KVS_ASSIGN_OR_RETURN(place, UserPlace::Take(user_limits_, tenant->name, Limit::kModels));
+  }
+  if (!model) {
+    KVS_RETURN_IF_ERROR(MakeRoomForModel());
+    model = std::make_shared<Model>();
+    model->id = tenant->NextId(&tenant->models_made);
+    model->tenant = tenant->id;
+    model->desc = desc;
+    models_.emplace(model->id, model);
+  }
+  if (model->sessions == 0) model->place = std::move(place);
+  const auto [it, added] = session->models.try_emplace(
+      model->id, std::make_pair(model, KeyChain(session->tenant->name, desc)));
+  if (added) ++model->sessions;
+  return it->first;
+}
+
+Result<Geometry> Models::ModelGeometry(uint64_t session_id, uint64_t model) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(const Session* session, catalog_.FindSession(session_id));
+  KVS_ASSIGN_OR_RETURN(const Session::KnownModel* known, FindModel(*session, model));
+  return known->first->desc.geometry;
+}
+
+Status Models::ImportModel(uint64_t session_id, uint64_t model) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
+  KVS_RETURN_IF_ERROR(FindModel(*session, model).status());
+  session->imports.insert(model);
+  return OkStatus();
+}
+
+}  // namespace kvstrata

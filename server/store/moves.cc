@@ -1,0 +1,76 @@
+#include "server/store/moves.h"
+
+#include "server/store/long_request.h"
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+Moves::Moves(StoreParts* store)
+    : mu_(store->mu),
+      options_(store->options),
+      memory_(store->memory),
+      pools_(store->pools),
+      prefix_(store->prefix),
+      counters_(store->counters),
+      catalog_(store->catalog),
+      devices_(store->devices),
+      references_(store->references),
+      holds_(store->holds),
+      allocator_(store->allocator),
+      eviction_(store->eviction),
+      copies_(store->copies) {}
+
+Result<MoveResult> Moves::Move(uint64_t sequence, Tier to) {
+  return Move(sequence, to, MoveLimit());
+}
+
+Result<MoveResult> Moves::Move(uint64_t sequence, Tier to, MoveLimit limit) {
+  CopyPlan plan;
+  Geometry geometry;
+  {
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
+    KVS_RETURN_IF_ERROR(devices_.CheckHeld(*s));
+    Session* const session = catalog_.SessionOf(s->session);
+    const LongRequest request(&catalog_, session);
+    const PoolId pool = PoolsOf(*session, to).front();
+    if (!memory_.failure(pool).ok()) return memory_.failure(pool);
+    Tenant* tenant = session->tenant;
+    geometry = s->model->desc.geometry;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < s->pages.size(); ++i) {
+      catalog_.LetOthersIn(session, 1);
+      Page* page = s->pages[i];
+      if (page == nullptr || !page->sealed || page->arena->tier == to) continue;
+      bytes += page->bytes;
+      if (bytes > limit.room || (bytes > limit.bytes && !plan.copies.empty())) break;
+      PlannedCopy& planned = plan.copies.emplace_back();
+      planned.source = page;
+      planned.position = static_cast<uint32_t>(i);
+      planned.keeps_key = true;
+    }
+    if (plan.copies.empty()) return MoveResult{0, 0, s->version};
+    // The daemon's own arenas take them: no session writes there.
+    const Taker taker{tenant, kDaemon, nullptr, s->model->id, {pool}, limit.evicts};
+    KVS_RETURN_IF_ERROR(copies_.TakeCopies(session, taker, &plan));
+  }
+  const Status copied = copies_.Copy(plan, geometry);
+  StoreLock lock(mu_);
+  const Result<Sequence*> s = copied.ok() ? catalog_.FindSequence(sequence) : copied;
+  if (!s.ok()) {
+    copies_.Discard(&plan);
+    return s.status();
+  }
+  Session* const session = catalog_.SessionOf((*s)->session);
+  const LongRequest request(&catalog_, session);
+  KVS_RETURN_IF_ERROR(copies_.SwapIn(session, *s, &plan));
+  MoveResult result;
+  result.version = (*s)->version;
+  for (const PlannedCopy& c : plan.copies) {
+    result.pages += c.used;
+    result.bytes += c.used ? c.copy->bytes : 0;
+  }
+  return result;
+}
+
+}  // namespace kvstrata

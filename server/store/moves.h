@@ -1,0 +1,124 @@
+// Moves: pages between the pools. On request (Move); in the background, by server/work/mover.h:
+// promotions of what sequences opened on, room below the watermarks; and what follows when a pool's
+// capacity changes.
+//
+// Thread-safety: methods that say so are called under the store's lock, all others from any thread.
+// Bytes are copied outside of the lock. Cost: of copies; a look at all arenas of a pool.
+#ifndef KVSTRATA_SERVER_STORE_MOVES_H_
+#define KVSTRATA_SERVER_STORE_MOVES_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/status.h"
+#include "server/store/page_memory.h"
+#include "server/store/store_info.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+struct Arena;
+struct CopyPlan;
+class Devices;
+class Eviction;
+class PageAllocator;
+class PageCopies;
+class PageHolds;
+class PagePools;
+class PageReferences;
+class PrefixIndex;
+struct Sequence;
+struct Session;
+class SessionCatalog;
+struct StoreParts;
+
+class Moves {
+ public:
+  explicit Moves(StoreParts* store);
+
+  // Copies a sequence's sealed pages to another pool (`device`: that of its session's device),
+  // publishes a table that names the copies, and retires the originals nobody else refers to.
+  // Readers inside a step keep what they see. SEQUENCE_UNKNOWN, POOL_EXHAUSTED, TABLES_FULL,
+  // COPY_FAILED, DEVICE_FAILED.
+  Result<MoveResult> Move(uint64_t sequence, Tier to) KVS_EXCLUDES(store_lock);
+  // Calls `wake`, under the store's lock, whenever MoveSome may have something to do. Null: nobody
+  // moves anything.
+  void SetMoveSink(std::function<void()> wake) KVS_EXCLUDES(store_lock);
+  // A piece of what is to be moved, at most `bytes` of copies but for a page: of sequences that
+  // opened on pages of `host` these, to `device` while it is below its high mark; of a pool that
+  // went above its high mark, until its low one, pages that nobody uses: from device to host while
+  // that is below its own, else they are evicted. Returns the bytes copied; nothing: there is
+  // nothing to do. One thread at a time.
+  std::optional<uint64_t> MoveSome(uint64_t bytes) KVS_EXCLUDES(store_lock);
+  // Changes the capacity of a pool, of `device` of each device or of the one named, and evicts what
+  // nobody uses as far as that empties arenas that are beyond it. INVALID_ARGUMENT POOL_SIZE: 1 MiB
+  // to 16 TiB; DEVICE_UNKNOWN. The result is the sum over the pools.
+  Result<ResizedPool> ResizePool(Tier tier, uint64_t bytes, std::string_view device = "")
+      KVS_EXCLUDES(store_lock);
+
+  // Whether a device pool is above 80 % of its capacity: what releases most should go first.
+  bool UnderPressure() const KVS_EXCLUDES(store_lock);
+
+  // Wakes whoever moves if a pool is above its mark or its capacity; after what may make it so.
+  void NoteFill() KVS_REQUIRES(store_lock);
+  // Called after a sequence opened.
+  void NotePromotion(Session* session, const Sequence& s) KVS_REQUIRES(store_lock);
+
+ private:
+  // What Move may copy.
+  struct MoveLimit {
+    uint64_t bytes = ~uint64_t{0};  // but for its first page
+    uint64_t room = ~uint64_t{0};
+    bool evicts = true;  // to make room for the copies
+  };
+  Result<MoveResult> Move(uint64_t sequence, Tier to, MoveLimit limit) KVS_EXCLUDES(store_lock);
+  uint64_t HighMark(PoolId pool) const KVS_REQUIRES(store_lock);
+  uint64_t LowMark(PoolId pool) const KVS_REQUIRES(store_lock);
+  std::unordered_map<const Arena*, uint64_t> RetiredBytes(PoolId pool) const
+      KVS_REQUIRES(store_lock);
+  // Used ones that are not retired.
+  uint64_t HeldBytes(PoolId pool) const KVS_REQUIRES(store_lock);
+  std::optional<uint64_t> PromoteSome(uint64_t bytes) KVS_EXCLUDES(store_lock);
+  // Nothing: the pool needs no relief, or nothing of it can go.
+  std::optional<uint64_t> RelieveSome(PoolId pool, uint64_t bytes) KVS_EXCLUDES(store_lock);
+  // Has host make room down to its low mark for what `device` has cached; false: it does, or that
+  // would be of no use.
+  bool MakeHostRelieve(PoolId device) KVS_REQUIRES(store_lock);
+  // Copies to be for the coldest pages of `device`, as many as host has free room for: the plan
+  // refers to the copies, and keeps the sources, which may be used or evicted meanwhile.
+  CopyPlan PlanDemotion(PoolId device, uint64_t bytes) KVS_REQUIRES(store_lock);
+  uint64_t FinishDemotion(const CopyPlan& plan, bool copied) KVS_REQUIRES(store_lock);
+  // Both return the bytes of what went; replicas only among the coldest.
+  uint64_t EvictReplicas(PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
+  uint64_t EvictColdest(PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
+  // Gives arenas beyond the capacity back, as far as nobody uses them.
+  void ShrinkToCapacity(PoolId pool) KVS_REQUIRES(store_lock);
+  // Evicts all of an arena that nobody uses; whether there was one.
+  bool EmptyAnArena(PoolId pool) KVS_REQUIRES(store_lock);
+
+  StoreMutex& mu_;
+  const StoreOptions& options_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  Devices& devices_;
+  PageReferences& references_;
+  PageHolds& holds_;
+  PageAllocator& allocator_;
+  Eviction& eviction_;
+  PageCopies& copies_;
+  std::function<void()> wake_mover_ KVS_GUARDED_BY(store_lock);
+  std::deque<uint64_t> promotions_ KVS_GUARDED_BY(store_lock);  // sequences on pages of host
+  std::array<bool, kMaxPools> relieving_ KVS_GUARDED_BY(store_lock){};  // between the marks
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_MOVES_H_

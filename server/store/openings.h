@@ -1,0 +1,132 @@
+// Openings: how a sequence comes to be: its plan, what is held of its prompt, pages for the rest,
+// its first table.
+//
+// Ownership: an Opening is whoever's that opens; what its load holds is given back when it is
+// finished. Thread-safety: methods that say so are called under the store's lock, all others from
+// any thread. Cost: hashing the tokens, never under the lock; an open works in pieces
+// (long_request.h).
+#ifndef KVSTRATA_SERVER_STORE_OPENINGS_H_
+#define KVSTRATA_SERVER_STORE_OPENINGS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/opened_sequence.h"
+#include "server/store/parameters.h"
+#include "server/store/prefix_catalog.h"
+#include "server/store/sequence.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class Devices;
+class Moves;
+class PageAllocator;
+class PageReferences;
+class Plans;
+class PrefixLoads;
+class RawPages;
+class Recompression;
+class Replication;
+class SessionCatalog;
+struct StoreCounters;
+struct StoreParts;
+class Tables;
+
+// A sequence on its way to be opened.
+struct Opening {
+  uint64_t session = 0;
+  std::string tenant;   // of the session
+  uint32_t device = 0;  // of the session
+  std::unique_ptr<Sequence> sequence;
+  std::vector<PageKey> keys;  // of the pages that it may be held for
+  size_t tokens = 0;
+  HoldLimits limits;
+  uint32_t reserve_tokens = 0;
+  std::vector<int32_t> rest;  // of them, those behind the pages of `keys`
+  PageKey artefact{};         // of the prompt; zeros: the plan has no codec
+  Clock::time_point asked;
+  uint64_t load = 0;              // a hold of what is on its way here; 0: none
+  std::vector<bool> loads_index;  // per key of the load: it is an index block's
+  // The artefact on its way here: its record, and of its parts those that have come.
+  std::optional<ArtefactRecord> record;
+  std::vector<Extent> parts;
+  PrefixQuestion question() const {
+    return {tenant, sequence->plan, sequence->index, sequence->page_tokens(), keys};
+  }
+};
+
+class Openings {
+ public:
+  explicit Openings(StoreParts* store);
+
+  // Attaches to the longest held prefix (at most tokens - 1), reserves pages for the rest,
+  // publishes the first table. SEQUENCE_LIMIT, TABLES_FULL (RESOURCE_EXHAUSTED), SEQUENCE_TOO_LONG,
+  // POOL_EXHAUSTED, PARAMETERS_* (parameters.h), PLAN_COMBINATION of a plan that cannot serve the
+  // model.
+  Result<OpenedSequence> OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                                      std::span<const int32_t> tokens,
+                                      const OpenOptions& options = {}) KVS_EXCLUDES(store_lock);
+  // The same, after what the tier below has of the prefix beyond memory was read, what lies on
+  // another device copied, and the plan's parameters read: never waits for any of it, calls `done`
+  // once, at once in this thread or later in the tier's or the replication queue's. A page that is
+  // lost, corrupt or late ends the prefix, and is no error.
+  void OpenSequence(uint64_t session, uint64_t model, std::string_view plan,
+                    std::span<const int32_t> tokens, OpenDone done, const OpenOptions& options = {})
+      KVS_EXCLUDES(store_lock);
+
+  // Nobody's sequence of that model and plan, for a session.
+  Result<Opening> BeginOpening(uint64_t session, uint64_t model, std::string_view plan)
+      KVS_EXCLUDES(store_lock);
+  // Also ends its load, whatever comes of it. Called once.
+  Result<OpenedSequence> FinishOpen(Opening* o) KVS_EXCLUDES(store_lock);
+  // Gives a sequence that has its pages a slot, a number and its first table.
+  Result<OpenedSequence> Enter(Session* session, std::unique_ptr<Sequence> s)
+      KVS_REQUIRES(store_lock);
+
+ private:
+  // What needs no lock: checks, the codec, the keys.
+  Result<Opening> PrepareOpen(uint64_t session, uint64_t model, std::string_view plan,
+                              std::span<const int32_t> tokens, const OpenOptions& options,
+                              Files files) KVS_EXCLUDES(store_lock);
+  void GoOnOpening(Result<Opening> prepared, const OpenDone& done) KVS_EXCLUDES(store_lock);
+  Result<OpenedSequence> FinishOpenLocked(Session* session, Opening* o) KVS_REQUIRES(store_lock);
+  // Cuts a hit to the pages that o.limits allow and that only the hit can tell.
+  void LimitHit(const Opening& o, const Sequence& shape, Hit* hit) const KVS_REQUIRES(store_lock);
+  // Fills `s`, which is nobody's yet, with the hit and new pages up to `cover` tokens.
+  Status TakeForOpen(Session* session, Sequence* s, Hit hit, uint64_t cover)
+      KVS_REQUIRES(store_lock);
+  // When an artefact of this prompt may be had at its end, nothing is due before.
+  void AwaitArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
+  // Gives a sequence that is held without its raw pages the artefact at once.
+  void OpenOnArtefact(Sequence* s, const Opening& o) KVS_REQUIRES(store_lock);
+
+  StoreMutex& mu_;
+  const StoreOptions& options_;
+  const std::shared_ptr<UserLimits>& user_limits_;
+  Plans& plans_;
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  Devices& devices_;
+  Tables& tables_;
+  PageReferences& references_;
+  PageAllocator& allocator_;
+  Moves& moves_;
+  PrefixCatalog& prefixes_;
+  PrefixLoads& loads_;
+  Replication& replication_;
+  Recompression& recompression_;
+  RawPages& raw_pages_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_OPENINGS_H_

@@ -1,0 +1,106 @@
+// PageAllocator: pages for whoever needs them. On a shortage, in this order: what is retired and
+// passed by all readers, orphan arenas, new arenas, cached prefix pages nobody uses (oldest first),
+// artefacts nobody uses, the next pool; else POOL_EXHAUSTED, with nothing taken.
+//
+// Ownership: pages are the taker's to refer to. Thread-safety: all methods under the store's lock.
+// Cost: constant for each page while there is room; an eviction looks at all cached pages of a
+// pool.
+#ifndef KVSTRATA_SERVER_STORE_PAGE_ALLOCATOR_H_
+#define KVSTRATA_SERVER_STORE_PAGE_ALLOCATOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/page.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class CapacityCounter;
+class Eviction;
+class Models;
+class Moves;
+class PageReferences;
+struct Sequence;
+struct Session;
+class SessionCatalog;
+struct StoreParts;
+struct Tenant;
+
+// Who pages are taken for and where from, first choice first.
+struct Taker {
+  Tenant* tenant;
+  uint64_t writer;         // a session or kDaemon
+  const Session* session;  // null: the daemon
+  uint64_t model;
+  std::vector<PoolId> pools;
+  bool evicts = true;  // else only what is free is taken
+  uint64_t ahead = 0;  // bytes that are taken next: what is evicted makes room for them too
+};
+
+// What was not to be had.
+struct Shortage {
+  uint64_t bytes = 0;  // of a page
+  uint32_t pages = 0, got = 0;
+  std::optional<uint64_t> fits;  // tokens that the sequence could have now
+};
+
+// Where memory for a session's sequence comes from: of its device, else of host; or of host only.
+std::vector<PoolId> PoolsOf(const Session& session, Tier tier);
+Taker TakerOf(const Session& session, const Sequence& s);
+// The limit that a pool's arenas count against.
+inline Limit LimitOf(PoolId pool) {
+  return pool.tier() == Tier::kHost ? Limit::kHostBytes : Limit::kDeviceBytes;
+}
+
+class PageAllocator {
+ public:
+  explicit PageAllocator(StoreParts* store);
+
+  // Adds `n` pages without references, or none.
+  Status Allocate(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
+      KVS_REQUIRES(store_lock);
+  // Takes up to `n`; what became of them all is for the caller to settle.
+  uint32_t AllocateSome(const Taker& taker, uint64_t bytes, uint32_t n, std::vector<Page*>* out)
+      KVS_REQUIRES(store_lock);
+  // POOL_EXHAUSTED.
+  Status Exhausted(const Taker& taker, const Shortage& shortage) const KVS_REQUIRES(store_lock);
+  // Gives `s` the pages and index blocks that it is short of for `tokens`, a reference each; all or
+  // nothing. No table names them yet.
+  Status TakeUpTo(Session* session, Sequence* s, uint64_t tokens) KVS_REQUIRES(store_lock);
+
+  // What its tenant may still have of the pool, in whole granules, of which arenas are made.
+  uint64_t RoomOf(const Taker& taker, PoolId pool) const KVS_REQUIRES(store_lock);
+  // Whether its tenant may not have so much more of the pool.
+  bool AtLimit(const Taker& taker, PoolId pool, uint64_t bytes) const KVS_REQUIRES(store_lock);
+  static bool MayAdopt(const Taker& taker, const Arena& arena);
+
+ private:
+  uint32_t AllocateIn(const Taker& taker, PoolId pool, uint64_t bytes, uint32_t n,
+                      std::vector<Page*>* out) KVS_REQUIRES(store_lock);
+  // Adds `n` pages with a reference each, or none; how many could be had.
+  uint32_t TakeByPieces(Session* session, Taker taker, uint64_t bytes, uint32_t n,
+                        std::vector<Page*>* out) KVS_REQUIRES(store_lock);
+  // Gives back those behind the first `left`, which no table has named.
+  void Untake(Session* session, std::vector<Page*>* pages, size_t left) KVS_REQUIRES(store_lock);
+  // Makes an arena for `bytes` within what its tenant may have.
+  bool AddArena(const Taker& taker, PoolId pool, uint64_t bytes) KVS_REQUIRES(store_lock);
+
+  const std::shared_ptr<UserLimits>& user_limits_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  Models& models_;
+  PageReferences& references_;
+  CapacityCounter& capacity_;
+  Eviction& eviction_;
+  Moves& moves_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_PAGE_ALLOCATOR_H_

@@ -1,0 +1,111 @@
+#include "server/store/page_references.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kReclaimPages = 1024;  // cheaper than others, and each piece looks at all readers
+
+}  // namespace
+
+PageReferences::PageReferences(StoreParts* store)
+    : mu_(store->mu),
+      pools_(store->pools),
+      prefix_(store->prefix),
+      catalog_(store->catalog),
+      models_(store->models),
+      devices_(store->devices),
+      holds_(store->holds) {}
+
+void PageReferences::RefAll(Session* session, std::span<Page* const> from, std::vector<Page*>* to) {
+  to->reserve(from.size());
+  for (Page* page : from) {
+    if (page != nullptr) RefPage(page);
+    to->push_back(page);
+    catalog_.LetOthersIn(session, 1);
+  }
+}
+
+void PageReferences::RefPage(Page* page) {
+  if (page->refs == 0 && page->indexed) prefix_.MarkUsed(page);
+  pools_.Ref(page);
+}
+
+void PageReferences::Release(Page* page) {
+  pools_.Unref(page);
+  if (page->refs > 0) return;
+  if (page->indexed) {
+    prefix_.MarkCached(page);
+  } else {
+    Retire(page);
+  }
+}
+
+void PageReferences::ReleaseAll(Session* session, std::vector<Page*>* pages) {
+  for (; !pages->empty(); catalog_.LetOthersIn(session, 1)) {
+    if (pages->back() != nullptr) Release(pages->back());
+    pages->pop_back();
+  }
+}
+
+void PageReferences::ReleaseExtents(std::vector<Extent>* extents) {
+  for (; !extents->empty(); extents->pop_back()) Release(extents->back().page);
+}
+
+void PageReferences::Retire(Page* page) {
+  pools_.Retire(page);
+  Tenant* tenant = catalog_.tenant(page->arena->tenant);
+  tenant->retired.Push(tenant->epoch, page);
+}
+
+void PageReferences::FreePages(std::span<Page* const> pages) {
+  for (const Page* page : pages) models_.NoteFreed(page->model);
+  pools_.Free(pages);
+}
+
+// What was retired so far stays until every reader that is inside a step now has left it.
+void PageReferences::Advance(Tenant* tenant) {
+  ++tenant->epoch;
+  for (Session* session : tenant->sessions) {
+    session->memory->tables()->global_epoch.store(tenant->epoch, std::memory_order_seq_cst);
+  }
+}
+
+void PageReferences::ReclaimLocked() {
+  for (Tenant* tenant : catalog_.tenants()) ReclaimLocked(tenant);
+}
+
+void PageReferences::ReclaimByPieces(Tenant* tenant) {
+  while (ReclaimLocked(tenant, kReclaimPages)) mu_.Yield();
+}
+
+bool PageReferences::ReclaimLocked(Tenant* tenant, size_t most) {
+  uint64_t oldest = kNoReader;
+  for (Session* session : tenant->sessions) {
+    const uint64_t own = OldestReader(*session->memory->header());
+    oldest = std::min(oldest, own);
+    SessionMemory* memory = session->memory.get();
+    session->retired_tables.Reclaim(own, [&](shm::SequenceTable* t) { memory->FreeTable(t); });
+    session->retired_heat.Reclaim(own, [&](HeatSlice heat) { memory->FreeHeat(heat); });
+  }
+  std::vector<Page*> passed;
+  const auto free = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (!holds_.Park(page)) passed.push_back(page);
+  };
+  const bool more = tenant->retired.Reclaim(oldest, free, most);
+  FreePages(passed);
+  return more;
+}
+
+void PageReferences::Reclaim() {
+  StoreLock lock(mu_);
+  devices_.DropLost();
+  for (uint32_t i = 0; i < catalog_.tenants().size(); ++i) ReclaimByPieces(catalog_.tenant(i));
+}
+
+}  // namespace kvstrata

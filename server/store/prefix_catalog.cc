@@ -1,0 +1,173 @@
+#include "server/store/prefix_catalog.h"
+
+#include <functional>
+#include <utility>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kAhead = 16;  // slots on their way from memory: as many as a core has going
+constexpr uint32_t kNoTenant = ~uint32_t{0};
+
+class IndexView final : public PrefixView {
+ public:
+  // `device`: who asks; none: pages of any device count.
+  IndexView(const PrefixIndex& prefix, std::optional<uint32_t> device,
+            const PrefixQuestion& question, const PrefixShape& shape,
+            const std::function<void(Page*)>& found)
+      : prefix_(prefix), device_(device), question_(question), shape_(shape), found_(found) {}
+
+  HeldIn InMemory(Part part, size_t i) override {
+    if (part == Part::kPage) return Note(i, question_.keys[i], &pages);
+    const PageKey& last = question_.keys[(i + 1) * shape_.block_pages - 1];
+    return Note(i, IndexBlockKey(last, question_.index), &blocks);
+  }
+  // What of it is wanted was read before.
+  bool InTier(Part, size_t) override { return false; }
+
+  std::vector<Page*> pages, blocks;  // as far as somebody asked; null: it is not there
+
+ private:
+  HeldIn Note(size_t i, const PageKey& key, std::vector<Page*>* found) const {
+    Page* const page = device_ ? prefix_.FindFor(*device_, key) : prefix_.Find(key);
+    if (found->size() <= i) found->resize(i + 1);
+    (*found)[i] = page;
+    if (page == nullptr) return HeldIn::kNothing;
+    if (found_) found_(page);
+    return InMemoryOf(page->arena->tier);
+  }
+
+  const PrefixIndex& prefix_;
+  const std::optional<uint32_t> device_;
+  const PrefixQuestion& question_;
+  const PrefixShape& shape_;
+  const std::function<void(Page*)>& found_;
+};
+
+}  // namespace
+
+PrefixCatalog::PrefixCatalog(StoreParts* store)
+    : mu_(store->mu),
+      memory_(store->memory),
+      prefix_(store->prefix),
+      artefacts_(store->artefacts),
+      catalog_(store->catalog),
+      devices_(store->devices) {}
+
+Hit PrefixCatalog::FindPrefix(const PrefixQuestion& q, const std::optional<RawFree>& artefact,
+                              std::optional<uint32_t> device,
+                              const std::function<void(Page*)>& found) const {
+  const PrefixShape shape(q.keys.size(), q.page_tokens, q.index);
+  IndexView view(prefix_, device, q, shape, found);
+  const HeldPrefix held =
+      FindHeld(shape, SuperfluousPages(q.plan, artefact, q.keys.size(), q.page_tokens), &view);
+  view.pages.resize(held.pages.size());
+  view.blocks.resize(held.blocks);
+  return {std::move(view.pages), std::move(view.blocks), held.whole};
+}
+
+HeldPrefix PrefixCatalog::FindAnywhere(const PrefixQuestion& q,
+                                       const std::optional<RawFree>& artefact) {
+  const PageTier* tier = nullptr;
+  {
+    StoreLock lock(mu_);
+    devices_.DropLost();
+    tier = tier_;
+  }
+  const PrefixShape shape(q.keys.size(), q.page_tokens, q.index);
+  const auto memory = [this, &q](std::span<const PageKey> keys, std::span<HeldIn> places) {
+    FindInMemory(q.tenant, keys, places);
+  };
+  PrefixSurvey survey(q, shape, memory, tier);
+  return FindHeld(shape, SuperfluousPages(q.plan, artefact, q.keys.size(), q.page_tokens), &survey);
+}
+
+const Artefact* PrefixCatalog::FindArtefact(const PageKey& key, uint32_t device) const {
+  const Artefact* const found = artefacts_.Peek(key);
+  return found != nullptr && found->MappableFrom(device) ? found : nullptr;
+}
+
+std::optional<RawFree> PrefixCatalog::RawFreeBy(const Plan& plan, const PageKey& artefact,
+                                                uint32_t device) const {
+  const Artefact* found = FindArtefact(artefact, device);
+  if (found == nullptr || !OpensWithoutRaw(plan)) return std::nullopt;
+  const Extent& first = found->extents.front();
+  const Residence where =
+      first.page->arena->tier == Tier::kDevice ? Residence::kDevice : Residence::kHost;
+  return RawFree{found->released, found->extents.back().tokens.end, where};
+}
+
+// Kernels of a GPU compute a prompt from its raw pages alone.
+bool PrefixCatalog::OpensWithoutRaw(const Plan& plan) const {
+  return plan.stored.keep_raw == KeepRaw::kNo && memory_.memory(Tier::kDevice) == Memory::kMemfd;
+}
+
+void PrefixCatalog::FindInMemory(const std::string& tenant, std::span<const PageKey> keys,
+                                 std::span<HeldIn> places) const {
+  StoreLock lock(mu_);
+  const PageMap& pages = prefix_.by_key();
+  for (size_t i = 0; i < std::min(keys.size(), kAhead); ++i) pages.Prefetch(keys[i]);
+  uint32_t own = kNoTenant;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i + kAhead < keys.size()) pages.Prefetch(keys[i + kAhead]);
+    places[i] = HeldIn::kNothing;
+    const PageMap::Slot* const slot = pages.Find(keys[i]);
+    if (slot == nullptr) continue;
+    if (slot->tenant != own && catalog_.tenant(slot->tenant)->name != tenant) continue;
+    own = slot->tenant;
+    places[i] = InMemoryOf(slot->tier);
+  }
+}
+
+std::optional<RawFree> PrefixCatalog::RawFreeAnywhere(const Plan& plan, const PageKey& artefact,
+                                                      uint32_t device, size_t tokens) {
+  if (!OpensWithoutRaw(plan)) return std::nullopt;
+  PageTier* tier = nullptr;
+  {
+    StoreLock lock(mu_);
+    devices_.DropLost();
+    // One that the session may not map is not read from the tier either.
+    if (artefacts_.Contains(artefact)) return RawFreeBy(plan, artefact, device);
+    tier = tier_;
+  }
+  if (tier == nullptr || !tier->Holds(artefact)) return std::nullopt;
+  const std::shared_ptr<const ArtefactRecord> record = ledger_.Find(artefact);
+  if (record == nullptr || record->prompt_tokens != tokens) return std::nullopt;
+  for (size_t i = 0; i < record->parts.size(); ++i) {
+    if (!tier->Holds(PartKey(artefact, i, record->parts[i]))) return std::nullopt;
+  }
+  return RawFreeOf(*record);
+}
+
+void PrefixCatalog::SetPageTier(PageTier* tier) {
+  StoreLock lock(mu_);
+  tier_ = tier;
+}
+
+void PrefixCatalog::EnterPrefix(const Sequence& s, Page* page) {
+  if (!memory_.failure(page->arena->pool).ok()) return;
+  if (prefix_.Insert(page)) return OfferPage(s, *page);
+  const bool first_here = page->arena->tier == Tier::kDevice &&
+                          prefix_.FindFor(page->arena->pool.device(), page->key) == nullptr;
+  if (first_here) prefix_.InsertReplica(page);
+}
+
+void PrefixCatalog::OfferPage(const Sequence& s, const Page& page) {
+  const bool goes = s.codec && s.plan.stored.keep_raw == KeepRaw::kNo && !page.summary;
+  if (tier_ != nullptr && !goes && !s.model->OfOneSession()) tier_->Offer(page.key);
+}
+
+void PrefixCatalog::OfferKept(const Sequence& s) {
+  if (tier_ == nullptr || !s.codec || s.plan.stored.keep_raw != KeepRaw::kNo) return;
+  if (s.model->OfOneSession()) return;
+  const std::vector<size_t> released = ReleasedPages(s);  // in order
+  for (size_t i = 0; i < s.pages.size(); ++i) {
+    const Page* page = s.pages[i];
+    if (page == nullptr || !page->indexed || (page->stored && !page->series_changed)) continue;
+    if (!std::ranges::binary_search(released, i)) tier_->Offer(page->key);
+  }
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,88 @@
+// PrefixLoads: what a sequence that opens gets from the tier below: pages and index blocks of its
+// prefix, its prompt's artefact.
+//
+// Bytes are copied outside of the lock, into pages that the opening's load holds. An artefact comes
+// whole or not at all: it is entered when its record and every part came and were verified, else
+// what came of it is let go and the prompt is recompressed.
+// Thread-safety: methods that say so are called under the store's lock, all others without it, from
+// any thread. Cost: of copies; the tier reads.
+#ifndef KVSTRATA_SERVER_STORE_PREFIX_LOADS_H_
+#define KVSTRATA_SERVER_STORE_PREFIX_LOADS_H_
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "server/store/page_tier.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class ArtefactLedger;
+class Artefacts;
+class CodecExtents;
+class Devices;
+struct Opening;
+struct Page;
+class PageAllocator;
+class PageHolds;
+class PageMemory;
+class PageReferences;
+class PrefixCatalog;
+class PrefixIndex;
+struct Session;
+class SessionCatalog;
+struct StoreCounters;
+struct StoreParts;
+
+class PrefixLoads {
+ public:
+  explicit PrefixLoads(StoreParts* store);
+
+  // Reads what is missing of the prefix, then calls `then`.
+  void LoadPrefix(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+  // Reads the prompt's artefact into memory if only the tier has it, then calls `then`.
+  void LoadArtefact(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+
+  // A reference of the load's own, until EndLoad.
+  void HoldForLoad(Opening* o, Page* page) KVS_REQUIRES(store_lock);
+  // `session`: whose long request this is; null: nobody's.
+  void EndLoad(Session* session, Opening* o) KVS_REQUIRES(store_lock);
+
+ private:
+  // Holds what memory has of the prefix until EndLoad; the keys that are to be read of it.
+  std::vector<PageKey> BeginLoad(Opening* o) KVS_EXCLUDES(store_lock);
+  // A page for each value that can be used, else null; `*more`: a prefix without gaps goes on.
+  std::vector<Page*> TakeForLoad(Opening* o, size_t first, std::span<const LoadedValue> values,
+                                 bool* more) KVS_REQUIRES(store_lock);
+  bool TakeLoaded(Opening* o, size_t first, std::span<const LoadedValue> values,
+                  std::span<const PageKey> keys) KVS_EXCLUDES(store_lock);
+  // Asked before its record is read, and behind it.
+  bool WantsArtefact(const Opening& o, const PageTier& tier) KVS_EXCLUDES(store_lock);
+  void LoadParts(const std::shared_ptr<Opening>& o, PageTier* tier, std::function<void()> then)
+      KVS_EXCLUDES(store_lock);
+  bool TakePart(Opening* o, size_t i, const LoadedValue& value) KVS_EXCLUDES(store_lock);
+  void EnterLoadedArtefact(Opening* o) KVS_EXCLUDES(store_lock);
+
+  StoreMutex& mu_;
+  ArtefactLedger& ledger_;
+  PageMemory& memory_;
+  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  StoreCounters& counters_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  Devices& devices_;
+  PageReferences& references_;
+  PageHolds& holds_;
+  PageAllocator& allocator_;
+  PrefixCatalog& prefixes_;
+  CodecExtents& extents_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_PREFIX_LOADS_H_

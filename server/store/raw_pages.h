@@ -1,0 +1,66 @@
+// RawPages: raw pages whose rows a codec holds. `keep_raw` says whether they go back, or to `host`,
+// where they stay readable for other plans and later turns (ADR 5).
+//
+// Thread-safety: PlaceRaw without the store's lock, the rest under it. Cost: of copies.
+#ifndef KVSTRATA_SERVER_STORE_RAW_PAGES_H_
+#define KVSTRATA_SERVER_STORE_RAW_PAGES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/page_memory.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+struct CopyPlan;
+struct Page;
+class PageAllocator;
+class PageCopies;
+class PagePools;
+class PageReferences;
+class PrefixIndex;
+struct Sequence;
+class SessionCatalog;
+struct StoreParts;
+class Tables;
+
+// Whole pages among the released positions that the sequence still has, in order.
+std::vector<size_t> ReleasedPages(const Sequence& s);
+
+class RawPages {
+ public:
+  explicit RawPages(StoreParts* store);
+
+  // Released pages that are not on `host`: there they go, or back, as the plan says. Adds their
+  // bytes. SEQUENCE_UNKNOWN, POOL_EXHAUSTED, TABLES_FULL, COPY_FAILED.
+  Status PlaceRaw(uint64_t sequence, uint64_t* bytes) KVS_EXCLUDES(store_lock);
+  // Publishes no table; returns the bytes.
+  uint64_t GiveBack(Sequence* s, std::span<const size_t> positions) KVS_REQUIRES(store_lock);
+  // Releases a page, and makes the prefix index forget it if nobody else holds it and no pin does.
+  void DropRaw(Page* page) KVS_REQUIRES(store_lock);
+
+ private:
+  // Whether `n` released pages go back instead of to `host`.
+  bool GivesBack(const Sequence& s, size_t n) const KVS_REQUIRES(store_lock);
+  Status PlanPlacing(Sequence* s, CopyPlan* plan, uint64_t* bytes) KVS_REQUIRES(store_lock);
+  // Somebody with the same prefix may have moved these pages already; whether there was one.
+  bool UseHostCopies(Sequence* s, std::vector<size_t>* positions) KVS_REQUIRES(store_lock);
+
+  StoreMutex& mu_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  SessionCatalog& catalog_;
+  Tables& tables_;
+  PageReferences& references_;
+  PageAllocator& allocator_;
+  PageCopies& copies_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_RAW_PAGES_H_

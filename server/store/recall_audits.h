@@ -1,0 +1,61 @@
+// RecallAudits: recall audits of sequences (recall_audit.h): asking for samples, taking them, and
+// every way to end.
+//
+// Ownership: an audit is its sequence's until it ends, and its caller's. Thread-safety: methods
+// that say so are called under the store's lock, all others from any thread; listeners are called
+// without it. Cost: a store to shared memory; a copy of the samples.
+#ifndef KVSTRATA_SERVER_STORE_RECALL_AUDITS_H_
+#define KVSTRATA_SERVER_STORE_RECALL_AUDITS_H_
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "proto/shm_layout.h"
+#include "server/store/recall_audit.h"
+#include "server/store/store_info.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class Answers;
+class Inspection;
+struct Sequence;
+struct Session;
+class SessionCatalog;
+struct StoreParts;
+
+class RecallAudits {
+ public:
+  explicit RecallAudits(StoreParts* store);
+
+  // Asks the sequence's steps for samples until the audit has enough or ends. SEQUENCE_UNKNOWN;
+  // INVALID_ARGUMENT RECALL_OPTION; FAILED_PRECONDITION RECALL_RUNNING (one audit of a sequence at
+  // a time), RECALL_RAW_GONE. Ends that the store makes: OK; RECALL_RAW_GONE; ABORTED
+  // SEQUENCE_CLOSED, SESSION_ENDED; DATA_LOSS RECALL_SAMPLE.
+  Result<RecallStart> StartRecallAudit(uint64_t sequence, const RecallOptions& options,
+                                       RecallAudit::Listener listener) KVS_EXCLUDES(store_lock);
+  // Samples of an audit that has ended are ignored. Never an error of the sequence.
+  void AddRecall(uint64_t session, uint64_t sequence, const RecallSamples& samples)
+      KVS_EXCLUDES(store_lock);
+  // Nothing if it has ended.
+  void EndRecallAudit(uint64_t sequence, uint32_t audit, const Status& why)
+      KVS_EXCLUDES(store_lock);
+  void EndRecallAudits(const Status& why) KVS_EXCLUDES(store_lock);
+
+  // Hands the end to Answers: the listener is not called under the lock.
+  void StopRecall(Sequence* s, const Status& why) KVS_REQUIRES(store_lock);
+
+ private:
+  void AskRecall(Session* session, const Sequence& s, shm::RecallRequest request)
+      KVS_REQUIRES(store_lock);
+
+  StoreMutex& mu_;
+  Answers& answers_;
+  SessionCatalog& catalog_;
+  Inspection& inspection_;
+  uint32_t next_recall_ KVS_GUARDED_BY(store_lock) = 1;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_RECALL_AUDITS_H_

@@ -1,0 +1,481 @@
+#include "server/store/recompression.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/store/long_request.h"
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+namespace {
+
+using Work = CodecState::Work;
+
+constexpr uint32_t kLongestBackoff = 6;  // 2^6 times options.recompress_retry
+
+// The codec is our own code, but what it drafts becomes what clients read.
+Status CheckDrafts(const RecompressOutput& output, size_t extents) {
+  int32_t begin = 0;
+  std::vector<bool> kept(extents);
+  for (const ExtentDraft& draft : output.extents) {
+    bool sound = draft.tokens.begin >= begin && draft.tokens.end >= draft.tokens.begin;
+    if (draft.kept >= 0) {
+      const auto i = static_cast<size_t>(draft.kept);
+      sound = sound && i < extents && !kept[i] && draft.bytes.empty();
+      if (sound) kept[i] = true;
+    } else {
+      sound = sound && draft.kept == -1 && !draft.bytes.empty();
+    }
+    if (!sound) {
+      return Internal("DRAFT_INVALID", "a codec drafted an extent of tokens " +
+                                           std::to_string(draft.tokens.begin) + " to " +
+                                           std::to_string(draft.tokens.end) +
+                                           " out of order, empty, or kept twice");
+    }
+    begin = draft.tokens.begin;
+  }
+  return OkStatus();
+}
+
+std::vector<Run> Union(const std::vector<Run>& a, const std::vector<Run>& b) {
+  std::vector<Run> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return Normalize(std::move(all));
+}
+
+Status RunCancelled() {
+  return {Code::kAborted, "CANCELLED", "recompression was cancelled; nothing has changed"};
+}
+
+uint64_t MicrosSince(Clock::time_point since) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - since).count());
+}
+
+// Until all of the prompt is recompressed, what was decoded since is not shown: an artefact of the
+// prompt is then the same whenever the worker comes.
+RecompressInput InputOf(const Sequence& s) {
+  const CodecState& codec = *s.codec;
+  const uint32_t tokens = s.prefill_done && !codec.prompt_settled ? s.prompt_tokens : s.tokens;
+  RecompressInput input;
+  input.view.pages = codec.pages.data();
+  input.view.tokens = static_cast<int32_t>(tokens);
+  input.view.extents = codec.extents.data();
+  input.view.extent_count = static_cast<int32_t>(codec.extents.size());
+  input.view.version = s.version;
+  input.prompt_tokens = s.prefill_done ? static_cast<int32_t>(s.prompt_tokens) : -1;
+  input.indexed_tokens = static_cast<int32_t>(std::min(tokens, s.summarised_tokens()));
+  input.surprisal = s.series.surprisal;
+  input.boundary = s.series.boundary;
+  input.cancelled = codec.cancelled.get();
+  return input;
+}
+
+// Outside of the lock: the page is held.
+Result<std::byte*> StagePage(const PageMemory& memory, const Page& page, RecompressJob* job) {
+  if (job->cancelled->load(std::memory_order_relaxed)) {
+    return RunCancelled();
+  }
+  auto* const to = new (std::nothrow) std::byte[page.bytes];
+  if (to == nullptr) {
+    return ResourceExhausted("MEMORY_EXHAUSTED", "no host memory for rows that are recompressed");
+  }
+  job->staged.emplace_back(to);
+  KVS_RETURN_IF_ERROR(memory.Read(page, to));
+  return to;
+}
+
+// Nobody asked: a user whose places are taken is refused nothing, its work waits longer.
+bool TakeWorkPlace(const std::shared_ptr<UserLimits>& limits, const Tenant& tenant, Sequence* s) {
+  if (limits->Room(tenant.user, Limit::kQueuedWork) == 0) return false;
+  Result<UserPlace> place = UserPlace::Take(limits, tenant.name, Limit::kQueuedWork);
+  if (place.ok()) s->codec->queued = std::move(*place);
+  return place.ok();
+}
+
+}  // namespace
+
+Recompression::Recompression(StoreParts* store)
+    : mu_(store->mu),
+      options_(store->options),
+      user_limits_(store->options.user_limits),
+      memory_(store->memory),
+      counters_(store->counters),
+      answers_(store->answers),
+      catalog_(store->catalog),
+      tables_(store->tables),
+      references_(store->references),
+      holds_(store->holds),
+      extents_(store->extents),
+      raw_pages_(store->raw_pages),
+      builds_(store->builds) {}
+
+// --- what is due ---------------------------------------------------------------------------------
+
+bool Recompression::Due(Sequence* s) {
+  CodecState& codec = *s->codec;
+  if (s->truncate_to) return false;  // what is about to go is not packed
+  if (!s->prefill_done && s->tokens <= codec.awaited_prompt) return false;
+  if (codec.recompressor->Due(InputOf(*s))) return true;
+  if (!s->prefill_done || codec.prompt_settled) return false;
+  codec.prompt_settled = true;
+  extents_.KeepArtefact(*s);
+  return codec.recompressor->Due(InputOf(*s));
+}
+
+void Recompression::NoteDue(Sequence* s) {
+  if (!s->codec) return;
+  s->codec->paused = false;
+  OfferIfDue(s);
+}
+
+void Recompression::NoteAsked(Sequence* s) {
+  s->codec->retry_at = {};
+  NoteDue(s);
+}
+
+void Recompression::OfferIfDue(Sequence* s) {
+  if (!s->codec || s->codec->work == Work::kQueued || s->codec->work == Work::kRunning) return;
+  CodecState& codec = *s->codec;
+  if (!codec.place_raw && !Due(s)) {
+    codec.work = Work::kIdle;
+    return;
+  }
+  if (codec.work == Work::kIdle) {
+    codec.work = Work::kDue;
+    codec.since = Clock::now();
+  }
+  if (codec.paused) return;
+  const bool waits = codec.failures > 0 && Clock::now() < codec.retry_at;
+  if (!waits && sink_ != nullptr &&
+      TakeWorkPlace(user_limits_, *catalog_.SessionOf(s->session)->tenant, s) &&
+      sink_->Offer(s->id, codec.recompressor->ReleasableBytes(InputOf(*s)))) {
+    codec.work = Work::kQueued;
+  } else {
+    codec.queued = {};
+    due_unoffered_ = true;
+  }
+}
+
+void Recompression::OfferDue() {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    if (!due_unoffered_ || sink_ == nullptr) return;
+    due_unoffered_ = false;
+    for (const auto& [id, s] : catalog_.sequences()) {
+      if (s->codec && s->codec->work == Work::kDue) OfferIfDue(s);
+    }
+  });
+}
+
+void Recompression::SetRecompressSink(RecompressSink* sink) {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    sink_ = sink;
+    if (sink == nullptr) builds_.EndAllLocked(WorkersStopped());
+    for (const auto& [id, s] : catalog_.sequences()) {
+      if (!s->codec) continue;
+      if (s->codec->work == Work::kQueued) s->codec->work = Work::kDue;
+      s->codec->queued = {};
+      if (sink != nullptr) {
+        OfferIfDue(s);
+      } else {
+        s->codec->cancelled->store(true, std::memory_order_relaxed);
+        s->codec->cancelled = std::make_shared<std::atomic<bool>>(false);
+        AnswerWaiters(s, WorkersStopped());
+      }
+    }
+  });
+}
+
+// --- jobs ----------------------------------------------------------------------------------------
+
+void Recompression::KeepPages(const Sequence& s, RecompressJob* job) {
+  Session* const session = catalog_.SessionOf(s.session);
+  const auto keep = [&](Page* page) KVS_NO_THREAD_SAFETY_ANALYSIS {
+    if (page == nullptr) return;
+    holds_.Keep(job->hold, page);
+    catalog_.LetOthersIn(session, 1);
+  };
+  std::for_each(s.pages.begin(), s.pages.end(), keep);
+  for (const Extent& extent : s.extents) keep(extent.page);
+}
+
+Result<RecompressJob> Recompression::TakeRecompression(uint64_t sequence) {
+  return answers_.TellAfter([&] { return TakeNow(sequence); });
+}
+
+Result<RecompressJob> Recompression::TakeNow(uint64_t sequence) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(sequence));
+  if (!s->codec || s->codec->work == Work::kRunning) {
+    return Status(Code::kAborted, "WORK_NOTHING", "nothing to recompress, or it is on its way");
+  }
+  const LongRequest request(&catalog_, catalog_.SessionOf(s->session));
+  CodecState& codec = *s->codec;
+  codec.queued = {};
+  if (codec.paused) return WorkCancelled(sequence);  // while a worker came for it
+  const bool due = Due(s);
+  if (!due && !codec.place_raw) {
+    codec.work = Work::kIdle;
+    AnswerWaiters(s);
+    return Status(Code::kAborted, "WORK_NOTHING", "nothing is due any more");
+  }
+  RecompressJob job;
+  job.hold = holds_.Begin();
+  job.sequence = s->id;
+  job.device = catalog_.SessionOf(s->session)->device;
+  job.geometry = s->model->desc.geometry;
+  job.plan = s->plan.name;
+  job.waited_us = MicrosSince(codec.since);
+  if (due) job.recompressor = codec.recompressor;
+  job.input = InputOf(*s);
+  job.pages = codec.pages;
+  job.extents = codec.extents;
+  for (const Extent& extent : s->extents) job.descriptions.push_back(extent.description);
+  job.surprisal = s->series.surprisal;
+  job.boundary = s->series.boundary;
+  job.cancelled = codec.cancelled;
+  job.input.view.pages = job.pages.data();
+  job.input.view.extents = job.extents.data();
+  job.input.surprisal = job.surprisal;
+  job.input.boundary = job.boundary;
+  codec.work = Work::kRunning;
+  codec.since = Clock::now();
+  KeepPages(*s, &job);
+  return job;
+}
+
+Status Recompression::StageRecompression(RecompressJob* job) {
+  if (job->recompressor == nullptr || memory_.readable(Tier::kDevice)) return OkStatus();
+  std::vector<Page*> kept;
+  {
+    StoreLock lock(mu_);
+    kept = holds_.kept(job->hold);
+  }
+  const RecompressReads reads = job->recompressor->Reads(job->input);
+  if (reads.in_place) return OkStatus();
+  job->input.far_packer = nullptr;
+  const int32_t rows = job->geometry.page_tokens;
+  auto next = kept.begin();  // in the order of KeepPages
+  for (size_t i = 0; i < job->pages.size(); ++i) {
+    if (job->pages[i] == nullptr) continue;
+    const Page& page = **next++;
+    if (memory_.readable(page.arena->tier)) continue;
+    job->pages[i] = nullptr;
+    const auto begin = static_cast<int64_t>(i) * rows;
+    if (begin + rows <= reads.rows.begin || begin >= reads.rows.end) continue;
+    KVS_ASSIGN_OR_RETURN(job->pages[i], StagePage(memory_, page, job));
+  }
+  for (size_t i = 0; i < job->extents.size(); ++i) {
+    const Page& page = **next++;
+    const bool read =
+        std::ranges::find(reads.extents, static_cast<int32_t>(i)) != reads.extents.end();
+    if (!read || memory_.readable(page.arena->tier)) continue;
+    KVS_ASSIGN_OR_RETURN(job->extents[i].data, StagePage(memory_, page, job));
+    job->extents[i].description = nullptr;
+  }
+  return OkStatus();
+}
+
+void Recompression::AbandonRecompression(RecompressJob job, const Status& why) {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    holds_.End(job.hold);
+    const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
+    if (s.ok()) NoteFailed(*s, why);
+  });
+}
+
+void Recompression::NoteFailed(Sequence* s, const Status& why) {
+  CodecState& codec = *s->codec;
+  if (why.code() == Code::kAborted) {  // no failure: somebody wanted it so
+    codec.work = Work::kDue;
+    codec.since = Clock::now();
+    due_unoffered_ = true;
+    if (codec.paused) AnswerWaiters(s);  // who came while it was ending
+    return;
+  }
+  ++counters_.recompress_failures;
+  codec.failed = why;
+  codec.retry_at =
+      Clock::now() + options_.recompress_retry * (1 << std::min(codec.failures, kLongestBackoff));
+  ++codec.failures;
+  codec.work = Work::kDue;
+  codec.since = Clock::now();
+  due_unoffered_ = true;
+  AnswerWaiters(s);
+}
+
+void Recompression::NoteDone(Sequence* s) {
+  CodecState& codec = *s->codec;
+  ++codec.runs;
+  codec.failures = 0;
+  codec.failed = OkStatus();
+  codec.work = Work::kIdle;
+  codec.place_raw = false;
+  OfferIfDue(s);
+  AnswerWaiters(s);
+}
+
+// --- publishing ----------------------------------------------------------------------------------
+
+Status Recompression::SwapExtents(Sequence* s, const RecompressOutput& output, FreshPages* fresh,
+                                  std::unique_ptr<Recompressor> next, RecompressResult* result) {
+  Session* session = catalog_.SessionOf(s->session);
+  KVS_ASSIGN_OR_RETURN(
+      shm::SequenceTable * table,
+      tables_.ReserveTable(session, *s, s->table->page_capacity, output.extents.size()));
+  std::vector<Extent> extents;
+  size_t taken = 0;
+  for (const ExtentDraft& draft : output.extents) {
+    if (draft.kept >= 0) {
+      extents.push_back(s->extents[static_cast<size_t>(draft.kept)]);
+    } else {
+      Page* const page = fresh->pages[taken++];
+      extents.push_back({page, draft.size(), draft.tokens, ChecksumOf(draft.bytes),
+                         extents_.DescriptionFor(*page, draft.bytes)});
+      result->written_bytes += draft.size();
+    }
+    references_.RefPage(extents.back().page);
+  }
+  std::swap(s->extents, extents);
+  references_.ReleaseExtents(&extents);
+  extents_.DropFresh(fresh);
+  CodecState& codec = *s->codec;
+  codec.recompressor = std::move(next);
+  codec.released = Union(codec.released, output.released);
+  const std::vector<size_t> released = ReleasedPages(*s);
+  if (s->plan.stored.keep_raw == KeepRaw::kNo)
+    result->released_bytes += raw_pages_.GiveBack(s, released);
+  result->extents = static_cast<uint32_t>(s->extents.size());
+  tables_.Publish(session, s, table);
+  references_.Advance(session->tenant);
+  return OkStatus();
+}
+
+Status Recompression::PublishRun(const RecompressJob& job, std::unique_ptr<Recompressor> next,
+                                 const RecompressOutput& output, RecompressResult* result) {
+  FreshPages fresh;
+  const auto cancelled = [&job] { return job.cancelled->load(std::memory_order_relaxed); };
+  // What leaves the sequence as it was; also frees what was taken for it.
+  const auto fail = [&](const Result<Sequence*>& s, const Status& why) KVS_REQUIRES(store_lock) {
+    extents_.Discard(&fresh);
+    if (s.ok()) NoteFailed(*s, why);
+    return why;
+  };
+  {
+    StoreLock lock(mu_);
+    holds_.End(job.hold);  // read already; extents that are kept are the sequence's
+    const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
+    Status status = s.ok() ? CheckDrafts(output, (*s)->extents.size()) : s.status();
+    if (status.ok() && cancelled()) status = RunCancelled();
+    if (status.ok()) status = extents_.TakeExtents(**s, output, &fresh);
+    if (!status.ok()) return fail(s, status);
+  }
+  Status status = extents_.CopyDrafts(output, fresh, PoolId::Device(job.device));
+  StoreLock lock(mu_);
+  const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
+  if (status.ok() && cancelled()) status = RunCancelled();
+  if (status.ok()) {
+    status = s.ok() ? SwapExtents(*s, output, &fresh, std::move(next), result) : s.status();
+  }
+  return status.ok() ? status : fail(s, status);
+}
+
+Result<RecompressResult> Recompression::PublishNow(RecompressJob job,
+                                                   std::unique_ptr<Recompressor> next,
+                                                   RecompressOutput output) {
+  RecompressResult result;
+  if (job.recompressor != nullptr) {
+    KVS_RETURN_IF_ERROR(PublishRun(job, std::move(next), output, &result));
+  } else {
+    StoreLock lock(mu_);
+    holds_.End(job.hold);
+  }
+  const Status placed = raw_pages_.PlaceRaw(job.sequence, &result.released_bytes);
+  StoreLock lock(mu_);
+  const Result<Sequence*> s = catalog_.FindSequence(job.sequence);
+  if (!s.ok()) return s.status();
+  if (job.recompressor != nullptr) ++counters_.recompressions;
+  counters_.recompressed_bytes += result.written_bytes;
+  counters_.released_bytes += result.released_bytes;
+  (*s)->codec->released_bytes += result.released_bytes;
+  if (!placed.ok()) {
+    (*s)->codec->place_raw = true;
+    NoteFailed(*s, placed);
+    return placed;
+  }
+  NoteDone(*s);
+  return result;
+}
+
+Result<RecompressResult> Recompression::PublishRecompression(RecompressJob job,
+                                                             std::unique_ptr<Recompressor> next,
+                                                             RecompressOutput output) {
+  return answers_.TellAfter(
+      [&] { return PublishNow(std::move(job), std::move(next), std::move(output)); });
+}
+
+// --- settling ------------------------------------------------------------------------------------
+
+void Recompression::AnswerWaiters(Sequence* s, const Status& status) {
+  for (SettleDone& done : s->codec->waiters) answers_.Add(std::move(done), status);
+  s->codec->waiters.clear();
+}
+
+void Recompression::AnswerWaiters(Sequence* s) {
+  const CodecState& codec = *s->codec;
+  if (codec.work == Work::kIdle || sink_ == nullptr) return AnswerWaiters(s, OkStatus());
+  if (codec.work == Work::kDue && codec.paused) return AnswerWaiters(s, WorkCancelled(s->id));
+  if (codec.work == Work::kDue && codec.failures > 0) AnswerWaiters(s, codec.failed);
+}
+
+void Recompression::Settle(uint64_t session, uint64_t sequence, SettleDone done) {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    const Result<Sequence*> s = catalog_.FindSequence(session, sequence);
+    if (!s.ok() || !(*s)->codec) {
+      answers_.Add(std::move(done), s.status());
+      return;
+    }
+    (*s)->codec->waiters.push_back(std::move(done));
+    AnswerWaiters(*s);
+  });
+}
+
+WorkInfo Recompression::WorkOf(const Sequence& s) const {
+  const CodecState& codec = *s.codec;
+  WorkInfo info;
+  info.sequence = s.id;
+  info.session = s.session;
+  info.plan = s.plan.name;
+  info.state = codec.work == Work::kRunning  ? "running"
+               : codec.work == Work::kQueued ? "queued"
+               : codec.paused                ? "cancelled"
+                                             : "due";
+  info.waiting_us = MicrosSince(codec.since);
+  info.releasable_bytes = codec.recompressor->ReleasableBytes(InputOf(s));
+  info.runs = codec.runs;
+  info.failures = codec.failures;
+  info.error = codec.failed.ok() ? "" : codec.failed.ToString();
+  return info;
+}
+
+std::vector<WorkInfo> Recompression::Work() const {
+  StoreLock lock(mu_);
+  std::vector<WorkInfo> list;
+  for (const auto& [id, s] : catalog_.sequences()) {
+    if (!s->codec || (s->codec->work == Work::kIdle && s->codec->failed.ok())) continue;
+    list.push_back(WorkOf(*s));
+  }
+  builds_.ListLocked(&list);
+  std::stable_sort(list.begin(), list.end(),
+                   [](const WorkInfo& a, const WorkInfo& b) { return a.sequence < b.sequence; });
+  return list;
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,129 @@
+#include "server/store/replication.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+Replication::Replication(StoreParts* store)
+    : mu_(store->mu),
+      memory_(store->memory),
+      prefix_(store->prefix),
+      counters_(store->counters),
+      catalog_(store->catalog),
+      devices_(store->devices),
+      allocator_(store->allocator),
+      copies_(store->copies),
+      prefixes_(store->prefixes),
+      openings_(store->openings),
+      loads_(store->loads) {}
+
+void Replication::SetReplicationQueue(std::function<void(std::function<void()>)> post) {
+  StoreLock lock(mu_);
+  post_ = std::move(post);
+}
+
+std::function<void(std::function<void()>)> Replication::SlowOpens() const {
+  StoreLock lock(mu_);
+  return post_;
+}
+
+void Replication::ReplicateAndFinish(const std::shared_ptr<Opening>& o, const OpenDone& done) {
+  const auto finish = [this, o, done] {
+    Result<OpenedSequence> opened =
+        ResourceExhausted("MEMORY", "the daemon has no memory to open this sequence");
+    try {
+      Replicate(o.get());
+      opened = openings_.FinishOpen(o.get());
+    } catch (const std::bad_alloc&) {
+      // In threads that have no request to answer; he who asked hears it here.
+    }
+    done(opened);
+  };
+  std::function<void(std::function<void()>)> post;
+  {
+    StoreLock lock(mu_);
+    devices_.DropLost();
+    if (post_ && !PrefixElsewhere(*o).empty()) post = post_;
+  }
+  if (!post) return finish();
+  post(finish);
+}
+
+void Replication::Replicate(Opening* o) {
+  if (memory_.ids().size() == 2) return;  // one device, and host
+  CopyPlan plan;
+  {
+    StoreLock lock(mu_);
+    devices_.DropLost();
+    plan = PlanReplicas(o);
+  }
+  const Geometry& geometry = o->sequence->model->desc.geometry;
+  if (plan.copies.empty() || !copies_.Copy(plan, geometry).ok()) return;
+  StoreLock lock(mu_);
+  for (const PlannedCopy& c : plan.copies) EnterReplica(*c.source, c.copy, o->device);
+}
+
+std::vector<Page*> Replication::PrefixElsewhere(const Opening& o) {
+  if (memory_.ids().size() == 2) return {};
+  const std::optional<RawFree> artefact =
+      prefixes_.RawFreeBy(o.sequence->plan, o.artefact, o.device);
+  Hit hit = prefixes_.FindPrefix(o.question(), artefact, std::nullopt);
+  std::vector<Page*> pages = std::move(hit.pages);
+  pages.insert(pages.end(), hit.index_blocks.begin(), hit.index_blocks.end());
+  std::erase(pages, nullptr);
+  const auto here = [this, &o](const Page* page)
+                        KVS_NO_THREAD_SAFETY_ANALYSIS { return IsOn(o.device, *page); };
+  if (std::ranges::all_of(pages, here)) {
+    pages.clear();
+  }
+  return pages;
+}
+
+bool Replication::IsOn(uint32_t device, const Page& page) const {
+  return prefix_.FindFor(device, page.key) != nullptr;
+}
+
+CopyPlan Replication::PlanReplicas(Opening* o) {
+  CopyPlan plan;
+  const Result<Session*> session = catalog_.FindSession(o->session);
+  if (!session.ok()) return plan;
+  const std::vector<Page*> pages = PrefixElsewhere(*o);
+  // All of them: making room for one must not evict another.
+  for (const Page* page : pages) {
+    Page* const near = prefix_.FindFor(o->device, page->key);
+    loads_.HoldForLoad(o, near != nullptr ? near : prefix_.Find(page->key));
+  }
+  const Taker taker{(*session)->tenant, kDaemon, nullptr, o->sequence->model->id,
+                    PoolsOf(**session, Tier::kDevice)};
+  for (Page* page : pages) {
+    if (IsOn(o->device, *page)) continue;
+    std::vector<Page*> taken;
+    if (!allocator_.Allocate(taker, page->bytes, 1, &taken).ok())
+      break;  // a shorter prefix will do
+    taken.front()->sealed = true;
+    loads_.HoldForLoad(o, taken.front());
+    plan.copies.push_back({page, taken.front()});
+  }
+  return plan;
+}
+
+void Replication::EnterReplica(const Page& source, Page* copy, uint32_t device) {
+  copy->key = source.key;
+  copy->summary = source.summary;
+  copy->stored = source.stored;
+  if (source.series != nullptr) copy->series = std::make_unique<Series>(*source.series);
+  // If somebody else was faster, theirs is found, and ours goes with the load.
+  if (prefix_.FindFor(device, copy->key) != nullptr) return;
+  if (prefix_.Find(copy->key) == nullptr) {
+    (void)prefix_.Insert(copy);  // the original has left memory meanwhile
+  } else {
+    prefix_.InsertReplica(copy);
+  }
+  ++counters_.replicated_pages;
+}
+
+}  // namespace kvstrata

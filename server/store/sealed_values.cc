@@ -1,0 +1,231 @@
+#include "server/store/sealed_values.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr size_t kUnderLock = 256;  // records
+
+std::string NameOfKey(const PageKey& key) {
+  return {reinterpret_cast<const char*>(key.data()), key.size()};
+}
+
+Residence ResidenceOf(const Page& page) {
+  return page.arena->tier == Tier::kDevice ? Residence::kDevice : Residence::kHost;
+}
+
+}  // namespace
+
+SealedValues::SealedValues(StoreParts* store)
+    : mu_(store->mu),
+      ledger_(store->prefixes.ledger()),
+      memory_(store->memory),
+      pools_(store->pools),
+      prefix_(store->prefix),
+      artefacts_(store->artefacts),
+      models_(store->models),
+      holds_(store->holds) {}
+
+void SealedValues::NoteRecord(const PageKey& artefact, std::span<const std::byte> value) {
+  if (std::optional<ArtefactRecord> record = ParseRecord(value)) {
+    ledger_.Note(artefact, std::move(*record));
+  }
+}
+
+BlockInfo SealedValues::InfoOfBlock(const Page& page) const {
+  BlockInfo info;
+  info.key = NameOfKey(page.key);
+  info.kind = page.summary ? BlockKind::kIndex : BlockKind::kPage;
+  if (const auto model = models_.all().find(page.model); model != models_.all().end()) {
+    const ModelDesc& desc = model->second->desc;
+    info.model = desc.name;
+    if (!page.summary) info.tokens = static_cast<uint32_t>(desc.geometry.page_tokens);
+  }
+  info.bytes = page.bytes;
+  info.tiers = {ResidenceOf(page)};
+  info.pinned = page.pinned;
+  info.changed = page.series_changed;
+  return info;
+}
+
+std::vector<BlockInfo> SealedValues::Blocks(uint64_t* cursor, size_t records) const {
+  std::vector<BlockInfo> found;
+  for (const uint64_t last = *cursor + records; *cursor < last;) {
+    StoreLock lock(mu_);
+    const auto& all = pools_.records();
+    const uint64_t end = std::min({last, *cursor + kUnderLock, uint64_t{all.size()}});
+    for (; *cursor < end; ++*cursor) {
+      if (all[*cursor].indexed && !all[*cursor].replica) found.push_back(InfoOfBlock(all[*cursor]));
+    }
+    if (*cursor >= all.size()) *cursor = kNoMoreBlocks;
+  }
+  return found;
+}
+
+std::vector<PageKey> SealedValues::ArtefactKeys() const {
+  StoreLock lock(mu_);
+  std::vector<PageKey> keys;
+  for (const Artefact& artefact : artefacts_.all()) keys.push_back(artefact.key);
+  return keys;
+}
+
+std::vector<ArtefactRecord::Part> SealedValues::PartsOf(const PageKey& key,
+                                                        BlockInfo* record) const {
+  std::vector<ArtefactRecord::Part> parts;
+  StoreLock lock(mu_);
+  const Artefact* artefact = artefacts_.Peek(key);
+  if (artefact == nullptr) return parts;
+  for (const Extent& e : artefact->extents) {
+    parts.push_back({e.bytes, e.checksum, e.tokens, e.page->arena->tier});
+  }
+  record->key = NameOfKey(key);
+  record->kind = BlockKind::kRecord;
+  record->tokens = artefact->prompt_tokens;
+  record->tiers = {Residence::kHost};  // in the daemon's own memory, of no pool
+  const auto model = models_.all().find(artefact->extents.front().page->model);
+  if (model != models_.all().end()) record->model = model->second->desc.name;
+  return parts;
+}
+
+std::vector<BlockInfo> SealedValues::ArtefactBlocks() const {
+  std::vector<BlockInfo> found;
+  for (const PageKey& key : ArtefactKeys()) {
+    BlockInfo record;
+    const std::vector<ArtefactRecord::Part> parts = PartsOf(key, &record);
+    if (parts.empty()) continue;
+    found.push_back(record);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      BlockInfo& part = found.emplace_back();
+      part.key = NameOfKey(PartKey(key, i, parts[i]));
+      part.kind = BlockKind::kPart;
+      part.model = record.model;
+      part.tokens = static_cast<uint32_t>(parts[i].tokens.end - parts[i].tokens.begin);
+      part.bytes = parts[i].bytes;
+      part.tiers = {parts[i].tier == Tier::kDevice ? Residence::kDevice : Residence::kHost};
+    }
+  }
+  return found;
+}
+
+bool SealedValues::HoldsBlock(const PageKey& key) const {
+  StoreLock lock(mu_);
+  return prefix_.Find(key) != nullptr;
+}
+
+Page* SealedValues::KeepPart(const PageKey& wanted, uint64_t* hold) {
+  for (const PageKey& key : ArtefactKeys()) {
+    BlockInfo record;
+    const std::vector<ArtefactRecord::Part> parts = PartsOf(key, &record);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (PartKey(key, i, parts[i]) != wanted) continue;
+      StoreLock lock(mu_);
+      const Artefact* artefact = artefacts_.Peek(key);
+      const bool same = artefact != nullptr && i < artefact->extents.size() &&
+                        artefact->extents[i].checksum == parts[i].checksum;
+      if (!same) return nullptr;  // built anew meanwhile
+      *hold = holds_.Keep(artefact->extents[i].page);
+      return artefact->extents[i].page;
+    }
+  }
+  return nullptr;
+}
+
+Result<BlockBytes> SealedValues::CopyBlock(const PageKey& key) {
+  BlockBytes copy;
+  uint64_t hold = 0;
+  Page* page = nullptr;
+  std::vector<std::byte> series;
+  {
+    StoreLock lock(mu_);
+    page = prefix_.Find(key);
+    if (page != nullptr) {
+      copy.kind = page->summary ? BlockKind::kIndex : BlockKind::kPage;
+      copy.changed = page->series_changed;
+      if (page->series != nullptr) series = page->series->Encode();
+      hold = holds_.Keep(page);
+    } else if (const Artefact* artefact = artefacts_.Peek(key); artefact != nullptr) {
+      return BlockBytes{
+          Residence::kHost, BlockKind::kRecord, {EncodeRecord(RecordOf(*artefact))}, true};
+    }
+  }
+  if (page == nullptr) {
+    page = KeepPart(key, &hold);
+    copy.kind = BlockKind::kPart;
+  }
+  if (page == nullptr) return NotFound("BLOCK_UNKNOWN", "memory has nothing under this key");
+  copy.from = ResidenceOf(*page);
+  copy.buffers.emplace_back(page->bytes);
+  const Status read = memory_.Read(*page, copy.buffers.front().data());
+  if (!series.empty()) copy.buffers.push_back(std::move(series));
+  StoreLock lock(mu_);
+  holds_.End(hold);
+  if (!read.ok()) return read;
+  return copy;
+}
+
+std::vector<SealedValue> SealedValues::Sealed(const PageKey& key) const {
+  StoreLock lock(mu_);
+  if (const Page* page = prefix_.Find(key); page != nullptr) {
+    SealedValue value{key, {page->bytes}, page->series_changed};
+    if (page->series != nullptr) value.sizes.push_back(page->series->Encode().size());
+    return {std::move(value)};
+  }
+  const Artefact* artefact = artefacts_.Peek(key);
+  if (artefact == nullptr) return {};
+  const ArtefactRecord record = RecordOf(*artefact);
+  std::vector<SealedValue> values;
+  for (size_t i = 0; i < record.parts.size(); ++i) {
+    const Page& page = *artefact->extents[i].page;
+    values.push_back({PartKey(key, i, record.parts[i]), {page.bytes}, true});
+  }
+  // It is offered when it was built anew: what is there of it was not good enough.
+  values.push_back({key, {EncodeRecord(record).size()}, true});
+  return values;
+}
+
+bool SealedValues::CopySealed(const PageKey& key, size_t value,
+                              std::span<const std::span<std::byte>> to) {
+  Page* page = nullptr;
+  std::vector<std::byte> beside;  // what lies in no page; the last buffer
+  uint64_t hold = 0;
+  {
+    StoreLock lock(mu_);
+    page = prefix_.Find(key);
+    if (page != nullptr) {
+      if (page->series != nullptr) beside = page->series->Encode();
+    } else if (const Artefact* artefact = artefacts_.Peek(key); artefact == nullptr) {
+      return false;
+    } else if (value < artefact->extents.size()) {
+      page = artefact->extents[value].page;
+    } else {
+      ArtefactRecord record = RecordOf(*artefact);
+      beside = EncodeRecord(record);
+      ledger_.Note(key, std::move(record));
+    }
+    const size_t buffers = size_t{page != nullptr} + size_t{!beside.empty()};
+    if (to.size() != buffers || (page != nullptr && to.front().size() != page->bytes)) return false;
+    if (!beside.empty() && to.back().size() != beside.size()) return false;
+    if (!beside.empty()) std::ranges::copy(beside, to.back().begin());
+    if (page == nullptr) return true;
+    page->series_changed = false;
+    hold = holds_.Keep(page);
+  }
+  const Status copied = memory_.Read(*page, to.front().data());
+  StoreLock lock(mu_);
+  holds_.End(hold);
+  return copied.ok();
+}
+
+void SealedValues::NoteStored(std::span<const PageKey> keys) {
+  StoreLock lock(mu_);
+  for (const PageKey& key : keys) {
+    if (Page* page = prefix_.Find(key); page != nullptr) page->stored = true;
+  }
+}
+
+}  // namespace kvstrata

@@ -1,0 +1,81 @@
+// SealedValues: what lies under a key, as bytes: pages, index blocks, artefacts' records and parts
+// (docs/disk_format.md, "Values"). For the tier below, which writes them, and for operators, who
+// list and copy them (blocks.h).
+//
+// Thread-safety: all methods, from any thread. Bytes are copied outside of the lock, while a hold
+// keeps their page. Cost: of the copy; lists hold the lock for 256 records, or for one artefact, at
+// a time.
+#ifndef KVSTRATA_SERVER_STORE_SEALED_VALUES_H_
+#define KVSTRATA_SERVER_STORE_SEALED_VALUES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "server/store/artefact_record.h"
+#include "server/store/blocks.h"
+#include "server/store/page_tier.h"
+#include "server/store/prefix_key.h"
+#include "server/store/store_lock.h"
+
+namespace kvstrata {
+
+class ArtefactLedger;
+class Models;
+class PageHolds;
+class PageMemory;
+class PrefixIndex;
+struct StoreParts;
+
+class SealedValues {
+ public:
+  explicit SealedValues(StoreParts* store);
+
+  // --- for the tier below (page_tier.h) ---
+  // What is to be written for an offered key: a page or index block, or the parts of an artefact
+  // and at last its record, which is of no use without all of them. Empty: it left memory.
+  std::vector<SealedValue> Sealed(const PageKey& key) const KVS_EXCLUDES(store_lock);
+  // Copies the buffers of one of them; false: it is not there any more, or of another size.
+  bool CopySealed(const PageKey& key, size_t value, std::span<const std::span<std::byte>> to)
+      KVS_EXCLUDES(store_lock);
+  // The tier has these now.
+  void NoteStored(std::span<const PageKey> keys) KVS_EXCLUDES(store_lock);
+  // It has this value of an artefact's key; nothing if that is no record.
+  void NoteRecord(const PageKey& artefact, std::span<const std::byte> value);
+
+  // --- for operators (blocks.h) ---
+  // Pages and index blocks under a key, of at most `records` records from `*cursor` on (0: the
+  // first), which it moves; at the end it is kNoMoreBlocks.
+  std::vector<BlockInfo> Blocks(uint64_t* cursor, size_t records) const KVS_EXCLUDES(store_lock);
+  // Records and parts of artefacts.
+  std::vector<BlockInfo> ArtefactBlocks() const KVS_EXCLUDES(store_lock);
+  // Whether a page or index block is under this key. A look-up.
+  bool HoldsBlock(const PageKey& key) const KVS_EXCLUDES(store_lock);
+  // A copy of any of these. NOT_FOUND BLOCK_UNKNOWN: memory has none.
+  Result<BlockBytes> CopyBlock(const PageKey& key) KVS_EXCLUDES(store_lock);
+
+ private:
+  BlockInfo InfoOfBlock(const Page& page) const KVS_REQUIRES(store_lock);
+  // The keys of all artefacts, now.
+  std::vector<PageKey> ArtefactKeys() const KVS_EXCLUDES(store_lock);
+  // Parts of one, in order; empty: it is gone.
+  std::vector<ArtefactRecord::Part> PartsOf(const PageKey& artefact, BlockInfo* record) const
+      KVS_EXCLUDES(store_lock);
+  // Keeps the extent of that part readable; null if there is none any more.
+  Page* KeepPart(const PageKey& part, uint64_t* hold) KVS_EXCLUDES(store_lock);
+
+  StoreMutex& mu_;
+  ArtefactLedger& ledger_;
+  PageMemory& memory_;
+  PagePools& pools_ KVS_GUARDED_BY(store_lock);
+  PrefixIndex& prefix_ KVS_GUARDED_BY(store_lock);
+  Artefacts& artefacts_ KVS_GUARDED_BY(store_lock);
+  Models& models_;
+  PageHolds& holds_;
+};
+
+}  // namespace kvstrata
+
+#endif  // KVSTRATA_SERVER_STORE_SEALED_VALUES_H_

@@ -1,0 +1,122 @@
+#include "server/store/sequences.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/store/long_request.h"
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+
+Sequences::Sequences(StoreParts* store)
+    : mu_(store->mu),
+      options_(store->options),
+      artefacts_(store->artefacts),
+      answers_(store->answers),
+      catalog_(store->catalog),
+      devices_(store->devices),
+      tables_(store->tables),
+      references_(store->references),
+      moves_(store->moves),
+      prefixes_(store->prefixes),
+      openings_(store->openings),
+      recompression_(store->recompression),
+      raw_pages_(store->raw_pages),
+      recalls_(store->recalls),
+      builds_(store->builds) {}
+
+Result<OpenedSequence> Sequences::ForkSequence(uint64_t session_id, uint64_t sequence) {
+  StoreLock lock(mu_);
+  KVS_ASSIGN_OR_RETURN(Session * session, catalog_.FindSession(session_id));
+  KVS_ASSIGN_OR_RETURN(Sequence * parent, catalog_.FindSequence(session_id, sequence));
+  KVS_RETURN_IF_ERROR(CheckOwned(*parent));
+  KVS_RETURN_IF_ERROR(devices_.CheckHeld(*parent));
+  // The parent's table must say that its tail is shared now: reserved before anything changes.
+  KVS_ASSIGN_OR_RETURN(shm::SequenceTable * parent_table,
+                       tables_.ReserveTable(session, *parent, parent->table->page_capacity));
+  const LongRequest request(&catalog_, session);
+  auto child = std::make_unique<Sequence>(*parent);
+  child->key.clear();
+  child->truncate_to.reset();
+  child->table = nullptr;
+  child->version = 0;
+  child->heat = {};
+  child->recall = nullptr;
+  child->held_tokens = parent->tokens;
+  if (child->codec) child->codec->OnFork();
+  // Pages ahead of the tokens stay the parent's; all index blocks that may have rows are shared.
+  const size_t pages = std::min<size_t>(parent->pages.size(), parent->PagesFor(parent->tokens));
+  const size_t blocks =
+      std::min<size_t>(parent->index_blocks.size(), parent->BlocksFor(parent->tokens));
+  child->pages.clear();
+  child->index_blocks.clear();
+  for (const Extent& extent : child->extents) references_.RefPage(extent.page);
+  Result<OpenedSequence> opened = [&]() KVS_REQUIRES(store_lock) {
+    const Outside outside(session, child.get());
+    references_.RefAll(session, std::span(parent->pages).first(pages), &child->pages);
+    references_.RefAll(session, std::span(parent->index_blocks).first(blocks),
+                       &child->index_blocks);
+    return openings_.Enter(session, std::move(child));
+  }();
+  if (opened.ok()) {
+    tables_.Publish(session, parent, parent_table);
+    recompression_.NoteDue(catalog_.SequenceOf(opened->sequence));
+  } else {
+    session->memory->FreeTable(parent_table);
+  }
+  references_.Advance(session->tenant);
+  return opened;
+}
+
+void Sequences::CloseLocked(Session* session, Sequence* s) {
+  (void)builds_.EndBuildLocked(
+      s->id, Status(Code::kAborted, "SEQUENCE_CLOSED",
+                    "sequence " + std::to_string(s->id) + " was closed while it was built for"));
+  if (s->codec) {
+    s->codec->cancelled->store(true, std::memory_order_relaxed);
+    if (recompression_.sink() != nullptr) recompression_.sink()->Withdraw(s->id);
+    recompression_.AnswerWaiters(
+        s, Status(Code::kAborted, "SEQUENCE_CLOSED",
+                  "sequence " + std::to_string(s->id) + " was closed meanwhile"));
+  }
+  recalls_.StopRecall(s, Status(Code::kAborted, "SEQUENCE_CLOSED",
+                                "sequence " + std::to_string(s->id) + " was closed by its client"));
+  NoteSelected(*session, *s);
+  if (!s->key.empty()) session->tenant->keys.erase(s->key);
+  tables_.Unpublish(session, s);
+  // Nobody finds it any more: what follows is done in pieces.
+  const Outside outside(session, s);
+  const std::unique_ptr<Sequence> leaving = catalog_.TakeSequence(session, s);
+  // No look-up gets past a page that was given back, unless by the prompt's artefact: what lies
+  // behind it would be cached in vain.
+  const bool artefact = s->codec && artefacts_.Contains(s->codec->prompt_key);
+  const auto hole =
+      artefact ? s->pages.end() : std::find(s->pages.begin(), s->pages.end(), nullptr);
+  for (const size_t kept = static_cast<size_t>(hole - s->pages.begin()); s->pages.size() > kept;
+       catalog_.LetOthersIn(session, 1)) {
+    if (s->pages.back() != nullptr) raw_pages_.DropRaw(s->pages.back());
+    s->pages.pop_back();
+  }
+  prefixes_.OfferKept(*s);
+  references_.ReleaseExtents(&s->extents);
+  references_.ReleaseAll(session, &s->index_blocks);
+  references_.ReleaseAll(session, &s->pages);
+}
+
+Status Sequences::CloseSequence(uint64_t session_id, uint64_t sequence) {
+  return answers_.TellAfter([&]() -> Status {
+    StoreLock lock(mu_);
+    KVS_ASSIGN_OR_RETURN(Sequence * s, catalog_.FindSequence(session_id, sequence));
+    Session* session = catalog_.SessionOf(session_id);
+    const LongRequest request(&catalog_, session);
+    CloseLocked(session, s);
+    references_.Advance(session->tenant);
+    // What comes back now is still in the caches, for the next sequence.
+    references_.ReclaimByPieces(session->tenant);
+    moves_.NoteFill();
+    return OkStatus();
+  });
+}
+
+}  // namespace kvstrata

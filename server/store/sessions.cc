@@ -1,0 +1,123 @@
+#include "server/store/sessions.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/store/long_request.h"
+#include "server/store/store_parts.h"
+
+namespace kvstrata {
+namespace {
+
+constexpr uint32_t kOperatorsSessions = 16;
+constexpr size_t kMaxName = 256;
+
+uint64_t NewDaemonEpoch() {
+  uint64_t epoch = 0;
+  if (getrandom(&epoch, sizeof(epoch), 0) != sizeof(epoch)) {
+    epoch = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+  }
+  return epoch | 1;  // never 0
+}
+
+}  // namespace
+
+Sessions::Sessions(StoreParts* store)
+    : mu_(store->mu),
+      options_(store->options),
+      user_limits_(store->options.user_limits),
+      memory_(store->memory),
+      pools_(store->pools),
+      answers_(store->answers),
+      catalog_(store->catalog),
+      models_(store->models),
+      tables_(store->tables),
+      references_(store->references),
+      moves_(store->moves),
+      sequences_(store->sequences),
+      recalls_(store->recalls),
+      daemon_epoch_(NewDaemonEpoch()) {}
+
+Status Sessions::CheckRoomForSession(const Tenant& tenant) const {
+  const bool reserved = !user_limits_->IsOperator(tenant.name) && options_.max_sessions >= 64;
+  const uint32_t most = options_.max_sessions - (reserved ? kOperatorsSessions : 0);
+  if (catalog_.sessions().size() < most) return OkStatus();
+  return ResourceExhausted("SESSION_LIMIT",
+                           "the daemon has all the sessions that it may have (session.max " +
+                               std::to_string(options_.max_sessions) +
+                               (reserved ? ", some for operators" : "") + "); try again later");
+}
+
+Result<SessionSegments> Sessions::OpenSession(const PeerIdentity& peer, Road road,
+                                              std::string_view client_name, ArenaSink sink,
+                                              uint32_t device) {
+  StoreLock lock(mu_);
+  KVS_CHECK(device < memory_.devices());  // FindDevice
+  Tenant* tenant = catalog_.TenantOf(peer.tenant);
+  KVS_RETURN_IF_ERROR(user_limits_->Take(tenant->user, Limit::kAttachesPerSecond));
+  KVS_ASSIGN_OR_RETURN(UserPlace place,
+                       UserPlace::Take(user_limits_, tenant->name, Limit::kSessions));
+  KVS_RETURN_IF_ERROR(CheckRoomForSession(*tenant));
+  const uint64_t id = tenant->NextId(&tenant->sessions_made);
+  KVS_ASSIGN_OR_RETURN(std::unique_ptr<SessionMemory> memory,
+                       SessionMemory::Create(id, daemon_epoch_, tenant->epoch));
+  auto session = std::make_unique<Session>();
+  session->id = id;
+  session->place = std::move(place);
+  session->tenant = tenant;
+  session->peer = peer;
+  session->road = road;
+  session->device = device;
+  session->client_name = client_name.substr(0, kMaxName);
+  session->sink = std::move(sink);
+  session->memory = std::move(memory);
+  session->opened = Clock::now();
+  const SessionMemory& m = *session->memory;
+  const SessionSegments segments{id,         daemon_epoch_, m.session_fd(),    m.table_fd(),
+                                 m.header(), m.tables(),    m.session_bytes(), m.table_bytes()};
+  catalog_.Enter(std::move(session));
+  return segments;
+}
+
+void Sessions::EndSession(uint64_t id, SessionEnd how) {
+  answers_.TellAfter([&] {
+    StoreLock lock(mu_);
+    Session* const session = catalog_.AwaitSession(id);
+    if (session == nullptr) return;
+    Tenant* const tenant = session->tenant;
+    LongRequest request(&catalog_, session);
+    if (!session->fenced) CloseAll(session);
+    request.End();
+    if (how != SessionEnd::kEof && session->writers == 0) DropSession(session);
+    references_.ReclaimByPieces(tenant);
+    moves_.NoteFill();
+  });
+}
+
+void Sessions::CloseAll(Session* session) {
+  for (const auto& [sequence, s] : session->sequences) {
+    recalls_.StopRecall(s.get(), Status(Code::kAborted, "SESSION_ENDED",
+                                        "the session of sequence " + std::to_string(sequence) +
+                                            " ended: its client detached or died"));
+  }
+  while (!session->sequences.empty()) {
+    sequences_.CloseLocked(session, session->sequences.begin()->second.get());
+  }
+  for (auto& [model_id, model] : session->models) models_.LeaveModel(model.first.get());
+  session->models.clear();
+  session->sink = nullptr;
+  session->fenced = true;
+  references_.Advance(session->tenant);
+}
+
+void Sessions::DropSession(Session* session) {
+  pools_.Orphan(session->id);
+  catalog_.Drop(session);
+}
+
+}  // namespace kvstrata
