@@ -70,6 +70,7 @@ class GoldenArrays {
     GoldenArray array;
     const size_t type = text.find("'descr': '") + 10;
     array.dtype = text.substr(type, text.find('\'', type) - type);
+    EXPECT_NE(text.find("'fortran_order': False"), std::string::npos);
     std::istringstream shape(text.substr(text.find('(') + 1));
     for (int64_t n; shape >> n; shape.ignore()) array.shape.push_back(n);
     array.data = npy.substr(10 + header);
