@@ -48,160 +48,136 @@ HWY_INLINE V16 MulBytes(VU a, VI b) {
 #endif
 }
 
-// A word's bytes are channels 0, 2, 1, 3 of its four.
-HWY_INLINE void StoreBytes(VI x, int8_t* to) {
-  const hn::Rebind<int8_t, DI> d8;
+// Two vectors of whole numbers as bytes, in the order of a word's bytes: channels 0, 2, 1, 3.
+HWY_INLINE void StoreBytes(VI a, VI b, int8_t* to) {
+  const hn::Rebind<int8_t, D16> d8;
+  const hn::Repartition<uint32_t, decltype(d8)> d32;
   alignas(16) static constexpr int8_t kOrder[16] = {0, 2,  1, 3,  4,  6,  5,  7,
                                                     8, 10, 9, 11, 12, 14, 13, 15};
-  hn::StoreU(hn::TableLookupBytes(hn::DemoteTo(d8, x), hn::LoadU(d8, kOrder)), d8, to);
+  // Narrowing two vectors lays blocks of four of one between those of the other.
+  constexpr uint32_t n = kN / 4;
+  alignas(64) static constexpr auto kWords = [] {
+    struct {
+      uint32_t from[2 * n];
+    } order{};
+    for (uint32_t i = 0; i < n; ++i) order.from[i] = 2 * i, order.from[n + i] = 2 * i + 1;
+    return order;
+  }();
+  const auto bytes = hn::DemoteTo(d8, hn::ReorderDemote2To(D16(), a, b));
+  const auto words =
+      hn::TableLookupLanes(hn::BitCast(d32, bytes), hn::SetTableIndices(d32, kWords.from));
+  hn::StoreU(hn::TableLookupBytes(hn::BitCast(d8, words), hn::LoadDup128(d8, kOrder)), d8, to);
 }
 
-// Query h of `folded`: q [dim] with the scales of `group`.
-HWY_INLINE void Fold(const QuantisedGroup& f, const std::byte* group, const float* q, int h,
-                     float scale, FoldedQueries& folded) {
+// q [H][dim] with the scales of `group`.
+template <int H>
+HWY_INLINE void Fold(const QuantisedGroup& f, const std::byte* group, const float* q, float scale,
+                     FoldedQueries& folded) {
   const DF d;
   constexpr int n = static_cast<int>(kN);
   const auto* minima = reinterpret_cast<const F16*>(group);
   const auto* steps = reinterpret_cast<const F16*>(group + f.step_offset());
-  float products[kHeadDimMax];
-  VF largest = hn::Zero(d), at_minimum = hn::Zero(d), sum = hn::Zero(d);
+  const VF middle = hn::Set(d, 0.5f * static_cast<float>((1 << f.bits) - 1));
+  float products[H][kHeadDimMax];
+  VF largest[H], base[H];
+  for (int h = 0; h < H; ++h) largest[h] = base[h] = hn::Zero(d);
   for (int c = 0; c < f.dim; c += n) {
-    const VF x = hn::LoadU(d, q + c), product = hn::Mul(x, LoadFloats(steps + c));
-    at_minimum = hn::MulAdd(x, LoadFloats(minima + c), at_minimum);
-    sum = hn::Add(sum, product);
-    largest = hn::Max(largest, hn::Abs(product));
-    hn::StoreU(product, d, products + c);
-  }
-  const float top = hn::GetLane(hn::MaxOfLanes(d, largest));
-  const bool none = top < 1e-30f;  // 127 / top has no fp32
-  const VF inverse = hn::Set(d, none ? 0.0f : 127.0f / top);
-  VI whole = hn::Zero(DI());
-  for (int c = 0; c < f.dim; c += n) {
-    const VI rounded = hn::NearestInt(hn::Mul(hn::LoadU(d, products + c), inverse));
-    whole = hn::Add(whole, rounded);
-    StoreBytes(rounded, folded.q[h] + c);
-  }
-  const float factor = none ? 0.0f : top / 127.0f;
-  const auto rounded_sum = static_cast<float>(hn::GetLane(hn::SumOfLanes(DI(), whole)));
-  const float beside = hn::GetLane(hn::SumOfLanes(d, sum)) - factor * rounded_sum;
-  const float middle = 0.5f * static_cast<float>((1 << f.bits) - 1);
-  folded.factor[h] = scale * factor;
-  folded.base[h] = scale * (hn::GetLane(hn::SumOfLanes(d, at_minimum)) + middle * beside);
-}
-
-// Words of kVectors vectors of tokens, and of their plane of high bits where there is one: moved so
-// that the bits of run m are those from 2 m on, as in the other plane.
-template <int kVectors>
-struct Words {
-  VU low[kVectors], high[kVectors];
-};
-
-template <int H, int kVectors, typename V>
-struct Sums {
-  V of[H][kVectors];
-};
-
-template <int kBits, int kVectors>
-HWY_INLINE Words<kVectors> LoadWords(const uint32_t* low, const uint32_t* high, int tokens,
-                                     int word, int half) {
-  constexpr int n = static_cast<int>(kN);
-  Words<kVectors> words;
-#pragma GCC unroll 2
-  for (int v = 0; v < kVectors; ++v) {
-    words.low[v] = words.high[v] = hn::LoadU(DU(), low + word * tokens + v * n);
-    if constexpr (kBits == 3) {
-      const VU bits = hn::LoadU(DU(), high + word % half * tokens + v * n);
-      words.high[v] = word < half ? bits : hn::ShiftRight<1>(bits);
+    const VF step = LoadFloats(steps + c);
+    const VF mean = hn::MulAdd(middle, step, LoadFloats(minima + c));
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      const VF x = hn::LoadU(d, q + h * f.dim + c), product = hn::Mul(x, step);
+      base[h] = hn::MulAdd(x, mean, base[h]);
+      largest[h] = hn::Max(largest[h], hn::Abs(product));
+      hn::StoreU(product, d, products[h] + c);
     }
   }
-  return words;
-}
-
-// Codes of run m in bytes.
-template <int kBits, int m>
-HWY_INLINE VU CodesOf(VU low, VU high) {
-  constexpr int shift = m * (kBits == 4 ? 4 : 2);
-  const VU moved = hn::ShiftRight<shift>(low);
-  if constexpr (kBits == 4) return hn::And(moved, hn::Set(DU(), 0x0F0F0F0Fu));
-  const VU two = hn::And(moved, hn::Set(DU(), 0x03030303u));
-  if constexpr (kBits == 2) return two;
-  const VU one = hn::And(hn::ShiftRight<shift>(high), hn::Set(DU(), 0x01010101u));
-  return hn::Or(two, hn::ShiftLeft<2>(one));
-}
-
-// Adds the products of run m of a word with each query's four bytes at `at`.
-template <int kBits, int m, int H, int kVectors>
-HWY_INLINE void AddRun(const Words<kVectors>& words, const FoldedQueries& folded, int at,
-                       Sums<H, kVectors, V16>& held) {
-  VU codes[kVectors];
-#pragma GCC unroll 2
-  for (int v = 0; v < kVectors; ++v) codes[v] = CodesOf<kBits, m>(words.low[v], words.high[v]);
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
-    int32_t four;
-    std::memcpy(&four, folded.q[h] + at, 4);
-    const VI query = hn::Set(DI(), four);
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      held.of[h][v] = hn::Add(held.of[h][v], MulBytes(codes[v], query));
+    const float top = hn::GetLane(hn::MaxOfLanes(d, largest[h]));
+    const bool none = top < 1e-30f;  // 127 / top has no fp32
+    const VF inverse = hn::Set(d, none ? 0.0f : 127.0f / top);
+    const float factor = none ? 0.0f : top / 127.0f;
+    VI whole = hn::Zero(DI());
+    for (int c = 0; c < f.dim; c += 2 * n) {
+      const VI a = hn::NearestInt(hn::Mul(hn::LoadU(d, products[h] + c), inverse));
+      const VI b = hn::NearestInt(hn::Mul(hn::LoadU(d, products[h] + c + n), inverse));
+      whole = hn::Add(whole, hn::Add(a, b));
+      StoreBytes(a, b, folded.q[h] + c);
+    }
+    // Codes count from the middle one: what a query loses by rounding then weighs least.
+    const VF lost = hn::Mul(hn::ConvertTo(d, whole), hn::Mul(middle, hn::Set(d, factor)));
+    folded.factor[h] = scale * factor;
+    folded.base[h] = scale * hn::GetLane(hn::SumOfLanes(d, hn::Sub(base[h], lost)));
+  }
+}
+
+// Codes of the run of channels whose bits are the lowest of each byte.
+template <int kBits>
+HWY_INLINE VU LowestCodes(VU low, VU high) {
+  const VU codes = hn::And(low, hn::Set(DU(), kBits == 4 ? 0x0F0F0F0Fu : 0x03030303u));
+  if constexpr (kBits != 3) return codes;
+  return hn::Or(codes, hn::ShiftLeft<2>(hn::And(high, hn::Set(DU(), 0x01010101u))));
+}
+
+// Adds the products of word `word` of a vector of tokens with each query, run after run of
+// channels. Not unrolled: the compiler would add runs to each other first, for which there are no
+// registers.
+template <int kBits, int H>
+HWY_INLINE void AddWord(VU low, VU high, const FoldedQueries& folded, int word, int run,
+                        V16 (&held)[H]) {
+  constexpr int shift = kBits == 4 ? 4 : 2, runs = 8 / shift;
+  const int8_t* query = folded.q[0] + 4 * word;
+#pragma GCC unroll 1
+  for (int m = 0; m < runs; ++m, query += run) {
+    const VU codes = LowestCodes<kBits>(low, high);
+    low = hn::ShiftRight<shift>(low);
+    high = hn::ShiftRight<shift>(high);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {
+      int32_t four;
+      std::memcpy(&four, query + h * kHeadDimMax, 4);
+      held[h] = hn::Add(held[h], MulBytes(codes, hn::Set(DI(), four)));
     }
   }
 }
 
-template <int H, int kVectors, typename D>
-HWY_INLINE void Clear(D d, Sums<H, kVectors, hn::VFromD<D>>& sums) {
-#pragma GCC unroll 4
-  for (int h = 0; h < H; ++h) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sums.of[h][v] = hn::Zero(d);
-  }
-}
-
-// Adds the two halves of each token's lane.
-template <int H, int kVectors>
-HWY_INLINE void AddHalves(const Sums<H, kVectors, V16>& held, Sums<H, kVectors, VI>& sums) {
-#pragma GCC unroll 4
-  for (int h = 0; h < H; ++h) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
-      const VI pair = hn::BitCast(DI(), held.of[h][v]);
-      const VI low = hn::ShiftRight<16>(hn::ShiftLeft<16>(pair));
-      sums.of[h][v] = hn::Add(sums.of[h][v], hn::Add(low, hn::ShiftRight<16>(pair)));
-    }
-  }
-}
-
-// Logits of kVectors vectors of tokens of a group, from `token` on: out[h * out_query + t].
-template <int kBits, int H, int kVectors>
-HWY_INLINE void ScoreVectors(const QuantisedGroup& f, const std::byte* group, int token,
-                             const FoldedQueries& folded, float* out, int64_t out_query) {
-  constexpr int n = static_cast<int>(kN);
-  // Words until an int16 is full: a run adds up to 2 * 127 * (2^bits - 1).
+// Logits of a vector of tokens of a group, from `token` on: out[h * out_query + t].
+template <int kBits, int H>
+HWY_INLINE void ScoreVector(const QuantisedGroup& f, const std::byte* group, int token,
+                            const FoldedQueries& folded, float* out, int64_t out_query) {
+  // Words until an int16 is full: each run of one adds up to 2 * 127 * (2^bits - 1).
   constexpr int kHeld = kBits == 2 ? 8 : 4;
-  const int words = f.dim * f.plane_bits() / 32, run = 4 * words;
+  const int words = f.dim * f.plane_bits() / 32, half = words / 2;
   const auto* low = reinterpret_cast<const uint32_t*>(group + f.codes_offset()) + token;
   const auto* high = reinterpret_cast<const uint32_t*>(group + f.high_offset()) + token;
-  Sums<H, kVectors, VI> sums;
-  Clear<H, kVectors>(DI(), sums);
+  VI sums[H];
+#pragma GCC unroll 4
+  for (int h = 0; h < H; ++h) sums[h] = hn::Zero(DI());
   for (int first = 0; first < words; first += kHeld) {
-    Sums<H, kVectors, V16> held;
-    Clear<H, kVectors>(D16(), held);
+    V16 held[H];
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) held[h] = hn::Zero(D16());
     for (int i = first; i < std::min(first + kHeld, words); ++i) {
-      const auto at = LoadWords<kBits, kVectors>(low, high, f.tokens, i, words / 2);
-      AddRun<kBits, 0>(at, folded, 4 * i, held);
-      AddRun<kBits, 1>(at, folded, 4 * i + run, held);
-      if constexpr (kBits == 4) continue;
-      AddRun<kBits, 2>(at, folded, 4 * i + 2 * run, held);
-      AddRun<kBits, 3>(at, folded, 4 * i + 3 * run, held);
+      const VU word = hn::LoadU(DU(), low + i * f.tokens);
+      VU bits = word;
+      if constexpr (kBits == 3) {  // a word of high bits serves two words, every other bit one
+        bits = hn::LoadU(DU(), high + i % half * f.tokens);
+        if (i >= half) bits = hn::ShiftRight<1>(bits);
+      }
+      AddWord<kBits>(word, bits, folded, i, 4 * words, held);
     }
-    AddHalves(held, sums);
+#pragma GCC unroll 4
+    for (int h = 0; h < H; ++h) {  // the two halves of each token's lane
+      const VI pair = hn::BitCast(DI(), held[h]);
+      const VI even = hn::ShiftRight<16>(hn::ShiftLeft<16>(pair));
+      sums[h] = hn::Add(sums[h], hn::Add(even, hn::ShiftRight<16>(pair)));
+    }
   }
+#pragma GCC unroll 4
   for (int h = 0; h < H; ++h) {
     const VF factor = hn::Set(DF(), folded.factor[h]), base = hn::Set(DF(), folded.base[h]);
-    for (int v = 0; v < kVectors; ++v) {
-      const VF logits = hn::MulAdd(hn::ConvertTo(DF(), sums.of[h][v]), factor, base);
-      hn::StoreU(logits, DF(), out + h * out_query + v * n);
-    }
+    hn::StoreU(hn::MulAdd(hn::ConvertTo(DF(), sums[h]), factor, base), DF(), out + h * out_query);
   }
 }
 
@@ -209,21 +185,17 @@ HWY_INLINE void ScoreVectors(const QuantisedGroup& f, const std::byte* group, in
 template <int kBits, int H>
 HWY_NOINLINE void ScoreGroup(const QuantisedGroup& f, const std::byte* group,
                              const FoldedQueries& folded, Run run, float* out, int64_t out_query) {
-  constexpr int n = static_cast<int>(kN), two = 2 * n;
-  float edge[H * two];
-  for (int t = run.begin / two * two; t < run.end; t += two) {
-    const bool pair = t + two <= f.tokens, whole = t >= run.begin && t + two <= run.end;
-    float* to = whole ? out + (t - run.begin) : edge;
-    const int64_t stride = whole ? out_query : two;
-    if (pair) {
-      ScoreVectors<kBits, H, 2>(f, group, t, folded, to, stride);
-    } else {
-      ScoreVectors<kBits, H, 1>(f, group, t, folded, to, stride);
+  constexpr int n = static_cast<int>(kN);
+  for (int t = run.begin / n * n; t < run.end; t += n) {
+    if (t >= run.begin && t + n <= run.end) {
+      ScoreVector<kBits, H>(f, group, t, folded, out + (t - run.begin), out_query);
+      continue;
     }
-    if (whole) continue;
-    const int begin = std::max(t, run.begin), end = std::min(t + two, run.end);
+    float edge[H * n];
+    ScoreVector<kBits, H>(f, group, t, folded, edge, n);
+    const int begin = std::max(t, run.begin), end = std::min(t + n, run.end);
     for (int h = 0; h < H; ++h) {
-      const float* from = edge + h * two - t;
+      const float* from = edge + h * n - t;
       std::copy(from + begin, from + end, out + h * out_query + (begin - run.begin));
     }
   }
@@ -238,9 +210,7 @@ HWY_INLINE void ScoreQueries(const ScoreBitsWork& w, int first) {
   for (int32_t t = w.run.begin; t < w.run.end;) {
     const int32_t start = t / f.tokens * f.tokens, end = std::min(start + f.tokens, w.run.end);
     const std::byte* group = w.rows.Group(t / f.tokens);
-    for (int h = 0; h < H; ++h) {
-      Fold(f, group, w.q + int64_t{first + h} * f.dim, h, w.scale, folded);
-    }
+    Fold<H>(f, group, w.q + int64_t{first} * f.dim, w.scale, folded);
     ScoreGroup<kBits, H>(f, group, folded, {t - start, end - start}, out + (t - w.run.begin),
                          w.out_query);
     t = end;
