@@ -33,14 +33,16 @@
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
+#include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
 #include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
+#include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
 namespace kvstrata::cuda {
 
-inline constexpr uint32_t kCudaOpsVersion = 7;  // of this table: loader and library must agree
+inline constexpr uint32_t kCudaOpsVersion = 8;  // of this table: loader and library must agree
 
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
@@ -80,6 +82,8 @@ struct CudaOps {
   int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
   int (*rebase)(const RebaseBatch& work, Stream stream) = nullptr;
   int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
+  int (*quantise_keys)(const QuantiseKeysBatch& work, Stream stream) = nullptr;
+  int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
 
   // ops/append, ops/attend_raw, ops/attend_chunk, ops/merge: what each takes and costs is in its
   // *_cuda.h.

@@ -14,19 +14,9 @@
 
 #include "kernels/cuda/float_bits.cuh"
 #include "kernels/cuda/mma_m16n8k16.cuh"
-#include "kernels/ops/quantise_keys/quantised_group.h"
+#include "kernels/ops/quantise_keys/device_groups.h"
 
 namespace kvstrata::cuda {
-
-// Byte offsets in a group, and its size, for kernels.
-struct GroupOffsets {
-  int32_t tokens = 0, step = 0, codes = 0, high = 0, bytes = 0;
-
-  static GroupOffsets Of(const QuantisedGroup& f) {
-    return {f.tokens, static_cast<int32_t>(f.step_offset()), static_cast<int32_t>(f.codes_offset()),
-            static_cast<int32_t>(f.high_offset()), static_cast<int32_t>(f.bytes())};
-  }
-};
 
 template <int kDim, int kBits>
 struct BitsShape {

@@ -17,6 +17,22 @@ struct LaneQueryPairs {
   float unit;  // that power
 };
 
+__device__ void LoadFour(const void* q, DType dtype, int64_t at, float* out) {
+  if (dtype == DType::kF32) {
+    const float4 four = *reinterpret_cast<const float4*>(static_cast<const float*>(q) + at);
+    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+    return;
+  }
+  const uint2 four = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(q) + at);
+  const uint32_t pairs[2] = {four.x, four.y};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const auto bits = static_cast<uint16_t>(pairs[e / 2] >> (16 * (e % 2)));
+    out[e] = dtype == DType::kF16 ? FloatOf(__ushort_as_half(bits))
+                                  : FloatOf(__ushort_as_bfloat16(bits));
+  }
+}
+
 // Column g: query g of the group; in groups up to 4, column 4 + g what fp16 leaves of query g.
 template <int kDim, int kBits>
 __device__ LaneQueryPairs<kDim, kBits> LoadQuery(const ScoreBitsBatch& w, int64_t first_element,
@@ -27,28 +43,30 @@ __device__ LaneQueryPairs<kDim, kBits> LoadQuery(const ScoreBitsBatch& w, int64_
   const bool low = group <= 4 && g >= 4;
   float x[Shape::kRuns][Shape::kLaneChannels] = {};
   float largest = 0;
-  for (int m = 0; m < Shape::kRuns && query < group; ++m) {
+#pragma unroll
+  for (int m = 0; m < Shape::kRuns; ++m) {
     const int64_t at =
         first_element + int64_t{query} * kDim + m * Shape::kRunChannels + Shape::kLaneChannels * t;
 #pragma unroll
-    for (int i = 0; i < Shape::kLaneChannels; ++i) {
-      x[m][i] = w.q_dtype == DType::kF32 ? static_cast<const float*>(w.q)[at + i]
-                : w.q_dtype == DType::kF16
-                    ? FloatOf(static_cast<const __half*>(w.q)[at + i])
-                    : FloatOf(static_cast<const __nv_bfloat16*>(w.q)[at + i]);
-      largest = fmaxf(largest, fabsf(x[m][i]));
+    for (int i = 0; i < Shape::kLaneChannels; i += 4) {
+      if (query < group) LoadFour(w.q, w.q_dtype, at + i, &x[m][i]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) largest = fmaxf(largest, fabsf(x[m][i + e]));
     }
   }
   for (int step = 1; step < 4; step *= 2) {
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
   }
   LaneQueryPairs<kDim, kBits> out;
-  out.unit = largest > 0 ? exp2f(ceilf(log2f(largest))) : 1.0f;
+  // 2^e, at least `largest`; a query of less than 2^-100 counts as one of that size.
+  const int exponent = largest > 0x1p-100f ? ilogbf(largest) + 1 : -100;
+  out.unit = ldexpf(1.0f, exponent);
+  const float inverse = ldexpf(1.0f, -exponent);
 #pragma unroll
   for (int m = 0; m < Shape::kRuns; ++m) {
 #pragma unroll
     for (int i = 0; i < Shape::kLaneChannels; i += 2) {
-      const float a = x[m][i] / out.unit, b = x[m][i + 1] / out.unit;
+      const float a = x[m][i] * inverse, b = x[m][i + 1] * inverse;
       const __half2 high = __floats2half2_rn(a, b);
       const __half2 rest = __floats2half2_rn(a - __low2float(high), b - __high2float(high));
       out.pairs.at[m][i / 4][i / 2 % 2] = low ? rest : high;

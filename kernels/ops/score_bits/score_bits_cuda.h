@@ -13,23 +13,10 @@
 #ifndef KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
 #define KVSTRATA_KERNELS_OPS_SCORE_BITS_SCORE_BITS_CUDA_H_
 
-#include "kernels/cuda/batch.h"
 #include "kernels/cuda/candidates.h"
-#include "kernels/ops/quantise_keys/quantised_group.h"
+#include "kernels/ops/quantise_keys/device_groups.h"
 
 namespace kvstrata::cuda {
-
-// Group g of KV head h of sequence b lies at
-//   blocks[b * block_stride + g / block_groups] + offset + h * head_stride + (g % block_groups) *
-//   format.bytes().
-struct DeviceGroups {
-  const uint64_t* blocks = nullptr;  // device [batch][block_stride], addresses of index blocks
-  int32_t block_stride = 0;
-  int32_t block_groups = 0;
-  int32_t kv_heads = 0;
-  QuantisedGroup format;
-  int64_t offset = 0, head_stride = 0;  // bytes, multiples of 16
-};
 
 struct ScoreBitsBatch {
   DeviceGroups groups;
