@@ -44,6 +44,13 @@ namespace kvstrata::cuda {
 
 inline constexpr uint32_t kCudaOpsVersion = 8;  // of this table: loader and library must agree
 
+// Memory that another library allocated, across processes (device_memory.h).
+struct CudaIpcOps {
+  int (*export_memory)(const void* address, uint8_t* handle, uint64_t* offset) = nullptr;
+  int (*open)(int device, const uint8_t* handle, DeviceArena* memory) = nullptr;
+  int (*close)(int device, DeviceArena* memory) = nullptr;
+};
+
 struct CudaOps {
   uint32_t version = kCudaOpsVersion;
   const char* (*error_text)(int code) = nullptr;
@@ -58,9 +65,7 @@ struct CudaOps {
   int (*import_arena)(int device, int fd, uint64_t bytes, bool writable,
                       DeviceArena* arena) = nullptr;
   int (*release_arena)(int device, DeviceArena* arena) = nullptr;
-  int (*export_ipc)(const void* address, uint8_t* handle, uint64_t* offset) = nullptr;
-  int (*open_ipc)(int device, const uint8_t* handle, DeviceArena* memory) = nullptr;
-  int (*close_ipc)(int device, DeviceArena* memory) = nullptr;
+  CudaIpcOps ipc;
   int (*copy_2d)(int device, void* to, const void* from, const Copied2D& shape) = nullptr;
   int (*copy_pages)(int device, const PageCopy* copies, uint64_t count) = nullptr;
   int (*register_host)(void* base, uint64_t bytes, bool read_only) = nullptr;

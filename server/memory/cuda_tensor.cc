@@ -15,7 +15,7 @@ class CudaTensor final : public TensorMemory {
   ~CudaTensor() override {
     // An error is of work long past, or the GPU is lost: either way nothing is mapped afterwards.
     if (ipc_) {
-      (void)device_.ops->close_ipc(device_.device, &memory_);
+      (void)device_.ops->ipc.close(device_.device, &memory_);
     } else {
       (void)device_.ops->release_arena(device_.device, &memory_);
     }
@@ -71,7 +71,7 @@ Result<std::unique_ptr<TensorMemory>> OpenCudaTensor(const TensorHandle& handle,
   const bool ipc = handle.kind == TensorKind::kCudaIpc;
   cuda::DeviceArena memory;
   const int error =
-      ipc ? device.ops->open_ipc(device.device, handle.ipc.data(), &memory)
+      ipc ? device.ops->ipc.open(device.device, handle.ipc.data(), &memory)
           : device.ops->import_arena(device.device, handle.fd, handle.bytes, false, &memory);
   if (error != 0) {
     return InvalidArgument(

@@ -80,7 +80,7 @@ class LentMemory {
     } else {
       void* at = nullptr;
       EXPECT_EQ(cudaMalloc(&at, blocks.bytes()), cudaSuccess);
-      EXPECT_EQ(Ops().export_ipc(at, handle_.ipc, &offset_), 0);
+      EXPECT_EQ(Ops().ipc.export_memory(at, handle_.ipc, &offset_), 0);
       handle_.bytes += offset_;
       address_ = static_cast<std::byte*>(at);
     }

@@ -132,8 +132,8 @@ inline const cuda::CudaOps& Ops() {
   static const cuda::CudaOps ops = [] {
     cuda::CudaOps table;
     table.error_text = ErrorText;
-    table.open_ipc = OpenIpc;
-    table.close_ipc = CloseIpc;
+    table.ipc.open = OpenIpc;
+    table.ipc.close = CloseIpc;
     table.copy_pages = CopyPages;
     table.allocate_pinned = AllocatePinned;
     table.free_pinned = FreePinned;
