@@ -9,8 +9,8 @@
 // q_i * step to 8 bits of its largest channel, multiplies in whole numbers, and keeps the rest in
 // fp32: with B = 2^bits - 1 it is off by at most
 //   scale * (B / 2) (1 / 254) * dim * max over c of |q_i[c] step[c]|      (1e-5 of the sums beside)
-// Minimum and the mean code are not rounded, so codes count by their distance from B / 2; where all
-// |q_i[c] step[c]| are below 1e-30, by nothing. How the run is cut into work items does not change a
+// Minimum and mean code are not rounded: codes count by their distance from B / 2, and not at all
+// where every |q_i[c] step[c]| is below 1e-30. How the run is cut into work items does not change a
 // bit.
 //
 // Work items are independent. Cost: reads each group once for every 4 queries. No allocation.
