@@ -346,6 +346,134 @@ void ScoreUnits(benchmark::State& state, ScoreWork::Kind kind, int queries) {
 void ScoreMinMax(benchmark::State& state) { ScoreUnits(state, ScoreWork::Kind::kMinMax, kGroup); }
 void ScoreDot(benchmark::State& state) { ScoreUnits(state, ScoreWork::Kind::kDot, 1); }
 
+// All layers' keys in few bits (docs/spec/bits.md): groups of 64, a head's one after the other.
+class QuantisedArrays {
+ public:
+  explicit QuantisedArrays(int bits) : format_{kDim, bits, 64} {
+    const Arrays& a = Shared();
+    memory_.resize(kGeometry.layers * kGeometry.kv_heads * HeadBytes());
+    block_ = memory_.data();
+    std::vector<QuantiseKeysWork> work;
+    for (int layer = 0; layer < kGeometry.layers; ++layer) {
+      for (int h = 0; h < kGeometry.kv_heads; ++h) {
+        for (int g = 0; g < kTokens / format_.tokens; ++g) {
+          const int64_t at = (int64_t{layer} * kGeometry.kv_heads + h) * HeadBytes();
+          work.push_back({a.Keys(layer, h), g * format_.tokens, format_,
+                          memory_.data() + at + g * format_.bytes()});
+        }
+      }
+    }
+    Simd().quantise_keys(work.data(), static_cast<int64_t>(work.size()), *a.pool);
+  }
+  QuantisedArrays(const QuantisedArrays&) = delete;
+
+  int64_t HeadBytes() const { return kTokens / format_.tokens * format_.bytes(); }
+  QuantisedRows Rows(int layer, int head) const {
+    return {format_, &block_, (int64_t{layer} * kGeometry.kv_heads + head) * HeadBytes(),
+            kTokens / format_.tokens};
+  }
+
+ private:
+  QuantisedGroup format_;
+  std::vector<std::byte> memory_;
+  std::byte* block_;
+};
+
+constexpr int kScoreTile = 2048;  // tokens of a work item, as selectors cut them
+
+// Logits of 32K tokens for all heads, by their keys in range(0) bits.
+void ScoreBits(benchmark::State& state) {
+  static std::map<int, std::unique_ptr<QuantisedArrays>> made;
+  auto& quantised = made[static_cast<int>(state.range(0))];
+  if (quantised == nullptr) {
+    quantised = std::make_unique<QuantisedArrays>(static_cast<int>(state.range(0)));
+  }
+  Arrays& a = Shared();
+  std::vector<float> out(int64_t{kGeometry.query_heads} * kTokens);
+  std::vector<ScoreBitsWork> work;
+  for ([[maybe_unused]] auto _ : state) {
+    const int layer = a.NextLayer();
+    work.clear();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      for (int t = 0; t < kTokens; t += kScoreTile) {
+        work.push_back({quantised->Rows(layer, h),
+                        {t, t + kScoreTile},
+                        a.q.data() + h * kGroup * kDim,
+                        kGroup,
+                        0.0884f,
+                        out.data() + int64_t{h} * kGroup * kTokens + t,
+                        kTokens});
+      }
+    }
+    Simd().score_bits(work.data(), static_cast<int64_t>(work.size()), *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * quantised->HeadBytes());
+}
+
+// The same by the keys themselves.
+void ScoreTokens(benchmark::State& state) {
+  Arrays& a = Shared();
+  std::vector<float> out(int64_t{kGeometry.query_heads} * kTokens);
+  std::vector<ScoreTokensWork> work;
+  for ([[maybe_unused]] auto _ : state) {
+    const int layer = a.NextLayer();
+    work.clear();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      for (int t = 0; t < kTokens; t += kScoreTile) {
+        work.push_back({a.Keys(layer, h),
+                        {t, t + kScoreTile},
+                        a.q.data() + h * kGroup * kDim,
+                        kGroup,
+                        0.0884f,
+                        out.data() + int64_t{h} * kGroup * kTokens + t,
+                        kTokens});
+      }
+    }
+    Simd().score_tokens(work.data(), static_cast<int64_t>(work.size()), *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kTokens *
+                          kGeometry.row_bytes());
+}
+
+// Votes of each KV head's queries on 32K tokens, from their logits: what follows either.
+void VoteTokens(benchmark::State& state) {
+  Arrays& a = Shared();
+  std::vector<float> logits(int64_t{kGroup} * kTokens), votes(kTokens), max(kGroup), sum(kGroup);
+  for (size_t i = 0; i < logits.size(); ++i) logits[i] = 2 * a.q[i % a.q.size()];
+  for ([[maybe_unused]] auto _ : state) {
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      Simd().vote({logits.data(), kTokens, kGroup, kTokens, max.data(), sum.data(), votes.data()},
+                  *a.pool);
+    }
+    benchmark::DoNotOptimize(votes.data());
+  }
+}
+
+// Keys of 512 new tokens in few bits, all heads of a layer.
+void QuantiseKeys(benchmark::State& state) {
+  Arrays& a = Shared();
+  constexpr int kNew = 512;
+  const QuantisedGroup format{kDim, static_cast<int>(state.range(0)), 64};
+  std::vector<std::byte> out(kGeometry.kv_heads * kNew / format.tokens * format.bytes());
+  std::vector<QuantiseKeysWork> work;
+  int turn = 0;
+  for ([[maybe_unused]] auto _ : state) {
+    const int begin = turn++ * kNew % kTokens, layer = a.NextLayer();
+    work.clear();
+    std::byte* to = out.data();
+    for (int h = 0; h < kGeometry.kv_heads; ++h) {
+      for (int t = begin; t < begin + kNew; t += format.tokens, to += format.bytes()) {
+        work.push_back({a.Keys(layer, h), t, format, to});
+      }
+    }
+    Simd().quantise_keys(work.data(), static_cast<int64_t>(work.size()), *a.pool);
+    benchmark::DoNotOptimize(out.data());
+  }
+  state.SetBytesProcessed(state.iterations() * kGeometry.kv_heads * kNew * kGeometry.row_bytes());
+}
+
 // Summaries of 512 new tokens in units of 16, all heads of a layer.
 void Summarize(benchmark::State& state, SummarizeWork::Kind kind) {
   Arrays& a = Shared();
@@ -417,6 +545,12 @@ const std::vector<Case>& Cases() {
        "attend_raw/prefill64x4096/1thread"},
       {"score/minmax/2048units", ScoreMinMax, {}, "read/32K", 0, 1.0 / 16},
       {"score/dot/2048units", ScoreDot, {}, "read/32K", 0, 1.0 / 32},
+      {"score_tokens/32K", ScoreTokens, {}, "read/32K", 0, 0.5},
+      {"score_bits/2/32K", ScoreBits, {2}, "score_tokens/32K"},
+      {"score_bits/3/32K", ScoreBits, {3}, "score_tokens/32K"},
+      {"score_bits/4/32K", ScoreBits, {4}, "score_tokens/32K"},
+      {"vote/8x32K", VoteTokens, {}},
+      {"quantise_keys/2/512tokens", QuantiseKeys, {2}, "summarize/minmax/512tokens"},
       {"summarize/minmax/512tokens", SummarizeMinMax, {}},
       {"summarize/mean/512tokens", SummarizeMean, {}},
       {"pick/128of2048", TopK, {2048, 128}},

@@ -26,7 +26,9 @@ constexpr Backend kBackends[] = {
      .eigen = EigenSimd,
      .svd = SvdSimd,
      .score_tokens = ScoreTokensSimd,
-     .vote = VoteSimd},
+     .vote = VoteSimd,
+     .quantise_keys = QuantiseKeysSimd,
+     .score_bits = ScoreBitsSimd},
     {.name = "ref",
      .append = AppendRef,
      .summarize = SummarizeRef,
@@ -44,7 +46,9 @@ constexpr Backend kBackends[] = {
      .eigen = EigenRef,
      .svd = SvdRef,
      .score_tokens = ScoreTokensRef,
-     .vote = VoteRef},
+     .vote = VoteRef,
+     .quantise_keys = QuantiseKeysRef,
+     .score_bits = ScoreBitsRef},
 };
 
 }  // namespace

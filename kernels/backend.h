@@ -19,8 +19,10 @@
 #include "kernels/ops/eigen/eigen.h"
 #include "kernels/ops/merge/merge.h"
 #include "kernels/ops/pick/pick.h"
+#include "kernels/ops/quantise_keys/quantise_keys.h"
 #include "kernels/ops/rotate_pack/rotate_pack.h"
 #include "kernels/ops/score/score.h"
+#include "kernels/ops/score_bits/score_bits.h"
 #include "kernels/ops/summarize/summarize.h"
 #include "kernels/ops/svd/svd.h"
 #include "kernels/ops/vote/vote.h"
@@ -46,6 +48,8 @@ struct Backend {
   void (*svd)(const SvdWork*, int64_t, Executor&);
   void (*score_tokens)(const ScoreTokensWork*, int64_t, Executor&);
   void (*vote)(const VoteWork&, Executor&);
+  void (*quantise_keys)(const QuantiseKeysWork*, int64_t, Executor&);
+  void (*score_bits)(const ScoreBitsWork*, int64_t, Executor&);
 };
 
 // All that this build has and this CPU runs, best first.

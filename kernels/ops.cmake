@@ -42,10 +42,14 @@ set(KVS_OPS_SOURCES
   ops/pick_buckets/pick_buckets_ref.cc
   ops/promote/promote_ref.cc
   ops/reuse/reuse_ref.cc
+  ops/quantise_keys/quantise_keys_ref.cc
+  ops/quantise_keys/quantise_keys_simd.cc
   ops/rotate_pack/rotate_pack_ref.cc
   ops/rotate_pack/rotate_pack_simd.cc
   ops/score/score_ref.cc
   ops/score/score_simd.cc
+  ops/score_bits/score_bits_ref.cc
+  ops/score_bits/score_bits_simd.cc
   ops/summarize/summarize_ref.cc
   ops/summarize/summarize_simd.cc
   ops/svd/svd_ref.cc

@@ -97,6 +97,8 @@ constexpr CudaOps kOps = {
         .pick_buckets = PickBucketsCuda,
         .rebase = RebaseCuda,
         .promote = PromoteCuda,
+        .quantise_keys = QuantiseKeysCuda,
+        .score_bits = ScoreBitsCuda,
     },
     {
         .append = AppendCuda,

@@ -32,8 +32,10 @@
 #include "kernels/ops/pick/pick_cuda.h"
 #include "kernels/ops/pick_buckets/pick_buckets_cuda.h"
 #include "kernels/ops/promote/promote_cuda.h"
+#include "kernels/ops/quantise_keys/quantise_keys_cuda.h"
 #include "kernels/ops/rotate_pack/rotate_pack_cuda.h"
 #include "kernels/ops/score/score_cuda.h"
+#include "kernels/ops/score_bits/score_bits_cuda.h"
 #include "kernels/ops/summarize/summarize_cuda.h"
 #include "kernels/ops/vote/vote_cuda.h"
 
@@ -111,6 +113,8 @@ struct SelectionOps {
   int (*pick_buckets)(const PickBucketsBatch& work, Stream stream) = nullptr;
   int (*rebase)(const RebaseBatch& work, Stream stream) = nullptr;
   int (*promote)(const PromoteBatch& work, Stream stream) = nullptr;
+  int (*quantise_keys)(const QuantiseKeysBatch& work, Stream stream) = nullptr;
+  int (*score_bits)(const ScoreBitsBatch& work, Stream stream) = nullptr;
 };
 
 // What writes new rows, and attends raw, packed and low-rank ones.

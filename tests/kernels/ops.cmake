@@ -1,11 +1,15 @@
 # One suite per op: every simd target of this CPU held to ref.
 foreach(op append attend_coarse attend_lowrank attend_packed attend_raw covariance merge pick
-        rotate_pack score summarize vote executor page_view backend)
+        quantise_keys rotate_pack score score_bits summarize vote executor page_view backend)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
 endforeach()
 # Of ops that a GPU alone has, refs to what they say.
 foreach(op attend_chunk attend_spans buckets cascade copy_rows promote reuse)
   kvs_test(ops_${op}_test ops_${op}_test.cc LIBS kvs_kernels)
+endforeach()
+# What tests/golden has of these is of the ops, too.
+foreach(op quantise_keys score_bits)
+  target_compile_definitions(ops_${op}_test PRIVATE "KVS_GOLDEN=\"${CMAKE_SOURCE_DIR}/tests/golden\"")
 endforeach()
 # These two are held to the Eigen library as well.
 find_package(Eigen3 REQUIRED NO_MODULE)

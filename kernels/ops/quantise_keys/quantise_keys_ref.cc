@@ -1,0 +1,90 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "kernels/ops/quantise_keys/quantise_keys.h"
+
+namespace kvstrata {
+namespace {
+
+template <typename T>
+float KeyAt(const QuantiseKeysWork& w, int32_t token, int32_t channel) {
+  const float x = ToFloat(reinterpret_cast<const T*>(w.keys.Row(w.begin + token))[channel]);
+  return std::isnan(x) ? 0 : std::clamp(x, -kQuantisedMax, kQuantisedMax);
+}
+
+bool IsZero(F16 h) { return (h.bits & 0x7FFF) == 0; }
+
+// Neighbours in the order of their values, which for one sign is that of their bits.
+F16 Next(F16 h, bool up) {
+  if (IsZero(h)) return {static_cast<uint16_t>(up ? 0x0001 : 0x8001)};
+  const bool away = up == (h.bits < 0x8000);
+  return {static_cast<uint16_t>(away ? h.bits + 1 : h.bits - 1)};
+}
+
+// The largest fp16 that is at most x, or the least that is at least x.
+F16 RoundTowards(float x, bool up) {
+  F16 h = FromFloat<F16>(x);
+  if (up ? ToFloat(h) < x : ToFloat(h) > x) h = Next(h, up);
+  return IsZero(h) ? F16{0} : h;
+}
+
+// A code's bits from `first` on, `width` of them, into its place in a plane.
+void PutCode(const QuantisedGroup& f, std::byte* plane, int32_t width, int32_t token,
+             int32_t channel, uint32_t code) {
+  constexpr int kByteOf[] = {0, 2, 1, 3};
+  const int32_t run = f.dim * width / 8, word = channel % run / 4;
+  const int32_t bit = 8 * kByteOf[channel % 4] + width * (channel / run);
+  std::byte* at = plane + 4 * (int64_t{word} * f.tokens + token);
+  uint32_t bits;
+  std::memcpy(&bits, at, 4);
+  bits |= (code & ((1u << width) - 1)) << bit;
+  std::memcpy(at, &bits, 4);
+}
+
+template <typename T>
+void QuantiseChannel(const QuantiseKeysWork& w, int32_t channel) {
+  const QuantisedGroup& f = w.format;
+  float low = KeyAt<T>(w, 0, channel), high = low;
+  for (int32_t t = 1; t < f.tokens; ++t) {
+    low = std::min(low, KeyAt<T>(w, t, channel));
+    high = std::max(high, KeyAt<T>(w, t, channel));
+  }
+  const F16 minimum = RoundTowards(low, false);
+  const float m = ToFloat(minimum);
+  const F16 step = RoundTowards((high - m) / static_cast<float>((1 << f.bits) - 1), true);
+  const float inverse = IsZero(step) ? 0 : 1 / ToFloat(step);
+  std::memcpy(w.out + 2 * channel, &minimum, 2);
+  std::memcpy(w.out + f.step_offset() + 2 * channel, &step, 2);
+  for (int32_t t = 0; t < f.tokens; ++t) {
+    const float code = std::nearbyint((KeyAt<T>(w, t, channel) - m) * inverse);
+    const auto bits = static_cast<uint32_t>(code);
+    PutCode(f, w.out + f.codes_offset(), f.plane_bits(), t, channel, bits);
+    if (f.bits == 3) PutCode(f, w.out + f.high_offset(), 1, t, channel, bits >> 2);
+  }
+}
+
+template <typename T>
+void Quantise(const QuantiseKeysWork& w) {
+  KVS_CHECK(w.format.IsValid() && w.keys.dim == w.format.dim);
+  std::fill(w.out, w.out + w.format.bytes(), std::byte{0});
+  for (int32_t c = 0; c < w.format.dim; ++c) QuantiseChannel<T>(w, c);
+}
+
+}  // namespace
+
+void QuantiseKeysRef(const QuantiseKeysWork* work, int64_t n, Executor& executor) {
+  executor.ParallelFor(n, [work](int64_t i) {
+    switch (work[i].keys.dtype) {
+      case DType::kF32:
+        return Quantise<float>(work[i]);
+      case DType::kF16:
+        return Quantise<F16>(work[i]);
+      case DType::kBF16:
+        return Quantise<BF16>(work[i]);
+    }
+  });
+}
+
+}  // namespace kvstrata
