@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <type_traits>
+
+#include "kernels/element.h"
 
 namespace kvstrata::client {
 namespace {
@@ -114,8 +117,8 @@ Result<ModelSpec> ReadModelDesc(const kvs_model_desc& caller) {
   KVS_ASSIGN_OR_RETURN(out.digest, ReadText("digest", desc.digest, 79, true));
   KVS_ASSIGN_OR_RETURN(out.adapter, ReadText("adapter", desc.adapter, 63, false));
   if (!IsDType(desc.dtype)) {
-    return InvalidArgument("MODEL_DTYPE", "dtype " + std::to_string(desc.dtype) +
-                                              "; allowed: KVS_F32 (1), KVS_F16 (2), KVS_BF16 (3)");
+    return InvalidArgument(
+        "MODEL_DTYPE", "dtype " + std::to_string(desc.dtype) + "; allowed: " + AllDTypes("KVS"));
   }
   out.geometry = {desc.layers,   desc.query_heads, desc.kv_heads,
                   desc.head_dim, desc.page_tokens, static_cast<DType>(desc.dtype)};
@@ -146,7 +149,7 @@ Result<Rows> ReadTensor(std::string_view field, const kvs_tensor* tensor, const 
   };
   if (!IsDType(tensor->dtype)) {
     return InvalidArgument("TENSOR_DTYPE", name + ".dtype " + std::to_string(tensor->dtype) +
-                                               "; allowed: KVS_F32 (1), KVS_F16 (2), KVS_BF16 (3)");
+                                               "; allowed: " + AllDTypes("KVS"));
   }
   if (tensor->heads != want.heads) {
     return mismatch("TENSOR_HEADS", "heads", tensor->heads, want.heads);
@@ -215,25 +218,17 @@ Result<LentTensor> ReadBlockTensor(std::string_view field, const kvs_block_tenso
 
 namespace {
 
-// Whether all exponents of a row are below the one that NaN and infinity have.
-template <typename Bits>
-bool RowIsFinite(const std::byte* row, int32_t n, Bits exponent) {
+template <typename T>
+bool RowIsFinite(const std::byte* row, int32_t n) {
+  using Bits = std::remove_const_t<decltype(kNotFinite<T>)>;
   const auto* values = reinterpret_cast<const Bits*>(row);
   Bits found = 0;  // no early exit: this vectorises
-  for (int32_t i = 0; i < n; ++i) found |= (values[i] & exponent) == exponent;
+  for (int32_t i = 0; i < n; ++i) found |= (values[i] & kNotFinite<T>) == kNotFinite<T>;
   return found == 0;
 }
 
 bool RowIsFinite(DType dtype, const std::byte* row, int32_t n) {
-  switch (dtype) {
-    case DType::kF32:
-      return RowIsFinite<uint32_t>(row, n, 0x7F800000u);
-    case DType::kF16:
-      return RowIsFinite<uint16_t>(row, n, 0x7C00u);
-    case DType::kBF16:
-      return RowIsFinite<uint16_t>(row, n, 0x7F80u);
-  }
-  return false;
+  return WithElement(dtype, [&]<typename T>() { return RowIsFinite<T>(row, n); });
 }
 
 }  // namespace

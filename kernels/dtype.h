@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 namespace kvstrata {
@@ -19,12 +20,25 @@ constexpr std::string_view NameOf(DType t) {
   return t == DType::kF32 ? "f32" : t == DType::kF16 ? "f16" : "bf16";
 }
 
+// All there are, as messages list them: "PREFIX_F32 (1), ...".
+std::string AllDTypes(std::string_view prefix);
+
 struct BF16 {
   uint16_t bits;
 };
 struct F16 {
   uint16_t bits;
 };
+
+// The bits of an element that NaN and infinity, and nothing finite, have all set.
+template <typename T>
+inline constexpr uint16_t kNotFinite = 0;
+template <>
+inline constexpr uint32_t kNotFinite<float> = 0x7F800000u;
+template <>
+inline constexpr uint16_t kNotFinite<F16> = 0x7C00u;
+template <>
+inline constexpr uint16_t kNotFinite<BF16> = 0x7F80u;
 
 inline float ToFloat(float x) { return x; }
 inline float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }

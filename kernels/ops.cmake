@@ -5,6 +5,7 @@ set(KVS_OPS_SOURCES
   backend.cc
   cuda/cuda_library.cc
   cuda/device_buffer.cc
+  dtype.cc
   executor.cc
   page_view.cc
   score_works.cc

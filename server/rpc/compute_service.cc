@@ -110,8 +110,8 @@ Status AttendLayer(RemoteSession& s, const v1::AttendRequest& request,
   KVS_ASSIGN_OR_RETURN(const Rows q, ReadTensor("q", request.q(), shape));
   if (request.out_dtype() != v1::DTYPE_UNSPECIFIED && !IsDType(request.out_dtype())) {
     return InvalidArgument("TENSOR_DTYPE", "out_dtype " + std::to_string(request.out_dtype()) +
-                                               "; allowed: DTYPE_F32 (1), DTYPE_F16 (2), "
-                                               "DTYPE_BF16 (3), or unspecified (q's)");
+                                               "; allowed: " + AllDTypes("DTYPE") +
+                                               ", or unspecified (q's)");
   }
   const DType dtype = request.out_dtype() == v1::DTYPE_UNSPECIFIED
                           ? q.dtype

@@ -33,8 +33,7 @@ Result<ModelDesc> ReadModel(const v1::RegisterModelRequest& in) {
   const v1::Geometry& g = in.geometry();
   if (!IsDType(g.dtype())) {
     return InvalidArgument("MODEL_DTYPE", "geometry.dtype " + std::to_string(g.dtype()) +
-                                              "; allowed: DTYPE_F32 (1), DTYPE_F16 (2), "
-                                              "DTYPE_BF16 (3)");
+                                              "; allowed: " + AllDTypes("DTYPE"));
   }
   if (in.boundary_tokens_size() > kMaxBoundaryTokens) {
     return InvalidArgument("ARGUMENT_RANGE", "boundary_tokens has " +

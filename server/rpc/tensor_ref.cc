@@ -13,8 +13,7 @@ Result<Rows> ReadTensor(std::string_view field, const v1::TensorRef& tensor,
   };
   if (!IsDType(tensor.dtype())) {
     return InvalidArgument("TENSOR_DTYPE", name + ".dtype " + std::to_string(tensor.dtype()) +
-                                               "; allowed: DTYPE_F32 (1), DTYPE_F16 (2), "
-                                               "DTYPE_BF16 (3)");
+                                               "; allowed: " + AllDTypes("DTYPE"));
   }
   if (tensor.heads() != want.heads) {
     return mismatch("TENSOR_HEADS", "heads", tensor.heads(), want.heads);

@@ -6,6 +6,7 @@
 
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/element.h"
 #include "kernels/ops/append/append.h"
 #include "kernels/ops/simd_rows-inl.h"
 
@@ -47,32 +48,15 @@ HWY_INLINE void ConvertRow(const std::byte* from, std::byte* to, int dim) {
   for (int c = 0; c < dim; c += static_cast<int>(kN)) StoreFloats(LoadFloats(in + c), out + c);
 }
 
-template <typename From>
-HWY_INLINE void ConvertFrom(const std::byte* from, std::byte* to, DType to_type, int dim) {
-  switch (to_type) {
-    case DType::kF32:
-      return ConvertRow<From, float>(from, to, dim);
-    case DType::kF16:
-      return ConvertRow<From, F16>(from, to, dim);
-    case DType::kBF16:
-      return ConvertRow<From, BF16>(from, to, dim);
-  }
-}
-
 HWY_INLINE void CopyRow(const std::byte* from, DType from_type, std::byte* to, DType to_type,
                         int dim) {
   if (from_type == to_type) {
     std::memcpy(to, from, static_cast<size_t>(dim * SizeOf(to_type)));
     return;
   }
-  switch (from_type) {
-    case DType::kF32:
-      return ConvertFrom<float>(from, to, to_type, dim);
-    case DType::kF16:
-      return ConvertFrom<F16>(from, to, to_type, dim);
-    case DType::kBF16:
-      return ConvertFrom<BF16>(from, to, to_type, dim);
-  }
+  WithElement(from_type, [&]<typename From>() HWY_ATTR {
+    WithElement(to_type, [&]<typename To>() HWY_ATTR { ConvertRow<From, To>(from, to, dim); });
+  });
 }
 
 void AppendItem(const AppendWork& w) {
